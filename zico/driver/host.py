@@ -1,0 +1,124 @@
+"""The host device: real virtual memory of the kernel, driven as a GPU's is.
+
+``memfd_create`` is physical memory, ``mmap`` at a fixed address is mapping, a descriptor is export, ``fallocate`` with
+a punched hole is release, and the kernel's block count of the memfd is what is resident.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+from zico.driver.owned import Owned
+from zico.errors import DriverError
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *([ctypes.c_int] * 3), ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+
+PROT_NONE = 0
+PROT_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+MAP_FIXED = 0x10
+MAP_NORESERVE = 0x4000
+_RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+KEEP_SIZE = 0x01  # FALLOC_FLKEEP_SIZE
+PUNCH_HOLE = 0x02  # FALLOC_FLPUNCH_HOLE
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_STAT_BLOCK_BYTES = 512  # st_blocks counts these whatever the file system's block size (stat(2))
+
+
+def _mmap(operation: str, address: int, size_bytes: int, protection: int, flags: int, fd: int, offset: int) -> int:
+    result = _libc.mmap(address or None, size_bytes, protection, flags, fd, offset)
+    if result in (None, _MAP_FAILED):
+        raise _failure(operation, f"{size_bytes} bytes at {address:#x}")
+    return int(result)
+
+
+def _failure(operation: str, detail: str) -> DriverError:
+    status = ctypes.get_errno()
+    return DriverError(operation, status, f"{os.strerror(status)}, {detail}")
+
+
+def _close_window(address: int, size_bytes: int) -> None:
+    if _libc.munmap(address, size_bytes) != 0:
+        raise _failure("release of a window", f"{size_bytes} bytes at {address:#x}")
+
+
+def _close_memory(descriptor: int, _size_bytes: int) -> None:
+    os.close(descriptor)
+
+
+class HostDriver:
+    """The driver of the host device; keeps no state of its own."""
+
+    name = "host"
+    granularity_bytes = mmap.PAGESIZE
+
+    def create_memory(self, size_bytes: int, label: str) -> Owned:
+        """Create a sealed-size memfd; its pages become resident when they are touched."""
+        try:
+            descriptor = os.memfd_create(f"zico-{label}", os.MFD_CLOEXEC)
+        except OSError as error:
+            raise DriverError("creation of memory", error.errno or 0, str(error)) from error
+        memory = Owned("memory", descriptor, size_bytes, _close_memory)
+        try:
+            os.ftruncate(descriptor, size_bytes)
+        except OSError as error:
+            memory.close()
+            raise DriverError("creation of memory", error.errno or 0, f"{error}, {size_bytes} bytes") from error
+        return memory
+
+    def export(self, memory: Owned) -> int:
+        """Duplicate the descriptor; the caller owns the copy."""
+        try:
+            return os.dup(memory.handle)
+        except OSError as error:
+            raise DriverError("export of memory", error.errno or 0, str(error)) from error
+
+    def import_memory(self, descriptor: int) -> Owned:
+        """Take over a descriptor; it is closed if it is not memory."""
+        memory = Owned("memory", descriptor, 0, _close_memory)
+        try:
+            memory.size_bytes = os.fstat(descriptor).st_size
+        except OSError as error:
+            raise DriverError("import of memory", error.errno or 0, str(error)) from error
+        return memory
+
+    def reserve(self, size_bytes: int) -> Owned:
+        """Reserve addresses that fault until something is mapped there."""
+        address = _mmap("reservation of a window", 0, size_bytes, PROT_NONE, _RESERVED, -1, 0)
+        return Owned("window", address, size_bytes, _close_window)
+
+    def map(self, window: Owned, window_offset: int, memory: Owned, memory_offset: int, size_bytes: int) -> None:
+        """Map memory, readable, writable and shared, at a fixed place in the window."""
+        _check_inside(window, window_offset, size_bytes)
+        _check_inside(memory, memory_offset, size_bytes)
+        flags = mmap.MAP_SHARED | MAP_FIXED
+        address = window.handle + window_offset
+        _mmap("mapping", address, size_bytes, PROT_READ_WRITE, flags, memory.handle, memory_offset)
+
+    def unmap(self, window: Owned, window_offset: int, size_bytes: int) -> None:
+        """Replace a mapping by reserved addresses in one step, so that nobody else can get them in between."""
+        _check_inside(window, window_offset, size_bytes)
+        _mmap("unmapping", window.handle + window_offset, size_bytes, PROT_NONE, _RESERVED | MAP_FIXED, -1, 0)
+
+    def discard(self, memory: Owned, offset: int, size_bytes: int) -> None:
+        """Punch a hole."""
+        _check_inside(memory, offset, size_bytes)
+        if _libc.fallocate(memory.handle, KEEP_SIZE | PUNCH_HOLE, offset, size_bytes) != 0:
+            raise _failure("release of physical memory", f"{size_bytes} bytes at offset {offset}")
+
+    def physical_bytes(self, memory: Owned) -> int:
+        """Return the kernel's count of resident bytes."""
+        return os.fstat(memory.handle).st_blocks * _STAT_BLOCK_BYTES
+
+
+def _check_inside(owned: Owned, offset: int, size_bytes: int) -> None:
+    """Refuse a range that is empty, unaligned or outside before the kernel sees it."""
+    aligned = offset % mmap.PAGESIZE == 0 and size_bytes % mmap.PAGESIZE == 0
+    if not (aligned and 0 <= offset < offset + size_bytes <= owned.size_bytes):
+        detail = f"offset {offset}, size {size_bytes}: must be pages inside the {owned.size_bytes} bytes of the {owned.what}"
+        raise DriverError("mapping", 22, detail)
