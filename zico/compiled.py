@@ -1,0 +1,242 @@
+"""Compiled code without Python: how Zico uses Numba for what runs inside an allocator.
+
+Guarantees:
+    * Functions decorated here hold no GIL, raise nothing and allocate nothing.
+    * Machine code is cached on disk under a key of all compiled sources together: Numba's own cache notices a change
+      in a function's file but not in the files of the functions it calls.
+
+Known limitations:
+    * Linux on x86-64 and aarch64 only (system call numbers, size of ``pthread_mutex_t``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import platformdirs
+from llvmlite import ir
+from numba import carray, cfunc, config, njit, types
+from numba.extending import intrinsic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+F = TypeVar("F")
+
+_PACKAGE = Path(__file__).resolve().parent
+# Every file with compiled functions; a change in any of them starts a new cache.
+_SOURCES = ("compiled.py", "pool/*.py", "heap/*.py", "trace/*.py", "scheduler/claims.py")
+
+SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
+FUTEX_WAIT = 0
+FUTEX_WAKE = 1
+WAKE_ALL = 0x7FFFFFFF
+EOWNERDEAD = 130
+
+
+@functools.cache
+def cache_directory() -> Path:
+    """Return where this version's machine code is kept (``ZICO_CACHE_DIR`` or the user's cache directory)."""
+    digest = hashlib.sha256()
+    for pattern in _SOURCES:
+        for source in sorted(_PACKAGE.glob(pattern)):
+            digest.update(source.read_bytes())
+    root = os.environ.get("ZICO_CACHE_DIR") or platformdirs.user_cache_dir("zico")
+    return Path(root) / digest.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _project_cache() -> Iterator[None]:
+    """Let functions that are decorated inside use Zico's cache, and nobody else's functions."""
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(cache_directory())
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = before
+
+
+def compiled(function: F) -> F:
+    """Compile ``function`` at its first call: no GIL, no Python objects, cached on disk."""
+    with _project_cache():
+        decorated: F = njit(nogil=True, cache=True, error_model="numpy")(function)
+    return decorated
+
+
+def inlined(function: F) -> F:
+    """Compile as ``compiled`` does, and merge the body into its compiled callers."""
+    with _project_cache():
+        decorated: F = njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    return decorated
+
+
+def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:  # noqa: ANN401 - a Numba signature
+    """Compile a function with a C address (``.address``); it loads or compiles when it is decorated."""
+
+    def decorate(function: Callable[..., Any]) -> Any:  # noqa: ANN401 - a Numba CFunc
+        with _project_cache():
+            return cfunc(signature, nopython=True, cache=True, error_model="numpy")(function)
+
+    return decorate
+
+
+# -- memory at an address -------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def record_at(_typing: Any, address: Any, dtype: Any) -> Any:  # noqa: ANN401 - Numba types
+    """View the record of a NumPy ``dtype`` that lies at an integer address, without a copy."""
+    record = dtype.dtype
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401 - LLVM builders
+        return builder.inttoptr(args[0], context.get_value_type(record))
+
+    return record(types.int64, dtype), codegen
+
+
+@intrinsic
+def _pointer(_typing: Any, address: Any) -> Any:  # noqa: ANN401 - Numba types
+    """Turn an integer address into a ``void *``."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401 - LLVM builders
+        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), codegen
+
+
+@inlined
+def array_at(address: int, length: int, dtype: Any) -> Any:  # noqa: ANN401 - an array of dtype
+    """View ``length`` elements of ``dtype`` at an integer address as an array, without a copy."""
+    return carray(_pointer(address), length, dtype)
+
+
+def symbol_address(name: str) -> Any:  # noqa: ANN401 - a Numba intrinsic
+    """Make a compiled function that returns the address of the external symbol ``name``.
+
+    A callback has no user data, and Numba would freeze an address into the cached machine code. A symbol registered
+    by ``llvmlite.binding.add_symbol`` is resolved at load time, so the same cached code finds each process's own page.
+    """
+
+    @intrinsic
+    def address(_typing: Any) -> Any:  # noqa: ANN401 - Numba types
+        def codegen(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:  # noqa: ANN401 - LLVM builders
+            module = builder.module
+            if name in module.globals:
+                symbol = module.globals[name]
+            else:
+                symbol = ir.GlobalVariable(module, ir.IntType(8), name)
+            return builder.ptrtoint(symbol, ir.IntType(64))
+
+        return types.int64(), codegen
+
+    return address
+
+
+# -- calls out ------------------------------------------------------------------------------------------------------
+
+_I64 = ir.IntType(64)
+
+
+@intrinsic
+def call(_typing: Any, address: Any, args: Any) -> Any:  # noqa: ANN401 - Numba types
+    """Call the C function at an address with a tuple of integers or addresses; returns ``rax`` as an int64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401 - LLVM builders
+        count = signature.args[1].count
+        function_type = ir.FunctionType(_I64, [_I64] * count)
+        function = builder.inttoptr(values[0], function_type.as_pointer())
+        return builder.call(function, [builder.extract_value(values[1], i) for i in range(count)])
+
+    return types.int64(types.int64, types.UniTuple(types.int64, args.count)), codegen
+
+
+@intrinsic
+def monotonic_ns(_typing: Any) -> Any:  # noqa: ANN401 - Numba types
+    """Read CLOCK_MONOTONIC in nanoseconds, the clock of ``time.monotonic_ns``."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:  # noqa: ANN401 - LLVM builders
+        with builder.goto_entry_block():
+            timespec = builder.alloca(ir.ArrayType(_I64, 2))
+        name = "clock_gettime"
+        module = builder.module
+        if name in module.globals:
+            function = module.globals[name]
+        else:
+            kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32), timespec.type])
+            function = ir.Function(module, kind, name)
+        builder.call(function, [ir.Constant(ir.IntType(32), time.CLOCK_MONOTONIC), timespec])
+        pair = builder.load(timespec)
+        seconds = builder.mul(builder.extract_value(pair, 0), ir.Constant(_I64, 1_000_000_000))
+        return builder.add(seconds, builder.extract_value(pair, 1))
+
+    return types.int64(), codegen
+
+
+_lock = types.ExternalFunction("pthread_mutex_lock", types.int32(types.int64))
+_unlock = types.ExternalFunction("pthread_mutex_unlock", types.int32(types.int64))
+_consistent = types.ExternalFunction("pthread_mutex_consistent", types.int32(types.int64))
+_syscall = types.ExternalFunction(
+    "syscall",
+    types.int64(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64, types.int64),
+)
+_kill = types.ExternalFunction("kill", types.int32(types.int32, types.int32))
+_write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.int64))
+
+
+@inlined
+def mutex_lock(address: int) -> int:
+    """Lock; returns 0, or ``EOWNERDEAD`` when the last owner died inside (then call ``mutex_consistent``)."""
+    return _lock(address)
+
+
+@inlined
+def mutex_unlock(address: int) -> None:
+    """Unlock."""
+    _unlock(address)
+
+
+@inlined
+def mutex_consistent(address: int) -> None:
+    """Declare the guarded data repaired after ``EOWNERDEAD``."""
+    _consistent(address)
+
+
+@inlined
+def futex_wait(word_address: int, expected: int, timespec_address: int) -> None:
+    """Sleep while the shared 32-bit word equals ``expected``, at most for the timespec; may wake for no reason."""
+    _syscall(SYS_FUTEX, word_address, FUTEX_WAIT, expected, timespec_address, 0, 0)
+
+
+@inlined
+def futex_wake_all(word_address: int) -> None:
+    """Wake every process that sleeps on the shared 32-bit word."""
+    _syscall(SYS_FUTEX, word_address, FUTEX_WAKE, WAKE_ALL, 0, 0, 0)
+
+
+@inlined
+def process_is_gone(pid: int) -> bool:
+    """Tell whether no process has this number any more (a zombie still counts as there)."""
+    return _kill(pid, 0) != 0
+
+
+@inlined
+def write_bytes(descriptor: int, address: int, length: int) -> int:
+    """Call ``write(2)``."""
+    return _write(descriptor, address, length)
+
+
+def libc_address(name: str) -> int:
+    """Return the address of a function of the C library."""
+    address = ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
+    if address is None:  # pragma: no cover - libc has every name we ask for
+        message = f"the C library has no {name}"
+        raise LookupError(message)
+    return address
