@@ -1,0 +1,109 @@
+"""What a policy sees and what it answers: frozen, in regions and nanoseconds, no clock of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Protocol
+
+
+class Phase(enum.Enum):
+    """Where a job is."""
+
+    RUNNING = "running"
+    BOUNDARY = "boundary"
+    LEAVING = "leaving"
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Regions held against time within one iteration, as steps.
+
+    ``held[i]`` is the most regions held from ``t_ns[i]`` to ``t_ns[i + 1]`` (the last one to ``duration_ns``), and the
+    job is at step i when its progress is in ``[i << shift, (i + 1) << shift)``.
+    """
+
+    held: tuple[int, ...]
+    t_ns: tuple[int, ...]
+    duration_ns: int
+    shift: int
+    n_events: int
+
+    @property
+    def peak(self) -> int:
+        """Return the most regions held at once."""
+        return max(self.held)
+
+
+@dataclasses.dataclass(frozen=True)
+class JobView:
+    """One job at one instant."""
+
+    job: int
+    name: str
+    phase: Phase
+    held: int
+    persistent: int
+    """Regions that stay when the iteration ends."""
+    progress: int
+    profile: Profile | None
+    """``None`` until the first iteration has ended."""
+    iteration: int
+    started_ns: int
+    """When the current iteration was admitted."""
+    waiting_since_ns: int
+    """When the wait at the boundary or in an allocation began, 0 if it does not wait."""
+    need: int
+    """Regions that an allocation of it waits for now, 0 if none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolView:
+    """All jobs of a pool at one instant."""
+
+    now_ns: int
+    budget: int
+    """Regions."""
+    jobs: tuple[JobView, ...]
+    alone_job: int | None = None
+    """The unprofiled job that is growing now: nobody else may start an iteration."""
+
+    def job(self, job: int) -> JobView:
+        """Return the job with that number; ``KeyError`` if there is none."""
+        for view in self.jobs:
+            if view.job == job:
+                return view
+        raise KeyError(job)
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Let the job begin its next iteration now."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """Keep the job at its boundary."""
+
+    for_jobs: tuple[int, ...]
+    """Whom it waits for."""
+    until_ns: int | None
+    """When the answer may change although nothing happens; ``None``: only an event can change it."""
+    reason: str
+
+
+Decision = Start | Wait
+
+
+class Policy(Protocol):
+    """Who may begin an iteration now. Pure: the same view gives the same decisions."""
+
+    name: str
+    use_claims: bool
+    """Every region grant must leave the state safe."""
+    self_admit: bool
+    """A job may start unasked while all jobs' peaks together fit the budget."""
+
+    def decide(self, pool: PoolView) -> dict[int, Decision]:
+        """Return a decision for every job at its boundary."""
+        ...

@@ -1,0 +1,165 @@
+"""Memory curves: regions held against progress, recorded on the hot path and folded into a profile.
+
+Theory of operation
+    Progress counts allocations and frees of one iteration. A ``CURVE`` divides it into bins of ``2**shift`` events;
+    when all bins are used, neighbours are merged and bins double, so an iteration of any length costs at most one
+    clock reading per bin and fits a fixed space. Here bins of 2 events, 6 in use, become bins of 4::
+
+        held   1 3 5 6 4 2          shift 1
+        held   3   6   4            shift 2
+
+    The profile is the envelope of recent iterations: the larger of the new curve and a decayed old one. An iteration
+    whose number of events differs (validation in between) does not replace the profile until it comes twice.
+
+Guarantees
+    * A claim never falls below what the profile still expects from the bin before the current one on.
+    * Beyond the expected end of an iteration the claim is the whole peak again: nothing is known there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zico.compiled import compiled, inlined
+from zico.pool.layout import CURVE_BINS
+
+UNPROFILED_SHIFT = 40
+"""Bin width of a profile that says only "at most so much, at any time"."""
+
+_TYPICAL_SLACK_EVENTS = 8
+_TYPICAL_SLACK_SHIFT = 4  # or a sixteenth of the iteration
+_DECAY_SHIFT = 3  # an eighth an iteration: a peak that does not come back is forgotten in about ten
+_GUARD_BINS = 1  # threads reorder allocations a little
+
+Record = Any
+
+
+@compiled
+def begin(curve: Record, shift: int, held: int) -> None:
+    """Start an empty curve at the present height."""
+    curve.shift = shift
+    curve.n_bins = 1
+    curve.n_events = 0
+    curve.duration_ns = 0
+    curve.held[0] = held
+    curve.t_ns[0] = 0
+
+
+@compiled
+def halve(curve: Record) -> None:
+    """Merge neighbouring bins: the higher level, the earlier time."""
+    n_bins = (curve.n_bins + 1) // 2
+    for i in range(n_bins):
+        level = curve.held[2 * i]
+        if 2 * i + 1 < curve.n_bins:
+            level = max(level, curve.held[2 * i + 1])
+        curve.held[i] = level
+        curve.t_ns[i] = curve.t_ns[2 * i]
+    curve.n_bins = n_bins
+    curve.shift += 1
+
+
+@compiled
+def extend(curve: Record, progress: int, held: int, t_ns: int) -> None:
+    """Open bins up to the one of ``progress``, at the present height and time."""
+    while progress >> curve.shift >= CURVE_BINS:
+        halve(curve)
+    last = progress >> curve.shift
+    while curve.n_bins <= last:
+        curve.held[curve.n_bins] = held
+        curve.t_ns[curve.n_bins] = t_ns
+        curve.n_bins += 1
+
+
+@inlined
+def raise_to(curve: Record, held: int) -> None:
+    """Note a new height within the current bin."""
+    last = curve.n_bins - 1
+    if curve.held[last] < held:
+        curve.held[last] = held
+
+
+@compiled
+def peak(curve: Record) -> int:
+    """Return the most regions held."""
+    most = 0
+    for i in range(curve.n_bins):
+        most = max(most, curve.held[i])
+    return most
+
+
+@compiled
+def flatten(profile: Record, current: Record) -> None:
+    """Make a profile that knows only the peak, for an iteration that contained the job's set-up."""
+    begin(profile, UNPROFILED_SHIFT, peak(current))
+    profile.n_events = 1 << UNPROFILED_SHIFT
+    profile.duration_ns = current.duration_ns
+
+
+@inlined
+def is_flat(profile: Record) -> bool:
+    """Tell whether the profile knows only the peak."""
+    return profile.shift == UNPROFILED_SHIFT
+
+
+@inlined
+def is_typical(profile: Record, n_events: int) -> bool:
+    """Tell whether an iteration of ``n_events`` is the one that the profile describes."""
+    slack = max(_TYPICAL_SLACK_EVENTS, profile.n_events >> _TYPICAL_SLACK_SHIFT)
+    return abs(n_events - profile.n_events) <= slack
+
+
+@compiled
+def replace(profile: Record, current: Record) -> None:
+    """Take the finished iteration as the profile."""
+    profile.shift = current.shift
+    profile.n_bins = current.n_bins
+    profile.n_events = current.n_events
+    profile.duration_ns = current.duration_ns
+    for i in range(current.n_bins):
+        profile.held[i] = current.held[i]
+        profile.t_ns[i] = current.t_ns[i]
+
+
+@compiled
+def merge(profile: Record, current: Record) -> None:
+    """Fold a typical iteration in: envelope of levels with decay, mean of old and new times.
+
+    Changes ``current`` to the common bin width.
+    """
+    while profile.shift < current.shift:
+        halve(profile)
+    while current.shift < profile.shift:
+        halve(current)
+    shared = min(profile.n_bins, current.n_bins)
+    for i in range(current.n_bins):
+        if i < shared:
+            old = profile.held[i]
+            profile.held[i] = max(current.held[i], old - max(1, old >> _DECAY_SHIFT))
+            profile.t_ns[i] = (profile.t_ns[i] + current.t_ns[i]) // 2
+        else:
+            profile.held[i] = current.held[i]
+            profile.t_ns[i] = current.t_ns[i]
+    profile.n_bins = current.n_bins
+    profile.n_events = (profile.n_events + current.n_events) // 2
+    profile.duration_ns = (profile.duration_ns + current.duration_ns) // 2
+
+
+@compiled
+def suffix_maximum(profile: Record, claims: Any) -> int:  # noqa: ANN401 - an int32 array
+    """Write for each bin the most regions held from it on; returns the peak."""
+    most = 0
+    for i in range(profile.n_bins - 1, -1, -1):
+        most = max(most, profile.held[i])
+        claims[i] = most
+    return most
+
+
+@inlined
+def claim_at(profile: Record, claims: Any, progress: int) -> int:  # noqa: ANN401 - an int32 array
+    """Return the most regions that the rest of the iteration may hold, by the profile."""
+    slack = max(_TYPICAL_SLACK_EVENTS, profile.n_events >> _TYPICAL_SLACK_SHIFT)
+    if progress > profile.n_events + slack:
+        return claims[0]
+    index = (progress >> profile.shift) - _GUARD_BINS
+    return claims[max(0, min(index, profile.n_bins - 1))]
