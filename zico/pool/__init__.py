@@ -1,0 +1,1 @@
+"""The pool: regions of one device's memory, their owners and fences, in shared memory."""

@@ -1,0 +1,269 @@
+"""The pool from Python: creation by the broker, joining by a job, and what the broker asks of it.
+
+The mutex is robust and process-shared (``pthread_mutexattr_setrobust``): a death inside is noticed by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from zico.driver.host import HostDriver
+from zico.errors import BrokerError, ConfigError
+from zico.pool import layout, regions, waiting
+from zico.pool.layout import HEADER, JOB, MAX_JOBS, MEMBER, NOBODY, REGION, JobState
+from zico.units import format_bytes
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from zico.driver.api import Driver
+    from zico.driver.owned import Owned
+
+SLICE_NS = 50_000_000
+"""The longest sleep of a compiled wait before it looks around."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_PROCESS_SHARED = 1  # PTHREAD_PROCESS_SHARED
+_ROBUST = 1  # PTHREAD_MUTEX_ROBUST
+_ATTRIBUTE_BYTES = 64
+
+
+def make_mutex(address: int, *, shared: bool) -> None:
+    """Initialise a ``pthread_mutex_t`` at an address; a shared one is robust too."""
+    attributes = ctypes.create_string_buffer(_ATTRIBUTE_BYTES)
+    _libc.pthread_mutexattr_init(attributes)
+    if shared:
+        _libc.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED)
+        _libc.pthread_mutexattr_setrobust(attributes, _ROBUST)
+    _libc.pthread_mutex_init(ctypes.c_void_p(address), attributes)
+    _libc.pthread_mutexattr_destroy(attributes)
+
+
+class PoolTable:
+    """One process's mapping of the shared table, with the descriptors that belong to it.
+
+    Close it, or use it as a context manager: the mapping and the three descriptors are its own.
+    """
+
+    def __init__(self, driver: Driver, memory: Owned, table: Owned, notify_fd: int, owned: contextlib.ExitStack) -> None:
+        """Map the table; use ``create`` or ``join_pool`` instead."""
+        self.driver = driver
+        self.memory = memory
+        self.notify_fd = notify_fd
+        self._table = table
+        self._owned = owned
+        self.window = owned.enter_context(driver.reserve(table.size_bytes))
+        driver.map(self.window, 0, table, 0, table.size_bytes)
+        base = self.window.handle
+        self.header: Any = _view(base, HEADER, 1)[0]
+        self.jobs: Any = None
+        self.member: Any = np.zeros(1, MEMBER)
+        self._notice_places(base)
+
+    def _notice_places(self, base: int) -> None:
+        member = self.member[0]
+        member["header_address"] = base
+        member["mutex_address"] = base + HEADER.fields["mutex"][1]  # type: ignore[index]
+        member["regions_address"] = base + layout.regions_offset()
+        member["job"] = NOBODY
+        member["notify_fd"] = self.notify_fd
+        member["slice"] = (0, SLICE_NS)
+        member["one"] = 1
+        address = self.member.ctypes.data
+        member["slice_address"] = address + MEMBER.fields["slice"][1]  # type: ignore[index]
+        member["one_address"] = address + MEMBER.fields["one"][1]  # type: ignore[index]
+
+    def _notice_size(self) -> None:
+        base = self.window.handle
+        n_regions = int(self.header["n_regions"])
+        self.jobs = _view(base + layout.jobs_offset(n_regions), JOB, MAX_JOBS)
+        self.regions = _view(base + layout.regions_offset(), REGION, n_regions)
+        self.member[0]["jobs_address"] = base + layout.jobs_offset(n_regions)
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        budget_bytes: int,
+        region_bytes: int,
+        use_claims: bool,
+        self_admit: bool,
+        driver: Driver | None = None,
+    ) -> Self:
+        """Make the pool: its memory, its table, its eventfd. All or nothing.
+
+        Raises:
+            ConfigError: The region size is no power-of-two multiple of the device's granularity, or the budget is
+                below one region.
+            DriverError: The device refused; nothing is left behind.
+        """
+        driver = driver or HostDriver()
+        n_regions = _checked_regions(budget_bytes, region_bytes, driver.granularity_bytes)
+        page = driver.granularity_bytes
+        table_bytes = -(-layout.table_bytes(n_regions) // page) * page
+        with contextlib.ExitStack() as undo:
+            memory = undo.enter_context(driver.create_memory(n_regions * region_bytes, "pool"))
+            table = undo.enter_context(driver.create_memory(table_bytes, "table"))
+            notify_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            undo.callback(os.close, notify_fd)
+            pool = cls(driver, memory, table, notify_fd, undo)
+            pool._fill(n_regions, region_bytes, use_claims=use_claims, self_admit=self_admit)
+            pool._owned = undo.pop_all()
+        return pool
+
+    def _fill(self, n_regions: int, region_bytes: int, *, use_claims: bool, self_admit: bool) -> None:
+        header = self.header
+        header["version"] = layout.VERSION
+        header["region_bytes"] = region_bytes
+        header["n_regions"] = n_regions
+        header["budget_regions"] = n_regions
+        header["use_claims"] = use_claims
+        header["self_admit"] = self_admit
+        header["alone_job"] = NOBODY
+        header["broker_pid"] = os.getpid()
+        self._notice_size()
+        everything = np.arange(n_regions)
+        self.regions["owner"] = NOBODY
+        self.regions["last_owner"] = NOBODY
+        self.regions["previous"] = everything - 1
+        self.regions["next"] = everything + 1
+        self.regions["next"][-1] = NOBODY
+        header["free_head"] = 0
+        header["free_tail"] = n_regions - 1
+        make_mutex(int(self.member[0]["mutex_address"]), shared=True)
+        header["magic"] = layout.MAGIC
+
+    @classmethod
+    def join_pool(cls, memory_fd: int, table_fd: int, notify_fd: int, job: int, driver: Driver | None = None) -> Self:
+        """Map a pool that a broker has made; takes over the descriptors, also when it fails.
+
+        Raises:
+            BrokerError: The table has another version.
+            DriverError: The device refused; the descriptors are closed.
+        """
+        driver = driver or HostDriver()
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, notify_fd)
+            memory = undo.enter_context(driver.import_memory(memory_fd))
+            table = undo.enter_context(driver.import_memory(table_fd))
+            pool = cls(driver, memory, table, notify_fd, undo)
+            if (pool.header["magic"], pool.header["version"]) != (layout.MAGIC, layout.VERSION):
+                message = (
+                    f"the broker's table has version {pool.header['version']}, this Zico reads {layout.VERSION}: "
+                    "start broker and jobs with the same installation"
+                )
+                raise BrokerError(message)
+            pool._notice_size()
+            pool.member[0]["job"] = job
+            pool._owned = undo.pop_all()
+        return pool
+
+    # -- what the broker asks ---------------------------------------------------------------------------------------
+
+    @property
+    def memory_fd(self) -> int:
+        """Return the descriptor of the regions' memory (not a copy)."""
+        return self.memory.handle
+
+    @property
+    def table_fd(self) -> int:
+        """Return the descriptor of the table (not a copy)."""
+        return self._table.handle
+
+    @property
+    def region_bytes(self) -> int:
+        """Return the size of a region."""
+        return int(self.header["region_bytes"])
+
+    def join(self, pid: int, name: str) -> int:
+        """Give a new job a place.
+
+        Raises:
+            BrokerError: All places are taken.
+        """
+        for job in range(MAX_JOBS):
+            if self.jobs[job]["state"] == JobState.EMPTY:
+                fresh = np.zeros(1, JOB)
+                fresh["name"] = name.encode()[: layout.NAME_BYTES]
+                fresh["pid"] = pid
+                fresh["started_ns"] = time.monotonic_ns()
+                fresh["current"]["n_bins"] = 1
+                self.jobs[job] = fresh[0]
+                self.header["places"] = max(int(self.header["places"]), job + 1)
+                self.jobs[job]["state"] = JobState.RUNNING
+                return job
+        message = f"all {MAX_JOBS} places of the pool are taken: start {name!r} when a job has ended"
+        raise BrokerError(message)
+
+    def mark_leaving(self, job: int) -> None:
+        """Grant a job nothing more; it keeps what it holds until ``reap``."""
+        self.jobs[job]["state"] = JobState.LEAVING
+
+    def reap(self, job: int) -> int:
+        """Take back all regions of a job whose process has died; returns how many."""
+        return int(waiting.reap(self.member[0], job))
+
+    def admit(self, job: int) -> bool:
+        """Let a job at its boundary start, unless claims forbid it; wakes it. Returns whether it started."""
+        return bool(waiting.admit(self.member[0], job))
+
+    def set_waits_for(self, job: int, mask: int) -> None:
+        """Write down whom a job at its boundary waits for, bit j for job j."""
+        self.jobs[job]["waits_for"] = mask
+
+    def snapshot(self) -> tuple[Any, Any]:
+        """Return copies of the header and of all job records, taken inside the mutex."""
+        regions.lock_for_python(self.member[0])
+        try:
+            return self.header.copy(), self.jobs.copy()
+        finally:
+            regions.unlock_for_python(self.member[0])
+
+    def clear_notified(self) -> None:
+        """Allow the next change to write the eventfd again; call before looking at the table."""
+        self.header["notified"] = 0
+
+    def physical_bytes(self) -> int:
+        """Return the bytes of regions that the kernel says are resident."""
+        return self.driver.physical_bytes(self.memory)
+
+    def close(self) -> None:
+        """Unmap the table and close the descriptors; idempotent."""
+        self._owned.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Close."""
+        self.close()
+
+
+def _view(address: int, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
+    """View records at an address as an array; valid while the mapping is."""
+    buffer = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
+    return np.frombuffer(buffer, dtype, count)
+
+
+def _checked_regions(budget_bytes: int, region_bytes: int, granularity_bytes: int) -> int:
+    pages = region_bytes // granularity_bytes
+    if pages < 1 or region_bytes % granularity_bytes or pages & (pages - 1):
+        message = (
+            f"a region of {region_bytes} bytes does not work: give a power of two times {granularity_bytes} bytes, "
+            "such as 4MiB"
+        )
+        raise ConfigError(message)
+    if budget_bytes < region_bytes:
+        message = (
+            f"the budget of {format_bytes(budget_bytes)} is below one region of {format_bytes(region_bytes)}: raise "
+            "--budget or lower --region"
+        )
+        raise ConfigError(message)
+    return budget_bytes // region_bytes

@@ -1,0 +1,292 @@
+"""Waits that need no Python: in an allocation for regions, at a boundary for admission.
+
+Guarantees
+    7. Every sleep ends after one slice at the latest and then looks around: at dead processes if the broker is gone,
+       at a state in which nobody can go on, at the caller's deadline.
+    A waiting thread sleeps on a futex in the shared table. Whoever ends the wait needs nothing from this process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zico.compiled import compiled, futex_wait, futex_wake_all, inlined, monotonic_ns, process_is_gone
+from zico.pool.layout import HEADER, JOB, NOBODY
+from zico.pool.regions import (
+    BOUNDARY,
+    EMPTY,
+    RUNNING,
+    _append,
+    _something_changed,
+    _stays_safe,
+    header_of,
+    job_at,
+    lock,
+    regions_of,
+    someone_else_grows_alone,
+    tell,
+    unlock,
+)
+from zico.trace import curve
+
+_JOB_BYTES = JOB.itemsize
+_SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])  # type: ignore[index]
+_ADMITS_OFFSET = int(JOB.fields["broker_admits"][1])  # type: ignore[index]
+_ADMITS_MASK = 0x3FFFFFFF
+
+STALLED_SLICES = 4
+"""Slices in a row without any progress of anybody before a state counts as stuck."""
+
+Record = Any
+
+
+# -- waiting in an allocation ---------------------------------------------------------------------------------------
+
+
+@compiled
+def start_waiting(pool: Record, need: int) -> None:
+    """Note that a thread of this job waits for ``need`` regions; from now on every release wakes it."""
+    me = job_at(pool, pool.job)
+    lock(pool)
+    if me.waiting_threads == 0:
+        me.need_since_ns = monotonic_ns()
+    me.waiting_threads += 1
+    me.need = need
+    header_of(pool).waiters += 1
+    _note_holders(pool, me)
+    unlock(pool)
+
+
+@inlined
+def _note_holders(pool: Record, me: Record) -> None:
+    """Write down whom an allocation waits for: everyone else who holds more than they keep between iterations."""
+    mask = 0
+    for j in range(header_of(pool).places):
+        job = job_at(pool, j)
+        if j != pool.job and job.state != EMPTY and job.held > 0:
+            mask |= 1 << j
+    me.waits_for = mask
+
+
+@compiled
+def stop_waiting(pool: Record) -> None:
+    """Note that a thread of this job waits no longer, and add up the time."""
+    me = job_at(pool, pool.job)
+    header = header_of(pool)
+    lock(pool)
+    me.waiting_threads -= 1
+    header.waiters -= 1
+    if me.waiting_threads == 0:
+        waited_ns = monotonic_ns() - me.need_since_ns
+        me.need_waited_ns += waited_ns
+        me.iteration_waited_ns += waited_ns
+        me.need_since_ns = 0
+        me.need = 0
+        me.waits_for = 0
+    unlock(pool)
+
+
+@inlined
+def sequence_of(pool: Record) -> int:
+    """Read the word that changes whenever a wait may have ended; read it before asking, sleep on it after."""
+    return header_of(pool).sequence
+
+
+@compiled
+def sleep_until_change(pool: Record, sequence: int) -> None:
+    """Sleep until the pool changes or a slice has passed; then see to the dead if the broker is dead."""
+    futex_wait(pool.header_address + _SEQUENCE_OFFSET, sequence, pool.slice_address)
+    if process_is_gone(header_of(pool).broker_pid):
+        reap_dead(pool)
+
+
+@compiled
+def standstill(pool: Record) -> int:
+    """Return a number that stays the same while nobody makes progress, or -1 if somebody is running.
+
+    A job counts as running while it is inside an iteration and no thread of it waits for memory.
+    """
+    header = header_of(pool)
+    total = header.sequence
+    for j in range(header_of(pool).places):
+        job = job_at(pool, j)
+        if job.state == RUNNING and job.waiting_threads == 0:
+            return -1
+        if job.state in (RUNNING, BOUNDARY):
+            total += job.progress + job.iteration
+    return total
+
+
+@compiled
+def is_first_to_yield(pool: Record) -> bool:
+    """Tell whether this job is the one that should use the next tier: the waiting job with the smallest need."""
+    best = NOBODY
+    for j in range(header_of(pool).places):
+        job = job_at(pool, j)
+        if job.state == RUNNING and job.waiting_threads > 0 and (best == NOBODY or job.need < job_at(pool, best).need):
+            best = j
+    return best == pool.job
+
+
+# -- iteration boundaries -------------------------------------------------------------------------------------------
+
+
+@compiled
+def finish_iteration(pool: Record) -> bool:
+    """End the iteration: learn from it, and either begin the next (True) or stand at the boundary (False)."""
+    header = header_of(pool)
+    me = job_at(pool, pool.job)
+    now_ns = monotonic_ns()
+    me.current.n_events = me.progress
+    me.current.duration_ns = now_ns - me.started_ns - me.iteration_waited_ns
+    lock(pool)
+    _learn(me)
+    me.iteration += 1
+    me.persistent = me.held
+    me.last_boundary_ns = now_ns
+    if me.first_boundary_ns == 0:
+        me.first_boundary_ns = now_ns
+    if header.alone_job == pool.job:
+        header.alone_job = NOBODY
+    admitted = _may_start_unasked(pool, now_ns)
+    if not admitted:
+        me.state = BOUNDARY
+        me.boundary_since_ns = now_ns
+        header.boundary_waiters += 1
+    wake, notify = _something_changed(header)
+    unlock(pool)
+    tell(pool, wake, notify)
+    return admitted
+
+
+@inlined
+def _learn(me: Record) -> None:
+    if me.profiled == 0:
+        curve.flatten(me.profile, me.current)
+        me.profiled = 1
+    elif curve.is_flat(me.profile) or me.atypical > 1:
+        curve.replace(me.profile, me.current)
+        me.atypical = 0
+    elif curve.is_typical(me.profile, me.current.n_events):
+        curve.merge(me.profile, me.current)
+        me.atypical = 0
+    else:
+        me.atypical += 1
+        me.claim_peak = max(me.claim_peak, curve.peak(me.current))
+        return
+    me.claim_peak = curve.suffix_maximum(me.profile, me.claims)
+
+
+@inlined
+def _may_start_unasked(pool: Record, now_ns: int) -> bool:
+    """Tell whether the next iteration fits whatever the others do."""
+    header = header_of(pool)
+    if header.self_admit == 0:
+        return False
+    if header.use_claims == 0:
+        return True
+    total = 0
+    for j in range(header_of(pool).places):
+        job = job_at(pool, j)
+        if job.state == EMPTY:
+            continue
+        total += max(job.held, job.claim_peak, job.claim_floor)
+    return total <= header.budget_regions and not someone_else_grows_alone(pool, pool.job, now_ns)
+
+
+@compiled
+def admit(pool: Record, job: int) -> bool:
+    """Let a job at its boundary begin its next iteration, unless that would be unsafe; wakes it."""
+    header = header_of(pool)
+    record = job_at(pool, job)
+    lock(pool)
+    admitted = record.state == BOUNDARY and (
+        header.use_claims == 0 or _stays_safe(pool, job, 0, max(record.claim_peak, record.persistent))
+    )
+    if admitted:
+        waited_ns = monotonic_ns() - record.boundary_since_ns
+        record.boundary_waited_ns += waited_ns
+        record.boundary_since_ns = 0
+        record.waits_for = 0
+        record.state = RUNNING
+        header.boundary_waiters -= 1
+        record.broker_admits = (record.broker_admits + 1) & _ADMITS_MASK
+    unlock(pool)
+    if admitted:
+        futex_wake_all(pool.jobs_address + job * _JOB_BYTES + _ADMITS_OFFSET)
+    return admitted
+
+
+@compiled
+def await_admission(pool: Record) -> None:
+    """Sleep at the boundary until admitted; if the broker has died, start as soon as that is safe."""
+    me = job_at(pool, pool.job)
+    while me.state == BOUNDARY:
+        word = me.broker_admits
+        if me.state != BOUNDARY:
+            break
+        address = pool.jobs_address + pool.job * _JOB_BYTES + _ADMITS_OFFSET
+        futex_wait(address, word, pool.slice_address)
+        if me.state == BOUNDARY and process_is_gone(header_of(pool).broker_pid):
+            reap_dead(pool)
+            admit(pool, pool.job)
+
+
+@compiled
+def begin_iteration(pool: Record) -> None:
+    """Start the records of the new iteration; called by the job itself, which is their single writer."""
+    me = job_at(pool, pool.job)
+    me.claim_floor = 0
+    me.iteration_waited_ns = 0
+    me.started_ns = monotonic_ns()
+    me.progress = 0
+    curve.begin(me.current, 0 if curve.is_flat(me.profile) else me.profile.shift, me.held)
+
+
+# -- deaths ---------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def reap(pool: Record, job: int) -> int:
+    """Take back everything a dead job held and free its place; returns the number of regions."""
+    lock(pool)
+    count = _reap(pool, job)
+    wake, notify = _something_changed(header_of(pool))
+    unlock(pool)
+    tell(pool, wake, notify)
+    return count
+
+
+@inlined
+def _reap(pool: Record, job: int) -> int:
+    header = header_of(pool)
+    record = job_at(pool, job)
+    if record.state == EMPTY:
+        return 0
+    if record.state == BOUNDARY:
+        header.boundary_waiters -= 1
+    header.waiters -= record.waiting_threads
+    record.waiting_threads = 0
+    record.state = EMPTY
+    if header.alone_job == job:
+        header.alone_job = NOBODY
+    regions = regions_of(pool)
+    count = 0
+    for r in range(header.n_regions):
+        if regions[r].owner == job:
+            regions[r].owner = NOBODY
+            regions[r].last_owner = NOBODY
+            _append(header, regions, r)
+            count += 1
+    header.granted -= count
+    record.held = 0
+    return count
+
+
+@compiled
+def reap_dead(pool: Record) -> None:
+    """Take back what jobs held whose process is gone: the broker's work, done by whoever waits when it is dead."""
+    for j in range(header_of(pool).places):
+        job = job_at(pool, j)
+        if j != pool.job and job.state != EMPTY and process_is_gone(job.pid):
+            reap(pool, j)
