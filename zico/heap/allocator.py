@@ -1,0 +1,438 @@
+"""The job's allocator: tensors to slots, compiled, safe for any number of threads.
+
+Theory of operation
+    A tensor goes to the arena of its learned class, at the lowest address that needs the fewest new regions. The first
+    block that touches a slot acquires a region for it, the last one that leaves returns the region at once; the
+    mapping stays, so the next acquisition of the same slot usually gets the same region and maps nothing.
+
+Guarantees
+    4. A live tensor never moves: a slot with live blocks keeps its region.
+    7. A thread that waits for regions holds no lock, wakes at least once a slice, and after the wait limit, or when
+       nobody in the pool can go on, places the tensor in the next tier.
+    A grant of several regions is all or nothing, also when mapping fails half-way.
+
+Known limitations
+    A request above the whole budget, with what the job holds already, is refused: the framework raises its own error.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+
+from zico.compiled import array_at, call, compiled, inlined, monotonic_ns, mutex_lock, mutex_unlock, record_at
+from zico.driver import host
+from zico.heap import classes, gaps
+from zico.heap.layout import (
+    ALIGNMENT_BYTES,
+    ARENA,
+    BLOCK,
+    GRANULE_SHIFT,
+    HEAP,
+    HISTORY,
+    SLOT,
+    Arena,
+)
+from zico.pool import regions, waiting
+from zico.pool.layout import MEMBER, NOBODY
+from zico.pool.regions import GRANTED, WAIT, header_of, job_at
+from zico.trace import curve, period
+
+NOT_SERVED = 0
+"""The request is for the real allocator (no address space left: never because of the budget)."""
+OUT_OF_MEMORY = -1
+
+_MUST_WAIT = -1
+_NEVER_FITS = -2
+_NO_SPACE = -3
+
+SPILL = int(Arena.SPILL)
+LONG = int(Arena.LONG)
+
+NEVER_SLICES = 4
+"""Slices in which another thread of the job may still free something before a request is refused for good."""
+
+_ARENA_BYTES = ARENA.itemsize
+_I32 = np.dtype("i4")
+_I64 = np.dtype("i8")
+_PROTECTION = host.PROT_READ_WRITE
+_SHARED_FIXED = mmap.MAP_SHARED | host.MAP_FIXED
+_PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
+
+Record = Any
+
+
+@inlined
+def pool_of(heap: Record) -> Record:
+    """Return this process's member record of the pool."""
+    return record_at(heap.member_address, MEMBER)
+
+
+@inlined
+def job_of(heap: Record) -> Record:
+    """Return this process's job record in the shared table."""
+    pool = pool_of(heap)
+    return job_at(pool, pool.job)
+
+
+@inlined
+def _arena(heap: Record, index: int) -> Record:
+    return record_at(heap.arenas_address + index * _ARENA_BYTES, ARENA)
+
+
+@inlined
+def _slots(heap: Record) -> Any:  # noqa: ANN401 - an array of SLOT
+    return array_at(heap.slots_address, heap.window_bytes >> heap.region_shift, SLOT)
+
+
+@inlined
+def _blocks(heap: Record) -> Any:  # noqa: ANN401 - an array of BLOCK
+    return array_at(heap.blocks_address, heap.window_bytes >> GRANULE_SHIFT, BLOCK)
+
+
+@inlined
+def _wanted(heap: Record) -> Any:  # noqa: ANN401 - an int32 array
+    return array_at(heap.wanted_address, heap.window_bytes >> heap.region_shift, _I32)
+
+
+@inlined
+def _tick(heap: Record, me: Record) -> None:
+    """Advance the job's progress by one event; opens a new bin of the curve when one is due."""
+    heap.events += 1
+    progress = me.progress + 1
+    me.progress = progress
+    if progress >> me.current.shift >= me.current.n_bins:
+        t_ns = monotonic_ns() - me.started_ns - me.iteration_waited_ns
+        curve.extend(me.current, progress, me.held, t_ns)
+
+
+# -- allocation -----------------------------------------------------------------------------------------------------
+
+
+@compiled
+def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
+    """Return the address of ``size_bytes`` in the window, waiting for regions if need be.
+
+    Returns:
+        An address; ``NOT_SERVED``; or ``OUT_OF_MEMORY`` when the job could never get that much inside the budget.
+    """
+    me = job_of(heap)
+    rounded = gaps.align_up(size_bytes, ALIGNMENT_BYTES)
+    alignment = max(alignment, ALIGNMENT_BYTES)
+    mutex_lock(heap.mutex_address)
+    if heap.marked == 0 and _begins_iteration(heap, me, size_bytes):
+        mutex_unlock(heap.mutex_address)
+        boundary(heap)
+        mutex_lock(heap.mutex_address)
+    _tick(heap, me)
+    me.requested_bytes += size_bytes
+    key = classes.key_of(heap, me.iteration, rounded)
+    arena = classes.arena_for(heap, key)
+    offset = _place(heap, arena, rounded, alignment)
+    if offset in (_MUST_WAIT, _NEVER_FITS):
+        arena, offset = _wait_for_place(heap, me, arena, rounded, alignment, offset)
+    if offset >= 0:
+        _commit(heap, me, offset, rounded, key)
+        me.allocations += 1
+        if arena == SPILL:
+            me.spilled_bytes += size_bytes
+        else:
+            me.pooled_bytes += size_bytes
+    mutex_unlock(heap.mutex_address)
+    if offset >= 0:
+        return heap.base + offset
+    return OUT_OF_MEMORY if offset == _NEVER_FITS else NOT_SERVED
+
+
+@compiled
+def _place(heap: Record, index: int, size_bytes: int, alignment: int) -> int:
+    """Find a range and get it its regions; nothing is changed unless both succeed. Inside the heap's mutex."""
+    arena = _arena(heap, index)
+    if gaps.is_full(arena):
+        return _NO_SPACE
+    gap = gaps.find(arena, heap.slots_address, heap.region_shift, size_bytes, alignment)
+    if gap == gaps.NOTHING:
+        return _NO_SPACE
+    offset = gaps.align_up(array_at(arena.starts, gap + 1, _I64)[gap], alignment)
+    status = _back(heap, index, offset, size_bytes)
+    if status != GRANTED:
+        return _MUST_WAIT if status == WAIT else _NEVER_FITS
+    return gaps.take(arena, gap, size_bytes, alignment)
+
+
+@inlined
+def _back(heap: Record, arena: int, offset: int, size_bytes: int) -> int:
+    """Put memory behind every slot of a range that has none."""
+    slots = _slots(heap)
+    wanted = _wanted(heap)
+    first = offset >> heap.region_shift
+    last = (offset + size_bytes - 1) >> heap.region_shift
+    n = 0
+    for slot in range(first, last + 1):
+        if slots[slot].live == 0:
+            wanted[n] = slots[slot].mapped
+            n += 1
+    if n == 0:
+        return GRANTED
+    if arena == SPILL:
+        return _back_from_file(heap, first, last)
+    pool = pool_of(heap)
+    status = regions.try_acquire(pool, wanted, n)
+    if status != GRANTED:
+        return status
+    return _map_granted(heap, first, last, n)
+
+
+@compiled
+def _map_granted(heap: Record, first: int, last: int, n: int) -> int:
+    """Map what was granted where it is not mapped already; returns all of it if the kernel refuses one."""
+    slots = _slots(heap)
+    wanted = _wanted(heap)
+    pool = pool_of(heap)
+    me = job_of(heap)
+    i = 0
+    for slot in range(first, last + 1):
+        if slots[slot].live != 0:
+            continue
+        region = wanted[i]
+        i += 1
+        slots[slot].region = region
+        if slots[slot].mapped != region:
+            if not _map(heap, slot, heap.memory_fd, np.int64(region) << heap.region_shift):
+                regions.release(pool, wanted, n)
+                return regions.NEVER
+            slots[slot].mapped = region
+            me.maps += 1
+    curve.raise_to(me.current, me.held)
+    return GRANTED
+
+
+@inlined
+def _map(heap: Record, slot: int, descriptor: int, offset: int) -> bool:
+    address = heap.base + (slot << heap.region_shift)
+    length = 1 << heap.region_shift
+    return call(heap.map_address, (address, length, _PROTECTION, _SHARED_FIXED, descriptor, offset)) == address
+
+
+@inlined
+def _commit(heap: Record, me: Record, offset: int, size_bytes: int, key: int) -> None:
+    """Enter the block, now that its place is certain."""
+    block = _blocks(heap)[offset >> GRANULE_SHIFT]
+    block.size_bytes = size_bytes
+    block.birth = heap.events
+    block.iteration = me.iteration
+    block.key = key
+    slots = _slots(heap)
+    for slot in range(offset >> heap.region_shift, ((offset + size_bytes - 1) >> heap.region_shift) + 1):
+        slots[slot].live += 1
+    if offset < heap.spill_offset:
+        me.live_bytes += size_bytes
+        me.peak_live_bytes = max(me.peak_live_bytes, me.live_bytes)
+
+
+# -- waiting --------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def _wait_for_place(
+    heap: Record, me: Record, arena: int, size_bytes: int, alignment: int, offset: int
+) -> tuple[int, int]:
+    """Wait until a place is found; returns arena and offset. Enters and leaves inside the heap's mutex."""
+    pool = pool_of(heap)
+    deadline_ns = monotonic_ns() + heap.wait_limit_ns
+    before = np.int64(-1)
+    still_slices = 0
+    never_slices = 0
+    region_bytes = 1 << heap.region_shift
+    waiting.start_waiting(pool, (size_bytes + region_bytes - 1) >> heap.region_shift)
+    while True:
+        sequence = waiting.sequence_of(pool)
+        offset = _place(heap, arena, size_bytes, alignment)
+        never_slices = never_slices + 1 if offset == _NEVER_FITS else 0
+        if offset >= 0 or offset == _NO_SPACE or never_slices > NEVER_SLICES:
+            break
+        now = waiting.standstill(pool)
+        still_slices = still_slices + 1 if now >= 0 and now == before else 0
+        before = now
+        stuck = still_slices >= waiting.STALLED_SLICES and waiting.is_first_to_yield(pool)
+        if offset == _MUST_WAIT and (stuck or monotonic_ns() > deadline_ns):
+            arena = SPILL
+            offset = _place(heap, arena, size_bytes, alignment)
+            header_of(pool).stalls += 1
+            break
+        mutex_unlock(heap.mutex_address)
+        waiting.sleep_until_change(pool, sequence)
+        mutex_lock(heap.mutex_address)
+    waiting.stop_waiting(pool)
+    if offset < 0:
+        offset = _NEVER_FITS
+        me.oom_request_bytes = size_bytes
+        me.oom_held = me.held
+        me.oom_count += 1
+    return arena, offset
+
+
+# -- the next tier --------------------------------------------------------------------------------------------------
+
+
+@compiled
+def _back_from_file(heap: Record, first: int, last: int) -> int:
+    """Map a stretch of the spill file behind slots that have nothing; the file is sparse."""
+    slots = _slots(heap)
+    spill_slot = heap.spill_offset >> heap.region_shift
+    new_bytes = 0
+    for slot in range(first, last + 1):
+        if slots[slot].live == 0:
+            new_bytes += 1 << heap.region_shift
+    if heap.spill_fd < 0 or heap.spill_live_bytes + new_bytes > heap.spill_limit_bytes:
+        return regions.NEVER
+    for slot in range(first, last + 1):
+        if slots[slot].mapped == NOBODY:
+            if not _map(heap, slot, heap.spill_fd, (slot - spill_slot) << heap.region_shift):
+                return regions.NEVER
+            slots[slot].mapped = slot
+    heap.spill_live_bytes += new_bytes
+    return GRANTED
+
+
+@inlined
+def _discard(heap: Record, slot: int) -> None:
+    """Give the disk blocks of an empty slot of the spill file back."""
+    offset = (slot << heap.region_shift) - heap.spill_offset
+    call(heap.discard_address, (heap.spill_fd, _PUNCH, offset, 1 << heap.region_shift))
+    heap.spill_live_bytes -= 1 << heap.region_shift
+
+
+# -- free -----------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def free(heap: Record, address: int) -> None:
+    """Free a tensor of the window; regions that became empty go back to the pool before this returns."""
+    offset = address - heap.base
+    me = job_of(heap)
+    mutex_lock(heap.mutex_address)
+    block = _blocks(heap)[offset >> GRANULE_SHIFT]
+    size_bytes = block.size_bytes
+    if size_bytes == 0:
+        heap.bad_frees += 1
+    else:
+        block.size_bytes = 0
+        _tick(heap, me)
+        same_iteration = block.iteration == me.iteration
+        classes.learn(heap, me, block.key, heap.events - block.birth, same_iteration)
+        _leave_slots(heap, offset, size_bytes)
+        gaps.give(_arena(heap, _arena_at(heap, offset)), offset, size_bytes)
+        if offset < heap.spill_offset:
+            me.live_bytes -= size_bytes
+    mutex_unlock(heap.mutex_address)
+
+
+@inlined
+def _arena_at(heap: Record, offset: int) -> int:
+    index = SPILL
+    while offset < _arena(heap, index).start:
+        index -= 1
+    return index
+
+
+@inlined
+def _leave_slots(heap: Record, offset: int, size_bytes: int) -> None:
+    slots = _slots(heap)
+    given = _wanted(heap)
+    n = 0
+    for slot in range(offset >> heap.region_shift, ((offset + size_bytes - 1) >> heap.region_shift) + 1):
+        slots[slot].live -= 1
+        if slots[slot].live == 0:
+            if offset >= heap.spill_offset:
+                _discard(heap, slot)
+            else:
+                given[n] = slots[slot].region
+                slots[slot].region = NOBODY
+                n += 1
+    if n > 0:
+        regions.release(pool_of(heap), given, n)
+
+
+# -- iterations -----------------------------------------------------------------------------------------------------
+
+
+@compiled
+def boundary(heap: Record) -> None:
+    """End the iteration and begin the next one, waiting in between until that is admitted."""
+    pool = pool_of(heap)
+    mutex_lock(heap.mutex_address)
+    admitted = waiting.finish_iteration(pool)
+    mutex_unlock(heap.mutex_address)
+    if not admitted:
+        waiting.await_admission(pool)
+    mutex_lock(heap.mutex_address)
+    waiting.begin_iteration(pool)
+    mutex_unlock(heap.mutex_address)
+
+
+@compiled
+def mark(heap: Record) -> None:
+    """Take an explicit boundary; from now on no period is looked for."""
+    heap.marked = 1
+    boundary(heap)
+
+
+@inlined
+def _begins_iteration(heap: Record, me: Record, size_bytes: int) -> bool:
+    """Note an allocation in the history; tells whether, by the period found, an iteration begins with it."""
+    sizes = array_at(heap.history_address, HISTORY, _I64)
+    live = array_at(heap.live_history_address, HISTORY, _I64)
+    if heap.n_history == HISTORY:
+        _shorten(heap)
+    n = heap.n_history
+    sizes[n] = size_bytes
+    live[n] = me.live_bytes
+    heap.n_history = n + 1
+    if heap.period == 0:
+        if n + 1 >= heap.next_search:
+            _search(heap)
+        return False
+    if sizes[n] == sizes[n - heap.period]:
+        heap.misses = max(0, heap.misses - 1)
+    else:
+        heap.misses += 2
+        if heap.misses > max(8, heap.period >> 3):
+            heap.period = 0
+            heap.misses = 0
+            heap.next_search = n + 1
+            return False
+    if n - heap.phase < heap.period:
+        return False
+    heap.phase = n
+    return True
+
+
+@compiled
+def _search(heap: Record) -> None:
+    """Look for a period; the next look comes after an eighth more history, so looking costs a constant per entry."""
+    sizes = array_at(heap.history_address, HISTORY, _I64)
+    live = array_at(heap.live_history_address, HISTORY, _I64)
+    fail = array_at(heap.history_address + HISTORY * 8, HISTORY, _I64)
+    n = heap.n_history
+    found = period.find_period(sizes, live, n, fail)
+    heap.period = found
+    heap.next_search = n + max(4, n >> 3)
+    if found != period.NO_PERIOD:
+        heap.phase = period.lowest(live, n, found)
+
+
+@compiled
+def _shorten(heap: Record) -> None:
+    """Drop the older half of the history."""
+    sizes = array_at(heap.history_address, HISTORY, _I64)
+    live = array_at(heap.live_history_address, HISTORY, _I64)
+    half = HISTORY // 2
+    for i in range(half):
+        sizes[i] = sizes[half + i]
+        live[i] = live[half + i]
+    heap.n_history -= half
+    heap.phase -= half
+    heap.next_search -= half

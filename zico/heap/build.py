@@ -1,0 +1,174 @@
+"""Set up a process's heap over a pool it has joined.
+
+The window is address space only: three arenas of twice the pool (fragmentation of addresses is free) and one for the
+next tier, a sparse unlinked file. Bookkeeping lies in anonymous memory that becomes resident as it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zico.compiled import libc_address
+from zico.errors import ConfigError
+from zico.heap.layout import (
+    ARENA,
+    BLOCK,
+    COUNT,
+    COUNTS,
+    GRANULE_BYTES,
+    GRANULE_SHIFT,
+    HEAP,
+    HISTORY,
+    KEYS,
+    MAX_GAPS,
+    SLOT,
+    Arena,
+    Attached,
+)
+from zico.pool.layout import NOBODY
+from zico.pool.table import make_mutex
+
+if TYPE_CHECKING:
+    from zico.pool.table import PoolTable
+
+_ARENA_SHARE = 2
+"""Address space of an arena over the pool's size."""
+_SPILL_SHARE = 2
+"""Most bytes in the next tier over the pool's size."""
+
+
+class Heap:
+    """A heap and everything that it lives in; closed only by tests, since hooks may run until the process ends."""
+
+    def __init__(
+        self,
+        pool: PoolTable,
+        record: Any,  # noqa: ANN401 - one HEAP record
+        *,
+        threshold_bytes: int = GRANULE_BYTES,
+        wait_limit_s: float = 600.0,
+        spill_directory: str | None = None,
+    ) -> None:
+        """Reserve the window and fill the record; the hooks serve from it once ``enable`` is called.
+
+        Args:
+            pool: The pool, joined.
+            record: Where the compiled code looks: ``process.HEAP_RECORD`` or a test's own.
+            threshold_bytes: Smaller requests go to the real allocator.
+            wait_limit_s: How long an allocation waits for regions before it goes to the next tier.
+            spill_directory: Where the next tier's file is; ``None`` is the system's directory for large temporary
+                files.
+
+        Raises:
+            ConfigError: The threshold is below a granule.
+            DriverError: No address space.
+        """
+        if threshold_bytes < GRANULE_BYTES:
+            message = f"a threshold of {threshold_bytes} bytes does not work: give at least {GRANULE_BYTES} (64KiB)"
+            raise ConfigError(message)
+        self.pool = pool
+        self.record = record
+        self._keep: list[Any] = []
+        with contextlib.ExitStack() as undo:
+            self._reserve(undo, spill_directory)
+            self._fill(threshold_bytes, wait_limit_s)
+            self._undo = undo.pop_all()
+
+    def _reserve(self, undo: contextlib.ExitStack, spill_directory: str | None) -> None:
+        region_bytes = self.pool.region_bytes
+        pool_bytes = int(self.pool.header["n_regions"]) * region_bytes
+        self._arena_bytes = max(_ARENA_SHARE * pool_bytes, 64 * region_bytes)
+        self.window = undo.enter_context(self.pool.driver.reserve(len(Arena) * self._arena_bytes))
+        self._spill_fd = _open_spill_file(spill_directory, self._arena_bytes)
+        if self._spill_fd >= 0:
+            undo.callback(os.close, self._spill_fd)
+
+    def _fill(self, threshold_bytes: int, wait_limit_s: float) -> None:
+        heap = self.record[0]
+        region_bytes = self.pool.region_bytes
+        window_bytes = self.window.size_bytes
+        n_slots = window_bytes // region_bytes
+        self.slots = self._zeros(SLOT, n_slots)
+        self.slots["region"] = NOBODY
+        self.slots["mapped"] = NOBODY
+        self.arenas = self._zeros(ARENA, len(Arena))
+        for arena in Arena:
+            self._fill_arena(arena)
+        heap["region_shift"] = region_bytes.bit_length() - 1
+        heap["base"] = self.window.handle
+        heap["window_bytes"] = window_bytes
+        heap["spill_offset"] = Arena.SPILL * self._arena_bytes
+        heap["threshold_bytes"] = threshold_bytes
+        heap["member_address"] = self.pool.member.ctypes.data
+        heap["arenas_address"] = self.arenas.ctypes.data
+        heap["slots_address"] = self.slots.ctypes.data
+        heap["blocks_address"] = self._zeros(BLOCK, window_bytes >> GRANULE_SHIFT).ctypes.data
+        heap["classes_address"] = self._zeros(np.dtype("u1"), KEYS).ctypes.data
+        heap["counts_address"] = self._zeros(COUNT, COUNTS).ctypes.data
+        heap["wanted_address"] = self._zeros(np.dtype("i4"), n_slots).ctypes.data
+        heap["history_address"] = self._zeros(np.dtype("i8"), 2 * HISTORY).ctypes.data
+        heap["live_history_address"] = self._zeros(np.dtype("i8"), HISTORY).ctypes.data
+        heap["next_search"] = 16
+        heap["memory_fd"] = self.pool.memory_fd
+        heap["spill_fd"] = self._spill_fd
+        heap["spill_limit_bytes"] = _SPILL_SHARE * int(self.pool.header["n_regions"]) * region_bytes
+        heap["wait_limit_ns"] = int(wait_limit_s * 1e9)
+        for field, name in (("map_address", "mmap"), ("discard_address", "fallocate")):
+            heap[field] = libc_address(name)
+        for name in ("posix_memalign", "aligned_alloc", "free"):
+            heap[f"real_{name}"] = libc_address(name)
+        heap["mutex_address"] = self.record.ctypes.data + HEAP.fields["mutex"][1]  # type: ignore[index]
+        make_mutex(int(heap["mutex_address"]), shared=False)
+
+    def _fill_arena(self, index: int) -> None:
+        arena = self.arenas[index]
+        starts = self._zeros(np.dtype("i8"), MAX_GAPS)
+        sizes = self._zeros(np.dtype("i8"), MAX_GAPS)
+        arena["start"] = starts[0] = index * self._arena_bytes
+        arena["end"] = (index + 1) * self._arena_bytes
+        sizes[0] = self._arena_bytes
+        arena["n_gaps"] = 1
+        arena["starts"] = starts.ctypes.data
+        arena["sizes"] = sizes.ctypes.data
+
+    def _zeros(self, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - an array of dtype
+        """Return zeroed records in anonymous memory that costs nothing until touched."""
+        mapping = mmap.mmap(-1, max(dtype.itemsize * count, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        array = np.frombuffer(mapping, dtype, count)
+        self._keep.append((mapping, array))
+        return array
+
+    def enable(self) -> None:
+        """Serve requests from the pool from now on."""
+        self.record[0]["attached"] = Attached.YES
+
+    def close(self) -> None:
+        """Unmap the window; no tensor of it may be used afterwards."""
+        self.record[0]["attached"] = Attached.NO
+        self.record[0]["window_bytes"] = 0
+        self._undo.close()
+
+
+def _open_spill_file(directory: str | None, size_bytes: int) -> int:
+    """Return a sparse file without a name, or -1 where none can be had: then there is no next tier."""
+    directory = directory or os.environ.get("ZICO_SPILL_DIR") or ("/var/tmp" if os.path.isdir("/var/tmp") else None)  # noqa: S108, PTH112 - the FHS place for large temporary files
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="zico-spill-", dir=directory)
+    except OSError:
+        return -1
+    os.unlink(path)  # noqa: PTH108
+    os.set_inheritable(descriptor, False)  # noqa: FBT003
+    os.ftruncate(descriptor, size_bytes)
+    return descriptor
+
+
+def address_of(function: Any) -> int:  # noqa: ANN401 - a Numba CFunc
+    """Return the C address of a compiled hook."""
+    return int(ctypes.cast(function.address, ctypes.c_void_p).value or 0)

@@ -1,0 +1,72 @@
+"""Tensor classes, learned online from lifetimes: never from a graph, never from a name.
+
+The n-th tensor of a size within an iteration is taken to be the same tensor in every iteration (size and occurrence,
+not position alone: threads reorder allocations of different sizes). What it lived like last time decides its arena.
+Two keys that collide cost a worse place, never correctness.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zico.compiled import array_at, compiled, inlined
+from zico.heap.layout import COUNT, COUNTS, KEYS, Arena
+from zico.trace import curve
+
+_U8 = np.dtype("u1")
+_MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # Fibonacci hashing, Knuth TAOCP 3, 6.4
+_COUNT_SHIFT = 64 - COUNTS.bit_length() + 1
+_KEY_SHIFT = 64 - KEYS.bit_length() + 1
+
+SHORT_EVENTS = 8
+"""A tensor freed within so many allocations and frees, or a 64th of the iteration, is a temporary."""
+_SHORT_SHIFT = 6
+
+UNKNOWN = 0  # stored classes count from one
+LONG = int(Arena.LONG)
+SHORT = int(Arena.SHORT)
+PERSISTENT = int(Arena.PERSISTENT)
+
+Record = Any
+
+
+@inlined
+def _hash(value: int, shift: int) -> int:
+    return np.int64(np.uint64(value * _MIX) >> np.uint64(shift))
+
+
+@inlined
+def key_of(heap: Record, iteration: int, size_bytes: int) -> int:
+    """Return the key of the next tensor of this size in this iteration, and count it."""
+    counts = array_at(heap.counts_address, COUNTS, COUNT)
+    count = counts[_hash(size_bytes, _COUNT_SHIFT)]
+    if count.iteration != iteration or count.size_bytes != size_bytes:
+        count.iteration = iteration
+        count.size_bytes = size_bytes
+        count.n = 0
+    count.n += 1
+    return _hash(size_bytes + (count.n << 40), _KEY_SHIFT)
+
+
+@inlined
+def arena_for(heap: Record, key: int) -> int:
+    """Return the arena of the class that the key had last time; LONG if it has not been seen to die."""
+    known = array_at(heap.classes_address, KEYS, _U8)[key]
+    return LONG if known == UNKNOWN else known - 1
+
+
+@compiled
+def learn(heap: Record, job: Record, key: int, lived_events: int, same_iteration: bool) -> None:  # noqa: FBT001
+    """Note the class that a tensor turns out to have had when it dies."""
+    limit = SHORT_EVENTS
+    if not curve.is_flat(job.profile):
+        limit = max(limit, job.profile.n_events >> _SHORT_SHIFT)
+    if not same_iteration:
+        arena = PERSISTENT
+    elif lived_events <= limit:
+        arena = SHORT
+    else:
+        arena = LONG
+    array_at(heap.classes_address, KEYS, _U8)[key] = arena + 1

@@ -1,0 +1,125 @@
+"""A forked child sees its parent's tensors as they were, and shares nothing with the pool (invariant 10).
+
+The window is a shared mapping, so copy-on-write does not come by itself. The child copies the slots that hold live
+tensors into private memory at the same addresses before ``fork`` returns in it; the parent's tensors stand still
+until then, because the forking thread keeps the heap's mutex. The copies are the child's own memory, outside the budget.
+
+Known limitations
+    Applies to ``os.fork`` (so to ``multiprocessing``, data loaders and ``pty``), not to a fork made by C code that
+    then goes on without ``exec``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zico.compiled import compiled, mutex_lock, mutex_unlock
+from zico.driver.host import MAP_NORESERVE
+from zico.heap.layout import Attached
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from zico.heap.build import Heap
+
+COPY_DEADLINE_S = 60.0
+"""How long a parent waits for its child's copies; a child that dies ends the wait at once."""
+
+_MREMAP_MAYMOVE = 1
+_MREMAP_FIXED = 2
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *([ctypes.c_int] * 3), ctypes.c_long)
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+
+
+@compiled
+def lock(heap: Any) -> None:  # noqa: ANN401 - the HEAP record
+    """Enter the heap's critical section."""
+    mutex_lock(heap.mutex_address)
+
+
+@compiled
+def unlock(heap: Any) -> None:  # noqa: ANN401 - the HEAP record
+    """Leave it."""
+    mutex_unlock(heap.mutex_address)
+
+
+class ForkGuard:
+    """Makes ``os.fork`` safe for one heap; registered for the life of the process."""
+
+    def __init__(self, heap: Heap, on_child: Callable[[], None]) -> None:
+        """Watch forks from now on; ``on_child`` runs in a child when its copies are made."""
+        self._heap = heap
+        self._on_child = on_child
+        self._pipe: tuple[int, int] | None = None
+        os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
+
+    @property
+    def _is_member(self) -> bool:
+        return bool(self._heap.record[0]["attached"] == Attached.YES)
+
+    def _before(self) -> None:
+        if self._is_member:
+            self._pipe = os.pipe()
+            lock(self._heap.record[0])
+
+    def _in_parent(self) -> None:
+        """Wait until the child has copied, then let other threads allocate again."""
+        if self._pipe is None:
+            return
+        reading, writing = self._pipe
+        self._pipe = None
+        os.close(writing)
+        poll = select.poll()
+        poll.register(reading, select.POLLIN)
+        poll.poll(COPY_DEADLINE_S * 1000)  # ends by the child's close, or by its death
+        os.close(reading)
+        unlock(self._heap.record[0])
+
+    def _in_child(self) -> None:
+        if self._pipe is None:
+            return
+        reading, writing = self._pipe
+        self._pipe = None
+        os.close(reading)
+        for first, count in live_runs(self._heap.slots["live"]):
+            _make_private(self._heap, first, count)
+        self._heap.record[0]["attached"] = Attached.FORKED
+        os.close(writing)
+        unlock(self._heap.record[0])
+        self._on_child()
+
+
+def live_runs(live: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
+    """Return (first, count) of each run of slots with live blocks."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], (live > 0).astype(np.int8), [0]))))
+    return [(int(first), int(end - first)) for first, end in edges.reshape(-1, 2)]
+
+
+def _make_private(heap: Heap, first: int, count: int) -> None:
+    """Replace a run of shared slots by a private copy at the same addresses."""
+    size_bytes = count * heap.pool.region_bytes
+    address = heap.window.handle + first * heap.pool.region_bytes
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    copy = _libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    if copy == ctypes.c_void_p(-1).value:
+        _die("no memory for a private copy of the parent's tensors")
+    ctypes.memmove(copy, address, size_bytes)
+    moved = _libc.mremap(copy, size_bytes, size_bytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address)
+    if moved != address:
+        _die("the parent's tensors could not be replaced by a private copy")
+
+
+def _die(reason: str) -> None:
+    """End a child that would otherwise write into its parent's tensors."""
+    os.write(2, f"zico: forked process {os.getpid()} ends: {reason}\n".encode())
+    os._exit(1)

@@ -1,0 +1,64 @@
+"""What the frameworks call instead of the C library: one range check, then ours or the real one.
+
+They hold no GIL, contain no Python and may run on any thread, before, during and after Zico's own life in the process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from zico.compiled import array_at, call, callback, inlined, record_at, symbol_address
+from zico.heap import allocator, process
+from zico.heap.layout import HEAP, Attached
+
+_heap_address = symbol_address(process.SYMBOL)
+_ATTACHED = int(Attached.YES)
+_I64 = np.dtype("i8")
+ENOMEM = 12
+
+
+@inlined
+def _heap() -> Any:  # noqa: ANN401 - the HEAP record
+    return record_at(_heap_address(), HEAP)
+
+
+@callback(types.int32(types.int64, types.int64, types.int64))
+def posix_memalign(out_address: int, alignment: int, size_bytes: int) -> int:
+    """Stand in for ``posix_memalign(3)``."""
+    heap = _heap()
+    if size_bytes >= heap.threshold_bytes and heap.attached == _ATTACHED:
+        address = allocator.allocate(heap, size_bytes, alignment)
+        if address == allocator.OUT_OF_MEMORY:
+            return ENOMEM
+        if address != allocator.NOT_SERVED:
+            array_at(out_address, 1, _I64)[0] = address
+            return 0
+    return np.int32(call(heap.real_posix_memalign, (out_address, alignment, size_bytes)))
+
+
+@callback(types.int64(types.int64, types.int64))
+def aligned_alloc(alignment: int, size_bytes: int) -> int:
+    """Stand in for ``aligned_alloc(3)``."""
+    heap = _heap()
+    if size_bytes >= heap.threshold_bytes and heap.attached == _ATTACHED:
+        address = allocator.allocate(heap, size_bytes, alignment)
+        if address == allocator.OUT_OF_MEMORY:
+            return 0
+        if address != allocator.NOT_SERVED:
+            return address
+    return call(heap.real_aligned_alloc, (alignment, size_bytes))
+
+
+@callback(types.void(types.int64))
+def free(address: int) -> None:
+    """Stand in for ``free(3)``."""
+    heap = _heap()
+    offset = address - heap.base
+    if 0 <= offset < heap.window_bytes:
+        if heap.attached == _ATTACHED:
+            allocator.free(heap, address)
+    else:
+        call(heap.real_free, (address,))

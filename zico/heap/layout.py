@@ -1,0 +1,104 @@
+"""The heap's private records: one process's window, cut into arenas, slots and blocks.
+
+A window of three pool arenas and the next tier's; the first slot of ARENA_LONG holds two tensors and a gap::
+
+    | PERSISTENT ... | LONG [tensor][tensor][ gap ... | SHORT ... | SPILL ... |
+                      ^ slot 0          ^ slot 1
+
+Offsets count from the start of the window. A block starts in a granule of its own, because no tensor in the pool is
+smaller than a granule; so the granule's number finds the block.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from zico.pool.layout import MUTEX_BYTES
+
+GRANULE_SHIFT = 16
+GRANULE_BYTES = 1 << GRANULE_SHIFT
+"""The smallest tensor that the pool takes (64 KiB)."""
+
+ALIGNMENT_BYTES = 64
+"""What every tensor gets; also what PyTorch and TensorFlow ask for."""
+
+MAX_GAPS = 1 << 16
+KEYS = 1 << 16
+COUNTS = 1 << 12
+HISTORY = 1 << 16
+
+
+class Arena(enum.IntEnum):
+    """Where tensors of one class live. The first three are the tensor classes as lifetimes show them."""
+
+    PERSISTENT = 0
+    """Alive across an iteration's boundary."""
+    LONG = 1
+    """Feature and gradient maps: freed within the iteration, but not soon. Also what is not known yet."""
+    SHORT = 2
+    """Temporaries: freed within a few events."""
+    SPILL = 3
+    """The next tier: a file. Used only when nobody could go on otherwise."""
+
+
+class Attached(enum.IntEnum):
+    """What the hooks do with a request."""
+
+    NO = 0
+    YES = 1
+    FORKED = 2
+    """A child of the job: allocates privately; a free inside the window does nothing."""
+
+
+ARENA = np.dtype([("start", "i8"), ("end", "i8"), ("n_gaps", "i8"), ("starts", "i8"), ("sizes", "i8")], align=True)
+"""``starts`` and ``sizes`` are addresses of the sorted gaps."""
+
+SLOT = np.dtype([("live", "i4"), ("region", "i4"), ("mapped", "i4")], align=True)
+"""Blocks that touch the slot; the region held for it and the one still mapped there (or NOBODY)."""
+
+BLOCK = np.dtype([("size_bytes", "i8"), ("birth", "i8"), ("iteration", "i4"), ("key", "i4")], align=True)
+
+COUNT = np.dtype([("size_bytes", "i8"), ("iteration", "i4"), ("n", "i4")], align=True)
+
+HEAP = np.dtype(
+    [
+        ("attached", "i4"),
+        ("region_shift", "i4"),
+        ("base", "i8"),  # the window
+        ("window_bytes", "i8"),
+        ("spill_offset", "i8"),  # where ARENA_SPILL begins
+        ("threshold_bytes", "i8"),
+        ("mutex_address", "i8"),
+        ("member_address", "i8"),
+        ("arenas_address", "i8"),
+        ("slots_address", "i8"),
+        ("blocks_address", "i8"),
+        ("classes_address", "i8"),
+        ("counts_address", "i8"),
+        ("wanted_address", "i8"),
+        ("history_address", "i8"),
+        ("live_history_address", "i8"),
+        ("memory_fd", "i8"),
+        ("spill_fd", "i8"),  # -1: there is no next tier
+        ("spill_limit_bytes", "i8"),
+        ("spill_live_bytes", "i8"),
+        ("wait_limit_ns", "i8"),
+        ("map_address", "i8"),  # mmap(2) and fallocate(2), or what a test puts in their place
+        ("discard_address", "i8"),
+        ("real_posix_memalign", "i8"),
+        ("real_aligned_alloc", "i8"),
+        ("real_free", "i8"),
+        ("events", "i8"),  # allocations and frees, ever
+        ("bad_frees", "i8"),  # frees inside the window of what is no live block
+        ("marked", "i4"),  # 1: boundaries are marked by an adapter or a call, so no period is looked for
+        ("period", "i4"),  # allocations per iteration found by repetition, 0 if none
+        ("phase", "i8"),  # history index at which the last iteration began
+        ("n_history", "i8"),
+        ("next_search", "i8"),
+        ("misses", "i8"),
+        ("mutex", "u1", (MUTEX_BYTES,)),
+    ],
+    align=True,
+)
