@@ -1,0 +1,148 @@
+"""What a process started by ``zico run`` goes through before the user's first line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import zico.autoload
+
+PACKAGE_PATH = Path(zico.autoload.__file__).parent.parent
+INJECT = PACKAGE_PATH / "zico" / "inject"
+TIMEOUT_S = 60
+
+# Reports what is watched and what of ours is left on sys.path.
+REPORT = """
+import sys
+finders = [f for f in sys.meta_path if type(f).__module__ == "zico.autoload"]
+print("watching", len(finders))
+print("inject on path", any(p.endswith("inject") for p in sys.path))
+"""
+
+
+def python(code: str, *paths: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code as ``zico run`` would: our folder first, then the user's PYTHONPATH."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ZICO_", "PYTHON"))}
+    clean["PYTHONPATH"] = os.pathsep.join(str(path) for path in (INJECT, *paths))
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean | environment,
+        cwd=INJECT,  # a folder in which nothing can be imported by accident
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    """A folder on the user's PYTHONPATH, with a toy framework named like a watched one."""
+    (tmp_path / "keras.py").write_text("VALUE = 3\n")
+    return tmp_path
+
+
+def test_a_job_is_watched(user: Path) -> None:
+    """With a socket, imports are watched, and our folder is not left on sys.path."""
+    done = python(REPORT, user, ZICO_SOCKET="/s", ZICO_PACKAGE_PATH=str(PACKAGE_PATH))
+    assert (done.stdout, done.stderr, done.returncode) == ("watching 1\ninject on path False\n", "", 0)
+
+
+def test_without_a_socket_nothing_happens(user: Path) -> None:
+    """Without ZICO_SOCKET not even zico is imported."""
+    code = REPORT + "\nprint(any(name.partition('.')[0] == 'zico' for name in sys.modules))"
+    done = python(code, user, ZICO_PACKAGE_PATH=str(PACKAGE_PATH))
+    assert (done.stdout, done.stderr) == ("watching 0\ninject on path False\nFalse\n", "")
+
+
+def test_descendants_of_a_job_are_left_alone(user: Path) -> None:
+    """A process whose ancestor is the job is not watched."""
+    environment = {"ZICO_SOCKET": "/s", "ZICO_PACKAGE_PATH": str(PACKAGE_PATH)}
+    done = python(REPORT, user, ZICO_OWNER_PID="1", **environment)
+    assert (done.stdout, done.stderr) == ("watching 0\ninject on path False\n", "")
+
+
+def test_a_job_that_replaces_its_own_image_is_watched_again(user: Path) -> None:
+    """After exec the process is still the job, since its process id is the one that owns."""
+    code = (
+        "import os, sys\n"
+        "os.environ['ZICO_OWNER_PID'] = str(os.getpid())\n"
+        f"os.execv(sys.executable, [sys.executable, '-c', {REPORT!r}])\n"
+    )
+    done = python(code, user, ZICO_SOCKET="/s", ZICO_PACKAGE_PATH=str(PACKAGE_PATH))
+    assert (done.stdout, done.stderr) == ("watching 1\ninject on path False\n", "")
+
+
+def test_zico_comes_last_on_the_path(user: Path) -> None:
+    """A zico that is not installed is put behind all that the user has, and only if it is not importable."""
+    code = "import sys; print(sys.path[-1]); print(len(sys.path))"
+    appended = python(code, user, ZICO_SOCKET="/s", ZICO_PACKAGE_PATH=str(PACKAGE_PATH))
+    plain = python(code, user)
+    last, count = appended.stdout.split()
+    if plain.stdout.split()[1] == count:
+        pytest.skip("zico is installed in this environment, so the path is not needed")
+    assert (last, int(count)) == (str(PACKAGE_PATH), int(plain.stdout.split()[1]) + 1)
+    present = python(code, user, PACKAGE_PATH, ZICO_SOCKET="/s", ZICO_PACKAGE_PATH="/nowhere")
+    assert "/nowhere" not in present.stdout
+
+
+def test_a_broken_zico_costs_one_line(user: Path) -> None:
+    """If zico cannot be started, one line says why and the user's program runs."""
+    broken = user / "broken"
+    (broken / "zico").mkdir(parents=True)
+    (broken / "zico" / "__init__.py").write_text("raise RuntimeError('half\\n  installed')\n")
+    done = python("print('ran')", user, broken, ZICO_SOCKET="/s")
+    assert (done.stdout, done.stderr, done.returncode) == (
+        "ran\n",
+        "zico: not active: half installed\n",
+        0,
+    )
+
+
+def test_the_users_sitecustomize_runs(user: Path) -> None:
+    """The user's own sitecustomize runs first, is the module of that name, and the job is still watched."""
+    (user / "sitecustomize.py").write_text("import sys\nsys.user_ran = __file__, 'zico' in sys.modules\n")
+    code = REPORT + "\nimport sitecustomize\nprint(*sys.user_ran)\nprint(sitecustomize.__file__)"
+    done = python(code, user, ZICO_SOCKET="/s", ZICO_PACKAGE_PATH=str(PACKAGE_PATH))
+    theirs = str(user / "sitecustomize.py")
+    assert done.stdout == f"watching 1\ninject on path False\n{theirs} False\n{theirs}\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("mistake", ["raise RuntimeError('theirs')", "import no_such_module", "1 +"])
+def test_a_broken_sitecustomize_of_the_user_is_reported_as_ever(user: Path, mistake: str) -> None:
+    """What the user's sitecustomize raises is reported as Python does without us, and the job is watched."""
+    (user / "sitecustomize.py").write_text(mistake + "\n")
+    with_zico = python(REPORT, user, ZICO_SOCKET="/s", ZICO_PACKAGE_PATH=str(PACKAGE_PATH))
+    without = python("", user, PYTHONPATH=str(user))
+    assert with_zico.stdout == "watching 1\ninject on path False\n"
+    assert with_zico.stderr == without.stderr
+    assert "Error in sitecustomize" in without.stderr
+
+
+def test_a_failing_adapter_is_reported_once(user: Path) -> None:
+    """In a real job, a framework whose adapter fails is imported, and one line says that it is not shared."""
+    adapters = user / "elsewhere" / "zico" / "adapters"
+    adapters.mkdir(parents=True)
+    for folder in (adapters, adapters.parent):
+        (folder / "__init__.py").touch()
+    shutil.copy(zico.autoload.__file__, adapters.parent)
+    (adapters / "tensorflow.py").write_text("def enable_keras():\n    raise RuntimeError('no broker')\n")
+    done = python("import keras; print(keras.VALUE)", user, user / "elsewhere", ZICO_SOCKET="/s")
+    assert (done.stdout, done.returncode) == ("3\n", 0)
+    assert done.stderr == "zico: keras is not shared: no broker\n"
+
+
+def test_starting_imports_nothing_slow(user: Path) -> None:
+    """Activation imports nothing that costs milliseconds, in a process that may never see a framework."""
+    code = "import sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = python(code, user, ZICO_SOCKET="/s", ZICO_PACKAGE_PATH=str(PACKAGE_PATH))
+    slow = {"ctypes", "cuda", "llvmlite", "numba", "numpy", "pathlib", "re", "socket", "typing"}
+    before = set(python(code, user).stdout.split())  # what the environment itself loads, coverage say
+    assert "zico" in done.stdout.split()
+    assert set(done.stdout.split()) & slow <= before

@@ -1,0 +1,142 @@
+"""Enable an adapter as soon as the framework it is for has been imported.
+
+Theory of operation
+    ``install`` puts a finder first on ``sys.meta_path``. For the few top-level modules in ``WATCHED`` it asks
+    the other finders for the module's spec and replaces the spec's loader by one that first puts the real
+    loader back, then lets it run the module's code, then imports the adapter and calls its function. All
+    that happens under the import system's lock for that module, so no other thread sees the framework before
+    it is shared.
+
+Guarantees
+    * The framework's code sees its real loader, and so does everything that looks at the module later.
+    * What the import raises, the importer gets, unchanged; the next attempt is watched again.
+    * An adapter that fails costs one line on stderr, and the framework works as without Zico.
+    * An adapter is enabled once per process, however often its module is imported or reloaded.
+    * Nothing is imported here but what every Python has loaded when it starts: this runs in each Python
+      process of a job, also in those that never see a framework.
+
+Known limitations
+    * A namespace package (a folder without ``__init__.py``) and a loader without ``exec_module`` are not
+      watched.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+TYPE_CHECKING = False  # type checkers take it for the one of typing, whose import would cost milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+# Top-level module -> "adapter module:function without arguments", as entry points are written.
+WATCHED: Mapping[str, str] = {
+    "torch": "zico.adapters.torch:enable",
+    "tensorflow": "zico.adapters.tensorflow:enable",
+    "keras": "zico.adapters.tensorflow:enable_keras",
+}
+
+
+class Finder:
+    """A meta path finder that finds nothing itself, but wraps the loaders of the watched modules."""
+
+    def __init__(self, watched: Mapping[str, str]) -> None:
+        """Watch the given modules, named as in ``WATCHED``."""
+        self.watched = dict(watched)
+        self._pending = dict(watched)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a watched module's spec with its loader wrapped, None for all other modules."""
+        if fullname not in self._pending:
+            return None
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)  # Python 3.11 still tolerates finders without it
+            if finder is self or find is None:
+                continue
+            spec: ModuleSpec | None = find(fullname, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]  # a stand-in for one
+                return spec
+        return None
+
+    def enable(self, name: str) -> None:
+        """Enable the adapter of a module that has been imported; does nothing the second time.
+
+        Changes whatever the adapter's function changes. Never raises for a failing adapter: it says so on
+        stderr, and the framework works as without Zico.
+        """
+        adapter = self._pending.pop(name, None)  # one atomic step, so that only one thread gets it
+        if adapter is None:
+            return
+        module, _, function = adapter.partition(":")
+        try:
+            getattr(import_module(module), function)()
+        except Exception as error:  # noqa: BLE001 - the user's import must go on, whatever is wrong with us
+            complain(f"{name} is not shared", error)
+
+
+class _Loader:
+    """A stand-in for a module's loader until the module's code runs."""
+
+    def __init__(self, real: Any, finder: Finder) -> None:  # noqa: ANN401 - loaders have no common base
+        """Stand in for ``real``."""
+        self._real = real
+        self._finder = finder
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the real one has
+        """Delegate everything else: ``get_code``, ``is_package``, ``path``, resource readers..."""
+        if name == "_real":  # not there yet while being copied or unpickled: without this, endless recursion
+            raise AttributeError(name)
+        return getattr(self._real, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Create the module as the real loader does."""
+        create = getattr(self._real, "create_module", None)
+        module: ModuleType | None = None if create is None else create(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave the scene, run the module's code, then enable its adapter."""
+        name = module.__name__
+        for owner, attribute in ((module.__spec__, "loader"), (module, "__loader__")):
+            if getattr(owner, attribute, None) is self:
+                setattr(owner, attribute, self._real)
+        self._real.exec_module(module)
+        self._finder.enable(name)
+
+
+def install(watched: Mapping[str, str] = WATCHED) -> Finder:
+    """Watch imports, and enable at once the adapters of modules that are already imported.
+
+    Changes ``sys.meta_path``. Modules that an earlier call watches are left to that one, so that no adapter
+    is enabled twice.
+
+    Args:
+        watched: Module -> ``"adapter module:function"``.
+
+    Returns:
+        What was put on ``sys.meta_path``; removing it there ends the watch.
+    """
+    known = {name for finder in sys.meta_path if isinstance(finder, Finder) for name in finder.watched}
+    finder = Finder({name: adapter for name, adapter in watched.items() if name not in known})
+    sys.meta_path.insert(0, finder)
+    for name in finder.watched:
+        if sys.modules.get(name) is not None:  # None there means: must not be imported
+            finder.enable(name)
+    return finder
+
+
+def complain(what: str, error: BaseException) -> None:
+    """Write one line to stderr, for the one reader there is at this point: the person at the terminal.
+
+    Not logging: the user's program has not configured it yet, and Zico must not do it for them.
+    """
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if sys.stderr is not None:  # None in a process without one, where there is nobody to tell
+        sys.stderr.write(f"zico: {what}: {reason}\n")
