@@ -1,0 +1,79 @@
+"""TensorFlow and Keras on the host device: tensors in the pool, a Keras train step ends an iteration.
+
+Two libraries allocate: ``libtensorflow_framework.so.2`` and ``libtensorflow_cc.so.2`` (most large tensors). A loop
+that is not Keras' marks its iterations by ``zico.step()`` or ``with zico.iteration()``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Any
+
+from zico import session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zico.session import Session
+
+TESTED_VERSION = "2.21"
+
+SYSTEM_ALLOCATOR = "TF_ONEDNN_USE_SYSTEM_ALLOCATOR"
+"""Without it TensorFlow with oneDNN keeps large CPU tensors in an arena of its own, which never gives memory back."""
+
+LIBRARIES = {
+    "libtensorflow_framework.so": ("posix_memalign", "free"),
+    "libtensorflow_cc.so": ("posix_memalign", "aligned_alloc", "free"),
+}
+
+
+def enable() -> Session | None:
+    """Share this process's TensorFlow memory; returns the session, ``None`` without a broker to join.
+
+    Raises:
+        HookError: This build of TensorFlow cannot be redirected; it works as without Zico.
+        ZicoError: The broker or the device refuses.
+    """
+    joined = session.attach("tensorflow")
+    if joined is None:
+        return None
+    os.environ.setdefault(SYSTEM_ALLOCATOR, "1")
+    for library, names in LIBRARIES.items():
+        joined.redirect(library, names)
+    return joined
+
+
+def enable_keras() -> Session | None:
+    """Mark an iteration at each train step of every Keras model, whatever its backend."""
+    joined = session.attach("keras")
+    if joined is None:
+        return None
+    import keras
+
+    keras.Model.make_train_function = _marking(keras.Model.make_train_function, joined)
+    return joined
+
+
+def _marking(make: Callable[..., Any], joined: Session) -> Callable[..., Any]:
+    """Wrap ``Model.make_train_function`` so that the function it leaves in the model marks each step."""
+
+    @functools.wraps(make)
+    def make_train_function(model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Keras'
+        made = make(model, *args, **kwargs)
+        step = model.train_function
+        if step is not None and not getattr(step, "marks_iterations", False):
+            model.train_function = _marked(step, joined)
+        return made
+
+    return make_train_function
+
+
+def _marked(step: Callable[..., Any], joined: Session) -> Callable[..., Any]:
+    def train_function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Keras'
+        result = step(*args, **kwargs)
+        joined.mark()
+        return result
+
+    train_function.marks_iterations = True  # type: ignore[attr-defined]
+    return train_function

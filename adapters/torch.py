@@ -1,0 +1,62 @@
+"""PyTorch on the host device: tensors over the threshold live in the pool, an optimizer step ends an iteration.
+
+``libc10.so`` takes CPU tensor memory from ``posix_memalign`` and returns it by ``free``; both are redirected in its
+global offset table. Tested with the version in ``TESTED_VERSION``; another is used too if it imports the same two.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from zico import session
+
+if TYPE_CHECKING:
+    from zico.session import Session
+
+TESTED_VERSION = "2.13"
+
+_OTHERS_BEFORE_SWITCH = 8
+"""Steps of other optimizers in a row after which the first one counts as given up."""
+
+
+class StepMarker:
+    """Marks an iteration at each step of the job's main optimizer.
+
+    With several optimizers (a GAN's two) one iteration steps each of them; the first one seen is the main one, until
+    it is gone or no longer used.
+    """
+
+    def __init__(self, of: Session) -> None:
+        """Mark the iterations of a session."""
+        self._session = of
+        self._main: weakref.ref[Any] | None = None
+        self._others = 0
+
+    def __call__(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
+        """Note a finished step; waits for admission if it ends an iteration."""
+        main = self._main() if self._main is not None else None
+        if main is not optimizer:
+            self._others += 1
+            if main is not None and self._others < _OTHERS_BEFORE_SWITCH:
+                return
+            self._main = weakref.ref(optimizer)
+        self._others = 0
+        self._session.mark()
+
+
+def enable() -> Session | None:
+    """Share this process's PyTorch memory; returns the session, ``None`` without a broker to join.
+
+    Raises:
+        HookError: This build of PyTorch cannot be redirected; it works as without Zico.
+        ZicoError: The broker or the device refuses.
+    """
+    joined = session.attach("torch")
+    if joined is None:
+        return None
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    joined.redirect("libc10.so", ("posix_memalign", "free"))
+    register_optimizer_step_post_hook(StepMarker(joined))
+    return joined

@@ -1,0 +1,232 @@
+"""A process's membership in a pool: joined when a framework is imported, left when the process ends.
+
+Loads no Numba and no framework by being imported; ``attach`` does, when an adapter calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zico.errors import ConfigError, HookError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+    from zico.broker.client import Membership
+    from zico.heap.build import Heap
+    from zico.pool.table import PoolTable
+
+OWNER_VARIABLE = "ZICO_OWNER_PID"
+"""The process that is the job; its descendants stay out of the pool."""
+
+HOOKED_FUNCTIONS = ("posix_memalign", "aligned_alloc", "free")
+
+
+class Session:
+    """This process's place in a pool, its heap, and the marks of its iterations."""
+
+    def __init__(self, membership: Membership, pool: PoolTable, heap: Heap) -> None:
+        """Own what has been set up; use ``attach``."""
+        self.membership = membership
+        self.pool = pool
+        self.heap = heap
+        self.frameworks: list[str] = []
+        self._explicit = False
+
+    @property
+    def record(self) -> Any:  # noqa: ANN401 - one JOB record
+        """Return this job's record in the shared table."""
+        return self.pool.jobs[self.membership.job]
+
+    def redirect(self, library_prefix: str, names: tuple[str, ...]) -> None:
+        """Let a loaded library take large tensors from the pool; the rest goes where it went before.
+
+        Args:
+            library_prefix: How the library's file name begins.
+            names: Which of ``HOOKED_FUNCTIONS`` it imports.
+
+        Raises:
+            HookError: The library is not loaded or imports none of them; nothing has been changed.
+        """
+        from zico import elf
+        from zico.heap import hooks
+
+        addresses = {name: int(getattr(hooks, name).address) for name in names}
+        hooked = elf.replace_imports(elf.find_loaded(library_prefix), addresses)
+        ours = {int(getattr(hooks, name).address) for name in HOOKED_FUNCTIONS}
+        heap = self.heap.record[0]
+        for name, original in hooked.originals.items():
+            if original not in ours:
+                heap[f"real_{name}"] = original
+
+    def mark(self) -> None:
+        """End this iteration and begin the next; an adapter's mark, ignored once a user marks by hand."""
+        if not self._explicit:
+            self._boundary()
+
+    def step(self) -> None:
+        """End this iteration and begin the next; waits until the scheduler admits it."""
+        self._explicit = True
+        self._boundary()
+
+    def _boundary(self) -> None:
+        from zico.heap import allocator
+        from zico.heap.layout import Attached
+
+        heap = self.heap.record[0]
+        if heap["attached"] == Attached.YES:
+            allocator.mark(heap)
+
+    def explain_failure(self) -> str | None:
+        """Return why this job ran out of memory, if it did."""
+        from zico.errors import OutOfMemory
+
+        record = self.record
+        if not record["oom_count"]:
+            return None
+        region_bytes = self.pool.region_bytes
+        held_bytes = int(record["oom_held"]) * region_bytes
+        budget_bytes = int(self.pool.header["budget_regions"]) * region_bytes
+        return str(OutOfMemory(int(record["oom_request_bytes"]), held_bytes, budget_bytes))
+
+
+_current: Session | None = None
+
+
+def current() -> Session | None:
+    """Return this process's session, ``None`` if it is in no pool."""
+    return _current
+
+
+def attach(framework: str) -> Session | None:
+    """Join the pool whose broker ``ZICO_SOCKET`` names, once per process.
+
+    Waits for the broker's answer (seconds at most).
+
+    Returns:
+        The session; ``None`` if there is no broker to join or this process descends from one that has joined:
+        training then goes on as without Zico.
+
+    Raises:
+        BrokerError: The broker refuses or does not answer.
+        ConfigError: A setting in the environment makes no sense.
+        DriverError: The device refuses.
+    """
+    global _current  # noqa: PLW0603 - hooks serve a process, so there is one session per process
+    socket_path = os.environ.get("ZICO_SOCKET")
+    owner = os.environ.get(OWNER_VARIABLE)
+    if not socket_path or owner not in (None, "", str(os.getpid())):
+        return None
+    if _current is None:
+        _current = _join(Path(socket_path), framework)
+        os.environ[OWNER_VARIABLE] = str(os.getpid())
+    _current.frameworks.append(framework)
+    return _current
+
+
+def _join(socket_path: Path, framework: str) -> Session:
+    settings = _settings(os.environ)
+    from zico.broker.client import BrokerClient
+    from zico.heap import hooks  # noqa: F401 - compiled or loaded before the place in the pool is taken
+    from zico.heap.build import Heap
+    from zico.heap.fork import ForkGuard
+    from zico.heap.process import HEAP_RECORD
+    from zico.pool.table import PoolTable
+
+    name = os.environ.get("ZICO_JOB") or Path(sys.argv[0]).stem or "job"
+    with BrokerClient(socket_path) as client:
+        membership = client.join(name, framework)
+    with contextlib.ExitStack() as undo:
+        undo.callback(membership.leave)
+        pool = undo.enter_context(
+            PoolTable.join_pool(membership.memory_fd, membership.table_fd, membership.notify_fd, membership.job)
+        )
+        heap = Heap(pool, HEAP_RECORD, **settings)
+        heap.enable()
+        undo.pop_all()
+    session = Session(membership, pool, heap)
+    ForkGuard(heap, membership.leave)
+    _explain_failures(session)
+    return session
+
+
+def _settings(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Read the heap's settings from the environment.
+
+    Raises:
+        ConfigError: One is no number.
+    """
+    from zico.units import parse_size
+
+    settings: dict[str, Any] = {}
+    if threshold := environment.get("ZICO_THRESHOLD"):
+        settings["threshold_bytes"] = parse_size(threshold, whole_bytes=sys.maxsize)
+    if limit := environment.get("ZICO_WAIT_LIMIT_S"):
+        try:
+            settings["wait_limit_s"] = float(limit)
+        except ValueError:
+            message = f"ZICO_WAIT_LIMIT_S={limit!r} is no number of seconds: give one such as 600"
+            raise ConfigError(message) from None
+    if directory := environment.get("ZICO_SPILL_DIR"):
+        settings["spill_directory"] = directory
+    return settings
+
+
+def _explain_failures(session: Session) -> None:
+    """Add the budget's side of the story to the traceback of a job that ran out of memory."""
+    before = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        before(kind, error, traceback)
+        reason = session.explain_failure()
+        if reason is not None:
+            sys.stderr.write(f"zico: out of memory: {reason}\n")
+
+    sys.excepthook = excepthook
+
+
+def step() -> None:
+    """End the present iteration of this process's job and begin the next.
+
+    Waits until the scheduler admits the next iteration. Does nothing in a process that is in no pool.
+    """
+    if _current is not None:
+        _current.step()
+
+
+@contextlib.contextmanager
+def iteration() -> Iterator[None]:
+    """Run the body as one iteration: ``step`` at its end, also when it raises.
+
+    Use it around the body of a training loop, not around the loop.
+    """
+    try:
+        yield
+    finally:
+        step()
+
+
+def status() -> dict[str, Any] | None:
+    """Return this job's place in the pool as numbers (bytes, counts, seconds); ``None`` in no pool."""
+    if _current is None:
+        return None
+    record = _current.record
+    region_bytes = _current.pool.region_bytes
+    return {
+        "name": record["name"].decode(),
+        "frameworks": list(_current.frameworks),
+        "iterations": int(record["iteration"]),
+        "held_bytes": int(record["held"]) * region_bytes,
+        "peak_bytes": int(record["peak_held"]) * region_bytes,
+        "tensor_bytes": int(record["live_bytes"]),
+        "waited_s": int(record["boundary_waited_ns"] + record["need_waited_ns"]) / 1e9,
+        "budget_bytes": int(_current.pool.header["budget_regions"]) * region_bytes,
+    }
+
+
+__all__ = ["HookError", "Session", "attach", "current", "iteration", "status", "step"]
