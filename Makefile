@@ -1,0 +1,61 @@
+# `make demo` and `make test` are all a new user needs: each sets up .venv first. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV ?= .venv
+# For example PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" where PyPI's torch is the CUDA build.
+PIP_FLAGS ?=
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Create .venv with everything, at the tested versions
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[all]'
+	touch $@
+
+demo: setup ## Train a PyTorch and a TensorFlow job in three quarters of the sum of their peaks (about two minutes)
+	$(BIN)/python benchmarks/demo.py
+
+test: setup ## Run every test that needs no GPU
+	$(BIN)/python -m pytest tests/cpu tests/process tests/framework
+
+test-cpu: setup ## Run the tests that take seconds and start no processes
+	$(BIN)/python -m pytest tests/cpu
+
+lint: setup ## Check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## Check types
+	$(BIN)/mypy
+
+bench: setup ## Measure everything and write benchmarks/results (about half an hour)
+	$(BIN)/python benchmarks/heap.py
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/colocation.py
+
+bench-smoke: setup ## Run each benchmark as briefly as it can be run
+	$(BIN)/python benchmarks/heap.py --smoke
+	$(BIN)/python benchmarks/startup.py --smoke
+	$(BIN)/python benchmarks/colocation.py --smoke
+
+size: setup ## Print lines per file and the longest functions
+	$(BIN)/python tests/size.py
+
+inplace: ## Make the checkout importable without installing (PYTHONPATH=build/inplace)
+	rm -rf build/inplace
+	mkdir -p build/inplace/zico
+	for entry in zico/*; do ln -s "$(CURDIR)/$$entry" build/inplace/zico/; done
+	ln -s "$(CURDIR)/adapters" "$(CURDIR)/kernels" build/inplace/zico/
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report
+
+.PHONY: help setup demo test test-cpu lint types bench bench-smoke size inplace clean
