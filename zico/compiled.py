@@ -33,7 +33,7 @@ F = TypeVar("F")
 
 _PACKAGE = Path(__file__).resolve().parent
 # Every file with compiled functions; a change in any of them starts a new cache.
-_SOURCES = ("compiled.py", "pool/*.py", "heap/*.py", "trace/*.py", "scheduler/claims.py")
+_SOURCES = ("compiled.py", "pool/*.py", "heap/*.py", "trace/*.py", "scheduler/*.py")
 
 SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 FUTEX_WAIT = 0
@@ -92,7 +92,7 @@ def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:  # noqa: AN
 
 
 @intrinsic
-def record_at(_typing: Any, address: Any, dtype: Any) -> Any:  # noqa: ANN401 - Numba types
+def record_at(_typing: Any, address: Any, dtype: Any) -> Any:  # noqa: ANN401, ARG001 - Numba's protocol
     """View the record of a NumPy ``dtype`` that lies at an integer address, without a copy."""
     record = dtype.dtype
 
@@ -103,7 +103,7 @@ def record_at(_typing: Any, address: Any, dtype: Any) -> Any:  # noqa: ANN401 - 
 
 
 @intrinsic
-def _pointer(_typing: Any, address: Any) -> Any:  # noqa: ANN401 - Numba types
+def _pointer(_typing: Any, address: Any) -> Any:  # noqa: ANN401, ARG001 - Numba's protocol
     """Turn an integer address into a ``void *``."""
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401 - LLVM builders
@@ -129,10 +129,8 @@ def symbol_address(name: str) -> Any:  # noqa: ANN401 - a Numba intrinsic
     def address(_typing: Any) -> Any:  # noqa: ANN401 - Numba types
         def codegen(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:  # noqa: ANN401 - LLVM builders
             module = builder.module
-            if name in module.globals:
-                symbol = module.globals[name]
-            else:
-                symbol = ir.GlobalVariable(module, ir.IntType(8), name)
+            known = name in module.globals
+            symbol = module.globals[name] if known else ir.GlobalVariable(module, ir.IntType(8), name)
             return builder.ptrtoint(symbol, ir.IntType(64))
 
         return types.int64(), codegen
@@ -146,10 +144,10 @@ _I64 = ir.IntType(64)
 
 
 @intrinsic
-def call(_typing: Any, address: Any, args: Any) -> Any:  # noqa: ANN401 - Numba types
+def call(_typing: Any, address: Any, args: Any) -> Any:  # noqa: ANN401, ARG001 - Numba's protocol
     """Call the C function at an address with a tuple of integers or addresses; returns ``rax`` as an int64."""
 
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401 - LLVM builders
+    def codegen(_context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401 - LLVM builders
         count = signature.args[1].count
         function_type = ir.FunctionType(_I64, [_I64] * count)
         function = builder.inttoptr(values[0], function_type.as_pointer())

@@ -62,9 +62,7 @@ _PHDR = np.dtype(
     ]
 )
 _DYN = np.dtype([("tag", "<i8"), ("value", "<u8")])
-_SYM = np.dtype(
-    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")]
-)
+_SYM = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")])
 # r_info is one 64-bit word, symbol << 32 | type; little-endian, that is the type first.
 _RELA = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
 
@@ -154,9 +152,7 @@ def find_loaded(name_prefix: str) -> LoadedLibrary:
         raise HookError(f"several loaded libraries are named {name_prefix}*: give more of the name ({found})")
     path, code = next(iter(first_code.items()))
     if path.endswith(" (deleted)"):
-        raise HookError(
-            f"{path[: -len(' (deleted)')]} was replaced on disk while in use: restart the process"
-        )
+        raise HookError(f"{path[: -len(' (deleted)')]} was replaced on disk while in use: restart the process")
     return LoadedLibrary(Path(path), _bias(Path(path), code))
 
 
@@ -202,9 +198,7 @@ def replace_imports(library: LoadedLibrary, replacements: Mapping[str, int]) -> 
     slots = import_slots(library, replacements)
     for name, address in replacements.items():
         if not slots[name]:
-            raise HookError(
-                f"no import of {name} in {library.path}: {_REMEDY} or with a tested version of it"
-            )
+            raise HookError(f"no import of {name} in {library.path}: {_REMEDY} or with a tested version of it")
         if not address:
             raise HookError(f"the replacement of {name} is a null pointer: pass a function's address")
     with _PATCHING, _writable([slot for found in slots.values() for slot in found]):
@@ -247,9 +241,7 @@ class _Image:
         # The linker sorts RELATIVE relocations first and counts them: half of TensorFlow's are not even read.
         return calls, data[self._dynamic.get(_DT_RELACOUNT, 0) :]
 
-    def undefined_symbols(
-        self, names: Collection[str], tables: Iterable[NDArray[Any]]
-    ) -> dict[str, NDArray[np.intp]]:
+    def undefined_symbols(self, names: Collection[str], tables: Iterable[NDArray[Any]]) -> dict[str, NDArray[np.intp]]:
         """Return for each name the indices of the undefined symbols called so (one per version)."""
         # PT_DYNAMIC does not say how many symbols there are, but those beyond the last one that a relocation
         # uses have no slots.

@@ -120,5 +120,7 @@ def _check_inside(owned: Owned, offset: int, size_bytes: int) -> None:
     """Refuse a range that is empty, unaligned or outside before the kernel sees it."""
     aligned = offset % mmap.PAGESIZE == 0 and size_bytes % mmap.PAGESIZE == 0
     if not (aligned and 0 <= offset < offset + size_bytes <= owned.size_bytes):
-        detail = f"offset {offset}, size {size_bytes}: must be pages inside the {owned.size_bytes} bytes of the {owned.what}"
+        detail = (
+            f"offset {offset}, size {size_bytes}: must be pages inside the {owned.size_bytes} bytes of the {owned.what}"
+        )
         raise DriverError("mapping", 22, detail)

@@ -30,18 +30,17 @@ from zico.heap.layout import (
     ARENA,
     BLOCK,
     GRANULE_SHIFT,
-    HEAP,
     HISTORY,
     SLOT,
     Arena,
 )
 from zico.pool import regions, waiting
 from zico.pool.layout import MEMBER, NOBODY
-from zico.pool.regions import GRANTED, WAIT, header_of, job_at
+from zico.pool.regions import GONE, GRANTED, WAIT, job_at
 from zico.trace import curve, period
 
 NOT_SERVED = 0
-"""The request is for the real allocator (no address space left: never because of the budget)."""
+"""The request is for the real allocator: no address space is left, or the job has left the pool."""
 OUT_OF_MEMORY = -1
 
 _MUST_WAIT = -1
@@ -157,9 +156,11 @@ def _place(heap: Record, index: int, size_bytes: int, alignment: int) -> int:
         return _NO_SPACE
     offset = gaps.align_up(array_at(arena.starts, gap + 1, _I64)[gap], alignment)
     status = _back(heap, index, offset, size_bytes)
-    if status != GRANTED:
-        return _MUST_WAIT if status == WAIT else _NEVER_FITS
-    return gaps.take(arena, gap, size_bytes, alignment)
+    if status == GRANTED:
+        return gaps.take(arena, gap, size_bytes, alignment)
+    if status == WAIT:
+        return _MUST_WAIT
+    return _NO_SPACE if status == GONE else _NEVER_FITS
 
 
 @inlined
@@ -242,7 +243,7 @@ def _wait_for_place(
     """Wait until a place is found; returns arena and offset. Enters and leaves inside the heap's mutex."""
     pool = pool_of(heap)
     deadline_ns = monotonic_ns() + heap.wait_limit_ns
-    before = np.int64(-1)
+    before = -1
     still_slices = 0
     never_slices = 0
     region_bytes = 1 << heap.region_shift
@@ -260,13 +261,13 @@ def _wait_for_place(
         if offset == _MUST_WAIT and (stuck or monotonic_ns() > deadline_ns):
             arena = SPILL
             offset = _place(heap, arena, size_bytes, alignment)
-            header_of(pool).stalls += 1
+            waiting.note_stall(pool)
             break
         mutex_unlock(heap.mutex_address)
         waiting.sleep_until_change(pool, sequence)
         mutex_lock(heap.mutex_address)
     waiting.stop_waiting(pool)
-    if offset < 0:
+    if offset < 0 and offset != _NO_SPACE:
         offset = _NEVER_FITS
         me.oom_request_bytes = size_bytes
         me.oom_held = me.held

@@ -34,7 +34,7 @@ Record = Any
 
 @inlined
 def _hash(value: int, shift: int) -> int:
-    return np.int64(np.uint64(value * _MIX) >> np.uint64(shift))
+    return int(np.int64(np.uint64(value * _MIX) >> np.uint64(shift)))
 
 
 @inlined

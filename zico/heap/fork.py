@@ -1,8 +1,8 @@
 """A forked child sees its parent's tensors as they were, and shares nothing with the pool (invariant 10).
 
 The window is a shared mapping, so copy-on-write does not come by itself. The child copies the slots that hold live
-tensors into private memory at the same addresses before ``fork`` returns in it; the parent's tensors stand still
-until then, because the forking thread keeps the heap's mutex. The copies are the child's own memory, outside the budget.
+tensors into private memory at the same addresses before ``fork`` returns in it; the parent's tensors stand still until
+then, because the forking thread keeps the heap's mutex. The copies are the child's own memory, outside the budget.
 
 Known limitations
     Applies to ``os.fork`` (so to ``multiprocessing``, data loaders and ``pty``), not to a fork made by C code that

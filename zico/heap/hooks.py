@@ -36,7 +36,8 @@ def posix_memalign(out_address: int, alignment: int, size_bytes: int) -> int:
         if address != allocator.NOT_SERVED:
             array_at(out_address, 1, _I64)[0] = address
             return 0
-    return np.int32(call(heap.real_posix_memalign, (out_address, alignment, size_bytes)))
+    status: int = np.int32(call(heap.real_posix_memalign, (out_address, alignment, size_bytes)))  # type: ignore[assignment]
+    return status
 
 
 @callback(types.int64(types.int64, types.int64))

@@ -18,8 +18,7 @@ def warm() -> None:
     pool = PoolTable.create(budget_bytes=_REGION_BYTES, region_bytes=_REGION_BYTES, use_claims=True, self_admit=True)
     with pool:
         job = pool.join(os.getpid(), "warm")
-        copies = [os.dup(fd) for fd in (pool.memory_fd, pool.table_fd, pool.notify_fd)]
-        with PoolTable.join_pool(*copies, job) as member:
+        with PoolTable.join_pool(os.dup(pool.memory_fd), os.dup(pool.table_fd), os.dup(pool.notify_fd), job) as member:
             heap = Heap(member, HEAP_RECORD)
             record = HEAP_RECORD[0]
             allocator.free(record, allocator.allocate(record, GRANULE_BYTES, 64))

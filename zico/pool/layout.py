@@ -14,13 +14,12 @@ import enum
 
 import numpy as np
 
+from zico.trace.layout import CURVE, CURVE_BINS
+
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
 VERSION = 1
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
-
-CURVE_BINS = 256
-"""Points of a memory curve. An iteration of N events is kept in 128 to 256 bins of a power of two events each."""
 
 NOBODY = -1
 MUTEX_BYTES = 64
@@ -41,19 +40,6 @@ class JobState(enum.IntEnum):
     LEAVING = 3
     """Its connection is closed but its process lives: keeps what it holds, gets nothing more."""
 
-
-CURVE = np.dtype(
-    [
-        ("shift", "i4"),  # a bin is 2**shift progress events wide
-        ("n_bins", "i4"),  # bins in use
-        ("n_events", "i8"),  # progress at the iteration's end
-        ("duration_ns", "i8"),  # from admission to the end, waits for memory left out
-        ("held", "i4", (CURVE_BINS,)),  # most regions held within the bin
-        ("t_ns", "i8", (CURVE_BINS,)),  # when the bin began, from admission, waits for memory left out
-    ],
-    align=True,
-)
-"""Regions held against progress, with times: one iteration, or the profile folded from several."""
 
 HEADER = np.dtype(
     [

@@ -37,6 +37,7 @@ from zico.trace import curve
 GRANTED = 0
 WAIT = 1
 NEVER = 2
+GONE = 3
 
 ALONE_FRESH_NS = 1_000_000_000
 """A job without a profile keeps the others from starting iterations for so long after it last grew."""
@@ -113,7 +114,7 @@ def recover(pool: Record) -> None:
     for r in range(header.n_regions):
         owner = regions[r].owner
         if owner == NOBODY:
-            _append(header, regions, r)
+            append(header, regions, r)
         else:
             job_at(pool, owner).held += 1
             header.granted += 1
@@ -124,7 +125,8 @@ def recover(pool: Record) -> None:
 
 
 @inlined
-def _append(header: Record, regions: Array, r: int) -> None:
+def append(header: Record, regions: Array, r: int) -> None:
+    """Put a free region at the end of the list."""
     regions[r].previous = header.free_tail
     regions[r].next = NOBODY
     if header.free_tail == NOBODY:
@@ -176,7 +178,7 @@ def claim_of(job: Record) -> int:
 
 
 @compiled
-def _stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
+def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
     """Tell whether ``n`` more regions for the requester, then claiming ``claim``, leave everybody able to finish.
 
     Where some job cannot finish even now (a profile was wrong), it is left out: the grant must not make it worse.
@@ -250,15 +252,17 @@ def try_acquire(pool: Record, wanted: Array, n: int) -> int:
         n: How many.
 
     Returns:
-        ``GRANTED``; ``WAIT`` (then the job is noted as waiting: ask again, or call ``stop_waiting``); ``NEVER`` if
-        the job would hold more than the budget.
+        ``GRANTED``; ``WAIT``: ask again when the table has changed; ``NEVER``: the job would hold more than the
+        budget; ``GONE``: the job has left and gets nothing more.
     """
     header = header_of(pool)
     me = job_at(pool, pool.job)
     lock(pool)
-    if me.held + n > header.budget_regions:
+    if me.state == LEAVING:
+        status = GONE
+    elif me.held + n > header.budget_regions:
         status = NEVER
-    elif me.state == LEAVING or not _may_grant(pool, me, n):
+    elif not _may_grant(pool, me, n):
         status = WAIT
     else:
         status = _take(pool, wanted, n)
@@ -275,7 +279,7 @@ def _may_grant(pool: Record, me: Record, n: int) -> bool:
         return True
     if me.profiled == 0:
         now_ns = monotonic_ns()
-        if someone_else_grows_alone(pool, pool.job, now_ns) or not _stays_safe(pool, pool.job, n, 0):
+        if someone_else_grows_alone(pool, pool.job, now_ns) or not stays_safe(pool, pool.job, n, 0):
             return False
         _grow_alone(pool, me, now_ns)
         return True
@@ -284,7 +288,7 @@ def _may_grant(pool: Record, me: Record, n: int) -> bool:
         # The profile was wrong: from here to the boundary nothing better than the whole peak is known.
         me.claim_floor = max(me.claim_floor, me.claim_peak, me.held + n)
         claim = me.claim_floor
-    return _stays_safe(pool, pool.job, n, claim)
+    return stays_safe(pool, pool.job, n, claim)
 
 
 @inlined
@@ -322,7 +326,7 @@ def _untake(header: Record, regions: Array, wanted: Array, n: int) -> None:
         r = wanted[i]
         if r != NOBODY:
             regions[r].owner = NOBODY
-            _append(header, regions, r)
+            append(header, regions, r)
 
 
 @compiled
@@ -337,16 +341,16 @@ def release(pool: Record, given: Array, n: int) -> None:
         regions[r].owner = NOBODY
         regions[r].last_owner = pool.job
         regions[r].fence = me.fence_passed
-        _append(header, regions, r)
+        append(header, regions, r)
     me.held -= n
     header.granted -= n
-    wake, notify = _something_changed(header)
+    wake, notify = note_change(header)
     unlock(pool)
     tell(pool, wake, notify)
 
 
 @inlined
-def _something_changed(header: Record) -> tuple[bool, bool]:
+def note_change(header: Record) -> tuple[bool, bool]:
     """Note, inside the mutex, that a wait may have ended; returns whom ``tell`` must wake afterwards."""
     header.sequence += 1
     notify = header.boundary_waiters > 0 and header.notified == 0

@@ -51,7 +51,9 @@ class PoolTable:
     Close it, or use it as a context manager: the mapping and the three descriptors are its own.
     """
 
-    def __init__(self, driver: Driver, memory: Owned, table: Owned, notify_fd: int, owned: contextlib.ExitStack) -> None:
+    def __init__(
+        self, driver: Driver, memory: Owned, table: Owned, notify_fd: int, owned: contextlib.ExitStack
+    ) -> None:
         """Map the table; use ``create`` or ``join_pool`` instead."""
         self.driver = driver
         self.memory = memory
@@ -203,7 +205,7 @@ class PoolTable:
 
     def mark_leaving(self, job: int) -> None:
         """Grant a job nothing more; it keeps what it holds until ``reap``."""
-        self.jobs[job]["state"] = JobState.LEAVING
+        waiting.leave(self.member[0], job)
 
     def reap(self, job: int) -> int:
         """Take back all regions of a job whose process has died; returns how many."""
@@ -248,7 +250,7 @@ class PoolTable:
 
 def _view(address: int, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
     """View records at an address as an array; valid while the mapping is."""
-    buffer = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
+    buffer: Any = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
     return np.frombuffer(buffer, dtype, count)
 
 

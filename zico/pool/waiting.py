@@ -15,15 +15,16 @@ from zico.pool.layout import HEADER, JOB, NOBODY
 from zico.pool.regions import (
     BOUNDARY,
     EMPTY,
+    LEAVING,
     RUNNING,
-    _append,
-    _something_changed,
-    _stays_safe,
+    append,
     header_of,
     job_at,
     lock,
+    note_change,
     regions_of,
     someone_else_grows_alone,
+    stays_safe,
     tell,
     unlock,
 )
@@ -118,6 +119,14 @@ def standstill(pool: Record) -> int:
 
 
 @compiled
+def note_stall(pool: Record) -> None:
+    """Count a state that nobody could leave."""
+    lock(pool)
+    header_of(pool).stalls += 1
+    unlock(pool)
+
+
+@compiled
 def is_first_to_yield(pool: Record) -> bool:
     """Tell whether this job is the one that should use the next tier: the waiting job with the smallest need."""
     best = NOBODY
@@ -153,7 +162,7 @@ def finish_iteration(pool: Record) -> bool:
         me.state = BOUNDARY
         me.boundary_since_ns = now_ns
         header.boundary_waiters += 1
-    wake, notify = _something_changed(header)
+    wake, notify = note_change(header)
     unlock(pool)
     tell(pool, wake, notify)
     return admitted
@@ -201,7 +210,9 @@ def admit(pool: Record, job: int) -> bool:
     record = job_at(pool, job)
     lock(pool)
     admitted = record.state == BOUNDARY and (
-        header.use_claims == 0 or _stays_safe(pool, job, 0, max(record.claim_peak, record.persistent))
+        header.use_claims == 0
+        or _nobody_runs(pool)
+        or stays_safe(pool, job, 0, max(record.claim_peak, record.persistent))
     )
     if admitted:
         waited_ns = monotonic_ns() - record.boundary_since_ns
@@ -215,6 +226,15 @@ def admit(pool: Record, job: int) -> bool:
     if admitted:
         futex_wake_all(pool.jobs_address + job * _JOB_BYTES + _ADMITS_OFFSET)
     return admitted
+
+
+@inlined
+def _nobody_runs(pool: Record) -> bool:
+    """Tell whether all jobs stand at boundaries: then one must start, even if it will overflow into the next tier."""
+    for j in range(header_of(pool).places):
+        if job_at(pool, j).state == RUNNING:
+            return False
+    return True
 
 
 @compiled
@@ -251,7 +271,7 @@ def reap(pool: Record, job: int) -> int:
     """Take back everything a dead job held and free its place; returns the number of regions."""
     lock(pool)
     count = _reap(pool, job)
-    wake, notify = _something_changed(header_of(pool))
+    wake, notify = note_change(header_of(pool))
     unlock(pool)
     tell(pool, wake, notify)
     return count
@@ -273,14 +293,32 @@ def _reap(pool: Record, job: int) -> int:
     regions = regions_of(pool)
     count = 0
     for r in range(header.n_regions):
+        if regions[r].last_owner == job:
+            regions[r].last_owner = NOBODY  # its fences died with it; the place may get another job
         if regions[r].owner == job:
             regions[r].owner = NOBODY
-            regions[r].last_owner = NOBODY
-            _append(header, regions, r)
+            append(header, regions, r)
             count += 1
     header.granted -= count
     record.held = 0
     return count
+
+
+@compiled
+def leave(pool: Record, job: int) -> None:
+    """Grant a job nothing more; it keeps what it holds until it is reaped."""
+    header = header_of(pool)
+    record = job_at(pool, job)
+    lock(pool)
+    if record.state == BOUNDARY:
+        header.boundary_waiters -= 1
+    if record.state != EMPTY:
+        record.state = LEAVING
+    if header.alone_job == job:
+        header.alone_job = NOBODY
+    wake, notify = note_change(header)
+    unlock(pool)
+    tell(pool, wake, notify)
 
 
 @compiled

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 from zico.compiled import compiled, inlined
-from zico.pool.layout import CURVE_BINS
+from zico.trace.layout import CURVE_BINS
 
 UNPROFILED_SHIFT = 40
 """Bin width of a profile that says only "at most so much, at any time"."""
@@ -75,8 +75,7 @@ def extend(curve: Record, progress: int, held: int, t_ns: int) -> None:
 def raise_to(curve: Record, held: int) -> None:
     """Note a new height within the current bin."""
     last = curve.n_bins - 1
-    if curve.held[last] < held:
-        curve.held[last] = held
+    curve.held[last] = max(curve.held[last], held)
 
 
 @compiled
