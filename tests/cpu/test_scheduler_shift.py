@@ -1,0 +1,135 @@
+"""Staircases and the smallest delay against counting every instant."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zico.scheduler.demand import Staircase, claim, level_at, planned, position_ns, remaining, total
+from zico.scheduler.shift import NEVER, Shift, smallest_delay
+from zico.scheduler.state import JobView, Phase, Profile
+
+JOB = JobView(
+    job=0,
+    name="job",
+    phase=Phase.BOUNDARY,
+    held=1,
+    persistent=1,
+    progress=0,
+    profile=None,
+    iteration=1,
+    started_ns=0,
+    waiting_since_ns=5,
+    need=0,
+)
+
+
+def profile(levels: list[int], step_ns: int = 1) -> Profile:
+    """Return a profile of equal steps of four events each."""
+    times = tuple(i * step_ns for i in range(len(levels)))
+    return Profile(tuple(levels), times, len(levels) * step_ns, shift=2, n_events=4 * len(levels))
+
+
+def staircase(levels: list[int], width_ns: int = 1) -> Staircase:
+    """Return a staircase of equal steps."""
+    return Staircase(np.arange(len(levels), dtype=np.int64) * width_ns, np.array(levels, np.int64))
+
+
+def fits(others: Staircase, held: int, levels: list[int], delay_ns: int, budget: int) -> bool:
+    """Look at every nanosecond of the iteration."""
+    return all(own <= held or own + level_at(others, delay_ns + t) <= budget for t, own in enumerate(levels))
+
+
+LEVELS = st.lists(st.integers(0, 9), min_size=1, max_size=12)
+
+
+@given(LEVELS, LEVELS, st.integers(0, 6), st.integers(0, 14))
+@settings(max_examples=500, derandomize=True, deadline=None)
+def test_the_delay_is_the_smallest_that_fits(others: list[int], levels: list[int], held: int, budget: int) -> None:
+    """The delay found fits, no smaller one does, and never is said only if none ever fits."""
+    demand = staircase(others)
+    job = dataclasses.replace(JOB, held=held)
+    found = smallest_delay(demand, job, profile(levels), budget)
+    possible = [delay for delay in range(len(others) + 1) if fits(demand, held, levels, delay, budget)]
+    assert found.delay_ns == (possible[0] if possible else NEVER)
+
+
+@given(LEVELS, LEVELS, st.integers(0, 6), st.integers(0, 14))
+@settings(max_examples=200, derandomize=True, deadline=None)
+def test_the_conflict_is_where_memory_is_first_short(
+    others: list[int], levels: list[int], held: int, budget: int
+) -> None:
+    """The conflict is the first instant at which a start now would exceed the budget, -1 if there is none."""
+    demand = staircase(others)
+    found = smallest_delay(demand, dataclasses.replace(JOB, held=held), profile(levels), budget)
+    short = [t for t, own in enumerate(levels) if own > held and own + level_at(demand, t) > budget]
+    assert found.conflict_ns == (short[0] if short else -1)
+
+
+def test_the_drawn_example() -> None:
+    """The example in the module's text holds: the 3 may begin when the others come down to 1."""
+    assert smallest_delay(staircase([4, 4, 4, 1]), JOB, profile([1, 3, 3, 2]), 6) == Shift(2, 1)
+
+
+@given(st.lists(LEVELS, min_size=1, max_size=5), st.integers(1, 4))
+@settings(max_examples=100, derandomize=True, deadline=None)
+def test_the_total_is_the_sum_at_every_instant(parts: list[list[int]], width_ns: int) -> None:
+    """Merging staircases adds their levels everywhere and keeps times rising."""
+    staircases = [staircase(part, width_ns + i) for i, part in enumerate(parts)]
+    merged = total(staircases)
+    assert all(level_at(merged, t) == sum(level_at(part, t) for part in staircases) for t in range(70))
+    assert merged.t_ns[0] == 0
+    assert np.all(np.diff(merged.t_ns) > 0)
+
+
+def test_a_running_job_goes_on_from_its_progress() -> None:
+    """What remains begins at the interpolated place, with what is held if that is more, and ends at the residual."""
+    job = dataclasses.replace(
+        JOB, phase=Phase.RUNNING, progress=14, held=8, persistent=2, profile=profile([3, 3, 7, 7, 7, 5, 4], 4)
+    )
+    rest = remaining(job, now_ns=0)
+    assert rest.t_ns.tolist() == [0, 6, 10, 14]
+    assert rest.level.tolist() == [8, 5, 4, 2]
+
+
+def test_a_planned_job_holds_its_own_until_it_starts_and_after_it_ends() -> None:
+    """A reservation is the whole iteration behind its delay, between what the job holds at its boundary."""
+    plan = planned(dataclasses.replace(JOB, held=2), profile([3, 3, 7, 4]), 5)
+    assert plan.t_ns.tolist() == [0, 5, 7, 8, 9]
+    assert plan.level.tolist() == [2, 3, 7, 4, 2]
+
+
+@pytest.mark.parametrize("phase", [Phase.BOUNDARY, Phase.LEAVING])
+def test_who_is_in_no_iteration_stays_level(phase: Phase) -> None:
+    """A job at a boundary or leaving is expected to keep exactly what it holds."""
+    job = dataclasses.replace(JOB, phase=phase, held=6, profile=profile([9, 9]))
+    assert remaining(job, now_ns=0).level.tolist() == [6]
+
+
+def test_who_overruns_is_expected_to_take_as_long_again() -> None:
+    """A job past its profile's end keeps what it holds for as long as it has overrun, then its residual."""
+    job = dataclasses.replace(JOB, phase=Phase.RUNNING, progress=99, held=6, profile=profile([9, 9], 100))
+    rest = remaining(job, now_ns=250)
+    assert rest.t_ns.tolist() == [0, 50]
+    assert rest.level.tolist() == [6, 1]
+
+
+def test_a_profile_of_one_step_is_followed_by_the_clock() -> None:
+    """Where progress says nothing about time, the time since the start does."""
+    job = dataclasses.replace(JOB, phase=Phase.RUNNING, progress=1, started_ns=100, profile=profile([9], 50))
+    assert job.profile is not None
+    assert position_ns(job, job.profile, now_ns=130) == 30
+    assert position_ns(job, job.profile, now_ns=990) == 50
+
+
+@pytest.mark.parametrize(("progress", "expected"), [(0, 7), (19, 7), (20, 7), (24, 5), (28, 4), (36, 4), (37, 7)])
+def test_a_claim_falls_a_step_late_and_is_whole_beyond_the_end(progress: int, expected: int) -> None:
+    """The claim follows the profile with one step's delay; past the expected end all of the peak is possible again."""
+    job = dataclasses.replace(
+        JOB, phase=Phase.RUNNING, progress=progress, held=3, profile=profile([3, 3, 7, 7, 7, 5, 4])
+    )
+    assert claim(job) == expected

@@ -1,0 +1,90 @@
+"""The time shift: the smallest delay after which a whole iteration fits beside what the others are going to hold.
+
+Theory of operation
+    Both sides are staircases. A step of the newcomer and a step of the others that together exceed the budget forbid
+    every delay with which they would overlap, an open interval of delays. The answer is the smallest delay in none of
+    these intervals, so it is 0 or the end of one of them: an instant at which a step of the newcomer would begin just
+    when the others come down a step. From a delay that is forbidden we go to the end of an interval that forbids it,
+    all at once, until no step complains::
+
+        budget 6     others   4 4 4 1 1 ...        delay 0: 3 + 4 > 6 from 1 to 3: the 3 may begin at 3, so delay 2
+                     job      1 3 3 2              delay 2: - - 1 3 3 2 fits
+
+    Time here is exact (nanoseconds, no polling interval), and steps on which the newcomer holds no more than it does
+    while it waits forbid nothing.
+
+Source: the delay search of the Zico paper (USENIX ATC 2021, section 4), which polls instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from zico.compiled import compiled
+from zico.scheduler.demand import curve_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from zico.scheduler.demand import Staircase
+    from zico.scheduler.state import JobView, Profile
+
+    Int64s = NDArray[np.int64]
+
+NEVER = -1
+"""No delay helps: the others' last step leaves too little."""
+
+
+class Shift(NamedTuple):
+    """When a waiting job may start, and what keeps it from starting now."""
+
+    delay_ns: int
+    """0: now; ``NEVER``: not unless somebody leaves."""
+    conflict_ns: int
+    """When, after a start now, memory would first be short; -1 if never."""
+
+
+def smallest_delay(others: Staircase, job: JobView, profile: Profile, budget: int) -> Shift:
+    """Return the smallest delay after which the job's whole next iteration fits.
+
+    Args:
+        others: What everybody but the job is going to hold.
+        job: At its boundary; what it holds there (``held``) it may hold in any case.
+        profile: The job's.
+        budget: Regions.
+    """
+    curve = curve_of(profile)
+    return Shift(*_smallest_delay(*others, *curve.steps, curve.duration_ns, job.held, budget))
+
+
+@compiled
+def _smallest_delay(
+    t_ns: Int64s, levels: Int64s, own_ns: Int64s, own: Int64s, duration_ns: int, held: int, budget: int
+) -> tuple[int, int]:
+    """Return the delay and the time of the first conflict at delay 0."""
+    n = len(own)
+    delay_ns = 0
+    conflict_ns = -1
+    clean = 0  # newcomer's steps in a row that fit at this delay; n of them, round the end, prove it
+    i = k = 0
+    while clean < n:
+        if i == n:
+            i = k = 0
+        moved_ns = delay_ns
+        end_ns = own_ns[i + 1] if i + 1 < n else duration_ns
+        while k + 1 < len(t_ns) and t_ns[k + 1] <= delay_ns + own_ns[i]:
+            k += 1
+        at = k
+        while own[i] > held and at < len(t_ns) and t_ns[at] < moved_ns + end_ns:
+            if own[i] + levels[at] > budget:
+                if conflict_ns < 0 and delay_ns == 0:
+                    conflict_ns = max(own_ns[i], t_ns[at])
+                if at + 1 == len(t_ns):
+                    return NEVER, max(conflict_ns, 0)
+                moved_ns = t_ns[at + 1] - own_ns[i]
+            at += 1
+        clean = clean + 1 if moved_ns == delay_ns else 1
+        delay_ns = moved_ns
+        i += 1
+    return delay_ns, conflict_ns
