@@ -1,0 +1,172 @@
+"""The architecture itself: who imports whom, how long things are, which invariants are tested."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from size import functions, source_files  # noqa: E402 - a script beside the tests, not a package
+
+# Layer -> what it may import besides itself and the bottom layer. Arrows point downwards (docs/design/README.md).
+BOTTOM = {"units", "errors", "compiled"}
+ALLOWED = {
+    "": {"session"},
+    "__main__": {"cli"},
+    "autoload": set(),
+    "units": set(),
+    "errors": set(),
+    "compiled": set(),
+    "config": {"scheduler"},
+    "elf": set(),
+    "inject": {"autoload"},
+    "driver": set(),
+    "trace": set(),
+    "scheduler": set(),
+    "pool": {"driver", "trace", "scheduler.claims"},
+    "heap": {"pool", "driver", "trace"},
+    "broker": {"pool", "scheduler", "heap", "driver"},
+    "session": {"broker.client", "pool", "heap", "elf"},
+    "adapters": {"session", ""},
+    "kernels": set(),
+    "report": {"config", "broker.messages"},
+    "launch": {"config", "report", "broker", "session"},
+    "cli": {"launch", "report", "config", "broker", "scheduler", ""},
+}
+MAX_FUNCTION_LINES = 60
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the modules that a file imports anywhere, absolute names."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return found
+
+
+def layer_of(path: Path) -> str:
+    """Return the layer that a source file belongs to."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] in ("adapters", "kernels"):
+        return parts[0]
+    return "" if parts[1] == "__init__" else parts[1]
+
+
+def is_allowed(layer: str, module: str) -> bool:
+    """Tell whether a layer may import a module of ours."""
+    inner = module.removeprefix("zico").removeprefix(".")
+    top = inner.split(".")[0]
+    if top == layer or top in BOTTOM or inner == "__version__":
+        return True
+    return any(inner == name or inner.startswith(f"{name}.") for name in ALLOWED[layer] if name)
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_downwards(path: Path) -> None:
+    """Every import of one of our modules goes to a layer below."""
+    layer = layer_of(path)
+    wrong = {name for name in imports_of(path) if name.startswith("zico.") and not is_allowed(layer, name)}
+    assert not wrong, f"{layer or 'zico'} may import {sorted(ALLOWED[layer])}, not {sorted(wrong)}"
+
+
+def test_an_upward_import_would_be_seen() -> None:
+    """The table refuses a scheduler that knows the broker, and a core that knows an adapter."""
+    assert not is_allowed("scheduler", "zico.broker.server")
+    assert not is_allowed("heap", "zico.adapters.torch")
+    assert not is_allowed("trace", "zico.pool.regions")
+
+
+def test_only_the_driver_opens_the_device() -> None:
+    """Only zico/driver may import cuda."""
+    users = [path for path in source_files() if any(name.split(".")[0] == "cuda" for name in imports_of(path))]
+    assert all(path.is_relative_to(ROOT / "zico" / "driver") for path in users), users
+
+
+def test_no_adapter_imports_another() -> None:
+    """Adapters know one framework each and none of the others."""
+    for path in (ROOT / "adapters").glob("*.py"):
+        assert not {name for name in imports_of(path) if name.startswith("zico.adapters")}, path
+
+
+@pytest.mark.parametrize("name", ["framing", "messages", "state"])
+def test_the_protocol_has_no_sockets(name: str) -> None:
+    """Messages, framing and state machine take and give bytes, and know no operating system."""
+    banned = {"socket", "os", "threading", "time", "select", "selectors", "asyncio"}
+    assert not banned & {module.split(".")[0] for module in imports_of(ROOT / "zico" / "broker" / f"{name}.py")}
+
+
+def test_functions_are_short() -> None:
+    """No function is longer than the limit, docstring not counted."""
+    long = {
+        f"{path.relative_to(ROOT)}:{name}": lines
+        for path in source_files((*("zico", "adapters", "kernels"), "benchmarks", "tests"))
+        for name, lines in functions(path)
+        if lines > MAX_FUNCTION_LINES
+    }
+    assert not long
+
+
+def test_importing_zico_loads_nothing_heavy() -> None:
+    """`import zico` in a fresh process loads no CUDA, no Numba, no NumPy and no framework."""
+    code = "import sys, zico; print(*sorted(name.split('.')[0] for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert not {"cuda", "numba", "llvmlite", "numpy", "torch", "tensorflow", "keras"} & set(done.stdout.split())
+
+
+def numbered_invariants() -> set[int]:
+    """Return the numbers in the list of invariants."""
+    text = (ROOT / "docs" / "design" / "invariants.md").read_text()
+    return {int(number) for number in re.findall(r"^(\d+)\. ", text, re.MULTILINE)}
+
+
+def invariants_in_tests() -> set[int]:
+    """Return the numbers that docstrings of tests name."""
+    numbers = set()
+    for path in source_files(("tests",)):
+        for sentence in re.findall(r'"""Invariants? ([^:]+):', path.read_text()):
+            numbers |= {int(number) for number in re.findall(r"\d+", sentence)}
+    return numbers
+
+
+def test_invariants_and_tests_name_each_other() -> None:
+    """Every numbered invariant has a test, and every number that a test names exists."""
+    assert invariants_in_tests() == numbered_invariants()
+
+
+def test_every_test_says_what_is_true() -> None:
+    """Each test function has a docstring."""
+    silent = [
+        f"{path.relative_to(ROOT)}:{node.name}"
+        for path in source_files(("tests",))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node)
+    ]
+    assert not silent
+
+
+def test_nobody_sleeps_to_synchronise() -> None:
+    """No test, and nothing of ours, calls time.sleep."""
+    pattern = re.compile(r"\btime\.sleep\(|\bfrom time import .*\bsleep\b")
+    folders = ("zico", "adapters", "kernels", "tests")
+    users = [path for path in source_files(folders) if path != Path(__file__) and pattern.search(path.read_text())]
+    assert not users
+
+
+def test_documents_name_no_machine() -> None:
+    """No document, source or result names a path of the machine it was written on."""
+    pattern = re.compile(r"/(?:work|root|home)/")
+    suffixes = {".py", ".md", ".cfg", ".toml", ".json", ".txt"}
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    paths = [ROOT / name for name in files.stdout.splitlines()]
+    named = [path for path in paths if path.suffix in suffixes and path != Path(__file__) and path.exists()]
+    assert not [path for path in named if pattern.search(path.read_text())]
