@@ -1,0 +1,133 @@
+"""Messages and open descriptors for the broker's tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from hypothesis import strategies as st
+
+from zico.broker import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BIGGEST = 2**63 - 1
+LONGEST_NAME = "\N{WHITE MEDIUM STAR}" * m.MAX_NAME_CHARS
+
+CLIENT_EXAMPLES: tuple[m.ClientMessage, ...] = (
+    m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=1, framework="torch"),
+    m.Observe(m.PROTOCOL_VERSION),
+    m.StatusRequest(),
+    m.ReportRequest(),
+    m.Goodbye(),
+)
+JOB_STATUS = m.JobStatus(
+    job=BIGGEST,
+    name=LONGEST_NAME,
+    pid=BIGGEST,
+    framework=LONGEST_NAME,
+    state="boundary",
+    iterations=BIGGEST,
+    iterations_per_s=1e300,
+    held_bytes=BIGGEST,
+    peak_bytes=BIGGEST,
+    live_tensor_bytes=BIGGEST,
+    need_bytes=BIGGEST,
+    waiting_s=1e300,
+    waited_s=1e300,
+    waits_for=tuple(range(64)),
+)
+STATUS = m.Status(
+    schema_version=m.STATUS_SCHEMA,
+    policy="zico",
+    uptime_s=1.5,
+    region_bytes=BIGGEST,
+    budget_bytes=BIGGEST,
+    granted_bytes=BIGGEST,
+    physical_bytes=BIGGEST,
+    peak_granted_bytes=BIGGEST,
+    peak_physical_bytes=BIGGEST,
+    jobs=(JOB_STATUS,) * 64,
+)
+JOB_REPORT = m.JobReport(
+    name=LONGEST_NAME,
+    pid=BIGGEST,
+    framework=LONGEST_NAME,
+    iterations=BIGGEST,
+    iterations_per_s=1e300,
+    waited_s=1e300,
+    boundary_waited_s=1e300,
+    peak_bytes=BIGGEST,
+    peak_tensor_bytes=BIGGEST,
+    persistent_bytes=BIGGEST,
+    requested_bytes=BIGGEST,
+    pooled_bytes=BIGGEST,
+    spilled_bytes=BIGGEST,
+    pool_fraction=0.123456789,
+    maps=BIGGEST,
+    oom=m.RefusedRequest(request_bytes=BIGGEST, held_bytes=BIGGEST),
+)
+REPORT = m.Report(
+    pool=m.PoolReport(
+        policy="zico",
+        region_bytes=BIGGEST,
+        budget_bytes=BIGGEST,
+        peak_granted_bytes=BIGGEST,
+        peak_physical_bytes=BIGGEST,
+        recoveries=BIGGEST,
+        stalls=BIGGEST,
+    ),
+    jobs=(JOB_REPORT,) * m.MAX_REPORTED_JOBS,
+    jobs_left_out=BIGGEST,
+)
+BROKER_EXAMPLES: tuple[m.BrokerMessage, ...] = (
+    m.Welcome(job=0, region_bytes=1, n_regions=1, budget_bytes=1, policy="zico"),
+    m.Refused("full"),
+    m.ErrorReply("nonsense"),
+    STATUS,
+    REPORT,
+)
+EXAMPLES: tuple[m.Message, ...] = CLIENT_EXAMPLES + BROKER_EXAMPLES
+
+counts = st.integers(0, BIGGEST)
+names = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=m.MAX_NAME_CHARS)
+hellos = st.builds(m.Hello, version=counts, name=names, pid=counts, framework=names)
+messages = st.one_of(
+    hellos,
+    st.builds(m.Refused, st.text(st.characters(exclude_categories=["Cs"]), max_size=99)),
+    st.sampled_from(EXAMPLES),
+)
+
+
+def framed(body: bytes) -> bytes:
+    """Return ``body`` behind an honest length."""
+    return len(body).to_bytes(4, "big") + body
+
+
+def raw_frame(**fields: object) -> bytes:
+    """Return a frame of any fields, valid or not."""
+    return framed(msgspec.msgpack.encode(fields))
+
+
+def open_descriptors() -> dict[int, str]:
+    """Return this process's descriptors and what they are."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found[int(entry.name)] = str(entry.readlink())
+    return found
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Fail if a descriptor was opened inside and not closed; it is closed then."""
+    before = open_descriptors()
+    yield
+    left = {fd: what for fd, what in open_descriptors().items() if before.get(fd) != what}
+    for fd in left:
+        os.close(fd)
+    assert not left, f"descriptors left open: {left}"

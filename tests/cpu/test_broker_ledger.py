@@ -1,0 +1,342 @@
+"""From the table's records to views, figures and the record file, and from decisions back to the table."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zico.broker import messages as m
+from zico.broker.admission import RECHECK_NS, RETRY_NS, admit_all
+from zico.broker.framing import FrameReader, encode_frame
+from zico.broker.ledger import Ledger
+from zico.broker.record import write_record
+from zico.broker.views import ProfileCache, jobs_in, mask_of, pool_view
+from zico.pool.layout import HEADER, JOB, MAX_JOBS, NOBODY, JobState
+from zico.scheduler.state import Decision, Phase, PoolView, Profile, Start, Wait
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from zico.broker.members import Member
+
+MIB = 1 << 20
+S = 1_000_000_000
+BEGAN_NS = 5 * S
+
+
+def empty_table() -> tuple[Any, Any]:
+    """Return a header and job records as of a pool of 16 regions without jobs."""
+    header = np.zeros(1, HEADER)[0]
+    header["budget_regions"] = 16
+    header["alone_job"] = NOBODY
+    return header, np.zeros(MAX_JOBS, JOB)
+
+
+def set_fields(record: Any, **values: object) -> None:  # noqa: ANN401 - a numpy record
+    """Set these fields of a record."""
+    for name, value in values.items():
+        record[name] = value
+
+
+def new_ledger() -> Ledger:
+    """Return a ledger without members."""
+    return Ledger(policy="zico", region_bytes=MIB, budget_bytes=16 * MIB, began_ns=BEGAN_NS)
+
+
+def join(ledger: Ledger, job: int, name: str) -> Member:
+    """Add a member."""
+    return ledger.join(job=job, pid=100 + job, name=name, framework="torch", pidfd=None)
+
+
+# -- views ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_view_has_every_job_that_has_a_place() -> None:
+    """Phases, waits, profile and the job that grows alone come out as the table has them."""
+    header, jobs = empty_table()
+    header["alone_job"] = 3
+    set_fields(jobs[0], state=JobState.RUNNING, name=b"a", held=4, need=2, need_since_ns=7, boundary_since_ns=9)
+    set_fields(jobs[3], state=JobState.BOUNDARY, name="\N{SNOWMAN}".encode(), held=1, persistent=1, progress=5)
+    set_fields(jobs[3], iteration=6, started_ns=11, boundary_since_ns=13, profiled=1)
+    set_fields(jobs[3]["profile"], shift=2, n_bins=3, n_events=10, duration_ns=99)
+    jobs[3]["profile"]["held"][:4] = (1, 5, 2, 77)
+    jobs[3]["profile"]["t_ns"][:4] = (0, 10, 20, 77)
+    set_fields(jobs[9], state=JobState.LEAVING)
+    view = pool_view(header, jobs, 42, ProfileCache())
+    assert (view.now_ns, view.budget, view.alone_job) == (42, 16, 3)
+    assert [(job.job, job.phase, job.profile is None) for job in view.jobs] == [
+        (0, Phase.RUNNING, True),
+        (3, Phase.BOUNDARY, False),
+        (9, Phase.LEAVING, True),
+    ]
+    assert (view.job(0).waiting_since_ns, view.job(0).need, view.job(0).held) == (7, 2, 4)
+    waiting = view.job(3)
+    assert (waiting.name, waiting.waiting_since_ns, waiting.iteration, waiting.started_ns) == ("\N{SNOWMAN}", 13, 6, 11)
+    assert (waiting.held, waiting.persistent, waiting.progress) == (1, 1, 5)
+    expected = Profile(held=(1, 5, 2), t_ns=(0, 10, 20), duration_ns=99, shift=2, n_events=10)
+    assert waiting.profile == expected
+    assert {type(value) for value in (*expected.held, waiting.held, view.budget)} == {int}
+
+
+def test_a_profile_is_converted_once_until_it_changes() -> None:
+    """The same profile is the same object; a changed one is converted anew."""
+    _, jobs = empty_table()
+    set_fields(jobs[0], state=JobState.RUNNING, profiled=1)
+    set_fields(jobs[0]["profile"], n_bins=1)
+    cache = ProfileCache()
+    first = cache.profile(0, jobs[0])
+    assert cache.profile(0, jobs[0]) is first
+    jobs[0]["profile"]["held"][0] = 5
+    changed = cache.profile(0, jobs[0])
+    assert changed is not None
+    assert changed.peak == 5
+
+
+@given(st.sets(st.integers(0, MAX_JOBS - 1)))
+def test_masks_name_the_same_jobs_both_ways(jobs: set[int]) -> None:
+    """Any set of jobs, the last place included, survives the table's signed word."""
+    mask = mask_of(tuple(jobs))
+    assert int(np.int64(mask)) == mask
+    assert jobs_in(mask) == tuple(sorted(jobs))
+
+
+# -- figures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_has_the_figures_of_jobs_gone_and_present() -> None:
+    """A departed job keeps its last figures, also when another has its place now."""
+    ledger = new_ledger()
+    header, jobs = empty_table()
+    set_fields(header, granted=5, peak_granted=9, recoveries=1, stalls=2)
+    gone = join(ledger, 0, "gone")
+    set_fields(jobs[0], state=JobState.RUNNING, held=5, peak_held=8, persistent=3, iteration=11, requested_bytes=200)
+    set_fields(jobs[0], pooled_bytes=150, spilled_bytes=50, peak_live_bytes=77, maps=4, oom_count=1, oom_held=2)
+    set_fields(jobs[0], oom_request_bytes=999, first_boundary_ns=BEGAN_NS, last_boundary_ns=BEGAN_NS + 5 * S)
+    set_fields(jobs[0], boundary_waited_ns=S, need_waited_ns=2 * S)
+    ledger.observe(header.copy(), jobs.copy(), 7 * MIB, BEGAN_NS + 6 * S)
+    ledger.depart(gone, BEGAN_NS + 6 * S)
+    jobs[0] = np.zeros((), JOB)
+    set_fields(jobs[0], state=JobState.RUNNING)
+    join(ledger, 0, "next")
+    ledger.observe(header.copy(), jobs.copy(), 2 * MIB, BEGAN_NS + 7 * S)
+    report = ledger.report(BEGAN_NS + 7 * S)
+    assert [job.name for job in report.jobs] == ["gone", "next"]
+    assert report.jobs[0] == m.JobReport(
+        name="gone",
+        pid=100,
+        framework="torch",
+        iterations=11,
+        iterations_per_s=2.0,
+        waited_s=3.0,
+        boundary_waited_s=1.0,
+        peak_bytes=8 * MIB,
+        peak_tensor_bytes=77,
+        persistent_bytes=3 * MIB,
+        requested_bytes=200,
+        pooled_bytes=150,
+        spilled_bytes=50,
+        pool_fraction=0.75,
+        maps=4,
+        oom=m.RefusedRequest(request_bytes=999, held_bytes=2 * MIB),
+    )
+    assert (report.jobs[1].iterations_per_s, report.jobs[1].pool_fraction, report.jobs[1].oom) == (0, 0, None)
+    assert report.pool == m.PoolReport(
+        policy="zico",
+        region_bytes=MIB,
+        budget_bytes=16 * MIB,
+        peak_granted_bytes=9 * MIB,
+        peak_physical_bytes=7 * MIB,
+        recoveries=1,
+        stalls=2,
+    )
+
+
+def test_a_status_has_the_members_and_whom_they_wait_for() -> None:
+    """A waiting job's present wait counts at once, before the table adds it up."""
+    ledger = new_ledger()
+    header, jobs = empty_table()
+    header["granted"] = 3
+    join(ledger, 1, "a")
+    leaving = join(ledger, 2, "b")
+    leaving.leaving = True
+    set_fields(jobs[1], state=JobState.BOUNDARY, held=3, waits_for=1 << 2, boundary_since_ns=BEGAN_NS + S)
+    set_fields(jobs[1], boundary_waited_ns=4 * S)
+    set_fields(jobs[2], state=JobState.LEAVING)
+    ledger.observe(header.copy(), jobs.copy(), MIB, BEGAN_NS + 2 * S)
+    status = ledger.status(BEGAN_NS + 3 * S)
+    assert (status.schema_version, status.uptime_s) == ("zico.status.v1", 3.0)
+    assert (status.granted_bytes, status.physical_bytes, status.budget_bytes) == (3 * MIB, MIB, 16 * MIB)
+    first, second = status.jobs
+    assert (first.state, first.waits_for, first.waiting_s, first.waited_s) == ("boundary", (2,), 2.0, 6.0)
+    assert (second.state, second.waits_for, second.waiting_s) == ("leaving", (), 0.0)
+
+
+def test_a_report_names_the_latest_jobs_and_counts_the_rest() -> None:
+    """However many jobs there were, the answer fits into a frame."""
+    ledger = new_ledger()
+    for number in range(m.MAX_REPORTED_JOBS + 5):
+        ledger.depart(join(ledger, 0, f"job {number}"), BEGAN_NS)
+    report = ledger.report(BEGAN_NS)
+    assert (len(report.jobs), report.jobs_left_out, report.jobs[0].name) == (m.MAX_REPORTED_JOBS, 5, "job 5")
+    assert FrameReader().feed(encode_frame(report)) == [report]
+
+
+def test_figures_of_a_job_that_died_half_way_are_still_a_report() -> None:
+    """Counters that a death left negative or inconsistent are told as zero or at most all."""
+    ledger = new_ledger()
+    header, jobs = empty_table()
+    join(ledger, 0, "a")
+    set_fields(jobs[0], state=JobState.RUNNING, live_bytes=-5, requested_bytes=10, pooled_bytes=20, need_waited_ns=-1)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS)
+    for answer in (ledger.report(BEGAN_NS), ledger.status(BEGAN_NS)):
+        assert FrameReader().feed(encode_frame(answer)) == [answer]
+    assert ledger.report(BEGAN_NS).jobs[0].pool_fraction == 1.0
+
+
+# -- the record file ------------------------------------------------------------------------------------------------
+
+
+def test_the_record_has_samples_boundaries_and_waits(tmp_path: Path) -> None:
+    """The file holds what its docstring lists, in seconds since the broker began, waits that last ended now."""
+    ledger = new_ledger()
+    header, jobs = empty_table()
+    join(ledger, 0, "a")
+    set_fields(jobs[0], state=JobState.RUNNING, held=2)
+    ledger.observe(header.copy(), jobs.copy(), MIB, BEGAN_NS + S)
+    set_fields(jobs[0], state=JobState.BOUNDARY, iteration=1, last_boundary_ns=BEGAN_NS + 2 * S - S // 4)
+    set_fields(jobs[0], boundary_since_ns=BEGAN_NS + 2 * S - S // 4)
+    ledger.observe(header.copy(), jobs.copy(), MIB, BEGAN_NS + 2 * S)
+    set_fields(jobs[0], state=JobState.RUNNING, boundary_since_ns=0, started_ns=BEGAN_NS + 3 * S - S // 2)
+    join(ledger, 1, "b")
+    set_fields(jobs[1], state=JobState.RUNNING, held=7, need=1, need_since_ns=BEGAN_NS + 3 * S)
+    ledger.observe(header.copy(), jobs.copy(), 5 * MIB, BEGAN_NS + 3 * S)
+    write_record(tmp_path / "record.npz", ledger.arrays(BEGAN_NS + 4 * S))
+    with np.load(tmp_path / "record.npz", allow_pickle=False) as record:
+        got = {name: record[name] for name in record.files}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["record.npz"]
+    assert got["t_s"].tolist() == [1.0, 2.0, 3.0]
+    assert got["held_bytes"].tolist() == [[2 * MIB, 0], [2 * MIB, 0], [2 * MIB, 7 * MIB]]
+    assert got["physical_bytes"].tolist() == [MIB, MIB, 5 * MIB]
+    assert got["budget_bytes"].shape == ()
+    assert got["budget_bytes"] == 16 * MIB
+    assert got["names"].tolist() == ["a", "b"]
+    assert (got["boundary_job"].tolist(), got["boundary_t_s"].tolist()) == ([0], [1.75])
+    assert (got["wait_job"].tolist(), got["wait_kind"].tolist()) == ([0, 1], [0, 1])
+    assert got["wait_t_s"].tolist() == [[1.75, 2.5], [3.0, 4.0]]
+
+
+def test_writing_a_record_twice_adds_nothing_to_the_ledger() -> None:
+    """A wait that still lasts is in the record and goes on lasting."""
+    ledger = new_ledger()
+    header, jobs = empty_table()
+    member = join(ledger, 0, "a")
+    set_fields(jobs[0], state=JobState.BOUNDARY, boundary_since_ns=BEGAN_NS)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS)
+    for end_s in (1, 2):
+        assert ledger.arrays(BEGAN_NS + end_s * S)["wait_t_s"].tolist() == [[0.0, end_s]]
+    ledger.depart(member, BEGAN_NS + 3 * S)
+    assert ledger.arrays(BEGAN_NS + 9 * S)["wait_t_s"].tolist() == [[0.0, 3.0]]
+
+
+def test_an_empty_record_has_all_arrays(tmp_path: Path) -> None:
+    """A broker that never had a job writes the same arrays with nothing in them."""
+    write_record(tmp_path / "record.npz", new_ledger().arrays(BEGAN_NS))
+    with np.load(tmp_path / "record.npz", allow_pickle=False) as record:
+        shapes = {name: record[name].shape for name in record.files}
+    assert shapes == {
+        **dict.fromkeys(["t_s", "physical_bytes", "names", "boundary_job", "boundary_t_s"], (0,)),
+        **dict.fromkeys(["wait_job", "wait_kind"], (0,)),
+        "held_bytes": (0, 0),
+        "wait_t_s": (0, 2),
+        "budget_bytes": (),
+    }
+
+
+def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    """A failure half-way neither replaces the record nor leaves a partial file."""
+    (tmp_path / "record.npz").write_text("old")
+    with pytest.raises(ValueError, match="Object arrays"):
+        write_record(tmp_path / "record.npz", {"bad": np.array([object()])})
+    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("record.npz", "old")]
+
+
+# -- admission ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class FakeTable:
+    """Notes what admission does; starts only the jobs that claims allow."""
+
+    safe: set[int]
+    admitted: list[int] = dataclasses.field(default_factory=list)
+    waits: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def admit(self, job: int) -> bool:
+        """Start the job if claims allow."""
+        if job in self.safe:
+            self.admitted.append(job)
+        return job in self.safe
+
+    def set_waits_for(self, job: int, mask: int) -> None:
+        """Note whom it waits for."""
+        self.waits[job] = mask
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedPolicy:
+    """Answers what it was told to."""
+
+    answers: dict[int, Decision]
+    name: str = "fixed"
+    use_claims: bool = True
+    self_admit: bool = True
+
+    def decide(self, pool: PoolView) -> dict[int, Decision]:
+        """Return the fixed answers."""
+        del pool
+        return self.answers
+
+
+def decided(table: FakeTable, *, stale_mask: int = 0, **answers: Decision) -> int | None:
+    """Carry out these answers for jobs j0, j1, ... at time 100 with all three holding memory."""
+    header, jobs = empty_table()
+    for job in range(3):
+        set_fields(jobs[job], state=JobState.BOUNDARY, held=1, waits_for=stale_mask)
+    policy = FixedPolicy({int(name[1:]): answer for name, answer in answers.items()})
+    return admit_all(table, policy, pool_view(header, jobs, 100, ProfileCache()), jobs)
+
+
+def test_jobs_start_when_policy_and_claims_agree() -> None:
+    """A started job is admitted in the table, and with nobody waiting there is nothing to look at again."""
+    table = FakeTable(safe={0, 1})
+    assert decided(table, j0=Start(), j1=Start()) is None
+    assert (table.admitted, table.waits) == ([0, 1], {})
+
+
+def test_a_start_that_claims_refuse_waits_for_all_holders_and_is_tried_again() -> None:
+    """Where the table says unsafe, the job stays, says for whom, and is retried soon."""
+    table = FakeTable(safe={1})
+    assert decided(table, j0=Start(), j1=Start()) == 100 + RETRY_NS
+    assert (table.admitted, table.waits) == ([1], {0: 0b110})
+
+
+def test_a_wait_says_for_whom_and_ends_at_its_time() -> None:
+    """The mask is the policy's; the next look is the earliest time of all, and never later than the recheck."""
+    table = FakeTable(safe=set())
+    soon = Wait(for_jobs=(1, 2), until_ns=150, reason="peak")
+    never = Wait(for_jobs=(2,), until_ns=None, reason="event")
+    assert decided(table, j0=soon, j1=never) == 150
+    assert table.waits == {0: 0b110, 1: 0b100}
+    assert decided(table, j1=never) == 100 + RECHECK_NS
+
+
+def test_an_unchanged_wait_is_not_written_again() -> None:
+    """The table is only written where whom a job waits for has changed."""
+    table = FakeTable(safe=set())
+    decided(table, stale_mask=0b100, j1=Wait(for_jobs=(2,), until_ns=None, reason="event"))
+    assert table.waits == {}

@@ -1,0 +1,136 @@
+"""``python -m zico.broker``: create a pool and serve it until SIGTERM or SIGINT.
+
+Says ``ready`` on stdout, or on the descriptor that ``--ready-fd`` names, when jobs can join; logs on stderr.
+Exit code:
+0 after a clean end, 2 for a setting that cannot be used, 1 if another broker lives or the device refuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zico.broker.keeper import Keeper
+from zico.broker.listener import Listener
+from zico.broker.server import Server
+from zico.errors import ConfigError, ZicoError
+from zico.pool.table import PoolTable
+from zico.scheduler.policies import policy_named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_log = logging.getLogger("zico.broker")
+_STDOUT_FD = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the broker with these command-line arguments; return its exit code."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        stream=sys.stderr, level=options.log_level.upper(), format="zico broker: %(levelname)s %(message)s"
+    )
+    try:
+        serve(options)
+    except ConfigError as error:
+        _log.error("%s", error)
+        return 2
+    except (ZicoError, OSError) as error:
+        _log.error("%s", error)
+        return 1
+    return 0
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Create what the options name, serve it, and take it away again.
+
+    Raises:
+        ConfigError: An option cannot be used.
+        BrokerError: Another broker lives at the socket.
+        DriverError: The device cannot give the budget.
+    """
+    policy = policy_named(options.policy)
+    with contextlib.ExitStack() as owned:
+        parent_pidfd = None
+        if options.parent_pid is not None:
+            parent_pidfd = _pidfd(options.parent_pid)
+            owned.callback(os.close, parent_pidfd)
+        table = owned.enter_context(
+            PoolTable.create(
+                budget_bytes=options.budget_bytes,
+                region_bytes=options.region_bytes,
+                use_claims=policy.use_claims,
+                self_admit=policy.self_admit,
+            )
+        )
+        if options.warm:
+            warm()
+        # Only now, since compiling takes long and a signal may well end it: there is nothing to clean up yet.
+        stop_fd = owned.enter_context(stop_signals())
+        # Last, since from here on clients connect and expect an answer.
+        listener = owned.enter_context(Listener(options.socket))
+        server = Server(Keeper(table, policy, record_path=options.record), listener)
+        os.write(options.ready_fd, b"ready\n")
+        server.serve(stop_fd=stop_fd, parent_pidfd=parent_pidfd)
+
+
+def warm() -> None:
+    """Compile the jobs' functions into the cache on disk, so that no job has to."""
+    from zico.heap import warm as warm_heap
+
+    warm_heap()
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[int]:
+    """Turn SIGTERM and SIGINT into bytes on the descriptor that this yields."""
+    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+    wakeup_before = signal.set_wakeup_fd(write_fd)
+    try:
+        yield read_fd
+    finally:
+        signal.set_wakeup_fd(wakeup_before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(read_fd)
+        os.close(write_fd)
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """Do nothing: the wake-up descriptor has got the byte by now."""
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        raise ConfigError(f"--parent-pid {pid}: {error.strerror}; give the pid of a living process") from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m zico.broker", description="Own one pool of memory and its jobs.")
+    parser.add_argument(
+        "--socket", type=Path, required=True, help="Unix socket to listen on, in a directory of mode 0700"
+    )
+    parser.add_argument("--budget-bytes", type=int, required=True, help="bytes that all jobs together may hold")
+    parser.add_argument("--region-bytes", type=int, required=True, help="bytes of one region")
+    parser.add_argument("--policy", default="zico", help="zico, serial or none (default: zico)")
+    parser.add_argument("--record", type=Path, help="file (.npz) for what happened, written at the end")
+    parser.add_argument(
+        "--ready-fd", type=int, default=_STDOUT_FD, help="descriptor that gets 'ready' (default: stdout)"
+    )
+    parser.add_argument("--parent-pid", type=int, help="end when this process is dead and the last job is gone")
+    parser.add_argument("--no-warm", dest="warm", action="store_false", help="do not compile the jobs' code beforehand")
+    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="warning")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""The other end: how a job joins and how anybody with the same user asks. Blocking, with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from zico.broker import messages as m
+from zico.broker import transport
+from zico.broker.state import Connection, Role
+from zico.errors import BrokerError, RemoteProtocolError, ZicoError
+
+if TYPE_CHECKING:
+    import socket
+    from pathlib import Path
+
+DEADLINE_S = 10.0
+
+_Answer = TypeVar("_Answer", m.Welcome, m.Status, m.Report)
+
+
+@dataclasses.dataclass(frozen=True)
+class Membership:
+    """A job's place in the pool, kept while ``connection`` is open.
+
+    The three descriptors are the caller's to close. ``leave`` ends the membership; so does the end of the
+    process.
+    """
+
+    job: int
+    region_bytes: int
+    n_regions: int
+    budget_bytes: int
+    policy: str
+    memory_fd: int
+    table_fd: int
+    notify_fd: int
+    connection: socket.socket
+    protocol: Connection
+    owner_pid: int
+
+    def leave(self) -> None:
+        """Say goodbye and close the connection; waits for nothing. A second time does nothing.
+
+        The regions come back when this process ends, since until then it may use them. In a forked child only
+        the child's copy of the connection is closed.
+        """
+        if self.connection.fileno() < 0:
+            return
+        if os.getpid() == self.owner_pid:
+            # A broker that is gone needs no goodbye.
+            with contextlib.suppress(OSError):
+                self.connection.settimeout(0)
+                self.connection.send(self.protocol.send(m.Goodbye()))
+        self.connection.close()
+
+
+class BrokerClient:
+    """Ask the broker at a path; owns one connection for questions, from the first one to ``close``."""
+
+    def __init__(self, path: Path, deadline_s: float = DEADLINE_S) -> None:
+        """Remember where the broker is and how long each call may take; nothing is connected yet."""
+        self._path = path
+        self._deadline_s = deadline_s
+        self._observer: _Dialog | None = None
+
+    def __enter__(self) -> Self:
+        """Close on the way out."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection for questions, not a membership; a second time does nothing."""
+        if self._observer is not None:
+            self._observer.close()
+            self._observer = None
+
+    def join(self, name: str, framework: str) -> Membership:
+        """Make this process a member of the pool, over a connection of its own.
+
+        Raises:
+            BrokerError: No broker answers within the deadline, or it refuses.
+            RemoteProtocolError: What answers is no broker.
+            LocalProtocolError: The name or the framework is empty, too long or has control characters.
+        """
+        hello = m.Hello(version=m.PROTOCOL_VERSION, name=name, pid=os.getpid(), framework=framework)
+        with _Dialog(self._path, self._deadline_s) as dialog:
+            welcome = dialog.ask(hello, m.Welcome)
+            memory_fd, table_fd, notify_fd = dialog.take_fds()
+            return Membership(
+                job=welcome.job,
+                region_bytes=welcome.region_bytes,
+                n_regions=welcome.n_regions,
+                budget_bytes=welcome.budget_bytes,
+                policy=welcome.policy,
+                memory_fd=memory_fd,
+                table_fd=table_fd,
+                notify_fd=notify_fd,
+                connection=dialog.take_connection(),
+                protocol=dialog.protocol,
+                owner_pid=os.getpid(),
+            )
+
+    def status(self) -> m.Status:
+        """Return how the pool is now.
+
+        Raises:
+            BrokerError: No broker answers within the deadline, or it refuses; the next call connects anew.
+            RemoteProtocolError: What answers is no broker.
+        """
+        return self._observe(m.StatusRequest(), m.Status)
+
+    def report(self) -> m.Report:
+        """Return every job's figures so far; the broker has then also written its record file.
+
+        Raises:
+            BrokerError: No broker answers within the deadline, or it refuses; the next call connects anew.
+            RemoteProtocolError: What answers is no broker.
+        """
+        return self._observe(m.ReportRequest(), m.Report)
+
+    def _observe(self, question: m.ClientMessage, kind: type[_Answer]) -> _Answer:
+        try:
+            if self._observer is None:
+                self._observer = _Dialog(self._path, self._deadline_s)
+                self._observer.say(m.Observe(m.PROTOCOL_VERSION))
+            return self._observer.ask(question, kind)
+        except ZicoError:
+            self.close()
+            raise
+
+
+class _Dialog:
+    """One connection. Owns it and what arrives on it until taken; every question has the same deadline."""
+
+    def __init__(self, path: Path, deadline_s: float) -> None:
+        self._path = path
+        self._deadline_s = deadline_s
+        self._end_s = time.monotonic() + deadline_s
+        self._asked = ""
+        self.protocol = Connection(Role.CLIENT)
+        self._undo = contextlib.ExitStack()
+        self._descriptors = self._undo.enter_context(transport.Descriptors([]))
+        self._connection = self._undo.enter_context(transport.connect(path, deadline_s))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._undo.close()
+
+    def ask(self, question: m.ClientMessage, kind: type[_Answer]) -> _Answer:
+        """Say ``question`` and return the answer, of that kind, within the deadline."""
+        self._end_s = time.monotonic() + self._deadline_s
+        self.say(question)
+        message = self._next_message()
+        if isinstance(message, m.Refused | m.ErrorReply):
+            raise BrokerError(f"the broker at {self._path} refused {self._asked}: {message.reason}")
+        if not isinstance(message, kind):
+            raise RemoteProtocolError(f"the broker at {self._path} answered {self._asked} by {type(message).__name__}")
+        return message
+
+    def say(self, message: m.ClientMessage) -> None:
+        """Send a message. A peer that has hung up may have said why, which the answer tells."""
+        self._asked = type(message).__name__
+        frame = self.protocol.send(message)
+        try:
+            transport.send_all(self._connection, frame, self._end_s)
+        except TimeoutError as error:
+            raise self._timed_out() from error
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def take_fds(self) -> list[int]:
+        """Hand over the descriptors that came with the answer."""
+        if len(self._descriptors) != m.WELCOME_FDS:
+            raise RemoteProtocolError(
+                f"the broker at {self._path} sent {len(self._descriptors)} descriptors, not {m.WELCOME_FDS}"
+            )
+        return self._descriptors.take()
+
+    def take_connection(self) -> socket.socket:
+        """Hand over the connection, which does not block from here on."""
+        self._undo.pop_all()
+        self._connection.settimeout(0)
+        return self._connection
+
+    def _next_message(self) -> m.Message:
+        while True:
+            messages = self.protocol.receive(self._more())
+            if messages:
+                self.protocol.accept(messages[0])
+                return messages[0]
+
+    def _more(self) -> bytes:
+        """Return the next bytes; keep the descriptors that come with them."""
+        max_fds = m.WELCOME_FDS - len(self._descriptors)
+        try:
+            data, descriptors = transport.receive_within(self._connection, self._end_s, max_fds=max_fds)
+        except TimeoutError as error:
+            raise self._timed_out() from error
+        except ConnectionResetError:
+            data, descriptors = b"", transport.Descriptors([])
+        self._descriptors.add(descriptors)
+        if not data:
+            self.protocol.end_of_stream()
+            raise BrokerError(f"the broker at {self._path} went away without answering {self._asked}")
+        return data
+
+    def _timed_out(self) -> BrokerError:
+        return BrokerError(
+            f"broker {self._path} did not answer {self._asked} within {self._deadline_s:g} s (deadline_s)"
+        )

@@ -1,0 +1,174 @@
+"""What happens to the pool: places given and taken back, looks at the table, decisions, the record.
+
+Whatever happened, the keeper looks at the shared table once, asks the policy, and lets jobs start: at most
+once per ``MIN_EVALUATION_NS``. While there are members it looks every ``SAMPLE_NS`` anyway, for the picture
+and the maxima.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
+
+from zico.broker import messages as m
+from zico.broker.admission import admit_all
+from zico.broker.ledger import Ledger
+from zico.broker.record import write_record
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from zico.broker.members import Member
+    from zico.broker.views import Record
+    from zico.pool.table import PoolTable
+    from zico.scheduler.state import Policy
+
+SAMPLE_NS = 20_000_000
+MIN_EVALUATION_NS = 1_000_000
+
+_log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Keep one pool's table, members and policy together; the table stays its owner's to close."""
+
+    def __init__(self, table: PoolTable, policy: Policy, *, record_path: Path | None = None) -> None:
+        """Begin with no member; ``record_path`` is where the record goes, if anywhere."""
+        header, _ = table.snapshot()
+        self._region_bytes = int(header["region_bytes"])
+        self._n_regions = int(header["n_regions"])
+        self._budget_bytes = int(header["budget_regions"]) * self._region_bytes
+        self._table = table
+        self._policy = policy
+        self._record_path = record_path
+        self._ledger = Ledger(
+            policy=policy.name,
+            region_bytes=self._region_bytes,
+            budget_bytes=self._budget_bytes,
+            began_ns=time.monotonic_ns(),
+        )
+        self._looked_ns = 0
+        self._evaluated_ns = 0
+        self._evaluate_at_ns: int | None = None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Return the jobs that have a place, leaving ones included."""
+        return self._ledger.members
+
+    @property
+    def notify_fd(self) -> int:
+        """Return the eventfd that compiled code writes (not a copy)."""
+        return self._table.notify_fd
+
+    @property
+    def welcome_fds(self) -> tuple[int, int, int]:
+        """Return what a new member needs: memory, table, eventfd (not copies)."""
+        return self._table.memory_fd, self._table.table_fd, self._table.notify_fd
+
+    @property
+    def due_ns(self) -> int | None:
+        """Return when ``act`` has something to do, ``None`` if only after an event."""
+        due_ns = [] if self._evaluate_at_ns is None else [self._evaluate_at_ns]
+        if self.members:
+            due_ns.append(self._looked_ns + SAMPLE_NS)
+        return min(due_ns, default=None)
+
+    # -- members --------------------------------------------------------------------------------------------
+
+    def join(self, hello: m.Hello, *, pid: int, pidfd: int | None) -> Member:
+        """Give a job a place; ``pidfd`` stays the caller's.
+
+        Raises:
+            BrokerError: All places are taken.
+        """
+        job = self._table.join(pid, hello.name)
+        _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)
+        self._evaluate_soon()
+        return self._ledger.join(job=job, pid=pid, name=hello.name, framework=hello.framework, pidfd=pidfd)
+
+    def welcome(self, member: Member) -> m.Welcome:
+        """Return the message that tells a member its place."""
+        return m.Welcome(
+            job=member.job,
+            region_bytes=self._region_bytes,
+            n_regions=self._n_regions,
+            budget_bytes=self._budget_bytes,
+            policy=self._policy.name,
+        )
+
+    def leave(self, member: Member) -> None:
+        """Grant a member nothing more; it keeps what it holds until ``reap``."""
+        member.leaving = True
+        self._table.mark_leaving(member.job)
+        self._evaluate_soon()
+
+    def reap(self, member: Member) -> None:
+        """Keep the member's last figures, free its regions and its place."""
+        now_ns = time.monotonic_ns()
+        self._look(now_ns)
+        regions = self._table.reap(member.job)
+        _log.info("job %d (%s) is gone, %d regions came back", member.job, member.name, regions)
+        self._ledger.depart(member, now_ns)
+        self._look(time.monotonic_ns())
+        self._evaluate_soon()
+
+    # -- looking and deciding -------------------------------------------------------------------------------
+
+    def take_notice(self) -> None:
+        """Answer a write to the eventfd: look and decide soon."""
+        # In this order, and before the table is looked at: what happens from here on writes it again.
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._table.notify_fd)
+        self._table.clear_notified()
+        self._evaluate_soon()
+
+    def act(self, now_ns: int) -> None:
+        """Do what is due: decide, or only look."""
+        if self._evaluate_at_ns is not None and now_ns >= self._evaluate_at_ns:
+            self._evaluate(now_ns)
+        elif self.members and now_ns - self._looked_ns >= SAMPLE_NS:
+            self._look(now_ns)
+
+    def status(self, now_ns: int) -> m.Status:
+        """Return the pool now."""
+        self._look(now_ns)
+        return self._ledger.status(now_ns)
+
+    def report(self, now_ns: int) -> m.Report:
+        """Return everything up to now."""
+        self._look(now_ns)
+        return self._ledger.report(now_ns)
+
+    def write_record(self, now_ns: int) -> None:
+        """Write everything up to now to the record file, if there is one; a failure is only logged."""
+        if self._record_path is None:
+            return
+        self._look(now_ns)
+        try:
+            write_record(self._record_path, self._ledger.arrays(now_ns))
+        except OSError as error:
+            _log.error("the record %s cannot be written: %s", self._record_path, error)
+
+    def _evaluate_soon(self) -> None:
+        """Ask the policy as soon as the last time was long enough ago."""
+        at_ns = self._evaluated_ns + MIN_EVALUATION_NS
+        self._evaluate_at_ns = at_ns if self._evaluate_at_ns is None else min(at_ns, self._evaluate_at_ns)
+
+    def _look(self, now_ns: int) -> tuple[Record, Record]:
+        """Take a snapshot into the ledger and return it."""
+        header, jobs = self._table.snapshot()
+        self._ledger.observe(header, jobs, self._table.physical_bytes(), now_ns)
+        self._looked_ns = now_ns
+        return header, jobs
+
+    def _evaluate(self, now_ns: int) -> None:
+        header, jobs = self._look(now_ns)
+        self._evaluated_ns = now_ns
+        view = self._ledger.view(header, jobs, now_ns)
+        look_again_ns = admit_all(self._table, self._policy, view, jobs)
+        soonest_ns = now_ns + MIN_EVALUATION_NS
+        self._evaluate_at_ns = None if look_again_ns is None else max(look_again_ns, soonest_ns)

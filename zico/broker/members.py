@@ -1,0 +1,79 @@
+"""One job as the broker remembers it, and the marks it leaves in the picture."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import enum
+from typing import Any
+
+
+class WaitKind(enum.IntEnum):
+    """What a job waited in."""
+
+    BOUNDARY = 0
+    ALLOCATION = 1
+
+
+_SINCE_FIELDS = {WaitKind.BOUNDARY: "boundary_since_ns", WaitKind.ALLOCATION: "need_since_ns"}
+
+
+@dataclasses.dataclass(eq=False)
+class Member:
+    """One job from joining on; ``record`` keeps its last figures after it has gone."""
+
+    index: int
+    """Among all jobs ever seen."""
+    job: int
+    """Its place in the table, another's after it has gone."""
+    pid: int
+    name: str
+    framework: str
+    pidfd: int | None
+    """Readable when its process is dead; ``None``: only its connection tells."""
+    record: Any
+    leaving: bool = False
+    open_waits: dict[WaitKind, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Marks:
+    """Ends of iterations and waits, packed."""
+
+    boundary_job: array.array[int] = dataclasses.field(default_factory=lambda: array.array("i"))
+    boundary_ns: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
+    wait_job: array.array[int] = dataclasses.field(default_factory=lambda: array.array("i"))
+    wait_ns: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
+    wait_kind: array.array[int] = dataclasses.field(default_factory=lambda: array.array("b"))
+
+    def add_wait(self, index: int, kind: WaitKind, begin_ns: int, end_ns: int) -> None:
+        """Add a wait that is over."""
+        self.wait_job.append(index)
+        self.wait_ns.extend((begin_ns, max(begin_ns, end_ns)))
+        self.wait_kind.append(kind)
+
+    def observe(self, member: Member, after: Any, now_ns: int) -> None:  # noqa: ANN401 - a numpy record
+        """Add what happened between the member's last record and ``after``."""
+        if after["iteration"] > member.record["iteration"]:
+            self.boundary_job.append(member.index)
+            self.boundary_ns.append(int(after["last_boundary_ns"]))
+        for kind, field in _SINCE_FIELDS.items():
+            since_ns = int(after[field])
+            begin_ns = member.open_waits.get(kind, 0)
+            if begin_ns and begin_ns != since_ns:
+                self.add_wait(member.index, kind, begin_ns, _wait_end_ns(kind, begin_ns, after, now_ns))
+                del member.open_waits[kind]
+            if since_ns:
+                member.open_waits[kind] = since_ns
+
+    def close(self, member: Member, now_ns: int) -> None:
+        """End the waits of a member that goes."""
+        for kind, begin_ns in member.open_waits.items():
+            self.add_wait(member.index, kind, begin_ns, now_ns)
+        member.open_waits.clear()
+
+
+def _wait_end_ns(kind: WaitKind, begin_ns: int, after: Any, now_ns: int) -> int:  # noqa: ANN401 - a record
+    """Return when a wait ended: as the table tells at a boundary, at this look in an allocation."""
+    started_ns = int(after["started_ns"])
+    return started_ns if kind is WaitKind.BOUNDARY and started_ns >= begin_ns else now_ns

@@ -1,0 +1,269 @@
+"""The broker's loop: connections, deaths, wake-ups from compiled code, and time.
+
+Theory of operation
+    One thread waits for the listening socket, the connections, a pidfd of every member, the eventfd that
+    jobs write when a boundary or memory needs the broker, and the next point in time. What any of them means
+    for the pool is the keeper's (``zico.broker.keeper``). Nothing in the loop blocks on a peer.
+
+Guarantees
+    A member's regions come back when its process is dead, at once; a connection that closes earlier makes it
+    LEAVING, since its process may still use the memory. A peer that breaks the protocol is told so and
+    dropped, and nobody else notices.
+
+Known limitation: a member whose process the kernel does not let us watch (another pid namespace on a kernel
+before 6.5) counts as dead when its connection closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import resource
+import selectors
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, assert_never
+
+from zico.broker import messages as m
+from zico.broker import transport
+from zico.broker.link import PATIENCE_NS, Link
+from zico.broker.state import State
+from zico.errors import BrokerError, RemoteProtocolError
+from zico.pool.layout import NAME_BYTES
+
+if TYPE_CHECKING:
+    from zico.broker.keeper import Keeper
+    from zico.broker.listener import Listener
+    from zico.broker.members import Member
+
+IDLE_NS = 1_000_000_000
+MAX_LINKS = 128
+SPARE_FDS = 64
+"""Descriptors kept for everything but connections, each of which takes two."""
+MAX_REASON_CHARS = 2000
+
+_log = logging.getLogger(__name__)
+Handler = Callable[[int], None]
+
+
+class Server:
+    """Serve one pool until told to stop; keeper and listener stay their owners' to close."""
+
+    def __init__(self, keeper: Keeper, listener: Listener) -> None:
+        """Begin with no connection; nothing happens before ``serve``."""
+        self._keeper = keeper
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._links: set[Link] = set()
+        room = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FDS) // 2
+        self._max_links = min(MAX_LINKS, room)
+        self._stops = False
+        self._is_orphan = False
+
+    def serve(self, *, stop_fd: int, parent_pidfd: int | None = None) -> None:
+        """Serve until told to stop, or until parent and members are gone; then write the record.
+
+        Args:
+            stop_fd: Anything written to it ends the loop.
+            parent_pidfd: Of the process without which the broker has no reason to live; stays the caller's.
+        """
+        self._watch(self._listener.socket.fileno(), self._on_accept)
+        self._watch(self._keeper.notify_fd, self._on_notify)
+        self._watch(stop_fd, self._on_stop)
+        if parent_pidfd is not None:
+            self._watch(parent_pidfd, functools.partial(self._on_parent_death, parent_pidfd))
+        try:
+            while not self._stops and not (self._is_orphan and not self._keeper.members):
+                self._turn()
+        finally:
+            self._close()
+
+    # -- the loop -------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        """Wait for the next event or time and deal with all that is due."""
+        for key, events in self._selector.select(self._timeout_s()):
+            handler: Handler = key.data
+            handler(events)
+        now_ns = time.monotonic_ns()
+        self._end_patience(now_ns)
+        self._keeper.act(now_ns)
+
+    def _timeout_s(self) -> float:
+        """Return the seconds until the next thing that no event announces."""
+        now_ns = time.monotonic_ns()
+        due_ns = [link.deadline_ns for link in self._links] + [self._keeper.due_ns, now_ns + IDLE_NS]
+        return max(0, min(at_ns for at_ns in due_ns if at_ns is not None) - now_ns) * 1e-9
+
+    def _watch(self, fd: int, handler: Handler) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, handler)
+
+    def _on_stop(self, _events: int) -> None:
+        self._stops = True
+
+    def _on_parent_death(self, pidfd: int, _events: int) -> None:
+        _log.info("the parent is gone, ending after the last job")
+        self._selector.unregister(pidfd)
+        self._is_orphan = True
+
+    def _on_notify(self, _events: int) -> None:
+        self._keeper.take_notice()
+
+    # -- connections ----------------------------------------------------------------------------------------
+
+    def _on_accept(self, _events: int) -> None:
+        """Take one connection; the loop comes back for the next."""
+        try:
+            connection, _ = self._listener.socket.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        link = Link(connection, time.monotonic_ns())
+        self._links.add(link)
+        self._watch(connection.fileno(), functools.partial(self._on_link, link))
+        with self._faults_of(link):
+            if link.peer.uid != os.geteuid():
+                self._refuse(link, f"this broker serves user {os.geteuid()}, you are {link.peer.uid}")
+            elif len(self._links) > self._max_links:
+                self._refuse(link, f"all {self._max_links} connections are taken")
+
+    def _on_link(self, link: Link, events: int) -> None:
+        """Move one connection on."""
+        if not link.is_open:  # closed by an earlier event of the same turn
+            return
+        now_ns = time.monotonic_ns()
+        with self._faults_of(link):
+            if events & selectors.EVENT_WRITE:
+                link.flush()
+            else:
+                link.read(now_ns)
+            while (message := link.next_message()) is not None:
+                self._answer(link, message, now_ns)
+
+    @contextlib.contextmanager
+    def _faults_of(self, link: Link) -> Iterator[None]:
+        """Let a peer's faults end its own connection only; afterwards wait for what it may do next."""
+        try:
+            yield
+        except RemoteProtocolError as error:
+            self._reject(link, str(error))
+        except OSError as error:
+            _log.info("connection of process %d lost: %s", link.peer.pid, error)
+            self._drop(link)
+        if link.is_open and link.is_done:
+            self._drop(link)
+        elif link.is_open:
+            key = self._selector.get_key(link.socket)
+            self._selector.modify(link.socket, link.interest, key.data)
+
+    def _answer(self, link: Link, message: m.Message, now_ns: int) -> None:
+        """Do what an accepted message asks for."""
+        match message:
+            case m.Hello():
+                self._join(link, message, now_ns)
+            case m.Observe():
+                if message.version != m.PROTOCOL_VERSION:
+                    self._refuse(link, _wrong_version(message.version))
+            case m.StatusRequest():
+                link.say(self._keeper.status(now_ns), now_ns)
+            case m.ReportRequest():
+                self._keeper.write_record(now_ns)
+                link.say(self._keeper.report(now_ns), now_ns)
+            case m.Goodbye():
+                pass  # the connection is closed by now, and dropped for it
+            case m.Welcome() | m.Refused() | m.ErrorReply() | m.Status() | m.Report():
+                raise AssertionError(message)  # the protocol accepts none of these from a client
+            case _:
+                assert_never(message)
+
+    def _refuse(self, link: Link, reason: str) -> None:
+        _log.warning("refused process %d: %s", link.peer.pid, reason)
+        link.say(m.Refused(reason[:MAX_REASON_CHARS]), time.monotonic_ns())
+
+    def _reject(self, link: Link, reason: str) -> None:
+        """Tell the peer of its fault, as far as it still listens, and drop it."""
+        _log.warning("dropped process %d: it %s", link.peer.pid, reason)
+        if link.protocol.state is not State.CLOSED:
+            with contextlib.suppress(OSError):
+                link.say(m.ErrorReply(reason[:MAX_REASON_CHARS]), time.monotonic_ns())
+        self._drop(link)
+
+    def _drop(self, link: Link) -> None:
+        """Close a connection; its member goes, or stays as LEAVING while its process lives."""
+        self._selector.unregister(link.socket)
+        self._links.remove(link)
+        link.close()
+        member, link.member = link.member, None
+        if member is None:
+            return
+        if member.pidfd is None:
+            self._keeper.reap(member)
+        else:
+            self._keeper.leave(member)
+
+    def _end_patience(self, now_ns: int) -> None:
+        for link in list(self._links):
+            if link.deadline_ns is not None and now_ns >= link.deadline_ns:
+                self._reject(
+                    link,
+                    f"owed the rest of a message or the taking of an answer for {PATIENCE_NS * 1e-9:g} s",
+                )
+
+    # -- members --------------------------------------------------------------------------------------------
+
+    def _join(self, link: Link, hello: m.Hello, now_ns: int) -> None:
+        """Make the peer a member, or refuse it."""
+        if hello.version != m.PROTOCOL_VERSION:
+            self._refuse(link, _wrong_version(hello.version))
+            return
+        if len(hello.name.encode()) > NAME_BYTES:
+            self._refuse(link, f"the name {hello.name!r} takes more than {NAME_BYTES} bytes: give a shorter one")
+            return
+        try:
+            link.member = self._admit_member(link, hello)
+        except (BrokerError, ProcessLookupError) as error:
+            self._refuse(link, str(error))
+            return
+        link.say(self._keeper.welcome(link.member), now_ns, self._keeper.welcome_fds)
+
+    def _admit_member(self, link: Link, hello: m.Hello) -> Member:
+        """Give the peer a place and watch its process."""
+        with contextlib.ExitStack() as undo:
+            pidfd = transport.peer_pidfd(link.socket)
+            if pidfd is not None:
+                undo.callback(os.close, pidfd)
+            member = self._keeper.join(hello, pid=link.peer.pid or hello.pid, pidfd=pidfd)
+            undo.pop_all()
+        if pidfd is not None:
+            self._watch(pidfd, functools.partial(self._on_death, link, member))
+        return member
+
+    def _on_death(self, link: Link, member: Member, _events: int) -> None:
+        """Take everything back from a member whose process is dead, whoever else has its connection."""
+        link.member = None
+        self._unwatch_process(member)
+        self._keeper.reap(member)
+        if link.is_open:
+            self._drop(link)
+
+    def _unwatch_process(self, member: Member) -> None:
+        if member.pidfd is not None:
+            self._selector.unregister(member.pidfd)
+            os.close(member.pidfd)
+            member.pidfd = None
+
+    # -- the end --------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        """Write the record and let go of every connection and process."""
+        self._keeper.write_record(time.monotonic_ns())
+        for link in self._links:
+            link.close()
+        for member in self._keeper.members:
+            self._unwatch_process(member)
+        self._selector.close()
+
+
+def _wrong_version(version: int) -> str:
+    return f"you speak version {version}, this broker {m.PROTOCOL_VERSION}: use one installation for both"

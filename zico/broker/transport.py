@@ -1,0 +1,217 @@
+"""Unix sockets and the descriptors that travel over them.
+
+Guarantees: every wait has a deadline; the kernel says who the other end is; a descriptor that arrives is
+closed by whoever received it unless it is handed over.
+
+Known limitation: Unix sockets carry at most ``MAX_PATH_BYTES`` bytes of path.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from zico.errors import BrokerError, ConfigError, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_PATH_BYTES = 107
+"""``sun_path`` has 108 bytes with its closing zero (unix(7))."""
+
+RECEIVE_BYTES = 64 * 1024
+_SO_PEERPIDFD = 77  # asm-generic/socket.h, Linux 6.5
+_TIMEVAL = struct.Struct("ll")  # struct timeval: seconds, microseconds
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class Peer(NamedTuple):
+    """Who is at the other end, as the kernel says."""
+
+    pid: int
+    """0 if it lives in another pid namespace."""
+    uid: int
+
+
+class Descriptors:
+    """Own descriptors that have arrived, until they are taken."""
+
+    def __init__(self, fds: list[int]) -> None:
+        """Become the owner of ``fds``."""
+        self._fds = fds
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._fds)
+
+    def __enter__(self) -> Self:
+        """Close what was not taken on the way out."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close what was not taken."""
+        self.close()
+
+    def add(self, others: Descriptors) -> None:
+        """Become the owner of what ``others`` holds as well."""
+        self._fds.extend(others.take())
+
+    def take(self) -> list[int]:
+        """Hand all of them to the caller, who closes them."""
+        fds, self._fds = self._fds, []
+        return fds
+
+    def close(self) -> None:
+        """Close all of them; a second time does nothing."""
+        for fd in self.take():
+            os.close(fd)
+
+
+def check_path(path: Path) -> None:
+    """Refuse a path that no Unix socket can have.
+
+    Raises:
+        ConfigError: It is longer than ``MAX_PATH_BYTES``.
+    """
+    length_bytes = len(os.fsencode(path))
+    if length_bytes > MAX_PATH_BYTES:
+        raise ConfigError(
+            f"the socket path {path} has {length_bytes} bytes, the limit is {MAX_PATH_BYTES}: "
+            "give a shorter directory (ZICO_SOCKET_DIR)"
+        )
+
+
+def connect(path: Path, deadline_s: float) -> socket.socket:
+    """Return a connection to the broker at ``path``, which runs as this user.
+
+    Raises:
+        ConfigError: The path is too long.
+        BrokerError: Nobody listens there within ``deadline_s``, or it is somebody else.
+    """
+    check_path(path)
+    with contextlib.ExitStack() as undo:
+        connection = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        # A connect that waits for room in the backlog heeds this; with settimeout it would fail at once.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(deadline_s))
+        try:
+            connection.connect(str(path))
+        except OSError as error:
+            raise BrokerError(f"no broker at {path} within {deadline_s:g} s (ZICO_SOCKET): {error}") from error
+        uid = peer_of(connection).uid
+        if uid != os.geteuid():
+            raise BrokerError(f"the broker at {path} runs as user {uid}, not as you ({os.geteuid()})")
+        undo.pop_all()
+    return connection
+
+
+def _timeval(seconds: float) -> bytes:
+    whole_s = int(seconds)
+    return _TIMEVAL.pack(whole_s, int((seconds - whole_s) * 1_000_000) or 1)
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """Return who was at the other end when the connection was made."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return Peer(pid=pid, uid=uid)
+
+
+def peer_pidfd(connection: socket.socket) -> int | None:
+    """Return a descriptor that becomes readable when the peer's process dies; the caller closes it.
+
+    Returns:
+        ``None`` if the peer has no pid here or the kernel gives no such descriptor.
+
+    Raises:
+        ProcessLookupError: The peer is dead already.
+    """
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:
+        return _pidfd_of(peer_of(connection).pid)
+
+
+def _pidfd_of(pid: int) -> int | None:
+    """Open by number, for kernels that cannot open by connection."""
+    if pid <= 0:
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:
+        return None
+
+
+def send(connection: socket.socket, data: bytes, fds: tuple[int, ...] = ()) -> int:
+    """Send what fits now, the descriptors with the first byte; return the bytes that went.
+
+    The descriptors stay the caller's. Waits no longer than the socket's own timeout.
+
+    Raises:
+        OSError: As the kernel says; ``BlockingIOError`` if nothing fits into a non-blocking socket.
+    """
+    control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    return connection.sendmsg([data], control, socket.MSG_NOSIGNAL)
+
+
+def send_all(connection: socket.socket, data: bytes, end_s: float) -> None:
+    """Send all of ``data``, waiting until ``end_s`` of ``time.monotonic()``.
+
+    Raises:
+        TimeoutError: The peer does not read.
+        OSError: As the kernel says.
+    """
+    rest = memoryview(data)
+    while rest:
+        connection.settimeout(_left_s(end_s))
+        rest = rest[connection.send(rest, socket.MSG_NOSIGNAL) :]
+
+
+def receive(connection: socket.socket, *, max_fds: int = 0) -> tuple[bytes, Descriptors]:
+    """Receive what is there; empty bytes mean the end. Waits no longer than the socket's own timeout.
+
+    Raises:
+        RemoteProtocolError: More descriptors came than ``max_fds``, or than may be open; all of them are closed.
+        OSError: As the kernel says; ``BlockingIOError`` if nothing is there on a non-blocking socket.
+    """
+    control_bytes = socket.CMSG_SPACE((max_fds + 1) * array.array("i").itemsize)
+    data, control, flags, _ = connection.recvmsg(RECEIVE_BYTES, control_bytes, socket.MSG_CMSG_CLOEXEC)
+    descriptors = Descriptors(_fds_in(control))
+    if len(descriptors) > max_fds or flags & socket.MSG_CTRUNC:
+        descriptors.close()
+        raise RemoteProtocolError(f"sent more descriptors than the {max_fds} allowed, or than may be open here")
+    return data, descriptors
+
+
+def receive_within(connection: socket.socket, end_s: float, *, max_fds: int = 0) -> tuple[bytes, Descriptors]:
+    """Receive as ``receive`` does, waiting until ``end_s`` of ``time.monotonic()``.
+
+    Raises:
+        TimeoutError: Nothing came.
+        RemoteProtocolError: As in ``receive``.
+        OSError: As the kernel says.
+    """
+    connection.settimeout(_left_s(end_s))
+    return receive(connection, max_fds=max_fds)
+
+
+def _left_s(end_s: float) -> float:
+    left_s = end_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    return left_s
+
+
+def _fds_in(control: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors of the control messages; a cut-off last one is no descriptor."""
+    fds = array.array("i")
+    for level, kind, payload in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return fds.tolist()

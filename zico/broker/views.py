@@ -1,0 +1,110 @@
+"""From the shared table's records to what a policy sees. Pure: records in, frozen views out."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zico.pool.layout import NOBODY, JobState
+from zico.scheduler.state import JobView, Phase, PoolView, Profile
+
+Record = npt.NDArray[np.void]
+"""The header, or the jobs' records, as ``PoolTable.snapshot`` copies them."""
+
+PHASES = {
+    JobState.RUNNING: Phase.RUNNING,
+    JobState.BOUNDARY: Phase.BOUNDARY,
+    JobState.LEAVING: Phase.LEAVING,
+}
+
+
+class _Known(NamedTuple):
+    raw: bytes
+    profile: Profile
+
+
+class ProfileCache:
+    """Convert a job's profile only when it has changed, as it does once per iteration at most."""
+
+    def __init__(self) -> None:
+        """Know nothing."""
+        self._known: dict[int, _Known] = {}
+
+    def profile(self, job: int, record: Any) -> Profile | None:  # noqa: ANN401 - a numpy record
+        """Return the profile of ``record``, ``None`` while there is none."""
+        if not record["profiled"]:
+            return None
+        raw = record["profile"].tobytes()
+        known = self._known.get(job)
+        if known is None or known.raw != raw:
+            known = _Known(raw, profile_of(record["profile"]))
+            self._known[job] = known
+        return known.profile
+
+
+def profile_of(curve: Any) -> Profile:  # noqa: ANN401 - a numpy record
+    """Return the profile that a ``CURVE`` record holds, with times that never fall, which policies rely on.
+
+    A job's own times may fall: one thread's wait is taken off the clock when it ends, while others went on.
+    """
+    used = slice(max(1, int(curve["n_bins"])))
+    t_ns = np.maximum.accumulate(curve["t_ns"][used]).tolist()
+    return Profile(
+        held=tuple(curve["held"][used].tolist()),
+        t_ns=tuple(t_ns),
+        duration_ns=max(int(curve["duration_ns"]), t_ns[-1]),
+        shift=int(curve["shift"]),
+        n_events=int(curve["n_events"]),
+    )
+
+
+def text_of(raw: bytes) -> str:
+    """Return a name as the table holds it."""
+    return raw.decode("utf-8", errors="replace")
+
+
+def job_view(job: int, record: Any, profiles: ProfileCache) -> JobView:  # noqa: ANN401 - a numpy record
+    """Return the job at place ``job``, which is not empty."""
+    phase = PHASES[JobState(int(record["state"]))]
+    since_ns = record["boundary_since_ns"] if phase is Phase.BOUNDARY else record["need_since_ns"]
+    return JobView(
+        job=job,
+        name=text_of(bytes(record["name"])),
+        phase=phase,
+        held=int(record["held"]),
+        persistent=int(record["persistent"]),
+        progress=int(record["progress"]),
+        profile=profiles.profile(job, record),
+        iteration=int(record["iteration"]),
+        started_ns=int(record["started_ns"]),
+        waiting_since_ns=int(since_ns),
+        need=int(record["need"]),
+    )
+
+
+def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache) -> PoolView:
+    """Return all jobs at the instant of a snapshot."""
+    places = np.flatnonzero(jobs["state"] != JobState.EMPTY).tolist()
+    alone_job = int(header["alone_job"])
+    return PoolView(
+        now_ns=now_ns,
+        budget=int(header["budget_regions"]),
+        jobs=tuple(job_view(job, jobs[job], profiles) for job in places),
+        alone_job=None if alone_job == NOBODY else alone_job,
+    )
+
+
+def jobs_in(mask: int) -> tuple[int, ...]:
+    """Return the jobs whose bits ``mask`` has."""
+    unsigned = mask & 0xFFFF_FFFF_FFFF_FFFF
+    return tuple(job for job in range(unsigned.bit_length()) if unsigned >> job & 1)
+
+
+def mask_of(jobs: tuple[int, ...]) -> int:
+    """Return a bit for each job, as the table's signed 64-bit word holds them."""
+    unsigned = 0
+    for job in jobs:
+        unsigned |= 1 << job
+    return unsigned - (1 << 64) if unsigned >> 63 else unsigned
