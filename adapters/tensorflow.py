@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zico.session import Session
 
 TESTED_VERSION = "2.21"
+TESTED_KERAS_VERSION = "3.15"
 
 SYSTEM_ALLOCATOR = "TF_ONEDNN_USE_SYSTEM_ALLOCATOR"
 """Without it TensorFlow with oneDNN keeps large CPU tensors in an arena of its own, which never gives memory back."""

@@ -1,0 +1,290 @@
+"""Figures: JSON form, closing table, Markdown, progress, files."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zico.broker.messages import JobReport, JobStatus, PoolReport, RefusedRequest, Report, Status
+from zico.config import DeviceMemory, Flags, resolve
+from zico.errors import ConfigError
+from zico.launch.commands import split_commands
+from zico.launch.result import run_report
+from zico.launch.supervisor import JobOutcome, Outcome
+from zico.report.files import markdown, write_atomically
+from zico.report.model import (
+    JobFigures,
+    JobProgress,
+    PoolFigures,
+    RunReport,
+    Snapshot,
+    from_json,
+    owner_of,
+    to_json,
+)
+from zico.report.progress import live_table, memory_bar, plain_lines
+from zico.report.record import WaitKind, read_record
+from zico.report.table import attention_lines, write_table
+from zico.units import GIB, MIB
+
+PROMISED_JOB = {
+    "name",
+    "command",
+    "exit_code",
+    "iterations",
+    "wall_s",
+    "iterations_per_s",
+    "waited_s",
+    "peak_bytes",
+    "peak_tensor_bytes",
+    "persistent_bytes",
+    "pool_fraction",
+}
+PROMISED_POOL = {"peak_granted_bytes", "peak_physical_bytes", "sum_of_job_peaks_bytes"}
+SETTINGS = resolve(Flags(budget="64MiB"), {}, DeviceMemory(GIB, GIB), ["zico"])
+
+
+def job_report(name: str, peak_bytes: int = 40 * MIB, oom: RefusedRequest | None = None) -> JobReport:
+    """Return the broker's figures of a job."""
+    return JobReport(
+        name=name,
+        pid=1,
+        framework="torch",
+        iterations=10,
+        iterations_per_s=2.0,
+        waited_s=1.5,
+        boundary_waited_s=1.0,
+        peak_bytes=peak_bytes,
+        peak_tensor_bytes=peak_bytes - MIB,
+        persistent_bytes=8 * MIB,
+        requested_bytes=100,
+        pooled_bytes=99,
+        spilled_bytes=0,
+        pool_fraction=0.99,
+        maps=3,
+        oom=oom,
+    )
+
+
+def outcome(*members: JobReport, commands: tuple[str, ...] = ("python a.py", "python b.py")) -> Outcome:
+    """Return how a run of two jobs ended."""
+    pool = PoolReport(
+        policy="zico",
+        region_bytes=4 * MIB,
+        budget_bytes=64 * MIB,
+        peak_granted_bytes=60 * MIB,
+        peak_physical_bytes=61 * MIB,
+        recoveries=0,
+        stalls=0,
+    )
+    ended = tuple(JobOutcome(command, 0, 3.0, 9.0) for command in split_commands(commands))
+    return Outcome(ended, Report(pool=pool, jobs=members, jobs_left_out=0))
+
+
+def test_the_json_has_every_promised_field_and_reads_back() -> None:
+    """The report's JSON has the schema's fields under their names, and reading it gives the same report."""
+    report = run_report(outcome(job_report("a"), job_report("b", 30 * MIB)), SETTINGS)
+    written = json.loads(to_json(report))
+    assert written["schema_version"] == "zico.report.v1"
+    assert {"device", "policy", "budget_bytes", "pool", "jobs"} <= set(written)
+    assert set(written["pool"]) >= PROMISED_POOL
+    assert all(set(job) >= PROMISED_JOB for job in written["jobs"])
+    assert written["pool"]["sum_of_job_peaks_bytes"] == 70 * MIB
+    assert from_json(to_json(report)) == report
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"schema_version": "zico.report.v2"}', b"\xff"])
+def test_what_is_no_report_is_refused(text: bytes) -> None:
+    """Other JSON, other schemas and no JSON at all are refused as such."""
+    with pytest.raises(ConfigError, match="report"):
+        from_json(text)
+
+
+def test_another_schema_is_named() -> None:
+    """A report of another version is refused with both versions."""
+    report = run_report(outcome(), SETTINGS)
+    newer = to_json(report).replace(b"zico.report.v1", b"zico.report.v9")
+    with pytest.raises(ConfigError, match=r"zico\.report\.v9.*zico\.report\.v1"):
+        from_json(newer)
+
+
+def test_a_jobs_first_process_stands_for_it_and_others_are_listed() -> None:
+    """Further processes of a job become extra rows with numbers; a process of nobody's is left out of the jobs."""
+    report = run_report(
+        outcome(job_report("a"), job_report("a", 4 * MIB), job_report("b.2"), job_report("x")), SETTINGS
+    )
+    assert [process.name for process in report.jobs[0].other_processes] == ["a.2"]
+    assert report.jobs[0].peak_bytes == 40 * MIB
+    assert report.jobs[1].peak_bytes == 40 * MIB
+    assert owner_of("x", {"a", "b"}) is None
+    assert owner_of("a.b", {"a"}) is None
+
+
+def test_without_the_brokers_figures_the_notes_say_so() -> None:
+    """If the broker ended early, the commands' own figures are there, and the note says why the others are zero."""
+    lost = Outcome(outcome().jobs, None)
+    assert {job.note for job in run_report(lost, SETTINGS).jobs} == {"the broker had ended: no figures"}
+    assert {job.note for job in run_report(outcome(), SETTINGS).jobs} == {"no framework was imported"}
+
+
+def test_what_zico_said_inside_a_job_becomes_its_note() -> None:
+    """Why a framework could not be shared is the note of a job that never joined."""
+    (command,) = split_commands(["python a.py"])
+    ended = (JobOutcome(command, 0, 1.0, 1.0, "torch is not shared: no such function"),)
+    report = run_report(Outcome(ended, outcome().report), SETTINGS)
+    assert report.jobs[0].note == "torch is not shared: no such function"
+
+
+def test_the_table_is_plain_where_there_is_no_terminal() -> None:
+    """The closing table has every figure, no escape sequence and no character beyond ASCII in a file."""
+    out = io.StringIO()
+    write_table(run_report(outcome(job_report("a"), job_report("a.2")), SETTINGS), out)
+    text = out.getvalue()
+    assert text.isascii()
+    assert "\x1b" not in text
+    row = next(line for line in text.splitlines() if line.startswith("|a "))
+    assert [cell.strip() for cell in row.strip("|").split("|")] == [
+        "a", "0", "10", "2.00", "1.5 s", "40 MiB", "39 MiB", "8 MiB", "99.0%",
+    ]  # fmt: skip
+    assert "|  a.2" in text
+    assert "peak granted 60 MiB, peak physical by the kernel 61 MiB, sum of the jobs' own peaks 80 MiB" in text
+    assert "budget 64 MiB (--budget)" in text
+
+
+def test_a_job_out_of_memory_gets_its_peak_the_budget_and_a_remedy() -> None:
+    """The closing line of a job that did not fit names its peak, the budget and what to do."""
+    refused = RefusedRequest(request_bytes=40 * MIB, held_bytes=60 * MIB)
+    report = run_report(outcome(job_report("a", 60 * MIB, refused)), SETTINGS)
+    (line,) = (line for line in attention_lines(report) if "ran out of memory" in line)
+    assert "its peak was 60 MiB" in line
+    assert "the whole budget is 64 MiB" in line
+    assert "raise --budget to at least 100 MiB" in line
+
+
+def test_markdown_has_a_row_per_job_and_the_picture() -> None:
+    """The Markdown table has as many cells as its head in every row, also if a name contains a bar."""
+    report = RunReport(
+        device="host",
+        policy="zico",
+        budget_bytes=64 * MIB,
+        pool=PoolFigures(),
+        jobs=(JobFigures(name="a|b", command="x", exit_code=0, wall_s=1.0),),
+    )
+    text = markdown(report, picture="report.png")
+    rows = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1
+    assert "![Memory of each job over time](report.png)" in text
+    assert "![" not in markdown(report, picture=None)
+
+
+def member(job: int, name: str, **changes: object) -> JobStatus:
+    """Return a member of the pool as the broker shows it."""
+    figures = {"held_bytes": 16 * MIB, "need_bytes": 0, "waiting_s": 0.0, "waits_for": ()} | changes
+    return JobStatus(
+        job=job,
+        name=name,
+        pid=1,
+        framework="torch",
+        state="running",
+        iterations=7,
+        iterations_per_s=1.25,
+        peak_bytes=0,
+        live_tensor_bytes=0,
+        waited_s=0.0,
+        **figures,  # type: ignore[arg-type]
+    )
+
+
+def snapshot(*members: JobStatus) -> Snapshot:
+    """Return a run of jobs a and b in progress."""
+    status = Status(
+        schema_version="zico.status.v1",
+        policy="zico",
+        uptime_s=1.0,
+        region_bytes=4 * MIB,
+        budget_bytes=64 * MIB,
+        granted_bytes=0,
+        physical_bytes=0,
+        peak_granted_bytes=0,
+        peak_physical_bytes=0,
+        jobs=members,
+    )
+    jobs = (JobProgress("a", None), JobProgress("b", 3))
+    return Snapshot(elapsed_s=1.0, budget_bytes=64 * MIB, jobs=jobs, status=status)
+
+
+def test_progress_says_who_waits_for_whom() -> None:
+    """A waiting job's line names the jobs it waits for; one that has failed says so; one unknown is not guessed."""
+    waiting = member(0, "a", waiting_s=2.0, waits_for=(1, 9), need_bytes=4 * MIB)
+    lines = list(plain_lines(snapshot(waiting, member(1, "b"))))
+    assert lines[0] == (
+        "a: waits for memory, 7 iterations, 1.25 it/s, holds 16 MiB of 64 MiB, waiting 2.0 s for b, job 9"
+    )
+    assert lines[1].startswith("b: failed (3)")
+    assert next(plain_lines(snapshot())) == "a: no framework imported yet"
+
+
+def test_the_live_table_has_a_row_per_process() -> None:
+    """Each member of a job is a row; a job with none has one too."""
+    assert live_table(snapshot(member(0, "a"), member(2, "a.2"))).row_count == 3
+    assert live_table(snapshot()).row_count == 2
+
+
+def test_the_bar_is_full_at_the_budget_and_never_fuller() -> None:
+    """The bar shows the share of the budget in a fixed number of cells."""
+    assert memory_bar(32, 64).count("█") == 10
+    assert memory_bar(640, 64) == "█" * 20
+    assert memory_bar(0, 64) == "·" * 20
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A failed write leaves the old content and no other file."""
+    target = tmp_path / "f"
+    write_atomically(target, b"old")
+    with pytest.raises(TypeError):
+        write_atomically(target, "no bytes")  # type: ignore[arg-type]
+    assert target.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def record_fields() -> dict[str, Any]:
+    """Return the fields of a record of one job and three instants."""
+    return {
+        "names": np.array(["a"]),
+        "budget_bytes": np.int64(64 * MIB),
+        "t_s": np.array([0.0, 1.0, 2.0]),
+        "held_bytes": np.array([[0], [MIB], [0]]),
+        "physical_bytes": np.array([0, MIB, MIB]),
+        "boundary_job": np.array([0]),
+        "boundary_t_s": np.array([2.0]),
+        "wait_job": np.array([0]),
+        "wait_t_s": np.array([[0.5, 1.0]]),
+        "wait_kind": np.array([1]),
+    }
+
+
+def test_a_record_reads_back(tmp_path: Path) -> None:
+    """What a broker writes is what is read."""
+    np.savez(tmp_path / "r.npz", **record_fields())
+    record = read_record(tmp_path / "r.npz")
+    assert record.names == ("a",)
+    assert record.boundaries_of(0).tolist() == [2.0]
+    assert [len(record.waits_of(0, kind)) for kind in WaitKind] == [0, 1]
+
+
+@pytest.mark.parametrize("broken", ["names", "held_bytes", "boundary_t_s", "wait_kind", None])
+def test_a_record_that_does_not_fit_together_is_refused(tmp_path: Path, broken: str | None) -> None:
+    """A missing file, a missing field and lengths that do not match are refused with the file's name."""
+    path = tmp_path / "r.npz"
+    if broken is not None:
+        fields = record_fields()
+        if broken == "names":
+            del fields[broken]
+        else:
+            fields[broken] = fields[broken][:0]
+        np.savez(path, **fields)
+    with pytest.raises(ConfigError, match=r"r\.npz"):
+        read_record(path)

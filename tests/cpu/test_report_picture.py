@@ -1,0 +1,110 @@
+"""The picture: what it chooses to show, and that it is a picture."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zico.errors import ConfigError
+from zico.report.model import PoolFigures, RunReport
+from zico.report.picture import (
+    MAX_COLUMNS,
+    Span,
+    draw,
+    fullest_rows,
+    in_order,
+    last_iterations,
+    sum_of_peaks_bytes,
+    whole_span,
+    write_picture,
+)
+from zico.report.record import Record, WaitKind
+from zico.units import MIB
+
+REPORT = RunReport(device="host", policy="zico", budget_bytes=64 * MIB, pool=PoolFigures(), jobs=())
+
+
+def record(iterations: int, samples_per_iteration: int = 50) -> Record:
+    """Return two jobs whose sawtooth iterations of a second are half a second apart."""
+    n = iterations * samples_per_iteration
+    t_s = np.arange(n) / samples_per_iteration
+    held = np.stack([(t_s % 1.0), ((t_s + 0.5) % 1.0)], axis=1) * 40 * MIB
+    ends = np.arange(1, iterations, dtype=np.float64)
+    return Record(
+        names=("a", "b"),
+        budget_bytes=64 * MIB,
+        t_s=t_s,
+        held_bytes=held.astype(np.int64),
+        physical_bytes=np.full(n, 60 * MIB),
+        boundary_job=np.repeat([0, 1], len(ends)),
+        boundary_t_s=np.concatenate([ends, ends + 0.5]),
+        wait_job=np.array([0, 1]),
+        wait_t_s=np.array([[1.0, 1.1], [1.5, 1.7]]),
+        wait_kind=np.array([0, 1]),
+    )
+
+
+def test_a_picture_is_written(tmp_path: Path) -> None:
+    """A run becomes a PNG file of a legible size."""
+    pytest.importorskip("matplotlib")
+    write_picture(REPORT, record(5), tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_long_runs_get_a_panel_of_their_last_iterations() -> None:
+    """A run of many iterations has three panels, the middle one over about ten iterations; a short one has two."""
+    pytest.importorskip("matplotlib")
+    span = last_iterations(record(60))
+    assert span is not None
+    assert 9.5 < span.stop_s - span.start_s < 11
+    assert len(draw(REPORT, record(60)).axes) == 3
+    assert last_iterations(record(5)) is None
+    assert len(draw(REPORT, record(5)).axes) == 2
+
+
+def test_the_enlarged_panel_shows_a_time_in_which_all_trained() -> None:
+    """If one job goes on alone, the enlarged panel ends where the other one ended."""
+    both = record(60)
+    keep = (both.boundary_job == 0) | (both.boundary_t_s < 30)
+    cut = dataclasses.replace(both, boundary_job=both.boundary_job[keep], boundary_t_s=both.boundary_t_s[keep])
+    span = last_iterations(cut)
+    assert span is not None
+    assert 29 < span.stop_s < 30
+
+
+def test_no_peak_is_lost_when_instants_are_many() -> None:
+    """Of more instants than columns the fullest of each column is drawn, so the highest is among them."""
+    many = record(400)
+    rows = fullest_rows(many, whole_span(many))
+    totals = many.held_bytes.sum(axis=1)
+    assert len(rows) == MAX_COLUMNS
+    assert totals[rows].max() == totals.max()
+    assert len(fullest_rows(record(2), Span(0.0, 1.0))) == 51
+
+
+def test_jobs_are_drawn_in_the_order_of_the_table() -> None:
+    """Reordering jobs keeps each one's curve, iterations and waits with it."""
+    before = record(5)
+    after = in_order(before, ["b", "a"])
+    assert after.names == ("b", "a")
+    assert (after.held_bytes[:, 0] == before.held_bytes[:, 1]).all()
+    assert after.boundaries_of(0).tolist() == before.boundaries_of(1).tolist()
+    assert after.waits_of(0, WaitKind.ALLOCATION).tolist() == before.waits_of(1, WaitKind.ALLOCATION).tolist()
+    assert sum_of_peaks_bytes(after) == sum_of_peaks_bytes(before)
+
+
+def test_an_empty_record_is_explained(tmp_path: Path) -> None:
+    """A run in which nobody joined has no picture, and says why."""
+    empty = dataclasses.replace(record(5), t_s=np.zeros(0))
+    with pytest.raises(ConfigError, match="no job joined"):
+        write_picture(REPORT, empty, tmp_path / "p.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_the_line_to_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where matplotlib is missing, the error says how to get it."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"pip install zico\[plot\]"):
+        draw(REPORT, record(5))

@@ -1,0 +1,149 @@
+"""What ``zico run`` passes on and what it ends with."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from zico_process import ZicoRun, python
+
+from zico.cli import main
+
+
+def test_lines_carry_the_jobs_name_and_stay_in_their_stream() -> None:
+    """A job's stdout comes out on stdout, its stderr on stderr, each line with the job's name before it."""
+    code = "import sys; print('to out'); print('to err', file=sys.stderr)"
+    with ZicoRun("--quiet", "--name", "a", "--name", "long", python(code), python(code)) as run:
+        assert run.finish() == 0
+        assert {"a    | to out", "long | to out"} <= set(run.stdout.splitlines())
+        assert {"a    | to err", "long | to err"} <= set(run.stderr.splitlines())
+        assert "to err" not in run.stdout
+        assert "zico:" not in run.stdout
+
+
+def test_bytes_that_are_no_text_and_a_line_without_end_arrive_unchanged() -> None:
+    """Undecodable bytes are passed on as they are; text after the last line end is a line too."""
+    code = r"import os; os.write(1, b'\xff\xfe\n'); os.write(1, b'no end')"
+    with ZicoRun("--name", "j", python(code)) as run:
+        assert run.finish() == 0
+        assert run.stdout == "j | \udcff\udcfe\nj | no end\n"
+
+
+def test_of_a_redrawn_line_the_last_state_arrives() -> None:
+    """Of a progress bar redrawn a thousand times in an instant, hardly any state but the last is passed on."""
+    code = r"import sys; [sys.stderr.write(f'\rat {i}') for i in range(1000)]; sys.stderr.write('\rdone\n')"
+    with ZicoRun("--quiet", "--name", "j", python(code)) as run:
+        assert run.finish() == 0
+        lines = [line for line in run.stderr.splitlines() if line.startswith("j | ")]
+        assert lines[-1] == "j | done"
+        assert len(lines) < 10
+
+
+def test_everything_after_dashes_is_one_command() -> None:
+    """After ``--`` nothing is split or taken for an option, and the exit code is the job's own."""
+    code = "import sys; print(sys.argv[1:]); sys.exit(7)"
+    with ZicoRun("--quiet", "--", sys.executable, "-c", code, "--budget", "a b") as run:
+        assert run.finish() == 7
+        assert "['--budget', 'a b']" in run.stdout
+
+
+def test_a_missing_program_is_one_line_and_127_and_the_others_run() -> None:
+    """A command that does not exist is reported with 127, and does not keep the others from running."""
+    with ZicoRun("--quiet", "no-such-program --x", python("print('I ran')")) as run:
+        assert run.finish() == 127
+        assert "I ran" in run.stdout
+        assert run.stderr.count("there is no program 'no-such-program'") == 1
+        assert "Traceback" not in run.stderr
+
+
+def test_the_first_failure_decides_the_exit_code(tmp_path: Path) -> None:
+    """The exit code is that of the job which failed first in time, not the first in the list."""
+    fifo = tmp_path / "go"
+    late = (
+        f"import os, sys; os.mkfifo({str(fifo)!r}); print('made', flush=True); open({str(fifo)!r}).read(); sys.exit(3)"
+    )
+    early = (
+        f"import os, sys, time\nwhile not os.path.exists({str(fifo)!r}): time.sleep(.01)\n"
+        f"import subprocess; subprocess.Popen(['sh', '-c', 'sleep 0.5; echo > {fifo}'], start_new_session=True,"
+        " stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\nsys.exit(4)"
+    )
+    with ZicoRun("--quiet", python(late), python(early)) as run:
+        assert run.finish() == 4
+
+
+def test_a_job_killed_by_a_signal_counts_128_more() -> None:
+    """A job that signal N ended has exit code 128 + N."""
+    with ZicoRun("--quiet", python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")) as run:
+        assert run.finish() == 128 + 11
+
+
+def test_a_job_without_a_framework_is_reported_with_zeros(tmp_path: Path) -> None:
+    """The JSON has the promised fields, zeros and a note for a job that imported no framework."""
+    target = tmp_path / "report.json"
+    with ZicoRun("--quiet", "--json", str(target), "--name", "idle", python("pass")) as run:
+        assert run.finish() == 0
+    written = json.loads(target.read_text())
+    assert written["schema_version"] == "zico.report.v1"
+    assert (written["device"], written["policy"], written["budget_bytes"]) == ("host", "zico", 64 << 20)
+    assert {"peak_granted_bytes", "peak_physical_bytes", "sum_of_job_peaks_bytes"} <= set(written["pool"])
+    (job,) = written["jobs"]
+    assert job["name"] == "idle"
+    assert shlex.split(job["command"]) == [sys.executable, "-c", "pass"]
+    assert (job["exit_code"], job["iterations"], job["peak_bytes"], job["pool_fraction"]) == (0, 0, 0, 0.0)
+    assert job["note"] == "no framework was imported"
+    assert job["wall_s"] > 0
+
+
+JOIN = """
+import os
+from pathlib import Path
+from zico.broker.client import BrokerClient
+client = BrokerClient(Path(os.environ["ZICO_SOCKET"]))
+members = [client.join(os.environ["ZICO_JOB"], "fake") for _ in range({count})]
+print(client.status().jobs[0].name)
+"""
+
+
+def test_the_first_process_that_joins_is_the_job_and_others_are_listed_below_it(tmp_path: Path) -> None:
+    """Of two members of one job the first gives the job's figures, the second is an extra row."""
+    target = tmp_path / "report.json"
+    with ZicoRun("--quiet", "--json", str(target), "--name", "pair", python(JOIN.format(count=2))) as run:
+        assert run.finish() == 0, run.stderr
+    (job,) = json.loads(target.read_text())["jobs"]
+    assert job["framework"] == "fake"
+    assert [process["name"] for process in job["other_processes"]] == ["pair.2"]
+
+
+def test_a_report_directory_gets_all_files(tmp_path: Path) -> None:
+    """``--report`` leaves JSON, Markdown and the record; the picture's absence is explained if nothing was held."""
+    with ZicoRun("--report", str(tmp_path / "r"), "--name", "one", python(JOIN.format(count=1))) as run:
+        assert run.finish() == 0, run.stderr
+    names = {path.name for path in (tmp_path / "r").iterdir()}
+    assert {"report.json", "report.md", "record.npz"} <= names
+    assert "report.png" in names or "no picture" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--budget", "0", "true"], "more than zero"),
+        (["--budget=-1G", "true"], "is no size"),
+        (["--budget", "100000T", "true"], "more than the device's"),
+        (["--device", "cuda:0", "true"], "CUDA device is not built in this version"),
+        (["--policy", "best", "true"], "give one of"),
+        (["--region", "3MiB", "true"], "power of two"),
+        (["--json", "/no/such/directory/x.json", "true"], "no directory"),
+        (["'unclosed"], "cannot split"),
+        ([], "no command"),
+        (["true", "--", "true"], "stands before --"),
+        (["--name", "a", "--name", "b", "true"], "2 names for 1 commands"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_starts(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A setting that cannot be used ends the command with 2 and a line that says what can."""
+    assert main(["run", *arguments]) == 2
+    assert says in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

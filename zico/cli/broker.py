@@ -1,0 +1,44 @@
+"""``zico broker``: a broker in the foreground, for programs that import the adapters themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from zico.cli.options import described, pool_options, settings_from
+from zico.config import SOCKET_VARIABLE, Flags
+from zico.launch.rundir import default_socket
+
+
+@click.command()
+@pool_options
+@click.option(
+    "--socket", type=click.Path(path_type=Path), help="Where to listen (default: the user's runtime directory)."
+)
+@click.option("--record", type=click.Path(path_type=Path), help="Write what happened to this .npz file at the end.")
+def broker(
+    *,
+    budget: str | None,
+    device: str | None,
+    policy: str | None,
+    region: str | None,
+    log_level: str | None,
+    socket: Path | None,
+    record: Path | None,
+) -> int:
+    """Serve a pool until Ctrl-C; prints "ready" when jobs can join."""
+    settings = settings_from(Flags(budget=budget, device=device, policy=policy, region=region, log_level=log_level))
+    path = socket or default_socket()
+    click.echo(f"zico: {described(settings)}", err=True)
+    click.echo(f"zico: jobs join with {SOCKET_VARIABLE}={path}", err=True)
+
+    from zico.broker.__main__ import main
+
+    arguments = ["--socket", str(path)]
+    arguments += ["--budget-bytes", str(settings.budget_bytes.value)]
+    arguments += ["--region-bytes", str(settings.region_bytes.value)]
+    arguments += ["--policy", settings.policy.value, "--log-level", settings.log_level.value]
+    if record is not None:
+        arguments += ["--record", str(record)]
+    return main(arguments)

@@ -1,0 +1,71 @@
+"""``zico doctor``: whether Zico is active for each framework found and, if not, why."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from zico.cli.dashes import AFTER_DASHES, DashesCommand
+from zico.cli.options import settings_from
+from zico.config import Flags
+from zico.errors import ConfigError
+from zico.launch.doctor import Diagnosis, Finding, diagnose
+from zico.report.table import PLAIN_WIDTH
+
+TRIAL_BUDGET = "256MiB"
+
+
+@click.command(
+    cls=DashesCommand, epilog="A command may follow --; it is run to its end: zico doctor -- python train.py"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--budget", metavar="SIZE", default=TRIAL_BUDGET, help=f"For the trial (default: {TRIAL_BUDGET}).")
+@click.pass_context
+def doctor(ctx: click.Context, *, as_json: bool, budget: str) -> int:
+    """Say whether Zico is active, by trying each framework found, or the command after --.
+
+    The exit code is 0 if it is active for all of them, else 1.
+    """
+    argv = ctx.meta.get(AFTER_DASHES, ())
+    if argv == () and AFTER_DASHES in ctx.meta:
+        raise ConfigError("no command after --: give a program and its arguments")
+    found = diagnose(settings_from(Flags(budget=budget)), argv)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        _show(found)
+    return 0 if found.active else 1
+
+
+def _show(found: Diagnosis) -> None:
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
+    for column in ("check", "", "detail"):
+        table.add_column(column, overflow="fold")
+    for check in found.checks:
+        table.add_row(check.name, _verdict(check.passed, "ok", "not ok"), check.detail)
+    for finding in found.frameworks:
+        name = f"{finding.name} {finding.version}".strip()
+        table.add_row(name, _verdict(finding.active, "active", "not active"), _detail(finding))
+    console.print(table)
+    if not found.frameworks:
+        console.print("no framework is installed here: pip install zico[torch] or zico[tensorflow]", markup=False)
+
+
+def _verdict(good: bool, yes: str, no: str) -> str:  # noqa: FBT001 - it chooses between two words
+    return f"[green]{yes}[/]" if good else f"[red]{no}[/]"
+
+
+def _detail(finding: Finding) -> str:
+    if finding.reason:
+        return finding.reason
+    detail = f"{finding.pool_fraction:.1%} of the tensors' bytes in the pool"
+    if not finding.tested_version:
+        return detail
+    is_tested = finding.version.startswith(finding.tested_version)
+    return f"{detail}, {'a tested version' if is_tested else f'not a tested version ({finding.tested_version})'}"

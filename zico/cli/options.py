@@ -1,0 +1,55 @@
+"""Options that several commands share, and the settings made of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from zico.config import DEFAULT_POLICY, DEFAULT_REGION_BYTES, LOG_LEVELS, Flags, Settings, resolve
+from zico.launch.memory import host_memory
+from zico.scheduler.policies import POLICIES
+from zico.units import format_bytes
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_POOL_OPTIONS = (
+    click.option("--budget", metavar="SIZE", help="Memory for all jobs together: 2G, 512MiB, 50% or none (all)."),
+    click.option("--device", metavar="DEVICE", help="host (the default)."),
+    click.option("--policy", metavar="NAME", help=f"Who may go on: {', '.join(POLICIES)} (default: {DEFAULT_POLICY})."),
+    click.option(
+        "--region",
+        metavar="SIZE",
+        help=f"Unit of memory, a power of two (default: {format_bytes(DEFAULT_REGION_BYTES)}).",
+    ),
+    click.option("--log-level", metavar="LEVEL", help=f"What the broker says: {', '.join(LOG_LEVELS)}."),
+)
+
+
+def pool_options(function: Function) -> Function:
+    """Add the options that describe a pool."""
+    for option in reversed(_POOL_OPTIONS):
+        function = option(function)
+    return function
+
+
+def settings_from(flags: Flags) -> Settings:
+    """Return the settings of these flags, this environment and this machine.
+
+    Raises:
+        ConfigError: One of them cannot be used.
+    """
+    return resolve(flags, os.environ, host_memory(), POLICIES)
+
+
+def described(settings: Settings) -> str:
+    """Return the settings with their origins, as one line."""
+    parts = {
+        "budget": (format_bytes(settings.budget_bytes.value), settings.budget_bytes.origin),
+        "device": (settings.device.value, settings.device.origin),
+        "policy": (settings.policy.value, settings.policy.origin),
+        "region": (format_bytes(settings.region_bytes.value), settings.region_bytes.origin),
+    }
+    return ", ".join(f"{name} {value} ({origin})" for name, (value, origin) in parts.items())

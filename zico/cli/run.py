@@ -1,0 +1,133 @@
+"""``zico run``: start jobs beside a broker, show them, and report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from zico.cli.dashes import AFTER_DASHES, DashesCommand
+from zico.cli.display import Display
+from zico.cli.options import described, pool_options, settings_from
+from zico.config import Flags, Settings
+from zico.errors import ConfigError
+from zico.launch.commands import Command, name_commands, split_commands
+from zico.launch.result import run_report
+from zico.launch.supervisor import supervise
+from zico.report.files import (
+    JSON_NAME,
+    MARKDOWN_NAME,
+    PICTURE_NAME,
+    RECORD_NAME,
+    write_json,
+    write_markdown,
+)
+from zico.report.model import RunReport, to_json
+from zico.report.table import write_table
+
+STDOUT = Path("-")
+
+
+@click.command(
+    cls=DashesCommand, options_metavar="[OPTIONS]", epilog="One command may also follow --: zico run -- CMD ARG ..."
+)
+@pool_options
+@click.option("--name", "names", multiple=True, metavar="NAME", help="A job's name; once per command, in their order.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures to FILE; - is stdout.")
+@click.option(
+    "--report", "report_dir", type=click.Path(path_type=Path), help="Write picture, table and figures to DIR."
+)
+@click.option("--grace", metavar="SECONDS", help="How long an ending job may take after a signal (default: 5).")
+@click.option("--quiet", is_flag=True, help="Show the jobs' output, problems and the table only.")
+@click.argument("commands", nargs=-1, metavar='"CMD" ["CMD" ...]')
+@click.pass_context
+def run(  # noqa: PLR0913 - one parameter per option
+    ctx: click.Context,
+    *,
+    budget: str | None,
+    device: str | None,
+    policy: str | None,
+    region: str | None,
+    log_level: str | None,
+    names: tuple[str, ...],
+    json_path: Path | None,
+    report_dir: Path | None,
+    grace: str | None,
+    quiet: bool,
+    commands: tuple[str, ...],
+) -> int:
+    """Run each CMD as a job; all of them share one memory budget.
+
+    A CMD is split like a shell would but run without one. The exit code is 0 if every job's is, else that of the
+    job which failed first, 128 + N if signal N ended it.
+    """
+    flags = Flags(budget=budget, device=device, policy=policy, region=region, grace=grace, log_level=log_level)
+    settings = settings_from(flags)
+    wanted = _commands(commands, ctx.meta.get(AFTER_DASHES), names)
+    _prepare(json_path, report_dir)
+    with Display([command.name for command in wanted], quiet=quiet) as display:
+        display.message(described(settings))
+        report, code = _supervised(wanted, settings, display, report_dir)
+    write_table(report, sys.stderr)
+    _write(report, json_path, report_dir)
+    return code
+
+
+def _supervised(
+    commands: tuple[Command, ...], settings: Settings, display: Display, report_dir: Path | None
+) -> tuple[RunReport, int]:
+    record_to = report_dir / RECORD_NAME if report_dir else None
+    outcome = supervise(commands, settings, display, record_to=record_to)
+    return run_report(outcome, settings), outcome.exit_code
+
+
+def _commands(
+    texts: tuple[str, ...], after_dashes: tuple[str, ...] | None, names: tuple[str, ...]
+) -> tuple[Command, ...]:
+    """Return the commands, be they texts to split or one that is split already."""
+    if after_dashes is None:
+        return split_commands(texts, names)
+    if texts:
+        raise ConfigError(f"{texts[0]!r} stands before --, where only options may: give commands there or after it")
+    return name_commands([after_dashes] if after_dashes else [], names)
+
+
+def _prepare(json_path: Path | None, report_dir: Path | None) -> None:
+    """Refuse outputs that could not be written, before hours of training rather than after them."""
+    if json_path is not None and json_path != STDOUT and not json_path.parent.is_dir():
+        raise ConfigError(f"--json: there is no directory {str(json_path.parent)!r}")
+    if report_dir is None:
+        return
+    try:
+        report_dir.mkdir(parents=True, exist_ok=True)
+        for name in (RECORD_NAME, PICTURE_NAME):
+            (report_dir / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--report: cannot write to {str(report_dir)!r}: {error.strerror}") from None
+
+
+def _write(report: RunReport, json_path: Path | None, report_dir: Path | None) -> None:
+    """Write what was asked for."""
+    if json_path == STDOUT:
+        click.echo(to_json(report), nl=False)
+    elif json_path is not None:
+        write_json(report, json_path)
+    if report_dir is not None:
+        write_json(report, report_dir / JSON_NAME)
+        picture = _draw(report, report_dir)
+        write_markdown(report, report_dir / MARKDOWN_NAME, picture=picture)
+        click.echo(f"zico: report in {report_dir}", err=True)
+
+
+def _draw(report: RunReport, report_dir: Path) -> str | None:
+    """Draw the picture and return its file name; say why if it cannot be drawn."""
+    from zico.report.picture import write_picture
+    from zico.report.record import read_record
+
+    try:
+        write_picture(report, read_record(report_dir / RECORD_NAME), report_dir / PICTURE_NAME)
+    except ConfigError as error:
+        click.echo(f"zico: no picture: {error}", err=True)
+        return None
+    return PICTURE_NAME

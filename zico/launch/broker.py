@@ -1,0 +1,142 @@
+"""The broker as a child process: started, awaited until it is ready, asked, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from zico.broker.client import BrokerClient
+from zico.errors import CommandError, ZicoError
+from zico.launch.processes import KILL_S, LEFT_BEHIND_S, Child, LinePipe, readable
+from zico.launch.rundir import SOCKET_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from zico.broker.messages import Report, Status
+    from zico.config import Settings
+    from zico.launch.ward import Ward
+
+READY_S = 180.0
+"""The first start on a machine compiles: about a minute there, well under a second afterwards."""
+COMPILING_AFTER_S = 3.0
+END_S = 5.0
+ANSWER_S = 2.0
+RECORD_NAME = "record.npz"
+_LAST_WORDS = 5
+
+
+class BrokerProcess:
+    """A broker that serves the jobs of one run."""
+
+    def __init__(self, run_dir: Path, settings: Settings, ward: Ward, message: Callable[[str], None]) -> None:
+        """Start it; ``wait_ready`` says when jobs may be started.
+
+        Args:
+            run_dir: Where its socket and its record go.
+            settings: Budget, region size and policy.
+            ward: Will end the broker if we are killed.
+            message: Called with each line that the broker writes.
+        """
+        self.socket = run_dir / SOCKET_NAME
+        self.record = run_dir / RECORD_NAME
+        self._message = message
+        self._words: collections.deque[str] = collections.deque(maxlen=_LAST_WORDS)
+        self._pipes: list[LinePipe] = []
+        self._is_ready = False
+        self._client = BrokerClient(self.socket, ANSWER_S)
+        with contextlib.ExitStack() as undo:
+            self._ready_fd, told_fd = os.pipe2(os.O_CLOEXEC)
+            undo.callback(os.close, self._ready_fd)
+            try:
+                argv = self._argv(settings, told_fd)
+                self._child = Child(argv, os.environ, stdin=subprocess.DEVNULL, pass_fds=(told_fd,))
+            finally:
+                os.close(told_fd)
+            undo.pop_all()
+        ward.add(self._child.pid)
+
+    async def wait_ready(self, timeout_s: float = READY_S) -> None:
+        """Wait until jobs can join.
+
+        Raises:
+            CommandError: It ended instead, or was not ready in time; ``close`` is still to be called.
+        """
+        for pipe in self._child.pipes:
+            self._pipes.append(await LinePipe.connect(pipe, self._hear))
+        loop = asyncio.get_running_loop()
+        hint = loop.call_later(COMPILING_AFTER_S, self._message, "compiling, once: about a minute")
+        try:
+            await asyncio.wait_for(readable(self._ready_fd), timeout_s)
+        except TimeoutError:
+            raise CommandError(f"the broker was not ready within {timeout_s:.0f} s", exit_code=1) from None
+        finally:
+            hint.cancel()
+        if not os.read(self._ready_fd, 1):
+            await asyncio.gather(*(pipe.close(wait_s=LEFT_BEHIND_S) for pipe in self._pipes))
+            raise CommandError(f"the broker could not start: {' / '.join(self._words) or 'no reason given'}", 1)
+        self._is_ready = True
+
+    async def ended(self) -> None:
+        """Wait until the broker has ended; the caller sets the deadline."""
+        await self._child.ended()
+
+    def status(self) -> Status | None:
+        """Return how the pool is now, ``None`` if the broker does not answer within ``ANSWER_S``."""
+        with contextlib.suppress(ZicoError, OSError):
+            return self._client.status()
+        self._client.close()
+        return None
+
+    def report(self) -> Report | None:
+        """Return every job's figures so far, ``None`` if the broker does not answer. It writes its record first."""
+        with contextlib.suppress(ZicoError, OSError):
+            return self._client.report()
+        self._client.close()
+        return None
+
+    async def end(self) -> None:
+        """End the broker and wait for it, ``END_S`` at most before it is killed."""
+        self._client.close()
+        self._child.send(signal.SIGTERM)
+        await self._child.end_session(quiet_s=END_S, grace_s=KILL_S)
+        await asyncio.gather(*(pipe.close(wait_s=LEFT_BEHIND_S) for pipe in self._pipes))
+
+    def close(self, ward: Ward) -> None:
+        """Kill whatever is left, and give the pipes back; does nothing the second time."""
+        self._client.close()
+        if self._ready_fd >= 0:
+            os.close(self._ready_fd)
+            self._ready_fd = -1
+            ward.remove(self._child.pid)
+            self._child.kill()
+
+    def _argv(self, settings: Settings, ready_fd: int) -> list[str]:
+        return [
+            sys.executable,
+            "-m",
+            "zico.broker",
+            *("--socket", str(self.socket)),
+            *("--budget-bytes", str(settings.budget_bytes.value)),
+            *("--region-bytes", str(settings.region_bytes.value)),
+            *("--policy", settings.policy.value),
+            *("--record", str(self.record)),
+            *("--ready-fd", str(ready_fd)),
+            *("--parent-pid", str(os.getpid())),
+            *("--log-level", settings.log_level.value),
+        ]
+
+    def _hear(self, lines: list[bytes]) -> None:
+        """Pass the broker's words on; before it is ready, keep them for the error that says why it is not."""
+        for line in lines:
+            text = line.decode(errors="replace")
+            self._words.append(text)
+            if self._is_ready:
+                self._message(text.removeprefix("zico "))

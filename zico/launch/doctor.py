@@ -1,0 +1,282 @@
+"""Find out whether Zico would be active, by trying it: a small run of the real path per framework.
+
+Reading versions alone would not tell: an allocator that cannot be redirected shows only when it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+import platformdirs
+
+from zico.errors import ZicoError
+from zico.launch.commands import Command
+from zico.launch.environment import job_environment
+from zico.launch.result import run_report
+from zico.launch.rundir import base_directory
+from zico.launch.supervisor import supervise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from zico.config import Settings
+    from zico.launch.listener import Stream
+    from zico.report.model import JobFigures, Snapshot
+
+SCHEMA = "zico.doctor.v1"
+TRY_S = 180
+"""A framework that takes longer than this to be imported and tried counts as not working."""
+START_S = 30.0
+ACTIVE_FROM_FRACTION = 0.95
+PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
+# These keep Python from reading PYTHONPATH (-E, -I) or from importing sitecustomize (-S, -I), see python(1).
+BLOCKING_FLAGS = frozenset("EIS")
+# Options of the interpreter whose value may follow as the next argument.
+_FLAGS_WITH_VALUE = frozenset("WX")
+
+_TRY = """
+import importlib, signal, sys
+signal.alarm({limit})
+import {module} as framework
+tensors = {tensors}
+adapter = importlib.import_module("zico.adapters.{adapter}")
+print("TESTED", getattr(adapter, {tested!r}, ""))
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Framework:
+    """A framework that Zico has an adapter for, and how to try it."""
+
+    module: str
+    distributions: tuple[str, ...]
+    adapter: str
+    tensors: str
+    """An expression that makes some tensors of a MiB each."""
+    tested: str = "TESTED_VERSION"
+    """Where the adapter says which version it was tested with."""
+
+
+FRAMEWORKS = (
+    Framework("torch", ("torch",), "torch", "[framework.ones(1 << 18) for _ in range(16)]"),
+    Framework(
+        "tensorflow",
+        ("tensorflow", "tensorflow-cpu"),
+        "tensorflow",
+        "[framework.random.uniform([1 << 18]) for _ in range(16)]",
+    ),
+    Framework(
+        "keras",
+        ("keras",),
+        "tensorflow",
+        "[framework.random.uniform((1 << 18,)) for _ in range(16)]",
+        tested="TESTED_KERAS_VERSION",
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One thing that Zico needs from the machine or the interpreter."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What a framework, or the user's own command, did when it was tried."""
+
+    name: str
+    active: bool
+    version: str
+    tested_version: str
+    pool_fraction: float
+    reason: str
+    """Why it is not active; empty if it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """Everything found."""
+
+    active: bool
+    checks: tuple[Check, ...]
+    frameworks: tuple[Finding, ...]
+    schema_version: str = SCHEMA
+
+
+class _Collector:
+    """A listener that only keeps what is said."""
+
+    interval_s = 3600.0
+
+    def __init__(self) -> None:
+        self.lines: dict[str, list[str]] = {}
+
+    def output(self, name: str, stream: Stream, lines: list[bytes]) -> None:
+        del stream  # both are searched
+        self.lines.setdefault(name, []).extend(line.decode(errors="replace") for line in lines)
+
+    def message(self, text: str) -> None:
+        del text  # nobody is watching this run
+
+    def problem(self, text: str) -> None:
+        self.lines.setdefault("", []).append(text)
+
+    def progress(self, snapshot: Snapshot) -> None:
+        del snapshot  # nobody is watching this run
+
+
+def diagnose(settings: Settings, argv: Sequence[str] = ()) -> Diagnosis:
+    """Return whether Zico would be active for the frameworks that are installed, or for the command ``argv``.
+
+    Starts a broker and one process per framework, or the command itself, and waits for their ends.
+    """
+    checks = tuple(_checks(settings, argv))
+    commands: tuple[Command, ...]
+    if argv:
+        commands = (Command("command", tuple(argv), " ".join(argv)),)
+        versions = {"command": ""}
+    else:
+        versions = dict(installed_versions())
+        commands = tuple(_trial(framework) for framework in FRAMEWORKS if framework.module in versions)
+    findings = tuple(_try_all(commands, versions, settings)) if commands else ()
+    healthy = all(check.passed for check in checks)
+    active = healthy and bool(findings) and all(finding.active for finding in findings)
+    return Diagnosis(active, checks, findings)
+
+
+def installed_versions() -> Iterator[tuple[str, str]]:
+    """Yield (module, version) of each framework that is installed, without importing it."""
+    for framework in FRAMEWORKS:
+        for distribution in framework.distributions:
+            try:
+                yield framework.module, importlib.metadata.version(distribution)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            break
+
+
+def blocking_flag(argv: Sequence[str]) -> str | None:
+    """Return the interpreter's flag in ``argv`` that keeps Zico out of that process, ``None`` if there is none."""
+    if not argv or not PYTHON.fullmatch(PurePath(argv[0]).name):
+        return None
+    arguments = iter(argv[1:])
+    for argument in arguments:
+        if not argument.startswith("-") or argument in {"-", "-c", "-m"}:
+            return None
+        if argument.startswith("--"):
+            continue
+        if argument[1:2] in _FLAGS_WITH_VALUE:
+            if len(argument) == len("-W"):
+                next(arguments, None)
+            continue
+        found = BLOCKING_FLAGS.intersection(argument[1:])
+        if found:
+            return f"-{min(found)}"
+    return None
+
+
+def _checks(settings: Settings, argv: Sequence[str]) -> Iterator[Check]:
+    yield _check_flags(argv)
+    yield _check_injection(argv)
+    yield _check_device()
+    yield _check_cache()
+    yield _check_sockets()
+    regions = settings.budget_bytes.value // settings.region_bytes.value
+    yield Check("budget", regions > 1, f"{regions} regions of {settings.region_bytes.value} bytes")
+
+
+def _check_flags(argv: Sequence[str]) -> Check:
+    flag = blocking_flag(argv)
+    detail = "no flag keeps Zico out" if flag is None else f"python {flag} keeps Zico out: start it without {flag}"
+    return Check("interpreter flags", flag is None, detail)
+
+
+def _check_injection(argv: Sequence[str]) -> Check:
+    """Start the interpreter as a job's and look whether it watches imports."""
+    is_python = bool(argv) and PYTHON.fullmatch(PurePath(argv[0]).name) is not None
+    interpreter = argv[0] if is_python else sys.executable
+    code = "import sys; sys.exit(not any(type(f).__module__ == 'zico.autoload' for f in sys.meta_path))"
+    environ = job_environment(os.environ, Path("/nonexistent"), "doctor")
+    try:
+        tried = subprocess.run(  # noqa: S603 - the user's own interpreter
+            [interpreter, "-c", code], env=environ, timeout=START_S, check=False, capture_output=True
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("injection", passed=False, detail=f"{interpreter} cannot be started: {error}")
+    if tried.returncode == 0:
+        return Check("injection", passed=True, detail=f"{interpreter} watches imports")
+    reason = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    return Check("injection", passed=False, detail=reason or f"{interpreter} ignores PYTHONPATH or sitecustomize")
+
+
+def _check_device() -> Check:
+    try:
+        os.close(os.memfd_create("zico-doctor"))
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError) as error:
+        return Check("host device", passed=False, detail=f"this system has no memfd_create or pidfd_open: {error}")
+    return Check("host device", passed=True, detail="memfd and pidfd work")
+
+
+def _check_cache() -> Check:
+    """Look whether compiled code can be kept, without creating anything."""
+    directory = Path(os.environ.get("ZICO_CACHE_DIR") or platformdirs.user_cache_dir("zico"))
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if os.access(existing, os.W_OK | os.X_OK):
+        return Check("compiled code", passed=True, detail=f"kept in {directory}")
+    advice = "every job compiles for about a minute; set ZICO_CACHE_DIR to a writable directory"
+    return Check("compiled code", passed=False, detail=f"{existing} is not writable: {advice}")
+
+
+def _check_sockets() -> Check:
+    try:
+        return Check("sockets", passed=True, detail=f"in {base_directory()}")
+    except ZicoError as error:
+        return Check("sockets", passed=False, detail=str(error))
+
+
+def _trial(framework: Framework) -> Command:
+    code = _TRY.format(limit=TRY_S, **dataclasses.asdict(framework))
+    return Command(framework.module, (sys.executable, "-c", code), f"python -c 'import {framework.module} ...'")
+
+
+def _try_all(commands: Sequence[Command], versions: Mapping[str, str], settings: Settings) -> Iterator[Finding]:
+    """Run the commands beside a broker and yield a finding for each."""
+    collector = _Collector()
+    try:
+        report = run_report(supervise(commands, settings, collector), settings)
+    except ZicoError as error:
+        for command in commands:
+            yield _failed(command.name, versions[command.name], str(error))
+        return
+    for job in report.jobs:
+        lines = collector.lines.get(job.name, [])
+        tested = next((line.removeprefix("TESTED").strip() for line in lines if line.startswith("TESTED")), "")
+        reason = _why_not(job, lines)
+        yield Finding(job.name, reason == "", versions[job.name], tested, job.pool_fraction, reason)
+
+
+def _failed(name: str, version: str, reason: str) -> Finding:
+    return Finding(name, active=False, version=version, tested_version="", pool_fraction=0.0, reason=reason)
+
+
+def _why_not(job: JobFigures, lines: Sequence[str]) -> str:
+    """Return why a job that has ended did not use the pool, empty if it did."""
+    if not job.framework:
+        return job.note if job.exit_code == 0 or not lines else f"{job.note}: {lines[-1]}"
+    if job.requested_bytes == 0:
+        return "it joined, but no tensor over the threshold was seen"
+    if job.pool_fraction < ACTIVE_FROM_FRACTION:
+        return f"only {job.pool_fraction:.1%} of the tensors' bytes were in the pool"
+    return ""

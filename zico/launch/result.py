@@ -1,0 +1,99 @@
+"""Join what the supervisor saw of each command with the broker's figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE
+from zico.report.model import JobFigures, PoolFigures, ProcessFigures, RunReport, owner_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zico.broker.messages import JobReport, PoolReport
+    from zico.config import Settings
+    from zico.launch.supervisor import JobOutcome, Outcome
+
+NEVER_JOINED = "no framework was imported"
+NEVER_ITERATED = "no iteration was seen to end"
+NOT_STARTED = "was not started"
+BROKER_GONE = "the broker had ended: no figures"
+
+
+def run_report(outcome: Outcome, settings: Settings) -> RunReport:
+    """Return the figures of a run that has ended. The first process of a job that joined stands for the job."""
+    members = outcome.report.jobs if outcome.report else ()
+    names = {job.command.name for job in outcome.jobs}
+    missing = NEVER_JOINED if outcome.report else BROKER_GONE
+    jobs = tuple(
+        _job_figures(job, [member for member in members if owner_of(member.name, names) == job.command.name], missing)
+        for job in outcome.jobs
+    )
+    return RunReport(
+        device=settings.device.value,
+        policy=settings.policy.value,
+        budget_bytes=settings.budget_bytes.value,
+        budget_origin=settings.budget_bytes.origin,
+        pool=_pool_figures(outcome.report.pool if outcome.report else None, members, settings),
+        jobs=jobs,
+    )
+
+
+def _job_figures(job: JobOutcome, members: Sequence[JobReport], missing: str) -> JobFigures:
+    name, command = job.command.name, job.command.text
+    if not members:
+        not_started = job.wall_s == 0.0 and job.exit_code in {NOT_FOUND_CODE, NOT_EXECUTABLE_CODE}
+        note = NOT_STARTED if not_started else job.complaint or missing
+        return JobFigures(name=name, command=command, exit_code=job.exit_code, wall_s=job.wall_s, note=note)
+    first, *others = members
+    return JobFigures(
+        name=name,
+        command=command,
+        exit_code=job.exit_code,
+        iterations=first.iterations,
+        wall_s=job.wall_s,
+        iterations_per_s=first.iterations_per_s,
+        waited_s=first.waited_s,
+        peak_bytes=first.peak_bytes,
+        peak_tensor_bytes=first.peak_tensor_bytes,
+        persistent_bytes=first.persistent_bytes,
+        pool_fraction=first.pool_fraction,
+        framework=first.framework,
+        pid=first.pid,
+        boundary_waited_s=first.boundary_waited_s,
+        requested_bytes=first.requested_bytes,
+        pooled_bytes=first.pooled_bytes,
+        spilled_bytes=first.spilled_bytes,
+        maps=first.maps,
+        oom=first.oom,
+        note="" if first.iterations else NEVER_ITERATED,
+        other_processes=tuple(_process_figures(f"{name}.{number}", other) for number, other in enumerate(others, 2)),
+    )
+
+
+def _process_figures(name: str, member: JobReport) -> ProcessFigures:
+    return ProcessFigures(
+        name=name,
+        pid=member.pid,
+        framework=member.framework,
+        iterations=member.iterations,
+        iterations_per_s=member.iterations_per_s,
+        waited_s=member.waited_s,
+        peak_bytes=member.peak_bytes,
+        peak_tensor_bytes=member.peak_tensor_bytes,
+        persistent_bytes=member.persistent_bytes,
+        pool_fraction=member.pool_fraction,
+    )
+
+
+def _pool_figures(pool: PoolReport | None, members: Sequence[JobReport], settings: Settings) -> PoolFigures:
+    if pool is None:
+        return PoolFigures(region_bytes=settings.region_bytes.value)
+    return PoolFigures(
+        peak_granted_bytes=pool.peak_granted_bytes,
+        peak_physical_bytes=pool.peak_physical_bytes,
+        sum_of_job_peaks_bytes=sum(member.peak_bytes for member in members),
+        region_bytes=pool.region_bytes,
+        recoveries=pool.recoveries,
+        stalls=pool.stalls,
+    )

@@ -1,0 +1,1 @@
+"""What is shown of a run: its figures, tables, pictures and progress. Data in, an open file to write to."""

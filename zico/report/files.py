@@ -1,0 +1,69 @@
+"""Write a run's report: JSON for programs, Markdown for people, the picture and the record behind it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from zico.report.model import RunReport, to_json
+from zico.report.table import COLUMNS, attention_lines, job_rows, pool_lines
+
+JSON_NAME = "report.json"
+MARKDOWN_NAME = "report.md"
+PICTURE_NAME = "report.png"
+RECORD_NAME = "record.npz"
+_FILE_MODE = 0o666
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write ``content`` to ``path``: readers see the old file or the whole new one.
+
+    Raises:
+        OSError: The old file, if there was one, is unchanged.
+    """
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            # mkstemp's files are private; a report is as open as the user's other new files.
+            os.fchmod(descriptor, _FILE_MODE & ~_umask())
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(report: RunReport, path: Path) -> None:
+    """Write the report as JSON to ``path``, atomically."""
+    write_atomically(path, to_json(report))
+
+
+def write_markdown(report: RunReport, path: Path, *, picture: str | None) -> None:
+    """Write the table, the pool's figures and, if there is one, the picture's link to ``path``, atomically."""
+    write_atomically(path, markdown(report, picture=picture).encode())
+
+
+def markdown(report: RunReport, *, picture: str | None) -> str:
+    """Return the report as Markdown."""
+    lines = ["# Report of a run", ""]
+    lines += [_row(COLUMNS), _row(["---", *["---:"] * (len(COLUMNS) - 1)])]
+    lines += [_row(cells) for cells in job_rows(report)]
+    lines += ["", *(f"* {line}" for line in [*pool_lines(report), *attention_lines(report)]), ""]
+    lines += [f"* `{job.name}` is `{job.command}`, {job.wall_s:.1f} s" for job in report.jobs]
+    if picture is not None:
+        lines += ["", f"![Memory of each job over time]({picture})"]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: tuple[str, ...] | list[str]) -> str:
+    return "| " + " | ".join(cell.strip().replace("|", "\\|") for cell in cells) + " |"
+
+
+def _umask() -> int:
+    """Return this process's umask, which can be read only by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,151 @@
+"""The figures of a run as they are shown and written: frozen, in bytes and seconds, with one JSON form."""
+
+from __future__ import annotations
+
+import msgspec
+
+from zico.broker.messages import JobStatus, RefusedRequest, Status  # noqa: TC001 - msgspec resolves them
+from zico.errors import ConfigError
+
+RUN_SCHEMA = "zico.report.v1"
+
+
+class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A further process of a job that imported a framework."""
+
+    name: str
+    pid: int
+    framework: str
+    iterations: int
+    iterations_per_s: float
+    waited_s: float
+    peak_bytes: int
+    peak_tensor_bytes: int
+    persistent_bytes: int
+    pool_fraction: float
+
+
+class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One command: how it ended and what its first process in the pool did; zeros if none joined."""
+
+    name: str
+    command: str
+    exit_code: int
+    iterations: int = 0
+    wall_s: float
+    iterations_per_s: float = 0.0
+    waited_s: float = 0.0
+    peak_bytes: int = 0
+    """Most bytes of regions held at once."""
+    peak_tensor_bytes: int = 0
+    """Most bytes of live tensors at once."""
+    persistent_bytes: int = 0
+    pool_fraction: float = 0.0
+    """Share of the bytes of tensors over the threshold that were served from the pool."""
+    framework: str = ""
+    pid: int = 0
+    boundary_waited_s: float = 0.0
+    requested_bytes: int = 0
+    pooled_bytes: int = 0
+    spilled_bytes: int = 0
+    maps: int = 0
+    oom: RefusedRequest | None = None
+    note: str = ""
+    """Why figures are zero; empty if they are not."""
+    other_processes: tuple[ProcessFigures, ...] = ()
+
+
+class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool over the whole run."""
+
+    peak_granted_bytes: int = 0
+    peak_physical_bytes: int = 0
+    """As the kernel counted it."""
+    sum_of_job_peaks_bytes: int = 0
+    region_bytes: int = 0
+    recoveries: int = 0
+    stalls: int = 0
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole run. New fields are only ever added."""
+
+    schema_version: str = RUN_SCHEMA
+    device: str
+    policy: str
+    budget_bytes: int
+    budget_origin: str = ""
+    pool: PoolFigures
+    jobs: tuple[JobFigures, ...]
+
+    @property
+    def job_peaks_share(self) -> float:
+        """Return the budget as a share of the sum of the jobs' peaks, 0 if there are none."""
+        peaks_bytes = self.pool.sum_of_job_peaks_bytes
+        return self.budget_bytes / peaks_bytes if peaks_bytes else 0.0
+
+
+def to_json(report: RunReport) -> bytes:
+    """Return the report as indented JSON with a line end."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+
+
+def from_json(text: bytes) -> RunReport:
+    """Return the report that ``text`` holds; fields that are not known are left out.
+
+    Raises:
+        ConfigError: It is no report of this schema.
+    """
+    try:
+        report = msgspec.json.decode(text, type=RunReport)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"this is no report of a run: {error}") from None
+    if report.schema_version != RUN_SCHEMA:
+        raise ConfigError(f"the report's schema is {report.schema_version!r}, this version reads {RUN_SCHEMA!r}")
+    return report
+
+
+class JobProgress(msgspec.Struct, frozen=True):
+    """One command of a run in progress."""
+
+    name: str
+    exit_code: int | None
+    """``None`` while it runs."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in progress."""
+
+    elapsed_s: float
+    budget_bytes: int
+    jobs: tuple[JobProgress, ...]
+    status: Status | None
+    """``None`` while the broker does not answer."""
+
+    @property
+    def members(self) -> tuple[JobStatus, ...]:
+        """Return all processes in the pool."""
+        return self.status.jobs if self.status else ()
+
+    def processes_of(self, name: str) -> tuple[JobStatus, ...]:
+        """Return the pool's members that belong to the job called ``name``, its first process first."""
+        members = self.members
+        names = {job.name for job in self.jobs}
+        return tuple(member for member in members if owner_of(member.name, names) == name)
+
+
+def waits_for(member: JobStatus, members: tuple[JobStatus, ...]) -> str:
+    """Return the names of those whom ``member`` waits for, separated by commas; ``memory`` if it is nobody's."""
+    names = {other.job: other.name for other in members}
+    return ", ".join(names.get(job, f"job {job}") for job in member.waits_for) or "memory"
+
+
+def owner_of(member: str, names: set[str]) -> str | None:
+    """Return which of the jobs called ``names`` a member of the pool belongs to: ``a`` owns ``a``, ``a.2`` ...
+
+    ``None`` if none of them: a process that somebody else let join.
+    """
+    if member in names:
+        return member
+    name, dot, number = member.rpartition(".")
+    return name if dot and number.isdigit() and name in names else None

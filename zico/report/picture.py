@@ -1,0 +1,244 @@
+"""The picture in which one sees the peaks interleave: memory of each job stacked over time, under the budget.
+
+memory |-- budget ---------------------
+       |    B    B        the whole run, then its last iterations enlarged if there are many
+       | A     A    A
+job A  |..|...|..|...|.   one lane per job: ticks where iterations end, spans where it waited
+job B  |#.|..|#..|..|#.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zico.errors import ConfigError
+from zico.report.files import write_atomically
+from zico.report.record import Record, WaitKind
+from zico.units import GIB, MIB, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from zico.report.model import RunReport
+
+# Okabe and Ito's palette: told apart with any kind of colour blindness (jfly.uni-koeln.de/color).
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+INK = "#222222"
+PHYSICAL_COLOUR = "#7A0019"
+WAIT_COLOURS = {WaitKind.BOUNDARY: "#BBBBBB", WaitKind.ALLOCATION: "#444444"}
+WAIT_LABELS = {WaitKind.BOUNDARY: "waits to start an iteration", WaitKind.ALLOCATION: "waits inside an allocation"}
+
+WIDTH_IN, DPI = 12.0, 150
+MAX_COLUMNS = 1500
+"""Instants drawn per panel: about one per pixel; of those that fall together the fullest one is drawn."""
+ENLARGE_FROM = 16
+"""Iterations of one job from which on the last ones get a panel of their own."""
+SLOWEST_ITERATIONS, FASTEST_ITERATIONS = 10, 40
+"""At most this many iterations of the slowest and the fastest job in the enlarged panel."""
+MAX_LABEL_CHARS = 24
+PEAKS_WITHIN = 2.5
+"""The sum of the peaks is drawn if it is above the budget and below this many budgets: else it squeezes the rest."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """A piece of time, in seconds."""
+
+    start_s: float
+    stop_s: float
+
+
+def write_picture(report: RunReport, record: Record, path: Path) -> None:
+    """Draw the run and write it to ``path`` as PNG, atomically.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the record has no instants.
+    """
+    if len(record.t_s) == 0 or not record.names:
+        raise ConfigError("no job joined the pool, so there is nothing to draw")
+    buffer = io.BytesIO()
+    draw(report, record).savefig(buffer, format="png", dpi=DPI)
+    write_atomically(path, buffer.getvalue())
+
+
+def draw(report: RunReport, record: Record) -> Figure:
+    """Return the figure of a run with at least one instant and one job."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("matplotlib is not installed: pip install zico[plot]") from None
+    record = in_order(record, [job.name for job in report.jobs])
+    whole, last = whole_span(record), last_iterations(record)
+    panels = [whole] if last is None else [whole, last]
+    lanes_in = 0.5 + 0.3 * len(record.names)
+    heights = [3.4] if last is None else [2.4, 3.6]
+    figure = Figure(figsize=(WIDTH_IN, sum(heights) + lanes_in + 1.6), layout="constrained", facecolor="white")
+    axes = figure.subplots(len(panels) + 1, 1, height_ratios=[*heights, lanes_in])
+    for axis, span in zip(axes, panels, strict=False):
+        _draw_memory(axis, record, span)
+    _draw_lanes(axes[-1], record, panels[-1])
+    if last is not None:
+        axes[0].set_title("the whole run", loc="left", fontsize=9, color=INK)
+        axes[1].set_title("its last iterations", loc="left", fontsize=9, color=INK)
+        axes[0].axvspan(last.start_s, last.stop_s, facecolor="none", edgecolor=INK, linewidth=1.2)
+    axes[-1].set_xlabel("seconds since the broker began")
+    figure.suptitle(_title(report), fontsize=12, color=INK)
+    _draw_legend(figure, record)
+    return figure
+
+
+def in_order(record: Record, names: Sequence[str]) -> Record:
+    """Return the record with its jobs in the order of ``names``, as in the table; those not named come last."""
+    places = {name: place for place, name in enumerate(names)}
+    order = sorted(range(len(record.names)), key=lambda job: places.get(record.names[job], len(names)))
+    new_place = np.argsort(np.array(order, dtype=np.int64))
+    return dataclasses.replace(
+        record,
+        names=tuple(record.names[job] for job in order),
+        held_bytes=record.held_bytes[:, order],
+        boundary_job=new_place[record.boundary_job],
+        wait_job=new_place[record.wait_job],
+    )
+
+
+def whole_span(record: Record) -> Span:
+    """Return the time from the first to the last instant at which anything was held, a little more around it."""
+    busy = np.flatnonzero(record.held_bytes.sum(axis=1))
+    if len(busy) == 0:
+        return Span(float(record.t_s[0]), float(record.t_s[-1]) + 1e-3)
+    start_s, stop_s = float(record.t_s[busy[0]]), float(record.t_s[busy[-1]])
+    margin_s = 0.01 * (stop_s - start_s) + 1e-3
+    return Span(start_s - margin_s, stop_s + margin_s)
+
+
+def last_iterations(record: Record) -> Span | None:
+    """Return the span of the last iterations in which all jobs trained, ``None`` if there are too few to enlarge."""
+    ends = [record.boundaries_of(job) for job in range(len(record.names))]
+    ends = [end for end in ends if len(end) > 1]
+    if max(map(len, ends), default=0) < ENLARGE_FROM:
+        return None
+    starts_together = max(float(end[0]) for end in ends)
+    stop_s = min(float(end[-1]) for end in ends)
+    if stop_s <= starts_together:  # the jobs did not train at the same time: show the longest-lived one
+        stop_s = max(float(end[-1]) for end in ends)
+    counts = [end[end <= stop_s] for end in ends]
+    periods = [float(np.median(np.diff(count))) for count in counts if len(count) > 1]
+    length_s = min(SLOWEST_ITERATIONS * max(periods), FASTEST_ITERATIONS * min(periods))
+    return Span(stop_s - length_s, stop_s + 0.01 * length_s)
+
+
+def sum_of_peaks_bytes(record: Record) -> int:
+    """Return what all jobs would hold if they peaked at the same time, in bytes."""
+    return int(record.held_bytes.max(axis=0).sum())
+
+
+def fullest_rows(record: Record, span: Span) -> npt.NDArray[np.int64]:
+    """Return the rows to draw in ``span``: all, or the fullest of each column's so that no peak is lost.
+
+    A drawn row is always one true instant, never a mixture of several.
+    """
+    first = max(0, int(np.searchsorted(record.t_s, span.start_s, side="right")) - 1)
+    last = int(np.searchsorted(record.t_s, span.stop_s, side="right"))
+    rows = np.arange(first, max(last, first + 1), dtype=np.int64)
+    if len(rows) <= MAX_COLUMNS:
+        return rows
+    totals = record.held_bytes[rows].sum(axis=1)
+    bounds = np.linspace(0, len(rows), MAX_COLUMNS + 1).astype(np.int64)
+    return np.array([rows[a + int(np.argmax(totals[a:b]))] for a, b in itertools.pairwise(bounds)])
+
+
+def _draw_memory(axis: Axes, record: Record, span: Span) -> None:
+    """Draw the stacked memory, the budget and the kernel's count."""
+    rows = fullest_rows(record, span)
+    unit_bytes, unit = (GIB, "GiB") if record.budget_bytes >= GIB else (MIB, "MiB")
+    t_s = record.t_s[rows]
+    held = record.held_bytes[rows].T / unit_bytes
+    axis.stackplot(t_s, held, colors=_colours(len(record.names)), step="post", linewidth=0, alpha=0.9)
+    axis.plot(t_s, record.physical_bytes[rows] / unit_bytes, drawstyle="steps-post", **_PHYSICAL_LINE)
+    budget = record.budget_bytes / unit_bytes
+    axis.axhline(budget, **_BUDGET_LINE)
+    top = max(budget, float(held.sum(axis=0).max(initial=0.0)))
+    peaks = sum_of_peaks_bytes(record) / unit_bytes
+    if budget < peaks < PEAKS_WITHIN * budget:
+        axis.axhline(peaks, **_PEAKS_LINE)
+        top = peaks
+    axis.set_ylim(0, 1.1 * top)
+    axis.set_ylabel(unit)
+    _dress(axis, span)
+
+
+def _draw_lanes(axis: Axes, record: Record, span: Span) -> None:
+    """Draw a lane per job: waits as spans, the ends of iterations as ticks."""
+    names = record.names
+    for job, colour in enumerate(_colours(len(names))):
+        lane = len(names) - 1 - job
+        held = record.t_s[record.held_bytes[:, job] > 0]
+        if len(held):
+            axis.broken_barh([(held[0], held[-1] - held[0])], (lane - 0.32, 0.64), facecolor=colour, alpha=0.3)
+        for kind, wait_colour in WAIT_COLOURS.items():
+            spans = [(start, max(stop - start, 0.0)) for start, stop in record.waits_of(job, kind)]
+            axis.broken_barh(spans, (lane - 0.32, 0.64), facecolor=wait_colour, linewidth=0)
+        axis.vlines(record.boundaries_of(job), lane - 0.42, lane + 0.42, color=INK, linewidth=0.9)
+    axis.set_ylim(-0.6, len(names) - 0.4)
+    axis.set_yticks(range(len(names)), [_short(name) for name in reversed(names)])
+    _dress(axis, span)
+    axis.grid(visible=False)
+
+
+_BUDGET_LINE: dict[str, Any] = {"color": INK, "linewidth": 1.6, "linestyle": (0, (6, 3))}
+_PEAKS_LINE: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": (0, (1, 2))}
+_PHYSICAL_LINE: dict[str, Any] = {"color": PHYSICAL_COLOUR, "linewidth": 0.8}
+
+
+def _draw_legend(figure: Figure, record: Record) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    colours = _colours(len(record.names))
+    peaks = record.held_bytes.max(axis=0)
+    handles: list[Patch | Line2D] = [
+        Patch(facecolor=colour, label=f"{_short(name)} (peak {format_bytes(int(peak))})")
+        for name, colour, peak in zip(record.names, colours, peaks, strict=True)
+    ]
+    handles.append(Line2D([], [], label=f"budget {format_bytes(record.budget_bytes)}", **_BUDGET_LINE))
+    if record.budget_bytes < sum_of_peaks_bytes(record) < PEAKS_WITHIN * record.budget_bytes:
+        label = f"the peaks at the same time {format_bytes(sum_of_peaks_bytes(record))}"
+        handles.append(Line2D([], [], label=label, **_PEAKS_LINE))
+    handles.append(Line2D([], [], label="physical, by the kernel", **_PHYSICAL_LINE))
+    handles.append(Line2D([], [], color=INK, linestyle="none", marker="|", markersize=10, label="an iteration ends"))
+    handles += [Patch(facecolor=colour, label=WAIT_LABELS[kind]) for kind, colour in WAIT_COLOURS.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), fontsize=9, frameon=False)
+
+
+def _dress(axis: Axes, span: Span) -> None:
+    """Give an axis the look that all panels share."""
+    axis.set_xlim(span.start_s, span.stop_s)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", color="#DDDDDD", linewidth=0.6)
+    axis.set_axisbelow(True)
+
+
+def _title(report: RunReport) -> str:
+    title = f"zico run on {report.device}, budget {format_bytes(report.budget_bytes)}, policy {report.policy}"
+    peaks_bytes = report.pool.sum_of_job_peaks_bytes
+    if peaks_bytes:
+        title += f" ({report.job_peaks_share:.0%} of the jobs' own peaks together)"
+    return title
+
+
+def _colours(count: int) -> Sequence[str]:
+    return [COLOURS[number % len(COLOURS)] for number in range(count)]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MAX_LABEL_CHARS else name[: MAX_LABEL_CHARS - 1] + "…"

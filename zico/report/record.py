@@ -1,0 +1,101 @@
+"""The history of a run that the broker wrote: who held what and when, and every wait."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import zipfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from zico.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class WaitKind(enum.IntEnum):
+    """Where a job waited."""
+
+    BOUNDARY = 0
+    """Between two iterations."""
+    ALLOCATION = 1
+    """Inside an allocation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A history: n instants, m jobs, k iterations' ends, w waits. Times are seconds since the broker began."""
+
+    names: tuple[str, ...]
+    budget_bytes: int
+    t_s: Floats
+    """[n]"""
+    held_bytes: Ints
+    """[n, m]: regions held by each job."""
+    physical_bytes: Ints
+    """[n]: the pool's memory as the kernel counted it."""
+    boundary_job: Ints
+    """[k]"""
+    boundary_t_s: Floats
+    """[k]"""
+    wait_job: Ints
+    """[w]"""
+    wait_t_s: Floats
+    """[w, 2]: from, to."""
+    wait_kind: Ints
+    """[w]: a ``WaitKind``."""
+
+    def boundaries_of(self, job: int) -> Floats:
+        """Return when the job's iterations ended, in seconds."""
+        of_job: Floats = self.boundary_t_s[self.boundary_job == job]
+        return of_job
+
+    def waits_of(self, job: int, kind: WaitKind) -> Floats:
+        """Return the job's waits of that kind as [count, 2] seconds."""
+        of_kind: Floats = self.wait_t_s[(self.wait_job == job) & (self.wait_kind == kind)]
+        return of_kind
+
+
+def read_record(path: Path) -> Record:
+    """Return the record that a broker wrote to ``path``.
+
+    Raises:
+        ConfigError: It cannot be read, a field is missing, or the fields' lengths do not fit each other.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as fields:
+            record = Record(
+                names=tuple(str(name) for name in fields["names"]),
+                budget_bytes=int(fields["budget_bytes"]),
+                t_s=fields["t_s"].astype(np.float64),
+                held_bytes=fields["held_bytes"].astype(np.int64),
+                physical_bytes=fields["physical_bytes"].astype(np.int64),
+                boundary_job=fields["boundary_job"].astype(np.int64),
+                boundary_t_s=fields["boundary_t_s"].astype(np.float64),
+                wait_job=fields["wait_job"].astype(np.int64),
+                wait_t_s=fields["wait_t_s"].astype(np.float64).reshape(-1, 2),
+                wait_kind=fields["wait_kind"].astype(np.int64),
+            )
+    except (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"cannot read the record {path}: {error}") from None
+    _check_lengths(record, path)
+    return record
+
+
+def _check_lengths(record: Record, path: Path) -> None:
+    n, m = len(record.t_s), len(record.names)
+    fits = {
+        "held_bytes": record.held_bytes.shape == (n, m),
+        "physical_bytes": record.physical_bytes.shape == (n,),
+        "boundary_t_s": record.boundary_t_s.shape == record.boundary_job.shape,
+        "wait_t_s": len(record.wait_t_s) == len(record.wait_job) == len(record.wait_kind),
+    }
+    wrong = [field for field, is_right in fits.items() if not is_right]
+    if wrong:
+        raise ConfigError(f"cannot read the record {path}: the length of {', '.join(wrong)} does not fit the others")

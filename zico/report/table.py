@@ -1,0 +1,98 @@
+"""The closing table of a run: a line per job, the pool below it, then what needs the reader's attention."""
+
+from __future__ import annotations
+
+from typing import IO, TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from zico.errors import OutOfMemory
+from zico.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zico.report.model import JobFigures, ProcessFigures, RunReport
+
+PLAIN_WIDTH = 160
+"""Columns where there is no terminal to ask: wide enough that nothing is cut."""
+COLUMNS = ("job", "exit", "iterations", "it/s", "waited", "peak", "tensors", "persistent", "in the pool")
+
+
+def write_table(report: RunReport, outfile: IO[str]) -> None:
+    """Write the closing table to ``outfile``, in colour if it is a terminal and ``NO_COLOR`` is not set."""
+    console = Console(file=outfile, width=None if outfile.isatty() else PLAIN_WIDTH, highlight=False)
+    console.print(_job_table(report, plain=not console.is_terminal))
+    for line in pool_lines(report):
+        console.print(line, markup=False)
+    for line in attention_lines(report):
+        console.print(line, markup=False, style="yellow", soft_wrap=True)
+
+
+def pool_lines(report: RunReport) -> Iterator[str]:
+    """Yield what the pool did, as text."""
+    pool = report.pool
+    origin = f" ({report.budget_origin})" if report.budget_origin else ""
+    yield f"device {report.device}, policy {report.policy}, budget {format_bytes(report.budget_bytes)}{origin}"
+    yield (
+        f"pool: peak granted {format_bytes(pool.peak_granted_bytes)}, "
+        f"peak physical by the kernel {format_bytes(pool.peak_physical_bytes)}, "
+        f"sum of the jobs' own peaks {format_bytes(pool.sum_of_job_peaks_bytes)}"
+    )
+    if pool.sum_of_job_peaks_bytes:
+        yield f"the budget is {report.job_peaks_share:.0%} of the sum of the jobs' own peaks"
+
+
+def attention_lines(report: RunReport) -> Iterator[str]:
+    """Yield what the reader should know or do about single jobs and the pool."""
+    for job in report.jobs:
+        if job.oom is not None:
+            yield f"{job.name} ran out of memory: {out_of_memory_line(job, report.budget_bytes)}"
+        if job.note:
+            yield f"{job.name}: {job.note}"
+        if job.spilled_bytes:
+            yield f"{job.name}: {format_bytes(job.spilled_bytes)} of tensors went to a file (slower, still right)"
+    if report.pool.stalls:
+        yield f"{report.pool.stalls} times no job could go on, and one went on outside the budget's memory"
+    if report.pool.recoveries:
+        yield f"{report.pool.recoveries} times a process died inside the pool's lock; the pool was repaired"
+
+
+def out_of_memory_line(job: JobFigures, budget_bytes: int) -> str:
+    """Return a job's peak, its last refused request, the budget and what to do, as one sentence."""
+    if job.oom is None:
+        return ""
+    advice = OutOfMemory(job.oom.request_bytes, job.oom.held_bytes, budget_bytes)
+    return f"its peak was {format_bytes(job.peak_bytes)}; it {advice}"
+
+
+def job_rows(report: RunReport) -> Iterator[tuple[str, ...]]:
+    """Yield the table's cells, in the order of ``COLUMNS``; further processes of a job follow it, indented."""
+    for job in report.jobs:
+        yield (job.name, str(job.exit_code), *_cells(job))
+        for process in job.other_processes:
+            yield (f"  {process.name}", "", *_cells(process))
+
+
+def _cells(figures: JobFigures | ProcessFigures) -> tuple[str, ...]:
+    return (
+        str(figures.iterations),
+        f"{figures.iterations_per_s:.2f}",
+        f"{figures.waited_s:.1f} s",
+        format_bytes(figures.peak_bytes),
+        format_bytes(figures.peak_tensor_bytes),
+        format_bytes(figures.persistent_bytes),
+        f"{figures.pool_fraction:.1%}",
+    )
+
+
+def _job_table(report: RunReport, *, plain: bool) -> Table:
+    table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(COLUMNS):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True, overflow="fold")
+    for row in job_rows(report):
+        failed = row[1] not in {"0", ""}
+        table.add_row(*row, style="red" if failed else None)
+    return table
