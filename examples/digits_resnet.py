@@ -136,7 +136,7 @@ class Progress:
         quiet: Whether to print nothing.
     """
 
-    def __init__(self, seconds: float | None, quiet: bool) -> None:
+    def __init__(self, seconds: float | None, *, quiet: bool) -> None:
         self.losses: list[float] = []
         self.seconds = seconds
         self.quiet = quiet
@@ -198,9 +198,7 @@ def make_loader(arguments: argparse.Namespace) -> DataLoader:
     digits = Digits()
     batches = ShuffledBatches(len(digits), batch_sizes(arguments), arguments.seed)
     context = "fork" if arguments.workers else None
-    return DataLoader(
-        digits, batch_sampler=batches, num_workers=arguments.workers, multiprocessing_context=context
-    )
+    return DataLoader(digits, batch_sampler=batches, num_workers=arguments.workers, multiprocessing_context=context)
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> float:
@@ -226,7 +224,7 @@ def main() -> None:
     """Runs the training and saves the losses, also when it is interrupted."""
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
-    progress = Progress(arguments.seconds, arguments.quiet)
+    progress = Progress(arguments.seconds, quiet=arguments.quiet)
     try:
         train(arguments, progress)
     finally:

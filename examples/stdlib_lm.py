@@ -21,10 +21,10 @@ from pathlib import Path
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's notes on its own build
 
-import keras  # noqa: E402  (the settings above must come first)
-import numpy  # noqa: E402
-import tensorflow  # noqa: E402
-from keras import layers, ops  # noqa: E402
+import keras  # the settings above must come first
+import numpy as np
+import tensorflow as tf
+from keras import layers
 
 BYTES = 256
 
@@ -35,7 +35,7 @@ class AddPositions(layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         self.positions = self.add_weight(shape=input_shape[1:], initializer="random_normal", name="positions")
 
-    def call(self, features: tensorflow.Tensor) -> tensorflow.Tensor:
+    def call(self, features: tf.Tensor) -> tf.Tensor:
         return features + self.positions
 
 
@@ -47,7 +47,7 @@ class Progress(keras.callbacks.Callback):
         quiet: Whether to print nothing.
     """
 
-    def __init__(self, seconds: float | None, quiet: bool) -> None:
+    def __init__(self, seconds: float | None, *, quiet: bool) -> None:
         super().__init__()
         self.losses: list[float] = []
         self.seconds = seconds
@@ -99,18 +99,18 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def read_texts(context: int) -> numpy.ndarray:
+def read_texts(context: int) -> np.ndarray:
     """Returns the standard library cut into rows of one byte more than the context."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    text = numpy.frombuffer(b"".join(file.read_bytes() for file in files), dtype=numpy.uint8)
+    text = np.frombuffer(b"".join(file.read_bytes() for file in files), dtype=np.uint8)
     rows = len(text) // (context + 1)
     return text[: rows * (context + 1)].reshape(rows, context + 1)
 
 
-def make_dataset(arguments: argparse.Namespace) -> tensorflow.data.Dataset:
+def make_dataset(arguments: argparse.Namespace) -> tf.data.Dataset:
     """Builds an endless stream of batches: texts, and the same texts one byte further on."""
     texts = read_texts(arguments.context)
-    dataset = tensorflow.data.Dataset.from_tensor_slices((texts[:, :-1], texts[:, 1:]))
+    dataset = tf.data.Dataset.from_tensor_slices((texts[:, :-1], texts[:, 1:]))
     dataset = dataset.shuffle(len(texts), seed=arguments.seed).repeat()
     return dataset.batch(arguments.batch, drop_remainder=True).prefetch(1)
 
@@ -140,10 +140,10 @@ def build_model(arguments: argparse.Namespace) -> keras.Model:
 
 def prepare_tensorflow(threads: int, seed: int) -> None:
     """Sets the threads and makes every run with the same seed the same to the last bit."""
-    tensorflow.config.threading.set_intra_op_parallelism_threads(threads)
-    tensorflow.config.threading.set_inter_op_parallelism_threads(threads)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
     keras.utils.set_random_seed(seed)
-    tensorflow.config.experimental.enable_op_determinism()
+    tf.config.experimental.enable_op_determinism()
 
 
 def train(arguments: argparse.Namespace, progress: Progress) -> None:
@@ -161,7 +161,7 @@ def main() -> None:
     """Runs the training and saves the losses, also when it is interrupted."""
     arguments = parse_arguments()
     prepare_tensorflow(arguments.threads, arguments.seed)
-    progress = Progress(arguments.seconds, arguments.quiet)
+    progress = Progress(arguments.seconds, quiet=arguments.quiet)
     try:
         train(arguments, progress)
     finally:
