@@ -15,16 +15,16 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import os
 import platform
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import platformdirs
 from llvmlite import ir
 from numba import carray, cfunc, config, njit, types
 from numba.extending import intrinsic
+
+from zico.paths import cache_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,13 +44,12 @@ EOWNERDEAD = 130
 
 @functools.cache
 def cache_directory() -> Path:
-    """Return where this version's machine code is kept (``ZICO_CACHE_DIR`` or the user's cache directory)."""
+    """Return where this version's machine code is kept."""
     digest = hashlib.sha256()
     for pattern in _SOURCES:
         for source in sorted(_PACKAGE.glob(pattern)):
             digest.update(source.read_bytes())
-    root = os.environ.get("ZICO_CACHE_DIR") or platformdirs.user_cache_dir("zico")
-    return Path(root) / digest.hexdigest()[:16]
+    return cache_root() / digest.hexdigest()[:16]
 
 
 @contextlib.contextmanager

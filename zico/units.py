@@ -35,17 +35,15 @@ def parse_size(text: str, *, whole_bytes: int) -> int:
     if match is None:
         raise ConfigError(f"{text!r} is no size: give {ACCEPTED_SIZES}")
     number = float(match["number"])
-    if match["percent"]:
-        size_bytes = int(whole_bytes * number / 100)
-    else:
-        size_bytes = int(number * _FACTORS[match["prefix"].upper()])
-    if size_bytes <= 0:
-        raise ConfigError(f"{text!r} is {size_bytes} bytes: give more than zero, {ACCEPTED_SIZES}")
-    if size_bytes > whole_bytes:
+    scaled = whole_bytes * number / 100 if match["percent"] else number * _FACTORS[match["prefix"].upper()]
+    if scaled > whole_bytes:  # before it becomes an integer: enough digits make an infinity
         raise ConfigError(
-            f"{text!r} is {format_bytes(size_bytes)}, more than the device's {format_bytes(whole_bytes)}: "
+            f"{text!r} is {format_bytes(scaled)}, more than the device's {format_bytes(whole_bytes)}: "
             f"give {ACCEPTED_SIZES}"
         )
+    size_bytes = int(scaled)
+    if size_bytes <= 0:
+        raise ConfigError(f"{text!r} is {size_bytes} bytes: give more than zero, {ACCEPTED_SIZES}")
     return size_bytes
 
 

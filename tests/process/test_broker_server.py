@@ -83,9 +83,9 @@ class Broker:
         return self.process.returncode, errors
 
 
-def start_python(*arguments: str) -> subprocess.Popen[str]:
-    """Start Python on this checkout, its three streams piped."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+def start_python(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """Start Python on this checkout, its three streams piped, with these variables in its environment."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     return subprocess.Popen(
         [sys.executable, *arguments],
         stdin=subprocess.PIPE,
@@ -204,6 +204,8 @@ for line in sys.stdin:
             sys.stdin.read()
             os._exit(0)
         say("child", child)
+    elif command == "exec":
+        os.execv(sys.executable, [sys.executable, "-c", os.environ["JOB_SCRIPT"], *sys.argv[1:]])
     elif command == "leave":
         membership.leave()
         say("left")
@@ -213,7 +215,7 @@ for line in sys.stdin:
 @contextlib.contextmanager
 def job(broker: Broker, name: str, hold: int = 0) -> Iterator[subprocess.Popen[str]]:
     """Run a job that holds so many regions; it is killed on the way out."""
-    process = start_python("-c", JOB_SCRIPT, str(broker.socket), name)
+    process = start_python("-c", JOB_SCRIPT, str(broker.socket), name, JOB_SCRIPT=JOB_SCRIPT)
     try:
         assert read_line(process).startswith("joined")
         if hold:
@@ -261,6 +263,15 @@ def test_a_member_that_leaves_and_lives_keeps_its_place_as_leaving(broker: Broke
     assert (report.name, report.peak_bytes) == ("a", 3 * REGION_BYTES)
 
 
+def test_a_process_that_replaces_its_program_gives_up_what_the_old_one_held(broker: Broker) -> None:
+    """After exec the old program's regions are nobody's, and the new one joins afresh."""
+    with job(broker, "a", hold=3) as process:
+        tell(process, "exec")
+        assert read_line(process).startswith("joined")
+        status = broker.until(lambda status: [job.state for job in status.jobs] == ["running"], within_s=5)
+        assert status.granted_bytes == 0
+
+
 def test_a_forked_child_does_not_say_goodbye_for_its_parent(broker: Broker) -> None:
     """Leaving in a forked child closes only the child's copy of the connection."""
     membership = broker.client.join("parent", "torch")
@@ -303,10 +314,11 @@ def test_too_many_connections_are_refused_and_the_rest_served(undisturbed: Broke
 
 
 def is_served(broker: Broker) -> bool:
-    """Tell whether a new connection is not refused."""
-    with raw(broker) as connection:
+    """Tell whether a new connection is not refused; a refusal may close it before we have spoken."""
+    with raw(broker) as connection, contextlib.suppress(ConnectionError):
         connection.sendall(encode_frame(m.Observe(m.PROTOCOL_VERSION)) + encode_frame(m.Goodbye()))
         return replies(connection) == []
+    return False
 
 
 # -- deaths ---------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ Seconds = Annotated[float, Meta(ge=0)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """Ask to become a member of the pool."""
+    """Ask to become a member of the pool; gives up what the process held by an earlier membership that it left."""
 
     version: Count
     name: Name

@@ -229,6 +229,7 @@ class Server:
 
     def _admit_member(self, link: Link, hello: m.Hello) -> Member:
         """Give the peer a place and watch its process."""
+        self._end_predecessor(link.peer.pid)
         with contextlib.ExitStack() as undo:
             pidfd = transport.peer_pidfd(link.socket)
             if pidfd is not None:
@@ -238,6 +239,13 @@ class Server:
         if pidfd is not None:
             self._watch(pidfd, functools.partial(self._on_death, link, member))
         return member
+
+    def _end_predecessor(self, pid: int) -> None:
+        """Take back what a process held before it replaced its program (``exec``), which unmapped all of it."""
+        for member in self._keeper.members:
+            if member.leaving and pid and member.pid == pid:
+                self._unwatch_process(member)
+                self._keeper.reap(member)
 
     def _on_death(self, link: Link, member: Member, _events: int) -> None:
         """Take everything back from a member whose process is dead, whoever else has its connection."""

@@ -29,7 +29,7 @@ def _chain() -> None:
     ours = sys.modules.pop(__name__)
     try:
         # The next one: ours has just left sys.path.
-        import sitecustomize  # type: ignore[import-not-found, unused-ignore]  # noqa: F401, PLC0415
+        import sitecustomize  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != __name__:
             raise
@@ -43,7 +43,7 @@ def _activate() -> None:
         return
     try:
         _make_importable()
-        from zico.autoload import install  # noqa: PLC0415 - only where it is needed
+        from zico.autoload import install
 
         install()
     except Exception as error:  # noqa: BLE001 - the user's process must go on, whatever is wrong with us
@@ -55,7 +55,7 @@ def _activate() -> None:
 def _make_importable() -> None:
     """Put the ``zico`` that ``zico run`` belongs to on ``sys.path`` unless the user's environment has one."""
     try:
-        import zico.autoload  # noqa: F401, PLC0415 - only where it is needed
+        import zico.autoload  # noqa: F401 - only where it is needed
     except ImportError:
         path = os.environ.get("ZICO_PACKAGE_PATH")
         if not path:

@@ -14,14 +14,13 @@ import sys
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-import platformdirs
-
 from zico.errors import ZicoError
 from zico.launch.commands import Command
 from zico.launch.environment import job_environment
 from zico.launch.result import run_report
 from zico.launch.rundir import base_directory
 from zico.launch.supervisor import supervise
+from zico.paths import cache_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -231,7 +230,7 @@ def _check_device() -> Check:
 
 def _check_cache() -> Check:
     """Look whether compiled code can be kept, without creating anything."""
-    directory = Path(os.environ.get("ZICO_CACHE_DIR") or platformdirs.user_cache_dir("zico"))
+    directory = cache_root()
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     if os.access(existing, os.W_OK | os.X_OK):
         return Check("compiled code", passed=True, detail=f"kept in {directory}")

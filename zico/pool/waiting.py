@@ -149,6 +149,11 @@ def finish_iteration(pool: Record) -> bool:
     me.current.n_events = me.progress
     me.current.duration_ns = now_ns - me.started_ns - me.iteration_waited_ns
     lock(pool)
+    if me.state != RUNNING:
+        # Another thread of the job stands at the boundary already, or the job has left and need not ask.
+        admitted = me.state != BOUNDARY
+        unlock(pool)
+        return admitted
     _learn(me)
     me.iteration += 1
     me.persistent = me.held

@@ -46,9 +46,7 @@ def _need(held: int, claim: int, residual: int) -> int:
 
 
 @inlined
-def _finish_givers(
-    free: int, held: Int64s, claim: Int64s, residual: Int64s, done: Flags, n: int
-) -> int:
+def _finish_givers(free: int, held: Int64s, claim: Int64s, residual: Int64s, done: Flags, n: int) -> int:
     """End the iterations of all jobs that leave at least as much as they found; returns what is free then."""
     ended = True
     while ended:
@@ -63,9 +61,7 @@ def _finish_givers(
 
 
 @inlined
-def _finish_takers(
-    free: int, held: Int64s, claim: Int64s, residual: Int64s, done: Flags, n: int
-) -> None:
+def _finish_takers(free: int, held: Int64s, claim: Int64s, residual: Int64s, done: Flags, n: int) -> None:
     """End the iterations of those that keep more than they hold, the largest transient need first."""
     while True:
         chosen = -1
@@ -85,9 +81,7 @@ def _finish_takers(
 
 
 @compiled
-def is_safe(
-    free: int, held: Int64s, claim: Int64s, residual: Int64s, must_finish: Flags, done: Flags, n: int
-) -> bool:
+def is_safe(free: int, held: Int64s, claim: Int64s, residual: Int64s, must_finish: Flags, done: Flags, n: int) -> bool:
     """Tell whether every job that must finish can reach the end of its iteration in some order.
 
     Changes only ``done``. Callable from compiled code under a lock.
