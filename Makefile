@@ -36,7 +36,7 @@ lint: setup ## Check style
 types: setup ## Check types
 	$(BIN)/mypy
 
-bench: setup ## Measure everything and write benchmarks/results (about half an hour)
+bench: setup ## Measure everything and write benchmarks/results (about 100 minutes)
 	$(BIN)/python benchmarks/heap.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/colocation.py

@@ -112,7 +112,9 @@ def make_dataset(arguments: argparse.Namespace) -> tf.data.Dataset:
     texts = read_texts(arguments.context)
     dataset = tf.data.Dataset.from_tensor_slices((texts[:, :-1], texts[:, 1:]))
     dataset = dataset.shuffle(len(texts), seed=arguments.seed).repeat()
-    return dataset.batch(arguments.batch, drop_remainder=True).prefetch(1)
+    options = tf.data.Options()
+    options.autotune.enabled = False  # its thread sleeps for up to a minute, and the end of training waits for it
+    return dataset.batch(arguments.batch, drop_remainder=True).prefetch(1).with_options(options)
 
 
 def transformer_layer(features: keras.KerasTensor, width: int, heads: int) -> keras.KerasTensor:

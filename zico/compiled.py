@@ -38,6 +38,7 @@ _SOURCES = ("compiled.py", "pool/*.py", "heap/*.py", "trace/*.py", "scheduler/*.
 SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 FUTEX_WAIT = 0
 FUTEX_WAKE = 1
+FUTEX_PRIVATE = 128
 WAKE_ALL = 0x7FFFFFFF
 EOWNERDEAD = 130
 
@@ -85,6 +86,33 @@ def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:  # noqa: AN
             return cfunc(signature, nopython=True, cache=True, error_model="numpy")(function)
 
     return decorate
+
+
+# -- advice to the optimizer ----------------------------------------------------------------------------------------
+
+
+def _attribute(*names: str) -> Any:  # noqa: ANN401 - a Numba intrinsic
+    """Make a compiled statement that gives the function it stands in some LLVM attributes."""
+
+    @intrinsic
+    def advise(_typing: Any) -> Any:  # noqa: ANN401 - Numba types
+        def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:  # noqa: ANN401 - LLVM builders
+            attributes = builder.function.attributes
+            for name in names:
+                if name != "noinline" or "alwaysinline" not in attributes:  # Numba inlines one-block functions
+                    attributes.add(name)
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    return advise
+
+
+keep_small = _attribute("optsize")
+"""For functions that run between a framework's own: unrolled and vectorised loops would only evict its code."""
+
+keep_out_of_line = _attribute("cold", "noinline", "optsize")
+"""For what hardly ever runs: it must not stand in the way of what always does."""
 
 
 # -- memory at an address -------------------------------------------------------------------------------------------
@@ -177,6 +205,29 @@ def monotonic_ns(_typing: Any) -> Any:  # noqa: ANN401 - Numba types
     return types.int64(), codegen
 
 
+@intrinsic
+def exchange(_typing: Any, address: Any, value: Any) -> Any:  # noqa: ANN401, ARG001 - Numba's protocol
+    """Swap the 32-bit word at an address for a value in one step; returns the old one. A full barrier."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401 - LLVM builders
+        word = builder.inttoptr(args[0], ir.IntType(32).as_pointer())
+        return builder.atomic_rmw("xchg", word, args[1], "seq_cst")
+
+    return types.int32(types.int64, types.int32), codegen
+
+
+@intrinsic
+def compare_exchange(_typing: Any, address: Any, expected: Any, value: Any) -> Any:  # noqa: ANN401, ARG001 - as above
+    """Set the 32-bit word at an address to a value if it is as expected, in one step; returns what it was."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401 - LLVM builders
+        word = builder.inttoptr(args[0], ir.IntType(32).as_pointer())
+        pair = builder.cmpxchg(word, args[1], args[2], "seq_cst", "seq_cst")
+        return builder.extract_value(pair, 0)
+
+    return types.int32(types.int64, types.int32, types.int32), codegen
+
+
 _lock = types.ExternalFunction("pthread_mutex_lock", types.int32(types.int64))
 _unlock = types.ExternalFunction("pthread_mutex_unlock", types.int32(types.int64))
 _consistent = types.ExternalFunction("pthread_mutex_consistent", types.int32(types.int64))
@@ -216,6 +267,31 @@ def futex_wait(word_address: int, expected: int, timespec_address: int) -> None:
 def futex_wake_all(word_address: int) -> None:
     """Wake every process that sleeps on the shared 32-bit word."""
     _syscall(SYS_FUTEX, word_address, FUTEX_WAKE, WAKE_ALL, 0, 0, 0)
+
+
+# A mutex between the threads of one process: 0 free, 1 held, 2 held and waited for. Two inlined atomic operations
+# where nobody contends, a third of what a call of pthread_mutex_lock and _unlock costs.
+# Source: mutex2 of U. Drepper, "Futexes Are Tricky" (2011), section 6.
+
+
+@inlined
+def private_lock(word_address: int) -> None:
+    """Lock a mutex of this process; waits while another thread holds it."""
+    if compare_exchange(word_address, 0, 1) != 0:
+        _private_lock_contended(word_address)
+
+
+@compiled
+def _private_lock_contended(word_address: int) -> None:
+    while exchange(word_address, 2) != 0:
+        _syscall(SYS_FUTEX, word_address, FUTEX_WAIT | FUTEX_PRIVATE, 2, 0, 0, 0)
+
+
+@inlined
+def private_unlock(word_address: int) -> None:
+    """Unlock a mutex of this process, and wake one thread that waits for it."""
+    if exchange(word_address, 0) == 2:  # noqa: PLR2004 - the state explained above
+        _syscall(SYS_FUTEX, word_address, FUTEX_WAKE | FUTEX_PRIVATE, 1, 0, 0, 0)
 
 
 @inlined

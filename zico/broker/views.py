@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zico.pool.layout import NOBODY, JobState
+from zico.pool.regions import ALONE_FRESH_NS, ALONE_LIMIT_NS, ALONE_WAIT_NS
 from zico.scheduler.state import JobView, Phase, PoolView, Profile
 
 Record = npt.NDArray[np.void]
@@ -87,13 +88,27 @@ def job_view(job: int, record: Any, profiles: ProfileCache) -> JobView:  # noqa:
 def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache) -> PoolView:
     """Return all jobs at the instant of a snapshot."""
     places = np.flatnonzero(jobs["state"] != JobState.EMPTY).tolist()
-    alone_job = int(header["alone_job"])
     return PoolView(
         now_ns=now_ns,
         budget=int(header["budget_regions"]),
         jobs=tuple(job_view(job, jobs[job], profiles) for job in places),
-        alone_job=None if alone_job == NOBODY else alone_job,
+        alone_job=alone_job(header, jobs, now_ns),
     )
+
+
+def alone_job(header: Record, jobs: Record, now_ns: int) -> int | None:
+    """Return the job without a profile that keeps the others at their boundaries, by the rule of the compiled code.
+
+    One that does not grow any more loses that right: it may never iterate.
+    """
+    job = int(header["alone_job"])
+    if job == NOBODY or jobs[job]["alone_spent_ns"] > ALONE_LIMIT_NS:
+        return None
+    if jobs[job]["waiting_threads"]:
+        is_fresh = now_ns - jobs[job]["need_since_ns"] < ALONE_WAIT_NS
+    else:
+        is_fresh = now_ns - header["alone_since_ns"] < ALONE_FRESH_NS
+    return job if is_fresh else None
 
 
 def jobs_in(mask: int) -> tuple[int, ...]:

@@ -22,13 +22,25 @@ from typing import Any
 
 import numpy as np
 
-from zico.compiled import array_at, call, compiled, inlined, monotonic_ns, mutex_lock, mutex_unlock, record_at
+from zico.compiled import (
+    array_at,
+    call,
+    compiled,
+    inlined,
+    keep_out_of_line,
+    keep_small,
+    monotonic_ns,
+    private_lock,
+    private_unlock,
+    record_at,
+)
 from zico.driver import host
 from zico.heap import classes, gaps
 from zico.heap.layout import (
     ALIGNMENT_BYTES,
     ARENA,
     BLOCK,
+    FIRST_SEARCH,
     GRANULE_SHIFT,
     HISTORY,
     SLOT,
@@ -49,10 +61,13 @@ _NO_SPACE = -3
 
 SPILL = int(Arena.SPILL)
 LONG = int(Arena.LONG)
+SHORT = int(Arena.SHORT)
+PERSISTENT = int(Arena.PERSISTENT)
 
 NEVER_SLICES = 4
 """Slices in which another thread of the job may still free something before a request is refused for good."""
 
+_ANY = 1 << 40  # regions: more than any window has
 _ARENA_BYTES = ARENA.itemsize
 _I32 = np.dtype("i4")
 _I64 = np.dtype("i8")
@@ -117,14 +132,15 @@ def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
     Returns:
         An address; ``NOT_SERVED``; or ``OUT_OF_MEMORY`` when the job could never get that much inside the budget.
     """
+    keep_small()
     me = job_of(heap)
     rounded = gaps.align_up(size_bytes, ALIGNMENT_BYTES)
     alignment = max(alignment, ALIGNMENT_BYTES)
-    mutex_lock(heap.mutex_address)
+    private_lock(heap.mutex_address)
     if heap.marked == 0 and _begins_iteration(heap, me, size_bytes):
-        mutex_unlock(heap.mutex_address)
+        private_unlock(heap.mutex_address)
         boundary(heap)
-        mutex_lock(heap.mutex_address)
+        private_lock(heap.mutex_address)
     _tick(heap, me)
     me.requested_bytes += size_bytes
     key = classes.key_of(heap, me.iteration, rounded)
@@ -139,7 +155,7 @@ def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
             me.spilled_bytes += size_bytes
         else:
             me.pooled_bytes += size_bytes
-    mutex_unlock(heap.mutex_address)
+    private_unlock(heap.mutex_address)
     if offset >= 0:
         return heap.base + offset
     return OUT_OF_MEMORY if offset == _NEVER_FITS else NOT_SERVED
@@ -148,13 +164,22 @@ def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
 @compiled
 def _place(heap: Record, index: int, size_bytes: int, alignment: int) -> int:
     """Find a range and get it its regions; nothing is changed unless both succeed. Inside the heap's mutex."""
+    keep_small()
     arena = _arena(heap, index)
-    if gaps.is_full(arena):
-        return _NO_SPACE
-    gap = gaps.find(arena, heap.slots_address, heap.region_shift, size_bytes, alignment)
+    gap = gaps.NOTHING
+    if index == SHORT:
+        # A temporary is a guest wherever there is room: it pins nothing for long, and needs no region of its own.
+        for host in (SHORT, LONG, PERSISTENT):
+            if gap == gaps.NOTHING:
+                arena = _arena(heap, host)
+                gap = gaps.find(arena, heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
+        if gap == gaps.NOTHING:
+            arena = _arena(heap, SHORT)
     if gap == gaps.NOTHING:
+        gap = gaps.find(arena, heap.slots_address, heap.region_shift, size_bytes, alignment, _ANY)
+    if gap == gaps.NOTHING or gaps.is_full(arena):
         return _NO_SPACE
-    offset = gaps.align_up(array_at(arena.starts, gap + 1, _I64)[gap], alignment)
+    offset = gaps.align_up(gaps.gaps_of(arena)[gap].start, alignment)
     status = _back(heap, index, offset, size_bytes)
     if status == GRANTED:
         return gaps.take(arena, gap, size_bytes, alignment)
@@ -189,6 +214,7 @@ def _back(heap: Record, arena: int, offset: int, size_bytes: int) -> int:
 @compiled
 def _map_granted(heap: Record, first: int, last: int, n: int) -> int:
     """Map what was granted where it is not mapped already; returns all of it if the kernel refuses one."""
+    keep_out_of_line()
     slots = _slots(heap)
     wanted = _wanted(heap)
     pool = pool_of(heap)
@@ -241,6 +267,7 @@ def _wait_for_place(
     heap: Record, me: Record, arena: int, size_bytes: int, alignment: int, offset: int
 ) -> tuple[int, int]:
     """Wait until a place is found; returns arena and offset. Enters and leaves inside the heap's mutex."""
+    keep_out_of_line()
     pool = pool_of(heap)
     deadline_ns = monotonic_ns() + heap.wait_limit_ns
     before = -1
@@ -263,9 +290,9 @@ def _wait_for_place(
             offset = _place(heap, arena, size_bytes, alignment)
             waiting.note_stall(pool)
             break
-        mutex_unlock(heap.mutex_address)
+        private_unlock(heap.mutex_address)
         waiting.sleep_until_change(pool, sequence)
-        mutex_lock(heap.mutex_address)
+        private_lock(heap.mutex_address)
     waiting.stop_waiting(pool)
     if offset < 0 and offset != _NO_SPACE:
         offset = _NEVER_FITS
@@ -281,6 +308,7 @@ def _wait_for_place(
 @compiled
 def _back_from_file(heap: Record, first: int, last: int) -> int:
     """Map a stretch of the spill file behind slots that have nothing; the file is sparse."""
+    keep_out_of_line()
     slots = _slots(heap)
     spill_slot = heap.spill_offset >> heap.region_shift
     new_bytes = 0
@@ -312,9 +340,10 @@ def _discard(heap: Record, slot: int) -> None:
 @compiled
 def free(heap: Record, address: int) -> None:
     """Free a tensor of the window; regions that became empty go back to the pool before this returns."""
+    keep_small()
     offset = address - heap.base
     me = job_of(heap)
-    mutex_lock(heap.mutex_address)
+    private_lock(heap.mutex_address)
     block = _blocks(heap)[offset >> GRANULE_SHIFT]
     size_bytes = block.size_bytes
     if size_bytes == 0:
@@ -328,7 +357,7 @@ def free(heap: Record, address: int) -> None:
         gaps.give(_arena(heap, _arena_at(heap, offset)), offset, size_bytes)
         if offset < heap.spill_offset:
             me.live_bytes -= size_bytes
-    mutex_unlock(heap.mutex_address)
+    private_unlock(heap.mutex_address)
 
 
 @inlined
@@ -363,15 +392,16 @@ def _leave_slots(heap: Record, offset: int, size_bytes: int) -> None:
 @compiled
 def boundary(heap: Record) -> None:
     """End the iteration and begin the next one, waiting in between until that is admitted."""
+    keep_out_of_line()
     pool = pool_of(heap)
-    mutex_lock(heap.mutex_address)
+    private_lock(heap.mutex_address)
     admitted = waiting.finish_iteration(pool)
-    mutex_unlock(heap.mutex_address)
+    private_unlock(heap.mutex_address)
     if not admitted:
         waiting.await_admission(pool)
-    mutex_lock(heap.mutex_address)
+    private_lock(heap.mutex_address)
     waiting.begin_iteration(pool)
-    mutex_unlock(heap.mutex_address)
+    private_unlock(heap.mutex_address)
 
 
 @compiled
@@ -403,7 +433,8 @@ def _begins_iteration(heap: Record, me: Record, size_bytes: int) -> bool:
         if heap.misses > max(8, heap.period >> 3):
             heap.period = 0
             heap.misses = 0
-            heap.next_search = n + 1
+            heap.search_interval = FIRST_SEARCH
+            heap.next_search = n + FIRST_SEARCH
             return False
     if n - heap.phase < heap.period:
         return False
@@ -413,21 +444,25 @@ def _begins_iteration(heap: Record, me: Record, size_bytes: int) -> bool:
 
 @compiled
 def _search(heap: Record) -> None:
-    """Look for a period; the next look comes after an eighth more history, so looking costs a constant per entry."""
+    """Look for a period; each search in vain doubles the time to the next, so that a job without one pays nothing."""
+    keep_out_of_line()
     sizes = array_at(heap.history_address, HISTORY, _I64)
     live = array_at(heap.live_history_address, HISTORY, _I64)
     fail = array_at(heap.history_address + HISTORY * 8, HISTORY, _I64)
     n = heap.n_history
     found = period.find_period(sizes, live, n, fail)
     heap.period = found
-    heap.next_search = n + max(4, n >> 3)
+    heap.next_search = n + heap.search_interval
+    heap.search_interval *= 2
     if found != period.NO_PERIOD:
+        heap.search_interval = FIRST_SEARCH
         heap.phase = period.lowest(live, n, found)
 
 
 @compiled
 def _shorten(heap: Record) -> None:
     """Drop the older half of the history."""
+    keep_out_of_line()
     sizes = array_at(heap.history_address, HISTORY, _I64)
     live = array_at(heap.live_history_address, HISTORY, _I64)
     half = HISTORY // 2

@@ -22,6 +22,8 @@ from zico.heap.layout import (
     BLOCK,
     COUNT,
     COUNTS,
+    FIRST_SEARCH,
+    GAP,
     GRANULE_BYTES,
     GRANULE_SHIFT,
     HEAP,
@@ -33,7 +35,6 @@ from zico.heap.layout import (
     Attached,
 )
 from zico.pool.layout import NOBODY
-from zico.pool.table import make_mutex
 
 if TYPE_CHECKING:
     from zico.pool.table import PoolTable
@@ -115,7 +116,8 @@ class Heap:
         heap["wanted_address"] = self._zeros(np.dtype("i4"), n_slots).ctypes.data
         heap["history_address"] = self._zeros(np.dtype("i8"), 2 * HISTORY).ctypes.data
         heap["live_history_address"] = self._zeros(np.dtype("i8"), HISTORY).ctypes.data
-        heap["next_search"] = 16
+        heap["search_interval"] = FIRST_SEARCH
+        heap["next_search"] = FIRST_SEARCH
         heap["memory_fd"] = self.pool.memory_fd
         heap["spill_fd"] = self._spill_fd
         heap["spill_limit_bytes"] = _SPILL_SHARE * int(self.pool.header["n_regions"]) * region_bytes
@@ -125,18 +127,15 @@ class Heap:
         for name in ("posix_memalign", "aligned_alloc", "free"):
             heap[f"real_{name}"] = libc_address(name)
         heap["mutex_address"] = self.record.ctypes.data + HEAP.fields["mutex"][1]  # type: ignore[index]
-        make_mutex(int(heap["mutex_address"]), shared=False)
 
     def _fill_arena(self, index: int) -> None:
         arena = self.arenas[index]
-        starts = self._zeros(np.dtype("i8"), MAX_GAPS)
-        sizes = self._zeros(np.dtype("i8"), MAX_GAPS)
-        arena["start"] = starts[0] = index * self._arena_bytes
+        gaps = self._zeros(GAP, MAX_GAPS)
+        gaps[0] = (index * self._arena_bytes, self._arena_bytes)
+        arena["start"] = index * self._arena_bytes
         arena["end"] = (index + 1) * self._arena_bytes
-        sizes[0] = self._arena_bytes
         arena["n_gaps"] = 1
-        arena["starts"] = starts.ctypes.data
-        arena["sizes"] = sizes.ctypes.data
+        arena["gaps_address"] = gaps.ctypes.data
 
     def _zeros(self, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - an array of dtype
         """Return zeroed records in anonymous memory that costs nothing until touched."""

@@ -11,25 +11,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+from zico.compiled import array_at, compiled, inlined, keep_out_of_line, keep_small
+from zico.heap.layout import GAP, MAX_GAPS, SLOT
 
-from zico.compiled import array_at, compiled, inlined
-from zico.heap.layout import MAX_GAPS, SLOT
-
-_I64 = np.dtype("i8")
 NOTHING = -1
 
 Record = Any
 
 
 @inlined
-def _starts(arena: Record) -> Any:  # noqa: ANN401 - an int64 array
-    return array_at(arena.starts, MAX_GAPS, _I64)
-
-
-@inlined
-def _sizes(arena: Record) -> Any:  # noqa: ANN401 - an int64 array
-    return array_at(arena.sizes, MAX_GAPS, _I64)
+def gaps_of(arena: Record) -> Any:  # noqa: ANN401 - an array of GAP
+    """Return the arena's gaps; those behind ``n_gaps`` mean nothing."""
+    return array_at(arena.gaps_address, MAX_GAPS, GAP)
 
 
 @inlined
@@ -52,15 +45,18 @@ def empty_slots(slots_address: int, region_shift: int, start: int, size_bytes: i
 
 
 @compiled
-def find(arena: Record, slots_address: int, region_shift: int, size_bytes: int, alignment: int) -> int:
-    """Return the gap in which the range needs the fewest new regions, the lowest of these; or ``NOTHING``."""
-    starts = _starts(arena)
-    sizes = _sizes(arena)
+def find(arena: Record, slots_address: int, region_shift: int, size_bytes: int, alignment: int, most_new: int) -> int:
+    """Return the gap in which the range needs the fewest new regions, the lowest of these.
+
+    ``NOTHING`` if every gap is too small or needs more than ``most_new``.
+    """
+    keep_small()
+    gaps = gaps_of(arena)
     best = NOTHING
-    fewest = 1 << 60
+    fewest = most_new + 1
     for i in range(arena.n_gaps):
-        start = align_up(starts[i], alignment)
-        if start + size_bytes <= starts[i] + sizes[i]:
+        start = align_up(gaps[i].start, alignment)
+        if start + size_bytes <= gaps[i].start + gaps[i].size_bytes:
             new = empty_slots(slots_address, region_shift, start, size_bytes)
             if new < fewest:
                 best = i
@@ -73,19 +69,19 @@ def find(arena: Record, slots_address: int, region_shift: int, size_bytes: int, 
 @compiled
 def take(arena: Record, index: int, size_bytes: int, alignment: int) -> int:
     """Cut a range out of a gap; returns its offset. The caller has checked that it fits."""
-    starts = _starts(arena)
-    sizes = _sizes(arena)
-    start = align_up(starts[index], alignment)
-    before = start - starts[index]
-    after = sizes[index] - before - size_bytes
+    keep_small()
+    gaps = gaps_of(arena)
+    start = align_up(gaps[index].start, alignment)
+    before = start - gaps[index].start
+    after = gaps[index].size_bytes - before - size_bytes
     if before > 0 and after > 0:
         _insert(arena, index + 1, start + size_bytes, after)
-        sizes[index] = before
+        gaps[index].size_bytes = before
     elif before > 0:
-        sizes[index] = before
+        gaps[index].size_bytes = before
     elif after > 0:
-        starts[index] = start + size_bytes
-        sizes[index] = after
+        gaps[index].start = start + size_bytes
+        gaps[index].size_bytes = after
     else:
         _remove(arena, index)
     return start
@@ -94,19 +90,19 @@ def take(arena: Record, index: int, size_bytes: int, alignment: int) -> int:
 @compiled
 def give(arena: Record, start: int, size_bytes: int) -> None:
     """Return a range, merging it with the gaps on either side."""
-    starts = _starts(arena)
-    sizes = _sizes(arena)
+    keep_small()
+    gaps = gaps_of(arena)
     index = _first_after(arena, start)
-    joins_before = index > 0 and starts[index - 1] + sizes[index - 1] == start
-    joins_after = index < arena.n_gaps and start + size_bytes == starts[index]
+    joins_before = index > 0 and gaps[index - 1].start + gaps[index - 1].size_bytes == start
+    joins_after = index < arena.n_gaps and start + size_bytes == gaps[index].start
     if joins_before and joins_after:
-        sizes[index - 1] += size_bytes + sizes[index]
+        gaps[index - 1].size_bytes += size_bytes + gaps[index].size_bytes
         _remove(arena, index)
     elif joins_before:
-        sizes[index - 1] += size_bytes
+        gaps[index - 1].size_bytes += size_bytes
     elif joins_after:
-        starts[index] = start
-        sizes[index] += size_bytes
+        gaps[index].start = start
+        gaps[index].size_bytes += size_bytes
     else:
         _insert(arena, index, start, size_bytes)
 
@@ -119,12 +115,12 @@ def is_full(arena: Record) -> bool:
 
 @inlined
 def _first_after(arena: Record, offset: int) -> int:
-    starts = _starts(arena)
+    gaps = gaps_of(arena)
     low = 0
     high = arena.n_gaps
     while low < high:
         middle = (low + high) // 2
-        if starts[middle] < offset:
+        if gaps[middle].start < offset:
             low = middle + 1
         else:
             high = middle
@@ -133,21 +129,21 @@ def _first_after(arena: Record, offset: int) -> int:
 
 @compiled
 def _insert(arena: Record, index: int, start: int, size_bytes: int) -> None:
-    starts = _starts(arena)
-    sizes = _sizes(arena)
+    keep_out_of_line()
+    gaps = gaps_of(arena)
     for i in range(arena.n_gaps, index, -1):
-        starts[i] = starts[i - 1]
-        sizes[i] = sizes[i - 1]
-    starts[index] = start
-    sizes[index] = size_bytes
+        gaps[i].start = gaps[i - 1].start
+        gaps[i].size_bytes = gaps[i - 1].size_bytes
+    gaps[index].start = start
+    gaps[index].size_bytes = size_bytes
     arena.n_gaps += 1
 
 
 @compiled
 def _remove(arena: Record, index: int) -> None:
-    starts = _starts(arena)
-    sizes = _sizes(arena)
+    keep_out_of_line()
+    gaps = gaps_of(arena)
     for i in range(index, arena.n_gaps - 1):
-        starts[i] = starts[i + 1]
-        sizes[i] = sizes[i + 1]
+        gaps[i].start = gaps[i + 1].start
+        gaps[i].size_bytes = gaps[i + 1].size_bytes
     arena.n_gaps -= 1

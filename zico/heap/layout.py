@@ -15,8 +15,6 @@ import enum
 
 import numpy as np
 
-from zico.pool.layout import MUTEX_BYTES
-
 GRANULE_SHIFT = 16
 GRANULE_BYTES = 1 << GRANULE_SHIFT
 """The smallest tensor that the pool takes (64 KiB)."""
@@ -28,6 +26,8 @@ MAX_GAPS = 1 << 16
 KEYS = 1 << 16
 COUNTS = 1 << 12
 HISTORY = 1 << 16
+FIRST_SEARCH = 16
+"""Allocations before a period is first looked for."""
 
 
 class Arena(enum.IntEnum):
@@ -52,8 +52,10 @@ class Attached(enum.IntEnum):
     """A child of the job: allocates privately; a free inside the window does nothing."""
 
 
-ARENA = np.dtype([("start", "i8"), ("end", "i8"), ("n_gaps", "i8"), ("starts", "i8"), ("sizes", "i8")], align=True)
-"""``starts`` and ``sizes`` are addresses of the sorted gaps."""
+GAP = np.dtype([("start", "i8"), ("size_bytes", "i8")], align=True)
+
+ARENA = np.dtype([("start", "i8"), ("end", "i8"), ("n_gaps", "i8"), ("gaps_address", "i8")], align=True)
+"""A stretch of the window and its sorted gaps."""
 
 SLOT = np.dtype([("live", "i4"), ("region", "i4"), ("mapped", "i4")], align=True)
 """Blocks that touch the slot; the region held for it and the one still mapped there (or NOBODY)."""
@@ -64,8 +66,12 @@ COUNT = np.dtype([("size_bytes", "i8"), ("iteration", "i4"), ("n", "i4")], align
 
 HEAP = np.dtype(
     [
+        # What every allocation and free reads comes first, on as few cache lines as can be.
         ("attached", "i4"),
         ("region_shift", "i4"),
+        ("mutex", "i4"),  # private: zico.compiled.private_lock
+        ("marked", "i4"),  # 1: boundaries are marked by an adapter or a call, so no period is looked for
+        ("events", "i8"),  # allocations and frees, ever
         ("base", "i8"),  # the window
         ("window_bytes", "i8"),
         ("spill_offset", "i8"),  # where ARENA_SPILL begins
@@ -78,6 +84,8 @@ HEAP = np.dtype(
         ("classes_address", "i8"),
         ("counts_address", "i8"),
         ("wanted_address", "i8"),
+        ("real_posix_memalign", "i8"),
+        ("real_free", "i8"),
         ("history_address", "i8"),
         ("live_history_address", "i8"),
         ("memory_fd", "i8"),
@@ -87,18 +95,14 @@ HEAP = np.dtype(
         ("wait_limit_ns", "i8"),
         ("map_address", "i8"),  # mmap(2) and fallocate(2), or what a test puts in their place
         ("discard_address", "i8"),
-        ("real_posix_memalign", "i8"),
         ("real_aligned_alloc", "i8"),
-        ("real_free", "i8"),
-        ("events", "i8"),  # allocations and frees, ever
         ("bad_frees", "i8"),  # frees inside the window of what is no live block
-        ("marked", "i4"),  # 1: boundaries are marked by an adapter or a call, so no period is looked for
         ("period", "i4"),  # allocations per iteration found by repetition, 0 if none
         ("phase", "i8"),  # history index at which the last iteration began
         ("n_history", "i8"),
         ("next_search", "i8"),
+        ("search_interval", "i8"),  # doubles with every search in vain
         ("misses", "i8"),
-        ("mutex", "u1", (MUTEX_BYTES,)),
     ],
     align=True,
 )

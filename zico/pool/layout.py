@@ -82,6 +82,19 @@ REGION = np.dtype(
 
 JOB = np.dtype(
     [
+        # What every allocation and free touches comes first, on as few cache lines as can be.
+        ("progress", "i8"),  # allocations and frees since the iteration began; single writer
+        ("live_bytes", "i8"),  # tensors in the pool
+        ("peak_live_bytes", "i8"),
+        ("requested_bytes", "i8"),  # all tensors over the threshold, ever
+        ("pooled_bytes", "i8"),  # those of them served from the pool
+        ("allocations", "i8"),
+        ("started_ns", "i8"),  # when the current iteration was admitted
+        ("iteration_waited_ns", "i8"),  # of this iteration, in allocations
+        ("iteration", "i8"),  # iterations completed
+        ("held", "i8"),  # regions owned
+        ("peak_held", "i8"),
+        ("current", CURVE),  # the iteration in flight
         ("name", f"S{NAME_BYTES}"),
         ("state", "i4"),  # JobState
         ("pid", "i4"),
@@ -89,38 +102,27 @@ JOB = np.dtype(
         ("atypical", "i4"),  # iterations in a row that the profile does not describe
         ("waiting_threads", "i4"),  # threads of it that wait in an allocation
         ("broker_admits", "i4"),  # set by the broker to the low bits of the iteration it lets start (futex word)
-        ("held", "i8"),  # regions owned
-        ("peak_held", "i8"),
         ("need", "i8"),  # regions asked for by a thread that waits in an allocation, else 0
         ("persistent", "i8"),  # regions held at the last boundary
         ("claim_peak", "i8"),  # most regions any recent iteration held
         ("claim_floor", "i8"),  # most regions asked for above the claim in this iteration, 0 if none
-        ("iteration", "i8"),  # iterations completed
-        ("progress", "i8"),  # allocations and frees since the iteration began; single writer
         ("fence_passed", "i8"),  # device-timeline progress; equal to what was released on the host device
-        ("started_ns", "i8"),  # when the current iteration was admitted
         ("first_boundary_ns", "i8"),  # when the first and the last iteration ended (throughput between them)
         ("last_boundary_ns", "i8"),
         ("boundary_since_ns", "i8"),  # when the wait at the boundary began, 0 if none
         ("need_since_ns", "i8"),  # when the wait in an allocation began, 0 if none
         ("boundary_waited_ns", "i8"),
         ("need_waited_ns", "i8"),
-        ("iteration_waited_ns", "i8"),  # of this iteration, in allocations
         ("alone_spent_ns", "i8"),  # how long it has kept the others from starting iterations
         ("waits_for", "i8"),  # bit j: waits for job j
-        ("live_bytes", "i8"),  # tensors in the pool
-        ("peak_live_bytes", "i8"),
-        ("requested_bytes", "i8"),  # all tensors over the threshold, ever
-        ("pooled_bytes", "i8"),  # those of them served from the pool
         ("spilled_bytes", "i8"),  # those of them placed in the next tier
-        ("allocations", "i8"),
         ("maps", "i8"),  # regions that had to be mapped anew (affinity missed)
         ("oom_request_bytes", "i8"),  # of the last refused request, 0 if none
         ("oom_held", "i8"),
         ("oom_count", "i8"),
         ("profile", CURVE),  # what an iteration does, learned; held is the envelope of recent iterations
         ("claims", "i4", (CURVE_BINS,)),  # most regions held from this bin to the end
-        ("current", CURVE),  # the iteration in flight
+        ("padding", "u1", (32,)),  # to whole cache lines, so that two jobs never write to the same one
     ],
     align=True,
 )

@@ -23,6 +23,7 @@ from zico.compiled import (
     compiled,
     futex_wake_all,
     inlined,
+    keep_out_of_line,
     monotonic_ns,
     mutex_consistent,
     mutex_lock,
@@ -96,6 +97,7 @@ def unlock(pool: Record) -> None:
 @compiled
 def recover(pool: Record) -> None:
     """Rebuild counters and the free list from the owners."""
+    keep_out_of_line()
     header = header_of(pool)
     regions = regions_of(pool)
     header.recoveries += 1

@@ -34,13 +34,12 @@ _ROBUST = 1  # PTHREAD_MUTEX_ROBUST
 _ATTRIBUTE_BYTES = 64
 
 
-def make_mutex(address: int, *, shared: bool) -> None:
-    """Initialise a ``pthread_mutex_t`` at an address; a shared one is robust too."""
+def make_mutex(address: int) -> None:
+    """Initialise a robust, process-shared ``pthread_mutex_t`` at an address."""
     attributes = ctypes.create_string_buffer(_ATTRIBUTE_BYTES)
     _libc.pthread_mutexattr_init(attributes)
-    if shared:
-        _libc.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED)
-        _libc.pthread_mutexattr_setrobust(attributes, _ROBUST)
+    _libc.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED)
+    _libc.pthread_mutexattr_setrobust(attributes, _ROBUST)
     _libc.pthread_mutex_init(ctypes.c_void_p(address), attributes)
     _libc.pthread_mutexattr_destroy(attributes)
 
@@ -138,7 +137,7 @@ class PoolTable:
         self.regions["next"][-1] = NOBODY
         header["free_head"] = 0
         header["free_tail"] = n_regions - 1
-        make_mutex(int(self.member[0]["mutex_address"]), shared=True)
+        make_mutex(int(self.member[0]["mutex_address"]))
         header["magic"] = layout.MAGIC
 
     @classmethod

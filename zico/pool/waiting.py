@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zico.compiled import compiled, futex_wait, futex_wake_all, inlined, monotonic_ns, process_is_gone
+from zico.compiled import compiled, futex_wait, futex_wake_all, inlined, keep_out_of_line, monotonic_ns, process_is_gone
 from zico.pool.layout import HEADER, JOB, NOBODY
 from zico.pool.regions import (
     BOUNDARY,
@@ -47,6 +47,7 @@ Record = Any
 @compiled
 def start_waiting(pool: Record, need: int) -> None:
     """Note that a thread of this job waits for ``need`` regions; from now on every release wakes it."""
+    keep_out_of_line()
     me = job_at(pool, pool.job)
     lock(pool)
     if me.waiting_threads == 0:
@@ -72,6 +73,7 @@ def _note_holders(pool: Record, me: Record) -> None:
 @compiled
 def stop_waiting(pool: Record) -> None:
     """Note that a thread of this job waits no longer, and add up the time."""
+    keep_out_of_line()
     me = job_at(pool, pool.job)
     header = header_of(pool)
     lock(pool)
@@ -107,6 +109,7 @@ def standstill(pool: Record) -> int:
 
     A job counts as running while it is inside an iteration and no thread of it waits for memory.
     """
+    keep_out_of_line()
     header = header_of(pool)
     total = header.sequence
     for j in range(header_of(pool).places):
@@ -121,6 +124,7 @@ def standstill(pool: Record) -> int:
 @compiled
 def note_stall(pool: Record) -> None:
     """Count a state that nobody could leave."""
+    keep_out_of_line()
     lock(pool)
     header_of(pool).stalls += 1
     unlock(pool)
@@ -129,6 +133,7 @@ def note_stall(pool: Record) -> None:
 @compiled
 def is_first_to_yield(pool: Record) -> bool:
     """Tell whether this job is the one that should use the next tier: the waiting job with the smallest need."""
+    keep_out_of_line()
     best = NOBODY
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
@@ -211,6 +216,7 @@ def _may_start_unasked(pool: Record, now_ns: int) -> bool:
 @compiled
 def admit(pool: Record, job: int) -> bool:
     """Let a job at its boundary begin its next iteration, unless that would be unsafe; wakes it."""
+    keep_out_of_line()
     header = header_of(pool)
     record = job_at(pool, job)
     lock(pool)
@@ -274,6 +280,7 @@ def begin_iteration(pool: Record) -> None:
 @compiled
 def reap(pool: Record, job: int) -> int:
     """Take back everything a dead job held and free its place; returns the number of regions."""
+    keep_out_of_line()
     lock(pool)
     count = _reap(pool, job)
     wake, notify = note_change(header_of(pool))
@@ -329,6 +336,7 @@ def leave(pool: Record, job: int) -> None:
 @compiled
 def reap_dead(pool: Record) -> None:
     """Take back what jobs held whose process is gone: the broker's work, done by whoever waits when it is dead."""
+    keep_out_of_line()
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
         if j != pool.job and job.state != EMPTY and process_is_gone(job.pid):

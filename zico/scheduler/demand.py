@@ -15,7 +15,8 @@ Guarantees
 
 Known limitations
     * Where a job is within a bin is interpolated from its progress; a job that computes without allocating for longer
-      than its profile says appears to stand still. Decisions are taken again when they fall due: it costs time only.
+      than its profile says is expected to go on at any moment, until it has taken several times as long as an
+      iteration.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _END_SLACK_EVENTS = 8  # as the table's claims have it: an iteration that ends l
 _END_SLACK_SHIFT = 4
 _TICK_SHIFT = 7  # a curve has 128 to 256 bins
 _MOST_CURVES = 512
+_STILL_ITERATIONS = 4
+_STILL_NS = 1_000_000_000
 
 
 class Staircase(NamedTuple):
@@ -120,13 +123,21 @@ def position_ns(job: JobView, profile: Profile, now_ns: int) -> int:
     return begin_ns + (end_ns - begin_ns) * passed // max(events, 1)
 
 
+def stands_still(job: JobView, profile: Profile, now_ns: int) -> bool:
+    """Tell whether the job has been in its iteration for so long that it does something else: nobody waits for that.
+
+    It may be stopped, at a prompt, or done with training. Its progress does not say so, since that does not move.
+    """
+    return job.need == 0 and now_ns - job.started_ns > _STILL_ITERATIONS * profile.duration_ns + _STILL_NS
+
+
 def remaining(job: JobView, now_ns: int) -> Staircase:
     """Return what the job holds from now on if it starts nothing new.
 
     A job that has overrun its profile is expected to take as long again as it has overrun, so that whoever waits for
     it asks ever less often.
     """
-    if job.phase is not Phase.RUNNING or job.profile is None:
+    if job.phase is not Phase.RUNNING or job.profile is None or stands_still(job, job.profile, now_ns):
         return level(job.held)
     curve = curve_of(job.profile)
     at_ns = position_ns(job, job.profile, now_ns)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zico.compiled import compiled, inlined
+from zico.compiled import compiled, inlined, keep_out_of_line
 from zico.trace.layout import CURVE_BINS
 
 UNPROFILED_SHIFT = 40
@@ -48,6 +48,7 @@ def begin(curve: Record, shift: int, held: int) -> None:
 @compiled
 def halve(curve: Record) -> None:
     """Merge neighbouring bins: the higher level, the earlier time."""
+    keep_out_of_line()
     n_bins = (curve.n_bins + 1) // 2
     for i in range(n_bins):
         level = curve.held[2 * i]
@@ -62,6 +63,7 @@ def halve(curve: Record) -> None:
 @compiled
 def extend(curve: Record, progress: int, held: int, t_ns: int) -> None:
     """Open bins up to the one of ``progress``, at the present height and time."""
+    keep_out_of_line()
     while progress >> curve.shift >= CURVE_BINS:
         halve(curve)
     last = progress >> curve.shift
@@ -111,6 +113,7 @@ def is_typical(profile: Record, n_events: int) -> bool:
 @compiled
 def replace(profile: Record, current: Record) -> None:
     """Take the finished iteration as the profile."""
+    keep_out_of_line()
     profile.shift = current.shift
     profile.n_bins = current.n_bins
     profile.n_events = current.n_events
@@ -126,6 +129,7 @@ def merge(profile: Record, current: Record) -> None:
 
     Changes ``current`` to the common bin width.
     """
+    keep_out_of_line()
     while profile.shift < current.shift:
         halve(profile)
     while current.shift < profile.shift:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zico.scheduler.demand import stands_still
 from zico.scheduler.state import Phase, Start, Wait
 from zico.scheduler.turns import alone_job, does_not_fit, fits_beside_kept, in_turn, unstuck, wait_for_alone
 
@@ -24,7 +25,7 @@ class Serial:
         if alone is not None:
             return {job.job: wait_for_alone(alone) for job in in_turn(pool)}
         decisions: dict[int, Decision] = {}
-        running = next((job for job in pool.jobs if _occupies(job)), None)
+        running = next((job for job in pool.jobs if _occupies(job, pool.now_ns)), None)
         for job in in_turn(pool):
             if not fits_beside_kept(job, pool):
                 decisions[job.job] = does_not_fit(job, pool)
@@ -36,9 +37,9 @@ class Serial:
         return unstuck(decisions, pool)
 
 
-def _occupies(job: JobView) -> bool:
-    """Tell whether the job is inside an iteration; one that has never ended any may never do so."""
-    return job.phase is Phase.RUNNING and job.profile is not None
+def _occupies(job: JobView, now_ns: int) -> bool:
+    """Tell whether the job is inside an iteration; one that has never ended any, or stands still, may never do so."""
+    return job.phase is Phase.RUNNING and job.profile is not None and not stands_still(job, job.profile, now_ns)
 
 
 POLICY: Policy = Serial()

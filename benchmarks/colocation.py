@@ -1,0 +1,387 @@
+"""What does a budget cost jobs that share it?
+
+Pairs of the examples train together in 50 to 100 % of the sum of their peaks, under each policy, and beside it without
+a budget, without Zico, and one after the other with all cores each. Rounds go through all of these in turn, every
+second one backwards, so that what else the machine does falls on all alike.
+
+Throughput of a run is the mean over its jobs of iterations per second, over the same job's together with no budget
+(``--budget none``) in the same round. ``together.py`` says how iterations per second are measured.
+
+One after the other: the jobs' work of one second together with no budget is done by each job alone with all cores, one
+after the other; the time that takes is the sum over the jobs of (rate together / rate alone), and its reciprocal is the
+throughput. Start-up is left out, which favours it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import common
+import together
+from together import Job
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+QUESTION = "What does a budget cost jobs that share it?"
+ENDLESS = ("--iterations", "1000000")
+TINY_RESNET = ("--depth", "20", "--batch", "256")
+SHARES = (50, 60, 70, 80, 90, 100)
+OTHER_SHARES = (60, 80, 100)
+"""Where the other policies are measured: they react less to the budget than ``zico`` does."""
+GOALS = {("resnet+resnet", 70): 0.95, ("resnet+lm", 80): 0.90}
+GOAL_PLAIN = 0.98
+NO_BUDGET = "none"
+PLAIN = "without Zico"
+ONE_BY_ONE = "one after the other"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two jobs that train together."""
+
+    name: str
+    jobs: tuple[Job, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """One way to run a pair."""
+
+    policy: str
+    """A policy, ``PLAIN`` or ``ONE_BY_ONE``."""
+    share: int | None = None
+    """Budget in percent of the sum of the peaks; ``None``: no budget."""
+
+    @property
+    def label(self) -> str:
+        """Return its name in tables and result files."""
+        if self.policy in {PLAIN, ONE_BY_ONE}:
+            return self.policy
+        return f"{self.policy} {'no budget' if self.share is None else f'{self.share} %'}"
+
+
+BASE = Configuration("zico")
+
+
+def pairs(*, smoke: bool) -> tuple[Pair, ...]:
+    """Return the pairs to measure; a smoke run's are tiny."""
+    arguments = TINY_RESNET if smoke else ()
+    resnets = tuple(Job(f"resnet-{n}", "digits_resnet.py", (*arguments, "--seed", str(n))) for n in (1, 2))
+    twins = Pair("resnet+resnet", resnets)
+    return (twins,) if smoke else (twins, Pair("resnet+lm", (resnets[0], Job("lm", "stdlib_lm.py"))))
+
+
+def configurations(options: Namespace) -> list[Configuration]:
+    """Return what one round runs, the base at its begin and in its middle."""
+    bounded = [
+        Configuration(policy, share)
+        for policy in options.policy
+        for share in options.share or (SHARES if policy == "zico" else OTHER_SHARES)
+    ]
+    if options.smoke:
+        return [BASE, Configuration(PLAIN), *bounded]
+    middle = len(bounded) // 2
+    return [BASE, Configuration(PLAIN), *bounded[:middle], BASE, *bounded[middle:], Configuration(ONE_BY_ONE)]
+
+
+# -- measuring ------------------------------------------------------------------------------------------------------
+
+
+class Runner:
+    """Runs a pair in any configuration."""
+
+    def __init__(self, pair: Pair, seconds: float, warm_up: int) -> None:
+        """Find the jobs' own peaks and their losses alone; takes a run of each."""
+        self._pair = pair
+        self._warm_up = warm_up
+        self._seconds = seconds
+        self._deadline_s = seconds + together.MARGIN_S
+        self.peaks_bytes: list[int] = []
+        self.alone_losses: list[tuple[str, ...]] = []
+        for job in pair.jobs:
+            report = self._zico([job], "zico", NO_BUDGET, "--iterations", "8").report or {}
+            self.peaks_bytes.append(report["jobs"][0]["peak_bytes"])
+            self.region_bytes: int = report["pool"]["region_bytes"]
+            alone = together.run_plain([job], *self._until_time(), deadline_s=self._deadline_s)
+            self.alone_losses.append(alone.losses[0])
+
+    def attempt(self, configuration: Configuration) -> dict[str, Any]:
+        """Run the pair so and return the raw figures, or why there are none: one run must not end all others."""
+        try:
+            return self.run(configuration)
+        except (ValueError, OSError, subprocess.SubprocessError) as error:
+            return {"failed": f"{type(error).__name__}: {error}"}
+
+    def run(self, configuration: Configuration) -> dict[str, Any]:
+        """Run the pair so and return the raw figures."""
+        jobs = self._pair.jobs
+        if configuration.policy == ONE_BY_ONE:
+            return {"rates": self._alone_rates()}
+        if configuration.policy == PLAIN:
+            return self._figures(together.run_plain(jobs, *self._until_time(), deadline_s=self._deadline_s))
+        budget = NO_BUDGET if configuration.share is None else f"{self.budget_bytes(configuration.share)}B"
+        return self._figures(self._zico(jobs, configuration.policy, budget, *self._until_time()))
+
+    def budget_bytes(self, share: int) -> int:
+        """Return a share of the sum of the peaks, in percent, rounded down to regions."""
+        return share * sum(self.peaks_bytes) // 100 // self.region_bytes * self.region_bytes
+
+    def _until_time(self) -> tuple[str, ...]:
+        return (*ENDLESS, "--seconds", str(self._seconds))
+
+    def _zico(self, jobs: Sequence[Job], policy: str, budget: str, *extra: str) -> together.Together:
+        return together.run_zico(jobs, *extra, policy=policy, budget=budget, deadline_s=self._deadline_s)
+
+    def _alone_rates(self) -> list[float]:
+        """Return each job's rate alone with all cores."""
+        extra = (*self._until_time(), "--threads", str(os.cpu_count()))
+        runs = [together.run_plain([job], *extra, deadline_s=self._deadline_s) for job in self._pair.jobs]
+        return [run.rates(self._warm_up)[0] for run in runs]
+
+    def _figures(self, run: together.Together) -> dict[str, Any]:
+        begin_s, end_s = run.window_s(self._warm_up)
+        figures: dict[str, Any] = {
+            "rates": run.rates(self._warm_up),
+            "window_s": end_s - begin_s,
+            "iterations": [len(ends) for ends in run.ends_s],
+            "ends_s": [[round(end, 4) for end in ends] for ends in run.ends_s],
+            "losses_compared": self._compared(run),
+            "losses_equal": self._are_equal(run),
+        }
+        if run.report is not None:
+            figures["report"] = run.report
+        return figures
+
+    def _compared(self, run: together.Together) -> list[int]:
+        return [min(len(alone), len(ours)) for alone, ours in zip(self.alone_losses, run.losses, strict=True)]
+
+    def _are_equal(self, run: together.Together) -> bool:
+        return all(
+            alone[:count] == ours[:count]
+            for alone, ours, count in zip(self.alone_losses, run.losses, self._compared(run), strict=True)
+        )
+
+
+def measure(pair: Pair, options: Namespace) -> dict[str, Any]:
+    """Return the raw figures of all rounds of a pair, and what they come to."""
+    common.note(f"{pair.name}: each job alone")
+    runner = Runner(pair, options.seconds, options.warm_up)
+    rounds: list[list[dict[str, Any]]] = []
+    plan = configurations(options)
+    for index in range(options.repeat):
+        done = []
+        for configuration in plan if index % 2 == 0 else plan[::-1]:
+            figures = runner.attempt(configuration)
+            done.append({"label": configuration.label, **dataclasses.asdict(configuration), **figures})
+            said = figures.get("failed") or ", ".join(f"{rate:.2f}" for rate in figures["rates"]) + " it/s"
+            common.note(f"{pair.name}: round {index + 1} of {options.repeat}: {configuration.label}: {said}")
+        rounds.append(done)
+    budgets_bytes = {str(share): runner.budget_bytes(share) for share in options.share or SHARES}
+    return {
+        "peaks_bytes": runner.peaks_bytes,
+        "budgets_bytes": budgets_bytes,
+        "summary": summarise(rounds, list(dict.fromkeys(configuration.label for configuration in plan))),
+        "failures": [f"{run['label']}: {run['failed']}" for done in rounds for run in done if "failed" in run],
+        "rounds": rounds,
+    }
+
+
+# -- what it comes to -----------------------------------------------------------------------------------------------
+
+
+def summarise(rounds: list[list[dict[str, Any]]], labels: list[str]) -> dict[str, Any]:
+    """Return for each configuration that ever ran the spread over rounds of its throughput and rates."""
+    succeeded = [[run for run in done if "failed" not in run] for done in rounds]
+    usable = [done for done in succeeded if any(run["label"] == BASE.label for run in done)]
+    summary: dict[str, Any] = {}
+    for label in labels:
+        runs = [(run, base_rates(done)) for done in usable for run in done if run["label"] == label]
+        if not runs:
+            continue
+        ratio = one_by_one if label == ONE_BY_ONE else throughput
+        summary[label] = {
+            "throughput": common.spread(ratio(run["rates"], base) for run, base in runs),
+            "rates": [common.spread(rates) for rates in zip(*(run["rates"] for run, _ in runs), strict=True)],
+            **_side_checks([run for run, _ in runs]),
+        }
+    if PLAIN in summary:
+        for figures in summary.values():
+            figures["over_without_zico"] = figures["throughput"]["median"] / summary[PLAIN]["throughput"]["median"]
+    return summary
+
+
+def base_rates(done: list[dict[str, Any]]) -> list[float]:
+    """Return each job's mean rate together with no budget in one round."""
+    bases = [run["rates"] for run in done if run["label"] == BASE.label]
+    return [statistics.mean(rates) for rates in zip(*bases, strict=True)]
+
+
+def throughput(rates: Sequence[float], base: Sequence[float]) -> float:
+    """Return the mean over jobs of rate over rate with no budget."""
+    return statistics.mean(rate / of for rate, of in zip(rates, base, strict=True))
+
+
+def one_by_one(alone: Sequence[float], base: Sequence[float]) -> float:
+    """Return the throughput of one job after the other; see the module's docstring."""
+    return 1 / sum(of / rate for rate, of in zip(alone, base, strict=True))
+
+
+def _side_checks(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return whether losses were right and the budget was kept, and how long jobs waited."""
+    checks: dict[str, Any] = {}
+    if all("losses_equal" in run for run in runs):
+        checks["losses_equal"] = all(run["losses_equal"] for run in runs)
+        checks["losses_compared_min"] = min(min(run["losses_compared"]) for run in runs)
+    reports = [run["report"] for run in runs if "report" in run]
+    if reports:
+        budget_bytes = reports[0]["budget_bytes"]
+        checks["granted_over_budget"] = max(r["pool"]["peak_granted_bytes"] for r in reports) / budget_bytes
+        checks["physical_over_budget"] = max(r["pool"]["peak_physical_bytes"] for r in reports) / budget_bytes
+        checks["stalls"] = sum(r["pool"]["stalls"] for r in reports)
+        checks["spilled_bytes"] = sum(job["spilled_bytes"] for r in reports for job in r["jobs"])
+        checks["waited_share"] = max(job["waited_s"] / job["wall_s"] for r in reports for job in r["jobs"])
+        checks["pool_fraction_min"] = min(job["pool_fraction"] for r in reports for job in r["jobs"])
+    return checks
+
+
+# -- what is shown --------------------------------------------------------------------------------------------------
+
+HEADER = (
+    "configuration",
+    "throughput",
+    "min-max",
+    "over without Zico",
+    "over serial",
+    "it/s",
+    "most waited",
+    "granted",
+    "physical",
+    "losses",
+)
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """Return the figures as Markdown, a table for each pair."""
+    parts = []
+    for name, pair in result["pairs"].items():
+        peaks = " + ".join(f"{peak / 2**20:.0f}" for peak in pair["peaks_bytes"])
+        parts.append(f"**{name}**, peaks {peaks} MiB\n")
+        parts.append(common.table(HEADER, _rows(pair["summary"])))
+        parts.extend(_goal_lines(name, pair["summary"]))
+        parts.extend(f"* failed: {failure}\n" for failure in pair["failures"])
+    return "\n".join(parts)
+
+
+def _rows(summary: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for label, figures in summary.items():
+        of = figures["throughput"]
+        rates = " + ".join(f"{rate['median']:.2f}" for rate in figures["rates"])
+        equal = figures.get("losses_equal")
+        losses = "-" if equal is None else f"{'same' if equal else 'DIFFER'} ({figures['losses_compared_min']})"
+        yield (
+            label,
+            f"{of['median']:.3f}",
+            f"{of['min']:.3f}-{of['max']:.3f}",
+            f"{figures['over_without_zico']:.3f}" if "over_without_zico" in figures else "-",
+            _over_serial(label, summary),
+            rates,
+            *(_percent(figures.get(key)) for key in ("waited_share", "granted_over_budget", "physical_over_budget")),
+            losses,
+        )
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _over_serial(label: str, summary: dict[str, Any]) -> str:
+    """Return the throughput over the serial policy's in the same budget."""
+    policy, _, share = label.partition(" ")
+    serial = summary.get(f"serial {share}")
+    if policy != "zico" or serial is None:
+        return "-"
+    return f"{summary[label]['throughput']['median'] / serial['throughput']['median']:.2f}"
+
+
+def _goal_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
+    """Say of each goal whether it is reached."""
+    for (pair, share), goal in GOALS.items():
+        label = f"zico {share} %"
+        if pair == name and label in summary:
+            yield _goal(f"{label}: throughput", summary[label]["throughput"]["median"], goal)
+    if "over_without_zico" in summary.get("zico 100 %", {}):
+        yield _goal("zico 100 % over without Zico", summary["zico 100 %"]["over_without_zico"], GOAL_PLAIN)
+
+
+def _goal(what: str, value: float, goal: float) -> str:
+    return f"* {what} {value:.3f}, goal {goal:.2f}: {'reached' if value >= goal else 'missed'}\n"
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Draw throughput against budget, a panel for each pair, with the spread as bars."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(1, len(result["pairs"]), figsize=(5.5 * len(result["pairs"]), 4), squeeze=False)
+    for panel, (name, pair) in zip(panels[0], result["pairs"].items(), strict=True):
+        for policy in result["settings"]["policies"]:
+            _draw_policy(panel, policy, pair["summary"])
+        for label, style in ((PLAIN, ":"), (ONE_BY_ONE, "--")):
+            if label in pair["summary"]:
+                level = pair["summary"][label]["throughput"]["median"]
+                panel.axhline(level, linestyle=style, color="black", linewidth=1, label=label)
+        panel.set(title=name, xlabel="budget, % of the sum of the peaks", ylabel="throughput (no budget: 1)")
+        panel.set_ylim(bottom=0)
+        panel.grid(alpha=0.3)
+        panel.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _draw_policy(panel: Any, policy: str, summary: dict[str, Any]) -> None:  # noqa: ANN401 - matplotlib's axes
+    shares = [share for share in range(101) if f"{policy} {share} %" in summary]
+    spreads = [summary[f"{policy} {share} %"]["throughput"] for share in shares]
+    medians = [spread["median"] for spread in spreads]
+    below = [spread["median"] - spread["min"] for spread in spreads]
+    above = [spread["max"] - spread["median"] for spread in spreads]
+    panel.errorbar(shares, medians, yerr=(below, above), marker="o", capsize=3, label=policy)
+
+
+def main() -> int:
+    """Measure, print, write; returns the exit code, 1 if a run failed."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=40.0, help="how long each job trains in each run")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds")
+    parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations of each job left out")
+    parser.add_argument("--share", type=int, action="append", help="budget in percent (default: 50 to 100)")
+    parser.add_argument("--policy", action="append", choices=("zico", "serial", "none"), help="default: all")
+    parser.add_argument("--pair", action="append", help="resnet+resnet or resnet+lm (default: both)")
+    options = parser.parse_args()
+    options.policy = options.policy or ["zico", "serial", "none"]
+    if options.smoke:
+        options.seconds, options.repeat, options.share, options.policy, options.warm_up = 4.0, 1, [70], ["zico"], 1
+    chosen = [pair for pair in pairs(smoke=options.smoke) if not options.pair or pair.name in options.pair]
+    settings = {name: getattr(options, name) for name in ("seconds", "repeat", "warm_up")}
+    settings |= {"shares": options.share or SHARES, "policies": options.policy}
+    result = common.document("colocation", QUESTION, settings)
+    result["pairs"] = {pair.name: measure(pair, options) for pair in chosen}
+    directory = common.output_directory(options)
+    common.write(result, text_of(result), directory)
+    if directory is not None:
+        draw(result, directory / "colocation.png")
+    return int(any(pair["failures"] for pair in result["pairs"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Train a PyTorch and a TensorFlow job side by side in three quarters of the sum of their peaks: ``make demo``.
+
+First each example runs alone for a few iterations, to see its own peak; then both run together in a budget that is
+smaller than the sum of the two. What they show and the picture of it are in ``demo-report``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, ZICO
+from together import Job
+
+from zico.errors import CommandError, ZicoError
+from zico.report.files import JSON_NAME, MARKDOWN_NAME, PICTURE_NAME
+from zico.units import format_bytes
+
+REPORT = ROOT / "demo-report"
+ENDLESS = ("--iterations", "1000000")
+DEADLINE_S = 600.0
+"""Beyond the training time: the first start on a machine compiles for a minute."""
+JOBS = (Job("resnet-torch", "digits_resnet.py"), Job("lm-tensorflow", "stdlib_lm.py"))
+
+
+def peak_alone(job: Job, iterations: int, losses: Path) -> tuple[int, int]:
+    """Run an example alone under ``zico run``; returns its peak and the size of a region, in bytes.
+
+    Raises:
+        CommandError: It failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="zico-demo-") as directory:
+        figures = Path(directory) / "alone.json"
+        options = ("--quiet", "--budget", "none", "--json", str(figures), "--name", job.name)
+        argv = (*ZICO, "run", *options, "--", *job.argv(losses, "--iterations", str(iterations), "--quiet"))
+        done = subprocess.run(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False, timeout=DEADLINE_S)
+        if done.returncode:
+            sys.stderr.write(done.stderr)
+            raise CommandError(f"{job.name} failed alone", done.returncode)
+        report: dict[str, Any] = json.loads(figures.read_text())
+    return report["jobs"][0]["peak_bytes"], report["pool"]["region_bytes"]
+
+
+def run_together(budget_bytes: int, seconds: float, directory: Path) -> int:
+    """Run both examples in the budget, with their output and ours on this terminal; returns the exit code."""
+    names = [option for job in JOBS for option in ("--name", job.name)]
+    commands = [
+        shlex.join(job.argv(directory / f"{job.name}.json", *ENDLESS, "--seconds", str(seconds))) for job in JOBS
+    ]
+    options = ("--budget", f"{budget_bytes}B", "--report", str(REPORT))
+    argv = (*ZICO, "run", *options, *names, *commands)
+    return subprocess.run(argv, cwd=ROOT, check=False, timeout=seconds + DEADLINE_S).returncode
+
+
+def same_losses(directory: Path) -> str:
+    """Return in words whether the jobs' losses together are those alone, bit by bit."""
+    words = []
+    for job in JOBS:
+        alone, together = (
+            json.loads((directory / name).read_text()) for name in (f"{job.name}.alone.json", f"{job.name}.json")
+        )
+        count = min(len(alone), len(together))
+        verdict = "the same" if alone[:count] == together[:count] else "NOT the same"
+        words.append(f"{job.name}: the first {count} losses are {verdict} bits as alone")
+    return "\n".join(words)
+
+
+def say(text: str) -> None:
+    """Print at once: the jobs write to the same place."""
+    print(text, flush=True)
+
+
+def demonstrate(options: argparse.Namespace, directory: Path) -> int:
+    """Run everything; returns the exit code."""
+    say(f"1. Each job alone for {options.alone} iterations, to see its own peak")
+    say("   (the very first run on a machine compiles for about a minute)")
+    peaks_bytes = []
+    for job in JOBS:
+        peak_bytes, region_bytes = peak_alone(job, options.alone, directory / f"{job.name}.alone.json")
+        peaks_bytes.append(peak_bytes)
+        say(f"   {job.name}: {format_bytes(peak_bytes)}")
+    budget_bytes = int(options.share / 100 * sum(peaks_bytes)) // region_bytes * region_bytes
+    sum_text = format_bytes(sum(peaks_bytes))
+    say(f"2. Both together in {format_bytes(budget_bytes)}, {options.share:.0f} % of {sum_text}")
+    code = run_together(budget_bytes, options.seconds, directory)
+    if code == 0:
+        say(same_losses(directory))
+        say(f"The picture: {REPORT / PICTURE_NAME} (figures beside it: {MARKDOWN_NAME}, {JSON_NAME})")
+    return code
+
+
+def main() -> int:
+    """Run the demo and return its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=95.0, help="how long each job trains")
+    parser.add_argument("--alone", type=int, default=8, help="iterations of each job alone")
+    parser.add_argument("--share", type=float, default=75.0, help="the budget in percent of the sum of the peaks")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="zico-demo-") as directory:
+        try:
+            return demonstrate(options, Path(directory))
+        except ZicoError as error:
+            print(f"demo: {error}", file=sys.stderr)
+            return error.exit_code if isinstance(error, CommandError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

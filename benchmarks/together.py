@@ -1,0 +1,193 @@
+"""Run training jobs together, with and without Zico, and measure their iterations per second alike.
+
+Theory of operation
+    Each job prints a line when an iteration has ended; the line's arrival in this process is the iteration's time, so
+    plain processes and jobs under ``zico run`` are measured by the same clock at the same place. Rates are taken over
+    the *common window*: from when the last of the jobs has ended its warm-up iterations to when the first of them ends
+    its last iteration. In between all jobs iterate, so nobody has the machine for itself::
+
+        job A   |start|1|2|3|  warm   |=======window=======|
+        job B   |  start   |1|2|3|warm|=======window=======|...|
+
+    Within the window the count of ended iterations is taken as piecewise linear between two ends, so that the window's
+    edges cost no quantisation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import selectors
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import numpy as np
+from common import EXAMPLES, ROOT, ZICO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+WARM_UP = 8
+"""Iterations of each job before its steady state: profiles are learned in the first few, one job after the other."""
+MARGIN_S = 240.0
+"""How much longer than its training time a run may take; the first one on a machine compiles for a minute."""
+END_S = 10.0
+
+_LINE = re.compile(rb"^(?:(?P<name>\S+) +\| )?iteration (?P<number>\d+) ")
+_NOT_INHERITED = ("ZICO_SOCKET", "ZICO_OWNER_PID", "ZICO_BUDGET", "ZICO_POLICY", "ZICO_REGION")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One training command."""
+
+    name: str
+    script: str
+    arguments: tuple[str, ...] = ()
+
+    def argv(self, losses: Path | None = None, *extra: str) -> tuple[str, ...]:
+        """Return the command, to be run in ``ROOT``; it writes its losses to ``losses``."""
+        to_file = () if losses is None else ("--losses", str(losses))
+        return (sys.executable, str(EXAMPLES.relative_to(ROOT) / self.script), *self.arguments, *extra, *to_file)
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """How jobs that ran together went."""
+
+    ends_s: tuple[tuple[float, ...], ...]
+    """Per job: when its iterations ended, since the start."""
+    losses: tuple[tuple[str, ...], ...]
+    """Per job: every loss in hexadecimal."""
+    report: dict[str, Any] | None
+    """What ``zico run --json`` wrote; ``None`` for plain processes."""
+
+    def window_s(self, warm_up: int = WARM_UP) -> tuple[float, float]:
+        """Return the common window, which begins after so many iterations of each job.
+
+        Raises:
+            ValueError: It is empty: the jobs never iterated together.
+        """
+        if not all(self.ends_s):
+            message = "a job ended no iteration"
+            raise ValueError(message)
+        begin = max(ends[min(warm_up, len(ends)) - 1] for ends in self.ends_s)
+        end = min(ends[-1] for ends in self.ends_s)
+        if end <= begin:
+            message = "the jobs never iterated together after their warm-up: raise --seconds"
+            raise ValueError(message)
+        return begin, end
+
+    def rates(self, warm_up: int = WARM_UP) -> list[float]:
+        """Return each job's iterations per second over the common window."""
+        begin, end = self.window_s(warm_up)
+        return [(_count_at(ends, end) - _count_at(ends, begin)) / (end - begin) for ends in self.ends_s]
+
+
+def _count_at(ends: Sequence[float], t_s: float) -> float:
+    return float(np.interp(t_s, ends, np.arange(1, len(ends) + 1)))
+
+
+def run_plain(jobs: Sequence[Job], *extra: str, deadline_s: float) -> Together:
+    """Run the jobs as processes of their own, all at once, without Zico."""
+    with _scratch() as directory, contextlib.ExitStack() as stack:
+        processes = {
+            job.name: stack.enter_context(_process(job.argv(directory / f"{job.name}.json", *extra), directory))
+            for job in jobs
+        }
+        ends = _ends(processes, [job.name for job in jobs], deadline_s)
+        return Together(ends, _losses(jobs, directory), None)
+
+
+def run_zico(jobs: Sequence[Job], *extra: str, policy: str, budget: str, deadline_s: float) -> Together:
+    """Run the jobs under one ``zico run``."""
+    with _scratch() as directory:
+        report = directory / "report.json"
+        names = [option for job in jobs for option in ("--name", job.name)]
+        commands = [shlex.join(job.argv(directory / f"{job.name}.json", *extra)) for job in jobs]
+        options = ("--quiet", "--policy", policy, "--budget", budget, "--json", str(report))
+        with _process((*ZICO, "run", *options, *names, *commands), directory) as process:
+            ends = _ends({"": process}, [job.name for job in jobs], deadline_s)
+        return Together(ends, _losses(jobs, directory), json.loads(report.read_text()))
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="zico-bench-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _process(argv: Sequence[str], directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command whose errors are told if it fails; it is gone when the block ends."""
+    environ = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
+    with tempfile.TemporaryFile(dir=directory) as errors:
+        process = subprocess.Popen(
+            argv,
+            cwd=ROOT,
+            env=environ | {"PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        )
+        try:
+            yield process
+            code = process.wait(timeout=END_S)
+        finally:
+            _end(process)
+        if code != 0:
+            errors.seek(0)
+            sys.stderr.buffer.write(errors.read())
+            raise subprocess.CalledProcessError(code, argv)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout=END_S)
+    cast("IO[bytes]", process.stdout).close()
+
+
+def _ends(
+    processes: dict[str, subprocess.Popen[bytes]], names: Sequence[str], deadline_s: float
+) -> tuple[tuple[float, ...], ...]:
+    """Read all output to its end and return when each job's iterations ended."""
+    ends: dict[str, list[float]] = {name: [] for name in names}
+    began_s = time.monotonic()
+    rest = dict.fromkeys(processes, b"")
+    with selectors.DefaultSelector() as selector:
+        for name, process in processes.items():
+            selector.register(cast("IO[bytes]", process.stdout), selectors.EVENT_READ, name)
+        while selector.get_map():
+            if time.monotonic() - began_s > deadline_s:
+                message = f"the jobs did not end within {deadline_s:.0f} s"
+                raise TimeoutError(message)
+            for key, _ in selector.select(1.0):
+                now_s = time.monotonic() - began_s
+                chunk = os.read(key.fd, 1 << 16)
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                *lines, rest[key.data] = (rest[key.data] + chunk).split(b"\n")
+                for match in filter(None, map(_LINE.match, lines)):
+                    name = (match["name"] or b"").decode() or key.data
+                    ends[name].append(now_s)
+    return tuple(tuple(ends[name]) for name in names)
+
+
+def _losses(jobs: Sequence[Job], directory: Path) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(json.loads((directory / f"{job.name}.json").read_text())) for job in jobs)

@@ -1,0 +1,85 @@
+"""The benchmarks run, and what they have written says where it comes from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+FIELDS = ("schema_version", "name", "question", "commit", "date", "machine", "versions", "settings")
+SMOKE_S = 150.0
+
+
+def run_script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a benchmark to its end."""
+    argv = [sys.executable, str(BENCHMARKS / name), *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=SMOKE_S)
+
+
+def missing(result: dict[str, Any]) -> list[str]:
+    """Return what a result does not say about where it comes from."""
+    known = [field for field in FIELDS if result.get(field)]
+    on = result.get("machine", {})
+    facts = [f"machine.{fact}" for fact in ("cpu", "cores", "memory_bytes", "kernel") if not on.get(fact)]
+    return [field for field in FIELDS if field not in known] + facts
+
+
+def test_heap_smoke_reaches_its_end_and_writes_where_it_is_told(tmp_path: Path) -> None:
+    """A smoke run of heap.py measures every part and its result says where it comes from."""
+    pytest.importorskip("torch")
+    done = run_script("heap.py", "--smoke", "-o", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "heap.json").read_text())
+    assert missing(result) == []
+    assert result["compiled"]["region_turns_over"]["releases_per_pair"] == 1
+    assert result["compiled"]["region_stays"]["releases_per_pair"] == 0
+    assert "torch.empty" in (tmp_path / "heap.md").read_text()
+
+
+def test_a_smoke_run_that_is_told_no_place_writes_nothing() -> None:
+    """Smoke figures never land among the published ones."""
+    code = "import common; print(common.output_directory(common.parser('').parse_args(['--smoke'])))"
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=BENCHMARKS, capture_output=True, text=True, check=True, timeout=SMOKE_S)
+    assert done.stdout == "None\n"
+
+
+@pytest.mark.parametrize("script", ["heap.py", "startup.py", "colocation.py", "demo.py"])
+def test_each_script_says_how_to_use_it(script: str) -> None:
+    """``--help`` works, and for those that measure it names the smoke mode."""
+    done = run_script(script, "--help")
+    assert done.returncode == 0, done.stderr
+    assert ("--smoke" in done.stdout) == (script != "demo.py")
+
+
+def test_published_results_say_commit_and_machine() -> None:
+    """Every result file carries its commit, its machine and the versions it was measured with."""
+    wanting = {path.name: missing(json.loads(path.read_text())) for path in (BENCHMARKS / "results").glob("*.json")}
+    assert not any(wanting.values()), wanting
+
+
+def test_a_result_without_its_origin_is_noticed() -> None:
+    """The guard above fails for a result that does not say where it comes from."""
+    result = {field: {"python": "3"} for field in FIELDS} | {"machine": {"cpu": "x", "cores": 2, "memory_bytes": 1}}
+    assert missing(result) == ["machine.kernel"]
+    assert "commit" in missing(result | {"commit": ""})
+
+
+RATES = """
+import together
+ends = (tuple(range(1, 21)), tuple(10 + n / 2 for n in range(1, 11)))
+run = together.Together(ends, ((), ()), None)
+print(run.window_s(), run.rates())
+"""
+
+
+def test_rates_are_taken_where_all_jobs_iterate() -> None:
+    """A job's rate counts its iterations between the last warm-up's end and the first job's end."""
+    argv = [sys.executable, "-c", RATES]
+    done = subprocess.run(argv, cwd=BENCHMARKS, capture_output=True, text=True, check=True, timeout=SMOKE_S)
+    assert done.stdout.strip() == "(14.0, 15.0) [1.0, 2.0]"
