@@ -109,9 +109,7 @@ class Elf:
         load = struct.pack("<IIQQQQQQ", 1, 5, 0, self.VADDR, self.VADDR, size, size, 4096)
         at = head + len(tables)
         where = struct.pack("<IIQQQQQQ", 2, 4, at, self.VADDR + at, 0, len(dynamic), len(dynamic), 8)
-        header = struct.pack(
-            "<16sHHIQQQIHHHHHH", self.ident, 3, self.machine, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0
-        )
+        header = struct.pack("<16sHHIQQQIHHHHHH", self.ident, 3, self.machine, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
         path.write_bytes(header + load + where + tables + dynamic)
         return LoadedLibrary(path, BASE)
 
@@ -141,9 +139,7 @@ def test_calls_arrive_at_the_replacement_until_undone(
     assert (during, np.hypot(3.0, 4.0)) == (7.0, 5.0)
 
 
-def test_a_second_undo_does_nothing(
-    numpy_library: LoadedLibrary, hypot_seven: Callable[[float, float], float]
-) -> None:
+def test_a_second_undo_does_nothing(numpy_library: LoadedLibrary, hypot_seven: Callable[[float, float], float]) -> None:
     """An undo that is spent does not remove a newer hook, not even one with the same function."""
     spent = replace_imports(numpy_library, {"hypot": address_of(hypot_seven)})
     spent.undo()
@@ -188,9 +184,7 @@ def test_undo_leaves_a_later_hook_in_place(
     assert np.hypot(3.0, 4.0) == 5.0
 
 
-def test_protections_are_restored(
-    numpy_library: LoadedLibrary, hypot_seven: Callable[[float, float], float]
-) -> None:
+def test_protections_are_restored(numpy_library: LoadedLibrary, hypot_seven: Callable[[float, float], float]) -> None:
     """Replacing and undoing leave each page as writable as it was, also where it was read-only."""
     (slot, *_) = import_slots(numpy_library, ["hypot"])["hypot"]
     libc = ctypes.CDLL(None)

@@ -43,12 +43,13 @@ from zico.heap.layout import (
     FIRST_SEARCH,
     GRANULE_SHIFT,
     HISTORY,
+    MAX_ALIGNMENT_BYTES,
     SLOT,
     Arena,
 )
 from zico.pool import regions, waiting
 from zico.pool.layout import MEMBER, NOBODY
-from zico.pool.regions import GONE, GRANTED, WAIT, job_at
+from zico.pool.regions import GONE, GRANTED, WAIT, header_of, job_at
 from zico.trace import curve, period
 
 NOT_SERVED = 0
@@ -64,9 +65,10 @@ LONG = int(Arena.LONG)
 SHORT = int(Arena.SHORT)
 PERSISTENT = int(Arena.PERSISTENT)
 
-NEVER_SLICES = 4
-"""Slices in which another thread of the job may still free something before a request is refused for good."""
+NEVER_NS = 200_000_000
+"""How long another thread of the job may take to free something before a request is refused for good."""
 
+_LARGEST = 1 << 60  # bytes: so that nothing overflows on the way to being refused
 _ANY = 1 << 40  # regions: more than any window has
 _ARENA_BYTES = ARENA.itemsize
 _I32 = np.dtype("i4")
@@ -134,6 +136,10 @@ def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
     """
     keep_small()
     me = job_of(heap)
+    if alignment > MAX_ALIGNMENT_BYTES:
+        return NOT_SERVED
+    fits = size_bytes <= header_of(pool_of(heap)).budget_regions << heap.region_shift
+    size_bytes = min(size_bytes, _LARGEST)
     rounded = gaps.align_up(size_bytes, ALIGNMENT_BYTES)
     alignment = max(alignment, ALIGNMENT_BYTES)
     private_lock(heap.mutex_address)
@@ -145,8 +151,10 @@ def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
     me.requested_bytes += size_bytes
     key = classes.key_of(heap, me.iteration, rounded)
     arena = classes.arena_for(heap, key)
-    offset = _place(heap, arena, rounded, alignment)
-    if offset in (_MUST_WAIT, _NEVER_FITS):
+    offset = _place(heap, arena, rounded, alignment) if fits else _NEVER_FITS
+    if not fits:
+        _refuse(me, rounded)
+    elif offset in (_MUST_WAIT, _NEVER_FITS):
         arena, offset = _wait_for_place(heap, me, arena, rounded, alignment, offset)
     if offset >= 0:
         _commit(heap, me, offset, rounded, key)
@@ -170,7 +178,7 @@ def _place(heap: Record, index: int, size_bytes: int, alignment: int) -> int:
     if index == SHORT:
         # A temporary is a guest wherever there is room: it pins nothing for long, and needs no region of its own.
         for host in (SHORT, LONG, PERSISTENT):
-            if gap == gaps.NOTHING:
+            if gap == gaps.NOTHING and not gaps.is_full(_arena(heap, host)):
                 arena = _arena(heap, host)
                 gap = gaps.find(arena, heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
         if gap == gaps.NOTHING:
@@ -248,6 +256,7 @@ def _commit(heap: Record, me: Record, offset: int, size_bytes: int, key: int) ->
     """Enter the block, now that its place is certain."""
     block = _blocks(heap)[offset >> GRANULE_SHIFT]
     block.size_bytes = size_bytes
+    block.start = offset
     block.birth = heap.events
     block.iteration = me.iteration
     block.key = key
@@ -272,20 +281,25 @@ def _wait_for_place(
     deadline_ns = monotonic_ns() + heap.wait_limit_ns
     before = -1
     still_slices = 0
-    never_slices = 0
+    never_since_ns = np.int64(0)
     region_bytes = 1 << heap.region_shift
     waiting.start_waiting(pool, (size_bytes + region_bytes - 1) >> heap.region_shift)
     while True:
         sequence = waiting.sequence_of(pool)
         offset = _place(heap, arena, size_bytes, alignment)
-        never_slices = never_slices + 1 if offset == _NEVER_FITS else 0
-        if offset >= 0 or offset == _NO_SPACE or never_slices > NEVER_SLICES:
+        now_ns = monotonic_ns()
+        if offset != _NEVER_FITS:
+            never_since_ns = np.int64(0)
+        elif never_since_ns == 0:
+            never_since_ns = now_ns
+        never = never_since_ns != 0 and now_ns - never_since_ns > NEVER_NS
+        if offset >= 0 or offset == _NO_SPACE or never:
             break
         now = waiting.standstill(pool)
         still_slices = still_slices + 1 if now >= 0 and now == before else 0
         before = now
         stuck = still_slices >= waiting.STALLED_SLICES and waiting.is_first_to_yield(pool)
-        if offset == _MUST_WAIT and (stuck or monotonic_ns() > deadline_ns):
+        if offset == _MUST_WAIT and (stuck or now_ns > deadline_ns):
             arena = SPILL
             offset = _place(heap, arena, size_bytes, alignment)
             waiting.note_stall(pool)
@@ -296,10 +310,17 @@ def _wait_for_place(
     waiting.stop_waiting(pool)
     if offset < 0 and offset != _NO_SPACE:
         offset = _NEVER_FITS
-        me.oom_request_bytes = size_bytes
-        me.oom_held = me.held
-        me.oom_count += 1
+        _refuse(me, size_bytes)
     return arena, offset
+
+
+@compiled
+def _refuse(me: Record, size_bytes: int) -> None:
+    """Note a request that the budget can never meet."""
+    keep_out_of_line()
+    me.oom_request_bytes = size_bytes
+    me.oom_held = me.held
+    me.oom_count += 1
 
 
 # -- the next tier --------------------------------------------------------------------------------------------------
@@ -346,7 +367,7 @@ def free(heap: Record, address: int) -> None:
     private_lock(heap.mutex_address)
     block = _blocks(heap)[offset >> GRANULE_SHIFT]
     size_bytes = block.size_bytes
-    if size_bytes == 0:
+    if size_bytes == 0 or block.start != offset:
         heap.bad_frees += 1
     else:
         block.size_bytes = 0

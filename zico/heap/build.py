@@ -29,6 +29,7 @@ from zico.heap.layout import (
     HEAP,
     HISTORY,
     KEYS,
+    MAX_ALIGNMENT_BYTES,
     MAX_GAPS,
     SLOT,
     Arena,
@@ -86,7 +87,9 @@ class Heap:
         region_bytes = self.pool.region_bytes
         pool_bytes = int(self.pool.header["n_regions"]) * region_bytes
         self._arena_bytes = max(_ARENA_SHARE * pool_bytes, 64 * region_bytes)
-        self.window = undo.enter_context(self.pool.driver.reserve(len(Arena) * self._arena_bytes))
+        self._window_bytes = len(Arena) * self._arena_bytes
+        self.window = undo.enter_context(self.pool.driver.reserve(self._window_bytes + MAX_ALIGNMENT_BYTES))
+        self.base = -(-self.window.handle // MAX_ALIGNMENT_BYTES) * MAX_ALIGNMENT_BYTES
         self._spill_fd = _open_spill_file(spill_directory, self._arena_bytes)
         if self._spill_fd >= 0:
             undo.callback(os.close, self._spill_fd)
@@ -94,7 +97,7 @@ class Heap:
     def _fill(self, threshold_bytes: int, wait_limit_s: float) -> None:
         heap = self.record[0]
         region_bytes = self.pool.region_bytes
-        window_bytes = self.window.size_bytes
+        window_bytes = self._window_bytes
         n_slots = window_bytes // region_bytes
         self.slots = self._zeros(SLOT, n_slots)
         self.slots["region"] = NOBODY
@@ -103,7 +106,7 @@ class Heap:
         for arena in Arena:
             self._fill_arena(arena)
         heap["region_shift"] = region_bytes.bit_length() - 1
-        heap["base"] = self.window.handle
+        heap["base"] = self.base
         heap["window_bytes"] = window_bytes
         heap["spill_offset"] = Arena.SPILL * self._arena_bytes
         heap["threshold_bytes"] = threshold_bytes
@@ -163,8 +166,11 @@ def _open_spill_file(directory: str | None, size_bytes: int) -> int:
     except OSError:
         return -1
     os.unlink(path)  # noqa: PTH108
-    os.set_inheritable(descriptor, False)  # noqa: FBT003
-    os.ftruncate(descriptor, size_bytes)
+    try:
+        os.ftruncate(descriptor, size_bytes)
+    except OSError:
+        os.close(descriptor)
+        return -1
     return descriptor
 
 

@@ -110,7 +110,7 @@ def live_runs(live: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
 def _make_private(heap: Heap, first: int, count: int) -> None:
     """Replace a run of shared slots by a private copy at the same addresses."""
     size_bytes = count * heap.pool.region_bytes
-    address = heap.window.handle + first * heap.pool.region_bytes
+    address = heap.base + first * heap.pool.region_bytes
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     copy = _libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
     if copy == ctypes.c_void_p(-1).value:

@@ -103,8 +103,9 @@ def give(arena: Record, start: int, size_bytes: int) -> None:
     elif joins_after:
         gaps[index].start = start
         gaps[index].size_bytes += size_bytes
-    else:
+    elif arena.n_gaps < MAX_GAPS:
         _insert(arena, index, start, size_bytes)
+    # Else the addresses are lost, of which a window has plenty; the memory behind them is not.
 
 
 @inlined

@@ -21,6 +21,8 @@ GRANULE_BYTES = 1 << GRANULE_SHIFT
 
 ALIGNMENT_BYTES = 64
 """What every tensor gets; also what PyTorch and TensorFlow ask for."""
+MAX_ALIGNMENT_BYTES = 1 << 21
+"""What a window's start is aligned to (a huge page); a request for more goes to the real allocator."""
 
 MAX_GAPS = 1 << 16
 KEYS = 1 << 16
@@ -60,7 +62,10 @@ ARENA = np.dtype([("start", "i8"), ("end", "i8"), ("n_gaps", "i8"), ("gaps_addre
 SLOT = np.dtype([("live", "i4"), ("region", "i4"), ("mapped", "i4")], align=True)
 """Blocks that touch the slot; the region held for it and the one still mapped there (or NOBODY)."""
 
-BLOCK = np.dtype([("size_bytes", "i8"), ("birth", "i8"), ("iteration", "i4"), ("key", "i4")], align=True)
+BLOCK = np.dtype(
+    [("size_bytes", "i8"), ("start", "i8"), ("birth", "i8"), ("iteration", "i4"), ("key", "i4")], align=True
+)
+"""A live tensor, by the granule in which it starts: its size, its offset, and what is known of it at its birth."""
 
 COUNT = np.dtype([("size_bytes", "i8"), ("iteration", "i4"), ("n", "i4")], align=True)
 

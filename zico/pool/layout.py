@@ -114,7 +114,7 @@ JOB = np.dtype(
         ("boundary_waited_ns", "i8"),
         ("need_waited_ns", "i8"),
         ("alone_spent_ns", "i8"),  # how long it has kept the others from starting iterations
-        ("waits_for", "i8"),  # bit j: waits for job j
+        ("waits_for", "u8"),  # bit j: waits for job j
         ("spilled_bytes", "i8"),  # those of them placed in the next tier
         ("maps", "i8"),  # regions that had to be mapped anew (affinity missed)
         ("oom_request_bytes", "i8"),  # of the last refused request, 0 if none

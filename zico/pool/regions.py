@@ -47,6 +47,10 @@ ALONE_LIMIT_NS = 30_000_000_000
 ALONE_WAIT_NS = 5_000_000_000
 """... and for so long while it waits for memory itself: whoever holds it may never reach a boundary."""
 
+STILL_ITERATIONS = 4
+STILL_NS = 1_000_000_000
+"""A job that has been in its iteration for so many times its usual time and this longer stands still."""
+
 EMPTY = int(JobState.EMPTY)
 RUNNING = int(JobState.RUNNING)
 BOUNDARY = int(JobState.BOUNDARY)
@@ -115,6 +119,10 @@ def recover(pool: Record) -> None:
             header.boundary_waiters += 1
     for r in range(header.n_regions):
         owner = regions[r].owner
+        if owner != NOBODY and job_at(pool, owner).state == EMPTY:  # whoever reaped that job died half-way
+            regions[r].owner = NOBODY
+            regions[r].last_owner = NOBODY
+            owner = NOBODY
         if owner == NOBODY:
             append(header, regions, r)
         else:
@@ -183,7 +191,8 @@ def claim_of(job: Record) -> int:
 def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
     """Tell whether ``n`` more regions for the requester, then claiming ``claim``, leave everybody able to finish.
 
-    Where some job cannot finish even now (a profile was wrong), it is left out: the grant must not make it worse.
+    Where some job cannot finish even now (a profile was wrong), it is left out: the grant must not make it worse. So
+    is one that stands still; should it go on, it waits for memory like everybody else.
     """
     header = header_of(pool)
     held, claims, residual = pool.scratch[0], pool.scratch[1], pool.scratch[2]
@@ -201,6 +210,10 @@ def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
     must_finish[requester] = known
     if is_safe(free - n, held, claims, residual, must_finish, done, header.places):
         return True
+    if _leave_out_still(pool, requester, must_finish) and is_safe(
+        free - n, held, claims, residual, must_finish, done, header.places
+    ):
+        return True
     held[requester] -= n
     must_finish[requester] = 0
     if is_safe(free, held, claims, residual, must_finish, done, header.places):
@@ -210,6 +223,25 @@ def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
     held[requester] += n
     must_finish[requester] = known
     return is_safe(free - n, held, claims, residual, must_finish, done, header.places)
+
+
+@compiled
+def _leave_out_still(pool: Record, requester: int, must_finish: Array) -> bool:
+    """Strike those off that have been in their iteration for so long that they do something else; tells if any were.
+
+    They may be stopped, at a prompt, or done with training.
+    """
+    keep_out_of_line()
+    now_ns = monotonic_ns()
+    some = False
+    for j in range(header_of(pool).places):
+        job = job_at(pool, j)
+        limit_ns = STILL_ITERATIONS * job.profile.duration_ns + STILL_NS
+        still = job.waiting_threads == 0 and now_ns - job.started_ns - job.iteration_waited_ns > limit_ns
+        if must_finish[j] and still and j != requester:
+            must_finish[j] = 0
+            some = True
+    return some
 
 
 # -- running alone --------------------------------------------------------------------------------------------------
@@ -340,9 +372,9 @@ def release(pool: Record, given: Array, n: int) -> None:
     lock(pool)
     for i in range(n):
         r = given[i]
-        regions[r].owner = NOBODY
-        regions[r].last_owner = pool.job
         regions[r].fence = me.fence_passed
+        regions[r].last_owner = pool.job
+        regions[r].owner = NOBODY  # last: who dies in between leaves a region that is still its own
         append(header, regions, r)
     me.held -= n
     header.granted -= n

@@ -149,10 +149,14 @@ class PoolTable:
             DriverError: The device refused; the descriptors are closed.
         """
         driver = driver or HostDriver()
+        handed = [memory_fd, table_fd]
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, notify_fd)
+            undo.callback(lambda: [os.close(descriptor) for descriptor in handed])
             memory = undo.enter_context(driver.import_memory(memory_fd))
+            handed.remove(memory_fd)
             table = undo.enter_context(driver.import_memory(table_fd))
+            handed.remove(table_fd)
             pool = cls(driver, memory, table, notify_fd, undo)
             if (pool.header["magic"], pool.header["version"]) != (layout.MAGIC, layout.VERSION):
                 message = (

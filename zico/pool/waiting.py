@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from zico.compiled import compiled, futex_wait, futex_wake_all, inlined, keep_out_of_line, monotonic_ns, process_is_gone
 from zico.pool.layout import HEADER, JOB, NOBODY
 from zico.pool.regions import (
@@ -62,11 +64,11 @@ def start_waiting(pool: Record, need: int) -> None:
 @inlined
 def _note_holders(pool: Record, me: Record) -> None:
     """Write down whom an allocation waits for: everyone else who holds more than they keep between iterations."""
-    mask = 0
+    mask = np.uint64(0)
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
         if j != pool.job and job.state != EMPTY and job.held > 0:
-            mask |= 1 << j
+            mask |= np.uint64(1) << np.uint64(j)
     me.waits_for = mask
 
 
@@ -168,7 +170,9 @@ def finish_iteration(pool: Record) -> bool:
     if header.alone_job == pool.job:
         header.alone_job = NOBODY
     admitted = _may_start_unasked(pool, now_ns)
-    if not admitted:
+    if admitted:
+        me.claim_floor = me.claim_peak
+    else:
         me.state = BOUNDARY
         me.boundary_since_ns = now_ns
         header.boundary_waiters += 1
@@ -183,16 +187,18 @@ def _learn(me: Record) -> None:
     if me.profiled == 0:
         curve.flatten(me.profile, me.current)
         me.profiled = 1
-    elif curve.is_flat(me.profile) or me.atypical > 1:
+    elif curve.is_flat(me.profile):
         curve.replace(me.profile, me.current)
-        me.atypical = 0
     elif curve.is_typical(me.profile, me.current.n_events):
         curve.merge(me.profile, me.current)
         me.atypical = 0
     else:
         me.atypical += 1
-        me.claim_peak = max(me.claim_peak, curve.peak(me.current))
-        return
+        if me.atypical == 1:
+            me.claim_peak = max(me.claim_peak, curve.peak(me.current))
+            return
+        curve.replace(me.profile, me.current)
+        me.atypical = 0
     me.claim_peak = curve.suffix_maximum(me.profile, me.claims)
 
 
@@ -231,6 +237,7 @@ def admit(pool: Record, job: int) -> bool:
         record.boundary_since_ns = 0
         record.waits_for = 0
         record.state = RUNNING
+        record.claim_floor = record.claim_peak  # until it has woken its progress is that of the iteration it ended
         header.boundary_waiters -= 1
         record.broker_admits = (record.broker_admits + 1) & _ADMITS_MASK
     unlock(pool)
@@ -267,10 +274,10 @@ def await_admission(pool: Record) -> None:
 def begin_iteration(pool: Record) -> None:
     """Start the records of the new iteration; called by the job itself, which is their single writer."""
     me = job_at(pool, pool.job)
-    me.claim_floor = 0
     me.iteration_waited_ns = 0
     me.started_ns = monotonic_ns()
     me.progress = 0
+    me.claim_floor = 0  # last: from here on progress says what may come
     curve.begin(me.current, 0 if curve.is_flat(me.profile) else me.profile.shift, me.held)
 
 
@@ -300,6 +307,7 @@ def _reap(pool: Record, job: int) -> int:
     header.waiters -= record.waiting_threads
     record.waiting_threads = 0
     record.state = EMPTY
+    header.notified = 0  # it may have died between noting that it would write the eventfd and writing it
     if header.alone_job == job:
         header.alone_job = NOBODY
     regions = regions_of(pool)

@@ -143,7 +143,12 @@ def merge(profile: Record, current: Record) -> None:
         else:
             profile.held[i] = current.held[i]
             profile.t_ns[i] = current.t_ns[i]
-    profile.n_bins = current.n_bins
+    for i in range(current.n_bins, profile.n_bins):
+        profile.held[i] -= max(1, profile.held[i] >> _DECAY_SHIFT)
+    # What an iteration that ended early has not shown is forgotten only once it has decayed to where that one ended.
+    profile.n_bins = max(profile.n_bins, current.n_bins)
+    while profile.n_bins > current.n_bins and profile.held[profile.n_bins - 1] <= current.held[current.n_bins - 1]:
+        profile.n_bins -= 1
     profile.n_events = (profile.n_events + current.n_events) // 2
     profile.duration_ns = (profile.duration_ns + current.duration_ns) // 2
 

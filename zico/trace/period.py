@@ -27,7 +27,7 @@ Array = Any
 def find_period(sizes: Array, live_bytes: Array, n: int, fail: Array) -> int:
     """Return the shortest L such that the last ``REPEATS`` times L entries are one iteration after the other.
 
-    Returns ``NO_PERIOD`` if there is none.
+    Takes O(n). Returns ``NO_PERIOD`` if there is none.
 
     Args:
         sizes: Allocation sizes, oldest first.
@@ -35,6 +35,9 @@ def find_period(sizes: Array, live_bytes: Array, n: int, fail: Array) -> int:
         n: How many.
         fail: Scratch of ``n`` entries.
     """
+    least_rise = (_spread(live_bytes, n) + 1) // 2
+    low = live_bytes[n - 1]
+    high = live_bytes[n - 1]
     fail[0] = 0
     matched = 0
     for i in range(1, n):
@@ -43,34 +46,27 @@ def find_period(sizes: Array, live_bytes: Array, n: int, fail: Array) -> int:
         if sizes[n - 1 - i] == sizes[n - 1 - matched]:
             matched += 1
         fail[i] = matched
-        period = (i + 1) // REPEATS
-        if (
-            (i + 1) % REPEATS == 0
-            and period >= SHORTEST
-            and i + 1 - matched == period
-            and _is_whole(live_bytes, n, period)
-        ):
-            return period
+        if (i + 1) % REPEATS == 0:
+            period = (i + 1) // REPEATS
+            begin = live_bytes[n - 1 - period]
+            low = min(low, begin)
+            high = max(high, begin)
+            # The shortest period of these entries is i + 1 - matched; so is each of its multiples (Fine and Wilf).
+            repeats = period >= SHORTEST and period % (i + 1 - matched) == 0
+            returns = abs(live_bytes[n - 1] - begin) <= (high - low) >> _GROWTH_SHIFT
+            if repeats and returns and high > low and high - low >= least_rise:
+                return period
     return NO_PERIOD
 
 
 @compiled
-def _is_whole(live_bytes: Array, n: int, period: int) -> bool:
-    """Tell whether the last period ends where it began and rises by at least half of what memory ever rose."""
-    begin = live_bytes[n - 1 - period]
-    low = begin
-    high = begin
-    for i in range(n - period, n):
-        low = min(low, live_bytes[i])
-        high = max(high, live_bytes[i])
-    ever_low = low
-    ever_high = high
+def _spread(values: Array, n: int) -> int:
+    low = values[0]
+    high = values[0]
     for i in range(n):
-        ever_low = min(ever_low, live_bytes[i])
-        ever_high = max(ever_high, live_bytes[i])
-    if high == low or 2 * (high - low) < ever_high - ever_low:
-        return False
-    return abs(live_bytes[n - 1] - begin) <= (high - low) >> _GROWTH_SHIFT
+        low = min(low, values[i])
+        high = max(high, values[i])
+    return high - low
 
 
 @compiled

@@ -1,0 +1,215 @@
+"""What compiled code does without Python."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import members
+import numpy as np
+import pytest
+
+import zico
+from zico import compiled
+from zico.heap import fork
+from zico.heap.layout import HEAP
+from zico.pool import waiting
+
+DEADLINE_S = 20.0
+PACKAGE = Path(zico.__file__).parent
+
+
+@compiled.compiled
+def now_ns() -> int:
+    """Read the clock."""
+    return compiled.monotonic_ns()
+
+
+@compiled.compiled
+def is_gone(pid: int) -> bool:
+    """Ask for a process."""
+    return compiled.process_is_gone(pid)
+
+
+@compiled.compiled
+def rest(address: int, expected: int, timespec: int) -> None:
+    """Sleep on a word."""
+    compiled.futex_wait(address, expected, timespec)
+
+
+@compiled.compiled
+def wake(address: int) -> None:
+    """Wake who sleeps on a word."""
+    compiled.futex_wake_all(address)
+
+
+class Word:
+    """A word to sleep on."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """Start at zero."""
+        self._words = np.zeros(1, "i4")
+        self._timespec = np.array([int(timeout_s), int(timeout_s % 1 * 1e9)], "i8")
+
+    def rest(self, expected: int = 0) -> None:
+        """Sleep while the word is ``expected``."""
+        rest(self._words.ctypes.data, expected, self._timespec.ctypes.data)
+
+    def wake(self) -> None:
+        """Change the word, then wake."""
+        self._words[0] += 1
+        wake(self._words.ctypes.data)
+
+
+def test_the_clock_is_pythons() -> None:
+    """``monotonic_ns`` reads the clock of ``time.monotonic_ns``."""
+    now_ns()
+    before = time.monotonic_ns()
+    inside = int(now_ns())
+    assert before <= inside <= time.monotonic_ns()
+
+
+def test_a_futex_wait_ends_by_itself() -> None:
+    """Without anybody to wake it, a sleep ends after its time, not before."""
+    word = Word(0.02)
+    before = time.monotonic()
+    word.rest()
+    assert 0.015 < time.monotonic() - before < DEADLINE_S
+
+
+def test_a_futex_wait_on_another_value_returns_at_once() -> None:
+    """A word that has changed already is not slept on."""
+    word = Word(1000)
+    before = time.monotonic()
+    word.rest(expected=5)
+    assert time.monotonic() - before < DEADLINE_S
+
+
+def test_a_sleeping_thread_holds_no_gil_and_is_woken() -> None:
+    """While one thread sleeps on a word, Python goes on in another, which can wake it."""
+    word = Word(1000)
+    thread = threading.Thread(target=word.rest, daemon=True)
+    thread.start()
+    end = time.monotonic() + DEADLINE_S
+    while thread.is_alive() and time.monotonic() < end:
+        word.wake()
+        thread.join(0.005)
+    assert not thread.is_alive()
+
+
+def test_a_wait_for_the_pool_ends_after_its_slice() -> None:
+    """Invariant 7: a sleep for a change that never comes ends after one slice."""
+    with members.make_pool(2) as pool, members.join(pool) as member:
+        before = time.monotonic()
+        waiting.sleep_until_change(member.member[0], int(pool.header["sequence"]))
+        assert time.monotonic() - before < DEADLINE_S
+
+
+def test_a_mutex_keeps_others_out() -> None:
+    """A thread gets the heap's mutex only when the thread that has it lets go."""
+    record: Any = np.zeros(1, HEAP)
+    record["mutex_address"] = record.ctypes.data + HEAP.fields["mutex"][1]
+    inside = threading.Event()
+
+    def enter() -> None:
+        fork.lock(record[0])
+        inside.set()
+        fork.unlock(record[0])
+
+    fork.lock(record[0])
+    thread = threading.Thread(target=enter, daemon=True)
+    thread.start()
+    assert not inside.wait(0.05)
+    fork.unlock(record[0])
+    assert inside.wait(DEADLINE_S)
+    thread.join(DEADLINE_S)
+
+
+def test_a_process_is_gone_only_when_nobody_has_its_number() -> None:
+    """A living process is there, one that has ended and been waited for is gone."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert not is_gone(child.pid)
+    finally:
+        child.communicate(b"\n", timeout=DEADLINE_S)
+    assert is_gone(child.pid)
+    assert not is_gone(os.getpid())
+
+
+def test_an_unknown_name_of_the_c_library_is_an_error() -> None:
+    """A function that the C library does not have is an ``AttributeError``, not an address."""
+    assert compiled.libc_address("free") > 0
+    with pytest.raises(AttributeError):
+        compiled.libc_address("zico_has_no_such_function")
+
+
+# -- the cache ------------------------------------------------------------------------------------------------------
+
+
+def _directory_of(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(compiled, "_PACKAGE", package)
+    directory: Path = compiled.cache_directory.__wrapped__()
+    return directory
+
+
+def test_the_cache_moves_when_any_compiled_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed, new or removed source starts another cache; the same sources find the same one."""
+    monkeypatch.setenv("ZICO_CACHE_DIR", str(tmp_path / "cache"))
+    sources = ["compiled.py", "driver/host.py", "pool/a.py", "heap/b.py", "trace/c.py", "scheduler/claims.py"]
+    for name in sources:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x = 1\n")
+    seen = {_directory_of(tmp_path, monkeypatch)}
+    assert _directory_of(tmp_path, monkeypatch) in seen
+    for i, name in enumerate(sources):
+        (tmp_path / name).write_text("x = 2\n")
+        seen.add(_directory_of(tmp_path, monkeypatch))
+        assert len(seen) == i + 2
+    (tmp_path / "heap/new.py").write_text("x = 3\n")
+    seen.add(_directory_of(tmp_path, monkeypatch))
+    (tmp_path / "trace/c.py").unlink()
+    seen.add(_directory_of(tmp_path, monkeypatch))
+    assert len(seen) == len(sources) + 3
+    assert all(directory.parent == tmp_path / "cache" for directory in seen)
+
+
+def test_text_that_moves_between_files_moves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that moves from the end of one source to the start of the next is a change."""
+    seen = set()
+    for first, second in (("x = 1\ny = 2\n", ""), ("x = 1\n", "y = 2\n")):
+        (tmp_path / "pool").mkdir(exist_ok=True)
+        (tmp_path / "pool/a.py").write_text(first)
+        (tmp_path / "pool/b.py").write_text(second)
+        seen.add(_directory_of(tmp_path, monkeypatch))
+    assert len(seen) == 2
+
+
+def _imports(source: Path) -> set[str]:
+    nodes = ast.walk(ast.parse(source.read_text()))
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("zico"):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return found
+
+
+def test_every_source_of_compiled_code_is_in_the_key() -> None:
+    """What modules with compiled functions import from Zico, constants included, is part of the cache's key."""
+    keyed = {source for pattern in compiled._SOURCES for source in PACKAGE.glob(pattern)}
+    holders = {
+        source
+        for layer in ("*.py", "driver/*.py", "pool/*.py", "heap/*.py", "trace/*.py", "scheduler/*.py", "broker/*.py")
+        for source in PACKAGE.glob(layer)
+        if any(f"@{name}" in source.read_text() for name in ("compiled\n", "inlined\n", "callback("))
+    }
+    assert holders <= keyed
+    for holder in holders - {PACKAGE / "compiled.py"}:
+        for name in _imports(holder):
+            file = PACKAGE.parent / Path(*name.split(".")).with_suffix(".py")
+            assert file in keyed or not file.is_file(), f"{holder.name} bakes in {name}"
