@@ -152,7 +152,7 @@ class PoolTable:
         handed = [memory_fd, table_fd]
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, notify_fd)
-            undo.callback(lambda: [os.close(descriptor) for descriptor in handed])
+            undo.callback(_close_all, handed)
             memory = undo.enter_context(driver.import_memory(memory_fd))
             handed.remove(memory_fd)
             table = undo.enter_context(driver.import_memory(table_fd))
@@ -252,6 +252,11 @@ class PoolTable:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         """Close."""
         self.close()
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _view(address: int, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
