@@ -1,0 +1,39 @@
+"""For scripts of checks that run inside a job: every ``check_*`` function runs, and the findings go to a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from zico import session
+
+
+def run(script: dict[str, Any]) -> None:
+    """Run the checks of a script's globals in their order; writes "ok" or the traceback of each."""
+    found = {}
+    for name, check in list(script.items()):
+        if name.startswith("check_"):
+            try:
+                value = check()
+                found[name] = "ok" if value is None else value
+            except Exception:  # noqa: BLE001 - the top of a check
+                found[name] = traceback.format_exc()
+    Path(sys.argv[1]).write_text(json.dumps(found))
+
+
+def record() -> Any:  # noqa: ANN401 - a JOB record
+    """Return this job's record in the shared table."""
+    joined = session.current()
+    assert joined is not None, "this process is in no pool"
+    return joined.record
+
+
+def in_pool(address: int) -> bool:
+    """Tell whether the address lies in the window of this process's heap."""
+    joined = session.current()
+    assert joined is not None, "this process is in no pool"
+    offset = address - joined.heap.window.handle
+    return bool(0 <= offset < joined.heap.window.size_bytes)

@@ -1,0 +1,138 @@
+"""PyTorch in a pool: what a script sees of it, and what happens when jobs fail, grow or lose their broker."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from harness import FRAMEWORK, MIB, PATIENCE_S, Pool, Script, alone, checks_in, job, place_of, pool, run_checks, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CHECKS = FRAMEWORK / "torch_checks.py"
+INFERENCE = FRAMEWORK / "torch_inference.py"
+JOB = FRAMEWORK / "torch_job.py"
+GROWING = ("--iterations", 10, "--switch-at", 4, "--switch-mib", 2)
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Iterator[Pool]:
+    """Give a pool in which nobody has to wait."""
+    with pool(regions=128, region_bytes=MIB) as made:
+        yield made
+
+
+@functools.cache
+def checked(made: Pool, script: Path) -> dict[str, Any]:
+    """Run a script of checks as a job of the pool, once."""
+    return run_checks(script, functools.partial(job, made, script.stem))
+
+
+def losses(process: Script) -> list[str]:
+    """Return the bits of the losses of a job that ends well."""
+    done = process.finish()
+    assert (done.returncode, done.stderr) == (0, "")
+    return [line.split()[1] for line in done.stdout.splitlines() if line.startswith("loss")]
+
+
+@functools.cache
+def losses_alone(*arguments: object) -> list[str]:
+    """Return the bits of the losses without Zico."""
+    with alone(JOB, *arguments) as process:
+        return losses(process)
+
+
+# -- a script in a pool ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", checks_in(CHECKS))
+def test_in_a_job(roomy: Pool, name: str) -> None:
+    """What the check's docstring says is true of PyTorch in a job."""
+    found = checked(roomy, CHECKS)
+    assert found[name] == "ok", found[name]
+
+
+def test_a_loop_without_an_optimizer_has_iterations(roomy: Pool) -> None:
+    """Nothing marks a boundary, so it is found from the allocations."""
+    found = checked(roomy, INFERENCE)["check_period_detection"]
+    assert found == "ok", found
+
+
+@pytest.mark.parametrize("script", [CHECKS, INFERENCE])
+def test_the_end_is_clean(roomy: Pool, script: Path) -> None:
+    """A process that ends with live tensors ends with 0 and says nothing."""
+    end = checked(roomy, script)["exit"]
+    own = [line for line in end["stderr"].splitlines() if not line.startswith("USDT:")]  # PyTorch's profiler
+    assert (end["code"], own) == (0, [])
+
+
+# -- faults ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_does_not_fit_ends_with_its_need_and_the_other_goes_on() -> None:
+    """PyTorch raises its own error; stderr names need, budget and remedy; the neighbour's losses are as alone."""
+    with (
+        pool(regions=16, region_bytes=MIB) as made,
+        job(made, "other", JOB, "--mib", 0.5) as other,
+        job(made, "large", JOB, "--mib", 3) as large,
+    ):
+        done = large.finish()
+        assert done.returncode == 1
+        assert "DefaultCPUAllocator: can't allocate memory" in done.stderr
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("zico: out of memory: needs ")
+        assert "the whole budget is 16 MiB: raise --budget to at least" in last
+        assert losses(other) == losses_alone("--mib", 0.5)
+        report = {entry.name: entry for entry in made.client.report().jobs}
+        assert report["large"].oom is not None
+        assert report["large"].oom.request_bytes + report["large"].oom.held_bytes > 16 * MIB
+        assert report["other"].oom is None
+
+
+def test_a_job_that_fails_half_way_gives_everything_back() -> None:
+    """An exception in mid-iteration ends that job as ever, and the other has the whole budget to itself."""
+    with (
+        pool(regions=20, region_bytes=MIB) as made,
+        job(made, "failing", JOB, "--fail-at", 3) as failing,
+        job(made, "other", JOB) as other,
+    ):
+        done = failing.finish()
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1] == "ValueError: half-way"
+        assert losses(other) == losses_alone()
+        made.settled(lambda look: look.granted == 0, "everything is free")
+
+
+def test_a_job_that_never_iterates_does_not_block_one_that_trains() -> None:
+    """A process that only holds a tensor lets the other train in the rest, and its tensor stays as it is."""
+    with pool(regions=20, region_bytes=MIB) as made, job(made, "idle", JOB, "--iterations", 0, "--idle") as idle:
+        assert idle.line() == "idle"
+        with job(made, "trains", JOB) as trains:
+            assert losses(trains) == losses_alone()
+        done = idle.finish()
+        assert (done.returncode, done.stdout) == (0, f"{float(MIB // 4)}\n")
+
+
+def test_two_jobs_that_double_their_batch_in_a_tight_budget_have_the_same_losses() -> None:
+    """Invariant 8: profiles become wrong in mid-run, both want more than there is, and no number changes."""
+    with (
+        pool(regions=34, region_bytes=MIB) as made,
+        job(made, "a", JOB, *GROWING) as a,
+        job(made, "b", JOB, *GROWING) as b,
+    ):
+        assert losses(a) == losses(b) == losses_alone(*GROWING)
+        report = made.client.report()
+        assert report.pool.peak_granted_bytes <= 34 * MIB < sum(entry.peak_bytes for entry in report.jobs)
+
+
+def test_without_their_broker_jobs_end_with_the_same_losses() -> None:
+    """The broker is killed while both train in three quarters of their peaks; nobody notices but by the time."""
+    with pool(regions=24, region_bytes=MIB) as made, job(made, "a", JOB) as a, job(made, "b", JOB) as b:
+        places = [place_of(made, name) for name in ("a", "b")]
+        until(made.exceeds("iteration", places, 1), PATIENCE_S, "both iterate")
+        made.kill_broker()
+        assert losses(a) == losses(b) == losses_alone()
+        assert made.header["peak_granted"] <= 24

@@ -1,0 +1,459 @@
+"""Real brokers and real jobs for tests: every wait has a deadline, whatever is left is killed.
+
+A ``Pool`` is a broker process together with this process's own view of its shared table, which stays when the broker
+dies. Jobs that need no framework come from a ``Nursery``: one process that has loaded all compiled code and forks a job
+in a millisecond (``light_job.py``). Jobs with a framework are started as ``zico run`` starts them.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import numpy as np
+
+from zico.broker.client import BrokerClient
+from zico.launch.environment import job_environment
+from zico.pool import layout
+from zico.pool.layout import HEADER, JOB, MAX_JOBS, NOBODY, REGION, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parent / "examples"
+FRAMEWORK = HERE / "framework"
+KIB = 1 << 10
+MIB = 1 << 20
+PATIENCE_S = 150.0
+"""For anything that may have to compile, import a framework or train, on a machine that is busy."""
+ANSWER_S = 20.0
+LIMIT_S = 1.0
+"""Within this time after a death the others go on (invariant 5)."""
+
+Value = TypeVar("Value")
+
+
+def until(look: Callable[[], Value], within_s: float, what: str) -> Value:
+    """Return the first truthy value of ``look``; fail if there is none in time."""
+    end_s = time.monotonic() + within_s
+    while not (value := look()):
+        assert time.monotonic() < end_s, f"not within {within_s:g} s: {what}"
+        select.select([], [], [], 0.001)
+    return value
+
+
+@functools.cache
+def compile_once() -> None:
+    """Let the compiled code be on disk before anything is timed."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from zico.heap import warm; warm()"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without anything of Zico's, and quiet frameworks."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ZICO_") or "CACHE" in name}
+    return kept | {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
+
+
+# -- the pool -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """One look at the shared table, all of it copied at once."""
+
+    header: Any
+    regions: Any
+    jobs: Any
+    physical_bytes: int
+
+    def held(self, job: int) -> int:
+        """Return the regions that the job owns, counted one by one."""
+        return int((self.regions["owner"] == job).sum())
+
+    @property
+    def granted(self) -> int:
+        """Return the regions that somebody owns, counted one by one."""
+        return int((self.regions["owner"] != NOBODY).sum())
+
+    def check(self) -> None:
+        """Assert invariants 1 to 3 and that every counter agrees with the owners."""
+        header = self.header
+        assert self.granted <= header["budget_regions"], "invariant 1"
+        assert self.physical_bytes <= header["budget_regions"] * header["region_bytes"], "invariant 1, by the kernel"
+        assert self.granted == header["granted"], "granted is the number of owned regions"
+        living = self.jobs["state"] != JobState.EMPTY
+        assert set(self.regions["owner"]) - {NOBODY} <= set(np.flatnonzero(living)), "invariant 2: owners live"
+        for job in np.flatnonzero(living):
+            assert self.held(job) == self.jobs["held"][job], f"held of job {job} is the number of its regions"
+        assert sorted(self._free_list()) == np.flatnonzero(self.regions["owner"] == NOBODY).tolist(), "the free list"
+        assert header["waiters"] == self.jobs["waiting_threads"][living].sum(), "threads that wait"
+        assert header["boundary_waiters"] == (self.jobs["state"] == JobState.BOUNDARY).sum(), "jobs that wait"
+
+    def _free_list(self) -> list[int]:
+        """Walk the free list; a walk longer than there are regions is cut."""
+        found: list[int] = []
+        region = int(self.header["free_head"])
+        while region != NOBODY and len(found) <= len(self.regions):
+            found.append(region)
+            region = int(self.regions["next"][region])
+        return found
+
+    def check_safe(self, claim: Callable[[Any], int]) -> None:
+        """Assert invariant 3 by trying the orders.
+
+        Args:
+            claim: The most regions that a job, given its record, will yet hold in its iteration, as the test knows.
+        """
+        running = [
+            (int(job["held"]), max(int(job["held"]), claim(job)), int(job["persistent"]))
+            for job in self.jobs[self.jobs["state"] == JobState.RUNNING]
+        ]
+        free = int(self.header["budget_regions"]) - self.granted
+        assert _can_all_finish(free, running), f"invariant 3: {free} free, (held, claim, keeps) {running}"
+
+
+def _can_all_finish(free: int, running: list[tuple[int, int, int]]) -> bool:
+    """Tell whether some order lets every job get all of its claim and end."""
+    if not running:
+        return True
+    for i, (held, claim, residual) in enumerate(running):
+        if claim - held <= free and _can_all_finish(free + held - residual, running[:i] + running[i + 1 :]):
+            return True
+    return False
+
+
+class Pool:
+    """A broker process, and this process's view of its table and of its memory."""
+
+    def __init__(self, directory: Path, *, regions: int, region_bytes: int, policy: str) -> None:
+        """Start a broker and wait until it serves."""
+        self.region_bytes = region_bytes
+        self.socket = directory / "zico" / "s"
+        compile_once()
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-m", "zico.broker", "--no-warm", "--socket", str(self.socket), "--policy", policy,
+                "--budget-bytes", str(regions * region_bytes), "--region-bytes", str(region_bytes),
+            ],
+            env=clean_environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        self.client = BrokerClient(self.socket, deadline_s=ANSWER_S)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._end)
+            assert self.process.stdout is not None
+            undo.callback(self.process.stdout.close)
+            assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], "the broker is not ready"
+            assert self.process.stdout.readline() == "ready\n"
+            self._memory_fd = self._descriptor("zico-pool")
+            undo.callback(os.close, self._memory_fd)
+            with os.fdopen(self._descriptor("zico-table"), "r+b") as table:
+                self._table = np.memmap(table, np.uint8, "r+")
+            self._undo = undo.pop_all()
+
+    def _descriptor(self, label: str) -> int:
+        """Open the broker's memfd of that name."""
+        for entry in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if f"memfd:{label} " in str(entry.readlink()):
+                    return os.open(entry, os.O_RDWR)
+        raise AssertionError(f"the broker has no memfd called {label}")
+
+    def _end(self) -> None:
+        self.client.close()
+        self.process.kill()
+        self.process.wait(timeout=ANSWER_S)
+
+    def __enter__(self) -> Self:
+        """Return the pool."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill the broker."""
+        self._undo.close()
+
+    # -- the table as it is now, unlocked ---------------------------------------------------------------------------
+
+    @property
+    def header(self) -> Any:  # noqa: ANN401 - a record
+        """Return the living header."""
+        return self._table[: HEADER.itemsize].view(HEADER)[0]
+
+    @property
+    def jobs(self) -> Any:  # noqa: ANN401 - an array of records
+        """Return the living job records."""
+        begin = layout.jobs_offset(int(self.header["n_regions"]))
+        return self._table[begin : begin + MAX_JOBS * JOB.itemsize].view(JOB)
+
+    @property
+    def regions(self) -> Any:  # noqa: ANN401 - an array of records
+        """Return the living region records."""
+        begin = layout.regions_offset()
+        return self._table[begin : begin + int(self.header["n_regions"]) * REGION.itemsize].view(REGION)
+
+    @property
+    def physical_bytes(self) -> int:
+        """Return what the kernel says that the pool's memory takes."""
+        return os.fstat(self._memory_fd).st_blocks * 512
+
+    @property
+    def granted(self) -> int:
+        """Return the regions that somebody owns now."""
+        return int((self.regions["owner"] != NOBODY).sum())
+
+    def look(self) -> Look:
+        """Return a consistent copy of the table; waits for the table's mutex."""
+        from zico.pool import regions
+        from zico.pool.layout import MEMBER
+
+        member = np.zeros(1, MEMBER)[0]
+        base = self._table.ctypes.data
+        member["header_address"] = base
+        member["mutex_address"] = base + HEADER.fields["mutex"][1]  # type: ignore[index]
+        member["regions_address"] = base + layout.regions_offset()
+        member["jobs_address"] = base + layout.jobs_offset(int(self.header["n_regions"]))
+        member["job"] = NOBODY
+        regions.lock_for_python(member)
+        try:
+            return Look(self.header.copy(), self.regions.copy(), self.jobs.copy(), self.physical_bytes)
+        finally:
+            regions.unlock_for_python(member)
+
+    def settled(self, condition: Callable[[Look], bool], what: str, within_s: float = LIMIT_S) -> Look:
+        """Return the first consistent look that meets the condition."""
+
+        def looked() -> Look | None:
+            seen = self.look()
+            return seen if condition(seen) else None
+
+        seen = until(looked, within_s, what)
+        assert seen is not None
+        return seen
+
+    def exceeds(self, field: str, places: list[int], than: Any) -> Callable[[], bool]:  # noqa: ANN401 - one or many
+        """Return a condition: a counter of each of the jobs is above a number, or above one for each."""
+        return lambda: bool(np.all(self.jobs[field][places] > than))
+
+    def kill_broker(self) -> None:
+        """Kill the broker and wait until its number is free."""
+        self._end()
+
+
+@contextlib.contextmanager
+def pool(
+    directory: Path | None = None, *, regions: int = 16, region_bytes: int = 256 * KIB, policy: str = "zico"
+) -> Iterator[Pool]:
+    """Give a pool with a broker of its own, whose invariants hold in the end."""
+    with contextlib.ExitStack() as owned:
+        path = directory or Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="zp-")))
+        made = owned.enter_context(Pool(path, regions=regions, region_bytes=region_bytes, policy=policy))
+        yield made
+        made.look().check()
+
+
+# -- jobs without a framework ---------------------------------------------------------------------------------------
+
+
+class LightJob:
+    """A forked job that does what it is told, line by line."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Wait for its first words: its process and its place."""
+        self._connection = connection
+        self._unread = b""
+        words = self.answer(PATIENCE_S).split()
+        self.pid, self.place = int(words[1]), int(words[2])
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def tell(self, line: str) -> None:
+        """Give an order; the answer is read later."""
+        self._connection.sendall(line.encode() + b"\n")
+
+    def ask(self, line: str, within_s: float = ANSWER_S) -> str:
+        """Give an order and return the answer."""
+        self.tell(line)
+        return self.answer(within_s)
+
+    def has_answered(self, within_s: float = 0) -> bool:
+        """Tell whether there is an answer, or will be in time; the end of the job counts as one."""
+        while b"\n" not in self._unread:
+            if not select.select([self._connection], [], [], within_s)[0]:
+                return False
+            data = self._connection.recv(4096)
+            if not data:
+                return True
+            self._unread += data
+        return True
+
+    def answer(self, within_s: float = ANSWER_S) -> str:
+        """Return the next answer; fail if there is none in time or the job is dead."""
+        assert self.has_answered(within_s), f"no answer within {within_s:g} s"
+        line, end, self._unread = self._unread.partition(b"\n")
+        assert end, "the job is dead"
+        return line.decode()
+
+    def send(self, number: int) -> None:
+        """Send a signal."""
+        signal.pidfd_send_signal(self.pidfd, number)
+
+    def kill(self) -> None:
+        """Kill it and wait until it is dead."""
+        with contextlib.suppress(ProcessLookupError):
+            self.send(signal.SIGKILL)
+        self.wait_dead()
+
+    def wait_dead(self) -> None:
+        """Wait until the process is dead."""
+        assert select.select([self.pidfd], [], [], ANSWER_S)[0], "the job is not dead"
+
+    def close(self) -> None:
+        """Kill it and let go of it."""
+        self.kill()
+        self._connection.close()
+        os.close(self.pidfd)
+
+
+class Nursery:
+    """The process that jobs without a framework are forked from."""
+
+    def __init__(self) -> None:
+        """Start it and wait until everything is loaded."""
+        compile_once()
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, str(HERE / "light_job.py"), str(theirs.fileno())],
+                env=clean_environment(),
+                pass_fds=(theirs.fileno(),),
+            )
+        assert select.select([self._connection], [], [], PATIENCE_S)[0], "the nursery is not ready"
+        assert self._connection.recv(100) == b"ready"
+
+    def close(self) -> None:
+        """End it, and whatever came from it with it."""
+        self._connection.close()
+        self._process.kill()
+        self._process.wait(timeout=ANSWER_S)
+
+    @contextlib.contextmanager
+    def job(self, pool: Pool, name: str) -> Iterator[LightJob]:
+        """Give a new job in the pool; it is dead when the block ends."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._connection, [f"{pool.socket} {name}".encode()], [theirs.fileno()])
+        job = LightJob(ours)
+        try:
+            yield job
+        finally:
+            job.close()
+
+
+# -- jobs with a framework ------------------------------------------------------------------------------------------
+
+
+class Script:
+    """A Python process with its output; dead when the block ends."""
+
+    def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
+        """Start it."""
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.process.pid
+
+    def __enter__(self) -> Self:
+        """Return the process."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.communicate(timeout=ANSWER_S)
+
+    def tell(self, line: str) -> None:
+        """Write a line to its stdin."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def line(self, within_s: float = PATIENCE_S) -> str:
+        """Return its next line; fail with what it complained of if there is none in time."""
+        stdout = self.process.stdout
+        assert stdout is not None
+        # Unbuffered by lines: a script says one thing at a time and waits, or is read to its end by ``finish``.
+        line = stdout.readline().strip() if select.select([stdout], [], [], within_s)[0] else ""
+        if not line:
+            self.process.kill()
+            _, errors = self.process.communicate(timeout=ANSWER_S)
+            raise AssertionError(f"said nothing within {within_s:g} s: {errors}")
+        return line
+
+    def finish(self, within_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+        """Wait for its end and return what it wrote."""
+        output, errors = self.process.communicate(timeout=within_s)
+        return subprocess.CompletedProcess(self.process.args, self.process.returncode, output, errors)
+
+
+def job(pool: Pool, name: str, *arguments: object, **environment: str) -> Script:
+    """Start a Python job in the pool as ``zico run`` does."""
+    base = clean_environment() | environment
+    return Script([str(argument) for argument in arguments], job_environment(base, pool.socket, name))
+
+
+def alone(*arguments: object) -> Script:
+    """Start the same Python process without Zico."""
+    return Script([str(argument) for argument in arguments], clean_environment() | {"PYTHONUNBUFFERED": "1"})
+
+
+def place_of(pool: Pool, name: str, within_s: float = PATIENCE_S) -> int:
+    """Return the place of the job with that name, as soon as it has joined."""
+
+    def found() -> list[int]:
+        living = pool.jobs["state"] != JobState.EMPTY
+        return np.flatnonzero(living & (pool.jobs["name"] == name.encode())).tolist()
+
+    return until(found, within_s, f"{name} joins")[0]
+
+
+def run_checks(script: Path, start: Callable[..., Script], *arguments: object) -> dict[str, Any]:
+    """Run a script of checks to its end; returns what it found by the check's name."""
+    with tempfile.TemporaryDirectory(prefix="zc-") as directory:
+        results = Path(directory) / "results.json"
+        with start(script, results, *arguments) as process:
+            done = process.finish()
+        assert results.exists(), done.stderr
+        found: dict[str, Any] = json.loads(results.read_text())
+    return found | {"exit": {"code": done.returncode, "stderr": done.stderr}}
+
+
+def checks_in(script: Path) -> list[str]:
+    """Return the names of a script's checks, in their order."""
+    functions = [node for node in ast.parse(script.read_text()).body if isinstance(node, ast.FunctionDef)]
+    return [function.name for function in functions if function.name.startswith("check_")]

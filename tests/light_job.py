@@ -1,0 +1,178 @@
+"""Jobs without a framework, forked from a process that has loaded all compiled code; driven by ``harness.Nursery``."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zico.broker.client import BrokerClient
+from zico.compiled import array_at, compiled
+from zico.heap import allocator
+from zico.heap.build import Heap
+from zico.heap.layout import GRANULE_BYTES, HEAP
+from zico.heap.warming import warm
+from zico.pool import regions
+from zico.pool.layout import NOBODY
+from zico.pool.table import PoolTable
+
+BLOCKS = 24
+_I64 = np.dtype("i8")
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+@compiled
+def churn(heap: Any, addresses: Any, sizes: Any, state: Any, steps: int, largest_bytes: int) -> int:  # noqa: ANN401 - records and arrays
+    """Allocate and free at random; returns how many blocks had lost what was written into them."""
+    lost = 0
+    for _ in range(steps):
+        state[0] = state[0] * 6364136223846793005 + 1442695040888963407
+        draw = (state[0] >> 33) & 0x3FFFFFFF
+        i = draw % len(addresses)
+        if addresses[i] != 0:
+            words = array_at(addresses[i], sizes[i] >> 3, _I64)
+            lost += words[0] != addresses[i] or words[len(words) - 1] != state[1]
+            allocator.free(heap, addresses[i])
+            addresses[i] = 0
+        else:
+            size_bytes = GRANULE_BYTES + (draw * 64) % largest_bytes
+            address = allocator.allocate(heap, size_bytes, 64)
+            if address > 0:
+                addresses[i] = address
+                sizes[i] = size_bytes
+                words = array_at(address, size_bytes >> 3, _I64)
+                words[0] = address
+                words[len(words) - 1] = state[1]
+    return lost
+
+
+class Job:
+    """One job's side of the dialogue."""
+
+    def __init__(self, path: Path, name: str, connection: socket.socket) -> None:
+        """Join the pool and say so."""
+        self._orders = connection.makefile("r")
+        self._answers = connection.makefile("w")
+        self._membership = BrokerClient(path).join(name, "light")
+        m = self._membership
+        self._pool = PoolTable.join_pool(m.memory_fd, m.table_fd, m.notify_fd, m.job)
+        self._heap = Heap(self._pool, np.zeros(1, HEAP))
+        self._record = self._heap.record[0]
+        self._held: list[int] = []
+        self._say("joined", os.getpid(), m.job)
+
+    def _say(self, *words: object) -> None:
+        self._answers.write(" ".join(map(str, words)) + "\n")
+        self._answers.flush()
+
+    def serve(self) -> None:
+        """Do what each line says until there are no more."""
+        for line in self._orders:
+            name, *numbers = line.split()
+            getattr(self, name)(*map(int, numbers))
+
+    def hold(self, n_regions: int) -> None:
+        """Allocate one block of so many regions and write to it; says 1, or 0 if it was refused."""
+        size_bytes = n_regions * self._pool.region_bytes
+        address = allocator.allocate(self._record, size_bytes, 64)
+        if address > 0:
+            ctypes.memset(address, 1, size_bytes)
+            self._held.append(address)
+        self._say(int(address > 0))
+
+    def free(self) -> None:
+        """Free the block held last."""
+        allocator.free(self._record, self._held.pop())
+        self._say("freed")
+
+    def mark(self) -> None:
+        """End the iteration; says so when the next one has begun."""
+        allocator.mark(self._record)
+        self._say("began")
+
+    def train(self, iterations: int, peak_regions: int) -> None:
+        """Rise region by region to a peak and fall again, each iteration the same; says how often a block was lost."""
+        lost = 0
+        for _ in range(iterations):
+            blocks = []
+            for _ in range(peak_regions):
+                blocks.append(allocator.allocate(self._record, self._pool.region_bytes, 64))
+                ctypes.memset(blocks[-1], os.getpid() & 0xFF, self._pool.region_bytes)
+            for address in reversed(blocks):
+                lost += ctypes.string_at(address + self._pool.region_bytes - 1, 1)[0] != os.getpid() & 0xFF
+                allocator.free(self._record, address)
+            allocator.mark(self._record)
+        self._say("lost", lost)
+
+    def churn(self, seed: int, largest_regions: int, frees_every: int) -> None:
+        """Allocate and free at random for ever, freeing everything and ending an iteration now and then."""
+        addresses, sizes = np.zeros((2, BLOCKS), np.int64)
+        state = np.array([seed, os.getpid()], np.int64)
+        largest_bytes = largest_regions * self._pool.region_bytes - GRANULE_BYTES
+        lost = 0
+        while not lost:
+            lost = churn(self._record, addresses, sizes, state, frees_every, largest_bytes)
+            for i in np.flatnonzero(addresses):
+                allocator.free(self._record, int(addresses[i]))
+            addresses[:] = 0
+            allocator.mark(self._record)
+        self._say("lost", lost)
+
+    def die_inside(self) -> None:
+        """Die in the middle of a grant, inside the table's mutex, with counters and list half changed."""
+        pool = self._pool
+        regions.lock_for_python(pool.member[0])
+        region = int(pool.header["free_head"])
+        pool.header["free_head"] = pool.regions[region]["next"]
+        pool.regions[region]["owner"] = self._membership.job
+        pool.header["granted"] += 2
+        pool.regions[region]["next"] = NOBODY
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def serve(connection: socket.socket) -> None:
+    """Fork a job for each request until the other end is closed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead disappear at once
+    parent = os.getpid()
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(connection, 4096, 1)
+        if not request:
+            return
+        with socket.socket(fileno=descriptors[0]) as theirs:
+            if os.fork() == 0:
+                ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+                connection.close()
+                if os.getppid() == parent:
+                    path, name = request.decode().split()
+                    Job(Path(path), name, theirs).serve()
+                os._exit(0)
+
+
+def load() -> None:
+    """Load or compile everything that a job calls."""
+    warm()
+    region_bytes = 1 << 16
+    made = PoolTable.create(budget_bytes=4 * region_bytes, region_bytes=region_bytes, use_claims=True, self_admit=True)
+    with made:
+        job = made.join(os.getpid(), "warm")
+        with PoolTable.join_pool(
+            *[os.dup(fd) for fd in (made.memory_fd, made.table_fd, made.notify_fd)], job
+        ) as member:
+            heap = Heap(member, np.zeros(1, HEAP))
+            churn(heap.record[0], *np.zeros((2, 2), np.int64), np.zeros(2, np.int64), 4, 64)
+            regions.lock_for_python(member.member[0])
+            regions.unlock_for_python(member.member[0])
+            heap.close()
+
+
+if __name__ == "__main__":
+    load()
+    with socket.socket(fileno=int(sys.argv[1])) as requests:
+        requests.sendall(b"ready")
+        serve(requests)
