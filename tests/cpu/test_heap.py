@@ -688,3 +688,23 @@ def test_a_second_thread_at_a_boundary_waits_along() -> None:
         assert not any(thread.is_alive() for thread in threads)
         assert tenant.job["iteration"] in (1, 2)
         assert pool.header["boundary_waiters"] == 0
+
+
+def test_bytes_reported_add_up() -> None:
+    """Invariant 9: granted is what the jobs hold, requests split without rest, and physical is what was touched."""
+    with tenants(16, 2, claims=False) as (a, b):
+        kept = [a.allocate(3 * GRANULE_BYTES), b.allocate(5 * GRANULE_BYTES)]
+        spilled = b.allocate(10 * GRANULE_BYTES)
+        assert b.is_spilled(spilled)
+        assert a.allocate(17 * GRANULE_BYTES) == allocator.OUT_OF_MEMORY
+        header = a.member.header
+        held = [int(tenant.job["held"]) for tenant in (a, b)]
+        assert (int(header["granted"]), held) == (8, [3, 5])
+        for tenant, refused in ((a, 17), (b, 0)):
+            job = tenant.job
+            elsewhere = job["requested_bytes"] - job["pooled_bytes"] - job["spilled_bytes"]
+            assert elsewhere == refused * GRANULE_BYTES
+        assert [int(tenant.job["live_bytes"]) for tenant in (a, b)] == [3 * GRANULE_BYTES, 5 * GRANULE_BYTES]
+        touched = os.fstat(a.member.memory_fd).st_blocks * 512
+        assert 0 < a.member.physical_bytes() == touched <= 8 * GRANULE_BYTES
+        assert len(kept) == 2
