@@ -280,7 +280,7 @@ def _wait_for_place(
     pool = pool_of(heap)
     deadline_ns = monotonic_ns() + heap.wait_limit_ns
     before = -1
-    still_slices = 0
+    still_since_ns = monotonic_ns()
     never_since_ns = np.int64(0)
     region_bytes = 1 << heap.region_shift
     waiting.start_waiting(pool, (size_bytes + region_bytes - 1) >> heap.region_shift)
@@ -296,9 +296,10 @@ def _wait_for_place(
         if offset >= 0 or offset == _NO_SPACE or never:
             break
         now = waiting.standstill(pool)
-        still_slices = still_slices + 1 if now >= 0 and now == before else 0
-        before = now
-        stuck = still_slices >= waiting.STALLED_SLICES and waiting.is_first_to_yield(pool)
+        if now != before:
+            before = now
+            still_since_ns = now_ns
+        stuck = now_ns - still_since_ns > waiting.patience_ns(pool) and waiting.is_first_to_yield(pool)
         if offset == _MUST_WAIT and (stuck or now_ns > deadline_ns):
             arena = SPILL
             offset = _place(heap, arena, size_bytes, alignment)

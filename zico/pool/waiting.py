@@ -37,8 +37,10 @@ _SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])  # type: ignore[index]
 _ADMITS_OFFSET = int(JOB.fields["broker_admits"][1])  # type: ignore[index]
 _ADMITS_MASK = 0x3FFFFFFF
 
-STALLED_SLICES = 4
-"""Slices in a row without any progress of anybody before a state counts as stuck."""
+STUCK_NS = 200_000_000
+"""A state in which every job waits, and nothing has changed for so long, will not change by itself."""
+STUCK_BESIDE_RUNNING_NS = 30_000_000_000
+"""... and for so long where some job runs, but neither allocates nor frees: it may be at a prompt."""
 
 Record = Any
 
@@ -107,20 +109,26 @@ def sleep_until_change(pool: Record, sequence: int) -> None:
 
 @compiled
 def standstill(pool: Record) -> int:
-    """Return a number that stays the same while nobody makes progress, or -1 if somebody is running.
-
-    A job counts as running while it is inside an iteration and no thread of it waits for memory.
-    """
+    """Return a number that stays the same while nobody allocates, frees, starts or ends an iteration."""
     keep_out_of_line()
     header = header_of(pool)
     total = header.sequence
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        if job.state == RUNNING and job.waiting_threads == 0:
-            return -1
         if job.state in (RUNNING, BOUNDARY):
             total += job.progress + job.iteration
     return total
+
+
+@compiled
+def patience_ns(pool: Record) -> int:
+    """Return how long a standstill must last before it counts as stuck."""
+    keep_out_of_line()
+    for j in range(header_of(pool).places):
+        job = job_at(pool, j)
+        if job.state == RUNNING and job.waiting_threads == 0:
+            return STUCK_BESIDE_RUNNING_NS
+    return STUCK_NS
 
 
 @compiled

@@ -67,6 +67,8 @@ def extend(curve: Record, progress: int, held: int, t_ns: int) -> None:
     while progress >> curve.shift >= CURVE_BINS:
         halve(curve)
     last = progress >> curve.shift
+    # Waits are taken off, one thread's while others went on: time must not seem to run backwards for that.
+    t_ns = max(t_ns, curve.t_ns[curve.n_bins - 1])
     while curve.n_bins <= last:
         curve.held[curve.n_bins] = held
         curve.t_ns[curve.n_bins] = t_ns
@@ -149,6 +151,8 @@ def merge(profile: Record, current: Record) -> None:
     profile.n_bins = max(profile.n_bins, current.n_bins)
     while profile.n_bins > current.n_bins and profile.held[profile.n_bins - 1] <= current.held[current.n_bins - 1]:
         profile.n_bins -= 1
+    for i in range(1, profile.n_bins):
+        profile.t_ns[i] = max(profile.t_ns[i], profile.t_ns[i - 1])  # a mean may meet a time of one iteration alone
     profile.n_events = (profile.n_events + current.n_events) // 2
     profile.duration_ns = (profile.duration_ns + current.duration_ns) // 2
 
