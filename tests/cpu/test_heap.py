@@ -444,7 +444,7 @@ def test_a_profile_that_promises_too_little_costs_no_correctness() -> None:
             thread.join(DEADLINE_S)
         assert not any(thread.is_alive() for thread in threads)
         assert last.job["spilled_bytes"] == 0
-        assert last.job["claim_floor"] == 7
+        assert last.job["claim_extra"] == 6
         last.check_structure()
         last.free_all()
 

@@ -299,11 +299,15 @@ def _wait_for_place(
         if now != before:
             before = now
             still_since_ns = now_ns
-        stuck = now_ns - still_since_ns > waiting.patience_ns(pool) and waiting.is_first_to_yield(pool)
+        patience_ns = waiting.patience_ns(pool)
+        if patience_ns == waiting.STUCK_NS and heap.stuck_iteration == me.iteration + 1:
+            patience_ns = -1  # it was stuck before, and so it is now: the others wait until it ends its iteration
+        stuck = now_ns - still_since_ns > patience_ns and waiting.is_first_to_yield(pool)
         if offset == _MUST_WAIT and (stuck or now_ns > deadline_ns):
             arena = SPILL
             offset = _place(heap, arena, size_bytes, alignment)
             waiting.note_stall(pool)
+            heap.stuck_iteration = me.iteration + 1
             break
         private_unlock(heap.mutex_address)
         waiting.sleep_until_change(pool, sequence)

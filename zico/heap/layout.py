@@ -97,6 +97,7 @@ HEAP = np.dtype(
         ("spill_fd", "i8"),  # -1: there is no next tier
         ("spill_limit_bytes", "i8"),
         ("spill_live_bytes", "i8"),
+        ("stuck_iteration", "i8"),  # the last iteration in which nobody could go on, counted from one
         ("wait_limit_ns", "i8"),
         ("map_address", "i8"),  # mmap(2) and fallocate(2), or what a test puts in their place
         ("discard_address", "i8"),

@@ -105,7 +105,8 @@ JOB = np.dtype(
         ("need", "i8"),  # regions asked for by a thread that waits in an allocation, else 0
         ("persistent", "i8"),  # regions held at the last boundary
         ("claim_peak", "i8"),  # most regions any recent iteration held
-        ("claim_floor", "i8"),  # most regions asked for above the claim in this iteration, 0 if none
+        ("claim_floor", "i8"),  # the least claim, from admission until the job has woken; else 0
+        ("claim_extra", "i8"),  # regions by which this iteration has exceeded its profile
         ("fence_passed", "i8"),  # device-timeline progress; equal to what was released on the host device
         ("first_boundary_ns", "i8"),  # when the first and the last iteration ended (throughput between them)
         ("last_boundary_ns", "i8"),

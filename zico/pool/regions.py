@@ -184,7 +184,8 @@ def claim_of(job: Record) -> int:
     """Return the most regions that the job may still come to hold in its current iteration."""
     if job.state != RUNNING or job.profiled == 0:
         return job.held
-    return max(job.held, job.claim_floor, curve.claim_at(job.profile, job.claims, job.progress))
+    expected = curve.claim_at(job.profile, job.claims, job.progress) + job.claim_extra
+    return max(job.held, job.claim_floor, expected)
 
 
 @compiled
@@ -319,9 +320,10 @@ def _may_grant(pool: Record, me: Record, n: int) -> bool:
         return True
     claim = claim_of(me)
     if me.held + n > claim:
-        # The profile was wrong: from here to the boundary nothing better than the whole peak is known.
-        me.claim_floor = max(me.claim_floor, me.claim_peak, me.held + n)
-        claim = me.claim_floor
+        # The profile was wrong by so much: the rest of the iteration is expected to lie that much higher. To claim the
+        # whole peak again would make states unsafe in which a job near its end lacks a region or two.
+        me.claim_extra = me.held + n - curve.claim_at(me.profile, me.claims, me.progress)
+        claim = me.held + n
     return stays_safe(pool, pool.job, n, claim)
 
 

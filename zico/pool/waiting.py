@@ -223,7 +223,7 @@ def _may_start_unasked(pool: Record, now_ns: int) -> bool:
         job = job_at(pool, j)
         if job.state == EMPTY:
             continue
-        total += max(job.held, job.claim_peak, job.claim_floor)
+        total += max(job.held, job.claim_peak + job.claim_extra)
     return total <= header.budget_regions and not someone_else_grows_alone(pool, pool.job, now_ns)
 
 
@@ -285,6 +285,7 @@ def begin_iteration(pool: Record) -> None:
     me.iteration_waited_ns = 0
     me.started_ns = monotonic_ns()
     me.progress = 0
+    me.claim_extra = 0
     me.claim_floor = 0  # last: from here on progress says what may come
     curve.begin(me.current, 0 if curve.is_flat(me.profile) else me.profile.shift, me.held)
 

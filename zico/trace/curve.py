@@ -29,7 +29,7 @@ UNPROFILED_SHIFT = 40
 _TYPICAL_SLACK_EVENTS = 8
 _TYPICAL_SLACK_SHIFT = 4  # or a sixteenth of the iteration
 _DECAY_SHIFT = 3  # an eighth an iteration: a peak that does not come back is forgotten in about ten
-_GUARD_BINS = 1  # threads reorder allocations a little
+_GUARD_BINS = 4  # a fortieth of an iteration or less: levels vary by a region or two from one to the next
 
 Record = Any
 
