@@ -117,6 +117,8 @@ class Runner:
         """Run the pair so and return the raw figures, or why there are none: one run must not end all others."""
         try:
             return self.run(configuration)
+        except subprocess.CalledProcessError as error:
+            return {"failed": f"a job ended with exit code {error.returncode}; what it said is in this run's output"}
         except (ValueError, OSError, subprocess.SubprocessError) as error:
             return {"failed": f"{type(error).__name__}: {error}"}
 

@@ -145,7 +145,8 @@ def write(result: Mapping[str, Any], text: str, directory: Path | None) -> None:
         return
     directory.mkdir(parents=True, exist_ok=True)
     name = result["name"]
-    (directory / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    figures = json.dumps(result, indent=1).replace(sys.executable, "python")  # a result names no machine's path
+    (directory / f"{name}.json").write_text(figures + "\n")
     (directory / f"{name}.md").write_text(f"# {result['question']}\n\n{text}\n{provenance(result)}")
     print(f"written: {directory / name}.json and .md")
 
