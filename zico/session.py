@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zico.errors import ConfigError, HookError
+from zico.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -227,6 +227,3 @@ def status() -> dict[str, Any] | None:
         "waited_s": int(record["boundary_waited_ns"] + record["need_waited_ns"]) / 1e9,
         "budget_bytes": int(_current.pool.header["budget_regions"]) * region_bytes,
     }
-
-
-__all__ = ["HookError", "Session", "attach", "current", "iteration", "status", "step"]

@@ -13,25 +13,6 @@ if TYPE_CHECKING:
     from zico.driver.owned import Owned
 
 
-class Memory(Protocol):
-    """Physical memory of a device."""
-
-    size_bytes: int
-
-    def close(self) -> None:
-        """Give the memory back to the device once nobody maps it; idempotent."""
-
-
-class Window(Protocol):
-    """A reserved range of addresses."""
-
-    address: int
-    size_bytes: int
-
-    def close(self) -> None:
-        """Unmap everything inside and return the addresses; idempotent."""
-
-
 class Driver(Protocol):
     """The operations. Each raises ``DriverError`` with the status and leaves nothing half done."""
 

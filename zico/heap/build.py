@@ -7,7 +7,6 @@ next tier, a sparse unlinked file. Bookkeeping lies in anonymous memory that bec
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import tempfile
@@ -172,8 +171,3 @@ def _open_spill_file(directory: str | None, size_bytes: int) -> int:
         os.close(descriptor)
         return -1
     return descriptor
-
-
-def address_of(function: Any) -> int:  # noqa: ANN401 - a Numba CFunc
-    """Return the C address of a compiled hook."""
-    return int(ctypes.cast(function.address, ctypes.c_void_p).value or 0)

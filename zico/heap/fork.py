@@ -11,8 +11,6 @@ Known limitations
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import select
 from typing import TYPE_CHECKING
@@ -20,7 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.compiled import compiled, private_lock, private_unlock
-from zico.driver.host import MAP_NORESERVE
+from zico.driver import host
+from zico.errors import DriverError
 from zico.heap.layout import Attached
 
 if TYPE_CHECKING:
@@ -31,16 +30,6 @@ if TYPE_CHECKING:
 
 COPY_DEADLINE_S = 60.0
 """How long a parent waits for its child's copies; a child that dies ends the wait at once."""
-
-_MADV_HUGEPAGE = 14
-_MREMAP_MAYMOVE = 1
-_MREMAP_FIXED = 2
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *([ctypes.c_int] * 3), ctypes.c_long)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_libc.mremap.restype = ctypes.c_void_p
-_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 
 
 @compiled
@@ -109,17 +98,11 @@ def live_runs(live: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
 
 def _make_private(heap: Heap, first: int, count: int) -> None:
     """Replace a run of shared slots by a private copy at the same addresses."""
-    size_bytes = count * heap.pool.region_bytes
-    address = heap.base + first * heap.pool.region_bytes
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    copy = _libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-    if copy == ctypes.c_void_p(-1).value:
-        _die("no memory for a private copy of the parent's tensors")
-    _libc.madvise(copy, size_bytes, _MADV_HUGEPAGE)  # a hint: fewer faults while copying
-    ctypes.memmove(copy, address, size_bytes)
-    moved = _libc.mremap(copy, size_bytes, size_bytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address)
-    if moved != address:
-        _die("the parent's tensors could not be replaced by a private copy")
+    region_bytes = heap.pool.region_bytes
+    try:
+        host.make_private(heap.base + first * region_bytes, count * region_bytes)
+    except DriverError as error:
+        _die(str(error))
 
 
 def _die(reason: str) -> None:

@@ -65,7 +65,7 @@ def start_waiting(pool: Record, need: int) -> None:
 
 @inlined
 def _note_holders(pool: Record, me: Record) -> None:
-    """Write down whom an allocation waits for: everyone else who holds more than they keep between iterations."""
+    """Write down whom an allocation waits for: everyone else who holds memory."""
     mask = np.uint64(0)
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
