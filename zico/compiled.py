@@ -33,7 +33,7 @@ F = TypeVar("F")
 
 _PACKAGE = Path(__file__).resolve().parent
 # Every file with compiled functions; a change in any of them starts a new cache.
-_SOURCES = ("compiled.py", "driver/host.py", "pool/*.py", "heap/*.py", "trace/*.py", "scheduler/*.py")
+_SOURCES = ("compiled.py", "errors.py", "driver/host.py", "pool/*.py", "heap/*.py", "trace/*.py", "scheduler/*.py")
 
 SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 FUTEX_WAIT = 0
