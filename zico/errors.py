@@ -19,6 +19,25 @@ class HookError(ZicoError):
     """Report that a framework's allocator could not be redirected; nothing has been changed."""
 
 
+class ProblemError(ZicoError):
+    """Reject a problem that no planner could work on: the message names the tensor, its value and the remedy."""
+
+
+class TraceError(ZicoError):
+    """Reject a trace: the message names the file, the line or byte, what is wrong there and the remedy."""
+
+    def __init__(self, path: str, line: int, what: str) -> None:
+        """Keep where it is and what it is; line 0 means the file as a whole."""
+        super().__init__(path, line, what)
+        self.path = path
+        self.line = line
+        self.what = what
+
+    def __str__(self) -> str:
+        """Name file, line and what is wrong."""
+        return f"{self.path}:{self.line}: {self.what}" if self.line else f"{self.path}: {self.what}"
+
+
 class OutOfMemory(ZicoError):  # noqa: N818 - the field's name for it (torch.OutOfMemoryError)
     """Report that a request can never be met inside the budget."""
 

@@ -1,0 +1,79 @@
+"""Events of a job's memory: what a trace consists of, in memory. On disk: docs/trace-format.md.
+
+A trace is one array of ``EVENT`` in the order in which things happened (per stream, in the order in which the device
+did them), and the names that operations refer to. Tensors are numbered from 0 in the order of their allocation, so a
+number never means two tensors although an address does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NO_NAME = -1
+
+
+class Kind(enum.IntEnum):
+    """What happened, and what the fields of the event mean then."""
+
+    ALLOC = 1
+    """``tensor`` begins to live; ``size_bytes`` its size; ``name`` the operation that asked, if known."""
+    FREE = 2
+    """``tensor`` ends."""
+    READ = 3
+    """An operation (``name``) reads ``tensor``; READ and WRITE events precede the OP event they belong to."""
+    WRITE = 4
+    OP = 5
+    """Operation ``name`` began at ``t_ns`` and took ``size_bytes`` nanoseconds."""
+    BEGIN = 6
+    """Iteration number ``tensor`` begins. It ends where the next one begins, or at its END."""
+    END = 7
+    DROPPED = 8
+    """``size_bytes`` events are missing here: the recorder could not keep up."""
+
+
+EVENT = np.dtype(
+    [
+        ("t_ns", "i8"),  # from the beginning of the trace, CLOCK_MONOTONIC or the model's clock
+        ("tensor", "i8"),  # number of the tensor, or of the iteration
+        ("size_bytes", "i8"),  # bytes; nanoseconds for an OP; a count for DROPPED
+        ("name", "i4"),  # index into Trace.names, or NO_NAME
+        ("stream", "i2"),
+        ("kind", "u1"),  # Kind
+        ("flags", "u1"),  # reserved, 0
+    ]
+)
+"""One event, 32 bytes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a trace comes from: the header of its file."""
+
+    job: str = ""
+    framework: str = ""
+    device: str = "host"
+    """The device that ran it, or the device model's name."""
+    source: str = "recorded"
+    """``recorded``, ``fake`` (nothing was computed), or the format it was converted from."""
+    threshold_bytes: int = 0
+    """Smaller tensors were not recorded."""
+    parameters: int = 0
+    """Number of trainable parameters, 0 if not known."""
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trace:
+    """A whole trace in memory."""
+
+    origin: Origin
+    events: NDArray[np.void]
+    """Of dtype ``EVENT``."""
+    names: tuple[str, ...] = ()
