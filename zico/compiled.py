@@ -2,8 +2,8 @@
 
 Guarantees:
     * Functions decorated here hold no GIL, raise nothing and allocate nothing.
-    * Machine code is cached on disk under a key of all compiled sources together: Numba's own cache notices a change
-      in a function's file but not in the files of the functions it calls.
+    * Machine code is cached on disk under a key of the function's source file and all that it imports: Numba's own
+      cache notices a change in a function's file but not in the files of the functions it calls.
 
 Known limitations:
     * Linux on x86-64 and aarch64 only (system call numbers, size of ``pthread_mutex_t``).
@@ -25,15 +25,12 @@ from numba import carray, cfunc, config, njit, types
 from numba.extending import intrinsic
 
 from zico.paths import cache_root
+from zico.sources import closure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 F = TypeVar("F")
-
-_PACKAGE = Path(__file__).resolve().parent
-# Every file with compiled functions; a change in any of them starts a new cache.
-_SOURCES = ("compiled.py", "errors.py", "driver/host.py", "pool/*.py", "heap/*.py", "trace/*.py", "scheduler/*.py")
 
 SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 FUTEX_WAIT = 0
@@ -44,21 +41,20 @@ EOWNERDEAD = 130
 
 
 @functools.cache
-def cache_directory() -> Path:
-    """Return where this version's machine code is kept."""
+def cache_directory(source: Path) -> Path:
+    """Return where the machine code of a source file's functions is kept, as long as nothing it is made of changes."""
     digest = hashlib.sha256()
-    for pattern in _SOURCES:
-        for source in sorted(_PACKAGE.glob(pattern)):
-            digest.update(f"{source.relative_to(_PACKAGE)} {source.stat().st_size}\n".encode())
-            digest.update(source.read_bytes())
-    return cache_root() / digest.hexdigest()[:16]
+    for file in closure(source):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+        digest.update(file.read_bytes())
+    return cache_root() / f"{source.stem}-{digest.hexdigest()[:16]}"
 
 
 @contextlib.contextmanager
-def _project_cache() -> Iterator[None]:
-    """Let functions that are decorated inside use Zico's cache, and nobody else's functions."""
+def _project_cache(function: Callable[..., Any]) -> Iterator[None]:
+    """Let a function that is decorated inside use Zico's cache, and nobody else's functions."""
     before = config.CACHE_DIR
-    config.CACHE_DIR = str(cache_directory())
+    config.CACHE_DIR = str(cache_directory(Path(function.__code__.co_filename)))
     try:
         yield
     finally:
@@ -67,26 +63,26 @@ def _project_cache() -> Iterator[None]:
 
 def compiled(function: F) -> F:
     """Compile ``function`` at its first call: no GIL, no Python objects, cached on disk."""
-    with _project_cache():
-        decorated: F = njit(nogil=True, cache=True, error_model="numpy")(function)
-    return decorated
+    return _decorated(function, njit(nogil=True, cache=True, error_model="numpy"))
 
 
 def inlined(function: F) -> F:
     """Compile as ``compiled`` does, and merge the body into its compiled callers."""
-    with _project_cache():
-        decorated: F = njit(nogil=True, error_model="numpy", forceinline=True)(function)
-    return decorated
+    return _decorated(function, njit(nogil=True, error_model="numpy", forceinline=True))
 
 
 def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:  # noqa: ANN401 - a Numba signature
     """Compile a function with a C address (``.address``); it loads or compiles when it is decorated."""
 
     def decorate(function: Callable[..., Any]) -> Any:  # noqa: ANN401 - a Numba CFunc
-        with _project_cache():
-            return cfunc(signature, nopython=True, cache=True, error_model="numpy")(function)
+        return _decorated(function, cfunc(signature, nopython=True, cache=True, error_model="numpy"))
 
     return decorate
+
+
+def _decorated(function: Any, decorator: Any) -> Any:  # noqa: ANN401 - Numba's decorators
+    with _project_cache(function):
+        return decorator(function)
 
 
 # -- advice to the optimizer ----------------------------------------------------------------------------------------

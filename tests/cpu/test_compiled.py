@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import members
 import numpy as np
 import pytest
 
-import zico
 from zico import compiled
 from zico.heap import fork
 from zico.heap.layout import HEAP
 from zico.pool import waiting
 
 DEADLINE_S = 20.0
-PACKAGE = Path(zico.__file__).parent
 
 
 @compiled.compiled
@@ -147,69 +143,3 @@ def test_an_unknown_name_of_the_c_library_is_an_error() -> None:
     assert compiled.libc_address("free") > 0
     with pytest.raises(AttributeError):
         compiled.libc_address("zico_has_no_such_function")
-
-
-# -- the cache ------------------------------------------------------------------------------------------------------
-
-
-def _directory_of(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(compiled, "_PACKAGE", package)
-    directory: Path = compiled.cache_directory.__wrapped__()
-    return directory
-
-
-def test_the_cache_moves_when_any_compiled_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A changed, new or removed source starts another cache; the same sources find the same one."""
-    monkeypatch.setenv("ZICO_CACHE_DIR", str(tmp_path / "cache"))
-    sources = ["compiled.py", "driver/host.py", "pool/a.py", "heap/b.py", "trace/c.py", "scheduler/claims.py"]
-    for name in sources:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("x = 1\n")
-    seen = {_directory_of(tmp_path, monkeypatch)}
-    assert _directory_of(tmp_path, monkeypatch) in seen
-    for i, name in enumerate(sources):
-        (tmp_path / name).write_text("x = 2\n")
-        seen.add(_directory_of(tmp_path, monkeypatch))
-        assert len(seen) == i + 2
-    (tmp_path / "heap/new.py").write_text("x = 3\n")
-    seen.add(_directory_of(tmp_path, monkeypatch))
-    (tmp_path / "trace/c.py").unlink()
-    seen.add(_directory_of(tmp_path, monkeypatch))
-    assert len(seen) == len(sources) + 3
-    assert all(directory.parent == tmp_path / "cache" for directory in seen)
-
-
-def test_text_that_moves_between_files_moves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line that moves from the end of one source to the start of the next is a change."""
-    seen = set()
-    for first, second in (("x = 1\ny = 2\n", ""), ("x = 1\n", "y = 2\n")):
-        (tmp_path / "pool").mkdir(exist_ok=True)
-        (tmp_path / "pool/a.py").write_text(first)
-        (tmp_path / "pool/b.py").write_text(second)
-        seen.add(_directory_of(tmp_path, monkeypatch))
-    assert len(seen) == 2
-
-
-def _imports(source: Path) -> set[str]:
-    nodes = ast.walk(ast.parse(source.read_text()))
-    found = set()
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("zico"):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
-    return found
-
-
-def test_every_source_of_compiled_code_is_in_the_key() -> None:
-    """What modules with compiled functions import from Zico, constants included, is part of the cache's key."""
-    keyed = {source for pattern in compiled._SOURCES for source in PACKAGE.glob(pattern)}
-    holders = {
-        source
-        for layer in ("*.py", "driver/*.py", "pool/*.py", "heap/*.py", "trace/*.py", "scheduler/*.py", "broker/*.py")
-        for source in PACKAGE.glob(layer)
-        if any(f"@{name}" in source.read_text() for name in ("compiled\n", "inlined\n", "callback("))
-    }
-    assert holders <= keyed
-    for holder in holders - {PACKAGE / "compiled.py"}:
-        for name in _imports(holder):
-            file = PACKAGE.parent / Path(*name.split(".")).with_suffix(".py")
-            assert file in keyed or not file.is_file(), f"{holder.name} bakes in {name}"
