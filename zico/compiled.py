@@ -202,6 +202,41 @@ def monotonic_ns(_typing: Any) -> Any:  # noqa: ANN401 - Numba types
     return types.int64(), codegen
 
 
+# Reading the counter of an x86-64 processor takes 10 ns where clock_gettime takes 24. It is a clock only if its rate
+# never changes and it never stops, which the kernel tells by two flags.
+_HAS_STEADY_COUNTER = platform.machine() == "x86_64" and {"constant_tsc", "nonstop_tsc"} <= set(
+    Path("/proc/cpuinfo").read_text().partition("\n\n")[0].split()
+)
+
+
+@intrinsic
+def _cycle_counter(_typing: Any) -> Any:  # noqa: ANN401 - Numba types
+    """Read the processor's time stamp counter."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:  # noqa: ANN401 - LLVM builders
+        kind = ir.FunctionType(_I64, [])
+        return builder.call(builder.module.declare_intrinsic("llvm.readcyclecounter", (), kind), [])
+
+    return types.int64(), codegen
+
+
+@inlined
+def ticks() -> int:
+    """Read the cheapest steady clock; its unit is found by comparing it with ``monotonic_ns``."""
+    return _cycle_counter() if _HAS_STEADY_COUNTER else monotonic_ns()
+
+
+@intrinsic
+def release_fence(_typing: Any) -> Any:  # noqa: ANN401 - Numba types
+    """Let no write before this be seen after one behind it."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:  # noqa: ANN401 - LLVM builders
+        builder.fence("release")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
 @intrinsic
 def exchange(_typing: Any, address: Any, value: Any) -> Any:  # noqa: ANN401, ARG001 - Numba's protocol
     """Swap the 32-bit word at an address for a value in one step; returns the old one. A full barrier."""

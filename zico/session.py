@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zico.autoload import complain
 from zico.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 OWNER_VARIABLE = "ZICO_OWNER_PID"
 """The process that is the job; its descendants stay out of the pool."""
+
+RING_VARIABLE = "ZICO_TRACE_RING"
+"""A file made by ``zico trace`` into which the job records its events."""
+PLAN_VARIABLE = "ZICO_PLAN"
+"""``off``: place tensors by their classes alone, follow no plan."""
 
 HOOKED_FUNCTIONS = ("posix_memalign", "aligned_alloc", "free")
 
@@ -147,12 +153,25 @@ def _join(socket_path: Path, framework: str) -> Session:
             PoolTable.join_pool(membership.memory_fd, membership.table_fd, membership.notify_fd, membership.job)
         )
         heap = Heap(pool, HEAP_RECORD, **settings)
-        heap.enable()
+        if ring := os.environ.get(RING_VARIABLE):
+            _record(heap, ring, framework)
+        heap.enable(plan=os.environ.get(PLAN_VARIABLE) != "off")
         undo.pop_all()
     session = Session(membership, pool, heap)
     ForkGuard(heap, membership.leave)
     _explain_failures(session)
     return session
+
+
+def _record(heap: Heap, path: str, framework: str) -> None:
+    """Record into the ring at ``path``; says so if that cannot be, and the job goes on."""
+    from zico.errors import TraceError
+    from zico.trace.ringfile import RingFile
+
+    try:
+        heap.record_to(RingFile(path, framework, int(heap.record[0]["threshold_bytes"])))
+    except TraceError as error:
+        complain("this process is not recorded", error)
 
 
 def _settings(environment: Mapping[str, str]) -> dict[str, Any]:

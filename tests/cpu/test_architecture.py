@@ -34,13 +34,13 @@ ALLOWED = {
     "planners": {"trace"},
     "scheduler": {"trace", "planners"},
     "pool": {"driver", "trace", "scheduler.claims"},
-    "heap": {"pool", "driver", "trace"},
+    "heap": {"pool", "driver", "trace", "planners"},
     "broker": {"pool", "scheduler", "heap", "driver"},
-    "session": {"broker.client", "pool", "heap", "elf"},
+    "session": {"broker.client", "pool", "heap", "elf", "trace", "autoload"},
     "adapters": {"session", ""},
     "kernels": set(),
     "report": {"config", "broker.messages"},
-    "launch": {"config", "report", "broker", "session"},
+    "launch": {"config", "report", "broker", "session", "trace"},
     "cli": {"launch", "report", "config", "broker", "scheduler", ""},
 }
 MAX_FUNCTION_LINES = 60

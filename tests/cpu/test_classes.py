@@ -32,7 +32,7 @@ class Memory:
 
     def key(self, iteration: int, size_bytes: int) -> int:
         """Return the key of the next tensor."""
-        return int(classes.key_of(self.heap, iteration, size_bytes))
+        return int(classes.class_of(classes.key_of(self.heap, iteration, size_bytes)))
 
     def arena(self, key: int) -> int:
         """Return where it goes."""

@@ -130,6 +130,24 @@ class HeapMachine(RuleBasedStateMachine):
         assert not thread.is_alive()
         assert tenant.job["persistent"] == tenant.job["held"]
 
+    @rule(
+        data=st.data(),
+        more=st.lists(st.integers(1, 40).map(lambda n: n * GRANULE_BYTES // 2 + 32 * KIB), max_size=3),
+        places=st.lists(st.integers(0, 1 << 20), min_size=1, max_size=30),
+    )
+    def follow(self, data: st.DataObject, more: list[int], places: list[int]) -> None:
+        """A plan is in force, right or wrong: places that overlap, for tensors that may or may not come."""
+        tenant = self._pick(data)
+        sizes = sorted({*(-(-size // 64) * 64 for size in tenant.live.values()), *more})
+        most = min(tenant.heap.arena_bytes, 12 * self.region_bytes) // 64
+        plan = {
+            (sizes[i % len(sizes)], 1 + i // len(sizes)): place % most * 64
+            for i, place in enumerate(places)
+            if sizes and place % most * 64 + sizes[i % len(sizes)] <= tenant.heap.arena_bytes
+        }
+        if plan:
+            tenant.follow(plan)
+
     @rule(data=st.data(), where=st.integers(0, 1 << 40))
     def free_what_is_no_block(self, data: st.DataObject, where: int) -> None:
         """A free inside the window of what no block starts near is counted, and changes nothing."""

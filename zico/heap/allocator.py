@@ -1,7 +1,8 @@
 """The job's allocator: tensors to slots, compiled, safe for any number of threads.
 
 Theory of operation
-    A tensor goes to the arena of its learned class, at the lowest address that needs the fewest new regions. The first
+    A tensor goes to its place in the plan. Where there is none, or that is taken, it goes to the arena of its learned
+    class, at the lowest address that needs the fewest new regions. The first
     block that touches a slot acquires a region for it, the last one that leaves returns the region at once; the
     mapping stays, so the next acquisition of the same slot usually gets the same region and maps nothing.
 
@@ -35,7 +36,7 @@ from zico.compiled import (
     record_at,
 )
 from zico.driver import host
-from zico.heap import classes, gaps
+from zico.heap import classes, following, gaps
 from zico.heap.layout import (
     ALIGNMENT_BYTES,
     ARENA,
@@ -50,7 +51,8 @@ from zico.heap.layout import (
 from zico.pool import regions, waiting
 from zico.pool.layout import MEMBER, NOBODY
 from zico.pool.regions import GONE, GRANTED, WAIT, header_of, job_at
-from zico.trace import curve, period
+from zico.trace import curve, period, ring
+from zico.trace.events import NO_NAME
 
 NOT_SERVED = 0
 """The request is for the real allocator: no address space is left, or the job has left the pool."""
@@ -64,6 +66,7 @@ SPILL = int(Arena.SPILL)
 LONG = int(Arena.LONG)
 SHORT = int(Arena.SHORT)
 PERSISTENT = int(Arena.PERSISTENT)
+PLANNED = int(Arena.PLANNED)
 
 NEVER_NS = 200_000_000
 """How long another thread of the job may take to free something before a request is refused for good."""
@@ -150,15 +153,20 @@ def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
     _tick(heap, me)
     me.requested_bytes += size_bytes
     key = classes.key_of(heap, me.iteration, rounded)
-    arena = classes.arena_for(heap, key)
-    offset = _place(heap, arena, rounded, alignment) if fits else _NEVER_FITS
+    entry = classes.class_of(key)
+    arena = classes.arena_for(heap, entry)
+    place = following.place_of(heap, key)
+    offset = _place(heap, arena, place, rounded, alignment) if fits else _NEVER_FITS
     if not fits:
         _refuse(me, rounded)
     elif offset in (_MUST_WAIT, _NEVER_FITS):
-        arena, offset = _wait_for_place(heap, me, arena, rounded, alignment, offset)
+        arena, offset = _wait_for_place(heap, me, arena, place, rounded, alignment)
     if offset >= 0:
-        _commit(heap, me, offset, rounded, key)
+        lifetime = following.log_birth(heap, key, rounded, offset == place)
+        _commit(heap, me, offset, rounded, entry, lifetime)
         me.allocations += 1
+        if heap.ring_address != 0:
+            _record_birth(heap, offset, size_bytes)
         if arena == SPILL:
             me.spilled_bytes += size_bytes
         else:
@@ -169,10 +177,41 @@ def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
     return OUT_OF_MEMORY if offset == _NEVER_FITS else NOT_SERVED
 
 
+@inlined
+def _record_birth(heap: Record, offset: int, size_bytes: int) -> None:
+    _blocks(heap)[offset >> GRANULE_SHIFT].number = heap.tensors
+    ring.put(heap.ring_address, ring.ALLOC, heap.tensors, size_bytes, NO_NAME)
+    heap.tensors += 1
+
+
 @compiled
-def _place(heap: Record, index: int, size_bytes: int, alignment: int) -> int:
-    """Find a range and get it its regions; nothing is changed unless both succeed. Inside the heap's mutex."""
+def number_at(heap: Record, address: int) -> int:
+    """Return the number, in the recorded trace, of the tensor that begins at an address; -1 if none does."""
+    offset = address - heap.base
+    if not 0 <= offset < heap.window_bytes:
+        return -1
+    block = _blocks(heap)[offset >> GRANULE_SHIFT]
+    return block.number if block.size_bytes != 0 and block.start == offset else -1
+
+
+@compiled
+def _place(heap: Record, index: int, planned: int, size_bytes: int, alignment: int) -> int:
+    """Find a range and get it its regions; nothing is changed unless both succeed. Inside the heap's mutex.
+
+    Args:
+        heap: The HEAP record.
+        index: The arena, where the plan has no place or that is taken.
+        planned: Offset of that place, or ``following.NO_PLACE``.
+        size_bytes: Rounded up to the least alignment.
+        alignment: A power of two.
+    """
     keep_small()
+    if planned >= 0 and planned & (alignment - 1) == 0 and following.is_vacant(heap, planned, size_bytes):
+        status = _back(heap, PLANNED, planned, size_bytes)
+        if status == GRANTED:
+            following.occupy(heap, planned, size_bytes, True)  # noqa: FBT003 - as its name says
+            return planned
+        return _failure(status)
     arena = _arena(heap, index)
     gap = gaps.NOTHING
     if index == SHORT:
@@ -191,6 +230,12 @@ def _place(heap: Record, index: int, size_bytes: int, alignment: int) -> int:
     status = _back(heap, index, offset, size_bytes)
     if status == GRANTED:
         return gaps.take(arena, gap, size_bytes, alignment)
+    return _failure(status)
+
+
+@inlined
+def _failure(status: int) -> int:
+    """Say in the terms of a place why there are no regions for it."""
     if status == WAIT:
         return _MUST_WAIT
     return _NO_SPACE if status == GONE else _NEVER_FITS
@@ -252,14 +297,15 @@ def _map(heap: Record, slot: int, descriptor: int, offset: int) -> bool:
 
 
 @inlined
-def _commit(heap: Record, me: Record, offset: int, size_bytes: int, key: int) -> None:
+def _commit(heap: Record, me: Record, offset: int, size_bytes: int, entry: int, lifetime: int) -> None:
     """Enter the block, now that its place is certain."""
     block = _blocks(heap)[offset >> GRANULE_SHIFT]
     block.size_bytes = size_bytes
     block.start = offset
     block.birth = heap.events
     block.iteration = me.iteration
-    block.key = key
+    block.key = entry
+    block.lifetime = lifetime
     slots = _slots(heap)
     for slot in range(offset >> heap.region_shift, ((offset + size_bytes - 1) >> heap.region_shift) + 1):
         slots[slot].live += 1
@@ -273,7 +319,7 @@ def _commit(heap: Record, me: Record, offset: int, size_bytes: int, key: int) ->
 
 @compiled
 def _wait_for_place(
-    heap: Record, me: Record, arena: int, size_bytes: int, alignment: int, offset: int
+    heap: Record, me: Record, arena: int, planned: int, size_bytes: int, alignment: int
 ) -> tuple[int, int]:
     """Wait until a place is found; returns arena and offset. Enters and leaves inside the heap's mutex."""
     keep_out_of_line()
@@ -286,7 +332,7 @@ def _wait_for_place(
     waiting.start_waiting(pool, (size_bytes + region_bytes - 1) >> heap.region_shift)
     while True:
         sequence = waiting.sequence_of(pool)
-        offset = _place(heap, arena, size_bytes, alignment)
+        offset = _place(heap, arena, planned, size_bytes, alignment)
         now_ns = monotonic_ns()
         if offset != _NEVER_FITS:
             never_since_ns = np.int64(0)
@@ -305,7 +351,7 @@ def _wait_for_place(
         stuck = now_ns - still_since_ns > patience_ns and waiting.is_first_to_yield(pool)
         if offset == _MUST_WAIT and (stuck or now_ns > deadline_ns):
             arena = SPILL
-            offset = _place(heap, arena, size_bytes, alignment)
+            offset = _place(heap, arena, following.NO_PLACE, size_bytes, alignment)
             waiting.note_stall(pool)
             heap.stuck_iteration = me.iteration + 1
             break
@@ -377,10 +423,17 @@ def free(heap: Record, address: int) -> None:
     else:
         block.size_bytes = 0
         _tick(heap, me)
-        same_iteration = block.iteration == me.iteration
-        classes.learn(heap, me, block.key, heap.events - block.birth, same_iteration)
+        iterations_ago = me.iteration - block.iteration
+        classes.learn(heap, me, block.key, heap.events - block.birth, iterations_ago == 0)
+        following.log_death(heap, block.lifetime, iterations_ago)
+        if heap.ring_address != 0:
+            ring.put(heap.ring_address, ring.FREE, block.number, size_bytes, NO_NAME)
+        arena = _arena_at(heap, offset)
+        if arena == PLANNED:
+            following.occupy(heap, offset, size_bytes, False)  # noqa: FBT003 - as its name says
+        else:
+            gaps.give(_arena(heap, arena), offset, size_bytes)
         _leave_slots(heap, offset, size_bytes)
-        gaps.give(_arena(heap, _arena_at(heap, offset)), offset, size_bytes)
         if offset < heap.spill_offset:
             me.live_bytes -= size_bytes
     private_unlock(heap.mutex_address)
@@ -420,13 +473,19 @@ def boundary(heap: Record) -> None:
     """End the iteration and begin the next one, waiting in between until that is admitted."""
     keep_out_of_line()
     pool = pool_of(heap)
+    me = job_of(heap)
     private_lock(heap.mutex_address)
+    before = me.iteration
     admitted = waiting.finish_iteration(pool)
+    if me.iteration != before:
+        following.turn(heap, me.iteration)
     private_unlock(heap.mutex_address)
     if not admitted:
         waiting.await_admission(pool)
     private_lock(heap.mutex_address)
     waiting.begin_iteration(pool)
+    if heap.ring_address != 0:
+        ring.put(heap.ring_address, ring.BEGIN, me.iteration, 0, NO_NAME)
     private_unlock(heap.mutex_address)
 
 

@@ -1,6 +1,6 @@
 """Set up a process's heap over a pool it has joined.
 
-The window is address space only: three arenas of twice the pool (fragmentation of addresses is free) and one for the
+The window is address space only: four arenas of twice the pool (fragmentation of addresses is free) and one for the
 next tier, a sparse unlinked file. Bookkeeping lies in anonymous memory that becomes resident as it is used.
 """
 
@@ -21,6 +21,7 @@ from zico.heap.layout import (
     BLOCK,
     COUNT,
     COUNTS,
+    FIRST_PLAN_INTERVAL,
     FIRST_SEARCH,
     GAP,
     GRANULE_BYTES,
@@ -28,16 +29,24 @@ from zico.heap.layout import (
     HEAP,
     HISTORY,
     KEYS,
+    LIFETIME,
+    LOG,
+    LOGS,
     MAX_ALIGNMENT_BYTES,
     MAX_GAPS,
+    MAX_LIFETIMES,
     SLOT,
+    UNITS_PER_SLOT,
+    WORDS_PER_SLOT,
     Arena,
     Attached,
 )
 from zico.pool.layout import NOBODY
 
 if TYPE_CHECKING:
+    from zico.heap.planning import Planning
     from zico.pool.table import PoolTable
+    from zico.trace.ringfile import RingFile
 
 _ARENA_SHARE = 2
 """Address space of an arena over the pool's size."""
@@ -76,6 +85,7 @@ class Heap:
             raise ConfigError(message)
         self.pool = pool
         self.record = record
+        self.planning: Planning | None = None
         self._keep: list[Any] = []
         with contextlib.ExitStack() as undo:
             self._reserve(undo, spill_directory)
@@ -85,11 +95,11 @@ class Heap:
     def _reserve(self, undo: contextlib.ExitStack, spill_directory: str | None) -> None:
         region_bytes = self.pool.region_bytes
         pool_bytes = int(self.pool.header["n_regions"]) * region_bytes
-        self._arena_bytes = max(_ARENA_SHARE * pool_bytes, 64 * region_bytes)
-        self._window_bytes = len(Arena) * self._arena_bytes
+        self.arena_bytes = max(_ARENA_SHARE * pool_bytes, 64 * region_bytes)
+        self._window_bytes = len(Arena) * self.arena_bytes
         self.window = undo.enter_context(self.pool.driver.reserve(self._window_bytes + MAX_ALIGNMENT_BYTES))
         self.base = -(-self.window.handle // MAX_ALIGNMENT_BYTES) * MAX_ALIGNMENT_BYTES
-        self._spill_fd = _open_spill_file(spill_directory, self._arena_bytes)
+        self._spill_fd = _open_spill_file(spill_directory, self.arena_bytes)
         if self._spill_fd >= 0:
             undo.callback(os.close, self._spill_fd)
 
@@ -98,26 +108,27 @@ class Heap:
         region_bytes = self.pool.region_bytes
         window_bytes = self._window_bytes
         n_slots = window_bytes // region_bytes
-        self.slots = self._zeros(SLOT, n_slots)
+        self.slots = self.zeros(SLOT, n_slots)
         self.slots["region"] = NOBODY
         self.slots["mapped"] = NOBODY
-        self.arenas = self._zeros(ARENA, len(Arena))
+        self.arenas = self.zeros(ARENA, len(Arena))
         for arena in Arena:
             self._fill_arena(arena)
         heap["region_shift"] = region_bytes.bit_length() - 1
         heap["base"] = self.base
         heap["window_bytes"] = window_bytes
-        heap["spill_offset"] = Arena.SPILL * self._arena_bytes
+        heap["spill_offset"] = Arena.SPILL * self.arena_bytes
         heap["threshold_bytes"] = threshold_bytes
         heap["member_address"] = self.pool.member.ctypes.data
         heap["arenas_address"] = self.arenas.ctypes.data
         heap["slots_address"] = self.slots.ctypes.data
-        heap["blocks_address"] = self._zeros(BLOCK, window_bytes >> GRANULE_SHIFT).ctypes.data
-        heap["classes_address"] = self._zeros(np.dtype("u1"), KEYS).ctypes.data
-        heap["counts_address"] = self._zeros(COUNT, COUNTS).ctypes.data
-        heap["wanted_address"] = self._zeros(np.dtype("i4"), n_slots).ctypes.data
-        heap["history_address"] = self._zeros(np.dtype("i8"), 2 * HISTORY).ctypes.data
-        heap["live_history_address"] = self._zeros(np.dtype("i8"), HISTORY).ctypes.data
+        heap["blocks_address"] = self.zeros(BLOCK, window_bytes >> GRANULE_SHIFT).ctypes.data
+        heap["classes_address"] = self.zeros(np.dtype("u1"), KEYS).ctypes.data
+        heap["counts_address"] = self.zeros(COUNT, COUNTS).ctypes.data
+        heap["wanted_address"] = self.zeros(np.dtype("i4"), n_slots).ctypes.data
+        self._fill_planning(heap)
+        heap["history_address"] = self.zeros(np.dtype("i8"), 2 * HISTORY).ctypes.data
+        heap["live_history_address"] = self.zeros(np.dtype("i8"), HISTORY).ctypes.data
         heap["search_interval"] = FIRST_SEARCH
         heap["next_search"] = FIRST_SEARCH
         heap["memory_fd"] = self.pool.memory_fd
@@ -130,25 +141,51 @@ class Heap:
             heap[f"real_{name}"] = libc_address(name)
         heap["mutex_address"] = self.record.ctypes.data + HEAP.fields["mutex"][1]  # type: ignore[index]
 
+    def _fill_planning(self, heap: Any) -> None:  # noqa: ANN401 - the HEAP record
+        """Lay out the logs of iterations and the bitmap of the planned arena."""
+        logs = self.zeros(LOG, LOGS)
+        for log in logs:
+            log["lifetimes_address"] = self.zeros(LIFETIME, MAX_LIFETIMES).ctypes.data
+        self.handed = self.zeros(LIFETIME, MAX_LIFETIMES)
+        heap["handed"]["lifetimes_address"] = self.handed.ctypes.data
+        heap["logs_address"] = logs.ctypes.data
+        heap["planned_offset"] = Arena.PLANNED * self.arena_bytes
+        heap["unit_shift"] = (self.pool.region_bytes // UNITS_PER_SLOT).bit_length() - 1
+        n_slots = self.arena_bytes // self.pool.region_bytes
+        self.bits = self.zeros(np.dtype(("i8", (WORDS_PER_SLOT,))), n_slots)
+        heap["bits_address"] = self.bits.ctypes.data
+        heap["plan_fd"] = -1
+        heap["plan_interval"] = FIRST_PLAN_INTERVAL
+
     def _fill_arena(self, index: int) -> None:
         arena = self.arenas[index]
-        gaps = self._zeros(GAP, MAX_GAPS)
-        gaps[0] = (index * self._arena_bytes, self._arena_bytes)
-        arena["start"] = index * self._arena_bytes
-        arena["end"] = (index + 1) * self._arena_bytes
+        gaps = self.zeros(GAP, MAX_GAPS)
+        gaps[0] = (index * self.arena_bytes, self.arena_bytes)
+        arena["start"] = index * self.arena_bytes
+        arena["end"] = (index + 1) * self.arena_bytes
         arena["n_gaps"] = 1
         arena["gaps_address"] = gaps.ctypes.data
 
-    def _zeros(self, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - an array of dtype
+    def zeros(self, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - an array of dtype
         """Return zeroed records in anonymous memory that costs nothing until touched."""
         mapping = mmap.mmap(-1, max(dtype.itemsize * count, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         array = np.frombuffer(mapping, dtype, count)
         self._keep.append((mapping, array))
         return array
 
-    def enable(self) -> None:
-        """Serve requests from the pool from now on."""
+    def enable(self, *, plan: bool = False) -> None:
+        """Serve requests from the pool from now on; ``plan``: plan iterations in a thread, once some have passed."""
+        if plan:
+            from zico.heap.planning import Planning
+
+            self.planning = Planning(self)
+            self.planning.start()
         self.record[0]["attached"] = Attached.YES
+
+    def record_to(self, ring: RingFile) -> None:
+        """Record every allocation and free from now on."""
+        self._keep.append(ring)
+        self.record[0]["ring_address"] = ring.address
 
     def close(self) -> None:
         """Unmap the window; no tensor of it may be used afterwards."""

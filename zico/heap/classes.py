@@ -24,6 +24,10 @@ SHORT_EVENTS = 8
 """A tensor freed within so many allocations and frees, or a 64th of the iteration, is a temporary."""
 _SHORT_SHIFT = 6
 
+SIZE_BITS = 40
+"""A key is size + (occurrence << SIZE_BITS): exact for tensors below 1 TiB."""
+_PROBES = 8  # more sizes than that with neighbouring hashes share a count: worse places, never wrong ones
+
 UNKNOWN = 0  # stored classes count from one
 LONG = int(Arena.LONG)
 SHORT = int(Arena.SHORT)
@@ -39,26 +43,42 @@ def _hash(value: int, shift: int) -> int:
 
 @inlined
 def key_of(heap: Record, iteration: int, size_bytes: int) -> int:
-    """Return the key of the next tensor of this size in this iteration, and count it."""
+    """Count the next tensor of this size in this iteration and return its key: size and occurrence."""
     counts = array_at(heap.counts_address, COUNTS, COUNT)
-    count = counts[_hash(size_bytes, _COUNT_SHIFT)]
-    if count.iteration != iteration or count.size_bytes != size_bytes:
-        count.iteration = iteration
-        count.size_bytes = size_bytes
-        count.n = 0
-    count.n += 1
-    return _hash(size_bytes + (count.n << 40), _KEY_SHIFT)
+    i = _hash(size_bytes, _COUNT_SHIFT)
+    for _ in range(_PROBES):
+        count = counts[i]
+        if count.iteration != iteration or count.size_bytes == 0:
+            count.iteration = iteration
+            count.size_bytes = size_bytes
+            count.n = 0
+        if count.size_bytes == size_bytes:
+            break
+        i = (i + 1) & (COUNTS - 1)
+    counts[i].n += 1
+    return size_bytes + (counts[i].n << SIZE_BITS)
+
+
+def size_of(keys: Any) -> Any:  # noqa: ANN401 - an int, or an array of them
+    """Return the size in bytes that is part of a key."""
+    return keys & ((1 << SIZE_BITS) - 1)
 
 
 @inlined
-def arena_for(heap: Record, key: int) -> int:
-    """Return the arena of the class that the key had last time; LONG if it has not been seen to die."""
-    known = array_at(heap.classes_address, KEYS, _U8)[key]
+def class_of(key: int) -> int:
+    """Return the entry of the class table for a key."""
+    return _hash(key, _KEY_SHIFT)
+
+
+@inlined
+def arena_for(heap: Record, entry: int) -> int:
+    """Return the arena of the class that the tensor had last time; LONG if it has not been seen to die."""
+    known = array_at(heap.classes_address, KEYS, _U8)[entry]
     return LONG if known == UNKNOWN else known - 1
 
 
 @compiled
-def learn(heap: Record, job: Record, key: int, lived_events: int, same_iteration: bool) -> None:  # noqa: FBT001
+def learn(heap: Record, job: Record, entry: int, lived_events: int, same_iteration: bool) -> None:  # noqa: FBT001
     """Note the class that a tensor turns out to have had when it dies."""
     limit = SHORT_EVENTS
     if not curve.is_flat(job.profile):
@@ -69,4 +89,4 @@ def learn(heap: Record, job: Record, key: int, lived_events: int, same_iteration
         arena = SHORT
     else:
         arena = LONG
-    array_at(heap.classes_address, KEYS, _U8)[key] = arena + 1
+    array_at(heap.classes_address, KEYS, _U8)[entry] = arena + 1

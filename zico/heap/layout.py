@@ -1,8 +1,8 @@
 """The heap's private records: one process's window, cut into arenas, slots and blocks.
 
-A window of three pool arenas and the next tier's; the first slot of ARENA_LONG holds two tensors and a gap::
+A window of four pool arenas and the next tier's; the first slot of Arena.LONG holds two tensors and a gap::
 
-    | PERSISTENT ... | LONG [tensor][tensor][ gap ... | SHORT ... | SPILL ... |
+    | PERSISTENT ... | LONG [tensor][tensor][ gap ... | SHORT ... | PLANNED ... | SPILL ... |
                       ^ slot 0          ^ slot 1
 
 Offsets count from the start of the window. A block starts in a granule of its own, because no tensor in the pool is
@@ -28,6 +28,15 @@ MAX_GAPS = 1 << 16
 KEYS = 1 << 16
 COUNTS = 1 << 12
 HISTORY = 1 << 16
+MAX_LIFETIMES = 1 << 16
+"""Tensors of one iteration that can be planned; those behind are placed as they come."""
+LOGS = 3
+PLAN_ENTRIES = 1 << 17
+UNITS_PER_SLOT = 1 << 10
+"""A planned offset is a multiple of this share of a slot: 4 KiB on the host device, 64 KiB where regions are 64 MiB."""
+WORDS_PER_SLOT = UNITS_PER_SLOT // 64
+FIRST_PLAN_INTERVAL = 2
+"""Iterations between a plan and the next one, at first."""
 FIRST_SEARCH = 16
 """Allocations before a period is first looked for."""
 
@@ -41,7 +50,9 @@ class Arena(enum.IntEnum):
     """Feature and gradient maps: freed within the iteration, but not soon. Also what is not known yet."""
     SHORT = 2
     """Temporaries: freed within a few events."""
-    SPILL = 3
+    PLANNED = 3
+    """Tensors that the plan has a place for."""
+    SPILL = 4
     """The next tier: a file. Used only when nobody could go on otherwise."""
 
 
@@ -59,15 +70,44 @@ GAP = np.dtype([("start", "i8"), ("size_bytes", "i8")], align=True)
 ARENA = np.dtype([("start", "i8"), ("end", "i8"), ("n_gaps", "i8"), ("gaps_address", "i8")], align=True)
 """A stretch of the window and its sorted gaps."""
 
-SLOT = np.dtype([("live", "i4"), ("region", "i4"), ("mapped", "i4")], align=True)
-"""Blocks that touch the slot; the region held for it and the one still mapped there (or NOBODY)."""
+SLOT = np.dtype([("live", "i4"), ("region", "i4"), ("mapped", "i4"), ("full", "i4")], align=True)
+"""Blocks that touch the slot; the region held for it and the one still mapped there (or NOBODY); whether one planned
+block fills it."""
 
 BLOCK = np.dtype(
-    [("size_bytes", "i8"), ("start", "i8"), ("birth", "i8"), ("iteration", "i4"), ("key", "i4")], align=True
+    [
+        ("size_bytes", "i8"),
+        ("start", "i8"),
+        ("birth", "i8"),
+        ("iteration", "i4"),
+        ("key", "i4"),  # of its class
+        ("lifetime", "i4"),  # index into the log of its iteration, or NOBODY
+        ("number", "i4"),  # of the tensor in a recorded trace
+    ],
+    align=True,
 )
 """A live tensor, by the granule in which it starts: its size, its offset, and what is known of it at its birth."""
 
 COUNT = np.dtype([("size_bytes", "i8"), ("iteration", "i4"), ("n", "i4")], align=True)
+
+LIFETIME = np.dtype([("key", "i8"), ("lower", "i8"), ("upper", "i8")], align=True)
+"""A tensor of an iteration: size and occurrence, and the heap's events at its birth and death (0: it lives)."""
+
+LOG = np.dtype(
+    [
+        ("n", "i8"),
+        ("begin", "i8"),  # the heap's events when the iteration began
+        ("end", "i8"),  # and when it ended
+        ("bytes", "i8"),  # of its tensors
+        ("planned_bytes", "i8"),  # of those that lie where the plan has them
+        ("lifetimes_address", "i8"),
+    ],
+    align=True,
+)
+"""What one iteration allocated. Final when the next one has ended: by then what it left over has died or persists."""
+
+PLACE = np.dtype([("key", "i8"), ("offset", "i8")], align=True)
+"""Where the plan has a tensor, by size and occurrence; key 0: an empty entry of the table."""
 
 HEAP = np.dtype(
     [
@@ -89,6 +129,13 @@ HEAP = np.dtype(
         ("classes_address", "i8"),
         ("counts_address", "i8"),
         ("wanted_address", "i8"),
+        ("logs_address", "i8"),
+        ("log", "i8"),  # the log of the iteration in flight
+        ("plan_address", "i8"),  # table of PLACE, 0: there is no plan
+        ("bits_address", "i8"),  # which units of the planned arena are taken
+        ("planned_offset", "i8"),  # where the planned arena begins
+        ("unit_shift", "i8"),
+        ("ring_address", "i8"),  # where events are recorded, 0: nowhere
         ("real_posix_memalign", "i8"),
         ("real_free", "i8"),
         ("history_address", "i8"),
@@ -109,6 +156,15 @@ HEAP = np.dtype(
         ("next_search", "i8"),
         ("search_interval", "i8"),  # doubles with every search in vain
         ("misses", "i8"),
+        ("next_plan_address", "i8"),  # a table that takes over at the next boundary, 0 if none
+        ("next_plan_iteration", "i8"),  # no plan is asked for before
+        ("plan_interval", "i8"),  # iterations; doubles with every plan that is not followed
+        ("shortfall", "i8"),  # iterations in a row that the plan does not describe
+        ("plan_fd", "i8"),  # eventfd that wakes the planner, -1 if there is none
+        ("plan_asked", "i4"),  # 1: the log in handed_address waits for the planner
+        ("plans", "i8"),  # plans followed, ever
+        ("handed", LOG),
+        ("tensors", "i8"),  # allocations, ever: numbers of tensors in a recorded trace
     ],
     align=True,
 )

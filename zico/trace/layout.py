@@ -1,4 +1,4 @@
-"""The record of a memory curve, as compiled code and Python see it."""
+"""The records of memory curves and of recorded events, as compiled code and Python see them."""
 
 from __future__ import annotations
 
@@ -19,3 +19,29 @@ CURVE = np.dtype(
     align=True,
 )
 """Regions held against progress, with times: one iteration, or the profile folded from several."""
+
+RING_MAGIC = 0x5A49434F_52494E47  # "ZICORING"
+RING_EVENTS = 1 << 16
+"""Events that fit: at ten million a second they last for 6 ms, at what training does for a second or more."""
+RING_NAME_BYTES = 1 << 18
+"""Room for the names of operations, each ended by a zero byte."""
+
+RING = np.dtype(
+    [
+        ("magic", "i8"),
+        ("pid", "i8"),  # of the one process that writes, 0 until there is one
+        ("start_ticks", "i8"),  # two readings of the same instant: zico.compiled.ticks
+        ("start_ns", "i8"),  # and CLOCK_MONOTONIC
+        ("threshold_bytes", "i8"),  # smaller tensors are not recorded
+        ("framework", "S32"),
+        ("names_bytes", "i8"),  # of the names that are there
+        ("padding", "u1", (40,)),
+        ("head", "i8"),  # events ever written; alone on its cache line with what else the writer writes
+        ("dropped", "i8"),  # events that found no room
+        ("writer_padding", "u1", (48,)),
+        ("tail", "i8"),  # events ever read
+        ("reader_padding", "u1", (56,)),
+    ],
+    align=True,
+)
+"""The head of a file that a job writes events into and another process reads: RING, events, names."""

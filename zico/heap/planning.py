@@ -1,0 +1,103 @@
+"""Plan an iteration that was logged: from lifetimes to a table of places, off the hot path.
+
+A thread of the job sleeps until the heap hands it a finished log, plans without the GIL, and installs the answer. No
+allocation waits for it, and a job whose thread never gets to run goes on as it would without plans.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zico.heap.layout import ALIGNMENT_BYTES, PLACE, PLAN_ENTRIES, UNITS_PER_SLOT
+from zico.planners.circle import FOREVER, cut_open
+from zico.planners.plan import NoPlan
+from zico.trace.curve import is_flat
+
+if TYPE_CHECKING:
+    from zico.heap.build import Heap
+    from zico.planners.problem import Int64s
+
+DEADLINE_S = 1.0
+"""Most time that planning one iteration may take, of one core."""
+
+
+_FEWEST_BINS = 16
+
+
+class Planning:
+    """The planner of one heap: an eventfd, two tables of which one is in force, and a thread."""
+
+    def __init__(self, heap: Heap) -> None:
+        """Let the heap ask for plans; ``start`` answers in a thread."""
+        self._heap = heap
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._tables = [heap.zeros(PLACE, PLAN_ENTRIES) for _ in range(2)]
+        heap.record[0]["plan_fd"] = self._wake_fd
+
+    def start(self) -> None:
+        """Start the thread; it sleeps until an iteration has been logged."""
+        threading.Thread(target=self._run, name="zico-planner", daemon=True).start()
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        while True:
+            poll.poll()  # no deadline: nobody waits for this thread
+            os.eventfd_read(self._wake_fd)
+            self.plan_handed()
+
+    def plan_handed(self) -> None:
+        """Plan the log that the heap has handed over, and install the answer."""
+        from zico.heap import following
+
+        record = self._heap.record[0]
+        log = record["handed"]
+        keys, offsets = self._plan(self._heap.handed[: int(log["n"])], int(log["begin"]), int(log["end"]))
+        table_address = 0
+        if len(keys):
+            spare = next(table for table in self._tables if table.ctypes.data != record["plan_address"])
+            table_address = spare.ctypes.data
+            following.fill(table_address, keys, offsets, len(keys))
+        following.install(record, table_address)
+
+    def _plan(self, lifetimes: Any, begin: int, end: int) -> tuple[Int64s, Int64s]:  # noqa: ANN401 - of LIFETIME
+        """Return the keys of the tensors that have places, and these."""
+        from zico.heap.classes import size_of
+        from zico.planners.problem import Problem
+        from zico.planners.regions import Regions
+
+        region_bytes = self._heap.pool.region_bytes
+        size_bytes = size_of(lifetimes["key"])
+        upper = np.where(lifetimes["upper"] > 0, lifetimes["upper"] - begin, FOREVER)
+        line = cut_open(lifetimes["lower"] - begin, upper, size_bytes, end - begin)
+        planned = ~line.persists
+        if not planned.any():
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        problem = Problem(
+            line.lower[planned],
+            line.upper[planned],
+            size_bytes[planned],
+            alignment_bytes=max(region_bytes // UNITS_PER_SLOT, ALIGNMENT_BYTES),
+            tick_ns=self._times(line.cut, end - begin),
+        )
+        answer = Regions(region_bytes).plan(problem, DEADLINE_S)
+        if isinstance(answer, NoPlan):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        inside = answer.offset_bytes + problem.size_bytes <= self._heap.arena_bytes
+        return lifetimes["key"][planned][inside], answer.offset_bytes[inside]
+
+    def _times(self, cut: int, n_ticks: int) -> Int64s | None:
+        """Return when the ticks of the line begin, by the job's profile; ``None``: it does not say."""
+        profile = self._heap.pool.jobs[int(self._heap.pool.member[0]["job"])]["profile"]
+        n_bins = int(profile["n_bins"])
+        if int(profile["duration_ns"]) <= 0 or n_bins < _FEWEST_BINS or is_flat(profile):
+            return None
+        ticks = np.append(np.arange(n_bins) << int(profile["shift"]), n_ticks)
+        t_ns = np.append(profile["t_ns"][:n_bins], profile["duration_ns"])
+        durations = np.diff(np.interp(np.arange(n_ticks + 1), ticks, t_ns))
+        return np.concatenate([[0], np.cumsum(np.roll(durations, -cut))]).astype(np.int64)

@@ -1,0 +1,78 @@
+"""Record events into shared memory without waiting for anybody: one writer at a time, one reader.
+
+The writer holds a lock of its own process (the heap's). The reader is another process, so recording goes on to the last
+instruction of a job that is killed, and costs the job nothing but the write::
+
+    RING | event event event ... | names
+           ^tail        ^head          what is between tail and head waits to be read
+
+Guarantees
+    An event that finds the ring full is counted in ``dropped``, never waited for and never overwrites another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zico.compiled import (
+    array_at,
+    compiled,
+    inlined,
+    keep_small,
+    private_lock,
+    private_unlock,
+    record_at,
+    release_fence,
+    ticks,
+)
+from zico.trace.events import EVENT, Kind
+from zico.trace.layout import RING, RING_EVENTS
+
+ALLOC = int(Kind.ALLOC)
+FREE = int(Kind.FREE)
+BEGIN = int(Kind.BEGIN)
+
+_HEADER_BYTES = RING.itemsize
+_MASK = RING_EVENTS - 1
+
+Record = Any
+
+
+@inlined
+def put(ring_address: int, kind: int, tensor: int, size_bytes: int, name: int) -> None:
+    """Record an event now, or count it as dropped. The caller holds the lock."""
+    _put(ring_address, kind, tensor, size_bytes, name, ticks())
+
+
+@compiled
+def _put(ring_address: int, kind: int, tensor: int, size_bytes: int, name: int, at_ticks: int) -> None:
+    keep_small()
+    ring = record_at(ring_address, RING)
+    head = ring.head
+    if head - ring.tail >= RING_EVENTS:
+        ring.dropped += 1
+        return
+    event = array_at(ring_address + _HEADER_BYTES, RING_EVENTS, EVENT)[head & _MASK]
+    event.t_ns = at_ticks  # the reader turns ticks into nanoseconds
+    event.tensor = tensor
+    event.size_bytes = size_bytes
+    event.name = name
+    event.stream = 0
+    event.kind = kind
+    event.flags = 0
+    release_fence()
+    ring.head = head + 1
+
+
+@compiled
+def put_locked(mutex_address: int, ring_address: int, kind: int, tensor: int, size_bytes: int, name: int) -> None:
+    """Record an event that comes from Python: takes the lock that allocations take."""
+    private_lock(mutex_address)
+    put(ring_address, kind, tensor, size_bytes, name)
+    private_unlock(mutex_address)
+
+
+@compiled
+def now_ticks() -> int:
+    """Read the clock that events are stamped with."""
+    return ticks()
