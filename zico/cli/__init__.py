@@ -1,4 +1,4 @@
-"""The command line: ``zico run``, ``doctor``, ``status`` and ``broker``, one file each."""
+"""The command line: ``zico run``, ``doctor``, ``status``, ``broker`` and ``trace``, one file each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import click
 from zico import __version__
 from zico.cli.broker import broker
 from zico.cli.doctor import doctor
+from zico.cli.plan import plan
 from zico.cli.run import run
 from zico.cli.status import status
+from zico.cli.trace import trace
 from zico.errors import CommandError, ConfigError, ZicoError
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def command() -> None:
     """Train several jobs on one device inside one memory budget."""
 
 
-for _subcommand in (run, doctor, status, broker):
+for _subcommand in (run, plan, doctor, status, broker, trace):
     command.add_command(_subcommand)
 
 

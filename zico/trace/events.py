@@ -77,3 +77,5 @@ class Trace:
     events: NDArray[np.void]
     """Of dtype ``EVENT``."""
     names: tuple[str, ...] = ()
+    path: str = ""
+    """The file it was read from, for messages."""

@@ -31,6 +31,7 @@ from zico.trace.layout import RING, RING_EVENTS
 ALLOC = int(Kind.ALLOC)
 FREE = int(Kind.FREE)
 BEGIN = int(Kind.BEGIN)
+OP = int(Kind.OP)
 
 _HEADER_BYTES = RING.itemsize
 _MASK = RING_EVENTS - 1
@@ -62,6 +63,14 @@ def _put(ring_address: int, kind: int, tensor: int, size_bytes: int, name: int, 
     event.flags = 0
     release_fence()
     ring.head = head + 1
+
+
+@compiled
+def put_op(mutex_address: int, ring_address: int, name: int, begin_ticks: int) -> None:
+    """Record an operation that began at ``begin_ticks`` and ends now."""
+    private_lock(mutex_address)
+    _put(ring_address, OP, 0, ticks() - begin_ticks, name, begin_ticks)
+    private_unlock(mutex_address)
 
 
 @compiled

@@ -136,8 +136,8 @@ class RingReader(_Mapped):
         """Take what has been written since the last call out of the ring; never waits.
 
         Returns:
-            Events in their order, times in nanoseconds since the writer began. Events that found no room are counted
-            by one of kind ``DROPPED`` at the end.
+            Events in their order, with times in nanoseconds since the writer began. Those that found no room are
+            counted by one of kind ``DROPPED`` at the end.
         """
         header = self.header[0]
         if not self._rate and not self._find_rate():
@@ -146,9 +146,7 @@ class RingReader(_Mapped):
         head, tail = int(header["head"]), int(header["tail"])
         events = self.events[np.arange(tail, head) & (RING_EVENTS - 1)]
         header["tail"] = head
-        if len(events):
-            events["t_ns"] = self._nanoseconds(events["t_ns"])
-            self._last_ns = int(events["t_ns"][-1])
+        self._tell_nanoseconds(events)
         if dropped == self._dropped:
             return events
         gap = np.zeros(1, EVENT)
@@ -166,13 +164,23 @@ class RingReader(_Mapped):
         from zico.trace import ring
 
         header = self.header[0]
+        now_ticks = int(ring.now_ticks())  # the first call in a process loads code: so read the other clock after it
         passed_ns = time.monotonic_ns() - int(header["start_ns"])
         if not header["start_ns"] or passed_ns < _LEAST_NS:
             return False
-        self._rate = passed_ns / (int(ring.now_ticks()) - int(header["start_ticks"]))
+        self._rate = passed_ns / (now_ticks - int(header["start_ticks"]))
         return True
 
-    def _nanoseconds(self, at_ticks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Turn readings of the writer's clock into nanoseconds since it began, never falling."""
-        since = (at_ticks - int(self.header[0]["start_ticks"])) * self._rate
-        return np.maximum.accumulate(np.maximum(since.astype(np.int64), self._last_ns))
+    def _tell_nanoseconds(self, events: NDArray[np.void]) -> None:
+        """Turn readings of the writer's clock into nanoseconds since it began.
+
+        Times never fall, but an operation is recorded when it has ended, with the time at which it began.
+        """
+        if not len(events):
+            return
+        since_ns = ((events["t_ns"] - int(self.header[0]["start_ticks"])) * self._rate).astype(np.int64)
+        ops = events["kind"] == Kind.OP
+        events["size_bytes"][ops] = (events["size_bytes"][ops] * self._rate).astype(np.int64)
+        in_order = np.maximum.accumulate(np.where(ops, self._last_ns, np.maximum(since_ns, self._last_ns)))
+        events["t_ns"] = np.where(ops, np.maximum(since_ns, 0), in_order)
+        self._last_ns = int(in_order[-1])

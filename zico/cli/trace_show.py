@@ -1,0 +1,200 @@
+"""``zico trace show``: an iteration's figures as a table or JSON, its memory curve, and the trace in other formats."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from zico.errors import CommandError, ConfigError
+from zico.report.table import PLAIN_WIDTH
+from zico.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zico.planners.from_trace import IterationProblem
+    from zico.trace.events import Trace
+    from zico.trace.summary import OperationFigures, TraceSummary
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@click.argument("file", type=_FILE)
+@click.option("--iteration", type=int, metavar="N", help="Which one (default: a typical one of median duration).")
+@click.option("-o", "picture", type=_FILE, metavar="PNG", help="Where the memory curve goes (default: FILE with .png).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--chrome", type=_FILE, help="Write the trace for Perfetto and chrome://tracing.")
+@click.option("--snapshot", type=_FILE, help="Write the trace for pytorch.org/memory_viz.")
+@click.option("--csv", type=_FILE, help="Write the iteration's lifetimes as minimalloc reads them.")
+@click.option("--allow-truncated", is_flag=True, help="Take a file whose end is missing for what it holds.")
+def show(  # noqa: PLR0913 - one parameter per option
+    *,
+    file: Path,
+    iteration: int | None,
+    picture: Path | None,
+    as_json: bool,
+    chrome: Path | None,
+    snapshot: Path | None,
+    csv: Path | None,
+    allow_truncated: bool,
+) -> int:
+    """Show an iteration of a trace: Zico's, a PyTorch memory snapshot, or a PyTorch profiler's Chrome trace."""
+    from zico.planners.from_trace import iteration_problem
+    from zico.trace.files import read_trace
+    from zico.trace.summary import summarise
+
+    trace = read_trace(file, allow_truncated=allow_truncated)
+    found = iteration_problem(trace, iteration)
+    summary = summarise(trace, found.life, found.iterations, found.iteration, found.classes)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2))
+    else:
+        _print(summary)
+    written = _written(trace, found, chrome, snapshot, csv) + _drawn(summary, found, file, picture)
+    if written and not as_json:
+        click.echo(f"written: {', '.join(map(str, written))}")
+    return 0
+
+
+def _written(
+    trace: Trace, found: IterationProblem, chrome: Path | None, snapshot: Path | None, csv: Path | None
+) -> list[Path]:
+    """Write the formats that were asked for; returns their paths."""
+    from zico.planners.minimalloc import csv_text
+    from zico.trace.chrome import chrome_bytes
+    from zico.trace.classes import TensorClass, classify_trace
+    from zico.trace.snapshot import snapshot_bytes
+
+    written = []
+    if chrome is not None or snapshot is not None:
+        names = [kind.label for kind in TensorClass]
+        classes = [names[label] for label in classify_trace(found.life, found.iterations).tolist()]
+        for path, convert in ((chrome, chrome_bytes), (snapshot, snapshot_bytes)):
+            if path is not None:
+                written.append(_write(path, convert([trace], [classes])))
+    if csv is not None:
+        written.append(_write(csv, csv_text(found.problem).encode()))
+    return written
+
+
+def _drawn(summary: TraceSummary, found: IterationProblem, file: Path, picture: Path | None) -> list[Path]:
+    """Draw the memory curve; without matplotlib only if a picture was asked for."""
+    import numpy as np
+
+    from zico.report.trace_picture import write_trace_picture
+    from zico.trace.classes import TensorClass
+    from zico.trace.iterations import live_bytes
+
+    iteration = found.iteration
+    bytes_of = [
+        live_bytes(iteration.lower[mine], iteration.upper[mine], iteration.size_bytes[mine], iteration.n_ticks)
+        for mine in (found.classes == kind for kind in TensorClass)
+    ]
+    path = picture or file.with_suffix(".png")
+    title = f"{summary.job or file.name} on {summary.device}, iteration {summary.iteration}"
+    try:
+        with _translated(path):
+            labels = [kind.label for kind in TensorClass]
+            write_trace_picture(title, iteration.tick_ns, np.array(bytes_of), labels, path)
+    except ConfigError:
+        if picture is not None:
+            raise
+        return []
+    return [path]
+
+
+def _write(path: Path, content: bytes) -> Path:
+    from zico.report.files import write_atomically
+
+    with _translated(path):
+        write_atomically(path, content)
+    return path
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Say which file could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be written ({error.strerror}): choose another path", exit_code=1) from error
+
+
+def _print(summary: TraceSummary) -> None:
+    from zico.trace.summary import UNNAMED
+
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    for line in _lines(summary):
+        console.print(line, markup=False, soft_wrap=True)
+    if summary.dropped:
+        text = f"{summary.dropped} events are missing: the recorder could not keep up, and the figures are too low"
+        console.print(text, markup=False, style="yellow", soft_wrap=True)
+    plain = not console.is_terminal
+    console.print(
+        _table(
+            ("class", "tensors", "at the peak", "mean lifetime"),
+            [
+                (it.name, str(it.tensors), format_bytes(it.peak_bytes), format_seconds(it.mean_lifetime_s))
+                for it in summary.classes
+            ],
+            plain=plain,
+        )
+    )
+    for title, last, figures in (
+        ("allocated by, of what is alive at the peak", "at the peak", summary.operations_by_bytes),
+        ("operations that take longest", "time", summary.operations_by_time),
+    ):
+        if any(it.name != UNNAMED for it in figures):
+            console.print(_table((title, "count", last), [_row(it) for it in figures], plain=plain))
+
+
+def _lines(summary: TraceSummary) -> Iterator[str]:
+    """Yield what the tables do not say."""
+    of = [summary.framework, f"on {summary.device}", f"({summary.source})"]
+    yield f"{summary.job or summary.path}: {' '.join(filter(None, of))}" + (f", {summary.note}" if summary.note else "")
+    yield (
+        f"{summary.events} events, {summary.iterations} iterations {summary.found_by}, "
+        f"{summary.typical_iterations} of them alike"
+    )
+    yield (
+        f"iteration {summary.iteration}: {format_seconds(summary.duration_s)}, {summary.steps} allocations and frees, "
+        f"{summary.tensors} tensors, peak {format_bytes(summary.peak_bytes)}"
+    )
+    if not summary.repeats:
+        yield "no iteration like it follows: what lives across its ends is counted as it is there"
+    if summary.threshold_bytes:
+        yield f"tensors below {format_bytes(summary.threshold_bytes)} were not recorded"
+    if summary.classes_agree is not None:
+        yield f"by who reads them, {summary.classes_agree:.0%} of the bytes at the peak are of the same class"
+
+
+def _row(figures: OperationFigures) -> tuple[str, str, str]:
+    last = format_bytes(figures.peak_bytes) if figures.peak_bytes else format_seconds(figures.duration_s)
+    return figures.name, str(figures.count), last
+
+
+def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]], *, plain: bool) -> Table:
+    table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(Text(row[0]), *row[1:])
+    return table
+
+
+def format_seconds(duration_s: float) -> str:
+    """Return a duration in the unit that leaves at least one."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if duration_s >= factor:
+            return f"{duration_s / factor:.3g} {unit}"
+    return f"{duration_s * 1e9:.0f} ns"

@@ -1,0 +1,176 @@
+"""Lines of a trace file: one JSON object each, to and from arrays of events. The format: docs/trace-format.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct, field
+
+from zico.trace.events import EVENT, NO_NAME, Kind, Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+VERSION = 1
+MAX_LINE_BYTES = 1 << 20
+MAX_NAME_CHARS = 1024
+LARGEST = 1 << 60
+"""No number in a file is larger, so that sums stay below 2**63."""
+
+FIRST_EVENT_LINE = 2
+"""Event i of a file stands on line i + this."""
+
+Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+Number = Annotated[int, Meta(ge=0, le=LARGEST)]
+Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
+Stream = Annotated[int, Meta(ge=-(1 << 15), lt=1 << 15)]
+
+
+class _Line(Struct, kw_only=True, omit_defaults=True, gc=False, tag_field="k"):
+    """What every event may say."""
+
+    kind: ClassVar[Kind]
+    op: Name = ""
+    stream: Stream = 0
+
+
+class _Timed(_Line):
+    t_ns: Number = field(name="t")
+
+
+class _OfTensor(_Timed):
+    size_bytes: ClassVar[int] = 0
+    tensor: Number
+
+
+class _OfIteration(_Timed):
+    size_bytes: ClassVar[int] = 0
+    tensor: Number = field(name="iteration")
+
+
+class _Alloc(_Timed, tag="alloc"):
+    kind = Kind.ALLOC
+    tensor: Number
+    size_bytes: Positive = field(name="bytes")
+
+
+class _Free(_OfTensor, tag="free"):
+    kind = Kind.FREE
+
+
+class _Read(_OfTensor, tag="read"):
+    kind = Kind.READ
+
+
+class _Write(_OfTensor, tag="write"):
+    kind = Kind.WRITE
+
+
+class _Op(_Timed, tag="op"):
+    kind = Kind.OP
+    tensor: ClassVar[int] = 0
+    size_bytes: Number = field(name="ns")
+
+
+class _Begin(_OfIteration, tag="begin"):
+    kind = Kind.BEGIN
+
+
+class _End(_OfIteration, tag="end"):
+    kind = Kind.END
+
+
+class _Dropped(_Timed, tag="dropped"):
+    kind = Kind.DROPPED
+    tensor: ClassVar[int] = 0
+    size_bytes: Positive = field(name="events")
+
+
+class Stop(Struct, tag_field="k", tag="stop"):
+    """The last line: how many lines of events there are, and how many events they say are missing."""
+
+    events: int
+    dropped: int
+
+
+class _Version(Struct):
+    zico_trace: int
+
+
+EventLine = _Alloc | _Free | _Read | _Write | _Op | _Begin | _End | _Dropped
+_DECODER: msgspec.json.Decoder[EventLine | Stop] = msgspec.json.Decoder(EventLine | Stop)
+_ENCODER = msgspec.json.Encoder()
+_WITH_BOTH = {Kind.ALLOC: _Alloc}
+_WITH_TENSOR = {Kind.FREE: _Free, Kind.READ: _Read, Kind.WRITE: _Write, Kind.BEGIN: _Begin, Kind.END: _End}
+_WITH_SIZE = {Kind.OP: _Op, Kind.DROPPED: _Dropped}
+
+WRONG = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises on bytes that are no line of a trace."""
+
+
+def encode_header(origin: Origin) -> bytes:
+    """Return the first line."""
+    texts = {key: clean(value) if isinstance(value, str) else value for key, value in vars(origin).items()}
+    return _ENCODER.encode({"zico_trace": VERSION, **texts}) + b"\n"
+
+
+def decode_header(line: bytes) -> Origin:
+    """Return what the first line says.
+
+    Raises:
+        ValueError: It is none, or of another version.
+    """
+    try:
+        version = msgspec.json.decode(line, type=_Version).zico_trace
+        if version != VERSION:
+            raise ValueError(f"version {version} of the format: this Zico reads version {VERSION}")
+        return msgspec.json.decode(line, type=Origin)
+    except WRONG as error:
+        raise ValueError(f"no trace's first line ({error}): record one by zico trace -o FILE -- CMD") from None
+
+
+def encode_events(events: NDArray[np.void], names: Sequence[str]) -> bytes:
+    """Return the events' lines; ``names`` is what their ``name`` fields are indexes of."""
+    lines = []
+    for t_ns, tensor, size_bytes, name, stream, kind, _ in events.tolist():
+        op = names[name] if name != NO_NAME else ""
+        if kind in _WITH_TENSOR:
+            lines.append(_WITH_TENSOR[kind](t_ns, tensor, op=op, stream=stream))
+        elif kind in _WITH_SIZE:
+            lines.append(_WITH_SIZE[kind](t_ns, size_bytes, op=op, stream=stream))
+        else:
+            lines.append(_WITH_BOTH[kind](t_ns, tensor, size_bytes, op=op, stream=stream))
+    return _ENCODER.encode_lines(lines)
+
+
+def encode_stop(stop: Stop) -> bytes:
+    """Return the last line."""
+    return _ENCODER.encode(stop) + b"\n"
+
+
+def decode_line(line: bytes) -> EventLine | Stop:
+    """Return what one line says; raises one of ``WRONG``."""
+    return _DECODER.decode(line)
+
+
+def decode_lines(lines: bytes) -> list[EventLine | Stop]:
+    """Return what whole lines say; raises one of ``WRONG``."""
+    return _DECODER.decode_lines(lines)
+
+
+def to_events(lines: Sequence[EventLine], numbers: dict[str, int]) -> NDArray[np.void]:
+    """Return lines of events as an array; names that are new get the next number in ``numbers``."""
+    events = np.zeros(len(lines), EVENT)
+    for column in ("t_ns", "tensor", "size_bytes", "stream", "kind"):
+        events[column] = [getattr(line, column) for line in lines]
+    events["name"] = [numbers.setdefault(line.op, len(numbers)) if line.op else NO_NAME for line in lines]
+    return events
+
+
+def clean(text: str) -> str:
+    """Return a name as it is written: of bounded length and of characters that UTF-8 has."""
+    return text[:MAX_NAME_CHARS].encode(errors="replace").decode()

@@ -1,0 +1,170 @@
+"""Tell at each allocation whether an iteration begins with it, for jobs in which nothing marks its boundary.
+
+Theory of operation
+    A history of allocations is searched for the iteration (``zico.trace.repeats``) each time it has doubled, also
+    when one is known: what first looks like an iteration may be a micro-batch. Between searches only the mark with
+    which the iteration begins is looked for, so an inserted tensor shifts nothing. When it has not been seen for three
+    iterations, the loop is lost (validation, another batch size) and what has come since is searched by itself; the
+    old mark is remembered, and counts at once when it comes again.
+
+Guarantees
+    * Bounded memory; amortised O(1) for an allocation; allocates nothing and raises nothing.
+    * Two boundaries are at least 15/16 of an iteration apart.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zico.compiled import array_at, compiled, inlined, keep_out_of_line
+from zico.trace.repeats import (
+    GROUP,
+    LOOP,
+    LOOSE,
+    MOST_LOOPS,
+    NO_LOOP,
+    SINGLE,
+    STRICT,
+    find_loop,
+    mark_at,
+    slack,
+)
+
+HISTORY = 1 << 16
+"""Allocations looked back at: three times an iteration of 20 thousand."""
+FIRST_SEARCH = 16
+_LOST_AFTER = 3  # iterations without their mark: another loop cannot be found sooner anyway
+_PATIENCE = 16  # iterations that validation may take without being one
+
+TRACKER = np.dtype(
+    [
+        ("memory_address", "i8"),  # MEMORY_BYTES, any content
+        ("n", "i8"),  # allocations in the history
+        ("events", "i8"),  # allocations ever
+        ("next_search", "i8"),  # of all of the history: when as many allocations again have come
+        ("lost_at", "i8"),  # where in the history the part since the last loss begins
+        ("next_lost_search", "i8"),  # of that part alone
+        ("since", "i8"),  # allocations since the iteration began
+        ("gap", "i8"),  # an iteration's length, 0 while none is known
+        ("rise", "i8"),  # by how many bytes memory rises in it
+        ("mark", "i8"),
+        ("width", "i8"),
+        ("former_gap", "i8"),  # the loop that was lost, 0 if none was
+        ("former_mark", "i8"),
+        ("former_width", "i8"),
+        ("former_rise", "i8"),
+    ]
+)
+"""What is known of one job's iterations; begins as zeros and an address."""
+
+_I64 = np.dtype("i8")
+_I32 = np.dtype("i4")
+_LIVE_AT = HISTORY * 8
+_GROUPS_AT = 2 * _LIVE_AT
+_LOOPS_AT = _GROUPS_AT + HISTORY * GROUP.itemsize
+_IDS_AT = _LOOPS_AT + MOST_LOOPS * LOOP.itemsize
+_TABLE_AT = _IDS_AT + HISTORY * 4
+MEMORY_BYTES = _TABLE_AT + 4 * HISTORY * 4
+"""Address space of one tracker; little of it is touched as long as iterations are short."""
+
+Record = Any
+
+
+@compiled
+def begins(tracker: Record, size_bytes: int, live_bytes: int) -> bool:
+    """Note an allocation and the bytes live before it; tells whether an iteration begins with it."""
+    sizes = array_at(tracker.memory_address, HISTORY, _I64)
+    live = array_at(tracker.memory_address + _LIVE_AT, HISTORY, _I64)
+    if tracker.n == HISTORY:
+        _keep_last(tracker, HISTORY // 2)
+    n = tracker.n
+    sizes[n] = size_bytes
+    live[n] = live_bytes
+    tracker.n = n + 1
+    tracker.events += 1
+    tracker.since += 1
+    if n + 1 < STRICT:
+        return False
+    if tracker.events >= tracker.next_search:
+        tracker.next_search = tracker.events + max(tracker.events, FIRST_SEARCH)
+        _search(tracker, 0)
+    elif tracker.gap == 0 and tracker.events >= tracker.next_lost_search:
+        tracker.next_lost_search = tracker.events + max(tracker.n - tracker.lost_at, FIRST_SEARCH)
+        _search(tracker, tracker.lost_at)
+    if tracker.gap > 0 and mark_at(sizes, live, n, tracker.width) == tracker.mark:
+        if tracker.since >= tracker.gap - slack(tracker.gap):
+            tracker.since = 0
+            return True
+        return False
+    if tracker.former_gap > 0 and mark_at(sizes, live, n, tracker.former_width) == tracker.former_mark:
+        tracker.gap = tracker.former_gap
+        tracker.mark = tracker.former_mark
+        tracker.width = tracker.former_width
+        tracker.rise = tracker.former_rise
+        tracker.former_gap = 0
+        tracker.since = 0
+        return True
+    if tracker.gap > 0 and tracker.since > _LOST_AFTER * tracker.gap + FIRST_SEARCH:
+        _lose(tracker)
+    return False
+
+
+@compiled
+def _search(tracker: Record, begin: int) -> None:
+    """Look for the iteration in the history from ``begin`` on, with marks as strict as its noise allows."""
+    keep_out_of_line()
+    n = tracker.n - begin
+    sizes = array_at(tracker.memory_address + begin * 8, n, _I64)
+    live = array_at(tracker.memory_address + _LIVE_AT + begin * 8, n, _I64)
+    groups = array_at(tracker.memory_address + _GROUPS_AT, HISTORY, GROUP)
+    loops = array_at(tracker.memory_address + _LOOPS_AT, MOST_LOOPS, LOOP)
+    ids = array_at(tracker.memory_address + _IDS_AT, n, _I32)
+    table = array_at(tracker.memory_address + _TABLE_AT, 4 * HISTORY, _I32)
+    for width in (STRICT, SINGLE, LOOSE):
+        k = find_loop(sizes, live, width, ids, table, groups, loops)
+        if k != NO_LOOP and 2 * loops[k].weight >= n:
+            since = n - 1 - groups[loops[k].anchor].last
+            if since < 2 * loops[k].gap and _is_news(tracker, loops[k], width, groups[loops[k].anchor].order):
+                tracker.gap = loops[k].gap
+                tracker.rise = loops[k].rise
+                tracker.mark = groups[loops[k].anchor].mark
+                tracker.width = width
+                tracker.since = since if since > 0 else tracker.gap
+            return
+
+
+@inlined
+def _is_news(tracker: Record, loop: Record, width: int, order: int) -> bool:
+    """Tell whether this is another loop than the one known, and no validation after which the lost one comes back."""
+    if tracker.gap > 0 and abs(tracker.gap - loop.gap) <= slack(loop.gap):
+        return order == 1 and width >= tracker.width
+    former = tracker.former_gap
+    alike = former == 0 or abs(former - loop.gap) <= slack(former) or 4 * loop.rise >= 3 * tracker.former_rise
+    return alike or tracker.since > _PATIENCE * former
+
+
+@compiled
+def _lose(tracker: Record) -> None:
+    """Forget the loop but for its mark, and look at what has come since the last sighting of it."""
+    keep_out_of_line()
+    tracker.former_gap = tracker.gap
+    tracker.former_mark = tracker.mark
+    tracker.former_width = tracker.width
+    tracker.former_rise = tracker.rise
+    tracker.lost_at = max(0, tracker.n - tracker.since)
+    tracker.next_lost_search = tracker.events
+    tracker.gap = 0
+
+
+@inlined
+def _keep_last(tracker: Record, kept: int) -> None:
+    sizes = array_at(tracker.memory_address, HISTORY, _I64)
+    live = array_at(tracker.memory_address + _LIVE_AT, HISTORY, _I64)
+    dropped = tracker.n - kept
+    for i in range(kept):
+        sizes[i] = sizes[dropped + i]
+        live[i] = live[dropped + i]
+    tracker.n = kept
+    tracker.lost_at = max(0, tracker.lost_at - dropped)

@@ -1,0 +1,243 @@
+"""Read and write PyTorch memory snapshots: the pickles that pytorch.org/memory_viz shows.
+
+Reading takes the device with the most events. What was alive before recording began is allocated at the beginning.
+
+Writing makes one entry of ``device_traces`` per trace, so that the viewer's menu of devices becomes one of jobs, and
+gives each allocation a category, which colours the timeline. A job gets one segment, in which tensors of equal size
+follow each other at the same address::
+
+    segment  | a: 1 MiB | b: 4 MiB         | c: 1 MiB | inactive to the end |      blocks tile it, in order
+
+Source: torch/utils/viz/MemoryViz.js (what the viewer asks of a snapshot) and ``torch.cuda.memory._snapshot``.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from zico.errors import TraceError
+from zico.trace.events import NO_NAME, Kind, Origin, Trace
+from zico.trace.lines import LARGEST, clean
+from zico.trace.rebuild import Rebuilder
+from zico.trace.unpickle import UnpickleError, unpickle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_FILE_BYTES = 1 << 30
+MAX_ENTRIES = 1 << 24
+UNKNOWN = "unknown"
+"""A category that the viewer needs to see: without it, some versions fail."""
+_FIRST_PROTOCOL = b"\x80"
+_NS_PER_US = 1000
+_ALIGNMENT_BYTES = 512
+_JOB_BYTES = 1 << 46  # the viewer's numbers are exact up to 2**53: 127 jobs of 64 TiB
+
+_Address = Annotated[int, Meta(ge=0, le=LARGEST)]
+_Size = Annotated[int, Meta(ge=0, le=LARGEST)]
+
+
+class _Entry(Struct, gc=False):
+    action: str
+    addr: _Address = 0
+    size: _Size = 0
+    time_us: _Size | None = None
+    frames: Any = None
+
+
+class _Block(Struct, gc=False):
+    state: str
+    size: _Size
+    requested_size: _Size | None = None
+    frames: Any = None
+
+
+class _Segment(Struct, gc=False):
+    address: _Address
+    blocks: list[_Block]
+    device: int = 0
+
+
+def looks_like_snapshot(start: bytes) -> bool:
+    """Tell whether a file that starts so is a pickle."""
+    return start.startswith(_FIRST_PROTOCOL)
+
+
+def read_snapshot(path: Path | str) -> Trace:
+    """Return what a snapshot's device did.
+
+    Raises:
+        TraceError: It is no snapshot, is damaged, holds no events, or wants to run code, which is refused.
+    """
+    try:
+        if Path(path).stat().st_size > MAX_FILE_BYTES:
+            raise TraceError(
+                str(path), 0, f"has more than {MAX_FILE_BYTES} bytes: take the snapshot with fewer entries"
+            )
+        content = unpickle(Path(path).read_bytes())
+        entries, segments = _checked(content)
+    except (UnpickleError, msgspec.ValidationError) as error:
+        raise TraceError(str(path), 0, f"is no PyTorch memory snapshot: {error}; take it again") from None
+    except OSError as error:
+        raise TraceError(str(path), 0, f"cannot be read ({error.strerror})") from error
+    device = max(range(len(entries)), key=lambda index: len(entries[index]), default=0)
+    if not entries or not entries[device]:
+        remedy = "call torch.cuda.memory._record_memory_history() before the iterations"
+        raise TraceError(str(path), 0, f"holds no events: {remedy}")
+    origin = Origin(framework="torch", device=f"cuda:{device}", source="PyTorch memory snapshot")
+    return _rebuild(entries[device], [it for it in segments if it.device == device], origin, str(path))
+
+
+def _checked(content: Any) -> tuple[list[list[_Entry]], list[_Segment]]:  # noqa: ANN401 - an unpickled object
+    """Return traces and segments, all of the right types; lists are counted before they are copied."""
+    if not isinstance(content, dict):
+        raise msgspec.ValidationError("the pickle holds no dictionary")
+    traces, segments = content.get("device_traces"), content.get("segments", [])
+    if not isinstance(traces, list) or not isinstance(segments, list):
+        raise msgspec.ValidationError("the dictionary has no lists device_traces and segments")
+    of_blocks = [it["blocks"] for it in segments if isinstance(it, dict) and isinstance(it.get("blocks"), list)]
+    n_entries = sum(len(it) for it in (segments, traces, *traces, *of_blocks) if isinstance(it, list))
+    if n_entries > MAX_ENTRIES:
+        raise msgspec.ValidationError(f"{n_entries} entries are more than {MAX_ENTRIES}")
+    return msgspec.convert(traces, list[list[_Entry]]), msgspec.convert(segments, list[_Segment])
+
+
+def _rebuild(entries: list[_Entry], segments: list[_Segment], origin: Origin, path: str) -> Trace:
+    built = Rebuilder()
+    names: dict[int, str] = {}  # id of a stack, which many entries share -> its name
+
+    def name_of(frames: Any) -> str:  # noqa: ANN401 - whatever the snapshot holds there
+        if id(frames) not in names:
+            names[id(frames)] = _name(frames)
+        return names[id(frames)]
+
+    start_us = next((entry.time_us for entry in entries if entry.time_us is not None), None)
+    for index, entry in enumerate(entries):
+        us = index if start_us is None or entry.time_us is None else max(entry.time_us - start_us, 0)
+        if entry.action == "alloc" and entry.size:
+            built.allocate(us * _NS_PER_US, entry.addr, entry.size, name_of(entry.frames))
+        elif entry.action == "free_completed" and entry.size:
+            built.free(us * _NS_PER_US, entry.addr, entry.size)
+    for segment in segments:
+        address = segment.address
+        for block in segment.blocks:
+            size_bytes = block.requested_size or block.size
+            if block.state == "active_allocated" and size_bytes:
+                built.was_there(address, size_bytes, name_of(block.frames))
+            address += block.size
+    return built.trace(origin, path)
+
+
+def _name(frames: Any) -> str:  # noqa: ANN401 - whatever the snapshot holds there
+    """Return the innermost Python function of a stack, else its innermost function."""
+    if not isinstance(frames, list):
+        return ""
+    stack = [frame for frame in frames[:200] if isinstance(frame, dict) and isinstance(frame.get("name"), str)]
+    for frame in stack:
+        filename = frame.get("filename")
+        if isinstance(filename, str) and filename.endswith(".py"):
+            return clean(f"{frame['name']} ({Path(filename).name}:{frame.get('line')!s:.12})")
+    return clean(stack[0]["name"]) if stack else ""
+
+
+def snapshot_bytes(traces: Sequence[Trace], categories: Sequence[Sequence[str]] | None = None) -> bytes:
+    """Return traces as one snapshot, in the pickle protocol that every version of the viewer reads.
+
+    Args:
+        traces: One per job.
+        categories: For each trace, each tensor's category in the order of allocation; the job's name by default.
+
+    Raises:
+        TraceError: A trace's tensors need more addresses than the viewer can tell apart.
+    """
+    device_traces, segments = [], []
+    for device, trace in enumerate(traces):
+        job = trace.origin.job or f"job {device}"
+        entries, segment = _job(trace, device, categories[device] if categories else None, job)
+        device_traces.append(entries)
+        segments.append(segment)
+    return pickle.dumps({"segments": segments, "device_traces": device_traces}, protocol=4)
+
+
+def _job(
+    trace: Trace, device: int, categories: Sequence[str] | None, job: str
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    base = (device + 1) * _JOB_BYTES
+    top = base
+    unused: dict[int, list[int]] = defaultdict(list)  # rounded size -> addresses
+    live: dict[int, dict[str, Any]] = {}  # tensor -> its allocation
+    frames: dict[int, list[dict[str, Any]]] = {NO_NAME: []}
+    entries: list[dict[str, Any]] = []
+    n_tensors = 0
+    for t_ns, tensor, size_bytes, name, stream, kind, _ in trace.events.tolist():
+        about = {"stream": stream, "time_us": t_ns // _NS_PER_US}
+        if kind == Kind.ALLOC:
+            space = _rounded(size_bytes)
+            if not unused[space]:
+                unused[space].append(top)
+                top += space
+            if name not in frames:
+                frames[name] = [{"filename": job, "line": 0, "name": trace.names[name]}]
+            live[tensor] = about | {
+                "action": "alloc",
+                "addr": unused[space].pop(),
+                "size": size_bytes,
+                "frames": frames[name],
+                "category": categories[n_tensors] if categories else job,
+            }
+            n_tensors += 1
+            entries.append(live[tensor])
+        elif kind == Kind.FREE and tensor in live:
+            ended = live.pop(tensor)
+            unused[_rounded(ended["size"])].append(ended["addr"])
+            entries.extend(ended | about | {"action": action} for action in ("free_requested", "free_completed"))
+    if top - base > _JOB_BYTES:
+        raise TraceError(trace.path or job, 0, "its tensors need more addresses than a snapshot can show: record less")
+    segment = _segment(base, max(top - base, _ALIGNMENT_BYTES), device, list(live.values()))
+    return [_segment_alloc(segment), *entries], segment
+
+
+def _segment_alloc(segment: dict[str, Any]) -> dict[str, Any]:
+    about = {"action": "segment_alloc", "stream": 0, "time_us": 0, "frames": [], "category": UNKNOWN}
+    return about | {"addr": segment["address"], "size": segment["total_size"]}
+
+
+def _segment(base: int, total_bytes: int, device: int, live: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a job's segment as it is at the end: blocks from its first byte to its last."""
+    blocks: list[dict[str, Any]] = []
+    at = base
+    for entry in sorted(live, key=lambda entry: entry["addr"]):
+        if entry["addr"] > at:
+            blocks.append(_block(at, entry["addr"] - at, 0, "inactive", []))
+        blocks.append(
+            _block(entry["addr"], _rounded(entry["size"]), entry["size"], "active_allocated", entry["frames"])
+        )
+        at = entry["addr"] + _rounded(entry["size"])
+    if at < base + total_bytes:
+        blocks.append(_block(at, base + total_bytes - at, 0, "inactive", []))
+    active_bytes = sum(block["size"] for block in blocks if block["state"] != "inactive")
+    return {
+        "address": base,
+        "total_size": total_bytes,
+        "stream": 0,
+        "segment_type": "large",
+        "allocated_size": active_bytes,
+        "active_size": active_bytes,
+        "device": device,
+        "frames": [],
+        "blocks": blocks,
+    }
+
+
+def _block(address: int, size: int, requested: int, state: str, frames: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"address": address, "size": size, "requested_size": requested, "state": state, "frames": frames}
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
