@@ -6,6 +6,7 @@ global offset table. Tested with the version in ``TESTED_VERSION``; another is u
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -59,4 +60,8 @@ def enable() -> Session | None:
 
     joined.redirect("libc10.so", ("posix_memalign", "free"))
     register_optimizer_step_post_hook(StepMarker(joined))
+    if os.environ.get(session.OPS_VARIABLE) and joined.heap.ring is not None:
+        from zico.adapters.torch_ops import OpRecorder
+
+        OpRecorder(joined.heap).__enter__()  # for as long as the process lives
     return joined

@@ -36,6 +36,8 @@ TINY_RESNET = ("--depth", "20", "--batch", "256")
 SHARES = (50, 60, 70, 80, 90, 100)
 OTHER_SHARES = (60, 80, 100)
 """Where the other policies are measured: they react less to the budget than ``zico`` does."""
+PLANLESS_SHARES = (60, 70, 80)
+"""Where ``zico`` is measured without plans too."""
 GOALS = {("resnet+resnet", 70): 0.95, ("resnet+lm", 80): 0.90}
 GOAL_PLAIN = 0.98
 NO_BUDGET = "none"
@@ -59,13 +61,16 @@ class Configuration:
     """A policy, ``PLAIN`` or ``ONE_BY_ONE``."""
     share: int | None = None
     """Budget in percent of the sum of the peaks; ``None``: no budget."""
+    plans: bool = True
+    """Whether the jobs' heaps follow plans, or place tensors by their classes alone."""
 
     @property
     def label(self) -> str:
         """Return its name in tables and result files."""
         if self.policy in {PLAIN, ONE_BY_ONE}:
             return self.policy
-        return f"{self.policy} {'no budget' if self.share is None else f'{self.share} %'}"
+        budget = "no budget" if self.share is None else f"{self.share} %"
+        return f"{self.policy} {budget}{'' if self.plans else ' without plans'}"
 
 
 BASE = Configuration("zico")
@@ -81,13 +86,15 @@ def pairs(*, smoke: bool) -> tuple[Pair, ...]:
 
 def configurations(options: Namespace) -> list[Configuration]:
     """Return what one round runs, the base at its begin and in its middle."""
+    shares = options.share or SHARES
     bounded = [
         Configuration(policy, share)
         for policy in options.policy
-        for share in options.share or (SHARES if policy == "zico" else OTHER_SHARES)
+        for share in (shares if policy == "zico" or options.share else OTHER_SHARES)
     ]
     if options.smoke:
         return [BASE, Configuration(PLAIN), *bounded]
+    bounded += [Configuration("zico", share, plans=False) for share in PLANLESS_SHARES if share in shares]
     middle = len(bounded) // 2
     return [BASE, Configuration(PLAIN), *bounded[:middle], BASE, *bounded[middle:], Configuration(ONE_BY_ONE)]
 
@@ -124,7 +131,8 @@ class Runner:
 
     def run(self, configuration: Configuration) -> dict[str, Any]:
         """Run the pair so and return the raw figures."""
-        jobs = self._pair.jobs
+        switch = () if configuration.plans else ("env", "ZICO_PLAN=off")
+        jobs = [dataclasses.replace(job, before=switch) for job in self._pair.jobs]
         if configuration.policy == ONE_BY_ONE:
             return {"rates": self._alone_rates()}
         if configuration.policy == PLAIN:
@@ -306,8 +314,8 @@ def _percent(value: float | None) -> str:
 
 def _over_serial(label: str, summary: dict[str, Any]) -> str:
     """Return the throughput over the serial policy's in the same budget."""
-    policy, _, share = label.partition(" ")
-    serial = summary.get(f"serial {share}")
+    policy, _, budget = label.partition(" ")
+    serial = summary.get(f"serial {budget.removesuffix(' without plans')}")
     if policy != "zico" or serial is None:
         return "-"
     return f"{summary[label]['throughput']['median'] / serial['throughput']['median']:.2f}"

@@ -49,8 +49,8 @@ END_S = 20.0
 
 
 @contextlib.contextmanager
-def joined_pool() -> Iterator[PoolTable]:
-    """Make a pool in this process, join it, and let the hooks serve from it."""
+def joined_pool() -> Iterator[Heap]:
+    """Make a pool in this process, join it, and let the hooks serve from its heap."""
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(
             PoolTable.create(budget_bytes=BUDGET_BYTES, region_bytes=REGION_BYTES, use_claims=True, self_admit=True)
@@ -61,7 +61,7 @@ def joined_pool() -> Iterator[PoolTable]:
         heap = Heap(member, HEAP_RECORD)
         stack.callback(heap.close)
         heap.enable()
-        yield member
+        yield heap
 
 
 class Pairs:
@@ -123,7 +123,8 @@ def measure_compiled(iterations: int) -> dict[str, Any]:
     """Return the figures of the compiled part."""
     libc = Pairs(libc_address("posix_memalign"), libc_address("free"), marks=False)
     pairs = hook_pairs()
-    with joined_pool() as pool:
+    with joined_pool() as heap:
+        pool = heap.pool
         figures: dict[str, Any] = {"libc": libc.summary(iterations)}
         figures["region_turns_over"] = pairs.summary(iterations)
         figures["region_turns_over"]["releases_per_pair"] = turnovers(pool, lambda: pairs.times(1, BATCH))

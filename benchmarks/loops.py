@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from zico.compiled import array_at, call, compiled, monotonic_ns
 from zico.pool.regions import release, try_acquire
+from zico.trace import ring
+from zico.trace.events import NO_NAME
 
 Times = npt.NDArray[np.int64]
 
@@ -47,6 +49,40 @@ def heap_pairs(memalign: int, free: int, out_address: int, size_bytes: int, batc
         for _ in range(batch):
             call(memalign, (out_address, ALIGNMENT_BYTES, size_bytes))
             call(free, (out[0],))
+        times[i] = monotonic_ns() - began_ns
+
+
+@compiled
+def replay(memalign: int, free: int, out_address: int, calls: Times, addresses: Times, times: Times) -> None:
+    """Make calls one by one and fill ``times`` with the nanoseconds of each.
+
+    Args:
+        memalign: Address of a ``posix_memalign``.
+        free: Address of its ``free``.
+        out_address: Where the first may write a pointer.
+        calls: Rows (number of a tensor, its bytes); 0 bytes frees it.
+        addresses: Where each tensor lies; changed.
+        times: Filled.
+    """
+    out = array_at(out_address, 1, _I64)
+    for i in range(len(calls)):
+        tensor, size_bytes = calls[i]
+        began_ns = monotonic_ns()
+        if size_bytes > 0:
+            call(memalign, (out_address, ALIGNMENT_BYTES, size_bytes))
+            addresses[tensor] = out[0]
+        else:
+            call(free, (addresses[tensor],))
+        times[i] = monotonic_ns() - began_ns
+
+
+@compiled
+def events(ring_address: int, batch: int, times: Times) -> None:
+    """Record ``batch`` events for each entry of ``times``, the nanoseconds of the whole batch."""
+    for i in range(len(times)):
+        began_ns = monotonic_ns()
+        for k in range(batch):
+            ring.put(ring_address, ring.ALLOC, k, k, NO_NAME)
         times[i] = monotonic_ns() - began_ns
 
 

@@ -53,11 +53,14 @@ class Job:
     name: str
     script: str
     arguments: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    """What stands before the interpreter: ``env NAME=VALUE``."""
 
     def argv(self, losses: Path | None = None, *extra: str) -> tuple[str, ...]:
         """Return the command, to be run in ``ROOT``; it writes its losses to ``losses``."""
         to_file = () if losses is None else ("--losses", str(losses))
-        return (sys.executable, str(EXAMPLES.relative_to(ROOT) / self.script), *self.arguments, *extra, *to_file)
+        script = str(EXAMPLES.relative_to(ROOT) / self.script)
+        return (*self.before, sys.executable, script, *self.arguments, *extra, *to_file)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +121,16 @@ def run_zico(jobs: Sequence[Job], *extra: str, policy: str, budget: str, deadlin
         with _process((*ZICO, "run", *options, *names, *commands), directory) as process:
             ends = _ends({"": process}, [job.name for job in jobs], deadline_s)
         return Together(ends, _losses(jobs, directory), json.loads(report.read_text()))
+
+
+def run_recorded(job: Job, *extra: str, deadline_s: float) -> Together:
+    """Run a job alone under ``zico trace``."""
+    with _scratch() as directory:
+        argv = job.argv(directory / f"{job.name}.json", *extra)
+        command = (*ZICO, "trace", "--quiet", "-o", str(directory / "trace.zst"), "--", *argv)
+        with _process(command, directory) as process:
+            ends = _ends({job.name: process}, [job.name], deadline_s)
+        return Together(ends, _losses([job], directory), None)
 
 
 @contextlib.contextmanager

@@ -27,6 +27,8 @@ OWNER_VARIABLE = "ZICO_OWNER_PID"
 
 RING_VARIABLE = "ZICO_TRACE_RING"
 """A file made by ``zico trace`` into which the job records its events."""
+OPS_VARIABLE = "ZICO_TRACE_OPS"
+"""Set: record operations too, where the adapter can see them."""
 PLAN_VARIABLE = "ZICO_PLAN"
 """``off``: place tensors by their classes alone, follow no plan."""
 

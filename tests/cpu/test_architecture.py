@@ -41,7 +41,7 @@ ALLOWED = {
     "kernels": set(),
     "report": {"config", "broker.messages"},
     "launch": {"config", "report", "broker", "session", "trace"},
-    "cli": {"launch", "report", "config", "broker", "scheduler", ""},
+    "cli": {"launch", "report", "config", "broker", "scheduler", "session", "trace", "planners", ""},
 }
 MAX_FUNCTION_LINES = 60
 
@@ -96,9 +96,10 @@ def test_only_the_driver_opens_the_device() -> None:
 
 
 def test_no_adapter_imports_another() -> None:
-    """Adapters know one framework each and none of the others."""
+    """Adapters know one framework each and none of the others; ``torch_ops.py`` is a part of ``torch.py``."""
     for path in (ROOT / "adapters").glob("*.py"):
-        assert not {name for name in imports_of(path) if name.startswith("zico.adapters")}, path
+        own = f"zico.adapters.{path.stem.split('_')[0]}_"
+        assert not {name for name in imports_of(path) if name.startswith("zico.adapters.") and own not in name}, path
 
 
 @pytest.mark.parametrize("name", ["framing", "messages", "state"])

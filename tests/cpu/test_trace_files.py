@@ -34,11 +34,11 @@ numbers = st.integers(0, 1 << 60)
 def event(draw: st.DrawFn) -> tuple[int, ...]:
     """Return an event of any kind with the fields that its kind has."""
     kind = draw(st.sampled_from(Kind))
-    tensor = 0 if kind in (Kind.OP, Kind.DROPPED) else draw(numbers)
+    tensor = 0 if kind in (Kind.OP, Kind.DROPPED, Kind.HELD) else draw(numbers)
     size = 0
     if kind in (Kind.ALLOC, Kind.DROPPED):
         size = draw(st.integers(1, 1 << 40))
-    elif kind == Kind.OP:
+    elif kind in (Kind.OP, Kind.HELD):
         size = draw(numbers)
     return (
         draw(numbers),
@@ -75,7 +75,7 @@ def test_the_documents_example_is_a_trace(tmp_path: Path) -> None:
     plain.write_text(example)
     trace = read_trace(plain)
     assert [Kind(kind) for kind in trace.events["kind"]] == [
-        Kind.ALLOC, Kind.BEGIN, Kind.ALLOC, Kind.READ, Kind.WRITE, Kind.OP, Kind.FREE, Kind.DROPPED, Kind.END,
+        Kind.ALLOC, Kind.BEGIN, Kind.ALLOC, Kind.READ, Kind.WRITE, Kind.OP, Kind.HELD, Kind.FREE, Kind.DROPPED, Kind.END,
     ]  # fmt: skip
     write_trace(tmp_path / "again.zst", trace)
     again = zstandard.ZstdDecompressor().stream_reader((tmp_path / "again.zst").read_bytes()).read()

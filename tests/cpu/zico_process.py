@@ -68,14 +68,14 @@ def descendants(pid: int) -> list[int]:
 
 
 class ZicoRun:
-    """``zico run`` with a runtime directory of its own; everything below it is dead when the block ends."""
+    """``zico run``, or another command, with a runtime directory of its own; everything below it is dead when the block ends."""
 
-    def __init__(self, *arguments: str, **environ: str) -> None:
+    def __init__(self, *arguments: str, command: str = "run", **environ: str) -> None:
         """Start it."""
         self.runtime = Path(tempfile.mkdtemp(prefix="zr-"))
         self._out = {"stdout": b"", "stderr": b""}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "zico", "run", *arguments],
+            [sys.executable, "-m", "zico", command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -172,6 +172,12 @@ def _lines(summary: TraceSummary) -> Iterator[str]:
     )
     if not summary.repeats:
         yield "no iteration like it follows: what lives across its ends is counted as it is there"
+    if summary.held is not None:
+        held = summary.held
+        yield (
+            f"regions held: {format_bytes(held.peak_bytes)} at the peak, {held.peak_ratio:.3f} of what is alive; "
+            f"over time {held.mean_ratio:.3f} of it"
+        )
     if summary.threshold_bytes:
         yield f"tensors below {format_bytes(summary.threshold_bytes)} were not recorded"
     if summary.classes_agree is not None:

@@ -57,6 +57,8 @@ from zico.trace.events import NO_NAME
 NOT_SERVED = 0
 """The request is for the real allocator: no address space is left, or the job has left the pool."""
 OUT_OF_MEMORY = -1
+NO_TENSOR = -1
+"""No tensor of the pool begins at an address."""
 
 _MUST_WAIT = -1
 _NEVER_FITS = -2
@@ -167,6 +169,7 @@ def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
         me.allocations += 1
         if heap.ring_address != 0:
             _record_birth(heap, offset, size_bytes)
+            _record_held(heap, me)
         if arena == SPILL:
             me.spilled_bytes += size_bytes
         else:
@@ -180,18 +183,25 @@ def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
 @inlined
 def _record_birth(heap: Record, offset: int, size_bytes: int) -> None:
     _blocks(heap)[offset >> GRANULE_SHIFT].number = heap.tensors
-    ring.put(heap.ring_address, ring.ALLOC, heap.tensors, size_bytes, NO_NAME)
+    ring.put(heap.ring_address, ring.ALLOC, heap.tensors, size_bytes, heap.op)
     heap.tensors += 1
+
+
+@inlined
+def _record_held(heap: Record, me: Record) -> None:
+    if me.held != heap.recorded_held:
+        heap.recorded_held = me.held
+        ring.put(heap.ring_address, ring.HELD, 0, me.held << heap.region_shift, NO_NAME)
 
 
 @compiled
 def number_at(heap: Record, address: int) -> int:
-    """Return the number, in the recorded trace, of the tensor that begins at an address; -1 if none does."""
+    """Return the number, in the recorded trace, of the tensor that begins at an address, or ``NO_TENSOR``."""
     offset = address - heap.base
     if not 0 <= offset < heap.window_bytes:
-        return -1
+        return NO_TENSOR
     block = _blocks(heap)[offset >> GRANULE_SHIFT]
-    return block.number if block.size_bytes != 0 and block.start == offset else -1
+    return block.number if block.size_bytes != 0 and block.start == offset else NO_TENSOR
 
 
 @compiled
@@ -426,14 +436,15 @@ def free(heap: Record, address: int) -> None:
         iterations_ago = me.iteration - block.iteration
         classes.learn(heap, me, block.key, heap.events - block.birth, iterations_ago == 0)
         following.log_death(heap, block.lifetime, iterations_ago)
-        if heap.ring_address != 0:
-            ring.put(heap.ring_address, ring.FREE, block.number, size_bytes, NO_NAME)
         arena = _arena_at(heap, offset)
         if arena == PLANNED:
             following.occupy(heap, offset, size_bytes, False)  # noqa: FBT003 - as its name says
         else:
             gaps.give(_arena(heap, arena), offset, size_bytes)
         _leave_slots(heap, offset, size_bytes)
+        if heap.ring_address != 0:
+            ring.put(heap.ring_address, ring.FREE, block.number, size_bytes, NO_NAME)
+            _record_held(heap, me)
         if offset < heap.spill_offset:
             me.live_bytes -= size_bytes
     private_unlock(heap.mutex_address)

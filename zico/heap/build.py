@@ -42,6 +42,7 @@ from zico.heap.layout import (
     Attached,
 )
 from zico.pool.layout import NOBODY
+from zico.trace.events import NO_NAME
 
 if TYPE_CHECKING:
     from zico.heap.planning import Planning
@@ -86,6 +87,7 @@ class Heap:
         self.pool = pool
         self.record = record
         self.planning: Planning | None = None
+        self.ring: RingFile | None = None
         self._keep: list[Any] = []
         with contextlib.ExitStack() as undo:
             self._reserve(undo, spill_directory)
@@ -184,7 +186,8 @@ class Heap:
 
     def record_to(self, ring: RingFile) -> None:
         """Record every allocation and free from now on."""
-        self._keep.append(ring)
+        self.ring = ring
+        self.record[0]["op"] = NO_NAME
         self.record[0]["ring_address"] = ring.address
 
     def close(self) -> None:

@@ -164,6 +164,8 @@ HEAP = np.dtype(
         ("plan_asked", "i4"),  # 1: the log in handed_address waits for the planner
         ("plans", "i8"),  # plans followed, ever
         ("handed", LOG),
+        ("op", "i8"),  # name of the operation that runs, as an adapter tells, or NO_NAME
+        ("recorded_held", "i8"),  # regions held by the last event that says so
         ("tensors", "i8"),  # allocations, ever: numbers of tensors in a recorded trace
     ],
     align=True,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from zico.errors import TraceError
 from zico.session import RING_VARIABLE
 from zico.trace.events import Kind, Origin
 from zico.trace.files import TraceWriter
@@ -33,6 +35,8 @@ class Recording:
             TraceError: The file cannot be written.
             OSError: The ring cannot be made in ``directory``.
         """
+        if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+            raise TraceError(str(path), 0, "cannot be written: give a file in a folder that exists and is yours")
         self._path = path
         self._job = job
         self._iterations = iterations

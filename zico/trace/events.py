@@ -36,6 +36,8 @@ class Kind(enum.IntEnum):
     END = 7
     DROPPED = 8
     """``size_bytes`` events are missing here: the recorder could not keep up."""
+    HELD = 9
+    """From now on the job holds regions of ``size_bytes`` in all."""
 
 
 EVENT = np.dtype(

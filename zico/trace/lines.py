@@ -101,12 +101,18 @@ class _Version(Struct):
     zico_trace: int
 
 
-EventLine = _Alloc | _Free | _Read | _Write | _Op | _Begin | _End | _Dropped
+class _Held(_Timed, tag="held"):
+    kind = Kind.HELD
+    tensor: ClassVar[int] = 0
+    size_bytes: Number = field(name="bytes")
+
+
+EventLine = _Alloc | _Free | _Read | _Write | _Op | _Begin | _End | _Dropped | _Held
 _DECODER: msgspec.json.Decoder[EventLine | Stop] = msgspec.json.Decoder(EventLine | Stop)
 _ENCODER = msgspec.json.Encoder()
 _WITH_BOTH = {Kind.ALLOC: _Alloc}
 _WITH_TENSOR = {Kind.FREE: _Free, Kind.READ: _Read, Kind.WRITE: _Write, Kind.BEGIN: _Begin, Kind.END: _End}
-_WITH_SIZE = {Kind.OP: _Op, Kind.DROPPED: _Dropped}
+_WITH_SIZE = {Kind.OP: _Op, Kind.DROPPED: _Dropped, Kind.HELD: _Held}
 
 WRONG = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises on bytes that are no line of a trace."""

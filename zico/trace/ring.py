@@ -32,6 +32,7 @@ ALLOC = int(Kind.ALLOC)
 FREE = int(Kind.FREE)
 BEGIN = int(Kind.BEGIN)
 OP = int(Kind.OP)
+HELD = int(Kind.HELD)
 
 _HEADER_BYTES = RING.itemsize
 _MASK = RING_EVENTS - 1

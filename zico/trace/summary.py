@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from zico.trace.classes import TensorClass, classify, last_reads
 from zico.trace.events import NO_NAME, Kind
+from zico.trace.held import HeldFigures, held_figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,6 +80,8 @@ class TraceSummary(Struct, frozen=True):
     operations_by_bytes: tuple[OperationFigures, ...]
     """Those that asked for most of what is alive at the peak."""
     operations_by_time: tuple[OperationFigures, ...]
+    held: HeldFigures | None = None
+    """Regions, where Zico's own heap was recorded."""
 
 
 def summarise(
@@ -114,6 +117,7 @@ def summarise(
         classes_agree=_agreement(trace, life, iteration, labels, at_peak),
         operations_by_bytes=_by_bytes(trace, life, iteration, at_peak),
         operations_by_time=_by_time(trace, iterations, iteration),
+        held=held_figures(trace, life, *_events_of(iterations, iteration)),
     )
 
 
@@ -143,11 +147,17 @@ def _by_bytes(
 
 
 def _by_time(trace: Trace, iterations: Iterations, iteration: Iteration) -> tuple[OperationFigures, ...]:
-    index = int(np.flatnonzero(iterations.number == iteration.number)[0])
-    events = trace.events[iterations.begin[index] : iterations.end[index]]
+    begin, end = _events_of(iterations, iteration)
+    events = trace.events[begin:end]
     operations = events[events["kind"] == Kind.OP]
     found = _grouped(operations["name"], operations["size_bytes"])
     return tuple(OperationFigures(_name(trace, name), count, duration_s=ns / _NS_PER_S) for name, count, ns in found)
+
+
+def _events_of(iterations: Iterations, iteration: Iteration) -> tuple[int, int]:
+    """Return an iteration's first event and the one after its last."""
+    index = int(np.flatnonzero(iterations.number == iteration.number)[0])
+    return int(iterations.begin[index]), int(iterations.end[index])
 
 
 def _grouped(names: NDArray[np.int32], values: NDArray[np.int64]) -> Iterable[tuple[int, int, int]]:

@@ -1,0 +1,343 @@
+"""Traces of PyTorch training steps without the hardware: shapes are followed, nothing is computed.
+
+Theory of operation
+    The step runs on fake tensors (``FakeTensorMode``): shapes, types and storages, no data. Above them a dispatch mode
+    sees every operation that would reach the device. A storage seen for the first time is an allocation, the death of
+    its last reference a free: views, saved tensors and reference counts are PyTorch's own. A roofline of the device
+    model (``zico.trace.roofline``) gives each operation its time on one stream.
+
+    Fake tensors are CPU tensors here, since autograd on fake CUDA tensors aborts in builds without CUDA. A
+    function mode stands in for what differs when the model is a CUDA device: ``device=`` arguments name the model,
+    dropout and attention are the fused ones, optimizers take their multi-tensor path.
+
+    While modes are active, autograd adds gradients out of place where otherwise it adds into the one of which it holds
+    the last reference; that is undone here (``_Recorder.gradients_sum``)::
+
+        as dispatched    ALLOC sum  READ a  READ b  WRITE sum  OP add  FREE a
+        as recorded                 READ a  READ b  WRITE a    OP add
+
+Known limitations
+    * What kernels allocate inside (workspaces of cuDNN and cuBLAS, im2col buffers) and the allocator's rounding are not
+      in the trace. Times are lower bounds: no launch, no imperfect kernel.
+    * Recurrent layers of cuDNN (``nn.LSTM`` on a GPU) are followed as the single operations that they stand for.
+    * A value that the script reads from a tensor is 1 (``False`` for truth values); a shape that depends on values is
+      an error. Autocast for CUDA is off in builds without CUDA.
+"""
+
+# ruff: noqa: A002, ANN401, FBT001, FBT002, SLF001 - torch has no types, its own signatures and its private names
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import math
+import weakref
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from zico.trace.events import EVENT, NO_NAME, Kind, Origin, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from zico.trace.roofline import DeviceModel
+
+_ALLOCATE_ONLY = ("empty", "new_empty")
+_GATHERS = {"embedding", "gather", "index", "index_select"}
+"""Operations that read only as much of their source as they return."""
+_OVERWRITES = {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
+"""Operations that change a tensor without reading it, besides those that draw random numbers."""
+_ACCELERATORS = {"cuda", "mps", "xpu"}
+_MOVES = {torch.Tensor.cuda, torch.Tensor.pin_memory}
+_optimizers = importlib.import_module("torch.optim.optimizer")  # torch.optim hides it
+_plain_dropout = torch.nn.functional.dropout
+_plain_attention = torch.nn.functional.scaled_dot_product_attention
+_NOTE = "workspaces inside kernels are not modelled; times are a roofline's lower bounds"
+
+
+def fake_trace(
+    build: Callable[[], Callable[[], object]], device: DeviceModel, iterations: int = 3, job: str = ""
+) -> Trace:
+    """Follow a training step on a device that need not be there.
+
+    Runs ``build``, then one step that no iteration contains (optimizers allocate their state in it), then
+    ``iterations`` more. Cyclic garbage is collected between iterations only, so that they are alike.
+
+    Args:
+        build: Makes model and optimizer, and returns what does one training step.
+        device: Whose times the trace has.
+        iterations: How many BEGIN marks it has.
+        job: What ``Origin.job`` says.
+    """
+    recorder = _Recorder()
+    parameters: dict[int, int] = {}
+
+    def count(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            parameters.update((id(p), p.numel()) for p in group["params"] if p.requires_grad)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_collected_by_hand())
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(_Dispatch(recorder, device))
+        stack.enter_context(_OneDevice())
+        stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _apply))
+        for patch in (*_multi_tensor(), *(_as_cuda() if device.is_cuda else ())):
+            stack.enter_context(patch)
+        step = build()
+        stack.callback(_optimizers.register_optimizer_step_post_hook(count).remove)
+        step()
+        for number in range(iterations):
+            gc.collect()
+            recorder.mark(Kind.BEGIN, number)
+            step()
+        gc.collect()
+        recorder.mark(Kind.END, iterations - 1)
+        recorder.close()
+    origin = Origin(job, f"torch {torch.__version__}", device.name, "fake", 0, sum(parameters.values()), _NOTE)
+    return Trace(origin, np.array(recorder.events, EVENT), tuple(recorder.names))
+
+
+class _Recorder:
+    """The events so far, the model's clock, and which storage is which tensor."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, ...]] = []
+        self.names: dict[str, int] = {}
+        self._t_ns = 0
+        self._n_tensors = 0
+        self._tensors: dict[int, tuple[int, int, weakref.ref[Any]]] = {}  # storage -> number, bytes, its death
+        self._sum = (0, 0)  # storages of the last operation, if it was a sum of gradients, and of its first operand
+
+    def mark(self, kind: Kind, number: int) -> None:
+        """Note that an iteration begins or ends."""
+        self._add(kind, number)
+
+    def close(self) -> None:
+        """Hear of no more frees."""
+        self._tensors.clear()
+
+    def operation(self, name: str, reads: list[Any], writes: list[Any], duration_ns: int) -> None:
+        """Note an operation on storages, and that those it writes first begin to live. No time: it only allocates."""
+        self._sum = (0, 0)
+        index = self.names.setdefault(name, len(self.names))
+        # A storage that is read but not known comes from data that was there before.
+        read = {self._number(storage, NO_NAME): None for storage in reads if storage.nbytes()}
+        written = {self._number(storage, index): None for storage in writes if storage.nbytes()}
+        if duration_ns:
+            for number in read:
+                self._add(Kind.READ, number, 0, index)
+            for number in written:
+                self._add(Kind.WRITE, number, 0, index)
+            self._add(Kind.OP, NO_NAME, duration_ns, index)
+            self._t_ns += duration_ns
+
+    def gradients_sum(self, total: int, operand: int) -> None:
+        """Note that the last operation was autograd's sum of gradients: in place, if its first operand dies now."""
+        self._sum = (total, operand)
+
+    def _number(self, storage: Any, name: int) -> int:
+        key, size_bytes = storage._cdata, storage.nbytes()
+        number, known_bytes, _ = self._tensors.get(key, (NO_NAME, 0, None))
+        if size_bytes != known_bytes:
+            if known_bytes:  # resized: PyTorch allocates anew and copies
+                self._add(Kind.FREE, number)
+            number, self._n_tensors = self._n_tensors, self._n_tensors + 1
+            self._tensors[key] = (number, size_bytes, weakref.ref(storage, functools.partial(self._freed, key)))
+            self._add(Kind.ALLOC, number, size_bytes, name)
+        return number
+
+    def _freed(self, key: int, _reference: object) -> None:
+        if key not in self._tensors:  # closed
+            return
+        number, size_bytes, _ = self._tensors.pop(key)
+        total, operand = self._sum
+        if operand != key or self._tensors[total][1] != size_bytes:
+            self._add(Kind.FREE, number)
+            return
+        self._sum = (0, 0)
+        made, _, reference = self._tensors[total]
+        self._tensors[total] = (number, size_bytes, reference)
+        self._n_tensors = made
+        first = next(i for i in range(len(self.events) - 1, -1, -1) if self.events[i][5] == Kind.ALLOC)
+        tail = self.events[first + 1 :]
+        self.events[first:] = [(e[0], number, *e[2:]) if e[1] == made else e for e in tail]
+
+    def _add(self, kind: Kind, tensor: int, size_bytes: int = 0, name: int = NO_NAME) -> None:
+        self.events.append((self._t_ns, tensor, size_bytes, name, 0, kind, 0))
+
+
+class _Dispatch(TorchDispatchMode):  # type: ignore[misc] # torch has no types
+    """Tells the recorder of every operation: what it reads and writes, and how long the device takes for it."""
+
+    def __init__(self, recorder: _Recorder, device: DeviceModel) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._device = device
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        try:
+            result = func(*args, **kwargs)
+        except DataDependentOutputException:
+            if func is not torch.ops.aten._local_scalar_dense.default:
+                raise
+            dtype = args[0].dtype
+            return False if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+        except DynamicOutputShapeException:
+            raise RuntimeError(f"the shape of what {func} returns depends on values, and here are none") from None
+        self._note(func, args, kwargs, result)
+        return result
+
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        name = func.overloadpacket.__name__
+        overwrites = name in _OVERWRITES or torch.Tag.nondeterministic_seeded in func.tags
+        reads: list[Any] = []
+        writes: list[Any] = []
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            _sort(argument, value, reads, writes, overwrites=overwrites)
+        for argument in func._schema.arguments[len(args) :]:
+            _sort(argument, kwargs.get(argument.name), reads, writes, overwrites=overwrites)
+        known = {_identity(tensor) for tensor in (*reads, *writes)}
+        made = [tensor for tensor in _tensors(result) if _identity(tensor) not in known]
+        writes += made
+        duration_ns = 0
+        if writes and not name.startswith(_ALLOCATE_ONLY):
+            moved_bytes = sum(map(_extent_bytes, (*reads, *writes)))
+            if name in _GATHERS:
+                moved_bytes -= max(0, _extent_bytes(args[0]) - _extent_bytes(result))
+            duration_ns = self._device.duration_ns(
+                _flops(func, args, kwargs, result), moved_bytes, writes[0].dtype.itemsize, tf32=_allows_tf32(name)
+            )
+        self._recorder.operation(name, _storages(reads), _storages(writes), duration_ns)
+        in_backward = torch._C._current_graph_task_id() != -1
+        if made and func is torch.ops.aten.add.Tensor and in_backward and not args[0]._is_view():
+            self._recorder.gradients_sum(_identity(result), _identity(args[0]))
+
+
+def _sort(argument: Any, value: Any, reads: list[Any], writes: list[Any], *, overwrites: bool) -> None:
+    tensors = _tensors(value)
+    is_written = argument.alias_info is not None and argument.alias_info.is_write
+    if is_written:
+        writes += tensors
+    if not (is_written and (overwrites or argument.kwarg_only)):  # out= is only written
+        reads += tensors
+
+
+def _tensors(value: Any) -> list[Any]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, (list, tuple)) else []
+
+
+def _identity(tensor: Any) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _storages(tensors: list[Any]) -> list[Any]:
+    return [tensor.untyped_storage() for tensor in tensors]
+
+
+def _extent_bytes(tensor: Any) -> int:
+    read_once = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return min(read_once * tensor.itemsize, tensor.untyped_storage().nbytes())
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    formula = flop_registry.get(func.overloadpacket)
+    return formula(*args, **kwargs, out_val=result) if formula is not None else 0
+
+
+def _allows_tf32(name: str) -> bool:
+    backend = torch.backends.cudnn if name.startswith("convolution") else torch.backends.cuda.matmul
+    return bool(backend.allow_tf32)
+
+
+class _OneDevice(TorchFunctionMode):  # type: ignore[misc] # torch has no types
+    """Lets a script's devices all be the one on which the fake tensors are."""
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _MOVES:
+            return args[0]
+        kwargs = {name: _here(value, name) for name, value in (kwargs or {}).items()}
+        return func(*map(_here, args), **kwargs)
+
+
+def _here(value: Any, name: str = "") -> Any:
+    kind = value.type if isinstance(value, torch.device) else value.partition(":")[0] if isinstance(value, str) else ""
+    return "cpu" if kind in _ACCELERATORS or (name == "device" and isinstance(value, int)) else value
+
+
+def _fused_dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    if not training or inplace or not 0 < p < 1:
+        return _plain_dropout(input, p, training, inplace)
+    return torch.native_dropout(input, p, train=True)[0]
+
+
+def _apply(module: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+    """Convert a module as ``Module._apply`` does real ones; fake tensors it swaps, which references to them forbid."""
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    for parameter in module._parameters.values():
+        for tensor in (parameter, getattr(parameter, "grad", None)):
+            if tensor is not None:
+                with torch.no_grad():
+                    tensor.data = fn(tensor)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = fn(buffer)
+    return module
+
+
+def _fused_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
+) -> Any:
+    if not dropout_p or kwargs.get("enable_gqa") or query.dim() != 4:  # noqa: PLR2004 - with heads
+        return _plain_attention(query, key, value, attn_mask, dropout_p, *args, **kwargs)
+    if attn_mask is not None:
+        attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+    keeps_sums = True
+    # The kernel that a CUDA device has for it; without dropout the CPU's keeps as much.
+    return torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, keeps_sums, dropout_p, *args, **kwargs
+    )[0]
+
+
+def _multi_tensor() -> Iterator[Any]:
+    """Yield what lets fake tensors be worked on together where real ones are."""
+    for module in (_optimizers, _foreach_utils):
+        types = [*module._foreach_supported_types, FakeTensor]
+        yield mock.patch.object(module, "_foreach_supported_types", types)
+
+
+def _as_cuda() -> Iterator[Any]:
+    """Yield what lets PyTorch do as on a CUDA device."""
+    yield mock.patch.object(torch.nn.functional, "dropout", _fused_dropout)
+    yield mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _fused_attention)
+    yield mock.patch.object(_optimizers, "_get_foreach_kernels_supported_devices", return_value=["cpu"])
+
+
+@contextlib.contextmanager
+def _collected_by_hand() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

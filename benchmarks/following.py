@@ -1,0 +1,203 @@
+"""What does an allocation cost by plan, and what does recording it add?
+
+An iteration like one of training (feature maps that are freed in reverse, temporaries beside them) is replayed through
+the hooks that frameworks call, each call timed by itself; ``loops.py`` says how the clock is kept out. First by learned
+classes, then by plan, then by plan while every event is recorded and another thread reads. The last table runs both
+examples with and without ``zico trace`` around them, in turns.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import common
+import loops
+import numpy as np
+import together
+from heap import BUDGET_BYTES, REGION_BYTES, joined_pool
+from together import Job
+
+from zico.heap import allocator, hooks
+from zico.heap.planning import Planning
+from zico.heap.process import HEAP_RECORD
+from zico.trace.events import NO_NAME
+from zico.trace.ringfile import RingFile, RingReader
+from zico.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator
+
+QUESTION = "What does an allocation cost by plan, and what does recording it add?"
+GOAL_PLANNED_NS = 60
+GOAL_EVENT_NS = 30
+LAYERS = 250
+EXAMPLES = (Job("resnet", "digits_resnet.py"), Job("lm", "stdlib_lm.py"))
+
+
+def training_calls(layers: int, seed: int = 1) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return calls as rows (number of the tensor, bytes); 0 bytes frees it. About four tensors a layer."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(64 * KIB, MIB * 3 // 4, layers)
+    calls: list[tuple[int, int]] = []
+    temporary = layers
+    for layer, size in enumerate(sizes):
+        calls += [(layer, size), (temporary, 2 * size), (temporary, 0)]
+        temporary += 1
+    for layer in reversed(range(layers)):
+        calls += [(temporary, int(sizes[layer])), (temporary + 1, 3 * int(sizes[layer]))]
+        calls += [(temporary + 1, 0), (layer, 0), (temporary, 0)]
+        temporary += 2
+    return np.array(calls, np.int64)
+
+
+def replayed(calls: np.ndarray[Any, np.dtype[np.int64]], iterations: int) -> dict[str, float]:
+    """Return quantiles of nanoseconds per allocation and per free over some iterations."""
+    functions = (int(hooks.posix_memalign.address), int(hooks.free.address))
+    out, addresses = np.zeros(1, np.int64), np.zeros(int(calls[:, 0].max()) + 1, np.int64)
+    times = np.zeros((iterations, len(calls)), np.int64)
+    for row in times:
+        loops.replay(*functions, out.ctypes.data, calls, addresses, row)
+        allocator.mark(HEAP_RECORD[0])
+    net = times - loops.clock_ns()
+    is_allocation = calls[:, 1] > 0
+    return {
+        f"{kind}_{name}": float(np.percentile(net[:, mask], q))
+        for kind, mask in (("allocation", is_allocation), ("free", ~is_allocation))
+        for name, q in (("median_ns", 50), ("p99_ns", 99))
+    }
+
+
+@contextmanager
+def recording(directory: Path) -> Iterator[tuple[RingFile, RingReader]]:
+    """Record into a ring that a thread empties."""
+    stop = threading.Event()
+    with RingReader(directory / "ring") as reader:
+        writer = RingFile(reader.path, "benchmark", 0)
+
+        def read() -> None:
+            while not stop.wait(0.002):
+                reader.read()
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        try:
+            yield writer, reader
+        finally:
+            stop.set()
+            thread.join()
+
+
+def measure_calls(iterations: int) -> dict[str, Any]:
+    """Return what calls cost by classes, by plan, and by plan with recording."""
+    calls = training_calls(LAYERS)
+    figures: dict[str, Any] = {"tensors": int(np.count_nonzero(calls[:, 1]))}
+    with joined_pool() as heap, tempfile.TemporaryDirectory() as directory:
+        replayed(calls, 4)  # classes are learned
+        figures["classes"] = replayed(calls, iterations)
+        planning = Planning(heap)
+        while HEAP_RECORD[0]["plans"] == 0:
+            replayed(calls, 1)
+            if HEAP_RECORD[0]["plan_asked"] and not HEAP_RECORD[0]["next_plan_address"]:
+                planning.plan_handed()
+        replayed(calls, 2)
+        figures["plan"] = replayed(calls, iterations)
+        with recording(Path(directory)) as (writer, reader):
+            figures["event_ns"] = event_ns(writer, iterations)
+            HEAP_RECORD[0]["op"], HEAP_RECORD[0]["ring_address"] = NO_NAME, writer.address
+            figures["plan, recorded"] = replayed(calls, iterations)
+            HEAP_RECORD[0]["ring_address"] = 0
+            figures["dropped"] = int(reader.header[0]["dropped"])
+    return figures
+
+
+def event_ns(writer: RingFile, iterations: int) -> dict[str, float]:
+    """Return quantiles of nanoseconds per recorded event, read by another thread meanwhile."""
+    batch = 256
+    times = np.zeros(iterations * 4, np.int64)
+    loops.events(writer.address, batch, times)
+    per_event = (times - loops.clock_ns()) / batch
+    return {name: float(np.percentile(per_event, q)) for name, q in (("median_ns", 50), ("p99_ns", 99))}
+
+
+# -- the examples ---------------------------------------------------------------------------------------------------
+
+
+def measure_examples(options: Namespace) -> dict[str, Any]:
+    """Return iterations per second of each example under Zico alone, recorded and not, round by round."""
+    rates: dict[str, dict[str, list[float]]] = {job.name: {"plain": [], "recorded": []} for job in EXAMPLES}
+    extra = ("--iterations", "1000000", "--seconds", str(options.seconds))
+    deadline_s = options.seconds + together.MARGIN_S
+    for index in range(options.rounds):
+        for job in EXAMPLES:
+            for kind in ("plain", "recorded") if index % 2 == 0 else ("recorded", "plain"):
+                run = _alone(job, *extra, recorded=kind == "recorded", deadline_s=deadline_s)
+                (rate,) = run.rates(options.warm_up)
+                rates[job.name][kind].append(rate)
+                common.note(f"round {index + 1} of {options.rounds}: {job.name} {kind}: {rate:.3f} it/s")
+    return rates
+
+
+def _alone(job: Job, *extra: str, recorded: bool, deadline_s: float) -> together.Together:
+    if recorded:
+        return together.run_recorded(job, *extra, deadline_s=deadline_s)
+    return together.run_zico([job], *extra, policy="zico", budget="none", deadline_s=deadline_s)
+
+
+# -- what is shown --------------------------------------------------------------------------------------------------
+
+_COLUMNS = ("allocation_median_ns", "allocation_p99_ns", "free_median_ns", "free_p99_ns")
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """Return the figures as Markdown."""
+    calls = result["calls"]
+    rows = [
+        (name, *(f"{calls[name][column]:.0f}" for column in _COLUMNS)) for name in ("classes", "plan", "plan, recorded")
+    ]
+    header = (f"{calls['tensors']} tensors, ns", "allocation: median", "p99", "free: median", "p99")
+    planned, event = calls["plan"]["allocation_median_ns"], calls["event_ns"]["median_ns"]
+    parts = [
+        common.table(header, rows),
+        f"* planned allocation {planned:.0f} ns, goal {GOAL_PLANNED_NS}: {_said(planned <= GOAL_PLANNED_NS)}",
+        f"* an event {event:.1f} ns, goal {GOAL_EVENT_NS}: {_said(event <= GOAL_EVENT_NS)}",
+        f"* {calls['dropped']} of the replay's events found the ring full\n",
+    ]
+    rows = []
+    for name, kinds in result["examples"].items():
+        slower = [1 - r / p for p, r in zip(kinds["plain"], kinds["recorded"], strict=True)]
+        medians = [f"{statistics.median(kinds[kind]):.3f}" for kind in ("plain", "recorded")]
+        rows.append((name, *medians, f"{statistics.median(slower):.2%}", f"{min(slower):.2%} to {max(slower):.2%}"))
+    parts.append(common.table(("example, it/s", "not recorded", "recorded", "slower by (goal 1 %)", "min-max"), rows))
+    return "\n".join(parts)
+
+
+def _said(reached: bool) -> str:  # noqa: FBT001 - a word for it
+    return "reached" if reached else "missed"
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--iterations", type=int, default=200, help="replays, per figure")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of the examples, recorded and not")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long an example trains")
+    parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations left out")
+    options = parser.parse_args()
+    if options.smoke:
+        options.iterations, options.rounds = 5, 0
+    settings = {name: getattr(options, name) for name in ("iterations", "rounds", "seconds", "warm_up")}
+    settings |= {"budget_bytes": BUDGET_BYTES, "region_bytes": REGION_BYTES, "layers": LAYERS}
+    result = common.document("following", QUESTION, settings)
+    result["calls"] = measure_calls(options.iterations)
+    result["examples"] = measure_examples(options) if options.rounds else {}
+    common.write(result, text_of(result), common.output_directory(options))
+
+
+if __name__ == "__main__":
+    main()

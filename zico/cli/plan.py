@@ -1,0 +1,203 @@
+"""``zico plan``: place the tensors of an iteration, or of a file of lifetimes, and say what that needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from zico.errors import CommandError, ConfigError
+from zico.report.table import PLAIN_WIDTH
+from zico.units import format_bytes, parse_size
+
+if TYPE_CHECKING:
+    from zico.planners.compare import Row
+    from zico.planners.plan import Plan, Planner
+    from zico.planners.problem import Problem
+
+SCHEMA = "zico.plan.v1"
+FITS, DOES_NOT_FIT, OUT_OF_TIME = range(3)
+_LARGEST_CAPACITY = 1 << 60
+_EXACT_UP_TO = 1000
+"""Tensors: what the exact planner is made for; above, the improving search is asked."""
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_STDOUT = Path("-")
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What ``--json`` writes."""
+
+    file: str
+    tensors: int
+    live_peak_bytes: int
+    capacity_bytes: int | None
+    region_bytes: int | None
+    rows: list[Row]
+    schema_version: str = SCHEMA
+
+
+@click.command()
+@click.argument("file", type=_FILE)
+@click.option("--planner", metavar="NAME", help="Which one (default: regions with --region, else exact or improve).")
+@click.option("--compare", is_flag=True, help="Ask every planner.")
+@click.option("--region", metavar="SIZE", help="Plan for few regions of SIZE held over time, and count them.")
+@click.option("--capacity", metavar="BYTES", help="Does it fit? Exit code 0: yes, 1: no, 2: out of time.")
+@click.option("--deadline", type=click.FloatRange(min=0.01), default=10.0, show_default=True, metavar="SECONDS")
+@click.option("--iteration", type=int, metavar="N", help="Of a trace (default: a typical one).")
+@click.option("--json", "json_path", type=_FILE, metavar="FILE", help="Write the figures to FILE; - is stdout.")
+@click.option("-o", "csv_path", type=_FILE, metavar="CSV", help="Write the places: id,lower,upper,size,offset.")
+@click.option("--picture", type=_FILE, metavar="PNG", help="Draw the places: addresses over time.")
+def plan(  # noqa: PLR0913 - one parameter per option
+    *,
+    file: Path,
+    planner: str | None,
+    compare: bool,
+    region: str | None,
+    capacity: str | None,
+    deadline: float,
+    iteration: int | None,
+    json_path: Path | None,
+    csv_path: Path | None,
+    picture: Path | None,
+) -> int:
+    """Place the tensors of FILE: a trace of any format that zico trace show reads, or lifetimes as CSV."""
+    from zico.planners.compare import PLACED, ask
+
+    region_bytes = _size("--region", region)
+    problem = dataclasses.replace(_read(file, iteration), capacity_bytes=_size("--capacity", capacity)).compact()
+    rows: list[Row] = []
+    best: tuple[Row, Plan] | None = None
+    for one in _planners(planner, compare=compare, region_bytes=region_bytes, problem=problem):
+        row, answer = ask(one, problem, deadline, region_bytes or 0)
+        rows.append(row)
+        if answer is not None and (best is None or _cost(row) < _cost(best[0])):
+            best = row, answer
+    report = Report(str(file), len(problem), problem.peak_live_bytes, problem.capacity_bytes, region_bytes, rows)
+    _show(report, json_path)
+    if best is not None:
+        _write(problem, best[1], csv_path)
+        if picture is not None:
+            from zico.report.plan_picture import plan_png
+
+            unit = "ticks" if _is_csv(file) else "ns"
+            _write_file(picture, plan_png(problem, best[1].offset_bytes, best[1].planner, region_bytes, unit))
+    if any(row.answer == PLACED for row in rows):
+        return FITS
+    return DOES_NOT_FIT if any(row.answer == "does not fit" for row in rows) else OUT_OF_TIME
+
+
+def _size(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_size(text, whole_bytes=_LARGEST_CAPACITY)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
+
+
+def _is_csv(file: Path) -> bool:
+    return file.suffix.lower() == ".csv"
+
+
+def _read(file: Path, iteration: int | None) -> Problem:
+    """Return the problem in a file: lifetimes as CSV, or an iteration of a trace."""
+    if _is_csv(file):
+        from zico.planners.minimalloc import read_csv
+
+        return read_csv(file).problem
+    from zico.planners.from_trace import iteration_problem
+    from zico.trace.files import read_trace
+
+    return iteration_problem(read_trace(file), iteration).problem
+
+
+def _planners(name: str | None, *, compare: bool, region_bytes: int | None, problem: Problem) -> list[Planner]:
+    from zico.planners.regions import Regions
+    from zico.planners.registry import PLANNERS
+
+    if name is not None and name not in PLANNERS:
+        raise ConfigError(f"--planner {name!r} is unknown: give one of {', '.join(PLANNERS)}")
+    if compare:
+        names = [key for key in PLANNERS if key != "regions" or region_bytes]
+        if len(problem) > _EXACT_UP_TO:
+            names.remove("exact")
+    else:
+        names = [name or ("regions" if region_bytes else "exact" if len(problem) <= _EXACT_UP_TO else "improve")]
+    return [Regions(region_bytes) if key == "regions" and region_bytes else PLANNERS[key]() for key in names]
+
+
+def _cost(row: Row) -> tuple[float, ...]:
+    """Return what makes one plan worse than another: regions if they count, else its peak."""
+    if row.held is not None:
+        return (row.held.peak_regions, row.held.mean_ratio)
+    return (row.peak_bytes,)
+
+
+def _show(report: Report, json_path: Path | None) -> None:
+    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
+    if json_path == _STDOUT:
+        click.echo(encoded)
+        return
+    if json_path is not None:
+        _write_file(json_path, encoded + b"\n")
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console.print(
+        f"{report.file}: {report.tensors} tensors, at most {format_bytes(report.live_peak_bytes)} alive at once"
+        + (f", capacity {format_bytes(report.capacity_bytes)}" if report.capacity_bytes is not None else ""),
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(_table(report, plain=not console.is_terminal))
+    for row in report.rows:
+        if row.detail:
+            console.print(f"{row.planner}: {row.answer}: {row.detail}", markup=False, soft_wrap=True)
+
+
+def _table(report: Report, *, plain: bool) -> Table:
+    table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("planner")
+    for column in ("answer", "peak", "peak / live", "seconds"):
+        table.add_column(column, justify="right")
+    if report.region_bytes is not None:
+        for column in ("regions (least)", "held / live: peak", "mean (least)", "slots"):
+            table.add_column(column, justify="right")
+    for row in report.rows:
+        table.add_row(*_cells(row, with_regions=report.region_bytes is not None))
+    return table
+
+
+def _cells(row: Row, *, with_regions: bool) -> list[str]:
+    has_plan = row.ratio > 0
+    answer = "optimal" if row.optimal and has_plan else row.answer
+    cells = [row.planner, answer, format_bytes(row.peak_bytes) if has_plan else "-"]
+    cells += [f"{row.ratio:.4f}" if has_plan else "-", f"{row.elapsed_s:.2f}"]
+    if with_regions and row.held is not None:
+        held = row.held
+        cells += [f"{held.peak_regions} ({held.least_peak_regions})", f"{held.peak_ratio:.4f}"]
+        cells += [f"{held.mean_ratio:.4f} ({held.least_mean_ratio:.4f})", str(held.slots)]
+    return cells
+
+
+def _write(problem: Problem, best: Plan, csv_path: Path | None) -> None:
+    """Write the best plan if that was asked for."""
+    if csv_path is not None:
+        from zico.planners.minimalloc import csv_text
+
+        _write_file(csv_path, csv_text(problem, best.offset_bytes).encode())
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    from zico.report.files import write_atomically
+
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be written ({error.strerror}): choose another path", exit_code=1) from error
