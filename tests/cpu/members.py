@@ -11,7 +11,7 @@ import numpy as np
 
 from zico.heap import allocator, classes, following
 from zico.heap.build import Heap
-from zico.heap.layout import GAP, HEAP, PLACE, PLAN_ENTRIES, UNITS_PER_SLOT, Arena
+from zico.heap.layout import GAP, HEAP, PLACE, PLAN_ENTRIES, Arena
 from zico.pool import regions
 from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
@@ -188,7 +188,7 @@ class Tenant:
     def _check_planned(self) -> None:
         """Compare the bitmap and the flags of the planned arena with the live blocks there."""
         region_bytes = self.member.region_bytes
-        unit = max(region_bytes // UNITS_PER_SLOT, 1)
+        unit = self.heap.unit_bytes
         taken = np.zeros(self.heap.arena_bytes // unit, bool)
         for address, size in self.live.items():
             start = address - self.base - Arena.PLANNED * self.heap.arena_bytes
@@ -196,7 +196,7 @@ class Tenant:
                 units = slice(start // unit, -(-(start + _rounded(size)) // unit))
                 assert not taken[units].any()
                 taken[units] = True
-        for slot, units in enumerate(taken.reshape(-1, UNITS_PER_SLOT)):
+        for slot, units in enumerate(taken.reshape(-1, region_bytes // unit)):
             first = self.heap.slots[slot + Arena.PLANNED * self.heap.arena_bytes // region_bytes]
             bits = np.unpackbits(self.heap.bits[slot].view("u1"), bitorder="little").astype(bool)
             if first["full"]:

@@ -649,7 +649,7 @@ def test_iterations_are_found_by_their_period() -> None:
             _iterate(tenant, sizes)
         found = int(tenant.job["iteration"])
         assert found > 0
-        assert tenant.record[0]["period"] == len(sizes)
+        assert tenant.record[0]["tracker"]["gap"] == len(sizes)
         for _ in range(10):
             _iterate(tenant, sizes)
         assert tenant.job["iteration"] == found + 10
@@ -663,7 +663,7 @@ def test_a_changed_loop_is_found_anew() -> None:
         other = [GRANULE_BYTES * n for n in (6, 1, 7, 3, 2)]
         for _ in range(40):
             _iterate(tenant, other)
-        assert tenant.record[0]["period"] == len(other)
+        assert tenant.record[0]["tracker"]["gap"] == len(other)
 
 
 def test_the_history_is_shortened_without_losing_the_period() -> None:
@@ -673,12 +673,12 @@ def test_the_history_is_shortened_without_losing_the_period() -> None:
         for _ in range(10):
             _iterate(tenant, sizes)
         record = tenant.record[0]
-        assert record["period"] == len(sizes)
+        assert record["tracker"]["gap"] == len(sizes)
         rounds = (1 << 16) // len(sizes) + 20
         before = int(tenant.job["iteration"])
         _repeat(record, np.array(sizes, "i8"), rounds)
-        assert record["n_history"] < 1 << 16
-        assert record["period"] == len(sizes)
+        assert record["tracker"]["n"] < 1 << 16
+        assert record["tracker"]["gap"] == len(sizes)
         assert tenant.job["iteration"] == before + rounds
 
 

@@ -41,9 +41,7 @@ from zico.heap.layout import (
     ALIGNMENT_BYTES,
     ARENA,
     BLOCK,
-    FIRST_SEARCH,
     GRANULE_SHIFT,
-    HISTORY,
     MAX_ALIGNMENT_BYTES,
     SLOT,
     Arena,
@@ -51,7 +49,7 @@ from zico.heap.layout import (
 from zico.pool import regions, waiting
 from zico.pool.layout import MEMBER, NOBODY
 from zico.pool.regions import GONE, GRANTED, WAIT, header_of, job_at
-from zico.trace import curve, period, ring
+from zico.trace import curve, online, ring
 from zico.trace.events import NO_NAME
 
 NOT_SERVED = 0
@@ -77,7 +75,6 @@ _LARGEST = 1 << 60  # bytes: so that nothing overflows on the way to being refus
 _ANY = 1 << 40  # regions: more than any window has
 _ARENA_BYTES = ARENA.itemsize
 _I32 = np.dtype("i4")
-_I64 = np.dtype("i8")
 _PROTECTION = host.PROT_READ_WRITE
 _SHARED_FIXED = mmap.MAP_SHARED | host.MAP_FIXED
 _PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
@@ -148,7 +145,7 @@ def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
     rounded = gaps.align_up(size_bytes, ALIGNMENT_BYTES)
     alignment = max(alignment, ALIGNMENT_BYTES)
     private_lock(heap.mutex_address)
-    if heap.marked == 0 and _begins_iteration(heap, me, size_bytes):
+    if heap.marked == 0 and online.begins(heap.tracker, size_bytes, me.live_bytes):
         private_unlock(heap.mutex_address)
         boundary(heap)
         private_lock(heap.mutex_address)
@@ -505,66 +502,3 @@ def mark(heap: Record) -> None:
     """Take an explicit boundary; from now on no period is looked for."""
     heap.marked = 1
     boundary(heap)
-
-
-@inlined
-def _begins_iteration(heap: Record, me: Record, size_bytes: int) -> bool:
-    """Note an allocation in the history; tells whether, by the period found, an iteration begins with it."""
-    sizes = array_at(heap.history_address, HISTORY, _I64)
-    live = array_at(heap.live_history_address, HISTORY, _I64)
-    if heap.n_history == HISTORY:
-        _shorten(heap)
-    n = heap.n_history
-    sizes[n] = size_bytes
-    live[n] = me.live_bytes
-    heap.n_history = n + 1
-    if heap.period == 0:
-        if n + 1 >= heap.next_search:
-            _search(heap)
-        return False
-    if sizes[n] == sizes[n - heap.period]:
-        heap.misses = max(0, heap.misses - 1)
-    else:
-        heap.misses += 2
-        if heap.misses > max(8, heap.period >> 3):
-            heap.period = 0
-            heap.misses = 0
-            heap.search_interval = FIRST_SEARCH
-            heap.next_search = n + FIRST_SEARCH
-            return False
-    if n - heap.phase < heap.period:
-        return False
-    heap.phase = n
-    return True
-
-
-@compiled
-def _search(heap: Record) -> None:
-    """Look for a period; each search in vain doubles the time to the next, so that a job without one pays nothing."""
-    keep_out_of_line()
-    sizes = array_at(heap.history_address, HISTORY, _I64)
-    live = array_at(heap.live_history_address, HISTORY, _I64)
-    fail = array_at(heap.history_address + HISTORY * 8, HISTORY, _I64)
-    n = heap.n_history
-    found = period.find_period(sizes, live, n, fail)
-    heap.period = found
-    heap.next_search = n + heap.search_interval
-    heap.search_interval *= 2
-    if found != period.NO_PERIOD:
-        heap.search_interval = FIRST_SEARCH
-        heap.phase = period.lowest(live, n, found)
-
-
-@compiled
-def _shorten(heap: Record) -> None:
-    """Drop the older half of the history."""
-    keep_out_of_line()
-    sizes = array_at(heap.history_address, HISTORY, _I64)
-    live = array_at(heap.live_history_address, HISTORY, _I64)
-    half = HISTORY // 2
-    for i in range(half):
-        sizes[i] = sizes[half + i]
-        live[i] = live[half + i]
-    heap.n_history -= half
-    heap.phase -= half
-    heap.next_search -= half

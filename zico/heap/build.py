@@ -22,13 +22,13 @@ from zico.heap.layout import (
     COUNT,
     COUNTS,
     FIRST_PLAN_INTERVAL,
-    FIRST_SEARCH,
     GAP,
     GRANULE_BYTES,
     GRANULE_SHIFT,
     HEAP,
-    HISTORY,
     KEYS,
+    LARGEST_UNIT_BYTES,
+    LEAST_UNITS_PER_SLOT,
     LIFETIME,
     LOG,
     LOGS,
@@ -36,13 +36,12 @@ from zico.heap.layout import (
     MAX_GAPS,
     MAX_LIFETIMES,
     SLOT,
-    UNITS_PER_SLOT,
-    WORDS_PER_SLOT,
     Arena,
     Attached,
 )
 from zico.pool.layout import NOBODY
 from zico.trace.events import NO_NAME
+from zico.trace.online import MEMORY_BYTES
 
 if TYPE_CHECKING:
     from zico.heap.planning import Planning
@@ -129,10 +128,7 @@ class Heap:
         heap["counts_address"] = self.zeros(COUNT, COUNTS).ctypes.data
         heap["wanted_address"] = self.zeros(np.dtype("i4"), n_slots).ctypes.data
         self._fill_planning(heap)
-        heap["history_address"] = self.zeros(np.dtype("i8"), 2 * HISTORY).ctypes.data
-        heap["live_history_address"] = self.zeros(np.dtype("i8"), HISTORY).ctypes.data
-        heap["search_interval"] = FIRST_SEARCH
-        heap["next_search"] = FIRST_SEARCH
+        heap["tracker"]["memory_address"] = self.zeros(np.dtype("u1"), MEMORY_BYTES).ctypes.data
         heap["memory_fd"] = self.pool.memory_fd
         heap["spill_fd"] = self._spill_fd
         heap["spill_limit_bytes"] = _SPILL_SHARE * int(self.pool.header["n_regions"]) * region_bytes
@@ -152,9 +148,11 @@ class Heap:
         heap["handed"]["lifetimes_address"] = self.handed.ctypes.data
         heap["logs_address"] = logs.ctypes.data
         heap["planned_offset"] = Arena.PLANNED * self.arena_bytes
-        heap["unit_shift"] = (self.pool.region_bytes // UNITS_PER_SLOT).bit_length() - 1
-        n_slots = self.arena_bytes // self.pool.region_bytes
-        self.bits = self.zeros(np.dtype(("i8", (WORDS_PER_SLOT,))), n_slots)
+        region_bytes = self.pool.region_bytes
+        self.unit_bytes = min(region_bytes // LEAST_UNITS_PER_SLOT, LARGEST_UNIT_BYTES)
+        heap["unit_shift"] = self.unit_bytes.bit_length() - 1
+        words = region_bytes // self.unit_bytes // 64
+        self.bits = self.zeros(np.dtype(("i8", (words,))), self.arena_bytes // region_bytes)
         heap["bits_address"] = self.bits.ctypes.data
         heap["plan_fd"] = -1
         heap["plan_interval"] = FIRST_PLAN_INTERVAL

@@ -42,8 +42,6 @@ from zico.heap.layout import (
     PLACE,
     PLAN_ENTRIES,
     SLOT,
-    UNITS_PER_SLOT,
-    WORDS_PER_SLOT,
 )
 from zico.pool.layout import MEMBER, NOBODY
 
@@ -146,6 +144,11 @@ def fill(table_address: int, keys: Array, offsets: Array, n: int) -> None:
 
 
 @inlined
+def _units_per_slot(heap: Record) -> int:
+    return 1 << (heap.region_shift - heap.unit_shift)
+
+
+@inlined
 def _units_in(heap: Record, slot: int, offset: int, size_bytes: int) -> tuple[int, int]:
     """Return first and last-plus-one unit of a slot that a range covers."""
     start = slot << heap.region_shift
@@ -167,7 +170,8 @@ def _word_mask(word: int, first: int, end: int) -> int:
 @inlined
 def _bits(heap: Record, slot: int) -> Array:
     planned = slot - (heap.planned_offset >> heap.region_shift)
-    return array_at(heap.bits_address + planned * (WORDS_PER_SLOT * 8), WORDS_PER_SLOT, _I64)
+    words = _units_per_slot(heap) >> 6
+    return array_at(heap.bits_address + planned * words * 8, words, _I64)
 
 
 @compiled
@@ -179,7 +183,7 @@ def is_vacant(heap: Record, offset: int, size_bytes: int) -> bool:
         if slots[slot].live == 0:
             continue
         first, end = _units_in(heap, slot, offset, size_bytes)
-        if slots[slot].full or end - first == UNITS_PER_SLOT:
+        if slots[slot].full or end - first == _units_per_slot(heap):
             return False
         bits = _bits(heap, slot)
         for word in range(first >> 6, ((end - 1) >> 6) + 1):
@@ -195,7 +199,7 @@ def occupy(heap: Record, offset: int, size_bytes: int, taken: bool) -> None:  # 
     slots = array_at(heap.slots_address, heap.window_bytes >> heap.region_shift, SLOT)
     for slot in range(offset >> heap.region_shift, ((offset + size_bytes - 1) >> heap.region_shift) + 1):
         first, end = _units_in(heap, slot, offset, size_bytes)
-        if end - first == UNITS_PER_SLOT:
+        if end - first == _units_per_slot(heap):
             slots[slot].full = 1 if taken else 0
             continue
         bits = _bits(heap, slot)

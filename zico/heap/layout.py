@@ -15,6 +15,8 @@ import enum
 
 import numpy as np
 
+from zico.trace.online import TRACKER
+
 GRANULE_SHIFT = 16
 GRANULE_BYTES = 1 << GRANULE_SHIFT
 """The smallest tensor that the pool takes (64 KiB)."""
@@ -27,18 +29,16 @@ MAX_ALIGNMENT_BYTES = 1 << 21
 MAX_GAPS = 1 << 16
 KEYS = 1 << 16
 COUNTS = 1 << 12
-HISTORY = 1 << 16
 MAX_LIFETIMES = 1 << 16
 """Tensors of one iteration that can be planned; those behind are placed as they come."""
 LOGS = 3
 PLAN_ENTRIES = 1 << 17
-UNITS_PER_SLOT = 1 << 10
-"""A planned offset is a multiple of this share of a slot: 4 KiB on the host device, 64 KiB where regions are 64 MiB."""
-WORDS_PER_SLOT = UNITS_PER_SLOT // 64
+LARGEST_UNIT_BYTES = 1 << 12
+LEAST_UNITS_PER_SLOT = 1 << 10
+"""A planned offset is a multiple of a unit: 4 KiB, or a smaller share of a small slot. Units of 64 KiB in slots of 64
+MiB would hold up to 20 % more (benchmarks/results/regions.md)."""
 FIRST_PLAN_INTERVAL = 2
 """Iterations between a plan and the next one, at first."""
-FIRST_SEARCH = 16
-"""Allocations before a period is first looked for."""
 
 
 class Arena(enum.IntEnum):
@@ -138,8 +138,6 @@ HEAP = np.dtype(
         ("ring_address", "i8"),  # where events are recorded, 0: nowhere
         ("real_posix_memalign", "i8"),
         ("real_free", "i8"),
-        ("history_address", "i8"),
-        ("live_history_address", "i8"),
         ("memory_fd", "i8"),
         ("spill_fd", "i8"),  # -1: there is no next tier
         ("spill_limit_bytes", "i8"),
@@ -150,12 +148,7 @@ HEAP = np.dtype(
         ("discard_address", "i8"),
         ("real_aligned_alloc", "i8"),
         ("bad_frees", "i8"),  # frees inside the window of what is no live block
-        ("period", "i4"),  # allocations per iteration found by repetition, 0 if none
-        ("phase", "i8"),  # history index at which the last iteration began
-        ("n_history", "i8"),
-        ("next_search", "i8"),
-        ("search_interval", "i8"),  # doubles with every search in vain
-        ("misses", "i8"),
+        ("tracker", TRACKER),  # finds iterations where nothing marks them
         ("next_plan_address", "i8"),  # a table that takes over at the next boundary, 0 if none
         ("next_plan_iteration", "i8"),  # no plan is asked for before
         ("plan_interval", "i8"),  # iterations; doubles with every plan that is not followed

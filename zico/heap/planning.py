@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.heap.layout import ALIGNMENT_BYTES, PLACE, PLAN_ENTRIES, UNITS_PER_SLOT
+from zico.heap.layout import ALIGNMENT_BYTES, PLACE, PLAN_ENTRIES
 from zico.planners.circle import FOREVER, cut_open
 from zico.planners.plan import NoPlan
 from zico.trace.curve import is_flat
@@ -82,7 +82,7 @@ class Planning:
             line.lower[planned],
             line.upper[planned],
             size_bytes[planned],
-            alignment_bytes=max(region_bytes // UNITS_PER_SLOT, ALIGNMENT_BYTES),
+            alignment_bytes=max(self._heap.unit_bytes, ALIGNMENT_BYTES),
             tick_ns=self._times(line.cut, end - begin),
         )
         answer = Regions(region_bytes).plan(problem, DEADLINE_S)

@@ -94,5 +94,5 @@ def mean_over_time(problem: Problem, values: Int64s) -> float:
         return 0.0
     if problem.tick_ns is None:
         return float(values.mean())
-    weights = np.diff(problem.tick_ns[: len(values) + 1])
-    return float((values * weights).sum() / max(int(weights.sum()), 1))
+    weights = np.diff(problem.tick_ns[: len(values) + 1]).astype(np.float64)  # bytes times nanoseconds pass 2**63
+    return float(np.average(values, weights=weights)) if weights.any() else float(values.mean())
