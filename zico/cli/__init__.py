@@ -1,4 +1,4 @@
-"""The command line: ``zico run``, ``doctor``, ``status``, ``broker`` and ``trace``, one file each."""
+"""The command line, one file for each command."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 from zico import __version__
 from zico.cli.broker import broker
 from zico.cli.doctor import doctor
+from zico.cli.fit import fit
 from zico.cli.plan import plan
 from zico.cli.run import run
 from zico.cli.status import status
@@ -30,7 +31,7 @@ def command() -> None:
     """Train several jobs on one device inside one memory budget."""
 
 
-for _subcommand in (run, plan, doctor, status, broker, trace):
+for _subcommand in (run, plan, fit, doctor, status, broker, trace):
     command.add_command(_subcommand)
 
 

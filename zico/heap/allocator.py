@@ -161,7 +161,8 @@ def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
     elif offset in (_MUST_WAIT, _NEVER_FITS):
         arena, offset = _wait_for_place(heap, me, arena, place, rounded, alignment)
     if offset >= 0:
-        lifetime = following.log_birth(heap, key, rounded, offset == place)
+        by_plan = offset == place or (place != following.NO_PLACE and arena == SHORT)  # or a guest instead
+        lifetime = following.log_birth(heap, key, rounded, by_plan)
         _commit(heap, me, offset, rounded, entry, lifetime)
         me.allocations += 1
         if heap.ring_address != 0:
@@ -213,22 +214,22 @@ def _place(heap: Record, index: int, planned: int, size_bytes: int, alignment: i
         alignment: A power of two.
     """
     keep_small()
-    if planned >= 0 and planned & (alignment - 1) == 0 and following.is_vacant(heap, planned, size_bytes):
-        status = _back(heap, PLANNED, planned, size_bytes)
-        if status == GRANTED:
-            following.occupy(heap, planned, size_bytes, True)  # noqa: FBT003 - as its name says
-            return planned
-        return _failure(status)
+    is_vacant = planned >= 0 and planned & (alignment - 1) == 0 and following.is_vacant(heap, planned, size_bytes)
+    if is_vacant and (index != SHORT or _is_backed(heap, planned, size_bytes)):
+        return _take_planned(heap, planned, size_bytes)
     arena = _arena(heap, index)
     gap = gaps.NOTHING
-    if index == SHORT:
-        # A temporary is a guest wherever there is room: it pins nothing for long, and needs no region of its own.
+    if index == SHORT or (index != SPILL and heap.plan_address != 0):
+        # A temporary is a guest wherever there is room: it pins nothing for long, and needs no region of its own. So
+        # is what the plan does not know or has no room for: the regions of the other arenas are held anyway.
         for host in (SHORT, LONG, PERSISTENT):
             if gap == gaps.NOTHING and not gaps.is_full(_arena(heap, host)):
                 arena = _arena(heap, host)
                 gap = gaps.find(arena, heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
         if gap == gaps.NOTHING:
-            arena = _arena(heap, SHORT)
+            arena = _arena(heap, index)
+    if gap == gaps.NOTHING and is_vacant:
+        return _take_planned(heap, planned, size_bytes)
     if gap == gaps.NOTHING:
         gap = gaps.find(arena, heap.slots_address, heap.region_shift, size_bytes, alignment, _ANY)
     if gap == gaps.NOTHING or gaps.is_full(arena):
@@ -238,6 +239,23 @@ def _place(heap: Record, index: int, planned: int, size_bytes: int, alignment: i
     if status == GRANTED:
         return gaps.take(arena, gap, size_bytes, alignment)
     return _failure(status)
+
+
+@inlined
+def _is_backed(heap: Record, offset: int, size_bytes: int) -> bool:
+    """Tell whether a range needs no new region."""
+    return gaps.empty_slots(heap.slots_address, heap.region_shift, offset, size_bytes) == 0
+
+
+@compiled
+def _take_planned(heap: Record, offset: int, size_bytes: int) -> int:
+    """Take a vacant place in the planned arena."""
+    keep_small()
+    status = _back(heap, PLANNED, offset, size_bytes)
+    if status != GRANTED:
+        return _failure(status)
+    following.occupy(heap, offset, size_bytes, True)  # noqa: FBT003 - as its name says
+    return offset
 
 
 @inlined

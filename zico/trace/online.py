@@ -19,18 +19,8 @@ from typing import Any
 import numpy as np
 
 from zico.compiled import array_at, compiled, inlined, keep_out_of_line
-from zico.trace.repeats import (
-    GROUP,
-    LOOP,
-    LOOSE,
-    MOST_LOOPS,
-    NO_LOOP,
-    SINGLE,
-    STRICT,
-    find_loop,
-    mark_at,
-    slack,
-)
+from zico.trace.marks import GROUP, LOOSE, NO_LOOP, SINGLE, STRICT, mark_at, slack
+from zico.trace.repeats import LOOP, MOST_LOOPS, find_loop
 
 HISTORY = 1 << 16
 """Allocations looked back at: three times an iteration of 20 thousand."""

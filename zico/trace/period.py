@@ -4,7 +4,7 @@ Theory of operation
     ``zico.trace.repeats`` finds the loop and the mark with which it begins; every sighting of that begins an
     iteration. Where one was missed (noise, validation in between), a cut is made an iteration's length after the last
     or before the next one, where memory is at the same level as there, if that looks like an iteration: it has most
-    of the marks that are seen once in each. What comes before and after is searched again, since another batch size is
+    of the marks of one in the middle. What comes before and after is searched again, since another batch size is
     another loop::
 
         set-up  T T T T  v v v v v  T T T  U U U U
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.compiled import compiled, inlined
-from zico.trace.repeats import GROUP, LOOP, LOOSE, MOST_LOOPS, NO_LOOP, SHORTEST, SINGLE, STRICT, find_loop, slack
+from zico.trace.marks import GROUP, LOOSE, NO_LOOP, SHORTEST, SINGLE, STRICT, slack
+from zico.trace.repeats import LOOP, MOST_LOOPS, find_loop
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 NO_PERIOD = 0
 REPEATS = 3
 """Times in a row that an iteration is seen before it counts as one."""
-_GROWTH_SHIFT = 5  # live bytes at both ends may differ by a 32nd of the iteration's rise
 
 Array = Any
 Record = Any
 
 _MOST_SEARCHES = 32
+_ORDINARY = 1 << 20  # marks the marks of one pass in the middle
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,7 +109,7 @@ def _search(sizes: NDArray[np.int64], live_bytes: NDArray[np.int64], offset: int
     if k == NO_LOOP:
         return None
     cuts = np.empty((n, 2), np.int64)
-    count, end = _cut(live_bytes, ids, groups, loops[k], k, cuts)
+    count, end = _cut(live_bytes, ids, groups, loops[k], cuts)
     starts, whole = cuts[np.argsort(cuts[:count, 0])].T
     whole = whole.astype(np.bool_)
     if not whole.any():
@@ -119,7 +120,7 @@ def _search(sizes: NDArray[np.int64], live_bytes: NDArray[np.int64], offset: int
 
 @inlined
 def _is_whole(before: Array, begin: int, end: int, loop: Record) -> bool:
-    """Tell whether this has an iteration's length, and at least half of the marks that occur once in each."""
+    """Tell whether this has an iteration's length, and at least half of the marks of an ordinary one."""
     return abs(end - begin - loop.gap) <= slack(loop.gap) and 2 * (before[end] - before[begin]) >= loop.marks
 
 
@@ -136,12 +137,12 @@ def _near(live_bytes: Array, around: int, gap: int, level: int) -> int:
 
 
 @compiled
-def _cut(live_bytes: Array, ids: Array, groups: Array, loop: Record, k: int, cuts: Array) -> tuple[int, int]:
+def _cut(live_bytes: Array, ids: Array, groups: Array, loop: Record, cuts: Array) -> tuple[int, int]:
     """Write where what begins, unordered, and whether it is an iteration; returns how many, and the end of the last."""
     n = len(ids)
     gap = loop.gap
     before = np.empty(n + 1, np.int32)
-    first = _count_marks(ids, groups, loop, k, before)
+    first = _count_marks(ids, groups, loop, before)
     at = groups[loop.anchor].at
     loop.marks = before[min(n, at + gap)] - before[at]
     while first >= gap:
@@ -166,19 +167,16 @@ def _cut(live_bytes: Array, ids: Array, groups: Array, loop: Record, k: int, cut
 
 
 @inlined
-def _count_marks(ids: Array, groups: Array, loop: Record, k: int, before: Array) -> int:
-    """Write how many of the loop's marks come before each place; returns where it is first seen to begin.
-
-    Marks that were only seen after its last beginning, or before its first, are those of another batch size.
-    """
-    first = groups[loop.anchor].first - loop.gap
-    last = groups[loop.anchor].last + loop.gap
+def _count_marks(ids: Array, groups: Array, loop: Record, before: Array) -> int:
+    """Write how many marks of an ordinary pass come before each place; returns where the loop first begins."""
+    anchor = groups[loop.anchor]
+    for i in range(anchor.at, min(len(ids), anchor.at + loop.gap)):
+        if 4 * groups[ids[i]].count >= anchor.count:
+            groups[ids[i]].loop = _ORDINARY
     before[0] = 0
     for i in range(len(ids)):
-        own = ids[i] >= 0 and groups[ids[i]].loop == k
-        own = own and groups[ids[i]].first < last and groups[ids[i]].last > first
-        before[i + 1] = before[i] + (1 if own else 0)
-    return groups[loop.anchor].first
+        before[i + 1] = before[i] + (1 if ids[i] >= 0 and groups[ids[i]].loop == _ORDINARY else 0)
+    return anchor.first
 
 
 @compiled
@@ -209,59 +207,3 @@ def _fill(
             break
         count += 1
     return count, begin, end
-
-
-@compiled
-def find_period(sizes: Array, live_bytes: Array, n: int, fail: Array) -> int:
-    """Return the shortest L such that the last ``REPEATS`` times L entries are one iteration after the other.
-
-    Takes O(n). Returns ``NO_PERIOD`` if there is none.
-
-    Args:
-        sizes: Allocation sizes, oldest first.
-        live_bytes: Live bytes before each of these allocations.
-        n: How many.
-        fail: Scratch of ``n`` entries.
-    """
-    least_rise = (_spread(live_bytes, n) + 1) // 2
-    low = live_bytes[n - 1]
-    high = live_bytes[n - 1]
-    fail[0] = 0
-    matched = 0
-    for i in range(1, n):
-        while matched > 0 and sizes[n - 1 - i] != sizes[n - 1 - matched]:
-            matched = fail[matched - 1]
-        if sizes[n - 1 - i] == sizes[n - 1 - matched]:
-            matched += 1
-        fail[i] = matched
-        if (i + 1) % REPEATS == 0:
-            period = (i + 1) // REPEATS
-            begin = live_bytes[n - 1 - period]
-            low = min(low, begin)
-            high = max(high, begin)
-            # The shortest period of these entries is i + 1 - matched; so is each of its multiples (Fine and Wilf).
-            repeats = period >= SHORTEST and period % (i + 1 - matched) == 0
-            returns = abs(live_bytes[n - 1] - begin) <= (high - low) >> _GROWTH_SHIFT
-            if repeats and returns and high > low and high - low >= least_rise:
-                return period
-    return NO_PERIOD
-
-
-@compiled
-def _spread(values: Array, n: int) -> int:
-    low = values[0]
-    high = values[0]
-    for i in range(n):
-        low = min(low, values[i])
-        high = max(high, values[i])
-    return high - low
-
-
-@compiled
-def lowest(live_bytes: Array, n: int, period: int) -> int:
-    """Return the index, within the last period, of the allocation before which the fewest bytes were live."""
-    best = n - period
-    for i in range(n - period, n):
-        if live_bytes[i] < live_bytes[best]:
-            best = i
-    return best

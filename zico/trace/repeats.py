@@ -1,12 +1,10 @@
 """Find the loops in a sequence of allocations, those of threads that jitter included: what online and offline share.
 
 Theory of operation
-    A *mark* is what an allocation and the one before it look like: their sizes, and the bytes live before each, so
-    that equal layers differ. If most distances between the places where a mark is seen agree, they show a *loop* of
-    that length. Most of an iteration's marks are seen once in it and agree on its length; noise destroys a few marks,
-    and what it inserts shifts the others by a little, so a distance may differ by a 16th. Shorter loops than the
-    iteration are told apart by memory: they rise by a part of what the whole iteration rises. Longer ones by what is
-    left over. Of two loops, one within the other::
+    If most distances between the places where a mark (``zico.trace.marks``) is seen agree, they show a *loop* of that
+    length. Most of an iteration's marks are seen once in it and agree on its length; noise destroys only a few of
+    them. Shorter loops than the iteration are told apart by memory: they rise by a part of what the whole iteration
+    rises. Longer ones by what is left over. Of two loops, one within the other::
 
         M M M M O | M M M M O     micro-batches and an optimizer's step: the outer one is the iteration
         T T T T T v v v T T T     steps and a validation, which is longer than a step, or begins as one: the inner one
@@ -29,145 +27,22 @@ from typing import Any
 import numpy as np
 
 from zico.compiled import compiled, inlined, keep_out_of_line
+from zico.trace.marks import NO_LOOP, STRICT, elect, is_regular, number, slack
 
-SHORTEST = 4
-"""Allocations that an iteration has at least."""
-NO_LOOP = -1
 MOST_LOOPS = 16
 
-STRICT = 3
-"""A mark is three allocations in a row, each with the bytes live before it."""
-SINGLE = 1
-"""A mark is one allocation with the bytes live before it: for threads that reorder much."""
-LOOSE = 0
-"""A mark is a size alone: for memory that drifts, and threads between which frees are never twice at the same place."""
-
 _FEWEST = 3  # sightings of a mark before it shows a loop
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _MOST_INNER = 64  # micro-batches to an optimizer's step
 _SURE = 4  # agreeing distances of a few marks that are no accident
 _FEW = 8  # an eighth of the marks is no accident either
 _SAME_BEGINNING = 4  # allocations that a validation has in common with a step, at its beginning
-_SLACK_SHIFT = 4
 _LOW_SHIFT = 5  # lowest points, and both ends of an iteration, may differ by a 32nd of the rise
-
-GROUP = np.dtype(
-    [
-        ("mark", "i8"),
-        ("first", "i8"),
-        ("last", "i8"),
-        ("last_but_one", "i8"),
-        ("gap", "i8"),  # the distance that most sightings agree on
-        ("covered", "i8"),  # allocations in gaps of that length
-        ("at", "i8"),  # where one of these gaps, about the middle one, begins
-        ("until", "i8"),  # and ends
-        ("count", "i4"),
-        ("votes", "i4"),
-        ("agreeing", "i4"),
-        ("order", "i4"),
-        ("loop", "i4"),
-    ]
-)
-"""All sightings of one mark."""
 
 LOOP = np.dtype([("gap", "i8"), ("leader", "i8"), ("anchor", "i8"), ("rise", "i8"), ("weight", "i8"), ("marks", "i8")])
 """Marks that agree on a length: how many, the one seen most regularly, and the one with which the loop begins."""
 
 Array = Any
 Record = Any
-
-
-@inlined
-def slack(gap: int) -> int:
-    """Return by how much two lengths may differ and still be the same."""
-    return gap >> _SLACK_SHIFT
-
-
-@inlined
-def _mixed(value: Any, new: int) -> Any:  # noqa: ANN401 - unsigned: signed overflow is undefined in compiled code
-    value = (value ^ np.uint64(new)) * _FACTOR
-    return value ^ (value >> np.uint64(29))
-
-
-@inlined
-def mark_at(sizes: Array, live_bytes: Array, i: int, width: int) -> int:
-    """Return the mark of ``width`` allocations that ends with allocation ``i``, which is at least ``STRICT``."""
-    mark = _mixed(np.uint64(1), sizes[i])
-    if width > LOOSE:
-        mark = _mixed(mark, live_bytes[i])
-        for j in range(i - width + 1, i):
-            mark = _mixed(_mixed(mark, sizes[j]), live_bytes[j])
-    return int(np.int64(mark))
-
-
-@inlined
-def is_regular(group: Record) -> bool:
-    """Tell whether most distances between a mark's sightings agree."""
-    return group.gap >= SHORTEST and 5 * group.agreeing >= 3 * (group.count - group.order) > 0
-
-
-@compiled
-def _group(sizes: Array, live_bytes: Array, width: int, ids: Array, table: Array, groups: Array) -> int:
-    """Number the marks in the order of their first sighting; returns how many there are."""
-    n = len(sizes)
-    n_groups = 0
-    cells = 1
-    while cells < 2 * n:
-        cells *= 2
-    for cell in range(cells):
-        table[cell] = -1
-    for i in range(min(STRICT - 1, n)):
-        ids[i] = -1
-    for i in range(STRICT - 1, n):
-        mark = mark_at(sizes, live_bytes, i, width)
-        cell = mark & (cells - 1)
-        while table[cell] >= 0 and groups[table[cell]].mark != mark:
-            cell = (cell + 1) & (cells - 1)
-        if table[cell] < 0:
-            table[cell] = n_groups
-            group = groups[n_groups]
-            group.mark = mark
-            group.first = i
-            group.count = group.agreeing = group.order = 0
-            group.loop = NO_LOOP
-            n_groups += 1
-        ids[i] = table[cell]
-        groups[ids[i]].count += 1
-    return n_groups
-
-
-@compiled
-def _elect(n: int, ids: Array, groups: Array, n_groups: int, order: int) -> None:
-    """Let the distances between sightings vote (Boyer and Moore), and count for each mark those that agree.
-
-    Of order 2 are the distances over two sightings, for marks that are seen twice in an iteration; so as not to take
-    two micro-batches of four for one, these have to agree better.
-    """
-    for counts in range(2):
-        for g in range(n_groups):
-            groups[g].last = groups[g].last_but_one = -1
-            if counts == 0 and not is_regular(groups[g]):
-                groups[g].order = order
-                groups[g].votes = groups[g].agreeing = 0
-                groups[g].gap = groups[g].covered = groups[g].at = groups[g].until = 0
-        for i in range(STRICT - 1, n):
-            group = groups[ids[i]]
-            begin = group.last if order == 1 else group.last_but_one
-            group.last_but_one = group.last
-            group.last = i
-            if begin < 0 or group.order != order:
-                continue
-            agrees = abs(i - begin - group.gap) <= slack(group.gap) >> 2 * (order - 1)
-            if counts == 0:
-                if group.votes == 0:
-                    group.gap = i - begin
-                group.votes += 1 if agrees or group.votes == 0 else -1
-            elif agrees:
-                group.agreeing += 1
-                group.covered += (i - begin) // order
-                if 2 * group.agreeing <= group.count:
-                    group.at = begin
-                    group.until = i
 
 
 @compiled
@@ -286,11 +161,8 @@ def _is_outer(
     missed = leader.count - 1 - leader.agreeing
     seen = leader.agreeing >= _SURE * (1 if missed == 0 else 2) and 4 * missed <= leader.agreeing
     seen = seen and 4 * leader.covered >= 3 * groups[inner.leader].covered
-    if (
-        groups[inner.leader].order > 1
-        or outer.gap > _MOST_INNER * inner.gap
-        or not (seen or _FEW * outer.weight >= heaviest)
-    ):
+    single = leader.order == 1 and groups[inner.leader].order == 1
+    if not single or outer.gap > _MOST_INNER * inner.gap or not (seen or _FEW * outer.weight >= heaviest):
         return False
     against = 0
     previous = -1
@@ -385,11 +257,9 @@ def find_loop(
     """
     keep_out_of_line()
     n = len(sizes)
-    n_groups = _group(sizes, live_bytes, width, ids, table, groups)
-    for g in range(n_groups):
-        groups[g].gap = 0
-    _elect(n, ids, groups, n_groups, 1)
-    _elect(n, ids, groups, n_groups, 2)
+    n_groups = number(sizes, live_bytes, width, ids, table, groups)
+    elect(n, ids, groups, n_groups, 1)
+    elect(n, ids, groups, n_groups, 2)
     n_loops = _collect(groups, n_groups, loops)
     _assign(groups, n_groups, loops, n_loops)
     best = following = _measure(live_bytes, ids, groups, loops, n_loops)

@@ -1,0 +1,60 @@
+"""U-Net. Source: O. Ronneberger et al., "U-Net: convolutional networks for biomedical image segmentation" (2015)."""
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from training import Step
+
+
+def _twice(inputs: int, outputs: int) -> nn.Sequential:
+    first, second = nn.Conv2d(inputs, outputs, 3), nn.Conv2d(outputs, outputs, 3)  # without padding, as in the paper
+    return nn.Sequential(first, nn.ReLU(inplace=True), second, nn.ReLU(inplace=True))
+
+
+class _UNet(nn.Module):
+    """Goes down four times, keeping what it saw, and up again beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [64 << i for i in range(5)]
+        self.down = nn.ModuleList(_twice(a, b) for a, b in zip([1, *widths], widths, strict=False))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * width, width, 2, 2) for width in widths[-2::-1])
+        self.merge = nn.ModuleList(_twice(2 * width, width) for width in widths[-2::-1])
+        self.dropout = nn.Dropout(0.5)
+        self.classes = nn.Conv2d(widths[0], 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = []
+        for layers in self.down[:-1]:
+            x = layers(x)
+            seen.append(x)
+            x = functional.max_pool2d(x, 2)
+        x = self.dropout(self.down[-1](x))
+        for up, merge in zip(self.up, self.merge, strict=True):
+            x = up(x)
+            beside = seen.pop()
+            edge = (beside.shape[-1] - x.shape[-1]) // 2
+            x = merge(torch.cat([beside[:, :, edge : edge + x.shape[2], edge : edge + x.shape[3]], x], 1))
+        return self.classes(x)
+
+
+def unet(batch: int = 6, size: int = 572) -> Step:
+    """Build U-Net at the paper's image size; 6 is the batch of a recomputation paper's public trace."""
+    model = _UNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.99)
+
+    def step() -> None:
+        images = torch.randn(batch, 1, size, size)
+        labels = torch.randint(2, (batch, size - 184, size - 184))
+        optimizer.zero_grad()
+        functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    return step

@@ -1,0 +1,169 @@
+"""``zico fit``: will these jobs fit into a budget together, and how much slower will each be?"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from zico.config import DEFAULT_POLICY
+from zico.errors import CommandError, ConfigError
+from zico.report.table import PLAIN_WIDTH
+from zico.scheduler.policies import POLICIES, policy_named
+from zico.units import MIB, format_bytes, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zico.scheduler.fit import Fit
+    from zico.scheduler.simulate import Load
+
+SCHEMA = "zico.fit.v1"
+DEFAULT_REGION = "64MiB"
+_LARGEST = 1 << 60
+_PLAN_S = 2.0
+_NS_A_SECOND = 1e9
+_BAD_INPUT = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class JobRow:
+    """One job of ``--json``."""
+
+    name: str
+    peak_bytes: int
+    persistent_bytes: int
+    iteration_s: float
+    delay_s: float
+    normalised: float
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What ``--json`` prints."""
+
+    answer: str
+    budget_bytes: int
+    region_bytes: int
+    policy: str
+    peak_bytes: int
+    reason: str
+    jobs: list[JobRow]
+    schema_version: str = SCHEMA
+
+
+@click.command()
+@click.argument("files", type=click.Path(path_type=Path, dir_okay=False), nargs=-1, required=True, metavar="FILE...")
+@click.option("--budget", metavar="SIZE", required=True, help="Memory for all jobs together: 20GiB.")
+@click.option("--region", metavar="SIZE", default=DEFAULT_REGION, show_default=True, help="Unit of memory.")
+@click.option(
+    "--policy", metavar="NAME", default=DEFAULT_POLICY, show_default=True, help=f"One of {', '.join(POLICIES)}."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def fit(*, files: tuple[Path, ...], budget: str, region: str, policy: str, as_json: bool) -> int:
+    """Tell whether the jobs whose traces these are fit into SIZE together; a FILE may be named more than once."""
+    from zico.scheduler.fit import Answer
+    from zico.scheduler.fit import fit as fit_together
+
+    region_bytes = _size("--region", region)
+    if region_bytes & (region_bytes - 1) or region_bytes < MIB // 16:
+        raise ConfigError(f"--region {region!r}: give a power of two, 64KiB or more")
+    budget_regions = _size("--budget", budget) // region_bytes
+    loads = [_load(file, name, region_bytes) for file, name in zip(files, _names(files), strict=True)]
+    found = fit_together(loads, budget_regions, policy_named(policy), region_bytes)
+    report = _report(found, loads, budget_regions, region_bytes, policy)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    else:
+        _show(report)
+    return 1 if found.answer is Answer.NO else 0
+
+
+def _size(option: str, text: str) -> int:
+    try:
+        return parse_size(text, whole_bytes=_LARGEST)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """Return the files' own names, numbered where two are alike."""
+    stems = [file.name.split(".")[0] or file.name for file in files]
+    seen: dict[str, int] = {}
+    names = []
+    for stem in stems:
+        seen[stem] = seen.get(stem, 0) + 1
+        names.append(f"{stem}-{seen[stem]}" if stems.count(stem) > 1 else stem)
+    return names
+
+
+def _load(file: Path, name: str, region_bytes: int) -> Load:
+    """Return a trace's iteration in regions, as a plan for regions lays it out."""
+    from zico.planners.from_trace import iteration_problem
+    from zico.planners.judge import held_regions
+    from zico.planners.plan import Plan
+    from zico.planners.regions import Regions
+    from zico.scheduler.from_problem import profile_of
+    from zico.scheduler.simulate import Load
+    from zico.trace.files import read_trace
+
+    problem = iteration_problem(read_trace(file)).problem
+    if problem.tick_ns is None or problem.tick_ns[-1] <= problem.tick_ns[0]:
+        raise CommandError(f"{file}: has no times: record it with zico trace", exit_code=_BAD_INPUT)
+    plan = Regions(region_bytes).plan(problem, _PLAN_S)
+    if not isinstance(plan, Plan):
+        raise CommandError(f"{file}: {plan.reason.value}: {plan.detail}", exit_code=_BAD_INPUT)
+    held = held_regions(problem, plan, region_bytes)
+    return Load(name, profile_of(held, problem.tick_ns[: len(held) + 1]), int(held.min()))
+
+
+def _report(found: Fit, loads: Sequence[Load], budget_regions: int, region_bytes: int, policy: str) -> Report:
+    rows = [
+        JobRow(
+            name=job.name,
+            peak_bytes=job.peak * region_bytes,
+            persistent_bytes=job.persistent * region_bytes,
+            iteration_s=load.profile.duration_ns / _NS_A_SECOND,
+            delay_s=job.delay_ns / _NS_A_SECOND,
+            normalised=job.normalised,
+            reason=job.reason,
+        )
+        for job, load in zip(found.jobs, loads, strict=True)
+    ]
+    budget_bytes, peak_bytes = budget_regions * region_bytes, found.peak * region_bytes
+    return Report(found.answer.value, budget_bytes, region_bytes, policy, peak_bytes, found.reason, rows)
+
+
+def _show(report: Report) -> None:
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
+    for column in ("job", "peak alone", "persistent", "iteration", "delay", "slower by"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("reason")
+    for job in report.jobs:
+        slower = f"{(1 / job.normalised - 1) * 100:.0f} %" if job.normalised else "-"
+        table.add_row(
+            job.name,
+            format_bytes(job.peak_bytes),
+            format_bytes(job.persistent_bytes),
+            f"{job.iteration_s * 1e3:.3g} ms",
+            f"{job.delay_s * 1e3:.3g} ms" if job.normalised else "-",
+            slower,
+            job.reason,
+        )
+    console.print(table)
+    peak = "at least" if not any(job.normalised for job in report.jobs) else "peak"
+    console.print(
+        f"{report.answer}: {report.reason} ({peak} {format_bytes(report.peak_bytes)} of "
+        f"{format_bytes(report.budget_bytes)}, policy {report.policy})",
+        markup=False,
+        soft_wrap=True,
+    )
