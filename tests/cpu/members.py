@@ -180,37 +180,10 @@ class Tenant:
         assert self.job["live_bytes"] == pooled
         assert self.record[0]["spill_live_bytes"] == (len(touching) - len(backed)) << shift
         for arena in Arena:
-            if arena == Arena.PLANNED:
-                self._check_planned()
-            else:
-                assert self.gaps(arena) == self._expected_gaps(arena)
-
-    def _check_planned(self) -> None:
-        """Compare the bitmap and the flags of the planned arena with the live blocks there."""
-        region_bytes = self.member.region_bytes
-        unit = self.heap.unit_bytes
-        taken = np.zeros(self.heap.arena_bytes // unit, bool)
-        for address, size in self.live.items():
-            start = address - self.base - Arena.PLANNED * self.heap.arena_bytes
-            if 0 <= start < self.heap.arena_bytes:
-                units = slice(start // unit, -(-(start + _rounded(size)) // unit))
-                assert not taken[units].any()
-                taken[units] = True
-        for slot, units in enumerate(taken.reshape(-1, region_bytes // unit)):
-            first = self.heap.slots[slot + Arena.PLANNED * self.heap.arena_bytes // region_bytes]
-            bits = np.unpackbits(self.heap.bits[slot].view("u1"), bitorder="little").astype(bool)
-            if first["full"]:
-                assert units.all()
-                assert first["live"] == 1
-                assert not bits.any()
-            elif first["live"]:
-                assert (bits == units).all()
-            else:
-                assert not bits.any()
-                assert not units.any()
+            assert self.gaps(arena) == self._expected_gaps(arena)
 
     def follow(self, plan: dict[tuple[int, int], int]) -> None:
-        """Put a plan in force: (rounded size, occurrence) to offset in the planned arena."""
+        """Put a plan in force: (rounded size, occurrence) to offset in the arena LONG."""
         table = self.heap.zeros(PLACE, PLAN_ENTRIES)
         keys = np.array([size + (n << classes.SIZE_BITS) for size, n in plan], np.int64)
         following.fill(table.ctypes.data, keys, np.array(list(plan.values()), np.int64), len(plan))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from members import Tenant, tenants
 
-from zico.heap.layout import GRANULE_BYTES, PLACE, PLAN_ENTRIES, Arena
+from zico.heap.layout import GRANULE_BYTES, PLACE, PLAN_ENTRIES
 from zico.heap.planning import Planning
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Loop:
 
     @property
     def planned(self) -> set[str]:
-        """Return which tensors of the last iteration lay in the planned arena."""
+        """Return which tensors of the last iteration lay in the arena that plans are made for."""
         start = int(self.tenant.record[0]["planned_offset"])
         end = start + self.tenant.heap.arena_bytes
         return {name for name, offset in self.places.items() if start <= offset < end}
@@ -159,13 +159,32 @@ def test_a_lasting_change_brings_a_new_plan(loop: Loop) -> None:
     assert loop.tenant.record[0]["plans"] == 2
 
 
-def test_what_persists_is_left_where_it_is(loop: Loop) -> None:
-    """A tensor that outlives iterations has no place in the plan, and keeps its address."""
-    kept = loop.tenant.allocate(3 * GRANULE_BYTES)
-    loop.learn(training())
-    loop.tenant.check(kept)
-    assert kept - loop.tenant.base < loop.tenant.record[0]["planned_offset"]
-    assert Arena.PLANNED > Arena.LONG
+def test_a_plan_is_made_round_what_persists() -> None:
+    """Tensors that outlive iterations stay where they are, and what is planned fills the regions they leave open."""
+    with tenants(REGIONS, region_bytes=16 * GRANULE_BYTES) as (tenant,):
+        tenant.heap.planning = Planning(tenant.heap)
+        loop = Loop(tenant)
+        steps = training()
+        loop.iterate(steps)
+        kept = [tenant.allocate(GRANULE_BYTES + 64) for _ in range(6)]
+        loop.learn(steps, 10)
+        assert loop.planned == set(loop.places)
+        for address in kept:
+            tenant.check(address)
+        assert tenant.record[0]["n_lying"] == len(kept)
+        shared = {(address - tenant.base) // tenant.member.region_bytes for address in kept}
+        assert shared & {place // tenant.member.region_bytes for place in loop.places.values()}
+
+
+def test_an_unplanned_tensor_never_takes_a_planned_place(loop: Loop) -> None:
+    """While a plan is in force, what it does not know goes to other arenas, however little room is there."""
+    steps = training()
+    loop.learn(steps)
+    assert loop.planned == set(loop.places)
+    start = int(loop.tenant.record[0]["planned_offset"])
+    strange = [loop.tenant.allocate(GRANULE_BYTES * 3 // 2 + 64 * i) for i in range(20)]
+    inside = [a for a in strange if start <= a - loop.tenant.base < start + loop.tenant.heap.arena_bytes]
+    assert inside == []
 
 
 def test_iterations_that_never_repeat_ask_less_and_less(loop: Loop) -> None:

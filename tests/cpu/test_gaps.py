@@ -94,10 +94,24 @@ class GapsMachine(RuleBasedStateMachine):
         assert found == min(fits, key=lambda i: (self._new(_up(self.free[i][0], alignment), size), i))
         a, b = self.free[found]
         start = _up(a, alignment)
-        assert gaps.take(self.space.record, found, size, alignment) == start
+        assert gaps.take(self.space.record, found, start, size) == start
         self.free[found : found + 1] = [r for r in ((a, start), (start + size, b)) if r[0] < r[1]]
         self.taken.append((start, start + size))
         self._count(start, start + size, 1)
+
+    @rule(start=st.integers(0, 24 * REGION_BYTES // UNIT), size=st.integers(1, 200))
+    def take_at(self, start: int, size: int) -> None:
+        """The gap round a range is found if there is one, and the range is cut out of it."""
+        start, size = start * UNIT, size * UNIT
+        round_it = [i for i, (a, b) in enumerate(self.free) if a <= start and start + size <= b]
+        found = gaps.around(self.space.record, start, size)
+        assert [found] == (round_it or [gaps.NOTHING])
+        if round_it:
+            a, b = self.free[found]
+            assert gaps.take(self.space.record, found, start, size) == start
+            self.free[found : found + 1] = [r for r in ((a, start), (start + size, b)) if r[0] < r[1]]
+            self.taken.append((start, start + size))
+            self._count(start, start + size, 1)
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data())

@@ -66,7 +66,9 @@ options = st.builds(Options, most_moves=st.just(FEW_MOVES), **dict.fromkeys(SWIT
 
 def packing_of(problem: Problem, region_bytes: int = REGION_BYTES) -> packing.Packing:
     """Return the empty packing of a problem whose tensors are sorted by their start."""
-    return planner._packing(problem.compact(), np.arange(len(problem)), region_bytes, Options())
+    return planner._packing(
+        problem.compact(), np.arange(len(problem)), region_bytes, Options(), np.full(len(problem), packing.NOWHERE)
+    )
 
 
 def check(problem: Problem, region_bytes: int, chosen: Options) -> planner.Placed:

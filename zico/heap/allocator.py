@@ -66,7 +66,7 @@ SPILL = int(Arena.SPILL)
 LONG = int(Arena.LONG)
 SHORT = int(Arena.SHORT)
 PERSISTENT = int(Arena.PERSISTENT)
-PLANNED = int(Arena.PLANNED)
+EXTRA = int(Arena.EXTRA)
 
 NEVER_NS = 200_000_000
 """How long another thread of the job may take to free something before a request is refused for good."""
@@ -214,56 +214,54 @@ def _place(heap: Record, index: int, planned: int, size_bytes: int, alignment: i
         alignment: A power of two.
     """
     keep_small()
-    is_vacant = planned >= 0 and planned & (alignment - 1) == 0 and following.is_vacant(heap, planned, size_bytes)
-    if is_vacant and (index != SHORT or _is_backed(heap, planned, size_bytes)):
-        return _take_planned(heap, planned, size_bytes)
-    arena = _arena(heap, index)
-    gap = gaps.NOTHING
-    if index == SHORT or (index != SPILL and heap.plan_address != 0):
+    place = gaps.NOTHING
+    if planned != following.NO_PLACE and planned & (alignment - 1) == 0:
+        place = gaps.around(_arena(heap, LONG), planned, size_bytes)
+        if place != gaps.NOTHING and (index != SHORT or _is_backed(heap, planned, size_bytes)):
+            return _take(heap, LONG, place, planned, size_bytes)
+    if heap.plan_address != 0 and index == LONG:
+        index = EXTRA
+    if index == SHORT or (heap.plan_address != 0 and index != SPILL):
         # A temporary is a guest wherever there is room: it pins nothing for long, and needs no region of its own. So
-        # is what the plan does not know or has no room for: the regions of the other arenas are held anyway.
-        for host in (SHORT, LONG, PERSISTENT):
-            if gap == gaps.NOTHING and not gaps.is_full(_arena(heap, host)):
-                arena = _arena(heap, host)
-                gap = gaps.find(arena, heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
-        if gap == gaps.NOTHING:
-            arena = _arena(heap, index)
-    if gap == gaps.NOTHING and is_vacant:
-        return _take_planned(heap, planned, size_bytes)
+        # is what the plan does not know. But nothing is a guest where a plan is followed: it would stand in the way.
+        for host in (SHORT, EXTRA, LONG, PERSISTENT):
+            if (host == LONG and heap.plan_address != 0) or gaps.is_full(_arena(heap, host)):
+                continue
+            gap = gaps.find(_arena(heap, host), heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
+            if gap != gaps.NOTHING:
+                return _take(heap, host, gap, _start(heap, host, gap, alignment), size_bytes)
+    if place != gaps.NOTHING:
+        return _take(heap, LONG, place, planned, size_bytes)
+    gap = gaps.find(_arena(heap, index), heap.slots_address, heap.region_shift, size_bytes, alignment, _ANY)
     if gap == gaps.NOTHING:
-        gap = gaps.find(arena, heap.slots_address, heap.region_shift, size_bytes, alignment, _ANY)
-    if gap == gaps.NOTHING or gaps.is_full(arena):
         return _NO_SPACE
-    offset = gaps.align_up(gaps.gaps_of(arena)[gap].start, alignment)
+    return _take(heap, index, gap, _start(heap, index, gap, alignment), size_bytes)
+
+
+@inlined
+def _start(heap: Record, index: int, gap: int, alignment: int) -> int:
+    return gaps.align_up(gaps.gaps_of(_arena(heap, index))[gap].start, alignment)
+
+
+@compiled
+def _take(heap: Record, index: int, gap: int, offset: int, size_bytes: int) -> int:
+    """Take a range in a gap, with regions behind it; returns its offset, or why it cannot be had."""
+    keep_small()
+    arena = _arena(heap, index)
+    if gaps.is_full(arena):
+        return _NO_SPACE
     status = _back(heap, index, offset, size_bytes)
     if status == GRANTED:
-        return gaps.take(arena, gap, size_bytes, alignment)
-    return _failure(status)
+        return gaps.take(arena, gap, offset, size_bytes)
+    if status == WAIT:
+        return _MUST_WAIT
+    return _NO_SPACE if status == GONE else _NEVER_FITS
 
 
 @inlined
 def _is_backed(heap: Record, offset: int, size_bytes: int) -> bool:
     """Tell whether a range needs no new region."""
     return gaps.empty_slots(heap.slots_address, heap.region_shift, offset, size_bytes) == 0
-
-
-@compiled
-def _take_planned(heap: Record, offset: int, size_bytes: int) -> int:
-    """Take a vacant place in the planned arena."""
-    keep_small()
-    status = _back(heap, PLANNED, offset, size_bytes)
-    if status != GRANTED:
-        return _failure(status)
-    following.occupy(heap, offset, size_bytes, True)  # noqa: FBT003 - as its name says
-    return offset
-
-
-@inlined
-def _failure(status: int) -> int:
-    """Say in the terms of a place why there are no regions for it."""
-    if status == WAIT:
-        return _MUST_WAIT
-    return _NO_SPACE if status == GONE else _NEVER_FITS
 
 
 @inlined
@@ -451,11 +449,7 @@ def free(heap: Record, address: int) -> None:
         iterations_ago = me.iteration - block.iteration
         classes.learn(heap, me, block.key, heap.events - block.birth, iterations_ago == 0)
         following.log_death(heap, block.lifetime, iterations_ago)
-        arena = _arena_at(heap, offset)
-        if arena == PLANNED:
-            following.occupy(heap, offset, size_bytes, False)  # noqa: FBT003 - as its name says
-        else:
-            gaps.give(_arena(heap, arena), offset, size_bytes)
+        gaps.give(_arena(heap, _arena_at(heap, offset)), offset, size_bytes)
         _leave_slots(heap, offset, size_bytes)
         if heap.ring_address != 0:
             ring.put(heap.ring_address, ring.FREE, block.number, size_bytes, NO_NAME)

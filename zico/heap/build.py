@@ -27,11 +27,10 @@ from zico.heap.layout import (
     GRANULE_SHIFT,
     HEAP,
     KEYS,
-    LARGEST_UNIT_BYTES,
-    LEAST_UNITS_PER_SLOT,
     LIFETIME,
     LOG,
     LOGS,
+    LYING,
     MAX_ALIGNMENT_BYTES,
     MAX_GAPS,
     MAX_LIFETIMES,
@@ -140,20 +139,16 @@ class Heap:
         heap["mutex_address"] = self.record.ctypes.data + HEAP.fields["mutex"][1]  # type: ignore[index]
 
     def _fill_planning(self, heap: Any) -> None:  # noqa: ANN401 - the HEAP record
-        """Lay out the logs of iterations and the bitmap of the planned arena."""
+        """Lay out the logs of iterations and what is handed to the planner."""
         logs = self.zeros(LOG, LOGS)
         for log in logs:
             log["lifetimes_address"] = self.zeros(LIFETIME, MAX_LIFETIMES).ctypes.data
         self.handed = self.zeros(LIFETIME, MAX_LIFETIMES)
         heap["handed"]["lifetimes_address"] = self.handed.ctypes.data
         heap["logs_address"] = logs.ctypes.data
-        heap["planned_offset"] = Arena.PLANNED * self.arena_bytes
-        region_bytes = self.pool.region_bytes
-        self.unit_bytes = min(region_bytes // LEAST_UNITS_PER_SLOT, LARGEST_UNIT_BYTES)
-        heap["unit_shift"] = self.unit_bytes.bit_length() - 1
-        words = region_bytes // self.unit_bytes // 64
-        self.bits = self.zeros(np.dtype(("i8", (words,))), self.arena_bytes // region_bytes)
-        heap["bits_address"] = self.bits.ctypes.data
+        self.lying = self.zeros(LYING, MAX_LIFETIMES)
+        heap["lying_address"] = self.lying.ctypes.data
+        heap["planned_offset"] = Arena.LONG * self.arena_bytes
         heap["plan_fd"] = -1
         heap["plan_interval"] = FIRST_PLAN_INTERVAL
 

@@ -2,17 +2,15 @@
 
 Theory of operation
     Every iteration's lifetimes are logged. When the plan in force, if any, does not describe what iterations do, a
-    finished log is handed to the planner (``zico.heap.planning``, a thread that the hot path never waits for), and its
-    answer takes over at a boundary. Places are relative to an arena of their own. A bitmap says which units of a slot
-    are taken, a flag whether one tensor fills it::
+    finished log is handed to the planner (``zico.heap.planning``, a thread that the hot path never waits for) together
+    with what persists in the arena LONG, and the answer takes over at a boundary. A plan is made for that arena, round
+    what persists in it; from then on nothing else goes there::
 
-        slot 0            slot 1            slot 2
-        |aaaa..bbbbbbbbb|cccccccccccccccc|ccc....dddd|
-         bits             full             bits
+        arena LONG   | w  mmmmmmmmm m|mmm  w   tttt|mmmmmm         w: persists    m, t: planned
 
 Guarantees
-    * A tensor goes to its place only if no live tensor is there, so a plan that does not fit what happens (another
-      order, a longer life, a plan of yesterday) costs a worse place for the tensors concerned, and nothing else.
+    * A tensor goes to its place only if that is free, so a plan that does not fit what happens (another order, a longer
+      life, a plan of yesterday) costs a worse place for the tensors concerned, and nothing else.
     * Tensors are known by size and occurrence, so threads that reorder tensors of different sizes change nothing.
 """
 
@@ -27,34 +25,41 @@ from zico.compiled import (
     compiled,
     inlined,
     keep_out_of_line,
-    keep_small,
     private_lock,
     private_unlock,
     record_at,
     write_bytes,
 )
+from zico.heap.gaps import gaps_of
 from zico.heap.layout import (
+    ARENA,
+    BLOCK,
     FIRST_PLAN_INTERVAL,
+    GRANULE_SHIFT,
     LIFETIME,
     LOG,
     LOGS,
+    LYING,
     MAX_LIFETIMES,
     PLACE,
     PLAN_ENTRIES,
-    SLOT,
+    Arena,
 )
 from zico.pool.layout import MEMBER, NOBODY
 
 NO_PLACE = -1
 
+LONG = int(Arena.LONG)
+
 _FEW = 8
 """Fewer tensors over the threshold are not worth a plan."""
-_PATIENCE = 2
-"""Iterations in a row that differ from the plan before a new one is asked for."""
+_PATIENCE = 3
+"""Iterations in a row that differ from the plan before a new one is asked for: made for the second of them, since the
+first may hold the change, or the program's set-up."""
 _NEARLY_ALL_SHIFT = 4  # a plan that places all but a sixteenth of the bytes describes the iteration
 _LONGEST_INTERVAL = 1 << 10
+_ARENA_BYTES = ARENA.itemsize
 _LOG_BYTES = LOG.itemsize
-_I64 = np.dtype("i8")
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # Fibonacci hashing, Knuth TAOCP 3, 6.4
 _SHIFT = 64 - PLAN_ENTRIES.bit_length() + 1
 
@@ -140,74 +145,6 @@ def fill(table_address: int, keys: Array, offsets: Array, n: int) -> None:
             table[i].offset = offsets[k]
 
 
-# -- places ---------------------------------------------------------------------------------------------------------
-
-
-@inlined
-def _units_per_slot(heap: Record) -> int:
-    return 1 << (heap.region_shift - heap.unit_shift)
-
-
-@inlined
-def _units_in(heap: Record, slot: int, offset: int, size_bytes: int) -> tuple[int, int]:
-    """Return first and last-plus-one unit of a slot that a range covers."""
-    start = slot << heap.region_shift
-    first = max(offset - start, 0) >> heap.unit_shift
-    unit_bytes = 1 << heap.unit_shift
-    end = (min(offset + size_bytes - start, 1 << heap.region_shift) + unit_bytes - 1) >> heap.unit_shift
-    return first, end
-
-
-@inlined
-def _word_mask(word: int, first: int, end: int) -> int:
-    """Return the bits of a word of the bitmap that lie in ``[first, end)``."""
-    low = max(first - word * 64, 0)
-    high = min(end - word * 64, 64)
-    ones = -1 if high - low == 64 else (1 << (high - low)) - 1  # noqa: PLR2004 - bits of a word
-    return ones << low
-
-
-@inlined
-def _bits(heap: Record, slot: int) -> Array:
-    planned = slot - (heap.planned_offset >> heap.region_shift)
-    words = _units_per_slot(heap) >> 6
-    return array_at(heap.bits_address + planned * words * 8, words, _I64)
-
-
-@compiled
-def is_vacant(heap: Record, offset: int, size_bytes: int) -> bool:
-    """Tell whether no live tensor has a byte of the range."""
-    keep_small()
-    slots = array_at(heap.slots_address, heap.window_bytes >> heap.region_shift, SLOT)
-    for slot in range(offset >> heap.region_shift, ((offset + size_bytes - 1) >> heap.region_shift) + 1):
-        if slots[slot].live == 0:
-            continue
-        first, end = _units_in(heap, slot, offset, size_bytes)
-        if slots[slot].full or end - first == _units_per_slot(heap):
-            return False
-        bits = _bits(heap, slot)
-        for word in range(first >> 6, ((end - 1) >> 6) + 1):
-            if bits[word] & _word_mask(word, first, end):
-                return False
-    return True
-
-
-@compiled
-def occupy(heap: Record, offset: int, size_bytes: int, taken: bool) -> None:  # noqa: FBT001 - two directions
-    """Mark a range as taken, or as vacant again."""
-    keep_small()
-    slots = array_at(heap.slots_address, heap.window_bytes >> heap.region_shift, SLOT)
-    for slot in range(offset >> heap.region_shift, ((offset + size_bytes - 1) >> heap.region_shift) + 1):
-        first, end = _units_in(heap, slot, offset, size_bytes)
-        if end - first == _units_per_slot(heap):
-            slots[slot].full = 1 if taken else 0
-            continue
-        bits = _bits(heap, slot)
-        for word in range(first >> 6, ((end - 1) >> 6) + 1):
-            mask = _word_mask(word, first, end)
-            bits[word] = bits[word] | mask if taken else bits[word] & ~mask
-
-
 # -- boundaries -----------------------------------------------------------------------------------------------------
 
 
@@ -237,7 +174,7 @@ def turn(heap: Record, iteration: int) -> None:
         heap.next_plan_iteration = iteration + heap.plan_interval
         heap.plan_interval = min(2 * heap.plan_interval, _LONGEST_INTERVAL)
     elif heap.shortfall >= _PATIENCE and iteration >= heap.next_plan_iteration:
-        _ask(heap, final)
+        _ask(heap, final, iteration)
     heap.log = (heap.log + 1) % LOGS
     fresh = _log_at(heap, heap.log)
     fresh.n = 0
@@ -247,7 +184,7 @@ def turn(heap: Record, iteration: int) -> None:
 
 
 @inlined
-def _ask(heap: Record, final: Record) -> None:
+def _ask(heap: Record, final: Record, iteration: int) -> None:
     """Hand a finished log to the planner, unless it has one."""
     if heap.plan_fd < 0 or heap.plan_asked != 0 or not _FEW <= final.n < MAX_LIFETIMES:
         return
@@ -260,8 +197,33 @@ def _ask(heap: Record, final: Record) -> None:
     heap.handed.n = final.n
     heap.handed.begin = final.begin
     heap.handed.end = final.end
+    heap.n_lying = _list_lying(heap, iteration)
     heap.plan_asked = 1
     write_bytes(heap.plan_fd, record_at(heap.member_address, MEMBER).one_address, 8)
+
+
+@compiled
+def _list_lying(heap: Record, iteration: int) -> int:
+    """List what persists in the arena that is planned: what lies between its gaps and is older than an iteration."""
+    keep_out_of_line()
+    arena = record_at(heap.arenas_address + LONG * _ARENA_BYTES, ARENA)
+    gaps = gaps_of(arena)
+    blocks = array_at(heap.blocks_address, heap.window_bytes >> GRANULE_SHIFT, BLOCK)
+    lying = array_at(heap.lying_address, MAX_LIFETIMES, LYING)
+    n = 0
+    offset = arena.start
+    for g in range(arena.n_gaps):
+        while offset < gaps[g].start and n < MAX_LIFETIMES:
+            block = blocks[offset >> GRANULE_SHIFT]
+            if block.size_bytes == 0 or block.start != offset:
+                break  # addresses that were lost when there were too many gaps
+            if iteration - block.iteration >= LOGS - 1:
+                lying[n].offset = offset - arena.start
+                lying[n].size_bytes = block.size_bytes
+                n += 1
+            offset += block.size_bytes
+        offset = gaps[g].start + gaps[g].size_bytes
+    return n
 
 
 @compiled

@@ -66,12 +66,21 @@ def find(arena: Record, slots_address: int, region_shift: int, size_bytes: int, 
     return best
 
 
+@inlined
+def around(arena: Record, start: int, size_bytes: int) -> int:
+    """Return the gap that contains a range, or ``NOTHING``."""
+    gaps = gaps_of(arena)
+    index = _first_after(arena, start + 1) - 1
+    if index >= 0 and start + size_bytes <= gaps[index].start + gaps[index].size_bytes:
+        return index
+    return NOTHING
+
+
 @compiled
-def take(arena: Record, index: int, size_bytes: int, alignment: int) -> int:
-    """Cut a range out of a gap; returns its offset. The caller has checked that it fits."""
+def take(arena: Record, index: int, start: int, size_bytes: int) -> int:
+    """Cut a range out of a gap; returns its offset. The caller has checked that it lies within."""
     keep_small()
     gaps = gaps_of(arena)
-    start = align_up(gaps[index].start, alignment)
     before = start - gaps[index].start
     after = gaps[index].size_bytes - before - size_bytes
     if before > 0 and after > 0:

@@ -2,7 +2,7 @@
 
 A window of four pool arenas and the next tier's; the first slot of Arena.LONG holds two tensors and a gap::
 
-    | PERSISTENT ... | LONG [tensor][tensor][ gap ... | SHORT ... | PLANNED ... | SPILL ... |
+    | PERSISTENT ... | LONG [tensor][tensor][ gap ... | SHORT ... | EXTRA ... | SPILL ... |
                       ^ slot 0          ^ slot 1
 
 Offsets count from the start of the window. A block starts in a granule of its own, because no tensor in the pool is
@@ -33,10 +33,6 @@ MAX_LIFETIMES = 1 << 16
 """Tensors of one iteration that can be planned; those behind are placed as they come."""
 LOGS = 3
 PLAN_ENTRIES = 1 << 17
-LARGEST_UNIT_BYTES = 1 << 12
-LEAST_UNITS_PER_SLOT = 1 << 10
-"""A planned offset is a multiple of a unit: 4 KiB, or a smaller share of a small slot. Units of 64 KiB in slots of 64
-MiB would hold up to 20 % more (benchmarks/results/regions.md)."""
 FIRST_PLAN_INTERVAL = 2
 """Iterations between a plan and the next one, at first."""
 
@@ -50,8 +46,8 @@ class Arena(enum.IntEnum):
     """Feature and gradient maps: freed within the iteration, but not soon. Also what is not known yet."""
     SHORT = 2
     """Temporaries: freed within a few events."""
-    PLANNED = 3
-    """Tensors that the plan has a place for."""
+    EXTRA = 3
+    """What a plan in force does not know: LONG is the plan's then, and what persists there."""
     SPILL = 4
     """The next tier: a file. Used only when nobody could go on otherwise."""
 
@@ -70,9 +66,8 @@ GAP = np.dtype([("start", "i8"), ("size_bytes", "i8")], align=True)
 ARENA = np.dtype([("start", "i8"), ("end", "i8"), ("n_gaps", "i8"), ("gaps_address", "i8")], align=True)
 """A stretch of the window and its sorted gaps."""
 
-SLOT = np.dtype([("live", "i4"), ("region", "i4"), ("mapped", "i4"), ("full", "i4")], align=True)
-"""Blocks that touch the slot; the region held for it and the one still mapped there (or NOBODY); whether one planned
-block fills it."""
+SLOT = np.dtype([("live", "i4"), ("region", "i4"), ("mapped", "i4")], align=True)
+"""Blocks that touch the slot; the region held for it and the one still mapped there (or NOBODY)."""
 
 BLOCK = np.dtype(
     [
@@ -106,6 +101,9 @@ LOG = np.dtype(
 )
 """What one iteration allocated. Final when the next one has ended: by then what it left over has died or persists."""
 
+LYING = np.dtype([("offset", "i8"), ("size_bytes", "i8")], align=True)
+"""A tensor that a plan has to be made round."""
+
 PLACE = np.dtype([("key", "i8"), ("offset", "i8")], align=True)
 """Where the plan has a tensor, by size and occurrence; key 0: an empty entry of the table."""
 
@@ -132,9 +130,7 @@ HEAP = np.dtype(
         ("logs_address", "i8"),
         ("log", "i8"),  # the log of the iteration in flight
         ("plan_address", "i8"),  # table of PLACE, 0: there is no plan
-        ("bits_address", "i8"),  # which units of the planned arena are taken
-        ("planned_offset", "i8"),  # where the planned arena begins
-        ("unit_shift", "i8"),
+        ("planned_offset", "i8"),  # where the arena begins that plans are made for
         ("ring_address", "i8"),  # where events are recorded, 0: nowhere
         ("real_posix_memalign", "i8"),
         ("real_free", "i8"),
@@ -157,6 +153,8 @@ HEAP = np.dtype(
         ("plan_asked", "i4"),  # 1: the log in handed_address waits for the planner
         ("plans", "i8"),  # plans followed, ever
         ("handed", LOG),
+        ("lying_address", "i8"),  # handed with it: LYING, what persists where plans are made for
+        ("n_lying", "i8"),
         ("op", "i8"),  # name of the operation that runs, as an adapter tells, or NO_NAME
         ("recorded_held", "i8"),  # regions held by the last event that says so
         ("tensors", "i8"),  # allocations, ever: numbers of tensors in a recorded trace

@@ -15,7 +15,6 @@ import numpy as np
 
 from zico.heap.layout import ALIGNMENT_BYTES, PLACE, PLAN_ENTRIES
 from zico.planners.circle import FOREVER, cut_open
-from zico.planners.plan import NoPlan
 from zico.trace.curve import is_flat
 
 if TYPE_CHECKING:
@@ -70,28 +69,31 @@ class Planning:
         """Return the keys of the tensors that have places, and these."""
         from zico.heap.classes import size_of
         from zico.planners.problem import Problem
-        from zico.planners.regions import Regions
+        from zico.planners.regions import place
 
-        region_bytes = self._heap.pool.region_bytes
+        n_ticks = end - begin
         size_bytes = size_of(lifetimes["key"])
         upper = np.where(lifetimes["upper"] > 0, lifetimes["upper"] - begin, FOREVER)
-        line = cut_open(lifetimes["lower"] - begin, upper, size_bytes, end - begin)
+        line = cut_open(lifetimes["lower"] - begin, upper, size_bytes, n_ticks)
         # What lives for nearly a whole iteration has two of its kind alive at once whenever one comes a little early.
-        planned = ~line.persists & (line.upper - line.lower < (end - begin) - (end - begin) // _NEARLY_WHOLE)
+        planned = ~line.persists & (line.upper - line.lower < n_ticks - n_ticks // _NEARLY_WHOLE)
+        lying = self._heap.lying[: int(self._heap.record[0]["n_lying"])]
         if not planned.any():
             return np.empty(0, np.int64), np.empty(0, np.int64)
         problem = Problem(
-            line.lower[planned],
-            line.upper[planned],
-            size_bytes[planned],
-            alignment_bytes=max(self._heap.unit_bytes, ALIGNMENT_BYTES),
-            tick_ns=self._times(line.cut, end - begin),
+            np.concatenate([np.zeros(len(lying), np.int64), line.lower[planned]]),
+            np.concatenate([np.full(len(lying), n_ticks), line.upper[planned]]),
+            np.concatenate([lying["size_bytes"], size_bytes[planned]]),
+            alignment_bytes=ALIGNMENT_BYTES,
+            tick_ns=self._times(line.cut, n_ticks),
         )
-        answer = Regions(region_bytes).plan(problem, DEADLINE_S)
-        if isinstance(answer, NoPlan):
+        at = np.concatenate([lying["offset"], np.full(int(planned.sum()), -1)])
+        placed = place(problem, self._heap.pool.region_bytes, DEADLINE_S, lying_bytes=at)
+        if placed.reason is not None:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        inside = answer.offset_bytes + problem.size_bytes <= self._heap.arena_bytes
-        return lifetimes["key"][planned][inside], answer.offset_bytes[inside]
+        keys, offsets = lifetimes["key"][planned], placed.offset_bytes[len(lying) :]
+        inside = offsets + size_bytes[planned] <= self._heap.arena_bytes
+        return keys[inside], offsets[inside]
 
     def _times(self, cut: int, n_ticks: int) -> Int64s | None:
         """Return when the ticks of the line begin, by the job's profile; ``None``: it does not say."""

@@ -113,10 +113,23 @@ class Regions:
         return NoPlan(placed.reason, self.name, elapsed_s, detail)
 
 
-def place(problem: Problem, region_bytes: int, deadline_s: float, options: Options = DEFAULT) -> Placed:
+def place(
+    problem: Problem,
+    region_bytes: int,
+    deadline_s: float,
+    options: Options = DEFAULT,
+    lying_bytes: Int64s | None = None,
+) -> Placed:
     """Place the tensors of a problem so that few regions are held.
 
     Holds the GIL for some milliseconds only: a job's background thread may call it.
+
+    Args:
+        problem: The tensors.
+        region_bytes: A multiple of the problem's alignment.
+        deadline_s: Seconds.
+        options: Parts of the planner to leave out.
+        lying_bytes: The offset at which a tensor lies already and stays, -1 for those to be placed; ``None``: all are.
 
     Raises:
         ProblemError: The region is no multiple of the alignment, or there are too many slots to keep books on.
@@ -129,7 +142,8 @@ def place(problem: Problem, region_bytes: int, deadline_s: float, options: Optio
     if problem.capacity_bytes is not None and problem.peak_live_bytes > problem.capacity_bytes:
         return Placed(Reason.INFEASIBLE, offsets, 0, 0.0, 0, optimal=False, moves=0)
     by_start = np.lexsort((-problem.upper, problem.lower))
-    p = _packing(problem.compact(), by_start, region_bytes, options)
+    lying = np.full(n, packing.NOWHERE, np.int64) if lying_bytes is None else lying_bytes
+    p = _packing(problem.compact(), by_start, region_bytes, options, lying)
     orders, piled = _orders(p, options)
     found = _found(n, len(orders))
     effort = searching.Effort(
@@ -153,7 +167,9 @@ def place(problem: Problem, region_bytes: int, deadline_s: float, options: Optio
     )
 
 
-def _packing(problem: Problem, by_start: Int64s, region_bytes: int, options: Options) -> packing.Packing:
+def _packing(
+    problem: Problem, by_start: Int64s, region_bytes: int, options: Options, lying_bytes: Int64s
+) -> packing.Packing:
     """Return an empty packing of a compact problem, its tensors in the order ``by_start``."""
     unit = problem.alignment_bytes
     if region_bytes < 1 or region_bytes % unit:
@@ -162,7 +178,11 @@ def _packing(problem: Problem, by_start: Int64s, region_bytes: int, options: Opt
     lower, upper = problem.lower[by_start], problem.upper[by_start]
     size = -(-problem.size_bytes[by_start] // unit)
     n, n_ticks = len(size), problem.n_ticks
-    n_slots = int((-(-size // region)).sum())
+    lying = np.where(lying_bytes >= 0, lying_bytes // unit, packing.NOWHERE)[by_start]
+    if (lying_bytes[lying_bytes >= 0] % unit).any():
+        raise ProblemError(f"a tensor lies at no multiple of the alignment, {unit}: give a smaller alignment")
+    highest = int(np.where(lying >= 0, lying + size, 0).max())
+    n_slots = int((-(-size // region)).sum()) + -(-highest // region)
     if n_slots > MOST_SLOTS or n_slots * region_bytes > LARGEST:
         raise ProblemError(
             f"the tensors take {n_slots} regions of {region_bytes} bytes: give a region size for which that is "
@@ -185,6 +205,9 @@ def _packing(problem: Problem, by_start: Int64s, region_bytes: int, options: Opt
         weight_before=np.concatenate([[0.0], np.cumsum(weight)]),
         steep=_STEEP * options.price_peak * (weight + 1 / n_ticks) / 2,
         price_before=np.zeros(n_ticks + 1),
+        lying=lying,
+        hole_begin=np.zeros(int((lying >= 0).sum()) + 1, np.int64),
+        hole_end=np.zeros(int((lying >= 0).sum()) + 1, np.int64),
         offset=np.full(n, packing.NOWHERE, np.int64),
         by_offset=np.zeros(n, np.int64),
         held=np.zeros(n_ticks, np.int64),

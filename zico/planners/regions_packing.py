@@ -66,6 +66,11 @@ class Packing(NamedTuple):
     price_before: Floats
     """Sum of prices before each tick; ``reprice`` brings it up to date."""
 
+    lying: Ints
+    """Where tensors that cannot be moved lie, ``NOWHERE`` for all others."""
+    hole_begin: Ints
+    """Scratch: free addresses between the tensors that lie, from below; the last one reaches up to the limit."""
+    hole_end: Ints
     offset: Ints
     by_offset: Ints
     """Placed tensors by (offset, index); ``state[PLACED]`` of them."""

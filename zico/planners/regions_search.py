@@ -23,6 +23,7 @@ from zico.planners.regions_packing import (
     EXCESS,
     INTEGRAL,
     NOWHERE,
+    PLACED,
     SLOT_TICKS,
     SLOTS,
     TARGET,
@@ -105,20 +106,49 @@ def _keep_if_best(p: Packing, found: Found) -> None:
 def _build(p: Packing, order: Ints, piled: int, deadline_ns: int) -> int:
     """Place all tensors in this order; the first ``piled``, all alive at one tick, upon each other without a gap."""
     clear(p)
-    top = 0
+    holes = _put_lying(p)
     for q in range(len(order)):
         if q % _LOOK_AT_CLOCK == 0 and monotonic_ns() > deadline_ns:
             return OUT_OF_TIME
         i = order[q]
-        offset = top
-        if q >= piled:
+        if p.lying[i] != NOWHERE:
+            continue
+        if q < piled:
+            offset = _lowest_hole(p, holes, p.size[i])
+        else:
             reprice(p)
             offset = best_offset(p, i, 0)
         if offset == NOWHERE or offset + p.size[i] > p.limit:
             return NO_ROOM
         put(p, i, offset)
-        top = offset + p.size[i]
     return BUILT
+
+
+@compiled
+def _put_lying(p: Packing) -> int:
+    """Put what lies where it lies into an empty packing, and list the holes between; returns how many."""
+    for i in range(len(p.lying)):
+        if p.lying[i] != NOWHERE:
+            put(p, i, p.lying[i])
+    bottom = 0
+    for q in range(p.state[PLACED]):
+        j = p.by_offset[q]
+        p.hole_begin[q], p.hole_end[q] = bottom, p.offset[j]
+        bottom = p.offset[j] + p.size[j]
+    holes = p.state[PLACED]
+    p.hole_begin[holes], p.hole_end[holes] = bottom, EVERYWHERE
+    return holes + 1
+
+
+@inlined
+def _lowest_hole(p: Packing, holes: int, size: int) -> int:
+    """Take room from the bottom of the lowest hole that has it."""
+    h = 0
+    while p.hole_end[h] - p.hole_begin[h] < size and h < holes - 1:
+        h += 1
+    offset = p.hole_begin[h]
+    p.hole_begin[h] = offset + size
+    return offset
 
 
 @inlined
@@ -192,7 +222,12 @@ def _choose(p: Packing, victims: Ints) -> int:
     for q in range(m):
         j = p.near[(start + q) % m]
         first, last = p.offset[j] // p.region, (p.offset[j] + p.size[j] - 1) // p.region
-        if p.size[j] >= least and (least > 0 or first <= a <= last or first <= b <= last) and n < len(victims):
+        if (
+            p.lying[j] == NOWHERE
+            and p.size[j] >= least
+            and (least > 0 or first <= a <= last or first <= b <= last)
+            and n < len(victims)
+        ):
             victims[n] = j
             n += 1
     return n
