@@ -26,6 +26,7 @@ class Memory:
         self._classes = np.zeros(KEYS, "u1")
         self.heap: Any = self._heap[0]
         self.heap["counts_address"] = self._counts.ctypes.data
+        self.heap["region_shift"] = 22
         self.heap["classes_address"] = self._classes.ctypes.data
         self._job["profile"]["shift"] = 0 if n_events else UNPROFILED_SHIFT
         self._job["profile"]["n_events"] = n_events or 1 << UNPROFILED_SHIFT
@@ -34,9 +35,9 @@ class Memory:
         """Return the key of the next tensor."""
         return int(classes.class_of(classes.key_of(self.heap, iteration, size_bytes)))
 
-    def arena(self, key: int) -> int:
+    def arena(self, key: int, size_bytes: int = 1 << 20) -> int:
         """Return where it goes."""
-        return int(classes.arena_for(self.heap, key))
+        return int(classes.arena_for(self.heap, key, size_bytes))
 
     def dies(self, key: int, lived_events: int, *, same_iteration: bool = True) -> None:
         """Let a tensor die."""
@@ -47,6 +48,16 @@ def test_what_has_never_died_goes_to_the_long_arena() -> None:
     """Nothing is known of a tensor that has not been seen to die, so it is not trusted to be a temporary."""
     memory = Memory()
     assert memory.arena(memory.key(0, 1 << 20)) == Arena.LONG
+
+
+def test_small_tensors_of_which_nothing_is_known_keep_to_themselves() -> None:
+    """Below a quarter of a region an unknown tensor goes where small ones are; once known, to its class's arena."""
+    memory = Memory()
+    key = memory.key(0, 1 << 19)
+    assert memory.arena(key, (1 << 20) - 64) == Arena.EXTRA
+    assert memory.arena(key, 1 << 20) == Arena.LONG
+    memory.dies(key, 1000)
+    assert memory.arena(key, (1 << 20) - 64) == Arena.LONG
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_a_plan_is_made_round_what_persists() -> None:
         loop = Loop(tenant)
         steps = training()
         loop.iterate(steps)
-        kept = [tenant.allocate(GRANULE_BYTES + 64) for _ in range(6)]
+        kept = [tenant.allocate(5 * GRANULE_BYTES + 64) for _ in range(6)]
         loop.learn(steps, 10)
         assert loop.planned == set(loop.places)
         for address in kept:

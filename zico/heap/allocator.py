@@ -153,7 +153,7 @@ def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
     me.requested_bytes += size_bytes
     key = classes.key_of(heap, me.iteration, rounded)
     entry = classes.class_of(key)
-    arena = classes.arena_for(heap, entry)
+    arena = classes.arena_for(heap, entry, rounded)
     place = following.place_of(heap, key)
     offset = _place(heap, arena, place, rounded, alignment) if fits else _NEVER_FITS
     if not fits:

@@ -29,7 +29,10 @@ SIZE_BITS = 40
 _PROBES = 8  # more sizes than that with neighbouring hashes share a count: worse places, never wrong ones
 
 UNKNOWN = 0  # stored classes count from one
+_SMALL_SHIFT = 2  # smaller than a quarter of a region
+
 LONG = int(Arena.LONG)
+EXTRA = int(Arena.EXTRA)
 SHORT = int(Arena.SHORT)
 PERSISTENT = int(Arena.PERSISTENT)
 
@@ -71,9 +74,15 @@ def class_of(key: int) -> int:
 
 
 @inlined
-def arena_for(heap: Record, entry: int) -> int:
-    """Return the arena of the class that the tensor had last time; LONG if it has not been seen to die."""
+def arena_for(heap: Record, entry: int, size_bytes: int) -> int:
+    """Return the arena of the class that the tensor had last time.
+
+    Of one that has not been seen to die only the size is known. Many weights are smaller than most feature maps, and
+    would each keep a region from being given back: so small ones go to EXTRA, large ones to LONG.
+    """
     known = array_at(heap.classes_address, KEYS, _U8)[entry]
+    if known == UNKNOWN and size_bytes < 1 << (heap.region_shift - _SMALL_SHIFT):
+        return EXTRA
     return LONG if known == UNKNOWN else known - 1
 
 

@@ -47,7 +47,7 @@ class Arena(enum.IntEnum):
     SHORT = 2
     """Temporaries: freed within a few events."""
     EXTRA = 3
-    """What a plan in force does not know: LONG is the plan's then, and what persists there."""
+    """Small ones of which nothing is known yet, and what a plan in force does not know: LONG is the plan's then."""
     SPILL = 4
     """The next tier: a file. Used only when nobody could go on otherwise."""
 
