@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from zico import errors
-from zico.errors import CommandError, DriverError, OutOfMemory, ZicoError
+from zico.errors import CommandError, DriverError, OutOfMemory, TraceError, ZicoError
 from zico.units import MIB
 
 ARGUMENTS: dict[type[ZicoError], tuple[Any, ...]] = {
     OutOfMemory: (3 * MIB, 2 * MIB, 4 * MIB),
     DriverError: ("mapping", 12, "out of maps"),
     CommandError: ("no such thing", 3),
+    TraceError: ("a.trace", 7, "is no trace"),
 }
 
 

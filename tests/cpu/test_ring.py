@@ -49,15 +49,17 @@ def test_events_arrive_as_they_were_recorded(reader: RingReader) -> None:
     name = writer.number_of("aten::mm")
     mutex = np.zeros(1, "i4")
     ring.put_locked(mutex.ctypes.data, writer.address, ring.FREE, 3, 40, name)
-    ring.put_locked(mutex.ctypes.data, writer.address, int(Kind.OP), 0, 1000, writer.number_of("aten::mm"))
+    begin_ticks = ring.now_ticks()
+    ring.put_op(mutex.ctypes.data, writer.address, writer.number_of("aten::mm"), begin_ticks)
     after_ns = time.monotonic_ns()
     events = reader.read()
     assert events["kind"].tolist() == [Kind.FREE, Kind.OP]
     assert events["tensor"].tolist() == [3, 0]
-    assert events["size_bytes"].tolist() == [40, 1000]
+    assert events["size_bytes"][0] == 40
     assert [reader.names_so_far()[i] for i in events["name"]] == ["aten::mm", "aten::mm"]
     slack_ns = 1_000_000
     assert before_ns - slack_ns <= start_ns + events["t_ns"][0] <= start_ns + events["t_ns"][1] <= after_ns + slack_ns
+    assert events["t_ns"][1] + events["size_bytes"][1] <= after_ns - start_ns + slack_ns
     assert mutex[0] == 0
     assert reader.pid == os.getpid()
 
