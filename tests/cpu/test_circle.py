@@ -6,12 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.planners.circle import FOREVER, cut_open
+from zico.trace.circle import cut_open
+from zico.trace.lifetimes import NEVER
 
 
 def test_the_drawing_of_the_circle() -> None:
     """The module's drawing: gradient, feature map, what crosses the cheapest cut, and a weight."""
-    lower, upper = np.array([7, 2, 1, 0]), np.array([10, 8, 4, FOREVER])
+    lower, upper = np.array([7, 2, 1, 0]), np.array([10, 8, 4, NEVER])
     line = cut_open(lower, upper, np.array([10, 10, 1, 50]), 8)
     assert line.cut == 2
     assert line.lower.tolist() == [5, 0, 0, 0]
@@ -30,7 +31,7 @@ def test_every_tick_of_the_circle_is_covered_and_the_cut_is_cheapest(
     births = np.array([birth % n_ticks for birth, _, _ in tensors], np.int64)
     lengths = np.array([length for _, length, _ in tensors], np.int64)
     sizes = np.array([size for _, _, size in tensors], np.int64)
-    line = cut_open(births, np.where(lengths > 0, births + lengths, FOREVER), sizes, n_ticks)
+    line = cut_open(births, np.where(lengths > 0, births + lengths, NEVER), sizes, n_ticks)
 
     def crosses(cut: int, i: int) -> bool:
         lived = {(births[i] + k) % n_ticks for k in range(lengths[i])}

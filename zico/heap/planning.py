@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.heap.layout import ALIGNMENT_BYTES, PLACE, PLAN_ENTRIES
-from zico.planners.circle import FOREVER, cut_open
+from zico.trace.circle import cut_open
 from zico.trace.curve import is_flat
+from zico.trace.lifetimes import NEVER
 
 if TYPE_CHECKING:
     from zico.heap.build import Heap
@@ -73,7 +74,7 @@ class Planning:
 
         n_ticks = end - begin
         size_bytes = size_of(lifetimes["key"])
-        upper = np.where(lifetimes["upper"] > 0, lifetimes["upper"] - begin, FOREVER)
+        upper = np.where(lifetimes["upper"] > 0, lifetimes["upper"] - begin, NEVER)
         line = cut_open(lifetimes["lower"] - begin, upper, size_bytes, n_ticks)
         # What lives for nearly a whole iteration has two of its kind alive at once whenever one comes a little early.
         planned = ~line.persists & (line.upper - line.lower < n_ticks - n_ticks // _NEARLY_WHOLE)

@@ -37,7 +37,7 @@ def iteration_problem(trace: Trace, iteration: int | None = None) -> IterationPr
 
     A tick follows each allocation or free. The iteration lies on a circle, which is cut where the fewest bytes pass;
     what passes there, and what lives longer than an iteration, is persistent and lives all ticks. The drawing is in
-    ``zico/trace/iterations.py``.
+    ``zico/trace/circle.py``.
 
     Args:
         trace: The trace.

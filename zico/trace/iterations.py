@@ -1,20 +1,9 @@
 """Find a trace's iterations, choose the one that stands for all, and lay it on a circle.
 
 Theory of operation
-    Training is periodic, so the lifetimes of one iteration lie on a circle of its steps: what is allocated at the end
-    and freed early in the next iteration passes the point where the circle is closed. A planner wants a line. The
-    circle is cut where the fewest bytes pass, and what passes there still is taken to live all the time, as what
-    lives longer than an iteration does. Gradients, say, that live until the next iteration's beginning::
-
-                 forward   backward  step        next forward
-        weights  ###########################     ###########    longer than an iteration: persistent
-        features   ###########                     #########
-        gradient ##          ###############     ##             passes the mark, but not the cut after it
-                 ^mark                           ^mark
-                   ^cut: nothing passes            ^cut
-
-    A line from cut to cut then has the gradient in one piece. Where an iteration does not repeat, its own beginning
-    and end are the cut, and what passes them is two tensors.
+    Training is periodic, so the lifetimes of one iteration lie on a circle of its steps, cut open where the fewest
+    bytes cross (``zico/trace/circle.py``). Where an iteration does not repeat, its own beginning and end are the cut,
+    and what passes them is two tensors.
 
 Guarantees
     * At no tick are fewer bytes alive than there were in an iteration that repeats exactly.
@@ -30,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.errors import TraceError
+from zico.trace.circle import cut_open
 from zico.trace.events import Kind
 from zico.trace.lifetimes import live_after_steps
 from zico.trace.period import NO_PERIOD, segment
@@ -174,22 +164,12 @@ def lay_out(trace: Trace, life: Lifetimes, iterations: Iterations, index: int) -
     repeats = bool(iterations.typical[index]) and index + 1 < len(iterations)
     cut = 0
     if repeats:
-        stays = upper - lower >= n_ticks
-        own = stays | (lower >= 0)  # the others come again at the iteration's end
-        row, lower, upper, stays = row[own], lower[own], upper[own], stays[own]
-        cut = _cheapest_cut(lower[~stays], upper[~stays], life.size_bytes[row[~stays]], n_ticks)
-        length = upper - lower
-        lower = (lower - cut) % n_ticks
-        stays |= lower + length > n_ticks
-        lower = np.where(stays, 0, lower)
-        upper = np.where(stays, n_ticks, lower + length)
+        own = (lower >= 0) | (upper - lower >= n_ticks)  # the others come again at the iteration's end
+        row = row[own]
+        line = cut_open(lower[own], upper[own], life.size_bytes[row], n_ticks)
+        cut, lower, upper = line.cut, line.lower, line.upper
     lower, upper = np.maximum(lower, 0), np.minimum(upper, n_ticks)
     return Iteration(number, repeats, row, lower, upper, life.size_bytes[row], _times(trace, life, first, n_ticks, cut))
-
-
-def _cheapest_cut(lower: Int64s, upper: Int64s, size_bytes: Int64s, n_ticks: int) -> int:
-    """Return the tick of a circle before which the fewest bytes pass from one tick to the next."""
-    return int(np.argmin(live_bytes(lower + 1, upper, size_bytes, n_ticks)))
 
 
 def _times(trace: Trace, life: Lifetimes, first: int, n_ticks: int, cut: int) -> Int64s:

@@ -20,10 +20,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zico.planners.problem import Int64s
-
-FOREVER = 0
-"""As the end of a lifetime: the tensor has not been freed."""
+    Int64s = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,24 +39,24 @@ def cut_open(lower: Int64s, upper: Int64s, size_bytes: Int64s, n_ticks: int) -> 
     """Return the lifetimes of one iteration on a line.
 
     Args:
-        lower: Tick of each birth, in ``[0, n_ticks)``.
-        upper: Tick of each death, beyond ``n_ticks`` if in the next iteration, or ``FOREVER``.
+        lower: Tick of each birth; negative if before the iteration.
+        upper: Tick of each death, beyond ``n_ticks`` if in the next iteration, far beyond if never.
         size_bytes: What a tensor that crosses the cut costs.
         n_ticks: Length of the iteration.
     """
     length = upper - lower
-    persists = (upper == FOREVER) | (length > n_ticks)
-    cut = _cheapest_cut(lower[~persists], upper[~persists], size_bytes[~persists], n_ticks)
+    persists = length > n_ticks
+    cut = _cheapest_cut(lower[~persists] % n_ticks, length[~persists], size_bytes[~persists], n_ticks)
     moved = (lower - cut) % n_ticks
     end = moved + length
     whole = persists | (end > n_ticks)
     return Line(cut, np.where(whole, 0, moved), np.where(whole, n_ticks, end), persists)
 
 
-def _cheapest_cut(lower: Int64s, upper: Int64s, size_bytes: Int64s, n_ticks: int) -> int:
+def _cheapest_cut(lower: Int64s, length: Int64s, size_bytes: Int64s, n_ticks: int) -> int:
     """Return the tick before which the fewest bytes are alive that still are at it; the first of equals."""
     crossing = np.zeros(2 * n_ticks + 1, np.int64)
     np.add.at(crossing, lower + 1, size_bytes)
-    np.add.at(crossing, upper, -size_bytes)
+    np.add.at(crossing, lower + length, -size_bytes)
     alive = np.cumsum(crossing)
     return int(np.argmin(alive[:n_ticks] + alive[n_ticks : 2 * n_ticks]))
