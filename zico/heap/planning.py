@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zico.errors import ProblemError
 from zico.heap.layout import ALIGNMENT_BYTES, PLACE, PLAN_ENTRIES
 from zico.trace.circle import cut_open
 from zico.trace.curve import is_flat
@@ -22,12 +23,11 @@ if TYPE_CHECKING:
     from zico.heap.build import Heap
     from zico.planners.problem import Int64s
 
-DEADLINE_S = 1.0
+DEADLINE_S = 0.5
 """Most time that planning one iteration may take, of one core."""
-
-
 _FEWEST_BINS = 16
 _NEARLY_WHOLE = 16
+_NOTHING = np.empty(0, np.int64)
 
 
 class Planning:
@@ -43,6 +43,11 @@ class Planning:
     def start(self) -> None:
         """Start the thread; it sleeps until an iteration has been logged."""
         threading.Thread(target=self._run, name="zico-planner", daemon=True).start()
+
+    def close(self) -> None:
+        """Ask for no more plans; for a heap without a thread."""
+        self._heap.record[0]["plan_fd"] = -1
+        os.close(self._wake_fd)
 
     def _run(self) -> None:
         poll = select.poll()
@@ -80,7 +85,7 @@ class Planning:
         planned = ~line.persists & (line.upper - line.lower < n_ticks - n_ticks // _NEARLY_WHOLE)
         lying = self._heap.lying[: int(self._heap.record[0]["n_lying"])]
         if not planned.any():
-            return np.empty(0, np.int64), np.empty(0, np.int64)
+            return _NOTHING, _NOTHING
         problem = Problem(
             np.concatenate([np.zeros(len(lying), np.int64), line.lower[planned]]),
             np.concatenate([np.full(len(lying), n_ticks), line.upper[planned]]),
@@ -89,9 +94,12 @@ class Planning:
             tick_ns=self._times(line.cut, n_ticks),
         )
         at = np.concatenate([lying["offset"], np.full(int(planned.sum()), -1)])
-        placed = place(problem, self._heap.pool.region_bytes, DEADLINE_S, lying_bytes=at)
+        try:
+            placed = place(problem, self._heap.pool.region_bytes, DEADLINE_S, lying_bytes=at)
+        except ProblemError:  # too many slots to plan for: the job goes on without
+            return _NOTHING, _NOTHING
         if placed.reason is not None:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
+            return _NOTHING, _NOTHING
         keys, offsets = lifetimes["key"][planned], placed.offset_bytes[len(lying) :]
         inside = offsets + size_bytes[planned] <= self._heap.arena_bytes
         return keys[inside], offsets[inside]

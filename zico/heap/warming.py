@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from zico.heap import allocator, fork, hooks  # noqa: F401 - hooks compile when they are imported
 from zico.heap.build import Heap
 from zico.heap.layout import GRANULE_BYTES
+from zico.heap.planning import Planning
 from zico.heap.process import HEAP_RECORD
 from zico.pool.table import PoolTable
 
 _REGION_BYTES = 1 << 16
+_TENSORS = 12
+_MOST_ITERATIONS = 16
 
 
 def warm() -> None:
     """Run a miniature job through a pool of its own, so that every function is compiled with its real types."""
-    pool = PoolTable.create(budget_bytes=_REGION_BYTES, region_bytes=_REGION_BYTES, use_claims=True, self_admit=True)
+    pool = PoolTable.create(
+        budget_bytes=2 * _TENSORS * _REGION_BYTES, region_bytes=_REGION_BYTES, use_claims=True, self_admit=True
+    )
     with pool:
         job = pool.join(os.getpid(), "warm")
         with PoolTable.join_pool(os.dup(pool.memory_fd), os.dup(pool.table_fd), os.dup(pool.notify_fd), job) as member:
             heap = Heap(member, HEAP_RECORD)
             record = HEAP_RECORD[0]
-            allocator.free(record, allocator.allocate(record, GRANULE_BYTES, 64))
-            allocator.mark(record)
+            _follow_a_plan(heap, record)
             fork.lock(record)
             fork.unlock(record)
             heap.close()
@@ -30,3 +35,17 @@ def warm() -> None:
         pool.snapshot()
         pool.reap(job)
     HEAP_RECORD[0] = 0
+
+
+def _follow_a_plan(heap: Heap, record: Any) -> None:  # noqa: ANN401 - the HEAP record
+    """Iterate until the heap follows a plan: then everything that a job's thread calls is compiled, too."""
+    planning = Planning(heap)
+    for _ in range(_MOST_ITERATIONS):
+        for address in [allocator.allocate(record, GRANULE_BYTES, 64) for _ in range(_TENSORS)]:
+            allocator.free(record, address)
+        allocator.mark(record)
+        if record["plan_asked"] and not record["next_plan_address"]:
+            planning.plan_handed()
+        if record["plans"]:
+            break
+    planning.close()
