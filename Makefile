@@ -36,14 +36,22 @@ lint: setup ## Check style
 types: setup ## Check types
 	$(BIN)/mypy
 
-bench: setup ## Measure everything and write benchmarks/results (about 100 minutes)
+bench: setup ## Measure everything and write benchmarks/results (about two and a half hours)
 	$(BIN)/python benchmarks/heap.py
+	$(BIN)/python benchmarks/planners.py
+	$(BIN)/python benchmarks/zoo.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/regions.py
+	$(BIN)/python benchmarks/following.py
 	$(BIN)/python benchmarks/colocation.py
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/heap.py --smoke
+	$(BIN)/python benchmarks/planners.py --smoke
+	$(BIN)/python benchmarks/zoo.py --smoke
 	$(BIN)/python benchmarks/startup.py --smoke
+	$(BIN)/python benchmarks/regions.py --smoke
+	$(BIN)/python benchmarks/following.py --smoke
 	$(BIN)/python benchmarks/colocation.py --smoke
 
 size: setup ## Print lines per file and the longest functions

@@ -61,6 +61,7 @@ def _marking(make: Callable[..., Any], joined: Session) -> Callable[..., Any]:
 
     @functools.wraps(make)
     def make_train_function(model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Keras'
+        joined.expect_marks()
         made = make(model, *args, **kwargs)
         step = model.train_function
         if step is not None and not getattr(step, "marks_iterations", False):

@@ -6,6 +6,7 @@ global offset table. Tested with the version in ``TESTED_VERSION``; another is u
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from zico import session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zico.session import Session
 
 TESTED_VERSION = "2.13"
@@ -46,6 +49,17 @@ class StepMarker:
         self._session.mark()
 
 
+def _expecting_marks(init: Callable[..., None], joined: Session) -> Callable[..., None]:
+    """Wrap ``Optimizer.__init__``: whoever makes an optimizer is going to step it."""
+
+    @functools.wraps(init)
+    def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, N807 - as torch's
+        joined.expect_marks()
+        init(optimizer, *args, **kwargs)
+
+    return __init__
+
+
 def enable() -> Session | None:
     """Share this process's PyTorch memory; returns the session, ``None`` without a broker to join.
 
@@ -56,10 +70,11 @@ def enable() -> Session | None:
     joined = session.attach("torch")
     if joined is None:
         return None
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
     joined.redirect("libc10.so", ("posix_memalign", "free"))
     register_optimizer_step_post_hook(StepMarker(joined))
+    Optimizer.__init__ = _expecting_marks(Optimizer.__init__, joined)
     if os.environ.get(session.OPS_VARIABLE) and joined.heap.ring is not None:
         from zico.adapters.torch_ops import OpRecorder
 

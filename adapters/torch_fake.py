@@ -6,9 +6,8 @@ Theory of operation
     its last reference a free: views, saved tensors and reference counts are PyTorch's own. A roofline of the device
     model (``zico.trace.roofline``) gives each operation its time on one stream.
 
-    Fake tensors are CPU tensors here, since autograd on fake CUDA tensors aborts in builds without CUDA. A
-    function mode stands in for what differs when the model is a CUDA device: ``device=`` arguments name the model,
-    dropout and attention are the fused ones, optimizers take their multi-tensor path.
+    Fake tensors are CPU tensors here, since autograd on fake CUDA tensors aborts in builds without CUDA;
+    ``torch_fake_device.py`` stands in for what differs when the model is a CUDA device.
 
     While modes are active, autograd adds gradients out of place where otherwise it adds into the one of which it holds
     the last reference; that is undone here (``_Recorder.gradients_sum``)::
@@ -24,31 +23,28 @@ Known limitations
       an error. Autocast for CUDA is off in builds without CUDA.
 """
 
-# ruff: noqa: A002, ANN401, FBT001, FBT002, SLF001 - torch has no types, its own signatures and its private names
+# ruff: noqa: ANN401, SLF001 - torch has no types, its own signatures and its private names
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import gc
-import importlib
 import math
 import weakref
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
     FakeTensorMode,
 )
-from torch.overrides import TorchFunctionMode
-from torch.utils import _foreach_utils
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+from zico.adapters.torch_fake_device import pretences
 
 from zico.trace.events import EVENT, NO_NAME, Kind, Origin, Trace
 
@@ -62,11 +58,6 @@ _GATHERS = {"embedding", "gather", "index", "index_select"}
 """Operations that read only as much of their source as they return."""
 _OVERWRITES = {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
 """Operations that change a tensor without reading it, besides those that draw random numbers."""
-_ACCELERATORS = {"cuda", "mps", "xpu"}
-_MOVES = {torch.Tensor.cuda, torch.Tensor.pin_memory}
-_optimizers = importlib.import_module("torch.optim.optimizer")  # torch.optim hides it
-_plain_dropout = torch.nn.functional.dropout
-_plain_attention = torch.nn.functional.scaled_dot_product_attention
 _NOTE = "workspaces inside kernels are not modelled; times are a roofline's lower bounds"
 
 
@@ -95,12 +86,10 @@ def fake_trace(
         stack.enter_context(_collected_by_hand())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(_Dispatch(recorder, device))
-        stack.enter_context(_OneDevice())
-        stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _apply))
-        for patch in (*_multi_tensor(), *(_as_cuda() if device.is_cuda else ())):
-            stack.enter_context(patch)
+        for pretence in pretences(device):
+            stack.enter_context(pretence)
         step = build()
-        stack.callback(_optimizers.register_optimizer_step_post_hook(count).remove)
+        stack.callback(register_optimizer_step_post_hook(count).remove)
         step()
         for number in range(iterations):
             gc.collect()
@@ -266,70 +255,6 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
 def _allows_tf32(name: str) -> bool:
     backend = torch.backends.cudnn if name.startswith("convolution") else torch.backends.cuda.matmul
     return bool(backend.allow_tf32)
-
-
-class _OneDevice(TorchFunctionMode):  # type: ignore[misc] # torch has no types
-    """Lets a script's devices all be the one on which the fake tensors are."""
-
-    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _MOVES:
-            return args[0]
-        kwargs = {name: _here(value, name) for name, value in (kwargs or {}).items()}
-        return func(*map(_here, args), **kwargs)
-
-
-def _here(value: Any, name: str = "") -> Any:
-    kind = value.type if isinstance(value, torch.device) else value.partition(":")[0] if isinstance(value, str) else ""
-    return "cpu" if kind in _ACCELERATORS or (name == "device" and isinstance(value, int)) else value
-
-
-def _fused_dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    if not training or inplace or not 0 < p < 1:
-        return _plain_dropout(input, p, training, inplace)
-    return torch.native_dropout(input, p, train=True)[0]
-
-
-def _apply(module: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-    """Convert a module as ``Module._apply`` does real ones; fake tensors it swaps, which references to them forbid."""
-    for child in module.children() if recurse else ():
-        child._apply(fn)
-    for parameter in module._parameters.values():
-        for tensor in (parameter, getattr(parameter, "grad", None)):
-            if tensor is not None:
-                with torch.no_grad():
-                    tensor.data = fn(tensor)
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            module._buffers[name] = fn(buffer)
-    return module
-
-
-def _fused_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
-) -> Any:
-    if not dropout_p or kwargs.get("enable_gqa") or query.dim() != 4:  # noqa: PLR2004 - with heads
-        return _plain_attention(query, key, value, attn_mask, dropout_p, *args, **kwargs)
-    if attn_mask is not None:
-        attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
-    keeps_sums = True
-    # The kernel that a CUDA device has for it; without dropout the CPU's keeps as much.
-    return torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, attn_mask, keeps_sums, dropout_p, *args, **kwargs
-    )[0]
-
-
-def _multi_tensor() -> Iterator[Any]:
-    """Yield what lets fake tensors be worked on together where real ones are."""
-    for module in (_optimizers, _foreach_utils):
-        types = [*module._foreach_supported_types, FakeTensor]
-        yield mock.patch.object(module, "_foreach_supported_types", types)
-
-
-def _as_cuda() -> Iterator[Any]:
-    """Yield what lets PyTorch do as on a CUDA device."""
-    yield mock.patch.object(torch.nn.functional, "dropout", _fused_dropout)
-    yield mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _fused_attention)
-    yield mock.patch.object(_optimizers, "_get_foreach_kernels_supported_devices", return_value=["cpu"])
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zico.heap.build import Heap
 
 
-class OpRecorder(TorchDispatchMode):
+class OpRecorder(TorchDispatchMode):  # type: ignore[misc] # torch has no types
     """Records every operation of the thread that enters it, and of its backward passes."""
 
     def __init__(self, heap: Heap) -> None:

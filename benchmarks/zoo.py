@@ -43,7 +43,7 @@ HOST = "cpu-2core"
 LARGE_BYTES = 64 * KIB
 _MARK = "second step"
 _KERNELS = ("aten::convolution", "aten::convolution_backward")
-_TRACED_BY = ("benchmarks/models/*.py", "adapters/torch_fake.py", "zico/trace/events.py", "zico/trace/roofline.py")
+_TRACED_BY = ("benchmarks/models/*.py", "adapters/torch_fake*.py", "zico/trace/events.py", "zico/trace/roofline.py")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import re
 import subprocess
 import sys
@@ -37,9 +38,9 @@ ALLOWED = {
     "heap": {"pool", "driver", "trace", "planners"},
     "broker": {"pool", "scheduler", "heap", "driver"},
     "session": {"broker.client", "pool", "heap", "elf", "trace", "autoload"},
-    "adapters": {"session", ""},
+    "adapters": {"session", "heap", "trace", ""},
     "kernels": set(),
-    "report": {"config", "broker.messages"},
+    "report": {"config", "broker.messages", "trace", "planners"},
     "launch": {"config", "report", "broker", "session", "trace"},
     "cli": {"launch", "report", "config", "broker", "scheduler", "session", "trace", "planners", ""},
 }
@@ -107,6 +108,15 @@ def test_the_protocol_has_no_sockets(name: str) -> None:
     """Messages, framing and state machine take and give bytes, and know no operating system."""
     banned = {"socket", "os", "threading", "time", "select", "selectors", "asyncio"}
     assert not banned & {module.split(".")[0] for module in imports_of(ROOT / "zico" / "broker" / f"{name}.py")}
+
+
+def test_every_package_is_installed() -> None:
+    """Each folder with an ``__init__.py`` is among the packages of setup.cfg, under its name within zico."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    folders = {path.parent.relative_to(ROOT).parts for path in source_files() if path.name == "__init__.py"}
+    names = {".".join(parts if parts[0] == "zico" else ("zico", *parts)) for parts in folders}
+    assert names == set(setup["options"]["packages"].split())
 
 
 def test_functions_are_short() -> None:

@@ -655,6 +655,19 @@ def test_iterations_are_found_by_their_period() -> None:
         assert tenant.job["iteration"] == found + 10
 
 
+def test_found_iterations_count_only_after_the_grace() -> None:
+    """Where marks are expected, repetition makes no iterations until there have been many allocations without one."""
+    sizes = [GRANULE_BYTES * n for n in (1, 2, 3, 1, 2, 5, 4)]
+    with tenants(64) as (tenant,):
+        tenant.record[0]["grace"] = 30 * len(sizes)
+        for _ in range(30):
+            _iterate(tenant, sizes)
+        assert tenant.job["iteration"] == 0
+        for _ in range(10):
+            _iterate(tenant, sizes)
+        assert tenant.job["iteration"] == 10
+
+
 def test_a_changed_loop_is_found_anew() -> None:
     """When the sequence changes, the old period is given up and the new one is found."""
     with tenants(64) as (tenant,):

@@ -253,7 +253,7 @@ def test_a_capacity_below_the_live_bytes_is_infeasible() -> None:
     answer = Regions(4).plan(problem_of((0, 2, 5), (1, 3, 6), capacity_bytes=10), LONG_S)
     assert isinstance(answer, NoPlan)
     assert answer.reason is Reason.INFEASIBLE
-    assert "11 bytes live at once, the capacity is 10" in answer.detail
+    assert "11 bytes alive at once, which is more than the capacity of 10" in answer.detail
 
 
 @given(problems(), st.integers(0, 30))

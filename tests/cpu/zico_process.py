@@ -68,7 +68,7 @@ def descendants(pid: int) -> list[int]:
 
 
 class ZicoRun:
-    """``zico run``, or another command, with a runtime directory of its own; everything below it is dead when the block ends."""
+    """``zico run`` or another command, in a runtime directory of its own; all below it is dead when the block ends."""
 
     def __init__(self, *arguments: str, command: str = "run", **environ: str) -> None:
         """Start it."""

@@ -41,6 +41,26 @@ def test_heap_smoke_reaches_its_end_and_writes_where_it_is_told(tmp_path: Path) 
     assert "torch.empty" in (tmp_path / "heap.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("planners.py", "PyTorch's caching"),
+        ("regions.py", "DCGAN"),
+        ("zoo.py", "6,342,272"),
+        ("following.py", "planned allocation"),
+    ],
+)
+def test_smoke_runs_about_plans_reach_their_end(script: str, said: str, tmp_path: Path) -> None:
+    """Smoke runs of what measures planners, models and the following heap end well and say where they come from."""
+    if script in ("regions.py", "zoo.py"):
+        pytest.importorskip("torch")
+    done = run_script(script, "--smoke", "-o", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    name = script.removesuffix(".py")
+    assert missing(json.loads((tmp_path / f"{name}.json").read_text())) == []
+    assert said in (tmp_path / f"{name}.md").read_text()
+
+
 def test_a_smoke_run_that_is_told_no_place_writes_nothing() -> None:
     """Smoke figures never land among the published ones."""
     code = "import common; print(common.output_directory(common.parser('').parse_args(['--smoke'])))"
@@ -49,7 +69,10 @@ def test_a_smoke_run_that_is_told_no_place_writes_nothing() -> None:
     assert done.stdout == "None\n"
 
 
-@pytest.mark.parametrize("script", ["heap.py", "startup.py", "colocation.py", "demo.py"])
+SCRIPTS = ("heap", "startup", "colocation", "planners", "regions", "zoo", "following", "demo")
+
+
+@pytest.mark.parametrize("script", [f"{name}.py" for name in SCRIPTS])
 def test_each_script_says_how_to_use_it(script: str) -> None:
     """``--help`` works, and for those that measure it names the smoke mode."""
     done = run_script(script, "--help")

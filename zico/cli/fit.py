@@ -13,6 +13,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from zico.cli.answers import errors_end_with
+from zico.cli.trace_show import format_seconds
 from zico.config import DEFAULT_POLICY
 from zico.errors import CommandError, ConfigError
 from zico.report.table import PLAIN_WIDTH
@@ -30,7 +32,8 @@ DEFAULT_REGION = "64MiB"
 _LARGEST = 1 << 60
 _PLAN_S = 2.0
 _NS_A_SECOND = 1e9
-_BAD_INPUT = 2
+FITS, DOES_NOT_FIT, FAILED = range(3)
+"""Exit codes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +71,12 @@ class Report:
     "--policy", metavar="NAME", default=DEFAULT_POLICY, show_default=True, help=f"One of {', '.join(POLICIES)}."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@errors_end_with(FAILED)
 def fit(*, files: tuple[Path, ...], budget: str, region: str, policy: str, as_json: bool) -> int:
-    """Tell whether the jobs whose traces these are fit into SIZE together; a FILE may be named more than once."""
+    """Tell whether the jobs whose traces these are fit into SIZE together; a FILE may be named more than once.
+
+    Exit code 0: yes, perhaps with waiting; 1: no; 2: error.
+    """
     from zico.scheduler.fit import Answer
     from zico.scheduler.fit import fit as fit_together
 
@@ -77,14 +84,15 @@ def fit(*, files: tuple[Path, ...], budget: str, region: str, policy: str, as_js
     if region_bytes & (region_bytes - 1) or region_bytes < MIB // 16:
         raise ConfigError(f"--region {region!r}: give a power of two, 64KiB or more")
     budget_regions = _size("--budget", budget) // region_bytes
-    loads = [_load(file, name, region_bytes) for file, name in zip(files, _names(files), strict=True)]
+    load_of = {file: _load(file, region_bytes) for file in dict.fromkeys(files)}
+    loads = [dataclasses.replace(load_of[file], name=name) for file, name in zip(files, _names(files), strict=True)]
     found = fit_together(loads, budget_regions, policy_named(policy), region_bytes)
     report = _report(found, loads, budget_regions, region_bytes, policy)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
     else:
         _show(report)
-    return 1 if found.answer is Answer.NO else 0
+    return DOES_NOT_FIT if found.answer is Answer.NO else FITS
 
 
 def _size(option: str, text: str) -> int:
@@ -105,8 +113,9 @@ def _names(files: Sequence[Path]) -> list[str]:
     return names
 
 
-def _load(file: Path, name: str, region_bytes: int) -> Load:
+def _load(file: Path, region_bytes: int) -> Load:
     """Return a trace's iteration in regions, as a plan for regions lays it out."""
+    from zico.planners.compare import warm
     from zico.planners.from_trace import iteration_problem
     from zico.planners.judge import held_regions
     from zico.planners.plan import Plan
@@ -117,12 +126,14 @@ def _load(file: Path, name: str, region_bytes: int) -> Load:
 
     problem = iteration_problem(read_trace(file)).problem
     if problem.tick_ns is None or problem.tick_ns[-1] <= problem.tick_ns[0]:
-        raise CommandError(f"{file}: has no times: record it with zico trace", exit_code=_BAD_INPUT)
-    plan = Regions(region_bytes).plan(problem, _PLAN_S)
+        raise CommandError(f"{file}: has no times: record it with zico trace", exit_code=FAILED)
+    planner = Regions(region_bytes)
+    warm(planner)
+    plan = planner.plan(problem, _PLAN_S)
     if not isinstance(plan, Plan):
-        raise CommandError(f"{file}: {plan.reason.value}: {plan.detail}", exit_code=_BAD_INPUT)
+        raise CommandError(f"{file}: {plan.reason.value}: {plan.detail}", exit_code=FAILED)
     held = held_regions(problem, plan, region_bytes)
-    return Load(name, profile_of(held, problem.tick_ns[: len(held) + 1]), int(held.min()))
+    return Load(file.name, profile_of(held, problem.tick_ns[: len(held) + 1]), int(held.min()))
 
 
 def _report(found: Fit, loads: Sequence[Load], budget_regions: int, region_bytes: int, policy: str) -> Report:
@@ -154,8 +165,8 @@ def _show(report: Report) -> None:
             job.name,
             format_bytes(job.peak_bytes),
             format_bytes(job.persistent_bytes),
-            f"{job.iteration_s * 1e3:.3g} ms",
-            f"{job.delay_s * 1e3:.3g} ms" if job.normalised else "-",
+            format_seconds(job.iteration_s),
+            format_seconds(job.delay_s) if job.normalised else "-",
             slower,
             job.reason,
         )

@@ -13,17 +13,22 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from zico.cli.answers import errors_end_with
 from zico.errors import CommandError, ConfigError
 from zico.report.table import PLAIN_WIDTH
 from zico.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from zico.planners.compare import Row
     from zico.planners.plan import Plan, Planner
     from zico.planners.problem import Problem
 
 SCHEMA = "zico.plan.v1"
-FITS, DOES_NOT_FIT, OUT_OF_TIME = range(3)
+FITS, DOES_NOT_FIT, NOT_KNOWN, FAILED = range(4)
+"""Exit codes."""
+ANSWERS = ("fits", "does not fit", "not known")
 _LARGEST_CAPACITY = 1 << 60
 _EXACT_UP_TO = 1000
 """Tensors: what the exact planner is made for; above, the improving search is asked."""
@@ -41,6 +46,8 @@ class Report:
     capacity_bytes: int | None
     region_bytes: int | None
     rows: list[Row]
+    answer: str | None
+    """One of ``ANSWERS`` if there was a capacity."""
     schema_version: str = SCHEMA
 
 
@@ -49,12 +56,13 @@ class Report:
 @click.option("--planner", metavar="NAME", help="Which one (default: regions with --region, else exact or improve).")
 @click.option("--compare", is_flag=True, help="Ask every planner.")
 @click.option("--region", metavar="SIZE", help="Plan for few regions of SIZE held over time, and count them.")
-@click.option("--capacity", metavar="BYTES", help="Does it fit? Exit code 0: yes, 1: no, 2: out of time.")
+@click.option("--capacity", metavar="BYTES", help="Does it fit? Exit code 0: yes, 1: no, 2: not known, 3: error.")
 @click.option("--deadline", type=click.FloatRange(min=0.01), default=10.0, show_default=True, metavar="SECONDS")
 @click.option("--iteration", type=int, metavar="N", help="Of a trace (default: a typical one).")
 @click.option("--json", "json_path", type=_FILE, metavar="FILE", help="Write the figures to FILE; - is stdout.")
 @click.option("-o", "csv_path", type=_FILE, metavar="CSV", help="Write the places: id,lower,upper,size,offset.")
 @click.option("--picture", type=_FILE, metavar="PNG", help="Draw the places: addresses over time.")
+@errors_end_with(FAILED)
 def plan(  # noqa: PLR0913 - one parameter per option
     *,
     file: Path,
@@ -69,18 +77,27 @@ def plan(  # noqa: PLR0913 - one parameter per option
     picture: Path | None,
 ) -> int:
     """Place the tensors of FILE: a trace of any format that zico trace show reads, or lifetimes as CSV."""
-    from zico.planners.compare import PLACED, ask
+    from zico.planners.compare import ask
 
     region_bytes = _size("--region", region)
     problem = dataclasses.replace(_read(file, iteration), capacity_bytes=_size("--capacity", capacity)).compact()
     rows: list[Row] = []
     best: tuple[Row, Plan] | None = None
     for one in _planners(planner, compare=compare, region_bytes=region_bytes, problem=problem):
-        row, answer = ask(one, problem, deadline, region_bytes or 0)
+        row, placed = ask(one, problem, deadline, region_bytes or 0)
         rows.append(row)
-        if answer is not None and (best is None or _cost(row) < _cost(best[0])):
-            best = row, answer
-    report = Report(str(file), len(problem), problem.peak_live_bytes, problem.capacity_bytes, region_bytes, rows)
+        if placed is not None and (best is None or _cost(row) < _cost(best[0])):
+            best = row, placed
+    code = _code(rows)
+    report = Report(
+        file=str(file),
+        tensors=len(problem),
+        live_peak_bytes=problem.peak_live_bytes,
+        capacity_bytes=problem.capacity_bytes,
+        region_bytes=region_bytes,
+        rows=rows,
+        answer=None if problem.capacity_bytes is None else ANSWERS[code],
+    )
     _show(report, json_path)
     if best is not None:
         _write(problem, best[1], csv_path)
@@ -89,9 +106,18 @@ def plan(  # noqa: PLR0913 - one parameter per option
 
             unit = "ticks" if _is_csv(file) else "ns"
             _write_file(picture, plan_png(problem, best[1].offset_bytes, best[1].planner, region_bytes, unit))
-    if any(row.answer == PLACED for row in rows):
+    return code
+
+
+def _code(rows: Sequence[Row]) -> int:
+    """Return what the answers come to: "no" only if a planner has proved it."""
+    from zico.planners.compare import PLACED
+    from zico.planners.plan import Reason
+
+    answers = {row.answer for row in rows}
+    if PLACED in answers:
         return FITS
-    return DOES_NOT_FIT if any(row.answer == "does not fit" for row in rows) else OUT_OF_TIME
+    return DOES_NOT_FIT if Reason.INFEASIBLE.value in answers else NOT_KNOWN
 
 
 def _size(option: str, text: str | None) -> int | None:
@@ -159,6 +185,8 @@ def _show(report: Report, json_path: Path | None) -> None:
     for row in report.rows:
         if row.detail:
             console.print(f"{row.planner}: {row.answer}: {row.detail}", markup=False, soft_wrap=True)
+    if report.answer is not None:
+        console.print(f"into {report.capacity_bytes} bytes: {report.answer}", markup=False, soft_wrap=True)
 
 
 def _table(report: Report, *, plain: bool) -> Table:
@@ -200,4 +228,6 @@ def _write_file(path: Path, content: bytes) -> None:
     try:
         write_atomically(path, content)
     except OSError as error:
-        raise CommandError(f"{path}: cannot be written ({error.strerror}): choose another path", exit_code=1) from error
+        raise CommandError(
+            f"{path}: cannot be written ({error.strerror}): choose another path", exit_code=FAILED
+        ) from error

@@ -145,7 +145,8 @@ def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
     rounded = gaps.align_up(size_bytes, ALIGNMENT_BYTES)
     alignment = max(alignment, ALIGNMENT_BYTES)
     private_lock(heap.mutex_address)
-    if heap.marked == 0 and online.begins(heap.tracker, size_bytes, me.live_bytes):
+    begins = heap.marked == 0 and online.begins(heap.tracker, size_bytes, me.live_bytes)
+    if begins and heap.tracker.events > heap.grace:
         private_unlock(heap.mutex_address)
         boundary(heap)
         private_lock(heap.mutex_address)

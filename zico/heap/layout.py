@@ -144,6 +144,7 @@ HEAP = np.dtype(
         ("discard_address", "i8"),
         ("real_aligned_alloc", "i8"),
         ("bad_frees", "i8"),  # frees inside the window of what is no live block
+        ("grace", "i8"),  # allocations before a boundary that was found rather than marked counts
         ("tracker", TRACKER),  # finds iterations where nothing marks them
         ("next_plan_address", "i8"),  # a table that takes over at the next boundary, 0 if none
         ("next_plan_iteration", "i8"),  # no plan is asked for before

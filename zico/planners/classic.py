@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.compiled import compiled, monotonic_ns
-from zico.planners.plan import NoPlan, Plan, Reason
+from zico.planners.plan import NoPlan, Plan, Reason, refusal
 
 if TYPE_CHECKING:
     from zico.planners.problem import Int64s, Problem
@@ -129,8 +129,7 @@ def too_large(problem: Problem, planner: str) -> NoPlan | None:
     """Return the refusal of a problem whose tensors do not even fit without gaps."""
     if problem.capacity_bytes is None or problem.peak_live_bytes <= problem.capacity_bytes:
         return None
-    detail = f"{problem.peak_live_bytes} bytes live at once, the capacity is {problem.capacity_bytes}"
-    return NoPlan(Reason.INFEASIBLE, planner, 0.0, detail)
+    return refusal(problem, Reason.INFEASIBLE, planner, 0.0)
 
 
 def finished(problem: Problem, offset_bytes: Int64s, planner: str, elapsed_s: float) -> Plan | NoPlan:

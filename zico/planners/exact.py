@@ -31,7 +31,7 @@ from zico.planners.exact_infer import Rules
 from zico.planners.exact_orders import Orders
 from zico.planners.exact_search import FOUND, INFEASIBLE, STOPPED, TOO_DEEP, make_stack, search
 from zico.planners.exact_state import make_state, reset, unit_bytes
-from zico.planners.plan import NoPlan, Plan, Reason
+from zico.planners.plan import NoPlan, Plan, Reason, refusal
 from zico.planners.problem import Problem
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ class Exact:
             reason = found.fit(problem.capacity_bytes, NO_LIMIT, deadline_ns)
         elapsed_s = (time.monotonic_ns() - began_ns) / 1e9
         if found.offset_bytes is None:
-            detail = f"{problem.peak_live_bytes} bytes live at once, the capacity is {problem.capacity_bytes}"
-            return NoPlan(reason or Reason.OUT_OF_TIME, self.name, elapsed_s, detail)
+            return refusal(problem, reason or Reason.OUT_OF_TIME, self.name, elapsed_s)
         is_optimal = found.peak_bytes <= found.proved_bytes
         return Plan(found.offset_bytes, self.name, elapsed_s, optimal=is_optimal)
 

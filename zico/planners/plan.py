@@ -42,6 +42,17 @@ class NoPlan:
     """What a person would want to know: the tick and the bytes that do not fit, say."""
 
 
+def refusal(problem: Problem, reason: Reason, planner: str, elapsed_s: float) -> NoPlan:
+    """Return why there is no plan, with the figures that a person would want to know."""
+    live, capacity = problem.peak_live_bytes, problem.capacity_bytes
+    detail = f"{len(problem)} tensors, {live} bytes alive at once"
+    if capacity is not None:
+        detail += f", which is {'more than' if live > capacity else 'within'} the capacity of {capacity}"
+    if reason is Reason.OUT_OF_TIME:
+        detail += f"; nothing found in {elapsed_s:.3g} s"
+    return NoPlan(reason, planner, elapsed_s, detail)
+
+
 class Planner(Protocol):
     """Something that places tensors. Pure: the same problem gives the same plan unless the deadline cuts it short."""
 

@@ -26,7 +26,7 @@ import numpy as np
 from zico.errors import ProblemError
 from zico.planners import regions_packing as packing
 from zico.planners import regions_search as searching
-from zico.planners.plan import NoPlan, Plan, Reason
+from zico.planners.plan import NoPlan, Plan, Reason, refusal
 from zico.planners.problem import LARGEST
 
 if TYPE_CHECKING:
@@ -107,10 +107,7 @@ class Regions:
         elapsed_s = time.monotonic() - begun_s
         if placed.reason is None:
             return Plan(placed.offset_bytes, self.name, elapsed_s, placed.optimal)
-        detail = f"{problem.peak_live_bytes} bytes live at once, the capacity is {problem.capacity_bytes}"
-        if placed.reason is Reason.OUT_OF_TIME:
-            detail = f"{len(problem)} tensors, {deadline_s} s"
-        return NoPlan(placed.reason, self.name, elapsed_s, detail)
+        return refusal(problem, placed.reason, self.name, elapsed_s)
 
 
 def place(
