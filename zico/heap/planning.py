@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from zico.planners.problem import Int64s
 
 DEADLINE_S = 0.5
-"""Most time that planning one iteration may take, of one core."""
+"""Most time that planning one iteration may take, of one core. Improving what is built would use all of it, for about
+a tenth of a percent (benchmarks/results/regions.md), while the jobs train."""
 _FEWEST_BINS = 16
 _NEARLY_WHOLE = 16
 _NOTHING = np.empty(0, np.int64)
@@ -75,7 +76,7 @@ class Planning:
         """Return the keys of the tensors that have places, and these."""
         from zico.heap.classes import size_of
         from zico.planners.problem import Problem
-        from zico.planners.regions import place
+        from zico.planners.regions import Options, place
 
         n_ticks = end - begin
         size_bytes = size_of(lifetimes["key"])
@@ -95,7 +96,7 @@ class Planning:
         )
         at = np.concatenate([lying["offset"], np.full(int(planned.sum()), -1)])
         try:
-            placed = place(problem, self._heap.pool.region_bytes, DEADLINE_S, lying_bytes=at)
+            placed = place(problem, self._heap.pool.region_bytes, DEADLINE_S, Options(improve=False), at)
         except ProblemError:  # too many slots to plan for: the job goes on without
             return _NOTHING, _NOTHING
         if placed.reason is not None:
