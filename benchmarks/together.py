@@ -129,7 +129,8 @@ def run_recorded(job: Job, *extra: str, deadline_s: float) -> Together:
         argv = job.argv(directory / f"{job.name}.json", *extra)
         command = (*ZICO, "trace", "--quiet", "-o", str(directory / "trace.zst"), "--", *argv)
         with _process(command, directory) as process:
-            ends = _ends({job.name: process}, [job.name], deadline_s)
+            name = Path(job.script).stem  # as zico trace calls the job
+            ends = _ends({name: process}, [name], deadline_s)
         return Together(ends, _losses([job], directory), None)
 
 
