@@ -24,6 +24,7 @@ demo: setup ## Train a PyTorch and a TensorFlow job in three quarters of the sum
 	$(BIN)/python benchmarks/demo.py
 
 test: setup ## Run every test that needs no GPU
+	$(BIN)/python -c "from zico.heap import warm; warm()" # compile once, before tests with deadlines start brokers
 	$(BIN)/python -m pytest tests/cpu tests/process tests/framework
 
 test-cpu: setup ## Run the tests that take seconds and start no processes
