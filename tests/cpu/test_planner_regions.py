@@ -245,7 +245,8 @@ def test_no_time_is_a_reason() -> None:
     answer = Regions(32).plan(iteration(25, np.random.default_rng(1)), 0.0)
     assert isinstance(answer, NoPlan)
     assert answer.reason is Reason.OUT_OF_TIME
-    assert answer.detail == "100 tensors, 0.0 s"
+    assert answer.detail.startswith("100 tensors, ")
+    assert "; nothing found in " in answer.detail
 
 
 def test_a_capacity_below_the_live_bytes_is_infeasible() -> None:
