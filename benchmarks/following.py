@@ -3,12 +3,15 @@
 An iteration like one of training (feature maps that are freed in reverse, temporaries beside them) is replayed through
 the hooks that frameworks call, each call timed by itself; ``loops.py`` says how the clock is kept out. First by learned
 classes, then by plan, then by plan while every event is recorded and another thread reads. The last table runs both
-examples with and without ``zico trace`` around them, in turns.
+examples under ``zico trace``, every second iteration recorded.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 from contextlib import contextmanager
@@ -129,24 +132,44 @@ def event_ns(writer: RingFile, iterations: int) -> dict[str, float]:
 
 
 def measure_examples(options: Namespace) -> dict[str, Any]:
-    """Return iterations per second of each example under Zico alone, recorded and not, round by round."""
-    rates: dict[str, dict[str, list[float]]] = {job.name: {"plain": [], "recorded": []} for job in EXAMPLES}
-    extra = ("--iterations", "1000000", "--seconds", str(options.seconds))
-    deadline_s = options.seconds + together.MARGIN_S
-    for index in range(options.rounds):
-        for job in EXAMPLES:
-            for kind in ("plain", "recorded") if index % 2 == 0 else ("recorded", "plain"):
-                run = _alone(job, *extra, recorded=kind == "recorded", deadline_s=deadline_s)
-                (rate,) = run.rates(options.warm_up)
-                rates[job.name][kind].append(rate)
-                common.note(f"round {index + 1} of {options.rounds}: {job.name} {kind}: {rate:.3f} it/s")
-    return rates
+    """Return, per example, what each pair of neighbouring iterations took, one of them recorded."""
+    figures: dict[str, Any] = {}
+    for job in EXAMPLES:
+        common.note(f"{job.name}: {options.seconds:.0f} s, every second iteration recorded")
+        rows = _recorded_alternately(job, options.seconds)[options.warm_up // 2 * 2 :]
+        figures[job.name] = {
+            clock: _paired([(row[0], row[1 + index]) for row in rows]) for index, clock in enumerate(("wall", "cpu"))
+        }
+    return figures
 
 
-def _alone(job: Job, *extra: str, recorded: bool, deadline_s: float) -> together.Together:
-    if recorded:
-        return together.run_recorded(job, *extra, deadline_s=deadline_s)
-    return together.run_zico([job], *extra, policy="zico", budget="none", deadline_s=deadline_s)
+def _recorded_alternately(job: Job, seconds: float) -> list[tuple[bool, float, float]]:
+    """Run an example by ``alternating.py`` under ``zico trace``; returns its rows."""
+    with tempfile.TemporaryDirectory() as directory:
+        times = Path(directory) / "times.json"
+        script = str(common.EXAMPLES / job.script)
+        arguments = (*job.arguments, "--iterations", "1000000", "--seconds", str(seconds))
+        command = (sys.executable, str(Path(__file__).with_name("alternating.py")), str(times), script, *arguments)
+        trace = ("trace", "--quiet", "-o", str(Path(directory) / "trace.zst"), "--", *command)
+        deadline_s = seconds + together.MARGIN_S
+        subprocess.run((*common.ZICO, *trace), check=True, stdout=subprocess.DEVNULL, timeout=deadline_s)
+        rows: list[tuple[bool, float, float]] = json.loads(times.read_text())
+        return rows
+
+
+def _paired(rows: list[tuple[bool, float]]) -> dict[str, Any]:
+    """Return both medians and the median of the pairs' ratios, with its 95 % interval (bootstrap, 2,000 draws)."""
+    recorded = np.array([took for was, took in rows if was])
+    plain = np.array([took for was, took in rows if not was])
+    n = min(len(recorded), len(plain))
+    slower = recorded[:n] / plain[:n] - 1
+    draws = np.random.default_rng(1).choice(slower, (2000, n))
+    low, high = np.percentile(np.median(draws, axis=1), (2.5, 97.5))
+    return {
+        "recorded_s": recorded.tolist(),
+        "not_recorded_s": plain.tolist(),
+        "slower": {"median": float(np.median(slower)), "low": float(low), "high": float(high), "n": n},
+    }
 
 
 # -- what is shown --------------------------------------------------------------------------------------------------
@@ -168,12 +191,15 @@ def text_of(result: dict[str, Any]) -> str:
         f"* an event {event:.1f} ns, goal {GOAL_EVENT_NS}: {_said(event <= GOAL_EVENT_NS)}",
         f"* {calls['dropped']} of the replay's events found the ring full\n",
     ]
-    rows = []
-    for name, kinds in result["examples"].items():
-        slower = [1 - r / p for p, r in zip(kinds["plain"], kinds["recorded"], strict=True)]
-        medians = [f"{statistics.median(kinds[kind]):.3f}" for kind in ("plain", "recorded")]
-        rows.append((name, *medians, f"{statistics.median(slower):.2%}", f"{min(slower):.2%} to {max(slower):.2%}"))
-    parts.append(common.table(("example, it/s", "not recorded", "recorded", "slower by (goal 1 %)", "min-max"), rows))
+    compared = []
+    for name, clocks in result["examples"].items():
+        for clock, figures in clocks.items():
+            slower = figures["slower"]
+            medians = [f"{statistics.median(figures[kind]) * 1e3:.1f}" for kind in ("not_recorded_s", "recorded_s")]
+            interval = f"{slower['low']:+.2%} to {slower['high']:+.2%}"
+            compared.append((name, f"{clock} ms", *medians, f"{slower['median']:+.2%}", interval, str(slower["n"])))
+    titles = ("example", "per iteration", "not recorded", "recorded", "slower by (goal 1 %)", "95 %", "pairs")
+    parts.append(common.table(titles, compared))
     return "\n".join(parts)
 
 
@@ -185,17 +211,16 @@ def main() -> None:
     """Measure, print, write."""
     parser = common.parser(__doc__)
     parser.add_argument("--iterations", type=int, default=200, help="replays, per figure")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of the examples, recorded and not")
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long an example trains")
+    parser.add_argument("--seconds", type=float, default=150.0, help="how long an example trains; 0: not at all")
     parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations left out")
     options = parser.parse_args()
     if options.smoke:
-        options.iterations, options.rounds = 5, 0
-    settings = {name: getattr(options, name) for name in ("iterations", "rounds", "seconds", "warm_up")}
+        options.iterations, options.seconds = 5, 0.0
+    settings = {name: getattr(options, name) for name in ("iterations", "seconds", "warm_up")}
     settings |= {"budget_bytes": BUDGET_BYTES, "region_bytes": REGION_BYTES, "layers": LAYERS}
     result = common.document("following", QUESTION, settings)
     result["calls"] = measure_calls(options.iterations)
-    result["examples"] = measure_examples(options) if options.rounds else {}
+    result["examples"] = measure_examples(options) if options.seconds else {}
     common.write(result, text_of(result), common.output_directory(options))
 
 

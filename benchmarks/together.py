@@ -123,17 +123,6 @@ def run_zico(jobs: Sequence[Job], *extra: str, policy: str, budget: str, deadlin
         return Together(ends, _losses(jobs, directory), json.loads(report.read_text()))
 
 
-def run_recorded(job: Job, *extra: str, deadline_s: float) -> Together:
-    """Run a job alone under ``zico trace``."""
-    with _scratch() as directory:
-        argv = job.argv(directory / f"{job.name}.json", *extra)
-        command = (*ZICO, "trace", "--quiet", "-o", str(directory / "trace.zst"), "--", *argv)
-        with _process(command, directory) as process:
-            name = Path(job.script).stem  # as zico trace calls the job
-            ends = _ends({name: process}, [name], deadline_s)
-        return Together(ends, _losses([job], directory), None)
-
-
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="zico-bench-"))
