@@ -29,6 +29,7 @@ ALLOWED = {
     "compiled": set(),
     "config": {"scheduler"},
     "elf": set(),
+    "lookup": {"elf"},
     "inject": {"autoload"},
     "driver": set(),
     "trace": set(),

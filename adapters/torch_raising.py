@@ -1,0 +1,158 @@
+"""Raise ``torch.OutOfMemoryError`` from compiled code, where PyTorch checks no result.
+
+A pluggable CUDA allocator that returns null makes a tensor at address 0: PyTorch does not look
+(``CUDAPluggableAllocator::allocate``), and the next kernel faults. So the failure is thrown as PyTorch's own C++
+exception, made by PyTorch's own constructor; the unwinder passes through Numba's machine code, which has unwind tables.
+
+Guarantees
+    Nothing is allocated but the exception itself; no Python runs, so the GIL may be held or not.
+    Where PyTorch's libraries lack a symbol, ``prepare`` says so and nothing has been changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from zico.compiled import callback, inlined, record_at, symbol_address
+from zico.errors import HookError
+
+_CONSTRUCTOR = "_ZN3c1016OutOfMemoryErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+_TYPE_INFO = "_ZTIN3c1016OutOfMemoryErrorE"
+_EXCEPTION_BYTES = 1024  # more than any version's c10::Error, whose size no symbol tells
+
+SYMBOL = "zico_torch_raiser"
+_FIELD = "         0"  # a number in MiB, right-aligned
+_TEXT = (
+    f"CUDA out of memory. zico: needs {_FIELD} MiB more while holding {_FIELD} MiB, and the whole budget is {_FIELD} "
+    "MiB: raise --budget or use a smaller batch"
+)
+_LAST_DIGITS = tuple(i for i, character in enumerate(_TEXT) if character == "0")
+_MIB_SHIFT = 20
+_ROUND_UP = (1 << _MIB_SHIFT) - 1
+
+RAISER = np.dtype(
+    [
+        ("constructor", "i8"),
+        ("allocate", "i8"),  # __cxa_allocate_exception
+        ("throw", "i8"),  # __cxa_throw
+        ("type_info", "i8"),
+        ("location", "i8", (3,)),  # c10::SourceLocation: function, file, line
+        ("text", "i8", (4,)),  # std::string of the C++11 ABI: address, length, capacity
+        ("text_bytes_address", "i8"),
+        ("text_address", "i8"),
+        ("location_address", "i8"),
+        ("text_bytes", "u1", (256,)),
+        ("function", "u1", (16,)),
+        ("file", "u1", (16,)),
+    ],
+    align=True,
+)
+
+_I64 = ir.IntType(64)
+
+
+@intrinsic
+def _throw(_typing: Any, raiser: Any, text_address: Any, location_address: Any) -> Any:  # noqa: ANN401 - Numba's protocol
+    """Construct the exception and throw it. ``raiser`` is (constructor, allocate, throw, type_info)."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:  # noqa: ANN401 - LLVM builders
+        constructor, allocate, throw, type_info = (builder.extract_value(values[0], i) for i in range(4))
+        location = ir.LiteralStructType(
+            [_I64] * 3
+        ).as_pointer()  # larger than two registers: on the stack (psABI 3.2.3)
+
+        def function(address: Any, result: Any, *arguments: Any) -> Any:  # noqa: ANN401 - LLVM types
+            return builder.inttoptr(address, ir.FunctionType(result, arguments).as_pointer())
+
+        size = ir.Constant(_I64, _EXCEPTION_BYTES)
+        exception = builder.call(function(allocate, _I64, _I64), [size])
+        builder.call(
+            function(constructor, ir.VoidType(), _I64, location, _I64),
+            [exception, builder.inttoptr(values[2], location), values[1]],
+            arg_attrs={1: ["byval"]},
+        )
+        builder.call(function(throw, ir.VoidType(), _I64, _I64, _I64), [exception, type_info, ir.Constant(_I64, 0)])
+        return ir.Constant(_I64, 0)
+
+    del raiser, text_address, location_address
+    return types.int64(types.UniTuple(types.int64, 4), types.int64, types.int64), codegen
+
+
+_RAISER = np.zeros(1, RAISER)
+llvmlite.binding.add_symbol(SYMBOL, _RAISER.ctypes.data)  # before what refers to it is compiled
+_raiser_address = symbol_address(SYMBOL)
+
+
+@inlined
+def _write(text: Any, last: int, size_bytes: int) -> None:  # noqa: ANN401 - an array of bytes
+    """Write a size in MiB, rounded up, so that its last digit stands at ``last``."""
+    mib = (size_bytes + _ROUND_UP) >> _MIB_SHIFT
+    i = last
+    while i == last or (mib > 0 and i > last - len(_FIELD)):
+        text[i] = 48 + mib % 10
+        mib //= 10
+        i -= 1
+    while i > last - len(_FIELD):
+        text[i] = 32
+        i -= 1
+
+
+@callback(types.void(types.int64, types.int64, types.int64))
+def raise_out_of_memory(requested_bytes: int, held_bytes: int, budget_bytes: int) -> None:
+    """Throw ``c10::OutOfMemoryError`` through the caller; the message has the three figures. Never returns.
+
+    Threads that fail at once may mix up each other's figures.
+    """
+    raiser = record_at(_raiser_address(), RAISER)
+    _write(raiser.text_bytes, _LAST_DIGITS[0], requested_bytes)
+    _write(raiser.text_bytes, _LAST_DIGITS[1], held_bytes)
+    _write(raiser.text_bytes, _LAST_DIGITS[2], budget_bytes)
+    # The constructor moves from its argument, which it is handed by reference, and keeps these bytes; it is never
+    # destroyed, so nobody frees them.
+    raiser.text[0] = raiser.text_bytes_address
+    raiser.text[1] = len(_TEXT)
+    raiser.text[2] = len(_TEXT)
+    functions = (raiser.constructor, raiser.allocate, raiser.throw, raiser.type_info)
+    _throw(functions, raiser.text_address, raiser.location_address)
+
+
+def prepare(torch: Any) -> int:  # noqa: ANN401 - the module
+    """Find PyTorch's symbols; returns the address of ``raise_out_of_memory``.
+
+    Raises:
+        HookError: This build of PyTorch lacks one.
+    """
+    folder = Path(torch.__file__).parent / "lib"
+    raiser = _RAISER[0]
+    try:
+        core = ctypes.CDLL(str(folder / "libc10.so"))
+        # Each library may have a type_info of its own; what counts is the one of the library that catches.
+        catching = ctypes.CDLL(str(folder / "libtorch_python.so"))
+        runtime = ctypes.CDLL("libstdc++.so.6")
+        raiser["constructor"] = _address(core, _CONSTRUCTOR)
+        raiser["type_info"] = _address(catching, _TYPE_INFO)
+        raiser["allocate"] = _address(runtime, "__cxa_allocate_exception")
+        raiser["throw"] = _address(runtime, "__cxa_throw")
+    except (OSError, AttributeError) as error:
+        message = f"PyTorch {torch.__version__} has no exception that Zico could raise: {error}"
+        raise HookError(message) from error
+    address = _RAISER.ctypes.data
+    for field, text in (("text_bytes", _TEXT), ("function", "allocate"), ("file", "zico")):
+        raiser[field][: len(text)] = np.frombuffer(text.encode(), np.uint8)
+    raiser["text_bytes_address"] = address + RAISER.fields["text_bytes"][1]  # type: ignore[index]
+    raiser["location"] = address + RAISER.fields["function"][1], address + RAISER.fields["file"][1], 0  # type: ignore[index]
+    raiser["text_address"] = address + RAISER.fields["text"][1]  # type: ignore[index]
+    raiser["location_address"] = address + RAISER.fields["location"][1]  # type: ignore[index]
+    return int(raise_out_of_memory.address)
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    return ctypes.addressof(ctypes.c_char.in_dll(library, symbol))

@@ -1,0 +1,111 @@
+"""Answer a loaded library's ``dlsym`` for some names with functions of ours.
+
+Libraries that find the driver's functions at run time (TensorFlow, XLA) import ``dlsym`` itself, so that its slot in
+their import table is the one place to stand in (``zico.elf``). A function that the driver lacks stays missing.
+
+Known limitation: ``RTLD_NEXT`` asks for the library after the caller's own, and the caller would be ours; it is refused
+by the C library, as from any code that no library holds. Neither of the two uses it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import llvmlite.binding
+import numpy as np
+from numba import types
+
+from zico import elf
+from zico.compiled import array_at, call, callback, libc_address, record_at, symbol_address
+from zico.errors import HookError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MOST = 16
+NAME_BYTES = 64
+
+ENTRY = np.dtype([("name", "u1", (NAME_BYTES,)), ("replacement", "i8"), ("original", "i8")], align=True)
+"""A name, zero-terminated; what is answered; what the C library answered last, 0 before anybody asked."""
+TABLE = np.dtype([("dlsym", "i8"), ("n", "i8"), ("entries", ENTRY, (MOST,))], align=True)
+
+SYMBOL = "zico_lookup_table"
+_TABLE = np.zeros(1, TABLE)
+_TABLE[0]["dlsym"] = libc_address("dlsym")
+llvmlite.binding.add_symbol(SYMBOL, _TABLE.ctypes.data)  # before what refers to it is compiled
+_table_address = symbol_address(SYMBOL)
+_BYTE = np.dtype("u1")
+
+
+@callback(types.int64(types.int64, types.int64))
+def dlsym(handle: int, name_address: int) -> int:
+    """Stand in for ``dlsym(3)``."""
+    table: Any = record_at(_table_address(), TABLE)
+    found = call(table.dlsym, (handle, name_address))
+    if found == 0:
+        return 0
+    name = array_at(name_address, NAME_BYTES, _BYTE)
+    for i in range(table.n):
+        entry = table.entries[i]
+        k = 0
+        while k < NAME_BYTES - 1 and name[k] == entry.name[k] and name[k] != 0:
+            k += 1
+        if name[k] == 0 and entry.name[k] == 0:
+            entry.original = found
+            return int(entry.replacement)
+    return found
+
+
+def substitute(library_prefix: str, replacements: Mapping[str, int]) -> None:
+    """Let a loaded library find our functions by these names; other names, and other libraries, see no change.
+
+    Several libraries share one table: a name means the same function in all of them.
+
+    Args:
+        library_prefix: How the library's file name begins.
+        replacements: Name to address; the functions must live as long as the process.
+
+    Raises:
+        HookError: The library is not loaded or imports no ``dlsym``, or there are too many names or too long ones;
+            nothing has been changed.
+    """
+    table = _TABLE[0]
+    before = int(table["n"])
+    known = {bytes(entry["name"]).rstrip(b"\0").decode(): entry for entry in table["entries"][:before]}
+    fresh = [name for name in replacements if name not in known]
+    _refuse(replacements, known, len(fresh))
+    library = elf.find_loaded(library_prefix)
+    for name in fresh:
+        entry = table["entries"][int(table["n"])]
+        entry["name"] = 0
+        entry["name"][: len(name.encode())] = np.frombuffer(name.encode(), np.uint8)
+        entry["replacement"] = replacements[name]
+        entry["original"] = 0
+        table["n"] += 1  # last: compiled code looks at so many
+    try:
+        elf.replace_imports(library, {"dlsym": int(dlsym.address)})
+    except HookError:
+        table["n"] = before
+        raise
+
+
+def _refuse(replacements: Mapping[str, int], known: Mapping[str, Any], n_fresh: int) -> None:
+    """Refuse names that do not fit the table."""
+    for name, address in replacements.items():
+        if not 0 < len(name.encode()) < NAME_BYTES or "\0" in name:
+            message = f"the name {name!r} cannot be looked up: give 1 to {NAME_BYTES - 1} bytes"
+            raise HookError(message)
+        if name in known and int(known[name]["replacement"]) != address:
+            message = f"{name} already means another function of ours: one process, one meaning"
+            raise HookError(message)
+    if len(known) + n_fresh > MOST:
+        message = f"{len(known) + n_fresh} functions to look up are more than the {MOST} that there is room for"
+        raise HookError(message)
+
+
+def original(name: str) -> int:
+    """Return the address that the C library last answered for a name, 0 if nobody has asked."""
+    for entry in _TABLE[0]["entries"][: int(_TABLE[0]["n"])]:
+        if bytes(entry["name"]).rstrip(b"\0").decode() == name:
+            return int(entry["original"])
+    return 0
