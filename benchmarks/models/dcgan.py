@@ -46,7 +46,7 @@ def dcgan(batch: int = 128) -> Step:
         found = discriminator(images)
         return functional.binary_cross_entropy_with_logits(found, torch.full_like(found, label))
 
-    def step() -> None:
+    def step() -> torch.Tensor:
         images = torch.randn(batch, 3, 64, 64)
         optimizers[1].zero_grad()
         loss(images, 1).backward()
@@ -54,7 +54,9 @@ def dcgan(batch: int = 128) -> Step:
         loss(made.detach(), 0).backward()
         optimizers[1].step()
         optimizers[0].zero_grad()
-        loss(made, 1).backward()
+        fooled = loss(made, 1)
+        fooled.backward()
         optimizers[0].step()
+        return fooled.detach()
 
     return step

@@ -91,12 +91,14 @@ def gnmt(batch: int = 1000, length: int = 25) -> Step:
     model = _Gnmt()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 
-    def step() -> None:
+    def step() -> torch.Tensor:
         source, target = torch.randint(_WORDS, (length, batch)), torch.randint(_WORDS, (length + 1, batch))
         optimizer.zero_grad()
         words = model(source, target[:-1])
-        functional.cross_entropy(words.flatten(0, 1), target[1:].flatten()).backward()
+        loss = functional.cross_entropy(words.flatten(0, 1), target[1:].flatten())
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 5)
         optimizer.step()
+        return loss.detach()
 
     return step

@@ -49,12 +49,14 @@ def rhn(batch: int = 60, length: int = 35) -> Step:
     model = _Rhn()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, weight_decay=1e-7)
 
-    def step() -> None:
+    def step() -> torch.Tensor:
         tokens = torch.randint(_WORDS, (length + 1, batch))
         optimizer.zero_grad()
         words = model(tokens[:-1])
-        functional.cross_entropy(words.flatten(0, 1), tokens[1:].flatten()).backward()
+        loss = functional.cross_entropy(words.flatten(0, 1), tokens[1:].flatten())
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 10)
         optimizer.step()
+        return loss.detach()
 
     return step

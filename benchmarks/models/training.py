@@ -11,7 +11,7 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Step = Callable[[], None]
+    Step = Callable[[], torch.Tensor]
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -20,14 +20,16 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def classifier(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int, size: int, classes: int) -> Step:
-    """Return a training step on colour images; each brings a batch of its own, as a loader would."""
+    """Return a training step on colour images, with its loss; each brings a batch of its own, as a loader would."""
 
-    def step() -> None:
+    def step() -> torch.Tensor:
         images = torch.randn(batch, 3, size, size)
         labels = torch.randint(classes, (batch,))
         optimizer.zero_grad()
-        functional.cross_entropy(model(images), labels).backward()
+        loss = functional.cross_entropy(model(images), labels)
+        loss.backward()
         optimizer.step()
+        return loss.detach()
 
     return step
 

@@ -92,14 +92,16 @@ def bert_base(batch: int = 64, length: int = 512) -> Step:
     model = _Bert(vocabulary, length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    def step() -> None:
+    def step() -> torch.Tensor:
         tokens, segments = torch.randint(vocabulary, (batch, length)), torch.randint(2, (batch, length))
         missing, follows = torch.randint(vocabulary, (batch, length)), torch.randint(2, (batch,))
         optimizer.zero_grad()
         words, following = model(tokens, segments)
         loss = functional.cross_entropy(words.flatten(0, 1), missing.flatten())
-        (loss + functional.cross_entropy(following, follows)).backward()
+        loss = loss + functional.cross_entropy(following, follows)
+        loss.backward()
         optimizer.step()
+        return loss.detach()
 
     return step
 
@@ -128,12 +130,14 @@ def gpt2(batch: int = 8, length: int = 1024) -> Step:
     model = _Gpt2(vocabulary, length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    def step() -> None:
+    def step() -> torch.Tensor:
         tokens = torch.randint(vocabulary, (batch, length + 1))
         optimizer.zero_grad()
         words = model(tokens[:, :-1])
-        functional.cross_entropy(words.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        loss = functional.cross_entropy(words.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
         optimizer.step()
+        return loss.detach()
 
     return step
 

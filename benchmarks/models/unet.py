@@ -50,11 +50,13 @@ def unet(batch: int = 6, size: int = 572) -> Step:
     model = _UNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.99)
 
-    def step() -> None:
+    def step() -> torch.Tensor:
         images = torch.randn(batch, 1, size, size)
         labels = torch.randint(2, (batch, size - 184, size - 184))
         optimizer.zero_grad()
-        functional.cross_entropy(model(images), labels).backward()
+        loss = functional.cross_entropy(model(images), labels)
+        loss.backward()
         optimizer.step()
+        return loss.detach()
 
     return step
