@@ -1,8 +1,9 @@
-"""The contract of a driver, on the host device, and of what a driver lends."""
+"""The host device against the contract of a driver, what a driver lends, and rollback."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import members
 import numpy as np
 import pytest
+from driver_contract import DriverContract, open_descriptors
 
 from zico.driver.faulty import FaultyDriver
 from zico.driver.host import HostDriver
@@ -27,18 +29,8 @@ Record = Any
 PAGE = mmap.PAGESIZE
 
 
-@pytest.fixture
-def driver() -> HostDriver:
-    """Return the driver under test."""
-    return HostDriver()
-
-
 def _bytes(address: int, size_bytes: int) -> Record:
     return (ctypes.c_char * size_bytes).from_address(address)
-
-
-def _open_descriptors() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names, not paths
 
 
 def _mappings() -> list[tuple[int, int, str]]:
@@ -55,57 +47,77 @@ def _permissions(address: int) -> str | None:
     return next((p for start, end, p in _mappings() if start <= address < end), None)
 
 
-# -- the contract ---------------------------------------------------------------------------------------------------
+class HostDevice:
+    """The host device, which this process reads and writes itself."""
+
+    def __init__(self) -> None:
+        """Use the one driver there is."""
+        self.driver = HostDriver()
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        """Read."""
+        return ctypes.string_at(address, size_bytes)
+
+    def write(self, address: int, data: bytes) -> None:
+        """Write."""
+        ctypes.memmove(address, data, len(data))
+
+    def is_open(self, address: int) -> bool:
+        """Tell whether an address can be read and written."""
+        return _permissions(address) == "rw-s"
 
 
-def test_memory_mapped_twice_is_one_memory(driver: HostDriver) -> None:
-    """What is written through one mapping is read through another, at the same offset of the memory."""
-    with driver.create_memory(4 * PAGE, "t") as memory, driver.reserve(8 * PAGE) as window:
-        driver.map(window, 0, memory, PAGE, 2 * PAGE)
-        driver.map(window, 6 * PAGE, memory, 2 * PAGE, PAGE)
-        _bytes(window.handle + PAGE + 5, 3).raw = b"abc"
-        assert _bytes(window.handle + 6 * PAGE + 5, 3).raw == b"abc"
+@pytest.fixture
+def driver() -> HostDriver:
+    """Return the driver under test."""
+    return HostDriver()
 
 
-def test_a_mapping_replaces_what_was_there_and_nothing_beside_it(driver: HostDriver) -> None:
-    """Mapping over a mapping changes exactly the pages named."""
-    with (
-        driver.create_memory(3 * PAGE, "a") as first,
-        driver.create_memory(PAGE, "b") as second,
-        driver.reserve(3 * PAGE) as window,
-    ):
-        driver.map(window, 0, first, 0, 3 * PAGE)
-        _bytes(window.handle, 3 * PAGE).raw = b"1" * 3 * PAGE
-        driver.map(window, PAGE, second, 0, PAGE)
-        middle = _bytes(window.handle, 3 * PAGE).raw
-        assert middle == b"1" * PAGE + bytes(PAGE) + b"1" * PAGE
-        driver.map(window, PAGE, first, PAGE, PAGE)
-        assert _bytes(window.handle, 3 * PAGE).raw == b"1" * 3 * PAGE
+class TestHostDevice(DriverContract):
+    """The contract on the host device."""
+
+    @pytest.fixture
+    def device(self) -> HostDevice:
+        """Return the device under test."""
+        return HostDevice()
 
 
-def test_an_exported_descriptor_imports_as_the_same_memory(driver: HostDriver) -> None:
-    """Memory that is exported and imported has the same size and contents, and outlives the first owner."""
-    memory = driver.create_memory(2 * PAGE, "t")
-    with driver.reserve(2 * PAGE) as window:
-        driver.map(window, 0, memory, 0, 2 * PAGE)
-        _bytes(window.handle, 4).raw = b"zico"
-    with driver.import_memory(driver.export(memory)) as again, driver.reserve(2 * PAGE) as window:
-        memory.close()
-        assert again.size_bytes == 2 * PAGE
-        driver.map(window, 0, again, 0, 2 * PAGE)
-        assert _bytes(window.handle, 4).raw == b"zico"
+# -- only the host device -------------------------------------------------------------------------------------------
 
 
-def test_a_reserved_window_is_addresses_only(driver: HostDriver) -> None:
-    """Reserved, unmapped and closed addresses cannot be read; mapped ones can."""
+def test_a_closed_window_is_no_longer_there(driver: HostDriver) -> None:
+    """Reserved addresses are private and shut; closing the window takes the mapping in it away, too."""
     with driver.create_memory(PAGE, "t") as memory, driver.reserve(3 * PAGE) as window:
         address = window.handle
-        assert _permissions(address) == "---p"
         driver.map(window, PAGE, memory, 0, PAGE)
         assert [_permissions(address + i * PAGE) for i in range(3)] == ["---p", "rw-s", "---p"]
-        driver.unmap(window, PAGE, PAGE)
-        assert _permissions(address + PAGE) == "---p"
     assert _permissions(address + PAGE) != "rw-s"
+
+
+def test_a_host_mapping_changes_exactly_the_pages_named(driver: HostDriver) -> None:
+    """On the host device every page can be mapped over by itself, whatever the pieces."""
+    with driver.create_memory(3 * PAGE, "a") as memory, driver.reserve(3 * PAGE) as window:
+        driver.map(window, 0, memory, 0, 3 * PAGE)
+        _bytes(window.handle, 3 * PAGE).raw = b"1" * PAGE + b"2" * PAGE + b"3" * PAGE
+        driver.map(window, PAGE, memory, 2 * PAGE, PAGE)
+        assert _bytes(window.handle, 3 * PAGE).raw == b"1" * PAGE + b"3" * 2 * PAGE
+
+
+def test_memory_of_another_size_is_refused_and_closed(driver: HostDriver) -> None:
+    """A descriptor of memory that is smaller or larger than announced is not taken."""
+    with driver.create_memory(2 * PAGE, "t") as memory:
+        before = open_descriptors()
+        for size_bytes in (PAGE, 3 * PAGE):
+            with pytest.raises(DriverError, match=f"{2 * PAGE} bytes came"):
+                driver.import_pieces(driver.export_pieces(memory), size_bytes)
+        assert open_descriptors() == before
+
+
+def test_a_descriptor_that_cannot_be_had_is_an_error(driver: HostDriver) -> None:
+    """Export reports the kernel's refusal with its number."""
+    with pytest.raises(DriverError) as caught:
+        driver.import_memory(1 << 20)
+    assert caught.value.status == errno.EBADF
 
 
 def test_physical_bytes_follow_touching_and_discard(driver: HostDriver) -> None:
@@ -125,94 +137,7 @@ def test_physical_bytes_follow_touching_and_discard(driver: HostDriver) -> None:
         assert memory.size_bytes == os.fstat(memory.handle).st_size == size_bytes
 
 
-@pytest.mark.parametrize(
-    ("offset", "size_bytes"),
-    [(0, 0), (0, 1), (1, PAGE), (-PAGE, PAGE), (0, -PAGE), (0, 5 * PAGE), (4 * PAGE, PAGE), (3 * PAGE, 2 * PAGE)],
-)
-def test_ranges_outside_are_refused_before_the_kernel_sees_them(
-    driver: HostDriver, offset: int, size_bytes: int
-) -> None:
-    """An empty, unaligned or outside range raises ``DriverError`` and changes no mapping."""
-    with driver.create_memory(4 * PAGE, "t") as memory, driver.reserve(4 * PAGE) as window:
-        before = [_permissions(window.handle + i * PAGE) for i in range(4)]
-        calls: list[Callable[[], None]] = [
-            lambda: driver.map(window, offset, memory, 0, size_bytes),
-            lambda: driver.map(window, 0, memory, offset, size_bytes),
-            lambda: driver.unmap(window, offset, size_bytes),
-            lambda: driver.discard(memory, offset, size_bytes),
-        ]
-        for call in calls:
-            with pytest.raises(DriverError, match="must be pages inside"):
-                call()
-        assert [_permissions(window.handle + i * PAGE) for i in range(4)] == before
-
-
-@pytest.mark.parametrize("size_bytes", [0, -PAGE, 1 << 62])
-def test_impossible_reservations_are_errors(driver: HostDriver, size_bytes: int) -> None:
-    """No addresses, or more than there are, cannot be reserved."""
-    with pytest.raises((DriverError, ctypes.ArgumentError)):
-        driver.reserve(size_bytes)
-
-
-def test_impossible_memory_leaves_no_descriptor(driver: HostDriver) -> None:
-    """Memory of a size that the kernel refuses raises, and its descriptor is closed."""
-    before = _open_descriptors()
-    with pytest.raises(DriverError):
-        driver.create_memory(-1, "t")
-    with pytest.raises(DriverError):
-        driver.import_memory(1 << 20)
-    assert _open_descriptors() == before
-
-
-# -- owners ---------------------------------------------------------------------------------------------------------
-
-
-def _lend_memory(driver: HostDriver) -> Owned:
-    return driver.create_memory(PAGE, "t")
-
-
-def _lend_imported(driver: HostDriver) -> Owned:
-    with driver.create_memory(PAGE, "t") as memory:
-        return driver.import_memory(driver.export(memory))
-
-
-def _lend_window(driver: HostDriver) -> Owned:
-    return driver.reserve(PAGE)
-
-
-@pytest.mark.parametrize("lend", [_lend_memory, _lend_imported, _lend_window])
-def test_closing_twice_does_nothing_and_use_after_close_raises(
-    driver: HostDriver, lend: Callable[[HostDriver], Owned]
-) -> None:
-    """An owner returns its thing exactly once; afterwards every operation on it raises ``DriverError``."""
-    owned = lend(driver)
-    assert not owned.closed
-    owned.close()
-    with _lend_memory(driver) as bystander:  # most likely has the same descriptor now
-        owned.close()
-        os.fstat(bystander.handle)
-    assert owned.closed
-    with pytest.raises(DriverError, match="closed"):
-        _ = owned.handle
-
-
-def test_every_operation_on_a_closed_thing_raises(driver: HostDriver) -> None:
-    """No driver operation reaches the kernel with a handle that has been returned."""
-    with driver.create_memory(PAGE, "t") as memory, driver.reserve(PAGE) as window:
-        gone_memory, gone_window = _lend_memory(driver), _lend_window(driver)
-        gone_memory.close()
-        gone_window.close()
-        calls: list[Callable[[], object]] = [
-            lambda: driver.export(gone_memory),
-            lambda: driver.map(window, 0, gone_memory, 0, PAGE),
-            lambda: driver.map(gone_window, 0, memory, 0, PAGE),
-            lambda: driver.unmap(gone_window, 0, PAGE),
-            lambda: driver.discard(gone_memory, 0, PAGE),
-            lambda: driver.physical_bytes(gone_memory),
-        ]
-        for call in calls:
-            with pytest.raises(DriverError, match="closed"):
-                call()
+# -- owners and rollback --------------------------------------------------------------------------------------------
 
 
 def test_an_undo_that_fails_is_not_tried_again() -> None:
@@ -248,16 +173,16 @@ def _fails_cleanly(build: Callable[[Any], Any]) -> int:
     while True:
         fail_at += 1
         driver = FaultyDriver(HostDriver(), fail_at)
-        descriptors = _open_descriptors()
+        descriptors = open_descriptors()
         try:
             built = build(driver)
         except DriverError:
             assert driver.live == 0
-            assert _open_descriptors() == descriptors
+            assert open_descriptors() == descriptors
         else:
             built.close()
             assert driver.live == 0
-            assert _open_descriptors() == descriptors
+            assert open_descriptors() == descriptors
             return fail_at - 1
 
 
@@ -326,10 +251,10 @@ def test_a_table_of_another_version_is_refused(field: str) -> None:
     """A job whose Zico differs from the broker's does not join, and leaves no descriptor."""
     with _create(HostDriver()) as pool:
         pool.header[field] += 1
-        before = _open_descriptors()
+        before = open_descriptors()
         with pytest.raises(BrokerError, match="same installation"):
             _join(pool, HostDriver())
-        assert _open_descriptors() == before
+        assert open_descriptors() == before
 
 
 def test_a_pool_closes_once() -> None:

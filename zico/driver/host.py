@@ -7,11 +7,18 @@ a punched hole is release, and the kernel's block count of the memfd is what is 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from zico.driver.owned import Owned
+from zico.driver.owned import Memory, Owned, Registered, close_descriptors
+from zico.driver.record import HOST
 from zico.errors import DriverError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -26,7 +33,7 @@ PROT_NONE = 0
 PROT_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 MAP_FIXED = 0x10
 MAP_NORESERVE = 0x4000
-_RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
 KEEP_SIZE = 0x01  # FALLOC_FLKEEP_SIZE
 PUNCH_HOLE = 0x02  # FALLOC_FLPUNCH_HOLE
 _MADV_HUGEPAGE = 14
@@ -49,7 +56,7 @@ def make_private(address: int, size_bytes: int) -> None:
     Raises:
         DriverError: No memory for the copy, or it could not be moved there; the mapping is unchanged.
     """
-    copy = _mmap("a private copy", 0, size_bytes, PROT_READ_WRITE, _RESERVED, -1, 0)
+    copy = _mmap("a private copy", 0, size_bytes, PROT_READ_WRITE, RESERVED, -1, 0)
     _libc.madvise(copy, size_bytes, _MADV_HUGEPAGE)  # a hint: fewer faults while copying
     ctypes.memmove(copy, address, size_bytes)
     if _libc.mremap(copy, size_bytes, size_bytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) != address:
@@ -70,19 +77,23 @@ def _close_memory(descriptor: int, _size_bytes: int) -> None:
     os.close(descriptor)
 
 
+def _keep_registered(_address: int, _size_bytes: int) -> None:
+    """Undo nothing: the host device sees all memory anyway."""
+
+
 class HostDriver:
     """The driver of the host device; keeps no state of its own."""
 
     name = "host"
     granularity_bytes = mmap.PAGESIZE
 
-    def create_memory(self, size_bytes: int, label: str) -> Owned:
-        """Create a sealed-size memfd; its pages become resident when they are touched."""
+    def create_memory(self, size_bytes: int, label: str, piece_bytes: int | None = None) -> Memory:
+        """Create one sealed-size memfd, whatever the pieces; its pages become resident when they are touched."""
         try:
             descriptor = os.memfd_create(f"zico-{label}", os.MFD_CLOEXEC)
         except OSError as error:
             raise DriverError("creation of memory", error.errno or 0, str(error)) from error
-        memory = Owned("memory", descriptor, size_bytes, _close_memory)
+        memory = Memory(descriptor, size_bytes, piece_bytes, _close_memory)
         try:
             os.ftruncate(descriptor, size_bytes)
         except OSError as error:
@@ -90,25 +101,39 @@ class HostDriver:
             raise DriverError("creation of memory", error.errno or 0, f"{error}, {size_bytes} bytes") from error
         return memory
 
-    def export(self, memory: Owned) -> int:
+    def export_pieces(self, memory: Owned) -> list[int]:
         """Duplicate the descriptor; the caller owns the copy."""
         try:
-            return os.dup(memory.handle)
+            return [os.dup(memory.handle)]
         except OSError as error:
             raise DriverError("export of memory", error.errno or 0, str(error)) from error
 
-    def import_memory(self, descriptor: int) -> Owned:
+    def import_pieces(self, descriptors: Sequence[int], size_bytes: int, piece_bytes: int | None = None) -> Memory:
+        """Take over the one descriptor; all are closed if it is not one, or not memory of that size."""
+        if len(descriptors) != 1:
+            close_descriptors(descriptors)
+            detail = f"{len(descriptors)} descriptors came where one makes all of the memory"
+            raise DriverError("import of memory", errno.EINVAL, detail)
+        memory = self.import_memory(descriptors[0])
+        if memory.size_bytes != size_bytes:
+            detail = f"{memory.size_bytes} bytes came where {size_bytes} were announced"
+            memory.close()
+            raise DriverError("import of memory", errno.EINVAL, detail)
+        memory.piece_bytes = piece_bytes or size_bytes
+        return memory
+
+    def import_memory(self, descriptor: int) -> Memory:
         """Take over a descriptor; it is closed if it is not memory."""
-        memory = Owned("memory", descriptor, 0, _close_memory)
+        memory = Memory(descriptor, 0, None, _close_memory)
         try:
-            memory.size_bytes = os.fstat(descriptor).st_size
+            memory.size_bytes = memory.piece_bytes = os.fstat(descriptor).st_size
         except OSError as error:
             raise DriverError("import of memory", error.errno or 0, str(error)) from error
         return memory
 
     def reserve(self, size_bytes: int) -> Owned:
         """Reserve addresses that fault until something is mapped there."""
-        address = _mmap("reservation of a window", 0, size_bytes, PROT_NONE, _RESERVED, -1, 0)
+        address = _mmap("reservation of a window", 0, size_bytes, PROT_NONE, RESERVED, -1, 0)
         return Owned("window", address, size_bytes, _close_window)
 
     def map(self, window: Owned, window_offset: int, memory: Owned, memory_offset: int, size_bytes: int) -> None:
@@ -122,7 +147,7 @@ class HostDriver:
     def unmap(self, window: Owned, window_offset: int, size_bytes: int) -> None:
         """Replace a mapping by reserved addresses in one step, so that nobody else can get them in between."""
         _check_inside(window, window_offset, size_bytes)
-        _mmap("unmapping", window.handle + window_offset, size_bytes, PROT_NONE, _RESERVED | MAP_FIXED, -1, 0)
+        _mmap("unmapping", window.handle + window_offset, size_bytes, PROT_NONE, RESERVED | MAP_FIXED, -1, 0)
 
     def discard(self, memory: Owned, offset: int, size_bytes: int) -> None:
         """Punch a hole."""
@@ -133,6 +158,29 @@ class HostDriver:
     def physical_bytes(self, memory: Owned) -> int:
         """Return the kernel's count of resident bytes."""
         return os.fstat(memory.handle).st_blocks * _STAT_BLOCK_BYTES
+
+    def free_bytes(self) -> int | None:
+        """Return what the kernel estimates to be available without swapping."""
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else None
+
+    def total_bytes(self) -> int:
+        """Return the machine's memory."""
+        return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+
+    def register_host(self, address: int, size_bytes: int) -> Registered:
+        """Return the memory under its own address: this device has no other."""
+        return Registered(address, size_bytes, address, _keep_registered)
+
+    def fill_device(self, record: Any, memory: Owned) -> None:  # noqa: ANN401 - one DEVICE record
+        """Fill a ``DEVICE`` record: ``mmap`` and the memory's descriptor."""
+        record["kind"] = HOST
+        record["piece_bytes"] = memory.piece_bytes if isinstance(memory, Memory) else memory.size_bytes
+        record["descriptor"] = memory.handle
+        record["mmap"] = ctypes.cast(_libc.mmap, ctypes.c_void_p).value
+
+    def close(self) -> None:
+        """Return nothing: the driver holds nothing."""
 
 
 def _check_inside(owned: Owned, offset: int, size_bytes: int) -> None:

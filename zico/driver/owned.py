@@ -6,19 +6,21 @@ succeeded and ``pop_all`` at the end (style after cuda.core's transactions).
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING, Self
 
 from zico.errors import DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
 EBADF = 9
 
 
 class Owned:
-    """A thing lent by a driver: memory (``handle`` is its descriptor) or a window (``handle`` is its address)."""
+    """A thing lent by a driver, with its handle: a window has its address, a stream what the device calls it."""
 
     __slots__ = ("_handle", "_undo", "size_bytes", "what")
 
@@ -58,3 +60,35 @@ class Owned:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         """Close."""
         self.close()
+
+
+class Memory(Owned):
+    """Physical memory made of equal pieces.
+
+    ``handle`` is the memfd on the host device, the address of an array of the pieces' handles (u8) on a CUDA device.
+    """
+
+    __slots__ = ("piece_bytes",)
+
+    def __init__(self, handle: int, size_bytes: int, piece_bytes: int | None, undo: Callable[[int, int], None]) -> None:
+        """Own ``size_bytes`` in pieces of ``piece_bytes`` (``None``: one piece)."""
+        super().__init__("memory", handle, size_bytes, undo)
+        self.piece_bytes = piece_bytes or size_bytes
+
+
+class Registered(Owned):
+    """Host memory that the device may read and write; ``handle`` is its address here."""
+
+    __slots__ = ("device_address",)
+
+    def __init__(self, address: int, size_bytes: int, device_address: int, undo: Callable[[int, int], None]) -> None:
+        """Own the registration of ``size_bytes`` at ``address``, which is ``device_address`` on the device."""
+        super().__init__("registered host memory", address, size_bytes, undo)
+        self.device_address = device_address
+
+
+def close_descriptors(descriptors: Iterable[int]) -> None:
+    """Close descriptors that were handed over, also when one of them is none."""
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

@@ -1,0 +1,71 @@
+"""Tests that need a GPU: without one they fail and say so, and here nothing may be skipped."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zico.driver.cuda.driver import CudaDriver
+from zico.driver.cuda.facts import require
+from zico.errors import ZicoError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skip into a failure: a test that did not run has shown nothing."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which no test here may be: {report.longrepr}"
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gpu() -> None:
+    """Fail with the driver's own sentence where there is no GPU that Zico can share."""
+    try:
+        require(0)
+    except ZicoError as error:
+        pytest.fail(f"the tests in tests/gpu need a GPU: {error}", pytrace=False)
+
+
+class CudaDevice:
+    """A GPU, read and written by copies."""
+
+    def __init__(self) -> None:
+        """Open the first device."""
+        self.driver = CudaDriver(0)
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        """Copy from the device."""
+        data = ctypes.create_string_buffer(size_bytes)
+        with self.driver.context.current():
+            self.driver.call("cuMemcpyDtoH", ctypes.addressof(data), address, size_bytes)
+        return data.raw
+
+    def write(self, address: int, data: bytes) -> None:
+        """Copy to the device."""
+        source = ctypes.create_string_buffer(data, len(data))
+        with self.driver.context.current():
+            self.driver.call("cuMemcpyHtoD", address, ctypes.addressof(source), len(data))
+
+    def is_open(self, address: int) -> bool:
+        """Tell whether a byte can be copied from there; the driver refuses a copy from unmapped addresses."""
+        try:
+            self.read(address, 1)
+        except ZicoError:
+            return False
+        return True
+
+
+@pytest.fixture
+def device() -> Iterator[CudaDevice]:
+    """Return the first GPU."""
+    device = CudaDevice()
+    yield device
+    device.driver.close()

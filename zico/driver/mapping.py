@@ -1,0 +1,131 @@
+"""Mapping from compiled code: one piece at one address, on either device, without Python.
+
+Known limitations
+    One call at a time per ``DEVICE`` record: the caller holds the lock that guards its slots.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from zico.compiled import array_at, call, compiled, inlined, keep_out_of_line
+from zico.driver import host
+from zico.driver.record import CUDA, DEVICE, FUNCTIONS, HOST
+
+__all__ = [
+    "CUDA",
+    "DEVICE",
+    "FUNCTIONS",
+    "HOST",
+    "enter_context",
+    "leave_context",
+    "map_piece",
+    "status",
+    "unmap_piece",
+]
+
+Record = Any
+
+_SHARED_FIXED = mmap.MAP_SHARED | host.MAP_FIXED
+_RESERVED_FIXED = host.RESERVED | host.MAP_FIXED
+_READ_WRITE = host.PROT_READ_WRITE
+_NONE = host.PROT_NONE
+_U64 = np.dtype("u8")
+_STATUS_MASK = 0xFFFFFFFF  # a CUresult is 32 bits wide; the upper half of the register is anything
+_CURRENT = DEVICE.fields["current"][1]  # type: ignore[index]
+_ACCESS = DEVICE.fields["access"][1]  # type: ignore[index]
+
+
+@intrinsic
+def address_of(_typing: Any, record: Any) -> Any:  # noqa: ANN401 - Numba types
+    """Return the address at which a record lies."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401 - LLVM builders
+        return builder.ptrtoint(args[0], ir.IntType(64))
+
+    return types.int64(record), codegen
+
+
+@inlined
+def status(result: int) -> int:
+    """Return the CUresult in what ``zico.compiled.call`` brought back from a function of the CUDA driver."""
+    return result & _STATUS_MASK
+
+
+@compiled
+def map_piece(device: Record, address: int, piece: int, was_mapped: int) -> bool:
+    """Map a piece of the device's memory at an address of a window, readable and writable.
+
+    Args:
+        device: A ``DEVICE`` record.
+        address: Where; a multiple of the granularity.
+        piece: Which piece of the memory.
+        was_mapped: Whether something may be mapped there; then it is unmapped first. Not 0 is always right, only
+            slower.
+
+    Returns:
+        Whether it is mapped. If not, the address must be taken for one where nothing, or anything, is mapped.
+    """
+    keep_out_of_line()
+    if device.kind == HOST:
+        length = device.piece_bytes
+        arguments = (address, length, _READ_WRITE, _SHARED_FIXED, device.descriptor, piece * length)
+        return call(device.mmap, arguments) == address
+    others = enter_context(device)
+    mapped = _map_handle(device, address, piece, was_mapped)
+    leave_context(device, others)
+    return mapped
+
+
+@compiled
+def unmap_piece(device: Record, address: int) -> bool:
+    """Turn the piece-sized addresses at ``address`` into mere reserved ones; false if the device refused."""
+    keep_out_of_line()
+    if device.kind == HOST:
+        return call(device.mmap, (address, device.piece_bytes, _NONE, _RESERVED_FIXED, -1, 0)) == address
+    others = enter_context(device)
+    result = call(device.cuMemUnmap, (address, device.piece_bytes))
+    leave_context(device, others)
+    return status(result) == 0
+
+
+@inlined
+def _map_handle(device: Record, address: int, piece: int, was_mapped: int) -> bool:
+    length = device.piece_bytes
+    if was_mapped != 0:
+        call(device.cuMemUnmap, (address, length))  # whether it worked shows at once: nothing maps over a mapping
+    handle = np.int64(array_at(device.handles_address, piece + 1, _U64)[piece])
+    if status(call(device.cuMemMap, (address, length, 0, handle, 0))) != 0:
+        return False
+    if status(call(device.cuMemSetAccess, (address, length, address_of(device) + _ACCESS, 1))) != 0:
+        call(device.cuMemUnmap, (address, length))
+        return False
+    return True
+
+
+@inlined
+def enter_context(device: Record) -> int:
+    """Make the primary context current in this thread, on a CUDA device; returns whose has to be put back, or 0.
+
+    Where there was none ours stays, as the CUDA runtime would leave it.
+    """
+    device.current = 0
+    call(device.cuCtxGetCurrent, (address_of(device) + _CURRENT,))
+    others = device.current
+    if others == device.context:
+        return 0
+    call(device.cuCtxSetCurrent, (device.context,))
+    return others
+
+
+@inlined
+def leave_context(device: Record, others: int) -> None:
+    """Give the thread its own context back."""
+    if others != 0:
+        call(device.cuCtxSetCurrent, (others,))

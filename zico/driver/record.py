@@ -1,0 +1,40 @@
+"""The record from which compiled code maps pieces: filled once in Python by a driver's ``fill_device``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+HOST = 0
+CUDA = 1
+
+FUNCTIONS = (
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxSynchronize",
+    "cuStreamWaitValue64_v2",
+    "cuStreamWriteValue64_v2",
+    "cuStreamSynchronize",
+    "cuLaunchKernel",
+)
+"""Functions of the CUDA driver that compiled code calls, each by its address in the field of the same name."""
+
+ACCESS = np.dtype([("location_type", "i4"), ("location_id", "i4"), ("flags", "i4"), ("unused", "i4")])
+"""``CUmemAccessDesc`` of cuda.h (12 bytes)."""
+
+DEVICE = np.dtype(
+    [
+        ("kind", "i8"),  # HOST or CUDA
+        ("piece_bytes", "i8"),
+        ("mmap", "i8"),  # host: address of mmap(2)
+        ("descriptor", "i8"),  # host: the memory's memfd
+        ("handles_address", "i8"),  # cuda: a u8 a piece
+        ("context", "i8"),  # cuda: the primary context
+        ("current", "i8"),  # cuda: where cuCtxGetCurrent writes
+        ("access", ACCESS),
+        *[(name, "i8") for name in FUNCTIONS],
+    ]
+)
+"""One process's way to one memory. Calls that use one record must not overlap: the caller holds its own lock."""

@@ -1,0 +1,1 @@
+"""The CUDA driver's software twin: its functions without a GPU, strict, over the host device's memory. For tests."""

@@ -1,0 +1,73 @@
+"""The twin's functions at C addresses, for compiled code."""
+
+from __future__ import annotations
+
+import ctypes
+import traceback
+import types
+from typing import TYPE_CHECKING, Any
+
+from zico.driver.record import FUNCTIONS
+from zico.driver.twin.entry import real
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_U64 = ctypes.c_uint64
+_U32 = ctypes.c_uint32
+_POINTER = ctypes.c_void_p
+_UNKNOWN = int(real.CUresult.CUDA_ERROR_UNKNOWN)
+
+# The arguments in cuda.h.
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "cuMemMap": (_U64, _U64, _U64, _U64, _U64),
+    "cuMemUnmap": (_U64, _U64),
+    "cuMemSetAccess": (_U64, _U64, _POINTER, _U64),
+    "cuCtxGetCurrent": (_POINTER,),
+    "cuCtxSetCurrent": (_POINTER,),
+    "cuCtxSynchronize": (),
+    "cuStreamWaitValue64_v2": (_POINTER, _U64, _U64, _U32),
+    "cuStreamWriteValue64_v2": (_POINTER, _U64, _U64, _U32),
+    "cuStreamSynchronize": (_POINTER,),
+    "cuLaunchKernel": (_POINTER, *([_U32] * 7), _POINTER, _POINTER, _POINTER),
+}
+
+
+class _Access(ctypes.Structure):
+    """``CUmemAccessDesc``."""
+
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int), ("flags", ctypes.c_int))
+
+
+class Addresses:
+    """C functions over the methods of one twin; they live as long as this does."""
+
+    def __init__(self, twin: Any) -> None:  # noqa: ANN401 - the Twin, which holds this
+        """Make one function a name."""
+        self._twin = twin
+        self._keep = {name: self._callback(name) for name in FUNCTIONS}
+        self.by_name = {name: ctypes.cast(one, _POINTER).value or 0 for name, one in self._keep.items()}
+
+    def _callback(self, name: str) -> Any:  # noqa: ANN401 - a ctypes function
+        own: dict[str, Callable[..., Any]] = {"cuMemSetAccess": self._set_access, "cuCtxGetCurrent": self._get_current}
+        do = own.get(name) or getattr(self._twin, name.removesuffix("_v2"))
+
+        def call(*args: Any) -> int:  # noqa: ANN401 - integers and addresses
+            try:
+                return int(do(*args)[0])
+            except Exception:  # noqa: BLE001 - the border to C: nothing may pass, and 0 would mean success
+                traceback.print_exc()
+                return _UNKNOWN
+
+        return ctypes.CFUNCTYPE(ctypes.c_int, *_ARGUMENTS[name])(call)
+
+    def _set_access(self, ptr: int, size: int, desc: int, count: int) -> Any:  # noqa: ANN401
+        array = (_Access * count).from_address(desc)
+        wanted = [types.SimpleNamespace(location=one, flags=one.flags) for one in array]
+        return self._twin.cuMemSetAccess(ptr, size, wanted, count)
+
+    def _get_current(self, result: int) -> Any:  # noqa: ANN401
+        status, *context = self._twin.cuCtxGetCurrent()
+        if int(status) == 0:
+            _U64.from_address(result).value = int(context[0])
+        return (status,)

@@ -1,0 +1,234 @@
+"""The twin itself: devices, contexts, and what tests ask of it.
+
+Known limitations
+    The default stream does not wait for the others. Memory used in other processes is not counted.
+"""
+# ruff: noqa: N802 - the driver's names
+
+from __future__ import annotations
+
+import threading
+import types
+from typing import TYPE_CHECKING, Self
+
+from zico.driver.twin.entry import Value, entry, number, real, refuse_unless
+from zico.driver.twin.functions import Addresses
+from zico.driver.twin.kernels import KernelFunctions
+
+if TYPE_CHECKING:
+    from zico.driver.twin.timeline import Stream
+
+_FIRST_CONTEXT = 0xC0000000
+_ATTRIBUTE = "CU_DEVICE_ATTRIBUTE_"
+_ATTRIBUTES = {
+    "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 1,
+    "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": 1,
+    "CAN_USE_64_BIT_STREAM_MEM_OPS": 1,
+    "HOST_REGISTER_SUPPORTED": 1,
+    "COMPUTE_CAPABILITY_MAJOR": 9,
+    "COMPUTE_CAPABILITY_MINOR": 0,
+}
+MIB = 1 << 20
+
+
+class Twin(KernelFunctions):
+    """What ``cuda.bindings.driver`` is to Zico, in one process and without a GPU; close it at the end."""
+
+    def __init__(
+        self,
+        devices: int = 1,
+        total_bytes: int = 1024 * MIB,
+        granularity_bytes: int = 2 * MIB,
+        *,
+        needs_context: bool | tuple[str, ...] = False,
+        driver_version: int = 13000,
+        wait_deadline_s: float = 10.0,
+        attributes: dict[str, int] | None = None,
+    ) -> None:
+        """Build the devices.
+
+        Args:
+            devices: How many.
+            total_bytes: Memory of each.
+            granularity_bytes: What sizes and addresses must be multiples of.
+            needs_context: Whether virtual memory functions want a current context, or which of them do.
+            driver_version: What ``cuDriverGetVersion`` returns.
+            wait_deadline_s: After this a wait on the device is given up.
+            attributes: Device attributes that differ, without ``CU_DEVICE_ATTRIBUTE_``.
+        """
+        self._attributes = _ATTRIBUTES | (attributes or {})
+        has_memory_ops = bool(self._attributes["CAN_USE_64_BIT_STREAM_MEM_OPS"])
+        super().__init__(devices, total_bytes, granularity_bytes, wait_deadline_s, has_memory_ops=has_memory_ops)
+        self.needs_context = needs_context
+        self._driver_version = driver_version
+        self._primary: dict[int, tuple[int, int]] = {}  # device -> context, how often retained
+        self._next_context = _FIRST_CONTEXT
+        self._addresses = Addresses(self)
+
+    def __getattr__(self, name: str) -> Value:
+        """Return the real module's types; its functions are only those defined here."""
+        if name.startswith("CU"):
+            return getattr(real, name)
+        message = f"the twin has no {name}: add it to zico/driver/twin"
+        raise AttributeError(message)
+
+    # -- devices ----------------------------------------------------------------------------------------------------
+
+    @entry()
+    def cuInit(self, flags: int) -> None:
+        """Initialise this process."""
+        refuse_unless(flags == 0)
+        refuse_unless(self.devices > 0, "NO_DEVICE")
+
+    @entry()
+    def cuDriverGetVersion(self) -> int:
+        """Return the newest CUDA that the driver knows."""
+        return self._driver_version
+
+    @entry()
+    def cuDeviceGetCount(self) -> int:
+        """Return the number of devices."""
+        return self.devices
+
+    @entry()
+    def cuDeviceGet(self, ordinal: int) -> Value:
+        """Return a device."""
+        refuse_unless(0 <= ordinal < self.devices, "INVALID_DEVICE")
+        return real.CUdevice(ordinal)
+
+    @entry()
+    def cuDeviceGetName(self, length: int, dev: Value) -> bytes:
+        """Return a device's name, padded as the driver pads it."""
+        return f"Zico's software twin {self._device(dev)}".encode().ljust(length, b"\0")
+
+    @entry()
+    def cuDeviceGetUuid(self, dev: Value) -> Value:
+        """Return 16 bytes."""
+        return types.SimpleNamespace(bytes=b"zico twin device" if self._device(dev) == 0 else bytes([number(dev)] * 16))
+
+    @entry()
+    def cuDeviceTotalMem(self, dev: Value) -> int:
+        """Return a device's memory."""
+        self._device(dev)
+        return self.device_bytes
+
+    @entry()
+    def cuDeviceGetAttribute(self, attrib: Value, dev: Value) -> int:
+        """Return an attribute."""
+        self._device(dev)
+        return self._attributes.get(attrib.name.removeprefix(_ATTRIBUTE), 0)
+
+    @entry(context=True)
+    def cuMemGetInfo(self) -> tuple[int, int]:
+        """Return free and total bytes."""
+        with self.lock:
+            return self.device_bytes - self.used_bytes, self.device_bytes
+
+    def _device(self, dev: Value) -> int:
+        refuse_unless(0 <= number(dev) < self.devices, "INVALID_DEVICE")
+        return number(dev)
+
+    # -- contexts ---------------------------------------------------------------------------------------------------
+
+    @entry()
+    def cuDevicePrimaryCtxRetain(self, dev: Value) -> Value:
+        """Return the device's primary context, made now if nobody holds it."""
+        with self.lock:
+            device = self._device(dev)
+            context, holders = self._primary.get(device, (0, 0))
+            context = context or self.make_context(device)
+            self._primary[device] = (context, holders + 1)
+            return real.CUcontext(context)
+
+    @entry(undo=True)
+    def cuDevicePrimaryCtxRelease(self, dev: Value) -> None:
+        """Let go of it; with its last holder it ends, and its streams with it. It stays current where it was."""
+        with self.lock:
+            device = self._device(dev)
+            refuse_unless(device in self._primary, "INVALID_CONTEXT")
+            context, holders = self._primary.pop(device)
+            if holders > 1:
+                self._primary[device] = (context, holders - 1)
+                return
+            ended = self._end_context(context)
+        for stream in ended:
+            stream.close()
+
+    @entry()
+    def cuDevicePrimaryCtxGetState(self, dev: Value) -> tuple[int, int]:
+        """Return flags, and whether the primary context exists."""
+        return 0, int(self._device(dev) in self._primary)
+
+    @entry()
+    def cuCtxGetCurrent(self) -> Value:
+        """Return the context of this thread."""
+        return real.CUcontext(self.current_context())
+
+    @entry(undo=True)
+    def cuCtxSetCurrent(self, ctx: Value) -> None:
+        """Set the context of this thread; 0: none."""
+        with self.lock:
+            refuse_unless(number(ctx) == 0 or number(ctx) in self._contexts, "INVALID_CONTEXT")
+            self._current[threading.get_native_id()] = number(ctx)
+
+    @entry(context=True)
+    def cuCtxGetDevice(self) -> Value:
+        """Return the device of this thread's context."""
+        return real.CUdevice(self._contexts[self.current_context()])
+
+    def make_context(self, device: int = 0) -> int:
+        """Make a context, as a framework may that does not use the primary one."""
+        with self.lock:
+            self._next_context += 0x100
+            self._contexts[self._next_context] = device
+            return self._next_context
+
+    def _end_context(self, context: int) -> list[Stream]:
+        del self._contexts[context]
+        self._poison.pop(context, None)
+        mine = [handle for handle, stream in self._streams.items() if stream.context == context]
+        ended = [self._streams.pop(handle) for handle in mine]
+        return [*ended, self._default.pop(context)] if context in self._default else ended
+
+    # -- what tests ask ---------------------------------------------------------------------------------------------
+
+    def addresses(self) -> dict[str, int]:
+        """Return the addresses of C functions that do the same as the functions here."""
+        return self._addresses.by_name
+
+    def leaks(self) -> dict[str, int]:
+        """Return what is held, by kind; nothing when all was given back."""
+        with self.lock:
+            held = {
+                "handles": sum(not handle.released for handle in self._handles.values()),
+                "mappings": len(self._mappings),
+                "reservations": len(self._windows),
+                "registrations": len(self._registered),
+                "streams": len(self._streams),
+                "events": len(self._events),
+                "modules": len(self._modules),
+                "contexts": len(self._primary),
+            }
+        return {kind: count for kind, count in held.items() if count}
+
+    def close(self) -> None:
+        """End all threads and give all memory back, whoever still holds it."""
+        with self.lock:
+            streams = self._all_streams()
+            self._streams, self._default = {}, {}
+        for stream in streams:
+            stream.close()
+        with self.lock:
+            for _, window in self._windows.values():
+                window.close()
+            for handle in self._handles.values():
+                handle.memory.close()
+            self._windows, self._handles, self._mappings, self._registered = {}, {}, {}, {}
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
