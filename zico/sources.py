@@ -13,6 +13,7 @@ _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(zico[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)|import[ \t]+(zico[\w.]*))", re.MULTILINE
 )
 _WORD = re.compile(r"\w+")
+_BESIDE = ("adapters", "kernels")
 
 
 @functools.cache
@@ -37,5 +38,7 @@ def imported(source: Path, package: Path = PACKAGE) -> frozenset[Path]:
 
 
 def _files(name: str, package: Path) -> list[Path]:
-    base = package.joinpath(*name.split(".")[1:])
-    return [file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()]
+    parts = name.split(".")[1:]
+    # In a checkout adapters and kernels lie beside the package that they are installed into.
+    bases = (package.joinpath(*parts), *([package.parent.joinpath(*parts)] if parts and parts[0] in _BESIDE else ()))
+    return [file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()]

@@ -44,6 +44,22 @@ def test_a_module_depends_on_all_it_imports_directly_or_not(tmp_path: Path) -> N
     assert _closure(tmp_path, "d.py") == {"d.py"}
 
 
+def test_kernels_and_adapters_beside_the_package_are_found(tmp_path: Path) -> None:
+    """In a checkout ``zico.kernels`` lies beside ``zico``; machine code made of it depends on it all the same."""
+    files = {
+        "zico/a.py": "from zico.kernels import b\n",
+        "kernels/b.py": "from zico.adapters.c import d\n",
+        "adapters/c.py": "",
+        "planners/p.py": "",
+        "zico/q.py": "from zico.planners import p\n",
+    }
+    _write(tmp_path, files)
+    sources.imported.cache_clear()
+    found = sources.closure.__wrapped__(tmp_path / "zico/a.py", tmp_path / "zico")
+    assert {str(file.relative_to(tmp_path)) for file in found} == {"zico/a.py", "kernels/b.py", "adapters/c.py"}
+    assert sources.imported.__wrapped__(tmp_path / "zico/q.py", tmp_path / "zico") == frozenset()
+
+
 def _directory(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sources.imported.cache_clear()
     monkeypatch.setattr(compiled, "closure", lambda source: sources.closure.__wrapped__(source, package))

@@ -1,0 +1,45 @@
+"""Progress: a stream's counter, written on the device's timeline.
+
+A counter is 64 bit, in host memory that the device and all jobs see. One stream writes it, each value larger than the
+one before; who finds it at a value knows that all work put on the stream before that mark is done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zico.kernels.compilation import Kernel
+from zico.kernels.instructions import store_release
+from zico.kernels.launch import INVALID_VALUE, WORD_BYTES, Record, launch, write_value
+
+from zico.compiled import compiled
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+def meaning(counter: npt.NDArray[np.int64], value: int) -> None:
+    """Set the counter."""
+    counter[0] = value
+
+
+def progress(counter: int, value: int) -> int:
+    """Set the counter at an address. One thread."""
+    return store_release(counter, value)
+
+
+PROGRESS = Kernel(progress, meaning)
+
+
+@compiled
+def mark(launcher: Record, stream: int, counter: int, value: int) -> int:
+    """Let a stream set its counter to ``value`` when all its work so far is done; returns a ``CUresult``.
+
+    Tell others of the mark only after this returned 0: what they wait for must already be on the stream.
+    """
+    if counter % WORD_BYTES != 0:
+        return INVALID_VALUE
+    if launcher.progress == 0:
+        return write_value(launcher, stream, counter, value)
+    return launch(launcher, launcher.progress, 1, 1, stream, (counter, value))

@@ -1,0 +1,56 @@
+"""Zico's kernels on the software twin: what each means, run in stream order."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from zico.kernels.prepare import KERNELS
+from zico.kernels.progress import PROGRESS
+from zico.kernels.scrub import SCRUB
+from zico.kernels.spin import SPIN
+
+from zico.driver.twin.entry import refuse_unless
+
+if TYPE_CHECKING:
+    from zico.driver.twin.twin import Twin
+
+IMAGE = " ".join(kernel.name for kernel in KERNELS).encode()
+"""What the twin takes for an image with all kernels in it."""
+
+_REST_S = 0.0002
+_never = threading.Event()
+
+
+def _array(twin: Twin, address: int, count: int, dtype: type) -> Any:  # noqa: ANN401 - an array of dtype
+    """View the device's memory; call it with the twin's lock held."""
+    size_bytes = count * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_char * size_bytes).from_address(twin.locate(address, size_bytes)), dtype)
+
+
+def register(twin: Twin) -> None:
+    """Let the twin run Zico's kernels by their NumPy meanings."""
+
+    def progress(twin: Twin, counter: int, value: int) -> None:
+        with twin.lock:
+            PROGRESS.meaning(_array(twin, counter, 1, np.int64), value)
+
+    def spin(twin: Twin, counter: int, value: int, stop: int, given_up: int) -> None:
+        end_s = time.monotonic() + twin.wait_deadline_s
+        while True:
+            with twin.lock:
+                words = [_array(twin, address, 1, np.int64) for address in (counter, stop, given_up)]
+                if SPIN.meaning(words[0], value, words[1], words[2]):
+                    return
+            refuse_unless(time.monotonic() < end_s, "LAUNCH_TIMEOUT")
+            _never.wait(_REST_S)
+
+    def scrub(twin: Twin, region: int, size_bytes: int) -> None:
+        with twin.lock:
+            SCRUB.meaning(_array(twin, region, size_bytes, np.uint8))
+
+    for kernel, run in ((PROGRESS, progress), (SPIN, spin), (SCRUB, scrub)):
+        twin.kernel(kernel.name, *[ctypes.c_int64] * kernel.parameters)(run)
