@@ -30,6 +30,9 @@ test: setup ## Run every test that needs no GPU
 test-cpu: setup ## Run the tests that take seconds and start no processes
 	$(BIN)/python -m pytest tests/cpu
 
+test-gpu: setup ## Run the tests that need a GPU; fails where there is none
+	$(BIN)/python -m pytest tests/gpu
+
 lint: setup ## Check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,6 +58,10 @@ bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/following.py --smoke
 	$(BIN)/python benchmarks/colocation.py --smoke
 
+bench-gpu: setup ## Measure what needs a GPU (about eight minutes)
+	$(BIN)/python benchmarks/progress.py
+	$(BIN)/python benchmarks/gpu.py
+
 size: setup ## Print lines per file and the longest functions
 	$(BIN)/python tests/size.py
 
@@ -67,4 +74,4 @@ inplace: ## Make the checkout importable without installing (PYTHONPATH=build/in
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report
 
-.PHONY: help setup demo test test-cpu lint types bench bench-smoke size inplace clean
+.PHONY: help setup demo test test-cpu test-gpu lint types bench bench-smoke bench-gpu size inplace clean

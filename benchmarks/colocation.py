@@ -51,6 +51,7 @@ class Pair:
 
     name: str
     jobs: tuple[Job, ...]
+    device: str = "host"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +80,9 @@ BASE = Configuration("zico")
 def pairs(*, smoke: bool) -> tuple[Pair, ...]:
     """Return the pairs to measure; a smoke run's are tiny."""
     arguments = TINY_RESNET if smoke else ()
-    resnets = tuple(Job(f"resnet-{n}", "digits_resnet.py", (*arguments, "--seed", str(n))) for n in (1, 2))
+    resnets = tuple(Job(f"resnet-{n}", "examples/digits_resnet.py", (*arguments, "--seed", str(n))) for n in (1, 2))
     twins = Pair("resnet+resnet", resnets)
-    return (twins,) if smoke else (twins, Pair("resnet+lm", (resnets[0], Job("lm", "stdlib_lm.py"))))
+    return (twins,) if smoke else (twins, Pair("resnet+lm", (resnets[0], Job("lm", "examples/stdlib_lm.py"))))
 
 
 def configurations(options: Namespace) -> list[Configuration]:
@@ -148,7 +149,8 @@ class Runner:
         return (*ENDLESS, "--seconds", str(self._seconds))
 
     def _zico(self, jobs: Sequence[Job], policy: str, budget: str, *extra: str) -> together.Together:
-        return together.run_zico(jobs, *extra, policy=policy, budget=budget, deadline_s=self._deadline_s)
+        device = self._pair.device
+        return together.run_zico(jobs, *extra, policy=policy, budget=budget, deadline_s=self._deadline_s, device=device)
 
     def _alone_rates(self) -> list[float]:
         """Return each job's rate alone with all cores."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-EXAMPLES = ROOT / "examples"
 ZICO = (sys.executable, "-m", "zico")
 """The command of this interpreter's installation, whatever is first on ``PATH``."""
 

@@ -26,7 +26,7 @@ REPORT = ROOT / "demo-report"
 ENDLESS = ("--iterations", "1000000")
 DEADLINE_S = 600.0
 """Beyond the training time: the first start on a machine compiles for a minute."""
-JOBS = (Job("resnet-torch", "digits_resnet.py"), Job("lm-tensorflow", "stdlib_lm.py"))
+JOBS = (Job("resnet-torch", "examples/digits_resnet.py"), Job("lm-tensorflow", "examples/stdlib_lm.py"))
 
 
 def peak_alone(job: Job, iterations: int, losses: Path) -> tuple[int, int]:

@@ -42,7 +42,7 @@ Spreads = dict[str, dict[str, float]]
 GOAL_PLANNED_NS = 60
 GOAL_EVENT_NS = 30
 LAYERS = 250
-EXAMPLES = (Job("resnet", "digits_resnet.py"), Job("lm", "stdlib_lm.py"))
+EXAMPLES = (Job("resnet", "examples/digits_resnet.py"), Job("lm", "examples/stdlib_lm.py"))
 
 
 def training_calls(layers: int, seed: int = 1) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -149,7 +149,7 @@ def _recorded_alternately(job: Job, seconds: float) -> list[tuple[bool, float, f
     """Run an example by ``alternating.py`` under ``zico trace``; returns its rows."""
     with tempfile.TemporaryDirectory() as directory:
         times = Path(directory) / "times.json"
-        script = str(common.EXAMPLES / job.script)
+        script = str(common.ROOT / job.script)
         arguments = (*job.arguments, "--iterations", "1000000", "--seconds", str(seconds))
         command = (sys.executable, str(Path(__file__).with_name("alternating.py")), str(times), script, *arguments)
         trace = ("trace", "--quiet", "-o", str(Path(directory) / "trace.zst"), "--", *command)

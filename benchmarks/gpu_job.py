@@ -53,6 +53,7 @@ def parsed() -> argparse.Namespace:
 def build(options: argparse.Namespace) -> Callable[[], torch.Tensor]:
     """Return the training step, on its device."""
     torch.set_default_device(options.device)
+    torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
     torch.backends.cudnn.benchmark = False

@@ -170,11 +170,12 @@ def threaded(pairs: Pairs, count: int, iterations: int) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def worker(*, pooled: bool) -> Iterator[Connection]:
+def worker(device: str, *, pooled: bool) -> Iterator[Connection]:
     """Start a worker, under ``zico run`` if ``pooled``; it ends with the block."""
     with tempfile.TemporaryDirectory(prefix="zico-heap-") as directory, Listener(f"{directory}/socket") as listener:
-        run = (*common.ZICO, "run", "--quiet", "--budget", "1GiB", "--") if pooled else ()
-        argv = (*run, sys.executable, str(Path(torch_worker.__file__)), f"{directory}/socket")
+        run = (*common.ZICO, "run", "--quiet", "--device", device, "--budget", "1GiB", "--") if pooled else ()
+        kind = "cpu" if device == "host" else "cuda"
+        argv = (*run, sys.executable, str(Path(torch_worker.__file__)), f"{directory}/socket", kind)
         process = subprocess.Popen(argv, stderr=subprocess.PIPE)
         try:
             with listener.accept() as connection:
@@ -188,14 +189,15 @@ def worker(*, pooled: bool) -> Iterator[Connection]:
                 sys.stderr.buffer.write(errors)
 
 
-def measure_torch(rounds: int, batches: int, live_mib: int) -> dict[str, Any]:
-    """Return what PyTorch's calls cost in both workers, round by round, in nanoseconds."""
+def measure_torch(rounds: int, batches: int, live_mib: int = 0, device: str = "host") -> dict[str, Any]:
+    """Return what PyTorch's calls cost in both workers, round by round, in nanoseconds; on a GPU nobody forks."""
     asks: dict[str, tuple[str, tuple[Any, ...]]] = {
         name: ("statement", (name, batches, 100)) for name in torch_worker.STATEMENTS
     }
-    asks |= {f"fork, {mib} MiB live": ("fork", (mib, 5)) for mib in (0, live_mib)}
+    if device == "host":
+        asks |= {f"fork, {mib} MiB live": ("fork", (mib, 5)) for mib in (0, live_mib)}
     raw: dict[str, dict[str, list[dict[str, float]]]] = {name: {"plain": [], "zico": []} for name in asks}
-    with worker(pooled=False) as plain, worker(pooled=True) as pooled:
+    with worker(device, pooled=False) as plain, worker(device, pooled=True) as pooled:
         for index in range(rounds):
             ends = [("plain", plain), ("zico", pooled)]
             for name, ask in asks.items():
@@ -237,7 +239,7 @@ def text_of(result: dict[str, Any]) -> str:
             clock,
             f"A region acquired and released alone: {region['median_ns']:.0f} ns, p99 {region['p99_ns']:.0f}. {goal}\n",
             common.table(("threads", "pool, million pairs/s", "C library, million pairs/s"), thread_rows),
-            common.table(("PyTorch, us", "plain", "in the pool", "ratio", "min-max"), _torch_rows(result["torch"])),
+            torch_table(result["torch"]),
         )
     )
 
@@ -247,6 +249,11 @@ PAIR_FIELDS = ("median_ns", "p99_ns", "single_median_ns", "single_p99_ns")
 
 def _releases(figures: dict[str, float]) -> str:
     return f"{figures['releases_per_pair']:.2f}" if "releases_per_pair" in figures else "-"
+
+
+def torch_table(figures: dict[str, Any]) -> str:
+    """Return what ``measure_torch`` found as Markdown."""
+    return common.table(("PyTorch, us", "plain", "in the pool", "ratio", "min-max"), _torch_rows(figures))
 
 
 def _torch_rows(figures: dict[str, Any]) -> Iterator[tuple[str, ...]]:

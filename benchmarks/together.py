@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
-from common import EXAMPLES, ROOT, ZICO
+from common import ROOT, ZICO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,6 +52,7 @@ class Job:
 
     name: str
     script: str
+    """Relative to ``ROOT``."""
     arguments: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     """What stands before the interpreter: ``env NAME=VALUE``."""
@@ -59,8 +60,7 @@ class Job:
     def argv(self, losses: Path | None = None, *extra: str) -> tuple[str, ...]:
         """Return the command, to be run in ``ROOT``; it writes its losses to ``losses``."""
         to_file = () if losses is None else ("--losses", str(losses))
-        script = str(EXAMPLES.relative_to(ROOT) / self.script)
-        return (*self.before, sys.executable, script, *self.arguments, *extra, *to_file)
+        return (*self.before, sys.executable, self.script, *self.arguments, *extra, *to_file)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +111,15 @@ def run_plain(jobs: Sequence[Job], *extra: str, deadline_s: float) -> Together:
         return Together(ends, _losses(jobs, directory), None)
 
 
-def run_zico(jobs: Sequence[Job], *extra: str, policy: str, budget: str, deadline_s: float) -> Together:
+def run_zico(
+    jobs: Sequence[Job], *extra: str, policy: str, budget: str, deadline_s: float, device: str = "host"
+) -> Together:
     """Run the jobs under one ``zico run``."""
     with _scratch() as directory:
         report = directory / "report.json"
         names = [option for job in jobs for option in ("--name", job.name)]
         commands = [shlex.join(job.argv(directory / f"{job.name}.json", *extra)) for job in jobs]
-        options = ("--quiet", "--policy", policy, "--budget", budget, "--json", str(report))
+        options = ("--quiet", "--device", device, "--policy", policy, "--budget", budget, "--json", str(report))
         with _process((*ZICO, "run", *options, *names, *commands), directory) as process:
             ends = _ends({"": process}, [job.name for job in jobs], deadline_s)
         return Together(ends, _losses(jobs, directory), json.loads(report.read_text()))

@@ -77,8 +77,9 @@ def serve(connection: Connection) -> None:
 
 
 def main() -> None:
-    """Connect to the socket that the command line names."""
+    """Connect to the socket that the command line names; tensors are of the device behind it (cpu or cuda)."""
     torch.set_num_threads(1)
+    torch.set_default_device(sys.argv[2])
     with Client(sys.argv[1]) as connection:
         serve(connection)
 
