@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_a_smoke_run_that_is_told_no_place_writes_nothing() -> None:
     assert done.stdout == "None\n"
 
 
-SCRIPTS = ("heap", "startup", "colocation", "planners", "regions", "zoo", "following", "demo")
+SCRIPTS = ("heap", "startup", "colocation", "planners", "regions", "zoo", "following", "progress", "gpu", "demo")
 
 
 @pytest.mark.parametrize("script", [f"{name}.py" for name in SCRIPTS])
@@ -78,6 +79,35 @@ def test_each_script_says_how_to_use_it(script: str) -> None:
     done = run_script(script, "--help")
     assert done.returncode == 0, done.stderr
     assert ("--smoke" in done.stdout) == (script != "demo.py")
+
+
+@pytest.mark.parametrize("script", ["gpu.py", "progress.py"])
+def test_what_needs_a_gpu_says_so_where_there_is_none(script: str) -> None:
+    """Without a driver there is one sentence and a failure, not a table of something else."""
+    argv = [sys.executable, str(BENCHMARKS / script), "--smoke"]
+    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(argv, env=hidden, capture_output=True, text=True, check=False, timeout=SMOKE_S)
+    assert done.returncode == 1
+    assert f"{script} measures on a CUDA device, and there is none that Zico can use: " in done.stderr
+
+
+ON_THE_TWIN = """
+from zico.driver.cuda import bindings
+from zico.driver.twin.twin import Twin
+twin = Twin(total_bytes=8 << 30)
+bindings.use(twin)
+import gpu
+found = gpu.driver_operations()
+print(*found["microseconds"], twin.leaks())
+twin.close()
+"""
+
+
+def test_driver_operations_are_timed_one_by_one_and_undone() -> None:
+    """Over the driver's software twin: each operation has its times, and nothing is left behind."""
+    argv = [sys.executable, "-c", ON_THE_TWIN]
+    done = subprocess.run(argv, cwd=BENCHMARKS, capture_output=True, text=True, check=True, timeout=SMOKE_S)
+    assert done.stdout == "reserve create export import map unmap {}\n"
 
 
 def test_published_results_say_commit_and_machine() -> None:
