@@ -13,7 +13,8 @@ from zico.heap import allocator, classes, following
 from zico.heap.build import Heap
 from zico.heap.layout import GAP, HEAP, PLACE, PLAN_ENTRIES, Arena
 from zico.pool import regions
-from zico.pool.layout import NOBODY
+from zico.pool.fences import VALUE_BITS
+from zico.pool.layout import COUNTER_BYTES, MAX_JOBS, NOBODY, STREAMS
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:
@@ -67,6 +68,27 @@ def grab(member: PoolTable, n: int) -> list[int]:
 def release(member: PoolTable, given: Sequence[int]) -> None:
     """Return regions."""
     regions.release(member.member[0], np.array(given, "i4"), len(given))
+
+
+def fence(job: int, slot: int, value: int) -> int:
+    """Return the fence that is passed when a job's stream comes to the mark with that value."""
+    return (job * STREAMS + slot) << VALUE_BITS | value
+
+
+def issued(pool: PoolTable) -> Record:
+    """View the last mark issued, by job and slot."""
+    return _shared_words(pool, "issued_address", MAX_JOBS * STREAMS).reshape(MAX_JOBS, STREAMS)
+
+
+def counters(pool: PoolTable) -> Record:
+    """View the device's counters, by job and slot."""
+    words = _shared_words(pool, "counters_address", MAX_JOBS * STREAMS * COUNTER_BYTES // 8)
+    return words[:: COUNTER_BYTES // 8].reshape(MAX_JOBS, STREAMS)
+
+
+def _shared_words(pool: PoolTable, field: str, count: int) -> Record:
+    buffer = (ctypes.c_int64 * count).from_address(int(pool.member[0][field]))
+    return np.frombuffer(buffer, np.int64)
 
 
 def free_list(pool: PoolTable) -> list[int]:

@@ -330,14 +330,15 @@ class Maps:
     def __init__(self, tenant: Tenant, fails: Callable[[int], bool]) -> None:
         """Replace the tenant's ``mmap`` until the tenant is gone."""
         self.calls = 0
-        real = _MMAP(int(tenant.record[0]["map_address"]))
+        device = tenant.heap.device[0]
+        real = _MMAP(int(device["mmap"]))
 
         def stand_in(*arguments: int) -> int:
             self.calls += 1
             return -1 if fails(self.calls) else real(*arguments)
 
         self._keep = (_MMAP(stand_in), real)
-        tenant.record[0]["map_address"] = ctypes.cast(self._keep[0], ctypes.c_void_p).value
+        device["mmap"] = ctypes.cast(self._keep[0], ctypes.c_void_p).value
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from members import acquire, check_counters, free_list, grab, job_of, join, make_pool, owners, release
+from members import acquire, check_counters, counters, fence, free_list, grab, job_of, join, make_pool, owners, release
 from scheduler_cases import Debt, some_order_works
 
 from zico.errors import BrokerError
-from zico.pool import regions, waiting
+from zico.pool import mutex, regions, safety, waiting
 from zico.pool.layout import CURVE_BINS, MAX_JOBS, NOBODY, JobState
 from zico.pool.regions import GONE, GRANTED, NEVER, WAIT
 from zico.trace import curve
@@ -119,11 +119,11 @@ class PoolMachine(RuleBasedStateMachine):
     def _granted(self) -> int:
         return sum(len(job.held) for job in self.jobs.values())
 
-    def _takable(self, r: int) -> bool:
+    def _takable(self, r: int, number: int) -> bool:
         if r not in self.free:
             return False
-        owner, fence = self.fence.get(r, (NOBODY, 0))
-        return owner == NOBODY or fence <= self.jobs[owner].passed
+        owner, value = self.fence.get(r, (NOBODY, 0))
+        return owner in (NOBODY, number) or value <= self.jobs[owner].passed
 
     def _others(self, number: int) -> list[Debt]:
         return [job.debt() for other, job in self.jobs.items() if other != number]
@@ -155,7 +155,7 @@ class PoolMachine(RuleBasedStateMachine):
         may = self._claims_allow(number, n) if self.claims else True
         if may is None:
             return None
-        return GRANTED if may and sum(map(self._takable, self.free)) >= n else WAIT
+        return GRANTED if may and sum(self._takable(r, number) for r in self.free) >= n else WAIT
 
     def _claims_allow(self, number: int, n: int) -> bool | None:
         """Tell whether claims allow a grant; a request above the claim raises it, granted or not."""
@@ -166,16 +166,16 @@ class PoolMachine(RuleBasedStateMachine):
             job.floor = max([job.floor, *job.levels, len(job.held) + n])
         return self._is_safe_with(number, n, job.claim(), must=True)
 
-    def _take(self, wanted: list[int]) -> list[int] | None:
+    def _take(self, number: int, wanted: list[int]) -> list[int] | None:
         """Do what the grant should do to the free list; returns the regions, ``None`` if too few can be had."""
         result: list[int] = []
         for r in wanted:
-            result.append(r if self._takable(r) else NOBODY)
+            result.append(r if self._takable(r, number) else NOBODY)
             if result[-1] != NOBODY:
                 self.free.remove(r)
         for i, r in enumerate(result):
             if r == NOBODY:
-                first = next((f for f in self.free if self._takable(f)), None)
+                first = next((f for f in self.free if self._takable(f, number)), None)
                 if first is None:
                     self.free += [r for r in result if r != NOBODY]
                     return None
@@ -218,7 +218,7 @@ class PoolMachine(RuleBasedStateMachine):
         number, job = self._pick(data, *INSIDE)
         wanted = data.draw(st.lists(st.integers(NOBODY, self.n - 1), min_size=n, max_size=n))
         expected = self._expected_status(number, n)
-        takable = {r for r in self.free if self._takable(r)}
+        takable = {r for r in self.free if self._takable(r, number)}
         status, granted = acquire(job.member, wanted)
         assert status in ((expected,) if expected is not None else (GRANTED, WAIT))
         assert job.record["claim_floor"] == job.floor
@@ -226,11 +226,11 @@ class PoolMachine(RuleBasedStateMachine):
             self._note_alone(number, status)
         if status != GRANTED:
             if status == WAIT and free_list(self.pool) != self.free:
-                self._take(wanted)  # half a grant was taken back: these are at the end now
+                self._take(number, wanted)  # half a grant was taken back: these are at the end now
             return
         assert set(granted) <= takable
         assert len(set(granted)) == n
-        assert granted == self._take(wanted)
+        assert granted == self._take(number, wanted)
         job.held |= set(granted)
 
     def _note_alone(self, number: int, status: int) -> None:
@@ -253,6 +253,7 @@ class PoolMachine(RuleBasedStateMachine):
         number, job = self._pick(data, *INSIDE)
         assume(job.held)
         given = data.draw(st.lists(st.sampled_from(sorted(job.held)), min_size=1, unique=True))
+        self.pool.regions["fence"][given] = 0  # as on the host device, whose fences are all 0
         release(job.member, given)
         job.held -= set(given)
         self.free += given
@@ -266,14 +267,14 @@ class PoolMachine(RuleBasedStateMachine):
         r = data.draw(st.sampled_from(guarded))
         owner, _ = self.fence[r]
         self.fence[r] = (owner, self.jobs[owner].passed + ahead)
-        self.pool.regions[r]["fence"] = self.fence[r][1]
+        self.pool.regions[r]["fence"] = fence(owner, 0, self.fence[r][1])
 
     @rule(data=st.data(), by=st.integers(1, 3))
     def device_goes_on(self, data: st.DataObject, by: int) -> None:
         """The device's counter of a job grows."""
-        _, job = self._pick(data, *INSIDE)
+        number, job = self._pick(data, *INSIDE)
         job.passed += by
-        job.record["fence_passed"] = job.passed
+        counters(self.pool)[number, 0] = job.passed
 
     @rule(data=st.data(), need=st.integers(1, 9))
     def start_waiting(self, data: st.DataObject, need: int) -> None:
@@ -384,7 +385,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.regions[field] = rng.integers(-1, self.n, self.n)
         for number in range(int(header["places"])):
             records[number]["held"] = rng.integers(0, 50)
-        regions.recover(self.pool.member[0])
+        mutex.recover(self.pool.member[0])
         self.recoveries += 1
         self.free.sort()
         assert header["recoveries"] == self.recoveries
@@ -495,15 +496,15 @@ def test_a_region_waits_for_its_fence(pool: PoolTable) -> None:
         pool.header["use_claims"] = 0
         given = grab(first, 9)
         release(first, given)
-        pool.regions["fence"][given] = 3
+        pool.regions["fence"][given] = fence(job_of(first), 0, 3)
         before = owners(pool)
         assert acquire(second, [given[0], NOBODY])[0] == WAIT
         assert owners(pool) == before
         check_counters(pool)
         assert acquire(second, [given[0]]) == (GRANTED, [9])
-        pool.jobs[job_of(first)]["fence_passed"] = 2
+        counters(pool)[job_of(first), 0] = 2
         assert acquire(second, [given[0]])[0] == WAIT
-        pool.jobs[job_of(first)]["fence_passed"] = 3
+        counters(pool)[job_of(first), 0] = 3
         assert acquire(second, [given[0]]) == (GRANTED, [given[0]])
 
 
@@ -512,7 +513,7 @@ def test_nobody_waits_for_the_fence_of_the_dead(pool: PoolTable) -> None:
     with joined(pool, 1) as (dead,):
         given = grab(dead, 10)
         release(dead, given)
-        pool.regions["fence"] = 1 << 40
+        pool.regions["fence"] = fence(job_of(dead), 0, 1 << 40)
         pool.reap(job_of(dead))
     with joined(pool, 1) as (heir,):
         grab(heir, 10)
@@ -627,7 +628,7 @@ def test_a_death_while_a_job_is_reaped_loses_no_region(pool: PoolTable) -> None:
         grab(other, 2)
         pool.jobs[job_of(dead)]["state"] = JobState.EMPTY
         pool.regions[mine[0]]["owner"] = NOBODY
-        regions.recover(pool.member[0])
+        mutex.recover(pool.member[0])
         check_counters(pool)
         assert pool.header["granted"] == 2
         assert pool.jobs[job_of(dead)]["held"] == 0
@@ -641,9 +642,9 @@ def test_a_death_between_words_of_a_release_keeps_the_fence(pool: PoolTable) -> 
     """
     with joined(pool, 1) as (member,):
         (r,) = grab(member, 1)
-        pool.jobs[job_of(member)]["fence_passed"] = 7
-        release(member, [r])
-        assert (int(pool.regions[r]["last_owner"]), int(pool.regions[r]["fence"])) == (job_of(member), 7)
+        word = fence(job_of(member), 3, 7)
+        regions.give_back(member.member[0], np.array([r], "i4"), 1, word)
+        assert (int(pool.regions[r]["last_owner"]), int(pool.regions[r]["fence"])) == (job_of(member), word)
 
 
 # -- waits ----------------------------------------------------------------------------------------------------------
@@ -752,8 +753,8 @@ def test_an_unprofiled_job_grows_alone_and_not_for_ever(pool: PoolTable) -> None
         pool.header["alone_since_ns"] = time.monotonic_ns() + HOUR_NS
         assert acquire(b, [NOBODY])[0] == WAIT
         for change in (
-            ("header", "alone_since_ns", time.monotonic_ns() - 2 * regions.ALONE_FRESH_NS),
-            ("job", "alone_spent_ns", regions.ALONE_LIMIT_NS + 1),
+            ("header", "alone_since_ns", time.monotonic_ns() - 2 * safety.ALONE_FRESH_NS),
+            ("job", "alone_spent_ns", safety.ALONE_LIMIT_NS + 1),
             ("job", "profiled", 1),
         ):
             record = pool.header if change[0] == "header" else pool.jobs[job_of(a)]

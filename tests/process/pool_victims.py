@@ -23,10 +23,23 @@ from numba import types
 
 sys.path.append(str(Path(__file__).parents[1] / "cpu"))  # run as a script, outside pytest
 
-from members import check_counters, free_list, grab, job_of, join, make_pool, owners, release
+from members import (
+    check_counters,
+    counters,
+    fence,
+    free_list,
+    grab,
+    issued,
+    job_of,
+    join,
+    make_pool,
+    owners,
+    release,
+)
 
 from zico.compiled import compiled
 from zico.pool import regions, waiting
+from zico.pool.fences import fence_of, pair_of
 from zico.pool.layout import NOBODY, JobState
 
 if TYPE_CHECKING:
@@ -79,6 +92,14 @@ def give(pool: Record, array: Record, _other: int, stop: int) -> None:
 
 
 @compiled
+def guard(pool: Record, array: Record, _other: int, stop: int) -> None:
+    """Release two regions with a fence."""
+    _raise(stop)
+    regions.give_back(pool, array, 2, fence_of(pair_of(pool.job, 0), 1))
+    _raise(stop)
+
+
+@compiled
 def finish(pool: Record, _array: Record, _other: int, stop: int) -> None:
     """End an iteration."""
     _raise(stop)
@@ -119,7 +140,7 @@ def bury(pool: Record, _array: Record, other: int, stop: int) -> None:
     _raise(stop)
 
 
-OPERATIONS = {f.__name__: f for f in (take, give, finish, wait, admit, leave, bury)}
+OPERATIONS = {f.__name__: f for f in (take, give, guard, finish, wait, admit, leave, bury)}
 OF_THE_BROKER = ("admit", "leave", "bury")
 
 
@@ -140,7 +161,12 @@ class Trial:
         grab(self.victim, 1)
         waiting.finish_iteration(self.third.member[0])
         mine = [r for r, owner in enumerate(owners(self.pool)) if owner == job_of(self.victim)]
-        self.array = np.array(mine if operation == "give" else [NOBODY, NOBODY, 0], "i4")
+        self.array = np.array(mine if operation in ("give", "guard") else [NOBODY, NOBODY, 0], "i4")
+        if operation == "guard":  # got behind a fence that has not passed
+            self.word = fence(job_of(self.other), 0, 5)
+            issued(self.pool)[job_of(self.other), 0] = 5
+            self.pool.regions["fence"][mine] = self.word
+        issued(self.pool)[job_of(self.third), 0] = 3
         self.pool.header["alone_job"] = NOBODY
 
     def _join(self) -> PoolTable:
@@ -173,6 +199,11 @@ class Trial:
             self.pool.reap(job_of(self.third))
         self.pool.reap(job_of(self.victim))
         check_counters(self.pool)
+        if self.operation == "guard":
+            assert (self.pool.regions["fence"][self.array] == self.word).all()
+            assert (self.pool.regions["before"] == 0).all()
+        if jobs["state"][job_of(self.third)] == JobState.EMPTY:
+            assert counters(self.pool)[job_of(self.third), 0] == 3, "a stream waits for the dead"
         for r, owner in kept.items():
             assert self.pool.regions[r]["owner"] == owner
         left = [job for job in (self.other, self.third) if self.pool.jobs[job_of(job)]["state"] != JobState.EMPTY]

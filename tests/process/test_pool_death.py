@@ -32,7 +32,7 @@ TRIALS = 25
 VICTIM = """
 import sys
 import numpy as np
-from zico.pool import regions, waiting
+from zico.pool import mutex, regions, waiting
 from zico.pool.table import PoolTable
 
 memory_fd, table_fd, notify_fd, job = map(int, sys.argv[1:5])
@@ -42,7 +42,7 @@ wanted = np.full(3, -1, "i4")
 assert regions.try_acquire(record, wanted, 3) == regions.GRANTED
 what = sys.argv[5]
 if what == "inside":
-    regions.lock_for_python(record)
+    mutex.lock_for_python(record)
     member.header["granted"] = 77
     member.header["free_head"] = -1
     member.regions["next"] = 0

@@ -1,7 +1,8 @@
 """Set up a process's heap over a pool it has joined.
 
-The window is address space only: four arenas of twice the pool (fragmentation of addresses is free) and one for the
-next tier, a sparse unlinked file. Bookkeeping lies in anonymous memory that becomes resident as it is used.
+The window is address space only: four arenas of twice the pool (fragmentation of addresses is free), on a device that
+works behind the processor's back one more for each stream but the first, and one for the next tier, a sparse unlinked
+file. Bookkeeping lies in anonymous memory that becomes resident as it is used.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.compiled import libc_address
+from zico.driver.record import DEVICE
 from zico.errors import ConfigError
+from zico.heap import timeline as timelines
 from zico.heap.layout import (
     ARENA,
     BLOCK,
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 
 _ARENA_SHARE = 2
 """Address space of an arena over the pool's size."""
+_FEWEST_REGIONS = 64
 _SPILL_SHARE = 2
 """Most bytes in the next tier over the pool's size."""
 
@@ -64,6 +68,7 @@ class Heap:
         threshold_bytes: int = GRANULE_BYTES,
         wait_limit_s: float = 600.0,
         spill_directory: str | None = None,
+        timeline: timelines.Timeline | None = None,
     ) -> None:
         """Reserve the window and fill the record; the hooks serve from it once ``enable`` is called.
 
@@ -74,6 +79,7 @@ class Heap:
             wait_limit_s: How long an allocation waits for regions before it goes to the next tier.
             spill_directory: Where the next tier's file is; ``None`` is the system's directory for large temporary
                 files.
+            timeline: Of a device that works behind the processor's back; ``None``: the host device.
 
         Raises:
             ConfigError: The threshold is below a granule.
@@ -88,18 +94,26 @@ class Heap:
         self.ring: RingFile | None = None
         self._keep: list[Any] = []
         with contextlib.ExitStack() as undo:
-            self._reserve(undo, spill_directory)
+            self._reserve(undo, spill_directory, timeline)
             self._fill(threshold_bytes, wait_limit_s)
+            if timeline is not None:
+                timelines.fill(self, timeline)
+                undo.callback(self._unmap)
             self._undo = undo.pop_all()
 
-    def _reserve(self, undo: contextlib.ExitStack, spill_directory: str | None) -> None:
+    def _reserve(
+        self, undo: contextlib.ExitStack, spill_directory: str | None, timeline: timelines.Timeline | None
+    ) -> None:
         region_bytes = self.pool.region_bytes
         pool_bytes = int(self.pool.header["n_regions"]) * region_bytes
-        self.arena_bytes = max(_ARENA_SHARE * pool_bytes, 64 * region_bytes)
-        self._window_bytes = len(Arena) * self.arena_bytes
+        self.arena_bytes = max(_ARENA_SHARE * pool_bytes, _FEWEST_REGIONS * region_bytes)
+        self._side_bytes = max(pool_bytes, _FEWEST_REGIONS * region_bytes)
+        self._sides = 0 if timeline is None else timelines.SIDE_STREAMS
+        self._spill_offset = Arena.SPILL * self.arena_bytes + self._sides * self._side_bytes
+        self._window_bytes = self._spill_offset + self.arena_bytes
         self.window = undo.enter_context(self.pool.driver.reserve(self._window_bytes + MAX_ALIGNMENT_BYTES))
         self.base = -(-self.window.handle // MAX_ALIGNMENT_BYTES) * MAX_ALIGNMENT_BYTES
-        self._spill_fd = _open_spill_file(spill_directory, self.arena_bytes)
+        self._spill_fd = _open_spill_file(spill_directory, self.arena_bytes) if timeline is None else -1
         if self._spill_fd >= 0:
             undo.callback(os.close, self._spill_fd)
 
@@ -111,13 +125,17 @@ class Heap:
         self.slots = self.zeros(SLOT, n_slots)
         self.slots["region"] = NOBODY
         self.slots["mapped"] = NOBODY
-        self.arenas = self.zeros(ARENA, len(Arena))
-        for arena in Arena:
-            self._fill_arena(arena)
+        self.arenas = self.zeros(ARENA, len(Arena) + self._sides)
+        starts = [arena * self.arena_bytes for arena in range(Arena.SPILL)]
+        sides = [Arena.SPILL * self.arena_bytes + side * self._side_bytes for side in range(self._sides)]
+        for arena, start in zip(self.arenas, [*starts, self._spill_offset, *sides], strict=True):
+            self._fill_arena(arena, start, self._side_bytes if start in sides else self.arena_bytes)
         heap["region_shift"] = region_bytes.bit_length() - 1
         heap["base"] = self.base
         heap["window_bytes"] = window_bytes
-        heap["spill_offset"] = Arena.SPILL * self.arena_bytes
+        heap["spill_offset"] = self._spill_offset
+        heap["side_offset"] = Arena.SPILL * self.arena_bytes
+        heap["side_bytes"] = self._side_bytes
         heap["threshold_bytes"] = threshold_bytes
         heap["member_address"] = self.pool.member.ctypes.data
         heap["arenas_address"] = self.arenas.ctypes.data
@@ -128,7 +146,9 @@ class Heap:
         heap["wanted_address"] = self.zeros(np.dtype("i4"), n_slots).ctypes.data
         self._fill_planning(heap)
         heap["tracker"]["memory_address"] = self.zeros(np.dtype("u1"), MEMORY_BYTES).ctypes.data
-        heap["memory_fd"] = self.pool.memory_fd
+        self.device = self.zeros(DEVICE, 1)
+        self.pool.driver.fill_device(self.device[0], self.pool.memory)
+        heap["device_address"] = self.device.ctypes.data
         heap["spill_fd"] = self._spill_fd
         heap["spill_limit_bytes"] = _SPILL_SHARE * int(self.pool.header["n_regions"]) * region_bytes
         heap["wait_limit_ns"] = int(wait_limit_s * 1e9)
@@ -152,12 +172,11 @@ class Heap:
         heap["plan_fd"] = -1
         heap["plan_interval"] = FIRST_PLAN_INTERVAL
 
-    def _fill_arena(self, index: int) -> None:
-        arena = self.arenas[index]
+    def _fill_arena(self, arena: Any, start: int, size_bytes: int) -> None:  # noqa: ANN401 - one ARENA record
         gaps = self.zeros(GAP, MAX_GAPS)
-        gaps[0] = (index * self.arena_bytes, self.arena_bytes)
-        arena["start"] = index * self.arena_bytes
-        arena["end"] = (index + 1) * self.arena_bytes
+        gaps[0] = (start, size_bytes)
+        arena["start"] = start
+        arena["end"] = start + size_bytes
         arena["n_gaps"] = 1
         arena["gaps_address"] = gaps.ctypes.data
 
@@ -183,8 +202,16 @@ class Heap:
         self.record[0]["op"] = NO_NAME
         self.record[0]["ring_address"] = ring.address
 
+    def _unmap(self) -> None:
+        """Unmap what compiled code has mapped: such a device does not free addresses that are in use."""
+        from zico.driver.mapping import unmap_piece
+
+        for slot in np.flatnonzero(self.slots["mapped"] != NOBODY):
+            unmap_piece(self.device[0], self.base + int(slot) * self.pool.region_bytes)
+        self.slots["mapped"] = NOBODY
+
     def close(self) -> None:
-        """Unmap the window; no tensor of it may be used afterwards."""
+        """Unmap the window; no tensor of it may be used afterwards, nor may the device have work on one."""
         self.record[0]["attached"] = Attached.NO
         self.record[0]["window_bytes"] = 0
         self._undo.close()

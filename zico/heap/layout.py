@@ -7,6 +7,11 @@ A window of four pool arenas and the next tier's; the first slot of Arena.LONG h
 
 Offsets count from the start of the window. A block starts in a granule of its own, because no tensor in the pool is
 smaller than a granule; so the granule's number finds the block.
+
+On a device that takes every tensor there are smaller ones, cells: a chunk is cut into cells of one size, and is itself
+a block to the arena that it lies in. There, each stream but the first has an arena of its own, before the next tier's::
+
+    ... | EXTRA [chunk: | cell | cell | ...] | stream 1 ... | stream 2 ... | ...
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import enum
 
 import numpy as np
 
+from zico.pool.layout import STREAMS
 from zico.trace.online import TRACKER
 
 GRANULE_SHIFT = 16
@@ -52,6 +58,27 @@ class Arena(enum.IntEnum):
     """The next tier: a file. Used only when nobody could go on otherwise."""
 
 
+CHUNK_SHIFT = 20
+CHUNK_BYTES = 1 << CHUNK_SHIFT
+"""What small tensors are cut from (1 MiB): room for 32 of the largest cells."""
+CELL_STEP_BYTES = 512
+"""What sizes of cells are multiples of, and what tensors are aligned to, as PyTorch's own allocator does on CUDA."""
+CELL_SIZES = tuple(CELL_STEP_BYTES * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64))
+"""Powers of two and one and a half times these, up to half a granule: at most a third of a cell is unused."""
+MOST_CELLS = CHUNK_BYTES // CELL_STEP_BYTES
+MAX_CHUNKS = 1 << 14
+"""16 GiB of small tensors; further ones get a granule each."""
+MAX_DEFERRED = 1 << 13
+"""Frees that wait for other streams at a time; for further ones the tensor's own stream waits on the device."""
+
+OTHER_STREAM = 1 << STREAMS
+"""In a tensor's uses, which have a bit for each stream slot: also by a stream that has no slot."""
+FREED = 1 << (STREAMS + 1)
+"""In a tensor's uses: freed, and waits for other streams."""
+CELL_LIVES = 1 << (STREAMS + 2)
+"""In a cell's uses: there is a tensor in it."""
+
+
 class Attached(enum.IntEnum):
     """What the hooks do with a request."""
 
@@ -82,6 +109,45 @@ BLOCK = np.dtype(
     align=True,
 )
 """A live tensor, by the granule in which it starts: its size, its offset, and what is known of it at its birth."""
+
+STREAM = np.dtype(
+    [
+        ("handle", "i8"),
+        ("counter_address", "i8"),  # on the device
+        ("unmarked_bytes", "i8"),  # freed on it since its last mark
+        ("chunks", "i4", (len(CELL_SIZES),)),  # the first chunk with a free cell of each size, or NOBODY
+    ],
+    align=True,
+)
+"""A stream that has a slot."""
+
+CHUNK = np.dtype(
+    [
+        ("offset", "i8"),
+        ("cell_bytes", "i4"),
+        ("size_class", "i4"),
+        ("slot", "i4"),  # of the stream that its cells are for
+        ("previous", "i4"),  # chunks of that stream and size with free cells, NOBODY at the ends
+        ("next", "i4"),  # also: idle chunk records
+        ("n_cells", "i4"),
+        ("n_live", "i4"),
+        ("n_fresh", "i4"),  # cells from this one on have never been used
+        ("n_stacked", "i4"),
+        ("stack", "u2", (MOST_CELLS,)),  # used before and free
+        ("uses", "i4", (MOST_CELLS,)),
+    ],
+    align=True,
+)
+"""A chunk that is cut into cells."""
+
+DEFERRED = np.dtype([("offset", "i8"), ("uses", "i8"), ("values", "i8", (STREAMS,))])
+"""A tensor that is freed when the counters of the streams in ``uses`` have reached the values."""
+
+GUARD = np.dtype("i8")
+"""The fence of a slot's last release: until it has passed, this process's device work may use what is mapped there."""
+
+USES = np.dtype("i4")
+"""Streams besides its own that a tensor was used on, a bit each."""
 
 COUNT = np.dtype([("size_bytes", "i8"), ("iteration", "i4"), ("n", "i4")], align=True)
 
@@ -134,13 +200,13 @@ HEAP = np.dtype(
         ("ring_address", "i8"),  # where events are recorded, 0: nowhere
         ("real_posix_memalign", "i8"),
         ("real_free", "i8"),
-        ("memory_fd", "i8"),
+        ("device_address", "i8"),  # DEVICE record, from which regions are mapped
         ("spill_fd", "i8"),  # -1: there is no next tier
         ("spill_limit_bytes", "i8"),
         ("spill_live_bytes", "i8"),
         ("stuck_iteration", "i8"),  # the last iteration in which nobody could go on, counted from one
         ("wait_limit_ns", "i8"),
-        ("map_address", "i8"),  # mmap(2) and fallocate(2), or what a test puts in their place
+        ("map_address", "i8"),  # mmap(2) and fallocate(2) for the next tier
         ("discard_address", "i8"),
         ("real_aligned_alloc", "i8"),
         ("bad_frees", "i8"),  # frees inside the window of what is no live block
@@ -159,6 +225,32 @@ HEAP = np.dtype(
         ("op", "i8"),  # name of the operation that runs, as an adapter tells, or NO_NAME
         ("recorded_held", "i8"),  # regions held by the last event that says so
         ("tensors", "i8"),  # allocations, ever: numbers of tensors in a recorded trace
+        # What follows means something only where a device works behind the processor's back (zico.heap.streams).
+        ("n_streams", "i8"),  # slots in use; 0 on the host device
+        ("address", "i8"),  # of this record
+        ("ready_address", "i8"),  # functions of zico.heap.device
+        ("release_address", "i8"),
+        ("bring_up_address", "i8"),
+        ("streams_address", "i8"),
+        ("side_offset", "i8"),  # where the arenas of the streams from slot 1 on begin; else the next tier's
+        ("side_bytes", "i8"),  # size of one of these
+        ("guards_address", "i8"),
+        ("uses_address", "i8"),  # of blocks, by granule
+        ("chunks_address", "i8"),
+        ("chunk_of_address", "i8"),  # by window offset >> CHUNK_SHIFT: number of the chunk + 1, or 0
+        ("n_chunks", "i8"),  # chunk records used so far
+        ("idle_chunk", "i8"),  # the first of those used before and free, or NOBODY
+        ("deferred_address", "i8"),
+        ("n_deferred", "i8"),
+        ("deferred_next", "i8"),  # which one is looked at next
+        ("spacing_bytes", "i8"),  # freed on a stream between two marks, unless somebody waits
+        ("timeline_address", "i8"),  # first argument of the three functions
+        ("mark_address", "i8"),
+        ("await_address", "i8"),
+        ("synchronize_address", "i8"),
+        ("counters_address", "i8"),  # on the device
+        ("marks", "i8"),  # ever
+        ("failures", "i8"),  # marks and waits that the device refused, ever
     ],
     align=True,
 )

@@ -1,8 +1,9 @@
 """The shared table: what every process of one pool sees, byte for byte.
 
-One memfd holds a ``HEADER``, then ``n_regions`` times ``REGION``, then ``MAX_JOBS`` times ``JOB``. Compiled code and
+One memfd holds a ``HEADER``, then ``n_regions`` times ``REGION``, then ``MAX_JOBS`` times ``JOB``, then for each stream
+slot of each job the last mark issued, and on pages of their own the counters that the device writes. Compiled code and
 the broker's Python read the same records; every write that more than one process may make happens under
-``HEADER.mutex``, except words that have a single writer (a job's own ``progress``).
+``HEADER.mutex``, except words that have a single writer (a job's own ``progress`` and marks, a stream's own counter).
 
 The truth about ownership is ``REGION.owner`` alone. Counters (``granted``, ``free``, ``held``) and the free list can
 be rebuilt from it, which is what makes a death at any instruction recoverable.
@@ -17,11 +18,20 @@ import numpy as np
 from zico.trace.layout import CURVE, CURVE_BINS
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 1
+VERSION = 2
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
+STREAMS = 16
+"""Stream slots of a job, each with a counter; ``zico.heap.streams`` says what becomes of further streams."""
+COUNTER_BYTES = 64
+"""A cache line for each counter, so that one stream's writes slow no other's waits."""
+PAGE_BYTES = 1 << 16
+"""What the counters are aligned to: whole pages of any Linux, since a device is given access to pages."""
+
 NOBODY = -1
+NAMED = -2
+"""Among the regions that a job asks for, ``NAMED - r``: free, and mapped where it is needed, but behind a fence."""
 MUTEX_BYTES = 64
 """Room for a ``pthread_mutex_t``: 40 bytes on x86-64, 48 on aarch64 (glibc)."""
 
@@ -62,6 +72,7 @@ HEADER = np.dtype(
         ("boundary_waiters", "i4"),  # jobs in BOUNDARY that the broker must look at when memory comes back
         ("broker_pid", "i4"),
         ("places", "i4"),  # job records in use so far; those behind are empty
+        ("on_timeline", "i4"),  # 1: a region may be granted before its fence has passed, the new owner's stream waits
         ("alone_since_ns", "i8"),  # when alone_job last grew (CLOCK_MONOTONIC)
         ("recoveries", "i8"),  # times the mutex's owner had died
         ("stalls", "i8"),  # times no job could go on and one had to use the next tier
@@ -72,10 +83,11 @@ HEADER = np.dtype(
 REGION = np.dtype(
     [
         ("owner", "i4"),  # job, or NOBODY
-        ("last_owner", "i4"),  # whose fence guards it
+        ("last_owner", "i4"),  # who released it last, or NOBODY
         ("previous", "i4"),  # free list, NOBODY at the ends and when owned
         ("next", "i4"),
-        ("fence", "i8"),  # free once jobs[last_owner].fence_passed has reached this
+        ("fence", "i8"),  # of its last release (zico.pool.fences)
+        ("before", "i8"),  # the fence behind which that owner had got it, if it had not passed at the release
     ],
     align=True,
 )
@@ -107,7 +119,7 @@ JOB = np.dtype(
         ("claim_peak", "i8"),  # most regions any recent iteration held
         ("claim_floor", "i8"),  # the least claim, from admission until the job has woken; else 0
         ("claim_extra", "i8"),  # regions by which this iteration has exceeded its profile
-        ("fence_passed", "i8"),  # device-timeline progress; equal to what was released on the host device
+        ("ahead_cap", "i8"),  # regions by which it may run ahead of its device (zico.pool.ahead), 0: not tuned yet
         ("first_boundary_ns", "i8"),  # when the first and the last iteration ended (throughput between them)
         ("last_boundary_ns", "i8"),
         ("boundary_since_ns", "i8"),  # when the wait at the boundary began, 0 if none
@@ -134,13 +146,22 @@ MEMBER = np.dtype(
         ("mutex_address", "i8"),
         ("regions_address", "i8"),
         ("jobs_address", "i8"),
+        ("issued_address", "i8"),
+        ("counters_address", "i8"),
+        ("address", "i8"),  # of this record
+        ("behind_address", "i8"),  # of zico.pool.behind.take_behind, where regions are granted behind fences
         ("job", "i8"),  # this process's job, NOBODY in the broker
         ("notify_fd", "i8"),  # eventfd that wakes the broker
         ("slice", "i8", (2,)),  # timespec: the longest sleep before a wait looks around again
         ("slice_address", "i8"),
+        ("poll", "i8", (2,)),  # timespec: the same where a wait may end by what the device does
+        ("poll_address", "i8"),
         ("one", "i8"),  # what is written to the eventfd
         ("one_address", "i8"),
         ("scratch", "i8", (5, MAX_JOBS)),  # the banker's arrays
+        ("n_waits", "i8"),  # waits that the last grant demands of the stream before it touches what was granted
+        ("wait_pairs", "i4", (MAX_JOBS * STREAMS,)),
+        ("wait_values", "i8", (MAX_JOBS * STREAMS,)),  # by pair, 0: none
     ],
     align=True,
 )
@@ -149,7 +170,7 @@ MEMBER = np.dtype(
 
 def table_bytes(n_regions: int) -> int:
     """Return the size of the table for ``n_regions`` regions, in bytes."""
-    return jobs_offset(n_regions) + MAX_JOBS * JOB.itemsize
+    return counters_offset(n_regions) + COUNTERS_BYTES
 
 
 def regions_offset() -> int:
@@ -161,3 +182,17 @@ def jobs_offset(n_regions: int) -> int:
     """Return where the job records begin, in bytes, aligned to a cache line."""
     end = regions_offset() + n_regions * REGION.itemsize
     return (end + 63) // 64 * 64
+
+
+COUNTERS_BYTES = MAX_JOBS * STREAMS * COUNTER_BYTES
+
+
+def issued_offset(n_regions: int) -> int:
+    """Return where the marks issued begin, in bytes."""
+    return jobs_offset(n_regions) + MAX_JOBS * JOB.itemsize
+
+
+def counters_offset(n_regions: int) -> int:
+    """Return where the counters begin, in bytes, aligned to a page."""
+    end = issued_offset(n_regions) + MAX_JOBS * STREAMS * 8
+    return -(-end // PAGE_BYTES) * PAGE_BYTES

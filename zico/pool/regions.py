@@ -1,4 +1,4 @@
-"""Regions change hands: grants, releases, deaths, all compiled and under one robust mutex.
+"""Regions change hands: grants and releases, compiled and under one robust mutex.
 
 Theory of operation
     A region is free or has one owner. Free regions form a list, least recently released first. A job first gets the
@@ -6,9 +6,17 @@ Theory of operation
     last owner is most likely in its trough. A grant is refused if it would leave a state in which some job that could
     have finished its iteration no longer can (the banker's rule with claims, ``zico.scheduler.claims``).
 
+    On a device that works behind the processor's back a region is released with a fence (``zico.pool.fences``) and may
+    be granted before that has passed, if it is issued: the answer is ``BEHIND``, and the member record says for which
+    counters the new owner's stream has to wait. Regions that need no such wait go first.
+
+    B, which gets a region behind A's fence and releases it, leaves two fences on it while A's device is still at work:
+    its own, and A's as ``before``. B's mark comes after its wait for A, but when B dies it is overtaken, and the region
+    must be behind A's fence again. So that two are enough, C gets it only when ``before`` is clear.
+
 Guarantees (numbers as in docs/design/invariants.md)
     1. ``granted`` never exceeds ``budget_regions`` by a grant.
-    2. A region has at most one owner, and is granted only when its fence has passed.
+    2. A region has at most one owner, and is granted only when its fence has passed, or with the demand to wait for it.
     3. After every grant the set of jobs that can finish has not shrunk.
     5. Whoever dies inside, the next one to lock rebuilds every counter and the free list from the owners.
 """
@@ -17,267 +25,60 @@ from __future__ import annotations
 
 from typing import Any
 
-from zico.compiled import (
-    EOWNERDEAD,
-    array_at,
-    compiled,
-    futex_wake_all,
-    inlined,
-    keep_out_of_line,
-    monotonic_ns,
-    mutex_consistent,
-    mutex_lock,
-    mutex_unlock,
-    record_at,
-    write_bytes,
-)
-from zico.pool.layout import HEADER, JOB, NOBODY, REGION, JobState
-from zico.scheduler.claims import is_safe
-from zico.trace import curve
+from zico.compiled import call, compiled, futex_wake_all, inlined, keep_out_of_line, release_fence, write_bytes
+from zico.pool.fences import NO_FENCE, has_passed, is_clear, pair_in
+from zico.pool.layout import HEADER, NAMED, NOBODY
+from zico.pool.mutex import append, give_to, lock, lock_for_python, unlock, unlock_for_python
+from zico.pool.safety import ALONE_FRESH_NS, ALONE_LIMIT_NS, ALONE_WAIT_NS, may_grant
+from zico.pool.shared import LEAVING, header_of, job_at, regions_of
+
+__all__ = [
+    "ALONE_FRESH_NS",
+    "ALONE_LIMIT_NS",
+    "ALONE_WAIT_NS",
+    "BEHIND",
+    "GONE",
+    "GRANTED",
+    "NEVER",
+    "WAIT",
+    "acquire",
+    "announce",
+    "give_back",
+    "give_back_unused",
+    "lock_for_python",
+    "note_change",
+    "release",
+    "tell",
+    "try_acquire",
+    "unlock_for_python",
+]
 
 GRANTED = 0
 WAIT = 1
 NEVER = 2
 GONE = 3
+BEHIND = 4
 
-ALONE_FRESH_NS = 1_000_000_000
-"""A job without a profile keeps the others from starting iterations for so long after it last grew."""
-ALONE_LIMIT_NS = 30_000_000_000
-"""... and for so long in all: a job that never iterates must not hold up the others."""
-ALONE_WAIT_NS = 5_000_000_000
-"""... and for so long while it waits for memory itself: whoever holds it may never reach a boundary."""
+HOST_SLOT = 0
+"""Where no device works behind the processor's back, everything is on one timeline."""
 
-STILL_ITERATIONS = 4
-STILL_NS = 1_000_000_000
-"""A job that has been in its iteration for so many times its usual time and this longer stands still."""
-
-EMPTY = int(JobState.EMPTY)
-RUNNING = int(JobState.RUNNING)
-BOUNDARY = int(JobState.BOUNDARY)
-LEAVING = int(JobState.LEAVING)
-
-_JOB_BYTES = JOB.itemsize
 _SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])  # type: ignore[index]
 
 Record = Any
 Array = Any
 
 
-@inlined
-def header_of(pool: Record) -> Record:
-    """Return the shared header."""
-    return record_at(pool.header_address, HEADER)
-
-
-@inlined
-def regions_of(pool: Record) -> Array:
-    """Return the shared region records."""
-    return array_at(pool.regions_address, header_of(pool).n_regions, REGION)
-
-
-@inlined
-def job_at(pool: Record, job: int) -> Record:
-    """Return a shared job record."""
-    return record_at(pool.jobs_address + job * _JOB_BYTES, JOB)
-
-
-# -- the mutex ------------------------------------------------------------------------------------------------------
-
-
-@inlined
-def lock(pool: Record) -> None:
-    """Enter the critical section; repairs the table if the last one inside died there."""
-    if mutex_lock(pool.mutex_address) == EOWNERDEAD:
-        recover(pool)
-        mutex_consistent(pool.mutex_address)
-
-
-@inlined
-def unlock(pool: Record) -> None:
-    """Leave the critical section."""
-    mutex_unlock(pool.mutex_address)
-
-
-@compiled
-def recover(pool: Record) -> None:
-    """Rebuild counters and the free list from the owners."""
-    keep_out_of_line()
-    header = header_of(pool)
-    regions = regions_of(pool)
-    header.recoveries += 1
-    header.granted = 0
-    header.free_head = NOBODY
-    header.free_tail = NOBODY
-    header.waiters = 0
-    header.boundary_waiters = 0
-    for j in range(header_of(pool).places):
-        job = job_at(pool, j)
-        job.held = 0
-        if job.state != EMPTY:
-            header.waiters += job.waiting_threads
-        if job.state == BOUNDARY:
-            header.boundary_waiters += 1
-    for r in range(header.n_regions):
-        owner = regions[r].owner
-        if owner != NOBODY and job_at(pool, owner).state == EMPTY:  # whoever reaped that job died half-way
-            regions[r].owner = NOBODY
-            regions[r].last_owner = NOBODY
-            owner = NOBODY
-        if owner == NOBODY:
-            append(header, regions, r)
-        else:
-            job_at(pool, owner).held += 1
-            header.granted += 1
-    header.sequence += 1
-
-
-# -- the free list --------------------------------------------------------------------------------------------------
-
-
-@inlined
-def append(header: Record, regions: Array, r: int) -> None:
-    """Put a free region at the end of the list."""
-    regions[r].previous = header.free_tail
-    regions[r].next = NOBODY
-    if header.free_tail == NOBODY:
-        header.free_head = r
-    else:
-        regions[header.free_tail].next = r
-    header.free_tail = r
-
-
-@inlined
-def _unlink(header: Record, regions: Array, r: int) -> None:
-    before = regions[r].previous
-    after = regions[r].next
-    if before == NOBODY:
-        header.free_head = after
-    else:
-        regions[before].next = after
-    if after == NOBODY:
-        header.free_tail = before
-    else:
-        regions[after].previous = before
-
-
-@inlined
-def _is_takable(pool: Record, region: Record) -> bool:
-    """Tell whether the region is free and the device has finished with it."""
-    if region.owner != NOBODY:
-        return False
-    return region.last_owner == NOBODY or region.fence <= job_at(pool, region.last_owner).fence_passed
-
-
-@inlined
-def _first_takable(pool: Record, header: Record, regions: Array) -> int:
-    r = header.free_head
-    while r != NOBODY and not _is_takable(pool, regions[r]):
-        r = regions[r].next
-    return r
-
-
-# -- claims ---------------------------------------------------------------------------------------------------------
-
-
-@inlined
-def claim_of(job: Record) -> int:
-    """Return the most regions that the job may still come to hold in its current iteration."""
-    if job.state != RUNNING or job.profiled == 0:
-        return job.held
-    expected = curve.claim_at(job.profile, job.claims, job.progress) + job.claim_extra
-    return max(job.held, job.claim_floor, expected)
-
-
-@compiled
-def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
-    """Tell whether ``n`` more regions for the requester, then claiming ``claim``, leave everybody able to finish.
-
-    Where some job cannot finish even now (a profile was wrong), it is left out: the grant must not make it worse. So
-    is one that stands still; should it go on, it waits for memory like everybody else.
-    """
-    header = header_of(pool)
-    held, claims, residual = pool.scratch[0], pool.scratch[1], pool.scratch[2]
-    must_finish, done = pool.scratch[3], pool.scratch[4]
-    free = header.budget_regions - header.granted
-    for j in range(header_of(pool).places):
-        job = job_at(pool, j)
-        held[j] = job.held if job.state != EMPTY else 0
-        claims[j] = claim_of(job) if job.state != EMPTY else 0
-        residual[j] = job.persistent if job.state != EMPTY else 0
-        must_finish[j] = 1 if job.state == RUNNING and job.profiled == 1 else 0
-    known = job_at(pool, requester).profiled
-    held[requester] += n
-    claims[requester] = max(claim, held[requester])
-    must_finish[requester] = known
-    if is_safe(free - n, held, claims, residual, must_finish, done, header.places):
-        return True
-    if _leave_out_still(pool, requester, must_finish) and is_safe(
-        free - n, held, claims, residual, must_finish, done, header.places
-    ):
-        return True
-    held[requester] -= n
-    must_finish[requester] = 0
-    if is_safe(free, held, claims, residual, must_finish, done, header.places):
-        return False
-    for j in range(header_of(pool).places):
-        must_finish[j] = done[j] if must_finish[j] else 0
-    held[requester] += n
-    must_finish[requester] = known
-    return is_safe(free - n, held, claims, residual, must_finish, done, header.places)
-
-
-@compiled
-def _leave_out_still(pool: Record, requester: int, must_finish: Array) -> bool:
-    """Strike those off that have been in their iteration for so long that they do something else; tells if any were.
-
-    They may be stopped, at a prompt, or done with training.
-    """
-    keep_out_of_line()
-    now_ns = monotonic_ns()
-    some = False
-    for j in range(header_of(pool).places):
-        job = job_at(pool, j)
-        limit_ns = STILL_ITERATIONS * job.profile.duration_ns + STILL_NS
-        still = job.waiting_threads == 0 and now_ns - job.started_ns - job.iteration_waited_ns > limit_ns
-        if must_finish[j] and still and j != requester:
-            must_finish[j] = 0
-            some = True
-    return some
-
-
-# -- running alone --------------------------------------------------------------------------------------------------
-
-
-@inlined
-def someone_else_grows_alone(pool: Record, me: int, now_ns: int) -> bool:
-    """Tell whether a job without a profile is growing, so that no other may start an iteration."""
-    header = header_of(pool)
-    other = header.alone_job
-    if other in (NOBODY, me):
-        return False
-    job = job_at(pool, other)
-    if job.state != RUNNING or job.profiled == 1 or job.alone_spent_ns > ALONE_LIMIT_NS:
-        return False
-    if job.waiting_threads > 0:
-        return now_ns - job.need_since_ns < ALONE_WAIT_NS
-    return now_ns - header.alone_since_ns < ALONE_FRESH_NS
-
-
-@inlined
-def _grow_alone(pool: Record, job: Record, now_ns: int) -> None:
-    """Take or renew the right to grow alone."""
-    header = header_of(pool)
-    if header.alone_job == pool.job:
-        job.alone_spent_ns += min(now_ns - header.alone_since_ns, ALONE_FRESH_NS)
-    header.alone_job = pool.job
-    header.alone_since_ns = now_ns
-
-
-# -- grants and releases --------------------------------------------------------------------------------------------
+# -- grants ---------------------------------------------------------------------------------------------------------
 
 
 @compiled
 def try_acquire(pool: Record, wanted: Array, n: int) -> int:
+    """Grant ``n`` regions to this process's job as ``acquire`` does, on the host device."""
+    return acquire(pool, wanted, n, HOST_SLOT)
+
+
+@compiled
+def acquire(pool: Record, wanted: Array, n: int, slot: int) -> int:
     """Grant ``n`` regions to this process's job, all or none; never waits.
 
     Args:
@@ -285,10 +86,12 @@ def try_acquire(pool: Record, wanted: Array, n: int) -> int:
         wanted: For each region the one still mapped where it is needed, or ``NOBODY``. Overwritten with what is
             granted.
         n: How many.
+        slot: The stream that is going to use them.
 
     Returns:
-        ``GRANTED``; ``WAIT``: ask again when the table has changed; ``NEVER``: the job would hold more than the
-        budget; ``GONE``: the job has left and gets nothing more.
+        ``GRANTED``; ``BEHIND``: granted, but the stream must wait before it touches them, for each of the ``n_waits``
+        pairs in the member record; ``WAIT``: ask again when the table has changed; ``NEVER``: the job would hold more
+        than the budget; ``GONE``: the job has left and gets nothing more.
     """
     header = header_of(pool)
     me = job_at(pool, pool.job)
@@ -297,62 +100,73 @@ def try_acquire(pool: Record, wanted: Array, n: int) -> int:
         status = GONE
     elif me.held + n > header.budget_regions:
         status = NEVER
-    elif not _may_grant(pool, me, n):
+    elif not may_grant(pool, me, n):
         status = WAIT
     else:
-        status = _take(pool, wanted, n)
+        status = _take(pool, wanted, n, slot)
     unlock(pool)
     return status
 
 
 @inlined
-def _may_grant(pool: Record, me: Record, n: int) -> bool:
-    header = header_of(pool)
-    if header.granted + n > header.budget_regions:
-        return False
-    if header.use_claims == 0:
-        return True
-    if me.profiled == 0:
-        now_ns = monotonic_ns()
-        if someone_else_grows_alone(pool, pool.job, now_ns) or not stays_safe(pool, pool.job, n, 0):
-            return False
-        _grow_alone(pool, me, now_ns)
-        return True
-    claim = claim_of(me)
-    if me.held + n > claim:
-        # The profile was wrong by so much: the rest of the iteration is expected to lie that much higher. To claim the
-        # whole peak again would make states unsafe in which a job near its end lacks a region or two.
-        me.claim_extra = me.held + n - curve.claim_at(me.profile, me.claims, me.progress)
-        claim = me.held + n
-    return stays_safe(pool, pool.job, n, claim)
-
-
-@inlined
-def _take(pool: Record, wanted: Array, n: int) -> int:
+def _take(pool: Record, wanted: Array, n: int, slot: int) -> int:
     header = header_of(pool)
     regions = regions_of(pool)
+    missing = 0
     for i in range(n):
         r = wanted[i]
-        if r == NOBODY or not _is_takable(pool, regions[r]):
-            wanted[i] = NOBODY
+        if r != NOBODY and _is_takable(pool, regions, r, slot):
+            give_to(pool, header, regions, r)
         else:
-            _unlink(header, regions, r)
-            regions[r].owner = pool.job
-    for i in range(n):
-        if wanted[i] == NOBODY:
-            r = _first_takable(pool, header, regions)
-            if r == NOBODY:  # free by number, but the device still uses some
-                _untake(header, regions, wanted, n)
-                return WAIT
-            _unlink(header, regions, r)
-            regions[r].owner = pool.job
+            named = r != NOBODY and regions[r].owner == NOBODY
+            wanted[i] = NAMED - r if named else NOBODY
+            missing += 1
+    r = header.free_head
+    i = 0
+    while missing > 0 and r != NOBODY:
+        after = regions[r].next
+        if _is_takable(pool, regions, r, slot):
+            while wanted[i] >= 0:
+                i += 1
             wanted[i] = r
+            give_to(pool, header, regions, r)
+            missing -= 1
+        r = after
+    status = GRANTED
+    if missing > 0:  # free by number, but the device still uses some
+        status = _take_behind(pool, wanted, n, missing, slot)
+        if status == WAIT:
+            return WAIT
     me = job_at(pool, pool.job)
     me.held += n
     me.peak_held = max(me.peak_held, me.held)
     header.granted += n
     header.peak_granted = max(header.peak_granted, header.granted)
-    return GRANTED
+    return status
+
+
+@inlined
+def _is_takable(pool: Record, regions: Array, r: int, slot: int) -> bool:
+    """Tell whether the region is free and needs no wait. Where its fence is clear, so is the one before it."""
+    return regions[r].owner == NOBODY and (regions[r].fence == NO_FENCE or _is_clear(pool, regions[r].fence, slot))
+
+
+@compiled
+def _is_clear(pool: Record, fence: int, slot: int) -> bool:
+    keep_out_of_line()
+    return is_clear(pool, fence, slot)
+
+
+@compiled
+def _take_behind(pool: Record, wanted: Array, n: int, missing: int, slot: int) -> int:
+    """Take what is missing behind fences that are issued, or take back what has been taken."""
+    keep_out_of_line()
+    status = WAIT
+    if header_of(pool).on_timeline == 1:
+        status = call(pool.behind_address, (pool.address, wanted.ctypes.data, n, missing, slot))
+    if status == WAIT:
+        _untake(header_of(pool), regions_of(pool), wanted, n)
+    return status
 
 
 @inlined
@@ -360,27 +174,91 @@ def _untake(header: Record, regions: Array, wanted: Array, n: int) -> None:
     """Undo a half-done grant; the counters have not been touched yet."""
     for i in range(n):
         r = wanted[i]
-        if r != NOBODY:
+        if r >= 0:
             regions[r].owner = NOBODY
             append(header, regions, r)
 
 
+# -- releases -------------------------------------------------------------------------------------------------------
+
+
 @compiled
 def release(pool: Record, given: Array, n: int) -> None:
-    """Return ``n`` regions of this process's job to the pool and wake whoever waits for memory."""
+    """Return ``n`` regions of this process's job to the pool as ``give_back`` does, on the host device."""
+    give_back(pool, given, n, NO_FENCE)
+
+
+@compiled
+def give_back(pool: Record, given: Array, n: int, fence: int) -> bool:
+    """Return ``n`` regions of this process's job to the pool and wake whoever waits for memory.
+
+    Args:
+        pool: This process's member record.
+        given: The regions.
+        n: How many.
+        fence: What guards them until the device has finished with them; need not be issued yet.
+
+    Returns:
+        Whether somebody waits for memory.
+    """
     header = header_of(pool)
     regions = regions_of(pool)
     me = job_at(pool, pool.job)
     lock(pool)
     for i in range(n):
         r = given[i]
-        regions[r].fence = me.fence_passed
+        if fence != NO_FENCE:
+            _guard(pool, regions, r, fence)
         regions[r].last_owner = pool.job
+        release_fence()
         regions[r].owner = NOBODY  # last: who dies in between leaves a region that is still its own
         append(header, regions, r)
     me.held -= n
     header.granted -= n
     wake, notify = note_change(header)
+    unlock(pool)
+    tell(pool, wake, notify)
+    return wake
+
+
+@inlined
+def _guard(pool: Record, regions: Array, r: int, fence: int) -> None:
+    """Put a fence on a region that is being released, in front of the one behind which the releasing job had got it.
+
+    Where that was a fence of the same stream, what is before it stays.
+    """
+    old = regions[r].fence
+    if old == NO_FENCE or has_passed(pool, old):
+        regions[r].before = NO_FENCE
+    elif pair_in(old) != pair_in(fence):
+        regions[r].before = old
+    release_fence()
+    regions[r].fence = fence
+
+
+@compiled
+def give_back_unused(pool: Record, given: Array, n: int) -> None:
+    """Undo a grant of which nothing has been used: the regions' fences are what they were before it."""
+    keep_out_of_line()
+    header = header_of(pool)
+    regions = regions_of(pool)
+    lock(pool)
+    for i in range(n):
+        regions[given[i]].owner = NOBODY
+        append(header, regions, given[i])
+    job_at(pool, pool.job).held -= n
+    header.granted -= n
+    wake, notify = note_change(header)
+    unlock(pool)
+    tell(pool, wake, notify)
+
+
+@compiled
+def announce(pool: Record) -> None:
+    """Wake whoever waits for memory: fences have been issued that were not when the regions were released."""
+    keep_out_of_line()
+    lock(pool)
+    wake, notify = note_change(header_of(pool))
     unlock(pool)
     tell(pool, wake, notify)
 
@@ -402,15 +280,3 @@ def tell(pool: Record, wake: bool, notify: bool) -> None:  # noqa: FBT001 - two 
         futex_wake_all(pool.header_address + _SEQUENCE_OFFSET)
     if notify:
         write_bytes(pool.notify_fd, pool.one_address, 8)
-
-
-@compiled
-def lock_for_python(pool: Record) -> None:
-    """Enter the critical section from Python; keep it short."""
-    lock(pool)
-
-
-@compiled
-def unlock_for_python(pool: Record) -> None:
-    """Leave it."""
-    unlock(pool)

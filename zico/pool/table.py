@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from zico.driver.host import HostDriver
+from zico.driver.owned import close_descriptors
 from zico.errors import BrokerError, ConfigError
-from zico.pool import layout, regions, waiting
+from zico.pool import layout, mutex, waiting
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, MEMBER, NOBODY, REGION, JobState
 from zico.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from zico.driver.api import Driver
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 SLICE_NS = 50_000_000
 """The longest sleep of a compiled wait before it looks around."""
+POLL_NS = 200_000
+"""The same where a device may end the wait: one waiting thread then costs well under a hundredth of a processor, and an
+iteration of a tenth of a second loses less than a hundredth to a wait that ends just after a look."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PROCESS_SHARED = 1  # PTHREAD_PROCESS_SHARED
@@ -50,17 +55,16 @@ class PoolTable:
     Close it, or use it as a context manager: the mapping and the three descriptors are its own.
     """
 
-    def __init__(
-        self, driver: Driver, memory: Owned, table: Owned, notify_fd: int, owned: contextlib.ExitStack
-    ) -> None:
+    def __init__(self, driver: Driver, table: Owned, notify_fd: int, owned: contextlib.ExitStack) -> None:
         """Map the table; use ``create`` or ``join_pool`` instead."""
         self.driver = driver
-        self.memory = memory
+        self.memory: Owned
         self.notify_fd = notify_fd
         self._table = table
         self._owned = owned
-        self.window = owned.enter_context(driver.reserve(table.size_bytes))
-        driver.map(self.window, 0, table, 0, table.size_bytes)
+        host = _host_driver(driver)
+        self.window = owned.enter_context(host.reserve(table.size_bytes))
+        host.map(self.window, 0, table, 0, table.size_bytes)
         base = self.window.handle
         self.header: Any = _view(base, HEADER, 1)[0]
         self.jobs: Any = None
@@ -73,11 +77,14 @@ class PoolTable:
         member["mutex_address"] = base + HEADER.fields["mutex"][1]  # type: ignore[index]
         member["regions_address"] = base + layout.regions_offset()
         member["job"] = NOBODY
+        member["address"] = self.member.ctypes.data
         member["notify_fd"] = self.notify_fd
         member["slice"] = (0, SLICE_NS)
+        member["poll"] = (0, POLL_NS)
         member["one"] = 1
         address = self.member.ctypes.data
         member["slice_address"] = address + MEMBER.fields["slice"][1]  # type: ignore[index]
+        member["poll_address"] = address + MEMBER.fields["poll"][1]  # type: ignore[index]
         member["one_address"] = address + MEMBER.fields["one"][1]  # type: ignore[index]
 
     def _notice_size(self) -> None:
@@ -86,6 +93,12 @@ class PoolTable:
         self.jobs = _view(base + layout.jobs_offset(n_regions), JOB, MAX_JOBS)
         self.regions = _view(base + layout.regions_offset(), REGION, n_regions)
         self.member[0]["jobs_address"] = base + layout.jobs_offset(n_regions)
+        self.member[0]["issued_address"] = base + layout.issued_offset(n_regions)
+        self.member[0]["counters_address"] = base + layout.counters_offset(n_regions)
+        if self.header["on_timeline"]:
+            from zico.pool.behind import take_behind  # compiled or loaded by this, so only where it is needed
+
+            self.member[0]["behind_address"] = take_behind.address
 
     @classmethod
     def create(
@@ -96,8 +109,17 @@ class PoolTable:
         use_claims: bool,
         self_admit: bool,
         driver: Driver | None = None,
+        on_timeline: bool | None = None,
     ) -> Self:
         """Make the pool: its memory, its table, its eventfd. All or nothing.
+
+        Args:
+            budget_bytes: What all jobs may hold; whole regions of it count.
+            region_bytes: A power of two times the device's granularity.
+            use_claims: Grant only what leaves everybody able to finish.
+            self_admit: Let a job begin an iteration that fits whatever the others do without asking.
+            driver: Of the device, ``None`` for the host.
+            on_timeline: Whether regions are granted behind fences; ``None``: everywhere but on the host device.
 
         Raises:
             ConfigError: The region size is no power-of-two multiple of the device's granularity, or the budget is
@@ -106,14 +128,16 @@ class PoolTable:
         """
         driver = driver or HostDriver()
         n_regions = _checked_regions(budget_bytes, region_bytes, driver.granularity_bytes)
-        page = driver.granularity_bytes
-        table_bytes = -(-layout.table_bytes(n_regions) // page) * page
+        table_bytes = -(-layout.table_bytes(n_regions) // layout.PAGE_BYTES) * layout.PAGE_BYTES
         with contextlib.ExitStack() as undo:
-            memory = undo.enter_context(driver.create_memory(n_regions * region_bytes, "pool"))
-            table = undo.enter_context(driver.create_memory(table_bytes, "table"))
+            memory = undo.enter_context(driver.create_memory(n_regions * region_bytes, "pool", region_bytes))
+            table = undo.enter_context(_host_driver(driver).create_memory(table_bytes, "table"))
             notify_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, notify_fd)
-            pool = cls(driver, memory, table, notify_fd, undo)
+            pool = cls(driver, table, notify_fd, undo)
+            pool.memory = memory
+            asynchronous = driver.name != HostDriver.name if on_timeline is None else on_timeline
+            pool.header["on_timeline"] = asynchronous
             pool._fill(n_regions, region_bytes, use_claims=use_claims, self_admit=self_admit)
             pool._owned = undo.pop_all()
         return pool
@@ -141,23 +165,31 @@ class PoolTable:
         header["magic"] = layout.MAGIC
 
     @classmethod
-    def join_pool(cls, memory_fd: int, table_fd: int, notify_fd: int, job: int, driver: Driver | None = None) -> Self:
+    def join_pool(
+        cls, memory_fds: int | Sequence[int], table_fd: int, notify_fd: int, job: int, driver: Driver | None = None
+    ) -> Self:
         """Map a pool that a broker has made; takes over the descriptors, also when it fails.
+
+        Args:
+            memory_fds: The memory as ``Driver.export_pieces`` gave it in the broker.
+            table_fd: The table.
+            notify_fd: The eventfd that wakes the broker.
+            job: The place that the broker has given this process.
+            driver: The pool's device, ``None`` for the host.
 
         Raises:
             BrokerError: The table has another version.
             DriverError: The device refused; the descriptors are closed.
         """
         driver = driver or HostDriver()
-        handed = [memory_fd, table_fd]
+        pieces = [memory_fds] if isinstance(memory_fds, int) else [*memory_fds]
+        handed = [*pieces, table_fd]
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, notify_fd)
-            undo.callback(_close_all, handed)
-            memory = undo.enter_context(driver.import_memory(memory_fd))
-            handed.remove(memory_fd)
-            table = undo.enter_context(driver.import_memory(table_fd))
+            undo.callback(lambda: close_descriptors(handed))
+            table = undo.enter_context(_host_driver(driver).import_memory(table_fd))
             handed.remove(table_fd)
-            pool = cls(driver, memory, table, notify_fd, undo)
+            pool = cls(driver, table, notify_fd, undo)
             if (pool.header["magic"], pool.header["version"]) != (layout.MAGIC, layout.VERSION):
                 message = (
                     f"the broker's table has version {pool.header['version']}, this Zico reads {layout.VERSION}: "
@@ -165,15 +197,24 @@ class PoolTable:
                 )
                 raise BrokerError(message)
             pool._notice_size()
+            size_bytes = int(pool.header["n_regions"]) * pool.region_bytes
+            pool.memory = undo.enter_context(driver.import_pieces(pieces, size_bytes, pool.region_bytes))
+            handed.clear()
             pool.member[0]["job"] = job
             pool._owned = undo.pop_all()
         return pool
+
+    def register_counters(self) -> int:
+        """Let the device read and write the counters until this is closed; returns their address on the device."""
+        address = int(self.member[0]["counters_address"])
+        registered = self.driver.register_host(address, layout.COUNTERS_BYTES)
+        return self._owned.enter_context(registered).device_address
 
     # -- what the broker asks ---------------------------------------------------------------------------------------
 
     @property
     def memory_fd(self) -> int:
-        """Return the descriptor of the regions' memory (not a copy)."""
+        """Return the descriptor of the regions' memory (not a copy), on the host device."""
         return self.memory.handle
 
     @property
@@ -224,14 +265,14 @@ class PoolTable:
 
     def snapshot(self) -> tuple[Any, Any]:
         """Return copies of the header and of the job records in use so far, taken inside the mutex."""
-        regions.lock_for_python(self.member[0])
+        mutex.lock_for_python(self.member[0])
         try:
             # Copied as bytes: NumPy copies records with padding field by field, which takes 30 times as long.
             places = int(self.header["places"])
             jobs = self.jobs[:places].view(np.uint8).copy()
             return self.header.copy(), jobs.view(JOB)
         finally:
-            regions.unlock_for_python(self.member[0])
+            mutex.unlock_for_python(self.member[0])
 
     def clear_notified(self) -> None:
         """Allow the next change to write the eventfd again; call before looking at the table."""
@@ -254,9 +295,9 @@ class PoolTable:
         self.close()
 
 
-def _close_all(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+def _host_driver(driver: Driver) -> Driver:
+    """Return what drives the table's memory, which is this machine's whatever the device."""
+    return driver if driver.name == HostDriver.name else HostDriver()
 
 
 def _view(address: int, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - records by field name

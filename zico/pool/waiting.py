@@ -13,23 +13,12 @@ from typing import Any
 import numpy as np
 
 from zico.compiled import compiled, futex_wait, futex_wake_all, inlined, keep_out_of_line, monotonic_ns, process_is_gone
-from zico.pool.layout import HEADER, JOB, NOBODY
-from zico.pool.regions import (
-    BOUNDARY,
-    EMPTY,
-    LEAVING,
-    RUNNING,
-    append,
-    header_of,
-    job_at,
-    lock,
-    note_change,
-    regions_of,
-    someone_else_grows_alone,
-    stays_safe,
-    tell,
-    unlock,
-)
+from zico.pool.fences import at, counters_of, issued_of, overtake, pair_of
+from zico.pool.layout import HEADER, JOB, NOBODY, STREAMS
+from zico.pool.mutex import append, forget, lock, unlock
+from zico.pool.regions import note_change, tell
+from zico.pool.safety import someone_else_grows_alone, stays_safe
+from zico.pool.shared import BOUNDARY, EMPTY, LEAVING, RUNNING, header_of, job_at, regions_of
 from zico.trace import curve
 
 _JOB_BYTES = JOB.itemsize
@@ -101,15 +90,19 @@ def sequence_of(pool: Record) -> int:
 
 @compiled
 def sleep_until_change(pool: Record, sequence: int) -> None:
-    """Sleep until the pool changes or a slice has passed; then see to the dead if the broker is dead."""
-    futex_wait(pool.header_address + _SEQUENCE_OFFSET, sequence, pool.slice_address)
+    """Sleep until the pool changes or a slice has passed; then see to the dead if the broker is dead.
+
+    Slices are short where the device may end the wait by passing a fence, since it wakes nobody.
+    """
+    longest_address = pool.poll_address if header_of(pool).on_timeline == 1 else pool.slice_address
+    futex_wait(pool.header_address + _SEQUENCE_OFFSET, sequence, longest_address)
     if process_is_gone(header_of(pool).broker_pid):
         reap_dead(pool)
 
 
 @compiled
 def standstill(pool: Record) -> int:
-    """Return a number that stays the same while nobody allocates, frees, starts or ends an iteration."""
+    """Return a number that stays the same while no processor or device makes progress."""
     keep_out_of_line()
     header = header_of(pool)
     total = header.sequence
@@ -117,6 +110,8 @@ def standstill(pool: Record) -> int:
         job = job_at(pool, j)
         if job.state in (RUNNING, BOUNDARY):
             total += job.progress + job.iteration
+            for slot in range(STREAMS):
+                total += counters_of(pool)[at(pair_of(j, slot))]
     return total
 
 
@@ -126,9 +121,19 @@ def patience_ns(pool: Record) -> int:
     keep_out_of_line()
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        if job.state == RUNNING and job.waiting_threads == 0:
+        if job.state == RUNNING and (job.waiting_threads == 0 or _device_is_behind(pool, j)):
             return STUCK_BESIDE_RUNNING_NS
     return STUCK_NS
+
+
+@inlined
+def _device_is_behind(pool: Record, job: int) -> bool:
+    """Tell whether a job's device has yet to come to some mark."""
+    for slot in range(STREAMS):
+        pair = pair_of(job, slot)
+        if counters_of(pool)[at(pair)] < issued_of(pool)[pair]:
+            return True
+    return False
 
 
 @compiled
@@ -295,7 +300,10 @@ def begin_iteration(pool: Record) -> None:
 
 @compiled
 def reap(pool: Record, job: int) -> int:
-    """Take back everything a dead job held and free its place; returns the number of regions."""
+    """Take back everything held by a job whose process is gone, and free its place; returns the number of regions.
+
+    Whoever waits on the device for the dead goes on: only when the process is gone is its device work, too.
+    """
     keep_out_of_line()
     lock(pool)
     count = _reap(pool, job)
@@ -311,6 +319,7 @@ def _reap(pool: Record, job: int) -> int:
     record = job_at(pool, job)
     if record.state == EMPTY:
         return 0
+    overtake(pool, job)  # first: whoever dies further down leaves a job to be reaped, or one that nobody waits for
     if record.state == BOUNDARY:
         header.boundary_waiters -= 1
     header.waiters -= record.waiting_threads
@@ -322,8 +331,7 @@ def _reap(pool: Record, job: int) -> int:
     regions = regions_of(pool)
     count = 0
     for r in range(header.n_regions):
-        if regions[r].last_owner == job:
-            regions[r].last_owner = NOBODY  # its fences died with it; the place may get another job
+        forget(regions, r, job)
         if regions[r].owner == job:
             regions[r].owner = NOBODY
             append(header, regions, r)

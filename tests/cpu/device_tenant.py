@@ -1,0 +1,142 @@
+"""A job with a heap on the software device, whose kernels write patterns and check them before each free."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from members import job_of, join
+
+from zico.heap import on_stream
+from zico.heap.build import Heap
+from zico.heap.layout import HEAP, Arena
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from software_device import SoftwareDevice
+
+    from zico.pool.table import PoolTable
+
+Record = Any
+WORD_BYTES = 8
+_handles = itertools.count(1)
+_tags = itertools.count(1)
+
+
+@dataclasses.dataclass
+class Tensor:
+    """A live tensor, the stream it is for, and whether its first kernel has run."""
+
+    address: int
+    size_bytes: int
+    stream: int
+    tag: int
+    written: bool = False
+
+
+class DeviceTenant:
+    """A member with a heap and streams on a device; ``faults`` are patterns that somebody else has overwritten."""
+
+    def __init__(
+        self, pool: PoolTable, device: SoftwareDevice, *, streams: int = 2, spacing_bytes: int = 0, wait_limit_s: float
+    ) -> None:
+        """Join and build the heap."""
+        self.pool, self.device = pool, device
+        self.member = join(pool)
+        self.record = np.zeros(1, HEAP)
+        timeline = device.timeline(self.member, spacing_bytes)
+        self.heap = Heap(self.member, self.record, wait_limit_s=wait_limit_s, timeline=timeline)
+        self.streams = [next(_handles) for _ in range(streams)]
+        self.live: list[Tensor] = []
+        self.faults: list[str] = []
+
+    @property
+    def job(self) -> Record:
+        """Return the record of the job."""
+        return self.member.jobs[job_of(self.member)]
+
+    def allocate(self, size_bytes: int, stream: int = 0) -> Tensor | None:
+        """Allocate for a stream and let a kernel write a pattern; ``None`` if it is refused."""
+        handle = self.streams[stream]
+        address = int(on_stream.allocate_on(self.record[0], size_bytes, handle))
+        if address <= 0:
+            return None
+        assert address % 512 == 0
+        assert all(address + size_bytes <= t.address or t.address + t.size_bytes <= address for t in self.live)
+        tensor = Tensor(address, size_bytes, handle, next(_tags))
+        self.live.append(tensor)
+        self.device.launch(handle, lambda: self._write(tensor))
+        return tensor
+
+    def free(self, tensor: Tensor) -> None:
+        """Let a kernel check the pattern, and free behind it."""
+        self.live.remove(tensor)
+        self.device.launch(tensor.stream, lambda: self._check(tensor))
+        on_stream.free_on(self.record[0], tensor.address, tensor.stream)
+
+    def use_on(self, tensor: Tensor, stream: int) -> None:
+        """Let a kernel on another stream check the pattern, behind an event after the tensor's first kernel."""
+        handle = self.streams[stream]
+        self.device.queues[handle].append(lambda: tensor.written)
+        self.device.launch(handle, lambda: self._check(tensor))
+        on_stream.record_stream(self.record[0], tensor.address, handle)
+
+    def free_all(self) -> None:
+        """Free every tensor."""
+        for tensor in list(self.live):
+            self.free(tensor)
+
+    def settle(self) -> None:
+        """Wait for the device, and let the heap notice."""
+        on_stream.settle(self.record[0])
+        self.device.drain()
+        on_stream.settle(self.record[0])
+        self.device.drain()
+
+    def check_empty(self) -> None:
+        """Nothing is held, lent or waiting, and every arena is one gap."""
+        record = self.record[0]
+        assert (self.job["held"], self.job["live_bytes"], record["n_deferred"]) == (0, 0, 0)
+        assert record["bad_frees"] == 0
+        assert (self.heap.slots["live"] == 0).all()
+        assert (self.heap.arenas["n_gaps"] == 1).all()
+        assert len(self.heap.arenas) == len(Arena) + 15
+
+    def _places(self, tensor: Tensor) -> list[int]:
+        region_bytes = self.member.region_bytes
+        first = tensor.address - (tensor.address - self.heap.base) % region_bytes + region_bytes
+        last = tensor.address + max(tensor.size_bytes // WORD_BYTES * WORD_BYTES - WORD_BYTES, 0)
+        return [tensor.address, last, *range(first, last, region_bytes)]
+
+    def _write(self, tensor: Tensor) -> None:
+        tensor.written = True
+        for place in self._places(tensor):
+            ctypes.c_int64.from_address(place).value = tensor.tag
+
+    def _check(self, tensor: Tensor) -> None:
+        for place in self._places(tensor):
+            found = ctypes.c_int64.from_address(place).value
+            if found != tensor.tag:
+                self.faults.append(f"tensor {tensor.tag} finds what {found} has written")
+
+    def die(self) -> None:
+        """Die: the device work ends, the addresses go, the broker reaps."""
+        self.device.kill(self.streams)
+        self.close()
+        self.pool.reap(job_of(self.member))
+
+    def close(self) -> None:
+        """Close the heap and the member's mapping of the table stays for counters that streams may still be given."""
+        self.heap.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Close."""
+        self.close()

@@ -1,0 +1,118 @@
+"""A device whose streams do one thing at a time, and only when told: any order of what a real one may do can be had.
+
+A stream is a queue: marks set a counter, waits hold the queue until a counter is high enough, kernels are Python
+functions. Jobs of one process share it; a stream's handle is any number above 0.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import threading
+from typing import TYPE_CHECKING
+
+from zico.heap.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from zico.pool.table import PoolTable
+
+_STREAM_CALL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+_DEVICE_CALL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
+REFUSED = 719
+"""What a call returns that is to fail (CUDA_ERROR_LAUNCH_FAILED)."""
+
+
+class SoftwareDevice:
+    """The device; ``refuses`` says of each mark and wait whether it fails."""
+
+    def __init__(self) -> None:
+        """Make one with no stream."""
+        self.queues: dict[int, collections.deque[Callable[[], bool]]] = collections.defaultdict(collections.deque)
+        self.marks = 0
+        self.waits = 0
+        self.synchronized = 0
+        self.refuses: Callable[[str, int], bool] = lambda _what, _stream: False
+        self._lock = threading.RLock()
+        self._functions = (_STREAM_CALL(self._mark), _STREAM_CALL(self._await), _DEVICE_CALL(self._synchronize))
+
+    def timeline(self, member: PoolTable, spacing_bytes: int = 0) -> Timeline:
+        """Return what a member's heap needs to use this device."""
+        mark, wait, synchronize = (int(ctypes.cast(f, ctypes.c_void_p).value or 0) for f in self._functions)
+        counters_address = int(member.member[0]["counters_address"])
+        return Timeline(mark, wait, synchronize, counters_address, spacing_bytes=spacing_bytes)
+
+    # -- what jobs do
+
+    def launch(self, stream: int, kernel: Callable[[], object]) -> None:
+        """Put a kernel on a stream."""
+        with self._lock:
+            self.queues[stream].append(lambda: (kernel(), True)[1])
+
+    def mark(self, stream: int, counter_address: int, value: int) -> None:
+        """Put a mark on a stream."""
+        word = ctypes.c_int64.from_address(counter_address)
+
+        def write() -> bool:
+            assert word.value < value, "a counter only grows, one mark after the other"
+            word.value = value
+            return True
+
+        with self._lock:
+            self.queues[stream].append(write)
+
+    def wait(self, stream: int, counter_address: int, value: int) -> None:
+        """Put a wait on a stream."""
+        word = ctypes.c_int64.from_address(counter_address)
+        with self._lock:
+            self.queues[stream].append(lambda: word.value >= value)
+
+    def _mark(self, _context: int, stream: int, counter_address: int, value: int) -> int:
+        if self.refuses("mark", stream):
+            return REFUSED
+        self.marks += 1
+        self.mark(stream, counter_address, value)
+        return 0
+
+    def _await(self, _context: int, stream: int, counter_address: int, value: int) -> int:
+        if self.refuses("wait", stream):
+            return REFUSED
+        self.waits += 1
+        self.wait(stream, counter_address, value)
+        return 0
+
+    def _synchronize(self, _context: int) -> int:
+        self.synchronized += 1
+        self.drain()
+        return 0
+
+    # -- what the device does
+
+    def step(self, stream: int) -> bool:
+        """Do the next thing of a stream; false if it has nothing, or waits."""
+        with self._lock:
+            queue = self.queues[stream]
+            if queue and queue[0]():
+                queue.popleft()
+                return True
+            return False
+
+    def step_any(self, choice: int) -> bool:
+        """Do one thing on some stream, the ``choice``-th that can or a later one; false if none can."""
+        with self._lock:
+            streams = sorted(self.queues)
+            return any(self.step(streams[(choice + i) % len(streams)]) for i in range(len(streams)))
+
+    def drain(self) -> None:
+        """Do everything; fails if streams wait for each other."""
+        with self._lock:
+            while self.step_any(0):
+                pass
+            assert not any(self.queues.values()), "streams wait for what never comes"
+
+    def kill(self, streams: Iterable[int]) -> None:
+        """End the device work of a process that is gone."""
+        with self._lock:
+            for stream in streams:
+                self.queues.pop(stream, None)

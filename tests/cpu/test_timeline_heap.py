@@ -1,0 +1,512 @@
+"""Heaps on a device that lags behind: no kernel ever sees another's bytes, whoever frees, takes over, or dies."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from device_tenant import DeviceTenant
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from members import check_counters, counters, issued, job_of
+from software_device import REFUSED, SoftwareDevice
+
+from zico.heap import allocator, on_stream
+from zico.heap.layout import CHUNK_BYTES, MAX_DEFERRED
+from zico.pool.layout import STREAMS
+from zico.pool.table import PoolTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Record = Any
+KIB, MIB = 1 << 10, 1 << 20
+REGION_BYTES = MIB
+DEADLINE_S = 60.0
+SIZES = st.one_of(st.integers(1, 32 * KIB), st.integers(32 * KIB, 300 * KIB), st.integers(300 * KIB, 3 * MIB))
+
+
+def make_device_pool(n_regions: int) -> PoolTable:
+    """Make a pool on the host's memory whose jobs are to be on the software device."""
+    return PoolTable.create(
+        budget_bytes=n_regions * REGION_BYTES,
+        region_bytes=REGION_BYTES,
+        use_claims=False,
+        self_admit=True,
+        on_timeline=True,
+    )
+
+
+class HeapTimelineMachine(RuleBasedStateMachine):
+    """Two jobs with two streams each allocate, use, free, share and die, while the device goes on at will."""
+
+    @initialize(n=st.integers(3, 10), spacing=st.sampled_from([0, 0, 2 * REGION_BYTES]))
+    def begin(self, n: int, spacing: int) -> None:
+        """Make the pool, the device and the jobs."""
+        self.stack = contextlib.ExitStack()
+        self.pool = self.stack.enter_context(make_device_pool(n))
+        self.device = SoftwareDevice()
+        self.spacing = spacing
+        self.tenants = [self._join() for _ in range(2)]
+        self.before = counters(self.pool).copy()
+        self.faults: list[str] = []
+
+    def _join(self) -> DeviceTenant:
+        tenant = DeviceTenant(self.pool, self.device, spacing_bytes=self.spacing, wait_limit_s=0.002)
+        self.stack.callback(tenant.close)
+        return tenant
+
+    def teardown(self) -> None:
+        """When all is freed and the device has done everything, everything is free again and no wait is left."""
+        if not hasattr(self, "stack"):
+            return
+        with self.stack:
+            for tenant in self.tenants:
+                tenant.free_all()
+            for tenant in self.tenants:
+                on_stream.settle(tenant.record[0])
+            for tenant in self.tenants:
+                tenant.settle()
+                tenant.check_empty()
+                assert not tenant.faults
+            check_counters(self.pool)
+
+    def _pick(self, data: st.DataObject) -> DeviceTenant:
+        return self.tenants[data.draw(st.integers(0, 1))]
+
+    @rule(data=st.data(), sizes=st.lists(SIZES, min_size=1, max_size=4), stream=st.integers(0, 1))
+    def allocate(self, data: st.DataObject, sizes: list[int], stream: int) -> None:
+        """A job allocates for a stream; kernels of that stream use what it got."""
+        tenant = self._pick(data)
+        for size in sizes:
+            tenant.allocate(size, stream)
+
+    @rule(data=st.data(), which=st.integers(0, 1 << 20))
+    def free(self, data: st.DataObject, which: int) -> None:
+        """A job frees a tensor behind its last kernel."""
+        tenant = self._pick(data)
+        if tenant.live:
+            tenant.free(tenant.live[which % len(tenant.live)])
+
+    @rule(data=st.data())
+    def free_all(self, data: st.DataObject) -> None:
+        """A job ends an iteration."""
+        tenant = self._pick(data)
+        tenant.free_all()
+        allocator.mark(tenant.record[0])
+
+    @rule(data=st.data(), which=st.integers(0, 1 << 20), stream=st.integers(0, 1))
+    def use_elsewhere(self, data: st.DataObject, which: int, stream: int) -> None:
+        """A tensor is used on another stream, too."""
+        tenant = self._pick(data)
+        if tenant.live:
+            tenant.use_on(tenant.live[which % len(tenant.live)], stream)
+
+    @rule(choices=st.lists(st.integers(0, 9), min_size=1, max_size=12))
+    def device_goes_on(self, choices: list[int]) -> None:
+        """The device does something on some streams."""
+        if self.device.queues:
+            for choice in choices:
+                self.device.step_any(choice)
+
+    @rule()
+    def device_catches_up(self) -> None:
+        """The device does all that it can."""
+        while self.device.queues and self.device.step_any(0):
+            pass
+
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        """Invariant 5: a job dies with all its device work, and another comes in its place."""
+        which = data.draw(st.integers(0, 1))
+        self.faults += self.tenants[which].faults
+        self.tenants[which].die()
+        self.tenants[which] = self._join()
+
+    @invariant()
+    def agrees(self) -> None:
+        """Invariants 1, 2 and 4: no kernel has found another's bytes, and no counter has fallen."""
+        if not hasattr(self, "stack"):
+            return
+        assert not self.faults
+        for tenant in self.tenants:
+            assert not tenant.faults
+            assert tenant.record[0]["bad_frees"] == tenant.record[0]["failures"] == 0
+        check_counters(self.pool)
+        now = counters(self.pool)
+        assert (now >= self.before).all()
+        self.before = now.copy()
+
+
+HeapTimelineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+TestHeapTimeline = HeapTimelineMachine.TestCase
+
+
+@pytest.fixture
+def device() -> SoftwareDevice:
+    """Make a device."""
+    return SoftwareDevice()
+
+
+@contextlib.contextmanager
+def jobs(device: SoftwareDevice, n_regions: int, count: int, **options: Any) -> Iterator[list[DeviceTenant]]:  # noqa: ANN401 - of DeviceTenant
+    """Make a pool and jobs with heaps in it."""
+    options.setdefault("wait_limit_s", 0.005)
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(make_device_pool(n_regions))
+        yield [stack.enter_context(DeviceTenant(pool, device, **options)) for _ in range(count)]
+
+
+def test_a_region_is_handed_over_with_no_cpu_waiting(device: SoftwareDevice) -> None:
+    """Invariant 2: B gets what A has freed although A's kernels have not begun; B's kernels run after A's."""
+    with jobs(device, 4, 2) as (a, b):
+        order: list[str] = []
+        first = a.allocate(4 * MIB)
+        device.launch(a.streams[0], lambda: order.append("a"))
+        a.free(first)
+        second = b.allocate(4 * MIB)
+        assert second is not None
+        device.launch(b.streams[0], lambda: order.append("b"))
+        assert device.waits == 1
+        assert not device.step(b.streams[0])
+        device.drain()
+        assert order == ["a", "b"]
+        assert not a.faults + b.faults
+        b.free_all()
+
+
+def test_a_stream_uses_again_what_was_freed_on_it_without_a_wait(device: SoftwareDevice) -> None:
+    """On one stream memory goes round without waits, marks passed or not, however far ahead the processor is."""
+    sizes = (MIB, 2 * MIB, 100 * KIB)
+    with jobs(device, 4, 1) as (job,):
+        for n in range(60):
+            for tensor in [job.allocate(size) for size in sizes]:
+                assert tensor is not None
+                job.free(tensor)
+            allocator.mark(job.record[0])
+            if n < 10:  # until every class is known, and lies where it is going to stay
+                device.drain()
+        assert device.waits == 0
+        maps = int(job.job["maps"])
+        job.settle()
+        job.check_empty()
+        assert not job.faults
+        assert maps < 10 * len(sizes)
+
+
+def test_streams_of_a_job_do_not_share_ranges(device: SoftwareDevice) -> None:
+    """What is freed on one stream is another's only behind a wait on the device."""
+    with jobs(device, 2, 1) as (job,):
+        first = job.allocate(2 * MIB, 0)
+        assert first is not None
+        job.free(first)
+        second = job.allocate(2 * MIB, 1)
+        assert second is not None
+        assert second.address != first.address
+        assert device.waits == 1
+        device.drain()
+        assert not job.faults
+
+
+def test_a_slot_is_mapped_anew_only_when_its_work_is_done(device: SoftwareDevice) -> None:
+    """Before a slot gets another region the job's own kernels on the old one must have run; an allocation waits."""
+    with jobs(device, 2, 2, wait_limit_s=DEADLINE_S) as (a, b):
+        first = a.allocate(MIB)
+        assert first is not None
+        a.free(first)
+        kept = b.allocate(2 * MIB)  # takes that region, too
+        assert kept is not None
+        device.queues[b.streams[0]].clear()
+        for stream in b.streams:
+            device.launch(stream, lambda: None)
+        b.live.clear()
+        on_stream.free_on(b.record[0], kept.address, b.streams[0])
+        swap = b.allocate(MIB)
+        assert swap is not None
+        got: list[Any] = []
+        thread = threading.Thread(target=lambda: got.append(a.allocate(MIB)), daemon=True)
+        thread.start()
+        thread.join(0.05)
+        moved = bool(got) and a.job["maps"] > 1
+        assert not moved, "the kernel of its first tensor has not run"
+        while device.step_any(0):
+            pass
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+        device.drain()
+        assert not a.faults
+        b.live.clear()
+
+
+def test_marks_are_spaced_and_never_missing_when_somebody_waits(device: SoftwareDevice) -> None:
+    """With a spacing a mark comes after so many bytes, but at once when anybody waits, at boundaries, at the end."""
+    with jobs(device, 16, 2, spacing_bytes=4 * REGION_BYTES) as (a, b):
+        made = [a.allocate(MIB) for _ in range(12)]
+        for n, tensor in enumerate(made[:9]):
+            assert tensor is not None
+            a.free(tensor)
+            assert device.marks == (n + 1) // 4
+        assert b.allocate(16 * MIB) is None
+        on_stream.settle(a.record[0])
+        assert device.marks == 3
+        a.pool.header["waiters"] = 1
+        assert made[9] is not None
+        a.free(made[9])
+        a.pool.header["waiters"] = 0
+        assert device.marks == 4
+        assert made[10] is not None
+        a.free(made[10])
+        assert device.marks == 4
+        allocator.mark(a.record[0])
+        assert device.marks == 5
+        a.free_all()
+        assert device.marks == 5
+        device.drain()
+        assert a.allocate(16 * MIB, 1) is not None, "before it waits itself it marks"
+        assert device.marks == 6
+
+
+def test_a_freed_tensor_waits_for_the_streams_that_used_it(device: SoftwareDevice) -> None:
+    """A tensor recorded on another stream is used again only when that stream has come by; nobody waits for it."""
+    with jobs(device, 4, 1) as (job,):
+        for size in (100, 2 * MIB):
+            tensor = job.allocate(size)
+            assert tensor is not None
+            job.use_on(tensor, 1)
+            job.free(tensor)
+            assert job.record[0]["n_deferred"] == 1
+            while device.step(job.streams[0]):
+                pass
+            other = job.allocate(size)
+            assert other is not None
+            assert other.address != tensor.address
+            device.drain()
+            job.free(other)
+            assert job.record[0]["n_deferred"] == 0
+            again = job.allocate(size)
+            assert again is not None
+            assert again.address in (tensor.address, other.address)
+            job.free(again)
+            device.drain()
+        job.settle()
+        job.check_empty()
+        assert not job.faults
+
+
+def test_a_tensor_freed_on_another_stream_waits_for_it(device: SoftwareDevice) -> None:
+    """A free on a stream that is not the tensor's waits for what that stream was given."""
+    with jobs(device, 4, 1) as (job,):
+        job.allocate(1, 1)
+        tensor = job.allocate(MIB)
+        assert tensor is not None
+        job.live.remove(tensor)
+        device.launch(job.streams[1], lambda: None)
+        on_stream.free_on(job.record[0], tensor.address, job.streams[1])
+        assert job.record[0]["n_deferred"] == 1
+        job.free_all()
+        job.settle()
+        job.check_empty()
+
+
+def test_a_wait_for_the_jobs_own_device_ends_at_its_limit(device: SoftwareDevice) -> None:
+    """Invariant 7: when all that a request lacks are the job's own frees, which a stuck device keeps, it is refused."""
+    with jobs(device, 4, 1, wait_limit_s=0.01) as (job,):
+        tensor = job.allocate(3 * MIB)
+        assert tensor is not None
+        job.use_on(tensor, 1)
+        job.free(tensor)
+        got: list[Any] = []
+        thread = threading.Thread(target=lambda: got.append(job.allocate(2 * MIB)), daemon=True)
+        thread.start()
+        thread.join(DEADLINE_S)
+        assert got == [None]
+        assert job.job["oom_count"] == 1
+        device.drain()
+        assert job.allocate(2 * MIB) is not None
+        job.free_all()
+        job.settle()
+        job.check_empty()
+
+
+def test_a_second_free_is_counted_and_harmless(device: SoftwareDevice) -> None:
+    """A tensor that is freed, or waits to be, is no tensor: freeing and recording it again changes nothing."""
+    with jobs(device, 8, 1) as (job,):
+        for size in (100, MIB):
+            keeps, tensor = job.allocate(size), job.allocate(size)
+            assert tensor is not None
+            assert keeps is not None
+            job.use_on(tensor, 1)
+            job.free(tensor)
+            for address in (tensor.address, tensor.address + 8, keeps.address + 512 * size // MIB + 8):
+                on_stream.free_on(job.record[0], address, tensor.stream)
+                on_stream.record_stream(job.record[0], address, job.streams[1])
+            device.drain()
+            on_stream.settle(job.record[0])
+            on_stream.free_on(job.record[0], tensor.address, tensor.stream)
+            assert job.record[0]["bad_frees"] == 4
+            job.record[0]["bad_frees"] = 0
+        for outside in (job.heap.base - 1, job.heap.base + int(job.record[0]["window_bytes"])):
+            on_stream.free_on(job.record[0], outside, 1)
+        assert job.record[0]["bad_frees"] == 2
+        job.record[0]["bad_frees"] = 0
+        job.free_all()
+        job.settle()
+        job.check_empty()
+
+
+def test_a_full_list_of_waiting_frees_makes_the_stream_wait(device: SoftwareDevice) -> None:
+    """Where no more frees can wait in the list, the tensor's own stream waits on the device, and nothing is lost."""
+    with jobs(device, 4, 1) as (job,):
+        tensor = job.allocate(MIB)
+        assert tensor is not None
+        job.use_on(tensor, 1)
+        job.record[0]["n_deferred"] = MAX_DEFERRED
+        before = device.waits
+        job.free(tensor)
+        job.record[0]["n_deferred"] = 0
+        assert device.waits == before + 1
+        again = job.allocate(MIB)
+        assert again is not None
+        assert again.address == tensor.address
+        job.free(again)
+        job.settle()
+        job.check_empty()
+        assert not job.faults
+
+
+def test_more_streams_than_slots_are_slow_and_right(device: SoftwareDevice) -> None:
+    """A stream too many takes memory behind the first stream, and its frees wait for the device."""
+    with jobs(device, 40, 1, streams=STREAMS + 2) as (job,):
+        for stream in range(STREAMS):
+            assert job.allocate(MIB, stream) is not None
+        first = job.allocate(MIB, 0)
+        assert first is not None
+        job.free(first)
+        late = job.allocate(MIB, STREAMS)
+        small = job.allocate(100, STREAMS + 1)
+        assert late is not None
+        assert small is not None
+        assert late.address == first.address
+        assert not device.step(late.stream), "the first stream has not used it yet"
+        assert device.synchronized == 0
+        job.free(late)
+        job.free(small)
+        assert device.synchronized == 2
+        job.free_all()
+        job.settle()
+        job.check_empty()
+        assert not job.faults
+
+
+@pytest.mark.parametrize("what", ["mark", "wait"])
+def test_a_refused_call_of_the_device_loses_nothing(device: SoftwareDevice, what: str) -> None:
+    """If the device refuses a mark nobody gets the region before the next one; if it refuses a wait, the allocation."""
+    with jobs(device, 4, 2) as (a, b):
+        tensor = a.allocate(4 * MIB)
+        assert tensor is not None
+        if what == "mark":
+            device.refuses = lambda kind, _stream: kind == "mark"
+            a.free(tensor)
+            assert a.record[0]["failures"] == 1
+            assert b.allocate(MIB) is None
+            device.refuses = lambda _kind, _stream: False
+            on_stream.settle(a.record[0])
+        else:
+            a.free(tensor)
+            device.refuses = lambda kind, _stream: kind == "wait"
+            assert b.allocate(MIB) is None
+            assert b.job["held"] == 0
+            assert b.member.member[0]["n_waits"] == 0
+            device.refuses = lambda _kind, _stream: False
+        assert b.allocate(4 * MIB) is not None
+        device.drain()
+        assert not b.faults
+        b.free_all()
+        assert REFUSED != 0
+
+
+def test_small_tensors_are_cells_of_a_chunk(device: SoftwareDevice) -> None:
+    """Small tensors of one size lie side by side in a chunk; each size and each stream has chunks of its own."""
+    with jobs(device, 8, 1) as (job,):
+        made = [job.allocate(1000) for _ in range(2000)]
+        addresses = sorted(tensor.address for tensor in made if tensor)
+        assert len(addresses) == 2000
+        chunks = {address // CHUNK_BYTES for address in addresses}
+        assert len(chunks) == 2
+        assert np.diff(addresses).min() == 1024
+        assert job.job["live_bytes"] == 2000 * 1024
+        assert job.job["held"] == 2
+        elsewhere = [job.allocate(1000, 1), job.allocate(3000)]
+        assert all(t and t.address // CHUNK_BYTES not in chunks for t in elsewhere)
+        for tensor in made[:1500]:
+            assert tensor is not None
+            job.free(tensor)
+        assert job.job["held"] == 3, "one of the two chunks is empty"
+        assert job.allocate(1000) is not None
+        assert job.job["held"] == 3
+        job.free_all()
+        job.settle()
+        job.check_empty()
+        assert not job.faults
+
+
+def test_without_chunk_records_small_tensors_are_blocks(device: SoftwareDevice) -> None:
+    """When there is no room for one more chunk a small tensor gets a granule, and everything is right."""
+    with jobs(device, 4, 1) as (job,):
+        job.record[0]["n_chunks"] = 1 << 14
+        made = [job.allocate(100) for _ in range(3)]
+        assert len({tensor.address >> 16 for tensor in made if tensor}) == 3
+        job.record[0]["n_chunks"] = 0
+        job.free_all()
+        job.settle()
+        job.check_empty()
+
+
+def _go_on(device: SoftwareDevice, stop: threading.Event) -> None:
+    """Be the device: do things in random order, with pauses, until told to stop."""
+    rng = random.Random(1)  # noqa: S311 - a test's
+    while not stop.is_set():
+        for _ in range(rng.randrange(1, 40)):
+            if not (device.queues and device.step_any(rng.randrange(10))):
+                break
+
+
+def _train(tenant: DeviceTenant) -> None:
+    """Be a job: iterations with tensors of all sizes on two streams, some used on both."""
+    rng = random.Random(job_of(tenant.member))  # noqa: S311 - a test's
+    for _ in range(60):
+        for _ in range(12):
+            tensor = tenant.allocate(rng.choice([200, 5000, 90 * KIB, MIB, 3 * MIB // 2]), rng.randrange(2))
+            if tensor and rng.random() < 0.2:
+                tenant.use_on(tensor, rng.randrange(2))
+            if tenant.live and rng.random() < 0.5:
+                tenant.free(tenant.live[rng.randrange(len(tenant.live))])
+        tenant.free_all()
+        allocator.mark(tenant.record[0])
+
+
+def test_two_jobs_train_beside_each_other_on_a_device_that_lags(device: SoftwareDevice) -> None:
+    """Invariants 2 and 7: two jobs, each in its thread, the device in a third: no kernel finds another's bytes."""
+    with jobs(device, 10, 2, wait_limit_s=DEADLINE_S) as tenants:
+        stop = threading.Event()
+        threads = [threading.Thread(target=_train, args=(tenant,), daemon=True) for tenant in tenants]
+        runner = threading.Thread(target=_go_on, args=(device, stop), daemon=True)
+        for thread in (*threads, runner):
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        stop.set()
+        runner.join(DEADLINE_S)
+        assert not any(thread.is_alive() for thread in (*threads, runner))
+        for tenant in tenants:
+            tenant.settle()
+        for tenant in tenants:
+            tenant.check_empty()
+            assert not tenant.faults
+        assert device.waits > 10, "regions have changed hands ahead of the device"
+        assert (issued(tenants[0].pool) == counters(tenants[0].pool)).all()

@@ -1,0 +1,479 @@
+"""Regions behind fences: several jobs with several streams, against a device that does one thing at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from members import PAGE_BYTES, check_counters, counters, fence, free_list, issued, job_of, join, make_pool
+from software_device import SoftwareDevice
+
+from zico.pool import ahead, mutex, regions
+from zico.pool.layout import COUNTER_BYTES, NOBODY, STREAMS
+from zico.pool.regions import BEHIND, GRANTED, WAIT
+from zico.pool.table import PoolTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Record = Any
+N_REGIONS = 6
+
+
+class Job:
+    """A member whose streams are on the device; it uses what it is granted, and releases it with marks."""
+
+    _handles = iter(range(1, 1 << 30))
+
+    def __init__(self, member: PoolTable, device: SoftwareDevice) -> None:
+        """Own streams of its own in two slots."""
+        self.member, self.device = member, device
+        self.streams = [next(self._handles) for _ in range(2)]
+        self.held: dict[int, int] = {}
+
+    @property
+    def number(self) -> int:
+        """Return which job it is."""
+        return job_of(self.member)
+
+    def pair(self, slot: int) -> int:
+        """Return the number of its counter."""
+        return self.number * STREAMS + slot
+
+    def acquire(self, slot: int, wanted: list[int]) -> tuple[int, list[int]]:
+        """Ask for regions; puts the waits that are demanded on the stream."""
+        array = np.array(wanted, "i4")
+        record = self.member.member[0]
+        status = int(regions.acquire(record, array, len(wanted), slot))
+        assert (status == BEHIND) == (record["n_waits"] > 0)
+        for i in range(int(record["n_waits"])):
+            pair = int(record["wait_pairs"][i])
+            self.device.wait(self.streams[slot], self.address(pair), int(record["wait_values"][pair]))
+            record["wait_values"][pair] = 0
+        record["n_waits"] = 0
+        granted = array.tolist() if status in (GRANTED, BEHIND) else []
+        self.held |= dict.fromkeys(granted, slot)
+        return status, granted
+
+    def address(self, pair: int) -> int:
+        """Return where a counter is."""
+        return int(self.member.member[0]["counters_address"]) + pair * COUNTER_BYTES
+
+    def issued(self, slot: int) -> int:
+        """Return the last mark of a stream."""
+        return int(issued(self.member)[self.number, slot])
+
+    def mark(self, slot: int) -> int:
+        """Put a mark on a stream; returns its value."""
+        value = self.issued(slot) + 1
+        self.device.mark(self.streams[slot], self.address(self.pair(slot)), value)
+        issued(self.member)[self.number, slot] = value
+        return value
+
+    def release(self, given: list[int], *, issue: bool = True) -> int:
+        """Release regions of one slot, with a mark or with the fence of the next one; returns the value."""
+        (slot,) = {self.held.pop(r) for r in given}
+        value = self.mark(slot) if issue else self.issued(slot) + 1
+        word = fence(self.number, slot, value)
+        regions.give_back(self.member.member[0], np.array(given, "i4"), len(given), word)
+        return value
+
+
+def make_timeline_pool(n_regions: int) -> PoolTable:
+    """Make a pool whose regions may be granted behind fences."""
+    return PoolTable.create(
+        budget_bytes=n_regions * PAGE_BYTES,
+        region_bytes=PAGE_BYTES,
+        use_claims=False,
+        self_admit=True,
+        on_timeline=True,
+    )
+
+
+# -- any order of things --------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Use:
+    """One ownership of a region: who used it, and the mark after which its stream is done with it."""
+
+    pair: int
+    job: Job
+    value: int | None = None
+    started: bool = False
+
+
+class TimelineMachine(RuleBasedStateMachine):
+    """Jobs take, use and release regions, die and are replaced, while the device lags behind at will."""
+
+    @initialize(n=st.integers(2, N_REGIONS))
+    def begin(self, n: int) -> None:
+        """Make the pool and the device."""
+        self.stack = contextlib.ExitStack()
+        self.pool = self.stack.enter_context(make_timeline_pool(n))
+        self.device = SoftwareDevice()
+        self.n = n
+        self.jobs: list[Job] = []
+        self.dead: list[Job] = []
+        self.uses: dict[int, list[Use]] = {r: [] for r in range(n)}
+        self.before = counters(self.pool).copy()
+
+    def teardown(self) -> None:
+        """All that streams wait for comes, whoever has died; then every region is to be had."""
+        if not hasattr(self, "stack"):
+            return
+        with self.stack:
+            for job in self.jobs:
+                for slot in range(2):
+                    if job.issued(slot) < self._last_fence(job, slot):
+                        job.mark(slot)
+            self.device.drain()
+            if self.jobs:
+                status, _ = self.jobs[0].acquire(0, [NOBODY] * len(free_list(self.pool)))
+                assert status == GRANTED
+
+    def _last_fence(self, job: Job, slot: int) -> int:
+        values = [use.value or 0 for uses in self.uses.values() for use in uses if use.pair == job.pair(slot)]
+        return max([0, *values])
+
+    def _pick(self, data: st.DataObject) -> Job:
+        return self.jobs[data.draw(st.integers(0, 2)) % len(self.jobs)]
+
+    @rule()
+    def join(self) -> None:
+        """A job gets a place, maybe one in which another has died; its counters go on from there."""
+        if len(self.jobs) < 3:
+            job = Job(self.stack.enter_context(join(self.pool)), self.device)
+            self.jobs.append(job)
+            for slot in range(2):
+                assert issued(self.pool)[job.number, slot] == counters(self.pool)[job.number, slot]
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), slot=st.integers(0, 1), n=st.integers(1, 3))
+    def acquire(self, data: st.DataObject, slot: int, n: int) -> None:
+        """Invariant 2: when the new owner's stream comes to use a region, the device has done with all earlier uses."""
+        job = self._pick(data)
+        wanted = data.draw(st.lists(st.integers(NOBODY, self.n - 1), min_size=n, max_size=n))
+        _, granted = job.acquire(slot, wanted)
+        for r in granted:
+            use = Use(job.pair(slot), job)
+            self.uses[r].append(use)
+            self.device.launch(job.streams[slot], lambda r=r, use=use: self._run(r, use))
+
+    def _run(self, r: int, use: Use) -> None:
+        """Be a kernel that uses a region."""
+        use.started = True
+        for other in self.uses[r][: self.uses[r].index(use)]:
+            done = other.value is not None and counters(self.pool).flat[other.pair] >= other.value
+            assert other.pair == use.pair or other.job in self.dead or done, "two streams use a region at once"
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), issue=st.booleans(), n=st.integers(1, 3))
+    def release(self, data: st.DataObject, issue: bool, n: int) -> None:  # noqa: FBT001 - drawn
+        """A job releases regions that its stream may not have begun to use; nobody gets them before there is a mark."""
+        job = self._pick(data)
+        slot = data.draw(st.integers(0, 1))
+        given = [r for r, s in job.held.items() if s == slot][:n]
+        if given:
+            value = job.release(given, issue=issue)
+            for r in given:
+                self.uses[r][-1].value = value
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), slot=st.integers(0, 1))
+    def mark(self, data: st.DataObject, slot: int) -> None:
+        """A job puts a mark on a stream."""
+        self._pick(data).mark(slot)
+
+    @rule(choices=st.lists(st.integers(0, 9), min_size=1, max_size=8))
+    def device_goes_on(self, choices: list[int]) -> None:
+        """The device does something on some stream."""
+        if self.device.queues:
+            for choice in choices:
+                self.device.step_any(choice)
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        """Invariant 5: a job dies with its device work; what it held and had released is free once A's fences pass."""
+        job = self._pick(data)
+        self.jobs.remove(job)
+        self.dead.append(job)
+        self.device.kill(job.streams)
+        held = len(job.held)
+        assert self.pool.reap(job.number) == held
+        assert (issued(self.pool) >= counters(self.pool)).all()
+        for slot in range(2):
+            assert issued(self.pool)[job.number, slot] == counters(self.pool)[job.number, slot]
+
+    @rule(seed=st.integers(0, 1 << 30))
+    def die_inside(self, seed: int) -> None:
+        """Invariant 5: fences survive a death inside; counters and lists are rebuilt."""
+        rng = np.random.default_rng(seed)
+        for field in ("granted", "free_head", "free_tail"):
+            self.pool.header[field] = rng.integers(-5, 50)
+        for field in ("previous", "next"):
+            self.pool.regions[field] = rng.integers(-1, self.n, self.n)
+        before = self.pool.regions[["fence", "before"]].copy()
+        mutex.recover(self.pool.member[0])
+        assert (self.pool.regions[["fence", "before"]] == before).all()
+
+    @invariant()
+    def agrees(self) -> None:
+        """Invariants 1 and 2: every region has one owner or none, and no counter ever falls."""
+        if not hasattr(self, "stack"):
+            return
+        check_counters(self.pool)
+        now = counters(self.pool)
+        assert (now >= self.before).all()
+        self.before = now.copy()
+        for job in self.jobs:
+            mine = np.flatnonzero(self.pool.regions["owner"] == job.number).tolist()
+            assert sorted(job.held) == mine
+
+
+TimelineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestTimeline = TimelineMachine.TestCase
+
+
+# -- by hand --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool() -> Iterator[PoolTable]:
+    """Make a pool of four regions on a timeline."""
+    with make_timeline_pool(4) as pool:
+        yield pool
+
+
+@contextlib.contextmanager
+def joined(pool: PoolTable, n: int) -> Iterator[tuple[SoftwareDevice, list[Job]]]:
+    """Join ``n`` times, with streams on one device."""
+    device = SoftwareDevice()
+    with contextlib.ExitStack() as stack:
+        yield device, [Job(stack.enter_context(join(pool, f"job{i}")), device) for i in range(n)]
+
+
+def test_an_unmarked_region_is_nobodys_but_its_streams(pool: PoolTable) -> None:
+    """Invariant 2: without a mark nobody but the stream that released a region gets it; with one others wait for it."""
+    with joined(pool, 2) as (_, (a, b)):
+        a.acquire(0, [NOBODY] * 4)
+        a.release([0, 1, 2, 3], issue=False)
+        assert b.acquire(0, [NOBODY])[0] == WAIT
+        assert a.acquire(1, [NOBODY])[0] == WAIT
+        assert a.acquire(0, [2]) == (GRANTED, [2])
+        a.mark(0)
+        assert b.acquire(0, [1]) == (BEHIND, [1])
+
+
+def test_passed_regions_go_before_mapped_ones_behind_a_fence(pool: PoolTable) -> None:
+    """The order: mapped and passed, any passed, mapped and issued, any issued."""
+    with joined(pool, 2) as (device, (a, b)):
+        a.acquire(0, [NOBODY] * 4)
+        a.release([2])
+        a.release([3])
+        device.drain()
+        a.release([0])
+        a.release([1])
+        assert b.acquire(0, [3]) == (GRANTED, [3])
+        assert b.acquire(0, [1]) == (GRANTED, [2])
+        assert b.acquire(0, [1]) == (BEHIND, [1])
+        assert b.acquire(0, [1]) == (BEHIND, [0])
+
+
+def test_a_grant_demands_one_wait_for_each_stream(pool: PoolTable) -> None:
+    """However many regions come from a stream, the new owner waits once for it: for the latest mark."""
+    with joined(pool, 2) as (_, (a, b)):
+        for slot in (0, 0, 1, 1):
+            a.acquire(slot, [NOBODY])
+        for r in (0, 2, 1, 3):
+            a.release([r])
+        array = np.full(4, NOBODY, "i4")
+        assert regions.acquire(b.member.member[0], array, 4, 0) == BEHIND
+        record = b.member.member[0]
+        assert record["n_waits"] == 2
+        assert [int(record["wait_values"][a.pair(slot)]) for slot in (0, 1)] == [2, 2]
+
+
+def test_a_third_in_the_row_has_to_wait(pool: PoolTable) -> None:
+    """Invariant 2: A, then B behind A's fence: C gets the region when A's has passed, or behind it when B is dead."""
+    with joined(pool, 3) as (device, (a, b, c)):
+        a.acquire(0, [NOBODY] * 4)
+        a.release([0])
+        assert b.acquire(0, [0]) == (BEHIND, [0])
+        b.release([0])
+        assert c.acquire(0, [0])[0] == WAIT
+        assert a.acquire(0, [0]) == (BEHIND, [0]), "A's own stream keeps the order of A's work"
+        a.release([0])
+        b.acquire(0, [0])
+        b.release([0])
+        while device.step(a.streams[0]) or (c.issued(0) == 0 and device.step(b.streams[0])):
+            pass
+        assert c.acquire(0, [0])[0] == GRANTED
+        c.release([0])
+
+
+def test_a_third_in_the_row_gets_behind_the_first_when_the_second_is_dead(pool: PoolTable) -> None:
+    """Invariants 2 and 5: B dies with its wait for A undone; C's stream then waits for A."""
+    with joined(pool, 3) as (device, (a, b, c)):
+        a.acquire(0, [NOBODY] * 4)
+        a.release([0])
+        b.acquire(0, [0])
+        b.release([0])
+        device.kill(b.streams)
+        pool.reap(b.number)
+        assert c.acquire(0, [0]) == (BEHIND, [0])
+        reached = []
+        device.launch(c.streams[0], lambda: reached.append(True))
+        while device.step(c.streams[0]):
+            pass
+        assert not reached, "A's device is still at it"
+        device.drain()
+        assert reached
+
+
+def test_what_the_dead_had_behind_a_fence_stays_behind_it(pool: PoolTable) -> None:
+    """Invariants 2 and 5: a region that B had got behind A's fence is behind A's fence again when B is dead."""
+    with joined(pool, 3) as (device, (a, b, c)):
+        a.acquire(0, [NOBODY] * 4)
+        a.release([0, 1, 2, 3])
+        b.acquire(0, [0, 1])
+        b.release([1])
+        device.kill(b.streams)
+        assert pool.reap(b.number) == 1
+        assert c.acquire(0, [0])[0] == BEHIND
+        assert c.acquire(0, [1])[0] == BEHIND
+        device.drain()
+        c.release([0, 1])
+        device.drain()
+        assert c.acquire(0, [0, 1])[0] == GRANTED
+
+
+def test_a_stream_that_has_waited_keeps_what_is_before(pool: PoolTable) -> None:
+    """Invariant 2: B takes a region behind A's fence, frees it and takes it again; its second release forgets no A."""
+    with joined(pool, 3) as (device, (a, b, c)):
+        a.acquire(0, [NOBODY] * 4)
+        a.release([0])
+        b.acquire(0, [0])
+        b.release([0])
+        assert b.acquire(0, [0]) == (GRANTED, [0])
+        b.release([0])
+        device.kill(b.streams)
+        pool.reap(b.number)
+        assert c.acquire(0, [0])[0] == BEHIND
+
+
+def test_a_dead_jobs_queued_waiters_go_on_although_its_place_is_taken(pool: PoolTable) -> None:
+    """Invariant 5: a stream that waits for a dead job's mark goes on; the next job in the place does not undo that."""
+    with joined(pool, 2) as (device, (a, b)):
+        a.acquire(0, [NOBODY] * 2)
+        a.release([0])
+        a.release([1])
+        assert b.acquire(0, [0, 1])[0] == BEHIND or b.acquire(0, [0, 1])[0] == BEHIND
+        device.kill(a.streams)
+        assert device.queues[b.streams[0]]
+        pool.reap(a.number)
+        with join(pool) as member:
+            heir = Job(member, device)
+            assert heir.number == a.number
+            assert heir.issued(0) == 2
+            device.drain()
+            assert heir.mark(0) == 3
+            device.drain()
+
+
+def test_a_death_while_a_job_is_reaped_strands_no_stream(pool: PoolTable) -> None:
+    """Invariant 5: a place that a reaper who died left empty guards nothing any more after the repair."""
+    with joined(pool, 2) as (_, (a, b)):
+        a.acquire(0, [NOBODY] * 3)
+        a.release([0, 1])
+        a.mark(1)
+        pool.jobs[a.number]["state"] = 0  # as left by a reaper that died right after its first steps
+        mutex.recover(pool.member[0])
+        assert pool.regions["fence"].tolist() == [0] * 4
+        assert b.acquire(0, [NOBODY] * 4)[0] == GRANTED
+
+
+def test_on_the_host_device_nobody_gets_ahead() -> None:
+    """Without a timeline a region whose fence has not passed is not granted, issued or not."""
+    with make_pool(2, claims=False) as pool, joined(pool, 2) as (_, (a, b)):
+        a.acquire(0, [NOBODY] * 2)
+        a.release([0, 1])
+        assert b.acquire(0, [NOBODY])[0] == WAIT
+
+
+# -- running ahead --------------------------------------------------------------------------------------------------
+
+
+def test_the_bound_tunes_itself() -> None:
+    """It begins at the start value, doubles for a starved device, shrinks for others, and stays within its limits."""
+    assert ahead.tuned(0, 100, False, False) == ahead.START_REGIONS  # noqa: FBT003 - compiled
+    cap = ahead.START_REGIONS
+    seen = []
+    for _ in range(8):
+        cap = ahead.tuned(cap, 100, True, True)  # noqa: FBT003 - compiled
+        seen.append(cap)
+    assert seen == [8, 16, 32, 64, 100, 100, 100, 100]
+    for _ in range(40):
+        smaller = ahead.tuned(cap, 100, False, True)  # noqa: FBT003 - compiled
+        assert smaller < cap or cap == ahead.LEAST_REGIONS
+        cap = smaller
+    assert cap == ahead.LEAST_REGIONS
+    assert ahead.tuned(3, 100, False, False) == 3  # noqa: FBT003 - compiled
+
+
+def test_what_is_ahead_is_counted_from_the_table() -> None:
+    """Regions taken behind others' fences, and own ones released, count until the device has come by."""
+    with make_timeline_pool(8) as pool, joined(pool, 2) as (device, (a, b)):
+        a.acquire(0, [NOBODY] * 8)
+        a.release([0, 1, 2])
+        b.acquire(0, [0])
+        b.acquire(0, [1])
+        b.release([0])
+        assert [ahead.count_ahead(job.member.member[0]) for job in (a, b)] == [2, 2]
+        device.drain()
+        assert [ahead.count_ahead(job.member.member[0]) for job in (a, b)] == [0, 0]
+
+
+def test_a_job_does_not_run_further_ahead_than_its_bound() -> None:
+    """At its bound a job waits for its device, unless that has nothing left to do: then the bound grows."""
+    with make_timeline_pool(16) as pool, joined(pool, 2) as (_, (a, b)):
+        a.acquire(0, [NOBODY] * 16)
+        a.release(list(range(16)))
+        b.mark(0)
+        for _ in range(ahead.START_REGIONS):
+            assert b.acquire(0, [NOBODY])[0] == BEHIND
+        assert b.acquire(0, [NOBODY])[0] == WAIT
+        assert pool.jobs[b.number]["ahead_cap"] == ahead.START_REGIONS
+        counters(pool)[b.number, 0] = b.issued(0)  # its device has done all it was given
+        assert b.acquire(0, [NOBODY])[0] == BEHIND
+        assert pool.jobs[b.number]["ahead_cap"] == 2 * ahead.START_REGIONS
+
+
+def test_a_request_larger_than_the_bound_is_served_when_nothing_is_ahead() -> None:
+    """No request is too large for the bound: with nothing ahead it is granted at once."""
+    with make_timeline_pool(16) as pool, joined(pool, 2) as (_, (a, b)):
+        a.acquire(0, [NOBODY] * 16)
+        a.release(list(range(16)))
+        assert b.acquire(0, [NOBODY] * (2 * ahead.START_REGIONS))[0] == BEHIND
+
+
+def test_a_waiting_neighbour_makes_the_bound_shrink() -> None:
+    """A job that takes regions behind fences while others wait for memory does so less and less far ahead."""
+    with make_timeline_pool(16) as pool, joined(pool, 2) as (_, (a, b)):
+        a.acquire(0, [NOBODY] * 16)
+        a.release(list(range(16)))
+        b.acquire(0, [NOBODY])
+        pool.header["waiters"] = 1
+        b.acquire(0, [NOBODY])
+        assert pool.jobs[b.number]["ahead_cap"] == ahead.START_REGIONS - 1
+        pool.jobs[b.number]["waiting_threads"] = 1
+        b.acquire(0, [NOBODY])
+        assert pool.jobs[b.number]["ahead_cap"] == ahead.START_REGIONS - 1
+        pool.header["waiters"] = pool.jobs[b.number]["waiting_threads"] = 0

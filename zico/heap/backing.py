@@ -1,0 +1,149 @@
+"""Memory behind the slots of the window: regions from the pool, or stretches of the next tier's file.
+
+Guarantees
+    A grant of several regions is all or nothing, also when mapping fails half-way.
+    On a device that works behind the processor's back: what ``zico.heap.device`` says, which is called by address.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+
+from zico.compiled import call, compiled, inlined, keep_out_of_line, record_at
+from zico.driver import host
+from zico.driver.mapping import DEVICE, map_piece
+from zico.heap.records import SPILL, job_of, pool_of, slots_of, wanted_of
+from zico.pool import regions
+from zico.pool.fences import NO_FENCE
+from zico.pool.layout import NOBODY
+from zico.pool.regions import BEHIND, GRANTED, NEVER, WAIT
+from zico.trace import curve
+
+_PROTECTION = host.PROT_READ_WRITE
+_SHARED_FIXED = mmap.MAP_SHARED | host.MAP_FIXED
+_PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
+
+Record = Any
+Array = Any
+
+
+@inlined
+def back(heap: Record, arena: int, offset: int, size_bytes: int) -> int:
+    """Put memory behind every slot of a range that has none; returns as ``regions.acquire``, at best ``GRANTED``."""
+    slots = slots_of(heap)
+    wanted = wanted_of(heap)
+    first = offset >> heap.region_shift
+    last = (offset + size_bytes - 1) >> heap.region_shift
+    n = 0
+    for slot in range(first, last + 1):
+        if slots[slot].live == 0:
+            wanted[n] = slots[slot].mapped
+            n += 1
+    if n == 0:
+        return GRANTED
+    if arena == SPILL:
+        return _back_from_file(heap, first, last)
+    status = regions.acquire(pool_of(heap), wanted, n, max(arena - SPILL, 0))
+    if status in (GRANTED, BEHIND):
+        return _map_granted(heap, first, last, n, status)
+    return status
+
+
+@compiled
+def _map_granted(heap: Record, first: int, last: int, n: int, status: int) -> int:
+    """Map what was granted where it is not mapped already; returns all of it if that cannot be."""
+    keep_out_of_line()
+    slots = slots_of(heap)
+    wanted = wanted_of(heap)
+    pool = pool_of(heap)
+    me = job_of(heap)
+    if heap.n_streams > 0:
+        status = call(heap.ready_address, (heap.address, first, last, status))
+    if status in (WAIT, NEVER):
+        regions.give_back_unused(pool, wanted, n)
+        return status
+    i = 0
+    for slot in range(first, last + 1):
+        if slots[slot].live != 0:
+            continue
+        region: int = np.int64(wanted[i])  # type: ignore[assignment]  # bytes need 64 bits
+        i += 1
+        slots[slot].region = region
+        if slots[slot].mapped != region:
+            was_mapped = int(slots[slot].mapped != NOBODY)
+            slots[slot].mapped = NOBODY
+            if not map_piece(record_at(heap.device_address, DEVICE), _address(heap, slot), region, was_mapped):
+                regions.give_back_unused(pool, wanted, n)
+                return NEVER
+            slots[slot].mapped = region
+            me.maps += 1
+    curve.raise_to(me.current, me.held)
+    return GRANTED
+
+
+@inlined
+def _address(heap: Record, slot: int) -> int:
+    return heap.base + (slot << heap.region_shift)
+
+
+@inlined
+def leave(heap: Record, offset: int, size_bytes: int) -> None:
+    """Take a block off its slots; regions that became empty go back to the pool."""
+    slots = slots_of(heap)
+    given = wanted_of(heap)
+    first = offset >> heap.region_shift
+    last = (offset + size_bytes - 1) >> heap.region_shift
+    n = 0
+    for slot in range(first, last + 1):
+        slots[slot].live -= 1
+        if slots[slot].live == 0:
+            if offset >= heap.spill_offset:
+                _discard(heap, slot)
+            else:
+                given[n] = slots[slot].region
+                slots[slot].region = NOBODY
+                n += 1
+    if n > 0:
+        if heap.n_streams == 0:
+            regions.give_back(pool_of(heap), given, n, NO_FENCE)
+        else:
+            call(heap.release_address, (heap.address, first, last, n))
+
+
+# -- the next tier --------------------------------------------------------------------------------------------------
+
+
+@compiled
+def _back_from_file(heap: Record, first: int, last: int) -> int:
+    """Map a stretch of the spill file behind slots that have nothing; the file is sparse."""
+    keep_out_of_line()
+    slots = slots_of(heap)
+    spill_slot = heap.spill_offset >> heap.region_shift
+    length = 1 << heap.region_shift
+    new_bytes = 0
+    for slot in range(first, last + 1):
+        if slots[slot].live == 0:
+            new_bytes += length
+    if heap.spill_fd < 0 or heap.spill_live_bytes + new_bytes > heap.spill_limit_bytes:
+        return NEVER
+    for slot in range(first, last + 1):
+        if slots[slot].mapped == NOBODY:
+            address = _address(heap, slot)
+            at = (slot - spill_slot) << heap.region_shift
+            arguments = (address, length, _PROTECTION, _SHARED_FIXED, heap.spill_fd, at)
+            if call(heap.map_address, arguments) != address:
+                return NEVER
+            slots[slot].mapped = slot
+    heap.spill_live_bytes += new_bytes
+    return GRANTED
+
+
+@inlined
+def _discard(heap: Record, slot: int) -> None:
+    """Give the disk blocks of an empty slot of the spill file back."""
+    offset = (slot << heap.region_shift) - heap.spill_offset
+    call(heap.discard_address, (heap.spill_fd, _PUNCH, offset, 1 << heap.region_shift))
+    heap.spill_live_bytes -= 1 << heap.region_shift

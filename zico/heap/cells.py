@@ -1,0 +1,181 @@
+"""Cells: tensors below a granule, cut from chunks that the arenas see as blocks.
+
+A chunk's cells are of one size and for one stream. Chunks of a stream and size that have a free cell are in a list;
+the first one serves. A chunk whose last tensor is freed goes back to its arena. All is O(1); no memory of the device
+is touched::
+
+    chunk of 512-byte cells   | live | live | free: stack | live | fresh ... |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zico.compiled import array_at, compiled, inlined, keep_out_of_line, record_at
+from zico.heap import blocks
+from zico.heap.layout import (
+    CELL_LIVES,
+    CELL_SIZES,
+    CELL_STEP_BYTES,
+    CHUNK,
+    CHUNK_BYTES,
+    CHUNK_SHIFT,
+    MAX_CHUNKS,
+)
+from zico.heap.streams import stream_at
+from zico.pool.layout import NOBODY
+
+MOST_BYTES = CELL_SIZES[-1]
+"""The largest tensor that gets a cell."""
+NOTHING = -1
+
+_CHUNK_RECORD_BYTES = CHUNK.itemsize
+_I32 = np.dtype("i4")
+_SIZES = np.array(CELL_SIZES, np.int64)
+# Class of a size of so many steps, rounded up; entry 0 is never asked for.
+_CLASSES = np.searchsorted(_SIZES, np.arange(MOST_BYTES // CELL_STEP_BYTES + 1) * CELL_STEP_BYTES).astype(np.uint8)
+
+Record = Any
+
+
+@inlined
+def class_of(size_bytes: int) -> int:
+    """Return the size class of a tensor of at most ``MOST_BYTES``."""
+    return int(_CLASSES[(size_bytes + CELL_STEP_BYTES - 1) // CELL_STEP_BYTES])
+
+
+@inlined
+def bytes_of(size_class: int) -> int:
+    """Return the size of a class's cells."""
+    return int(_SIZES[size_class])
+
+
+@inlined
+def _chunk(heap: Record, number: int) -> Record:
+    return record_at(heap.chunks_address + number * _CHUNK_RECORD_BYTES, CHUNK)
+
+
+@inlined
+def chunk_at(heap: Record, offset: int) -> int:
+    """Return the number of the chunk that an offset lies in, ``NOBODY`` if none is there."""
+    return array_at(heap.chunk_of_address, heap.window_bytes >> CHUNK_SHIFT, _I32)[offset >> CHUNK_SHIFT] - 1
+
+
+@inlined
+def slot_at(heap: Record, number: int) -> int:
+    """Return the stream slot that a chunk's cells are for."""
+    return _chunk(heap, number).slot
+
+
+@inlined
+def bytes_at(heap: Record, number: int) -> int:
+    """Return the size of a chunk's cells."""
+    return _chunk(heap, number).cell_bytes
+
+
+@inlined
+def uses_at(heap: Record, number: int, offset: int) -> Any:  # noqa: ANN401 - an array of one int32
+    """Return the uses of the cell that begins at an offset; an array of none if none does."""
+    chunk = _chunk(heap, number)
+    index = (offset - chunk.offset) // chunk.cell_bytes
+    begins = chunk.offset + index * chunk.cell_bytes == offset and index < chunk.n_cells
+    return chunk.uses[index : index + 1] if begins else chunk.uses[:0]
+
+
+@compiled
+def take(heap: Record, slot: int, size_class: int) -> int:
+    """Return the offset of a free cell, or ``NOTHING`` if a chunk is needed first (``adopt``)."""
+    stream = stream_at(heap, slot)
+    number = stream.chunks[size_class]
+    if number == NOBODY:
+        return NOTHING
+    chunk = _chunk(heap, number)
+    if chunk.n_stacked > 0:
+        chunk.n_stacked -= 1
+        index = np.int64(chunk.stack[chunk.n_stacked])
+    else:
+        index = np.int64(chunk.n_fresh)
+        chunk.n_fresh += 1
+    chunk.uses[index] = CELL_LIVES
+    chunk.n_live += 1
+    if chunk.n_live == chunk.n_cells:
+        _unlink(heap, stream, number)
+    return chunk.offset + index * chunk.cell_bytes
+
+
+@compiled
+def has_room(heap: Record) -> bool:
+    """Tell whether one more chunk can be had."""
+    return heap.idle_chunk != NOBODY or heap.n_chunks < MAX_CHUNKS
+
+
+@compiled
+def adopt(heap: Record, offset: int, slot: int, size_class: int) -> None:
+    """Cut the block of a chunk's size that begins at an offset into cells."""
+    keep_out_of_line()
+    number = heap.idle_chunk
+    if number != NOBODY:
+        heap.idle_chunk = _chunk(heap, number).next
+    else:
+        number = heap.n_chunks
+        heap.n_chunks += 1
+    chunk = _chunk(heap, number)
+    chunk.offset = offset
+    chunk.size_class = size_class
+    chunk.cell_bytes = bytes_of(size_class)
+    chunk.slot = slot
+    chunk.n_cells = CHUNK_BYTES // chunk.cell_bytes
+    chunk.n_live = 0
+    chunk.n_fresh = 0
+    chunk.n_stacked = 0
+    _note_chunk(heap, offset, number + 1)
+    _link(heap, stream_at(heap, slot), number)
+
+
+@inlined
+def _note_chunk(heap: Record, offset: int, entry: int) -> None:
+    array_at(heap.chunk_of_address, heap.window_bytes >> CHUNK_SHIFT, _I32)[offset >> CHUNK_SHIFT] = entry
+
+
+@compiled
+def give(heap: Record, number: int, offset: int) -> None:
+    """Free a cell; the chunk goes back to its arena when it was the last one."""
+    chunk = _chunk(heap, number)
+    stream = stream_at(heap, chunk.slot)
+    index = (offset - chunk.offset) // chunk.cell_bytes
+    chunk.uses[index] = 0
+    chunk.stack[chunk.n_stacked] = index
+    chunk.n_stacked += 1
+    if chunk.n_live == chunk.n_cells:
+        _link(heap, stream, number)
+    chunk.n_live -= 1
+    if chunk.n_live == 0:
+        _unlink(heap, stream, number)
+        _note_chunk(heap, chunk.offset, 0)
+        chunk.next = heap.idle_chunk
+        heap.idle_chunk = number
+        blocks.give(heap, chunk.offset)
+
+
+@inlined
+def _link(heap: Record, stream: Record, number: int) -> None:
+    chunk = _chunk(heap, number)
+    first = stream.chunks[chunk.size_class]
+    chunk.previous = NOBODY
+    chunk.next = first
+    if first != NOBODY:
+        _chunk(heap, first).previous = number
+    stream.chunks[chunk.size_class] = number
+
+
+@inlined
+def _unlink(heap: Record, stream: Record, number: int) -> None:
+    chunk = _chunk(heap, number)
+    if chunk.previous == NOBODY:
+        stream.chunks[chunk.size_class] = chunk.next
+    else:
+        _chunk(heap, chunk.previous).next = chunk.next
+    if chunk.next != NOBODY:
+        _chunk(heap, chunk.next).previous = chunk.previous

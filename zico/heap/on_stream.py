@@ -1,0 +1,141 @@
+"""The allocator of a device that works behind the processor's back: every tensor comes here, with its stream.
+
+Small tensors are cells (``zico.heap.cells``); those of streams but the first lie in an arena of the stream's own
+(``zico.heap.streams``). What is said in ``zico.heap.allocator`` holds here, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zico.compiled import compiled, inlined, keep_out_of_line, keep_small, private_lock, private_unlock
+from zico.heap import blocks, cells, following, gaps, placing, streams, tensors, waits
+from zico.heap.allocator import LARGEST, NO_TENSOR, address_of, count, record_held, serve
+from zico.heap.layout import CELL_STEP_BYTES, CHUNK_BYTES, GRANULE_BYTES, OTHER_STREAM
+from zico.heap.placing import MUST_WAIT, NEVER_FITS
+from zico.heap.records import EXTRA, MAIN, SPILL, block_at, job_of, tick
+from zico.heap.streams import NO_SLOT
+from zico.pool.layout import NOBODY
+from zico.trace import ring
+from zico.trace.events import NO_NAME
+
+Record = Any
+
+
+@compiled
+def allocate_on(heap: Record, size_bytes: int, stream: int) -> int:
+    """Return the address of ``size_bytes`` for a stream's work from now on; else as ``allocate``.
+
+    Args:
+        heap: The HEAP record.
+        size_bytes: At least 1.
+        stream: The stream's handle.
+    """
+    keep_small()
+    me = job_of(heap)
+    private_lock(heap.mutex_address)
+    slot = streams.slot_of(heap, stream)
+    own = MAIN if slot == NO_SLOT else slot
+    if heap.n_deferred > 0:
+        tensors.tend(heap, tensors.FEW)
+    if size_bytes <= cells.MOST_BYTES:
+        offset = _serve_cell(heap, me, own, size_bytes)
+    else:
+        offset = _serve_block(heap, me, own, size_bytes)
+    if offset >= 0 and slot == NO_SLOT:
+        streams.follow_main(heap, stream)
+        tensors.uses_at(heap, offset)[0] |= OTHER_STREAM
+    private_unlock(heap.mutex_address)
+    return address_of(heap, offset)
+
+
+@compiled
+def _serve_block(heap: Record, me: Record, slot: int, size_bytes: int) -> int:
+    """Find room for a tensor of at least a granule on a stream."""
+    rounded = gaps.align_up(max(min(size_bytes, LARGEST), GRANULE_BYTES), CELL_STEP_BYTES)
+    return serve(heap, me, slot, size_bytes, rounded, CELL_STEP_BYTES)
+
+
+@compiled
+def _serve_cell(heap: Record, me: Record, slot: int, size_bytes: int) -> int:
+    """Find room for a small tensor on a stream; returns as ``serve``."""
+    tick(heap, me)
+    me.requested_bytes += size_bytes
+    size_class = cells.class_of(size_bytes)
+    offset = cells.take(heap, slot, size_class)
+    if offset == cells.NOTHING:
+        if not cells.has_room(heap):
+            return _serve_block(heap, me, slot, size_bytes)
+        offset = _place_chunk(heap, me, slot)
+        if offset < 0:
+            return offset
+        cells.adopt(heap, offset, slot, size_class)
+        offset = cells.take(heap, slot, size_class)
+    count(heap, me, offset, size_bytes, cells.bytes_of(size_class))
+    return offset
+
+
+@compiled
+def _place_chunk(heap: Record, me: Record, slot: int) -> int:
+    """Find room for a chunk."""
+    keep_out_of_line()
+    arena = EXTRA if slot == MAIN else SPILL + slot
+    offset = placing.place(heap, arena, following.NO_PLACE, CHUNK_BYTES, CHUNK_BYTES)
+    if offset in (MUST_WAIT, NEVER_FITS):
+        _, offset = waits.for_place(heap, me, arena, following.NO_PLACE, CHUNK_BYTES, CHUNK_BYTES)
+    if offset >= 0:
+        blocks.enter(heap, offset, CHUNK_BYTES, me.iteration, NOBODY, NOBODY)
+        block_at(heap, offset).number = NO_TENSOR
+    return offset
+
+
+@compiled
+def free_on(heap: Record, address: int, stream: int) -> None:
+    """Free a tensor of which a stream has been given its last use; what it lay in is the stream's to use again.
+
+    Where the tensor is another stream's, or was used on others (``record_stream``), it is freed when they have all
+    done what they were given until now.
+    """
+    keep_small()
+    offset = address - heap.base
+    me = job_of(heap)
+    private_lock(heap.mutex_address)
+    slot = streams.slot_of(heap, stream)
+    if 0 <= offset < heap.window_bytes and len(tensors.uses_at(heap, offset)) == 1:
+        tick(heap, me)
+        if heap.ring_address != 0:
+            _record_death(heap, offset)
+        tensors.bury(heap, me, offset, slot)
+        if heap.ring_address != 0:
+            record_held(heap, me)
+    else:
+        heap.bad_frees += 1
+    if heap.n_deferred > 0:
+        tensors.tend(heap, tensors.FEW)
+    private_unlock(heap.mutex_address)
+
+
+@inlined
+def _record_death(heap: Record, offset: int) -> None:
+    if cells.chunk_at(heap, offset) == NOBODY:
+        block = block_at(heap, offset)
+        ring.put(heap.ring_address, ring.FREE, block.number, block.size_bytes, NO_NAME)
+
+
+@compiled
+def record_stream(heap: Record, address: int, stream: int) -> None:
+    """Note that a stream uses a tensor that is another's: its free waits for what that stream was given until then."""
+    offset = address - heap.base
+    private_lock(heap.mutex_address)
+    slot = streams.slot_of(heap, stream)
+    if 0 <= offset < heap.window_bytes and len(tensors.uses_at(heap, offset)) == 1:
+        tensors.uses_at(heap, offset)[0] |= 1 << slot
+    private_unlock(heap.mutex_address)
+
+
+@compiled
+def settle(heap: Record) -> None:
+    """Put the marks that are due on the streams, and free what the device has finished with: before the job leaves."""
+    private_lock(heap.mutex_address)
+    waits.bring_up(heap)
+    private_unlock(heap.mutex_address)

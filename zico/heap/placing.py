@@ -1,0 +1,80 @@
+"""Where in the window a tensor goes: its place in the plan, or the lowest range that needs the fewest new regions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zico.compiled import compiled, inlined, keep_small
+from zico.heap import backing, following, gaps
+from zico.heap.records import EXTRA, LONG, PERSISTENT, SHORT, SPILL, arena_of
+from zico.pool.regions import GONE, GRANTED, WAIT
+
+MUST_WAIT = -1
+NEVER_FITS = -2
+NO_SPACE = -3
+
+_ANY = 1 << 40  # regions: more than any window has
+
+Record = Any
+
+
+@compiled
+def place(heap: Record, index: int, planned: int, size_bytes: int, alignment: int) -> int:
+    """Find a range and get it its regions; nothing is changed unless both succeed. Inside the heap's mutex.
+
+    Args:
+        heap: The HEAP record.
+        index: The arena, where the plan has no place or that is taken.
+        planned: Offset of that place, or ``following.NO_PLACE``.
+        size_bytes: Rounded up to the least alignment.
+        alignment: A power of two.
+    """
+    keep_small()
+    there = gaps.NOTHING
+    if planned != following.NO_PLACE and planned & (alignment - 1) == 0:
+        there = gaps.around(arena_of(heap, LONG), planned, size_bytes)
+        if there != gaps.NOTHING and (index != SHORT or _is_backed(heap, planned, size_bytes)):
+            return _take(heap, LONG, there, planned, size_bytes)
+    if heap.plan_address != 0 and index == LONG:
+        index = EXTRA
+    if index == SHORT or (heap.plan_address != 0 and index < SPILL):
+        # A temporary is a guest wherever there is room: it pins nothing for long, and needs no region of its own. So
+        # is what the plan does not know. But nothing is a guest where a plan is followed: it would stand in the way.
+        for host in (SHORT, EXTRA, LONG, PERSISTENT):
+            if (host == LONG and heap.plan_address != 0) or gaps.is_full(arena_of(heap, host)):
+                continue
+            gap = gaps.find(arena_of(heap, host), heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
+            if gap != gaps.NOTHING:
+                return _take(heap, host, gap, _start(heap, host, gap, alignment), size_bytes)
+    if there != gaps.NOTHING:
+        return _take(heap, LONG, there, planned, size_bytes)
+    gap = gaps.find(arena_of(heap, index), heap.slots_address, heap.region_shift, size_bytes, alignment, _ANY)
+    if gap == gaps.NOTHING:
+        return NO_SPACE
+    return _take(heap, index, gap, _start(heap, index, gap, alignment), size_bytes)
+
+
+@inlined
+def _start(heap: Record, index: int, gap: int, alignment: int) -> int:
+    return gaps.align_up(gaps.gaps_of(arena_of(heap, index))[gap].start, alignment)
+
+
+@compiled
+def _take(heap: Record, index: int, gap: int, offset: int, size_bytes: int) -> int:
+    """Take a range in a gap, with regions behind it; returns its offset, or why it cannot be had."""
+    keep_small()
+    arena = arena_of(heap, index)
+    if gaps.is_full(arena):
+        return NO_SPACE
+    status = backing.back(heap, index, offset, size_bytes)
+    if status == GRANTED:
+        return gaps.take(arena, gap, offset, size_bytes)
+    if status == WAIT:
+        return MUST_WAIT
+    return NO_SPACE if status == GONE else NEVER_FITS
+
+
+@inlined
+def _is_backed(heap: Record, offset: int, size_bytes: int) -> bool:
+    """Tell whether a range needs no new region."""
+    return gaps.empty_slots(heap.slots_address, heap.region_shift, offset, size_bytes) == 0

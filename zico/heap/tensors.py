@@ -1,0 +1,151 @@
+"""Tensors of a device, each a block or a cell: what streams use them, and the end of their lives.
+
+A tensor that other streams than its own were used on (``record_stream``) is freed for good only when each of them has
+come to a mark made at its free. Until then it is in a list that is looked at on later calls: nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zico.compiled import array_at, compiled, inlined, keep_out_of_line, record_at
+from zico.heap import blocks, cells, streams
+from zico.heap.layout import (
+    CELL_LIVES,
+    DEFERRED,
+    FREED,
+    GRANULE_SHIFT,
+    MAX_DEFERRED,
+    OTHER_STREAM,
+    USES,
+)
+from zico.heap.records import block_at, pool_of, slot_at
+from zico.pool.fences import at, counters_of, pair_in, pair_of, value_in
+from zico.pool.layout import NOBODY, STREAMS
+
+FEW = 4
+"""How many waiting tensors a call for memory looks at: more than it can add."""
+ALL = MAX_DEFERRED
+
+_DEFERRED_BYTES = DEFERRED.itemsize
+
+Record = Any
+Array = Any
+
+
+@inlined
+def uses_at(heap: Record, offset: int) -> Array:
+    """Return the uses of the tensor that begins at an offset as an array of one, or of none if there is no tensor."""
+    number = cells.chunk_at(heap, offset)
+    if number != NOBODY:
+        uses = cells.uses_at(heap, number, offset)
+        return uses[:1] if len(uses) == 1 and uses[0] & (CELL_LIVES | FREED) == CELL_LIVES else uses[:0]
+    granule = offset >> GRANULE_SHIFT
+    uses = array_at(heap.uses_address, heap.window_bytes >> GRANULE_SHIFT, USES)[granule : granule + 1]
+    return uses[:1] if blocks.is_block(heap, offset) and uses[0] & FREED == 0 else uses[:0]
+
+
+@inlined
+def bytes_at(heap: Record, offset: int) -> int:
+    """Return the size of the range of the tensor at an offset."""
+    number = cells.chunk_at(heap, offset)
+    return cells.bytes_at(heap, number) if number != NOBODY else block_at(heap, offset).size_bytes
+
+
+@inlined
+def owner_at(heap: Record, offset: int) -> int:
+    """Return the slot of the stream that the tensor at an offset belongs to."""
+    number = cells.chunk_at(heap, offset)
+    return cells.slot_at(heap, number) if number != NOBODY else slot_at(heap, offset)
+
+
+@compiled
+def bury(heap: Record, me: Record, offset: int, slot: int) -> None:
+    """End the life of a tensor that there is, freed on the stream in a slot (or ``streams.NO_SLOT``)."""
+    uses = uses_at(heap, offset)
+    if cells.chunk_at(heap, offset) == NOBODY:
+        blocks.end(heap, me, offset)
+    me.live_bytes -= bytes_at(heap, offset)
+    elsewhere = (uses[0] | 1 << slot) & (2 * OTHER_STREAM - 1) & ~(1 << owner_at(heap, offset))
+    if elsewhere & OTHER_STREAM:
+        streams.synchronize(heap)
+        elsewhere = 0
+    if elsewhere == 0:
+        _give(heap, offset)
+    else:
+        uses[0] |= FREED
+        _defer(heap, offset, elsewhere)
+
+
+@compiled
+def _give(heap: Record, offset: int) -> None:
+    """Let a tensor's range be used again by its stream, with no other's work on it left."""
+    uses = array_at(heap.uses_address, heap.window_bytes >> GRANULE_SHIFT, USES)
+    number = cells.chunk_at(heap, offset)
+    if number != NOBODY:
+        cells.give(heap, number, offset)
+    else:
+        uses[offset >> GRANULE_SHIFT] = 0
+        blocks.give(heap, offset)
+
+
+@inlined
+def _deferred(heap: Record, index: int) -> Record:
+    return record_at(heap.deferred_address + index * _DEFERRED_BYTES, DEFERRED)
+
+
+@compiled
+def _defer(heap: Record, offset: int, elsewhere: int) -> None:
+    """Put a mark on each stream that a tensor was used on, and free it when all have come there."""
+    keep_out_of_line()
+    is_room = heap.n_deferred < MAX_DEFERRED
+    entry = _deferred(heap, heap.n_deferred if is_room else 0)
+    own = streams.stream_at(heap, owner_at(heap, offset)).handle
+    waited = True
+    for slot in range(STREAMS):
+        if elsewhere >> slot & 1:
+            fence = streams.fence_for(heap, slot, bytes_at(heap, offset))
+            if is_room:
+                entry.values[slot] = value_in(fence)
+            else:
+                waited = waited and streams.mark_up_to(heap, slot, value_in(fence))
+                waited = waited and streams.wait_on_device(heap, own, pair_in(fence), value_in(fence))
+    if is_room:
+        entry.offset = offset
+        entry.uses = elsewhere
+        heap.n_deferred += 1
+        return
+    if not waited:
+        streams.synchronize(heap)
+    _give(heap, offset)
+
+
+@compiled
+def tend(heap: Record, most: int) -> None:
+    """Look at waiting tensors, at most so many, and free those whose streams have come to their marks."""
+    keep_out_of_line()
+    counters = counters_of(pool_of(heap))
+    job = pool_of(heap).job
+    for _ in range(min(most, heap.n_deferred)):
+        if heap.deferred_next >= heap.n_deferred:
+            heap.deferred_next = 0
+        entry = _deferred(heap, heap.deferred_next)
+        passed = True
+        for slot in range(STREAMS):
+            if entry.uses >> slot & 1 and counters[at(pair_of(job, slot))] < entry.values[slot]:
+                passed = False
+        if passed:
+            offset = entry.offset
+            heap.n_deferred -= 1
+            _move(_deferred(heap, heap.n_deferred), entry)
+            _give(heap, offset)
+        else:
+            heap.deferred_next += 1
+
+
+@inlined
+def _move(source: Record, target: Record) -> None:
+    target.offset = source.offset
+    target.uses = source.uses
+    for slot in range(STREAMS):
+        target.values[slot] = source.values[slot]

@@ -1,0 +1,67 @@
+"""What a heap needs of a device that works behind the processor's back, and the records that go with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zico.heap.layout import (
+    CHUNK,
+    CHUNK_SHIFT,
+    DEFERRED,
+    GRANULE_SHIFT,
+    GUARD,
+    MAX_CHUNKS,
+    MAX_DEFERRED,
+    STREAM,
+    USES,
+)
+from zico.pool.layout import NOBODY, STREAMS
+
+if TYPE_CHECKING:
+    from zico.heap.build import Heap
+
+SIDE_STREAMS = STREAMS - 1
+"""Streams that have an arena of their own: all that have slots, but the first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """Three C functions, called by address from any thread, without the GIL; each returns an int, 0 for success."""
+
+    mark_address: int
+    """``mark(context, stream, counter, value)``: when all that the stream was given is done, set the counter."""
+    await_address: int
+    """``await(context, stream, counter, value)``: let the stream go on when the counter has reached the value."""
+    synchronize_address: int
+    """``synchronize(context)``: return when all that this process has given the device is done."""
+    counters_address: int
+    """The table's counters, as the device sees them (``PoolTable.register_counters``)."""
+    context_address: int = 0
+    """Passed to each of the functions."""
+    spacing_bytes: int = 0
+    """Freed on a stream between two marks. 0: a mark for every region that is released, and every free that waits for
+    another stream."""
+
+
+def fill(heap: Heap, timeline: Timeline) -> None:
+    """Lay out what streams, cells and deferred frees need, and name the functions."""
+    from zico.heap import device  # compiled or loaded by this, so only where it is needed
+
+    record = heap.record[0]
+    record["address"] = heap.record.ctypes.data
+    for name in ("ready", "release", "bring_up"):
+        record[f"{name}_address"] = getattr(device, name).address
+    window_bytes = int(record["window_bytes"])
+    record["streams_address"] = heap.zeros(STREAM, STREAMS).ctypes.data
+    record["guards_address"] = heap.zeros(GUARD, len(heap.slots)).ctypes.data
+    record["uses_address"] = heap.zeros(USES, window_bytes >> GRANULE_SHIFT).ctypes.data
+    record["chunks_address"] = heap.zeros(CHUNK, MAX_CHUNKS).ctypes.data
+    record["chunk_of_address"] = heap.zeros(np.dtype("i4"), (window_bytes >> CHUNK_SHIFT) + 1).ctypes.data
+    record["idle_chunk"] = NOBODY
+    record["deferred_address"] = heap.zeros(DEFERRED, MAX_DEFERRED).ctypes.data
+    record["timeline_address"] = timeline.context_address
+    for field in ("mark_address", "await_address", "synchronize_address", "counters_address", "spacing_bytes"):
+        record[field] = getattr(timeline, field)

@@ -1,0 +1,129 @@
+"""The table's mutex, the free list that it guards, and the repair after a death inside.
+
+The truth is ``REGION.owner`` and the fences; every counter and the list are rebuilt from them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zico.compiled import EOWNERDEAD, compiled, inlined, keep_out_of_line, mutex_consistent, mutex_lock, mutex_unlock
+from zico.pool.fences import NO_FENCE, job_in
+from zico.pool.layout import NOBODY
+from zico.pool.shared import BOUNDARY, EMPTY, header_of, job_at, regions_of
+
+Record = Any
+Array = Any
+
+
+@inlined
+def lock(pool: Record) -> None:
+    """Enter the critical section; repairs the table if the last one inside died there."""
+    if mutex_lock(pool.mutex_address) == EOWNERDEAD:
+        recover(pool)
+        mutex_consistent(pool.mutex_address)
+
+
+@inlined
+def unlock(pool: Record) -> None:
+    """Leave the critical section."""
+    mutex_unlock(pool.mutex_address)
+
+
+@compiled
+def recover(pool: Record) -> None:
+    """Rebuild counters and the free list from the owners."""
+    keep_out_of_line()
+    header = header_of(pool)
+    regions = regions_of(pool)
+    header.recoveries += 1
+    header.granted = 0
+    header.free_head = NOBODY
+    header.free_tail = NOBODY
+    header.waiters = 0
+    header.boundary_waiters = 0
+    for j in range(header_of(pool).places):
+        job = job_at(pool, j)
+        job.held = 0
+        if job.state != EMPTY:
+            header.waiters += job.waiting_threads
+        if job.state == BOUNDARY:
+            header.boundary_waiters += 1
+    for r in range(header.n_regions):
+        owner = regions[r].owner
+        if owner != NOBODY and job_at(pool, owner).state == EMPTY:  # whoever reaped that job died half-way
+            regions[r].owner = NOBODY
+            owner = NOBODY
+        if owner == NOBODY:
+            append(header, regions, r)
+        else:
+            job_at(pool, owner).held += 1
+            header.granted += 1
+        _forget_if_gone(pool, regions, r, job_in(regions[r].before))
+        _forget_if_gone(pool, regions, r, job_in(regions[r].fence))
+        _forget_if_gone(pool, regions, r, regions[r].last_owner)
+    header.sequence += 1
+
+
+@inlined
+def _forget_if_gone(pool: Record, regions: Array, r: int, job: int) -> None:
+    if job != NOBODY and job_at(pool, job).state == EMPTY:
+        forget(regions, r, job)
+
+
+@inlined
+def forget(regions: Array, r: int, job: int) -> None:
+    """Take a dead job's fences off a region. What it had got behind another's fence is behind that one again."""
+    if regions[r].before != NO_FENCE and job_in(regions[r].before) == job:
+        regions[r].before = NO_FENCE
+    if regions[r].fence != NO_FENCE and job_in(regions[r].fence) == job:
+        regions[r].fence = regions[r].before
+        regions[r].before = NO_FENCE
+    if regions[r].last_owner == job:
+        regions[r].last_owner = NOBODY
+
+
+@inlined
+def append(header: Record, regions: Array, r: int) -> None:
+    """Put a free region at the end of the list."""
+    regions[r].previous = header.free_tail
+    regions[r].next = NOBODY
+    if header.free_tail == NOBODY:
+        header.free_head = r
+    else:
+        regions[header.free_tail].next = r
+    header.free_tail = r
+
+
+@inlined
+def unlink(header: Record, regions: Array, r: int) -> None:
+    """Take a region out of the list."""
+    before = regions[r].previous
+    after = regions[r].next
+    if before == NOBODY:
+        header.free_head = after
+    else:
+        regions[before].next = after
+    if after == NOBODY:
+        header.free_tail = before
+    else:
+        regions[after].previous = before
+
+
+@inlined
+def give_to(pool: Record, header: Record, regions: Array, r: int) -> None:
+    """Take a free region out of the list for this process's job."""
+    unlink(header, regions, r)
+    regions[r].owner = pool.job
+
+
+@compiled
+def lock_for_python(pool: Record) -> None:
+    """Enter the critical section from Python; keep it short."""
+    lock(pool)
+
+
+@compiled
+def unlock_for_python(pool: Record) -> None:
+    """Leave it."""
+    unlock(pool)

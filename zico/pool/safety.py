@@ -1,0 +1,145 @@
+"""Which grants leave everybody able to finish: claims by the banker's rule, and one job without a profile at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zico.compiled import compiled, inlined, keep_out_of_line, monotonic_ns
+from zico.pool.layout import NOBODY
+from zico.pool.shared import EMPTY, RUNNING, header_of, job_at
+from zico.scheduler.claims import is_safe
+from zico.trace import curve
+
+ALONE_FRESH_NS = 1_000_000_000
+"""A job without a profile keeps the others from starting iterations for so long after it last grew."""
+ALONE_LIMIT_NS = 30_000_000_000
+"""... and for so long in all: a job that never iterates must not hold up the others."""
+ALONE_WAIT_NS = 5_000_000_000
+"""... and for so long while it waits for memory itself: whoever holds it may never reach a boundary."""
+
+STILL_ITERATIONS = 4
+STILL_NS = 1_000_000_000
+"""A job that has been in its iteration for so many times its usual time and this longer stands still."""
+
+Record = Any
+Array = Any
+
+
+@inlined
+def claim_of(job: Record) -> int:
+    """Return the most regions that the job may still come to hold in its current iteration."""
+    if job.state != RUNNING or job.profiled == 0:
+        return job.held
+    expected = curve.claim_at(job.profile, job.claims, job.progress) + job.claim_extra
+    return max(job.held, job.claim_floor, expected)
+
+
+@compiled
+def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
+    """Tell whether ``n`` more regions for the requester, then claiming ``claim``, leave everybody able to finish.
+
+    Where some job cannot finish even now (a profile was wrong), it is left out: the grant must not make it worse. So
+    is one that stands still; should it go on, it waits for memory like everybody else.
+    """
+    header = header_of(pool)
+    held, claims, residual = pool.scratch[0], pool.scratch[1], pool.scratch[2]
+    must_finish, done = pool.scratch[3], pool.scratch[4]
+    free = header.budget_regions - header.granted
+    for j in range(header_of(pool).places):
+        job = job_at(pool, j)
+        held[j] = job.held if job.state != EMPTY else 0
+        claims[j] = claim_of(job) if job.state != EMPTY else 0
+        residual[j] = job.persistent if job.state != EMPTY else 0
+        must_finish[j] = 1 if job.state == RUNNING and job.profiled == 1 else 0
+    known = job_at(pool, requester).profiled
+    held[requester] += n
+    claims[requester] = max(claim, held[requester])
+    must_finish[requester] = known
+    if is_safe(free - n, held, claims, residual, must_finish, done, header.places):
+        return True
+    if _leave_out_still(pool, requester, must_finish) and is_safe(
+        free - n, held, claims, residual, must_finish, done, header.places
+    ):
+        return True
+    held[requester] -= n
+    must_finish[requester] = 0
+    if is_safe(free, held, claims, residual, must_finish, done, header.places):
+        return False
+    for j in range(header_of(pool).places):
+        must_finish[j] = done[j] if must_finish[j] else 0
+    held[requester] += n
+    must_finish[requester] = known
+    return is_safe(free - n, held, claims, residual, must_finish, done, header.places)
+
+
+@compiled
+def _leave_out_still(pool: Record, requester: int, must_finish: Array) -> bool:
+    """Strike those off that have been in their iteration for so long that they do something else; tells if any were.
+
+    They may be stopped, at a prompt, or done with training.
+    """
+    keep_out_of_line()
+    now_ns = monotonic_ns()
+    some = False
+    for j in range(header_of(pool).places):
+        job = job_at(pool, j)
+        limit_ns = STILL_ITERATIONS * job.profile.duration_ns + STILL_NS
+        still = job.waiting_threads == 0 and now_ns - job.started_ns - job.iteration_waited_ns > limit_ns
+        if must_finish[j] and still and j != requester:
+            must_finish[j] = 0
+            some = True
+    return some
+
+
+# -- running alone --------------------------------------------------------------------------------------------------
+
+
+@inlined
+def someone_else_grows_alone(pool: Record, me: int, now_ns: int) -> bool:
+    """Tell whether a job without a profile is growing, so that no other may start an iteration."""
+    header = header_of(pool)
+    other = header.alone_job
+    if other in (NOBODY, me):
+        return False
+    job = job_at(pool, other)
+    if job.state != RUNNING or job.profiled == 1 or job.alone_spent_ns > ALONE_LIMIT_NS:
+        return False
+    if job.waiting_threads > 0:
+        return now_ns - job.need_since_ns < ALONE_WAIT_NS
+    return now_ns - header.alone_since_ns < ALONE_FRESH_NS
+
+
+@inlined
+def _grow_alone(pool: Record, job: Record, now_ns: int) -> None:
+    """Take or renew the right to grow alone."""
+    header = header_of(pool)
+    if header.alone_job == pool.job:
+        job.alone_spent_ns += min(now_ns - header.alone_since_ns, ALONE_FRESH_NS)
+    header.alone_job = pool.job
+    header.alone_since_ns = now_ns
+
+
+# -- both -----------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def may_grant(pool: Record, me: Record, n: int) -> bool:
+    """Tell whether budget and claims allow this process's job ``n`` more regions; notes that it grows."""
+    header = header_of(pool)
+    if header.granted + n > header.budget_regions:
+        return False
+    if header.use_claims == 0:
+        return True
+    if me.profiled == 0:
+        now_ns = monotonic_ns()
+        if someone_else_grows_alone(pool, pool.job, now_ns) or not stays_safe(pool, pool.job, n, 0):
+            return False
+        _grow_alone(pool, me, now_ns)
+        return True
+    claim = claim_of(me)
+    if me.held + n > claim:
+        # The profile was wrong by so much: the rest of the iteration is expected to lie that much higher. To claim the
+        # whole peak again would make states unsafe in which a job near its end lacks a region or two.
+        me.claim_extra = me.held + n - curve.claim_at(me.profile, me.claims, me.progress)
+        claim = me.held + n
+    return stays_safe(pool, pool.job, n, claim)

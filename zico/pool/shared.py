@@ -1,0 +1,36 @@
+"""The shared records from compiled code, through one process's member record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zico.compiled import array_at, inlined, record_at
+from zico.pool.layout import HEADER, JOB, REGION, JobState
+
+EMPTY = int(JobState.EMPTY)
+RUNNING = int(JobState.RUNNING)
+BOUNDARY = int(JobState.BOUNDARY)
+LEAVING = int(JobState.LEAVING)
+
+_JOB_BYTES = JOB.itemsize
+
+Record = Any
+Array = Any
+
+
+@inlined
+def header_of(pool: Record) -> Record:
+    """Return the shared header."""
+    return record_at(pool.header_address, HEADER)
+
+
+@inlined
+def regions_of(pool: Record) -> Array:
+    """Return the shared region records."""
+    return array_at(pool.regions_address, header_of(pool).n_regions, REGION)
+
+
+@inlined
+def job_at(pool: Record, job: int) -> Record:
+    """Return a shared job record."""
+    return record_at(pool.jobs_address + job * _JOB_BYTES, JOB)
