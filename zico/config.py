@@ -1,12 +1,13 @@
 """Settings of a run, each with its origin, checked before anything is started.
 
-Precedence: command-line flag, environment variable, default. This module measures nothing: the caller gives the
-environment and the device's memory, so every rule here is testable as a function.
+Precedence: command-line flag, environment variable, settings file, default. This module measures nothing: the caller
+gives the environment, the file's contents and the device's memory, so every rule here is testable as a function.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from zico.errors import ConfigError
@@ -17,24 +18,30 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-DEFAULT_DEVICE = "host"
+HOST = "host"
 DEFAULT_POLICY = "zico"
 DEFAULT_LOG_LEVEL = "warning"
 DEFAULT_GRACE_S = 5.0
 DEFAULT_REGION_BYTES = 4 * MIB
+DEFAULT_CUDA_REGION_BYTES = 64 * MIB
+"""A region is one handle of the driver there, and mapping one costs the same whatever its size."""
 DEFAULT_AVAILABLE_PERCENT = 80
 """Share of the memory available now that a run takes when no budget is given.
 
-On the host device the same memory also holds interpreters, libraries and data sets, which the budget does not count.
+On the host device the same memory also holds interpreters, libraries and data sets, on a GPU the frameworks' contexts
+and workspaces; neither is in the budget.
 """
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MIN_REGION_BYTES = 64 * KIB
-"""Smaller tensors than this never reach the pool, so a smaller region would only cost mappings."""
+"""Smaller tensors than this never reach the host's pool, so a smaller region would only cost mappings."""
 MAX_GRACE_S = 3600.0
 
 SOCKET_VARIABLE = "ZICO_SOCKET"
 """Where a job, or ``zico status``, finds its broker."""
+
+_DEVICE = re.compile(r"host|cuda(:(?P<ordinal>\d{1,4}))?")
+_SWITCH = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +50,7 @@ class Setting(Generic[Value]):
 
     value: Value
     origin: str
-    """The flag, the environment variable, or what the default was derived from."""
+    """The flag, the environment variable, the file, or what the default was derived from."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +60,14 @@ class DeviceMemory:
     total_bytes: int
     available_bytes: int
     """What could be used now without taking it from others."""
+    granularity_bytes: int = MIN_REGION_BYTES
+    """What a region must be a power-of-two multiple of."""
+    is_taken_at_once: bool = False
+    """The pool takes all of its budget when it is made, so that the budget cannot exceed what is available."""
+    held_by: str = ""
+    """Who holds what is not available, as far as that is known."""
+    identity: str = ""
+    """What names the device where this process sees several of its kind, else empty."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +80,19 @@ class Flags:
     region: str | None = None
     grace: str | None = None
     log_level: str | None = None
+    isolate: str | None = None
+    mps: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SettingsFile:
+    """What the user's settings file says, as text by the flags' names."""
+
+    path: str = ""
+    values: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+NO_FILE = SettingsFile()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,51 +100,90 @@ class Settings:
     """Everything that a run needs to know before it starts."""
 
     device: Setting[str]
+    """``host`` or ``cuda:N``."""
+    device_identity: str
+    """What names it where there are several of its kind, else empty."""
     policy: Setting[str]
     region_bytes: Setting[int]
     budget_bytes: Setting[int]
     grace_s: Setting[float]
     """How long an ending job may take after each signal."""
     log_level: Setting[str]
+    isolate: Setting[bool]
+    """Whether a region is unmapped by who returns it and scrubbed before the next one gets it."""
+    mps: Setting[bool]
+    """Whether the jobs share the GPU through a private MPS daemon."""
 
 
-def resolve(flags: Flags, environ: Mapping[str, str], memory: DeviceMemory, policies: Collection[str]) -> Settings:
+def device_of(flags: Flags, environ: Mapping[str, str], file: SettingsFile = NO_FILE) -> Setting[str]:
+    """Return the device that is chosen, as ``host`` or ``cuda:N``; whether it exists is not looked at.
+
+    Raises:
+        ConfigError: It is no device's name.
+    """
+    return _parsed(_Sources(flags, environ, file).chosen("device", HOST), _parse_device)
+
+
+def resolve(
+    flags: Flags,
+    environ: Mapping[str, str],
+    memory: DeviceMemory,
+    policies: Collection[str],
+    file: SettingsFile = NO_FILE,
+) -> Settings:
     """Return the settings of a run. Starts and changes nothing.
 
     Args:
         flags: From the command line.
         environ: This process's environment.
-        memory: Of the host device.
+        memory: Of the device that ``device_of`` returns for the same flags, environment and file.
         policies: The names that are accepted.
+        file: The user's settings file.
 
     Raises:
         ConfigError: A value is not acceptable; the message names it, its origin and what would be accepted.
     """
-    device = _chosen(flags.device, "device", environ, DEFAULT_DEVICE)
-    _check(device, _check_device)
-    region = _region(_chosen(flags.region, "region", environ, None), memory)
+    sources = _Sources(flags, environ, file)
+    device = device_of(flags, environ, file)
+    is_host = device.value == HOST
+    default_region_bytes = DEFAULT_REGION_BYTES if is_host else DEFAULT_CUDA_REGION_BYTES
+    region = _region(sources.chosen("region"), memory, max(default_region_bytes, memory.granularity_bytes))
+    mps = _parsed(sources.chosen("mps"), _parse_switch)
+    if mps.value and is_host:
+        raise ConfigError(f"{mps.origin}: MPS is a service of GPUs: choose one too, as in --device cuda:0")
     return Settings(
         device=device,
-        policy=_one_of(_chosen(flags.policy, "policy", environ, DEFAULT_POLICY), policies, "policy"),
+        device_identity=memory.identity,
+        policy=_one_of(sources.chosen("policy", DEFAULT_POLICY), policies, "policy"),
         region_bytes=region,
-        budget_bytes=_budget(_chosen(flags.budget, "budget", environ, None), region.value, memory),
-        grace_s=_parsed(_chosen(flags.grace, "grace", environ, str(DEFAULT_GRACE_S)), _parse_grace),
-        log_level=_one_of(_chosen(flags.log_level, "log-level", environ, DEFAULT_LOG_LEVEL), LOG_LEVELS, "log level"),
+        budget_bytes=_budget(sources.chosen("budget"), region.value, memory),
+        grace_s=_parsed(sources.chosen("grace", str(DEFAULT_GRACE_S)), _parse_grace),
+        log_level=_one_of(sources.chosen("log-level", DEFAULT_LOG_LEVEL), LOG_LEVELS, "log level"),
+        isolate=_parsed(sources.chosen("isolate"), _parse_switch),
+        mps=mps,
     )
 
 
-def _chosen(flag: str | None, name: str, environ: Mapping[str, str], default: str | None) -> Setting[str]:
-    """Return the text with the highest precedence; an empty text stands for "nothing given"."""
-    variable = "ZICO_" + name.upper().replace("-", "_")
-    if flag is not None:
-        return Setting(flag, f"--{name}")
-    if environ.get(variable):
-        return Setting(environ[variable], variable)
-    return Setting(default or "", "default")
+@dataclasses.dataclass(frozen=True)
+class _Sources:
+    """Where a setting may come from, highest precedence first."""
 
+    flags: Flags
+    environ: Mapping[str, str]
+    file: SettingsFile
 
-def _check(setting: Setting[str], check: Callable[[str], None]) -> None:
-    _parsed(setting, check)
+    def chosen(self, name: str, default: str = "") -> Setting[str]:
+        """Return the text with the highest precedence; an empty variable stands for "nothing given"."""
+        field = name.replace("-", "_")
+        flag: str | None = getattr(self.flags, field)
+        variable = f"ZICO_{field.upper()}"
+        if flag is not None:
+            return Setting(flag, f"--{name}")
+        if self.environ.get(variable):
+            return Setting(self.environ[variable], variable)
+        if name in self.file.values:
+            return Setting(self.file.values[name], f"{name} in {self.file.path}")
+        return Setting(default, "default")
 
 
 def _parsed(setting: Setting[str], parse: Callable[[str], Value]) -> Setting[Value]:
@@ -127,11 +194,17 @@ def _parsed(setting: Setting[str], parse: Callable[[str], Value]) -> Setting[Val
         raise ConfigError(f"{setting.origin}: {error}") from None
 
 
-def _check_device(device: str) -> None:
-    if device == "cuda" or device.startswith("cuda:"):
-        raise ConfigError(f"{device!r}: the CUDA device is not built in this version; use --device host")
-    if device != DEFAULT_DEVICE:
-        raise ConfigError(f"{device!r} is no device: the only one in this version is host")
+def _parse_device(text: str) -> str:
+    match = _DEVICE.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{text!r} is no device: give host, cuda or cuda:N with N counted from 0")
+    return HOST if text == HOST else f"cuda:{int(match['ordinal'] or 0)}"
+
+
+def _parse_switch(text: str) -> bool:
+    if text.lower() not in _SWITCH:
+        raise ConfigError(f"{text!r} is neither on nor off: give 1 or 0")
+    return _SWITCH[text.lower()]
 
 
 def _one_of(setting: Setting[str], accepted: Collection[str], what: str) -> Setting[str]:
@@ -151,16 +224,17 @@ def _parse_grace(text: str) -> float:
     return grace_s
 
 
-def _region(chosen: Setting[str], memory: DeviceMemory) -> Setting[int]:
+def _region(chosen: Setting[str], memory: DeviceMemory, default_bytes: int) -> Setting[int]:
     if not chosen.value:
-        return Setting(DEFAULT_REGION_BYTES, chosen.origin)
+        return Setting(default_bytes, chosen.origin)
+    least_bytes = memory.granularity_bytes
 
     def parse(text: str) -> int:
         region_bytes = parse_size(text, whole_bytes=memory.total_bytes)
-        if region_bytes < MIN_REGION_BYTES or region_bytes.bit_count() != 1:
+        if region_bytes % least_bytes or (region_bytes // least_bytes).bit_count() != 1:
             raise ConfigError(
                 f"a region of {text} is {region_bytes} bytes: give a power of two from "
-                f"{format_bytes(MIN_REGION_BYTES)}, such as {format_bytes(DEFAULT_REGION_BYTES).replace(' ', '')}"
+                f"{format_bytes(least_bytes)}, such as {format_bytes(default_bytes).replace(' ', '')}"
             )
         return region_bytes
 
@@ -171,12 +245,19 @@ def _budget(chosen: Setting[str], region_bytes: int, memory: DeviceMemory) -> Se
     """Return the budget in whole regions, rounded down so that it is never exceeded."""
 
     def parse(text: str) -> int:
-        wanted_bytes = parse_size(text, whole_bytes=memory.total_bytes)
+        wanted_bytes = _wanted_bytes(text, memory)
         budget_bytes = wanted_bytes // region_bytes * region_bytes
         if budget_bytes == 0:
             raise ConfigError(
                 f"a budget of {text} is {format_bytes(wanted_bytes)}, less than one region of "
                 f"{format_bytes(region_bytes)}: give a larger --budget or a smaller --region"
+            )
+        if memory.is_taken_at_once and budget_bytes > memory.available_bytes:
+            holders = memory.held_by or "others"
+            raise ConfigError(
+                f"a budget of {text} is {format_bytes(budget_bytes)}, and {format_bytes(memory.available_bytes)} of "
+                f"the device's {format_bytes(memory.total_bytes)} are free, the rest is held by {holders}: give a "
+                "smaller --budget or end those"
             )
         return budget_bytes
 
@@ -185,3 +266,9 @@ def _budget(chosen: Setting[str], region_bytes: int, memory: DeviceMemory) -> Se
     origin = f"default: {DEFAULT_AVAILABLE_PERCENT} % of the {format_bytes(memory.available_bytes)} available"
     default_bytes = memory.available_bytes * DEFAULT_AVAILABLE_PERCENT // 100
     return _parsed(Setting(f"{default_bytes}B", origin), parse)
+
+
+def _wanted_bytes(text: str, memory: DeviceMemory) -> int:
+    if memory.is_taken_at_once and text.strip().lower() == "none":
+        return memory.available_bytes  # some of a GPU is always taken: all of it could never be had
+    return parse_size(text, whole_bytes=memory.total_bytes)

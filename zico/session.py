@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zico.autoload import complain
-from zico.errors import ConfigError
+from zico.errors import ConfigError, HookError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import TracebackType
 
     from zico.broker.client import Membership
+    from zico.device_timeline import DeviceTimeline
     from zico.heap.build import Heap
     from zico.pool.table import PoolTable
 
@@ -41,11 +42,14 @@ HOOKED_FUNCTIONS = ("posix_memalign", "aligned_alloc", "free")
 class Session:
     """This process's place in a pool, its heap, and the marks of its iterations."""
 
-    def __init__(self, membership: Membership, pool: PoolTable, heap: Heap) -> None:
+    def __init__(
+        self, membership: Membership, pool: PoolTable, heap: Heap, timeline: DeviceTimeline | None = None
+    ) -> None:
         """Own what has been set up; use ``attach``."""
         self.membership = membership
         self.pool = pool
         self.heap = heap
+        self.timeline = timeline
         self.frameworks: list[str] = []
         self._explicit = False
 
@@ -62,8 +66,11 @@ class Session:
             names: Which of ``HOOKED_FUNCTIONS`` it imports.
 
         Raises:
-            HookError: The library is not loaded or imports none of them; nothing has been changed.
+            HookError: The library is not loaded or imports none of them, or the pool is not the host's memory; nothing
+                has been changed.
         """
+        if self.device != "host":
+            raise HookError(f"{library_prefix} takes memory of the host, and the pool is on {self.device}")
         from zico import elf
         from zico.heap import hooks
 
@@ -82,6 +89,30 @@ class Session:
         adapter knows is still found out, only later.
         """
         self.heap.record[0]["grace"] = GRACE_ALLOCATIONS
+
+    @property
+    def device(self) -> str:
+        """Return the name of the device that the pool is on."""
+        return self.membership.device.name
+
+    def detach_fork(self) -> None:
+        """Leave the pool to the parent: for a forked child."""
+        from zico.heap.layout import Attached
+
+        self.heap.record[0]["attached"] = Attached.FORKED
+        self.membership.leave()
+
+    def refuse_fork(self) -> None:
+        """Raise in a forked child where the pool is on a device that a fork cannot use.
+
+        Raises:
+            HookError: This is such a child.
+        """
+        if self.device != "host" and os.getpid() != self.membership.owner_pid:
+            raise HookError(
+                f"this process was forked from one that uses {self.device}, and CUDA cannot be used again after a "
+                "fork: start processes by the spawn method (multiprocessing.set_start_method)"
+            )
 
     def mark(self) -> None:
         """End this iteration and begin the next; an adapter's mark, ignored once a user marks by hand."""
@@ -122,10 +153,40 @@ def current() -> Session | None:
     return _current
 
 
-def attach(framework: str) -> Session | None:
+def pool_device() -> str | None:
+    """Return the device of the pool that ``attach`` joins, or has joined; ``None`` if there is none to join.
+
+    For adapters that must not touch a GPU before their framework does: it asks the broker and initialises nothing.
+
+    Raises:
+        BrokerError: The broker does not answer.
+    """
+    from zico.broker.client import BrokerClient
+
+    socket_path = _socket_to_join()
+    if socket_path is None:
+        return None
+    if _current is not None:
+        return _current.device
+    with BrokerClient(socket_path) as client:
+        return client.status().device
+
+
+def _socket_to_join() -> Path | None:
+    """Return where the broker listens that this process may join."""
+    socket_path = os.environ.get("ZICO_SOCKET")
+    is_stranger = os.environ.get(OWNER_VARIABLE) not in (None, "", str(os.getpid()))
+    return None if is_stranger or not socket_path else Path(socket_path)
+
+
+def attach(framework: str, *, kind: str = "host") -> Session | None:
     """Join the pool whose broker ``ZICO_SOCKET`` names, once per process.
 
-    Waits for the broker's answer (seconds at most).
+    Waits for the broker's answer (seconds at most). On a CUDA device it initialises CUDA in this process.
+
+    Args:
+        framework: Who asks.
+        kind: Of which kind of device the caller shares memory: ``host`` or ``cuda``.
 
     Returns:
         The session; ``None`` if there is no broker to join or this process descends from one that has joined:
@@ -135,45 +196,80 @@ def attach(framework: str) -> Session | None:
         BrokerError: The broker refuses or does not answer.
         ConfigError: A setting in the environment makes no sense.
         DriverError: The device refuses.
+        HookError: The pool is on a device of another kind, or this process was forked from one that uses CUDA.
     """
     global _current  # noqa: PLW0603 - hooks serve a process, so there is one session per process
-    socket_path = os.environ.get("ZICO_SOCKET")
-    owner = os.environ.get(OWNER_VARIABLE)
-    if not socket_path or owner not in (None, "", str(os.getpid())):
+    if _current is not None:
+        _current.refuse_fork()
+        _refuse_kind(_current.membership, framework, kind)
+    socket_path = _socket_to_join()
+    if socket_path is None:
         return None
     if _current is None:
-        _current = _join(Path(socket_path), framework)
+        _current = _join(socket_path, framework, kind)
         os.environ[OWNER_VARIABLE] = str(os.getpid())
     _current.frameworks.append(framework)
     return _current
 
 
-def _join(socket_path: Path, framework: str) -> Session:
+def _join(socket_path: Path, framework: str, kind: str) -> Session:
     settings = _settings(os.environ)
     from zico.broker.client import BrokerClient
     from zico.heap import hooks  # noqa: F401 - compiled or loaded before the place in the pool is taken
     from zico.heap.build import Heap
-    from zico.heap.fork import ForkGuard
     from zico.heap.process import HEAP_RECORD
-    from zico.pool.table import PoolTable
 
     name = os.environ.get("ZICO_JOB") or Path(sys.argv[0]).stem or "job"
     with BrokerClient(socket_path) as client:
         membership = client.join(name, framework)
     with contextlib.ExitStack() as undo:
         undo.callback(membership.leave)
-        pool = undo.enter_context(
-            PoolTable.join_pool(membership.memory_fd, membership.table_fd, membership.notify_fd, membership.job)
-        )
+        if membership.device.kind != kind:
+            membership.close_descriptors()
+        _refuse_kind(membership, framework, kind)
+        pool = undo.enter_context(membership.map_pool())
+        timeline = _device_timeline(pool, kind)
+        if timeline is not None:
+            undo.callback(timeline.close)
+            settings["timeline"] = timeline.functions
         heap = Heap(pool, HEAP_RECORD, **settings)
         if ring := os.environ.get(RING_VARIABLE):
             _record(heap, ring, framework)
         heap.enable(plan=os.environ.get(PLAN_VARIABLE) != "off")
         undo.pop_all()
-    session = Session(membership, pool, heap)
-    ForkGuard(heap, membership.leave)
+    session = Session(membership, pool, heap, timeline)
+    _guard_forks(session)
     _explain_failures(session)
     return session
+
+
+def _device_timeline(pool: PoolTable, kind: str) -> DeviceTimeline | None:
+    """Return the way onto the device's timeline, ``None`` on the host, which works before the processor's eyes."""
+    if kind == "host":
+        return None
+    from zico.device_timeline import DeviceTimeline
+
+    return DeviceTimeline(pool)
+
+
+def _refuse_kind(membership: Membership, framework: str, kind: str) -> None:
+    """Refuse a pool whose memory the caller cannot share."""
+    device = membership.device
+    if device.kind != kind:
+        raise HookError(
+            f"the pool is on {device.name}, and what Zico has for {framework} here shares the memory of {kind} devices "
+            "only: choose another --device"
+        )
+
+
+def _guard_forks(session: Session) -> None:
+    """Let forked children keep off the pool (invariant 10)."""
+    if session.device == "host":
+        from zico.heap.fork import ForkGuard
+
+        ForkGuard(session.heap, session.membership.leave)
+    else:  # nothing to copy: a child cannot reach a GPU's memory that its parent has mapped
+        os.register_at_fork(after_in_child=session.detach_fork)
 
 
 def _record(heap: Heap, path: str, framework: str) -> None:
@@ -251,6 +347,7 @@ def status() -> dict[str, Any] | None:
     region_bytes = _current.pool.region_bytes
     return {
         "name": record["name"].decode(),
+        "device": _current.device,
         "frameworks": list(_current.frameworks),
         "iterations": int(record["iteration"]),
         "held_bytes": int(record["held"]) * region_bytes,

@@ -20,6 +20,7 @@ LONGEST_NAME = "\N{WHITE MEDIUM STAR}" * m.MAX_NAME_CHARS
 
 CLIENT_EXAMPLES: tuple[m.ClientMessage, ...] = (
     m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=1, framework="torch"),
+    m.MoreRequest(),
     m.Observe(m.PROTOCOL_VERSION),
     m.StatusRequest(),
     m.ReportRequest(),
@@ -52,6 +53,9 @@ STATUS = m.Status(
     peak_granted_bytes=BIGGEST,
     peak_physical_bytes=BIGGEST,
     jobs=(JOB_STATUS,) * 64,
+    device=LONGEST_NAME,
+    context_bytes=BIGGEST,
+    foreign_bytes=BIGGEST,
 )
 JOB_REPORT = m.JobReport(
     name=LONGEST_NAME,
@@ -80,12 +84,18 @@ REPORT = m.Report(
         peak_physical_bytes=BIGGEST,
         recoveries=BIGGEST,
         stalls=BIGGEST,
+        context_bytes=BIGGEST,
+        foreign_bytes=BIGGEST,
     ),
     jobs=(JOB_REPORT,) * m.MAX_REPORTED_JOBS,
     jobs_left_out=BIGGEST,
 )
+WELCOME = m.Welcome(
+    job=0, region_bytes=1, n_regions=1, budget_bytes=1, policy="zico", device="cuda:0", device_id="GPU-0", n_fds=200
+)
 BROKER_EXAMPLES: tuple[m.BrokerMessage, ...] = (
-    m.Welcome(job=0, region_bytes=1, n_regions=1, budget_bytes=1, policy="zico"),
+    WELCOME,
+    m.More(first=m.WELCOME_FDS, count=1),
     m.Refused("full"),
     m.ErrorReply("nonsense"),
     STATUS,

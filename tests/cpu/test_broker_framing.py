@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from broker_messages import EXAMPLES, LONGEST_NAME, REPORT, STATUS, framed, messages, raw_frame
+from broker_messages import EXAMPLES, LONGEST_NAME, REPORT, STATUS, WELCOME, framed, messages, raw_frame
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from zico.broker.framing import HEADER_BYTES, FrameReader, encode_frame
 from zico.errors import LocalProtocolError, RemoteProtocolError
 
 SANS_IO = ("messages", "framing", "state")
+WELCOMING = {name: getattr(WELCOME, name) for name in WELCOME.__struct_fields__ if name != "n_fds"}
 FORBIDDEN = {"socket", "os", "threading", "time", "select", "selectors", "asyncio"}
 
 
@@ -134,6 +135,10 @@ def test_the_longest_frame_is_taken() -> None:
         {"type": "hello", "version": "1", "name": "a", "pid": 1, "framework": "torch"},
         {"type": "hello", "version": 1, "name": "a", "pid": 1},
         {"type": "nothing"},
+        {"type": "more", "first": 0, "count": 0},
+        {"type": "more", "first": 0, "count": 129},
+        {"type": "welcome", **WELCOMING, "n_fds": 2},
+        {"type": "welcome", **WELCOMING, "n_fds": (1 << 20) + 1},
     ],
 )
 def test_fields_out_of_bounds_are_refused_by_both_ends(fields: dict[str, object]) -> None:

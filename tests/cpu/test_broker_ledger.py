@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from zico.broker import messages as m
 from zico.broker.admission import RECHECK_NS, RETRY_NS, admit_all
 from zico.broker.framing import FrameReader, encode_frame
 from zico.broker.ledger import Ledger
+from zico.broker.outside import OutsideFigures
 from zico.broker.record import write_record
 from zico.broker.views import ProfileCache, jobs_in, mask_of, pool_view
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, NOBODY, JobState
@@ -45,7 +47,7 @@ def set_fields(record: Any, **values: object) -> None:  # noqa: ANN401 - a numpy
 
 def new_ledger() -> Ledger:
     """Return a ledger without members."""
-    return Ledger(policy="zico", region_bytes=MIB, budget_bytes=16 * MIB, began_ns=BEGAN_NS)
+    return Ledger(policy="zico", device="host", region_bytes=MIB, budget_bytes=16 * MIB, began_ns=BEGAN_NS)
 
 
 def join(ledger: Ledger, job: int, name: str) -> Member:
@@ -196,6 +198,25 @@ def test_figures_of_a_job_that_died_half_way_are_still_a_report() -> None:
     for answer in (ledger.report(BEGAN_NS), ledger.status(BEGAN_NS)):
         assert FrameReader().feed(encode_frame(answer)) == [answer]
     assert ledger.report(BEGAN_NS).jobs[0].pool_fraction == 1.0
+
+
+def test_what_lies_outside_the_pool_is_told_where_it_is_known_and_left_out_elsewhere() -> None:
+    """A status has the figures of now, a report the most seen of each; where nobody knows, neither has the fields."""
+    ledger = new_ledger()
+    header, jobs = empty_table()
+    ledger.observe(header, jobs, 0, BEGAN_NS)
+    ledger.observe_outside(None)
+    for answer in (ledger.status(BEGAN_NS), ledger.report(BEGAN_NS).pool):
+        assert answer.context_bytes is answer.foreign_bytes is msgspec.UNSET
+        assert b"context_bytes" not in msgspec.json.encode(answer)
+    ledger.observe_outside(OutsideFigures(context_bytes=5, foreign_bytes=70))
+    ledger.observe_outside(OutsideFigures(context_bytes=50, foreign_bytes=7))
+    status, pool = ledger.status(BEGAN_NS), ledger.report(BEGAN_NS).pool
+    assert (status.context_bytes, status.foreign_bytes) == (50, 7)
+    assert (pool.context_bytes, pool.foreign_bytes) == (50, 70)
+    ledger.observe_outside(None)
+    assert ledger.status(BEGAN_NS).context_bytes is msgspec.UNSET
+    assert ledger.report(BEGAN_NS).pool.context_bytes == 50
 
 
 # -- the record file ------------------------------------------------------------------------------------------------

@@ -13,13 +13,15 @@ from zico.broker import messages as m
 from zico.broker.state import Connection, Role, State, next_state
 from zico.errors import LocalProtocolError, RemoteProtocolError
 
-HELLO, OBSERVE, ASK_STATUS, ASK_REPORT, GOODBYE = CLIENT_EXAMPLES
-WELCOME, REFUSED, ERROR, STATUS, REPORT = BROKER_EXAMPLES
+HELLO, ASK_MORE, OBSERVE, ASK_STATUS, ASK_REPORT, GOODBYE = CLIENT_EXAMPLES
+WELCOME, MORE, REFUSED, ERROR, STATUS, REPORT = BROKER_EXAMPLES
 
 ALLOWED = {
     (State.NEW, Role.CLIENT, HELLO): State.JOINING,
     (State.NEW, Role.CLIENT, OBSERVE): State.OBSERVER,
     (State.JOINING, Role.BROKER, WELCOME): State.MEMBER,
+    (State.MEMBER, Role.CLIENT, ASK_MORE): State.MORE_DUE,
+    (State.MORE_DUE, Role.BROKER, MORE): State.MEMBER,
     (State.MEMBER, Role.CLIENT, GOODBYE): State.CLOSED,
     (State.OBSERVER, Role.CLIENT, ASK_STATUS): State.STATUS_DUE,
     (State.OBSERVER, Role.CLIENT, ASK_REPORT): State.REPORT_DUE,
@@ -77,11 +79,13 @@ def test_the_sender_is_at_fault(role: Role, state: State, message: m.Message) ->
 
 
 def test_a_job_joins_and_leaves() -> None:
-    """Hello, Welcome and Goodbye take both ends through the same states."""
+    """Hello, Welcome, the fetching of descriptors and Goodbye take both ends through the same states."""
     client, broker = pair()
     for sender, receiver, message, after in (
         (client, broker, HELLO, State.JOINING),
         (broker, client, WELCOME, State.MEMBER),
+        (client, broker, ASK_MORE, State.MORE_DUE),
+        (broker, client, MORE, State.MEMBER),
         (client, broker, GOODBYE, State.CLOSED),
     ):
         pass_on(sender, receiver, message)

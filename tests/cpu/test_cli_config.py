@@ -1,18 +1,42 @@
 """Settings: precedence, origins, and refusals that say what would be accepted."""
 
+from pathlib import Path
+
 import pytest
 
-from zico.config import DEFAULT_REGION_BYTES, DeviceMemory, Flags, Settings, resolve
+from zico.config import (
+    DEFAULT_REGION_BYTES,
+    NO_FILE,
+    DeviceMemory,
+    Flags,
+    Settings,
+    SettingsFile,
+    device_of,
+    resolve,
+)
 from zico.errors import ConfigError
+from zico.launch.settings_file import KEYS, read_settings
 from zico.units import GIB, MIB
 
 MEMORY = DeviceMemory(total_bytes=16 * GIB, available_bytes=10 * GIB)
+GPU = DeviceMemory(
+    total_bytes=80 * GIB,
+    available_bytes=60 * GIB,
+    granularity_bytes=2 * MIB,
+    is_taken_at_once=True,
+    held_by="python (process 7) 20 GiB",
+)
 POLICIES = ("zico", "serial")
 
 
-def resolved(flags: Flags | None = None, **environ: str) -> Settings:
+def resolved(flags: Flags | None = None, file: SettingsFile = NO_FILE, **environ: str) -> Settings:
     """Resolve against a machine of 16 GiB with 10 GiB available."""
-    return resolve(flags or Flags(), environ, MEMORY, POLICIES)
+    return resolve(flags or Flags(), environ, MEMORY, POLICIES, file)
+
+
+def on_gpu(memory: DeviceMemory = GPU, **flags: str) -> Settings:
+    """Resolve for a GPU of 80 GiB with 60 GiB free."""
+    return resolve(Flags(**{"device": "cuda", **flags}), {}, memory, POLICIES)
 
 
 def test_a_flag_beats_the_environment_and_that_beats_the_default() -> None:
@@ -53,8 +77,13 @@ def test_the_budget_is_rounded_down_to_whole_regions() -> None:
         (Flags(budget="1MiB"), "less than one region"),
         (Flags(region="3MiB"), "power of two"),
         (Flags(region="4K"), "power of two from 64 KiB"),
-        (Flags(device="cuda:0"), "the CUDA device is not built in this version"),
-        (Flags(device="tpu"), "the only one in this version is host"),
+        (Flags(device="tpu"), "--device: 'tpu' is no device: give host, cuda or cuda:N"),
+        (Flags(device="cuda:-1"), "'cuda:-1' is no device"),
+        (Flags(device="cuda:x"), "'cuda:x' is no device"),
+        (Flags(device="cuda:"), "'cuda:' is no device"),
+        (Flags(device="CUDA"), "'CUDA' is no device"),
+        (Flags(mps="1"), "--mps: MPS is a service of GPUs"),
+        (Flags(isolate="perhaps"), "--isolate: 'perhaps' is neither on nor off"),
         (Flags(policy="fast"), "give one of zico, serial"),
         (Flags(log_level="loud"), "give one of debug"),
         (Flags(grace="soon"), "give seconds"),
@@ -72,3 +101,133 @@ def test_an_error_in_the_environment_names_the_variable() -> None:
     """The message about a wrong variable begins with its name."""
     with pytest.raises(ConfigError, match=r"^ZICO_BUDGET: "):
         resolved(ZICO_BUDGET="x")
+
+
+# -- devices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "device"), [("host", "host"), ("cuda", "cuda:0"), ("cuda:0", "cuda:0"), ("cuda:07", "cuda:7")]
+)
+def test_a_device_has_one_name(text: str, device: str) -> None:
+    """``cuda`` is the first GPU, and every device is called the same however it was given."""
+    assert device_of(Flags(device=text), {}).value == device
+    assert device_of(Flags(), {"ZICO_DEVICE": text}).value == device
+    assert device_of(Flags(), {}).value == "host"
+
+
+def test_a_gpus_defaults() -> None:
+    """On a GPU a region is 64 MiB and the budget 80 % of what is free; on the host 4 MiB."""
+    settings = on_gpu()
+    assert settings.region_bytes.value == 64 * MIB
+    assert settings.budget_bytes.value == 48 * GIB
+    assert (resolved().region_bytes.value, resolved().mps.value, resolved().isolate.value) == (4 * MIB, False, False)
+
+
+def test_a_region_is_at_least_the_granularity() -> None:
+    """A device that gives memory in larger pieces than the default region gets regions of one piece."""
+    coarse = DeviceMemory(80 * GIB, 60 * GIB, granularity_bytes=512 * MIB)
+    assert on_gpu(coarse).region_bytes.value == 512 * MIB
+
+
+@pytest.mark.parametrize("region", ["2MiB", "4MiB", "1GiB"])
+def test_a_region_may_be_any_power_of_two_of_the_granularity(region: str) -> None:
+    """From the granularity up, each power of two is a region."""
+    assert on_gpu(region=region).region_bytes.origin == "--region"
+
+
+@pytest.mark.parametrize("region", ["1MiB", "3MiB", "6MiB", "64KiB", "2097153B"])
+def test_a_region_that_is_no_such_power_is_refused(region: str) -> None:
+    """What is no power-of-two multiple of the granularity is refused with the least that works."""
+    with pytest.raises(ConfigError, match=r"--region: a region of .* give a power of two from 2 MiB, such as 64MiB"):
+        on_gpu(region=region)
+
+
+def test_a_budget_above_the_free_memory_names_who_holds_the_rest() -> None:
+    """Free, total and the holders are in the sentence; where they are not known it says others."""
+    with pytest.raises(ConfigError) as caught:
+        on_gpu(budget="70GiB")
+    assert str(caught.value) == (
+        "--budget: a budget of 70GiB is 70 GiB, and 60 GiB of the device's 80 GiB are free, the rest is held by "
+        "python (process 7) 20 GiB: give a smaller --budget or end those"
+    )
+    with pytest.raises(ConfigError, match="the rest is held by others"):
+        on_gpu(DeviceMemory(80 * GIB, 60 * GIB, is_taken_at_once=True), budget="90%")
+    assert on_gpu(budget="60GiB").budget_bytes.value == 60 * GIB
+
+
+def test_no_budget_is_what_is_free() -> None:
+    """``none`` takes all that is free, since all of a GPU can never be had; the host's is the whole memory still."""
+    assert on_gpu(budget="none").budget_bytes.value == 60 * GIB
+    assert resolved(Flags(budget="none")).budget_bytes.value == 16 * GIB
+
+
+def test_the_hosts_budget_may_exceed_what_is_available() -> None:
+    """The host gives memory when it is touched, so a budget above what is available now is the user's affair."""
+    assert resolved(Flags(budget="12GiB")).budget_bytes.value == 12 * GIB
+
+
+def test_switches_come_from_flags_and_variables() -> None:
+    """``--mps`` and ``--isolate`` are on by their flag or by 1 in their variable."""
+    assert on_gpu(mps="1").mps.origin == "--mps"
+    assert resolved(ZICO_ISOLATE="1").isolate.value
+    assert not resolved(ZICO_ISOLATE="0").isolate.value
+
+
+# -- the settings file ------------------------------------------------------------------------------------------------
+
+
+def test_the_file_comes_after_the_environment_and_before_the_default() -> None:
+    """A setting of the file is used where neither flag nor variable gives one, and its origin names the file."""
+    file = SettingsFile("/etc/z.toml", {"budget": "1G", "policy": "serial"})
+    settings = resolved(Flags(budget="2G"), file)
+    assert (settings.budget_bytes.value, settings.policy.origin) == (2 * GIB, "policy in /etc/z.toml")
+    assert resolved(None, file, ZICO_BUDGET="3G").budget_bytes.value == 3 * GIB
+    with pytest.raises(ConfigError, match=r"^budget in /etc/z\.toml: "):
+        resolved(None, SettingsFile("/etc/z.toml", {"budget": "x"}))
+
+
+def test_a_file_says_what_flags_say(tmp_path: Path) -> None:
+    """Each key is a flag's name; text, numbers and truth values are what the flag would be given."""
+    path = tmp_path / "z.toml"
+    path.write_text('device = "cuda:1"\nbudget = "80%"\ngrace = 2.5\nlog-level = "info"\nisolate = true\n')
+    file = read_settings({"ZICO_CONFIG": str(path)})
+    assert file == SettingsFile(
+        str(path),
+        {"device": "cuda:1", "budget": "80%", "grace": "2.5", "log-level": "info", "isolate": "True"},
+    )
+    assert device_of(Flags(), {}, file).value == "cuda:1"
+    assert resolved(Flags(device="host"), file).isolate.value
+    assert "region" in KEYS
+
+
+def test_without_a_file_nothing_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The user's own file need not be there; it is read where it is."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert read_settings({}) == NO_FILE
+    (tmp_path / "zico").mkdir()
+    (tmp_path / "zico" / "config.toml").write_text("policy = 'serial'")
+    assert read_settings({}).values == {"policy": "serial"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("device = ", "is no TOML"),
+        ("devices = 'host'", "'devices' in .* is no setting: give some of budget, device"),
+        ("budget = ['1G']", "budget in .* is neither text nor a number"),
+        (b"\xff\xfe", "cannot be read"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str | bytes, says: str) -> None:
+    """What is no TOML, no setting or no value is refused with the file's path."""
+    path = tmp_path / "z.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=says):
+        read_settings({"ZICO_CONFIG": str(path)})
+
+
+def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+    """A missing file is an error if the variable names it."""
+    with pytest.raises(ConfigError, match="ZICO_CONFIG: there is no file"):
+        read_settings({"ZICO_CONFIG": str(tmp_path / "none")})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from broker_messages import framed, no_descriptor_left, raw_frame
+from broker_messages import WELCOME, framed, no_descriptor_left, raw_frame
 
 from zico.broker import messages as m
 from zico.broker import transport
@@ -499,7 +499,7 @@ def test_another_version_is_refused(undisturbed: Broker, kind: str) -> None:
     with raw(undisturbed) as connection:
         connection.sendall(raw_frame(type=kind, version=99, name="a", pid=1, framework="torch"))
         (last,) = replies(connection)
-    assert last == m.Refused("you speak version 99, this broker 1: use one installation for both")
+    assert last == m.Refused("you speak version 99, this broker 2: use one installation for both")
 
 
 @as_root
@@ -556,7 +556,7 @@ def test_a_broker_that_never_answers_costs_the_deadline(tmp_path: Path) -> None:
         (b"SSH-2.0-OpenSSH\r\n", RemoteProtocolError, "limit is 65536"),
         (encode_frame(HELLO), RemoteProtocolError, "may not say Hello"),
         (
-            encode_frame(m.Welcome(job=0, region_bytes=1, n_regions=1, budget_bytes=1, policy="x")),
+            encode_frame(WELCOME),
             RemoteProtocolError,
             "0 descriptors",
         ),

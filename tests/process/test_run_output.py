@@ -130,7 +130,7 @@ def test_a_report_directory_gets_all_files(tmp_path: Path) -> None:
         (["--budget", "0", "true"], "more than zero"),
         (["--budget=-1G", "true"], "is no size"),
         (["--budget", "100000T", "true"], "more than the device's"),
-        (["--device", "cuda:0", "true"], "CUDA device is not built in this version"),
+        (["--device", "cuda:x", "true"], "is no device"),
         (["--policy", "best", "true"], "give one of"),
         (["--region", "3MiB", "true"], "power of two"),
         (["--json", "/no/such/directory/x.json", "true"], "no directory"),

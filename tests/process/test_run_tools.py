@@ -81,12 +81,28 @@ def test_doctor_says_why_a_command_is_not_in_the_pool(capsys: pytest.CaptureFixt
     assert (found["schema_version"], found["active"]) == ("zico.doctor.v1", False)
     assert found["frameworks"][0]["reason"] == "no framework was imported"
     assert {check["name"]: check["passed"] for check in found["checks"]}["injection"] is True
+    assert [check for check in found["checks"] if check["name"].startswith("cuda")]
 
 
 def test_doctor_finds_the_flag_that_keeps_zico_out(capsys: pytest.CaptureFixture[str]) -> None:
     """A command with python -I cannot be active, and the check says to start it without."""
     assert main(["doctor", "--", sys.executable, "-I", "-c", "pass"]) == 1
     assert "start it without -I" in capsys.readouterr().out
+
+
+def test_a_job_is_told_which_device_it_would_share() -> None:
+    """On the host an adapter hears so before it joins, and one for GPUs is refused with what the pool is on."""
+    code = (
+        "from zico import session\nfrom zico.errors import HookError\n"
+        "print('device', session.pool_device(), flush=True)\n"
+        "try:\n    session.attach('torch', kind='cuda')\nexcept HookError as error:\n    print(error)\n"
+    )
+    with ZicoRun("--name", "a", python(code)) as run:
+        assert run.finish() == 0, run.stderr
+    assert "a | device host\n" in run.stdout
+    assert (
+        "a | the pool is on host, and what Zico has for torch here shares the memory of cuda devices only" in run.stdout
+    )
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,15 +16,22 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zico.broker.devices import HOST, HOST_DEVICE, open_device
 from zico.broker.keeper import Keeper
+from zico.broker.limits import SPARE_FDS, make_room
 from zico.broker.listener import Listener
-from zico.broker.server import Server
+from zico.broker.outside import Outside
+from zico.broker.server import FDS_PER_LINK, MAX_LINKS, Server
+from zico.broker.transport import Descriptors
 from zico.errors import ConfigError, ZicoError
 from zico.pool.table import PoolTable
 from zico.scheduler.policies import policy_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from zico.broker.devices import Device
+    from zico.scheduler.state import Policy
 
 _log = logging.getLogger("zico.broker")
 _STDOUT_FD = 1
@@ -61,30 +68,59 @@ def serve(options: argparse.Namespace) -> None:
         if options.parent_pid is not None:
             parent_pidfd = _pidfd(options.parent_pid)
             owned.callback(os.close, parent_pidfd)
-        table = owned.enter_context(
-            PoolTable.create(
-                budget_bytes=options.budget_bytes,
-                region_bytes=options.region_bytes,
-                use_claims=policy.use_claims,
-                self_admit=policy.self_admit,
-            )
-        )
+        device, table, memory_fds = create_pool(options, policy, owned)
         if options.warm:
-            warm()
+            warm(device)
         # Only now, since compiling takes long and a signal may well end it: there is nothing to clean up yet.
         stop_fd = owned.enter_context(stop_signals())
         # Last, since from here on clients connect and expect an answer.
         listener = owned.enter_context(Listener(options.socket))
-        server = Server(Keeper(table, policy, record_path=options.record), listener)
+        outside = None if device == HOST_DEVICE else Outside(device.identity, table.memory.size_bytes)
+        keeper = Keeper(table, memory_fds, policy, device=device, outside=outside, record_path=options.record)
+        server = Server(keeper, listener)
         os.write(options.ready_fd, b"ready\n")
         server.serve(stop_fd=stop_fd, parent_pidfd=parent_pidfd)
 
 
-def warm() -> None:
+def create_pool(
+    options: argparse.Namespace, policy: Policy, owned: contextlib.ExitStack
+) -> tuple[Device, PoolTable, list[int]]:
+    """Create the pool on its device, and the descriptors by which jobs get its memory; ``owned`` closes all of it.
+
+    Raises:
+        ConfigError: The device is none, the sizes cannot be used, or too few descriptors may be open here.
+        DriverError: The device cannot give the budget; nothing is left behind.
+    """
+    if options.isolate:
+        raise ConfigError("--isolate is not built in this version: leave it out")
+    device, driver = open_device(options.device)
+    owned.callback(driver.close)
+    n_pieces = 0 if device == HOST_DEVICE else options.budget_bytes // max(1, options.region_bytes)
+    whose = f"a pool of {n_pieces} regions"
+    make_room(n_pieces, whose)
+    table = owned.enter_context(
+        PoolTable.create(
+            budget_bytes=options.budget_bytes,
+            region_bytes=options.region_bytes,
+            use_claims=policy.use_claims,
+            self_admit=policy.self_admit,
+            driver=driver,
+        )
+    )
+    make_room(n_pieces, whose, MAX_LINKS * FDS_PER_LINK + SPARE_FDS)
+    memory_fds = driver.export_pieces(table.memory)
+    owned.enter_context(Descriptors(memory_fds))
+    return device, table, memory_fds
+
+
+def warm(device: Device) -> None:
     """Compile the jobs' functions into the cache on disk, so that no job has to."""
     from zico.heap import warm as warm_heap
 
     warm_heap()
+    if device.kind == "cuda":  # compiled by being imported
+        import zico.heap.device
+        import zico.heap.stream_hooks  # noqa: F401
 
 
 @contextlib.contextmanager
@@ -121,6 +157,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--budget-bytes", type=int, required=True, help="bytes that all jobs together may hold")
     parser.add_argument("--region-bytes", type=int, required=True, help="bytes of one region")
+    parser.add_argument("--device", default=HOST, help="host or cuda:N (default: host)")
+    parser.add_argument("--isolate", action="store_true", help="unmap what comes back, and scrub it before it goes out")
     parser.add_argument("--policy", default="zico", help="zico, serial or none (default: zico)")
     parser.add_argument("--record", type=Path, help="file (.npz) for what happened, written at the end")
     parser.add_argument(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from zico.broker import messages as m
 from zico.broker import transport
+from zico.broker.devices import Device, open_driver
+from zico.broker.limits import make_room
 from zico.broker.state import Connection, Role
 from zico.errors import BrokerError, RemoteProtocolError, ZicoError
 
@@ -17,17 +19,19 @@ if TYPE_CHECKING:
     import socket
     from pathlib import Path
 
+    from zico.pool.table import PoolTable
+
 DEADLINE_S = 10.0
 
-_Answer = TypeVar("_Answer", m.Welcome, m.Status, m.Report)
+_Answer = TypeVar("_Answer", m.Welcome, m.More, m.Status, m.Report)
 
 
 @dataclasses.dataclass(frozen=True)
 class Membership:
     """A job's place in the pool, kept while ``connection`` is open.
 
-    The three descriptors are the caller's to close. ``leave`` ends the membership; so does the end of the
-    process.
+    The descriptors are the caller's to close, or to hand over by ``map_pool``. ``leave`` ends the membership; so does
+    the end of the process.
     """
 
     job: int
@@ -35,12 +39,38 @@ class Membership:
     n_regions: int
     budget_bytes: int
     policy: str
-    memory_fd: int
+    device: Device
     table_fd: int
     notify_fd: int
+    memory_fds: tuple[int, ...]
+    """The pool's memory in the order of its pieces: one on the host device, one for each region on a CUDA device."""
     connection: socket.socket
     protocol: Connection
     owner_pid: int
+
+    @property
+    def memory_fd(self) -> int:
+        """Return the only descriptor of the memory of a pool on the host device."""
+        (memory_fd,) = self.memory_fds
+        return memory_fd
+
+    def map_pool(self) -> PoolTable:
+        """Map the pool by its device's driver; takes over the descriptors, also when it fails.
+
+        Raises:
+            BrokerError: The table has another version.
+            DriverError: The device refuses, or this process does not see it.
+        """
+        from zico.pool.table import PoolTable
+
+        with transport.Descriptors([*self.memory_fds, self.table_fd, self.notify_fd]) as owned:
+            driver = open_driver(self.device)
+            *memory_fds, table_fd, notify_fd = owned.take()
+            return PoolTable.join_pool(memory_fds, table_fd, notify_fd, self.job, driver)
+
+    def close_descriptors(self) -> None:
+        """Close them, where ``map_pool`` is not going to."""
+        transport.Descriptors([*self.memory_fds, self.table_fd, self.notify_fd]).close()
 
     def leave(self) -> None:
         """Say goodbye and close the connection; waits for nothing. A second time does nothing.
@@ -88,20 +118,22 @@ class BrokerClient:
             BrokerError: No broker answers within the deadline, or it refuses.
             RemoteProtocolError: What answers is no broker.
             LocalProtocolError: The name or the framework is empty, too long or has control characters.
+            ConfigError: This process may not open as many descriptors as the pool has.
         """
         hello = m.Hello(version=m.PROTOCOL_VERSION, name=name, pid=os.getpid(), framework=framework)
         with _Dialog(self._path, self._deadline_s) as dialog:
-            welcome = dialog.ask(hello, m.Welcome)
-            memory_fd, table_fd, notify_fd = dialog.take_fds()
+            welcome = dialog.ask(hello, m.Welcome, max_fds=m.WELCOME_FDS)
+            table_fd, notify_fd, *memory_fds = dialog.fetch(welcome.n_fds)
             return Membership(
                 job=welcome.job,
                 region_bytes=welcome.region_bytes,
                 n_regions=welcome.n_regions,
                 budget_bytes=welcome.budget_bytes,
                 policy=welcome.policy,
-                memory_fd=memory_fd,
+                device=Device(welcome.device, welcome.device_id),
                 table_fd=table_fd,
                 notify_fd=notify_fd,
+                memory_fds=tuple(memory_fds),
                 connection=dialog.take_connection(),
                 protocol=dialog.protocol,
                 owner_pid=os.getpid(),
@@ -130,6 +162,7 @@ class BrokerClient:
             if self._observer is None:
                 self._observer = _Dialog(self._path, self._deadline_s)
                 self._observer.say(m.Observe(m.PROTOCOL_VERSION))
+            self._observer.renew_deadline()
             return self._observer.ask(question, kind)
         except ZicoError:
             self.close()
@@ -137,13 +170,14 @@ class BrokerClient:
 
 
 class _Dialog:
-    """One connection. Owns it and what arrives on it until taken; every question has the same deadline."""
+    """One connection. Owns it and what arrives on it until taken; all that it does until renewed has one deadline."""
 
     def __init__(self, path: Path, deadline_s: float) -> None:
         self._path = path
         self._deadline_s = deadline_s
         self._end_s = time.monotonic() + deadline_s
         self._asked = ""
+        self._max_fds = 0
         self.protocol = Connection(Role.CLIENT)
         self._undo = contextlib.ExitStack()
         self._descriptors = self._undo.enter_context(transport.Descriptors([]))
@@ -158,9 +192,13 @@ class _Dialog:
     def close(self) -> None:
         self._undo.close()
 
-    def ask(self, question: m.ClientMessage, kind: type[_Answer]) -> _Answer:
-        """Say ``question`` and return the answer, of that kind, within the deadline."""
+    def renew_deadline(self) -> None:
+        """Begin to count from now."""
         self._end_s = time.monotonic() + self._deadline_s
+
+    def ask(self, question: m.ClientMessage, kind: type[_Answer], *, max_fds: int = 0) -> _Answer:
+        """Say ``question`` and return the answer, of that kind; ``max_fds`` descriptors may come with it."""
+        self._max_fds = max_fds
         self.say(question)
         message = self._next_message()
         if isinstance(message, m.Refused | m.ErrorReply):
@@ -180,13 +218,26 @@ class _Dialog:
         except (BrokenPipeError, ConnectionResetError):
             return
 
-    def take_fds(self) -> list[int]:
-        """Hand over the descriptors that came with the answer."""
-        if len(self._descriptors) != m.WELCOME_FDS:
-            raise RemoteProtocolError(
-                f"the broker at {self._path} sent {len(self._descriptors)} descriptors, not {m.WELCOME_FDS}"
-            )
+    def fetch(self, n_fds: int) -> list[int]:
+        """Hand over ``n_fds`` descriptors: those that came with the welcome, and the rest, asked for by the batch."""
+        self._check_count(m.WELCOME_FDS)
+        make_room(n_fds - len(self._descriptors), f"the pool behind {self._path}")
+        while (first := len(self._descriptors)) < n_fds:
+            expected = min(n_fds - first, m.FDS_PER_MESSAGE)
+            more = self.ask(m.MoreRequest(), m.More, max_fds=expected)
+            if (more.first, more.count) != (first, expected):
+                raise RemoteProtocolError(
+                    f"the broker at {self._path} announced {more.count} descriptors from {more.first} on, "
+                    f"not {expected} from {first}"
+                )
+            self._check_count(first + expected)
         return self._descriptors.take()
+
+    def _check_count(self, n_fds: int) -> None:
+        if len(self._descriptors) != n_fds:
+            raise RemoteProtocolError(
+                f"the broker at {self._path} sent {len(self._descriptors)} descriptors, not {n_fds}"
+            )
 
     def take_connection(self) -> socket.socket:
         """Hand over the connection, which does not block from here on."""
@@ -203,13 +254,13 @@ class _Dialog:
 
     def _more(self) -> bytes:
         """Return the next bytes; keep the descriptors that come with them."""
-        max_fds = m.WELCOME_FDS - len(self._descriptors)
         try:
-            data, descriptors = transport.receive_within(self._connection, self._end_s, max_fds=max_fds)
+            data, descriptors = transport.receive_within(self._connection, self._end_s, max_fds=self._max_fds)
         except TimeoutError as error:
             raise self._timed_out() from error
         except ConnectionResetError:
             data, descriptors = b"", transport.Descriptors([])
+        self._max_fds -= len(descriptors)
         self._descriptors.add(descriptors)
         if not data:
             self.protocol.end_of_stream()

@@ -15,13 +15,18 @@ from typing import TYPE_CHECKING
 
 from zico.broker import messages as m
 from zico.broker.admission import admit_all
+from zico.broker.devices import HOST, HOST_DEVICE
 from zico.broker.ledger import Ledger
 from zico.broker.record import write_record
+from zico.errors import BrokerError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from zico.broker.devices import Device
     from zico.broker.members import Member
+    from zico.broker.outside import Outside
     from zico.broker.views import Record
     from zico.pool.table import PoolTable
     from zico.scheduler.state import Policy
@@ -33,22 +38,45 @@ _log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Keep one pool's table, members and policy together; the table stays its owner's to close."""
+    """Keep one pool's table, members and policy together; table and descriptors stay their owners' to close."""
 
-    def __init__(self, table: PoolTable, policy: Policy, *, record_path: Path | None = None) -> None:
-        """Begin with no member; ``record_path`` is where the record goes, if anywhere."""
+    def __init__(
+        self,
+        table: PoolTable,
+        memory_fds: Sequence[int],
+        policy: Policy,
+        *,
+        device: Device = HOST_DEVICE,
+        outside: Outside | None = None,
+        record_path: Path | None = None,
+    ) -> None:
+        """Begin with no member.
+
+        Args:
+            table: Of the pool.
+            memory_fds: The pool's memory in the order of its pieces.
+            policy: Who may go on.
+            device: Which one the pool is on.
+            outside: Tells what of the device's memory lies outside the pool, where that can be known.
+            record_path: Where the record goes, if anywhere.
+        """
         header, _ = table.snapshot()
         self._region_bytes = int(header["region_bytes"])
         self._n_regions = int(header["n_regions"])
         self._budget_bytes = int(header["budget_regions"]) * self._region_bytes
         self._table = table
         self._policy = policy
+        self._device = device
+        self._outside = outside
         self._record_path = record_path
+        self.descriptors = (table.table_fd, table.notify_fd, *memory_fds)
+        """What a new member needs, in the order in which it is sent (not copies)."""
         self._ledger = Ledger(
             policy=policy.name,
             region_bytes=self._region_bytes,
             budget_bytes=self._budget_bytes,
             began_ns=time.monotonic_ns(),
+            device=device.name,
         )
         self._looked_ns = 0
         self._evaluated_ns = 0
@@ -65,11 +93,6 @@ class Keeper:
         return self._table.notify_fd
 
     @property
-    def welcome_fds(self) -> tuple[int, int, int]:
-        """Return what a new member needs: memory, table, eventfd (not copies)."""
-        return self._table.memory_fd, self._table.table_fd, self._table.notify_fd
-
-    @property
     def due_ns(self) -> int | None:
         """Return when ``act`` has something to do, ``None`` if only after an event."""
         due_ns = [] if self._evaluate_at_ns is None else [self._evaluate_at_ns]
@@ -83,8 +106,13 @@ class Keeper:
         """Give a job a place; ``pidfd`` stays the caller's.
 
         Raises:
-            BrokerError: All places are taken.
+            BrokerError: All places are taken, or the process cannot be watched although the device needs that.
         """
+        if pidfd is None and self._device.name != HOST:
+            raise BrokerError(
+                f"process {pid} cannot be watched from here, and what it has queued on {self._device.name} ends only "
+                "with it: start it in the broker's pid namespace, or use Linux 6.5 or later"
+            )
         job = self._table.join(pid, hello.name)
         _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)
         self._evaluate_soon()
@@ -98,6 +126,9 @@ class Keeper:
             n_regions=self._n_regions,
             budget_bytes=self._budget_bytes,
             policy=self._policy.name,
+            device=self._device.name,
+            device_id=self._device.identity,
+            n_fds=len(self.descriptors),
         )
 
     def leave(self, member: Member) -> None:
@@ -162,6 +193,8 @@ class Keeper:
         """Take a snapshot into the ledger and return it."""
         header, jobs = self._table.snapshot()
         self._ledger.observe(header, jobs, self._table.physical_bytes(), now_ns)
+        if self._outside is not None:
+            self._ledger.observe_outside(self._outside.look({member.pid for member in self.members}, now_ns))
         self._looked_ns = now_ns
         return header, jobs
 

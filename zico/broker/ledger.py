@@ -38,6 +38,7 @@ from zico.broker.messages import (
     Report,
     Status,
 )
+from zico.broker.outside import OutsideFigures
 from zico.broker.samples import History
 from zico.broker.views import PHASES, ProfileCache, Record, jobs_in, pool_view
 from zico.pool.layout import JOB, JobState
@@ -51,9 +52,10 @@ _NS = 1e-9
 class Ledger:
     """The members of one pool and its history."""
 
-    def __init__(self, *, policy: str, region_bytes: int, budget_bytes: int, began_ns: int) -> None:
+    def __init__(self, *, policy: str, device: str, region_bytes: int, budget_bytes: int, began_ns: int) -> None:
         """Begin with no member at ``began_ns`` of the monotonic clock."""
         self._policy = policy
+        self._device = device
         self._region_bytes = region_bytes
         self._budget_bytes = budget_bytes
         self._began_ns = began_ns
@@ -65,6 +67,8 @@ class Ledger:
         self._header: Record | None = None
         self._physical_bytes = 0
         self._peak_physical_bytes = 0
+        self._outside: OutsideFigures | None = None
+        self._peak_outside: OutsideFigures | None = None
 
     # -- members ----------------------------------------------------------------------------------------
 
@@ -109,6 +113,13 @@ class Ledger:
             held[member.index] = int(after["held"])
         self._history.add(now_ns, physical_bytes, held)
 
+    def observe_outside(self, found: OutsideFigures | None) -> None:
+        """Take in what lies outside the pool on its device, if that is known."""
+        self._outside = found
+        if found is not None:
+            before = self._peak_outside or found
+            self._peak_outside = OutsideFigures(*map(max, before, found))
+
     def view(self, header: Record, jobs: Record, now_ns: int) -> PoolView:
         """Return what a policy sees of the snapshot."""
         return pool_view(header, jobs, now_ns, self._profiles)
@@ -128,6 +139,8 @@ class Ledger:
             peak_granted_bytes=self._header_bytes("peak_granted"),
             peak_physical_bytes=self._peak_physical_bytes,
             jobs=tuple(self._job_status(member, now_ns) for member in self._present.values()),
+            device=self._device,
+            **_known(self._outside),
         )
 
     def report(self, now_ns: int) -> Report:
@@ -141,6 +154,7 @@ class Ledger:
             peak_physical_bytes=self._peak_physical_bytes,
             recoveries=self._header_int("recoveries"),
             stalls=self._header_int("stalls"),
+            **_known(self._peak_outside),
         )
         return Report(
             pool=pool,
@@ -257,6 +271,11 @@ def _state_name(member: Member) -> str:
     if member.leaving or phase is None:
         return "leaving" if member.leaving else "running"
     return phase.value
+
+
+def _known(figures: OutsideFigures | None) -> dict[str, int]:
+    """Return the fields that can be filled in."""
+    return figures._asdict() if figures else {}
 
 
 def _count(value: Any) -> int:  # noqa: ANN401 - a numpy integer

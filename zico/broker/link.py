@@ -34,6 +34,8 @@ class Link:
         self.peer = transport.peer_of(connection)
         self.protocol = Connection(Role.BROKER)
         self.member: Member | None = None
+        self.fds_sent = 0
+        """How many of the pool's descriptors the peer has been sent."""
         self._inbox: collections.deque[Message] = collections.deque()
         self._unsent = b""
         self._fds: tuple[int, ...] = ()
@@ -101,6 +103,7 @@ class Link:
         """
         self._unsent += self.protocol.send(message)
         self._fds += fds
+        self.fds_sent += len(fds)
         if self._owed_since_ns is None:
             self._owed_since_ns = now_ns
         self.flush()

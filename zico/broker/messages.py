@@ -1,8 +1,8 @@
 """What jobs, observers and the broker say to each other: frozen, typed, and no sockets.
 
 A job says ``Hello`` and is a member until its connection closes. An observer says ``Observe`` and then asks
-as often as it likes. After ``Welcome`` a job says nothing more: iterations, grants and waits go through the
-shared table.
+as often as it likes. After ``Welcome`` a job only fetches the descriptors that did not travel with it: iterations,
+grants and waits go through the shared table.
 """
 
 from __future__ import annotations
@@ -12,11 +12,18 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
 MAX_FRAME_BYTES = 64 * 1024
 """The longest message; nothing longer is ever buffered."""
+
+WELCOME_FDS = 3
+"""Descriptors that travel with a ``Welcome``: all that there are on the host device."""
+FDS_PER_MESSAGE = 128
+"""Descriptors that travel with a ``More`` at most; the kernel passes on 253 at most (SCM_MAX_FD, unix(7))."""
+MAX_FDS = 1 << 20
+"""Descriptors that can be announced: no process may open more, unless fs.nr_open was raised (proc(5))."""
 
 MAX_NAME_CHARS = 48
 MAX_REPORTED_JOBS = 64
@@ -29,6 +36,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[
 Text = Annotated[str, Meta(max_length=2000)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0)]
+Known = Count | msgspec.UnsetType
+"""A count that is left out where nobody knows it, rather than 0."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -42,16 +51,35 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """Make the peer a member; ``WELCOME_FDS`` descriptors travel with it: memory, table, eventfd."""
+    """Make the peer a member.
+
+    The first ``WELCOME_FDS`` descriptors travel with it: table, eventfd, then the memory's in the order of its pieces.
+    The rest are for the asking, since the peer may have to raise its limit first.
+    """
 
     job: Count
     region_bytes: Count
     n_regions: Count
     budget_bytes: Count
     policy: Name
+    device: Name
+    """``host`` or ``cuda:N``, N as the broker counts."""
+    device_id: Text
+    """What names the device in every process, empty for the host: its UUID."""
+    n_fds: Annotated[int, Meta(ge=WELCOME_FDS, le=MAX_FDS)]
+    """How many descriptors there are to come, those with this message included."""
 
 
-WELCOME_FDS = 3
+class MoreRequest(msgspec.Struct, frozen=True, tag="more?"):
+    """Ask for the next descriptors."""
+
+
+class More(msgspec.Struct, frozen=True, tag="more"):
+    """Bring the next ``count`` descriptors, which travel with it."""
+
+    first: Count
+    """How many came before."""
+    count: Annotated[int, Meta(ge=1, le=FDS_PER_MESSAGE)]
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -118,10 +146,15 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     budget_bytes: Count
     granted_bytes: Count
     physical_bytes: Count
-    """As the kernel counts the memory file's pages."""
+    """As the device says: on the host the memory file's pages, as the kernel counts them."""
     peak_granted_bytes: Count
     peak_physical_bytes: Count
     jobs: tuple[JobStatus, ...]
+    device: Name = "host"
+    context_bytes: Known = msgspec.UNSET
+    """Of the device's memory outside the pool, what its jobs and the broker hold: framework contexts, workspaces."""
+    foreign_bytes: Known = msgspec.UNSET
+    """What other processes hold of the device's memory."""
 
 
 class RefusedRequest(msgspec.Struct, frozen=True):
@@ -171,6 +204,9 @@ class PoolReport(msgspec.Struct, frozen=True):
     """Times a process died inside the table's mutex."""
     stalls: Count
     """Times no job could go on and one had to use the next tier."""
+    context_bytes: Known = msgspec.UNSET
+    """The most seen; as in ``Status``."""
+    foreign_bytes: Known = msgspec.UNSET
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
@@ -181,6 +217,6 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     jobs_left_out: Count
 
 
-ClientMessage = Hello | Observe | StatusRequest | ReportRequest | Goodbye
-BrokerMessage = Welcome | Refused | ErrorReply | Status | Report
+ClientMessage = Hello | MoreRequest | Observe | StatusRequest | ReportRequest | Goodbye
+BrokerMessage = Welcome | More | Refused | ErrorReply | Status | Report
 Message = ClientMessage | BrokerMessage

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from zico.broker import messages as m
 from zico.broker import transport
+from zico.broker.limits import SPARE_FDS
 from zico.broker.link import PATIENCE_NS, Link
 from zico.broker.state import State
 from zico.errors import BrokerError, RemoteProtocolError
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 IDLE_NS = 1_000_000_000
 MAX_LINKS = 128
-SPARE_FDS = 64
-"""Descriptors kept for everything but connections, each of which takes two."""
+FDS_PER_LINK = 2
+"""A connection's own descriptor, and its process's."""
 MAX_REASON_CHARS = 2000
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ class Server:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._links: set[Link] = set()
-        room = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FDS) // 2
+        open_fds = SPARE_FDS + len(keeper.descriptors)
+        room = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - open_fds) // FDS_PER_LINK
         self._max_links = min(MAX_LINKS, room)
         self._stops = False
         self._is_orphan = False
@@ -162,6 +164,8 @@ class Server:
         match message:
             case m.Hello():
                 self._join(link, message, now_ns)
+            case m.MoreRequest():
+                self._send_more(link, now_ns)
             case m.Observe():
                 if message.version != m.PROTOCOL_VERSION:
                     self._refuse(link, _wrong_version(message.version))
@@ -172,7 +176,7 @@ class Server:
                 link.say(self._keeper.report(now_ns), now_ns)
             case m.Goodbye():
                 pass  # the connection is closed by now, and dropped for it
-            case m.Welcome() | m.Refused() | m.ErrorReply() | m.Status() | m.Report():
+            case m.Welcome() | m.More() | m.Refused() | m.ErrorReply() | m.Status() | m.Report():
                 raise AssertionError(message)  # the protocol accepts none of these from a client
             case _:
                 assert_never(message)
@@ -225,7 +229,15 @@ class Server:
         except (BrokerError, ProcessLookupError) as error:
             self._refuse(link, str(error))
             return
-        link.say(self._keeper.welcome(link.member), now_ns, self._keeper.welcome_fds)
+        link.say(self._keeper.welcome(link.member), now_ns, self._keeper.descriptors[: m.WELCOME_FDS])
+
+    def _send_more(self, link: Link, now_ns: int) -> None:
+        """Send a member the next descriptors."""
+        first = link.fds_sent
+        batch = self._keeper.descriptors[first : first + m.FDS_PER_MESSAGE]
+        if not batch:
+            raise RemoteProtocolError(f"asked for more than the {first} descriptors that there are")
+        link.say(m.More(first=first, count=len(batch)), now_ns, batch)
 
     def _admit_member(self, link: Link, hello: m.Hello) -> Member:
         """Give the peer a place and watch its process."""

@@ -17,18 +17,20 @@ from zico.launch.rundir import default_socket
     "--socket", type=click.Path(path_type=Path), help="Where to listen (default: the user's runtime directory)."
 )
 @click.option("--record", type=click.Path(path_type=Path), help="Write what happened to this .npz file at the end.")
-def broker(
+def broker(  # noqa: PLR0913 - one parameter per option
     *,
     budget: str | None,
     device: str | None,
     policy: str | None,
     region: str | None,
+    isolate: str | None,
     log_level: str | None,
     socket: Path | None,
     record: Path | None,
 ) -> int:
     """Serve a pool until Ctrl-C; prints "ready" when jobs can join."""
-    settings = settings_from(Flags(budget=budget, device=device, policy=policy, region=region, log_level=log_level))
+    flags = Flags(budget=budget, device=device, policy=policy, region=region, log_level=log_level, isolate=isolate)
+    settings = settings_from(flags)
     path = socket or default_socket()
     click.echo(f"zico: {described(settings)}", err=True)
     click.echo(f"zico: jobs join with {SOCKET_VARIABLE}={path}", err=True)
@@ -38,6 +40,7 @@ def broker(
     arguments = ["--socket", str(path)]
     arguments += ["--budget-bytes", str(settings.budget_bytes.value)]
     arguments += ["--region-bytes", str(settings.region_bytes.value)]
+    arguments += ["--device", settings.device.value, *(["--isolate"] if settings.isolate.value else [])]
     arguments += ["--policy", settings.policy.value, "--log-level", settings.log_level.value]
     if record is not None:
         arguments += ["--record", str(record)]

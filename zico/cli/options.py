@@ -8,8 +8,18 @@ from typing import Any, TypeVar
 
 import click
 
-from zico.config import DEFAULT_POLICY, DEFAULT_REGION_BYTES, LOG_LEVELS, Flags, Settings, resolve
-from zico.launch.memory import host_memory
+from zico.config import (
+    DEFAULT_CUDA_REGION_BYTES,
+    DEFAULT_POLICY,
+    DEFAULT_REGION_BYTES,
+    LOG_LEVELS,
+    Flags,
+    Settings,
+    device_of,
+    resolve,
+)
+from zico.launch.devices import memory_of
+from zico.launch.settings_file import read_settings
 from zico.scheduler.policies import POLICIES
 from zico.units import format_bytes
 
@@ -17,12 +27,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _POOL_OPTIONS = (
     click.option("--budget", metavar="SIZE", help="Memory for all jobs together: 2G, 512MiB, 50% or none (all)."),
-    click.option("--device", metavar="DEVICE", help="host (the default)."),
+    click.option("--device", metavar="DEVICE", help="host (the default), cuda or cuda:N."),
     click.option("--policy", metavar="NAME", help=f"Who may go on: {', '.join(POLICIES)} (default: {DEFAULT_POLICY})."),
     click.option(
         "--region",
         metavar="SIZE",
-        help=f"Unit of memory, a power of two (default: {format_bytes(DEFAULT_REGION_BYTES)}).",
+        help=f"Unit of memory, a power of two (default: {format_bytes(DEFAULT_REGION_BYTES)}, on a GPU "
+        f"{format_bytes(DEFAULT_CUDA_REGION_BYTES)}).",
+    ),
+    click.option(
+        "--isolate",
+        flag_value="1",
+        help="Unmap a region when a job returns it, and scrub it before the next one gets it (slower).",
     ),
     click.option("--log-level", metavar="LEVEL", help=f"What the broker says: {', '.join(LOG_LEVELS)}."),
 )
@@ -41,7 +57,9 @@ def settings_from(flags: Flags) -> Settings:
     Raises:
         ConfigError: One of them cannot be used.
     """
-    return resolve(flags, os.environ, host_memory(), POLICIES)
+    file = read_settings()
+    memory = memory_of(device_of(flags, os.environ, file))
+    return resolve(flags, os.environ, memory, POLICIES, file)
 
 
 def described(settings: Settings) -> str:
@@ -52,4 +70,6 @@ def described(settings: Settings) -> str:
         "policy": (settings.policy.value, settings.policy.origin),
         "region": (format_bytes(settings.region_bytes.value), settings.region_bytes.origin),
     }
+    if settings.isolate.value:
+        parts["isolate"] = ("on", settings.isolate.origin)
     return ", ".join(f"{name} {value} ({origin})" for name, (value, origin) in parts.items())

@@ -38,6 +38,7 @@ STDOUT = Path("-")
 @click.option(
     "--report", "report_dir", type=click.Path(path_type=Path), help="Write picture, table and figures to DIR."
 )
+@click.option("--mps", flag_value="1", help="Let the jobs' kernels overlap on the GPU: a private MPS daemon.")
 @click.option("--grace", metavar="SECONDS", help="How long an ending job may take after a signal (default: 5).")
 @click.option("--quiet", is_flag=True, help="Show the jobs' output, problems and the table only.")
 @click.argument("commands", nargs=-1, metavar='"CMD" ["CMD" ...]')
@@ -49,10 +50,12 @@ def run(  # noqa: PLR0913 - one parameter per option
     device: str | None,
     policy: str | None,
     region: str | None,
+    isolate: str | None,
     log_level: str | None,
     names: tuple[str, ...],
     json_path: Path | None,
     report_dir: Path | None,
+    mps: str | None,
     grace: str | None,
     quiet: bool,
     commands: tuple[str, ...],
@@ -62,7 +65,16 @@ def run(  # noqa: PLR0913 - one parameter per option
     A CMD is split like a shell would but run without one. The exit code is 0 if every job's is, else that of the
     job which failed first, 128 + N if signal N ended it.
     """
-    flags = Flags(budget=budget, device=device, policy=policy, region=region, grace=grace, log_level=log_level)
+    flags = Flags(
+        budget=budget,
+        device=device,
+        policy=policy,
+        region=region,
+        grace=grace,
+        log_level=log_level,
+        isolate=isolate,
+        mps=mps,
+    )
     settings = settings_from(flags)
     wanted = _commands(commands, ctx.meta.get(AFTER_DASHES), names)
     _prepare(json_path, report_dir)

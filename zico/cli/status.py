@@ -18,7 +18,7 @@ from zico.config import SOCKET_VARIABLE
 from zico.errors import BrokerError, CommandError
 from zico.launch.rundir import known_sockets
 from zico.report.model import waits_for
-from zico.report.table import PLAIN_WIDTH
+from zico.report.table import PLAIN_WIDTH, outside_lines
 from zico.units import format_bytes
 
 if TYPE_CHECKING:
@@ -70,12 +70,14 @@ def _ask(paths: list[Path]) -> tuple[Path, Status]:
 def _show(path: Path, found: Status) -> None:
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
     console.print(
-        f"{path}: policy {found.policy}, granted {format_bytes(found.granted_bytes)} of "
+        f"{path}: device {found.device}, policy {found.policy}, granted {format_bytes(found.granted_bytes)} of "
         f"{format_bytes(found.budget_bytes)} (peak {format_bytes(found.peak_granted_bytes)}), "
         f"physical {format_bytes(found.physical_bytes)}",
         markup=False,
         soft_wrap=True,
     )
+    for line in outside_lines(found.context_bytes, found.foreign_bytes):
+        console.print(line, markup=False)
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
     for column in ("job", "pid", "framework", "state", "iterations", "it/s", "held", "peak", "waited", "waits for"):
         table.add_column(column, no_wrap=True)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from zico.config import Settings
     from zico.launch.ward import Ward
 
-READY_S = 180.0
-"""The first start on a machine compiles: about a minute there, well under a second afterwards."""
+READY_S = 300.0
+"""The first start on a machine compiles: about a minute there, two for a GPU; well under a second afterwards."""
 COMPILING_AFTER_S = 3.0
 END_S = 5.0
 ANSWER_S = 2.0
@@ -41,7 +41,7 @@ class BrokerProcess:
 
         Args:
             run_dir: Where its socket and its record go.
-            settings: Budget, region size and policy.
+            settings: Device, budget, region size and policy.
             ward: Will end the broker if we are killed.
             message: Called with each line that the broker writes.
         """
@@ -126,6 +126,8 @@ class BrokerProcess:
             *("--socket", str(self.socket)),
             *("--budget-bytes", str(settings.budget_bytes.value)),
             *("--region-bytes", str(settings.region_bytes.value)),
+            *("--device", settings.device.value),
+            *(["--isolate"] if settings.isolate.value else []),
             *("--policy", settings.policy.value),
             *("--record", str(self.record)),
             *("--ready-fd", str(ready_fd)),

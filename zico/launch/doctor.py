@@ -14,7 +14,9 @@ import sys
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from zico.config import HOST
 from zico.errors import ZicoError
+from zico.launch.checks import Check, cuda_checks, plan_check
 from zico.launch.commands import Command
 from zico.launch.environment import job_environment
 from zico.launch.result import run_report
@@ -82,15 +84,6 @@ FRAMEWORKS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
-    """One thing that Zico needs from the machine or the interpreter."""
-
-    name: str
-    passed: bool
-    detail: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Finding:
     """What a framework, or the user's own command, did when it was tried."""
 
@@ -141,6 +134,7 @@ def diagnose(settings: Settings, argv: Sequence[str] = ()) -> Diagnosis:
     Starts a broker and one process per framework, or the command itself, and waits for their ends.
     """
     checks = tuple(_checks(settings, argv))
+    cuda = tuple(cuda_checks())
     commands: tuple[Command, ...]
     if argv:
         commands = (Command("command", tuple(argv), " ".join(argv)),)
@@ -149,9 +143,10 @@ def diagnose(settings: Settings, argv: Sequence[str] = ()) -> Diagnosis:
         versions = dict(installed_versions())
         commands = tuple(_trial(framework) for framework in FRAMEWORKS if framework.module in versions)
     findings = tuple(_try_all(commands, versions, settings)) if commands else ()
-    healthy = all(check.passed for check in checks)
+    needed = checks if settings.device.value == HOST else (*checks, *cuda)
+    healthy = all(check.passed for check in needed)
     active = healthy and bool(findings) and all(finding.active for finding in findings)
-    return Diagnosis(active, checks, findings)
+    return Diagnosis(active, (*checks, *cuda), findings)
 
 
 def installed_versions() -> Iterator[tuple[str, str]]:
@@ -193,6 +188,7 @@ def _checks(settings: Settings, argv: Sequence[str]) -> Iterator[Check]:
     yield _check_sockets()
     regions = settings.budget_bytes.value // settings.region_bytes.value
     yield Check("budget", regions > 1, f"{regions} regions of {settings.region_bytes.value} bytes")
+    yield from plan_check()
 
 
 def _check_flags(argv: Sequence[str]) -> Check:

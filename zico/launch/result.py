@@ -96,4 +96,6 @@ def _pool_figures(pool: PoolReport | None, members: Sequence[JobReport], setting
         region_bytes=pool.region_bytes,
         recoveries=pool.recoveries,
         stalls=pool.stalls,
+        context_bytes=pool.context_bytes,
+        foreign_bytes=pool.foreign_bytes,
     )

@@ -20,12 +20,15 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+from zico.config import HOST
 from zico.errors import CommandError
 from zico.launch import signals
 from zico.launch.broker import BrokerProcess
+from zico.launch.devices import device_variables
 from zico.launch.environment import job_environment
 from zico.launch.jobs import Job
 from zico.launch.listener import Listener, Stream
+from zico.launch.mps import MpsDaemon, daemon_at
 from zico.launch.processes import FIRST_EXIT_CODE_OF_A_SIGNAL
 from zico.launch.rundir import run_directory
 from zico.launch.ward import Ward
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 TICK_S = 0.25
 COMPLAINT_PREFIX = b"zico: "
 """How Zico inside a job begins its lines (``zico.autoload.complain``)."""
+TIME_SLICES = "jobs time-slice on the GPU; --mps lets their kernels overlap"
 TERM_S = 2.0
 """How long a job may take after the SIGTERM that follows an unheeded SIGINT."""
 
@@ -92,7 +96,8 @@ def supervise(
         record_to: Where to copy the broker's record, if it wrote one.
 
     Raises:
-        CommandError: The broker could not start, or a signal came before the jobs were started.
+        CommandError: The broker or the MPS daemon could not start, or a signal came before the jobs were started.
+        ConfigError: There is no MPS here.
     """
     with run_directory() as run_dir:
         supervisor = Supervisor(commands, settings, listener, os.environ if environ is None else environ)
@@ -113,7 +118,7 @@ class Supervisor:
         self.record: Path | None = None
         self._settings = settings
         self._listener = listener
-        self._environ = environ
+        self._environ = {**environ, **device_variables(settings)}
         self._jobs = [Job(command) for command in commands]
         self._complaints: dict[str, str] = {}
         self._signal: signal.Signals | None = None
@@ -126,6 +131,7 @@ class Supervisor:
         with signals.forwarded_to(self._heard), contextlib.ExitStack() as stack:
             ward = Ward(run_dir)
             stack.callback(ward.close)
+            self._share_device(run_dir, ward, stack)
             broker = BrokerProcess(run_dir, self._settings, ward, self._listener.problem)
             self.record = broker.record
             stack.callback(broker.close, ward)
@@ -134,6 +140,17 @@ class Supervisor:
             report = await self._run_jobs(broker, ward)
             await broker.end()
         return Outcome(tuple(self._outcome(job) for job in self._jobs), report)
+
+    def _share_device(self, run_dir: Path, ward: Ward, stack: contextlib.ExitStack) -> None:
+        """Let the jobs' kernels overlap on a GPU if that is wanted; say how they share it otherwise."""
+        if self._settings.mps.value:
+            daemon = MpsDaemon(run_dir, self._environ)
+            stack.callback(daemon.close, ward)
+            daemon.start(ward)
+            self._environ |= daemon.variables
+        elif self._settings.device.value != HOST:
+            found = daemon_at(self._environ)
+            self._listener.message(TIME_SLICES if found is None else f"jobs share the GPU by the MPS daemon at {found}")
 
     async def _run_jobs(self, broker: BrokerProcess, ward: Ward) -> Report | None:
         """Run all jobs to their ends and return the broker's figures of them."""

@@ -60,11 +60,18 @@ class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     peak_granted_bytes: int = 0
     peak_physical_bytes: int = 0
-    """As the kernel counted it."""
+    """As the kernel counted it; on a GPU as large as the pool from its beginning."""
     sum_of_job_peaks_bytes: int = 0
     region_bytes: int = 0
     recoveries: int = 0
     stalls: int = 0
+    context_bytes: int | msgspec.UnsetType = msgspec.UNSET
+    """Of a GPU's memory, the most that jobs and broker held outside the pool: framework contexts, workspaces.
+
+    Left out where nobody knows.
+    """
+    foreign_bytes: int | msgspec.UnsetType = msgspec.UNSET
+    """The most that other processes held of it."""
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,8 @@ from zico.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import msgspec
+
     from zico.report.model import JobFigures, ProcessFigures, RunReport
 
 PLAIN_WIDTH = 160
@@ -38,11 +40,22 @@ def pool_lines(report: RunReport) -> Iterator[str]:
     yield f"device {report.device}, policy {report.policy}, budget {format_bytes(report.budget_bytes)}{origin}"
     yield (
         f"pool: peak granted {format_bytes(pool.peak_granted_bytes)}, "
-        f"peak physical by the kernel {format_bytes(pool.peak_physical_bytes)}, "
+        f"peak physical by the {'kernel' if report.device == 'host' else 'driver'} "
+        f"{format_bytes(pool.peak_physical_bytes)}, "
         f"sum of the jobs' own peaks {format_bytes(pool.sum_of_job_peaks_bytes)}"
     )
+    yield from outside_lines(pool.context_bytes, pool.foreign_bytes)
     if pool.sum_of_job_peaks_bytes:
         yield f"the budget is {report.job_peaks_share:.0%} of the sum of the jobs' own peaks"
+
+
+def outside_lines(context_bytes: int | msgspec.UnsetType, foreign_bytes: int | msgspec.UnsetType) -> Iterator[str]:
+    """Yield what of the device's memory lies outside the pool, where that is known."""
+    if isinstance(context_bytes, int) and isinstance(foreign_bytes, int):
+        yield (
+            f"outside the pool: framework contexts and workspaces {format_bytes(context_bytes)}, "
+            f"other processes {format_bytes(foreign_bytes)}"
+        )
 
 
 def attention_lines(report: RunReport) -> Iterator[str]:

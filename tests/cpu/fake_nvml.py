@@ -1,0 +1,91 @@
+"""Bindings of NVIDIA's management library that say what a test likes: ``import pynvml`` gives them once installed."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+UUID = "GPU-00000000-0000-0000-0000-000000000001"
+
+
+class NvmlError(Exception):
+    """The library's error."""
+
+
+@dataclasses.dataclass
+class Process:
+    """A process on the GPU."""
+
+    pid: int
+    usedGpuMemory: int | None  # noqa: N815 - the library's name for it
+
+
+@dataclasses.dataclass
+class Memory:
+    """A GPU's memory."""
+
+    total: int
+    free: int
+
+
+class Library:
+    """A library that knows one GPU; counts how often it is asked and by how many it is open."""
+
+    def __init__(self, memory: Memory, processes: list[Process], *, uuid: str = UUID, failing: str = "") -> None:
+        """Answer with these figures; the function ``failing`` fails."""
+        self.memory = memory
+        self.processes = processes
+        self.failing = failing
+        self.questions = 0
+        self.open = 0
+        self._uuid = uuid
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Be what ``import pynvml`` gives."""
+        module = types.ModuleType("pynvml")
+        module.NVMLError = NvmlError  # type: ignore[attr-defined]
+        for name in (
+            "Init",
+            "Shutdown",
+            "DeviceGetHandleByUUID",
+            "DeviceGetMemoryInfo",
+            "DeviceGetComputeRunningProcesses",
+        ):
+            setattr(module, f"nvml{name}", self._function(name))
+        monkeypatch.setitem(sys.modules, "pynvml", module)
+
+    def _function(self, name: str) -> object:
+        def function(*args: object) -> object:
+            if name == self.failing:
+                raise NvmlError(name)
+            return getattr(self, f"_{name}")(*args)
+
+        return function
+
+    def _Init(self) -> None:  # noqa: N802 - as the library's
+        self.open += 1
+
+    def _Shutdown(self) -> None:  # noqa: N802
+        self.open -= 1
+
+    def _DeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
+        if uuid != self._uuid:
+            raise NvmlError(uuid)
+        return 1
+
+    def _DeviceGetMemoryInfo(self, _handle: int) -> Memory:  # noqa: N802
+        self.questions += 1
+        return self.memory
+
+    def _DeviceGetComputeRunningProcesses(self, _handle: int) -> list[Process]:  # noqa: N802
+        return self.processes
+
+
+def uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``import pynvml`` fail, whatever is installed here."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)

@@ -1,0 +1,160 @@
+"""A job's marks and waits on its GPU's timeline, over the driver's software twin."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from twin_device import DEADLINE_S, MIB, TwinDevice
+
+from zico.device_timeline import DeviceTimeline
+from zico.errors import DriverError
+from zico.pool.table import PoolTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REGION_BYTES = 2 * MIB
+WITHOUT_KERNELS = {"COMPUTE_CAPABILITY_MAJOR": 6}
+"""The twin runs no PTX: marks and waits are stream operations, as on a device too old for Zico's kernels."""
+WORD_BYTES = 64
+"""Between two counters, as the pool lays them out."""
+INVALID_HANDLE = 400
+
+_FOUR = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
+_ONE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
+
+
+@contextlib.contextmanager
+def pool_on(device: TwinDevice) -> Iterator[PoolTable]:
+    """Give this process's place in a pool on the device."""
+    sizes = {"budget_bytes": 4 * REGION_BYTES, "region_bytes": REGION_BYTES}
+    with PoolTable.create(**sizes, use_claims=False, self_admit=True, driver=device.driver) as made:
+        job = made.join(os.getpid(), "a")
+        copies = (device.driver.export_pieces(made.memory), os.dup(made.table_fd), os.dup(made.notify_fd))
+        with PoolTable.join_pool(*copies, job, device.driver) as member:
+            yield member
+
+
+class Way:
+    """A timeline as the heap sees it: three functions by address."""
+
+    def __init__(self, device: TwinDevice, member: PoolTable) -> None:
+        """Build it."""
+        self.device = device
+        self.timeline = DeviceTimeline(member)
+        functions = self.timeline.functions
+        self._context = functions.context_address
+        self._mark, self._wait = _FOUR(functions.mark_address), _FOUR(functions.await_address)
+        self._synchronize = _ONE(functions.synchronize_address)
+        self.counters = functions.counters_address
+        self._counters_here = int(member.member[0]["counters_address"])
+
+    def mark(self, stream: int, word: int, value: int) -> int:
+        """Put a mark on a stream."""
+        return self._mark(self._context, stream, self.counters + WORD_BYTES * word, value) & 0xFFFFFFFF
+
+    def wait(self, stream: int, word: int, value: int) -> int:
+        """Put a wait on a stream."""
+        return self._wait(self._context, stream, self.counters + WORD_BYTES * word, value) & 0xFFFFFFFF
+
+    def synchronize(self) -> int:
+        """Wait for everything."""
+        return self._synchronize(self._context) & 0xFFFFFFFF
+
+    def counter(self, word: int) -> int:
+        """Return a counter as every process sees it."""
+        return ctypes.c_int64.from_address(self._counters_here + WORD_BYTES * word).value
+
+
+@pytest.fixture
+def way() -> Iterator[Way]:
+    """Give a timeline; in the end the device must have everything back."""
+    with TwinDevice(attributes=WITHOUT_KERNELS) as device, pool_on(device) as member:
+        made = Way(device, member)
+        yield made
+        made.timeline.close()
+
+
+def test_marks_and_waits_happen_on_the_streams(way: Way) -> None:
+    """A stream that waits goes on when another reaches its mark, and the counters are the pool's, seen by all."""
+    with way.device.driver.create_stream() as first, way.device.driver.create_stream() as second:
+        assert way.wait(second.handle, 0, 7) == 0
+        assert way.mark(second.handle, 1, 1) == 0
+        assert way.counter(1) == 0
+        assert way.mark(first.handle, 0, 7) == 0
+        assert way.synchronize() == 0
+        assert (way.counter(0), way.counter(1)) == (7, 1)
+
+
+def test_a_stream_that_waits_goes_on_when_the_broker_writes(way: Way) -> None:
+    """Invariant 5: who waits for a dead job is let go by a write of the processor's, as the broker makes it."""
+    with way.device.driver.create_stream() as stream:
+        assert way.wait(stream.handle, 3, 100) == 0
+        ctypes.c_int64.from_address(way._counters_here + 3 * WORD_BYTES).value = 100
+        assert way.synchronize() == 0
+
+
+def in_thread(function: Any) -> Any:  # noqa: ANN401 - whatever it returns
+    """Run a function in a new thread, which has no context."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(function()), daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert found, "it did not end"
+    return found[0]
+
+
+def test_threads_without_a_context_can_mark(way: Way) -> None:
+    """A thread that has never called CUDA gets the device's context for the call, and keeps it as a runtime's would."""
+    with way.device.driver.create_stream() as stream:
+        assert in_thread(lambda: way.mark(stream.handle, 0, 1)) == 0
+        assert in_thread(lambda: way.wait(stream.handle, 0, 1)) == 0
+        assert in_thread(way.synchronize) == 0
+    assert way.counter(0) == 1
+
+
+def test_a_threads_own_context_is_put_back(way: Way) -> None:
+    """A thread that works in another context finds it current again, also after a call that failed."""
+    twin = way.device.twin
+    other = twin.make_context()
+
+    def marked() -> tuple[int, int, int]:
+        twin.cuCtxSetCurrent(other)
+        done = way.mark(stream.handle, 0, 1), way.mark(0xBAD, 0, 2)
+        return (*done, int(twin.cuCtxGetCurrent()[1]))
+
+    with way.device.driver.create_stream() as stream:
+        assert in_thread(marked) == (0, INVALID_HANDLE, other)
+        assert way.synchronize() == 0
+
+
+def test_what_the_driver_refuses_comes_back(way: Way) -> None:
+    """A stream that is none is an answer for the heap, not the end of the process."""
+    assert way.mark(0xBAD, 0, 1) == way.wait(0xBAD, 0, 1) == INVALID_HANDLE
+    assert way.counter(0) == 0
+
+
+def test_failure_of_every_driver_call_leaves_nothing_behind() -> None:
+    """Whichever call of the set-up fails, an error says so, and neither registration nor context stays."""
+    fail_at, failures = 0, 0
+    while True:
+        fail_at += 1
+        with TwinDevice(attributes=WITHOUT_KERNELS) as device, pool_on(device) as member:
+            device.twin.calls, device.twin.fail_at = 0, fail_at
+            try:
+                made = DeviceTimeline(member)
+            except DriverError:
+                failures += 1
+                device.twin.fail_at = 0
+                assert "registrations" not in device.twin.leaks()
+                continue
+            device.twin.fail_at = 0
+            made.close()
+            if device.twin.calls < fail_at:
+                break
+    assert failures > 3

@@ -1,0 +1,88 @@
+"""Processes that find the CUDA driver's software twin where they look for the driver. For tests only.
+
+Every Python process started with ``environment`` imports a ``sitecustomize`` that puts the twin in its place: a user's
+process has no such switch. Twins of several processes share their memory truly, by the descriptors of its handles.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 150.0
+"""For what may have to compile."""
+
+_SITE = """
+from zico.driver.cuda import bindings
+from zico.driver.twin.twin import Twin
+
+bindings.use(Twin(**{settings!r}))
+{more}
+"""
+
+
+@functools.cache
+def compile_once() -> None:
+    """Let all that a job on a GPU calls be on disk before anything has a deadline."""
+    code = "from zico.heap import warm; warm()\nimport zico.device_timeline, zico.heap.device, zico.heap.stream_hooks"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=2 * PATIENCE_S, check=True)
+
+
+def environment(directory: Path, more: str = "", **settings: Any) -> dict[str, str]:  # noqa: ANN401 - the twin's
+    """Return variables for processes with a twin of these settings; ``more``: what each of them runs first."""
+    directory.mkdir(exist_ok=True)
+    (directory / "sitecustomize.py").write_text(_SITE.format(settings=settings, more=more))
+    return {"PYTHONPATH": os.pathsep.join([str(directory), str(ROOT)])}
+
+
+class Process:
+    """A Python process with a twin, spoken to line by line; dead when the block ends."""
+
+    def __init__(self, *arguments: str, **environ: str) -> None:
+        """Start it."""
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | environ,
+        )
+        self.pid = self.process.pid
+
+    def __enter__(self) -> Process:  # noqa: PYI034 - final in effect
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.communicate(timeout=PATIENCE_S)
+
+    def line(self) -> str:
+        """Return its next line; fail with what it wrote to stderr if there is none in time."""
+        stdout = self.process.stdout
+        assert stdout is not None
+        line = stdout.readline().strip() if select.select([stdout], [], [], PATIENCE_S)[0] else ""
+        if not line:
+            self.process.kill()
+            raise AssertionError(f"said nothing: {self.process.communicate(timeout=PATIENCE_S)[1]}")
+        return line
+
+    def ask(self, order: str) -> str:
+        """Give an order and return the answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(order + "\n")
+        self.process.stdin.flush()
+        return self.line()
+
+    def finish(self) -> tuple[int, str]:
+        """Wait for its end; return exit code and what it wrote to stderr."""
+        _, errors = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, errors

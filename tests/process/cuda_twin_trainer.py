@@ -1,0 +1,123 @@
+"""A job on the twin that joins as an adapter does: ``session.attach``, the heap, kernels on a stream of its own.
+
+Orders come line by line on stdin, an answer to each goes to stdout.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from zico import session
+from zico.driver.cuda import bindings
+from zico.errors import HookError
+from zico.heap import on_stream
+
+
+class Trainer:
+    """One job with one stream."""
+
+    def __init__(self) -> None:
+        """Join the pool, and make a stream that can be held up."""
+        self.twin = bindings.default_api()
+        joined = session.attach("trainer", kind="cuda")
+        assert joined is not None
+        self.session = joined
+        self._heap = joined.heap.record[0]
+        self._use_context()
+        self._stream = int(self._done(self.twin.cuStreamCreate(1))[0])
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+        self._gate = np.frombuffer(self._page, np.int64)
+        self._done(self.twin.cuMemHostRegister(self._gate.ctypes.data, mmap.PAGESIZE, 3))
+        self._gate_on_device = int(self._done(self.twin.cuMemHostGetDevicePointer(self._gate.ctypes.data, 0))[0])
+        self._held: list[tuple[int, int]] = []
+
+    def _use_context(self) -> None:
+        """Make the context current, as a framework does in its own threads."""
+        self._done(self.twin.cuCtxSetCurrent(self._done(self.twin.cuDevicePrimaryCtxRetain(0))[0]))
+
+    @staticmethod
+    def _done(result: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return what a call gave."""
+        assert int(result[0]) == 0, result
+        return result[1:]
+
+    def alloc(self, n_regions: int, value: int) -> str:
+        """Take a tensor and let a kernel fill it."""
+        size_bytes = n_regions * self.session.pool.region_bytes
+        address = int(on_stream.allocate_on(self._heap, size_bytes, self._stream))
+        if address <= 0:
+            return "refused"
+        self._held.append((address, size_bytes))
+        self._done(self.twin.cuMemsetD8Async(address, value, size_bytes, self._stream))
+        return "allocated"
+
+    def free(self) -> str:
+        """Free the last tensor; what its kernels do may still be to come."""
+        on_stream.free_on(self._heap, self._held.pop()[0], self._stream)
+        return "freed"
+
+    def hold(self) -> str:
+        """Let the stream go no further until ``let_go``."""
+        self._done(self.twin.cuStreamWaitValue64(self._stream, self._gate_on_device, 1, 0))
+        return "held"
+
+    def let_go(self) -> str:
+        """Let it."""
+        self._gate[0] = 1
+        return "let go"
+
+    def is_done(self) -> str:
+        """Say whether the stream has done everything."""
+        return str(int(self.twin.cuStreamQuery(self._stream)[0]) == 0)
+
+    def look(self) -> str:
+        """Say which values lie in the last tensor, first and last byte."""
+        address, size_bytes = self._held[-1]
+        return f"{self.twin.read(address, 1)[0]} {self.twin.read(address + size_bytes - 1, 1)[0]}"
+
+    def step(self) -> str:
+        """End the iteration."""
+        session.step()
+        return "stepped"
+
+    def status(self) -> str:
+        """Say where this job is and what it holds."""
+        found = session.status()
+        assert found is not None
+        return f"{found['device']} {found['held_bytes']} {found['tensor_bytes']}"
+
+    def fork(self) -> str:
+        """Let a forked child ask to join, and say what it is told."""
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            try:
+                session.attach("trainer", kind="cuda")
+            except HookError as error:
+                os.write(writing, str(error).encode())
+            session.step()
+            os.write(writing, b", connected" if self.session.membership.connection.fileno() >= 0 else b", alone")
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as said:
+            return said.read()
+
+
+def main() -> None:
+    """Serve until there are no more orders."""
+    trainer = Trainer()
+    answer = "joined"
+    while True:
+        os.write(1, f"{answer}\n".encode())
+        order = sys.stdin.readline().split()
+        if not order:
+            return
+        answer = getattr(trainer, order[0])(*map(int, order[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""``zico run --device cuda:N``, each of its processes with the driver's software twin."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import fake_mps
+import pytest
+from cuda_twin import compile_once, environment
+from zico_process import ZicoRun, descendants, is_alive, python, survivors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+ON_GPU = ("--device", "cuda:0", "--region", "2MiB", "--name", "a")
+SHOW = "import os; [print(name, os.environ.get(name), flush=True) for name in {names}]"
+FOREVER = "import signal; print('here', flush=True); signal.pause()"
+
+
+@pytest.fixture
+def twin(tmp_path: Path) -> dict[str, str]:
+    """Give variables for processes on a machine with one GPU of 256 MiB."""
+    return environment(tmp_path / "site", total_bytes=256 * MIB)
+
+
+@pytest.fixture
+def notes(tmp_path: Path, twin: dict[str, str]) -> Iterator[Path]:
+    """Put a control program of MPS on PATH; give its daemon's notes. The daemon must be dead afterwards."""
+    made = fake_mps.install(tmp_path / "bin")
+    twin["PATH"] = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    yield made
+    assert survivors([daemon_pid(made)], timeout_s=0) == []
+
+
+def daemon_pid(notes: Path) -> int:
+    """Return the daemon's process number."""
+    return int(notes.read_text().split()[1])
+
+
+def test_the_command_is_the_same_on_a_gpu(twin: dict[str, str]) -> None:
+    """A run on a GPU ends as one on the host does, says how its jobs share the GPU, and its report names the device."""
+    with ZicoRun(*ON_GPU, "--json", "-", python("print('trained')"), **twin) as run:
+        assert run.finish() == 0, run.stderr
+        assert "a | trained" in run.stdout
+        report = json.loads(run.stdout[run.stdout.index("{") :])
+        assert run.leftovers == []
+    assert (report["device"], report["budget_bytes"], report["pool"]["region_bytes"]) == ("cuda:0", 64 * MIB, 2 * MIB)
+    assert report["pool"]["peak_physical_bytes"] == 64 * MIB
+    assert "context_bytes" not in report["pool"]
+    assert "zico: jobs time-slice on the GPU; --mps lets their kernels overlap" in run.stderr
+    assert "device cuda:0, policy zico" in run.stderr
+
+
+def test_the_users_daemon_is_named(twin: dict[str, str], tmp_path: Path) -> None:
+    """Where the user's own MPS daemon runs, the run says that jobs share the GPU by it."""
+    (tmp_path / "control").touch()
+    with ZicoRun(*ON_GPU, python("pass"), **twin, CUDA_MPS_PIPE_DIRECTORY=str(tmp_path)) as run:
+        assert run.finish() == 0, run.stderr
+    assert f"jobs share the GPU by the MPS daemon at {tmp_path}" in run.stderr
+
+
+def test_jobs_see_the_chosen_gpu_alone(tmp_path: Path) -> None:
+    """On a machine of several GPUs the jobs' variable names the chosen one by its UUID."""
+    twin = environment(tmp_path / "site", devices=3, total_bytes=256 * MIB)
+    show = python(SHOW.format(names=["CUDA_VISIBLE_DEVICES"]))
+    with ZicoRun(*ON_GPU, "--device", "cuda:2", show, **twin) as run:
+        assert run.finish() == 0, run.stderr
+    assert "a | CUDA_VISIBLE_DEVICES GPU-02020202-0202-0202-0202-020202020202" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--device", "cuda:3"), "zico: --device: there is no device cuda:3: this process may use 1, cuda:0"),
+        (("--device", "cuda:-1"), "zico: --device: 'cuda:-1' is no device: give host, cuda or cuda:N"),
+        (("--device", "gpu"), "zico: --device: 'gpu' is no device"),
+        (("--device", "cuda", "--region", "3MiB"), "zico: --region: a region of 3MiB is 3145728 bytes"),
+        (("--device", "cuda", "--budget", "1GiB"), "more than the device's 256 MiB"),
+        (("--device", "host", "--mps"), "zico: --mps: MPS is a service of GPUs: choose one too"),
+    ],
+)
+def test_what_cannot_be_run_is_one_sentence(twin: dict[str, str], options: tuple[str, ...], says: str) -> None:
+    """Exit code 2, one line that says what was wrong and what would do, and nothing was started."""
+    with ZicoRun(*options, python("print('ran')"), **twin) as run:
+        assert run.finish() == 2
+        assert run.leftovers == []
+    assert says in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+
+
+def test_a_budget_above_the_free_memory_is_refused(tmp_path: Path) -> None:
+    """What others hold of the GPU is not there for the budget, and the sentence has both figures."""
+    others = (
+        "from zico.driver.cuda.driver import CudaDriver\nheld = CudaDriver(0).create_memory(200 << 20, 'x', 2 << 20)"
+    )
+    twin = environment(tmp_path / "site", others, total_bytes=256 * MIB)
+    with ZicoRun(*ON_GPU, python("pass"), **twin) as run:
+        assert run.finish() == 2
+    assert "64 MiB, and 56 MiB of the device's 256 MiB are free, the rest is held by others" in run.stderr
+
+
+def test_the_device_may_come_from_the_environment_or_a_file(twin: dict[str, str], tmp_path: Path) -> None:
+    """``ZICO_DEVICE`` and the settings file choose a GPU as the flag does."""
+    file = tmp_path / "config.toml"
+    file.write_text('device = "cuda:0"\nregion = "2MiB"\n')
+    with ZicoRun(python("pass"), **twin, ZICO_CONFIG=str(file)) as run:
+        assert run.finish() == 0, run.stderr
+    assert f"device cuda:0 (device in {file})" in run.stderr
+    with ZicoRun(python("pass"), **twin, ZICO_CONFIG=str(file), ZICO_DEVICE="host") as run:
+        assert run.finish() == 0, run.stderr
+    assert "device host (ZICO_DEVICE)" in run.stderr
+
+
+# -- MPS --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_private_daemon_serves_the_jobs_and_not_the_broker(twin: dict[str, str], notes: Path) -> None:
+    """Jobs get the daemon's directories, the broker does not, and at the end the daemon is told to quit."""
+    show = python(SHOW.format(names=["CUDA_MPS_PIPE_DIRECTORY"]) + "; " + FOREVER)
+    with ZicoRun(*ON_GPU, "--mps", show, **twin) as run:
+        run.read_until("a | here")
+        (directory,) = run.leftovers
+        assert f"a | CUDA_MPS_PIPE_DIRECTORY {directory}/mps" in run.stdout
+        brokers = [pid for pid in descendants(run.process.pid) if b"zico.broker" in words_of(pid, "cmdline")]
+        assert len(brokers) == 1
+        assert not [word for word in words_of(brokers[0], "environ") if word.startswith(b"CUDA_MPS")]
+        assert is_alive(daemon_pid(notes))
+        run.process.send_signal(signal.SIGTERM)
+        assert run.finish() == 128 + signal.SIGTERM
+        assert run.leftovers == []
+    assert notes.read_text().splitlines()[1:] == ["quit"]
+    assert "time-slice" not in run.stderr
+
+
+def words_of(pid: int, what: str) -> list[bytes]:
+    """Return a process's command line or environment."""
+    return Path(f"/proc/{pid}/{what}").read_bytes().split(b"\0")
+
+
+@pytest.mark.parametrize("how", ["", "deaf"])
+def test_after_ctrl_c_the_daemon_is_gone(twin: dict[str, str], notes: Path, tmp_path: Path, how: str) -> None:
+    """An interrupted run ends its daemon too, one that does not quit by force."""
+    fake_mps.install(tmp_path / "bin", how)
+    with ZicoRun(*ON_GPU, "--mps", python(FOREVER), **twin) as run:
+        run.read_until("a | here")
+        run.process.send_signal(signal.SIGINT)
+        code = run.finish()
+        assert (code, is_alive(daemon_pid(notes)), run.leftovers) == (128 + signal.SIGINT, False, [])
+
+
+def test_a_killed_run_takes_its_daemon_along(twin: dict[str, str], notes: Path) -> None:
+    """After SIGKILL of the run, jobs, broker, daemon and directory go."""
+    with ZicoRun(*ON_GPU, "--mps", python(FOREVER), **twin) as run:
+        run.read_until("a | here")
+        below = [*descendants(run.process.pid), daemon_pid(notes)]
+        run.process.kill()
+        run.process.wait(timeout=10)
+        assert survivors(below, timeout_s=15) == []
+        assert run.leftovers == []
+
+
+def test_without_mps_on_the_machine_the_option_is_refused(twin: dict[str, str], tmp_path: Path) -> None:
+    """One sentence, exit code 2, and nothing is left."""
+    with ZicoRun(*ON_GPU, "--mps", python("pass"), **{**twin, "PATH": str(tmp_path)}) as run:
+        assert run.finish() == 2
+        assert run.leftovers == []
+    assert "zico: --mps: there is no nvidia-cuda-mps-control on PATH" in run.stderr
+
+
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_adapter_for_host_memory_does_not_join_a_gpus_pool(twin: dict[str, str]) -> None:
+    """An adapter that asks for the host is told where the pool is, keeps no descriptor, and the job goes on."""
+    code = (
+        "import os\nfrom zico import session\nfrom zico.errors import HookError\n"
+        "print('device', session.pool_device(), flush=True)\n"
+        "before = len(os.listdir('/proc/self/fd'))\n"
+        "try:\n    session.attach('torch')\n"
+        "except HookError as error:\n    print(error, flush=True)\n"
+        "print('kept', len(os.listdir('/proc/self/fd')) - before)\n"
+    )
+    with ZicoRun(*ON_GPU, python(code), **twin) as run:
+        assert run.finish() == 0, run.stderr
+    assert "a | device cuda:0" in run.stdout
+    assert (
+        "the pool is on cuda:0, and what Zico has for torch here shares the memory of host devices only" in run.stdout
+    )
+    assert "a | kept 0" in run.stdout
+
+
+TRAIN = """
+from zico import session
+from zico.driver.cuda import bindings
+from zico.heap import on_stream
+joined = session.attach("trainer", kind="cuda")
+twin = bindings.default_api()
+twin.cuCtxSetCurrent(twin.cuDevicePrimaryCtxRetain(0)[1])
+stream = int(twin.cuStreamCreate(1)[1])
+heap = joined.heap.record[0]
+for value in range(1, 6):
+    held = [on_stream.allocate_on(heap, 2 << 20, stream) for _ in range({regions})]
+    for address in held:
+        assert int(twin.cuMemsetD8Async(address, value, 2 << 20, stream)[0]) == 0
+    for address in held:
+        on_stream.free_on(heap, address, stream)
+    session.step()
+print(session.status()["device"])
+"""
+
+
+def test_two_jobs_train_on_a_gpu_within_the_budget(tmp_path: Path) -> None:
+    """Two jobs whose peaks do not fit together iterate to their ends on one GPU, and the report has their figures."""
+    compile_once()
+    twin = environment(tmp_path / "site", total_bytes=256 * MIB, attributes={"COMPUTE_CAPABILITY_MAJOR": 6})
+    jobs = [python(TRAIN.format(regions=regions)) for regions in (20, 24)]
+    options = ("--device", "cuda", "--region", "2MiB", "--budget", "64MiB", "--name", "a", "--name", "b")
+    with ZicoRun(*options, "--json", "-", *jobs, **twin) as run:
+        assert run.finish() == 0, run.stderr
+        report = json.loads(run.stdout[run.stdout.index("{") :])
+    assert {"a | cuda:0", "b | cuda:0"} <= set(run.stdout.splitlines())
+    assert [job["iterations"] for job in report["jobs"]] == [5, 5]
+    assert [job["peak_bytes"] // (2 * MIB) for job in report["jobs"]] == [20, 24]
+    assert [job["pool_fraction"] for job in report["jobs"]] == [1.0, 1.0]
+    assert report["pool"]["peak_granted_bytes"] <= 64 * MIB

@@ -1,0 +1,123 @@
+"""Jobs that join a pool on a GPU as adapters do: heap, streams and fences in processes of their own, over the twin."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from cuda_twin import Process, compile_once, environment
+from test_cuda_twin_broker import Broker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+REGION_BYTES = 2 * MIB
+N_REGIONS = 16
+TRAINER = str(Path(__file__).with_name("cuda_twin_trainer.py"))
+WITHOUT_KERNELS = {"COMPUTE_CAPABILITY_MAJOR": 6}
+"""The twin runs no PTX: marks and waits are stream operations, as on a device too old for Zico's kernels."""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """Give a broker of 16 regions; every test leaves it without jobs."""
+    compile_once()
+    with tempfile.TemporaryDirectory(prefix="zt-") as directory:
+        environ = environment(Path(directory) / "site", total_bytes=256 * MIB, attributes=WITHOUT_KERNELS)
+        made = Broker(Path(directory), environ, "--budget-bytes", str(N_REGIONS * REGION_BYTES))
+        with made.process, made.client:
+            assert made.process.line() == "ready"
+            yield made
+
+
+@contextlib.contextmanager
+def trainer(broker: Broker, name: str) -> Iterator[Process]:
+    """Give a job; when it is dead, the broker knows."""
+    with Process(TRAINER, **broker.environ, ZICO_SOCKET=str(broker.socket), ZICO_JOB=name) as job:
+        assert job.line() == "joined"
+        yield job
+    broker.status(lambda status: name not in [job.name for job in status.jobs], within_s=5)
+
+
+def becomes(job: Process, order: str, answer: str, within_s: float = 5.0) -> None:
+    """Ask again and again until the answer is as expected."""
+    end_s = time.monotonic() + within_s
+    while (found := job.ask(order)) != answer:
+        assert time.monotonic() < end_s, f"{order} still answers {found}"
+        select.select([], [], [], 0.001)
+
+
+def test_a_jobs_tensors_are_in_the_gpus_pool(broker: Broker) -> None:
+    """A job's heap takes regions of the device, its kernels write them, and what it frees goes back."""
+    with trainer(broker, "a") as job:
+        assert job.ask("alloc 3 7") == "allocated"
+        becomes(job, "is_done", "True")
+        assert job.ask("look") == "7 7"
+        assert job.ask("status") == f"cuda:0 {3 * REGION_BYTES} {3 * REGION_BYTES}"
+        assert broker.client.status().granted_bytes == 3 * REGION_BYTES
+        assert job.ask("free") == "freed"
+        assert job.ask("step") == "stepped"
+        assert broker.client.status().granted_bytes == 0
+
+
+def test_memory_changes_hands_on_the_devices_timeline(broker: Broker) -> None:
+    """Invariant 2: who gets what another's stream still uses gets it at once, and its own stream waits for that one."""
+    with trainer(broker, "a") as first, trainer(broker, "b") as second:
+        assert first.ask(f"alloc {N_REGIONS} 1") == "allocated"
+        becomes(first, "is_done", "True")
+        assert first.ask("hold") == "held"
+        assert first.ask("free") == "freed"
+        assert second.ask(f"alloc {N_REGIONS} 2") == "allocated"
+        assert second.ask("is_done") == "False"
+        assert first.ask("let_go") == "let go"
+        becomes(second, "is_done", "True")
+        assert second.ask("look") == "2 2"
+
+
+def test_a_stream_that_waits_for_a_killed_job_goes_on_within_a_second(broker: Broker) -> None:
+    """Invariant 5: the broker advances a dead job's counters when its process is gone, so no stream waits for it."""
+    with trainer(broker, "b") as second:
+        with trainer(broker, "a") as first:
+            assert first.ask(f"alloc {N_REGIONS} 1") == "allocated"
+            becomes(first, "is_done", "True")
+            assert first.ask("hold") == "held"
+            assert first.ask("free") == "freed"
+            assert second.ask(f"alloc {N_REGIONS} 2") == "allocated"
+            assert second.ask("is_done") == "False"
+            first.process.kill()
+            becomes(second, "is_done", "True", within_s=1.0)
+        assert second.ask("look") == "2 2"
+
+
+def test_a_place_is_used_again_with_its_counters(broker: Broker) -> None:
+    """A job in a dead one's place marks on from where that one's counters stood: nobody waits for a value of before."""
+    for value in (1, 2, 3):
+        with trainer(broker, "a") as job:
+            assert job.ask(f"alloc {N_REGIONS} {value}") == "allocated"
+            assert job.ask("hold") == "held"
+            assert job.ask("free") == "freed"
+            job.process.kill()
+    with trainer(broker, "a") as job:
+        assert job.ask(f"alloc {N_REGIONS} 9") == "allocated"
+        becomes(job, "is_done", "True")
+        assert job.ask("look") == "9 9"
+
+
+def test_a_forked_child_is_told_to_be_spawned(broker: Broker) -> None:
+    """Invariant 10: a child of a job on a GPU leaves the pool to its parent, and hears why CUDA does not work in it."""
+    with trainer(broker, "a") as job:
+        assert job.ask("alloc 2 5") == "allocated"
+        said = job.ask("fork")
+        assert said.startswith("this process was forked from one that uses cuda:0")
+        assert "spawn" in said
+        assert said.endswith(", alone")
+        (status,) = broker.client.status().jobs
+        assert (status.state, status.iterations) == ("running", 0)
+        becomes(job, "is_done", "True")
+        assert job.ask("look") == "5 5"

@@ -1,0 +1,120 @@
+"""What of a GPU's memory lies outside the pool: framework contexts, and what other processes hold.
+
+NVIDIA's management library says how much of the device is used, and by which processes; what is used beyond the pool
+and by nobody else is the contexts and workspaces of the jobs and the broker. It is asked by the optional package
+``nvidia-ml-py`` (``import pynvml``); where that is missing, or knows less, the figures are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
+
+from zico.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+LOOK_NS = 1_000_000_000
+"""Between two questions, each of which takes a system call per process."""
+_MOST_HOLDERS = 3
+
+
+class DeviceUse(NamedTuple):
+    """A GPU's memory at one instant, in bytes."""
+
+    total_bytes: int
+    free_bytes: int
+    by_process: dict[int, int] | None
+    """Of each process, by its number here; ``None`` where some of them cannot be told."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Return what is not free."""
+        return self.total_bytes - self.free_bytes
+
+    @property
+    def holders(self) -> str:
+        """Return who holds most, as text; empty where nobody knows."""
+        most = sorted((self.by_process or {}).items(), key=lambda item: -item[1])
+        shown = [f"{_name_of(pid)} (process {pid}) {format_bytes(held)}" for pid, held in most[:_MOST_HOLDERS]]
+        others = len(most) - len(shown)
+        return ", ".join([*shown, *([f"{others} more"] if others else [])])
+
+
+class OutsideFigures(NamedTuple):
+    """What lies outside the pool, in bytes."""
+
+    context_bytes: int
+    foreign_bytes: int
+
+
+def use_of(identity: str) -> DeviceUse | None:
+    """Return how the GPU with that UUID is used now, ``None`` where that cannot be known."""
+    nvml = _library()
+    if nvml is None:
+        return None
+    with contextlib.suppress(nvml.NVMLError), contextlib.ExitStack() as undo:
+        nvml.nvmlInit()
+        undo.callback(nvml.nvmlShutdown)
+        device = nvml.nvmlDeviceGetHandleByUUID(identity)
+        memory = nvml.nvmlDeviceGetMemoryInfo(device)
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(device)
+        held = {int(process.pid): process.usedGpuMemory for process in processes}
+        # In a container the numbers may be those of another pid namespace.
+        is_known = all(size is not None and psutil.pid_exists(pid) for pid, size in held.items())
+        return DeviceUse(int(memory.total), int(memory.free), held if is_known else None)
+    return None
+
+
+def _library() -> Any | None:  # noqa: ANN401 - a module without types
+    """Return the management library's bindings, ``None`` where they are not installed."""
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None
+
+
+class Outside:
+    """Looks now and then at what lies outside one pool."""
+
+    def __init__(self, identity: str, pool_bytes: int) -> None:
+        """Look at the GPU with that UUID, on which a pool of so many bytes lies.
+
+        Keeps the library initialised until the process ends: to do that anew takes longer than all the questions.
+        """
+        self._identity = identity
+        self._pool_bytes = pool_bytes
+        nvml = _library()
+        if nvml is not None:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlInit()
+        self._looked_ns = -LOOK_NS
+        self._found: OutsideFigures | None = None
+
+    def look(self, jobs: AbstractSet[int], now_ns: int) -> OutsideFigures | None:
+        """Return the figures, at most ``LOOK_NS`` old; ``None``: nobody knows. ``jobs``: the members' processes."""
+        if now_ns - self._looked_ns >= LOOK_NS:
+            self._looked_ns = now_ns
+            self._found = self._figures(jobs)
+        return self._found
+
+    def _figures(self, jobs: AbstractSet[int]) -> OutsideFigures | None:
+        use = use_of(self._identity)
+        if use is None or use.by_process is None:
+            return None
+        ours = {*jobs, os.getpid()}
+        foreign_bytes = sum(held for pid, held in use.by_process.items() if pid not in ours)
+        context_bytes = max(0, use.used_bytes - self._pool_bytes - foreign_bytes)
+        return OutsideFigures(context_bytes, foreign_bytes)
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return str(psutil.Process(pid).name())
+    except psutil.Error:
+        return "somebody"
