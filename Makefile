@@ -25,10 +25,12 @@ demo: setup ## Train a PyTorch and a TensorFlow job in three quarters of the sum
 
 test: setup ## Run every test that needs no GPU
 	$(BIN)/python -c "from zico.heap import warm; warm()" # compile once, before tests with deadlines start brokers
-	$(BIN)/python -m pytest tests/cpu tests/process tests/framework
+	$(BIN)/python -c "import zico.device_timeline, zico.heap.device, zico.heap.stream_hooks" # and what a GPU's jobs call
+	$(BIN)/python -m pytest tests/cpu --numprocesses 2 --benchmark-disable
+	$(BIN)/python -m pytest tests/process tests/framework
 
 test-cpu: setup ## Run the tests that take seconds and start no processes
-	$(BIN)/python -m pytest tests/cpu
+	$(BIN)/python -m pytest tests/cpu --numprocesses 2 --benchmark-disable
 
 test-gpu: setup ## Run the tests that need a GPU; fails where there is none
 	$(BIN)/python -m pytest tests/gpu

@@ -1,7 +1,8 @@
-"""PyTorch on the host device: tensors over the threshold live in the pool, an optimizer step ends an iteration.
+"""PyTorch: tensors live in the pool, an optimizer step ends an iteration.
 
-``libc10.so`` takes CPU tensor memory from ``posix_memalign`` and returns it by ``free``; both are redirected in its
-global offset table. Tested with the version in ``TESTED_VERSION``; another is used too if it imports the same two.
+On a CUDA device the allocator is Zico's (``zico.adapters.torch_cuda``). On the host tensors over the threshold are the
+pool's: ``libc10.so`` takes CPU tensor memory from ``posix_memalign`` and returns it by ``free``; both are redirected in
+its global offset table. Tested with the version in ``TESTED_VERSION``; another is used too if it imports the same two.
 """
 
 from __future__ import annotations
@@ -67,12 +68,19 @@ def enable() -> Session | None:
         HookError: This build of PyTorch cannot be redirected; it works as without Zico.
         ZicoError: The broker or the device refuses.
     """
-    joined = session.attach("torch")
+    device = session.pool_device()
+    kind = "host" if device is None else device.partition(":")[0]
+    joined = session.attach("torch", kind=kind)
     if joined is None:
         return None
     from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-    joined.redirect("libc10.so", ("posix_memalign", "free"))
+    if kind == "host":
+        joined.redirect("libc10.so", ("posix_memalign", "free"))
+    else:
+        from zico.adapters import torch_cuda
+
+        torch_cuda.enable(joined)
     register_optimizer_step_post_hook(StepMarker(joined))
     Optimizer.__init__ = _expecting_marks(Optimizer.__init__, joined)
     if os.environ.get(session.OPS_VARIABLE) and joined.heap.ring is not None:

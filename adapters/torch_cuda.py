@@ -125,19 +125,19 @@ def refuse_settings(environment: Mapping[str, str]) -> None:
                 raise HookError(message)
 
 
-def enable(joined: Session, torch: Any, functions: Mapping[str, int]) -> None:  # noqa: ANN401 - the module
+def enable(joined: Session) -> None:
     """Take PyTorch's CUDA memory from the pool.
-
-    Args:
-        joined: The session.
-        torch: The module, its CUDA part not yet used.
-        functions: Addresses of ``allocate(size, device, stream)``, ``free(address, size, device, stream)`` and
-            ``record_stream(address, stream)``.
 
     Raises:
         HookError: PyTorch's allocator is in use already, its settings clash, or this build cannot be redirected.
     """
     refuse_settings(os.environ)
+    import torch
+    from zico.adapters import torch_raising
+
+    from zico.heap import stream_hooks
+
+    stream_hooks.OTHERS_RECORD[0]["out_of_memory"] = torch_raising.prepare(torch)
     core, memory = torch._C, torch.cuda.memory  # noqa: SLF001 - the only door
     try:
         backend = memory.get_allocator_backend()
@@ -147,8 +147,8 @@ def enable(joined: Session, torch: Any, functions: Mapping[str, int]) -> None:  
                 "tensor: let Zico come first"
             )
             raise HookError(message)
-        allocator = core._cuda_customAllocator(functions["allocate"], functions["free"])  # noqa: SLF001
-        allocator.set_record_stream_fn(functions["record_stream"])
+        allocator = core._cuda_customAllocator(stream_hooks.allocate.address, stream_hooks.free.address)  # noqa: SLF001
+        allocator.set_record_stream_fn(stream_hooks.record_stream.address)
         memory.change_current_allocator(memory._CUDAAllocator(allocator))  # noqa: SLF001 - as CUDAPluggableAllocator does
     except (AttributeError, TypeError, RuntimeError) as error:
         message = f"PyTorch {torch.__version__} does not take Zico's allocator: {error}"

@@ -95,11 +95,11 @@ def test_an_allocator_in_use_is_refused(session: SimpleNamespace, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "native", raising=False)
     with pytest.raises(HookError, match="in use already"):
-        torch_cuda.enable(session, torch, {})
+        torch_cuda.enable(session)
 
 
 def test_a_build_without_cuda_is_refused(session: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU build has no such allocator; the sentence names the version."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     with pytest.raises(HookError, match=r"PyTorch .* does not take Zico's allocator"):
-        torch_cuda.enable(session, torch, {"allocate": 1, "free": 2, "record_stream": 3})
+        torch_cuda.enable(session)

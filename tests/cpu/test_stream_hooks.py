@@ -1,0 +1,128 @@
+"""The functions that frameworks call for a GPU's memory, over a device of software, as C functions by address."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from members import join
+from software_device import SoftwareDevice
+
+from zico.heap import stream_hooks
+from zico.heap.build import Heap
+from zico.heap.process import HEAP_RECORD
+from zico.pool.table import PoolTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+STREAM, OTHER = 11, 12
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY = 0, 1, 2
+I32, I64 = ctypes.c_int32, ctypes.c_int64
+
+allocate = ctypes.CFUNCTYPE(I64, I64, I32, I64)(stream_hooks.allocate.address)
+free = ctypes.CFUNCTYPE(None, I64, I64, I32, I64)(stream_hooks.free.address)
+record_stream = ctypes.CFUNCTYPE(None, I64, I64)(stream_hooks.record_stream.address)
+mem_alloc_async = ctypes.CFUNCTYPE(I32, ctypes.c_void_p, I64, I64)(stream_hooks.mem_alloc_async.address)
+mem_alloc_from_pool_async = ctypes.CFUNCTYPE(I32, ctypes.c_void_p, I64, I64, I64)(
+    stream_hooks.mem_alloc_from_pool_async.address
+)
+mem_free_async = ctypes.CFUNCTYPE(I32, I64, I64)(stream_hooks.mem_free_async.address)
+
+
+@pytest.fixture
+def heap() -> Iterator[Heap]:
+    """Let this process's hooks serve from a pool of four regions of 1 MiB, on a device of software."""
+    before = HEAP_RECORD.copy()
+    device = SoftwareDevice()
+    with (
+        PoolTable.create(
+            budget_bytes=4 * MIB, region_bytes=MIB, use_claims=False, self_admit=True, on_timeline=True
+        ) as pool,
+        join(pool) as member,
+    ):
+        made = Heap(member, HEAP_RECORD, wait_limit_s=0.01, timeline=device.timeline(member))
+        made.enable()
+        yield made
+        device.drain()
+        made.close()
+    HEAP_RECORD[:] = before
+    stream_hooks.OTHERS_RECORD[0] = 0
+
+
+def live_bytes(heap: Heap) -> int:
+    """Return what lives in the pool."""
+    (job,) = (job for job in heap.pool.jobs if job["pid"])
+    return int(job["live_bytes"])
+
+
+def test_pytorchs_functions_allocate_and_free(heap: Heap) -> None:
+    """A tensor lies in the window, is the stream's, and its memory is back after the free."""
+    address = allocate(2 * MIB, 0, STREAM)
+    assert heap.base <= address < heap.base + int(heap.record[0]["window_bytes"])
+    assert live_bytes(heap) == 2 * MIB
+    free(address, 2 * MIB, 0, STREAM)
+    assert live_bytes(heap) == 0
+    assert heap.record[0]["bad_frees"] == 0
+
+
+def test_nothing_is_allocated_for_nothing(heap: Heap) -> None:
+    """No bytes have no address, and freeing that does nothing."""
+    assert allocate(0, 0, STREAM) == 0
+    free(0, 0, 0, STREAM)
+    assert heap.record[0]["bad_frees"] == 0
+
+
+def test_a_tensor_used_elsewhere_lives_until_that_stream_has_done_its_work(heap: Heap) -> None:
+    """After ``record_stream`` the free is deferred: its range is not handed out at once."""
+    address = allocate(MIB, 0, STREAM)
+    record_stream(address, OTHER)
+    free(address, MIB, 0, STREAM)
+    assert heap.record[0]["n_deferred"] == 1
+    assert allocate(MIB, 0, STREAM) != address
+
+
+def test_what_can_never_be_had_is_told_with_the_figures(heap: Heap) -> None:
+    """Whoever wants to know gets requested, held and budget in bytes; the answer is null if he only listens."""
+    heard = []
+    function = ctypes.CFUNCTYPE(None, I64, I64, I64)(lambda *figures: heard.append(figures))
+    held = allocate(MIB, 0, STREAM)
+    assert allocate(64 * MIB, 0, STREAM) == 0
+    stream_hooks.OTHERS_RECORD[0]["out_of_memory"] = ctypes.cast(function, ctypes.c_void_p).value
+    assert allocate(64 * MIB, 0, STREAM) == 0
+    assert heard == [(64 * MIB, MIB, 4 * MIB)]
+    free(held, MIB, 0, STREAM)
+    assert live_bytes(heap) == 0
+
+
+@pytest.mark.parametrize("from_pool", [False, True])
+def test_the_drivers_names_answer_as_the_driver_does(heap: Heap, from_pool: bool) -> None:  # noqa: FBT001 - a case
+    """Success and an address; an error for no bytes and for too many; a free of it is ours."""
+
+    def ask(size_bytes: int) -> tuple[int, int]:
+        out = np.zeros(1, np.int64)
+        if from_pool:
+            return mem_alloc_from_pool_async(out.ctypes.data, size_bytes, 99, STREAM), int(out[0])
+        return mem_alloc_async(out.ctypes.data, size_bytes, STREAM), int(out[0])
+
+    status, address = ask(MIB)
+    assert (status, live_bytes(heap)) == (SUCCESS, MIB)
+    assert ask(0) == (INVALID_VALUE, 0)
+    assert ask(64 * MIB) == (OUT_OF_MEMORY, 0)
+    assert mem_free_async(address, STREAM) == SUCCESS
+    assert live_bytes(heap) == 0
+
+
+def test_what_the_driver_allocated_goes_back_to_the_driver(heap: Heap) -> None:
+    """An address outside the window is not ours: the driver's function is asked, and without one it is an error."""
+    seen = []
+    function = ctypes.CFUNCTYPE(I32, I64, I64)(lambda address, stream: seen.append((address, stream)) or 700)
+    outside = heap.base + int(heap.record[0]["window_bytes"])
+    assert mem_free_async(outside, STREAM) == INVALID_VALUE
+    stream_hooks.OTHERS_RECORD[0]["free_async"] = ctypes.cast(function, ctypes.c_void_p).value
+    assert mem_free_async(outside, STREAM) == 700
+    assert seen == [(outside, STREAM)]
+    assert heap.record[0]["bad_frees"] == 0

@@ -1,0 +1,127 @@
+"""What frameworks call for a GPU's memory: PyTorch's allocator functions, and the driver's stream-ordered ones.
+
+They hold no GIL, contain no Python and may run on any thread. Tensors that are not the pool's (from before Zico came)
+go to the driver's own functions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+from numba import types
+
+from zico.compiled import array_at, call, callback, inlined, record_at, symbol_address
+from zico.heap import on_stream, process
+from zico.heap.layout import HEAP, Attached
+from zico.heap.records import job_of, pool_of
+from zico.pool.shared import header_of
+
+OTHERS = np.dtype(
+    [
+        ("out_of_memory", "i8"),  # called with requested, held and budget in bytes; may raise; 0: nobody wants to know
+        ("free_async", "i8"),  # cuMemFreeAsync, 0 if not known
+    ]
+)
+"""Functions of others that these hooks call."""
+
+_SYMBOL = "zico_stream_hooks"
+OTHERS_RECORD = np.zeros(1, OTHERS)
+llvmlite.binding.add_symbol(_SYMBOL, OTHERS_RECORD.ctypes.data)  # before what refers to it is compiled
+_others_address = symbol_address(_SYMBOL)
+_heap_address = symbol_address(process.SYMBOL)
+
+_ATTACHED = int(Attached.YES)
+_I64 = np.dtype("i8")
+_SUCCESS = 0
+_INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+
+
+@inlined
+def _allocated(size_bytes: int, stream: int) -> int:
+    """Return an address, 0 if there is none; waits for regions."""
+    heap: Any = record_at(_heap_address(), HEAP)
+    if size_bytes <= 0 or heap.attached != _ATTACHED:
+        return 0
+    address = on_stream.allocate_on(heap, size_bytes, stream)
+    return max(address, 0)
+
+
+@inlined
+def _freed(address: int, stream: int) -> bool:
+    """Free a tensor of the pool; false if it is none."""
+    heap: Any = record_at(_heap_address(), HEAP)
+    if not 0 <= address - heap.base < heap.window_bytes:
+        return False
+    if heap.attached == _ATTACHED:
+        on_stream.free_on(heap, address, stream)
+    return True
+
+
+# -- PyTorch: torch._C._cuda_customAllocator ------------------------------------------------------------------------
+
+
+@callback(types.int64(types.int64, types.int32, types.int64))
+def allocate(size_bytes: int, _device: int, stream: int) -> int:
+    """Return ``size_bytes`` for a stream's work from now on; 0 for none, if ``out_of_memory`` has not raised."""
+    address = _allocated(size_bytes, stream)
+    if address == 0 and size_bytes > 0:
+        others: Any = record_at(_others_address(), OTHERS)
+        if others.out_of_memory != 0:
+            heap: Any = record_at(_heap_address(), HEAP)
+            held_bytes = job_of(heap).held << heap.region_shift
+            budget_bytes = header_of(pool_of(heap)).budget_regions << heap.region_shift
+            call(others.out_of_memory, (size_bytes, held_bytes, budget_bytes))
+    return address
+
+
+@callback(types.void(types.int64, types.int64, types.int32, types.int64))
+def free(address: int, _size_bytes: int, _device: int, stream: int) -> None:
+    """Free a tensor of which its stream has been given the last use."""
+    _freed(address, stream)
+
+
+@callback(types.void(types.int64, types.int64))
+def record_stream(address: int, stream: int) -> None:
+    """Note that another stream uses a tensor: its free waits for what that stream was given until then."""
+    heap: Any = record_at(_heap_address(), HEAP)
+    if 0 <= address - heap.base < heap.window_bytes and heap.attached == _ATTACHED:
+        on_stream.record_stream(heap, address, stream)
+
+
+# -- the driver's own names -----------------------------------------------------------------------------------------
+
+
+@inlined
+def _allocate_into(out_address: int, size_bytes: int, stream: int) -> int:
+    if size_bytes <= 0:
+        return _INVALID_VALUE
+    address = _allocated(size_bytes, stream)
+    array_at(out_address, 1, _I64)[0] = address
+    return _SUCCESS if address != 0 else _OUT_OF_MEMORY
+
+
+@callback(types.int32(types.int64, types.int64, types.int64))
+def mem_alloc_async(out_address: int, size_bytes: int, stream: int) -> int:
+    """Stand in for ``cuMemAllocAsync``."""
+    return _allocate_into(out_address, size_bytes, stream)
+
+
+@callback(types.int32(types.int64, types.int64, types.int64, types.int64))
+def mem_alloc_from_pool_async(out_address: int, size_bytes: int, _pool: int, stream: int) -> int:
+    """Stand in for ``cuMemAllocFromPoolAsync``; there is one pool, and it is Zico's."""
+    return _allocate_into(out_address, size_bytes, stream)
+
+
+@callback(types.int32(types.int64, types.int64))
+def mem_free_async(address: int, stream: int) -> int:
+    """Stand in for ``cuMemFreeAsync``; what the driver allocated goes back to the driver."""
+    if _freed(address, stream):
+        return _SUCCESS
+    others: Any = record_at(_others_address(), OTHERS)
+    if others.free_async == 0:
+        return _INVALID_VALUE
+    status: int = np.int32(call(others.free_async, (address, stream)))  # type: ignore[assignment]
+    return status
