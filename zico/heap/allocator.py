@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zico.compiled import compiled, inlined, keep_out_of_line, keep_small, private_lock, private_unlock
+from zico.compiled import _attribute, compiled, inlined, keep_out_of_line, keep_small, private_lock, private_unlock
 from zico.heap import blocks, classes, following, gaps, placing, waits
 from zico.heap.layout import (
     ALIGNMENT_BYTES,
@@ -43,6 +43,9 @@ NOT_SERVED = 0
 OUT_OF_MEMORY = -1
 NO_TENSOR = -1
 """No tensor of the pool begins at an address."""
+
+_merge = _attribute("alwaysinline")
+"""For what is shared: ``inlined`` would pass its advice on to all that the function calls, and compile for minutes."""
 
 LARGEST = 1 << 60  # bytes: so that nothing overflows on the way to being refused
 
@@ -90,12 +93,13 @@ def serve(heap: Record, me: Record, slot: int, size_bytes: int, rounded: int, al
         rounded: As taken.
         alignment: A power of two.
     """
+    _merge()
     keep_small()
     fits = size_bytes <= header_of(pool_of(heap)).budget_regions << heap.region_shift
     key = lifetime = entry = NOBODY
     planned = following.NO_PLACE
     arena = SPILL + slot
-    if slot == MAIN:
+    if slot == MAIN and heap.marked == 0:
         _look_for_boundary(heap, me, size_bytes)
     tick(heap, me)
     me.requested_bytes += min(size_bytes, LARGEST)
@@ -124,7 +128,7 @@ def serve(heap: Record, me: Record, slot: int, size_bytes: int, rounded: int, al
 @compiled
 def _look_for_boundary(heap: Record, me: Record, size_bytes: int) -> None:
     """End the iteration here if nothing marks boundaries and one is found. Leaves the mutex while it waits."""
-    begins = heap.marked == 0 and online.begins(heap.tracker, min(size_bytes, LARGEST), me.live_bytes)
+    begins = online.begins(heap.tracker, min(size_bytes, LARGEST), me.live_bytes)
     if begins and heap.tracker.events > heap.grace:
         private_unlock(heap.mutex_address)
         boundary(heap)
