@@ -225,7 +225,7 @@ class Pool:
 
     def look(self) -> Look:
         """Return a consistent copy of the table; waits for the table's mutex."""
-        from zico.pool import regions
+        from zico.pool import mutex
         from zico.pool.layout import MEMBER
 
         member = np.zeros(1, MEMBER)[0]
@@ -235,11 +235,11 @@ class Pool:
         member["regions_address"] = base + layout.regions_offset()
         member["jobs_address"] = base + layout.jobs_offset(int(self.header["n_regions"]))
         member["job"] = NOBODY
-        regions.lock_for_python(member)
+        mutex.lock_for_python(member)
         try:
             return Look(self.header.copy(), self.regions.copy(), self.jobs.copy(), self.physical_bytes)
         finally:
-            regions.unlock_for_python(member)
+            mutex.unlock_for_python(member)
 
     def settled(self, condition: Callable[[Look], bool], what: str, within_s: float = LIMIT_S) -> Look:
         """Return the first consistent look that meets the condition."""

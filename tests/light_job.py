@@ -18,7 +18,7 @@ from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.layout import GRANULE_BYTES, HEAP
 from zico.heap.warming import warm
-from zico.pool import regions
+from zico.pool import mutex
 from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
 
@@ -127,7 +127,7 @@ class Job:
     def die_inside(self) -> None:
         """Die in the middle of a grant, inside the table's mutex, with counters and list half changed."""
         pool = self._pool
-        regions.lock_for_python(pool.member[0])
+        mutex.lock_for_python(pool.member[0])
         region = int(pool.header["free_head"])
         pool.header["free_head"] = pool.regions[region]["next"]
         pool.regions[region]["owner"] = self._membership.job
@@ -166,8 +166,8 @@ def load() -> None:
         ) as member:
             heap = Heap(member, np.zeros(1, HEAP))
             churn(heap.record[0], *np.zeros((2, 2), np.int64), np.zeros(2, np.int64), 4, 64)
-            regions.lock_for_python(member.member[0])
-            regions.unlock_for_python(member.member[0])
+            mutex.lock_for_python(member.member[0])
+            mutex.unlock_for_python(member.member[0])
             heap.close()
 
 

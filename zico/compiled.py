@@ -111,6 +111,9 @@ keep_small = _attribute("optsize")
 keep_out_of_line = _attribute("cold", "noinline", "optsize")
 """For what hardly ever runs: it must not stand in the way of what always does."""
 
+keep_in_line = _attribute("alwaysinline")
+"""For what is shared: ``inlined`` would pass its advice on to all that the function calls, and compile for minutes."""
+
 
 # -- memory at an address -------------------------------------------------------------------------------------------
 

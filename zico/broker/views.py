@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zico.pool.layout import NOBODY, JobState
-from zico.pool.regions import ALONE_FRESH_NS, ALONE_LIMIT_NS, ALONE_WAIT_NS
+from zico.pool.safety import ALONE_FRESH_NS, ALONE_LIMIT_NS, ALONE_WAIT_NS
 from zico.scheduler.state import JobView, Phase, PoolView, Profile
 
 Record = npt.NDArray[np.void]

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zico.compiled import _attribute, compiled, inlined, keep_out_of_line, keep_small, private_lock, private_unlock
+from zico.compiled import compiled, inlined, keep_in_line, keep_out_of_line, keep_small, private_lock, private_unlock
 from zico.heap import blocks, classes, following, gaps, placing, waits
 from zico.heap.layout import (
     ALIGNMENT_BYTES,
@@ -43,9 +43,6 @@ NOT_SERVED = 0
 OUT_OF_MEMORY = -1
 NO_TENSOR = -1
 """No tensor of the pool begins at an address."""
-
-_merge = _attribute("alwaysinline")
-"""For what is shared: ``inlined`` would pass its advice on to all that the function calls, and compile for minutes."""
 
 LARGEST = 1 << 60  # bytes: so that nothing overflows on the way to being refused
 
@@ -93,7 +90,7 @@ def serve(heap: Record, me: Record, slot: int, size_bytes: int, rounded: int, al
         rounded: As taken.
         alignment: A power of two.
     """
-    _merge()
+    keep_in_line()
     keep_small()
     fits = size_bytes <= header_of(pool_of(heap)).budget_regions << heap.region_shift
     key = lifetime = entry = NOBODY

@@ -28,30 +28,9 @@ from typing import Any
 from zico.compiled import call, compiled, futex_wake_all, inlined, keep_out_of_line, release_fence, write_bytes
 from zico.pool.fences import NO_FENCE, has_passed, is_clear, pair_in
 from zico.pool.layout import HEADER, NAMED, NOBODY
-from zico.pool.mutex import append, give_to, lock, lock_for_python, unlock, unlock_for_python
-from zico.pool.safety import ALONE_FRESH_NS, ALONE_LIMIT_NS, ALONE_WAIT_NS, may_grant
+from zico.pool.mutex import append, give_to, lock, unlock
+from zico.pool.safety import may_grant
 from zico.pool.shared import LEAVING, header_of, job_at, regions_of
-
-__all__ = [
-    "ALONE_FRESH_NS",
-    "ALONE_LIMIT_NS",
-    "ALONE_WAIT_NS",
-    "BEHIND",
-    "GONE",
-    "GRANTED",
-    "NEVER",
-    "WAIT",
-    "acquire",
-    "announce",
-    "give_back",
-    "give_back_unused",
-    "lock_for_python",
-    "note_change",
-    "release",
-    "tell",
-    "try_acquire",
-    "unlock_for_python",
-]
 
 GRANTED = 0
 WAIT = 1
