@@ -38,7 +38,7 @@ _POOL_OPTIONS = (
     click.option(
         "--isolate",
         flag_value="1",
-        help="Unmap a region when a job returns it, and scrub it before the next one gets it (slower).",
+        help="Not built in this version, and refused: scrub each region before another job gets it.",
     ),
     click.option("--log-level", metavar="LEVEL", help=f"What the broker says: {', '.join(LOG_LEVELS)}."),
 )
