@@ -81,7 +81,7 @@ class DeviceTenant:
     def use_on(self, tensor: Tensor, stream: int) -> None:
         """Let a kernel on another stream check the pattern, behind an event after the tensor's first kernel."""
         handle = self.streams[stream]
-        self.device.queues[handle].append(lambda: tensor.written)
+        self.device.wait_until(handle, lambda: tensor.written)
         self.device.launch(handle, lambda: self._check(tensor))
         on_stream.record_stream(self.record[0], tensor.address, handle)
 

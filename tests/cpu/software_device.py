@@ -65,8 +65,12 @@ class SoftwareDevice:
     def wait(self, stream: int, counter_address: int, value: int) -> None:
         """Put a wait on a stream."""
         word = ctypes.c_int64.from_address(counter_address)
+        self.wait_until(stream, lambda: word.value >= value)
+
+    def wait_until(self, stream: int, condition: Callable[[], bool]) -> None:
+        """Hold a stream until a condition is true."""
         with self._lock:
-            self.queues[stream].append(lambda: word.value >= value)
+            self.queues[stream].append(condition)
 
     def _mark(self, _context: int, stream: int, counter_address: int, value: int) -> int:
         if self.refuses("mark", stream):

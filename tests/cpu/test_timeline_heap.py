@@ -327,24 +327,46 @@ def test_a_tensor_freed_on_another_stream_waits_for_it(device: SoftwareDevice) -
         job.check_empty()
 
 
-def test_a_wait_for_the_jobs_own_device_ends_at_its_limit(device: SoftwareDevice) -> None:
-    """Invariant 7: when all that a request lacks are the job's own frees, which a stuck device keeps, it is refused."""
-    with jobs(device, 4, 1, wait_limit_s=0.01) as (job,):
-        tensor = job.allocate(3 * MIB)
-        assert tensor is not None
-        job.use_on(tensor, 1)
-        job.free(tensor)
-        got: list[Any] = []
-        thread = threading.Thread(target=lambda: got.append(job.allocate(2 * MIB)), daemon=True)
-        thread.start()
-        thread.join(DEADLINE_S)
-        assert got == [None]
-        assert job.job["oom_count"] == 1
+def test_a_job_that_stands_still_keeps_nothing_it_has_freed(device: SoftwareDevice) -> None:
+    """After an iteration's end a neighbour can have everything, though the job and its device do nothing any more."""
+    with jobs(device, 10, 2) as (a, b):
+        a.allocate(1, 1)
+        for size in (100, 200, MIB, 3 * MIB // 2):
+            tensor = a.allocate(size)
+            assert tensor is not None
+            a.use_on(tensor, 1)
+            a.free(tensor)
+        assert a.record[0]["n_deferred"] == 4
+        a.free_all()
+        before = device.waits
+        allocator.mark(a.record[0])
+        assert device.waits == before + 1, "for the last of the four marks"
+        assert a.job["held"] == 0
+        assert b.allocate(10 * MIB) is not None
         device.drain()
-        assert job.allocate(2 * MIB) is not None
+        b.free_all()
+        for job in (a, b):
+            job.settle()
+            job.check_empty()
+            assert not job.faults
+
+
+def test_a_request_that_only_lacks_the_jobs_own_frees_has_its_stream_wait(device: SoftwareDevice) -> None:
+    """Nobody's processor waits for a tensor that another stream still uses; a device that refuses ends the request."""
+    with jobs(device, 4, 1, wait_limit_s=0.01) as (job,):
+        for refuses in (True, False):
+            tensor = job.allocate(3 * MIB)
+            assert tensor is not None
+            job.use_on(tensor, 1)
+            job.free(tensor)
+            device.refuses = lambda kind, _stream, refuses=refuses: refuses and kind == "wait"  # type: ignore[misc]
+            assert (job.allocate(2 * MIB) is None) == refuses
+            assert job.job["oom_count"] == 1
+            device.drain()
         job.free_all()
         job.settle()
         job.check_empty()
+        assert not job.faults
 
 
 def test_a_second_free_is_counted_and_harmless(device: SoftwareDevice) -> None:
@@ -373,21 +395,18 @@ def test_a_second_free_is_counted_and_harmless(device: SoftwareDevice) -> None:
         job.check_empty()
 
 
-def test_a_full_list_of_waiting_frees_makes_the_stream_wait(device: SoftwareDevice) -> None:
-    """Where no more frees can wait in the list, the tensor's own stream waits on the device, and nothing is lost."""
-    with jobs(device, 4, 1) as (job,):
-        tensor = job.allocate(MIB)
-        assert tensor is not None
-        job.use_on(tensor, 1)
-        job.record[0]["n_deferred"] = MAX_DEFERRED
-        before = device.waits
-        job.free(tensor)
-        job.record[0]["n_deferred"] = 0
-        assert device.waits == before + 1
-        again = job.allocate(MIB)
-        assert again is not None
-        assert again.address == tensor.address
-        job.free(again)
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_full_list_of_waiting_frees_is_handed_over(device: SoftwareDevice, *, refuses: bool) -> None:
+    """Where no more frees can wait in the list the tensors' own stream waits, or if it cannot, the processor."""
+    with jobs(device, 8, 1) as (job,):
+        tensors = [job.allocate(100) for _ in range(MAX_DEFERRED + 1)]
+        for tensor in tensors:
+            assert tensor is not None
+            job.use_on(tensor, 1)
+        device.refuses = lambda kind, _stream: refuses and kind == "wait"
+        job.free_all()
+        assert device.waits == int(not refuses)
+        assert device.synchronized == int(refuses)
         job.settle()
         job.check_empty()
         assert not job.faults

@@ -69,7 +69,7 @@ def release(heap_address: int, first: int, last: int, n: int) -> None:
 
 @callback(types.void(_I64))
 def bring_up(heap_address: int) -> None:
-    """Free what the device has finished with, and let it say of the rest when it has: before anybody waits."""
+    """Give back all that is freed, behind the device's work on it: before the job may stand still."""
     heap = record_at(heap_address, HEAP)
-    tensors.tend(heap, tensors.ALL)
+    tensors.hand_over(heap)
     streams.flush(heap)

@@ -69,7 +69,7 @@ MOST_CELLS = CHUNK_BYTES // CELL_STEP_BYTES
 MAX_CHUNKS = 1 << 14
 """16 GiB of small tensors; further ones get a granule each."""
 MAX_DEFERRED = 1 << 13
-"""Frees that wait for other streams at a time; for further ones the tensor's own stream waits on the device."""
+"""Frees that wait for other streams at a time; then the tensors' own streams wait on the device."""
 
 OTHER_STREAM = 1 << STREAMS
 """In a tensor's uses, which have a bit for each stream slot: also by a stream that has no slot."""
@@ -115,6 +115,7 @@ STREAM = np.dtype(
         ("handle", "i8"),
         ("counter_address", "i8"),  # on the device
         ("unmarked_bytes", "i8"),  # freed on it since its last mark
+        ("awaited", "i8", (STREAMS,)),  # values of the job's other streams that it waits for
         ("chunks", "i4", (len(CELL_SIZES),)),  # the first chunk with a free cell of each size, or NOBODY
     ],
     align=True,

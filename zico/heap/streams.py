@@ -151,6 +151,18 @@ def wait_on_device(heap: Record, handle: int, pair: int, value: int) -> bool:
 
 
 @compiled
+def wait_for_own(heap: Record, slot: int, other: int, value: int) -> bool:
+    """Let a stream wait for another one of its job, unless it does already; false if the device refused."""
+    stream = stream_at(heap, slot)
+    if stream.awaited[other] >= value:
+        return True
+    done = wait_on_device(heap, stream.handle, pair_of(pool_of(heap).job, other), value)
+    if done:
+        stream.awaited[other] = value
+    return done
+
+
+@compiled
 def obey(heap: Record, slot: int) -> bool:
     """Put the waits that the last grant demands on a stream; false if the device refused one."""
     keep_out_of_line()

@@ -2,6 +2,8 @@
 
 A tensor that other streams than its own were used on (``record_stream``) is freed for good only when each of them has
 come to a mark made at its free. Until then it is in a list that is looked at on later calls: nobody waits for it.
+Before the job may stand still (it waits, ends an iteration, leaves) the list is emptied: the tensor's own stream then
+goes on behind those marks, and what was freed is handed on like everything else.
 """
 
 from __future__ import annotations
@@ -20,12 +22,11 @@ from zico.heap.layout import (
     USES,
 )
 from zico.heap.records import block_at, pool_of, slot_at
-from zico.pool.fences import at, counters_of, pair_in, pair_of, value_in
+from zico.pool.fences import at, counters_of, pair_of, value_in
 from zico.pool.layout import NOBODY, STREAMS
 
 FEW = 4
 """How many waiting tensors a call for memory looks at: more than it can add."""
-ALL = MAX_DEFERRED
 
 _DEFERRED_BYTES = DEFERRED.itemsize
 
@@ -98,26 +99,19 @@ def _deferred(heap: Record, index: int) -> Record:
 def _defer(heap: Record, offset: int, elsewhere: int) -> None:
     """Put a mark on each stream that a tensor was used on, and free it when all have come there."""
     keep_out_of_line()
-    is_room = heap.n_deferred < MAX_DEFERRED
-    entry = _deferred(heap, heap.n_deferred if is_room else 0)
-    own = streams.stream_at(heap, owner_at(heap, offset)).handle
-    waited = True
+    if heap.n_deferred == MAX_DEFERRED:
+        hand_over(heap)
+    if heap.n_deferred == MAX_DEFERRED:
+        streams.synchronize(heap)
+        _give(heap, offset)
+        return
+    entry = _deferred(heap, heap.n_deferred)
+    heap.n_deferred += 1
+    entry.offset = offset
+    entry.uses = elsewhere
     for slot in range(STREAMS):
         if elsewhere >> slot & 1:
-            fence = streams.fence_for(heap, slot, bytes_at(heap, offset))
-            if is_room:
-                entry.values[slot] = value_in(fence)
-            else:
-                waited = waited and streams.mark_up_to(heap, slot, value_in(fence))
-                waited = waited and streams.wait_on_device(heap, own, pair_in(fence), value_in(fence))
-    if is_room:
-        entry.offset = offset
-        entry.uses = elsewhere
-        heap.n_deferred += 1
-        return
-    if not waited:
-        streams.synchronize(heap)
-    _give(heap, offset)
+            entry.values[slot] = value_in(streams.fence_for(heap, slot, bytes_at(heap, offset)))
 
 
 @compiled
@@ -135,17 +129,37 @@ def tend(heap: Record, most: int) -> None:
             if entry.uses >> slot & 1 and counters[at(pair_of(job, slot))] < entry.values[slot]:
                 passed = False
         if passed:
-            offset = entry.offset
-            heap.n_deferred -= 1
-            _move(_deferred(heap, heap.n_deferred), entry)
-            _give(heap, offset)
+            _end_waiting(heap, entry)
         else:
             heap.deferred_next += 1
 
 
-@inlined
-def _move(source: Record, target: Record) -> None:
-    target.offset = source.offset
-    target.uses = source.uses
+@compiled
+def hand_over(heap: Record) -> None:
+    """Free every waiting tensor; its own stream waits for the others. What the device refuses to wait for stays."""
+    keep_out_of_line()
+    tend(heap, heap.n_deferred)
+    for i in range(heap.n_deferred - 1, -1, -1):  # the latest first: waiting for its marks covers the earlier ones
+        entry = _deferred(heap, i)
+        own = owner_at(heap, entry.offset)
+        behind = True
+        for slot in range(STREAMS):
+            if entry.uses >> slot & 1:
+                behind = behind and streams.mark_up_to(heap, slot, entry.values[slot])
+                behind = behind and streams.wait_for_own(heap, own, slot, entry.values[slot])
+        if behind:
+            _end_waiting(heap, entry)
+
+
+@compiled
+def _end_waiting(heap: Record, entry: Record) -> None:
+    """Take a tensor off the list, whose last entry takes its place, and free it."""
+    keep_out_of_line()
+    offset = entry.offset
+    heap.n_deferred -= 1
+    last = _deferred(heap, heap.n_deferred)
+    entry.offset = last.offset
+    entry.uses = last.uses
     for slot in range(STREAMS):
-        target.values[slot] = source.values[slot]
+        entry.values[slot] = last.values[slot]
+    _give(heap, offset)
