@@ -24,8 +24,7 @@ demo: setup ## Train a PyTorch and a TensorFlow job in three quarters of the sum
 	$(BIN)/python benchmarks/demo.py
 
 test: setup ## Run every test that needs no GPU
-	$(BIN)/python -c "from zico.heap import warm; warm()" # compile once, before tests with deadlines start brokers
-	$(BIN)/python -c "import zico.device_timeline, zico.heap.device, zico.heap.stream_hooks" # and what a GPU's jobs call
+	$(BIN)/python -m zico.warming # compile once, before tests with deadlines start brokers
 	$(BIN)/python -m pytest tests/cpu --numprocesses 2 --benchmark-disable
 	$(BIN)/python -m pytest tests/process tests/framework
 

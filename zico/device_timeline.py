@@ -1,10 +1,15 @@
-"""A job's way onto the timeline of its GPU: marks and waits on any stream, by address, with the right context current.
+"""A job's way onto the timeline of its GPU: marks, waits and scrubbing on any stream, with the right context current.
 
 Frameworks call the heap from threads of their own, of which some have no CUDA context yet and some another one; the
 driver needs the device's primary context. Each call makes it current, and gives a thread that had another its own back.
 
+Guarantees
+    Nothing is ever recorded in a CUDA graph: what would be put on a stream that captures is refused. It would not be
+    done now, and would be done again, with a value long past, at each launch of the graph.
+
 Known limitations
     One call at a time: the heap calls inside its mutex.
+    Waiting for the whole device while a stream captures fails, and spoils the capture.
 """
 
 from __future__ import annotations
@@ -17,8 +22,10 @@ import numpy as np
 from numba import types
 
 from zico.compiled import call, callback, inlined, record_at
+from zico.driver.mapping import DEVICE, enter_context, leave_context
+from zico.driver.mapping import status as status_of
 from zico.heap.timeline import Timeline
-from zico.kernels import progress, spin
+from zico.kernels import progress, scrub, spin
 from zico.kernels.launch import LAUNCHER, WORD_BYTES
 from zico.kernels.prepare import prepare
 
@@ -29,12 +36,9 @@ if TYPE_CHECKING:
 DOOR = np.dtype(
     [
         ("launcher", LAUNCHER),
-        ("context", "i8"),
-        ("get_current", "i8"),  # C functions of the driver
-        ("set_current", "i8"),
-        ("synchronize", "i8"),
-        ("current", "i8"),  # get_current writes here
-        ("current_address", "i8"),
+        ("device", DEVICE),
+        ("capturing", "i4"),  # cuStreamIsCapturing writes here
+        ("kept_out", "i8"),  # of graphs: refused, since the stream captured
     ],
     align=True,
 )
@@ -42,35 +46,32 @@ DOOR = np.dtype(
 
 _I64 = types.int64
 _REGISTERED_BYTES = mmap.PAGESIZE
+_CAPTURING = DOOR.fields["capturing"][1]  # type: ignore[index]
+_CAPTURE_UNSUPPORTED = 900  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 
 Record = Any
 
 
 @inlined
-def _enter(door: Record) -> int:
-    """Make the device's context current; returns the one to be put back, 0 for none."""
-    door.current = 0
-    call(door.get_current, (door.current_address,))
-    others = door.current
-    if others == door.context:
+def _capture_of(address: int, door: Record, stream: int) -> int:
+    """Return 0 where something may be put on a stream, else the status that says why not."""
+    door.capturing = 0
+    refused = status_of(call(door.device.cuStreamIsCapturing, (stream, address + _CAPTURING)))
+    if refused == 0 and door.capturing == 0:
         return 0
-    call(door.set_current, (door.context,))
-    return others
-
-
-@inlined
-def _leave(door: Record, others: int) -> None:
-    if others != 0:
-        call(door.set_current, (others,))
+    door.kept_out += 1
+    return refused if refused != 0 else _CAPTURE_UNSUPPORTED
 
 
 @callback(_I64(_I64, _I64, _I64, _I64))
 def mark(address: int, stream: int, counter: int, value: int) -> int:
     """Let a stream set a counter when its work so far is done."""
     door = record_at(address, DOOR)
-    others = _enter(door)
-    status = progress.mark(record_at(address, LAUNCHER), stream, counter, value)
-    _leave(door, others)
+    others = enter_context(door.device)
+    status = _capture_of(address, door, stream)
+    if status == 0:
+        status = progress.mark(door.launcher, stream, counter, value)
+    leave_context(door.device, others)
     return status
 
 
@@ -78,9 +79,23 @@ def mark(address: int, stream: int, counter: int, value: int) -> int:
 def wait(address: int, stream: int, counter: int, value: int) -> int:
     """Let a stream go on when a counter has reached a value."""
     door = record_at(address, DOOR)
-    others = _enter(door)
-    status = spin.wait(record_at(address, LAUNCHER), stream, counter, value)
-    _leave(door, others)
+    others = enter_context(door.device)
+    status = _capture_of(address, door, stream)
+    if status == 0:
+        status = spin.wait(door.launcher, stream, counter, value)
+    leave_context(door.device, others)
+    return status
+
+
+@callback(_I64(_I64, _I64, _I64, _I64))
+def zero(address: int, stream: int, region: int, size_bytes: int) -> int:
+    """Let a stream zero a region."""
+    door = record_at(address, DOOR)
+    others = enter_context(door.device)
+    status = _capture_of(address, door, stream)
+    if status == 0:
+        status = scrub.zero(door.launcher, stream, region, size_bytes)
+    leave_context(door.device, others)
     return status
 
 
@@ -88,9 +103,9 @@ def wait(address: int, stream: int, counter: int, value: int) -> int:
 def synchronize(address: int) -> int:
     """Return when the device has done all that this process has asked for."""
     door = record_at(address, DOOR)
-    others = _enter(door)
-    status = call(door.synchronize, ())
-    _leave(door, others)
+    others = enter_context(door.device)
+    status = call(door.device.cuCtxSynchronize, ())
+    leave_context(door.device, others)
     return status
 
 
@@ -111,30 +126,27 @@ class DeviceTimeline:
             words = undo.enter_context(driver.register_host(self._array.ctypes.data, _REGISTERED_BYTES))
             launcher = prepare(driver, words.device_address, words.device_address + WORD_BYTES)
             self._door = np.zeros(1, DOOR)
-            self._fill(launcher[0], driver)
+            self._door[0]["launcher"] = launcher[0]
+            driver.fill_device(self._door[0]["device"], pool.memory)
             self.functions = Timeline(
                 mark.address,
                 wait.address,
                 synchronize.address,
                 pool.register_counters(),
                 context_address=self._door.ctypes.data,
+                scrub_address=zero.address if launcher[0]["scrub"] else 0,
             )
             self._undo = undo.pop_all()
-
-    def _fill(self, launcher: Any, driver: CudaDriver) -> None:  # noqa: ANN401 - one LAUNCHER record
-        addresses = driver.addresses()
-        door = self._door[0]
-        door["launcher"] = launcher
-        door["context"] = driver.context.retain()
-        door["get_current"] = addresses["cuCtxGetCurrent"]
-        door["set_current"] = addresses["cuCtxSetCurrent"]
-        door["synchronize"] = addresses["cuCtxSynchronize"]
-        door["current_address"] = self._door.ctypes.data + DOOR.fields["current"][1]  # type: ignore[index]
 
     @property
     def given_up(self) -> int:
         """Return the value that a kernel was waiting for when it gave up, 0 if none did."""
         return int(self._array[1])
+
+    @property
+    def kept_out(self) -> int:
+        """Return how often a mark, a wait or scrubbing was refused, since its stream captured or could not be asked."""
+        return int(self._door[0]["kept_out"])
 
     def close(self) -> None:
         """Let no kernel wait any more, and give the device back what is registered."""

@@ -355,4 +355,5 @@ def status() -> dict[str, Any] | None:
         "tensor_bytes": int(record["live_bytes"]),
         "waited_s": int(record["boundary_waited_ns"] + record["need_waited_ns"]) / 1e9,
         "budget_bytes": int(_current.pool.header["budget_regions"]) * region_bytes,
+        "isolated": bool(_current.pool.header["isolate"]),
     }

@@ -8,7 +8,7 @@ import itertools
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from members import job_of, join
+from members import is_mapped, job_of, join
 
 from zico.heap import on_stream
 from zico.heap.build import Heap
@@ -53,6 +53,7 @@ class DeviceTenant:
         self.streams = [next(_handles) for _ in range(streams)]
         self.live: list[Tensor] = []
         self.faults: list[str] = []
+        self._tags: set[int] = set()
 
     @property
     def job(self) -> Record:
@@ -114,10 +115,32 @@ class DeviceTenant:
 
     def _write(self, tensor: Tensor) -> None:
         tensor.written = True
+        if not self._is_there(tensor):
+            return
+        if self.member.header["isolate"]:
+            self._look_for_others(tensor)
+        self._tags.add(tensor.tag)
         for place in self._places(tensor):
             ctypes.c_int64.from_address(place).value = tensor.tag
 
+    def _is_there(self, tensor: Tensor) -> bool:
+        """Tell whether the tensor is mapped when a kernel comes to use it."""
+        if all(is_mapped(place) for place in self._places(tensor)):
+            return True
+        self.faults.append(f"tensor {tensor.tag} is not mapped")
+        return False
+
+    def _look_for_others(self, tensor: Tensor) -> None:
+        """In a pool that isolates jobs there is nothing in a new tensor but zeros and what this job wrote before."""
+        words = np.frombuffer((ctypes.c_char * tensor.size_bytes).from_address(tensor.address), "i1")
+        words = words[: tensor.size_bytes // WORD_BYTES * WORD_BYTES].view("i8")
+        others = set(words[words != 0].tolist()) - self._tags
+        if others:
+            self.faults.append(f"tensor {tensor.tag} begins with what others have written: {others}")
+
     def _check(self, tensor: Tensor) -> None:
+        if not self._is_there(tensor):
+            return
         for place in self._places(tensor):
             found = ctypes.c_int64.from_address(place).value
             if found != tensor.tag:

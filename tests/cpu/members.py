@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,14 +27,24 @@ PAGE_BYTES = 4096
 SLICE_NS = 1_000_000
 """A wait looks around every millisecond, so that what takes several slices takes no time in a test."""
 EDGE_BYTES = 64
+_libc = ctypes.CDLL(None)
 
 
 def make_pool(
-    n_regions: int, *, region_bytes: int = PAGE_BYTES, claims: bool = True, unasked: bool = True
+    n_regions: int,
+    *,
+    region_bytes: int = PAGE_BYTES,
+    claims: bool = True,
+    unasked: bool = True,
+    isolate: bool = False,
 ) -> PoolTable:
     """Make a pool of ``n_regions`` regions; without ``unasked`` every iteration waits for ``admit``."""
     return PoolTable.create(
-        budget_bytes=n_regions * region_bytes, region_bytes=region_bytes, use_claims=claims, self_admit=unasked
+        budget_bytes=n_regions * region_bytes,
+        region_bytes=region_bytes,
+        use_claims=claims,
+        self_admit=unasked,
+        isolate=isolate,
     )
 
 
@@ -68,6 +79,19 @@ def grab(member: PoolTable, n: int) -> list[int]:
 def release(member: PoolTable, given: Sequence[int]) -> None:
     """Return regions."""
     regions.release(member.member[0], np.array(given, "i4"), len(given))
+
+
+def is_mapped(address: int) -> bool:
+    """Tell whether this process could read a byte there: the kernel tries, and would say so."""
+    written = _libc.write(_pipe()[1], ctypes.c_void_p(address), 1) == 1
+    if written:
+        os.read(_pipe()[0], 1)
+    return written
+
+
+@functools.cache
+def _pipe() -> tuple[int, int]:
+    return os.pipe()
 
 
 def fence(job: int, slot: int, value: int) -> int:
@@ -147,14 +171,18 @@ class Tenant:
         if address > 0:
             assert address not in self.live
             self.live[address] = size_bytes
-            for place in self._places(address):
-                _words(place)[:] = _pattern(address, size_bytes, place)
+            self.write(address)
         return address
+
+    def write(self, address: int) -> None:
+        """Write the pattern of a block that is new."""
+        for place in self.places(address):
+            words_at(place)[:] = _pattern(address, self.live[address], place)
 
     def check(self, address: int) -> None:
         """Compare a block with its pattern."""
-        for place in self._places(address):
-            assert (_words(place) == _pattern(address, self.live[address], place)).all(), "somebody wrote here"
+        for place in self.places(address):
+            assert (words_at(place) == _pattern(address, self.live[address], place)).all(), "somebody wrote here"
 
     def free(self, address: int) -> None:
         """Check a block's pattern and free it."""
@@ -175,7 +203,7 @@ class Tenant:
         """Tell whether a block lies in the next tier."""
         return address - self.base >= self.record[0]["spill_offset"]
 
-    def _places(self, address: int) -> list[int]:
+    def places(self, address: int) -> list[int]:
         """Return where patterns lie in a block: its first and last bytes and the first of each region."""
         region_bytes = self.member.region_bytes
         last = address + self.live[address] - EDGE_BYTES
@@ -257,7 +285,8 @@ def _rounded(size_bytes: int) -> int:
     return -(-size_bytes // EDGE_BYTES) * EDGE_BYTES
 
 
-def _words(place: int) -> Record:
+def words_at(place: int) -> Record:
+    """View the words in which a pattern lies."""
     return np.frombuffer((ctypes.c_char * EDGE_BYTES).from_address(place), "u4")
 
 

@@ -1,7 +1,7 @@
 """A device whose streams do one thing at a time, and only when told: any order of what a real one may do can be had.
 
-A stream is a queue: marks set a counter, waits hold the queue until a counter is high enough, kernels are Python
-functions. Jobs of one process share it; a stream's handle is any number above 0.
+A stream is a queue: marks set a counter, waits hold the queue until a counter is high enough, scrubbing zeroes memory,
+kernels are Python functions. Jobs of one process share it; a stream's handle is any number above 0.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import collections
 import ctypes
 import threading
 from typing import TYPE_CHECKING
+
+from members import is_mapped
 
 from zico.heap.timeline import Timeline
 
@@ -25,23 +27,25 @@ REFUSED = 719
 
 
 class SoftwareDevice:
-    """The device; ``refuses`` says of each mark and wait whether it fails."""
+    """The device; ``refuses`` says of each mark, wait and scrub whether it fails."""
 
     def __init__(self) -> None:
         """Make one with no stream."""
         self.queues: dict[int, collections.deque[Callable[[], bool]]] = collections.defaultdict(collections.deque)
         self.marks = 0
         self.waits = 0
+        self.scrubs = 0
         self.synchronized = 0
         self.refuses: Callable[[str, int], bool] = lambda _what, _stream: False
         self._lock = threading.RLock()
-        self._functions = (_STREAM_CALL(self._mark), _STREAM_CALL(self._await), _DEVICE_CALL(self._synchronize))
+        in_order = (_STREAM_CALL(f) for f in (self._mark, self._await, self._scrub))
+        self._functions = (*in_order, _DEVICE_CALL(self._synchronize))
 
     def timeline(self, member: PoolTable, spacing_bytes: int = 0) -> Timeline:
         """Return what a member's heap needs to use this device."""
-        mark, wait, synchronize = (int(ctypes.cast(f, ctypes.c_void_p).value or 0) for f in self._functions)
+        mark, wait, scrub, synchronize = (int(ctypes.cast(f, ctypes.c_void_p).value or 0) for f in self._functions)
         counters_address = int(member.member[0]["counters_address"])
-        return Timeline(mark, wait, synchronize, counters_address, spacing_bytes=spacing_bytes)
+        return Timeline(mark, wait, synchronize, counters_address, spacing_bytes=spacing_bytes, scrub_address=scrub)
 
     # -- what jobs do
 
@@ -86,7 +90,21 @@ class SoftwareDevice:
         self.wait(stream, counter_address, value)
         return 0
 
+    def _scrub(self, _context: int, stream: int, address: int, size_bytes: int) -> int:
+        if self.refuses("scrub", stream):
+            return REFUSED
+
+        def zero() -> None:
+            assert is_mapped(address), "a kernel scrubs what is not mapped"
+            ctypes.memset(address, 0, size_bytes)
+
+        self.scrubs += 1
+        self.launch(stream, zero)
+        return 0
+
     def _synchronize(self, _context: int) -> int:
+        if self.refuses("synchronize", 0):
+            return REFUSED
         self.synchronized += 1
         self.drain()
         return 0

@@ -48,6 +48,8 @@ ALIGNMENTS = st.sampled_from([1, 16, 64, 64, 64, 128, 512, 4096, 16 * KIB, 64 * 
 class HeapMachine(RuleBasedStateMachine):
     """Up to three jobs allocate, free and iterate; contents, slots, gaps, regions and counters must be right."""
 
+    jobs = staticmethod(tenants)
+
     @initialize(
         n=st.integers(1, 400), region_kib=st.sampled_from([16, 64, 64, 128, 256, 4096]), count=st.integers(1, 3)
     )
@@ -57,7 +59,7 @@ class HeapMachine(RuleBasedStateMachine):
         self.n = max(1, min(n, 64 * MIB // region_bytes))
         self.region_bytes = region_bytes
         self.stack = contextlib.ExitStack()
-        self.tenants = self.stack.enter_context(tenants(self.n, count, region_bytes=region_bytes, wait_limit_s=0.002))
+        self.tenants = self.stack.enter_context(self.jobs(self.n, count, region_bytes=region_bytes, wait_limit_s=0.002))
         self.pool = self.tenants[0].member
 
     def teardown(self) -> None:

@@ -30,8 +30,7 @@ bindings.use(Twin(**{settings!r}))
 @functools.cache
 def compile_once() -> None:
     """Let all that a job on a GPU calls be on disk before anything has a deadline."""
-    code = "from zico.heap import warm; warm()\nimport zico.device_timeline, zico.heap.device, zico.heap.stream_hooks"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=2 * PATIENCE_S, check=True)
+    subprocess.run([sys.executable, "-m", "zico.warming"], cwd=ROOT, timeout=2 * PATIENCE_S, check=True)
 
 
 def environment(directory: Path, more: str = "", **settings: Any) -> dict[str, str]:  # noqa: ANN401 - the twin's

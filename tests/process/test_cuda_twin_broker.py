@@ -142,7 +142,6 @@ def test_a_budget_that_the_device_cannot_give_leaves_nothing() -> None:
         (("--device", "cuda:1"), 2, "there is no device cuda:1: this process may use 1"),
         (("--region-bytes", str(3 * MIB)), 2, "3145728 bytes does not work"),
         (("--region-bytes", str(1 * MIB)), 2, "1048576 bytes does not work"),
-        (("--isolate",), 2, "--isolate is not built in this version: leave it out"),
     ],
 )
 def test_what_the_device_cannot_do_is_refused(options: tuple[str, str], code: int, says: str) -> None:

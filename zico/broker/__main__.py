@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zico.broker.devices import HOST, HOST_DEVICE, open_device
+from zico.broker.devices import HOST, HOST_DEVICE, facts_of, open_device
 from zico.broker.keeper import Keeper
 from zico.broker.limits import SPARE_FDS, make_room
 from zico.broker.listener import Listener
@@ -26,6 +26,7 @@ from zico.broker.transport import Descriptors
 from zico.errors import ConfigError, ZicoError
 from zico.pool.table import PoolTable
 from zico.scheduler.policies import policy_named
+from zico.warming import warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("zico.broker")
 _STDOUT_FD = 1
+
+SCRUBS_FROM = (7, 0)
+"""The compute capability that Zico's kernels need (``zico.kernels.compilation``)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +74,7 @@ def serve(options: argparse.Namespace) -> None:
             owned.callback(os.close, parent_pidfd)
         device, table, memory_fds = create_pool(options, policy, owned)
         if options.warm:
-            warm(device)
+            warm(device.kind, isolate=options.isolate)
         # Only now, since compiling takes long and a signal may well end it: there is nothing to clean up yet.
         stop_fd = owned.enter_context(stop_signals())
         # Last, since from here on clients connect and expect an answer.
@@ -91,10 +95,10 @@ def create_pool(
         ConfigError: The device is none, the sizes cannot be used, or too few descriptors may be open here.
         DriverError: The device cannot give the budget; nothing is left behind.
     """
-    if options.isolate:
-        raise ConfigError("--isolate is not built in this version: leave it out")
     device, driver = open_device(options.device)
     owned.callback(driver.close)
+    if options.isolate and device != HOST_DEVICE:
+        _check_scrubs(device, facts_of(device.name).compute_capability)
     n_pieces = 0 if device == HOST_DEVICE else options.budget_bytes // max(1, options.region_bytes)
     whose = f"a pool of {n_pieces} regions"
     make_room(n_pieces, whose)
@@ -105,6 +109,7 @@ def create_pool(
             use_claims=policy.use_claims,
             self_admit=policy.self_admit,
             driver=driver,
+            isolate=options.isolate,
         )
     )
     make_room(n_pieces, whose, MAX_LINKS * FDS_PER_LINK + SPARE_FDS)
@@ -113,14 +118,14 @@ def create_pool(
     return device, table, memory_fds
 
 
-def warm(device: Device) -> None:
-    """Compile the jobs' functions into the cache on disk, so that no job has to."""
-    from zico.heap import warm as warm_heap
-
-    warm_heap()
-    if device.kind == "cuda":  # compiled by being imported
-        import zico.heap.device
-        import zico.heap.stream_hooks  # noqa: F401
+def _check_scrubs(device: Device, compute_capability: tuple[int, int]) -> None:
+    """Refuse to isolate jobs on a device that is too old for the kernel that scrubs."""
+    if compute_capability < SCRUBS_FROM:
+        found, needed = (".".join(map(str, version)) for version in (compute_capability, SCRUBS_FROM))
+        raise ConfigError(
+            f"--isolate: {device.name} has compute capability {found}, and scrubbing memory needs {needed}: leave "
+            "--isolate out or use a GPU of 2017 (Volta) or later"
+        )
 
 
 @contextlib.contextmanager

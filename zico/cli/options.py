@@ -38,7 +38,7 @@ _POOL_OPTIONS = (
     click.option(
         "--isolate",
         flag_value="1",
-        help="Not built in this version, and refused: scrub each region before another job gets it.",
+        help="Let no job see what another left in memory, nor reach what it has given back; costs time.",
     ),
     click.option("--log-level", metavar="LEVEL", help=f"What the broker says: {', '.join(LOG_LEVELS)}."),
 )

@@ -173,11 +173,12 @@ class HostDriver:
         return Registered(address, size_bytes, address, _keep_registered)
 
     def fill_device(self, record: Any, memory: Owned) -> None:  # noqa: ANN401 - one DEVICE record
-        """Fill a ``DEVICE`` record: ``mmap`` and the memory's descriptor."""
+        """Fill a ``DEVICE`` record: functions of the kernel and the memory's descriptor."""
         record["kind"] = HOST
         record["piece_bytes"] = memory.piece_bytes if isinstance(memory, Memory) else memory.size_bytes
         record["descriptor"] = memory.handle
-        record["mmap"] = ctypes.cast(_libc.mmap, ctypes.c_void_p).value
+        for name in ("mmap", "fallocate"):
+            record[name] = ctypes.cast(getattr(_libc, name), ctypes.c_void_p).value
 
     def close(self) -> None:
         """Return nothing: the driver holds nothing."""

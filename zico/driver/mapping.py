@@ -23,6 +23,7 @@ __all__ = [
     "DEVICE",
     "FUNCTIONS",
     "HOST",
+    "discard_piece",
     "enter_context",
     "leave_context",
     "map_piece",
@@ -36,6 +37,7 @@ _SHARED_FIXED = mmap.MAP_SHARED | host.MAP_FIXED
 _RESERVED_FIXED = host.RESERVED | host.MAP_FIXED
 _READ_WRITE = host.PROT_READ_WRITE
 _NONE = host.PROT_NONE
+_PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
 _U64 = np.dtype("u8")
 _STATUS_MASK = 0xFFFFFFFF  # a CUresult is 32 bits wide; the upper half of the register is anything
 _CURRENT = DEVICE.fields["current"][1]  # type: ignore[index]
@@ -93,6 +95,16 @@ def unmap_piece(device: Record, address: int) -> bool:
     result = call(device.cuMemUnmap, (address, device.piece_bytes))
     leave_context(device, others)
     return status(result) == 0
+
+
+@compiled
+def discard_piece(device: Record, piece: int) -> bool:
+    """Give the physical bytes of a piece back, so that zeros are there; false if that cannot be, as on CUDA."""
+    keep_out_of_line()
+    length = device.piece_bytes
+    if device.kind != HOST:
+        return False
+    return status(call(device.fallocate, (device.descriptor, _PUNCH, piece * length, length))) == 0
 
 
 @inlined

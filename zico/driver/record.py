@@ -17,6 +17,7 @@ FUNCTIONS = (
     "cuStreamWaitValue64_v2",
     "cuStreamWriteValue64_v2",
     "cuStreamSynchronize",
+    "cuStreamIsCapturing",
     "cuLaunchKernel",
 )
 """Functions of the CUDA driver that compiled code calls, each by its address in the field of the same name."""
@@ -28,7 +29,8 @@ DEVICE = np.dtype(
     [
         ("kind", "i8"),  # HOST or CUDA
         ("piece_bytes", "i8"),
-        ("mmap", "i8"),  # host: address of mmap(2)
+        ("mmap", "i8"),  # host: addresses of mmap(2) and fallocate(2)
+        ("fallocate", "i8"),
         ("descriptor", "i8"),  # host: the memory's memfd
         ("handles_address", "i8"),  # cuda: a u8 a piece
         ("context", "i8"),  # cuda: the primary context

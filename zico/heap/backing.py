@@ -2,7 +2,8 @@
 
 Guarantees
     A grant of several regions is all or nothing, also when mapping fails half-way.
-    On a device that works behind the processor's back: what ``zico.heap.device`` says, which is called by address.
+    On a device that works behind the processor's back: what ``zico.heap.device`` says, and in a pool that isolates jobs
+    what ``zico.heap.isolation`` says; both are called by address.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from zico.compiled import call, compiled, inlined, keep_out_of_line, record_at
+from zico.compiled import call, compiled, inlined, keep_in_line, keep_out_of_line, record_at
 from zico.driver import host
 from zico.driver.mapping import DEVICE, map_piece
 from zico.heap.records import SPILL, job_of, pool_of, slots_of, wanted_of
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NOBODY
-from zico.pool.regions import BEHIND, GRANTED, NEVER, WAIT
+from zico.pool.regions import BEHIND, GRANTED, NEVER
 from zico.trace import curve
 
 _PROTECTION = host.PROT_READ_WRITE
@@ -40,7 +41,7 @@ def back(heap: Record, arena: int, offset: int, size_bytes: int) -> int:
     n = 0
     for slot in range(first, last + 1):
         if slots[slot].live == 0:
-            wanted[n] = slots[slot].mapped
+            wanted[n] = slots[slot].region
             n += 1
     if n == 0:
         return GRANTED
@@ -54,17 +55,26 @@ def back(heap: Record, arena: int, offset: int, size_bytes: int) -> int:
 
 @compiled
 def _map_granted(heap: Record, first: int, last: int, n: int, status: int) -> int:
-    """Map what was granted where it is not mapped already; returns all of it if that cannot be."""
+    """Make what was granted ready to be used; returns all of it to the pool if that cannot be."""
     keep_out_of_line()
+    if heap.ready_address != 0:
+        status = call(heap.ready_address, (heap.address, first, last, n, status))
+    elif not map_slots(heap, first, last):
+        regions.give_back_unused(pool_of(heap), wanted_of(heap), n)
+        status = NEVER
+    if status == GRANTED:
+        me = job_of(heap)
+        curve.raise_to(me.current, me.held)
+    return status
+
+
+@compiled
+def map_slots(heap: Record, first: int, last: int) -> bool:
+    """Map what was granted where it is not mapped already; false if the device refuses."""
+    keep_in_line()
     slots = slots_of(heap)
     wanted = wanted_of(heap)
-    pool = pool_of(heap)
     me = job_of(heap)
-    if heap.n_streams > 0:
-        status = call(heap.ready_address, (heap.address, first, last, status))
-    if status in (WAIT, NEVER):
-        regions.give_back_unused(pool, wanted, n)
-        return status
     i = 0
     for slot in range(first, last + 1):
         if slots[slot].live != 0:
@@ -75,17 +85,16 @@ def _map_granted(heap: Record, first: int, last: int, n: int, status: int) -> in
         if slots[slot].mapped != region:
             was_mapped = int(slots[slot].mapped != NOBODY)
             slots[slot].mapped = NOBODY
-            if not map_piece(record_at(heap.device_address, DEVICE), _address(heap, slot), region, was_mapped):
-                regions.give_back_unused(pool, wanted, n)
-                return NEVER
+            if not map_piece(record_at(heap.device_address, DEVICE), address_of(heap, slot), region, was_mapped):
+                return False
             slots[slot].mapped = region
             me.maps += 1
-    curve.raise_to(me.current, me.held)
-    return GRANTED
+    return True
 
 
 @inlined
-def _address(heap: Record, slot: int) -> int:
+def address_of(heap: Record, slot: int) -> int:
+    """Return where a slot begins."""
     return heap.base + (slot << heap.region_shift)
 
 
@@ -104,10 +113,9 @@ def leave(heap: Record, offset: int, size_bytes: int) -> None:
                 _discard(heap, slot)
             else:
                 given[n] = slots[slot].region
-                slots[slot].region = NOBODY
                 n += 1
     if n > 0:
-        if heap.n_streams == 0:
+        if heap.release_address == 0:
             regions.give_back(pool_of(heap), given, n, NO_FENCE)
         else:
             call(heap.release_address, (heap.address, first, last, n))
@@ -131,7 +139,7 @@ def _back_from_file(heap: Record, first: int, last: int) -> int:
         return NEVER
     for slot in range(first, last + 1):
         if slots[slot].mapped == NOBODY:
-            address = _address(heap, slot)
+            address = address_of(heap, slot)
             at = (slot - spill_slot) << heap.region_shift
             arguments = (address, length, _PROTECTION, _SHARED_FIXED, heap.spill_fd, at)
             if call(heap.map_address, arguments) != address:

@@ -82,7 +82,7 @@ class Heap:
             timeline: Of a device that works behind the processor's back; ``None``: the host device.
 
         Raises:
-            ConfigError: The threshold is below a granule.
+            ConfigError: The threshold is below a granule, or the pool isolates jobs and the device cannot scrub.
             DriverError: No address space.
         """
         if threshold_bytes < GRANULE_BYTES:
@@ -99,6 +99,8 @@ class Heap:
             if timeline is not None:
                 timelines.fill(self, timeline)
                 undo.callback(self._unmap)
+            elif pool.header["isolate"]:
+                self._isolate()
             self._undo = undo.pop_all()
 
     def _reserve(
@@ -201,6 +203,15 @@ class Heap:
         self.ring = ring
         self.record[0]["op"] = NO_NAME
         self.record[0]["ring_address"] = ring.address
+
+    def _isolate(self) -> None:
+        """Let regions be scrubbed before they are mapped here, and unmapped before they go back: on the host device."""
+        from zico.heap import isolation  # compiled or loaded by this, so only where it is needed
+
+        record = self.record[0]
+        record["address"] = self.record.ctypes.data
+        for name in ("ready", "release"):
+            record[f"{name}_address"] = getattr(isolation, name).address
 
     def _unmap(self) -> None:
         """Unmap what compiled code has mapped: such a device does not free addresses that are in use."""

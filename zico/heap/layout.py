@@ -94,7 +94,7 @@ ARENA = np.dtype([("start", "i8"), ("end", "i8"), ("n_gaps", "i8"), ("gaps_addre
 """A stretch of the window and its sorted gaps."""
 
 SLOT = np.dtype([("live", "i4"), ("region", "i4"), ("mapped", "i4")], align=True)
-"""Blocks that touch the slot; the region held for it and the one still mapped there (or NOBODY)."""
+"""Blocks that touch the slot; the region held for it, or held there last; the one mapped there (each or NOBODY)."""
 
 BLOCK = np.dtype(
     [
@@ -144,8 +144,14 @@ CHUNK = np.dtype(
 DEFERRED = np.dtype([("offset", "i8"), ("uses", "i8"), ("values", "i8", (STREAMS,))])
 """A tensor that is freed when the counters of the streams in ``uses`` have reached the values."""
 
-GUARD = np.dtype("i8")
-"""The fence of a slot's last release: until it has passed, this process's device work may use what is mapped there."""
+GUARD = np.dtype(
+    [
+        ("fence", "i8"),  # of its last release: until it has passed, this process's device work may use the mapping
+        ("leaves", "i4"),  # 1: the mapping must go (zico.heap.leaving)
+        ("listed", "i4"),  # 1: the slot is in the list there
+    ]
+)
+"""What guards a slot's mapping."""
 
 USES = np.dtype("i4")
 """Streams besides its own that a tensor was used on, a bit each."""
@@ -251,7 +257,13 @@ HEAP = np.dtype(
         ("synchronize_address", "i8"),
         ("counters_address", "i8"),  # on the device
         ("marks", "i8"),  # ever
-        ("failures", "i8"),  # marks and waits that the device refused, ever
+        ("failures", "i8"),  # marks, waits and scrubs that the device refused, ever
+        # What follows means something only in a pool that isolates jobs.
+        ("scrubs", "i8"),  # regions scrubbed, ever
+        ("scrub_address", "i8"),  # 0 on the host device, whose kernel scrubs
+        ("leaving_address", "i8"),  # slots whose mappings must go (zico.heap.leaving)
+        ("n_leaving", "i8"),
+        ("leaving_next", "i8"),  # which one is looked at next
     ],
     align=True,
 )

@@ -151,6 +151,18 @@ def wait_on_device(heap: Record, handle: int, pair: int, value: int) -> bool:
 
 
 @compiled
+def scrub(heap: Record, slot: int, address: int) -> bool:
+    """Let a stream zero the region at an address of the window; false if the device refused."""
+    handle = stream_at(heap, slot).handle
+    arguments = (heap.timeline_address, handle, address, 1 << heap.region_shift)
+    if call(heap.scrub_address, arguments) & _STATUS == 0:
+        heap.scrubs += 1
+        return True
+    heap.failures += 1
+    return False
+
+
+@compiled
 def wait_for_own(heap: Record, slot: int, other: int, value: int) -> bool:
     """Let a stream wait for another one of its job, unless it does already; false if the device refused."""
     stream = stream_at(heap, slot)
@@ -186,10 +198,13 @@ def drop_waits(heap: Record) -> None:
 
 
 @compiled
-def synchronize(heap: Record) -> None:
-    """Wait, here, until the device has done all that this process has asked for."""
+def synchronize(heap: Record) -> bool:
+    """Wait, here, until the device has done all that this process has asked for; false if it refuses to tell."""
     keep_out_of_line()
-    call(heap.synchronize_address, (heap.timeline_address,))
+    if call(heap.synchronize_address, (heap.timeline_address,)) & _STATUS == 0:
+        return True
+    heap.failures += 1
+    return False
 
 
 @compiled

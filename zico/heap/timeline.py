@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zico.errors import ConfigError
 from zico.heap.layout import (
     CHUNK,
     CHUNK_SHIFT,
@@ -29,7 +30,7 @@ SIDE_STREAMS = STREAMS - 1
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """Three C functions, called by address from any thread, without the GIL; each returns an int, 0 for success."""
+    """C functions, called by address from any thread, without the GIL; each returns an int, 0 for success."""
 
     mark_address: int
     """``mark(context, stream, counter, value)``: when all that the stream was given is done, set the counter."""
@@ -44,10 +45,16 @@ class Timeline:
     spacing_bytes: int = 0
     """Freed on a stream between two marks. 0: a mark for every region that is released, and every free that waits for
     another stream."""
+    scrub_address: int = 0
+    """``scrub(context, stream, address, bytes)``: let the stream zero a region. 0: the device cannot."""
 
 
 def fill(heap: Heap, timeline: Timeline) -> None:
-    """Lay out what streams, cells and deferred frees need, and name the functions."""
+    """Lay out what streams, cells and deferred frees need, and name the functions.
+
+    Raises:
+        ConfigError: The pool isolates jobs, and the device cannot scrub.
+    """
     from zico.heap import device  # compiled or loaded by this, so only where it is needed
 
     record = heap.record[0]
@@ -65,3 +72,8 @@ def fill(heap: Heap, timeline: Timeline) -> None:
     record["timeline_address"] = timeline.context_address
     for field in ("mark_address", "await_address", "synchronize_address", "counters_address", "spacing_bytes"):
         record[field] = getattr(timeline, field)
+    if heap.pool.header["isolate"]:
+        if timeline.scrub_address == 0:
+            raise ConfigError("this device cannot scrub memory, which --isolate needs: leave --isolate out")
+        record["scrub_address"] = timeline.scrub_address
+        record["leaving_address"] = heap.zeros(np.dtype("i4"), len(heap.slots)).ctypes.data

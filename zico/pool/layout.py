@@ -18,7 +18,7 @@ import numpy as np
 from zico.trace.layout import CURVE, CURVE_BINS
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 2
+VERSION = 3
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
@@ -73,6 +73,7 @@ HEADER = np.dtype(
         ("broker_pid", "i4"),
         ("places", "i4"),  # job records in use so far; those behind are empty
         ("on_timeline", "i4"),  # 1: a region may be granted before its fence has passed, the new owner's stream waits
+        ("isolate", "i4"),  # 1: jobs unmap what they give back, and scrub what another has used
         ("alone_since_ns", "i8"),  # when alone_job last grew (CLOCK_MONOTONIC)
         ("recoveries", "i8"),  # times the mutex's owner had died
         ("stalls", "i8"),  # times no job could go on and one had to use the next tier
@@ -83,7 +84,7 @@ HEADER = np.dtype(
 REGION = np.dtype(
     [
         ("owner", "i4"),  # job, or NOBODY
-        ("last_owner", "i4"),  # who released it last, or NOBODY
+        ("last_owner", "i4"),  # whose bytes are in it: who released it last or has scrubbed it, or NOBODY
         ("previous", "i4"),  # free list, NOBODY at the ends and when owned
         ("next", "i4"),
         ("fence", "i8"),  # of its last release (zico.pool.fences)

@@ -158,6 +158,21 @@ def _untake(header: Record, regions: Array, wanted: Array, n: int) -> None:
             append(header, regions, r)
 
 
+@inlined
+def has_others_bytes(pool: Record, r: int) -> bool:
+    """Tell whether this job's region may hold what another has left there: whoever is not known to be us."""
+    return regions_of(pool)[r].last_owner != pool.job
+
+
+@inlined
+def note_scrubbed(pool: Record, r: int) -> None:
+    """Note that nothing of another job is left in this job's region; from here on what is there is this job's.
+
+    Only once it is so: who dies before leaves the region to be scrubbed by the next.
+    """
+    regions_of(pool)[r].last_owner = pool.job
+
+
 # -- releases -------------------------------------------------------------------------------------------------------
 
 

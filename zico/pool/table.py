@@ -110,6 +110,7 @@ class PoolTable:
         self_admit: bool,
         driver: Driver | None = None,
         on_timeline: bool | None = None,
+        isolate: bool = False,
     ) -> Self:
         """Make the pool: its memory, its table, its eventfd. All or nothing.
 
@@ -120,6 +121,7 @@ class PoolTable:
             self_admit: Let a job begin an iteration that fits whatever the others do without asking.
             driver: Of the device, ``None`` for the host.
             on_timeline: Whether regions are granted behind fences; ``None``: everywhere but on the host device.
+            isolate: Jobs unmap what they give back, and scrub what they get from each other.
 
         Raises:
             ConfigError: The region size is no power-of-two multiple of the device's granularity, or the budget is
@@ -138,6 +140,7 @@ class PoolTable:
             pool.memory = memory
             asynchronous = driver.name != HostDriver.name if on_timeline is None else on_timeline
             pool.header["on_timeline"] = asynchronous
+            pool.header["isolate"] = isolate
             pool._fill(n_regions, region_bytes, use_claims=use_claims, self_admit=self_admit)
             pool._owned = undo.pop_all()
         return pool
@@ -250,6 +253,12 @@ class PoolTable:
     def mark_leaving(self, job: int) -> None:
         """Grant a job nothing more; it keeps what it holds until ``reap``."""
         waiting.leave(self.member[0], job)
+
+    def free_and_total_bytes(self) -> tuple[int, int]:
+        """Return what nobody holds of the budget now, at least 0, and the budget."""
+        budget = int(self.header["budget_regions"])
+        free = max(0, budget - int(self.header["granted"]))
+        return free * self.region_bytes, budget * self.region_bytes
 
     def reap(self, job: int) -> int:
         """Take back all regions of a job whose process has died; returns how many."""
