@@ -1,8 +1,8 @@
 """PyTorch on a CUDA device: the whole allocator is Zico's, so that every tensor's free is seen with its stream.
 
 ``torch.cuda.memory_allocated`` and its like answer from Zico's counters, since PyTorch's pluggable allocator has none.
-What needs PyTorch's caching allocator itself (checkpoints of its state, snapshots, its history) is refused with a
-sentence. Has not run on a GPU.
+What needs PyTorch's caching allocator itself (checkpoints of its state, snapshots, its history, the memory of CUDA
+graphs) is refused with a sentence. Has not run on a GPU.
 
 Rejected: ``torch.cuda.MemPool`` over an allocator of ours keeps PyTorch's statistics and its out-of-memory error, but
 the caching allocator in front of it gives back segments only when it is emptied, so that nobody else could use what an
@@ -35,6 +35,10 @@ REFUSED = {
     "_cuda_record_memory_history": "the history of PyTorch's allocator: record with zico trace",
     "_cuda_attach_out_of_memory_observer": "observers of PyTorch's allocator",
 }
+GRAPHS = (
+    "CUDA graphs, whose tensors would have to stay where they are between replays: train without torch.cuda.graph and "
+    "make_graphed_callables, and let torch.compile use mode='default' or 'max-autotune-no-cudagraphs'"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +158,20 @@ def enable(joined: Session) -> None:
         message = f"PyTorch {torch.__version__} does not take Zico's allocator: {error}"
         raise HookError(message) from error
     answer(joined, torch)
+    refuse_captures(torch)
+
+
+def refuse_captures(torch: Any) -> None:  # noqa: ANN401 - the module
+    """Refuse CUDA graphs before PyTorch has begun one: its context manager has changed the current stream by then.
+
+    A graph would go on using the addresses that it was captured with when others have their memory.
+    """
+    refuse = _refusing(GRAPHS)
+    torch.cuda.graph.__enter__ = refuse
+    torch.cuda.CUDAGraph.capture_begin = refuse
+    accelerator_graph = getattr(getattr(torch, "accelerator", None), "Graph", None)  # not in every version
+    if accelerator_graph is not None:
+        accelerator_graph.capture_begin = refuse
 
 
 def answer(joined: Session, torch: Any) -> None:  # noqa: ANN401 - the module
@@ -165,20 +183,12 @@ def answer(joined: Session, torch: Any) -> None:  # noqa: ANN401 - the module
     core._cuda_emptyCache = lambda *_pool: None  # noqa: SLF001 - nothing is cached
     for name, what in REFUSED.items():
         setattr(core, name, _refusing(what))
-    torch.cuda.memory.mem_get_info = torch.cuda.mem_get_info = lambda _device=None: _free_and_total(joined)
+    torch.cuda.memory.mem_get_info = torch.cuda.mem_get_info = lambda _device=None: joined.pool.free_and_total_bytes()
 
 
 def _reset_peaks(joined: Session) -> None:
     job = joined.record
     job["peak_live_bytes"] = job["live_bytes"]
-
-
-def _free_and_total(joined: Session) -> tuple[int, int]:
-    """Return what this job could still get if nobody else took anything, and the budget, in bytes."""
-    header = joined.pool.header
-    region_bytes = joined.pool.region_bytes
-    budget = int(header["budget_regions"])
-    return (budget - int(header["granted"])) * region_bytes, budget * region_bytes
 
 
 def _refusing(what: str) -> Callable[..., Any]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from zico.adapters import torch_cuda
 
 from zico.errors import HookError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MIB = 1 << 20
 CORE = ("_cuda_memoryStats", "_cuda_resetPeakMemoryStats", "_cuda_resetAccumulatedMemoryStats", "_cuda_emptyCache")
@@ -26,7 +30,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "peak_held": 5,
         "oom_count": 1,
     }
-    pool = SimpleNamespace(region_bytes=4 * MIB, header={"budget_regions": 100, "granted": 30})
+    pool = SimpleNamespace(region_bytes=4 * MIB, free_and_total_bytes=lambda: (280 * MIB, 400 * MIB))
     made = SimpleNamespace(record=record, pool=pool, heap=SimpleNamespace(record=[{"events": 16}]))
     for name in (*CORE, *torch_cuda.REFUSED):
         monkeypatch.setattr(torch._C, name, None, raising=False)
@@ -69,6 +73,34 @@ def test_what_needs_pytorchs_own_allocator_is_refused_with_a_sentence(session: S
     assert session is not None
     with pytest.raises(RuntimeError, match="not with Zico's allocator: "):
         getattr(torch._C, name)(0)
+
+
+def enter_graph() -> None:
+    """Begin a capture as programs do, without the parts of it that need a device."""
+    object.__new__(torch.cuda.graph).__enter__()
+
+
+def capture_begin() -> None:
+    """Begin a capture by hand."""
+    torch.cuda.CUDAGraph.capture_begin(None, capture_error_mode="relaxed")
+
+
+def capture_begin_on_any_accelerator() -> None:
+    """Begin a capture by the interface that names no vendor."""
+    torch.accelerator.Graph.capture_begin(None)
+
+
+@pytest.mark.parametrize("begin", [enter_graph, capture_begin, capture_begin_on_any_accelerator])
+def test_cuda_graphs_are_refused_before_anything_is_captured(
+    monkeypatch: pytest.MonkeyPatch, begin: Callable[[], None]
+) -> None:
+    """Every way into a capture ends in one sentence that says what to do, and touch neither stream nor device."""
+    monkeypatch.setattr(torch.cuda.graph, "__enter__", torch.cuda.graph.__enter__)
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", torch.cuda.CUDAGraph.capture_begin)
+    monkeypatch.setattr(torch.accelerator.Graph, "capture_begin", torch.accelerator.Graph.capture_begin)
+    torch_cuda.refuse_captures(torch)
+    with pytest.raises(RuntimeError, match=r"not with Zico's allocator: CUDA graphs, .*: train without"):
+        begin()
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuStreamWaitValue64_v2": (_POINTER, _U64, _U64, _U32),
     "cuStreamWriteValue64_v2": (_POINTER, _U64, _U64, _U32),
     "cuStreamSynchronize": (_POINTER,),
+    "cuStreamIsCapturing": (_POINTER, _POINTER),
     "cuLaunchKernel": (_POINTER, *([_U32] * 7), _POINTER, _POINTER, _POINTER),
 }
 
@@ -49,7 +50,11 @@ class Addresses:
         self.by_name = {name: ctypes.cast(one, _POINTER).value or 0 for name, one in self._keep.items()}
 
     def _callback(self, name: str) -> Any:  # noqa: ANN401 - a ctypes function
-        own: dict[str, Callable[..., Any]] = {"cuMemSetAccess": self._set_access, "cuCtxGetCurrent": self._get_current}
+        own: dict[str, Callable[..., Any]] = {
+            "cuMemSetAccess": self._set_access,
+            "cuCtxGetCurrent": self._get_current,
+            "cuStreamIsCapturing": self._is_capturing,
+        }
         do = own.get(name) or getattr(self._twin, name.removesuffix("_v2"))
 
         def call(*args: Any) -> int:  # noqa: ANN401 - integers and addresses
@@ -70,4 +75,10 @@ class Addresses:
         status, *context = self._twin.cuCtxGetCurrent()
         if int(status) == 0:
             _U64.from_address(result).value = int(context[0])
+        return (status,)
+
+    def _is_capturing(self, stream: int, result: int) -> Any:  # noqa: ANN401
+        status, capturing = self._twin.cuStreamIsCapturing(stream)
+        if int(status) == 0:
+            ctypes.c_int.from_address(result).value = int(capturing)
         return (status,)

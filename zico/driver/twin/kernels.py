@@ -7,8 +7,8 @@ import ctypes
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from zico.driver.twin.captures import CaptureFunctions
 from zico.driver.twin.entry import Value, entry, number, real, refuse_unless
-from zico.driver.twin.streams import StreamFunctions
 from zico.driver.twin.timeline import Operation
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Kernel:
     run: Callable[..., None]
 
 
-class KernelFunctions(StreamFunctions):
+class KernelFunctions(CaptureFunctions):
     """The functions named ``cuModule*``, and ``cuLaunchKernel``."""
 
     def __init__(

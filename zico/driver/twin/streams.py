@@ -70,12 +70,11 @@ class StreamFunctions(MemoryFunctions):
 
     @entry(context=True)
     def cuCtxSynchronize(self) -> None:
-        """Wait for all streams of the context."""
+        """Wait for all streams of the context; none of them may be capturing."""
         with self.lock:
-            every = [*self._streams.values(), *self._default.values()]
-        for stream in every:
-            if stream.context == self.current_context():
-                stream.synchronize()
+            every = [one for one in self._all_streams() if one.context == self.current_context()]
+        for stream in sorted(every, key=lambda one: not one.is_capturing()):
+            stream.synchronize()
 
     @entry(context=True)
     def cuStreamQuery(self, stream: Value) -> None:

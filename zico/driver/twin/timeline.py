@@ -49,6 +49,8 @@ class Stream:
         self._deadline_s = deadline_s
         self._on_fault = on_fault
         self._queue: collections.deque[Operation] = collections.deque()
+        self._recording: list[Operation] | None = None
+        self._is_broken = False  # the recording was
         self._allowed: int | None = None
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -58,13 +60,17 @@ class Stream:
     # -- from the driver's functions --------------------------------------------------------------------------------
 
     def put(self, operation: Operation) -> None:
-        """Append an operation.
+        """Append an operation; on a stream that captures it is recorded and not run.
 
         Raises:
-            Refused: The stream is lost.
+            Refused: The stream is lost, or its capture is.
         """
         with self._changed:
             self._refuse_if_lost()
+            if self._recording is not None:
+                refuse_unless(not self._is_broken, "STREAM_CAPTURE_INVALIDATED")
+                self._recording.append(operation)
+                return
             self._queue.append(operation)
             self._changed.notify_all()
 
@@ -72,20 +78,54 @@ class Stream:
         """Tell whether everything put so far is done."""
         with self._changed:
             self._refuse_if_lost()
+            self._break_capture()
             return not self._queue
 
     def synchronize(self) -> None:
         """Wait until everything put so far is done.
 
         Raises:
-            Refused: The stream is lost, or was now, since the deadline passed.
+            Refused: The stream is lost, or was now, since the deadline passed; or it captures, and no longer can.
         """
         with self._changed:
+            self._break_capture()
             goal = self.done + len(self._queue)
         if not self._await(lambda: self.done >= goal or bool(self.error)):
             self._lose("LAUNCH_TIMEOUT")
         with self._changed:
             self._refuse_if_lost()
+
+    def capture(self) -> None:
+        """Record operations from now on."""
+        with self._changed:
+            refuse_unless(self._recording is None, "ILLEGAL_STATE")
+            self._recording, self._is_broken = [], False
+
+    def end_capture(self) -> list[Operation]:
+        """Return what was recorded, and run operations again.
+
+        Raises:
+            Refused: Nothing was being recorded, or something broke it.
+        """
+        with self._changed:
+            recorded, self._recording = self._recording, None
+            refuse_unless(recorded is not None, "ILLEGAL_STATE")
+            refuse_unless(not self._is_broken, "STREAM_CAPTURE_INVALIDATED")
+            return recorded or []
+
+    def is_capturing(self) -> bool:
+        """Tell whether operations are recorded."""
+        return self._recording is not None
+
+    def is_broken(self) -> bool:
+        """Tell whether the recording cannot be used any more."""
+        return self._recording is not None and self._is_broken
+
+    def _break_capture(self) -> None:
+        """Refuse a question that a stream cannot answer while it captures; asking loses the recording."""
+        if self._recording is not None:
+            self._is_broken = True
+            raise Refused("STREAM_CAPTURE_UNSUPPORTED")
 
     def close(self) -> None:
         """End the thread; what was not run never is."""

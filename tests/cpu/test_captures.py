@@ -1,0 +1,145 @@
+"""Streams that capture: the twin records as the driver does, and nothing of Zico's ever gets into a graph."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from test_device_timeline import Way, pool_on
+from test_isolate_twin import REGION_BYTES, jobs
+from test_twin_memory import status
+from test_twin_timeline import Timeline
+from twin_device import MIB, TwinDevice
+from twin_kernels import register
+
+from zico.heap import on_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+UNSUPPORTED = 900
+"""CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED."""
+RELAXED = 2
+I64 = ctypes.c_int64
+
+
+@pytest.fixture
+def timeline() -> Iterator[Timeline]:
+    """Return a twin with counters; its threads end with the test."""
+    made = Timeline()
+    yield made
+    made.twin.close()
+
+
+@pytest.fixture
+def way() -> Iterator[Way]:
+    """Return a job's way onto the twin's timeline, by kernels; in the end the device must have everything back."""
+    with TwinDevice() as device:
+        register(device.twin)
+        with pool_on(device) as member:
+            made = Way(device, member)
+            yield made
+            made.timeline.close()
+
+
+def put(way: Way, kind: str, stream: int) -> int:
+    """Put a mark, a wait or the zeroing of nothing that is mapped on a stream; returns the status."""
+    if kind == "zero":
+        functions = way.timeline.functions
+        zero = ctypes.CFUNCTYPE(I64, I64, I64, I64, I64)(functions.scrub_address)
+        return int(zero(functions.context_address, stream, 0, MIB)) & 0xFFFFFFFF
+    return way.mark(stream, 0, 7) if kind == "mark" else way.wait(stream, 0, 7)
+
+
+def capture_state(timeline: Timeline, stream: Any) -> str:  # noqa: ANN401 - a CUstream
+    """Return what the twin says of a stream's capture, in the driver's words."""
+    name: str = timeline.twin.cuStreamIsCapturing(stream)[1].name
+    return name.removeprefix("CU_STREAM_CAPTURE_STATUS_")
+
+
+def test_what_is_captured_happens_at_each_launch_and_not_before(timeline: Timeline) -> None:
+    """A write that is recorded leaves its word alone until the graph is launched, and happens again at the next."""
+    stream = timeline.stream()
+    assert capture_state(timeline, stream) == "NONE"
+    assert status(timeline.twin.cuStreamBeginCapture(stream, RELAXED)) == "SUCCESS"
+    assert capture_state(timeline, stream) == "ACTIVE"
+    assert timeline.write(stream, 0, 5) == "SUCCESS"
+    graph = timeline.twin.cuStreamEndCapture(stream)[1]
+    assert capture_state(timeline, stream) == "NONE"
+    assert timeline.twin.recorded(graph) == ["write value"]
+    assert timeline.synchronize(stream) == "SUCCESS"
+    assert timeline.words[0] == 0
+    for _ in range(2):
+        timeline.words[0] = 0
+        assert status(timeline.twin.cuGraphLaunch(graph, stream)) == "SUCCESS"
+        assert timeline.synchronize(stream) == "SUCCESS"
+        assert timeline.words[0] == 5
+
+
+@pytest.mark.parametrize("ask", ["cuStreamSynchronize", "cuStreamQuery", "cuCtxSynchronize"])
+def test_waiting_for_a_stream_that_captures_loses_the_capture(timeline: Timeline, ask: str) -> None:
+    """The question is refused, so is what comes after it and the end of the capture; then the stream works again."""
+    stream = timeline.stream()
+    timeline.twin.cuStreamBeginCapture(stream, RELAXED)
+    assert timeline.write(stream, 0, 5) == "SUCCESS"
+    question = getattr(timeline.twin, ask)
+    assert status(question() if ask == "cuCtxSynchronize" else question(stream)) == "STREAM_CAPTURE_UNSUPPORTED"
+    assert capture_state(timeline, stream) == "INVALIDATED"
+    assert timeline.write(stream, 0, 6) == "STREAM_CAPTURE_INVALIDATED"
+    assert status(timeline.twin.cuStreamEndCapture(stream)) == "STREAM_CAPTURE_INVALIDATED"
+    assert timeline.write(stream, 0, 7) == "SUCCESS"
+    assert timeline.synchronize(stream) == "SUCCESS"
+    assert timeline.words[0] == 7
+
+
+def test_captures_begin_and_end_once(timeline: Timeline) -> None:
+    """A second beginning, an end without a beginning, and a capture of the default stream are refused."""
+    stream, begin = timeline.stream(), timeline.twin.cuStreamBeginCapture
+    assert status(timeline.twin.cuStreamEndCapture(stream)) == "ILLEGAL_STATE"
+    assert status(begin(0, RELAXED)) == "STREAM_CAPTURE_UNSUPPORTED"
+    assert status(begin(stream, RELAXED)) == "SUCCESS"
+    assert status(begin(stream, RELAXED)) == "ILLEGAL_STATE"
+
+
+@pytest.mark.parametrize("kind", ["mark", "wait", "zero"])
+def test_nothing_of_zicos_gets_into_a_graph(way: Way, kind: str) -> None:
+    """What would go onto a stream that captures is refused and counted; the graph stays empty, and is not spoiled."""
+    twin = way.device.twin
+    with way.device.driver.create_stream() as stream, way.device.driver.context.current():
+        twin.cuStreamBeginCapture(stream.handle, RELAXED)
+        assert put(way, kind, stream.handle) == UNSUPPORTED
+        ended, graph = twin.cuStreamEndCapture(stream.handle)
+        assert (int(ended), twin.recorded(graph)) == (0, [])
+        assert way.timeline.kept_out == 1
+        assert way.synchronize() == 0
+        assert way.counter(0) == 0
+
+
+def test_other_streams_go_on_beside_a_capture(way: Way) -> None:
+    """Only the stream that captures is left alone; when it has ended, its marks are put again."""
+    twin = way.device.twin
+    with way.device.driver.create_stream() as one, way.device.driver.create_stream() as other:
+        with way.device.driver.context.current():
+            twin.cuStreamBeginCapture(one.handle, RELAXED)
+            assert way.mark(one.handle, 0, 1) == UNSUPPORTED
+            assert way.mark(other.handle, 1, 1) == 0
+            twin.cuStreamEndCapture(one.handle)
+        assert way.mark(one.handle, 0, 1) == 0
+        assert way.synchronize() == 0
+        assert (way.counter(0), way.counter(1)) == (1, 1)
+        assert way.timeline.kept_out == 1
+
+
+def test_what_is_freed_during_a_capture_is_handed_on_after_it() -> None:
+    """Invariant 2: a free on a stream that captures records nothing and loses nothing: after the mark others get it."""
+    with TwinDevice() as device:
+        register(device.twin)
+        with jobs(device, isolate=False) as (one, other):
+            address = one.take()
+            device.twin.cuStreamBeginCapture(one.stream, RELAXED)
+            one.free(address)
+            assert on_stream.allocate_on(other.heap, REGION_BYTES, other.stream) < 0, "there is no mark to wait for"
+            assert device.twin.recorded(device.twin.cuStreamEndCapture(one.stream)[1]) == []
+            on_stream.settle(one.heap)
+            other.take()
