@@ -86,7 +86,7 @@ def uses_at(heap: Record, number: int, offset: int) -> Any:  # noqa: ANN401 - an
 
 @compiled
 def take(heap: Record, slot: int, size_class: int) -> int:
-    """Return the offset of a free cell, or ``NOTHING`` if a chunk is needed first (``adopt``)."""
+    """Return the offset of a free cell, or ``NOTHING`` if a chunk is needed first (``claim``)."""
     stream = stream_at(heap, slot)
     number = stream.chunks[size_class]
     if number == NOBODY:
@@ -106,21 +106,30 @@ def take(heap: Record, slot: int, size_class: int) -> int:
 
 
 @compiled
-def has_room(heap: Record) -> bool:
-    """Tell whether one more chunk can be had."""
-    return heap.idle_chunk != NOBODY or heap.n_chunks < MAX_CHUNKS
-
-
-@compiled
-def adopt(heap: Record, offset: int, slot: int, size_class: int) -> None:
-    """Cut the block of a chunk's size that begins at an offset into cells."""
+def claim(heap: Record) -> int:
+    """Take a chunk record for ``adopt``, or ``disclaim``; returns its number, ``NOBODY`` if there is none left."""
     keep_out_of_line()
     number = heap.idle_chunk
     if number != NOBODY:
         heap.idle_chunk = _chunk(heap, number).next
-    else:
+    elif heap.n_chunks < MAX_CHUNKS:
         number = heap.n_chunks
         heap.n_chunks += 1
+    return number
+
+
+@compiled
+def disclaim(heap: Record, number: int) -> None:
+    """Give a chunk record back."""
+    keep_out_of_line()
+    _chunk(heap, number).next = heap.idle_chunk
+    heap.idle_chunk = number
+
+
+@compiled
+def adopt(heap: Record, number: int, offset: int, slot: int, size_class: int) -> None:
+    """Cut the block of a chunk's size that begins at an offset into cells."""
+    keep_out_of_line()
     chunk = _chunk(heap, number)
     chunk.offset = offset
     chunk.size_class = size_class
@@ -154,8 +163,7 @@ def give(heap: Record, number: int, offset: int) -> None:
     if chunk.n_live == 0:
         _unlink(heap, stream, number)
         _note_chunk(heap, chunk.offset, 0)
-        chunk.next = heap.idle_chunk
-        heap.idle_chunk = number
+        disclaim(heap, number)
         blocks.give(heap, chunk.offset)
 
 

@@ -59,34 +59,41 @@ def _serve_block(heap: Record, me: Record, slot: int, size_bytes: int) -> int:
 @compiled
 def _serve_cell(heap: Record, me: Record, slot: int, size_bytes: int) -> int:
     """Find room for a small tensor on a stream; returns as ``serve``."""
-    tick(heap, me)
-    me.requested_bytes += size_bytes
     size_class = cells.class_of(size_bytes)
     offset = cells.take(heap, slot, size_class)
+    number = cells.claim(heap) if offset == cells.NOTHING else NOBODY
+    if offset == cells.NOTHING and number == NOBODY:
+        return _serve_block(heap, me, slot, size_bytes)
+    tick(heap, me)
+    me.requested_bytes += size_bytes
     if offset == cells.NOTHING:
-        if not cells.has_room(heap):
-            return _serve_block(heap, me, slot, size_bytes)
-        offset = _place_chunk(heap, me, slot)
-        if offset < 0:
-            return offset
-        cells.adopt(heap, offset, slot, size_class)
-        offset = cells.take(heap, slot, size_class)
-    count(heap, me, offset, size_bytes, cells.bytes_of(size_class))
+        offset = _cut(heap, me, number, slot, size_class)
+    if offset >= 0:
+        count(heap, me, offset, size_bytes, cells.bytes_of(size_class))
     return offset
 
 
 @compiled
-def _place_chunk(heap: Record, me: Record, slot: int) -> int:
-    """Find room for a chunk."""
+def _cut(heap: Record, me: Record, number: int, slot: int, size_class: int) -> int:
+    """Find room for a chunk and take its first cell, or one that is freed meanwhile; returns as ``serve``."""
     keep_out_of_line()
     arena = EXTRA if slot == MAIN else SPILL + slot
-    offset = placing.place(heap, arena, following.NO_PLACE, CHUNK_BYTES, CHUNK_BYTES)
-    if offset in (MUST_WAIT, NEVER_FITS):
-        _, offset = waits.for_place(heap, me, arena, following.NO_PLACE, CHUNK_BYTES, CHUNK_BYTES)
-    if offset >= 0:
-        blocks.enter(heap, offset, CHUNK_BYTES, me.iteration, NOBODY, NOBODY)
-        block_at(heap, offset).number = NO_TENSOR
-    return offset
+    chunk = placing.place(heap, arena, following.NO_PLACE, CHUNK_BYTES, CHUNK_BYTES)
+    if chunk in (MUST_WAIT, NEVER_FITS):
+        tensors.hand_over(heap)  # a cell behind other streams' work is better than one that this thread waits for
+        offset = cells.take(heap, slot, size_class)
+        if offset != cells.NOTHING:
+            cells.disclaim(heap, number)
+            return offset
+        _, chunk = waits.for_place(heap, me, arena, following.NO_PLACE, CHUNK_BYTES, CHUNK_BYTES)
+    if chunk < 0:
+        cells.disclaim(heap, number)
+        offset = cells.take(heap, slot, size_class)
+        return offset if offset != cells.NOTHING else chunk
+    blocks.enter(heap, chunk, CHUNK_BYTES, me.iteration, NOBODY, NOBODY)
+    block_at(heap, chunk).number = NO_TENSOR
+    cells.adopt(heap, number, chunk, slot, size_class)
+    return cells.take(heap, slot, size_class)
 
 
 @compiled

@@ -62,19 +62,20 @@ def owner_at(heap: Record, offset: int) -> int:
 
 @compiled
 def bury(heap: Record, me: Record, offset: int, slot: int) -> None:
-    """End the life of a tensor that there is, freed on the stream in a slot (or ``streams.NO_SLOT``)."""
+    """End the life of a tensor that there is, freed on the stream in a slot (or ``streams.NO_SLOT``).
+
+    Where the device must be waited for and refuses, what the tensor lay in stays this job's and is not used again.
+    """
     uses = uses_at(heap, offset)
     if cells.chunk_at(heap, offset) == NOBODY:
         blocks.end(heap, me, offset)
     me.live_bytes -= bytes_at(heap, offset)
     elsewhere = (uses[0] | 1 << slot) & (2 * OTHER_STREAM - 1) & ~(1 << owner_at(heap, offset))
-    if elsewhere & OTHER_STREAM:
-        streams.synchronize(heap)
-        elsewhere = 0
-    if elsewhere == 0:
+    if elsewhere == 0 or (elsewhere & OTHER_STREAM and streams.synchronize(heap)):
         _give(heap, offset)
-    else:
-        uses[0] |= FREED
+        return
+    uses[0] |= FREED
+    if elsewhere & OTHER_STREAM == 0:
         _defer(heap, offset, elsewhere)
 
 
@@ -102,8 +103,8 @@ def _defer(heap: Record, offset: int, elsewhere: int) -> None:
     if heap.n_deferred == MAX_DEFERRED:
         hand_over(heap)
     if heap.n_deferred == MAX_DEFERRED:
-        streams.synchronize(heap)
-        _give(heap, offset)
+        if streams.synchronize(heap):
+            _give(heap, offset)
         return
     entry = _deferred(heap, heap.n_deferred)
     heap.n_deferred += 1

@@ -1,0 +1,259 @@
+"""Cells against a model: who lives where, one size and one stream to a chunk, and no chunk kept that is empty."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from device_tenant import DeviceTenant
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from software_device import SoftwareDevice
+
+from zico.heap import on_stream
+from zico.heap.layout import CELL_SIZES, CHUNK, CHUNK_BYTES, GRANULE_BYTES, MAX_CHUNKS
+from zico.pool.layout import NOBODY
+from zico.pool.table import PoolTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REGION_BYTES = 4 * CHUNK_BYTES
+STREAMS = 2
+# The largest cells fill a chunk at once, so that chunks come and go; the smallest share one for long.
+SIZES = st.sampled_from([*CELL_SIZES[-2:] * 3, *CELL_SIZES])
+WHICH = st.integers(0, 1 << 20)
+COUNTS = st.sampled_from([1, 2, 5, 40, 70])
+
+
+@contextlib.contextmanager
+def job_on(device: SoftwareDevice, n_regions: int) -> Iterator[DeviceTenant]:
+    """Make a job that can have so many regions: a neighbour holds as many and one more, and keeps them.
+
+    A request that is above what is left is one to wait for, then, and not one to refuse after a fifth of a second.
+    """
+    sizes = {"budget_bytes": (2 * n_regions + 1) * REGION_BYTES, "region_bytes": REGION_BYTES}
+    with (
+        PoolTable.create(**sizes, use_claims=False, self_admit=True, on_timeline=True) as pool,
+        DeviceTenant(pool, device, streams=1, wait_limit_s=0.002) as neighbour,
+        DeviceTenant(pool, device, streams=STREAMS, wait_limit_s=0.002) as job,
+    ):
+        assert neighbour.allocate((n_regions + 1) * REGION_BYTES) is not None
+        yield job
+
+
+@dataclasses.dataclass
+class Cell:
+    """A tensor in a cell."""
+
+    address: int
+    cell_bytes: int
+    stream: int
+    users: int = 0
+    """Other streams, a bit each."""
+
+    @property
+    def chunk(self) -> int:
+        """Return where its chunk begins."""
+        return self.address // CHUNK_BYTES * CHUNK_BYTES
+
+
+class CellsMachine(RuleBasedStateMachine):
+    """One job allocates and frees small tensors on two streams; the model knows what lives and what waits."""
+
+    @initialize(n_regions=st.sampled_from([1, 2, 6]), sizes=st.tuples(SIZES, SIZES))
+    def begin(self, n_regions: int, sizes: tuple[int, int]) -> None:
+        """Make the job; it has tensors of two sizes, so that there are many of one."""
+        self.sizes = sizes
+        self.stack = contextlib.ExitStack()
+        self.device = SoftwareDevice()
+        self.job = self.stack.enter_context(job_on(self.device, n_regions))
+        record = self.job.record[0]
+        kind = ctypes.c_int32 * (int(record["window_bytes"]) // CHUNK_BYTES)
+        entries = kind.from_address(int(record["chunk_of_address"]))
+        self.chunk_of = np.frombuffer(entries, np.int32)
+        self.freed = 0
+        """The last tensor that was freed."""
+        self.live: list[Cell] = []
+        self.waiting: list[Cell] = []
+        """Freed, but another stream has not come by."""
+
+    def teardown(self) -> None:
+        """When all is freed and the device has caught up, nothing is held."""
+        if not hasattr(self, "stack"):
+            return
+        with self.stack:
+            self.free(0, len(self.live), 0)
+            self.job.settle()
+            self.job.check_empty()
+            assert not any(self.job.record[0][field] for field in ("n_deferred", "bad_frees"))
+
+    def _full(self) -> set[int]:
+        """Return the chunks in which there is no free cell, waiting ones being none."""
+        taken = Counter((cell.chunk, cell.cell_bytes) for cell in self.live + self.waiting)
+        return {chunk for (chunk, cell_bytes), n in taken.items() if n == CHUNK_BYTES // cell_bytes}
+
+    @rule(size=st.integers(0, 1), less=st.integers(0, 511), count=COUNTS, stream=st.integers(0, 1))
+    def allocate(self, size: int, less: int, count: int, stream: int) -> None:
+        """A tensor gets a cell of the least size that holds it: a free one of its chunks if there is any."""
+        size_bytes = self.sizes[size] - less
+        cell_bytes = min(size for size in CELL_SIZES if size >= size_bytes)
+        for _ in range(count):
+            chunks = {cell.chunk for cell in self.live if (cell.cell_bytes, cell.stream) == (cell_bytes, stream)}
+            address = int(on_stream.allocate_on(self.job.record[0], size_bytes, self.job.streams[stream]))
+            self._notice_the_device()
+            if address <= 0:
+                assert chunks <= self._full(), "refused although there is a free cell"
+                return
+            cell = Cell(address, cell_bytes, stream)
+            assert address not in {cell.address for cell in self.live + self.waiting}
+            assert (address - cell.chunk) % cell_bytes == 0
+            assert address + cell_bytes <= cell.chunk + CHUNK_BYTES
+            assert cell.chunk in chunks or chunks <= self._full(), "a new chunk although there is a free cell"
+            self.live.append(cell)
+
+    @rule(which=WHICH, count=COUNTS, stream=st.integers(0, 1), apart=st.sampled_from([0, 31]))
+    def free(self, which: int, count: int, stream: int, apart: int = 0) -> None:
+        """Tensors are freed, neighbours or in several chunks; those that another stream uses wait for it."""
+        for n in range(min(count, len(self.live))):
+            cell = self.live.pop((which + n * apart) % len(self.live))
+            self.freed = cell.address
+            cell.users |= 1 << stream
+            on_stream.free_on(self.job.record[0], cell.address, self.job.streams[stream])
+            if cell.users & ~(1 << cell.stream):
+                self.waiting.append(cell)
+
+    @rule(which=WHICH)
+    def use_elsewhere(self, which: int) -> None:
+        """The other stream uses a tensor, too."""
+        if self.live:
+            cell = self.live[which % len(self.live)]
+            cell.users |= 1 << (1 - cell.stream)
+            on_stream.record_stream(self.job.record[0], cell.address, self.job.streams[1 - cell.stream])
+
+    @rule()
+    def device_catches_up(self) -> None:
+        """The device does everything, and the heap looks at all that waited for it."""
+        self.device.drain()
+        on_stream.settle(self.job.record[0])
+        self.waiting.clear()
+
+    def _notice_the_device(self) -> None:
+        """Forget what waits no more: all that did, when its streams had come by or were made to wait for it."""
+        if self.job.record[0]["n_deferred"] == 0:
+            self.waiting.clear()
+
+    @rule(which=WHICH, away=st.sampled_from([-1, 1, 8, 256, CHUNK_BYTES]))
+    def free_what_is_none(self, which: int, away: int) -> None:
+        """An address beside a tensor's is no tensor: it is counted, and nothing changes."""
+        if self.live:
+            address = self.live[which % len(self.live)].address + away
+            if address not in {cell.address for cell in self.live}:
+                on_stream.free_on(self.job.record[0], address, self.job.streams[0])
+                assert self.job.record[0]["bad_frees"] == 1
+                self.job.record[0]["bad_frees"] = 0
+
+    @rule()
+    def free_again(self) -> None:
+        """A tensor that was freed is none: freeing it again is counted, and nothing changes."""
+        if self.freed and self.freed not in {cell.address for cell in self.live}:
+            on_stream.free_on(self.job.record[0], self.freed, self.job.streams[0])
+            assert self.job.record[0]["bad_frees"] == 1
+            self.job.record[0]["bad_frees"] = 0
+
+    @invariant()
+    def agrees(self) -> None:
+        """A chunk's cells are of one size and stream, and chunks are where tensors live or wait, and nowhere else."""
+        if not hasattr(self, "stack"):
+            return
+        self._notice_the_device()
+        kinds = {(cell.chunk, cell.cell_bytes, cell.stream) for cell in self.live + self.waiting}
+        chunks = {kind[0] for kind in kinds}
+        assert len(chunks) == len(kinds)
+        record = self.job.record[0]
+        there = {self.job.heap.base + int(n) * CHUNK_BYTES for n in np.flatnonzero(self.chunk_of)}
+        assert {cell.chunk for cell in self.live} <= there <= chunks
+        assert self.job.job["live_bytes"] == sum(cell.cell_bytes for cell in self.live)
+        assert record["n_deferred"] <= len(self.waiting)
+        assert record["n_chunks"] - self._idle_records() == len(there), "a chunk's record is lost, or used twice"
+
+    def _idle_records(self) -> int:
+        """Count the records of chunks that were used before and are free."""
+        record = self.job.record[0]
+        kind = ctypes.c_char * (CHUNK.itemsize * int(record["n_chunks"]))
+        chunks = np.frombuffer(kind.from_address(int(record["chunks_address"])), CHUNK)
+        count, number = 0, int(record["idle_chunk"])
+        while number != NOBODY:
+            count, number = count + 1, int(chunks[number]["next"])
+            assert count <= len(chunks), "a record is in the list twice"
+        return count
+
+
+CellsMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestCells = CellsMachine.TestCase
+
+
+@pytest.fixture
+def device() -> SoftwareDevice:
+    """Make a device."""
+    return SoftwareDevice()
+
+
+@pytest.mark.parametrize("uses", [False, True])
+def test_a_cell_that_another_stream_uses_serves_where_no_chunk_can_be_had(
+    device: SoftwareDevice, *, uses: bool
+) -> None:
+    """With the pool full a small tensor gets a cell that was freed, its stream behind the one that used it, if any."""
+    with job_on(device, 1) as job:
+        cells = [job.allocate(CELL_SIZES[-1]) for _ in range(REGION_BYTES // CELL_SIZES[-1])]
+        freed = cells[40]
+        assert None not in cells
+        assert freed is not None
+        if uses:
+            job.use_on(freed, 1)
+        job.free(freed)
+        again = job.allocate(CELL_SIZES[-1])
+        assert again is not None
+        assert again.address == freed.address
+        assert device.waits == int(uses)
+        job.free_all()
+        job.settle()
+        job.check_empty()
+        assert not job.faults
+
+
+def test_a_chunk_that_goes_leaves_the_others_in_the_list(device: SoftwareDevice) -> None:
+    """Of two chunks with free cells the one goes that is not looked at first; the other's cell is still found."""
+    with job_on(device, 1) as job:
+        count = CHUNK_BYTES // CELL_SIZES[-1]
+        made = [tensor for _ in range(2 * count) if (tensor := job.allocate(CELL_SIZES[-1]))]
+        assert len(made) == 2 * count
+        job.free(made[0])
+        job.free(made[count])
+        for tensor in made[1:count]:
+            job.free(tensor)
+        again = job.allocate(CELL_SIZES[-1])
+        assert again is not None
+        assert again.address == made[count].address
+        job.free_all()
+        job.settle()
+        job.check_empty()
+
+
+def test_without_chunk_records_a_small_tensor_is_a_block_and_counted_once(device: SoftwareDevice) -> None:
+    """Invariant 9: it takes a granule; it was requested once, and is one event of the iteration."""
+    with job_on(device, 1) as job:
+        job.record[0]["n_chunks"] = MAX_CHUNKS
+        assert job.allocate(100) is not None
+        figures = ("requested_bytes", "pooled_bytes", "live_bytes", "allocations", "progress")
+        assert [int(job.job[name]) for name in figures] == [100, 100, GRANULE_BYTES, 1, 1]
+        job.record[0]["n_chunks"] = 0
+        job.free_all()
+        job.settle()
+        job.check_empty()
