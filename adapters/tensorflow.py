@@ -1,7 +1,8 @@
-"""TensorFlow and Keras on the host device: tensors in the pool, a Keras train step ends an iteration.
+"""TensorFlow and Keras: tensors live in the pool, a Keras train step ends an iteration.
 
-Two libraries allocate: ``libtensorflow_framework.so.2`` and ``libtensorflow_cc.so.2`` (most large tensors). A loop
-that is not Keras' marks its iterations by ``zico.step()`` or ``with zico.iteration()``.
+On the host two libraries allocate: ``libtensorflow_framework.so.2`` and ``libtensorflow_cc.so.2`` (most large tensors).
+On a CUDA device the first of them calls the driver, by what it looks up (``zico.adapters.xla``). A loop that is not
+Keras' marks its iterations by ``zico.step()`` or ``with zico.iteration()``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from zico import session
+from zico.errors import HookError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,32 +30,60 @@ LIBRARIES = {
     "libtensorflow_cc.so": ("posix_memalign", "aligned_alloc", "free"),
 }
 
+CUDA_LIBRARY = "libtensorflow_framework.so"
+CUDA_SETTINGS = {"TF_GPU_ALLOCATOR": ("cuda_malloc_async",)}
+"""What TensorFlow reads when it first uses a GPU."""
+
 
 def enable() -> Session | None:
     """Share this process's TensorFlow memory; returns the session, ``None`` without a broker to join.
 
     Raises:
-        HookError: This build of TensorFlow cannot be redirected; it works as without Zico.
+        HookError: This build of TensorFlow cannot be redirected, or a setting clashes; it works as without Zico, only
+            that the iterations of a process that has joined are still admitted one by one.
         ZicoError: The broker or the device refuses.
     """
-    joined = session.attach("tensorflow")
+    kind = _kind_of_pool()
+    joined = session.attach("tensorflow", kind=kind)
     if joined is None:
         return None
-    os.environ.setdefault(SYSTEM_ALLOCATOR, "1")
-    for library, names in LIBRARIES.items():
-        joined.redirect(library, names)
+    if kind == "host":
+        os.environ.setdefault(SYSTEM_ALLOCATOR, "1")
+        for library, names in LIBRARIES.items():
+            joined.redirect(library, names)
+    else:
+        _enable_cuda(joined)
     return joined
+
+
+def _enable_cuda(joined: Session) -> None:
+    import tensorflow as tf
+    from zico.adapters import xla
+
+    if not tf.test.is_built_with_cuda():
+        message = (
+            f"this build of TensorFlow ({tf.__version__}) knows no GPU: pip install tensorflow[and-cuda], or "
+            "share the host's memory (--device host)"
+        )
+        raise HookError(message)
+    xla.enable(joined, os.environ, CUDA_SETTINGS)
+    xla.redirect(CUDA_LIBRARY)
 
 
 def enable_keras() -> Session | None:
     """Mark an iteration at each train step of every Keras model, whatever its backend."""
-    joined = session.attach("keras")
+    joined = session.attach("keras", kind=_kind_of_pool())
     if joined is None:
         return None
     import keras
 
     keras.Model.make_train_function = _marking(keras.Model.make_train_function, joined)
     return joined
+
+
+def _kind_of_pool() -> str:
+    device = session.pool_device()
+    return "host" if device is None else device.partition(":")[0]
 
 
 def _marking(make: Callable[..., Any], joined: Session) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """Enable an adapter as soon as the framework it is for has been imported.
 
 Theory of operation
-    ``install`` puts a finder first on ``sys.meta_path``. For the few top-level modules in ``WATCHED`` it asks
+    ``install`` puts a finder first on ``sys.meta_path``. For the few modules in ``WATCHED`` it asks
     the other finders for the module's spec and replaces the spec's loader by one that first puts the real
     loader back, then lets it run the module's code, then imports the adapter and calls its function. All
     that happens under the import system's lock for that module, so no other thread sees the framework before
@@ -32,11 +32,14 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# Top-level module -> "adapter module:function without arguments", as entry points are written.
+# Module -> "adapter module:function without arguments", as entry points are written.
 WATCHED: Mapping[str, str] = {
     "torch": "zico.adapters.torch:enable",
     "tensorflow": "zico.adapters.tensorflow:enable",
     "keras": "zico.adapters.tensorflow:enable_keras",
+    "jax": "zico.adapters.jax:enable",
+    "cupy": "zico.adapters.cupy:enable_on_gpu",
+    "numba.cuda": "zico.adapters.numba:enable_on_gpu",
 }
 
 

@@ -5,10 +5,13 @@ their import table is the one place to stand in (``zico.elf``). A function that 
 
 Known limitation: ``RTLD_NEXT`` asks for the library after the caller's own, and the caller would be ours; it is refused
 by the C library, as from any code that no library holds. Neither of the two uses it.
+
+A library may look functions up while it is unloaded, when the interpreter is gone: what answers it is never freed.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any
 
 import llvmlite.binding
@@ -25,8 +28,11 @@ if TYPE_CHECKING:
 MOST = 16
 NAME_BYTES = 64
 
-ENTRY = np.dtype([("name", "u1", (NAME_BYTES,)), ("replacement", "i8"), ("original", "i8")], align=True)
-"""A name, zero-terminated; what is answered; what the C library answered last, 0 before anybody asked."""
+ENTRY = np.dtype(
+    [("name", "u1", (NAME_BYTES,)), ("replacement", "i8"), ("original", "i8"), ("keep_address", "i8")], align=True
+)
+"""A name, zero-terminated; what is answered; what the C library answered last, 0 before anybody asked; where else that
+is written, 0 for nowhere."""
 TABLE = np.dtype([("dlsym", "i8"), ("n", "i8"), ("entries", ENTRY, (MOST,))], align=True)
 
 SYMBOL = "zico_lookup_table"
@@ -35,6 +41,7 @@ _TABLE[0]["dlsym"] = libc_address("dlsym")
 llvmlite.binding.add_symbol(SYMBOL, _TABLE.ctypes.data)  # before what refers to it is compiled
 _table_address = symbol_address(SYMBOL)
 _BYTE = np.dtype("u1")
+_I64 = np.dtype("i8")
 
 
 @callback(types.int64(types.int64, types.int64))
@@ -52,11 +59,15 @@ def dlsym(handle: int, name_address: int) -> int:
             k += 1
         if name[k] == 0 and entry.name[k] == 0:
             entry.original = found
+            if entry.keep_address != 0:
+                array_at(entry.keep_address, 1, _I64)[0] = found
             return int(entry.replacement)
     return found
 
 
-def substitute(library_prefix: str, replacements: Mapping[str, int]) -> None:
+def substitute(
+    library_prefix: str, replacements: Mapping[str, int], originals: Mapping[str, int] | None = None
+) -> None:
     """Let a loaded library find our functions by these names; other names, and other libraries, see no change.
 
     Several libraries share one table: a name means the same function in all of them.
@@ -64,11 +75,14 @@ def substitute(library_prefix: str, replacements: Mapping[str, int]) -> None:
     Args:
         library_prefix: How the library's file name begins.
         replacements: Name to address; the functions must live as long as the process.
+        originals: Name to where the replacement looks for the function that it replaces: 8 bytes, filled in before the
+            replacement can be called.
 
     Raises:
         HookError: The library is not loaded or imports no ``dlsym``, or there are too many names or too long ones;
             nothing has been changed.
     """
+    keep(_TABLE, dlsym)
     table = _TABLE[0]
     before = int(table["n"])
     known = {bytes(entry["name"]).rstrip(b"\0").decode(): entry for entry in table["entries"][:before]}
@@ -81,12 +95,19 @@ def substitute(library_prefix: str, replacements: Mapping[str, int]) -> None:
         entry["name"][: len(name.encode())] = np.frombuffer(name.encode(), np.uint8)
         entry["replacement"] = replacements[name]
         entry["original"] = 0
+        entry["keep_address"] = (originals or {}).get(name, 0)
         table["n"] += 1  # last: compiled code looks at so many
     try:
         elf.replace_imports(library, {"dlsym": int(dlsym.address)})
     except HookError:
         table["n"] = before
         raise
+
+
+def keep(*things: object) -> None:
+    """Let objects live as long as the process, longer than the interpreter."""
+    for thing in things:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _refuse(replacements: Mapping[str, int], known: Mapping[str, Any], n_fresh: int) -> None:

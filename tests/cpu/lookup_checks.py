@@ -35,10 +35,14 @@ def refused(replacements: dict[str, int], library: str = "_ctypes.") -> str:
 def main() -> None:
     """Look functions up with ctypes, whose extension module imports ``dlsym``."""
     say(refused({"getppid": address_of(SEVEN)}, "no_such_library"))
-    lookup.substitute("_ctypes.", {"getppid": address_of(SEVEN), "no_such_function": address_of(SEVEN)})
+    kept = ctypes.c_int64()
+    replacements = {"getppid": address_of(SEVEN), "no_such_function": address_of(SEVEN)}
+    lookup.substitute("_ctypes.", replacements, {"getppid": ctypes.addressof(kept)})
+    say(kept.value)
     libc = ctypes.CDLL(None)
     say(libc.getppid())
     say(ctypes.CFUNCTYPE(ctypes.c_int)(lookup.original("getppid"))() == os.getppid())
+    say(kept.value == lookup.original("getppid"))
     say(libc.getpid() == os.getpid())
     say(hasattr(ctypes.CDLL(None), "no_such_function"))
     lookup.substitute("_ctypes.", {"getppid": address_of(SEVEN), "getpgrp": address_of(EIGHT)})

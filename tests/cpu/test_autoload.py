@@ -17,7 +17,7 @@ import pytest
 from zico.autoload import WATCHED, install
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 TOY = {"toy": "toy_adapter:enable"}
@@ -263,10 +263,46 @@ def run_all(threads: list[threading.Thread]) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
+class Redirector:
+    """A finder that looks for a submodule in another folder, by asking every finder again, as numba-cuda's does."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        """Look for ``name`` in ``folder``."""
+        self.name, self.folder = name, str(folder)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> object:
+        """Return what some finder finds in the folder."""
+        if name != self.name or path is None or self.folder in path:
+            return None
+        found = (finder.find_spec(name, [self.folder], target) for finder in sys.meta_path)  # type: ignore[arg-type]
+        return next((spec for spec in found if spec is not None), None)
+
+
+@pytest.mark.parametrize("redirected", [False, True])
+def test_a_submodule_may_be_watched(folder: Path, redirected: bool) -> None:  # noqa: FBT001 - a case
+    """Its adapter is enabled when it is imported and not with its package, also where a finder redirects it."""
+    (folder / "toypackage").mkdir()
+    (folder / "toypackage" / "__init__.py").touch()
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "sub.py").write_text("WHERE = 'elsewhere'\n")
+    (folder / "toypackage" / "sub.py").write_text("WHERE = 'here'\n")
+    (folder / "toy_adapter.py").write_text(
+        "import sys\ncalls = []\ndef enable():\n    calls.append(sys.modules['toypackage.sub'].WHERE)\n"
+    )
+    if redirected:
+        sys.meta_path.insert(0, Redirector("toypackage.sub", folder / "elsewhere"))
+    install({"toypackage.sub": "toy_adapter:enable"})
+    importlib.import_module("toypackage")
+    assert "toy_adapter" not in sys.modules
+    module = importlib.import_module("toypackage.sub")
+    assert importlib.import_module("toy_adapter").calls == ["elsewhere" if redirected else "here"]
+    assert type(module.__loader__) is type(module.__spec__.loader) is SourceFileLoader
+
+
 @pytest.mark.parametrize(("module", "adapter"), WATCHED.items())
 def test_the_table_names_adapters(module: str, adapter: str) -> None:
-    """Every watched name is a top-level module, and every adapter a function of a module of zico.adapters."""
+    """Every watched name is a module's, and every adapter a function of a module of zico.adapters."""
     where, _, function = adapter.partition(":")
-    assert "." not in module
+    assert all(part.isidentifier() for part in module.split("."))
     assert where.startswith("zico.adapters.")
     assert function.isidentifier()

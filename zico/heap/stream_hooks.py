@@ -2,6 +2,8 @@
 
 They hold no GIL, contain no Python and may run on any thread. Tensors that are not the pool's (from before Zico came)
 go to the driver's own functions.
+
+All of them reach the heap by the addresses of two functions: compiled into each of them, it would compile for minutes.
 """
 
 from __future__ import annotations
@@ -25,11 +27,17 @@ OTHERS = np.dtype(
     ]
 )
 """Functions of others that these hooks call."""
+OWN = np.dtype([("take", "i8"), ("give", "i8")])
+"""The two that reach the heap."""
 
 _SYMBOL = "zico_stream_hooks"
 OTHERS_RECORD = np.zeros(1, OTHERS)
 llvmlite.binding.add_symbol(_SYMBOL, OTHERS_RECORD.ctypes.data)  # before what refers to it is compiled
 _others_address = symbol_address(_SYMBOL)
+_OWN_SYMBOL = "zico_stream_hooks_own"
+OWN_RECORD = np.zeros(1, OWN)
+llvmlite.binding.add_symbol(_OWN_SYMBOL, OWN_RECORD.ctypes.data)
+_own_address = symbol_address(_OWN_SYMBOL)
 _heap_address = symbol_address(process.SYMBOL)
 
 _ATTACHED = int(Attached.YES)
@@ -39,8 +47,8 @@ _INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
-@inlined
-def _allocated(size_bytes: int, stream: int) -> int:
+@callback(types.int64(types.int64, types.int64))
+def take(size_bytes: int, stream: int) -> int:
     """Return an address, 0 if there is none; waits for regions."""
     heap: Any = record_at(_heap_address(), HEAP)
     if size_bytes <= 0 or heap.attached != _ATTACHED:
@@ -49,15 +57,30 @@ def _allocated(size_bytes: int, stream: int) -> int:
     return max(address, 0)
 
 
-@inlined
-def _freed(address: int, stream: int) -> bool:
-    """Free a tensor of the pool; false if it is none."""
+@callback(types.int64(types.int64, types.int64))
+def give(address: int, stream: int) -> int:
+    """Free a tensor of the pool; 0 if it is none."""
     heap: Any = record_at(_heap_address(), HEAP)
     if not 0 <= address - heap.base < heap.window_bytes:
-        return False
+        return 0
     if heap.attached == _ATTACHED:
         on_stream.free_on(heap, address, stream)
-    return True
+    return 1
+
+
+OWN_RECORD[0] = (take.address, give.address)
+
+
+@inlined
+def _allocated(size_bytes: int, stream: int) -> int:
+    own: Any = record_at(_own_address(), OWN)
+    return int(call(own.take, (size_bytes, stream)))
+
+
+@inlined
+def _freed(address: int, stream: int) -> bool:
+    own: Any = record_at(_own_address(), OWN)
+    return bool(call(own.give, (address, stream)) != 0)
 
 
 # -- PyTorch: torch._C._cuda_customAllocator ------------------------------------------------------------------------

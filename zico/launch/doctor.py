@@ -52,6 +52,12 @@ print("TESTED", getattr(adapter, {tested!r}, ""))
 """
 
 
+NOT_SHARED = " is not shared: "
+"""In the line that ``zico.autoload`` writes for an adapter that cannot do its work."""
+_XLA = "arrays and programs' workspaces are the pool's; what cuBLAS, cuDNN and NCCL allocate is outside the budget"
+_NO_MARKS = "iterations are marked by zico.step(), or found by repetition"
+
+
 @dataclasses.dataclass(frozen=True)
 class Framework:
     """A framework that Zico has an adapter for, and how to try it."""
@@ -63,6 +69,10 @@ class Framework:
     """An expression that makes some tensors of a MiB each."""
     tested: str = "TESTED_VERSION"
     """Where the adapter says which version it was tested with."""
+    gpu_only: bool = False
+    """Whether it has tensors on a GPU only: then it is tried only there."""
+    on_gpu: str = ""
+    """What of its memory on a GPU is the pool's, and what is not."""
 
 
 FRAMEWORKS = (
@@ -72,6 +82,7 @@ FRAMEWORKS = (
         ("tensorflow", "tensorflow-cpu"),
         "tensorflow",
         "[framework.random.uniform([1 << 18]) for _ in range(16)]",
+        on_gpu=f"{_XLA}; TF_GPU_ALLOCATOR=cuda_malloc_async is set for it",
     ),
     Framework(
         "keras",
@@ -79,6 +90,31 @@ FRAMEWORKS = (
         "tensorflow",
         "[framework.random.uniform((1 << 18,)) for _ in range(16)]",
         tested="TESTED_KERAS_VERSION",
+    ),
+    Framework(
+        "jax",
+        ("jax",),
+        "jax",
+        "[framework.numpy.ones(1 << 18) for _ in range(16)]",
+        on_gpu=f"{_XLA}; XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async is set for it; {_NO_MARKS}",
+    ),
+    Framework(
+        "cupy",
+        ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+        "cupy",
+        "[framework.ones(1 << 18, 'f4') for _ in range(16)]",
+        gpu_only=True,
+        on_gpu="arrays are the pool's; managed and pinned memory and allocators that the program chooses are outside "
+        f"the budget, CUDA graphs are refused; {_NO_MARKS}",
+    ),
+    Framework(
+        "numba.cuda",
+        ("numba",),
+        "numba",
+        "[framework.device_array(1 << 18, 'f4') for _ in range(16)]",
+        gpu_only=True,
+        on_gpu="arrays are the pool's, and wait for the device when they are made and freed; managed, mapped and "
+        f"pinned memory is outside the budget, handles for other processes are refused; {_NO_MARKS}",
     ),
 )
 
@@ -141,12 +177,28 @@ def diagnose(settings: Settings, argv: Sequence[str] = ()) -> Diagnosis:
         versions = {"command": ""}
     else:
         versions = dict(installed_versions())
-        commands = tuple(_trial(framework) for framework in FRAMEWORKS if framework.module in versions)
+        commands = tuple(_trial(framework) for framework in to_try(versions, settings.device.value))
+        cuda += tuple(gpu_rows(versions))
     findings = tuple(_try_all(commands, versions, settings)) if commands else ()
     needed = checks if settings.device.value == HOST else (*checks, *cuda)
     healthy = all(check.passed for check in needed)
     active = healthy and bool(findings) and all(finding.active for finding in findings)
     return Diagnosis(active, (*checks, *cuda), findings)
+
+
+def to_try(versions: Mapping[str, str], device: str) -> Iterator[Framework]:
+    """Yield the installed frameworks that have tensors on a device."""
+    for framework in FRAMEWORKS:
+        if framework.module in versions and not (framework.gpu_only and device == HOST):
+            yield framework
+
+
+def gpu_rows(versions: Mapping[str, str]) -> Iterator[Check]:
+    """Yield what Zico does for installed frameworks on a GPU, also where there is none to try it on."""
+    for framework in FRAMEWORKS:
+        if framework.on_gpu and framework.module in versions:
+            detail = f"{versions[framework.module]}: {framework.on_gpu}"
+            yield Check(f"{framework.module} on a GPU", passed=True, detail=detail)
 
 
 def installed_versions() -> Iterator[tuple[str, str]]:
@@ -270,6 +322,8 @@ def _why_not(job: JobFigures, lines: Sequence[str]) -> str:
     """Return why a job that has ended did not use the pool, empty if it did."""
     if not job.framework:
         return job.note if job.exit_code == 0 or not lines else f"{job.note}: {lines[-1]}"
+    if job.requested_bytes == 0 and (said := [line for line in lines if NOT_SHARED in line]):
+        return f"only its iterations are admitted one by one: {said[0].partition(NOT_SHARED)[2]}"
     if job.requested_bytes == 0:
         return "it joined, but no tensor over the threshold was seen"
     if job.pool_fraction < ACTIVE_FROM_FRACTION:

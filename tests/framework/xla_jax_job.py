@@ -1,0 +1,122 @@
+"""JAX with its own CUDA plugin as a job on the driver's twin: ``xla_jax_job.py FOLDER``; prints what it saw as JSON.
+
+FOLDER has the libraries that stand in for the driver (``xla_driver.c``). The job joins as ``zico run`` lets it: by the
+import of JAX.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import os
+import select
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from zico import autoload, session, step
+from zico.driver.cuda import bindings
+
+MIB = 1 << 20
+LONG_S = 100
+FREED_S = 20
+NO_STREAM = 0
+
+
+def stand_in(folder: Path) -> ctypes.CDLL:
+    """Let JAX find the libraries that stand in for the driver's; returns the driver, whose streams are the twin's."""
+    libraries = [ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in sorted(folder.glob("lib*.so.*"))]
+    (driver,) = (library for library in libraries if library._name.endswith("libcuda.so.1"))
+    twin: Any = bindings.default_api()
+
+    def make_stream() -> int:
+        context = twin.cuDevicePrimaryCtxRetain(0)[1]
+        twin.cuCtxSetCurrent(context)
+        status, *stream = twin.cuStreamCreate(1)
+        return int(stream[0]) if int(status) == 0 else NO_STREAM
+
+    driver.keep_alive = ctypes.CFUNCTYPE(ctypes.c_void_p)(make_stream)  # type: ignore[attr-defined]
+    place = ctypes.c_void_p.in_dll(driver, "make_stream")
+    place.value = ctypes.cast(driver.keep_alive, ctypes.c_void_p).value
+    return driver
+
+
+def live_bytes() -> int:
+    """Return what this job's tensors take of the pool."""
+    found = session.status()
+    assert found is not None
+    return int(found["tensor_bytes"])
+
+
+def await_frees() -> None:
+    """Return when nothing of this job's is left in the pool: JAX frees in threads of its own."""
+    end_s = time.monotonic() + FREED_S
+    while live_bytes() > 0 and time.monotonic() < end_s:
+        select.select([], [], [], 0.001)
+
+
+def is_in_pool(array: Any) -> bool:  # noqa: ANN401 - a jax.Array
+    """Tell whether an array lies in the heap's window."""
+    joined = session.current()
+    assert joined is not None
+    return bool(0 <= array.unsafe_buffer_pointer() - joined.heap.window.handle < joined.heap.window.size_bytes)
+
+
+def train(jax: Any, np: Any) -> dict[str, Any]:  # noqa: ANN401 - the modules
+    """Put arrays on the device, look where they are, and delete them."""
+    live = [live_bytes()]
+    values = np.arange(MIB, dtype=np.float32)
+    arrays = []
+    for _ in range(2):
+        arrays.append(jax.device_put(values).block_until_ready())
+        live.append(live_bytes())
+        step()
+    found = {
+        "in_pool": [is_in_pool(array) for array in arrays],
+        "is_equal": bool((np.asarray(arrays[1]) == values).all()),
+    }
+    for array in arrays:
+        array.delete()
+    await_frees()
+    found["live_bytes"] = [*live, live_bytes()]
+    try:
+        jax.device_put(np.zeros(64 * MIB, np.int8)).block_until_ready()
+    except jax.errors.JaxRuntimeError as error:
+        found["error"] = str(error)
+    found["after_error"] = is_in_pool(jax.device_put(values).block_until_ready())
+    return found
+
+
+def main() -> None:
+    """Join, train, tell."""
+    faulthandler.dump_traceback_later(LONG_S, exit=True)
+    driver = stand_in(Path(sys.argv[1]))
+    os.environ |= {"JAX_PLATFORMS": "cuda", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+    autoload.install({"jax": autoload.WATCHED["jax"]})
+    import jax
+    import jax.extend.backend
+    import numpy as np
+    from jax._src import hardware_utils
+
+    hardware_utils._NVIDIA_GPU_DEVICES = [os.devnull]
+    found = train(jax, np)
+    status = session.status()
+    assert status is not None
+    found |= {
+        "driver_allocations": ctypes.c_int.in_dll(driver, "own_allocations").value,
+        "frameworks": status["frameworks"],
+        "iterations": status["iterations"],
+        "settings": [os.environ[f"XLA_PYTHON_CLIENT_{name}"] for name in ("ALLOCATOR", "PREALLOCATE")],
+    }
+    jax.extend.backend.clear_backends()
+    await_frees()
+    step()  # returns when the last free has: the twin's marks need Python
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    main()

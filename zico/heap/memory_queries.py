@@ -1,0 +1,66 @@
+"""What a framework is told of a GPU's memory when it asks the driver: the budget instead of the device.
+
+Where this process's heap serves nobody, the driver is asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+from numba import types
+
+from zico.compiled import array_at, call, callback, record_at, symbol_address
+from zico.heap import process
+from zico.heap.layout import HEAP, Attached
+from zico.heap.records import job_of, pool_of
+from zico.pool.shared import header_of
+
+OTHERS = np.dtype([("mem_get_info", "i8"), ("device_total_mem", "i8")])
+"""The driver's functions, 0 if not known."""
+
+_SYMBOL = "zico_memory_queries"
+OTHERS_RECORD = np.zeros(1, OTHERS)
+llvmlite.binding.add_symbol(_SYMBOL, OTHERS_RECORD.ctypes.data)  # before what refers to it is compiled
+_others_address = symbol_address(_SYMBOL)
+_heap_address = symbol_address(process.SYMBOL)
+
+_ATTACHED = int(Attached.YES)
+_I64 = np.dtype("i8")
+_SUCCESS = 0
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
+
+
+@callback(types.int32(types.int64, types.int64))
+def mem_get_info(free_address: int, total_address: int) -> int:
+    """Stand in for ``cuMemGetInfo``: the budget, and what this job may still come to hold of it.
+
+    What other jobs hold counts as free: it can be had by waiting, and frameworks size themselves by it at their start.
+    """
+    heap: Any = record_at(_heap_address(), HEAP)
+    if heap.attached == _ATTACHED:
+        budget_regions = header_of(pool_of(heap)).budget_regions
+        free_regions = max(budget_regions - job_of(heap).held, 0)
+        array_at(free_address, 1, _I64)[0] = free_regions << heap.region_shift
+        array_at(total_address, 1, _I64)[0] = budget_regions << heap.region_shift
+        return _SUCCESS
+    others: Any = record_at(_others_address(), OTHERS)
+    if others.mem_get_info == 0:
+        return _NOT_INITIALIZED
+    status: int = np.int32(call(others.mem_get_info, (free_address, total_address)))  # type: ignore[assignment]
+    return status
+
+
+@callback(types.int32(types.int64, types.int64))
+def device_total_mem(total_address: int, device: int) -> int:
+    """Stand in for ``cuDeviceTotalMem``: the budget, whichever device; the process uses the pool's alone."""
+    heap: Any = record_at(_heap_address(), HEAP)
+    if heap.attached == _ATTACHED:
+        array_at(total_address, 1, _I64)[0] = header_of(pool_of(heap)).budget_regions << heap.region_shift
+        return _SUCCESS
+    others: Any = record_at(_others_address(), OTHERS)
+    if others.device_total_mem == 0:
+        return _NOT_INITIALIZED
+    status: int = np.int32(call(others.device_total_mem, (total_address, device)))  # type: ignore[assignment]
+    return status
