@@ -1,18 +1,20 @@
-"""Compile what jobs call before they call it: minutes the first time, nothing when the machine's cache has it."""
+"""Compile what jobs and brokers call before they do: minutes the first time, nothing where the cache has it."""
 
 from __future__ import annotations
 
 
 def warm(*kinds: str, isolate: bool = False) -> None:
-    """Put the machine code that jobs call into the cache on disk.
+    """Put the machine code that jobs and brokers call into the cache on disk, and load the brokers'.
 
     Args:
         kinds: Of devices: ``host``, ``cuda``. What both share is compiled in any case.
         isolate: Also what jobs call in a pool that isolates them.
     """
     from zico.heap import warming
+    from zico.scheduler.planner import rehearse
 
     warming.warm()
+    rehearse()
     if isolate:
         import zico.heap.isolation  # compiled by being imported, as all that follows
     if "cuda" in kinds:

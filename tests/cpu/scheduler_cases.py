@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from hypothesis import strategies as st
 from scheduler_model import Work
 
-from zico.scheduler.state import Start
-from zico.scheduler.turns import alone_job, in_turn, wait_for_alone
+from zico.scheduler.layout import DECISION, NO_TIME, NOBODY, SCENE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zico.scheduler.state import Decision, PoolView
+_DECIDE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +49,29 @@ class Eager:
 
     name: str = "eager"
     use_claims: bool = True
-    self_admit: bool = True
     heeds_alone: bool = True
+    plan: None = None
 
-    def decide(self, pool: PoolView) -> dict[int, Decision]:
-        """Start every job that has come to a boundary unless a first iteration grows."""
-        alone = alone_job(pool) if self.heeds_alone else None
-        return {job.job: Start() if alone is None else wait_for_alone(alone) for job in in_turn(pool)}
+    def __post_init__(self) -> None:
+        """Make a C function of the decision."""
+        self._function = _DECIDE(self._decide)
+
+    @property
+    def address(self) -> int:
+        """Return the function's address."""
+        return ctypes.cast(self._function, ctypes.c_void_p).value or 0
+
+    def _decide(self, scene_address: int) -> int:
+        scene = _records(scene_address, SCENE, 1)[0]
+        decisions = _records(int(scene["decisions_address"]), DECISION, int(scene["n"]))
+        decisions["starts"] = not self.heeds_alone or scene["alone"] == NOBODY
+        decisions["until_ns"] = NO_TIME
+        decisions["against"] = NOBODY
+        return 0
+
+
+def _records(address: int, dtype: np.dtype[np.void], n: int) -> Any:  # noqa: ANN401 - records
+    return np.frombuffer((ctypes.c_char * (n * dtype.itemsize)).from_address(address), dtype)
 
 
 WORKS = st.builds(

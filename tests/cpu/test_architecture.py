@@ -37,7 +37,7 @@ ALLOWED = {
     "scheduler": {"trace", "planners"},
     "pool": {"driver", "trace", "scheduler.claims"},
     "heap": {"pool", "driver", "trace", "planners"},
-    "warming": {"heap", "device_timeline", "lookup"},
+    "warming": {"heap", "device_timeline", "lookup", "scheduler"},
     "broker": {"pool", "scheduler", "warming", "driver"},
     "device_timeline": {"driver", "pool", "heap", "kernels"},
     "session": {"broker.client", "device_timeline", "pool", "heap", "elf", "trace", "autoload"},

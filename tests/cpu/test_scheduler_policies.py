@@ -10,11 +10,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 from scheduler_cases import Debt, some_order_works
+from scheduler_views import claim, planned, remaining, smallest_delay, total
 
 from zico.errors import ConfigError
-from zico.scheduler.demand import claim, planned, remaining, total
 from zico.scheduler.policies import POLICIES, policy_named
-from zico.scheduler.shift import smallest_delay
 from zico.scheduler.state import JobView, Phase, PoolView, Profile, Start, Wait
 
 MS = 1_000_000
@@ -88,7 +87,7 @@ def smallest_budget(drawn: list[JobView]) -> int:
     return kept + max(max(j.persistent, j.profile.peak) - j.persistent for j in drawn if j.profile)
 
 
-@pytest.mark.parametrize("name", ["zico", "serial", "none"])
+@pytest.mark.parametrize("name", list(POLICIES))
 @given(waiting=jobs([Phase.BOUNDARY]), spare=st.integers(0, 9))
 @settings(max_examples=120, derandomize=True, deadline=None)
 def test_the_first_in_turn_starts_if_everybody_waits(name: str, waiting: list[JobView], spare: int) -> None:
@@ -97,12 +96,13 @@ def test_the_first_in_turn_starts_if_everybody_waits(name: str, waiting: list[Jo
     assert policy_named(name).decide(view)[first_in_turn(view).job] == Start()
 
 
+@pytest.mark.parametrize("name", ["zico", "claims"])
 @given(drawn=jobs([Phase.BOUNDARY, Phase.RUNNING, Phase.LEAVING]), spare=st.integers(0, 6))
 @settings(max_examples=200, derandomize=True, deadline=None)
-def test_zico_starts_only_to_safe_states(drawn: list[JobView], spare: int) -> None:
+def test_policies_start_only_to_safe_states(name: str, drawn: list[JobView], spare: int) -> None:
     """Whatever has been decided together leaves an order in which all that are in an iteration can finish."""
     budget = smallest_budget(drawn) + spare
-    decisions = policy_named("zico").decide(pool(budget, *drawn))
+    decisions = policy_named(name).decide(pool(budget, *drawn))
     assume(any(decision == Start() for decision in decisions.values()))
     going = [j for j in drawn if j.phase is Phase.RUNNING or decisions.get(j.job) == Start()]
     free = budget - sum(j.held for j in drawn)
@@ -178,7 +178,7 @@ def test_zico_holds_a_later_job_that_would_postpone_an_earlier_one() -> None:
     assert decisions[2].for_jobs == (1,)
 
 
-@pytest.mark.parametrize("name", ["zico", "serial"])
+@pytest.mark.parametrize("name", ["zico", "claims", "serial"])
 def test_a_job_that_can_never_fit_waits_and_holds_nobody_up(name: str) -> None:
     """A peak that does not fit beside what the others keep is refused with the quantities; the next one starts."""
     view = pool(10, job(0, profile(1, 9, 1)), job(1, SAW, held=2), job(2, SAW, held=1))
@@ -191,7 +191,7 @@ def test_a_job_that_can_never_fit_waits_and_holds_nobody_up(name: str) -> None:
     assert decisions[1] == Start()
 
 
-@pytest.mark.parametrize("name", ["zico", "serial"])
+@pytest.mark.parametrize("name", ["zico", "claims", "serial"])
 def test_the_first_in_turn_starts_if_none_fits_and_all_wait(name: str) -> None:
     """Jobs none of which fits beside what the others keep take turns all the same instead of waiting for ever."""
     large = profile(4, 9, 4)
@@ -203,7 +203,7 @@ def test_the_first_in_turn_starts_if_none_fits_and_all_wait(name: str) -> None:
     assert {type(decision) for decision in leaving.values()} == {Wait}
 
 
-@pytest.mark.parametrize("name", ["zico", "serial"])
+@pytest.mark.parametrize("name", ["zico", "claims", "serial"])
 def test_nobody_starts_while_a_first_iteration_grows(name: str) -> None:
     """Everybody waits for the job that runs alone, however much memory there is."""
     view = pool(99, job(0, None, Phase.RUNNING), job(1, SAW), job(2, SAW), alone=0)
@@ -257,7 +257,7 @@ def test_policies_are_found_by_their_names() -> None:
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
     """The message quotes the name and lists every policy."""
-    with pytest.raises(ConfigError, match="'fair' is no policy: choose one of zico, serial, none"):
+    with pytest.raises(ConfigError, match="'fair' is no policy: choose one of zico, claims, serial, none"):
         policy_named("fair")
 
 
@@ -265,3 +265,42 @@ def test_listing_policies_loads_no_compiler() -> None:
     """The names can be shown by a command without waiting for Numba."""
     code = "import sys, zico.scheduler.policies; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def crowd(n: int, budget: int) -> PoolView:
+    """Return so many equal jobs at their boundaries; the last has waited longest."""
+    return pool(budget, *(job(i, SAW, since_ns=1 + n - i) for i in range(n)))
+
+
+@pytest.mark.parametrize("known", [None, SAW], ids=["unknown", "known by now"])
+@pytest.mark.parametrize("name", ["zico", "claims"])
+def test_a_first_iteration_grows_alone_even_where_all_peaks_fit(name: str, known: Profile | None) -> None:
+    """Peaks that fit together start nobody while a job of which nothing is known grows."""
+    view = pool(1_000, job(0, known, Phase.RUNNING), job(1, SAW), job(2, SAW), alone=0)
+    assert all(isinstance(one, Wait) for one in policy_named(name).decide(view).values())
+
+
+@pytest.mark.parametrize("n", [2, 24, 25, 200])
+@pytest.mark.parametrize("name", ["zico", "serial"])
+def test_the_longest_waiting_of_any_number_starts_first(name: str, n: int) -> None:
+    """Where one more fits beside what all keep, that is the one that has waited longest, and no other."""
+    said = policy_named(name).decide(crowd(n, n - 1 + SAW.peak))
+    assert [i for i in range(n) if isinstance(said[i], Start)] == [n - 1]
+
+
+def test_claims_look_at_so_many_and_no_more() -> None:
+    """Of a crowd that could all finish in turn, those that have waited longest start; the rest wait for the first."""
+    said = policy_named("claims").decide(crowd(200, 199 + SAW.peak))
+    started = [i for i in range(200) if isinstance(said[i], Start)]
+    assert 0 < len(started) < 200
+    assert started == list(range(200 - len(started), 200))
+    waiting = said[0]
+    assert isinstance(waiting, Wait)
+    assert waiting.for_jobs == (199,)
+
+
+@pytest.mark.parametrize("name", ["zico", "claims"])
+def test_all_start_where_all_peaks_fit(name: str) -> None:
+    """With room for every peak nobody waits, however many they are."""
+    said = policy_named(name).decide(crowd(100, 100 * SAW.peak + 100))
+    assert all(isinstance(one, Start) for one in said.values())

@@ -8,9 +8,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_views import (
+    Shift,
+    Staircase,
+    claim,
+    level_at,
+    planned,
+    position_ns,
+    remaining,
+    smallest_delay,
+    total,
+    total_of,
+)
 
-from zico.scheduler.demand import Staircase, claim, level_at, planned, position_ns, remaining, total
-from zico.scheduler.shift import NEVER, Shift, smallest_delay
+from zico.scheduler import demand
+from zico.scheduler.shift import NEVER
 from zico.scheduler.state import JobView, Phase, Profile
 
 JOB = JobView(
@@ -86,6 +98,35 @@ def test_the_total_is_the_sum_at_every_instant(parts: list[list[int]], width_ns:
     assert np.all(np.diff(merged.t_ns) > 0)
 
 
+@given(st.lists(st.tuples(LEVELS, st.integers(0, 50), st.sampled_from(Phase)), min_size=1, max_size=6))
+@settings(max_examples=100, derandomize=True, deadline=None)
+def test_the_total_of_a_scene_is_the_sum_of_what_remains(drawn: list[tuple[list[int], int, Phase]]) -> None:
+    """All jobs at once come to what the jobs come to one by one."""
+    jobs = [
+        dataclasses.replace(JOB, phase=phase, progress=progress, profile=profile(levels, 3), held=levels[0])
+        for levels, progress, phase in drawn
+    ]
+    one_by_one = total([remaining(job, now_ns=40) for job in jobs])
+    together = total_of(40, jobs)
+    assert all(level_at(together, t) == level_at(one_by_one, t) for t in range(90))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(1, 7), st.integers(1, 12))
+@settings(max_examples=200, derandomize=True, deadline=None)
+def test_a_coarse_staircase_is_nowhere_lower(levels: list[int], width_ns: int, most: int) -> None:
+    """It has few steps, ends at the same level, and is as high only where the fine one is within a span of time."""
+    fine = staircase(levels, width_ns)
+    rough = Staircase(*demand.coarse(tuple(fine), most))
+    span_ns = max(1, int(fine.t_ns[-1]) // most)
+    assert len(rough.t_ns) <= max(2 * most, most + 3)
+    assert rough.t_ns[0] == 0
+    assert np.all(np.diff(rough.t_ns) > 0)
+    assert rough.level[-1] == fine.level[-1] or len(rough.level) < len(fine.level)
+    for t in range(width_ns * (len(levels) + 2)):
+        near = {level_at(fine, u) for u in range(max(0, t - span_ns), t + span_ns)}
+        assert level_at(fine, t) <= level_at(rough, t) <= max(near)
+
+
 def test_a_running_job_goes_on_from_its_progress() -> None:
     """What remains begins at the interpolated place, with what is held if that is more, and ends at the residual."""
     job = dataclasses.replace(
@@ -121,9 +162,8 @@ def test_who_overruns_is_expected_to_take_as_long_again() -> None:
 def test_a_profile_of_one_step_is_followed_by_the_clock() -> None:
     """Where progress says nothing about time, the time since the start does."""
     job = dataclasses.replace(JOB, phase=Phase.RUNNING, progress=1, started_ns=100, profile=profile([9], 50))
-    assert job.profile is not None
-    assert position_ns(job, job.profile, now_ns=130) == 30
-    assert position_ns(job, job.profile, now_ns=990) == 50
+    assert position_ns(job, now_ns=130) == 30
+    assert position_ns(job, now_ns=990) == 50
 
 
 @pytest.mark.parametrize(("progress", "expected"), [(0, 7), (19, 7), (20, 7), (24, 5), (28, 4), (36, 4), (37, 7)])

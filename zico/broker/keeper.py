@@ -8,6 +8,7 @@ and the maxima.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import time
@@ -17,6 +18,7 @@ from zico.broker import messages as m
 from zico.broker.admission import admit_all
 from zico.broker.devices import HOST, HOST_DEVICE
 from zico.broker.ledger import Ledger
+from zico.broker.planning import Planning
 from zico.broker.record import write_record
 from zico.errors import BrokerError
 
@@ -66,6 +68,7 @@ class Keeper:
         self._budget_bytes = int(header["budget_regions"]) * self._region_bytes
         self._table = table
         self._policy = policy
+        self._planning = Planning(policy)
         self._device = device
         self._outside = outside
         self._record_path = record_path
@@ -202,6 +205,7 @@ class Keeper:
         header, jobs = self._look(now_ns)
         self._evaluated_ns = now_ns
         view = self._ledger.view(header, jobs, now_ns)
+        view = dataclasses.replace(view, plan=self._planning.plan_for(view))
         look_again_ns = admit_all(self._table, self._policy, view, jobs)
         soonest_ns = now_ns + MIN_EVALUATION_NS
         self._evaluate_at_ns = None if look_again_ns is None else max(look_again_ns, soonest_ns)

@@ -10,7 +10,7 @@ Theory of operation
         at a boundary   2 2 3 . 7 . . 5 4 2    if it starts two bins from now
 
 Guarantees
-    * Pure: nothing here reads a clock. The memory of converted profiles is invisible but for speed.
+    * Pure: nothing here reads a clock.
     * A job waiting in an allocation is taken to go on now.
 
 Known limitations
@@ -21,17 +21,14 @@ Known limitations
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from zico.compiled import compiled
-from zico.scheduler.state import JobView, Phase, Profile
+from zico.compiled import compiled, inlined, record_at
+from zico.scheduler.layout import JOB, PROFILE, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     Int64s = NDArray[np.int64]
@@ -39,10 +36,13 @@ if TYPE_CHECKING:
 _GUARD_BINS = 1  # a claim falls a bin later than the profile says: threads reorder allocations a little
 _END_SLACK_EVENTS = 8  # as the table's claims have it: an iteration that ends later than this is another one
 _END_SLACK_SHIFT = 4
-_TICK_SHIFT = 7  # a curve has 128 to 256 bins
-_MOST_CURVES = 512
 _STILL_ITERATIONS = 4
 _STILL_NS = 1_000_000_000
+_RUNNING = int(Phase.RUNNING)
+_BOUNDARY = int(Phase.BOUNDARY)
+_JOB_BYTES = JOB.itemsize
+
+Record = Any
 
 
 class Staircase(NamedTuple):
@@ -54,163 +54,223 @@ class Staircase(NamedTuple):
     """From ``t_ns[i]`` on; the last one for ever."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Curve:
-    """A profile, converted once: what a whole iteration holds, and what it may still come to hold."""
-
-    steps: Staircase
-    """From the start of the iteration; without what follows its end."""
-    claims: tuple[int, ...]
-    """Most regions held from each bin on."""
-    peak: int
-    duration_ns: int
-    tick_ns: int
-    """No prediction is finer than this: the width of a bin, were all bins equal."""
+@inlined
+def job_at(scene: Record, index: int) -> Record:
+    """Return the JOB record at an index of a scene."""
+    return record_at(scene.jobs_address + index * _JOB_BYTES, JOB)
 
 
-_curves: dict[int, tuple[Profile, Curve]] = {}
+@inlined
+def profile_at(job: Record) -> Record:
+    """Return the PROFILE record of a job that has one."""
+    return record_at(job.profile_address, PROFILE)
 
 
-def curve_of(profile: Profile) -> Curve:
-    """Return the profile's curve, converted at the first sight of that very object."""
-    known = _curves.get(id(profile))
-    if known is not None and known[0] is profile:
-        return known[1]
-    if len(_curves) >= _MOST_CURVES:
-        _curves.clear()
-    curve = _converted(profile)
-    _curves[id(profile)] = (profile, curve)
-    return curve
+@inlined
+def is_iterating(job: Record) -> bool:
+    """Tell whether the job is inside an iteration whose profile is known."""
+    return job.phase == _RUNNING and job.profile_address != 0
 
 
-def _converted(profile: Profile) -> Curve:
-    """Join equal neighbours, and fold the levels from the end."""
-    held = np.asarray(profile.held, np.int64)
-    t_ns = np.asarray(profile.t_ns, np.int64)
-    first = np.flatnonzero(np.diff(held, prepend=held[0] - 1))
-    return Curve(
-        steps=Staircase(t_ns[first], held[first]),
-        claims=tuple(np.maximum.accumulate(held[::-1])[::-1].tolist()),
-        peak=int(held.max()),
-        duration_ns=profile.duration_ns,
-        tick_ns=max(1, profile.duration_ns >> _TICK_SHIFT),
-    )
-
-
-def claim(job: JobView) -> int:
+@compiled
+def claim_of(job: Record) -> int:
     """Return the most regions that the job may still come to hold in its iteration, its next one at a boundary."""
-    if job.profile is None:
+    if job.profile_address == 0:
         return job.held
-    curve = curve_of(job.profile)
-    slack = max(_END_SLACK_EVENTS, job.profile.n_events >> _END_SLACK_SHIFT)
-    if job.phase is Phase.BOUNDARY or job.progress > job.profile.n_events + slack:
-        return max(job.held, curve.peak)
-    step = (job.progress >> job.profile.shift) - _GUARD_BINS
-    return max(job.held, curve.claims[max(0, min(step, len(curve.claims) - 1))])
+    profile = profile_at(job)
+    slack = max(_END_SLACK_EVENTS, profile.n_events >> _END_SLACK_SHIFT)
+    if job.phase == _BOUNDARY or job.progress > profile.n_events + slack:
+        return max(job.held, profile.peak)
+    step = (job.progress >> profile.shift) - _GUARD_BINS
+    return max(job.held, profile.claims[max(0, min(step, profile.n_bins - 1))])
 
 
-def position_ns(job: JobView, profile: Profile, now_ns: int) -> int:
+@compiled
+def position_ns(job: Record, now_ns: int) -> int:
     """Return how far into its profile's time a job has come, at most the whole of it."""
-    last = len(profile.held) - 1
+    profile = profile_at(job)
+    last = profile.n_bins - 1
     if last == 0:  # says nothing of the way from progress to time
         return max(0, min(now_ns - job.started_ns, profile.duration_ns))
     step = min(job.progress >> profile.shift, last)
     begin = step << profile.shift
-    events = (profile.n_events - begin) if step == last else (1 << profile.shift)
-    begin_ns = profile.t_ns[step]
-    end_ns = profile.duration_ns if step == last else profile.t_ns[step + 1]
-    passed = min(max(events, 1), job.progress - begin)
-    return begin_ns + (end_ns - begin_ns) * passed // max(events, 1)
+    events = max((profile.n_events - begin) if step == last else (1 << profile.shift), 1)
+    begin_ns = profile.bin_ns[step]
+    return begin_ns + (profile.bin_ns[step + 1] - begin_ns) * min(events, job.progress - begin) // events
 
 
-def stands_still(job: JobView, profile: Profile, now_ns: int) -> bool:
+@compiled
+def stands_still(job: Record, now_ns: int) -> bool:
     """Tell whether the job has been in its iteration for so long that it does something else: nobody waits for that.
 
     It may be stopped, at a prompt, or done with training. Its progress does not say so, since that does not move.
     """
-    return job.need == 0 and now_ns - job.started_ns > _STILL_ITERATIONS * profile.duration_ns + _STILL_NS
+    limit_ns = _STILL_ITERATIONS * profile_at(job).duration_ns + _STILL_NS
+    return job.need == 0 and now_ns - job.started_ns > limit_ns
 
 
-def remaining(job: JobView, now_ns: int) -> Staircase:
+@compiled
+def remaining(job: Record, now_ns: int) -> tuple[Int64s, Int64s]:
     """Return what the job holds from now on if it starts nothing new.
 
     A job that has overrun its profile is expected to take as long again as it has overrun, so that whoever waits for
     it asks ever less often.
     """
-    if job.phase is not Phase.RUNNING or job.profile is None or stands_still(job, job.profile, now_ns):
+    if not is_iterating(job) or stands_still(job, now_ns):
         return level(job.held)
-    curve = curve_of(job.profile)
-    at_ns = position_ns(job, job.profile, now_ns)
-    if at_ns >= curve.duration_ns:
-        overrun_ns = max(curve.tick_ns, now_ns - job.started_ns - curve.duration_ns)
-        return Staircase(np.array((0, overrun_ns), np.int64), np.array((job.held, job.persistent), np.int64))
-    return Staircase(*_tail(*curve.steps, curve.duration_ns, at_ns, job.held, job.persistent))
+    profile = profile_at(job)
+    at_ns = position_ns(job, now_ns)
+    if at_ns >= profile.duration_ns:
+        t_ns, levels = np.zeros(2, np.int64), np.empty(2, np.int64)
+        t_ns[1] = max(profile.tick_ns, now_ns - job.started_ns - profile.duration_ns)
+        levels[0], levels[1] = job.held, job.persistent
+        return t_ns, levels
+    first = step_at(profile, at_ns)
+    n = profile.n_steps - first
+    t_ns, levels = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
+    for i in range(n):
+        t_ns[i] = max(0, profile.step_ns[first + i] - at_ns)
+        levels[i] = profile.level[first + i]
+    levels[0] = max(job.held, levels[0])
+    t_ns[n] = profile.duration_ns - at_ns
+    levels[n] = job.persistent
+    return t_ns, levels
 
 
-def planned(job: JobView, profile: Profile, delay_ns: int) -> Staircase:
+@compiled
+def planned(job: Record, delay_ns: int) -> tuple[Int64s, Int64s]:
     """Return what a job at its boundary holds from now on if it starts after ``delay_ns``."""
-    curve = curve_of(profile)
-    return Staircase(*_delayed(*curve.steps, curve.duration_ns, delay_ns, job.held))
+    profile = profile_at(job)
+    lead = 1 if delay_ns > 0 else 0
+    n = profile.n_steps
+    t_ns, levels = np.zeros(lead + n + 1, np.int64), np.full(lead + n + 1, job.held, np.int64)
+    for i in range(n):
+        t_ns[lead + i] = delay_ns + profile.step_ns[i]
+        levels[lead + i] = profile.level[i]
+    t_ns[lead + n] = delay_ns + profile.duration_ns
+    return t_ns, levels
 
 
-def level(regions: int) -> Staircase:
+@compiled
+def step_at(profile: Record, at_ns: int) -> int:
+    """Return which of the profile's steps an instant of its time lies in."""
+    low, high = 0, int(profile.n_steps)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if profile.step_ns[middle] <= at_ns:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def is_passing_at(job: Record, now_ns: int, delay_ns: int, after_ns: int) -> bool:
+    """Tell whether a job holds more at a time from now than in the end, by what ``remaining`` or ``planned`` say.
+
+    Args:
+        job: The JOB record.
+        now_ns: The scene's time.
+        delay_ns: After which the job starts, if it is at its boundary and is going to; else below 0.
+        after_ns: From now.
+    """
+    if delay_ns >= 0:
+        profile = profile_at(job)
+        at_ns = after_ns - delay_ns
+        inside = 0 <= at_ns < profile.duration_ns
+        return inside and profile.level[step_at(profile, at_ns)] > job.held
+    if not is_iterating(job) or stands_still(job, now_ns):
+        return False
+    profile = profile_at(job)
+    from_ns = position_ns(job, now_ns)
+    if from_ns >= profile.duration_ns:
+        overrun_ns = max(profile.tick_ns, now_ns - job.started_ns - profile.duration_ns)
+        return after_ns < overrun_ns and job.held > job.persistent
+    step = step_at(profile, from_ns + after_ns)
+    holds = profile.level[step]
+    if step == step_at(profile, from_ns):
+        holds = max(holds, job.held)
+    return from_ns + after_ns < profile.duration_ns and holds > job.persistent
+
+
+@compiled
+def level(regions: int) -> tuple[Int64s, Int64s]:
     """Return the staircase of somebody who holds so much without end."""
-    return Staircase(np.zeros(1, np.int64), np.full(1, regions, np.int64))
+    return np.zeros(1, np.int64), np.full(1, regions, np.int64)
 
 
-def total(staircases: Sequence[Staircase]) -> Staircase:
-    """Return the sum; nothing if there are none. Pairs, then pairs of pairs: n log(jobs) for n steps in all."""
-    if not staircases:
-        return level(0)
-    sums = list(staircases)
-    while len(sums) > 1:
-        odd = sums[len(sums) & ~1 :]
-        sums = [Staircase(*_sum(*a, *b)) for a, b in zip(sums[::2], sums[1::2], strict=False)] + odd
+@compiled
+def total(scene: Record) -> tuple[Int64s, Int64s]:
+    """Return what all jobs of a scene hold from now on. Pairs, then pairs of pairs: n log(jobs) for n steps in all."""
+    resting = n_moving = moving = 0
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        if is_iterating(job) and not stands_still(job, scene.now_ns):
+            n_moving += 1
+            moving = i
+        else:
+            resting += job.held
+    if n_moving == 0:
+        return level(resting)
+    if n_moving == 1:
+        return added(level(resting), remaining(job_at(scene, moving), scene.now_ns))
+    sums = [level(resting)]
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        if is_iterating(job) and not stands_still(job, scene.now_ns):
+            sums.append(remaining(job, scene.now_ns))
+    n = len(sums)
+    while n > 1:
+        half = n >> 1
+        for i in range(half):
+            sums[i] = added(sums[2 * i], sums[2 * i + 1])
+        if n & 1:
+            sums[half] = sums[n - 1]
+        n -= half
     return sums[0]
 
 
-def level_at(staircase: Staircase, t_ns: int) -> int:
+@compiled
+def coarse(staircase: tuple[Int64s, Int64s], most: int) -> tuple[Int64s, Int64s]:
+    """Return a staircase of few steps that is nowhere lower: the most in each of ``most`` equal spans of time."""
+    t_ns, levels = staircase
+    if len(t_ns) <= 2 * most:
+        return staircase
+    span_ns = max(1, t_ns[-1] // most)
+    out_ns, out = np.empty(most + 3, np.int64), np.empty(most + 3, np.int64)
+    n = 0
+    before = levels[0]
+    i = 0
+    while i < len(t_ns):
+        begin_ns = t_ns[i] // span_ns * span_ns
+        highest = max(before, levels[i])
+        while i < len(t_ns) and t_ns[i] < begin_ns + span_ns:
+            highest = max(highest, levels[i])
+            before = levels[i]
+            i += 1
+        out_ns[n], out[n] = begin_ns, highest
+        n += 1
+        if (i == len(t_ns) or t_ns[i] >= begin_ns + 2 * span_ns) and before != highest:
+            out_ns[n], out[n] = begin_ns + span_ns, before
+            n += 1
+    return out_ns[:n], out[:n]
+
+
+@compiled
+def level_at(staircase: tuple[Int64s, Int64s], at_ns: int) -> int:
     """Return the regions held at that time from now."""
-    return int(staircase.level[np.searchsorted(staircase.t_ns, t_ns, side="right") - 1])
+    t_ns, levels = staircase
+    return levels[np.searchsorted(t_ns, at_ns, side="right") - 1]
 
 
 @compiled
-def _tail(
-    t_ns: Int64s, levels: Int64s, duration_ns: int, at_ns: int, held: int, residual: int
-) -> tuple[Int64s, Int64s]:
-    """Cut the curve at ``at_ns``, begin with at least what is held, end with the residual."""
-    first = np.searchsorted(t_ns, at_ns, side="right") - 1
-    n = len(t_ns) - first
-    out_ns = np.empty(n + 1, np.int64)
-    out = np.empty(n + 1, np.int64)
-    for i in range(n):
-        out_ns[i] = max(0, t_ns[first + i] - at_ns)
-        out[i] = levels[first + i]
-    out[0] = max(held, out[0])
-    out_ns[n] = duration_ns - at_ns
-    out[n] = residual
-    return out_ns, out
-
-
-@compiled
-def _delayed(t_ns: Int64s, levels: Int64s, duration_ns: int, delay_ns: int, held: int) -> tuple[Int64s, Int64s]:
-    """Put what is held at the boundary before the curve and behind it."""
-    lead = 1 if delay_ns > 0 else 0
-    n = len(t_ns)
-    out_ns = np.zeros(lead + n + 1, np.int64)
-    out = np.full(lead + n + 1, held, np.int64)
-    for i in range(n):
-        out_ns[lead + i] = delay_ns + t_ns[i]
-        out[lead + i] = levels[i]
-    out_ns[lead + n] = delay_ns + duration_ns
-    return out_ns, out
-
-
-@compiled
-def _sum(a_ns: Int64s, a: Int64s, b_ns: Int64s, b: Int64s) -> tuple[Int64s, Int64s]:
+def added(one: tuple[Int64s, Int64s], other: tuple[Int64s, Int64s]) -> tuple[Int64s, Int64s]:
     """Merge two staircases; steps that change nothing are left out."""
-    out_ns = np.zeros(len(a) + len(b), np.int64)
-    out = np.zeros(len(a) + len(b), np.int64)
+    a_ns, a = one
+    b_ns, b = other
+    out_ns = np.empty(len(a) + len(b), np.int64)
+    out = np.empty(len(a) + len(b), np.int64)
+    out_ns[0] = 0
     out[0] = a[0] + b[0]
     n = 1
     i = j = 0

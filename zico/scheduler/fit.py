@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zico.scheduler.simulate import Load, Outcome
-    from zico.scheduler.state import Policy
+    from zico.scheduler.state import CompiledPolicy
 
 WARM_UP = 5
 ITERATIONS = 40
@@ -57,7 +57,7 @@ class Fit:
     reason: str
 
 
-def fit(loads: Sequence[Load], budget: int, policy: Policy, region_bytes: int) -> Fit:
+def fit(loads: Sequence[Load], budget: int, policy: CompiledPolicy, region_bytes: int) -> Fit:
     """Return whether jobs fit together, simulated with one processor for each: only memory makes them wait.
 
     Args:

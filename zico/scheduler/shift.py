@@ -18,52 +18,38 @@ Source: the delay search of the Zico paper (USENIX ATC 2021, section 4), which p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from zico.compiled import compiled
-from zico.scheduler.demand import curve_of
+from zico.scheduler.demand import profile_at
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from zico.scheduler.demand import Staircase
-    from zico.scheduler.state import JobView, Profile
 
     Int64s = NDArray[np.int64]
 
 NEVER = -1
 """No delay helps: the others' last step leaves too little."""
 
-
-class Shift(NamedTuple):
-    """When a waiting job may start, and what keeps it from starting now."""
-
-    delay_ns: int
-    """0: now; ``NEVER``: not unless somebody leaves."""
-    conflict_ns: int
-    """When, after a start now, memory would first be short; -1 if never."""
-
-
-def smallest_delay(others: Staircase, job: JobView, profile: Profile, budget: int) -> Shift:
-    """Return the smallest delay after which the job's whole next iteration fits.
-
-    Args:
-        others: What everybody but the job is going to hold.
-        job: At its boundary; what it holds there (``held``) it may hold in any case.
-        profile: The job's.
-        budget: Regions.
-    """
-    curve = curve_of(profile)
-    return Shift(*_smallest_delay(*others, *curve.steps, curve.duration_ns, job.held, budget))
+Record = Any
 
 
 @compiled
-def _smallest_delay(
-    t_ns: Int64s, levels: Int64s, own_ns: Int64s, own: Int64s, duration_ns: int, held: int, budget: int
-) -> tuple[int, int]:
-    """Return the delay and the time of the first conflict at delay 0."""
-    n = len(own)
+def smallest_delay(others: tuple[Int64s, Int64s], job: Record, budget: int) -> tuple[int, int]:
+    """Return the smallest delay after which the job's whole next iteration fits, and what forbids a start now.
+
+    Args:
+        others: What everybody but the job is going to hold.
+        job: The JOB record, at its boundary, with a profile; what it holds there it may hold in any case.
+        budget: Regions.
+
+    Returns:
+        The delay in nanoseconds, or ``NEVER``; and when, after a start now, memory would first be short, -1 if never.
+    """
+    t_ns, levels = others
+    profile = profile_at(job)
+    own_ns, own, n = profile.step_ns, profile.level, profile.n_steps
     delay_ns = 0
     conflict_ns = -1
     clean = 0  # newcomer's steps in a row that fit at this delay; n of them, round the end, prove it
@@ -72,11 +58,11 @@ def _smallest_delay(
         if i == n:
             i = k = 0
         moved_ns = delay_ns
-        end_ns = own_ns[i + 1] if i + 1 < n else duration_ns
+        end_ns = own_ns[i + 1] if i + 1 < n else profile.duration_ns
         while k + 1 < len(t_ns) and t_ns[k + 1] <= delay_ns + own_ns[i]:
             k += 1
         at = k
-        while own[i] > held and at < len(t_ns) and t_ns[at] < moved_ns + end_ns:
+        while own[i] > job.held and at < len(t_ns) and t_ns[at] < moved_ns + end_ns:
             if own[i] + levels[at] > budget:
                 if conflict_ns < 0 and delay_ns == 0:
                     conflict_ns = max(own_ns[i], t_ns[at])

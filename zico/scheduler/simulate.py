@@ -4,7 +4,7 @@ Theory of operation
     A job goes through the steps of its profile and holds so many regions in each; between iterations it keeps its
     persistent ones. At a step that holds more it asks, and waits while what it asks for is not free or would leave
     the state unsafe. The policy is asked when somebody arrives or comes to a boundary, and when its own answer says
-    so. Each job has a processor of its own. Its first iteration has no profile and grows alone::
+    so. Its first iteration has no profile and grows alone::
 
         arrive -> step .. step -> boundary -> decision -> step .. step -> boundary ...
                   waits for regions           waits for the policy
@@ -19,21 +19,24 @@ Guarantees
 from __future__ import annotations
 
 import dataclasses
-import heapq
-import itertools
-import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.scheduler.claims import is_safe
-from zico.scheduler.demand import claim
-from zico.scheduler.state import JobView, Phase, PoolView, Profile, Start, Wait
+from zico.errors import ProblemError
+from zico.scheduler.engine import Stop, advance
+from zico.scheduler.layout import DECISION, JOB, NOBODY, SCENE, Reason
+from zico.scheduler.layout import Phase as Code
+from zico.scheduler.packed import packed, sentence
+from zico.scheduler.state import JobView, Phase, PoolView
+from zico.scheduler.tenants import EVENT, FOREVER, LOG, RUN, SCRATCH_ROWS, TENANT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from zico.scheduler.state import Decision, Policy
+    import numpy.typing as npt
+
+    from zico.scheduler.state import CompiledPolicy, Plan, Profile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +53,10 @@ class Load:
     jitter: float = 0.0
     """Each iteration is longer or shorter by up to this share."""
     arrive_ns: int = 0
-
-    def step_ns(self, step: int) -> int:
-        """Return the nominal length of a step."""
-        ends = (*self.profile.t_ns[1:], self.profile.duration_ns)
-        return ends[step] - self.profile.t_ns[step]
+    iterations: int = 0
+    """After so many it leaves; 0: never."""
+    floor: float = 0.0
+    """The least normalised throughput that it is owed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,239 +81,132 @@ class Outcome:
         return sum(self.normalised) / len(self.normalised)
 
 
-@dataclasses.dataclass
-class _Job:
-    number: int
-    load: Load
-    rng: random.Random
-    phase: Phase = Phase.RUNNING
-    profile: Profile | None = None
-    held: int = 0
-    persistent: int = 0
-    spilled: int = 0
-    step: int = 0
-    step_since_ns: int = 0
-    step_length_ns: int = 1
-    busy: bool = False
-    iteration: int = 0
-    started_ns: int = 0
-    waiting_since_ns: int = 0
-    waited_ns: int = 0
-    done_ns: int = 0
-    slowness: float = 1.0
-    reasons: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    @property
-    def level(self) -> int:
-        return self.load.profile.held[self.step]
-
-    @property
-    def need(self) -> int:
-        inside = self.phase is Phase.RUNNING and not self.busy
-        return max(0, self.level - self.held - self.spilled) if inside else 0
-
-    def view(self, now_ns: int) -> JobView:
-        width = 1 << self.load.profile.shift
-        passed = (now_ns - self.step_since_ns) * width // self.step_length_ns if self.busy else 0
-        at_boundary = self.phase is Phase.BOUNDARY
-        return JobView(
-            job=self.number,
-            name=self.load.name,
-            phase=self.phase,
-            held=self.held,
-            persistent=self.persistent,
-            progress=0 if at_boundary else self.step * width + min(passed, width - 1),
-            profile=self.profile,
-            iteration=self.iteration,
-            started_ns=self.started_ns,
-            waiting_since_ns=self.waiting_since_ns,
-            need=self.need,
-        )
-
-
 class Simulation:
     """Run jobs under a policy and a budget until a given time."""
 
-    def __init__(self, policy: Policy, loads: Iterable[Load], budget: int, seed: int = 0) -> None:
-        """Take the jobs in the order of their numbers; nothing runs yet."""
+    def __init__(
+        self,
+        policy: CompiledPolicy,
+        loads: Iterable[Load],
+        budget: int,
+        seed: int = 0,
+        *,
+        slowdown: Sequence[float] = (1.0,),
+        log: int = 0,
+    ) -> None:
+        """Take the jobs in the order of their numbers; nothing runs yet.
+
+        Args:
+            policy: Who may start.
+            loads: The jobs.
+            budget: Regions.
+            seed: Of the jitter.
+            slowdown: By what factor each of 0, 1, 2, ... working jobs is slower than alone; the last for any more.
+            log: How many changes of what jobs hold to keep.
+
+        Raises:
+            ProblemError: There are no jobs.
+        """
         self.policy = policy
-        self.budget = budget
-        self.now_ns = 0
-        self.jobs = [_Job(i, load, random.Random(seed * 997 + i)) for i, load in enumerate(loads)]  # noqa: S311
-        self.present: list[_Job] = []
-        self.alone: int | None = None
-        self.peak_granted = self.stalls = self.decisions = self.longest_wait_ns = 0
-        self._warm_up_ns = 0
-        self._events: list[tuple[int, int, str, int]] = []
-        self._order = itertools.count()
-        self._look_at_ns: int | None = None
-        for job in self.jobs:
-            self._at(job.load.arrive_ns, "arrive", job.number)
+        self.loads = tuple(loads)
+        if not self.loads:
+            raise ProblemError("no jobs: give at least one")
+        n = len(self.loads)
+        self._packed = [(packed(load.profile), packed(load.believed or load.profile)) for load in self.loads]
+        self.tenants = np.zeros(n, TENANT)
+        for number, (load, (true, believed)) in enumerate(zip(self.loads, self._packed, strict=True)):
+            tenant = self.tenants[number]
+            tenant["true_address"], tenant["believed_address"] = true.ctypes.data, believed.ctypes.data
+            tenant["keeps"], tenant["arrive_ns"], tenant["limit"] = load.persistent, load.arrive_ns, load.iterations
+            tenant["jitter"], tenant["floor"] = load.jitter, load.floor or 1 / n
+            tenant["random"] = (seed * 997 + number) & 0xFFFF_FFFF_FFFF_FFFF
+        self.log = np.zeros(log, LOG)
+        self._plan: Plan | None = None
+        self._run = np.zeros(1, RUN)
+        run = self._run[0]
+        run["policy_address"], run["use_claims"], run["budget"] = policy.address, policy.use_claims, budget
+        run["alone"], run["look_at_ns"], run["retry_at"] = NOBODY, FOREVER, FOREVER
+        run["plans"] = policy.plan is not None
+        self._lay_out(run, np.array(slowdown, np.float64))
+
+    def _lay_out(self, run: Any, slowdown: npt.NDArray[np.float64]) -> None:  # noqa: ANN401 - a RUN record
+        """Make the arrays that the record leads to, and keep them."""
+        n = len(self.loads)
+        self._present = np.zeros(n, np.int64)
+        jobs, decisions, scene = np.zeros(n, JOB), np.zeros(n, DECISION), np.zeros(1, SCENE)
+        scene[0]["jobs_address"], scene[0]["decisions_address"] = jobs.ctypes.data, decisions.ctypes.data
+        arrivals = np.argsort([load.arrive_ns for load in self.loads], kind="stable").astype(np.int64)
+        arrays = {
+            "tenants": self.tenants,
+            "arrivals": arrivals,
+            "present": self._present,
+            "scene": scene,
+            "queue": np.zeros(n, EVENT),
+            "scratch": np.zeros((SCRATCH_ROWS, n), np.int64),
+            "slowdown": slowdown,
+            "log": self.log,
+        }
+        for name, array in arrays.items():
+            run[f"{name}_address"] = array.ctypes.data
+        run["n_arrivals"], run["n_slowdown"], run["log_room"] = n, len(slowdown), len(self.log)
+        self._kept = (jobs, decisions, arrays)
 
     def run(self, until_ns: int, warm_up_ns: int = 0) -> Outcome:
         """Run to the given time; work and waits before the warm-up's end do not count."""
-        self._warm_up_ns = warm_up_ns
-        counted = [0] * len(self.jobs)
-        while self._events and self._events[0][0] <= until_ns:
-            self.now_ns, _, kind, number = heapq.heappop(self._events)
-            before_ns = self.jobs[number].done_ns if kind == "step" else 0
-            self._handle(kind, number)
-            if kind == "step" and self.now_ns > warm_up_ns:
-                counted[number] += self.jobs[number].done_ns - before_ns
+        run = self._run[0]
+        run["warm_up_ns"] = warm_up_ns
+        while self._advance(until_ns) == Stop.CHANGED:
+            self._make_plan()
         window_ns = until_ns - warm_up_ns
         return Outcome(
-            normalised=tuple(done_ns / window_ns for done_ns in counted),
-            iterations=tuple(job.iteration for job in self.jobs),
-            waited_ns=tuple(job.waited_ns for job in self.jobs),
-            reasons=tuple(max(job.reasons, key=job.reasons.__getitem__, default="") for job in self.jobs),
-            peak_granted=self.peak_granted,
-            stalls=self.stalls,
-            decisions=self.decisions,
-            longest_wait_ns=max([self.longest_wait_ns, *(self._waited_ns(job) for job in self.present)]),
+            normalised=tuple((self.tenants["counted_ns"] / window_ns).tolist()),
+            iterations=tuple(self.tenants["iteration"].tolist()),
+            waited_ns=tuple(self.tenants["waited_ns"].tolist()),
+            reasons=tuple(self._reason(number) for number in range(len(self.loads))),
+            peak_granted=int(run["peak_granted"]),
+            stalls=int(run["stalls"]),
+            decisions=int(run["decisions"]),
+            longest_wait_ns=max([int(run["longest_wait_ns"]), *self._waits_ns(until_ns)]),
         )
 
-    def view(self) -> PoolView:
-        """Return what the policy sees now."""
-        jobs = tuple(job.view(self.now_ns) for job in self.present)
-        return PoolView(self.now_ns, self.budget, jobs, self.alone)
+    def _advance(self, until_ns: int) -> int:
+        return int(advance(self._run[0], until_ns))
 
-    def _at(self, time_ns: int, kind: str, number: int) -> None:
-        heapq.heappush(self._events, (time_ns, next(self._order), kind, number))
+    def _make_plan(self) -> None:
+        """Let the policy think about the jobs that are there."""
+        run = self._run[0]
+        there = self._present[: int(run["n_present"])].tolist()
+        view = PoolView(int(run["now_ns"]), int(run["budget"]), tuple(self._view(number) for number in there))
+        self._plan = self.policy.plan(view) if self.policy.plan else None
+        run["plan_address"] = 0 if self._plan is None else self._plan.address
 
-    def _handle(self, kind: str, number: int) -> None:
-        job = self.jobs[number]
-        if kind == "arrive":
-            self.present.append(job)
-            self._begin(job)
-        elif kind == "step":
-            self._end_step(job)
-        if kind != "look" or self._look_at_ns == self.now_ns:
-            self._settle(decide=kind != "step" or job.phase is Phase.BOUNDARY)
+    def _view(self, number: int) -> JobView:
+        """Return what a plan has to know of a job."""
+        tenant, load = self.tenants[number], self.loads[number]
+        return JobView(
+            job=number,
+            name=load.name,
+            phase=Phase.RUNNING,
+            held=int(tenant["held"]),
+            persistent=int(tenant["persistent"]),
+            progress=0,
+            profile=(load.believed or load.profile) if tenant["profiled"] else None,
+            iteration=int(tenant["iteration"]),
+            started_ns=int(tenant["started_ns"]),
+            waiting_since_ns=0,
+            need=0,
+            floor=float(tenant["floor"]),
+        )
 
-    def _settle(self, *, decide: bool) -> None:
-        """Give what can be given, decide who starts, and see that somebody goes on."""
-        self._serve()
-        if decide:
-            self._decide()
-        self.peak_granted = max(self.peak_granted, sum(job.held for job in self.present))
-        blocked = [job for job in self.present if job.need]
-        if blocked and not any(job.busy for job in self.present):
-            self.stalls += 1
-            blocked[0].spilled += blocked[0].need
-            self._serve()
+    def _waits_ns(self, now_ns: int) -> list[int]:
+        """Return how long those wait that stand at a boundary."""
+        there = self.tenants[(self.tenants["present"] == 1) & (self.tenants["phase"] == Code.BOUNDARY)]
+        return [now_ns - since_ns for since_ns in there["waiting_since_ns"].tolist() if since_ns]
 
-    # -- iterations and steps -------------------------------------------------------------------------------------
-
-    def _begin(self, job: _Job) -> None:
-        job.phase = Phase.RUNNING
-        self.longest_wait_ns = max(self.longest_wait_ns, self._waited_ns(job))
-        job.step = 0
-        job.started_ns = self.now_ns
-        self._end_wait(job)
-        job.slowness = 1 + job.load.jitter * job.rng.uniform(-1, 1)
-        self._begin_step(job)
-
-    def _waited_ns(self, job: _Job) -> int:
-        return self.now_ns - job.waiting_since_ns if job.phase is Phase.BOUNDARY and job.waiting_since_ns else 0
-
-    def _end_wait(self, job: _Job) -> None:
-        if job.waiting_since_ns:
-            job.waited_ns += max(0, self.now_ns - max(job.waiting_since_ns, self._warm_up_ns))
-        job.waiting_since_ns = 0
-
-    def _begin_step(self, job: _Job) -> None:
-        job.held = min(job.held, job.level)
-        job.spilled = min(job.spilled, job.level - job.held)
-        if job.need:
-            job.waiting_since_ns = self.now_ns
-
-    def _end_step(self, job: _Job) -> None:
-        job.busy = False
-        job.done_ns += job.load.step_ns(job.step)
-        if job.step + 1 < len(job.load.profile.held):
-            job.step += 1
-            self._begin_step(job)
-            return
-        job.phase = Phase.BOUNDARY
-        job.iteration += 1
-        job.held = job.persistent = min(job.held, job.load.persistent)
-        job.profile = job.profile or job.load.believed or job.load.profile
-        job.waiting_since_ns = self.now_ns
-        if self.alone == job.number:
-            self.alone = None
-
-    # -- regions --------------------------------------------------------------------------------------------------
-
-    def _serve(self) -> None:
-        """Grant what is safe, longest waiting first, until nobody gets any more; let the satisfied go on."""
-        granted = True
-        while granted:
-            granted = False
-            for job in sorted(self.present, key=lambda job: (job.waiting_since_ns, job.number)):
-                if job.need:
-                    regions = self._may_take(job)
-                    job.held += regions
-                    granted = granted or regions > 0
-                if job.phase is Phase.RUNNING and not job.busy and not job.need:
-                    self._go_on(job)
-                    granted = True
-
-    def _go_on(self, job: _Job) -> None:
-        job.busy = True
-        self._end_wait(job)
-        job.step_since_ns = self.now_ns
-        job.step_length_ns = max(1, round(job.load.step_ns(job.step) * job.slowness))
-        self._at(self.now_ns + job.step_length_ns, "step", job.number)
-
-    def _may_take(self, job: _Job) -> int:
-        """Return how many of the regions that a job needs it may take now: if some leave a safe state, fewer do."""
-        free = self.budget - sum(other.held for other in self.present)
-        most = max(0, min(free, job.need))
-        if most == 0 or not self.policy.use_claims:
-            return most
-        if job.profile is None:
-            if self.alone not in (None, job.number):
-                return 0
-            self.alone = job.number
-        if self._is_safe_after(job, most, free):
-            return most
-        least = 0
-        while most - least > 1:
-            middle = (least + most) // 2
-            if self._is_safe_after(job, middle, free):
-                least = middle
-            else:
-                most = middle
-        return least
-
-    def _is_safe_after(self, grown: _Job, regions: int, free: int) -> bool:
-        n = len(self.present)
-        held = np.array([job.held + (regions if job is grown else 0) for job in self.present], np.int64)
-        claims = np.array([max(claim(job.view(self.now_ns)), job.held + job.need) for job in self.present], np.int64)
-        residual = np.array([job.persistent for job in self.present], np.int64)
-        finish = [job.phase is Phase.RUNNING and job.profile is not None for job in self.present]
-        done = np.zeros(n, np.uint8)
-        return bool(is_safe(free - regions, held, claims, residual, np.array(finish, np.uint8), done, n))
-
-    # -- decisions ------------------------------------------------------------------------------------------------
-
-    def _decide(self) -> None:
-        view = self.view()
-        if not any(job.phase is Phase.BOUNDARY for job in view.jobs):
-            return
-        decisions = self.policy.decide(view)
-        self.decisions += 1
-        for number, decision in decisions.items():
-            if isinstance(decision, Start):
-                self._begin(self.jobs[number])
-            elif self.now_ns > self._warm_up_ns:
-                reasons = self.jobs[number].reasons
-                reasons[decision.reason] = reasons.get(decision.reason, 0) + 1
-        self._look_again(decisions)
-        self._serve()
-
-    def _look_again(self, decisions: dict[int, Decision]) -> None:
-        due = [d.until_ns for d in decisions.values() if isinstance(d, Wait) and d.until_ns is not None]
-        self._look_at_ns = max(self.now_ns + 1, min(due)) if due else None
-        if self._look_at_ns is not None:
-            self._at(self._look_at_ns, "look", 0)
+    def _reason(self, number: int) -> str:
+        counts = self.tenants[number]["reasons"]
+        if not counts.any():
+            return ""
+        reason = Reason(int(counts.argmax()))
+        against = int(self.tenants[number]["against"][reason])
+        return sentence(reason, "others" if against == NOBODY else self.loads[against].name)

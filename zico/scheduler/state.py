@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Phase(enum.Enum):
@@ -55,6 +58,19 @@ class JobView:
     """When the wait at the boundary or in an allocation began, 0 if it does not wait."""
     need: int
     """Regions that an allocation of it waits for now, 0 if none."""
+    served: float = 1.0
+    """Its recent throughput over alone's."""
+    floor: float = 0.0
+    """The least that it is owed of that."""
+
+
+class Plan(Protocol):
+    """What a policy has worked out about some jobs, which outlasts the view that it was for."""
+
+    @property
+    def address(self) -> int:
+        """Return where the record is that compiled decisions read."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +83,8 @@ class PoolView:
     jobs: tuple[JobView, ...]
     alone_job: int | None = None
     """The unprofiled job that is growing now: nobody else may start an iteration."""
+    plan: Plan | None = None
+    """What the policy has worked out about these jobs, if it has."""
 
     def job(self, job: int) -> JobView:
         """Return the job with that number; ``KeyError`` if there is none."""
@@ -98,12 +116,35 @@ Decision = Start | Wait
 class Policy(Protocol):
     """Who may begin an iteration now. Pure: the same view gives the same decisions."""
 
-    name: str
-    use_claims: bool
-    """Every region grant must leave the state safe."""
-    self_admit: bool
-    """A job may start unasked while all jobs' peaks together fit the budget."""
+    @property
+    def name(self) -> str:
+        """Return what it is called."""
+        ...
+
+    @property
+    def use_claims(self) -> bool:
+        """Tell whether every region grant must leave the state safe."""
+        ...
+
+    @property
+    def self_admit(self) -> bool:
+        """Tell whether a job may start unasked while all jobs' peaks together fit the budget."""
+        ...
+
+    @property
+    def plan(self) -> Callable[[PoolView], Plan | None] | None:
+        """Return what works out a plan for the jobs of a view, in its own time, if there is anything to plan."""
+        ...
 
     def decide(self, pool: PoolView) -> dict[int, Decision]:
         """Return a decision for every job at its boundary."""
+        ...
+
+
+class CompiledPolicy(Policy, Protocol):
+    """A policy whose decisions are machine code, which the simulator calls."""
+
+    @property
+    def address(self) -> int:
+        """Return the address of a C function that takes a SCENE's and fills its decisions."""
         ...

@@ -1,68 +1,179 @@
-"""What the policies share: whose turn it is, and the answers that need no prediction."""
+"""What the policies share: whose turn it is, and the answers that need no prediction. Compiled, over scenes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from zico.scheduler.state import Phase, Start, Wait
+import numpy as np
+
+from zico.compiled import compiled, inlined, record_at
+from zico.scheduler.demand import claim_of, is_iterating, job_at, profile_at
+from zico.scheduler.layout import BLOCKERS, DECISION, NO_TIME, NOBODY, SCENE, Phase, Reason
 
 if TYPE_CHECKING:
-    from zico.scheduler.state import Decision, JobView, PoolView
+    from numpy.typing import NDArray
+
+_DECISION_BYTES = DECISION.itemsize
+_FEW = 24  # so many are sorted by insertion, without a call
+_RUNNING = int(Phase.RUNNING)
+_BOUNDARY = int(Phase.BOUNDARY)
+_NONE, _ALONE, _MISFIT = int(Reason.NONE), int(Reason.ALONE), int(Reason.MISFIT)
+
+Record = Any
+Array = Any
 
 
-def in_turn(pool: PoolView) -> list[JobView]:
-    """Return the jobs at their boundaries, the one that has waited longest first."""
-    waiting = [job for job in pool.jobs if job.phase is Phase.BOUNDARY]
-    return sorted(waiting, key=lambda job: (job.waiting_since_ns or pool.now_ns, job.job))
+@inlined
+def scene_at(address: int) -> Record:
+    """Return the scene at an address."""
+    return record_at(address, SCENE)
 
 
-def alone_job(pool: PoolView) -> JobView | None:
-    """Return the job whose first iteration is growing now, if it still runs."""
-    for job in pool.jobs:
-        if job.job == pool.alone_job and job.phase is Phase.RUNNING:
-            return job
-    return None
+@inlined
+def decision_at(scene: Record, index: int) -> Record:
+    """Return the DECISION record of the job at an index."""
+    return record_at(scene.decisions_address + index * _DECISION_BYTES, DECISION)
 
 
-def wait_for_alone(alone: JobView) -> Wait:
+@compiled
+def in_turn(scene: Record) -> NDArray[np.int64]:
+    """Return the indices of the jobs at their boundaries, the one that has waited longest first."""
+    waiting = np.empty(scene.n, np.int64)
+    since_ns = np.empty(scene.n, np.int64)
+    n = 0
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        if job.phase == _BOUNDARY:
+            waiting[n] = i
+            since_ns[n] = job.waiting_since_ns if job.waiting_since_ns != 0 else scene.now_ns
+            n += 1
+    if n > _FEW:
+        return waiting[:n][np.argsort(since_ns[:n], kind="mergesort")]
+    for i in range(1, n):
+        index, since = waiting[i], since_ns[i]
+        at = i
+        while at > 0 and since_ns[at - 1] > since:
+            waiting[at], since_ns[at] = waiting[at - 1], since_ns[at - 1]
+            at -= 1
+        waiting[at], since_ns[at] = index, since
+    return waiting[:n]
+
+
+@compiled
+def alone_in(scene: Record) -> int:
+    """Return the index of the job whose first iteration is growing now, if it still runs, else ``NOBODY``."""
+    return scene.alone if scene.alone >= 0 and job_at(scene, scene.alone).phase == _RUNNING else NOBODY
+
+
+@compiled
+def starts(scene: Record, index: int) -> None:
+    """Decide that a job begins its next iteration now."""
+    decision = decision_at(scene, index)
+    decision.starts = 1
+    decision.reason = _NONE
+    decision.until_ns = NO_TIME
+    decision.against = NOBODY
+    decision.blockers = 0
+
+
+@compiled
+def waits(scene: Record, index: int, reason: int, until_ns: int) -> None:
+    """Decide that a job stays at its boundary; who keeps it there is to be added by ``blocked_by``."""
+    starts(scene, index)
+    decision = decision_at(scene, index)
+    decision.starts = 0
+    decision.reason = reason
+    decision.until_ns = until_ns
+
+
+@inlined
+def blocked_by(scene: Record, index: int, other: int) -> None:
+    """Add to those who keep a waiting job at its boundary."""
+    decision = decision_at(scene, index)
+    if decision.against == NOBODY:
+        decision.against = other
+    if other < BLOCKERS:
+        decision.blockers |= np.uint64(1) << np.uint64(other)
+
+
+@compiled
+def waits_for_alone(scene: Record, index: int, alone: int) -> None:
     """Wait for the end of a job's first iteration, of which nothing is known."""
-    return Wait((alone.job,), None, f"the first iteration of {alone.name} runs alone")
+    waits(scene, index, _ALONE, NO_TIME)
+    blocked_by(scene, index, alone)
 
 
-def kept_regions(job: JobView) -> int:
+@inlined
+def kept_regions(job: Record) -> int:
     """Return what a job holds when its iteration has ended; what it holds now if it is in none that is known."""
-    return job.persistent if job.phase is Phase.RUNNING and job.profile is not None else job.held
+    return job.persistent if is_iterating(job) else job.held
 
 
-def kept_by_others(job: JobView, pool: PoolView) -> int:
-    """Return the regions that stay with the other jobs once their iterations have ended."""
-    return sum(kept_regions(other) for other in pool.jobs if other.job != job.job)
+@compiled
+def kept_by_all(scene: Record) -> int:
+    """Return the regions that stay when all iterations have ended."""
+    kept = 0
+    for i in range(scene.n):
+        kept += kept_regions(job_at(scene, i))
+    return kept
 
 
-def fits_beside_kept(job: JobView, pool: PoolView) -> bool:
-    """Tell whether the job's iteration fits once the others' iterations have ended; true if nothing is known of it."""
-    most = job.held if job.profile is None else job.profile.peak
-    return most <= job.held or most + kept_by_others(job, pool) <= pool.budget
+@compiled
+def fits_beside_kept(scene: Record, index: int, kept: int) -> bool:
+    """Tell whether a job's iteration fits once the others' have ended, all keeping ``kept``; true if it is unknown."""
+    job = job_at(scene, index)
+    most = job.held if job.profile_address == 0 else profile_at(job).peak
+    return most <= job.held or most + kept - kept_regions(job) <= scene.budget
 
 
-def does_not_fit(job: JobView, pool: PoolView) -> Wait:
+@compiled
+def waits_to_fit(scene: Record, index: int) -> None:
     """Wait for somebody to leave or to let go of memory that does not come back at the end of an iteration."""
-    keepers = tuple(other.job for other in pool.jobs if other.job != job.job and kept_regions(other) > 0)
-    peak = job.held if job.profile is None else job.profile.peak
-    return Wait(
-        keepers,
-        None,
-        f"its peak of {peak} regions does not fit: the others keep {kept_by_others(job, pool)} of the budget of "
-        f"{pool.budget} between iterations",
-    )
+    waits(scene, index, _MISFIT, NO_TIME)
+    for other in range(scene.n):
+        if other >= BLOCKERS and decision_at(scene, index).against != NOBODY:
+            break
+        if other != index and kept_regions(job_at(scene, other)) > 0:
+            blocked_by(scene, index, other)
 
 
-def unstuck(decisions: dict[int, Decision], pool: PoolView) -> dict[int, Decision]:
-    """Return the decisions, but start the first in turn if nobody fits and nobody is left to wait for.
+@compiled
+def peaks_together(scene: Record) -> int:
+    """Return what all jobs together could ever hold at once; ``NOBODY`` knows if one has no profile."""
+    together = 0
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        if job.profile_address == 0:
+            return NOBODY
+        together += max(profile_at(job).peak, job.held, job.persistent)
+    return together
+
+
+@compiled
+def unstick(scene: Record, order: Array) -> None:
+    """Start the first in turn if nobody starts and nobody is left to wait for.
 
     Its iteration exceeds the budget and will overflow into the next tier of memory: slow, but the jobs move.
     """
-    idle = all(job.phase is Phase.BOUNDARY for job in pool.jobs)
-    if not idle or not decisions or any(isinstance(decision, Start) for decision in decisions.values()):
-        return decisions
-    return {**decisions, in_turn(pool)[0].job: Start()}
+    if len(order) == 0 or len(order) < scene.n:
+        return
+    for index in order:
+        if decision_at(scene, index).starts == 1:
+            return
+    starts(scene, order[0])
+
+
+@compiled
+def banker_of(scene: Record) -> tuple[int, Array, Array]:
+    """Return the state that the banker's rule judges: what is free; held, claim, residual in rows; who must finish."""
+    sums = np.empty((3, scene.n), np.int64)
+    flags = np.zeros((2, scene.n), np.uint8)
+    free = scene.budget
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        free -= job.held
+        sums[0, i] = job.held
+        sums[1, i] = claim_of(job)
+        sums[2, i] = kept_regions(job)
+        flags[0, i] = is_iterating(job)
+    return free, sums, flags

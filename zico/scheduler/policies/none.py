@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.scheduler.state import Start
-from zico.scheduler.turns import in_turn
+from numba import types
+
+from zico.compiled import callback
+from zico.scheduler.packed import Compiled
+from zico.scheduler.turns import in_turn, scene_at, starts
 
 if TYPE_CHECKING:
-    from zico.scheduler.state import Decision, Policy, PoolView
+    from zico.scheduler.state import CompiledPolicy
 
 
-class Uncoordinated:
+@callback(types.void(types.int64))
+def decide(scene_address: int) -> None:
     """Start everybody; memory is first come first served, and running full is the next tier's business."""
-
-    name = "none"
-    use_claims = False
-    self_admit = True
-
-    def decide(self, pool: PoolView) -> dict[int, Decision]:
-        """Start every job that waits."""
-        return {job.job: Start() for job in in_turn(pool)}
+    scene = scene_at(scene_address)
+    for index in in_turn(scene):
+        starts(scene, index)
 
 
-POLICY: Policy = Uncoordinated()
+POLICY: CompiledPolicy = Compiled("none", decide, use_claims=False)

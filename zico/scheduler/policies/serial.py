@@ -2,44 +2,66 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from zico.scheduler.demand import stands_still
-from zico.scheduler.state import Phase, Start, Wait
-from zico.scheduler.turns import alone_job, does_not_fit, fits_beside_kept, in_turn, unstuck, wait_for_alone
+from numba import types
+
+from zico.compiled import callback, compiled
+from zico.scheduler.demand import is_iterating, job_at, stands_still
+from zico.scheduler.layout import NO_TIME, NOBODY, Reason
+from zico.scheduler.packed import Compiled
+from zico.scheduler.turns import (
+    alone_in,
+    blocked_by,
+    fits_beside_kept,
+    in_turn,
+    kept_by_all,
+    scene_at,
+    starts,
+    unstick,
+    waits,
+    waits_for_alone,
+    waits_to_fit,
+)
 
 if TYPE_CHECKING:
-    from zico.scheduler.state import Decision, JobView, Policy, PoolView
+    from zico.scheduler.state import CompiledPolicy
+
+_TURN = int(Reason.TURN)
+
+Record = Any
 
 
-class Serial:
-    """Let the job that has waited longest run one iteration while all others wait."""
-
-    name = "serial"
-    use_claims = True
-    self_admit = False
-
-    def decide(self, pool: PoolView) -> dict[int, Decision]:
-        """Start at most one job: the first in turn that fits, and only if nobody runs."""
-        alone = alone_job(pool)
-        if alone is not None:
-            return {job.job: wait_for_alone(alone) for job in in_turn(pool)}
-        decisions: dict[int, Decision] = {}
-        running = next((job for job in pool.jobs if _occupies(job, pool.now_ns)), None)
-        for job in in_turn(pool):
-            if not fits_beside_kept(job, pool):
-                decisions[job.job] = does_not_fit(job, pool)
-            elif running is None:
-                decisions[job.job] = Start()
-                running = job
-            else:
-                decisions[job.job] = Wait((running.job,), None, f"its turn comes after {running.name}'s iteration")
-        return unstuck(decisions, pool)
+@compiled
+def _occupant(scene: Record) -> int:
+    """Return who is inside an iteration; one that has never ended any, or stands still, may never do so."""
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        if is_iterating(job) and not stands_still(job, scene.now_ns):
+            return i
+    return NOBODY
 
 
-def _occupies(job: JobView, now_ns: int) -> bool:
-    """Tell whether the job is inside an iteration; one that has never ended any, or stands still, may never do so."""
-    return job.phase is Phase.RUNNING and job.profile is not None and not stands_still(job, job.profile, now_ns)
+@callback(types.void(types.int64))
+def decide(scene_address: int) -> None:
+    """Start at most one job: the first in turn that fits, and only if nobody runs."""
+    scene = scene_at(scene_address)
+    order = in_turn(scene)
+    alone = alone_in(scene)
+    running = _occupant(scene)
+    kept = kept_by_all(scene)
+    for index in order:
+        if alone != NOBODY:
+            waits_for_alone(scene, index, alone)
+        elif not fits_beside_kept(scene, index, kept):
+            waits_to_fit(scene, index)
+        elif running == NOBODY:
+            starts(scene, index)
+            running = index
+        else:
+            waits(scene, index, _TURN, NO_TIME)
+            blocked_by(scene, index, running)
+    unstick(scene, order)
 
 
-POLICY: Policy = Serial()
+POLICY: CompiledPolicy = Compiled("serial", decide, self_admit=False)

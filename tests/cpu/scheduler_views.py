@@ -1,0 +1,86 @@
+"""The compiled predictions on Python's views, for tests that say what they expect in those terms."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zico.scheduler import demand, shift
+from zico.scheduler.packed import Scene
+from zico.scheduler.state import PoolView
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from zico.scheduler.state import JobView, Profile
+
+
+class Staircase(NamedTuple):
+    """Regions over time from now on, the last level for ever."""
+
+    t_ns: NDArray[np.int64]
+    level: NDArray[np.int64]
+
+
+class Shift(NamedTuple):
+    """When a waiting job may start, and what keeps it from starting now."""
+
+    delay_ns: int
+    conflict_ns: int
+
+
+def _in_a_scene(job: JobView, now_ns: int = 0) -> tuple[Scene, Any]:
+    scene = Scene(PoolView(now_ns, 0, (job,)))
+    return scene, scene.jobs[0]
+
+
+def claim(job: JobView) -> int:
+    """Return the most that a job may still come to hold."""
+    _scene, record = _in_a_scene(job)
+    return int(demand.claim_of(record))
+
+
+def position_ns(job: JobView, now_ns: int) -> int:
+    """Return how far into its profile's time a job has come."""
+    _scene, record = _in_a_scene(job, now_ns)
+    return int(demand.position_ns(record, now_ns))
+
+
+def remaining(job: JobView, now_ns: int) -> Staircase:
+    """Return what a job holds from now on if it starts nothing new."""
+    _scene, record = _in_a_scene(job, now_ns)
+    return Staircase(*demand.remaining(record, now_ns))
+
+
+def planned(job: JobView, profile: Profile, delay_ns: int) -> Staircase:
+    """Return what a job at its boundary holds if it starts after a delay."""
+    _scene, record = _in_a_scene(dataclasses.replace(job, profile=profile))
+    return Staircase(*demand.planned(record, delay_ns))
+
+
+def total(staircases: Sequence[Staircase]) -> Staircase:
+    """Return the sum."""
+    merged = tuple(demand.level(0))
+    for staircase in staircases:
+        merged = demand.added(merged, tuple(staircase))
+    return Staircase(*merged)
+
+
+def total_of(now_ns: int, jobs: Sequence[JobView]) -> Staircase:
+    """Return what all jobs of a scene hold from now on."""
+    scene = Scene(PoolView(now_ns, 0, tuple(jobs)))
+    return Staircase(*demand.total(scene.scene[0]))
+
+
+def level_at(staircase: Staircase, t_ns: int) -> int:
+    """Return the regions held at a time from now."""
+    return int(demand.level_at(tuple(staircase), t_ns))
+
+
+def smallest_delay(others: Staircase, job: JobView, profile: Profile, budget: int) -> Shift:
+    """Return the smallest delay after which a job's iteration fits, and the first conflict of a start now."""
+    _scene, record = _in_a_scene(dataclasses.replace(job, profile=profile))
+    return Shift(*shift.smallest_delay(tuple(others), record, budget))

@@ -1,0 +1,86 @@
+"""Has the policy think about the jobs that are there, beside the broker's own work.
+
+Guarantees
+    * Nobody waits for a plan: until there is one, and whenever the jobs are other ones, the policy decides without.
+    * One thought at a time; what was thought is used until there is something newer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zico.scheduler.state import Plan, Policy, PoolView, Profile
+
+_DURATION_SHIFT = 4
+_PEAK_SHIFT = 5
+"""A profile is another one when it takes a sixteenth longer or shorter, or holds a 32nd more or less: a plan's cells
+are no finer, and profiles grow a little with every iteration."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Known(NamedTuple):
+    job: int
+    peak: int
+    persistent: int
+    duration_ns: int
+
+
+class Planning:
+    """Keeps the last plan, and makes a new one when the jobs, their profiles or the budget are other ones."""
+
+    def __init__(self, policy: Policy) -> None:
+        """Plan nothing yet."""
+        self._policy = policy
+        self._known: tuple[_Known, ...] = ()
+        self._budget = 0
+        self._plan: Plan | None = None
+        self._thread: threading.Thread | None = None
+
+    def plan_for(self, view: PoolView) -> Plan | None:
+        """Return the plan to decide by now; begins to think in a thread if it is out of date."""
+        thinks = self._thread is not None and self._thread.is_alive()
+        if self._policy.plan is None or thinks:
+            return self._plan
+        known = tuple(_of(job.job, job.persistent, job.profile) for job in view.jobs if job.profile is not None)
+        if view.budget != self._budget or not _alike(known, self._known):
+            if {one.job for one in known} != {one.job for one in self._known}:
+                self._plan = None
+            self._budget, self._known = view.budget, known
+            self._thread = threading.Thread(
+                target=self._think, args=(self._policy.plan, view), name="zico-plan", daemon=True
+            )
+            self._thread.start()
+        return self._plan
+
+    def wait(self, within_s: float) -> bool:
+        """Wait until nothing is being thought of; false if that takes longer."""
+        if self._thread is not None:
+            self._thread.join(within_s)
+        return self._thread is None or not self._thread.is_alive()
+
+    def _think(self, make: Callable[[PoolView], Plan | None], view: PoolView) -> None:
+        try:
+            self._plan = make(view)
+        except Exception:  # noqa: BLE001 - the top of a thread, and jobs go on without a plan
+            self._plan = None
+            _log.exception("no plan could be made for %s", ", ".join(job.name for job in view.jobs))
+
+
+def _of(job: int, persistent: int, profile: Profile) -> _Known:
+    return _Known(job, profile.peak, persistent, profile.duration_ns)
+
+
+def _alike(some: tuple[_Known, ...], others: tuple[_Known, ...]) -> bool:
+    return len(some) == len(others) and all(
+        a.job == b.job
+        and abs(a.duration_ns - b.duration_ns) <= b.duration_ns >> _DURATION_SHIFT
+        and abs(a.peak - b.peak) <= max(1, b.peak >> _PEAK_SHIFT)
+        and abs(a.persistent - b.persistent) <= max(1, b.peak >> _PEAK_SHIFT)
+        for a, b in zip(some, others, strict=True)
+    )

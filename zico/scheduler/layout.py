@@ -1,0 +1,107 @@
+"""What compiled policies and the simulator read and write: records, in regions and nanoseconds.
+
+A scene is a pool at one instant, laid out so that the same machine code decides for the broker and in the simulator.
+Addresses stand for what lies elsewhere; who makes a record keeps what it points to.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+MOST_BINS = 256
+"""Of a profile: as many as a job's record in the shared table has."""
+NOBODY = -1
+NO_TIME = -1
+BLOCKERS = 64
+"""Who keeps a job waiting is told of the first so many jobs of a scene, a bit for each."""
+
+
+class Phase(enum.IntEnum):
+    """Where a job is."""
+
+    RUNNING = 0
+    BOUNDARY = 1
+    LEAVING = 2
+
+
+class Reason(enum.IntEnum):
+    """Why a job waits at its boundary."""
+
+    NONE = 0
+    ALONE = 1
+    """Another job's first iteration, of which nothing is known, grows alone."""
+    MISFIT = 2
+    """Its peak does not fit beside what the others keep between iterations."""
+    MEETS = 3
+    """Its peak would meet the others'."""
+    UNSAFE = 4
+    """With one more iteration begun, no order would let all of them finish."""
+    TURN = 5
+    """One iteration at a time, and another's is going on."""
+    BETTER = 6
+    """It starts later so that the jobs together get further."""
+
+
+PROFILE = np.dtype(
+    [
+        ("duration_ns", "i8"),
+        ("tick_ns", "i8"),  # no prediction is finer: the width of a bin, were all equal
+        ("n_events", "i8"),
+        ("peak", "i8"),
+        ("shift", "i4"),  # bin i is from event i << shift on
+        ("n_bins", "i4"),
+        ("n_steps", "i4"),
+        ("bin_ns", "i8", (MOST_BINS + 1,)),  # when each bin begins, and when the last one ends
+        ("claims", "i4", (MOST_BINS,)),  # the most regions held from each bin on
+        ("step_ns", "i8", (MOST_BINS,)),  # bins of equal levels joined: when each run of them begins
+        ("level", "i8", (MOST_BINS,)),
+    ],
+    align=True,
+)
+"""A profile, converted once: what a whole iteration holds, and what it may still come to hold."""
+
+JOB = np.dtype(
+    [
+        ("profile_address", "i8"),  # 0 until the first iteration has ended
+        ("phase", "i8"),
+        ("held", "i8"),
+        ("persistent", "i8"),
+        ("progress", "i8"),
+        ("started_ns", "i8"),
+        ("waiting_since_ns", "i8"),
+        ("need", "i8"),
+        ("number", "i8"),  # of its place in the pool: plans know it by that
+        ("served", "f8"),  # its recent throughput over alone's
+        ("floor", "f8"),  # the least that it is owed of that
+    ],
+    align=True,
+)
+"""One job at one instant; the fields are those of ``zico.scheduler.state.JobView``."""
+
+DECISION = np.dtype(
+    [
+        ("starts", "i8"),
+        ("until_ns", "i8"),  # NO_TIME: only an event can change it
+        ("reason", "i8"),
+        ("against", "i8"),  # a job's index in the scene, or NOBODY
+        ("blockers", "u8"),
+    ],
+    align=True,
+)
+"""What a policy says of a job at its boundary; of any other job it says nothing."""
+
+SCENE = np.dtype(
+    [
+        ("now_ns", "i8"),
+        ("budget", "i8"),
+        ("n", "i8"),
+        ("alone", "i8"),  # the index of the job whose first iteration grows, or NOBODY
+        ("jobs_address", "i8"),
+        ("decisions_address", "i8"),
+        ("plan_address", "i8"),  # of what a policy remembers of these jobs; 0: nothing
+    ],
+    align=True,
+)
+"""All jobs of a pool at one instant."""

@@ -1,0 +1,191 @@
+"""Between Python's frozen views and the records of compiled policies."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zico.errors import ProblemError
+from zico.scheduler.layout import (
+    BLOCKERS,
+    DECISION,
+    JOB,
+    MOST_BINS,
+    NO_TIME,
+    NOBODY,
+    PROFILE,
+    SCENE,
+    Phase,
+    Reason,
+)
+from zico.scheduler.state import Start, Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from zico.scheduler.state import Decision, JobView, Plan, PoolView, Profile
+
+    Records = npt.NDArray[np.void]
+
+_TICK_SHIFT = 7  # a curve has 128 to 256 bins
+_MOST_KNOWN = 512
+_DECIDE = ctypes.CFUNCTYPE(None, ctypes.c_int64)
+
+_known: dict[int, tuple[Profile, Records]] = {}
+
+
+def packed(profile: Profile) -> Records:
+    """Return the profile's record in an array of one, converted at the first sight of that very object.
+
+    Raises:
+        ProblemError: It has more bins than a record.
+    """
+    known = _known.get(id(profile))
+    if known is not None and known[0] is profile:
+        return known[1]
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    record = _converted(profile)
+    _known[id(profile)] = (profile, record)
+    return record
+
+
+def _converted(profile: Profile) -> Records:
+    """Join equal neighbours, and fold the levels from the end."""
+    n = len(profile.held)
+    if not 0 < n <= MOST_BINS:
+        message = f"a profile has {n} bins: give 1 to {MOST_BINS}"
+        raise ProblemError(message)
+    held = np.asarray(profile.held, np.int64)
+    t_ns = np.asarray(profile.t_ns, np.int64)
+    first = np.flatnonzero(np.diff(held, prepend=held[0] - 1))
+    records = np.zeros(1, PROFILE)
+    record = records[0]
+    record["duration_ns"], record["n_events"] = profile.duration_ns, profile.n_events
+    record["tick_ns"] = max(1, profile.duration_ns >> _TICK_SHIFT)
+    record["shift"], record["n_bins"], record["n_steps"] = profile.shift, n, len(first)
+    record["peak"] = held.max()
+    record["bin_ns"][: n + 1] = *t_ns, profile.duration_ns
+    record["claims"][:n] = np.maximum.accumulate(held[::-1])[::-1]
+    record["step_ns"][: len(first)] = t_ns[first]
+    record["level"][: len(first)] = held[first]
+    return records
+
+
+class Scene:
+    """The records of a pool's view, which this keeps."""
+
+    def __init__(self, pool: PoolView) -> None:
+        """Copy the view; profiles are converted once and kept."""
+        n = len(pool.jobs)
+        self._pool = pool
+        self._profiles = [None if job.profile is None else packed(job.profile) for job in pool.jobs]
+        self.jobs = np.array([_row(job, known) for job, known in zip(pool.jobs, self._profiles, strict=True)], JOB)
+        self.decisions = np.zeros(n, DECISION)
+        index = {job.job: i for i, job in enumerate(pool.jobs)}
+        self.scene = np.zeros(1, SCENE)
+        scene = self.scene[0]
+        scene["now_ns"], scene["budget"], scene["n"] = pool.now_ns, pool.budget, n
+        scene["alone"] = NOBODY if pool.alone_job is None else index.get(pool.alone_job, NOBODY)
+        scene["jobs_address"] = self.jobs.ctypes.data
+        scene["decisions_address"] = self.decisions.ctypes.data
+        scene["plan_address"] = 0 if pool.plan is None else pool.plan.address
+
+    def decided(self) -> dict[int, Decision]:
+        """Return what a policy has decided, for every job at its boundary."""
+        waiting = np.flatnonzero(self.jobs["phase"] == Phase.BOUNDARY)
+        return {self._pool.jobs[i].job: decision_of(self.decisions[i], self._pool, i) for i in waiting.tolist()}
+
+
+def _row(job: JobView, known: Records | None) -> tuple[int | float, ...]:
+    return (
+        0 if known is None else known.ctypes.data,
+        Phase[job.phase.name],
+        job.held,
+        job.persistent,
+        job.progress,
+        job.started_ns,
+        job.waiting_since_ns,
+        job.need,
+        job.job,
+        job.served,
+        job.floor,
+    )
+
+
+def decision_of(record: Any, pool: PoolView, index: int) -> Decision:  # noqa: ANN401 - one DECISION record
+    """Return a decision in Python's terms."""
+    if record["starts"]:
+        return Start()
+    blockers = int(record["blockers"])
+    those = [job for i, job in enumerate(pool.jobs[:BLOCKERS]) if blockers >> i & 1]
+    against = int(record["against"])
+    if not those and against != NOBODY:
+        those = [pool.jobs[against]]
+    until_ns = int(record["until_ns"])
+    reason = Reason(int(record["reason"]))
+    said = _misfit(pool, pool.jobs[index]) if reason is Reason.MISFIT else sentence(reason, _names(those))
+    return Wait(tuple(job.job for job in those), None if until_ns == NO_TIME else until_ns, said)
+
+
+def _names(jobs: Sequence[JobView]) -> str:
+    return ", ".join(job.name for job in jobs)
+
+
+def sentence(reason: Reason, names: str) -> str:
+    """Return why a job waits for those of these names."""
+    match reason:
+        case Reason.ALONE:
+            return f"the first iteration of {names} runs alone"
+        case Reason.MEETS:
+            return f"its peak would meet that of {names}"
+        case Reason.TURN:
+            return f"its turn comes after {names}'s iteration"
+        case Reason.BETTER:
+            return f"beside {names} it gets further when it starts later"
+        case Reason.UNSAFE:
+            return "with one more iteration begun, no order would let all of them finish"
+        case _:
+            return f"its peak does not fit beside what {names} keep between iterations"
+
+
+def _misfit(pool: PoolView, job: JobView) -> str:
+    kept = sum(_kept(other) for other in pool.jobs if other is not job)
+    peak = job.held if job.profile is None else job.profile.peak
+    return (
+        f"its peak of {peak} regions does not fit: the others keep {kept} of the budget of {pool.budget} "
+        "between iterations"
+    )
+
+
+def _kept(job: JobView) -> int:
+    return job.persistent if job.phase.name == "RUNNING" and job.profile is not None else job.held
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A policy whose decisions are one compiled function over a scene."""
+
+    name: str
+    function: Any
+    """A ``callback``: takes the address of a SCENE and fills the decisions of the jobs at their boundaries."""
+    use_claims: bool = True
+    self_admit: bool = True
+    plan: Callable[[PoolView], Plan | None] | None = None
+    """What it works out about the jobs of a view, apart from its decisions."""
+
+    @property
+    def address(self) -> int:
+        """Return the address of the function."""
+        return int(self.function.address)
+
+    def decide(self, pool: PoolView) -> dict[int, Decision]:
+        """Return a decision for every job at its boundary."""
+        scene = Scene(pool)
+        _DECIDE(self.address)(scene.scene.ctypes.data)
+        return scene.decided()

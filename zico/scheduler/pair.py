@@ -1,0 +1,207 @@
+"""The best that two jobs can do beside each other, and how: by looking at all pairs of progresses.
+
+Theory of operation
+    A node is a pair (p, q): how many cells of its iteration each job has behind it, so 0 is its boundary. From there
+    both do their next cell, or one does while the other waits. An arc exists if what is held during it fits and the
+    state stays safe by the banker's rule; and if both could go on, a job may be kept waiting only at its boundary,
+    since inside an iteration it waits for memory alone::
+
+        q |  . . . . . . .     . an arc for both, diagonal
+          |  . . # # # . .     # both peaks together do not fit: to go around, one has to wait
+          |  . . # # # . .
+          |  . . . . . . .     over the edge on the right or above, the next iteration begins: a torus
+          +---------------- p
+
+    The best cycle on that torus (``zico.scheduler.cycles``) is the best schedule there is. The action at the nodes
+    where one job is at its boundary says when it starts.
+
+Guarantees
+    * Nobody starves: besides the actions that get the most out of both, there are those that favour each.
+
+Known limitations
+    * A cell's level is the most held in it, and times are whole cells: figures are lower than the truth by about a cell
+      an iteration.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zico.compiled import compiled, record_at
+from zico.scheduler.claims import is_safe
+from zico.scheduler.cycles import NO_ARC, best_arcs, prune
+from zico.scheduler.layout import PROFILE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Int64s = NDArray[np.int64]
+
+CELLS = 128
+"""Of the longer iteration, at least."""
+LEAST_CELLS = 24
+"""Of the shorter iteration."""
+MOST_CELLS = 1024
+BOTH, FIRST, SECOND = 0, 1, 2
+"""Actions: who does the next cell."""
+FAVOURS = 3
+"""Objectives: the sum, the first job, the second."""
+_FAVOUR = 8.0  # how much more the favoured job's progress counts
+_MOST_ROUNDS = 300
+_N_ACTIONS = 3
+
+PAIR = np.dtype(
+    [
+        ("cell_ns", "i8"),
+        ("n_cells", "i8", (2,)),
+        ("mean", "f8", (FAVOURS,)),  # of both jobs' throughputs over alone's
+        ("actions", "i1", (FAVOURS, 2, MOST_CELLS)),  # with one at its boundary: at each cell of the other
+    ],
+    align=True,
+)
+"""What two jobs do best. ``actions[f, k, c]`` is for job ``k`` at its boundary and the other at its cell ``c``."""
+
+Record = Any
+
+
+@compiled
+def cell_length_ns(a: Record, b: Record) -> int:
+    """Return the length of a cell; 0 if the iterations are too unequal to be laid beside each other."""
+    longer, shorter = max(a.duration_ns, b.duration_ns), min(a.duration_ns, b.duration_ns)
+    cell_ns = min(longer // CELLS, shorter // LEAST_CELLS)
+    return cell_ns if cell_ns > 0 and longer // cell_ns < MOST_CELLS else 0
+
+
+@compiled
+def cells_of(profile: Record, cell_ns: int, keeps: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """Return, per cell: the most held in it; what is held while waiting to begin it; the claim; when it first rises."""
+    n = max(1, (profile.duration_ns + cell_ns // 2) // cell_ns)
+    level, before, claim = np.zeros(n, np.int64), np.full(n, keeps, np.int64), np.zeros(n, np.int64)
+    rises_ns = np.full(n, cell_ns, np.int64)
+    step = 0
+    for c in range(n):
+        end_ns = profile.duration_ns if c + 1 == n else (c + 1) * cell_ns
+        while step + 1 < profile.n_steps and profile.step_ns[step + 1] <= c * cell_ns:
+            step += 1
+        level[c] = profile.level[step]
+        if level[c] > before[c]:
+            rises_ns[c] = 0
+        while step + 1 < profile.n_steps and profile.step_ns[step + 1] < end_ns:
+            step += 1
+            level[c] = max(level[c], profile.level[step])
+            if level[c] > before[c]:
+                rises_ns[c] = min(rises_ns[c], profile.step_ns[step] - c * cell_ns)
+        if c + 1 < n:
+            before[c + 1] = profile.level[step]
+    most = 0
+    for c in range(n - 1, -1, -1):
+        most = max(most, level[c])
+        claim[c] = most
+    return level, before, claim, rises_ns
+
+
+@compiled
+def _is_safe(budget: int, held: Int64s, claim: Int64s, keeps: Int64s, running: NDArray[np.uint8]) -> bool:
+    done = np.empty(2, np.uint8)
+    free = budget - held[0] - held[1]
+    return free >= 0 and is_safe(free, held, claim, keeps, running, done, 2)
+
+
+@compiled
+def arcs_of(
+    a: tuple[Int64s, Int64s, Int64s, Int64s],
+    b: tuple[Int64s, Int64s, Int64s, Int64s],
+    keeps: Int64s,
+    budget: int,
+    any_wait: bool,  # noqa: FBT001 - compiled
+) -> Int64s:
+    """Return for each pair of progresses and action the pair that it leads to.
+
+    Args:
+        a: Cells of the first job.
+        b: And of the second.
+        keeps: Regions that each keeps between iterations.
+        budget: Regions.
+        any_wait: A job may be kept waiting everywhere, and any state in which memory fits will do: not what Zico can
+            do, but the bound that no scheduler exceeds.
+    """
+    n_a, n_b = len(a[0]), len(b[0])
+    arcs = np.full((n_a * n_b, _N_ACTIONS), NO_ARC, np.int64)
+    held, claim, running = np.empty(2, np.int64), np.empty(2, np.int64), np.empty(2, np.uint8)
+    for p in range(n_a):
+        for q in range(n_b):
+            node = p * n_b + q
+            claim[0], claim[1] = a[2][p], b[2][q]
+            for action in (BOTH, FIRST, SECOND):
+                held[0] = a[1][p] if action == SECOND else a[0][p]
+                held[1] = b[1][q] if action == FIRST else b[0][q]
+                running[0] = p > 0 or action != SECOND
+                running[1] = q > 0 or action != FIRST
+                fits = held[0] + held[1] <= budget
+                if fits and (any_wait or _is_safe(budget, held, claim, keeps, running)):
+                    to_p = p if action == SECOND else (p + 1) % n_a
+                    to_q = q if action == FIRST else (q + 1) % n_b
+                    arcs[node, action] = to_p * n_b + to_q
+            if any_wait:
+                continue
+            goes = arcs[node, BOTH] != NO_ARC
+            if p > 0 and (goes or a[0][p] <= a[1][p]):  # inside, a job waits for memory alone
+                arcs[node, SECOND] = NO_ARC
+            if q > 0 and (goes or b[0][q] <= b[1][q]):
+                arcs[node, FIRST] = NO_ARC
+            if p > 0 and q > 0 and arcs[node, FIRST] != NO_ARC and arcs[node, SECOND] != NO_ARC:
+                arcs[node, SECOND if a[3][p] <= b[3][q] else FIRST] = NO_ARC  # who asks first gets it
+    prune(arcs)
+    return arcs
+
+
+@compiled
+def solve(a_address: int, b_address: int, keeps: Int64s, budget: int, together: float, pair: Record) -> bool:
+    """Fill in what two jobs do best; false if their iterations are too unequal, or never fit.
+
+    Args:
+        a_address: Of the first job's PROFILE.
+        b_address: Of the second's.
+        keeps: Regions that each keeps between iterations.
+        budget: Regions.
+        together: By what factor each is slower while both work.
+        pair: A PAIR record.
+    """
+    a, b = record_at(a_address, PROFILE), record_at(b_address, PROFILE)
+    cell_ns = cell_length_ns(a, b)
+    if cell_ns == 0:
+        return False
+    cells_a, cells_b = cells_of(a, cell_ns, keeps[0]), cells_of(b, cell_ns, keeps[1])
+    n_a, n_b = len(cells_a[0]), len(cells_b[0])
+    arcs = arcs_of(cells_a, cells_b, keeps, budget, False)  # noqa: FBT003
+    pair.cell_ns = cell_ns
+    pair.n_cells[0], pair.n_cells[1] = n_a, n_b
+    length = np.array([together, 1.0, 1.0])
+    for favour in range(FAVOURS):
+        worth_a = _FAVOUR if favour == FIRST else 1.0
+        worth_b = _FAVOUR if favour == SECOND else 1.0
+        gain = np.array([worth_a + worth_b, worth_a, worth_b])
+        chosen, ratio = best_arcs(arcs, gain, length, _MOST_ROUNDS)
+        if chosen[0] == NO_ARC:
+            return False
+        pair.mean[favour] = ratio[0] / 2
+        for q in range(n_b):
+            pair.actions[favour, 0, q] = chosen[q]
+        for p in range(n_a):
+            pair.actions[favour, 1, p] = chosen[p * n_b]
+    return True
+
+
+@compiled
+def bound(a_address: int, b_address: int, keeps: Int64s, budget: int, together: float) -> float:
+    """Return the largest mean throughput, over alone's, that any scheduler can reach; 0 if they never fit."""
+    a, b = record_at(a_address, PROFILE), record_at(b_address, PROFILE)
+    cell_ns = cell_length_ns(a, b)
+    if cell_ns == 0:
+        return 0.0
+    arcs = arcs_of(cells_of(a, cell_ns, keeps[0]), cells_of(b, cell_ns, keeps[1]), keeps, budget, True)  # noqa: FBT003
+    length, gain = np.array([together, 1.0, 1.0]), np.array([2.0, 1.0, 1.0])
+    chosen, ratio = best_arcs(arcs, gain, length, _MOST_ROUNDS)
+    return ratio[0] / 2 if chosen[0] != NO_ARC else 0.0

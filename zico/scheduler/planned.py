@@ -1,0 +1,118 @@
+"""Who may start, by a plan where there is one: a pair's best schedule, or the way that does best for any jobs.
+
+A plan is for certain jobs. Where the scene is of other jobs, or one does not do what its profile says, shift decides.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from zico.compiled import callback, compiled, record_at
+from zico.scheduler.claiming import decide_by_claims
+from zico.scheduler.claims import is_safe
+from zico.scheduler.demand import is_iterating, job_at, position_ns, stands_still
+from zico.scheduler.layout import NO_TIME, Phase, Reason
+from zico.scheduler.pair import BOTH, FIRST, PAIR, SECOND
+from zico.scheduler.shifting import decide_by_shift, waits_for_safety
+from zico.scheduler.turns import banker_of, blocked_by, scene_at, starts, waits
+
+
+class Way(enum.IntEnum):
+    """How a plan has jobs decided on."""
+
+    SHIFT = 0
+    CLAIMS = 1
+    PAIR = 2
+
+
+PLAN = np.dtype([("way", "i8"), ("jobs", "i8", (2,)), ("pair", PAIR)], align=True)
+"""How jobs are to be decided on; if as a pair, of the jobs of these numbers."""
+
+_CLAIMS, _BY_PAIR = int(Way.CLAIMS), int(Way.PAIR)
+_BOUNDARY = int(Phase.BOUNDARY)
+_BETTER = int(Reason.BETTER)
+_PAIR = 2
+
+Record = Any
+
+
+@compiled
+def _is_planned(scene: Record) -> bool:
+    """Tell whether the scene is the pair that the plan is for, and both do what their profiles say."""
+    if scene.plan_address == 0 or scene.n != _PAIR:
+        return False
+    known = record_at(scene.plan_address, PLAN)
+    for i in range(_PAIR):
+        job = job_at(scene, i)
+        if job.number != known.jobs[i] or job.profile_address == 0:
+            return False
+        if job.phase != _BOUNDARY and (not is_iterating(job) or stands_still(job, scene.now_ns)):
+            return False
+    return True
+
+
+@compiled
+def _favour(scene: Record) -> int:
+    """Return which job is owed something, if only one is, else that the sum counts."""
+    first, second = job_at(scene, 0), job_at(scene, 1)
+    owed_first, owed_second = first.served < first.floor, second.served < second.floor
+    if owed_first == owed_second:
+        return BOTH
+    return FIRST if owed_first else SECOND
+
+
+@compiled
+def _decide_pair(scene: Record) -> None:
+    """Decide for the jobs of a pair that are at their boundaries."""
+    pair = record_at(scene.plan_address, PLAN).pair
+    actions = pair.actions[_favour(scene)]
+    free, sums, flags = banker_of(scene)
+    both = job_at(scene, 0).phase == _BOUNDARY and job_at(scene, 1).phase == _BOUNDARY
+    for i in range(_PAIR):
+        job = job_at(scene, i)
+        if job.phase != _BOUNDARY:
+            continue
+        other = 1 - i
+        own = FIRST if i == 0 else SECOND
+        at_ns = 0 if both else position_ns(job_at(scene, other), scene.now_ns)
+        cell = min((at_ns + pair.cell_ns // 2) // pair.cell_ns, pair.n_cells[other] - 1)
+        if actions[i, cell] not in (BOTH, own):
+            _wait_for_cell(scene, i, actions[i], own, cell, at_ns)
+            continue
+        flags[0, i] = 1
+        if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], _PAIR):
+            starts(scene, i)
+        else:
+            flags[0, i] = 0
+            waits_for_safety(scene, i)
+
+
+@compiled
+def _wait_for_cell(scene: Record, index: int, actions: Any, own: int, cell: int, at_ns: int) -> None:  # noqa: ANN401
+    """Wait until the other job is where it is best to start beside it."""
+    pair = record_at(scene.plan_address, PLAN).pair
+    other = 1 - index
+    n = pair.n_cells[other]
+    later = cell + 1
+    while later < n and actions[later] not in (BOTH, own):
+        later += 1
+    until_ns = NO_TIME if later == n else scene.now_ns + max(later * pair.cell_ns - at_ns, pair.cell_ns >> 1)
+    waits(scene, index, _BETTER, until_ns)
+    blocked_by(scene, index, other)
+
+
+@callback(types.void(types.int64))
+def decide(scene_address: int) -> None:
+    """Decide for every job at its boundary; takes microseconds and waits for nothing."""
+    scene = scene_at(scene_address)
+    way = 0 if scene.plan_address == 0 else record_at(scene.plan_address, PLAN).way
+    if way == _BY_PAIR and _is_planned(scene):
+        _decide_pair(scene)
+    elif way == _CLAIMS:
+        decide_by_claims(scene)
+    else:
+        decide_by_shift(scene)

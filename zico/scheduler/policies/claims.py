@@ -1,0 +1,24 @@
+"""Claims alone: start as soon as everybody can still finish, whatever that does to who waits inside an iteration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from numba import types
+
+from zico.compiled import callback
+from zico.scheduler.claiming import decide_by_claims
+from zico.scheduler.packed import Compiled
+from zico.scheduler.turns import scene_at
+
+if TYPE_CHECKING:
+    from zico.scheduler.state import CompiledPolicy
+
+
+@callback(types.void(types.int64))
+def decide(scene_address: int) -> None:
+    """Decide for every job at its boundary."""
+    decide_by_claims(scene_at(scene_address))
+
+
+POLICY: CompiledPolicy = Compiled("claims", decide)
