@@ -20,6 +20,7 @@ from zico.broker.devices import HOST, HOST_DEVICE
 from zico.broker.ledger import Ledger
 from zico.broker.planning import Planning
 from zico.broker.record import write_record
+from zico.broker.service import Service
 from zico.errors import BrokerError
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Keeper:
         self._table = table
         self._policy = policy
         self._planning = Planning(policy)
+        self._service = Service()
         self._device = device
         self._outside = outside
         self._record_path = record_path
@@ -204,7 +206,7 @@ class Keeper:
     def _evaluate(self, now_ns: int) -> None:
         header, jobs = self._look(now_ns)
         self._evaluated_ns = now_ns
-        view = self._ledger.view(header, jobs, now_ns)
+        view = self._service.noted(self._ledger.view(header, jobs, now_ns))
         view = dataclasses.replace(view, plan=self._planning.plan_for(view))
         look_again_ns = admit_all(self._table, self._policy, view, jobs)
         soonest_ns = now_ns + MIN_EVALUATION_NS

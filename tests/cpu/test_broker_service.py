@@ -1,0 +1,51 @@
+"""What jobs have got lately, as the broker counts it."""
+
+from __future__ import annotations
+
+import pytest
+
+from zico.broker.service import Service
+from zico.scheduler.state import JobView, Phase, PoolView, Profile
+
+MS = 1_000_000
+PROFILE = Profile(held=(4, 6, 4), t_ns=(0, 10 * MS, 20 * MS), duration_ns=30 * MS, shift=4, n_events=48)
+
+
+def view(now_ns: int, *iterations: int, profile: Profile | None = PROFILE) -> PoolView:
+    """Return jobs that have ended so many iterations."""
+    jobs = (
+        JobView(number, f"job{number}", Phase.RUNNING, 4, 4, 0, profile, iteration, 0, 0, 0)
+        for number, iteration in enumerate(iterations)
+    )
+    return PoolView(now_ns, 10, tuple(jobs))
+
+
+def test_a_job_has_got_what_its_iterations_are_worth() -> None:
+    """One that ends an iteration of 30 ms every 60 ms has got a half, one that ends all in time has got all."""
+    service = Service()
+    for i in range(200):
+        noted = service.noted(view(60 * MS * i, i, 2 * i))
+    assert [job.served for job in noted.jobs] == pytest.approx([0.5, 1.0])
+    assert [job.floor for job in noted.jobs] == [0.5, 0.5]
+
+
+def test_what_was_long_ago_does_not_count() -> None:
+    """After many iterations at full pace a slow past is forgotten."""
+    service = Service()
+    for i in range(50):
+        service.noted(view(300 * MS * i, i))
+    start_ns = 300 * MS * 49
+    for i in range(200):
+        noted = service.noted(view(start_ns + 30 * MS * i, 49 + i))
+    assert noted.jobs[0].served > 0.97
+
+
+def test_nobody_is_owed_before_anything_is_known_of_him() -> None:
+    """A job without a profile, one just seen, and another in a place that was somebody's have got all they could."""
+    service = Service()
+    for i in range(9):
+        service.noted(view(90 * MS * i, i))
+    assert service.noted(view(900 * MS, 9)).jobs[0].served < 0.5
+    assert service.noted(view(990 * MS, 2)).jobs[0].served == 1.0
+    assert service.noted(view(999 * MS, 3, profile=None)).jobs[0].served == 1.0
+    assert service.noted(view(1100 * MS)).jobs == ()
