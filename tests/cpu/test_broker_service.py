@@ -49,3 +49,14 @@ def test_nobody_is_owed_before_anything_is_known_of_him() -> None:
     assert service.noted(view(990 * MS, 2)).jobs[0].served == 1.0
     assert service.noted(view(999 * MS, 3, profile=None)).jobs[0].served == 1.0
     assert service.noted(view(1100 * MS)).jobs == ()
+
+
+def test_a_job_that_ends_no_iteration_comes_to_be_owed() -> None:
+    """What it got long ago counts for less and less while nothing is added."""
+    service = Service()
+    for i in range(50):
+        service.noted(view(30 * MS * i, i))
+    start_ns = 30 * MS * 49
+    shares = [service.noted(view(start_ns + passed * 30 * MS, 49)).jobs[0].served for passed in (0, 1, 9, 90)]
+    assert shares[0] == shares[1] == pytest.approx(1.0)
+    assert shares[1] > shares[2] > 0.5 > shares[3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,10 +13,11 @@ from scheduler_cases import smallest_budget
 from scheduler_model import MS, Model, Outcome, Work, plateau, triangle
 
 from zico.scheduler.packed import Compiled
-from zico.scheduler.planned import Way, decide
+from zico.scheduler.pair import FIRST, SECOND
+from zico.scheduler.planned import PLAN, Way, decide
 from zico.scheduler.planner import Plan, plan
 from zico.scheduler.policies import policy_named
-from zico.scheduler.state import JobView, Phase, PoolView
+from zico.scheduler.state import JobView, Phase, PoolView, Start, Wait
 
 if TYPE_CHECKING:
     from zico.scheduler.state import CompiledPolicy
@@ -151,3 +153,33 @@ def decisions_along(policy: CompiledPolicy, pool: PoolView) -> list[str]:
         view = dataclasses.replace(pool, now_ns=MS + profile.t_ns[step], jobs=(running, pool.jobs[1]))
         said += [type(decision).__name__ for decision in policy.decide(view).values()]
     return said
+
+
+def paired(cell_ns: int, *, alone: int) -> Plan:
+    """Return a plan for jobs 0 and 1 by which one alone goes on for ever, unless the other is owed something."""
+    record = np.zeros(1, PLAN)
+    record[0]["way"], record[0]["jobs"] = Way.PAIR, (0, 1)
+    record[0]["pair"]["cell_ns"], record[0]["pair"]["n_cells"] = cell_ns, (4, 4)
+    record[0]["pair"]["actions"] = alone
+    record[0]["pair"]["actions"][FIRST + SECOND - alone] = FIRST + SECOND - alone
+    return Plan(record)
+
+
+@pytest.mark.parametrize("alone", [FIRST, SECOND])
+def test_who_is_never_started_comes_to_be_owed_that(alone: int) -> None:
+    """By a plan that starves a job its share falls although it ends no iteration, and then it is favoured."""
+    works = [triangle(60, kept=2)] * 2
+    policy = Compiled("starving", decide, plan=lambda _view: paired(25 * MS, alone=alone))
+    outcome = Model(policy, works, 70).run(200 * 100 * MS)
+    assert min(outcome.normalised) > 0.3
+
+
+def test_a_pair_that_does_not_fit_any_more_is_not_left_to_its_plan() -> None:
+    """Where both stand at their boundaries and keep too much, what they lack is said, and the first goes on."""
+    works = [triangle(60, kept=2)] * 2
+    view = view_of(works, max(works[0].levels) + 1)
+    jobs = tuple(dataclasses.replace(job, job=i) for i, job in enumerate(view.jobs))
+    decisions = policy_named("zico").decide(dataclasses.replace(view, jobs=jobs, plan=paired(25 * MS, alone=FIRST)))
+    assert decisions[0] == Start()
+    assert isinstance(decisions[1], Wait)
+    assert "does not fit" in decisions[1].reason

@@ -6,11 +6,10 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from zico.scheduler.layout import FADE_ITERATIONS
+
 if TYPE_CHECKING:
     from zico.scheduler.state import JobView, PoolView, Profile
-
-FADE_ITERATIONS = 16.0
-"""How far back "lately" looks, in the job's own iterations; the simulator's jobs have the same memory."""
 
 
 @dataclasses.dataclass
@@ -20,9 +19,12 @@ class _Got:
     work_ns: float = 0.0
     time_ns: float = 0.0
 
-    @property
-    def share(self) -> float:
-        return min(1.0, self.work_ns / self.time_ns) if self.time_ns > 0 else 1.0
+    def share(self, now_ns: int, profile: Profile | None) -> float:
+        """Return the throughput over alone's; it falls, too, while an iteration takes longer than alone."""
+        if self.time_ns == 0 or profile is None:
+            return 1.0
+        late_ns = max(0, now_ns - self.at_ns - profile.duration_ns)
+        return min(1.0, self.work_ns / (self.time_ns + late_ns))
 
     def note(self, iteration: int, now_ns: int, profile: Profile) -> None:
         """Count iterations that have ended since the last look."""
@@ -47,7 +49,8 @@ class Service:
         """Return the view with what each job has got and is owed: an equal share, as if the jobs took turns."""
         self._got = {job.job: self._of(job, view.now_ns) for job in view.jobs}
         floor = 1 / max(1, len(view.jobs))
-        jobs = (dataclasses.replace(job, served=self._got[job.job].share, floor=floor) for job in view.jobs)
+        got = (self._got[job.job].share(view.now_ns, job.profile) for job in view.jobs)
+        jobs = (dataclasses.replace(job, served=share, floor=floor) for job, share in zip(view.jobs, got, strict=True))
         return dataclasses.replace(view, jobs=tuple(jobs))
 
     def _of(self, job: JobView, now_ns: int) -> _Got:

@@ -152,16 +152,22 @@ def planned(job: Record, delay_ns: int) -> tuple[Int64s, Int64s]:
 
 
 @compiled
-def step_at(profile: Record, at_ns: int) -> int:
-    """Return which of the profile's steps an instant of its time lies in."""
-    low, high = 0, int(profile.n_steps)
+def span_at(begins_ns: Int64s, n: int, at_ns: int) -> int:
+    """Return which of the first ``n`` spans of time, given by when each begins, an instant lies in."""
+    low, high = 0, int(n)
     while high - low > 1:
         middle = (low + high) >> 1
-        if profile.step_ns[middle] <= at_ns:
+        if begins_ns[middle] <= at_ns:
             low = middle
         else:
             high = middle
     return low
+
+
+@inlined
+def step_at(profile: Record, at_ns: int) -> int:
+    """Return which of the profile's steps an instant of its time lies in."""
+    return span_at(profile.step_ns, profile.n_steps, at_ns)
 
 
 @compiled

@@ -25,14 +25,13 @@ import numpy as np
 
 from zico.compiled import call, compiled, inlined, record_at
 from zico.scheduler.claims import is_safe
-from zico.scheduler.demand import claim_of, job_at
+from zico.scheduler.demand import claim_of, job_at, span_at
 from zico.scheduler.events import first_at, pop, push
-from zico.scheduler.layout import NO_TIME, NOBODY, Phase
+from zico.scheduler.layout import FADE_ITERATIONS, NO_TIME, NOBODY, Phase
 from zico.scheduler.tenants import (
     FOREVER,
     LOG,
     arrival_of,
-    bin_at,
     need_of,
     present_in,
     profile_of,
@@ -58,7 +57,6 @@ class Stop(enum.IntEnum):
 
 _RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
 _DONE, _CHANGED = int(Stop.DONE), int(Stop.CHANGED)
-_FADE_ITERATIONS = 16.0  # of the job's own: how far back "recent throughput" looks
 _LOG_BYTES = LOG.itemsize
 _LOOK, _RETRY, _ARRIVAL, _STEP = 0, 1, 2, 3  # what happens next; of those at one time, the last one first
 
@@ -175,7 +173,7 @@ def _claim_falls_at(tenant: Record) -> int:
     """Return when, on the work clock, a job's claim next falls within the step that it is in."""
     profile = profile_of(tenant)
     begin_ns, end_ns = profile.step_ns[tenant.step], step_ends_ns(tenant)
-    now_in = bin_at(profile, begin_ns)
+    now_in = span_at(profile.bin_ns, profile.n_bins, begin_ns)
     claims = profile.claims
     for later in range(now_in + 1, profile.n_bins):
         if profile.bin_ns[later] >= end_ns:
@@ -298,7 +296,7 @@ def _end_iteration(run: Record, number: int) -> None:
 def _fade(run: Record, tenant: Record, work_ns: int) -> None:
     """Count an iteration into the job's recent throughput."""
     passed = float(run.now_ns - tenant.served_at_ns)
-    keeps = np.exp(-passed / (_FADE_ITERATIONS * work_ns))
+    keeps = np.exp(-passed / (FADE_ITERATIONS * work_ns))
     tenant.served_work = keeps * tenant.served_work + work_ns
     tenant.served_time = keeps * tenant.served_time + passed
     tenant.served_at_ns = run.now_ns

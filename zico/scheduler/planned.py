@@ -18,7 +18,7 @@ from zico.scheduler.demand import is_iterating, job_at, position_ns, stands_stil
 from zico.scheduler.layout import NO_TIME, Phase, Reason
 from zico.scheduler.pair import BOTH, FIRST, PAIR, SECOND
 from zico.scheduler.shifting import decide_by_shift, waits_for_safety
-from zico.scheduler.turns import banker_of, blocked_by, scene_at, starts, waits
+from zico.scheduler.turns import banker_of, blocked_by, fits_beside_kept, kept_by_all, scene_at, starts, waits
 
 
 class Way(enum.IntEnum):
@@ -42,13 +42,14 @@ Record = Any
 
 @compiled
 def _is_planned(scene: Record) -> bool:
-    """Tell whether the scene is the pair that the plan is for, and both do what their profiles say."""
-    if scene.plan_address == 0 or scene.n != _PAIR:
+    """Tell whether the scene is the pair that the plan is for, each fits, and both do what their profiles say."""
+    if scene.n != _PAIR:
         return False
     known = record_at(scene.plan_address, PLAN)
+    kept = kept_by_all(scene)
     for i in range(_PAIR):
         job = job_at(scene, i)
-        if job.number != known.jobs[i] or job.profile_address == 0:
+        if job.number != known.jobs[i] or job.profile_address == 0 or not fits_beside_kept(scene, i, kept):
             return False
         if job.phase != _BOUNDARY and (not is_iterating(job) or stands_still(job, scene.now_ns)):
             return False

@@ -81,7 +81,8 @@ def _way(way: Way) -> Records:
 def _pair(pool: PoolView, loads: list[Load]) -> list[Records]:
     record = _way(Way.PAIR)
     record[0]["jobs"] = [job.job for job in pool.jobs]
-    a, b = (packed(load.profile).ctypes.data for load in loads)
+    profiles = [packed(load.profile) for load in loads]  # to be kept while their addresses are used
+    a, b = (profile.ctypes.data for profile in profiles)
     keeps = np.array([load.persistent for load in loads], np.int64)
     return [record] if solve(a, b, keeps, pool.budget, 1.0, record[0]["pair"]) else []
 

@@ -184,19 +184,6 @@ def need_of(tenant: Record) -> int:
 
 
 @compiled
-def bin_at(profile: Record, at_ns: int) -> int:
-    """Return which of the profile's bins an instant of its time lies in."""
-    low, high = 0, int(profile.n_bins)
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if profile.bin_ns[middle] <= at_ns:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-@compiled
 def progress_of(run: Record, tenant: Record) -> int:
     """Return how many events of its iteration a tenant has come past."""
     profile = profile_of(tenant)
@@ -222,6 +209,13 @@ def show_place(run: Record, tenant: Record, job: Record) -> None:
     job.progress = 0 if tenant.phase == _BOUNDARY else progress_of(run, tenant)
 
 
+@inlined
+def _served(run: Record, tenant: Record) -> float:
+    """Return a tenant's recent throughput; it falls, too, while an iteration takes longer than alone."""
+    late_ns = max(0, run.now_ns - tenant.served_at_ns - profile_of(tenant).duration_ns)
+    return tenant.served_work / (tenant.served_time + late_ns) if tenant.served_time > 0 else 1.0
+
+
 @compiled
 def _show(run: Record, number: int, job: Record) -> None:
     """Fill the JOB record that a policy sees of a tenant."""
@@ -232,7 +226,7 @@ def _show(run: Record, number: int, job: Record) -> None:
     job.waiting_since_ns = tenant.waiting_since_ns
     job.need = need_of(tenant)
     job.number = number
-    job.served = tenant.served_work / tenant.served_time if tenant.served_time > 0 else 1.0
+    job.served = _served(run, tenant)
     job.floor = tenant.floor
 
 
