@@ -136,7 +136,7 @@ def test_a_pairs_plan_is_for_that_pair() -> None:
     assert isinstance(found, Plan)
     assert found.record[0]["way"] == Way.PAIR
     assert found.record[0]["jobs"].tolist() == [5, 6]
-    assert found.mean == pytest.approx(found.record[0]["pair"]["mean"][0], abs=ROUNDING)
+    assert found.mean == pytest.approx(found.record[0]["pair"]["mean"], abs=ROUNDING)
     other = dataclasses.replace(pool, jobs=(pool.jobs[0], dataclasses.replace(pool.jobs[1], job=9)), plan=found)
     mine = dataclasses.replace(pool, plan=found)
     assert decisions_along(ZICO, other) == decisions_along(SHIFT, pool)

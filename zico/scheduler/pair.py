@@ -56,7 +56,7 @@ PAIR = np.dtype(
     [
         ("cell_ns", "i8"),
         ("n_cells", "i8", (2,)),
-        ("mean", "f8", (FAVOURS,)),  # of both jobs' throughputs over alone's
+        ("mean", "f8"),  # of both jobs' throughputs over alone's, by the actions that favour neither
         ("actions", "i1", (FAVOURS, 2, MOST_CELLS)),  # with one at its boundary: at each cell of the other
     ],
     align=True,
@@ -186,7 +186,8 @@ def solve(a_address: int, b_address: int, keeps: Int64s, budget: int, together: 
         chosen, ratio = best_arcs(arcs, gain, length, _MOST_ROUNDS)
         if chosen[0] == NO_ARC:
             return False
-        pair.mean[favour] = ratio[0] / 2
+        if favour == BOTH:
+            pair.mean = ratio[0] / 2
         for q in range(n_b):
             pair.actions[favour, 0, q] = chosen[q]
         for p in range(n_a):
