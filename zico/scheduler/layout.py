@@ -77,6 +77,8 @@ JOB = np.dtype(
         ("number", "i8"),  # of its place in the pool: plans know it by that
         ("served", "f8"),  # its recent throughput over alone's
         ("floor", "f8"),  # the least that it is owed of that
+        ("weight", "f8"),  # what its throughput counts beside the others'
+        ("priority", "i8"),  # whose turn comes before that of any lower one
     ],
     align=True,
 )

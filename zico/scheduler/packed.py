@@ -115,6 +115,8 @@ def _row(job: JobView, known: Records | None) -> tuple[int | float, ...]:
         job.job,
         job.served,
         job.floor,
+        job.weight,
+        job.priority,
     )
 
 

@@ -57,6 +57,10 @@ class Load:
     """After so many it leaves; 0: never."""
     floor: float = 0.0
     """The least normalised throughput that it is owed."""
+    weight: float = 1.0
+    """What its throughput counts beside the others'."""
+    priority: int = 0
+    """Its turn comes before that of any lower one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,9 +123,11 @@ class Simulation:
             tenant["true_address"], tenant["believed_address"] = true.ctypes.data, believed.ctypes.data
             tenant["keeps"], tenant["arrive_ns"], tenant["limit"] = load.persistent, load.arrive_ns, load.iterations
             tenant["jitter"], tenant["floor"] = load.jitter, load.floor or 1 / n
+            tenant["weight"], tenant["priority"] = load.weight, load.priority
             tenant["random"] = (seed * 997 + number) & 0xFFFF_FFFF_FFFF_FFFF
         self.log = np.zeros(log, LOG)
         self._plan: Plan | None = None
+        self._slowdown = tuple(slowdown)
         self._run = np.zeros(1, RUN)
         run = self._run[0]
         run["policy_address"], run["use_claims"], run["budget"] = policy.address, policy.use_claims, budget
@@ -176,7 +182,8 @@ class Simulation:
         """Let the policy think about the jobs that are there."""
         run = self._run[0]
         there = self._present[: int(run["n_present"])].tolist()
-        view = PoolView(int(run["now_ns"]), int(run["budget"]), tuple(self._view(number) for number in there))
+        jobs = tuple(self._view(number) for number in there)
+        view = PoolView(int(run["now_ns"]), int(run["budget"]), jobs, slowdown=self._slowdown)
         self._plan = self.policy.plan(view) if self.policy.plan else None
         run["plan_address"] = 0 if self._plan is None else self._plan.address
 
@@ -196,6 +203,8 @@ class Simulation:
             waiting_since_ns=0,
             need=0,
             floor=float(tenant["floor"]),
+            weight=load.weight,
+            priority=load.priority,
         )
 
     def _waits_ns(self, now_ns: int) -> list[int]:

@@ -62,6 +62,10 @@ class JobView:
     """Its recent throughput over alone's."""
     floor: float = 0.0
     """The least that it is owed of that."""
+    weight: float = 1.0
+    """What its throughput counts beside the others'."""
+    priority: int = 0
+    """Its turn comes before that of any lower one."""
 
 
 class Plan(Protocol):
@@ -85,6 +89,8 @@ class PoolView:
     """The unprofiled job that is growing now: nobody else may start an iteration."""
     plan: Plan | None = None
     """What the policy has worked out about these jobs, if it has."""
+    slowdown: tuple[float, ...] = (1.0,)
+    """By what factor each of 0, 1, 2, ... working jobs is slower than alone; the last for any more."""
 
     def job(self, job: int) -> JobView:
         """Return the job with that number; ``KeyError`` if there is none."""

@@ -26,6 +26,8 @@ TENANT = np.dtype(
         ("limit", "i8"),  # iterations after which it leaves; 0: never
         ("jitter", "f8"),
         ("floor", "f8"),
+        ("weight", "f8"),
+        ("priority", "i8"),
         ("random", "u8"),
         # -- what follows changes
         ("phase", "i8"),
@@ -228,6 +230,8 @@ def _show(run: Record, number: int, job: Record) -> None:
     job.number = number
     job.served = _served(run, tenant)
     job.floor = tenant.floor
+    job.weight = tenant.weight
+    job.priority = tenant.priority
 
 
 @compiled
