@@ -251,6 +251,26 @@ def test_the_record_has_samples_boundaries_and_waits(tmp_path: Path) -> None:
     assert got["wait_t_s"].tolist() == [[1.75, 2.5], [3.0, 4.0]]
 
 
+def test_the_record_has_the_profiles_of_jobs_that_have_one() -> None:
+    """What an iteration holds is there per job, in bytes and seconds; a job without a profile has none."""
+    ledger = new_ledger()
+    header, jobs = empty_table()
+    join(ledger, 0, "a")
+    join(ledger, 1, "b")
+    set_fields(jobs[0], state=JobState.RUNNING)
+    set_fields(jobs[1], state=JobState.RUNNING, profiled=1, persistent=3)
+    set_fields(jobs[1]["profile"], n_bins=2, duration_ns=4 * S)
+    jobs[1]["profile"]["held"][:2] = 5, 7
+    jobs[1]["profile"]["t_ns"][:2] = 0, S
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS)
+    got = ledger.arrays(BEGAN_NS + S)
+    assert got["iteration_s"].tolist() == [0.0, 4.0]
+    assert got["persistent_bytes"].tolist() == [0, 3 * MIB]
+    assert got["profile_job"].tolist() == [1, 1]
+    assert got["profile_t_s"].tolist() == [0.0, 1.0]
+    assert got["profile_bytes"].tolist() == [5 * MIB, 7 * MIB]
+
+
 def test_writing_a_record_twice_adds_nothing_to_the_ledger() -> None:
     """A wait that still lasts is in the record and goes on lasting."""
     ledger = new_ledger()
@@ -272,6 +292,7 @@ def test_an_empty_record_has_all_arrays(tmp_path: Path) -> None:
     assert shapes == {
         **dict.fromkeys(["t_s", "physical_bytes", "names", "boundary_job", "boundary_t_s"], (0,)),
         **dict.fromkeys(["wait_job", "wait_kind"], (0,)),
+        **dict.fromkeys(["iteration_s", "persistent_bytes", "profile_job", "profile_t_s", "profile_bytes"], (0,)),
         "held_bytes": (0, 0),
         "wait_t_s": (0, 2),
         "budget_bytes": (),

@@ -1,6 +1,7 @@
 """The picture: what it chooses to show, and that it is a picture."""
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from zico.errors import ConfigError
+from zico.report.files import write_jobs
 from zico.report.model import PoolFigures, RunReport
 from zico.report.picture import (
     MAX_COLUMNS,
@@ -43,6 +45,11 @@ def record(iterations: int, samples_per_iteration: int = 50) -> Record:
         wait_job=np.array([0, 1]),
         wait_t_s=np.array([[1.0, 1.1], [1.5, 1.7]]),
         wait_kind=np.array([0, 1]),
+        iteration_s=np.array([1.0, 0.0]),
+        persistent_bytes=np.zeros(2, np.int64),
+        profile_job=np.zeros(2, np.int64),
+        profile_t_s=np.array([0.0, 0.5]),
+        profile_bytes=np.array([20, 40]) * MIB,
     )
 
 
@@ -51,6 +58,25 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     write_picture(REPORT, record(5), tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_jobs_are_written_as_their_profiles_were(tmp_path: Path) -> None:
+    """Each job's curve is in the file, equal neighbours joined; one that never ended an iteration is not."""
+    made = dataclasses.replace(
+        record(5),
+        profile_job=np.zeros(3, np.int64),
+        profile_t_s=np.array([0.0, 0.25, 0.5]),
+        profile_bytes=np.array([20, 20, 40]) * MIB,
+    )
+    assert write_jobs(made, tmp_path / "jobs.json")
+    wanted = {"name": "a", "iteration_s": 1.0, "persistent_bytes": 0, "curve": [[0.0, 20 * MIB], [0.5, 40 * MIB]]}
+    assert json.loads((tmp_path / "jobs.json").read_bytes()) == {"jobs": [wanted]}
+
+
+def test_without_a_profile_no_jobs_are_written(tmp_path: Path) -> None:
+    """A run in which no iteration ended leaves no file that nobody could simulate."""
+    assert not write_jobs(dataclasses.replace(record(1), iteration_s=np.zeros(2)), tmp_path / "jobs.json")
+    assert not (tmp_path / "jobs.json").exists()
 
 
 def test_long_runs_get_a_panel_of_their_last_iterations() -> None:

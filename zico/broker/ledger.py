@@ -13,6 +13,11 @@ of iterations and m waits:
     wait_job       int32   [m]      index into names
     wait_t_s       float64 [m, 2]   begin and end; waits that still last end now
     wait_kind      int8    [m]      0 at a boundary, 1 in an allocation
+    iteration_s    float64 [k]      of each job's profile, 0 while it has none
+    persistent_bytes int64 [k]      held at the last boundary
+    profile_job    int32   [p]      index into names
+    profile_t_s    float64 [p]      since the iteration began
+    profile_bytes  int64   [p]      regions held from then on, the most of recent iterations
 
 Known limitations: an iteration or a wait shorter than the time between two looks at the table (20 ms, less
 when jobs reach boundaries that the broker must decide on) may be missing here; the figures of ``report`` miss
@@ -40,7 +45,7 @@ from zico.broker.messages import (
 )
 from zico.broker.outside import OutsideFigures
 from zico.broker.samples import History
-from zico.broker.views import PHASES, ProfileCache, Record, jobs_in, pool_view
+from zico.broker.views import PHASES, ProfileCache, Record, jobs_in, pool_view, profile_of
 from zico.pool.layout import JOB, JobState
 
 if TYPE_CHECKING:
@@ -166,6 +171,10 @@ class Ledger:
         """Return the arrays of the record file, as this module's docstring lists them."""
         t_ns, physical_bytes, held = self._history.rows()
         marks = self._marks_until(now_ns)
+        profiles = [
+            profile_of(member.record["profile"]) if member.record["profiled"] else None for member in self._ever
+        ]
+        known = [(i, profile) for i, profile in enumerate(profiles) if profile is not None]
         # A job that joined after the last look has no column yet.
         held_bytes = np.zeros((len(t_ns), len(self._ever)), np.int64)
         held_bytes[:, : held.shape[1]] = held.astype(np.int64) * self._region_bytes
@@ -180,6 +189,11 @@ class Ledger:
             "wait_job": np.array(marks.wait_job, np.int32),
             "wait_t_s": self._seconds(np.array(marks.wait_ns, np.int64)).reshape(-1, 2),
             "wait_kind": np.array(marks.wait_kind, np.int8),
+            "iteration_s": np.array([0.0 if one is None else one.duration_ns * _NS for one in profiles], np.float64),
+            "persistent_bytes": self._bytes([int(member.record["persistent"]) for member in self._ever]),
+            "profile_job": np.array([i for i, profile in known for _ in profile.held], np.int32),
+            "profile_t_s": np.array([t_ns * _NS for _, profile in known for t_ns in profile.t_ns], np.float64),
+            "profile_bytes": self._bytes([regions for _, profile in known for regions in profile.held]),
         }
 
     def _marks_until(self, now_ns: int) -> Marks:
@@ -193,6 +207,9 @@ class Ledger:
     def _seconds(self, t_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         seconds: npt.NDArray[np.float64] = np.multiply(t_ns - self._began_ns, _NS, dtype=np.float64)
         return seconds
+
+    def _bytes(self, regions: list[int]) -> npt.NDArray[np.int64]:
+        return np.array(regions, np.int64) * self._region_bytes
 
     def _header_int(self, field: str) -> int:
         return 0 if self._header is None else int(self._header[field])

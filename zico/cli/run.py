@@ -16,10 +16,12 @@ from zico.launch.commands import Command, name_commands, split_commands
 from zico.launch.result import run_report
 from zico.launch.supervisor import supervise
 from zico.report.files import (
+    JOBS_NAME,
     JSON_NAME,
     MARKDOWN_NAME,
     PICTURE_NAME,
     RECORD_NAME,
+    write_jobs,
     write_json,
     write_markdown,
 )
@@ -113,7 +115,7 @@ def _prepare(json_path: Path | None, report_dir: Path | None) -> None:
         return
     try:
         report_dir.mkdir(parents=True, exist_ok=True)
-        for name in (RECORD_NAME, PICTURE_NAME):
+        for name in (RECORD_NAME, PICTURE_NAME, JOBS_NAME):
             (report_dir / name).unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"--report: cannot write to {str(report_dir)!r}: {error.strerror}") from None
@@ -127,18 +129,20 @@ def _write(report: RunReport, json_path: Path | None, report_dir: Path | None) -
         write_json(report, json_path)
     if report_dir is not None:
         write_json(report, report_dir / JSON_NAME)
-        picture = _draw(report, report_dir)
+        picture = _shown(report, report_dir)
         write_markdown(report, report_dir / MARKDOWN_NAME, picture=picture)
         click.echo(f"zico: report in {report_dir}", err=True)
 
 
-def _draw(report: RunReport, report_dir: Path) -> str | None:
-    """Draw the picture and return its file name; say why if it cannot be drawn."""
+def _shown(report: RunReport, report_dir: Path) -> str | None:
+    """Write the jobs for ``zico simulate`` and draw the picture; return its file name, or say why there is none."""
     from zico.report.picture import write_picture
     from zico.report.record import read_record
 
     try:
-        write_picture(report, read_record(report_dir / RECORD_NAME), report_dir / PICTURE_NAME)
+        record = read_record(report_dir / RECORD_NAME)
+        write_jobs(record, report_dir / JOBS_NAME)
+        write_picture(report, record, report_dir / PICTURE_NAME)
     except ConfigError as error:
         click.echo(f"zico: no picture: {error}", err=True)
         return None

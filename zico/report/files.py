@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from zico.report.model import RunReport, to_json
 from zico.report.table import COLUMNS, attention_lines, job_rows, pool_lines
+
+if TYPE_CHECKING:
+    from zico.report.record import Record
 
 JSON_NAME = "report.json"
 MARKDOWN_NAME = "report.md"
 PICTURE_NAME = "report.png"
 RECORD_NAME = "record.npz"
+JOBS_NAME = "jobs.json"
 _FILE_MODE = 0o666
 
 
@@ -44,6 +51,26 @@ def write_json(report: RunReport, path: Path) -> None:
 def write_markdown(report: RunReport, path: Path, *, picture: str | None) -> None:
     """Write the table, the pool's figures and, if there is one, the picture's link to ``path``, atomically."""
     write_atomically(path, markdown(report, picture=picture).encode())
+
+
+def write_jobs(record: Record, path: Path) -> bool:
+    """Write what the jobs' iterations did to memory to ``path``, as ``zico simulate`` reads it; false if no job did.
+
+    Atomically. A job is left out if it has not ended an iteration; of those of one name the last to join is written.
+    """
+    jobs = {}
+    for number, name in enumerate(record.names):
+        t_s, held_bytes = record.curve_of(number)
+        if len(t_s) and record.iteration_s[number] > 0:
+            jobs[name] = {
+                "name": name,
+                "iteration_s": float(record.iteration_s[number]),
+                "persistent_bytes": int(record.persistent_bytes[number]),
+                "curve": [[round(t, 9), held] for t, held in zip(t_s.tolist(), held_bytes.tolist(), strict=True)],
+            }
+    if jobs:
+        write_atomically(path, msgspec.json.encode({"jobs": list(jobs.values())}) + b"\n")
+    return bool(jobs)
 
 
 def markdown(report: RunReport, *, picture: str | None) -> str:

@@ -50,6 +50,16 @@ class Record:
     """[w, 2]: from, to."""
     wait_kind: Ints
     """[w]: a ``WaitKind``."""
+    iteration_s: Floats
+    """[m]: of each job's profile, 0 where it has none."""
+    persistent_bytes: Ints
+    """[m]: held at the last boundary."""
+    profile_job: Ints
+    """[p]"""
+    profile_t_s: Floats
+    """[p]: since the iteration began."""
+    profile_bytes: Ints
+    """[p]: held from then on."""
 
     def boundaries_of(self, job: int) -> Floats:
         """Return when the job's iterations ended, in seconds."""
@@ -60,6 +70,13 @@ class Record:
         """Return the job's waits of that kind as [count, 2] seconds."""
         of_kind: Floats = self.wait_t_s[(self.wait_job == job) & (self.wait_kind == kind)]
         return of_kind
+
+    def curve_of(self, job: int) -> tuple[Floats, Ints]:
+        """Return when in its iteration a job comes to hold how many bytes; nothing if it has no profile."""
+        of_job = self.profile_job == job
+        held: Ints = self.profile_bytes[of_job]
+        changes = np.flatnonzero(np.diff(held, prepend=-1))
+        return self.profile_t_s[of_job][changes], held[changes]
 
 
 def read_record(path: Path) -> Record:
@@ -81,6 +98,11 @@ def read_record(path: Path) -> Record:
                 wait_job=fields["wait_job"].astype(np.int64),
                 wait_t_s=fields["wait_t_s"].astype(np.float64).reshape(-1, 2),
                 wait_kind=fields["wait_kind"].astype(np.int64),
+                iteration_s=fields["iteration_s"].astype(np.float64),
+                persistent_bytes=fields["persistent_bytes"].astype(np.int64),
+                profile_job=fields["profile_job"].astype(np.int64),
+                profile_t_s=fields["profile_t_s"].astype(np.float64),
+                profile_bytes=fields["profile_bytes"].astype(np.int64),
             )
     except (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(f"cannot read the record {path}: {error}") from None
@@ -94,6 +116,8 @@ def _check_lengths(record: Record, path: Path) -> None:
         "held_bytes": record.held_bytes.shape == (n, m),
         "physical_bytes": record.physical_bytes.shape == (n,),
         "boundary_t_s": record.boundary_t_s.shape == record.boundary_job.shape,
+        "iteration_s": record.iteration_s.shape == record.persistent_bytes.shape == (m,),
+        "profile_t_s": record.profile_t_s.shape == record.profile_job.shape == record.profile_bytes.shape,
         "wait_t_s": len(record.wait_t_s) == len(record.wait_job) == len(record.wait_kind),
     }
     wrong = [field for field, is_right in fits.items() if not is_right]
