@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from members import Tenant, check_counters, free_list, job_of, make_pool, tenants
+from members import Tenant, check_counters, free_list, give_profile, job_of, make_pool, tenants
 
 from zico.compiled import array_at, compiled
 from zico.errors import ConfigError
@@ -404,6 +404,26 @@ def test_a_wait_ends_when_memory_comes_back() -> None:
         assert not b.is_spilled(address)
         assert b.job["need_waited_ns"] > 0
         assert b.job["spilled_bytes"] == b.job["waits_for"] == b.member.header["waiters"] == 0
+
+
+def test_a_wait_ends_when_a_claim_falls() -> None:
+    """Invariant 7: a job goes on once another has got so far that the grant is safe, though nothing is given back."""
+    granules, peak_bins = 4, 8
+    with tenants(8, 2, region_bytes=granules * GRANULE_BYTES, wait_limit_s=DEADLINE_S) as (a, b):
+        b.member.member[0]["slice"] = (2 * int(DEADLINE_S), 0)  # so that only a wake-up can end its wait in time
+        for tenant, levels in ((a, [6] * peak_bins + [1] * peak_bins), (b, [8])):
+            give_profile(tenant.job, levels)
+        a.allocate(GRANULE_BYTES)
+        thread = _in_thread(lambda: b.allocate(4 * granules * GRANULE_BYTES))
+        _until(lambda: b.job["waiting_threads"] == 1)
+        while a.job["progress"] < 2 * peak_bins - 1:
+            assert b.job["waiting_threads"] == 1 or a.job["progress"] > peak_bins
+            a.free(a.allocate(GRANULE_BYTES))
+            assert a.job["held"] == 1
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+        (address,) = b.live
+        assert not b.is_spilled(address)
 
 
 def test_two_stuck_jobs_do_not_lock_each_other() -> None:

@@ -15,7 +15,21 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from members import acquire, check_counters, counters, fence, free_list, grab, job_of, join, make_pool, owners, release
+from members import (
+    HOUR_NS,
+    acquire,
+    check_counters,
+    counters,
+    fence,
+    free_list,
+    give_profile,
+    grab,
+    job_of,
+    join,
+    make_pool,
+    owners,
+    release,
+)
 from scheduler_cases import Debt, some_order_works
 
 from zico.errors import BrokerError
@@ -31,21 +45,7 @@ if TYPE_CHECKING:
 
 Record = Any
 DEADLINE_S = 20.0
-HOUR_NS = 3600 * 10**9
 INSIDE = (JobState.RUNNING, JobState.BOUNDARY, JobState.LEAVING)
-
-
-def give_profile(record: Record, levels: list[int], *, events_per_bin_shift: int = 0) -> None:
-    """Let a job expect these levels in its iteration, one bin each."""
-    n = len(levels)
-    profile = record["profile"]
-    profile["shift"], profile["n_bins"] = events_per_bin_shift, n
-    profile["n_events"] = (n << events_per_bin_shift) - 1
-    profile["duration_ns"] = HOUR_NS  # so that it never seems to stand still
-    profile["held"][:n] = levels
-    record["claims"][:n] = np.maximum.accumulate(levels[::-1])[::-1]
-    record["claim_peak"] = max(levels)
-    record["profiled"] = 1
 
 
 # -- the model ------------------------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from zico.compiled import array_at, inlined, monotonic_ns, record_at
+from zico.compiled import array_at, compiled, inlined, keep_out_of_line, monotonic_ns, record_at
 from zico.heap.layout import ARENA, BLOCK, GRANULE_SHIFT, SLOT, Arena
 from zico.pool.layout import MEMBER
-from zico.pool.shared import job_at
+from zico.pool.regions import announce
+from zico.pool.shared import header_of, job_at
 from zico.trace import curve
 
 PERSISTENT = int(Arena.PERSISTENT)
@@ -90,5 +91,21 @@ def tick(heap: Record, me: Record) -> None:
     progress = me.progress + 1
     me.progress = progress
     if progress >> me.current.shift >= me.current.n_bins:
-        t_ns = monotonic_ns() - me.started_ns - me.iteration_waited_ns
-        curve.extend(me.current, progress, me.held, t_ns)
+        _open_bin(heap, me)
+
+
+@compiled
+def _open_bin(heap: Record, me: Record) -> None:
+    """Open a bin of the curve, and wake whoever waits for memory where the job's claim falls with it.
+
+    A claim that falls may make a grant safe although nothing is given back.
+    """
+    keep_out_of_line()
+    progress = me.progress
+    t_ns = monotonic_ns() - me.started_ns - me.iteration_waited_ns
+    curve.extend(me.current, progress, me.held, t_ns)
+    pool = pool_of(heap)
+    if me.profiled == 1 and header_of(pool).waiters > me.waiting_threads:
+        before = max(0, progress - (1 << me.current.shift))
+        if curve.claim_at(me.profile, me.claims, progress) < curve.claim_at(me.profile, me.claims, before):
+            announce(pool)

@@ -249,7 +249,7 @@ def give_back_unused(pool: Record, given: Array, n: int) -> None:
 
 @compiled
 def announce(pool: Record) -> None:
-    """Wake whoever waits for memory: fences have been issued that were not when the regions were released."""
+    """Wake whoever waits for memory: a grant may be possible that was not, although no region has come back."""
     keep_out_of_line()
     lock(pool)
     wake, notify = note_change(header_of(pool))
