@@ -13,6 +13,7 @@ from zico.cli.doctor import doctor
 from zico.cli.fit import fit
 from zico.cli.plan import plan
 from zico.cli.run import run
+from zico.cli.simulate import simulate
 from zico.cli.status import status
 from zico.cli.trace import trace
 from zico.errors import CommandError, ConfigError, ZicoError
@@ -31,7 +32,7 @@ def command() -> None:
     """Train several jobs on one device inside one memory budget."""
 
 
-for _subcommand in (run, plan, fit, doctor, status, broker, trace):
+for _subcommand in (run, plan, fit, simulate, doctor, status, broker, trace):
     command.add_command(_subcommand)
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from zico.cli.answers import errors_end_with
 from zico.cli.trace_show import format_seconds
 from zico.config import DEFAULT_POLICY
-from zico.errors import CommandError, ConfigError
+from zico.errors import CommandError, ConfigError, ProblemError
 from zico.report.table import PLAIN_WIDTH
 from zico.scheduler.policies import POLICIES, policy_named
 from zico.units import MIB, format_bytes, parse_size
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 SCHEMA = "zico.fit.v1"
 DEFAULT_REGION = "64MiB"
 _LARGEST = 1 << 60
-_PLAN_S = 2.0
 _NS_A_SECOND = 1e9
 FITS, DOES_NOT_FIT, FAILED = range(3)
 """Exit codes."""
@@ -115,24 +114,18 @@ def _names(files: Sequence[Path]) -> list[str]:
 
 def _load(file: Path, region_bytes: int) -> Load:
     """Return a trace's iteration in regions, as a plan for regions lays it out."""
-    from zico.planners.compare import warm
     from zico.planners.from_trace import iteration_problem
-    from zico.planners.judge import held_regions
-    from zico.planners.plan import Plan
-    from zico.planners.regions import Regions
-    from zico.scheduler.from_problem import profile_of
+    from zico.scheduler.from_problem import held_in_regions, profile_of
     from zico.scheduler.simulate import Load
     from zico.trace.files import read_trace
 
     problem = iteration_problem(read_trace(file)).problem
     if problem.tick_ns is None or problem.tick_ns[-1] <= problem.tick_ns[0]:
         raise CommandError(f"{file}: has no times: record it with zico trace", exit_code=FAILED)
-    planner = Regions(region_bytes)
-    warm(planner)
-    plan = planner.plan(problem, _PLAN_S)
-    if not isinstance(plan, Plan):
-        raise CommandError(f"{file}: {plan.reason.value}: {plan.detail}", exit_code=FAILED)
-    held = held_regions(problem, plan, region_bytes)
+    try:
+        held = held_in_regions(problem, region_bytes)
+    except ProblemError as error:
+        raise CommandError(f"{file}: {error}", exit_code=FAILED) from error
     return Load(file.name, profile_of(held, problem.tick_ns[: len(held) + 1]), int(held.min()))
 
 

@@ -12,7 +12,29 @@ from zico.scheduler.state import Profile
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from zico.planners.problem import Problem
+
 MOST_BINS = 256
+_PLAN_S = 2.0
+
+
+def held_in_regions(problem: Problem, region_bytes: int) -> NDArray[np.int64]:
+    """Return the regions held at each tick, as a plan for regions lays the tensors out.
+
+    Raises:
+        ProblemError: There is no such plan; the message says why.
+    """
+    from zico.planners.compare import warm
+    from zico.planners.judge import held_regions
+    from zico.planners.plan import Plan
+    from zico.planners.regions import Regions
+
+    planner = Regions(region_bytes)
+    warm(planner)
+    plan = planner.plan(problem, _PLAN_S)
+    if not isinstance(plan, Plan):
+        raise ProblemError(f"{plan.reason.value}: {plan.detail}")
+    return held_regions(problem, plan, region_bytes)
 
 
 def profile_of(held: NDArray[np.int64], tick_ns: NDArray[np.int64]) -> Profile:

@@ -1,0 +1,409 @@
+"""``zico simulate``: jobs, budgets and policies in simulated time, side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import math
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from zico.cli.answers import errors_end_with
+from zico.errors import ConfigError, ProblemError
+from zico.scheduler.policies import POLICIES, policy_named
+from zico.units import format_bytes, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from zico.report.simulation_model import SimulatedRow, SimulationReport
+    from zico.scheduler.compare import Horizon, Result
+    from zico.scheduler.simulate import Load
+
+FAILED = 2
+STDOUT = Path("-")
+JSON_NAME, TABLE_NAME, THROUGHPUT_NAME = "simulation.json", "table.md", "throughput.png"
+ORACLE, SERIAL = "oracle", "serial"
+_ORACLE_MODULE = "zico.scheduler.oracle"
+DEFAULT_POLICIES = tuple(name for name in ("zico", "shift", "claims", SERIAL, "none") if name in POLICIES)
+_MOST_BYTES = 1 << 60
+_NS_A_SECOND = 1e9
+_LEAST_REGION = 1 << 10
+# A comma may also part a policy's parameters: shift:poll=1ms,ramp=0.7,claims are two policies.
+_NEXT_POLICY = re.compile(r",(?=[^,=:]*(?:[:,]|$))")
+_DRAWN_ITERATIONS = 6
+"""Of the longest job, in a picture of memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """One budget, as it was asked for and in bytes."""
+
+    text: str
+    size_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What is simulated, whatever the policy and the budget."""
+
+    loads: tuple[Load, ...]
+    """In regions."""
+    region_bytes: int
+    horizon: Horizon
+    seed: int
+    device_model: str
+    slowdown: tuple[float, ...]
+
+
+@click.command()
+@click.argument("jobs", metavar="JOBS.json")
+@click.option("--budget", metavar="SIZE[,SIZE...]", required=True, help="20GiB, or 70% of the sum of the jobs' peaks.")
+@click.option(
+    "--policy",
+    metavar="NAME[,NAME...]",
+    default=",".join(DEFAULT_POLICIES),
+    show_default=True,
+    help=f"Of {', '.join(POLICIES)}.",
+)
+@click.option("--device-model", metavar="NAME", default="", help="How jobs slow each other down (default: not at all).")
+@click.option("--region", metavar="SIZE", help="Unit of memory (default: as fine as can be).")
+@click.option("--seconds", type=float, metavar="S", help="Simulated time (default: by the jobs).")
+@click.option("--seed", type=click.IntRange(0, 1 << 31), default=0, show_default=True, help="Of the jobs' jitter.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures to FILE; - is stdout.")
+@click.option(
+    "--report", "report_dir", type=click.Path(path_type=Path), help="Write pictures, table and figures to DIR."
+)
+@errors_end_with(FAILED)
+def simulate(  # noqa: PLR0913 - one parameter per option
+    *,
+    jobs: str,
+    budget: str,
+    policy: str,
+    device_model: str,
+    region: str | None,
+    seconds: float | None,
+    seed: int,
+    json_path: Path | None,
+    report_dir: Path | None,
+) -> int:
+    """Simulate the jobs that JOBS.json describes under each budget and policy, by the scheduler's own code.
+
+    JOBS.json may also be the JSON itself, {"jobs": [...]}, or - for stdin.
+    """
+    from zico.report.simulation_table import write_simulation_table
+
+    region_bytes = _region_bytes(region)
+    work, budgets = _work(jobs, budget, region_bytes, seconds, seed, device_model)
+    policies = policies_of(policy)
+    _prepare(json_path, report_dir)
+    with _progress(len(budgets) * len(policies)) as advance:
+        report = _simulated(work, budgets, policies, advance)
+    write_simulation_table(report, sys.stderr if json_path == STDOUT else sys.stdout)
+    _write(report, work, budgets, json_path, report_dir)
+    return 0
+
+
+# -- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def policies_of(text: str) -> tuple[str, ...]:
+    """Return the policies that a list names, each once.
+
+    Raises:
+        ConfigError: One is not known; the message lists those that are.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in _NEXT_POLICY.split(text)))
+    for name in names:
+        if name != ORACLE or not importlib.util.find_spec(_ORACLE_MODULE):
+            policy_named(name)
+    return names
+
+
+def _region_bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    region_bytes = _size("--region", text)
+    if region_bytes & (region_bytes - 1) or region_bytes < _LEAST_REGION:
+        raise ConfigError(f"--region {text!r}: give a power of two, 1KiB or more")
+    return region_bytes
+
+
+def _work(
+    jobs: str, budget: str, region_bytes: int | None, seconds: float | None, seed: int, device_model: str
+) -> tuple[Work, tuple[Budget, ...]]:
+    """Read and check the jobs and the budgets."""
+    from zico.scheduler.compare import check_fits, check_guarantees, horizon_of
+    from zico.scheduler.jobs_file import finest_region, in_regions, read_jobs
+
+    text, where, folder = _source(jobs)
+    in_bytes = read_jobs(text, where, folder, region_bytes or 1)
+    whole_bytes = sum(load.profile.peak for load in in_bytes)
+    if whole_bytes == 0:
+        raise ConfigError(f"{where}: no job holds any memory: give curves with bytes")
+    budgets = _budgets(budget, whole_bytes)
+    unit = region_bytes or finest_region(in_bytes)
+    loads = in_regions(in_bytes, unit, whole=region_bytes is not None)
+    slowdown = _slowdown(device_model)
+    for one in budgets:
+        if region_bytes is None:
+            check_fits(in_bytes, one.size_bytes, 1)
+        check_fits(loads, one.size_bytes // unit, unit)
+        check_guarantees(loads, one.size_bytes // unit, unit, slowdown)
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ConfigError(f"--seconds {seconds:g}: give a number above 0")
+    horizon = horizon_of(loads, seconds)
+    return Work(loads, unit, horizon, seed, device_model or "none", slowdown), budgets
+
+
+def _source(jobs: str) -> tuple[str | bytes, str, Path]:
+    """Return the text of the jobs, what to call it, and where its traces' paths begin."""
+    if jobs.lstrip().startswith("{"):
+        return jobs, "the jobs", Path()
+    if jobs == str(STDOUT):
+        return sys.stdin.buffer.read(), "stdin", Path()
+    path = Path(jobs)
+    try:
+        return path.read_bytes(), jobs, path.parent
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{jobs}: {said}: give a file of jobs, or {{...}} itself") from None
+
+
+def _budgets(text: str, whole_bytes: int) -> tuple[Budget, ...]:
+    """Return the budgets that a list names, each once."""
+    found = {_budget_bytes(one.strip(), whole_bytes): one.strip() for one in reversed(text.split(","))}
+    return tuple(Budget(one, size_bytes) for size_bytes, one in reversed(found.items()))
+
+
+def _budget_bytes(text: str, whole_bytes: int) -> int:
+    if not text.endswith("%"):
+        return _size("--budget", text)
+    try:
+        share = float(text[:-1]) / 100
+    except ValueError:
+        share = math.nan
+    if not (0 < share < math.inf and 1 <= share * whole_bytes <= _MOST_BYTES):
+        raise ConfigError(f"--budget: {text!r} is no share of {format_bytes(whole_bytes)}: give one such as 70%")
+    return int(share * whole_bytes)
+
+
+def _size(option: str, text: str) -> int:
+    try:
+        return parse_size(text, whole_bytes=_MOST_BYTES)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
+
+
+def _slowdown(device_model: str) -> tuple[float, ...]:
+    if not device_model:
+        return (1.0,)
+    raise ConfigError(f"--device-model {device_model!r}: there are none")
+
+
+# -- what is simulated ------------------------------------------------------------------------------------------------
+
+
+def _simulated(
+    work: Work, budgets: Sequence[Budget], policies: Sequence[str], advance: Callable[[str], None]
+) -> SimulationReport:
+    """Run everything, in the order in which it was asked for."""
+    from zico.report.simulation_model import SimulatedLoad, SimulationReport
+
+    rows: list[SimulatedRow] = []
+    notes: list[str] = []
+    for budget in budgets:
+        results: dict[str, Result] = {}
+        for name in policies:
+            advance(f"{name}, {budget.text}")
+            result = _result(work, name, budget)
+            if isinstance(result, str):
+                notes.append(f"{name} at {format_bytes(budget.size_bytes)}: {result}")
+            else:
+                results[name] = result
+        rows += [_row(name, budget, result, results.get(SERIAL), work.region_bytes) for name, result in results.items()]
+    return SimulationReport(
+        rows=tuple(rows),
+        jobs=tuple(
+            SimulatedLoad(
+                name=load.name,
+                iteration_s=load.profile.duration_ns / _NS_A_SECOND,
+                peak_bytes=load.profile.peak * work.region_bytes,
+                persistent_bytes=load.persistent * work.region_bytes,
+            )
+            for load in work.loads
+        ),
+        sum_of_peaks_bytes=sum(load.profile.peak for load in work.loads) * work.region_bytes,
+        region_bytes=work.region_bytes,
+        device_model=work.device_model,
+        seed=work.seed,
+        warm_up_s=work.horizon.warm_up_ns / _NS_A_SECOND,
+        notes=tuple(notes),
+    )
+
+
+def _result(work: Work, name: str, budget: Budget) -> Result | str:
+    """Return what the jobs come to under a policy; for the oracle also why it cannot say."""
+    from zico.scheduler.compare import possible
+    from zico.scheduler.compare import simulate as simulate_policy
+
+    units = budget.size_bytes // work.region_bytes
+    if name != ORACLE:
+        return simulate_policy(
+            policy_named(name), work.loads, units, work.horizon, seed=work.seed, slowdown=work.slowdown
+        )
+    try:
+        found = importlib.import_module(_ORACLE_MODULE).possible(work.loads, units, work.slowdown)
+    except ProblemError as error:
+        return str(error)
+    return "too large to be searched" if found is None else possible(found, work.loads, work.horizon)
+
+
+def _row(name: str, budget: Budget, result: Result, serial: Result | None, region_bytes: int) -> SimulatedRow:
+    from zico.report.simulation_model import SimulatedJob, SimulatedRow
+
+    jobs = tuple(
+        SimulatedJob(
+            name=job.name,
+            iterations_per_s=job.iterations_per_s,
+            normalised=job.normalised,
+            waited_s=job.waited_s,
+            iterations=job.iterations,
+            slowdown=1 / job.normalised if job.normalised > 0 else None,
+            reason=job.reason,
+            left_s=job.left_s,
+        )
+        for job in result.jobs
+    )
+    times = [job.slowdown for job in jobs if job.slowdown is not None]
+    return SimulatedRow(
+        policy=name,
+        budget_bytes=budget.size_bytes,
+        normalised=result.normalised,
+        peak_granted_bytes=result.peak * region_bytes,
+        deadlocks=result.deadlocks,
+        decisions=result.decisions,
+        decision_us=result.decision_us,
+        jobs=jobs,
+        jain=result.jain,
+        slowdown=max(times) if len(times) == len(jobs) else None,
+        vs_serial=_mean_ratio(result, serial),
+        seconds=result.seconds,
+    )
+
+
+def _mean_ratio(result: Result, other: Result | None) -> float | None:
+    """Return the mean over the jobs of their throughput over the other's, as the paper compares with Temporal."""
+    if other is None or any(job.normalised <= 0 for job in other.jobs):
+        return None
+    ratios = [job.normalised / base.normalised for job, base in zip(result.jobs, other.jobs, strict=True)]
+    return sum(ratios) / len(ratios)
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal what is being simulated; yields what is called before each of ``total`` rows."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=total, completed=-1)
+
+        def advance(what: str) -> None:
+            progress.update(task, advance=1, description=what)
+
+        yield advance
+
+
+# -- what is written --------------------------------------------------------------------------------------------------
+
+
+def _prepare(json_path: Path | None, report_dir: Path | None) -> None:
+    """Refuse outputs that could not be written, before minutes of simulation rather than after them."""
+    if json_path is not None and json_path != STDOUT and not json_path.parent.is_dir():
+        raise ConfigError(f"--json: there is no directory {str(json_path.parent)!r}")
+    if report_dir is not None:
+        try:
+            report_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--report: cannot write to {str(report_dir)!r}: {error.strerror}") from None
+
+
+def _write(
+    report: SimulationReport, work: Work, budgets: Sequence[Budget], json_path: Path | None, report_dir: Path | None
+) -> None:
+    """Write what was asked for."""
+    from zico.report.files import write_atomically
+    from zico.report.simulation_model import simulation_json
+    from zico.report.simulation_table import simulation_markdown
+
+    path = json_path
+    try:
+        if path == STDOUT:
+            click.echo(simulation_json(report), nl=False)
+        elif path is not None:
+            write_atomically(path, simulation_json(report))
+        if report_dir is not None:
+            path = report_dir
+            write_atomically(report_dir / JSON_NAME, simulation_json(report))
+            pictures = _draw(report, work, budgets, report_dir)
+            write_atomically(report_dir / TABLE_NAME, simulation_markdown(report, pictures).encode())
+            click.echo(f"zico: report in {report_dir}", err=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}): choose another path") from None
+
+
+def _draw(report: SimulationReport, work: Work, budgets: Sequence[Budget], report_dir: Path) -> dict[str, str]:
+    """Draw the pictures and return their file names by what they show; say why if they cannot be drawn."""
+    from zico.report.simulation_picture import write_throughput
+
+    try:
+        write_throughput(report, report_dir / THROUGHPUT_NAME)
+        pictures = {"Throughput of each policy against the budget": THROUGHPUT_NAME}
+        for budget in budgets:
+            for name in report.policies:
+                if name != ORACLE:
+                    pictures |= _draw_memory(work, name, budget, report_dir)
+    except ConfigError as error:
+        click.echo(f"zico: no pictures: {error}", err=True)
+        return {}
+    return pictures
+
+
+def _draw_memory(work: Work, name: str, budget: Budget, report_dir: Path) -> dict[str, str]:
+    """Draw what the jobs hold over a few iterations."""
+    from zico.report.simulation_picture import write_memory
+    from zico.scheduler.compare import memory
+
+    span_ns = _span_ns(work)
+    held = memory(
+        policy_named(name),
+        work.loads,
+        budget.size_bytes // work.region_bytes,
+        span_ns,
+        seed=work.seed,
+        slowdown=work.slowdown,
+    )
+    file_name = f"memory-{_as_name(name)}-{_as_name(budget.text)}.png"
+    title = f"Policy {name}, budget {format_bytes(budget.size_bytes)}"
+    names = [load.name for load in work.loads]
+    write_memory(title, names, held.t_s, held.regions * work.region_bytes, budget.size_bytes, report_dir / file_name)
+    return {title: file_name}
+
+
+def _span_ns(work: Work) -> tuple[int, int]:
+    """Return a time after the warm-up, and after the last arrival, in which the longest job has some iterations."""
+    begin_ns = max(work.horizon.warm_up_ns, *(load.arrive_ns for load in work.loads))
+    length_ns = _DRAWN_ITERATIONS * max(load.profile.duration_ns for load in work.loads)
+    return begin_ns, min(begin_ns + length_ns, work.horizon.until_ns)
+
+
+def _as_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text.replace("%", "pct")).strip("-")

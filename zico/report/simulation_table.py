@@ -1,0 +1,137 @@
+"""The table of simulated policies: those of one budget below each other."""
+
+from __future__ import annotations
+
+import itertools
+from typing import IO, TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from zico.report.table import PLAIN_WIDTH
+from zico.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from zico.report.simulation_model import SimulatedJob, SimulationReport
+
+COLUMNS = (
+    "budget",
+    "policy",
+    "normalised",
+    "each job",
+    "/ serial",
+    "slowest",
+    "Jain",
+    "waited",
+    "peak",
+    "deadlocks",
+    "decisions",
+    "us each",
+)
+JOB_COLUMNS = ("budget", "policy", "job", "iterations/s", "normalised", "slowdown", "waited", "why it waited")
+_SHOWN_JOBS = 4
+
+
+def write_simulation_table(report: SimulationReport, outfile: IO[str]) -> None:
+    """Write the table and the notes to ``outfile``."""
+    console = Console(file=outfile, width=None if outfile.isatty() else PLAIN_WIDTH, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
+    for column in COLUMNS:
+        is_text = column in {"policy", "each job"}
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=True, overflow="fold")
+    for _budget, rows in itertools.groupby(rows_of(report), key=lambda cells: cells[0]):
+        for cells in rows:
+            table.add_row(*cells)
+        table.add_section()
+    console.print(table)
+    for line in lines_of(report):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def rows_of(report: SimulationReport) -> Iterator[tuple[str, ...]]:
+    """Yield the table's cells, in the order of ``COLUMNS``."""
+    labels = _budget_labels(report)
+    for row in report.rows:
+        yield (
+            labels[row.budget_bytes],
+            row.policy,
+            f"{row.normalised:.3f}",
+            _each(row.jobs),
+            "-" if row.vs_serial is None else f"{row.vs_serial:.2f}",
+            _times(row.slowdown),
+            f"{row.jain:.3f}",
+            _seconds(row.waited_s),
+            format_bytes(row.peak_granted_bytes),
+            str(row.deadlocks),
+            str(row.decisions),
+            f"{row.decision_us:.2g}" if row.decisions else "-",
+        )
+
+
+def lines_of(report: SimulationReport) -> Iterator[str]:
+    """Yield what the table does not say."""
+    jobs = f"{len(report.jobs)} job" + ("s" if len(report.jobs) > 1 else "")
+    seconds = sorted({row.seconds for row in report.rows})
+    span = f"{seconds[0]:.4g}" + (f" to {seconds[-1]:.4g}" if len(seconds) > 1 else "")
+    counted = f" of which {report.warm_up_s:.3g} s do not count" if report.warm_up_s else ""
+    yield (
+        f"{jobs}, sum of peaks {format_bytes(report.sum_of_peaks_bytes)}; {span} s simulated{counted}; "
+        f"device model {report.device_model}, seed {report.seed}"
+    )
+    yield from report.notes
+
+
+def simulation_markdown(report: SimulationReport, pictures: Mapping[str, str]) -> str:
+    """Return the report as Markdown, with links to pictures by what they show."""
+    lines = ["# Simulated policies", "", *_markdown_table(COLUMNS, rows_of(report), n_text=2), ""]
+    lines += [f"* {line}" for line in lines_of(report)]
+    lines += ["", "## Job by job", "", *_markdown_table(JOB_COLUMNS, _job_rows(report), n_text=3), ""]
+    lines += [f"![{title}]({name})\n" for title, name in pictures.items()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _job_rows(report: SimulationReport) -> Iterator[tuple[str, ...]]:
+    labels = _budget_labels(report)
+    for row in report.rows:
+        for job in row.jobs:
+            yield (
+                labels[row.budget_bytes],
+                row.policy,
+                job.name,
+                f"{job.iterations_per_s:.3f}",
+                f"{job.normalised:.3f}",
+                _times(job.slowdown),
+                _seconds(job.waited_s),
+                job.reason,
+            )
+
+
+def _markdown_table(columns: tuple[str, ...], rows: Iterator[tuple[str, ...]], n_text: int) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield f"| {' | '.join(['---'] * n_text + ['---:'] * (len(columns) - n_text))} |"
+    for cells in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _budget_labels(report: SimulationReport) -> dict[int, str]:
+    """Return each budget's size and its share of the sum of peaks."""
+    whole = report.sum_of_peaks_bytes
+    return {size: f"{format_bytes(size)} ({size / whole:.0%})" for size in report.budgets_bytes}
+
+
+def _each(jobs: tuple[SimulatedJob, ...]) -> str:
+    shares = [job.normalised for job in jobs]
+    if len(shares) > _SHOWN_JOBS:
+        return f"{min(shares):.2f} to {max(shares):.2f}"
+    return " ".join(f"{share:.2f}" for share in shares)
+
+
+def _times(slowdown: float | None) -> str:
+    return "never" if slowdown is None else f"{slowdown:.2f}x"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 1000 else f"{seconds:.0f} s"  # noqa: PLR2004 - four digits are enough

@@ -1,0 +1,316 @@
+"""Jobs for the simulator from JSON: curves by hand, or recorded traces. Everything is checked before anything runs.
+
+What comes out are loads whose regions are single bytes; ``in_regions`` makes larger ones of them. The format is
+described in ``docs/simulate.md``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from zico.errors import ConfigError, ZicoError
+from zico.scheduler.simulate import Load
+from zico.scheduler.state import Profile
+from zico.units import format_bytes, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_JOBS = 10_000
+_MOST_BINS = 256
+_EVENTS_A_BIN = 6  # log2: a job's progress is seen in 64 places of each bin, as real jobs' allocations show it
+_LEAST_S, _MOST_S = 1e-6, 1e6
+_MOST_BYTES = 1 << 60
+_UNITS = 30  # bits: the sum of the jobs' peaks stays in the 32-bit curves of compiled policies
+_NS_A_SECOND = 1e9
+_SHOWN_CHARS = 40
+
+GIVE = {
+    "jobs": 'a list with at least one job: {"jobs": [...]}',
+    "name": "text",
+    "iteration_s": "seconds, at least a millionth and at most a million",
+    "persistent_bytes": "bytes, 0 or more, or a size such as 3GiB",
+    "curve": "a list of [seconds from the iteration's begin, bytes], with rising seconds",
+    "trace": "the path of a trace, relative to the jobs' file",
+    "iterations": "a whole number above 0, or leave it out for a job that stays",
+    "weight": "a number above 0",
+    "priority": "a whole number",
+    "slo": "by what share the job may be slower than alone, 0 or more: 0.1",
+    "jitter": "by what share an iteration may be longer or shorter, from 0 to below 1",
+    "arrive_s": "seconds, 0 or more",
+    "count": f"a whole number from 1 to {MOST_JOBS}",
+}
+"""What each field takes, as the errors say it."""
+
+Bytes = int | float | str
+
+
+class JobEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One job as it is written."""
+
+    name: str = ""
+    iteration_s: float | None = None
+    persistent_bytes: Bytes | None = None
+    curve: list[tuple[float, Bytes]] | None = None
+    trace: str | None = None
+    iterations: int | None = None
+    weight: float = 1.0
+    priority: int = 0
+    slo: float | None = None
+    jitter: float = 0.0
+    arrive_s: float = 0.0
+    count: int = 1
+
+
+def read_jobs(text: str | bytes, where: str, folder: Path, region_bytes: int = 1) -> tuple[Load, ...]:
+    """Return the jobs that a JSON text describes, in bytes: a region is a byte.
+
+    Args:
+        text: The JSON.
+        where: What errors call it.
+        folder: What the paths of traces are relative to.
+        region_bytes: Into regions of which size tensors of a trace are laid; 1: their bytes alone count.
+
+    Raises:
+        ConfigError: It is no JSON, or describes no jobs, or one that cannot be; the message says where and why.
+    """
+    try:
+        content = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: is no JSON ({error}): give {GIVE['jobs']}") from None
+    entries = content.get("jobs") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{where}: has no jobs: give {GIVE['jobs']}")
+    unknown = sorted(set(content) - {"jobs"})
+    if unknown:
+        raise ConfigError(f"{where}: {unknown[0]!r} is no field of it: give {GIVE['jobs']}")
+    loads: list[Load] = []
+    for number, raw in enumerate(entries, 1):
+        loads += _Reader(where, number, raw).loads(folder, region_bytes)
+        if len(loads) > MOST_JOBS:
+            raise ConfigError(f"{where}: describes more than {MOST_JOBS} jobs: give fewer")
+    _check_together(loads, where)
+    return tuple(loads)
+
+
+def _check_together(loads: Sequence[Load], where: str) -> None:
+    seen: set[str] = set()
+    for load in loads:
+        if load.name in seen:
+            raise ConfigError(f"{where}: two jobs are named {load.name!r}: give each its own name, or one job a count")
+        seen.add(load.name)
+    if sum(load.profile.peak for load in loads) > _MOST_BYTES:
+        raise ConfigError(f"{where}: the jobs' peaks exceed {format_bytes(_MOST_BYTES)} together: give smaller curves")
+
+
+class _Reader:
+    """Check one job's fields; every error names where it stands, the job, the field, the value and what to give."""
+
+    def __init__(self, where: str, number: int, raw: Any) -> None:  # noqa: ANN401 - any JSON
+        self._raw = raw if isinstance(raw, dict) else {}
+        name = self._raw.get("name")
+        self._where = f"{where}: job {name!r}" if isinstance(name, str) and name else f"{where}: job {number}"
+        self._number = number
+        if not isinstance(raw, dict):
+            raise ConfigError(f"{self._where} is {_shown(raw)}: give an object with the job's fields")
+        unknown = sorted(set(raw) - set(JobEntry.__struct_fields__))
+        if unknown:
+            raise ConfigError(f"{self._where}: {unknown[0]!r} is no field: {', '.join(JobEntry.__struct_fields__)} are")
+        try:
+            self._entry = msgspec.convert(raw, JobEntry)
+        except msgspec.ValidationError as error:
+            path = str(error).rpartition("`$.")[2].rstrip("`")
+            raise self._error(path.split("[")[0].split(".")[0]) from None
+
+    def _error(self, field: str, what: str = "") -> ConfigError:
+        return ConfigError(f"{self._where}: {field} {what or f'is {_shown(self._raw.get(field))}'}: give {GIVE[field]}")
+
+    def loads(self, folder: Path, region_bytes: int) -> list[Load]:
+        """Return the job, as often as it says."""
+        entry = self._entry
+        self._check_numbers()
+        profile, persistent = self._from_trace(folder, region_bytes) if entry.trace is not None else self._from_curve()
+        name = entry.name or (Path(entry.trace).name.split(".")[0] if entry.trace else f"job-{self._number}")
+        load = Load(
+            name,
+            profile,
+            persistent,
+            jitter=entry.jitter,
+            arrive_ns=round(entry.arrive_s * _NS_A_SECOND),
+            iterations=entry.iterations or 0,
+            floor=0.0 if entry.slo is None else 1 / (1 + entry.slo),
+            weight=entry.weight,
+            priority=entry.priority,
+        )
+        if entry.count == 1:
+            return [load]
+        return [dataclasses.replace(load, name=f"{name}-{i}") for i in range(1, entry.count + 1)]
+
+    def _check_numbers(self) -> None:
+        entry = self._entry
+        holds = {
+            "weight": 0 < entry.weight < math.inf,
+            "slo": entry.slo is None or 0 <= entry.slo < math.inf,
+            "jitter": 0 <= entry.jitter < 1,
+            "arrive_s": 0 <= entry.arrive_s <= _MOST_S,
+            "iterations": entry.iterations is None or 0 < entry.iterations < 1 << 40,
+            "count": 1 <= entry.count <= MOST_JOBS,
+            "priority": abs(entry.priority) < 1 << 31,
+            "iteration_s": entry.iteration_s is None or _LEAST_S <= entry.iteration_s <= _MOST_S,
+        }
+        for field, is_right in holds.items():
+            if not is_right:
+                raise self._error(field)
+        if entry.curve is not None and entry.trace is not None:
+            raise ConfigError(f"{self._where}: has both a curve and a trace: give one of them")
+        if entry.curve is None and entry.trace is None:
+            raise ConfigError(f"{self._where}: has neither a curve nor a trace: give one of them")
+
+    def _from_trace(self, folder: Path, region_bytes: int) -> tuple[Profile, int]:
+        entry = self._entry
+        for field in ("iteration_s", "persistent_bytes"):
+            if getattr(entry, field) is not None:
+                raise ConfigError(f"{self._where}: has a trace and {field}, which the trace tells: leave {field} out")
+        path = folder / (entry.trace or "")
+        try:
+            return _traced(path, region_bytes)
+        except ZicoError as error:
+            said = str(error)
+            raise ConfigError(f"{self._where}: trace {said if str(path) in said else f'{path}: {said}'}") from None
+
+    def _from_curve(self) -> tuple[Profile, int]:
+        entry = self._entry
+        for field in ("iteration_s", "persistent_bytes"):
+            if getattr(entry, field) is None:
+                raise self._error(field, "is missing beside the curve")
+        persistent = self._bytes("persistent_bytes", entry.persistent_bytes)
+        t_s = [point[0] for point in entry.curve or ()]
+        held = [self._bytes("curve", point[1]) for point in entry.curve or ()]
+        self._check_curve(t_s, held, persistent)
+        t_ns = [round(t * _NS_A_SECOND) for t in t_s]
+        if t_ns[0] > 0:
+            t_ns, held = [0, *t_ns], [persistent, *held]
+        return profile_of_curve(t_ns, held, round((entry.iteration_s or 0) * _NS_A_SECOND)), persistent
+
+    def _check_curve(self, t_s: Sequence[float], held: Sequence[int], persistent: int) -> None:
+        if not t_s:
+            raise self._error("curve", "has no points")
+        for before, after in itertools.pairwise(t_s):
+            if round(after * _NS_A_SECOND) <= round(before * _NS_A_SECOND):
+                raise self._error("curve", f"goes back in time, from {before:g} s to {after:g} s")
+        if t_s[0] < 0:
+            raise self._error("curve", f"begins at {t_s[0]:g} s, before the iteration does")
+        end_s = self._entry.iteration_s or 0
+        if round(t_s[-1] * _NS_A_SECOND) >= round(end_s * _NS_A_SECOND):
+            raise ConfigError(
+                f"{self._where}: curve goes on at {t_s[-1]:g} s, but iteration_s is {end_s:g}: "
+                "give earlier points or a longer iteration"
+            )
+        low = min(range(len(held)), key=held.__getitem__)
+        if held[low] < persistent:
+            raise ConfigError(
+                f"{self._where}: curve falls to {format_bytes(held[low])} at {t_s[low]:g} s, below persistent_bytes "
+                f"of {format_bytes(persistent)}: give bytes that include the persistent ones"
+            )
+
+    def _bytes(self, field: str, value: Bytes | None) -> int:
+        if isinstance(value, str):
+            try:
+                return 0 if value.strip() in {"0", "0B"} else parse_size(value, whole_bytes=_MOST_BYTES)
+            except ConfigError:
+                raise self._error(field, f"has {value!r} for bytes") from None
+        if value is None or not 0 <= value <= _MOST_BYTES or value != int(value):
+            raise self._error(field, f"has {_shown(value)} for bytes")
+        return int(value)
+
+
+def _shown(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
+
+
+def profile_of_curve(t_ns: Sequence[int], held: Sequence[int], duration_ns: int) -> Profile:
+    """Return the profile of a curve of steps; each step that fits begins where the curve says.
+
+    Progress is seen within steps, too: a step is as many bins as its share of the time, since claims fall bin by bin.
+    A curve of more steps than a profile has bins becomes the most in each of as many equal spans of time.
+
+    Args:
+        t_ns: When each step begins, from 0, rising.
+        held: What it holds.
+        duration_ns: When the last one ends.
+    """
+    begins, levels = np.asarray(t_ns, np.int64), np.asarray(held, np.int64)
+    lengths = np.diff(begins, append=duration_ns)
+    if len(begins) > _MOST_BINS:
+        bins = np.linspace(0, duration_ns, _MOST_BINS + 1).astype(np.int64)[:-1]
+        cuts = np.union1d(begins, bins)
+        at_cuts = levels[np.searchsorted(begins, cuts, side="right") - 1]
+        most = np.maximum.reduceat(at_cuts, np.searchsorted(cuts, bins))
+    else:
+        pieces = np.minimum(1 + (_MOST_BINS - len(begins)) * lengths // duration_ns, lengths)
+        bins = np.concatenate(
+            [begin + np.arange(n) * length // n for begin, length, n in zip(begins, lengths, pieces, strict=True)]
+        )
+        most = np.repeat(levels, pieces)
+    return Profile(
+        held=tuple(most.tolist()),
+        t_ns=tuple(bins.tolist()),
+        duration_ns=duration_ns,
+        shift=_EVENTS_A_BIN,
+        n_events=len(bins) << _EVENTS_A_BIN,
+    )
+
+
+def _traced(path: Path, region_bytes: int) -> tuple[Profile, int]:
+    """Return a trace's typical iteration and what it keeps, in bytes."""
+    from zico.planners.from_trace import iteration_problem
+    from zico.scheduler.from_problem import held_in_regions, profile_of
+    from zico.trace.files import read_trace
+
+    found = iteration_problem(read_trace(path))
+    tick_ns = found.problem.tick_ns
+    if tick_ns is None or tick_ns[-1] <= tick_ns[0]:
+        raise ConfigError("has no times: record it with zico trace")
+    held = found.iteration.live_bytes if region_bytes == 1 else held_in_regions(found.problem, region_bytes)
+    held = held[: len(tick_ns) - 1] * (1 if region_bytes == 1 else region_bytes)
+    return profile_of(held, tick_ns[: len(held) + 1]), int(held.min())
+
+
+# -- units ------------------------------------------------------------------------------------------------------------
+
+
+def finest_region(loads: Sequence[Load]) -> int:
+    """Return the least power of two of bytes in which compiled policies can count all that the jobs hold."""
+    together = sum(load.profile.peak for load in loads)
+    return int(1 << max(0, together.bit_length() - _UNITS))
+
+
+def in_regions(loads: Sequence[Load], region_bytes: int, *, whole: bool) -> tuple[Load, ...]:
+    """Return jobs that were in bytes in regions of this size.
+
+    Args:
+        loads: The jobs.
+        region_bytes: The size.
+        whole: A region is taken as a whole, as real ones are; else what is begun does not count, so that what fits
+            in bytes fits.
+    """
+    more = region_bytes - 1 if whole else 0
+    profiles = {id(load.profile): load.profile for load in loads}  # copies of a job share theirs
+    counted = {
+        key: dataclasses.replace(profile, held=tuple((held + more) // region_bytes for held in profile.held))
+        for key, profile in profiles.items()
+    }
+    return tuple(
+        dataclasses.replace(
+            load, profile=counted[id(load.profile)], persistent=(load.persistent + more) // region_bytes
+        )
+        for load in loads
+    )
