@@ -34,6 +34,7 @@ DEFAULT_POLICIES = tuple(name for name in ("zico", "shift", "claims", SERIAL, "n
 _MOST_BYTES = 1 << 60
 _NS_A_SECOND = 1e9
 _LEAST_REGION = 1 << 10
+_SHARE = re.compile(r"\d{1,6}(?:\.\d{0,9})?%")
 # A comma may also part a policy's parameters: shift:poll=1ms,ramp=0.7,claims are two policies.
 _NEXT_POLICY = re.compile(r",(?=[^,=:]*(?:[:,]|$))")
 _DRAWN_ITERATIONS = 6
@@ -128,7 +129,10 @@ def policies_of(text: str) -> tuple[str, ...]:
 def _region_bytes(text: str | None) -> int | None:
     if text is None:
         return None
-    region_bytes = _size("--region", text)
+    try:
+        region_bytes = _size(text)
+    except ConfigError:
+        region_bytes = 0
     if region_bytes & (region_bytes - 1) or region_bytes < _LEAST_REGION:
         raise ConfigError(f"--region {text!r}: give a power of two, 1KiB or more")
     return region_bytes
@@ -177,27 +181,26 @@ def _source(jobs: str) -> tuple[str | bytes, str, Path]:
 
 def _budgets(text: str, whole_bytes: int) -> tuple[Budget, ...]:
     """Return the budgets that a list names, each once."""
-    found = {_budget_bytes(one.strip(), whole_bytes): one.strip() for one in reversed(text.split(","))}
-    return tuple(Budget(one, size_bytes) for size_bytes, one in reversed(found.items()))
+    found: dict[int, str] = {}
+    for one in text.split(","):
+        found.setdefault(_budget_bytes(one.strip(), whole_bytes), one.strip())
+    return tuple(Budget(one, size_bytes) for size_bytes, one in found.items())
 
 
 def _budget_bytes(text: str, whole_bytes: int) -> int:
-    if not text.endswith("%"):
-        return _size("--budget", text)
+    is_share = _SHARE.fullmatch(text)
     try:
-        share = float(text[:-1]) / 100
-    except ValueError:
-        share = math.nan
-    if not (0 < share < math.inf and 1 <= share * whole_bytes <= _MOST_BYTES):
-        raise ConfigError(f"--budget: {text!r} is no share of {format_bytes(whole_bytes)}: give one such as 70%")
-    return int(share * whole_bytes)
+        size_bytes = int(float(text[:-1]) * whole_bytes / 100) if is_share else _size(text)
+    except ConfigError:
+        size_bytes = 0
+    if not 0 < size_bytes <= _MOST_BYTES:
+        raise ConfigError(f"--budget: {text!r} is no budget: give a size such as 20GiB, or 70% of the sum of the peaks")
+    return size_bytes
 
 
-def _size(option: str, text: str) -> int:
-    try:
-        return parse_size(text, whole_bytes=_MOST_BYTES)
-    except ConfigError as error:
-        raise ConfigError(f"{option}: {error}") from None
+def _size(text: str) -> int:
+    """Return the bytes of a size; a share of something, or no limit, is none."""
+    return 0 if text.endswith("%") or text.lower() == "none" else parse_size(text, whole_bytes=_MOST_BYTES)
 
 
 def _slowdown(device_model: str) -> tuple[float, ...]:
@@ -216,7 +219,7 @@ def _simulated(
     from zico.report.simulation_model import SimulatedLoad, SimulationReport
 
     rows: list[SimulatedRow] = []
-    notes: list[str] = []
+    notes = list(_too_tight(work, budgets))
     for budget in budgets:
         results: dict[str, Result] = {}
         for name in policies:
@@ -245,6 +248,19 @@ def _simulated(
         warm_up_s=work.horizon.warm_up_ns / _NS_A_SECOND,
         notes=tuple(notes),
     )
+
+
+def _too_tight(work: Work, budgets: Sequence[Budget]) -> Iterator[str]:
+    """Yield which jobs no order makes fit: why memory overflows whatever the policy."""
+    kept = sum(load.persistent for load in work.loads)
+    worst = max(work.loads, key=lambda load: load.profile.peak - load.persistent)
+    least = (worst.profile.peak - worst.persistent + kept) * work.region_bytes
+    for budget in budgets:
+        if budget.size_bytes < least:
+            yield (
+                f"at {format_bytes(budget.size_bytes)} {worst.name} does not fit beside what the others keep between "
+                f"iterations: that takes {format_bytes(least)}"
+            )
 
 
 def _result(work: Work, name: str, budget: Budget) -> Result | str:

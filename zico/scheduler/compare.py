@@ -141,24 +141,25 @@ def check_guarantees(loads: Sequence[Load], budget: int, region_bytes: int, slow
     """Refuse guarantees that no schedule can keep all: by what the device does, and by memory held over time.
 
     Both conditions are necessary, not sufficient. A job with normalised throughput x is inside an iteration at least
-    for the share x of the time and holds its curve's mean there, elsewhere at least what is persistent.
+    for the share x of the time and holds its curve's mean there, elsewhere at least what is persistent. Jobs that leave
+    are not counted: the others may come to have the device to themselves.
 
     Raises:
         ConfigError: They contradict each other.
     """
-    owed = [load for load in loads if load.floor]
+    stay = [load for load in loads if not load.iterations]
+    owed = [load for load in stay if load.floor]
     if not owed:
         return
     names = ", ".join(repr(load.name) for load in owed)
-    factors = [slowdown[min(k, len(slowdown) - 1)] for k in range(len(loads) + 1)]
-    most = max(k / factors[k] for k in range(1, len(loads) + 1))
+    most = max(k / slowdown[min(k, len(slowdown) - 1)] for k in range(1, len(stay) + 1))
     together = sum(load.floor for load in owed)
     if together > most * (1 + 1e-9):
         raise ConfigError(
             f"the guarantees of {names} add up to {together:.2f} of the device, which does at most {most:.2f} for jobs "
             "that run together: raise slo"
         )
-    mean = sum(load.persistent + load.floor * (_mean(load) - load.persistent) for load in loads)
+    mean = sum(load.persistent + load.floor * (_mean(load) - load.persistent) for load in stay)
     if mean > budget * (1 + 1e-9):
         raise ConfigError(
             f"the guarantees of {names} cannot all hold: they would keep {format_bytes(mean * region_bytes)} on the "

@@ -36,7 +36,7 @@ GIVE = {
     "jobs": 'a list with at least one job: {"jobs": [...]}',
     "name": "text",
     "iteration_s": "seconds, at least a millionth and at most a million",
-    "persistent_bytes": "bytes, 0 or more, or a size such as 3GiB",
+    "persistent_bytes": "whole bytes, 0 or more, or a size such as 3GiB",
     "curve": "a list of [seconds from the iteration's begin, bytes], with rising seconds",
     "trace": "the path of a trace, relative to the jobs' file",
     "iterations": "a whole number above 0, or leave it out for a job that stays",
@@ -129,8 +129,9 @@ class _Reader:
             path = str(error).rpartition("`$.")[2].rstrip("`")
             raise self._error(path.split("[")[0].split(".")[0]) from None
 
-    def _error(self, field: str, what: str = "") -> ConfigError:
-        return ConfigError(f"{self._where}: {field} {what or f'is {_shown(self._raw.get(field))}'}: give {GIVE[field]}")
+    def _error(self, field: str, what: str = "", give: str = "") -> ConfigError:
+        said = what or f"is {_shown(self._raw.get(field))}"
+        return ConfigError(f"{self._where}: {field} {said}: give {give or GIVE[field]}")
 
     def loads(self, folder: Path, region_bytes: int) -> list[Load]:
         """Return the job, as often as it says."""
@@ -192,14 +193,15 @@ class _Reader:
                 raise self._error(field, "is missing beside the curve")
         persistent = self._bytes("persistent_bytes", entry.persistent_bytes)
         t_s = [point[0] for point in entry.curve or ()]
+        self._check_times(t_s)
         held = [self._bytes("curve", point[1]) for point in entry.curve or ()]
-        self._check_curve(t_s, held, persistent)
+        self._check_held(t_s, held, persistent)
         t_ns = [round(t * _NS_A_SECOND) for t in t_s]
         if t_ns[0] > 0:
             t_ns, held = [0, *t_ns], [persistent, *held]
         return profile_of_curve(t_ns, held, round((entry.iteration_s or 0) * _NS_A_SECOND)), persistent
 
-    def _check_curve(self, t_s: Sequence[float], held: Sequence[int], persistent: int) -> None:
+    def _check_times(self, t_s: Sequence[float]) -> None:
         if not t_s:
             raise self._error("curve", "has no points")
         for before, after in itertools.pairwise(t_s):
@@ -213,6 +215,8 @@ class _Reader:
                 f"{self._where}: curve goes on at {t_s[-1]:g} s, but iteration_s is {end_s:g}: "
                 "give earlier points or a longer iteration"
             )
+
+    def _check_held(self, t_s: Sequence[float], held: Sequence[int], persistent: int) -> None:
         low = min(range(len(held)), key=held.__getitem__)
         if held[low] < persistent:
             raise ConfigError(
@@ -225,9 +229,9 @@ class _Reader:
             try:
                 return 0 if value.strip() in {"0", "0B"} else parse_size(value, whole_bytes=_MOST_BYTES)
             except ConfigError:
-                raise self._error(field, f"has {value!r} for bytes") from None
+                raise self._error(field, f"has {_shown(value)} for bytes", GIVE["persistent_bytes"]) from None
         if value is None or not 0 <= value <= _MOST_BYTES or value != int(value):
-            raise self._error(field, f"has {_shown(value)} for bytes")
+            raise self._error(field, f"has {_shown(value)} for bytes", GIVE["persistent_bytes"])
         return int(value)
 
 
