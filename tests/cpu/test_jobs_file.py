@@ -58,6 +58,13 @@ def test_what_comes_before_the_first_point_is_persistent() -> None:
     assert levels(load) == [(0, 2), (250_000_000, 8)]
 
 
+def test_recorded_curves_are_taken_as_they_are() -> None:
+    """What happened within a nanosecond keeps its peak, the end's own level is none, and gradients may be missing."""
+    (load,) = read(job(curve=[[0, 1], [0.5, 9], [0.5, 3], [1, 8]]))
+    assert levels(load) == [(0, 1), (500_000_000, 9), (500_000_001, 3)]
+    assert (load.profile.duration_ns, load.persistent) == (1_000_000_000, 2)
+
+
 def test_all_other_fields_arrive() -> None:
     """Weight, priority, guarantee, jitter, arrival and length of stay are those of the file; copies get numbers."""
     (first, second) = read(job(iterations=7, weight=2.5, priority=-1, slo=0.25, jitter=0.2, arrive_s=1.5, count=2))
@@ -95,13 +102,12 @@ def test_a_trace_is_found_beside_the_file(folder: Path) -> None:
 
 WRONG = [
     (job(curve=[[0, 2], [0.5, 9], [0.4, 3]]), "curve goes back in time, from 0.5 s to 0.4 s: give a list of"),
-    (job(curve=[[0, 2], [0, 9]]), "curve goes back in time, from 0 s to 0 s"),
     (job(curve=[[0, 2], [0.5, -10]]), "curve has -10 for bytes: give whole bytes, 0 or more, or a size such as 3GiB"),
     (job(curve=[[0, "lots"]]), 'curve has "lots" for bytes: give whole bytes'),
     (job(curve=[[0, 2.5]]), "curve has 2.5 for bytes: give whole bytes"),
     (job(curve=[[-1, 4]]), "curve begins at -1 s, before the iteration does: give"),
-    (job(curve=[[0, 2], [1, 9]]), "curve goes on at 1 s, but iteration_s is 1: give earlier points or a longer"),
-    (job(curve=[[0, 4], [0.5, 1]]), "curve falls to 1 B at 0.5 s, below persistent_bytes of 2 B: give bytes that"),
+    (job(curve=[[0, 2], [1.5, 9]]), "curve goes on at 1.5 s, but iteration_s is 1: give earlier points or a longer"),
+    (job(curve=[[0, 4], [0.5, 1]]), "curve ends with 1 B, below persistent_bytes of 2 B: give bytes that include"),
     (job(curve=[]), "curve has no points: give a list of [seconds"),
     (job(curve=[[0, 1, 2]]), "curve is [[0,1,2]]: give a list of [seconds"),
     (job(curve=LEFT_OUT), "has neither a curve nor a trace: give one of them"),

@@ -65,7 +65,7 @@ def write_jobs(record: Record, path: Path) -> bool:
             jobs[name] = {
                 "name": name,
                 "iteration_s": float(record.iteration_s[number]),
-                "persistent_bytes": int(record.persistent_bytes[number]),
+                "persistent_bytes": min(int(record.persistent_bytes[number]), int(held_bytes[-1])),
                 "curve": [[round(t, 9), held] for t, held in zip(t_s.tolist(), held_bytes.tolist(), strict=True)],
             }
     if jobs:

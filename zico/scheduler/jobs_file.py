@@ -37,7 +37,7 @@ GIVE = {
     "name": "text",
     "iteration_s": "seconds, at least a millionth and at most a million",
     "persistent_bytes": "whole bytes, 0 or more, or a size such as 3GiB",
-    "curve": "a list of [seconds from the iteration's begin, bytes], with rising seconds",
+    "curve": "a list of [seconds from the iteration's begin, bytes], with seconds that do not fall",
     "trace": "the path of a trace, relative to the jobs' file",
     "iterations": "a whole number above 0, or leave it out for a job that stays",
     "weight": "a number above 0",
@@ -195,33 +195,35 @@ class _Reader:
         t_s = [point[0] for point in entry.curve or ()]
         self._check_times(t_s)
         held = [self._bytes("curve", point[1]) for point in entry.curve or ()]
-        self._check_held(t_s, held, persistent)
-        t_ns = [round(t * _NS_A_SECOND) for t in t_s]
+        self._check_held(held, persistent)
+        duration_ns = round((entry.iteration_s or 0) * _NS_A_SECOND)
+        t_ns = _apart([round(t * _NS_A_SECOND) for t in t_s])
         if t_ns[0] > 0:
             t_ns, held = [0, *t_ns], [persistent, *held]
-        return profile_of_curve(t_ns, held, round((entry.iteration_s or 0) * _NS_A_SECOND)), persistent
+        n = sum(t < duration_ns for t in t_ns)
+        return profile_of_curve(t_ns[:n], held[:n], duration_ns), persistent
 
     def _check_times(self, t_s: Sequence[float]) -> None:
         if not t_s:
             raise self._error("curve", "has no points")
         for before, after in itertools.pairwise(t_s):
-            if round(after * _NS_A_SECOND) <= round(before * _NS_A_SECOND):
+            if after < before:
                 raise self._error("curve", f"goes back in time, from {before:g} s to {after:g} s")
         if t_s[0] < 0:
             raise self._error("curve", f"begins at {t_s[0]:g} s, before the iteration does")
         end_s = self._entry.iteration_s or 0
-        if round(t_s[-1] * _NS_A_SECOND) >= round(end_s * _NS_A_SECOND):
+        if round(t_s[-1] * _NS_A_SECOND) > round(end_s * _NS_A_SECOND):
             raise ConfigError(
                 f"{self._where}: curve goes on at {t_s[-1]:g} s, but iteration_s is {end_s:g}: "
                 "give earlier points or a longer iteration"
             )
 
-    def _check_held(self, t_s: Sequence[float], held: Sequence[int], persistent: int) -> None:
-        low = min(range(len(held)), key=held.__getitem__)
-        if held[low] < persistent:
+    def _check_held(self, held: Sequence[int], persistent: int) -> None:
+        """See that the job still has what it keeps; within an iteration it may hold less, such as no gradients."""
+        if held[-1] < persistent:
             raise ConfigError(
-                f"{self._where}: curve falls to {format_bytes(held[low])} at {t_s[low]:g} s, below persistent_bytes "
-                f"of {format_bytes(persistent)}: give bytes that include the persistent ones"
+                f"{self._where}: curve ends with {format_bytes(held[-1])}, below persistent_bytes of "
+                f"{format_bytes(persistent)}: give bytes that include the persistent ones"
             )
 
     def _bytes(self, field: str, value: Bytes | None) -> int:
@@ -233,6 +235,14 @@ class _Reader:
         if value is None or not 0 <= value <= _MOST_BYTES or value != int(value):
             raise self._error(field, f"has {_shown(value)} for bytes", GIVE["persistent_bytes"])
         return int(value)
+
+
+def _apart(t_ns: Sequence[int]) -> list[int]:
+    """Return times of which no two are equal: what recorded jobs did within a nanosecond lasts one."""
+    apart = [t_ns[0]]
+    for t in t_ns[1:]:
+        apart.append(max(t, apart[-1] + 1))
+    return apart
 
 
 def _shown(value: object) -> str:
