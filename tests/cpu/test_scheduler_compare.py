@@ -129,6 +129,7 @@ def test_jobs_that_nobody_starts_do_not_last_for_ever() -> None:
     assert [(job.iterations, job.left_s) for job in found.jobs] == [(1, None), (1, None)]
     assert 40 <= found.seconds <= 400
     assert found.normalised == pytest.approx(1 / found.seconds)
+    assert sum(job.waited_s for job in found.jobs) >= 2 * (found.seconds - 3)
 
 
 def test_guarantees_that_contradict_each_other_are_refused() -> None:

@@ -237,13 +237,16 @@ def _job_result(load: Load, tenant: Any, reason: str, horizon: Horizon) -> JobRe
         window_ns = horizon.until_ns - max(load.arrive_ns, horizon.warm_up_ns)
         work_ns = int(tenant["counted_ns"])
     normalised = work_ns / window_ns
+    since_ns = int(tenant["waiting_since_ns"])
+    waits_ns = max(0, horizon.until_ns - max(since_ns, horizon.warm_up_ns)) if since_ns else 0
+    waited_ns = int(tenant["waited_ns"]) + waits_ns
     return JobResult(
         name=load.name,
         iterations=int(tenant["iteration"]),
         iterations_per_s=normalised * _NS_A_SECOND / length_ns,
         normalised=normalised,
-        waited_s=float(tenant["waited_ns"]) / _NS_A_SECOND,
-        reason=reason or ("memory is short within its iteration" if tenant["waited_ns"] else ""),
+        waited_s=waited_ns / _NS_A_SECOND,
+        reason=reason or ("memory is short within its iteration" if waited_ns else ""),
         left_s=left_ns / _NS_A_SECOND if left_ns else None,
     )
 
