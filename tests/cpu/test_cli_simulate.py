@@ -227,3 +227,44 @@ def test_any_jobs_stay_within_the_budget(
     for job in row["jobs"]:
         most = 1 + 2 / ITERATIONS if all(not one.get("jitter") for one in jobs) else 1.4
         assert 0 <= job["normalised"] <= most
+
+
+def test_a_narrow_terminal_shows_fewer_columns() -> None:
+    """What a terminal of 80 columns cannot hold is left out as a whole; budget, policy and throughput stay."""
+    import io
+
+    from zico.report.simulation_model import SimulatedRow, SimulationReport
+    from zico.report.simulation_table import write_simulation_table
+
+    row = SimulatedRow(
+        policy="claims",
+        budget_bytes=12 * GIB,
+        normalised=0.9,
+        peak_granted_bytes=GIB,
+        deadlocks=0,
+        decisions=12345,
+        decision_us=1.5,
+        jobs=(),
+        jain=1.0,
+        slowdown=1.1,
+        vs_serial=None,
+        seconds=44.0,
+    )
+    report = SimulationReport(
+        rows=(row,), jobs=(), sum_of_peaks_bytes=GIB, region_bytes=1, device_model="none", seed=0, warm_up_s=0
+    )
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        patch.setenv("TERM", "dumb")
+        narrow = Terminal()
+        write_simulation_table(report, narrow)
+    said = narrow.getvalue()
+    assert max(map(len, said.splitlines()[:-1])) <= 80
+    assert "claims" in said
+    assert "0.900" in said
+    assert "us each" not in said

@@ -7,13 +7,14 @@ from typing import IO, TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from zico.report.table import PLAIN_WIDTH
 from zico.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from zico.report.simulation_model import SimulatedJob, SimulationReport
 
@@ -33,22 +34,36 @@ COLUMNS = (
 )
 JOB_COLUMNS = ("budget", "policy", "job", "iterations/s", "normalised", "slowdown", "waited", "why it waited")
 _SHOWN_JOBS = 4
+_DISPENSABLE = ("us each", "decisions", "waited", "Jain", "peak", "slowest", "each job")
+_BETWEEN = 3
 
 
 def write_simulation_table(report: SimulationReport, outfile: IO[str]) -> None:
     """Write the table and the notes to ``outfile``."""
     console = Console(file=outfile, width=None if outfile.isatty() else PLAIN_WIDTH, highlight=False)
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
-    for column in COLUMNS:
-        is_text = column in {"policy", "each job"}
-        table.add_column(column, justify="left" if is_text else "right", no_wrap=True, overflow="fold")
-    for _budget, rows in itertools.groupby(rows_of(report), key=lambda cells: cells[0]):
-        for cells in rows:
-            table.add_row(*cells)
+    rows = list(rows_of(report))
+    shown = _columns_within(console.width, rows)
+    for column in shown:
+        is_text = COLUMNS[column] in {"policy", "each job"}
+        table.add_column(COLUMNS[column], justify="left" if is_text else "right", no_wrap=True, overflow="fold")
+    for _budget, of_budget in itertools.groupby(rows, key=lambda cells: cells[0]):
+        for cells in of_budget:
+            table.add_row(*(escape(cells[column]) for column in shown))
         table.add_section()
     console.print(table)
     for line in lines_of(report):
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _columns_within(width: int, rows: Sequence[tuple[str, ...]]) -> list[int]:
+    """Return the columns that a terminal has room for: the least telling ones are left to the JSON."""
+    widths = [max(map(len, cells)) + _BETWEEN for cells in zip(COLUMNS, *rows, strict=True)]
+    shown = list(range(len(COLUMNS)))
+    for name in _DISPENSABLE:
+        if sum(widths[column] for column in shown) > width:
+            shown.remove(COLUMNS.index(name))
+    return shown
 
 
 def rows_of(report: SimulationReport) -> Iterator[tuple[str, ...]]:
