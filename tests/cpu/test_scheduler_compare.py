@@ -48,16 +48,15 @@ def test_two_jobs_that_fit_into_each_other() -> None:
 
 
 def test_jobs_that_leave_are_counted_while_they_are_there() -> None:
-    """One after the other, of 10 and 20 iterations: the first leaves after 19 of 30 seconds, or 20 if it is second."""
-    pair = loads({"iterations": 10}, {"iterations": 20})
+    """One after the other, of 10 and 20 iterations: the first leaves after 19 of 30 seconds."""
+    pair = loads({"iterations": 10, "arrive_s": 1}, {"iterations": 20, "arrive_s": 1})
     horizon = horizon_of(pair)
     assert horizon.warm_up_ns == 0
     found = simulate(policy_named("serial"), pair, 20, horizon)
     assert [job.iterations for job in found.jobs] == [10, 20]
-    assert found.seconds == found.jobs[1].left_s == 30
-    assert found.jobs[0].left_s in {19, 20}
-    assert found.jobs[0].normalised == pytest.approx(10 / (found.jobs[0].left_s or 1))
-    assert found.jobs[1].normalised == pytest.approx(20 / 30)
+    assert (found.jobs[0].left_s, found.jobs[1].left_s, found.seconds) == (20, 31, 31)
+    assert [job.normalised for job in found.jobs] == pytest.approx([10 / 19, 20 / 30])
+    assert [job.waited_s for job in found.jobs] == pytest.approx([9, 10])
 
 
 def test_a_job_is_counted_from_its_arrival() -> None:

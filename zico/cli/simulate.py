@@ -277,7 +277,7 @@ def _result(work: Work, name: str, budget: Budget) -> Result | str:
         found = importlib.import_module(_ORACLE_MODULE).possible(work.loads, units, work.slowdown)
     except ProblemError as error:
         return str(error)
-    return "too large to be searched" if found is None else possible(found, work.loads, work.horizon)
+    return "no schedule keeps all jobs going" if found is None else possible(found, work.loads, work.horizon)
 
 
 def _row(name: str, budget: Budget, result: Result, serial: Result | None, region_bytes: int) -> SimulatedRow:
