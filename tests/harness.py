@@ -28,7 +28,7 @@ import numpy as np
 from zico.broker.client import BrokerClient
 from zico.launch.environment import job_environment
 from zico.pool import layout
-from zico.pool.layout import HEADER, JOB, MAX_JOBS, NOBODY, REGION, JobState
+from zico.pool.layout import HEADER, JOB, MAX_JOBS, NOBODY, PARKED, REGION, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -94,7 +94,7 @@ class Look:
     @property
     def granted(self) -> int:
         """Return the regions that somebody owns, counted one by one."""
-        return int((self.regions["owner"] != NOBODY).sum())
+        return int((self.regions["owner"] >= 0).sum())
 
     def check(self) -> None:
         """Assert invariants 1 to 3 and that every counter agrees with the owners."""
@@ -103,7 +103,7 @@ class Look:
         assert self.physical_bytes <= header["budget_regions"] * header["region_bytes"], "invariant 1, by the kernel"
         assert self.granted == header["granted"], "granted is the number of owned regions"
         living = self.jobs["state"] != JobState.EMPTY
-        assert set(self.regions["owner"]) - {NOBODY} <= set(np.flatnonzero(living)), "invariant 2: owners live"
+        assert set(self.regions["owner"]) - {NOBODY, PARKED} <= set(np.flatnonzero(living)), "invariant 2: owners live"
         for job in np.flatnonzero(living):
             assert self.held(job) == self.jobs["held"][job], f"held of job {job} is the number of its regions"
         assert sorted(self._free_list()) == np.flatnonzero(self.regions["owner"] == NOBODY).tolist(), "the free list"
@@ -221,7 +221,7 @@ class Pool:
     @property
     def granted(self) -> int:
         """Return the regions that somebody owns now."""
-        return int((self.regions["owner"] != NOBODY).sum())
+        return int((self.regions["owner"] >= 0).sum())
 
     def look(self) -> Look:
         """Return a consistent copy of the table; waits for the table's mutex."""

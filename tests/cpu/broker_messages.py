@@ -24,8 +24,10 @@ CLIENT_EXAMPLES: tuple[m.ClientMessage, ...] = (
     m.Observe(m.PROTOCOL_VERSION),
     m.StatusRequest(),
     m.ReportRequest(),
+    m.Change(budget_bytes=BIGGEST, job="a", limit_bytes=0, weight=0.5, priority=-1, slo=0.1),
     m.Goodbye(),
 )
+SHARE = m.Share(weight=999.9, priority=-m.MAX_PRIORITY, slo=0.123456789)
 JOB_STATUS = m.JobStatus(
     job=BIGGEST,
     name=LONGEST_NAME,
@@ -41,6 +43,8 @@ JOB_STATUS = m.JobStatus(
     waiting_s=1e300,
     waited_s=1e300,
     waits_for=tuple(range(64)),
+    limit_bytes=BIGGEST,
+    share=SHARE,
 )
 STATUS = m.Status(
     schema_version=m.STATUS_SCHEMA,
@@ -56,6 +60,9 @@ STATUS = m.Status(
     device=LONGEST_NAME,
     context_bytes=BIGGEST,
     foreign_bytes=BIGGEST,
+    first_budget_bytes=BIGGEST,
+    most_bytes=BIGGEST,
+    isolated=True,
 )
 JOB_REPORT = m.JobReport(
     name=LONGEST_NAME,
@@ -74,6 +81,8 @@ JOB_REPORT = m.JobReport(
     pool_fraction=0.123456789,
     maps=BIGGEST,
     oom=m.RefusedRequest(request_bytes=BIGGEST, held_bytes=BIGGEST),
+    normalised=0.123456789,
+    share=SHARE,
 )
 REPORT = m.Report(
     pool=m.PoolReport(
@@ -100,6 +109,7 @@ BROKER_EXAMPLES: tuple[m.BrokerMessage, ...] = (
     m.ErrorReply("nonsense"),
     STATUS,
     REPORT,
+    m.Changed("no"),
 )
 EXAMPLES: tuple[m.Message, ...] = CLIENT_EXAMPLES + BROKER_EXAMPLES
 

@@ -15,7 +15,7 @@ from zico.heap.build import Heap
 from zico.heap.layout import GAP, HEAP, PLACE, PLAN_ENTRIES, Arena
 from zico.pool import regions
 from zico.pool.fences import VALUE_BITS
-from zico.pool.layout import COUNTER_BYTES, MAX_JOBS, NOBODY, STREAMS
+from zico.pool.layout import COUNTER_BYTES, MAX_JOBS, NOBODY, PARKED, STREAMS
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:
@@ -155,7 +155,8 @@ def check_counters(pool: PoolTable) -> None:
     assert sorted(free_list(pool)) == [r for r, owner in enumerate(everyone) if owner == NOBODY]
     for job, record in enumerate(pool.jobs):
         assert record["held"] == everyone.count(job)
-    assert pool.header["granted"] == len(everyone) - everyone.count(NOBODY)
+    assert pool.header["granted"] == sum(owner >= 0 for owner in everyone)
+    assert pool.header["parked"] == everyone.count(PARKED)
     assert pool.header["peak_granted"] >= pool.header["granted"]
 
 

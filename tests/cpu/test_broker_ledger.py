@@ -145,6 +145,7 @@ def test_a_report_has_the_figures_of_jobs_gone_and_present() -> None:
         pool_fraction=0.75,
         maps=4,
         oom=m.RefusedRequest(request_bytes=999, held_bytes=2 * MIB),
+        normalised=1.0,
     )
     assert (report.jobs[1].iterations_per_s, report.jobs[1].pool_fraction, report.jobs[1].oom) == (0, 0, None)
     assert report.pool == m.PoolReport(
@@ -156,6 +157,21 @@ def test_a_report_has_the_figures_of_jobs_gone_and_present() -> None:
         recoveries=1,
         stalls=2,
     )
+
+
+def test_what_a_job_waited_before_its_first_iteration_ended_slows_nothing() -> None:
+    """The normalised throughput is the share of the time since then in which it did not wait; unknown before."""
+    ledger = new_ledger()
+    header, jobs = empty_table()
+    join(ledger, 0, "a")
+    set_fields(jobs[0], state=JobState.RUNNING, need_waited_ns=3 * S)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 3 * S)
+    assert ledger.report(BEGAN_NS).jobs[0].normalised is msgspec.UNSET
+    set_fields(jobs[0], iteration=1, first_boundary_ns=BEGAN_NS + 4 * S, last_boundary_ns=BEGAN_NS + 4 * S)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 4 * S)
+    set_fields(jobs[0], iteration=9, last_boundary_ns=BEGAN_NS + 12 * S, boundary_waited_ns=S, need_waited_ns=4 * S)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 12 * S)
+    assert ledger.report(BEGAN_NS).jobs[0].normalised == pytest.approx(0.75)
 
 
 def test_a_status_has_the_members_and_whom_they_wait_for() -> None:
@@ -231,6 +247,7 @@ def test_the_record_has_samples_boundaries_and_waits(tmp_path: Path) -> None:
     ledger.observe(header.copy(), jobs.copy(), MIB, BEGAN_NS + S)
     set_fields(jobs[0], state=JobState.BOUNDARY, iteration=1, last_boundary_ns=BEGAN_NS + 2 * S - S // 4)
     set_fields(jobs[0], boundary_since_ns=BEGAN_NS + 2 * S - S // 4)
+    header["budget_regions"] = 9
     ledger.observe(header.copy(), jobs.copy(), MIB, BEGAN_NS + 2 * S)
     set_fields(jobs[0], state=JobState.RUNNING, boundary_since_ns=0, started_ns=BEGAN_NS + 3 * S - S // 2)
     join(ledger, 1, "b")
@@ -243,8 +260,7 @@ def test_the_record_has_samples_boundaries_and_waits(tmp_path: Path) -> None:
     assert got["t_s"].tolist() == [1.0, 2.0, 3.0]
     assert got["held_bytes"].tolist() == [[2 * MIB, 0], [2 * MIB, 0], [2 * MIB, 7 * MIB]]
     assert got["physical_bytes"].tolist() == [MIB, MIB, 5 * MIB]
-    assert got["budget_bytes"].shape == ()
-    assert got["budget_bytes"] == 16 * MIB
+    assert (got["budget_t_s"].tolist(), got["budget_bytes"].tolist()) == ([0.0, 2.0], [16 * MIB, 9 * MIB])
     assert got["names"].tolist() == ["a", "b"]
     assert (got["boundary_job"].tolist(), got["boundary_t_s"].tolist()) == ([0], [1.75])
     assert (got["wait_job"].tolist(), got["wait_kind"].tolist()) == ([0, 1], [0, 1])
@@ -295,7 +311,8 @@ def test_an_empty_record_has_all_arrays(tmp_path: Path) -> None:
         **dict.fromkeys(["iteration_s", "persistent_bytes", "profile_job", "profile_t_s", "profile_bytes"], (0,)),
         "held_bytes": (0, 0),
         "wait_t_s": (0, 2),
-        "budget_bytes": (),
+        "budget_t_s": (1,),
+        "budget_bytes": (1,),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from zico.broker.messages import Share
 from zico.broker.service import Service
 from zico.scheduler.state import JobView, Phase, PoolView, Profile
 
@@ -60,3 +61,11 @@ def test_a_job_that_ends_no_iteration_comes_to_be_owed() -> None:
     shares = [service.noted(view(start_ns + passed * 30 * MS, 49)).jobs[0].served for passed in (0, 1, 9, 90)]
     assert shares[0] == shares[1] == pytest.approx(1.0)
     assert shares[1] > shares[2] > 0.5 > shares[3]
+
+
+def test_shares_reach_what_policies_see() -> None:
+    """Weight, priority and guarantee of a job are in its view; what is promised is owed where it is more than an equal part."""
+    shares = {0: Share(weight=2.5, priority=3), 1: Share(slo=0.25), 2: Share(slo=99.0)}
+    jobs = Service().noted(view(0, 0, 0, 0, 0), shares).jobs
+    assert [(job.weight, job.priority) for job in jobs] == [(2.5, 3), (1.0, 0), (1.0, 0), (1.0, 0)]
+    assert [job.floor for job in jobs] == pytest.approx([0.25, 0.8, 0.25, 0.25])

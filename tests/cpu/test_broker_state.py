@@ -13,8 +13,8 @@ from zico.broker import messages as m
 from zico.broker.state import Connection, Role, State, next_state
 from zico.errors import LocalProtocolError, RemoteProtocolError
 
-HELLO, ASK_MORE, OBSERVE, ASK_STATUS, ASK_REPORT, GOODBYE = CLIENT_EXAMPLES
-WELCOME, MORE, REFUSED, ERROR, STATUS, REPORT = BROKER_EXAMPLES
+HELLO, ASK_MORE, OBSERVE, ASK_STATUS, ASK_REPORT, CHANGE, GOODBYE = CLIENT_EXAMPLES
+WELCOME, MORE, REFUSED, ERROR, STATUS, REPORT, CHANGED = BROKER_EXAMPLES
 
 ALLOWED = {
     (State.NEW, Role.CLIENT, HELLO): State.JOINING,
@@ -25,9 +25,11 @@ ALLOWED = {
     (State.MEMBER, Role.CLIENT, GOODBYE): State.CLOSED,
     (State.OBSERVER, Role.CLIENT, ASK_STATUS): State.STATUS_DUE,
     (State.OBSERVER, Role.CLIENT, ASK_REPORT): State.REPORT_DUE,
+    (State.OBSERVER, Role.CLIENT, CHANGE): State.CHANGE_DUE,
     (State.OBSERVER, Role.CLIENT, GOODBYE): State.CLOSED,
     (State.STATUS_DUE, Role.BROKER, STATUS): State.OBSERVER,
     (State.REPORT_DUE, Role.BROKER, REPORT): State.OBSERVER,
+    (State.CHANGE_DUE, Role.BROKER, CHANGED): State.OBSERVER,
     **{
         (state, Role.BROKER, ending): State.CLOSED
         for state in State

@@ -34,7 +34,7 @@ from scheduler_cases import Debt, some_order_works
 
 from zico.errors import BrokerError
 from zico.pool import mutex, regions, safety, waiting
-from zico.pool.layout import CURVE_BINS, MAX_JOBS, NOBODY, JobState
+from zico.pool.layout import CURVE_BINS, MAX_JOBS, NOBODY, PARKED, JobState
 from zico.pool.regions import GONE, GRANTED, NEVER, WAIT
 from zico.trace import curve
 
@@ -66,6 +66,8 @@ class ModelJob:
     extra: int = 0
     persistent: int = 0
     passed: int = 0
+    limit: int = 0
+    promised: int = 0
     threads: int = 0
 
     @property
@@ -77,7 +79,11 @@ class ModelJob:
         """Return the most regions it may come to hold before its iteration ends."""
         if self.state != JobState.RUNNING or not self.profiled:
             return len(self.held)
-        return max(len(self.held), self.floor, self.expected() + self.extra)
+        return self.within_limit(max(self.floor, self.expected() + self.extra))
+
+    def within_limit(self, regions: int) -> int:
+        """Return so many regions, or its limit, but no fewer than it holds."""
+        return max(len(self.held), min(regions, self.limit) if self.limit else regions)
 
     def expected(self) -> int:
         """Return what the profile says of the rest of the iteration, four bins earlier for safety's sake."""
@@ -123,7 +129,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = self.stack.enter_context(make_pool(n, claims=claims, unasked=unasked))
         self.n, self.claims, self.unasked, self.budget = n, claims, unasked, n
         self.jobs: dict[int, ModelJob] = {}
+        self.ceiling = n
         self.free = list(range(n))
+        self.parked: set[int] = set()
         self.fence: dict[int, tuple[int, int]] = {}
         self.recoveries = 0
         self.alone: int | None = None
@@ -173,8 +181,10 @@ class PoolMachine(RuleBasedStateMachine):
         job = self.jobs[number]
         if job.state == JobState.LEAVING:
             return GONE
-        if len(job.held) + n > self.budget:
+        if len(job.held) + n > job.promised:
             return NEVER
+        if job.limit and len(job.held) + n > job.limit:
+            return WAIT
         if self._granted() + n > self.budget:
             return WAIT
         may = self._claims_allow(number, n) if self.claims else True
@@ -222,7 +232,7 @@ class PoolMachine(RuleBasedStateMachine):
         record = self.pool.jobs[number]
         for field in ("held", "peak_held", "iteration", "first_boundary_ns", "claim_floor", "persistent", "profiled"):
             assert record[field] == 0
-        self.jobs[number] = ModelJob(member)
+        self.jobs[number] = ModelJob(member, promised=self.budget)
 
     @rule(data=st.data(), levels=st.lists(st.integers(0, 9), min_size=1, max_size=6), at=st.integers(0, 20))
     @when_possible
@@ -348,7 +358,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.alone = None
         job.profiled, job.levels, job.persistent = True, [peak], len(job.held)
         give_profile(job.record, [peak])
-        total = sum(max(len(j.held), j.floor, max(j.levels, default=0)) for j in self.jobs.values())
+        total = sum(j.within_limit(max(j.floor, max(j.levels, default=0))) for j in self.jobs.values())
         if not self.claims:
             assert admitted == self.unasked
         elif not self._someone_else_is_alone(number):
@@ -363,7 +373,7 @@ class PoolMachine(RuleBasedStateMachine):
     def admit(self, data: st.DataObject) -> None:
         """Invariant 3: a job starts only if everybody can then finish with its whole peak."""
         number, job = self._pick(data, JobState.BOUNDARY)
-        claim = max(int(job.record["claim_peak"]), job.persistent)
+        claim = job.within_limit(max(int(job.record["claim_peak"]), job.persistent))
         safe = self._is_safe_with(number, 0, claim, must=job.profiled) if self.claims else True
         if all(other.state != JobState.RUNNING for other in self.jobs.values()):
             safe = True  # one must start, even if it will overflow into the next tier
@@ -373,7 +383,9 @@ class PoolMachine(RuleBasedStateMachine):
         if admitted:
             job.state = JobState.RUNNING
             job.floor = int(job.record["claim_floor"])
-            assert job.claim() >= max(job.levels, default=0), "whoever is admitted claims its whole peak at once"
+            assert job.claim() >= job.within_limit(max(job.levels, default=0)), (
+                "whoever is admitted claims its whole peak at once"
+            )
 
     @rule(data=st.data())
     @when_possible
@@ -415,7 +427,32 @@ class PoolMachine(RuleBasedStateMachine):
     def lower_or_raise_the_budget(self, data: st.DataObject) -> None:
         """Invariant 1: the budget changes while jobs run."""
         self.budget = data.draw(st.integers(1, self.n))
-        self.pool.header["budget_regions"] = self.budget
+        self.pool.set_budget(self.budget)
+        for job in self.jobs.values():
+            job.promised = max(job.promised, self.budget)
+        self._settle()
+
+    @rule()
+    def settle(self) -> None:
+        """Invariant 1: what comes back beyond a budget that was lowered is parked."""
+        self.pool.settle()
+        self._settle()
+
+    def _settle(self) -> None:
+        left_out = self.n - max(self.budget, self._granted())
+        while len(self.parked) < left_out and self.free:
+            self.parked.add(self.free.pop(0))
+        while len(self.parked) > left_out:
+            self.free.append(min(self.parked))
+            self.parked.remove(min(self.parked))
+
+    @rule(data=st.data())
+    @when_possible
+    def limit(self, data: st.DataObject) -> None:
+        """Invariant 1: a job may be given a limit of its own, and lose it."""
+        number, job = self._pick(data, *INSIDE)
+        job.limit = data.draw(st.integers(0, self.n))
+        self.pool.set_limit(number, job.limit)
 
     @rule(seed=st.integers(0, 1 << 30))
     @when_possible
@@ -423,7 +460,7 @@ class PoolMachine(RuleBasedStateMachine):
         """Invariant 5: whatever a death inside left of counters and lists, they are rebuilt from the owners."""
         rng = np.random.default_rng(seed)
         header, records = self.pool.header, self.pool.jobs
-        for field in ("granted", "free_head", "free_tail", "waiters", "boundary_waiters"):
+        for field in ("granted", "free_head", "free_tail", "waiters", "boundary_waiters", "parked"):
             header[field] = rng.integers(-5, 50)
         for field in ("previous", "next"):
             self.pool.regions[field] = rng.integers(-1, self.n, self.n)
@@ -444,7 +481,7 @@ class PoolMachine(RuleBasedStateMachine):
         check_counters(self.pool)
         header = self.pool.header
         assert free_list(self.pool) == self.free
-        expected = [NOBODY] * self.n
+        expected = [PARKED if r in self.parked else NOBODY for r in range(self.n)]
         for number, job in self.jobs.items():
             for r in job.held:
                 assert expected[r] == NOBODY
@@ -454,8 +491,8 @@ class PoolMachine(RuleBasedStateMachine):
         assert owners(self.pool) == expected
         assert header["waiters"] == sum(job.threads for job in self.jobs.values())
         assert header["boundary_waiters"] == sum(job.state == JobState.BOUNDARY for job in self.jobs.values())
-        if self.budget == self.n:
-            assert self._granted() <= self.budget
+        assert self._granted() <= self.ceiling, "invariant 1: while the budget is lowered the sum only falls"
+        self.ceiling = max(self.budget, self._granted())
 
 
 PoolMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
@@ -526,7 +563,7 @@ def test_while_the_budget_is_lowered_the_sum_only_falls(pool: PoolTable) -> None
         pool.header["use_claims"] = 0
         held = grab(first, 5)
         grab(second, 4)
-        pool.header["budget_regions"] = 6
+        pool.set_budget(6)
         while int(pool.header["granted"]) >= 6:
             assert acquire(second, [NOBODY])[0] == WAIT
             release(first, [held.pop()])
@@ -574,7 +611,7 @@ def test_a_place_is_clean_when_it_is_used_again(pool: PoolTable) -> None:
         record = pool.jobs[job_of(member)]
         assert record["state"] == JobState.RUNNING
         nonzero = {name for name in record.dtype.names if np.any(record[name] != np.zeros_like(record[name]))}
-        assert nonzero <= {"name", "state", "pid", "started_ns", "current"}
+        assert nonzero <= {"name", "state", "pid", "started_ns", "current", "promised"}
         assert (int(pool.header["waiters"]), int(pool.header["boundary_waiters"])) == (0, 0)
 
 

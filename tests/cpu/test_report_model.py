@@ -254,7 +254,8 @@ def record_fields() -> dict[str, Any]:
     """Return the fields of a record of one job and three instants."""
     return {
         "names": np.array(["a"]),
-        "budget_bytes": np.int64(64 * MIB),
+        "budget_t_s": np.zeros(1),
+        "budget_bytes": np.array([64 * MIB]),
         "t_s": np.array([0.0, 1.0, 2.0]),
         "held_bytes": np.array([[0], [MIB], [0]]),
         "physical_bytes": np.array([0, MIB, MIB]),

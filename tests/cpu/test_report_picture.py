@@ -36,7 +36,8 @@ def record(iterations: int, samples_per_iteration: int = 50) -> Record:
     ends = np.arange(1, iterations, dtype=np.float64)
     return Record(
         names=("a", "b"),
-        budget_bytes=64 * MIB,
+        budget_t_s=np.zeros(1),
+        budget_bytes=np.array([64 * MIB]),
         t_s=t_s,
         held_bytes=held.astype(np.int64),
         physical_bytes=np.full(n, 60 * MIB),

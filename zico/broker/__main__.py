@@ -99,12 +99,13 @@ def create_pool(
     owned.callback(driver.close)
     if options.isolate and device != HOST_DEVICE:
         _check_scrubs(device, facts_of(device.name).compute_capability)
-    n_pieces = 0 if device == HOST_DEVICE else options.budget_bytes // max(1, options.region_bytes)
+    most_bytes = max(options.budget_bytes, options.most_bytes)
+    n_pieces = 0 if device == HOST_DEVICE else most_bytes // max(1, options.region_bytes)
     whose = f"a pool of {n_pieces} regions"
     make_room(n_pieces, whose)
     table = owned.enter_context(
         PoolTable.create(
-            budget_bytes=options.budget_bytes,
+            budget_bytes=most_bytes,
             region_bytes=options.region_bytes,
             use_claims=policy.use_claims,
             self_admit=policy.self_admit,
@@ -112,6 +113,12 @@ def create_pool(
             isolate=options.isolate,
         )
     )
+    budget = options.budget_bytes // options.region_bytes
+    if budget < 1:
+        raise ConfigError(
+            f"--budget-bytes {options.budget_bytes} is below one region: raise it or lower --region-bytes"
+        )
+    table.set_budget(budget)
     make_room(n_pieces, whose, MAX_LINKS * FDS_PER_LINK + SPARE_FDS)
     memory_fds = driver.export_pieces(table.memory)
     owned.enter_context(Descriptors(memory_fds))
@@ -161,6 +168,9 @@ def _parser() -> argparse.ArgumentParser:
         "--socket", type=Path, required=True, help="Unix socket to listen on, in a directory of mode 0700"
     )
     parser.add_argument("--budget-bytes", type=int, required=True, help="bytes that all jobs together may hold")
+    parser.add_argument(
+        "--most-bytes", type=int, default=0, help="bytes to which that may be raised later (default: no more)"
+    )
     parser.add_argument("--region-bytes", type=int, required=True, help="bytes of one region")
     parser.add_argument("--device", default=HOST, help="host or cuda:N (default: host)")
     parser.add_argument("--isolate", action="store_true", help="unmap what comes back, and scrub it before it goes out")

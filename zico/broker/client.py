@@ -13,7 +13,7 @@ from zico.broker import transport
 from zico.broker.devices import Device, open_driver
 from zico.broker.limits import make_room
 from zico.broker.state import Connection, Role
-from zico.errors import BrokerError, RemoteProtocolError, ZicoError
+from zico.errors import BrokerError, ConfigError, RemoteProtocolError, ZicoError
 
 if TYPE_CHECKING:
     import socket
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from zico.pool.table import PoolTable
 
 DEADLINE_S = 10.0
+DEFAULT_SHARE = m.Share()
 
-_Answer = TypeVar("_Answer", m.Welcome, m.More, m.Status, m.Report)
+_Answer = TypeVar("_Answer", m.Welcome, m.More, m.Status, m.Report, m.Changed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +112,7 @@ class BrokerClient:
             self._observer.close()
             self._observer = None
 
-    def join(self, name: str, framework: str) -> Membership:
+    def join(self, name: str, framework: str, share: m.Share = DEFAULT_SHARE) -> Membership:
         """Make this process a member of the pool, over a connection of its own.
 
         Raises:
@@ -120,7 +121,7 @@ class BrokerClient:
             LocalProtocolError: The name or the framework is empty, too long or has control characters.
             ConfigError: This process may not open as many descriptors as the pool has.
         """
-        hello = m.Hello(version=m.PROTOCOL_VERSION, name=name, pid=os.getpid(), framework=framework)
+        hello = m.Hello(version=m.PROTOCOL_VERSION, name=name, pid=os.getpid(), framework=framework, share=share)
         with _Dialog(self._path, self._deadline_s) as dialog:
             welcome = dialog.ask(hello, m.Welcome, max_fds=m.WELCOME_FDS)
             table_fd, notify_fd, *memory_fds = dialog.fetch(welcome.n_fds)
@@ -156,6 +157,19 @@ class BrokerClient:
             RemoteProtocolError: What answers is no broker.
         """
         return self._observe(m.ReportRequest(), m.Report)
+
+    def change(self, wanted: m.Change) -> None:
+        """Change the pool's budget or what one job gets; when this returns it is so.
+
+        Raises:
+            ConfigError: The pool cannot be changed so; nothing has been.
+            BrokerError: No broker answers within the deadline, or it refuses; the next call connects anew.
+            RemoteProtocolError: What answers is no broker.
+            LocalProtocolError: A field is out of bounds.
+        """
+        refused = self._observe(wanted, m.Changed).refused
+        if refused:
+            raise ConfigError(refused)
 
     def _observe(self, question: m.ClientMessage, kind: type[_Answer]) -> _Answer:
         try:

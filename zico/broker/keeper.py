@@ -14,6 +14,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from zico.broker import changes
 from zico.broker import messages as m
 from zico.broker.admission import admit_all
 from zico.broker.devices import HOST, HOST_DEVICE
@@ -66,7 +67,6 @@ class Keeper:
         header, _ = table.snapshot()
         self._region_bytes = int(header["region_bytes"])
         self._n_regions = int(header["n_regions"])
-        self._budget_bytes = int(header["budget_regions"]) * self._region_bytes
         self._table = table
         self._policy = policy
         self._planning = Planning(policy)
@@ -79,13 +79,16 @@ class Keeper:
         self._ledger = Ledger(
             policy=policy.name,
             region_bytes=self._region_bytes,
-            budget_bytes=self._budget_bytes,
+            budget_bytes=self._regions_bytes(header["budget_regions"]),
             began_ns=time.monotonic_ns(),
             device=device.name,
         )
         self._looked_ns = 0
         self._evaluated_ns = 0
         self._evaluate_at_ns: int | None = None
+
+    def _regions_bytes(self, regions: int) -> int:
+        return int(regions) * self._region_bytes
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -121,7 +124,9 @@ class Keeper:
         job = self._table.join(pid, hello.name)
         _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)
         self._evaluate_soon()
-        return self._ledger.join(job=job, pid=pid, name=hello.name, framework=hello.framework, pidfd=pidfd)
+        return self._ledger.join(
+            job=job, pid=pid, name=hello.name, framework=hello.framework, pidfd=pidfd, share=hello.share
+        )
 
     def welcome(self, member: Member) -> m.Welcome:
         """Return the message that tells a member its place."""
@@ -129,7 +134,7 @@ class Keeper:
             job=member.job,
             region_bytes=self._region_bytes,
             n_regions=self._n_regions,
-            budget_bytes=self._budget_bytes,
+            budget_bytes=self._regions_bytes(self._table.header["budget_regions"]),
             policy=self._policy.name,
             device=self._device.name,
             device_id=self._device.identity,
@@ -174,6 +179,15 @@ class Keeper:
         self._look(now_ns)
         return self._ledger.status(now_ns)
 
+    def change(self, wanted: m.Change) -> m.Changed:
+        """Change the budget or what a job gets; nothing if not all of it can be."""
+        refused = changes.refusal(wanted, self._table.header, self.members)
+        if not refused:
+            changes.carry_out(wanted, self._table, self.members)
+            _log.info("changed: %s", wanted)
+            self._evaluate_soon()
+        return m.Changed(refused)
+
     def report(self, now_ns: int) -> m.Report:
         """Return everything up to now."""
         self._look(now_ns)
@@ -200,13 +214,16 @@ class Keeper:
         self._ledger.observe(header, jobs, self._table.physical_bytes(), now_ns)
         if self._outside is not None:
             self._ledger.observe_outside(self._outside.look({member.pid for member in self.members}, now_ns))
+        self._table.settle()
         self._looked_ns = now_ns
         return header, jobs
 
     def _evaluate(self, now_ns: int) -> None:
         header, jobs = self._look(now_ns)
         self._evaluated_ns = now_ns
-        view = self._service.noted(self._ledger.view(header, jobs, now_ns))
+        view = self._service.noted(
+            self._ledger.view(header, jobs, now_ns), {member.job: member.share for member in self.members}
+        )
         view = dataclasses.replace(view, plan=self._planning.plan_for(view))
         look_again_ns = admit_all(self._table, self._policy, view, jobs)
         soonest_ns = now_ns + MIN_EVALUATION_NS

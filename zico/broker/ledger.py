@@ -6,7 +6,8 @@ of iterations and m waits:
     t_s            float64 [n]      seconds since the broker began
     held_bytes     int64   [n, k]   regions held by each job, in bytes
     physical_bytes int64   [n]      of the pool, as the kernel counts, the most since the row before
-    budget_bytes   int64   []
+    budget_t_s     float64 [c]      when the budget came to be what it was from then on
+    budget_bytes   int64   [c]
     names          str     [k]
     boundary_job   int32   [b]      index into names
     boundary_t_s   float64 [b]      when that iteration ended
@@ -29,6 +30,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -41,6 +43,7 @@ from zico.broker.messages import (
     PoolReport,
     RefusedRequest,
     Report,
+    Share,
     Status,
 )
 from zico.broker.outside import OutsideFigures
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     from zico.scheduler.state import PoolView
 
 _NS = 1e-9
+DEFAULT_SHARE = Share()
 
 
 class Ledger:
@@ -62,7 +66,7 @@ class Ledger:
         self._policy = policy
         self._device = device
         self._region_bytes = region_bytes
-        self._budget_bytes = budget_bytes
+        self._budgets = [(began_ns, budget_bytes)]
         self._began_ns = began_ns
         self._ever: list[Member] = []
         self._present: dict[int, Member] = {}
@@ -82,7 +86,9 @@ class Ledger:
         """Return the jobs that have a place, leaving ones included."""
         return tuple(self._present.values())
 
-    def join(self, *, job: int, pid: int, name: str, framework: str, pidfd: int | None) -> Member:
+    def join(
+        self, *, job: int, pid: int, name: str, framework: str, pidfd: int | None, share: Share = DEFAULT_SHARE
+    ) -> Member:
         """Add the job that has got the place ``job``, and own its ``pidfd`` with it."""
         member = Member(
             index=len(self._ever),
@@ -92,6 +98,7 @@ class Ledger:
             framework=framework,
             pidfd=pidfd,
             record=np.zeros((), JOB),
+            share=share,
         )
         self._ever.append(member)
         self._present[job] = member
@@ -115,8 +122,13 @@ class Ledger:
             after = jobs[member.job]
             self._marks.observe(member, after, now_ns)
             member.record = after
+            if member.waited_before_ns is None and after["first_boundary_ns"]:
+                member.waited_before_ns = _waited_ns(after)
             held[member.index] = int(after["held"])
         self._history.add(now_ns, physical_bytes, held)
+        budget_bytes = int(header["budget_regions"]) * self._region_bytes
+        if budget_bytes != self._budgets[-1][1]:
+            self._budgets.append((now_ns, budget_bytes))
 
     def observe_outside(self, found: OutsideFigures | None) -> None:
         """Take in what lies outside the pool on its device, if that is known."""
@@ -138,13 +150,16 @@ class Ledger:
             policy=self._policy,
             uptime_s=(now_ns - self._began_ns) * _NS,
             region_bytes=self._region_bytes,
-            budget_bytes=self._budget_bytes,
+            budget_bytes=self._budgets[-1][1],
             granted_bytes=self._header_bytes("granted"),
             physical_bytes=self._physical_bytes,
             peak_granted_bytes=self._header_bytes("peak_granted"),
             peak_physical_bytes=self._peak_physical_bytes,
             jobs=tuple(self._job_status(member, now_ns) for member in self._present.values()),
             device=self._device,
+            first_budget_bytes=self._budgets[0][1],
+            most_bytes=self._header_bytes("n_regions"),
+            isolated=bool(self._header_int("isolate")),
             **_known(self._outside),
         )
 
@@ -154,7 +169,7 @@ class Ledger:
         pool = PoolReport(
             policy=self._policy,
             region_bytes=self._region_bytes,
-            budget_bytes=self._budget_bytes,
+            budget_bytes=self._budgets[-1][1],
             peak_granted_bytes=self._header_bytes("peak_granted"),
             peak_physical_bytes=self._peak_physical_bytes,
             recoveries=self._header_int("recoveries"),
@@ -182,7 +197,8 @@ class Ledger:
             "t_s": self._seconds(t_ns),
             "held_bytes": held_bytes,
             "physical_bytes": physical_bytes,
-            "budget_bytes": np.array(self._budget_bytes, np.int64),
+            "budget_t_s": self._seconds(np.array([t_ns for t_ns, _ in self._budgets], np.int64)),
+            "budget_bytes": np.array([budget_bytes for _, budget_bytes in self._budgets], np.int64),
             "names": np.array([member.name for member in self._ever], dtype=np.str_),
             "boundary_job": np.array(marks.boundary_job, np.int32),
             "boundary_t_s": self._seconds(np.array(marks.boundary_ns, np.int64)),
@@ -235,6 +251,8 @@ class Ledger:
             waiting_s=max(0, now_ns - since_ns) * _NS,
             waited_s=sum(self._waited_s(member, kind, now_ns) for kind in WaitKind),
             waits_for=jobs_in(int(record["waits_for"])),
+            limit_bytes=int(record["limit"]) * self._region_bytes,
+            share=member.share,
         )
 
     def _job_report(self, member: Member, now_ns: int) -> JobReport:
@@ -259,6 +277,8 @@ class Ledger:
             pool_fraction=pooled_bytes / requested_bytes if requested_bytes else 0.0,
             maps=_count(record["maps"]),
             oom=self._refused_request(record),
+            normalised=_normalised(member),
+            share=member.share,
         )
 
     def _waited_s(self, member: Member, kind: WaitKind, now_ns: int) -> float:
@@ -281,6 +301,19 @@ def iterations_per_s(record: Any) -> float:  # noqa: ANN401 - a numpy record
     span_ns = int(record["last_boundary_ns"]) - int(record["first_boundary_ns"])
     iterations = int(record["iteration"])
     return (iterations - 1) / (span_ns * _NS) if iterations > 1 and span_ns > 0 else 0.0
+
+
+def _waited_ns(record: Any) -> int:  # noqa: ANN401 - a numpy record
+    return _count(record["boundary_waited_ns"]) + _count(record["need_waited_ns"])
+
+
+def _normalised(member: Member) -> float | msgspec.UnsetType:
+    """Return the share of the time between the first and the last iteration's end in which the job did not wait."""
+    span_ns = int(member.record["last_boundary_ns"]) - int(member.record["first_boundary_ns"])
+    if member.waited_before_ns is None or span_ns <= 0:
+        return msgspec.UNSET
+    waited_ns = _waited_ns(member.record) - member.waited_before_ns
+    return min(1.0, max(0.0, 1 - waited_ns / span_ns))
 
 
 def _state_name(member: Member) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import array
 import dataclasses
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zico.broker.messages import Share
 
 
 class WaitKind(enum.IntEnum):
@@ -32,7 +35,10 @@ class Member:
     pidfd: int | None
     """Readable when its process is dead; ``None``: only its connection tells."""
     record: Any
+    share: Share
     leaving: bool = False
+    waited_before_ns: int | None = None
+    """What it had waited when its first iteration ended; ``None`` until then."""
     open_waits: dict[WaitKind, int] = dataclasses.field(default_factory=dict)
 
 

@@ -1,8 +1,8 @@
 """What jobs, observers and the broker say to each other: frozen, typed, and no sockets.
 
-A job says ``Hello`` and is a member until its connection closes. An observer says ``Observe`` and then asks
-as often as it likes. After ``Welcome`` a job only fetches the descriptors that did not travel with it: iterations,
-grants and waits go through the shared table.
+A job says ``Hello`` and is a member until its connection closes. An observer says ``Observe`` and then asks as often as
+it likes, or changes what the pool and its jobs get. After ``Welcome`` a job only fetches the descriptors that did not
+travel with it: iterations, grants and waits go through the shared table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
 MAX_FRAME_BYTES = 64 * 1024
@@ -26,6 +26,9 @@ MAX_FDS = 1 << 20
 """Descriptors that can be announced: no process may open more, unless fs.nr_open was raised (proc(5))."""
 
 MAX_NAME_CHARS = 48
+MAX_WEIGHT = 1000.0
+MAX_PRIORITY = 1000
+MAX_SLO = 100.0
 MAX_REPORTED_JOBS = 64
 """Jobs in one ``Report``, the latest to join: as many as fit into ``MAX_FRAME_BYTES`` at their longest."""
 
@@ -38,6 +41,20 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0)]
 Known = Count | msgspec.UnsetType
 """A count that is left out where nobody knows it, rather than 0."""
+Weight = Annotated[float, Meta(gt=0, le=MAX_WEIGHT)]
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+Slo = Annotated[float, Meta(gt=0, le=MAX_SLO)]
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What a job gets beside the others."""
+
+    weight: Weight = 1.0
+    """What its throughput counts beside the others'."""
+    priority: Priority = 0
+    """Its turn comes before that of any lower one."""
+    slo: Slo | None = None
+    """By how much it may be slower than alone, 0.1: a tenth; ``None``: nothing is promised."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -48,6 +65,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     pid: Count
     """As the job sees it: only shown, since the kernel says who the peer really is."""
     framework: Name
+    share: Share = Share()
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -112,6 +130,26 @@ class ReportRequest(msgspec.Struct, frozen=True, tag="report?"):
     """Ask for the figures of every job so far; the broker also writes its record file."""
 
 
+class Change(msgspec.Struct, frozen=True, tag="change"):
+    """Ask for another budget, or for other figures of one job; what is left out stays."""
+
+    budget_bytes: Known = msgspec.UNSET
+    job: Name | msgspec.UnsetType = msgspec.UNSET
+    """Whom the rest is for: every process of that name."""
+    limit_bytes: Known = msgspec.UNSET
+    """What the job may hold, 0: as much as the budget has."""
+    weight: Weight | msgspec.UnsetType = msgspec.UNSET
+    priority: Priority | msgspec.UnsetType = msgspec.UNSET
+    slo: Slo | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Changed(msgspec.Struct, frozen=True, tag="changed"):
+    """Tell that it is so from now on, or why nothing has changed."""
+
+    refused: Text = ""
+    """A sentence; empty: it is so."""
+
+
 class JobStatus(msgspec.Struct, frozen=True):
     """One member now."""
 
@@ -134,6 +172,9 @@ class JobStatus(msgspec.Struct, frozen=True):
     waited_s: Seconds
     waits_for: tuple[Count, ...]
     """Their ``job`` numbers."""
+    limit_bytes: Count = 0
+    """What it may hold by a limit of its own, 0: as much as the budget has."""
+    share: Share = Share()
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):
@@ -155,6 +196,12 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     """Of the device's memory outside the pool, what its jobs and the broker hold: framework contexts, workspaces."""
     foreign_bytes: Known = msgspec.UNSET
     """What other processes hold of the device's memory."""
+    first_budget_bytes: Count = 0
+    """The budget with which the pool began."""
+    most_bytes: Count = 0
+    """The largest budget that it can be given."""
+    isolated: bool = False
+    """Whether no job sees what another has left in memory."""
 
 
 class RefusedRequest(msgspec.Struct, frozen=True):
@@ -190,6 +237,12 @@ class JobReport(msgspec.Struct, frozen=True):
     """Share of ``requested_bytes`` served from the pool; 0 if nothing was requested."""
     maps: Count
     oom: RefusedRequest | None
+    normalised: Annotated[float, Meta(ge=0, le=1)] | msgspec.UnsetType = msgspec.UNSET
+    """Its throughput over that without waiting, between its first and its last iteration's end.
+
+    Left out with fewer than two iterations. What jobs slow each other down beside that is not in it.
+    """
+    share: Share = Share()
 
 
 class PoolReport(msgspec.Struct, frozen=True):
@@ -198,6 +251,7 @@ class PoolReport(msgspec.Struct, frozen=True):
     policy: Name
     region_bytes: Count
     budget_bytes: Count
+    """The last one."""
     peak_granted_bytes: Count
     peak_physical_bytes: Count
     recoveries: Count
@@ -217,6 +271,6 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     jobs_left_out: Count
 
 
-ClientMessage = Hello | MoreRequest | Observe | StatusRequest | ReportRequest | Goodbye
-BrokerMessage = Welcome | More | Refused | ErrorReply | Status | Report
+ClientMessage = Hello | MoreRequest | Observe | StatusRequest | ReportRequest | Change | Goodbye
+BrokerMessage = Welcome | More | Refused | ErrorReply | Status | Report | Changed
 Message = ClientMessage | BrokerMessage

@@ -174,9 +174,11 @@ class Server:
             case m.ReportRequest():
                 self._keeper.write_record(now_ns)
                 link.say(self._keeper.report(now_ns), now_ns)
+            case m.Change():
+                link.say(self._keeper.change(message), now_ns)
             case m.Goodbye():
                 pass  # the connection is closed by now, and dropped for it
-            case m.Welcome() | m.More() | m.Refused() | m.ErrorReply() | m.Status() | m.Report():
+            case m.Welcome() | m.More() | m.Refused() | m.ErrorReply() | m.Status() | m.Report() | m.Changed():
                 raise AssertionError(message)  # the protocol accepts none of these from a client
             case _:
                 assert_never(message)

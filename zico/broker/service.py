@@ -6,10 +6,17 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from zico.broker.messages import Share
 from zico.scheduler.layout import FADE_ITERATIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from zico.scheduler.state import JobView, PoolView, Profile
+
+
+DEFAULT_SHARE = Share()
+NO_SHARES: Mapping[int, Share] = {}
 
 
 @dataclasses.dataclass
@@ -45,13 +52,26 @@ class Service:
         """Know nobody."""
         self._got: dict[int, _Got] = {}
 
-    def noted(self, view: PoolView) -> PoolView:
-        """Return the view with what each job has got and is owed: an equal share, as if the jobs took turns."""
+    def noted(self, view: PoolView, shares: Mapping[int, Share] = NO_SHARES) -> PoolView:
+        """Return the view with what each job has got and is to get: an equal part, or what it was promised.
+
+        Args:
+            view: Of the pool.
+            shares: By job; whoever is not in it has the default one.
+        """
         self._got = {job.job: self._of(job, view.now_ns) for job in view.jobs}
-        floor = 1 / max(1, len(view.jobs))
-        got = (self._got[job.job].share(view.now_ns, job.profile) for job in view.jobs)
-        jobs = (dataclasses.replace(job, served=share, floor=floor) for job, share in zip(view.jobs, got, strict=True))
+        jobs = (self._with_share(job, view, shares.get(job.job, DEFAULT_SHARE)) for job in view.jobs)
         return dataclasses.replace(view, jobs=tuple(jobs))
+
+    def _with_share(self, job: JobView, view: PoolView, share: Share) -> JobView:
+        promised = 0.0 if share.slo is None else 1 / (1 + share.slo)
+        return dataclasses.replace(
+            job,
+            served=self._got[job.job].share(view.now_ns, job.profile),
+            floor=max(promised, 1 / len(view.jobs)),
+            weight=share.weight,
+            priority=share.priority,
+        )
 
     def _of(self, job: JobView, now_ns: int) -> _Got:
         known = self._got.get(job.job)

@@ -2,7 +2,7 @@
 
     NEW --Hello--> JOINING --Welcome--> MEMBER --Goodbye--> CLOSED
     MEMBER --MoreRequest--> MORE_DUE --More--> MEMBER
-    NEW --Observe--> OBSERVER --StatusRequest--> STATUS_DUE --Status--> OBSERVER      (likewise for Report)
+    NEW --Observe--> OBSERVER --StatusRequest--> STATUS_DUE --Status--> OBSERVER      (likewise for Report, and Change)
 
 The broker may end any state by ``Refused`` or ``ErrorReply``. A message that the table does not list is the
 fault of its sender: ``LocalProtocolError`` if that is this end, ``RemoteProtocolError`` if it is the other.
@@ -35,6 +35,7 @@ class State(enum.Enum):
     OBSERVER = "observer"
     STATUS_DUE = "status due"
     REPORT_DUE = "report due"
+    CHANGE_DUE = "change due"
     CLOSED = "closed"
 
 
@@ -44,6 +45,7 @@ _BY_CLIENT: dict[State, dict[type[Any], State]] = {
     State.OBSERVER: {
         m.StatusRequest: State.STATUS_DUE,
         m.ReportRequest: State.REPORT_DUE,
+        m.Change: State.CHANGE_DUE,
         m.Goodbye: State.CLOSED,
     },
 }
@@ -52,6 +54,7 @@ _BY_BROKER: dict[State, dict[type[Any], State]] = {
     State.MORE_DUE: {m.More: State.MEMBER},
     State.STATUS_DUE: {m.Status: State.OBSERVER},
     State.REPORT_DUE: {m.Report: State.OBSERVER},
+    State.CHANGE_DUE: {m.Changed: State.OBSERVER},
 }
 _ENDINGS: dict[type[Any], State] = {m.Refused: State.CLOSED, m.ErrorReply: State.CLOSED}
 

@@ -23,6 +23,7 @@ PHASES = {
 
 class _Known(NamedTuple):
     raw: bytes
+    limit: int
     profile: Profile
 
 
@@ -37,23 +38,25 @@ class ProfileCache:
         """Return the profile of ``record``, ``None`` while there is none."""
         if not record["profiled"]:
             return None
-        raw = record["profile"].tobytes()
+        raw, limit = record["profile"].tobytes(), int(record["limit"])
         known = self._known.get(job)
-        if known is None or known.raw != raw:
-            known = _Known(raw, profile_of(record["profile"]))
+        if known is None or (known.raw, known.limit) != (raw, limit):
+            known = _Known(raw, limit, profile_of(record["profile"], limit))
             self._known[job] = known
         return known.profile
 
 
-def profile_of(curve: Any) -> Profile:  # noqa: ANN401 - a numpy record
+def profile_of(curve: Any, limit: int = 0) -> Profile:  # noqa: ANN401 - a numpy record
     """Return the profile that a ``CURVE`` record holds, with times that never fall, which policies rely on.
+
+    What lies above the job's own limit (0: none) is not in it, since that never comes to be held in the pool.
 
     A job's own times may fall: one thread's wait is taken off the clock when it ends, while others went on.
     """
     used = slice(max(1, int(curve["n_bins"])))
     t_ns = np.maximum.accumulate(curve["t_ns"][used]).tolist()
     return Profile(
-        held=tuple(curve["held"][used].tolist()),
+        held=tuple((np.minimum(curve["held"][used], limit) if limit else curve["held"][used]).tolist()),
         t_ns=tuple(t_ns),
         duration_ns=max(int(curve["duration_ns"]), t_ns[-1]),
         shift=int(curve["shift"]),

@@ -16,7 +16,8 @@ Guarantees
     A grant of several regions is all or nothing, also when mapping fails half-way.
 
 Known limitations
-    A request above the whole budget, with what the job holds already, is refused: the framework raises its own error.
+    A request above the largest budget since the job joined, with what the job holds already, is refused: the framework
+    raises its own error.
     Where there is no next tier, which is so on every device but the host, a wait that nothing ends is refused, too.
 """
 
@@ -34,7 +35,6 @@ from zico.heap.placing import MUST_WAIT, NEVER_FITS
 from zico.heap.records import MAIN, SHORT, SPILL, block_at, job_of, pool_of, tick
 from zico.pool import waiting
 from zico.pool.layout import NOBODY
-from zico.pool.shared import header_of
 from zico.trace import online, ring
 from zico.trace.events import NO_NAME
 
@@ -92,7 +92,7 @@ def serve(heap: Record, me: Record, slot: int, size_bytes: int, rounded: int, al
     """
     keep_in_line()
     keep_small()
-    fits = size_bytes <= header_of(pool_of(heap)).budget_regions << heap.region_shift
+    fits = size_bytes <= me.promised << heap.region_shift
     key = lifetime = entry = NOBODY
     planned = following.NO_PLACE
     arena = SPILL + slot

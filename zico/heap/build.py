@@ -54,7 +54,7 @@ _ARENA_SHARE = 2
 """Address space of an arena over the pool's size."""
 _FEWEST_REGIONS = 64
 _SPILL_SHARE = 2
-"""Most bytes in the next tier over the pool's size."""
+"""Most bytes in the next tier over the budget when the job joined."""
 
 
 class Heap:
@@ -152,7 +152,7 @@ class Heap:
         self.pool.driver.fill_device(self.device[0], self.pool.memory)
         heap["device_address"] = self.device.ctypes.data
         heap["spill_fd"] = self._spill_fd
-        heap["spill_limit_bytes"] = _SPILL_SHARE * int(self.pool.header["n_regions"]) * region_bytes
+        heap["spill_limit_bytes"] = _SPILL_SHARE * int(self.pool.header["budget_regions"]) * region_bytes
         heap["wait_limit_ns"] = int(wait_limit_s * 1e9)
         for field, name in (("map_address", "mmap"), ("discard_address", "fallocate")):
             heap[field] = libc_address(name)

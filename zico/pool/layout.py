@@ -18,7 +18,7 @@ import numpy as np
 from zico.trace.layout import CURVE, CURVE_BINS
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 3
+VERSION = 4
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
@@ -30,6 +30,8 @@ PAGE_BYTES = 1 << 16
 """What the counters are aligned to: whole pages of any Linux, since a device is given access to pages."""
 
 NOBODY = -1
+PARKED = -2
+"""The owner of a region that the budget leaves out: in nobody's reach until the budget is raised."""
 NAMED = -2
 """Among the regions that a job asks for, ``NAMED - r``: free, and mapped where it is needed, but behind a fence."""
 MUTEX_BYTES = 64
@@ -58,8 +60,9 @@ HEADER = np.dtype(
         ("region_bytes", "i8"),
         ("n_regions", "i8"),
         ("mutex", "u1", (MUTEX_BYTES,)),
-        ("budget_regions", "i8"),  # may be lowered below n_regions while jobs run
+        ("budget_regions", "i8"),  # any number up to n_regions, also while jobs run
         ("granted", "i8"),  # regions owned by jobs
+        ("parked", "i8"),  # regions that the budget leaves out
         ("peak_granted", "i8"),
         ("free_head", "i4"),  # least recently released first
         ("free_tail", "i4"),
@@ -83,9 +86,9 @@ HEADER = np.dtype(
 
 REGION = np.dtype(
     [
-        ("owner", "i4"),  # job, or NOBODY
+        ("owner", "i4"),  # job, NOBODY or PARKED
         ("last_owner", "i4"),  # whose bytes are in it: who released it last or has scrubbed it, or NOBODY
-        ("previous", "i4"),  # free list, NOBODY at the ends and when owned
+        ("previous", "i4"),  # free list, NOBODY at the ends
         ("next", "i4"),
         ("fence", "i8"),  # of its last release (zico.pool.fences)
         ("before", "i8"),  # the fence behind which that owner had got it, if it had not passed at the release
@@ -114,11 +117,14 @@ JOB = np.dtype(
         ("profiled", "i4"),  # 1: profile and claims are known
         ("atypical", "i4"),  # iterations in a row that the profile does not describe
         ("waiting_threads", "i4"),  # threads of it that wait in an allocation
+        ("over", "i4"),  # 1: its last request exceeds what it may hold, whatever the others give back
         ("broker_admits", "i4"),  # set by the broker to the low bits of the iteration it lets start (futex word)
         ("need", "i8"),  # regions asked for by a thread that waits in an allocation, else 0
         ("persistent", "i8"),  # regions held at the last boundary
         ("claim_peak", "i8"),  # most regions any recent iteration held
         ("claim_floor", "i8"),  # the least claim, from admission until the job has woken; else 0
+        ("limit", "i8"),  # regions that it may hold by a limit of its own, 0: none
+        ("promised", "i8"),  # the largest budget since it joined: what needs more is refused, what needs less waits
         ("claim_extra", "i8"),  # regions by which this iteration has exceeded its profile
         ("ahead_cap", "i8"),  # regions by which it may run ahead of its device (zico.pool.ahead), 0: not tuned yet
         ("first_boundary_ns", "i8"),  # when the first and the last iteration ended (throughput between them)
@@ -136,7 +142,7 @@ JOB = np.dtype(
         ("oom_count", "i8"),
         ("profile", CURVE),  # what an iteration does, learned; held is the envelope of recent iterations
         ("claims", "i4", (CURVE_BINS,)),  # most regions held from this bin to the end
-        ("padding", "u1", (32,)),  # to whole cache lines, so that two jobs never write to the same one
+        ("padding", "u1", (8,)),  # to whole cache lines, so that two jobs never write to the same one
     ],
     align=True,
 )

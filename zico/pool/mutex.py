@@ -9,7 +9,7 @@ from typing import Any
 
 from zico.compiled import EOWNERDEAD, compiled, inlined, keep_out_of_line, mutex_consistent, mutex_lock, mutex_unlock
 from zico.pool.fences import NO_FENCE, job_in
-from zico.pool.layout import NOBODY
+from zico.pool.layout import NOBODY, PARKED
 from zico.pool.shared import BOUNDARY, EMPTY, header_of, job_at, regions_of
 
 Record = Any
@@ -38,6 +38,7 @@ def recover(pool: Record) -> None:
     regions = regions_of(pool)
     header.recoveries += 1
     header.granted = 0
+    header.parked = 0
     header.free_head = NOBODY
     header.free_tail = NOBODY
     header.waiters = 0
@@ -51,11 +52,13 @@ def recover(pool: Record) -> None:
             header.boundary_waiters += 1
     for r in range(header.n_regions):
         owner = regions[r].owner
-        if owner != NOBODY and job_at(pool, owner).state == EMPTY:  # whoever reaped that job died half-way
+        if owner >= 0 and job_at(pool, owner).state == EMPTY:  # whoever reaped that job died half-way
             regions[r].owner = NOBODY
             owner = NOBODY
         if owner == NOBODY:
             append(header, regions, r)
+        elif owner == PARKED:
+            header.parked += 1
         else:
             job_at(pool, owner).held += 1
             header.granted += 1

@@ -15,7 +15,7 @@ Theory of operation
     must be behind A's fence again. So that two are enough, C gets it only when ``before`` is clear.
 
 Guarantees (numbers as in docs/design/invariants.md)
-    1. ``granted`` never exceeds ``budget_regions`` by a grant.
+    1. ``granted`` never exceeds ``budget_regions`` by a grant, nor a job's ``held`` its limit.
     2. A region has at most one owner, and is granted only when its fence has passed, or with the demand to wait for it.
     3. After every grant the set of jobs that can finish has not shrunk.
     5. Whoever dies inside, the next one to lock rebuilds every counter and the free list from the owners.
@@ -30,7 +30,7 @@ from zico.pool.fences import NO_FENCE, has_passed, is_clear, pair_in
 from zico.pool.layout import HEADER, NAMED, NOBODY
 from zico.pool.mutex import append, give_to, lock, unlock
 from zico.pool.safety import may_grant
-from zico.pool.shared import LEAVING, header_of, job_at, regions_of
+from zico.pool.shared import LEAVING, cap_of, header_of, job_at, regions_of
 
 GRANTED = 0
 WAIT = 1
@@ -70,19 +70,19 @@ def acquire(pool: Record, wanted: Array, n: int, slot: int) -> int:
     Returns:
         ``GRANTED``; ``BEHIND``: granted, but the stream must wait before it touches them, for each of the ``n_waits``
         pairs in the member record; ``WAIT``: ask again when the table has changed; ``NEVER``: the job would hold more
-        than the budget; ``GONE``: the job has left and gets nothing more.
+        than any budget since it joined; ``GONE``: the job has left and gets nothing more.
     """
-    header = header_of(pool)
     me = job_at(pool, pool.job)
     lock(pool)
     if me.state == LEAVING:
         status = GONE
-    elif me.held + n > header.budget_regions:
+    elif me.held + n > me.promised:
         status = NEVER
-    elif not may_grant(pool, me, n):
-        status = WAIT
     else:
-        status = _take(pool, wanted, n, slot)
+        me.over = me.held + n > cap_of(pool, me)
+        status = WAIT
+        if me.over == 0 and may_grant(pool, me, n):
+            status = _take(pool, wanted, n, slot)
     unlock(pool)
     return status
 

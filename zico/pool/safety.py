@@ -6,7 +6,7 @@ from typing import Any
 
 from zico.compiled import compiled, inlined, keep_out_of_line, monotonic_ns
 from zico.pool.layout import NOBODY
-from zico.pool.shared import EMPTY, RUNNING, header_of, job_at
+from zico.pool.shared import EMPTY, RUNNING, header_of, job_at, within_limit
 from zico.scheduler.claims import is_safe
 from zico.trace import curve
 
@@ -31,7 +31,7 @@ def claim_of(job: Record) -> int:
     if job.state != RUNNING or job.profiled == 0:
         return job.held
     expected = curve.claim_at(job.profile, job.claims, job.progress) + job.claim_extra
-    return max(job.held, job.claim_floor, expected)
+    return within_limit(job, max(job.claim_floor, expected))
 
 
 @compiled

@@ -25,6 +25,19 @@ def header_of(pool: Record) -> Record:
 
 
 @inlined
+def cap_of(pool: Record, job: Record) -> int:
+    """Return the most regions that a job may hold now: the budget, or its own limit where that is lower."""
+    budget = header_of(pool).budget_regions
+    return min(budget, job.limit) if job.limit > 0 else budget
+
+
+@inlined
+def within_limit(job: Record, regions: int) -> int:
+    """Return that many regions, or the job's limit where that is lower, but no fewer than it holds."""
+    return max(job.held, min(regions, job.limit) if job.limit > 0 else regions)
+
+
+@inlined
 def regions_of(pool: Record) -> Array:
     """Return the shared region records."""
     return array_at(pool.regions_address, header_of(pool).n_regions, REGION)

@@ -16,6 +16,7 @@ import numpy as np
 from zico.driver.host import HostDriver
 from zico.driver.owned import close_descriptors
 from zico.errors import BrokerError, ConfigError
+from zico.pool import budget as budgets
 from zico.pool import layout, mutex, waiting
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, MEMBER, NOBODY, REGION, JobState
 from zico.units import format_bytes
@@ -92,6 +93,7 @@ class PoolTable:
         n_regions = int(self.header["n_regions"])
         self.jobs = _view(base + layout.jobs_offset(n_regions), JOB, MAX_JOBS)
         self.regions = _view(base + layout.regions_offset(), REGION, n_regions)
+        self._parked = np.zeros(n_regions, np.int32)
         self.member[0]["jobs_address"] = base + layout.jobs_offset(n_regions)
         self.member[0]["issued_address"] = base + layout.issued_offset(n_regions)
         self.member[0]["counters_address"] = base + layout.counters_offset(n_regions)
@@ -115,7 +117,8 @@ class PoolTable:
         """Make the pool: its memory, its table, its eventfd. All or nothing.
 
         Args:
-            budget_bytes: What all jobs may hold; whole regions of it count.
+            budget_bytes: What all jobs may hold, and the most that ``set_budget`` can make of it later; whole regions
+                of it count.
             region_bytes: A power of two times the device's granularity.
             use_claims: Grant only what leaves everybody able to finish.
             self_admit: Let a job begin an iteration that fits whatever the others do without asking.
@@ -243,6 +246,7 @@ class PoolTable:
                 fresh["pid"] = pid
                 fresh["started_ns"] = time.monotonic_ns()
                 fresh["current"]["n_bins"] = 1
+                fresh["promised"] = self.header["budget_regions"]
                 self.jobs[job] = fresh[0]
                 self.header["places"] = max(int(self.header["places"]), job + 1)
                 self.jobs[job]["state"] = JobState.RUNNING
@@ -259,6 +263,31 @@ class PoolTable:
         budget = int(self.header["budget_regions"])
         free = max(0, budget - int(self.header["granted"]))
         return free * self.region_bytes, budget * self.region_bytes
+
+    def set_budget(self, regions: int) -> None:
+        """Let jobs hold so many regions together from now on; what they hold above that comes back at their pace.
+
+        The memory of free regions that the budget leaves out is given back to the host at once; ``settle`` goes on.
+        """
+        self._discard(budgets.set_budget(self.member[0], regions, self._parked))
+
+    def settle(self) -> None:
+        """Give back what jobs have returned beyond a budget that was lowered."""
+        header = self.header
+        if header["parked"] < header["n_regions"] - max(header["budget_regions"], header["granted"]):
+            self._discard(budgets.settle(self.member[0], self._parked))
+
+    def set_limit(self, job: int, regions: int) -> None:
+        """Let a job hold so many regions from now on, 0: as many as the budget has."""
+        budgets.set_limit(self.member[0], job, regions)
+
+    def _discard(self, count: int) -> None:
+        """Give the memory of newly parked regions back; a device's stays the pool's, since jobs have it mapped."""
+        if self.driver.name == HostDriver.name:
+            parked = np.sort(self._parked[:count])
+            for run in np.split(parked, np.flatnonzero(np.diff(parked) != 1) + 1):
+                if len(run):
+                    self.driver.discard(self.memory, int(run[0]) * self.region_bytes, len(run) * self.region_bytes)
 
     def reap(self, job: int) -> int:
         """Take back all regions of a job whose process has died; returns how many."""

@@ -18,7 +18,7 @@ from zico.pool.layout import HEADER, JOB, NOBODY, STREAMS
 from zico.pool.mutex import append, forget, lock, unlock
 from zico.pool.regions import note_change, tell
 from zico.pool.safety import someone_else_grows_alone, stays_safe
-from zico.pool.shared import BOUNDARY, EMPTY, LEAVING, RUNNING, header_of, job_at, regions_of
+from zico.pool.shared import BOUNDARY, EMPTY, LEAVING, RUNNING, header_of, job_at, regions_of, within_limit
 from zico.trace import curve
 
 _JOB_BYTES = JOB.itemsize
@@ -30,6 +30,7 @@ STUCK_NS = 200_000_000
 """A state in which every job waits, and nothing has changed for so long, will not change by itself."""
 STUCK_BESIDE_RUNNING_NS = 30_000_000_000
 """... and for so long where some job runs, but neither allocates nor frees: it may be at a prompt."""
+NEVER_STUCK_NS = 1 << 62
 
 Record = Any
 
@@ -117,8 +118,17 @@ def standstill(pool: Record) -> int:
 
 @compiled
 def patience_ns(pool: Record) -> int:
-    """Return how long a standstill must last before it counts as stuck."""
+    """Return how long a standstill must last before it counts as stuck.
+
+    What exceeds the budget or the job's limit waits for nobody: it goes to the next tier soon, while others go on. On a
+    device, which has none, it waits for its deadline: the budget may be raised.
+    """
     keep_out_of_line()
+    me = job_at(pool, pool.job)
+    if me.over:
+        if header_of(pool).on_timeline == 1:
+            return NEVER_STUCK_NS
+        return STUCK_NS if monotonic_ns() - me.need_since_ns < STUCK_NS else -1
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
         if job.state == RUNNING and (job.waiting_threads == 0 or _device_is_behind(pool, j)):
@@ -147,8 +157,13 @@ def note_stall(pool: Record) -> None:
 
 @compiled
 def is_first_to_yield(pool: Record) -> bool:
-    """Tell whether this job is the one that should use the next tier: the waiting job with the smallest need."""
+    """Tell whether this job is one that should use the next tier.
+
+    The waiting job with the smallest need, and whoever wants more than it may hold.
+    """
     keep_out_of_line()
+    if job_at(pool, pool.job).over:
+        return True
     best = NOBODY
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
@@ -228,7 +243,7 @@ def _may_start_unasked(pool: Record, now_ns: int) -> bool:
         job = job_at(pool, j)
         if job.state == EMPTY:
             continue
-        total += max(job.held, job.claim_peak + job.claim_extra)
+        total += within_limit(job, job.claim_peak + job.claim_extra)
     return total <= header.budget_regions and not someone_else_grows_alone(pool, pool.job, now_ns)
 
 
@@ -242,7 +257,7 @@ def admit(pool: Record, job: int) -> bool:
     admitted = record.state == BOUNDARY and (
         header.use_claims == 0
         or _nobody_runs(pool)
-        or stays_safe(pool, job, 0, max(record.claim_peak, record.persistent))
+        or stays_safe(pool, job, 0, within_limit(record, max(record.claim_peak, record.persistent)))
     )
     if admitted:
         waited_ns = monotonic_ns() - record.boundary_since_ns

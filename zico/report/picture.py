@@ -46,6 +46,7 @@ ENLARGE_FROM = 16
 SLOWEST_ITERATIONS, FASTEST_ITERATIONS = 10, 40
 """At most this many iterations of the slowest and the fastest job in the enlarged panel."""
 MAX_LABEL_CHARS = 24
+MOST_BUDGETS_NAMED = 3
 PEAKS_WITHIN = 2.5
 """The sum of the peaks is drawn if it is above the budget and below this many budgets: else it squeezes the rest."""
 
@@ -160,13 +161,15 @@ def fullest_rows(record: Record, span: Span) -> npt.NDArray[np.int64]:
 def _draw_memory(axis: Axes, record: Record, span: Span) -> None:
     """Draw the stacked memory, the budget and the kernel's count."""
     rows = fullest_rows(record, span)
-    unit_bytes, unit = (GIB, "GiB") if record.budget_bytes >= GIB else (MIB, "MiB")
+    unit_bytes, unit = (GIB, "GiB") if record.most_budget_bytes >= GIB else (MIB, "MiB")
     t_s = record.t_s[rows]
     held = record.held_bytes[rows].T / unit_bytes
     axis.stackplot(t_s, held, colors=_colours(len(record.names)), step="post", linewidth=0, alpha=0.9)
     axis.plot(t_s, record.physical_bytes[rows] / unit_bytes, drawstyle="steps-post", **_PHYSICAL_LINE)
-    budget = record.budget_bytes / unit_bytes
-    axis.axhline(budget, **_BUDGET_LINE)
+    budget = record.most_budget_bytes / unit_bytes
+    until_s = np.append(record.budget_t_s, max(span.stop_s, record.budget_t_s[-1]))
+    budgets = np.append(record.budget_bytes, record.budget_bytes[-1]) / unit_bytes
+    axis.plot(until_s, budgets, drawstyle="steps-post", **_BUDGET_LINE)
     top = max(budget, float(held.sum(axis=0).max(initial=0.0)))
     peaks = sum_of_peaks_bytes(record) / unit_bytes
     if budget < peaks < PEAKS_WITHIN * budget:
@@ -210,8 +213,10 @@ def _draw_legend(figure: Figure, record: Record) -> None:
         Patch(facecolor=colour, label=f"{_short(name)} (peak {format_bytes(int(peak))})")
         for name, colour, peak in zip(record.names, colours, peaks, strict=True)
     ]
-    handles.append(Line2D([], [], label=f"budget {format_bytes(record.budget_bytes)}", **_BUDGET_LINE))
-    if record.budget_bytes < sum_of_peaks_bytes(record) < PEAKS_WITHIN * record.budget_bytes:
+    budgets = ", ".join(format_bytes(int(size_bytes)) for size_bytes in record.budget_bytes[:MOST_BUDGETS_NAMED])
+    more = ", ..." if len(record.budget_bytes) > MOST_BUDGETS_NAMED else ""
+    handles.append(Line2D([], [], label=f"budget {budgets}{more}", **_BUDGET_LINE))
+    if record.most_budget_bytes < sum_of_peaks_bytes(record) < PEAKS_WITHIN * record.most_budget_bytes:
         label = f"the peaks at the same time {format_bytes(sum_of_peaks_bytes(record))}"
         handles.append(Line2D([], [], label=label, **_PEAKS_LINE))
     handles.append(Line2D([], [], label="physical, by the kernel", **_PHYSICAL_LINE))

@@ -30,10 +30,13 @@ class WaitKind(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """A history: n instants, m jobs, k iterations' ends, w waits. Times are seconds since the broker began."""
+    """A history: n instants, m jobs, k iterations' ends, w waits, c budgets; seconds since the broker began."""
 
     names: tuple[str, ...]
-    budget_bytes: int
+    budget_t_s: Floats
+    """[c]: when each budget came into force."""
+    budget_bytes: Ints
+    """[c]"""
     t_s: Floats
     """[n]"""
     held_bytes: Ints
@@ -60,6 +63,11 @@ class Record:
     """[p]: since the iteration began."""
     profile_bytes: Ints
     """[p]: held from then on."""
+
+    @property
+    def most_budget_bytes(self) -> int:
+        """Return the largest budget."""
+        return int(self.budget_bytes.max())
 
     def boundaries_of(self, job: int) -> Floats:
         """Return when the job's iterations ended, in seconds."""
@@ -89,7 +97,8 @@ def read_record(path: Path) -> Record:
         with np.load(path, allow_pickle=False) as fields:
             record = Record(
                 names=tuple(str(name) for name in fields["names"]),
-                budget_bytes=int(fields["budget_bytes"]),
+                budget_t_s=fields["budget_t_s"].astype(np.float64),
+                budget_bytes=fields["budget_bytes"].astype(np.int64),
                 t_s=fields["t_s"].astype(np.float64),
                 held_bytes=fields["held_bytes"].astype(np.int64),
                 physical_bytes=fields["physical_bytes"].astype(np.int64),
@@ -113,6 +122,7 @@ def read_record(path: Path) -> Record:
 def _check_lengths(record: Record, path: Path) -> None:
     n, m = len(record.t_s), len(record.names)
     fits = {
+        "budget_bytes": record.budget_t_s.shape == record.budget_bytes.shape and record.budget_bytes.size > 0,
         "held_bytes": record.held_bytes.shape == (n, m),
         "physical_bytes": record.physical_bytes.shape == (n,),
         "boundary_t_s": record.boundary_t_s.shape == record.boundary_job.shape,

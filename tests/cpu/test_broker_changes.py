@@ -1,0 +1,104 @@
+"""What an observer may change, and what it is told otherwise."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from members import acquire, check_counters, grab, join, make_pool, release
+
+from zico.broker import changes
+from zico.broker import messages as m
+from zico.broker.members import Member
+from zico.pool.layout import NOBODY
+from zico.pool.regions import GRANTED, NEVER, WAIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zico.pool.table import PoolTable
+
+PAGE = 4096
+REGIONS = 8
+
+
+@pytest.fixture
+def pool() -> Iterator[PoolTable]:
+    """Make a pool of eight regions without claims."""
+    with make_pool(REGIONS, claims=False) as pool:
+        yield pool
+
+
+def member(job: int, name: str) -> Member:
+    """Return a member with the default share."""
+    return Member(job, job, os.getpid(), name, "torch", None, None, m.Share())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (m.Change(budget_bytes=0), "a budget of 0 B is below one region of 4 KiB"),
+        (m.Change(budget_bytes=9 * PAGE), "above the 32 KiB that this pool was made for.*--most"),
+        (m.Change(weight=2.0), "of one job: name it"),
+        (m.Change(job="c", weight=2.0), "no job is called 'c': there are a, b$"),
+        (m.Change(job="a", limit_bytes=PAGE - 1), "a limit of 4.0 KiB is below one region"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(pool: PoolTable, change: m.Change, reason: str) -> None:
+    """Each fault has its sentence; what is not at fault has none."""
+    members = [member(0, "a"), member(1, "b"), member(2, "b")]
+    assert re.search(reason, changes.refusal(change, pool.header, members))
+    assert changes.refusal(m.Change(budget_bytes=REGIONS * PAGE, job="b", slo=None), pool.header, members) == ""
+
+
+def test_every_process_of_a_name_changes_and_what_is_left_out_stays(pool: PoolTable) -> None:
+    """A change of one figure leaves the others, and jobs of other names, as they are."""
+    members = [member(0, "a"), member(1, "b"), member(2, "b")]
+    changes.carry_out(m.Change(job="b", weight=2.0, slo=0.1), pool, members)
+    changes.carry_out(m.Change(job="b", priority=-4, slo=None, limit_bytes=3 * PAGE), pool, members)
+    assert [one.share for one in members] == [m.Share(), *[m.Share(weight=2.0, priority=-4)] * 2]
+    assert pool.jobs["limit"][:3].tolist() == [0, 3, 3]
+    assert pool.header["budget_regions"] == REGIONS
+
+
+def test_a_lowered_budget_gives_memory_back_as_jobs_do(pool: PoolTable) -> None:
+    """Invariant 1: pages of free regions go at once, those of held ones when they come back, none of a live tensor."""
+    with join(pool) as first, join(pool) as second:
+        mine, yours = grab(first, 4), grab(second, 3)
+        window = pool.driver.reserve(REGIONS * PAGE)
+        pool.driver.map(window, 0, pool.memory, 0, REGIONS * PAGE)
+        (memory := _bytes_at(window.handle, REGIONS * PAGE))[:] = b"x" * REGIONS * PAGE
+        changes.carry_out(m.Change(budget_bytes=4 * PAGE), pool, [])
+        assert pool.physical_bytes() == 7 * PAGE
+        release(second, [yours.pop()])
+        assert acquire(first, [NOBODY])[0] == WAIT
+        pool.settle()
+        assert pool.physical_bytes() == 6 * PAGE
+        release(second, yours)
+        pool.settle()
+        assert pool.physical_bytes() == 4 * PAGE
+        assert all(memory[r * PAGE] == ord("x") for r in mine), "what is held stays"
+        release(first, mine[:1])
+        assert acquire(second, [NOBODY])[0] == GRANTED
+        check_counters(pool)
+        del memory
+        window.close()
+
+
+def test_what_was_promised_waits_and_what_never_was_is_refused(pool: PoolTable) -> None:
+    """A request that no budget since the job joined allows is refused; one that a lowered budget excludes waits."""
+    with join(pool) as member_before:
+        changes.carry_out(m.Change(budget_bytes=2 * PAGE), pool, [])
+        with join(pool) as member_after:
+            assert acquire(member_before, [NOBODY] * 8)[0] == WAIT
+            assert acquire(member_before, [NOBODY] * 9)[0] == NEVER
+            assert acquire(member_after, [NOBODY] * 3)[0] == NEVER
+            changes.carry_out(m.Change(budget_bytes=3 * PAGE), pool, [])
+            assert acquire(member_after, [NOBODY] * 3)[0] == GRANTED
+
+
+def _bytes_at(address: int, size_bytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B")
