@@ -32,6 +32,10 @@ On the host device the same memory also holds interpreters, libraries and data s
 and workspaces; neither is in the budget.
 """
 
+DEFAULT_MOST_REGIONS = 1 << 16
+"""What a budget on the host may be raised to unless something else is said: a table of 2 MiB."""
+SHARES = ("weight", "priority", "slo")
+
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MIN_REGION_BYTES = 64 * KIB
 """Smaller tensors than this never reach the host's pool, so a smaller region would only cost mappings."""
@@ -82,6 +86,10 @@ class Flags:
     log_level: str | None = None
     isolate: str | None = None
     mps: str | None = None
+    most: str | None = None
+    weight: str | None = None
+    priority: str | None = None
+    slo: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +121,10 @@ class Settings:
     """Whether a region is unmapped by who returns it and scrubbed before the next one gets it."""
     mps: Setting[bool]
     """Whether the jobs share the GPU through a private MPS daemon."""
+    most_bytes: Setting[int]
+    """What the budget may be raised to while jobs run."""
+    shares: Mapping[str, Setting[str]]
+    """Weights, priorities and guarantees as ``NAME=VALUE,...``, read once the jobs' names are known."""
 
 
 def device_of(flags: Flags, environ: Mapping[str, str], file: SettingsFile = NO_FILE) -> Setting[str]:
@@ -148,6 +160,7 @@ def resolve(
     is_host = device.value == HOST
     default_region_bytes = DEFAULT_REGION_BYTES if is_host else DEFAULT_CUDA_REGION_BYTES
     region = _region(sources.chosen("region"), memory, max(default_region_bytes, memory.granularity_bytes))
+    budget = _budget(sources.chosen("budget"), region.value, memory)
     mps = _parsed(sources.chosen("mps"), _parse_switch)
     if mps.value and is_host:
         raise ConfigError(f"{mps.origin}: MPS is a service of GPUs: choose one too, as in --device cuda:0")
@@ -156,11 +169,13 @@ def resolve(
         device_identity=memory.identity,
         policy=_one_of(sources.chosen("policy", DEFAULT_POLICY), policies, "policy"),
         region_bytes=region,
-        budget_bytes=_budget(sources.chosen("budget"), region.value, memory),
+        budget_bytes=budget,
         grace_s=_parsed(sources.chosen("grace", str(DEFAULT_GRACE_S)), _parse_grace),
         log_level=_one_of(sources.chosen("log-level", DEFAULT_LOG_LEVEL), LOG_LEVELS, "log level"),
         isolate=_parsed(sources.chosen("isolate"), _parse_switch),
         mps=mps,
+        most_bytes=_most(sources.chosen("most"), budget, region.value, memory),
+        shares={name: sources.chosen(name) for name in SHARES},
     )
 
 
@@ -266,6 +281,24 @@ def _budget(chosen: Setting[str], region_bytes: int, memory: DeviceMemory) -> Se
     origin = f"default: {DEFAULT_AVAILABLE_PERCENT} % of the {format_bytes(memory.available_bytes)} available"
     default_bytes = memory.available_bytes * DEFAULT_AVAILABLE_PERCENT // 100
     return _parsed(Setting(f"{default_bytes}B", origin), parse)
+
+
+def _most(chosen: Setting[str], budget: Setting[int], region_bytes: int, memory: DeviceMemory) -> Setting[int]:
+    """Return what the budget may be raised to, in whole regions.
+
+    On the host that costs address space and a table only; a device takes it at once.
+    """
+    if not chosen.value:
+        free_of_cost_bytes = min(memory.total_bytes, DEFAULT_MOST_REGIONS * region_bytes)
+        most_bytes = budget.value if memory.is_taken_at_once else max(budget.value, free_of_cost_bytes)
+        return Setting(most_bytes // region_bytes * region_bytes, chosen.origin)
+    most = _budget(chosen, region_bytes, memory)
+    if most.value < budget.value:
+        raise ConfigError(
+            f"{most.origin}: {format_bytes(most.value)} is below the budget of {format_bytes(budget.value)}, which may "
+            "be raised to it: give at least that"
+        )
+    return most
 
 
 def _wanted_bytes(text: str, memory: DeviceMemory) -> int:

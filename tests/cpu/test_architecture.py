@@ -40,7 +40,7 @@ ALLOWED = {
     "warming": {"heap", "device_timeline", "lookup", "scheduler"},
     "broker": {"pool", "scheduler", "warming", "driver"},
     "device_timeline": {"driver", "pool", "heap", "kernels"},
-    "session": {"broker.client", "device_timeline", "pool", "heap", "elf", "trace", "autoload"},
+    "session": {"broker.client", "broker.shares", "device_timeline", "pool", "heap", "elf", "trace", "autoload"},
     "adapters": {"session", "heap", "lookup", "trace", "autoload", ""},
     "kernels": set(),
     "report": {"config", "broker.messages", "trace", "planners"},

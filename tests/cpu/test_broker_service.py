@@ -64,7 +64,7 @@ def test_a_job_that_ends_no_iteration_comes_to_be_owed() -> None:
 
 
 def test_shares_reach_what_policies_see() -> None:
-    """Weight, priority and guarantee of a job are in its view; what is promised is owed where it is more than an equal part."""
+    """Weight and priority of a job are in its view; what was promised is owed where it is more than an equal part."""
     shares = {0: Share(weight=2.5, priority=3), 1: Share(slo=0.25), 2: Share(slo=99.0)}
     jobs = Service().noted(view(0, 0, 0, 0, 0), shares).jobs
     assert [(job.weight, job.priority) for job in jobs] == [(2.5, 3), (1.0, 0), (1.0, 0), (1.0, 0)]

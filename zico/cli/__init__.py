@@ -11,6 +11,7 @@ from zico import __version__
 from zico.cli.broker import broker
 from zico.cli.doctor import doctor
 from zico.cli.fit import fit
+from zico.cli.limit import limit
 from zico.cli.plan import plan
 from zico.cli.run import run
 from zico.cli.simulate import simulate
@@ -32,7 +33,7 @@ def command() -> None:
     """Train several jobs on one device inside one memory budget."""
 
 
-for _subcommand in (run, plan, fit, simulate, doctor, status, broker, trace):
+for _subcommand in (run, plan, fit, simulate, doctor, status, limit, broker, trace):
     command.add_command(_subcommand)
 
 

@@ -24,12 +24,15 @@ def broker(  # noqa: PLR0913 - one parameter per option
     policy: str | None,
     region: str | None,
     isolate: str | None,
+    most: str | None,
     log_level: str | None,
     socket: Path | None,
     record: Path | None,
 ) -> int:
     """Serve a pool until Ctrl-C; prints "ready" when jobs can join."""
-    flags = Flags(budget=budget, device=device, policy=policy, region=region, log_level=log_level, isolate=isolate)
+    flags = Flags(
+        budget=budget, device=device, policy=policy, region=region, log_level=log_level, isolate=isolate, most=most
+    )
     settings = settings_from(flags)
     path = socket or default_socket()
     click.echo(f"zico: {described(settings)}", err=True)
@@ -39,6 +42,7 @@ def broker(  # noqa: PLR0913 - one parameter per option
 
     arguments = ["--socket", str(path)]
     arguments += ["--budget-bytes", str(settings.budget_bytes.value)]
+    arguments += ["--most-bytes", str(settings.most_bytes.value)]
     arguments += ["--region-bytes", str(settings.region_bytes.value)]
     arguments += ["--device", settings.device.value, *(["--isolate"] if settings.isolate.value else [])]
     arguments += ["--policy", settings.policy.value, "--log-level", settings.log_level.value]

@@ -40,6 +40,7 @@ _POOL_OPTIONS = (
         flag_value="1",
         help="Let no job see what another left in memory, nor reach what it has given back; costs time.",
     ),
+    click.option("--most", metavar="SIZE", help="What zico limit may raise the budget to (on a GPU: the budget)."),
     click.option("--log-level", metavar="LEVEL", help=f"What the broker says: {', '.join(LOG_LEVELS)}."),
 )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
 import click
 
+from zico.broker.shares import shares_of
 from zico.cli.dashes import AFTER_DASHES, DashesCommand
 from zico.cli.display import Display
 from zico.cli.options import described, pool_options, settings_from
@@ -36,6 +38,11 @@ STDOUT = Path("-")
 )
 @pool_options
 @click.option("--name", "names", multiple=True, metavar="NAME", help="A job's name; once per command, in their order.")
+@click.option("--weight", "weights", multiple=True, metavar="NAME=W", help="A job's throughput counts W times.")
+@click.option("--priority", "priorities", multiple=True, metavar="NAME=N", help="The higher, the sooner its turn.")
+@click.option(
+    "--slo", "slos", multiple=True, metavar="NAME=10%", help="A job is to be at most so much slower than alone."
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures to FILE; - is stdout.")
 @click.option(
     "--report", "report_dir", type=click.Path(path_type=Path), help="Write picture, table and figures to DIR."
@@ -53,8 +60,12 @@ def run(  # noqa: PLR0913 - one parameter per option
     policy: str | None,
     region: str | None,
     isolate: str | None,
+    most: str | None,
     log_level: str | None,
     names: tuple[str, ...],
+    weights: tuple[str, ...],
+    priorities: tuple[str, ...],
+    slos: tuple[str, ...],
     json_path: Path | None,
     report_dir: Path | None,
     mps: str | None,
@@ -76,9 +87,13 @@ def run(  # noqa: PLR0913 - one parameter per option
         log_level=log_level,
         isolate=isolate,
         mps=mps,
+        most=most,
+        weight=",".join(weights) or None,
+        priority=",".join(priorities) or None,
+        slo=",".join(slos) or None,
     )
     settings = settings_from(flags)
-    wanted = _commands(commands, ctx.meta.get(AFTER_DASHES), names)
+    wanted = _with_shares(_commands(commands, ctx.meta.get(AFTER_DASHES), names), settings)
     _prepare(json_path, report_dir)
     with Display([command.name for command in wanted], quiet=quiet) as display:
         display.message(described(settings))
@@ -105,6 +120,14 @@ def _commands(
     if texts:
         raise ConfigError(f"{texts[0]!r} stands before --, where only options may: give commands there or after it")
     return name_commands([after_dashes] if after_dashes else [], names)
+
+
+def _with_shares(commands: tuple[Command, ...], settings: Settings) -> tuple[Command, ...]:
+    """Return the commands with what each is to get."""
+    texts = {field: chosen.value for field, chosen in settings.shares.items()}
+    origins = {field: chosen.origin for field, chosen in settings.shares.items()}
+    shares = shares_of(texts, origins, tuple(command.name for command in commands))
+    return tuple(dataclasses.replace(command, share=shares[command.name]) for command in commands)
 
 
 def _prepare(json_path: Path | None, report_dir: Path | None) -> None:

@@ -125,6 +125,7 @@ class BrokerProcess:
             "zico.broker",
             *("--socket", str(self.socket)),
             *("--budget-bytes", str(settings.budget_bytes.value)),
+            *("--most-bytes", str(settings.most_bytes.value)),
             *("--region-bytes", str(settings.region_bytes.value)),
             *("--device", settings.device.value),
             *(["--isolate"] if settings.isolate.value else []),

@@ -9,11 +9,13 @@ import shlex
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from zico.broker.messages import Share
 from zico.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+DEFAULT_SHARE = Share()
 MAX_COMMANDS = 64
 """Jobs of one pool at a time (``zico.pool.layout.MAX_JOBS``, kept here because that module needs NumPy)."""
 MAX_NAME_BYTES = 40
@@ -30,6 +32,7 @@ class Command:
     argv: tuple[str, ...]
     text: str
     """As the user would type it."""
+    share: Share = DEFAULT_SHARE
 
 
 def split_commands(texts: Sequence[str], names: Sequence[str] = ()) -> tuple[Command, ...]:

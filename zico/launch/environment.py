@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zico.launch
+from zico.broker.messages import Share
+from zico.broker.shares import VARIABLES, variables_of
 from zico.config import SOCKET_VARIABLE
 
 if TYPE_CHECKING:
@@ -15,10 +17,13 @@ if TYPE_CHECKING:
 PACKAGE = Path(zico.launch.__file__).parent.parent
 INJECT = PACKAGE / "inject"
 # Of a surrounding `zico run`: here they would make a process believe that it is part of that one's job.
-_NOT_INHERITED = ("ZICO_OWNER_PID", "ZICO_JOB")
+_NOT_INHERITED = ("ZICO_OWNER_PID", "ZICO_JOB", *VARIABLES.values())
+DEFAULT_SHARE = Share()
 
 
-def job_environment(environ: Mapping[str, str], socket: Path, name: str) -> dict[str, str]:
+def job_environment(
+    environ: Mapping[str, str], socket: Path, name: str, share: Share = DEFAULT_SHARE
+) -> dict[str, str]:
     """Return ``environ`` with what makes a Python process in it join the broker at ``socket`` as ``name``."""
     job = {key: value for key, value in environ.items() if key not in _NOT_INHERITED}
     # An empty entry in PYTHONPATH means the current directory: add none.
@@ -29,5 +34,6 @@ def job_environment(environ: Mapping[str, str], socket: Path, name: str) -> dict
         "ZICO_PACKAGE_PATH": str(PACKAGE.parent),
         "PYTHONPATH": os.pathsep.join(entries),
         "PYTHONUNBUFFERED": "1",
+        **variables_of(share),
     }
     return job

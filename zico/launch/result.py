@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE
-from zico.report.model import JobFigures, PoolFigures, ProcessFigures, RunReport, owner_of
+from zico.report.model import JobFigures, PoolFigures, ProcessFigures, RunReport, jain_index, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +68,10 @@ def _job_figures(job: JobOutcome, members: Sequence[JobReport], missing: str) ->
         spilled_bytes=first.spilled_bytes,
         maps=first.maps,
         oom=first.oom,
+        normalised=first.normalised,
+        weight=first.share.weight,
+        priority=first.share.priority,
+        slo=first.share.slo,
         note="" if first.iterations else NEVER_ITERATED,
         other_processes=tuple(_process_figures(f"{name}.{number}", other) for number, other in enumerate(others, 2)),
     )
@@ -98,4 +104,11 @@ def _pool_figures(pool: PoolReport | None, members: Sequence[JobReport], setting
         stalls=pool.stalls,
         context_bytes=pool.context_bytes,
         foreign_bytes=pool.foreign_bytes,
+        jain_index=_fairness(members),
     )
+
+
+def _fairness(members: Sequence[JobReport]) -> float | msgspec.UnsetType:
+    shares = [member.normalised for member in members]
+    known = [share for share in shares if isinstance(share, float)]
+    return jain_index(known) if known and len(known) == len(shares) else msgspec.UNSET

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from zico.broker.messages import JobStatus, RefusedRequest, Status  # noqa: TC001 - msgspec resolves them
 from zico.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 RUN_SCHEMA = "zico.report.v1"
 
@@ -53,6 +58,11 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     """Why figures are zero; empty if they are not."""
     other_processes: tuple[ProcessFigures, ...] = ()
+    normalised: float | msgspec.UnsetType = msgspec.UNSET
+    """Its throughput over that without waiting; left out with fewer than two iterations."""
+    weight: float = 1.0
+    priority: int = 0
+    slo: float | None = None
 
 
 class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +82,8 @@ class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
     """
     foreign_bytes: int | msgspec.UnsetType = msgspec.UNSET
     """The most that other processes held of it."""
+    jain_index: float | msgspec.UnsetType = msgspec.UNSET
+    """Of the jobs' normalised throughputs: 1 if all are equal, 1/n if one has all; left out where one is not known."""
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +102,15 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
         """Return the budget as a share of the sum of the jobs' peaks, 0 if there are none."""
         peaks_bytes = self.pool.sum_of_job_peaks_bytes
         return self.budget_bytes / peaks_bytes if peaks_bytes else 0.0
+
+
+def jain_index(values: Sequence[float]) -> float:
+    """Return Jain's fairness index of what each has got, 1 if nobody has got anything.
+
+    Source: R. Jain, D. Chiu, W. Hawe, DEC-TR-301, 1984.
+    """
+    squares = len(values) * sum(value * value for value in values)
+    return sum(values) ** 2 / squares if squares else 1.0
 
 
 def to_json(report: RunReport) -> bytes:

@@ -1,0 +1,123 @@
+"""What a job gets beside the others, as people write it: weight, priority, and how much slower it may be."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from zico.broker.messages import MAX_PRIORITY, MAX_SLO, MAX_WEIGHT, Share
+from zico.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLES = {"weight": "ZICO_JOB_WEIGHT", "priority": "ZICO_JOB_PRIORITY", "slo": "ZICO_JOB_SLO"}
+"""Where a job finds its own, by the fields of ``Share``."""
+NO_SLO = "none"
+
+
+def parse_weight(text: str) -> float:
+    """Return a weight.
+
+    Raises:
+        ConfigError: It is no number, or out of bounds.
+    """
+    weight = _number(text)
+    if not 0 < weight <= MAX_WEIGHT:
+        raise ConfigError(f"{text!r} is no weight: give a number above 0, at most {MAX_WEIGHT:g}, such as 2")
+    return weight
+
+
+def parse_priority(text: str) -> int:
+    """Return a priority.
+
+    Raises:
+        ConfigError: It is no whole number, or out of bounds.
+    """
+    priority = _number(text)
+    if not abs(priority) <= MAX_PRIORITY or priority != int(priority):
+        raise ConfigError(
+            f"{text!r} is no priority: give a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, such as 1"
+        )
+    return int(priority)
+
+
+def parse_slo(text: str) -> float | None:
+    """Return by how much a job may be slower than alone, ``None`` for ``none``: nothing is promised.
+
+    Raises:
+        ConfigError: It is no share, or out of bounds.
+    """
+    cleaned = text.strip()
+    if cleaned.lower() == NO_SLO:
+        return None
+    slo = _number(cleaned.removesuffix("%")) / (100 if cleaned.endswith("%") else 1)
+    if not 0 < slo <= MAX_SLO:
+        raise ConfigError(f"{text!r} is no guarantee: give by how much the job may be slower than alone, such as 10%")
+    return slo
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+_PARSERS = {"weight": parse_weight, "priority": parse_priority, "slo": parse_slo}
+
+
+def share_in(environ: Mapping[str, str]) -> Share:
+    """Return what the variables of a job say of it.
+
+    Raises:
+        ConfigError: One of them says what cannot be.
+    """
+    found = {}
+    for field, variable in VARIABLES.items():
+        if text := environ.get(variable):
+            try:
+                found[field] = _PARSERS[field](text)
+            except ConfigError as error:
+                raise ConfigError(f"{variable}: {error}") from None
+    return Share(**found)  # type: ignore[arg-type] # each field by its own parser
+
+
+def variables_of(share: Share) -> dict[str, str]:
+    """Return the variables that say this of a job; what is as usual is left out."""
+    fields = {"weight": share.weight, "priority": share.priority, "slo": share.slo}
+    usual = Share()
+    return {VARIABLES[field]: repr(value) for field, value in fields.items() if value != getattr(usual, field)}
+
+
+def shares_of(texts: Mapping[str, str], origins: Mapping[str, str], names: tuple[str, ...]) -> dict[str, Share]:
+    """Return the share of each job.
+
+    Args:
+        texts: By the fields of ``Share``: ``NAME=VALUE`` for some of the jobs, separated by commas.
+        origins: Where each text came from.
+        names: Of all jobs.
+
+    Raises:
+        ConfigError: A text is no such list, names no job, names one twice, or has a value that cannot be.
+    """
+    found: dict[str, dict[str, object]] = {name: {} for name in names}
+    for field, text in texts.items():
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            try:
+                _read_part(field, part, found)
+            except ConfigError as error:
+                raise ConfigError(f"{origins[field]}: {error}") from None
+    return {name: Share(**fields) for name, fields in found.items()}  # type: ignore[arg-type] # as above
+
+
+def _read_part(field: str, part: str, found: dict[str, dict[str, object]]) -> None:
+    name, equals, text = part.rpartition("=")
+    if not equals:
+        raise ConfigError(f"{part!r} is no NAME=VALUE: give the job's name too, such as {next(iter(found))}={part}")
+    if name not in found:
+        raise ConfigError(f"no job is called {name!r}: there are {', '.join(found)}")
+    value = _PARSERS[field](text)
+    if found[name].get(field, value) != value:
+        raise ConfigError(f"{name} is given {found[name][field]} and {value}: give one")
+    found[name][field] = value

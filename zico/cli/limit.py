@@ -1,0 +1,100 @@
+"""``zico limit``: another budget for a running broker's pool, or other figures for one of its jobs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from zico.broker.client import BrokerClient
+from zico.broker.messages import Change
+from zico.broker.shares import parse_priority, parse_slo, parse_weight
+from zico.cli.brokers import ANSWER_S, candidates, only_broker, share_text
+from zico.errors import ConfigError
+from zico.units import format_bytes, parse_size
+
+if TYPE_CHECKING:
+    from zico.broker.messages import Status
+
+NO_LIMIT = "none"
+
+
+@click.command()
+@click.argument("size", required=False)
+@click.option("--job", metavar="NAME", help="Change what this job may hold, or gets, instead of the budget.")
+@click.option("--weight", metavar="W", help="The job's throughput counts W times.")
+@click.option("--priority", metavar="N", help="The higher, the sooner the job's turn.")
+@click.option("--slo", metavar="10%", help="The job is to be at most so much slower than alone; none: no promise.")
+@click.option(
+    "--socket", type=click.Path(path_type=Path), help="The broker's socket (default: $ZICO_SOCKET, else any)."
+)
+def limit(
+    *,
+    size: str | None,
+    job: str | None,
+    weight: str | None,
+    priority: str | None,
+    slo: str | None,
+    socket: Path | None,
+) -> int:
+    """Change the budget of a running broker to SIZE, or what one job gets.
+
+    SIZE is 2G, 512MiB, a share of the budget that the pool began with, such as 50%, or none: all that there is, or no
+    limit of the job's own. Nobody is stopped: less takes effect as jobs give memory back, more at once.
+    """
+    path, before = only_broker(candidates(socket))
+    with BrokerClient(path, ANSWER_S) as client:
+        client.change(_wanted(size, job, weight, priority, slo, before))
+        after = client.status()
+    click.echo(f"zico: {_told(job, before, after)}", err=True)
+    return 0
+
+
+def _wanted(
+    size: str | None, job: str | None, weight: str | None, priority: str | None, slo: str | None, pool: Status
+) -> Change:
+    """Return the change that the options ask for.
+
+    Raises:
+        ConfigError: They ask for none, or a figure cannot be.
+    """
+    of_job = [option for option in (weight, priority, slo) if option is not None]
+    if size is None and not of_job:
+        raise ConfigError("nothing to change: give a SIZE, or --job with a SIZE, --weight, --priority or --slo")
+    if job is None and of_job:
+        raise ConfigError("--weight, --priority and --slo are of one job: name it by --job")
+    size_bytes = msgspec.UNSET if size is None else _size_bytes(size, job, pool)
+    return Change(
+        budget_bytes=size_bytes if job is None else msgspec.UNSET,
+        job=msgspec.UNSET if job is None else job,
+        limit_bytes=size_bytes if job is not None else msgspec.UNSET,
+        weight=msgspec.UNSET if weight is None else parse_weight(weight),
+        priority=msgspec.UNSET if priority is None else parse_priority(priority),
+        slo=msgspec.UNSET if slo is None else parse_slo(slo),
+    )
+
+
+def _size_bytes(text: str, job: str | None, pool: Status) -> int:
+    """Return what a SIZE means to a pool, or to a job of it; 0: no limit of the job's own."""
+    cleaned = text.strip()
+    if cleaned.lower() == NO_LIMIT:
+        return pool.most_bytes if job is None else 0
+    whole_bytes = pool.first_budget_bytes if cleaned.endswith("%") else sys.maxsize
+    return parse_size(cleaned, whole_bytes=whole_bytes)
+
+
+def _told(job: str | None, before: Status, after: Status) -> str:
+    """Return what has come to be, as a sentence."""
+    if job is not None:
+        now = next((one for one in after.jobs if one.name == job), None)
+        if now is None:
+            return f"{job} has ended"
+        may_hold = f"may hold {format_bytes(now.limit_bytes)}" if now.limit_bytes else "has no limit of its own"
+        return f"{job} {may_hold}, {share_text(now.share)}"
+    text = f"the budget was {format_bytes(before.budget_bytes)} and is {format_bytes(after.budget_bytes)}"
+    if after.granted_bytes > after.budget_bytes:
+        return f"{text}; {format_bytes(after.granted_bytes)} are held, and nothing is granted until enough comes back"
+    return text
