@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scheduler_model import Work
 
 from zico.scheduler.layout import DECISION, NO_TIME, NOBODY, SCENE
+from zico.scheduler.state import Manner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +52,8 @@ class Eager:
     use_claims: bool = True
     heeds_alone: bool = True
     plan: None = None
+    manner: Manner = dataclasses.field(default_factory=Manner)
+    options_address: int = 0
 
     def __post_init__(self) -> None:
         """Make a C function of the decision."""

@@ -44,6 +44,14 @@ class Reason(enum.IntEnum):
     """One iteration at a time, and another's is going on."""
     BETTER = 6
     """It starts later so that the jobs together get further."""
+    LANE = 7
+    """Another of its lane is inside an iteration."""
+    QUANTUM = 8
+    """The device is another's for a while."""
+    SHARE = 9
+    """Its peak exceeds the share of the budget that is its own."""
+    YIELDS = 10
+    """It runs only as far as another, which comes before it, loses nothing."""
 
 
 PROFILE = np.dtype(
@@ -79,6 +87,8 @@ JOB = np.dtype(
         ("floor", "f8"),  # the least that it is owed of that
         ("weight", "f8"),  # what its throughput counts beside the others'
         ("priority", "i8"),  # whose turn comes before that of any lower one
+        ("iteration", "i8"),  # so many have ended
+        ("left", "i8"),  # iterations until it leaves; 0: unknown
     ],
     align=True,
 )
@@ -91,10 +101,18 @@ DECISION = np.dtype(
         ("reason", "i8"),
         ("against", "i8"),  # a job's index in the scene, or NOBODY
         ("blockers", "u8"),
+        # -- for policies whose manner is to pause
+        ("pauses", "i8"),  # a running job stops at its next step's end, and goes on once this is 0
+        ("evicts", "i8"),  # what a waiting job holds is copied out, and back before it starts
+        ("yields", "i8"),  # its pages go first
     ],
     align=True,
 )
-"""What a policy says of a job at its boundary; of any other job it says nothing."""
+"""What a policy says of a job at its boundary; of any other job only those that pause say something."""
+
+MEMORY_BYTES = 128
+MEMO_BYTES = 64
+"""What a policy may remember of all jobs that are there, and of each: zeros whenever those are others."""
 
 SCENE = np.dtype(
     [
@@ -104,7 +122,10 @@ SCENE = np.dtype(
         ("alone", "i8"),  # the index of the job whose first iteration grows, or NOBODY
         ("jobs_address", "i8"),
         ("decisions_address", "i8"),
-        ("plan_address", "i8"),  # of what a policy remembers of these jobs; 0: nothing
+        ("plan_address", "i8"),  # of what a policy has worked out about these jobs; 0: nothing
+        ("options_address", "i8"),  # of its parameters, 64-bit floats in the order of their declaration
+        ("memory_address", "i8"),  # of MEMORY_BYTES that it changes as it likes
+        ("memos_address", "i8"),  # of MEMO_BYTES for each job, in the order of the scene
     ],
     align=True,
 )

@@ -13,6 +13,8 @@ from zico.scheduler.layout import (
     BLOCKERS,
     DECISION,
     JOB,
+    MEMO_BYTES,
+    MEMORY_BYTES,
     MOST_BINS,
     NO_TIME,
     NOBODY,
@@ -21,13 +23,15 @@ from zico.scheduler.layout import (
     Phase,
     Reason,
 )
-from zico.scheduler.state import Start, Wait
+from zico.scheduler.parameters import values
+from zico.scheduler.state import Manner, Start, Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
+    from zico.scheduler.parameters import Parameter
     from zico.scheduler.state import Decision, JobView, Plan, PoolView, Profile
 
     Records = npt.NDArray[np.void]
@@ -37,6 +41,20 @@ _MOST_KNOWN = 512
 _DECIDE = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 _known: dict[int, tuple[Profile, Records]] = {}
+
+_SENTENCES = {
+    Reason.NONE: "",
+    Reason.ALONE: "the first iteration of {} runs alone",
+    Reason.MISFIT: "its peak does not fit beside what {} keep between iterations",
+    Reason.MEETS: "its peak would meet that of {}",
+    Reason.UNSAFE: "with one more iteration begun, no order would let all of them finish",
+    Reason.TURN: "its turn comes after {}'s iteration",
+    Reason.BETTER: "beside {} it gets further when it starts later",
+    Reason.LANE: "it shares a lane with {}, whose iteration goes on",
+    Reason.QUANTUM: "the device is {}'s for a while",
+    Reason.SHARE: "its peak exceeds its share of the budget",
+    Reason.YIELDS: "it runs as far as {} loses nothing",
+}
 
 
 def packed(profile: Profile) -> Records:
@@ -117,6 +135,8 @@ def _row(job: JobView, known: Records | None) -> tuple[int | float, ...]:
         job.floor,
         job.weight,
         job.priority,
+        job.iteration,
+        job.left,
     )
 
 
@@ -141,19 +161,7 @@ def _names(jobs: Sequence[JobView]) -> str:
 
 def sentence(reason: Reason, names: str) -> str:
     """Return why a job waits for those of these names."""
-    match reason:
-        case Reason.ALONE:
-            return f"the first iteration of {names} runs alone"
-        case Reason.MEETS:
-            return f"its peak would meet that of {names}"
-        case Reason.TURN:
-            return f"its turn comes after {names}'s iteration"
-        case Reason.BETTER:
-            return f"beside {names} it gets further when it starts later"
-        case Reason.UNSAFE:
-            return "with one more iteration begun, no order would let all of them finish"
-        case _:
-            return f"its peak does not fit beside what {names} keep between iterations"
+    return _SENTENCES[reason].format(names)
 
 
 def _misfit(pool: PoolView, job: JobView) -> str:
@@ -169,6 +177,27 @@ def _kept(job: JobView) -> int:
     return job.persistent if job.phase.name == "RUNNING" and job.profile is not None else job.held
 
 
+class Memory:
+    """What a policy remembers of the jobs that are there: zeros when those are others."""
+
+    def __init__(self) -> None:
+        """Remember nothing of nobody."""
+        self.of_all = np.zeros(MEMORY_BYTES, np.uint8)
+        self.of_each = np.zeros(0, np.uint8)
+        self._jobs: tuple[int, ...] = ()
+
+    def show(self, scene: Any, jobs: tuple[int, ...]) -> None:  # noqa: ANN401 - a SCENE record
+        """Let a scene of the jobs with these numbers lead here."""
+        if jobs != self._jobs:
+            self.of_all[:] = 0
+            self.of_each = np.zeros(len(jobs) * MEMO_BYTES, np.uint8)
+            self._jobs = jobs
+        scene["memory_address"], scene["memos_address"] = self.of_all.ctypes.data, self.of_each.ctypes.data
+
+
+_ANY_MANNER = Manner()
+
+
 @dataclasses.dataclass(frozen=True)
 class Compiled:
     """A policy whose decisions are one compiled function over a scene."""
@@ -180,14 +209,37 @@ class Compiled:
     self_admit: bool = True
     plan: Callable[[PoolView], Plan | None] | None = None
     """What it works out about the jobs of a view, apart from its decisions."""
+    parameters: tuple[Parameter, ...] = ()
+    knows: str = ""
+    """What it has to know of jobs, for people."""
+    manner: Manner = _ANY_MANNER
+    options: npt.NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+    """The parameters' values."""
+    memory: Memory = dataclasses.field(default_factory=Memory, repr=False, compare=False)
 
     @property
     def address(self) -> int:
         """Return the address of the function."""
         return int(self.function.address)
 
+    @property
+    def options_address(self) -> int:
+        """Return the address of the parameters' values."""
+        return self.options.ctypes.data
+
+    def told(self, told: Mapping[str, str]) -> Compiled:
+        """Return the same policy with other parameters, which remembers nothing yet.
+
+        Raises:
+            ConfigError: It has no such parameter, or a value cannot be used.
+        """
+        options = np.array(values(self.name, self.parameters, told), np.float64)
+        return dataclasses.replace(self, options=options, memory=Memory())
+
     def decide(self, pool: PoolView) -> dict[int, Decision]:
         """Return a decision for every job at its boundary."""
         scene = Scene(pool)
+        scene.scene[0]["options_address"] = self.options_address
+        self.memory.show(scene.scene[0], tuple(job.job for job in pool.jobs))
         _DECIDE(self.address)(scene.scene.ctypes.data)
         return scene.decided()

@@ -66,6 +66,8 @@ class JobView:
     """What its throughput counts beside the others'."""
     priority: int = 0
     """Its turn comes before that of any lower one."""
+    left: int = 0
+    """Iterations until it leaves; 0: unknown."""
 
 
 class Plan(Protocol):
@@ -119,8 +121,24 @@ class Wait:
 Decision = Start | Wait
 
 
+@dataclasses.dataclass(frozen=True)
+class Manner:
+    """What a policy needs of the machine that it is asked by."""
+
+    runs: bool = True
+    """Brokers can do what it says; otherwise it is for the simulator alone."""
+    pauses: bool = False
+    """It decides about jobs inside their iterations, too, and may have any job's memory copied out."""
+    pages: bool = False
+    """Frameworks keep what they once had, memory is granted above the budget, and what does not fit is paged."""
+    asks: bool = False
+    """A job's first iteration asks for leave as any other; brokers let it begin and grow alone."""
+    offline: bool = False
+    """Profiles are known before jobs come."""
+
+
 class Policy(Protocol):
-    """Who may begin an iteration now. Pure: the same view gives the same decisions."""
+    """Who may begin an iteration now. The same views one after the other give the same decisions."""
 
     @property
     def name(self) -> str:
@@ -153,4 +171,14 @@ class CompiledPolicy(Policy, Protocol):
     @property
     def address(self) -> int:
         """Return the address of a C function that takes a SCENE's and fills its decisions."""
+        ...
+
+    @property
+    def options_address(self) -> int:
+        """Return the address of its parameters."""
+        ...
+
+    @property
+    def manner(self) -> Manner:
+        """Return what it needs of the machine that it is asked by."""
         ...
