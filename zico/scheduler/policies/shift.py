@@ -1,0 +1,218 @@
+"""The published scrooge scheduler, to the letter: ask every so often until the whole iteration is predicted to fit.
+
+What the paper leaves open is a parameter, and what it does not need because it shares between two jobs of its own
+framework is added: who fits beside nobody waits, and jobs that are stopped keep nobody waiting.
+
+Source: G. Lim et al., "Zico: Efficient GPU Memory Sharing for Concurrent DNN Training", USENIX ATC 2021, section 4.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import types
+
+from zico.compiled import array_at, callback, compiled, inlined, record_at
+from zico.scheduler.demand import added, is_iterating, job_at, level, profile_at, stands_still
+from zico.scheduler.layout import MEMO_BYTES, NOBODY, Phase, Reason
+from zico.scheduler.packed import Compiled
+from zico.scheduler.parameters import Parameter, Unit
+from zico.scheduler.scrooge import fits_now, iteration_demand
+from zico.scheduler.state import Manner
+from zico.scheduler.turns import (
+    blocked_by,
+    decision_at,
+    fits_beside_kept,
+    in_turn,
+    kept_by_all,
+    scene_at,
+    starts,
+    unstick,
+    waits,
+    waits_for_alone,
+    waits_to_fit,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Int64s = NDArray[np.int64]
+
+PARAMETERS = (
+    Parameter("poll", "1ms", Unit.TIME, "the quantum T after which a job that waits asks again"),
+    Parameter("ramp", "0.7", Unit.SHARE, "the share of the budget that predictions begin with"),
+    Parameter("step", "0.05", Unit.SHARE, "the share that every iteration begun adds to it, up to the whole"),
+    Parameter(
+        "profile",
+        "replace",
+        Unit.CHOICE,
+        "whether the next prediction takes a job's last iteration for its length, or the first",
+        ("replace", "keep"),
+    ),
+    Parameter("fallback", "16", Unit.COUNT, "iterations begun one at a time after a job has had to wait inside one"),
+    Parameter("profiling", "60s", Unit.TIME, "the longest that others wait for a first iteration, which runs alone"),
+)
+_POLL, _RAMP, _STEP, _PROFILE, _FALLBACK, _PROFILING = range(6)
+_KEEP = 1.0
+_N_OPTIONS = len(PARAMETERS)
+
+MEMORY = np.dtype([("begun", "i8"), ("one_by_one", "i8")])
+"""Iterations begun by these jobs, and how many more of them begin one at a time."""
+MEMO = np.dtype([("asked_ns", "i8"), ("iteration", "i8"), ("lasted_ns", "i8")])
+"""When a job last asked, how many of its iterations were seen to end, and how long the last of them took."""
+
+_FLOAT64 = np.dtype(np.float64)
+_RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
+_MEETS, _TURN = int(Reason.MEETS), int(Reason.TURN)
+
+Record = Any
+
+
+@inlined
+def _memo_of(scene: Record, index: int) -> Record:
+    return record_at(scene.memos_address + index * MEMO_BYTES, MEMO)
+
+
+@compiled
+def _learn(scene: Record, options: NDArray[np.float64]) -> None:
+    """Note how long iterations took that have ended, and whether a job waits inside one: a prediction has failed."""
+    for i in range(scene.n):
+        job, memo = job_at(scene, i), _memo_of(scene, i)
+        if job.phase == _BOUNDARY and job.iteration != memo.iteration:
+            memo.iteration = job.iteration
+            memo.asked_ns = 0
+            known = memo.lasted_ns != 0 and options[_PROFILE] == _KEEP
+            if job.started_ns != 0 and job.waiting_since_ns > job.started_ns and not known:
+                memo.lasted_ns = job.waiting_since_ns - job.started_ns
+        if is_iterating(job) and job.need > 0:
+            record_at(scene.memory_address, MEMORY).one_by_one = int(options[_FALLBACK])
+
+
+@inlined
+def _lasts_ns(scene: Record, index: int) -> int:
+    lasted_ns = _memo_of(scene, index).lasted_ns
+    return lasted_ns if lasted_ns > 0 else profile_at(job_at(scene, index)).duration_ns
+
+
+@inlined
+def _is_inside(scene: Record, index: int) -> bool:
+    """Tell whether a job is in an iteration whose end is worth waiting for."""
+    job = job_at(scene, index)
+    return is_iterating(job) and not stands_still(job, scene.now_ns)
+
+
+@compiled
+def _first(scene: Record, profiling_ns: int) -> int:
+    """Return who is in its first iteration, for no longer than others wait for one, or ``NOBODY``."""
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        recent = scene.now_ns - job.started_ns <= profiling_ns
+        if job.phase == _RUNNING and job.profile_address == 0 and job.held > 0 and recent:
+            return i
+    return NOBODY
+
+
+@compiled
+def _demand(scene: Record) -> tuple[Int64s, Int64s]:
+    """Return what all jobs are predicted to hold from now on if nobody begins."""
+    promised = level(0)
+    resting = 0
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        if _is_inside(scene, i):
+            promised = added(promised, iteration_demand(job, _lasts_ns(scene, i), scene.now_ns - job.started_ns))
+        else:
+            resting += job.held
+    return promised[0], promised[1] + resting
+
+
+@compiled
+def _waits_and_asks(scene: Record, index: int, poll_ns: int) -> None:
+    """Wait a quantum, for all that are inside an iteration or begin one now."""
+    one_by_one = record_at(scene.memory_address, MEMORY).one_by_one > 0
+    reason = _TURN if one_by_one or job_at(scene, index).profile_address == 0 else _MEETS
+    waits(scene, index, reason, _memo_of(scene, index).asked_ns + poll_ns)
+    for other in range(scene.n):
+        if other != index and job_at(scene, other).phase == _RUNNING:
+            blocked_by(scene, index, other)
+    if decision_at(scene, index).against == NOBODY:
+        blocked_by(scene, index, 0 if index > 0 or scene.n == 1 else 1)
+
+
+@compiled
+def _waits_for_first(scene: Record, index: int, first: int, profiling_ns: int) -> None:
+    waits_for_alone(scene, index, first)
+    decision_at(scene, index).until_ns = max(scene.now_ns, job_at(scene, first).started_ns) + profiling_ns
+
+
+@compiled
+def _goes(scene: Record, index: int, inside: int, promised: tuple[Int64s, Int64s], budget: int) -> bool:
+    """Tell whether a job that asks may begin beside those that are inside an iteration."""
+    job = job_at(scene, index)
+    if inside == NOBODY:
+        return True
+    if job.profile_address == 0 or record_at(scene.memory_address, MEMORY).one_by_one > 0:
+        return False
+    return fits_now(scene, index, (promised[0], promised[1] - job.held), _lasts_ns(scene, index), budget)
+
+
+@compiled
+def _begins(scene: Record, index: int) -> None:
+    starts(scene, index)
+    memory = record_at(scene.memory_address, MEMORY)
+    memory.begun += 1
+    memory.one_by_one = max(0, memory.one_by_one - 1)
+
+
+@compiled
+def _budget(scene: Record, options: NDArray[np.float64]) -> int:
+    """Return what predictions may use by now."""
+    begun = record_at(scene.memory_address, MEMORY).begun
+    return int(scene.budget * min(1.0, options[_RAMP] + options[_STEP] * begun))
+
+
+@callback(types.void(types.int64))
+def decide(scene_address: int) -> None:
+    """Decide for every job at its boundary; each asks for itself, in the order in which they came."""
+    scene = scene_at(scene_address)
+    options = array_at(scene.options_address, _N_OPTIONS, _FLOAT64)
+    poll_ns, profiling_ns = max(1, int(options[_POLL])), int(options[_PROFILING])
+    _learn(scene, options)
+    order = in_turn(scene)
+    first, kept, inside = _first(scene, profiling_ns), kept_by_all(scene), NOBODY
+    for i in range(scene.n):
+        inside = i if _is_inside(scene, i) else inside
+    promised = _demand(scene)
+    for index in order:
+        job, memo = job_at(scene, index), _memo_of(scene, index)
+        if first != NOBODY:
+            _waits_for_first(scene, index, first, profiling_ns)
+        elif not fits_beside_kept(scene, index, kept):
+            waits_to_fit(scene, index)
+        elif inside != NOBODY and memo.asked_ns != 0 and scene.now_ns < memo.asked_ns + poll_ns:
+            _waits_and_asks(scene, index, poll_ns)
+        else:
+            memo.asked_ns = scene.now_ns
+            if not _goes(scene, index, inside, promised, _budget(scene, options)):
+                _waits_and_asks(scene, index, poll_ns)
+                continue
+            _begins(scene, index)
+            inside = index
+            if job.profile_address == 0:
+                first = index
+            else:
+                own = iteration_demand(job, _lasts_ns(scene, index), 0)
+                promised = added((promised[0], promised[1] - job.held), own)
+    unstick(scene, order)
+
+
+POLICY = Compiled(
+    "shift",
+    decide,
+    use_claims=False,
+    self_admit=False,
+    parameters=PARAMETERS,
+    knows="profile, start of the iteration, what is held",
+    manner=Manner(asks=True),
+)
