@@ -1,0 +1,169 @@
+"""Lanes: jobs share a stretch of memory one iteration at a time, and as many lanes are open as fit.
+
+Whatever the jobs of a lane do, no more than the largest of their needs is used in it, so that what all keep between
+iterations and the largest need of each lane fit the budget: no prediction, no clock.
+
+Source: P. Yu, M. Chowdhury, "Salus: Fine-Grained GPU Sharing Primitives for Deep Learning Applications", MLSys 2020;
+who joins which lane as in its published code.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import types
+
+from zico.compiled import array_at, callback, compiled
+from zico.scheduler.demand import is_iterating, job_at, profile_at, stands_still
+from zico.scheduler.layout import NO_TIME, NOBODY, Phase, Reason
+from zico.scheduler.packed import Compiled
+from zico.scheduler.parameters import Parameter, Unit
+from zico.scheduler.turns import (
+    alone_in,
+    blocked_by,
+    in_turn,
+    kept_by_all,
+    kept_regions,
+    scene_at,
+    starts,
+    unstick,
+    waits,
+    waits_for_alone,
+    waits_to_fit,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Int64s = NDArray[np.int64]
+
+PARAMETERS = (
+    Parameter(
+        "order",
+        "pack",
+        Unit.CHOICE,
+        "who of a lane is next: who waits longest, who came first, who has least left to do, or who got least lately",
+        ("pack", "fifo", "srtf", "fair"),
+    ),
+    Parameter("lanes", "0", Unit.COUNT, "the most lanes; 0: as many as fit; 1: temporal sharing"),
+)
+_ORDER, _LANES = range(2)
+_FIFO, _SRTF, _FAIR = 1, 2, 3
+_N_OPTIONS = len(PARAMETERS)
+_FLOAT64 = np.dtype(np.float64)
+_LANE, _TURN = int(Reason.LANE), int(Reason.TURN)
+_BOUNDARY = int(Phase.BOUNDARY)
+
+Record = Any
+
+
+@compiled
+def lanes_of(scene: Record, most: int) -> Int64s:
+    """Return each job's lane, by the order in which they came; ``NOBODY`` for one that is unknown or fits into none.
+
+    A job opens a lane as large as its need if that fits, else joins the one that has to grow the least for it.
+    """
+    lanes = np.full(scene.n, NOBODY, np.int64)
+    sizes = np.zeros(scene.n + 1, np.int64)
+    n = 0
+    free = scene.budget - kept_by_all(scene)
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        if job.profile_address == 0:
+            continue
+        need = max(0, profile_at(job).peak - kept_regions(job))
+        if need <= free and (most == 0 or n < most):
+            lanes[i], sizes[n] = n, need
+            free -= need
+            n += 1
+            continue
+        for lane in range(n):
+            growth = max(0, need - sizes[lane])
+            least = max(0, need - sizes[lanes[i]]) if lanes[i] != NOBODY else free + 1
+            lanes[i] = lane if growth < least else lanes[i]
+        if lanes[i] != NOBODY:
+            growth = max(0, need - sizes[lanes[i]])
+            sizes[lanes[i]] += growth
+            free -= growth
+    return lanes
+
+
+@compiled
+def _rank(scene: Record, index: int, order: int) -> float:
+    """Return what a job of a lane is chosen by: the least goes first."""
+    job = job_at(scene, index)
+    if order == _FIFO:
+        return float(index)
+    if order == _SRTF:
+        return float(max(1, job.left)) * profile_at(job).duration_ns
+    return job.served / job.weight if order == _FAIR else 0.0
+
+
+@compiled
+def _best(scene: Record, waiting: Int64s, lanes: Int64s, lane: int, order: int) -> int:
+    """Return whose turn it is in a lane."""
+    best, least = NOBODY, 0.0
+    for index in waiting:
+        if lanes[index] == lane:
+            rank = _rank(scene, index, order)
+            if best == NOBODY or rank < least:
+                best, least = index, rank
+    return best
+
+
+@compiled
+def _occupants(scene: Record, lanes: Int64s) -> Int64s:
+    """Return who is inside an iteration in each lane."""
+    occupants = np.full(scene.n + 1, NOBODY, np.int64)
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        if is_iterating(job) and not stands_still(job, scene.now_ns) and lanes[i] != NOBODY:
+            occupants[lanes[i]] = i
+    return occupants
+
+
+@compiled
+def _waits_for(scene: Record, index: int, reason: int, other: int) -> None:
+    waits(scene, index, reason, NO_TIME)
+    blocked_by(scene, index, other)
+
+
+@callback(types.void(types.int64))
+def decide(scene_address: int) -> None:
+    """Start in each lane in which nobody is inside an iteration whose turn it is."""
+    scene = scene_at(scene_address)
+    options = array_at(scene.options_address, _N_OPTIONS, _FLOAT64)
+    waiting, alone = in_turn(scene), alone_in(scene)
+    lanes = lanes_of(scene, int(options[_LANES]))
+    occupants = _occupants(scene, lanes)
+    busy = np.max(occupants)
+    for index in waiting:
+        lane = lanes[index]
+        if alone != NOBODY:
+            waits_for_alone(scene, index, alone)
+        elif job_at(scene, index).profile_address == 0:
+            if busy == NOBODY:
+                starts(scene, index)
+                alone = index
+            else:
+                _waits_for(scene, index, _TURN, busy)
+        elif lane == NOBODY:
+            waits_to_fit(scene, index)
+        elif occupants[lane] != NOBODY:
+            _waits_for(scene, index, _LANE, occupants[lane])
+        else:
+            chosen = _best(scene, waiting, lanes, lane, int(options[_ORDER]))
+            occupants[lane] = busy = chosen
+            if chosen == index:
+                starts(scene, index)
+            else:
+                _waits_for(scene, index, _LANE, chosen)
+    for lane in range(scene.n):
+        chosen = occupants[lane]
+        if alone == NOBODY and chosen != NOBODY and job_at(scene, chosen).phase == _BOUNDARY:
+            starts(scene, chosen)
+    unstick(scene, waiting)
+
+
+POLICY = Compiled("salus", decide, parameters=PARAMETERS, knows="peak, persistent memory; for srtf what is left to do")
