@@ -9,11 +9,16 @@ Theory of operation
         arrive -> step .. step -> boundary -> decision -> step .. step -> boundary ...
                   waits for regions           waits for the policy
 
-    Where nobody could go on, one blocked job gets its regions from outside the budget: a stall.
+    Where nobody could go on, one blocked job gets its regions from outside the budget: a stall, which without
+    overflow would be a deadlock. Policies that page, pause or evict are served as well (``state.Manner``).
 
 Guarantees
-    * Deterministic: the same loads, budget, policy and seed give the same outcome.
-    * Granted regions never exceed the budget.
+    * Deterministic: the same loads, budgets, policy, device and seed give the same outcome.
+    * Granted regions never exceed the budget, unless the policy pages; when it is lowered nothing more is granted
+      until what is held is within it.
+
+Known limitations
+    * Page faults and copies take work time: while jobs slow each other, these are slowed with them.
 """
 
 from __future__ import annotations
@@ -24,19 +29,47 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.errors import ProblemError
+from zico.scheduler.device_model import DeviceModel, taken_ahead
 from zico.scheduler.engine import Stop, advance
-from zico.scheduler.layout import DECISION, JOB, NOBODY, SCENE, Reason
+from zico.scheduler.layout import DECISION, JOB, MEMO_BYTES, MEMORY_BYTES, NOBODY, SCENE, Reason
 from zico.scheduler.layout import Phase as Code
 from zico.scheduler.packed import packed, sentence
 from zico.scheduler.state import JobView, Phase, PoolView
-from zico.scheduler.tenants import EVENT, FOREVER, LOG, RUN, SCRATCH_ROWS, TENANT
+from zico.scheduler.tenants import (
+    BUDGET,
+    EVENT,
+    FOREVER,
+    LOG,
+    PHASE,
+    RUN,
+    SAMPLE,
+    SAMPLES,
+    SCRATCH_ROWS,
+    TENANT,
+)
+from zico.scheduler.timing import decision_cost_us
+from zico.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import numpy.typing as npt
-
     from zico.scheduler.state import CompiledPolicy, Plan, Profile
+
+
+REGION_BYTES = 64 * MIB
+"""The published default, for jobs whose regions nobody gave a size."""
+_ANY = DeviceModel("any")
+_MOST_SAMPLED_JOBS = 16_384
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadPhase:
+    """What a job does from one of its iterations on, such as one of another batch size."""
+
+    after: int
+    """So many iterations are done before."""
+    profile: Profile
+    persistent: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +94,8 @@ class Load:
     """What its throughput counts beside the others'."""
     priority: int = 0
     """Its turn comes before that of any lower one."""
+    phases: tuple[LoadPhase, ...] = ()
+    """What it does later; the scheduler is told after the first such iteration, unless it is told wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +103,7 @@ class Outcome:
     """What a run came to; per job in the order of the loads."""
 
     normalised: tuple[float, ...]
-    """Work done over what it would have done alone, after the warm-up."""
+    """Work done over what it would have done alone, while it was there and after the warm-up."""
     iterations: tuple[int, ...]
     waited_ns: tuple[int, ...]
     """At boundaries and in allocations, after the warm-up."""
@@ -78,25 +113,57 @@ class Outcome:
     stalls: int
     decisions: int
     longest_wait_ns: int
+    iterations_per_s: tuple[float, ...] = ()
+    """Ended while it was there and after the warm-up."""
+    alone_per_s: tuple[float, ...] = ()
+    """Of the first profile, alone."""
+    present_ns: tuple[int, ...] = ()
+    """How long it was there after the warm-up."""
+    left_ns: tuple[int, ...] = ()
+    """When it left; 0: it is still there."""
+    faulted: float = 0.0
+    """Regions brought in by page faults."""
+    copied: int = 0
+    """Regions copied out."""
 
     @property
     def mean(self) -> float:
         """Return the mean over the jobs."""
         return sum(self.normalised) / len(self.normalised)
 
+    @property
+    def waited_s(self) -> tuple[float, ...]:
+        """Return how long each waited, in seconds."""
+        return tuple(waited_ns / 1e9 for waited_ns in self.waited_ns)
+
+    @property
+    def deadlocks(self) -> int:
+        """Return how often nobody could have gone on within the budget."""
+        return self.stalls
+
+    @property
+    def jain(self) -> float:
+        """Return Jain's index of the normalised throughputs: 1 if all got the same, 1/n if one got everything."""
+        squares = sum(x * x for x in self.normalised)
+        return sum(self.normalised) ** 2 / (len(self.normalised) * squares) if squares else 0.0
+
 
 class Simulation:
     """Run jobs under a policy and a budget until a given time."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each has a name
         self,
         policy: CompiledPolicy,
         loads: Iterable[Load],
         budget: int,
         seed: int = 0,
         *,
-        slowdown: Sequence[float] = (1.0,),
+        slowdown: Sequence[float] | None = None,
         log: int = 0,
+        device: DeviceModel = _ANY,
+        region_bytes: int = REGION_BYTES,
+        budgets: Iterable[tuple[int, int]] = (),
+        samples: bool = False,
     ) -> None:
         """Take the jobs in the order of their numbers; nothing runs yet.
 
@@ -106,7 +173,12 @@ class Simulation:
             budget: Regions.
             seed: Of the jitter.
             slowdown: By what factor each of 0, 1, 2, ... working jobs is slower than alone; the last for any more.
+                The device's if not given.
             log: How many changes of what jobs hold to keep.
+            device: How fast jobs together, copies and page faults are.
+            region_bytes: What copies and page faults of a region move.
+            budgets: Later budgets, each with the time in nanoseconds from which on it holds.
+            samples: Keep some of the scenes that the policy is asked about, for ``decision_us``.
 
         Raises:
             ProblemError: There are no jobs.
@@ -115,47 +187,77 @@ class Simulation:
         self.loads = tuple(loads)
         if not self.loads:
             raise ProblemError("no jobs: give at least one")
-        n = len(self.loads)
-        self._packed = [(packed(load.profile), packed(load.believed or load.profile)) for load in self.loads]
-        self.tenants = np.zeros(n, TENANT)
-        for number, (load, (true, believed)) in enumerate(zip(self.loads, self._packed, strict=True)):
-            tenant = self.tenants[number]
-            tenant["true_address"], tenant["believed_address"] = true.ctypes.data, believed.ctypes.data
-            tenant["keeps"], tenant["arrive_ns"], tenant["limit"] = load.persistent, load.arrive_ns, load.iterations
-            tenant["jitter"], tenant["floor"] = load.jitter, load.floor or 1 / n
-            tenant["weight"], tenant["priority"] = load.weight, load.priority
-            tenant["random"] = (seed * 997 + number) & 0xFFFF_FFFF_FFFF_FFFF
+        ahead_ns = device.run_ahead_ns
+        self._slowdown = tuple(device.slowdown if slowdown is None else slowdown)
+        self.tenants = np.zeros(len(self.loads), TENANT)
+        self._kept: list[Any] = []
+        self._believed = [taken_ahead(load.believed or load.profile, ahead_ns) for load in self.loads]
+        for number, load in enumerate(self.loads):
+            self._fill(number, load, ahead_ns, seed)
         self.log = np.zeros(log, LOG)
         self._plan: Plan | None = None
-        self._slowdown = tuple(slowdown)
         self._run = np.zeros(1, RUN)
         run = self._run[0]
         run["policy_address"], run["use_claims"], run["budget"] = policy.address, policy.use_claims, budget
         run["alone"], run["look_at_ns"], run["retry_at"] = NOBODY, FOREVER, FOREVER
         run["plans"] = policy.plan is not None
-        self._lay_out(run, np.array(slowdown, np.float64))
+        for name in ("pauses", "pages", "asks", "offline"):
+            run[name] = getattr(policy.manner, name)
+        run["fault_ns"], run["copy_ns"] = device.region_fault_ns(region_bytes), device.region_copy_ns(region_bytes)
+        self._lay_out(run, sorted(budgets), samples=samples)
 
-    def _lay_out(self, run: Any, slowdown: npt.NDArray[np.float64]) -> None:  # noqa: ANN401 - a RUN record
+    def _fill(self, number: int, load: Load, ahead_ns: int, seed: int) -> None:
+        """Fill the record of a job."""
+        tenant = self.tenants[number]
+        true, believed = packed(taken_ahead(load.profile, ahead_ns)), packed(self._believed[number])
+        tenant["true_address"], tenant["believed_address"] = true.ctypes.data, believed.ctypes.data
+        tenant["keeps"], tenant["arrive_ns"], tenant["limit"] = load.persistent, load.arrive_ns, load.iterations
+        tenant["jitter"], tenant["floor"] = load.jitter, load.floor or 1 / len(self.loads)
+        tenant["weight"], tenant["priority"] = load.weight, load.priority
+        tenant["random"] = (seed * 997 + number) & 0xFFFF_FFFF_FFFF_FFFF
+        phases, rows = [], []
+        for phase in load.phases:
+            phases.append(packed(taken_ahead(phase.profile, ahead_ns)))
+            rows.append((phase.after, phases[-1].ctypes.data, phase.persistent))
+            if load.believed is None:
+                rows.append((phase.after + 1, phases[-1].ctypes.data, -1))
+        records = np.array(sorted(rows, key=lambda row: (row[0], row[2])), PHASE)
+        tenant["phases_address"], tenant["n_phases"] = records.ctypes.data, len(records)
+        self._kept.append((true, believed, phases, records))
+
+    def _lay_out(self, run: Any, budgets: list[tuple[int, int]], *, samples: bool) -> None:  # noqa: ANN401 - a record
         """Make the arrays that the record leads to, and keep them."""
         n = len(self.loads)
         self._present = np.zeros(n, np.int64)
         jobs, decisions, scene = np.zeros(n, JOB), np.zeros(n, DECISION), np.zeros(1, SCENE)
-        scene[0]["jobs_address"], scene[0]["decisions_address"] = jobs.ctypes.data, decisions.ctypes.data
-        arrivals = np.argsort([load.arrive_ns for load in self.loads], kind="stable").astype(np.int64)
+        memory, memos = np.zeros(MEMORY_BYTES, np.uint8), np.zeros(n * MEMO_BYTES, np.uint8)
+        addresses = {"jobs": jobs, "decisions": decisions, "memory": memory, "memos": memos}
+        for name, array in addresses.items():
+            scene[0][f"{name}_address"] = array.ctypes.data
+        scene[0]["options_address"] = self.policy.options_address
+        self._samples = np.zeros(SAMPLES if samples else 0, SAMPLE)
         arrays = {
             "tenants": self.tenants,
-            "arrivals": arrivals,
+            "arrivals": np.argsort([load.arrive_ns for load in self.loads], kind="stable").astype(np.int64),
             "present": self._present,
             "scene": scene,
             "queue": np.zeros(n, EVENT),
             "scratch": np.zeros((SCRATCH_ROWS, n), np.int64),
-            "slowdown": slowdown,
+            "slowdown": np.array(self._slowdown, np.float64),
             "log": self.log,
+            "budgets": np.array(budgets, BUDGET),
+            "samples": self._samples,
+            "sample_jobs": np.zeros(min(n * SAMPLES, _MOST_SAMPLED_JOBS) if samples else 0, JOB),
+            "memory": memory,
+            "memos": memos,
         }
         for name, array in arrays.items():
             run[f"{name}_address"] = array.ctypes.data
-        run["n_arrivals"], run["n_slowdown"], run["log_room"] = n, len(slowdown), len(self.log)
-        self._kept = (jobs, decisions, arrays)
+        for name in ("arrivals", "slowdown", "budgets", "sample_jobs"):
+            run[f"n_{name}"] = len(arrays[name])
+        run["log_room"], run["sample_at"] = len(self.log), 0 if samples else -1
+        run["next_budget_ns"] = budgets[0][0] if budgets else FOREVER
+        self._kept += [addresses, arrays]
 
     def run(self, until_ns: int, warm_up_ns: int = 0) -> Outcome:
         """Run to the given time; work and waits before the warm-up's end do not count."""
@@ -163,17 +265,39 @@ class Simulation:
         run["warm_up_ns"] = warm_up_ns
         while self._advance(until_ns) == Stop.CHANGED:
             self._make_plan()
-        window_ns = until_ns - warm_up_ns
+        return self._outcome(until_ns, warm_up_ns)
+
+    def _outcome(self, until_ns: int, warm_up_ns: int) -> Outcome:
+        run, tenants = self._run[0], self.tenants
+        began_ns = np.maximum(tenants["arrive_ns"], warm_up_ns)
+        ended_ns = np.where(tenants["left_ns"] > 0, tenants["left_ns"], until_ns)
+        present_ns = np.maximum(0, ended_ns - began_ns)
+        rate = 1 / np.maximum(1, present_ns)
+        waits = (tenants["present"] == 1) & (tenants["waiting_since_ns"] > 0)
+        waiting_ns = np.where(waits, np.maximum(0, until_ns - np.maximum(tenants["waiting_since_ns"], warm_up_ns)), 0)
         return Outcome(
-            normalised=tuple((self.tenants["counted_ns"] / window_ns).tolist()),
-            iterations=tuple(self.tenants["iteration"].tolist()),
-            waited_ns=tuple(self.tenants["waited_ns"].tolist()),
+            normalised=tuple((tenants["counted_ns"] * rate).tolist()),
+            iterations=tuple(tenants["iteration"].tolist()),
+            waited_ns=tuple((tenants["waited_ns"] + waiting_ns).tolist()),
             reasons=tuple(self._reason(number) for number in range(len(self.loads))),
             peak_granted=int(run["peak_granted"]),
             stalls=int(run["stalls"]),
             decisions=int(run["decisions"]),
             longest_wait_ns=max([int(run["longest_wait_ns"]), *self._waits_ns(until_ns)]),
+            iterations_per_s=tuple((tenants["counted"] * rate * 1e9).tolist()),
+            alone_per_s=tuple(1e9 / load.profile.duration_ns for load in self.loads),
+            present_ns=tuple(present_ns.tolist()),
+            left_ns=tuple(tenants["left_ns"].tolist()),
+            faulted=float(run["faulted"]),
+            copied=int(run["copied"]),
         )
+
+    def decision_us(self) -> float:
+        """Return what a decision costs, the median over scenes of this simulation; 0 if it keeps none."""
+        run = self._run[0]
+        samples = self._samples[: int(run["n_samples"])]
+        plan_address = 0 if self._plan is None else self._plan.address
+        return decision_cost_us(self.policy.address, samples, int(run["sample_jobs_address"]), plan_address)
 
     def _advance(self, until_ns: int) -> int:
         return int(advance(self._run[0], until_ns))
@@ -197,7 +321,7 @@ class Simulation:
             held=int(tenant["held"]),
             persistent=int(tenant["persistent"]),
             progress=0,
-            profile=(load.believed or load.profile) if tenant["profiled"] else None,
+            profile=self._profile_of(number) if tenant["profiled"] else None,
             iteration=int(tenant["iteration"]),
             started_ns=int(tenant["started_ns"]),
             waiting_since_ns=0,
@@ -206,6 +330,12 @@ class Simulation:
             weight=load.weight,
             priority=load.priority,
         )
+
+    def _profile_of(self, number: int) -> Profile:
+        """Return what the scheduler believes a job's profile to be now."""
+        load, done = self.loads[number], int(self.tenants[number]["iteration"])
+        past = [phase for phase in load.phases if phase.after < done]
+        return self._believed[number] if not past or load.believed is not None else past[-1].profile
 
     def _waits_ns(self, now_ns: int) -> list[int]:
         """Return how long those wait that stand at a boundary."""

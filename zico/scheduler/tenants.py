@@ -29,6 +29,8 @@ TENANT = np.dtype(
         ("weight", "f8"),
         ("priority", "i8"),
         ("random", "u8"),
+        ("phases_address", "i8"),  # PHASE records, n_phases of them, by their time
+        ("n_phases", "i8"),
         # -- what follows changes
         ("phase", "i8"),
         ("present", "i8"),
@@ -48,6 +50,16 @@ TENANT = np.dtype(
         ("waited_ns", "i8"),
         ("counted_ns", "i8"),  # work done after the warm-up, in time alone
         ("left_ns", "i8"),
+        ("counted", "i8"),  # iterations ended after the warm-up
+        ("next_phase", "i8"),
+        ("stopped", "i8"),  # it is to stop at the end of its step
+        ("suspended", "i8"),  # it has
+        ("copying", "i8"),  # what it holds is on its way out
+        ("away", "i8"),  # regions that were copied out
+        ("yields", "i8"),
+        ("resident", "f8"),  # regions of those held that are on the device
+        ("worked_ns", "i8"),  # when it last began a step
+        ("delay_ns", "i8"),  # of its next step: what is brought in before it
         ("served_work", "f8"),  # both fade
         ("served_time", "f8"),
         ("served_at_ns", "i8"),
@@ -57,6 +69,12 @@ TENANT = np.dtype(
     align=True,
 )
 """One job of a simulation."""
+
+PHASE = np.dtype([("at", "i8"), ("address", "i8"), ("keeps", "i8")])
+"""From so many iterations on a tenant really has another PROFILE, or, with ``keeps`` below 0, is believed to."""
+
+BUDGET = np.dtype([("t_ns", "i8"), ("regions", "i8")])
+"""A budget from a time on."""
 
 EVENT = np.dtype([("at", "i8"), ("order", "i8"), ("tenant", "i8")])
 """A step that ends, on the work clock; of those at one time, the one that began first."""
@@ -68,6 +86,19 @@ RUN = np.dtype(
     [
         ("policy_address", "i8"),
         ("use_claims", "i8"),
+        ("pauses", "i8"),
+        ("pages", "i8"),
+        ("asks", "i8"),
+        ("offline", "i8"),
+        ("fault_ns", "f8"),  # to bring a region in
+        ("copy_ns", "f8"),  # to copy a region out or in
+        ("budgets_address", "i8"),  # BUDGET records
+        ("n_budgets", "i8"),
+        ("memory_address", "i8"),  # what the policy remembers
+        ("memos_address", "i8"),
+        ("samples_address", "i8"),  # SAMPLE records
+        ("sample_jobs_address", "i8"),  # JOB records
+        ("n_sample_jobs", "i8"),
         ("plans", "i8"),  # the policy remembers something of the jobs: stop whenever those change
         ("budget", "i8"),
         ("warm_up_ns", "i8"),
@@ -80,7 +111,7 @@ RUN = np.dtype(
         ("scratch_address", "i8"),  # SCRATCH_ROWS words a tenant
         ("slowdown_address", "i8"),  # by what factor each of 0, 1, 2 ... working jobs is slower; the last for any more
         ("n_slowdown", "i8"),
-        ("log_address", "i8"),  # LOG records
+        ("log_address", "i8"),  # LOG records; their number is log_room
         ("log_room", "i8"),
         # -- what follows changes
         ("now_ns", "i8"),
@@ -103,11 +134,23 @@ RUN = np.dtype(
         ("longest_wait_ns", "i8"),
         ("n_log", "i8"),
         ("plan_address", "i8"),
+        ("next_budget", "i8"),
+        ("next_budget_ns", "i8"),
+        ("resident", "f8"),
+        ("faulted", "f8"),  # regions brought in
+        ("copied", "i8"),  # regions copied out
+        ("sample_at", "i8"),  # which decision is the next to be kept
+        ("n_samples", "i8"),
+        ("n_sampled_jobs", "i8"),
     ],
     align=True,
 )
 """A simulation as a whole."""
 
+SAMPLE = np.dtype([("scene", SCENE), ("first", "i8")])
+"""A scene that a policy was asked about, and which of the jobs kept with it is its first."""
+
+SAMPLES = 128
 SCRATCH_ROWS = 6
 """Of the banker's rule: held, claim, residual, must finish, done; and who is blocked."""
 FOREVER = 1 << 62
@@ -180,7 +223,7 @@ def step_ends_ns(tenant: Record) -> int:
 @inlined
 def need_of(tenant: Record) -> int:
     """Return the regions that a tenant waits for inside its iteration."""
-    if tenant.phase != _RUNNING or tenant.busy:
+    if tenant.phase != _RUNNING or tenant.busy or tenant.suspended:
         return 0
     return max(0, profile_of(tenant).level[tenant.step] - tenant.held - tenant.spilled)
 
@@ -232,6 +275,8 @@ def _show(run: Record, number: int, job: Record) -> None:
     job.floor = tenant.floor
     job.weight = tenant.weight
     job.priority = tenant.priority
+    job.iteration = tenant.iteration
+    job.left = max(0, tenant.limit - tenant.iteration)
 
 
 @compiled

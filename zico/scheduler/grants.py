@@ -1,0 +1,133 @@
+"""Regions in the simulator: who holds how many, and how many more it may take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zico.compiled import compiled, inlined, record_at
+from zico.scheduler.claims import is_safe
+from zico.scheduler.demand import claim_of, job_at, span_at
+from zico.scheduler.layout import NOBODY, Phase
+from zico.scheduler.tenants import (
+    FOREVER,
+    LOG,
+    need_of,
+    present_in,
+    profile_of,
+    scene_of,
+    scratch_flags,
+    scratch_words,
+    show_place,
+    step_ends_ns,
+    tenant_of,
+)
+
+_RUNNING = int(Phase.RUNNING)
+_LOG_BYTES = LOG.itemsize
+
+Record = Any
+
+
+@inlined
+def hold(run: Record, number: int, regions: int) -> None:
+    """Let a tenant hold so many regions, no more and no fewer."""
+    tenant = tenant_of(run, number)
+    run.granted += regions - tenant.held
+    run.peak_granted = max(run.peak_granted, run.granted)
+    if regions != tenant.held and run.n_log < run.log_room:
+        entry = record_at(run.log_address + run.n_log * _LOG_BYTES, LOG)
+        entry.t_ns = run.now_ns
+        entry.tenant = number
+        entry.held = regions
+        run.n_log += 1
+    tenant.held = regions
+
+
+@compiled
+def _is_safe_after(run: Record, grown: int, regions: int) -> bool:
+    """Tell whether all that are in an iteration can end it once a job has so many regions more."""
+    scene, present = scene_of(run), present_in(run)
+    held, claim, residual = scratch_words(run, 0), scratch_words(run, 1), scratch_words(run, 2)
+    must_finish, done = scratch_flags(run, 3), scratch_flags(run, 4)
+    for i in range(run.n_present):
+        tenant, job = tenant_of(run, present[i]), job_at(scene, i)
+        show_place(run, tenant, job)
+        held[i] = tenant.held + (regions if present[i] == grown else 0)
+        claim[i] = max(claim_of(job), tenant.held + need_of(tenant))
+        residual[i] = tenant.persistent
+        must_finish[i] = tenant.phase == _RUNNING and tenant.profiled == 1
+    return is_safe(run.budget - run.granted - regions, held, claim, residual, must_finish, done, run.n_present)
+
+
+@compiled
+def may_take(run: Record, number: int) -> int:
+    """Return how many of the regions that a job needs it may take now: if some leave a safe state, fewer do."""
+    tenant = tenant_of(run, number)
+    most = max(0, min(run.budget - run.granted, need_of(tenant)))
+    if most == 0 or not run.use_claims:
+        return most
+    if tenant.profiled == 0:
+        if run.alone not in (NOBODY, number):
+            return 0
+        run.alone = number
+    if _is_safe_after(run, number, most):
+        return most
+    least = 0
+    while most - least > 1:
+        middle = (least + most) // 2
+        if _is_safe_after(run, number, middle):
+            least = middle
+        else:
+            most = middle
+    return least
+
+
+@compiled
+def blocked_in_turn(run: Record) -> int:
+    """Put those that are blocked into scratch, the longest waiting first; returns how many they are."""
+    blocked = scratch_words(run, 5)
+    present = present_in(run)
+    n = 0
+    for i in range(run.n_present):
+        tenant = tenant_of(run, present[i])
+        if tenant.phase == _RUNNING and not tenant.busy and not tenant.suspended:
+            at = n
+            while at > 0 and tenant_of(run, blocked[at - 1]).waiting_since_ns > tenant.waiting_since_ns:
+                blocked[at] = blocked[at - 1]
+                at -= 1
+            blocked[at] = present[i]
+            n += 1
+    return n
+
+
+@compiled
+def _claim_falls_at(tenant: Record) -> int:
+    """Return when, on the work clock, a job's claim next falls within the step that it is in."""
+    profile = profile_of(tenant)
+    begin_ns, end_ns = profile.step_ns[tenant.step], step_ends_ns(tenant)
+    now_in = span_at(profile.bin_ns, profile.n_bins, begin_ns)
+    claims = profile.claims
+    for later in range(now_in + 1, profile.n_bins):
+        if profile.bin_ns[later] >= end_ns:
+            break
+        if claims[later - 1] < claims[max(now_in - 1, 0)]:
+            share = float(profile.bin_ns[later] - begin_ns) / float(end_ns - begin_ns)
+            return int(tenant.step_since + np.ceil(share * tenant.step_length))
+    return FOREVER
+
+
+@compiled
+def plan_retry(run: Record) -> None:
+    """Note when those that are blocked should ask again: at latest when a claim falls."""
+    run.retry_at = FOREVER
+    if run.n_blocked == 0 or not run.use_claims:
+        return
+    present = present_in(run)
+    for i in range(run.n_present):
+        tenant = tenant_of(run, present[i])
+        if tenant.busy:
+            at = _claim_falls_at(tenant)
+            if at > run.clock:
+                run.retry_at = min(run.retry_at, at)
