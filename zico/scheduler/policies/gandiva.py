@@ -1,0 +1,118 @@
+"""Time slices: a job is suspended between two iterations, where it holds least, and two share a slice if that pays.
+
+Theory of operation
+    The device passes on in the order in which jobs came. The next two of them try a slice together if their peaks fit
+    at once; they keep doing so if they did more together than one would have done alone, else they have a slice each.
+    Whoever has no slice has its memory copied out, and back when its turn comes.
+
+Source: W. Xiao et al., "Gandiva: Introspective Cluster Scheduling for Deep Learning", OSDI 2018. That a trial which
+does not pay is reverted follows from its text; how the pair of a trial is chosen is ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from zico.compiled import array_at, callback, compiled, inlined, record_at
+from zico.scheduler.demand import job_at, profile_at
+from zico.scheduler.layout import MEMO_BYTES, Reason
+from zico.scheduler.packed import Compiled
+from zico.scheduler.parameters import Parameter, Unit
+from zico.scheduler.slices import goes_on, is_inside, stands_back
+from zico.scheduler.state import Manner
+from zico.scheduler.turns import decision_at, scene_at
+
+PARAMETERS = (
+    Parameter("slice", "60s", Unit.TIME, "for how long a job, or a pair, has the device"),
+    Parameter("pack", "on", Unit.CHOICE, "whether two jobs are tried together", ("on", "off")),
+)
+_SLICE, _PACK = range(2)
+_ON = 0.0
+_N_OPTIONS = len(PARAMETERS)
+MEMORY = np.dtype([("began_ns", "i8"), ("ends_ns", "i8"), ("holder", "i8"), ("packed", "i8")])
+"""The present slice, 0 before the first one: whose it is, and whether it is shared with the next in order."""
+MEMO = np.dtype([("iteration", "i8"), ("reverted", "i8")])
+"""A job's iterations when the slice began; whether to share a slice with the next in order has not paid."""
+
+_FLOAT64 = np.dtype(np.float64)
+_QUANTUM = int(Reason.QUANTUM)
+
+Record = Any
+
+
+@inlined
+def _memo_of(scene: Record, index: int) -> Record:
+    return record_at(scene.memos_address + index * MEMO_BYTES, MEMO)
+
+
+@compiled
+def _worked_ns(scene: Record, index: int) -> int:
+    """Return the work that a job has done in the present slice, in time alone."""
+    job = job_at(scene, index)
+    if job.profile_address == 0:
+        return 0
+    return (job.iteration - _memo_of(scene, index).iteration) * profile_at(job).duration_ns
+
+
+@compiled
+def _peak(job: Record) -> int:
+    return job.held if job.profile_address == 0 else profile_at(job).peak
+
+
+@compiled
+def _judge(scene: Record) -> None:
+    """Remember it if two jobs together did not do more than one would have done."""
+    memory = record_at(scene.memory_address, MEMORY)
+    if memory.packed:
+        together_ns = _worked_ns(scene, memory.holder) + _worked_ns(scene, (memory.holder + 1) % scene.n)
+        _memo_of(scene, memory.holder).reverted = together_ns <= scene.now_ns - memory.began_ns
+
+
+@compiled
+def _pass_on(scene: Record, slice_ns: int, packs: bool) -> None:  # noqa: FBT001 - compiled
+    """Begin the next slice."""
+    memory = record_at(scene.memory_address, MEMORY)
+    if memory.ends_ns > 0:
+        _judge(scene)
+        memory.holder = (memory.holder + 1 + memory.packed) % scene.n
+    memory.began_ns = scene.now_ns
+    memory.ends_ns = scene.now_ns + slice_ns
+    one, other = job_at(scene, memory.holder), job_at(scene, (memory.holder + 1) % scene.n)
+    fit = _peak(one) + _peak(other) <= scene.budget
+    memory.packed = packs and scene.n > 1 and fit and not _memo_of(scene, memory.holder).reverted
+    for i in range(scene.n):
+        _memo_of(scene, i).iteration = job_at(scene, i).iteration
+
+
+@callback(types.void(types.int64))
+def decide(scene_address: int) -> None:
+    """Let those go on whose slice it is, once the others have come to their boundaries."""
+    scene = scene_at(scene_address)
+    options = array_at(scene.options_address, _N_OPTIONS, _FLOAT64)
+    memory = record_at(scene.memory_address, MEMORY)
+    if scene.now_ns >= memory.ends_ns and scene.n > 0:
+        _pass_on(scene, max(1, int(options[_SLICE])), options[_PACK] == _ON)
+    partner = (memory.holder + 1) % max(1, scene.n) if memory.packed else memory.holder
+    settled = True
+    for i in range(scene.n):
+        settled = settled and (i in (memory.holder, partner) or not is_inside(scene, i))
+    for i in range(scene.n):
+        if i in (memory.holder, partner) and (settled or is_inside(scene, i)):
+            goes_on(scene, i, memory.ends_ns)
+            continue
+        stands_back(scene, i, _QUANTUM, memory.ends_ns, memory.holder)
+        decision_at(scene, i).pauses = 0
+        decision_at(scene, i).evicts = i not in (memory.holder, partner)
+
+
+POLICY = Compiled(
+    "gandiva",
+    decide,
+    use_claims=False,
+    parameters=PARAMETERS,
+    knows="peak, measured progress, clock",
+    manner=Manner(runs=False, pauses=True, asks=True, offline=True),
+)

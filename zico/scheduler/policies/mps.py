@@ -1,0 +1,24 @@
+"""Everybody runs at once in a memory pool of its own, as under NVIDIA's MPS; what does not fit is paged by the driver.
+
+The base line of the paper: frameworks keep their peaks, so peaks add up.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from zico.compiled import callback
+from zico.scheduler.packed import Compiled
+from zico.scheduler.state import Manner
+from zico.scheduler.turns import in_turn, scene_at, starts
+
+
+@callback(types.void(types.int64))
+def decide(scene_address: int) -> None:
+    """Start everybody."""
+    scene = scene_at(scene_address)
+    for index in in_turn(scene):
+        starts(scene, index)
+
+
+POLICY = Compiled("mps", decide, use_claims=False, knows="nothing", manner=Manner(runs=False, pages=True, asks=True))

@@ -1,0 +1,51 @@
+"""The whole device for one job at a time, for a quantum, in the order in which they came; all others stand still.
+
+Source: G. Alexopoulos, D. Mitropoulos, "nvshare: Practical GPU Sharing Without Memory Size Constraints", ICSE
+Companion 2024: memory is the driver's managed one, so that whoever gets the device faults its pages in.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+
+from zico.compiled import array_at, callback, record_at
+from zico.scheduler.layout import Reason
+from zico.scheduler.packed import Compiled
+from zico.scheduler.parameters import Parameter, Unit
+from zico.scheduler.slices import goes_on, stands_back
+from zico.scheduler.state import Manner
+from zico.scheduler.turns import scene_at
+
+PARAMETERS = (Parameter("quantum", "30s", Unit.TIME, "for how long a job has the device"),)
+MEMORY = np.dtype([("ends_ns", "i8"), ("holder", "i8")])
+"""Whose quantum it is, and when it ends; 0: it has not begun."""
+
+_FLOAT64 = np.dtype(np.float64)
+_QUANTUM = int(Reason.QUANTUM)
+
+
+@callback(types.void(types.int64))
+def decide(scene_address: int) -> None:
+    """Pass the device on when a quantum has ended."""
+    scene = scene_at(scene_address)
+    quantum_ns = max(1, int(array_at(scene.options_address, 1, _FLOAT64)[0]))
+    memory = record_at(scene.memory_address, MEMORY)
+    if scene.now_ns >= memory.ends_ns:
+        memory.holder = 0 if memory.ends_ns == 0 else (memory.holder + 1) % max(1, scene.n)
+        memory.ends_ns = scene.now_ns + quantum_ns
+    for i in range(scene.n):
+        if i == memory.holder:
+            goes_on(scene, i, memory.ends_ns)
+        else:
+            stands_back(scene, i, _QUANTUM, memory.ends_ns, memory.holder)
+
+
+POLICY = Compiled(
+    "nvshare",
+    decide,
+    use_claims=False,
+    parameters=PARAMETERS,
+    knows="clock",
+    manner=Manner(runs=False, pauses=True, pages=True, asks=True),
+)

@@ -1,0 +1,84 @@
+"""One job comes first and the others run as far as it loses nothing: their share of time rises slowly, and is halved.
+
+First is the job of the highest priority; of those the one of the largest weight, and of those who came first.
+
+Source: B. Wu et al., "Transparent GPU Sharing in Container Clouds for Deep Learning Workloads" (TGS), NSDI 2023:
+adaptive rate control by the first job's own progress, and managed memory in which its pages stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from zico.compiled import array_at, callback, compiled, record_at
+from zico.scheduler.demand import job_at
+from zico.scheduler.layout import Reason
+from zico.scheduler.packed import Compiled
+from zico.scheduler.parameters import Parameter, Unit
+from zico.scheduler.slices import goes_on, stands_back
+from zico.scheduler.state import Manner
+from zico.scheduler.turns import decision_at, scene_at
+
+PARAMETERS = (
+    Parameter("tolerance", "0.05", Unit.SHARE, "what the first job may lose of its throughput and still lose nothing"),
+    Parameter("period", "5s", Unit.TIME, "after which the share of time is set anew"),
+    Parameter("rise", "0.05", Unit.SHARE, "by which the others' share of time rises while the first job loses nothing"),
+)
+_TOLERANCE, _PERIOD, _RISE = range(3)
+_N_OPTIONS = len(PARAMETERS)
+MEMORY = np.dtype([("began_ns", "i8"), ("ends_ns", "i8"), ("share", "f8")])
+"""The present period, 0 before the first one, and the share of it in which the others run."""
+
+_HALF = 0.5
+_FLOAT64 = np.dtype(np.float64)
+_YIELDS = int(Reason.YIELDS)
+
+Record = Any
+
+
+@compiled
+def _first(scene: Record) -> int:
+    """Return who comes first."""
+    first = 0
+    for i in range(1, scene.n):
+        one, best = job_at(scene, i), job_at(scene, first)
+        if one.priority > best.priority or (one.priority == best.priority and one.weight > best.weight):
+            first = i
+    return first
+
+
+@callback(types.void(types.int64))
+def decide(scene_address: int) -> None:
+    """Let the first go on, and the others in the first part of every period."""
+    scene = scene_at(scene_address)
+    options = array_at(scene.options_address, _N_OPTIONS, _FLOAT64)
+    memory = record_at(scene.memory_address, MEMORY)
+    first = _first(scene)
+    if scene.now_ns >= memory.ends_ns:
+        loses = job_at(scene, first).served < 1 - options[_TOLERANCE]
+        memory.share = memory.share * _HALF if loses else min(1.0, memory.share + options[_RISE])
+        memory.began_ns = scene.now_ns
+        memory.ends_ns = scene.now_ns + max(1, int(options[_PERIOD]))
+    stops_ns = memory.began_ns + int((memory.ends_ns - memory.began_ns) * memory.share)
+    for i in range(scene.n):
+        if i == first:
+            goes_on(scene, i, memory.ends_ns)
+            continue
+        if scene.now_ns < stops_ns:
+            goes_on(scene, i, stops_ns)
+        else:
+            stands_back(scene, i, _YIELDS, memory.ends_ns, first)
+        decision_at(scene, i).yields = 1
+
+
+POLICY = Compiled(
+    "tgs",
+    decide,
+    use_claims=False,
+    parameters=PARAMETERS,
+    knows="priority, measured progress, clock",
+    manner=Manner(runs=False, pauses=True, pages=True, asks=True),
+)

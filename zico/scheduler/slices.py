@@ -1,0 +1,40 @@
+"""What the policies share that give the device away for a while: who may go on, and what the others have to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zico.compiled import compiled
+from zico.scheduler.demand import job_at
+from zico.scheduler.layout import NOBODY, Phase
+from zico.scheduler.turns import blocked_by, decision_at, starts, waits
+
+_BOUNDARY, _RUNNING = int(Phase.BOUNDARY), int(Phase.RUNNING)
+
+Record = Any
+
+
+@compiled
+def goes_on(scene: Record, index: int, until_ns: int) -> None:
+    """Let a job begin its next iteration, or go on within the one that it is in; to be looked at again at a time."""
+    starts(scene, index)
+    decision = decision_at(scene, index)
+    decision.until_ns = until_ns
+    decision.pauses = decision.evicts = decision.yields = 0
+
+
+@compiled
+def stands_back(scene: Record, index: int, reason: int, until_ns: int, other: int) -> None:
+    """Keep a job at its boundary, or pause it within its iteration, while another has the device."""
+    waits(scene, index, reason, until_ns)
+    decision = decision_at(scene, index)
+    decision.pauses = 1
+    decision.evicts = decision.yields = 0
+    if other != NOBODY:
+        blocked_by(scene, index, other)
+
+
+@compiled
+def is_inside(scene: Record, index: int) -> bool:
+    """Tell whether a job is inside an iteration."""
+    return job_at(scene, index).phase == _RUNNING
