@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from zico.compiled import array_at, compiled, inlined, keep_out_of_line
+from zico.compiled import array_at, compiled, inlined, keep_in_line, keep_out_of_line
 from zico.scheduler.events import push
 from zico.scheduler.grants import hold
 from zico.scheduler.layout import FADE_ITERATIONS, MEMO_BYTES, MEMORY_BYTES, NOBODY, Phase
@@ -44,9 +44,10 @@ def _end_wait(run: Record, tenant: Record) -> None:
     tenant.waiting_since_ns = 0
 
 
-@inlined
+@compiled
 def go_on(run: Record, number: int) -> None:
     """Begin the work of a step whose regions are there."""
+    keep_in_line()
     tenant = tenant_of(run, number)
     _end_wait(run, tenant)
     tenant.busy = 1
@@ -58,9 +59,10 @@ def go_on(run: Record, number: int) -> None:
     push(run, run.clock + tenant.step_length, number)
 
 
-@inlined
+@compiled
 def _begin_step(run: Record, number: int) -> None:
     """Give back what the step does not hold; go on, or wait for what it holds more."""
+    keep_in_line()
     tenant = tenant_of(run, number)
     if run.pages:
         page_step(run, number)
@@ -95,9 +97,10 @@ def begin(run: Record, number: int) -> None:
     _begin_step(run, number)
 
 
-@inlined
+@compiled
 def end_step(run: Record, number: int) -> bool:
     """End the work of a step; tells whether that was the iteration's last."""
+    keep_in_line()
     tenant = tenant_of(run, number)
     if tenant.copying:
         _end_copy(run, number)
