@@ -167,7 +167,7 @@ def resolve(
     return Settings(
         device=device,
         device_identity=memory.identity,
-        policy=_one_of(sources.chosen("policy", DEFAULT_POLICY), policies, "policy"),
+        policy=_policy(sources.chosen("policy", DEFAULT_POLICY), policies),
         region_bytes=region,
         budget_bytes=budget,
         grace_s=_parsed(sources.chosen("grace", str(DEFAULT_GRACE_S)), _parse_grace),
@@ -226,6 +226,12 @@ def _one_of(setting: Setting[str], accepted: Collection[str], what: str) -> Sett
     if setting.value not in accepted:
         choices = ", ".join(accepted)
         raise ConfigError(f"{setting.origin}: {setting.value!r} is no {what}: give one of {choices}")
+    return setting
+
+
+def _policy(setting: Setting[str], accepted: Collection[str]) -> Setting[str]:
+    """Check the name; what is said behind it is for the policy itself to check."""
+    _one_of(Setting(setting.value.partition(":")[0], setting.origin), accepted, "policy")
     return setting
 
 

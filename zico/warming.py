@@ -27,4 +27,8 @@ def warm(*kinds: str, isolate: bool = False) -> None:
 
 
 if __name__ == "__main__":
+    from zico.scheduler.policies import REAL, policy_named
+
+    for name in REAL:
+        policy_named(name)
     warm("host", "cuda", isolate=True)

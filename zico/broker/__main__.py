@@ -174,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--region-bytes", type=int, required=True, help="bytes of one region")
     parser.add_argument("--device", default=HOST, help="host or cuda:N (default: host)")
     parser.add_argument("--isolate", action="store_true", help="unmap what comes back, and scrub it before it goes out")
-    parser.add_argument("--policy", default="zico", help="zico, serial or none (default: zico)")
+    parser.add_argument("--policy", default="zico", help="NAME or NAME:KEY=VALUE,KEY=VALUE (default: zico)")
     parser.add_argument("--record", type=Path, help="file (.npz) for what happened, written at the end")
     parser.add_argument(
         "--ready-fd", type=int, default=_STDOUT_FD, help="descriptor that gets 'ready' (default: stdout)"

@@ -18,9 +18,10 @@ from zico.config import (
     device_of,
     resolve,
 )
+from zico.errors import ConfigError
 from zico.launch.devices import memory_of
 from zico.launch.settings_file import read_settings
-from zico.scheduler.policies import POLICIES
+from zico.scheduler.policies import POLICIES, REAL, check_real
 from zico.units import format_bytes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -28,7 +29,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _POOL_OPTIONS = (
     click.option("--budget", metavar="SIZE", help="Memory for all jobs together: 2G, 512MiB, 50% or none (all)."),
     click.option("--device", metavar="DEVICE", help="host (the default), cuda or cuda:N."),
-    click.option("--policy", metavar="NAME", help=f"Who may go on: {', '.join(POLICIES)} (default: {DEFAULT_POLICY})."),
+    click.option("--policy", metavar="NAME", help=f"Who may go on: {', '.join(REAL)} (default: {DEFAULT_POLICY})."),
     click.option(
         "--region",
         metavar="SIZE",
@@ -60,7 +61,12 @@ def settings_from(flags: Flags) -> Settings:
     """
     file = read_settings()
     memory = memory_of(device_of(flags, os.environ, file))
-    return resolve(flags, os.environ, memory, POLICIES, file)
+    settings = resolve(flags, os.environ, memory, POLICIES, file)
+    try:
+        check_real(settings.policy.value)
+    except ConfigError as error:
+        raise ConfigError(f"{settings.policy.origin}: {error}") from None
+    return settings
 
 
 def described(settings: Settings) -> str:

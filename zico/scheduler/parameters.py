@@ -33,6 +33,8 @@ class Parameter:
     unit: Unit
     meaning: str
     choices: tuple[str, ...] = ()
+    least: str = ""
+    """No value below this one; nothing: 0."""
 
     def parse(self, text: str) -> float:
         """Return the value that machine code reads: nanoseconds, a share, a count or the number of a choice.
@@ -47,6 +49,8 @@ class Parameter:
         value = _number(text, self.unit)
         if not math.isfinite(value) or value < 0:
             raise ConfigError(f"{self.name}={text} is no {self.unit.value}, as in {self.name}={self.default}")
+        if self.least and value < _number(self.least, self.unit):
+            raise ConfigError(f"{self.name}={text} is too little: give {self.least} or more")
         return value
 
 

@@ -26,7 +26,7 @@ from zico.scheduler.state import Manner
 from zico.scheduler.turns import decision_at, scene_at
 
 PARAMETERS = (
-    Parameter("slice", "60s", Unit.TIME, "for how long a job, or a pair, has the device"),
+    Parameter("slice", "60s", Unit.TIME, "for how long a job, or a pair, has the device", least="1ms"),
     Parameter("pack", "on", Unit.CHOICE, "whether two jobs are tried together", ("on", "off")),
 )
 _SLICE, _PACK = range(2)

@@ -17,7 +17,7 @@ from zico.scheduler.slices import goes_on, stands_back
 from zico.scheduler.state import Manner
 from zico.scheduler.turns import scene_at
 
-PARAMETERS = (Parameter("quantum", "30s", Unit.TIME, "for how long a job has the device"),)
+PARAMETERS = (Parameter("quantum", "30s", Unit.TIME, "for how long a job has the device", least="1ms"),)
 MEMORY = np.dtype([("ends_ns", "i8"), ("holder", "i8")])
 """Whose quantum it is, and when it ends; 0: it has not begun."""
 

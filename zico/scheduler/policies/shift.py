@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Int64s = NDArray[np.int64]
 
 PARAMETERS = (
-    Parameter("poll", "1ms", Unit.TIME, "the quantum T after which a job that waits asks again"),
+    Parameter("poll", "1ms", Unit.TIME, "the quantum T after which a job that waits asks again", least="1us"),
     Parameter("ramp", "0.7", Unit.SHARE, "the share of the budget that predictions begin with"),
     Parameter("step", "0.05", Unit.SHARE, "the share that every iteration begun adds to it, up to the whole"),
     Parameter(

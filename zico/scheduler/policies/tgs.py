@@ -24,7 +24,7 @@ from zico.scheduler.turns import decision_at, scene_at
 
 PARAMETERS = (
     Parameter("tolerance", "0.05", Unit.SHARE, "what the first job may lose of its throughput and still lose nothing"),
-    Parameter("period", "5s", Unit.TIME, "after which the share of time is set anew"),
+    Parameter("period", "5s", Unit.TIME, "after which the share of time is set anew", least="1ms"),
     Parameter("rise", "0.05", Unit.SHARE, "by which the others' share of time rises while the first job loses nothing"),
 )
 _TOLERANCE, _PERIOD, _RISE = range(3)
