@@ -148,7 +148,11 @@ def test_jobs_that_never_fit_beside_each_other_are_named(capsys: pytest.CaptureF
         ([PAIR, "--budget", "none"], "--budget: 'none' is no budget"),
         ([PAIR, "--budget", "70%", "--policy", "fifo"], f"'fifo' is no policy: choose one of {', '.join(POLICIES)}"),
         ([PAIR, "--budget", "70%", "--policy", ""], "'' is no policy: choose one of"),
-        ([PAIR, "--budget", "70%", "--device-model", "abacus"], "'abacus'"),
+        (
+            [PAIR, "--budget", "70%", "--device-model", "abacus"],
+            "'abacus' is no device model: give one of v100-16gb, v100",
+        ),
+        ([PAIR, "--budget", "70%", "--policy", "shift:pol=1ms"], "shift has no parameter 'pol': it has poll="),
         ([PAIR, "--budget", "70%", "--region", "3KiB"], "--region '3KiB': give a power of two, 1KiB or more"),
         ([PAIR, "--budget", "70%", "--region", "50%"], "--region '50%': give a power of two, 1KiB or more"),
         ([PAIR, "--budget", "70%", "--seconds", "0"], "--seconds 0: give a number above 0"),
@@ -169,7 +173,7 @@ def test_bad_arguments_are_refused(arguments: list[str], message: str, capsys: p
     """Each is one sentence on stderr, nothing on stdout, and code 2."""
     assert main(["simulate", *arguments]) == 2
     said = capsys.readouterr()
-    assert said.err.startswith(f"zico: {message}") or message == "'abacus'" in said.err
+    assert said.err.startswith(f"zico: {message}")
     assert said.err.count("\n") == 1
     assert not said.out
 
@@ -177,8 +181,9 @@ def test_bad_arguments_are_refused(arguments: list[str], message: str, capsys: p
 def test_a_comma_may_part_the_parameters_of_a_policy() -> None:
     """What has an equals sign before any colon belongs to the policy before it."""
     assert policies_of("zico,claims , serial") == ("zico", "claims", "serial")
-    with pytest.raises(ConfigError, match=r"'fifo' is no policy"):
-        policies_of("zico,fifo:poll=1ms,ramp=0.7,claims")
+    assert policies_of("shift:poll=1ms,ramp=0.7,claims") == ("shift:poll=1ms,ramp=0.7", "claims")
+    with pytest.raises(ConfigError, match="'ramp=0' is no policy"):
+        policies_of("ramp=0,claims")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -189,6 +194,8 @@ def test_the_examples_can_be_simulated(path: Path, capsys: pytest.CaptureFixture
     assert {row["deadlocks"] for row in found["rows"] if row["policy"] in {"zico", "claims", "serial"}} == {0}
 
 
+WITHIN = ["zico", "shift", "claims", "serial", "salus", "none", "gandiva", "partition"]
+"""The policies that do not page."""
 CURVES = st.lists(st.integers(0, 50), min_size=1, max_size=6)
 JOBS = st.lists(
     st.fixed_dictionaries(
@@ -207,8 +214,8 @@ JOBS = st.lists(
 )
 
 
-@settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(jobs=JOBS, percent=st.integers(60, 130), policy=st.sampled_from(["zico", "claims", "serial", "none"]))
+@settings(max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(jobs=JOBS, percent=st.integers(60, 130), policy=st.sampled_from(WITHIN))
 def test_any_jobs_stay_within_the_budget(
     jobs: list[dict[str, Any]], percent: int, policy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,10 +256,9 @@ def test_a_narrow_terminal_shows_fewer_columns() -> None:
         slowdown=1.1,
         vs_serial=None,
         seconds=44.0,
+        warm_up_s=0.0,
     )
-    report = SimulationReport(
-        rows=(row,), jobs=(), sum_of_peaks_bytes=GIB, region_bytes=1, device_model="none", seed=0, warm_up_s=0
-    )
+    report = SimulationReport(rows=(row,), jobs=(), sum_of_peaks_bytes=GIB, region_bytes=1, device_model="any", seed=0)
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trace_cases import train
 
 from zico.errors import ConfigError
-from zico.scheduler.jobs_file import finest_region, in_regions, profile_of_curve, read_jobs
+from zico.scheduler.jobs_file import finest_region, in_regions, peak_of, profile_of_curve, read_jobs
 from zico.trace.files import write_trace
 from zico.units import GIB, MIB
 
@@ -126,7 +126,8 @@ WRONG = [
     (job(jitter=1), "jitter is 1: give by what share an iteration may be longer or shorter, from 0 to below 1"),
     (job(arrive_s=-1), "arrive_s is -1: give seconds, 0 or more"),
     (job(count=0), "count is 0: give a whole number from 1 to 10000"),
-    (job(wieght=2), "'wieght' is no field: name, iteration_s, persistent_bytes, curve, trace"),
+    (job(phases=5), "phases is 5: give a list of later iterations"),
+    (job(wieght=2), "'wieght' is no field: iteration_s, persistent_bytes, curve, trace, name"),
 ]
 
 
@@ -139,6 +140,42 @@ def test_a_job_that_cannot_be_is_refused(wrong: dict[str, Any], message: str) ->
     assert "\n" not in str(caught.value)
 
 
+LATER = {"after": 10, "iteration_s": 2, "persistent_bytes": "1KiB", "curve": [[0, "4KiB"]]}
+
+
+def test_later_phases_are_read_as_jobs_are() -> None:
+    """Each has its own curve and what it keeps from one of the iterations on; their peaks count."""
+    (load,) = read(job(phases=[LATER, LATER | {"after": 20, "curve": [[0, 9999]]}]))
+    assert [(phase.after, phase.profile.peak, phase.persistent) for phase in load.phases] == [
+        (10, 4096, 1024),
+        (20, 9999, 1024),
+    ]
+    assert peak_of(load) == 9999
+    (counted,) = in_regions([load], 1024, whole=True)
+    assert [(phase.profile.peak, phase.persistent) for phase in counted.phases] == [(4, 1), (10, 1)]
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ([5], "phase 1 is 5: give an object with fields"),
+        ([{}], "phase 1: after is missing: give a whole number of iterations, above 0 and rising"),
+        ([LATER | {"after": 0}], "phase 1: after is 0: give a whole number of iterations, above 0 and rising"),
+        ([LATER, LATER], "phase 2: after is 10: give a whole number of iterations, above 0 and rising"),
+        ([LATER | {"curve": [[0, -1]]}], "phase 1: curve has -1 for bytes: give whole bytes"),
+        (
+            [LATER | {"count": 2}],
+            "phase 1: 'count' is no field: iteration_s, persistent_bytes, curve, trace, after are",
+        ),
+    ],
+)
+def test_a_phase_that_cannot_be_is_refused(phases: list[object], message: str) -> None:
+    """The sentence names the phase, too."""
+    with pytest.raises(ConfigError) as caught:
+        read(job(phases=phases))
+    assert str(caught.value).startswith(f"the jobs: job 'a', {message}")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -149,7 +186,7 @@ def test_a_job_that_cannot_be_is_refused(wrong: dict[str, Any], message: str) ->
         ("[]", "has no jobs: give a list with at least one job"),
         ('{"jobs": []}', "has no jobs: give a list with at least one job"),
         ('{"jobs": 5}', "has no jobs: give a list with at least one job"),
-        ('{"jobs": [5]}', "job 1 is 5: give an object with the job's fields"),
+        ('{"jobs": [5]}', "job 1 is 5: give an object with fields"),
         ('{"jobs": [{}], "seed": 1}', "'seed' is no field of it: give a list"),
         (json.dumps({"jobs": [job(), job()]}), "two jobs are named 'a': give each its own name, or one job a count"),
         (json.dumps({"jobs": [job(count=9999), job(count=9999)]}), "describes more than 10000 jobs: give fewer"),

@@ -12,7 +12,17 @@ import pytest
 from scheduler_cases import Eager, _records
 
 from zico.errors import ConfigError
-from zico.scheduler.compare import Horizon, check_guarantees, horizon_of, memory, possible, simulate
+from zico.scheduler.compare import (
+    Horizon,
+    Pool,
+    check_guarantees,
+    horizon_of,
+    memory,
+    possible,
+    round_ns_of,
+    simulate,
+)
+from zico.scheduler.device_model import device_model_named
 from zico.scheduler.jobs_file import in_regions, read_jobs
 from zico.scheduler.layout import DECISION, SCENE
 from zico.scheduler.policies import policy_named
@@ -31,14 +41,19 @@ def loads(*changes: dict[str, object]) -> tuple[Load, ...]:
     return in_regions(read_jobs(json.dumps({"jobs": jobs}), "the jobs", Path()), 1, whole=True)
 
 
+def pool(budget: int, device: str = "host") -> Pool:
+    """Return a budget in bytes on a device."""
+    return Pool(budget, device_model_named(device), 1)
+
+
 def test_two_jobs_that_fit_into_each_other() -> None:
     """Claims let the halves alternate at full speed within 12 of 20; one after the other each gets half."""
     pair = loads({}, {})
-    both = simulate(policy_named("claims"), pair, 12, horizon_of(pair))
+    both = simulate(policy_named("claims"), pair, pool(12), horizon_of(pair))
     assert [job.normalised for job in both.jobs] == pytest.approx([1, 1], abs=0.02)
     assert [job.iterations_per_s for job in both.jobs] == pytest.approx([1, 1], abs=0.02)
     assert (both.peak, both.deadlocks) == (12, 0)
-    one = simulate(policy_named("serial"), pair, 12, horizon_of(pair))
+    one = simulate(policy_named("serial"), pair, pool(12), horizon_of(pair))
     assert [job.normalised for job in one.jobs] == pytest.approx([0.5, 0.5], abs=0.02)
     assert [job.waited_s for job in one.jobs] == pytest.approx([50, 50], abs=1.5)
     assert {job.reason for job in one.jobs} == {
@@ -52,7 +67,7 @@ def test_jobs_that_leave_are_counted_while_they_are_there() -> None:
     pair = loads({"iterations": 10, "arrive_s": 1}, {"iterations": 20, "arrive_s": 1})
     horizon = horizon_of(pair)
     assert horizon.warm_up_ns == 0
-    found = simulate(policy_named("serial"), pair, 20, horizon)
+    found = simulate(policy_named("serial"), pair, pool(20), horizon)
     assert [job.iterations for job in found.jobs] == [10, 20]
     assert (found.jobs[0].left_s, found.jobs[1].left_s, found.seconds) == (20, 31, 31)
     assert [job.normalised for job in found.jobs] == pytest.approx([10 / 19, 20 / 30])
@@ -62,14 +77,14 @@ def test_jobs_that_leave_are_counted_while_they_are_there() -> None:
 def test_a_job_is_counted_from_its_arrival() -> None:
     """One that comes after the warm-up and has the device to itself is as fast as alone, whatever the time before."""
     pair = loads({"iterations": 4}, {"arrive_s": 50})
-    found = simulate(policy_named("zico"), pair, 10, Horizon(100 * SECOND, SECOND))
+    found = simulate(policy_named("zico"), pair, pool(10), Horizon(100 * SECOND, SECOND))
     assert [job.normalised for job in found.jobs] == pytest.approx([1, 1])
     assert (found.jobs[0].left_s, found.jobs[1].left_s) == (4, None)
 
 
 def test_jain_is_one_for_equals_and_a_share_for_a_favourite() -> None:
-    """Equal throughputs give 1, one job of four that has all gives a quarter, nobody having any gives 1."""
-    one = simulate(policy_named("none"), loads({}), 10, Horizon(20 * SECOND, 0))
+    """Equal throughputs give 1, one job of four that has all gives a quarter, nobody having any gives 0."""
+    one = simulate(policy_named("none"), loads({}), pool(10), Horizon(20 * SECOND, 0))
 
     def with_shares(*shares: float) -> float:
         jobs = tuple(dataclasses.replace(one.jobs[0], normalised=share) for share in shares)
@@ -78,7 +93,7 @@ def test_jain_is_one_for_equals_and_a_share_for_a_favourite() -> None:
     assert with_shares(0.3, 0.3, 0.3) == pytest.approx(1)
     assert with_shares(1, 0, 0, 0) == pytest.approx(0.25)
     assert with_shares(0.5, 1.0) == pytest.approx(0.9)
-    assert with_shares(0, 0) == 1
+    assert with_shares(0, 0) == 0
 
 
 def test_the_same_seed_gives_the_same_result() -> None:
@@ -87,7 +102,7 @@ def test_the_same_seed_gives_the_same_result() -> None:
 
     def found(seed: int) -> object:
         return dataclasses.replace(
-            simulate(policy_named("claims"), pair, 12, horizon_of(pair), seed=seed), decision_us=0
+            simulate(policy_named("claims"), pair, pool(12), horizon_of(pair), seed=seed), decision_us=0
         )
 
     assert found(1) == found(1)
@@ -97,7 +112,7 @@ def test_the_same_seed_gives_the_same_result() -> None:
 def test_decisions_cost_something() -> None:
     """A policy that decided has a cost, in microseconds, of less than a hundredth of a second."""
     pair = loads({}, {})
-    assert 0 < simulate(policy_named("claims"), pair, 12, horizon_of(pair)).decision_us < 10_000
+    assert 0 < simulate(policy_named("claims"), pair, pool(12), horizon_of(pair)).decision_us < 10_000
 
 
 def test_the_horizon_is_the_jobs_or_what_is_asked() -> None:
@@ -124,7 +139,7 @@ class Never(Eager):
 def test_jobs_that_nobody_starts_do_not_last_for_ever() -> None:
     """After their first iterations, which need no leave, they count as stuck when all work could be done long ago."""
     pair = loads({"iterations": 5}, {"iterations": 5})
-    found = simulate(Never(), pair, 20, horizon_of(pair))
+    found = simulate(Never(), pair, pool(20), horizon_of(pair))
     assert [(job.iterations, job.left_s) for job in found.jobs] == [(1, None), (1, None)]
     assert 40 <= found.seconds <= 400
     assert found.normalised == pytest.approx(1 / found.seconds)
@@ -148,10 +163,10 @@ def test_guarantees_that_contradict_each_other_are_refused() -> None:
 
 def test_memory_over_time_is_what_the_curve_says() -> None:
     """A job alone holds its curve in each iteration; two come to the budget and never exceed it."""
-    held = memory(policy_named("none"), loads({}), 10, (2 * SECOND, 39 * SECOND // 10))
+    held = memory(policy_named("none"), loads({}), pool(10), (2 * SECOND, 39 * SECOND // 10))
     assert held.t_s.tolist() == [2, 2.5, 3, 3.5, 3.9]
     assert held.regions.tolist() == [[10, 2, 10, 2, 2]]
-    pair = memory(policy_named("claims"), loads({}, {}), 12, (10 * SECOND, 20 * SECOND))
+    pair = memory(policy_named("claims"), loads({}, {}), pool(12), (10 * SECOND, 20 * SECOND))
     together = pair.regions.sum(axis=0)
     assert together.max() == 12
     assert (np.diff(pair.t_s) >= 0).all()
@@ -167,3 +182,35 @@ def test_the_oracle_decides_nothing() -> None:
     found = possible(Found(), loads({}, {"iteration_s": 2}), Horizon(10 * SECOND, 0))
     assert [job.iterations_per_s for job in found.jobs] == [1.0, 0.25]
     assert (found.normalised, found.peak, found.decisions) == (0.75, 11, 0)
+
+
+def test_a_device_that_jobs_share_slows_them() -> None:
+    """Of a device of which each uses all, two jobs that run together get half each, though memory lets both run."""
+    pair = loads({}, {})
+    found = simulate(policy_named("none"), pair, pool(20, "v100-32gb:utilisation=1"), horizon_of(pair))
+    assert [job.normalised for job in found.jobs] == pytest.approx([0.5, 0.5], abs=0.02)
+
+
+def test_a_later_phase_is_another_job() -> None:
+    """After its phase an iteration takes twice as long: iterations per second fall, what is normalised does not."""
+    (load,) = loads({"phases": [{"after": 10, "iteration_s": 2, "persistent_bytes": 1, "curve": [[0, 30]]}]})
+    horizon = horizon_of([load])
+    assert horizon == Horizon(230 * SECOND, 20 * SECOND)
+    found = simulate(policy_named("claims"), [load], pool(30), horizon)
+    assert (found.jobs[0].normalised, found.peak) == (pytest.approx(1, abs=0.02), 30)
+    assert found.jobs[0].iterations_per_s == pytest.approx(0.5, abs=0.02)
+    left = simulate(
+        policy_named("none"), [dataclasses.replace(load, iterations=15)], pool(30), Horizon(SECOND * 99, SECOND * 50)
+    )
+    assert (left.jobs[0].left_s, left.jobs[0].normalised) == (20, pytest.approx(1))
+
+
+def test_time_slices_are_simulated_for_some_rounds() -> None:
+    """A policy that gives each job ten seconds is counted over ten rounds after the first; others need none."""
+    pair = loads({}, {})
+    nvshare = policy_named("nvshare:quantum=10s")
+    assert (round_ns_of(nvshare, 2), round_ns_of(policy_named("shift"), 2)) == (20 * SECOND, 0)
+    horizon = horizon_of(pair, round_ns=20 * SECOND)
+    assert horizon == Horizon(220 * SECOND, 20 * SECOND)
+    found = simulate(nvshare, pair, pool(20), horizon)
+    assert [job.normalised for job in found.jobs] == pytest.approx([0.5, 0.5], abs=0.03)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from zico.report.simulation_model import SimulatedRow, SimulationReport
-    from zico.scheduler.compare import Horizon, Result
+    from zico.scheduler.compare import Horizon, Pool, Result
+    from zico.scheduler.device_model import DeviceModel
+    from zico.scheduler.packed import Compiled
     from zico.scheduler.simulate import Load
 
 FAILED = 2
@@ -31,6 +33,7 @@ JSON_NAME, TABLE_NAME, THROUGHPUT_NAME = "simulation.json", "table.md", "through
 ORACLE, SERIAL = "oracle", "serial"
 _ORACLE_MODULE = "zico.scheduler.oracle"
 DEFAULT_POLICIES = tuple(name for name in ("zico", "shift", "claims", SERIAL, "none") if name in POLICIES)
+ANY_DEVICE = "any"
 _MOST_BYTES = 1 << 60
 _NS_A_SECOND = 1e9
 _LEAST_REGION = 1 << 10
@@ -56,10 +59,22 @@ class Work:
     loads: tuple[Load, ...]
     """In regions."""
     region_bytes: int
-    horizon: Horizon
-    seed: int
+    device: DeviceModel
     device_model: str
-    slowdown: tuple[float, ...]
+    seconds: float | None
+    seed: int
+
+    def pool(self, budget: Budget) -> Pool:
+        """Return what the jobs share."""
+        from zico.scheduler.compare import Pool
+
+        return Pool(budget.size_bytes // self.region_bytes, self.device, self.region_bytes)
+
+    def horizon(self, policy: Compiled | None) -> Horizon:
+        """Return how long to simulate the jobs under a policy."""
+        from zico.scheduler.compare import horizon_of, round_ns_of
+
+        return horizon_of(self.loads, self.seconds, round_ns_of(policy, len(self.loads)) if policy else 0)
 
 
 @click.command()
@@ -70,7 +85,7 @@ class Work:
     metavar="NAME[,NAME...]",
     default=",".join(DEFAULT_POLICIES),
     show_default=True,
-    help=f"Of {', '.join(POLICIES)}.",
+    help=f"Of {', '.join((*POLICIES, ORACLE))}; NAME:KEY=VALUE sets a parameter.",
 )
 @click.option("--device-model", metavar="NAME", default="", help="How jobs slow each other down (default: not at all).")
 @click.option("--region", metavar="SIZE", help="Unit of memory (default: as fine as can be).")
@@ -142,27 +157,28 @@ def _work(
     jobs: str, budget: str, region_bytes: int | None, seconds: float | None, seed: int, device_model: str
 ) -> tuple[Work, tuple[Budget, ...]]:
     """Read and check the jobs and the budgets."""
-    from zico.scheduler.compare import check_fits, check_guarantees, horizon_of
-    from zico.scheduler.jobs_file import finest_region, in_regions, read_jobs
+    from zico.scheduler.compare import check_fits, check_guarantees
+    from zico.scheduler.jobs_file import finest_region, in_regions, peak_of, read_jobs
 
     text, where, folder = _source(jobs)
     in_bytes = read_jobs(text, where, folder, region_bytes or 1)
-    whole_bytes = sum(load.profile.peak for load in in_bytes)
+    whole_bytes = sum(map(peak_of, in_bytes))
     if whole_bytes == 0:
         raise ConfigError(f"{where}: no job holds any memory: give curves with bytes")
     budgets = _budgets(budget, whole_bytes)
     unit = region_bytes or finest_region(in_bytes)
     loads = in_regions(in_bytes, unit, whole=region_bytes is not None)
-    slowdown = _slowdown(device_model)
+    device = _device(device_model)
     for one in budgets:
         if region_bytes is None:
             check_fits(in_bytes, one.size_bytes, 1)
         check_fits(loads, one.size_bytes // unit, unit)
-        check_guarantees(loads, one.size_bytes // unit, unit, slowdown)
+        check_guarantees(loads, one.size_bytes // unit, unit, device.slowdown)
     if seconds is not None and not 0 < seconds < math.inf:
         raise ConfigError(f"--seconds {seconds:g}: give a number above 0")
-    horizon = horizon_of(loads, seconds)
-    return Work(loads, unit, horizon, seed, device_model or "none", slowdown), budgets
+    work = Work(loads, unit, device, device_model or ANY_DEVICE, seconds, seed)
+    work.horizon(None)
+    return work, budgets
 
 
 def _source(jobs: str) -> tuple[str | bytes, str, Path]:
@@ -203,10 +219,10 @@ def _size(text: str) -> int:
     return 0 if text.endswith("%") or text.lower() == "none" else parse_size(text, whole_bytes=_MOST_BYTES)
 
 
-def _slowdown(device_model: str) -> tuple[float, ...]:
-    if not device_model:
-        return (1.0,)
-    raise ConfigError(f"--device-model {device_model!r}: there are none")
+def _device(text: str) -> DeviceModel:
+    from zico.scheduler.device_model import DeviceModel, device_model_named
+
+    return device_model_named(text) if text else DeviceModel(ANY_DEVICE)
 
 
 # -- what is simulated ------------------------------------------------------------------------------------------------
@@ -217,6 +233,7 @@ def _simulated(
 ) -> SimulationReport:
     """Run everything, in the order in which it was asked for."""
     from zico.report.simulation_model import SimulatedLoad, SimulationReport
+    from zico.scheduler.jobs_file import peak_of
 
     rows: list[SimulatedRow] = []
     notes = list(_too_tight(work, budgets))
@@ -236,25 +253,26 @@ def _simulated(
             SimulatedLoad(
                 name=load.name,
                 iteration_s=load.profile.duration_ns / _NS_A_SECOND,
-                peak_bytes=load.profile.peak * work.region_bytes,
+                peak_bytes=peak_of(load) * work.region_bytes,
                 persistent_bytes=load.persistent * work.region_bytes,
             )
             for load in work.loads
         ),
-        sum_of_peaks_bytes=sum(load.profile.peak for load in work.loads) * work.region_bytes,
+        sum_of_peaks_bytes=sum(map(peak_of, work.loads)) * work.region_bytes,
         region_bytes=work.region_bytes,
         device_model=work.device_model,
         seed=work.seed,
-        warm_up_s=work.horizon.warm_up_ns / _NS_A_SECOND,
         notes=tuple(notes),
     )
 
 
 def _too_tight(work: Work, budgets: Sequence[Budget]) -> Iterator[str]:
     """Yield which jobs no order makes fit: why memory overflows whatever the policy."""
+    from zico.scheduler.jobs_file import peak_of
+
     kept = sum(load.persistent for load in work.loads)
-    worst = max(work.loads, key=lambda load: load.profile.peak - load.persistent)
-    least = (worst.profile.peak - worst.persistent + kept) * work.region_bytes
+    worst = max(work.loads, key=lambda load: peak_of(load) - load.persistent)
+    least = (peak_of(worst) - worst.persistent + kept) * work.region_bytes
     for budget in budgets:
         if budget.size_bytes < least:
             yield (
@@ -268,16 +286,15 @@ def _result(work: Work, name: str, budget: Budget) -> Result | str:
     from zico.scheduler.compare import possible
     from zico.scheduler.compare import simulate as simulate_policy
 
-    units = budget.size_bytes // work.region_bytes
+    pool = work.pool(budget)
     if name != ORACLE:
-        return simulate_policy(
-            policy_named(name), work.loads, units, work.horizon, seed=work.seed, slowdown=work.slowdown
-        )
+        policy = policy_named(name)
+        return simulate_policy(policy, work.loads, pool, work.horizon(policy), seed=work.seed)
     try:
-        found = importlib.import_module(_ORACLE_MODULE).possible(work.loads, units, work.slowdown)
+        found = importlib.import_module(_ORACLE_MODULE).possible(work.loads, pool.budget, pool.device.slowdown)
     except ProblemError as error:
         return str(error)
-    return "no schedule keeps all jobs going" if found is None else possible(found, work.loads, work.horizon)
+    return "no schedule keeps all jobs going" if found is None else possible(found, work.loads, work.horizon(None))
 
 
 def _row(name: str, budget: Budget, result: Result, serial: Result | None, region_bytes: int) -> SimulatedRow:
@@ -310,6 +327,7 @@ def _row(name: str, budget: Budget, result: Result, serial: Result | None, regio
         slowdown=max(times) if len(times) == len(jobs) else None,
         vs_serial=_mean_ratio(result, serial),
         seconds=result.seconds,
+        warm_up_s=result.warm_up_s,
     )
 
 
@@ -398,15 +416,8 @@ def _draw_memory(work: Work, name: str, budget: Budget, report_dir: Path) -> dic
     from zico.report.simulation_picture import write_memory
     from zico.scheduler.compare import memory
 
-    span_ns = _span_ns(work)
-    held = memory(
-        policy_named(name),
-        work.loads,
-        budget.size_bytes // work.region_bytes,
-        span_ns,
-        seed=work.seed,
-        slowdown=work.slowdown,
-    )
+    policy = policy_named(name)
+    held = memory(policy, work.loads, work.pool(budget), _span_ns(work, policy), seed=work.seed)
     file_name = f"memory-{_as_name(name)}-{_as_name(budget.text)}.png"
     title = f"Policy {name}, budget {format_bytes(budget.size_bytes)}"
     names = [load.name for load in work.loads]
@@ -414,11 +425,12 @@ def _draw_memory(work: Work, name: str, budget: Budget, report_dir: Path) -> dic
     return {title: file_name}
 
 
-def _span_ns(work: Work) -> tuple[int, int]:
+def _span_ns(work: Work, policy: Compiled) -> tuple[int, int]:
     """Return a time after the warm-up, and after the last arrival, in which the longest job has some iterations."""
-    begin_ns = max(work.horizon.warm_up_ns, *(load.arrive_ns for load in work.loads))
+    horizon = work.horizon(policy)
+    begin_ns = max(horizon.warm_up_ns, *(load.arrive_ns for load in work.loads))
     length_ns = _DRAWN_ITERATIONS * max(load.profile.duration_ns for load in work.loads)
-    return begin_ns, min(begin_ns + length_ns, work.horizon.until_ns)
+    return begin_ns, min(begin_ns + length_ns, horizon.until_ns)
 
 
 def _as_name(text: str) -> str:

@@ -42,6 +42,9 @@ class SimulatedRow(msgspec.Struct, frozen=True, kw_only=True):
     vs_serial: float | None
     """The mean over the jobs of their throughput over what serial gives them; null without a row of serial."""
     seconds: float
+    """Simulated, or until the last job left."""
+    warm_up_s: float
+    """Of which this does not count."""
 
     @property
     def waited_s(self) -> float:
@@ -68,7 +71,6 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     region_bytes: int
     device_model: str
     seed: int
-    warm_up_s: float
     notes: tuple[str, ...] = ()
 
     @property

@@ -89,9 +89,9 @@ def rows_of(report: SimulationReport) -> Iterator[tuple[str, ...]]:
 def lines_of(report: SimulationReport) -> Iterator[str]:
     """Yield what the table does not say."""
     jobs = f"{len(report.jobs)} job" + ("s" if len(report.jobs) > 1 else "")
-    seconds = sorted({row.seconds for row in report.rows})
-    span = f"{seconds[0]:.4g}" + (f" to {seconds[-1]:.4g}" if len(seconds) > 1 else "")
-    counted = f" of which {report.warm_up_s:.3g} s do not count" if report.warm_up_s else ""
+    span = _range([row.seconds for row in report.rows])
+    warm_up = _range([row.warm_up_s for row in report.rows])
+    counted = "" if warm_up == "0" else f" of which {warm_up} s do not count"
     yield (
         f"{jobs}, sum of peaks {format_bytes(report.sum_of_peaks_bytes)}; {span} s simulated{counted}; "
         f"device model {report.device_model}, seed {report.seed}"
@@ -142,6 +142,11 @@ def _each(jobs: tuple[SimulatedJob, ...]) -> str:
     if len(shares) > _SHOWN_JOBS:
         return f"{min(shares):.2f} to {max(shares):.2f}"
     return " ".join(f"{share:.2f}" for share in shares)
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{pick(values, default=0):.4g}" for pick in (min, max))
+    return low if low == high else f"{low} to {high}"
 
 
 def _times(slowdown: float | None) -> str:

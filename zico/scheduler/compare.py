@@ -1,19 +1,19 @@
 """One policy on one budget, simulated, in the figures by which policies are compared.
 
-A job's iterations per second are counted in its *window*: from the warm-up's end or its arrival, whichever is later, to
-the end of the simulation; those of a job that has left, over all the time that it was there.
+Work is counted from the warm-up's end or a job's arrival, whichever is later, until it leaves or the simulation ends;
+of a job that has left before the warm-up ended, over all its stay.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from zico.compiled import call, compiled
 from zico.errors import ConfigError
+from zico.scheduler.jobs_file import peak_of
+from zico.scheduler.parameters import Unit
 from zico.scheduler.simulate import Simulation
 from zico.units import format_bytes
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from zico.scheduler.simulate import Load
+    from zico.scheduler.device_model import DeviceModel
+    from zico.scheduler.packed import Compiled
+    from zico.scheduler.simulate import Load, Outcome
     from zico.scheduler.state import CompiledPolicy
 
 _NS_A_SECOND = 1e9
@@ -31,7 +33,7 @@ WARM_UP, ITERATIONS = 10, 100
 _FEWEST = 5
 _MOST_STEPS = 20_000_000  # a job that is ten thousand times shorter than its neighbour must not take hours
 _PATIENCE = 4  # by how much longer than one after the other jobs may take before they count as stuck
-_SCENES, _TRIES, _REPEATS = 24, 4, 50
+_ROUNDS = 10  # of time slices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Result:
     decision_us: float
     seconds: float
     """Until the simulation's end, or until the last job left."""
+    warm_up_s: float
 
     @property
     def normalised(self) -> float:
@@ -85,30 +88,36 @@ class Result:
         Source: R. Jain, D. Chiu, W. Hawe, DEC-TR-301, 1984.
         """
         squares = sum(job.normalised**2 for job in self.jobs)
-        return sum(job.normalised for job in self.jobs) ** 2 / (len(self.jobs) * squares) if squares else 1.0
+        return sum(job.normalised for job in self.jobs) ** 2 / (len(self.jobs) * squares) if squares else 0.0
 
 
-def horizon_of(loads: Sequence[Load], seconds: float | None = None) -> Horizon:
+def horizon_of(loads: Sequence[Load], seconds: float | None = None, round_ns: int = 0) -> Horizon:
     """Return how long to simulate jobs.
 
-    Until all have left, where each has a number of iterations; else for some iterations of the longest job, or for
-    the seconds that are given, of which the warm-up takes its share.
+    Until all have left, where each has a number of iterations; else for some iterations of the longest job after the
+    last has arrived and changed, or for the seconds that are given, of which the warm-up takes its share.
+
+    Args:
+        loads: The jobs.
+        seconds: Of simulated time.
+        round_ns: After which a policy that divides time has had each job's turn; some rounds are simulated.
 
     Raises:
         ConfigError: A job arrives after the end.
     """
-    lengths_ns = [load.profile.duration_ns for load in loads]
-    arrived_ns = max(load.arrive_ns for load in loads)
+    lengths_ns = [_longest_ns(load) for load in loads]
+    settled_ns = max(_settled_ns(load) for load in loads)
     if seconds is None and all(load.iterations for load in loads):
-        one_by_one_ns = sum(2 * load.iterations * load.profile.duration_ns for load in loads)
-        return Horizon(arrived_ns + _PATIENCE * len(loads) * one_by_one_ns, 0)
+        one_by_one_ns = sum(2 * _alone_ns(load, load.iterations) for load in loads)
+        return Horizon(settled_ns + _PATIENCE * len(loads) * one_by_one_ns + _ROUNDS * round_ns, 0)
     longest_ns = max(lengths_ns)
     scale = max(1.0, len(loads) / 2)
-    steps = sum(_n_steps(load) * longest_ns / ns for load, ns in zip(loads, lengths_ns, strict=True))
-    lengths = scale * max(_FEWEST, min(ITERATIONS, _MOST_STEPS / steps / scale))
-    warm_up_ns = round(scale * WARM_UP * longest_ns)
+    warm_up_ns = max(round_ns, round(scale * WARM_UP * longest_ns))
     if seconds is None:
-        return Horizon(arrived_ns + warm_up_ns + round(lengths * longest_ns), warm_up_ns)
+        steps = sum(_n_steps(load) * longest_ns / ns for load, ns in zip(loads, lengths_ns, strict=True))
+        lengths = scale * max(_FEWEST, min(ITERATIONS, _MOST_STEPS / steps / scale))
+        counted_ns = max(_ROUNDS * round_ns, round(lengths * longest_ns))
+        return Horizon(settled_ns + warm_up_ns + counted_ns, warm_up_ns)
     until_ns = round(seconds * _NS_A_SECOND)
     late = max(loads, key=lambda load: load.arrive_ns)
     if late.arrive_ns >= until_ns:
@@ -119,8 +128,28 @@ def horizon_of(loads: Sequence[Load], seconds: float | None = None) -> Horizon:
     return Horizon(until_ns, min(warm_up_ns, until_ns * WARM_UP // (WARM_UP + ITERATIONS)))
 
 
+def round_ns_of(policy: Compiled, jobs: int) -> int:
+    """Return after how long a policy that divides time has had each job's turn; 0 for all others."""
+    slices_ns = (
+        value
+        for parameter, value in zip(policy.parameters, policy.options, strict=True)
+        if policy.manner.pauses and parameter.unit is Unit.TIME
+    )
+    return jobs * int(max(slices_ns, default=0))
+
+
+def _longest_ns(load: Load) -> int:
+    return max([load.profile.duration_ns, *(phase.profile.duration_ns for phase in load.phases)])
+
+
+def _settled_ns(load: Load) -> int:
+    """Return when a job would have come to its last phase, were it as fast as alone."""
+    return load.arrive_ns + (_alone_ns(load, load.phases[-1].after) if load.phases else 0)
+
+
 def _n_steps(load: Load) -> int:
-    return 1 + int(np.count_nonzero(np.diff(load.profile.held)))
+    profiles = [load.profile, *(phase.profile for phase in load.phases)]
+    return max(1 + int(np.count_nonzero(np.diff(profile.held))) for profile in profiles)
 
 
 def check_fits(loads: Sequence[Load], budget: int, region_bytes: int) -> None:
@@ -129,10 +158,10 @@ def check_fits(loads: Sequence[Load], budget: int, region_bytes: int) -> None:
     Raises:
         ConfigError: There is one; the message names both.
     """
-    largest = max(loads, key=lambda load: load.profile.peak)
-    if largest.profile.peak > budget:
+    largest = max(loads, key=peak_of)
+    if peak_of(largest) > budget:
         raise ConfigError(
-            f"job {largest.name!r} needs {format_bytes(largest.profile.peak * region_bytes)}, more than the budget of "
+            f"job {largest.name!r} needs {format_bytes(peak_of(largest) * region_bytes)}, more than the budget of "
             f"{format_bytes(budget * region_bytes)}: raise --budget or give a smaller curve"
         )
 
@@ -142,12 +171,12 @@ def check_guarantees(loads: Sequence[Load], budget: int, region_bytes: int, slow
 
     Both conditions are necessary, not sufficient. A job with normalised throughput x is inside an iteration at least
     for the share x of the time and holds its curve's mean there, elsewhere at least what is persistent. Jobs that leave
-    are not counted: the others may come to have the device to themselves.
+    or change are not counted: the others may come to have the device to themselves.
 
     Raises:
         ConfigError: They contradict each other.
     """
-    stay = [load for load in loads if not load.iterations]
+    stay = [load for load in loads if not load.iterations and not load.phases]
     owed = [load for load in stay if load.floor]
     if not owed:
         return
@@ -172,18 +201,8 @@ def _mean(load: Load) -> float:
     return float(np.dot(lengths, load.profile.held)) / load.profile.duration_ns
 
 
-@compiled
-def _decide_often(policy_address: int, scene_address: int, times: int) -> None:
-    for _ in range(times):
-        call(policy_address, (scene_address,))
-
-
-class _Watched(Simulation):
-    """A simulation that shows what lies behind its outcome."""
-
-    @property
-    def now_ns(self) -> int:
-        return int(self._run[0]["now_ns"])
+class _Logged(Simulation):
+    """A simulation whose log can be read."""
 
     @property
     def changes(self) -> NDArray[np.void]:
@@ -191,83 +210,62 @@ class _Watched(Simulation):
         written: NDArray[np.void] = self.log[: int(self._run[0]["n_log"])]
         return written
 
-    def decide_ns(self, times: int) -> float:
-        """Return how long a decision takes on the scene that was decided last."""
-        addresses = int(self._run[0]["policy_address"]), int(self._run[0]["scene_address"])
-        begun = time.perf_counter_ns()
-        _decide_often(*addresses, times)
-        return (time.perf_counter_ns() - begun) / times
 
-    def decisions(self) -> int:
-        return int(self._run[0]["decisions"])
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """What jobs share."""
+
+    budget: int
+    """Regions."""
+    device: DeviceModel
+    region_bytes: int
 
 
-def simulate(
-    policy: CompiledPolicy,
-    loads: Sequence[Load],
-    budget: int,
-    horizon: Horizon,
-    *,
-    seed: int = 0,
-    slowdown: Sequence[float] = (1.0,),
-) -> Result:
+def simulate(policy: CompiledPolicy, loads: Sequence[Load], pool: Pool, horizon: Horizon, *, seed: int = 0) -> Result:
     """Return what jobs come to under a policy and a budget."""
-    simulation = _Watched(policy, loads, budget, seed, slowdown=slowdown)
-    outcome = simulation.run(horizon.until_ns, horizon.warm_up_ns)
-    jobs = tuple(
-        _job_result(load, tenant, outcome.reasons[number], horizon)
-        for number, (load, tenant) in enumerate(zip(simulation.loads, simulation.tenants, strict=True))
+    simulation = Simulation(
+        policy, loads, pool.budget, seed, device=pool.device, region_bytes=pool.region_bytes, samples=True
     )
-    ended_ns = max(round(job.left_s * _NS_A_SECOND) if job.left_s is not None else horizon.until_ns for job in jobs)
+    outcome = simulation.run(horizon.until_ns, horizon.warm_up_ns)
+    jobs = tuple(_job_result(load, outcome, number) for number, load in enumerate(simulation.loads))
+    ended_ns = max(left_ns or horizon.until_ns for left_ns in outcome.left_ns)
     return Result(
         jobs=jobs,
         peak=outcome.peak_granted,
         deadlocks=outcome.stalls,
         decisions=outcome.decisions,
-        decision_us=decision_us(policy, loads, budget, horizon, slowdown) if outcome.decisions else 0.0,
+        decision_us=simulation.decision_us() if outcome.decisions else 0.0,
         seconds=ended_ns / _NS_A_SECOND,
+        warm_up_s=horizon.warm_up_ns / _NS_A_SECOND,
     )
 
 
-def _job_result(load: Load, tenant: Any, reason: str, horizon: Horizon) -> JobResult:  # noqa: ANN401 - a TENANT record
-    length_ns, left_ns = load.profile.duration_ns, int(tenant["left_ns"])
-    if left_ns:
-        window_ns, work_ns = left_ns - load.arrive_ns, int(tenant["iteration"]) * length_ns
-    else:
-        window_ns = horizon.until_ns - max(load.arrive_ns, horizon.warm_up_ns)
-        work_ns = int(tenant["counted_ns"])
-    normalised = work_ns / window_ns
-    since_ns = 0 if left_ns else int(tenant["waiting_since_ns"])
-    waits_ns = max(0, horizon.until_ns - max(since_ns, horizon.warm_up_ns)) if since_ns else 0
-    waited_ns = int(tenant["waited_ns"]) + waits_ns
+def _job_result(load: Load, outcome: Outcome, number: int) -> JobResult:
+    left_ns, waited_ns = outcome.left_ns[number], outcome.waited_ns[number]
+    normalised, iterations_per_s = outcome.normalised[number], outcome.iterations_per_s[number]
+    if left_ns and not outcome.present_ns[number]:  # before the warm-up ended
+        stay_ns = left_ns - load.arrive_ns
+        normalised = _alone_ns(load, load.iterations) / stay_ns
+        iterations_per_s = load.iterations * _NS_A_SECOND / stay_ns
     return JobResult(
         name=load.name,
-        iterations=int(tenant["iteration"]),
-        iterations_per_s=normalised * _NS_A_SECOND / length_ns,
+        iterations=outcome.iterations[number],
+        iterations_per_s=iterations_per_s,
         normalised=normalised,
         waited_s=waited_ns / _NS_A_SECOND,
-        reason=reason or ("memory is short within its iteration" if waited_ns else ""),
+        reason=outcome.reasons[number] or ("memory is short within its iteration" if waited_ns else ""),
         left_s=left_ns / _NS_A_SECOND if left_ns else None,
     )
 
 
-def decision_us(
-    policy: CompiledPolicy, loads: Sequence[Load], budget: int, horizon: Horizon, slowdown: Sequence[float] = (1.0,)
-) -> float:
-    """Return what a decision costs on this machine: the mean over scenes of a simulation of its own.
-
-    The policy is asked again and again what it has just been asked, so that the clock's own cost does not count; of a
-    few tries the fastest counts, so that other processes do not. The figure is the only one that differs each time.
-    """
-    watched = _Watched(policy, loads, budget, slowdown=slowdown)
-    stop_ns = min(horizon.until_ns, max(2 * horizon.warm_up_ns, horizon.until_ns // 10))
-    costs_ns = []
-    for scene in range(1, _SCENES + 1):
-        before = watched.decisions()
-        watched.run(stop_ns * scene // _SCENES)
-        if watched.decisions() > before:
-            costs_ns.append(min(watched.decide_ns(_REPEATS) for _ in range(_TRIES)))
-    return sum(costs_ns) / len(costs_ns) / 1e3 if costs_ns else 0.0
+def _alone_ns(load: Load, iterations: int) -> int:
+    """Return how long so many iterations take alone."""
+    total_ns, done, length_ns = 0, 0, load.profile.duration_ns
+    for phase in load.phases:
+        until = min(phase.after, iterations)
+        total_ns += (until - done) * length_ns
+        done, length_ns = until, phase.profile.duration_ns
+    return total_ns + (iterations - done) * length_ns
 
 
 class Possible(Protocol):
@@ -290,7 +288,8 @@ def possible(found: Possible, loads: Sequence[Load], horizon: Horizon) -> Result
         JobResult(load.name, 0, share * _NS_A_SECOND / load.profile.duration_ns, share, 0.0, "", None)
         for load, share in zip(loads, found.normalised, strict=True)
     )
-    return Result(jobs, found.peak, 0, 0, 0.0, horizon.until_ns / _NS_A_SECOND)
+    seconds, warm_up_s = horizon.until_ns / _NS_A_SECOND, horizon.warm_up_ns / _NS_A_SECOND
+    return Result(jobs, found.peak, 0, 0, 0.0, seconds, warm_up_s)
 
 
 # -- memory over time -------------------------------------------------------------------------------------------------
@@ -307,20 +306,14 @@ class Held:
 
 
 def memory(
-    policy: CompiledPolicy,
-    loads: Sequence[Load],
-    budget: int,
-    span_ns: tuple[int, int],
-    *,
-    seed: int = 0,
-    slowdown: Sequence[float] = (1.0,),
+    policy: CompiledPolicy, loads: Sequence[Load], pool: Pool, span_ns: tuple[int, int], *, seed: int = 0
 ) -> Held:
     """Return what jobs hold from the first to the second of two times, simulated anew."""
     begin_ns, end_ns = span_ns
-    room = sum(_most_changes(load, end_ns) for load in loads)
-    watched = _Watched(policy, loads, budget, seed, slowdown=slowdown, log=min(room, _MOST_STEPS))
-    watched.run(end_ns)
-    changes = watched.changes
+    room = min(_MOST_STEPS, sum(_most_changes(load, end_ns) for load in loads))
+    logged = _Logged(policy, loads, pool.budget, seed, device=pool.device, region_bytes=pool.region_bytes, log=room)
+    logged.run(end_ns)
+    changes = logged.changes
     regions = np.zeros((len(loads), len(changes) + 1), np.int64)
     t_ns = np.append(changes["t_ns"], end_ns)
     for number in range(len(loads)):
@@ -335,5 +328,6 @@ def memory(
 
 def _most_changes(load: Load, end_ns: int) -> int:
     """Return how often a job may change what it holds until a time; a growth may come in pieces."""
-    iterations = 1 + max(0, end_ns - load.arrive_ns) / load.profile.duration_ns / (1 - load.jitter)
+    shortest_ns = min([load.profile.duration_ns, *(phase.profile.duration_ns for phase in load.phases)])
+    iterations = 1 + max(0, end_ns - load.arrive_ns) / shortest_ns / (1 - load.jitter)
     return int(2 * iterations * (2 + _n_steps(load)))

@@ -9,19 +9,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
 from zico.errors import ConfigError, ZicoError
-from zico.scheduler.simulate import Load
+from zico.scheduler.simulate import Load, LoadPhase
 from zico.scheduler.state import Profile
 from zico.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 MOST_JOBS = 10_000
 _MOST_BINS = 256
@@ -45,21 +46,36 @@ GIVE = {
     "slo": "by what share the job may be slower than alone, 0 or more: 0.1",
     "jitter": "by what share an iteration may be longer or shorter, from 0 to below 1",
     "arrive_s": "seconds, 0 or more",
+    "phases": 'a list of later iterations: [{"after": 100, "iteration_s": ..., ...}]',
+    "after": "a whole number of iterations, above 0 and rising",
     "count": f"a whole number from 1 to {MOST_JOBS}",
 }
 """What each field takes, as the errors say it."""
 
+_MOST_ITERATIONS = 1 << 40
+_MISSING = re.compile("missing required field `(.+?)`")
 Bytes = int | float | str
 
 
-class JobEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One job as it is written."""
+class ShapeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an iteration does, as it is written."""
 
-    name: str = ""
     iteration_s: float | None = None
     persistent_bytes: Bytes | None = None
     curve: list[tuple[float, Bytes]] | None = None
     trace: str | None = None
+
+
+class PhaseEntry(ShapeEntry, frozen=True, kw_only=True):
+    """What a job's iterations do later."""
+
+    after: int
+
+
+class JobEntry(ShapeEntry, frozen=True, kw_only=True):
+    """One job as it is written."""
+
+    name: str = ""
     iterations: int | None = None
     weight: float = 1.0
     priority: int = 0
@@ -67,6 +83,11 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     jitter: float = 0.0
     arrive_s: float = 0.0
     count: int = 1
+    phases: list[Any] = []
+
+
+Entry = TypeVar("Entry", bound=ShapeEntry)
+Shaped = TypeVar("Shaped", Load, LoadPhase)
 
 
 def read_jobs(text: str | bytes, where: str, folder: Path, region_bytes: int = 1) -> tuple[Load, ...]:
@@ -93,7 +114,7 @@ def read_jobs(text: str | bytes, where: str, folder: Path, region_bytes: int = 1
         raise ConfigError(f"{where}: {unknown[0]!r} is no field of it: give {GIVE['jobs']}")
     loads: list[Load] = []
     for number, raw in enumerate(entries, 1):
-        loads += _Reader(where, number, raw).loads(folder, region_bytes)
+        loads += _job(where, number, raw, folder, region_bytes)
         if len(loads) > MOST_JOBS:
             raise ConfigError(f"{where}: describes more than {MOST_JOBS} jobs: give fewer")
     _check_together(loads, where)
@@ -106,91 +127,65 @@ def _check_together(loads: Sequence[Load], where: str) -> None:
         if load.name in seen:
             raise ConfigError(f"{where}: two jobs are named {load.name!r}: give each its own name, or one job a count")
         seen.add(load.name)
-    if sum(load.profile.peak for load in loads) > _MOST_BYTES:
+    if sum(map(peak_of, loads)) > _MOST_BYTES:
         raise ConfigError(f"{where}: the jobs' peaks exceed {format_bytes(_MOST_BYTES)} together: give smaller curves")
 
 
-class _Reader:
-    """Check one job's fields; every error names where it stands, the job, the field, the value and what to give."""
+class _Reader(Generic[Entry]):
+    """Check what one job or phase says; every error names where it stands, the field, its value and what to give."""
 
-    def __init__(self, where: str, number: int, raw: Any) -> None:  # noqa: ANN401 - any JSON
-        self._raw = raw if isinstance(raw, dict) else {}
-        name = self._raw.get("name")
-        self._where = f"{where}: job {name!r}" if isinstance(name, str) and name else f"{where}: job {number}"
-        self._number = number
+    def __init__(self, where: str, raw: Any, kind: type[Entry]) -> None:  # noqa: ANN401 - any JSON
+        self.where = where
         if not isinstance(raw, dict):
-            raise ConfigError(f"{self._where} is {_shown(raw)}: give an object with the job's fields")
-        unknown = sorted(set(raw) - set(JobEntry.__struct_fields__))
+            raise ConfigError(f"{where} is {_shown(raw)}: give an object with fields")
+        self._raw = raw
+        unknown = sorted(set(raw) - set(kind.__struct_fields__))
         if unknown:
-            raise ConfigError(f"{self._where}: {unknown[0]!r} is no field: {', '.join(JobEntry.__struct_fields__)} are")
+            raise ConfigError(f"{where}: {unknown[0]!r} is no field: {', '.join(kind.__struct_fields__)} are")
         try:
-            self._entry = msgspec.convert(raw, JobEntry)
+            self.entry = msgspec.convert(raw, kind)
         except msgspec.ValidationError as error:
+            missing = _MISSING.search(str(error))
             path = str(error).rpartition("`$.")[2].rstrip("`")
-            raise self._error(path.split("[")[0].split(".")[0]) from None
+            raise self.error(missing[1] if missing else path.split("[")[0].split(".")[0]) from None
+        self.check({"iteration_s": self.entry.iteration_s is None or _LEAST_S <= self.entry.iteration_s <= _MOST_S})
 
-    def _error(self, field: str, what: str = "", give: str = "") -> ConfigError:
-        said = what or f"is {_shown(self._raw.get(field))}"
-        return ConfigError(f"{self._where}: {field} {said}: give {give or GIVE[field]}")
+    def error(self, field: str, what: str = "", give: str = "") -> ConfigError:
+        """Return the error about a field; by default its value is what is wrong."""
+        said = what or (f"is {_shown(self._raw[field])}" if field in self._raw else "is missing")
+        return ConfigError(f"{self.where}: {field} {said}: give {give or GIVE[field]}")
 
-    def loads(self, folder: Path, region_bytes: int) -> list[Load]:
-        """Return the job, as often as it says."""
-        entry = self._entry
-        self._check_numbers()
-        profile, persistent = self._from_trace(folder, region_bytes) if entry.trace is not None else self._from_curve()
-        name = entry.name or (Path(entry.trace).name.split(".")[0] if entry.trace else f"job-{self._number}")
-        load = Load(
-            name,
-            profile,
-            persistent,
-            jitter=entry.jitter,
-            arrive_ns=round(entry.arrive_s * _NS_A_SECOND),
-            iterations=entry.iterations or 0,
-            floor=0.0 if entry.slo is None else 1 / (1 + entry.slo),
-            weight=entry.weight,
-            priority=entry.priority,
-        )
-        if entry.count == 1:
-            return [load]
-        return [dataclasses.replace(load, name=f"{name}-{i}") for i in range(1, entry.count + 1)]
-
-    def _check_numbers(self) -> None:
-        entry = self._entry
-        holds = {
-            "weight": 0 < entry.weight < math.inf,
-            "slo": entry.slo is None or 0 <= entry.slo < math.inf,
-            "jitter": 0 <= entry.jitter < 1,
-            "arrive_s": 0 <= entry.arrive_s <= _MOST_S,
-            "iterations": entry.iterations is None or 0 < entry.iterations < 1 << 40,
-            "count": 1 <= entry.count <= MOST_JOBS,
-            "priority": abs(entry.priority) < 1 << 31,
-            "iteration_s": entry.iteration_s is None or _LEAST_S <= entry.iteration_s <= _MOST_S,
-        }
+    def check(self, holds: Mapping[str, bool]) -> None:
+        """Refuse the first field whose condition does not hold."""
         for field, is_right in holds.items():
             if not is_right:
-                raise self._error(field)
-        if entry.curve is not None and entry.trace is not None:
-            raise ConfigError(f"{self._where}: has both a curve and a trace: give one of them")
-        if entry.curve is None and entry.trace is None:
-            raise ConfigError(f"{self._where}: has neither a curve nor a trace: give one of them")
+                raise self.error(field)
+
+    def shape(self, folder: Path, region_bytes: int) -> tuple[Profile, int]:
+        """Return what an iteration holds, and what is kept after it, in bytes."""
+        entry = self.entry
+        if (entry.curve is None) == (entry.trace is None):
+            has = "has neither a curve nor a trace" if entry.curve is None else "has both a curve and a trace"
+            raise ConfigError(f"{self.where}: {has}: give one of them")
+        return self._from_trace(folder, region_bytes) if entry.trace is not None else self._from_curve()
 
     def _from_trace(self, folder: Path, region_bytes: int) -> tuple[Profile, int]:
-        entry = self._entry
+        entry = self.entry
         for field in ("iteration_s", "persistent_bytes"):
             if getattr(entry, field) is not None:
-                raise ConfigError(f"{self._where}: has a trace and {field}, which the trace tells: leave {field} out")
+                raise ConfigError(f"{self.where}: has a trace and {field}, which the trace tells: leave {field} out")
         path = folder / (entry.trace or "")
         try:
             return _traced(path, region_bytes)
         except ZicoError as error:
             said = str(error)
-            raise ConfigError(f"{self._where}: trace {said if str(path) in said else f'{path}: {said}'}") from None
+            raise ConfigError(f"{self.where}: trace {said if str(path) in said else f'{path}: {said}'}") from None
 
     def _from_curve(self) -> tuple[Profile, int]:
-        entry = self._entry
+        entry = self.entry
         for field in ("iteration_s", "persistent_bytes"):
             if getattr(entry, field) is None:
-                raise self._error(field, "is missing beside the curve")
+                raise self.error(field, "is missing beside the curve")
         persistent = self._bytes("persistent_bytes", entry.persistent_bytes)
         t_s = [point[0] for point in entry.curve or ()]
         self._check_times(t_s)
@@ -205,16 +200,16 @@ class _Reader:
 
     def _check_times(self, t_s: Sequence[float]) -> None:
         if not t_s:
-            raise self._error("curve", "has no points")
+            raise self.error("curve", "has no points")
         for before, after in itertools.pairwise(t_s):
             if after < before:
-                raise self._error("curve", f"goes back in time, from {before:g} s to {after:g} s")
+                raise self.error("curve", f"goes back in time, from {before:g} s to {after:g} s")
         if t_s[0] < 0:
-            raise self._error("curve", f"begins at {t_s[0]:g} s, before the iteration does")
-        end_s = self._entry.iteration_s or 0
+            raise self.error("curve", f"begins at {t_s[0]:g} s, before the iteration does")
+        end_s = self.entry.iteration_s or 0
         if round(t_s[-1] * _NS_A_SECOND) > round(end_s * _NS_A_SECOND):
             raise ConfigError(
-                f"{self._where}: curve goes on at {t_s[-1]:g} s, but iteration_s is {end_s:g}: "
+                f"{self.where}: curve goes on at {t_s[-1]:g} s, but iteration_s is {end_s:g}: "
                 "give earlier points or a longer iteration"
             )
 
@@ -222,7 +217,7 @@ class _Reader:
         """See that the job still has what it keeps; within an iteration it may hold less, such as no gradients."""
         if held[-1] < persistent:
             raise ConfigError(
-                f"{self._where}: curve ends with {format_bytes(held[-1])}, below persistent_bytes of "
+                f"{self.where}: curve ends with {format_bytes(held[-1])}, below persistent_bytes of "
                 f"{format_bytes(persistent)}: give bytes that include the persistent ones"
             )
 
@@ -231,10 +226,57 @@ class _Reader:
             try:
                 return 0 if value.strip() in {"0", "0B"} else parse_size(value, whole_bytes=_MOST_BYTES)
             except ConfigError:
-                raise self._error(field, f"has {_shown(value)} for bytes", GIVE["persistent_bytes"]) from None
+                raise self.error(field, f"has {_shown(value)} for bytes", GIVE["persistent_bytes"]) from None
         if value is None or not 0 <= value <= _MOST_BYTES or value != int(value):
-            raise self._error(field, f"has {_shown(value)} for bytes", GIVE["persistent_bytes"])
+            raise self.error(field, f"has {_shown(value)} for bytes", GIVE["persistent_bytes"])
         return int(value)
+
+
+def _job(where: str, number: int, raw: Any, folder: Path, region_bytes: int) -> list[Load]:  # noqa: ANN401 - any JSON
+    """Return one job, as often as it says."""
+    name = raw.get("name") if isinstance(raw, dict) else None
+    called = repr(name) if isinstance(name, str) and name else str(number)
+    reader = _Reader(f"{where}: job {called}", raw, JobEntry)
+    entry = reader.entry
+    reader.check(_job_holds(entry))
+    profile, persistent = reader.shape(folder, region_bytes)
+    load = Load(
+        entry.name or (Path(entry.trace).name.split(".")[0] if entry.trace else f"job-{number}"),
+        profile,
+        persistent,
+        jitter=entry.jitter,
+        arrive_ns=round(entry.arrive_s * _NS_A_SECOND),
+        iterations=entry.iterations or 0,
+        floor=0.0 if entry.slo is None else 1 / (1 + entry.slo),
+        weight=entry.weight,
+        priority=entry.priority,
+        phases=tuple(_phases(reader.where, entry.phases, folder, region_bytes)),
+    )
+    if entry.count == 1:
+        return [load]
+    return [dataclasses.replace(load, name=f"{load.name}-{i}") for i in range(1, entry.count + 1)]
+
+
+def _job_holds(entry: JobEntry) -> dict[str, bool]:
+    return {
+        "weight": 0 < entry.weight < math.inf,
+        "slo": entry.slo is None or 0 <= entry.slo < math.inf,
+        "jitter": 0 <= entry.jitter < 1,
+        "arrive_s": 0 <= entry.arrive_s <= _MOST_S,
+        "iterations": entry.iterations is None or 0 < entry.iterations < _MOST_ITERATIONS,
+        "count": 1 <= entry.count <= MOST_JOBS,
+        "priority": abs(entry.priority) < 1 << 31,
+    }
+
+
+def _phases(where: str, raws: Sequence[Any], folder: Path, region_bytes: int) -> Iterator[LoadPhase]:
+    before = 0
+    for number, raw in enumerate(raws, 1):
+        reader = _Reader(f"{where}, phase {number}", raw, PhaseEntry)
+        after = reader.entry.after
+        reader.check({"after": before < after < _MOST_ITERATIONS})
+        before = after
+        yield LoadPhase(after, *reader.shape(folder, region_bytes))
 
 
 def _apart(t_ns: Sequence[int]) -> list[int]:
@@ -301,9 +343,14 @@ def _traced(path: Path, region_bytes: int) -> tuple[Profile, int]:
 # -- units ------------------------------------------------------------------------------------------------------------
 
 
+def peak_of(load: Load) -> int:
+    """Return the most regions that a job holds in any of its phases."""
+    return max([load.profile.peak, *(phase.profile.peak for phase in load.phases)])
+
+
 def finest_region(loads: Sequence[Load]) -> int:
     """Return the least power of two of bytes in which compiled policies can count all that the jobs hold."""
-    together = sum(load.profile.peak for load in loads)
+    together = sum(map(peak_of, loads))
     return int(1 << max(0, together.bit_length() - _UNITS))
 
 
@@ -317,14 +364,16 @@ def in_regions(loads: Sequence[Load], region_bytes: int, *, whole: bool) -> tupl
             in bytes fits.
     """
     more = region_bytes - 1 if whole else 0
-    profiles = {id(load.profile): load.profile for load in loads}  # copies of a job share theirs
-    counted = {
-        key: dataclasses.replace(profile, held=tuple((held + more) // region_bytes for held in profile.held))
-        for key, profile in profiles.items()
-    }
-    return tuple(
-        dataclasses.replace(
-            load, profile=counted[id(load.profile)], persistent=(load.persistent + more) // region_bytes
-        )
-        for load in loads
-    )
+    counted: dict[int, Profile] = {}  # copies of a job share theirs
+
+    def profile(of: Profile) -> Profile:
+        if id(of) not in counted:
+            held = tuple((held + more) // region_bytes for held in of.held)
+            counted[id(of)] = dataclasses.replace(of, held=held)
+        return counted[id(of)]
+
+    def changed(one: Shaped) -> Shaped:
+        persistent = (one.persistent + more) // region_bytes
+        return dataclasses.replace(one, profile=profile(one.profile), persistent=persistent)
+
+    return tuple(dataclasses.replace(changed(load), phases=tuple(map(changed, load.phases))) for load in loads)
