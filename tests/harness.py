@@ -146,7 +146,7 @@ def _can_all_finish(free: int, running: list[tuple[int, int, int]]) -> bool:
 class Pool:
     """A broker process, and this process's view of its table and of its memory."""
 
-    def __init__(self, directory: Path, *, regions: int, region_bytes: int, policy: str) -> None:
+    def __init__(self, directory: Path, *, regions: int, region_bytes: int, policy: str, most: int = 0) -> None:
         """Start a broker and wait until it serves."""
         self.region_bytes = region_bytes
         self.socket = directory / "zico" / "s"
@@ -155,6 +155,7 @@ class Pool:
             [
                 sys.executable, "-m", "zico.broker", "--no-warm", "--socket", str(self.socket), "--policy", policy,
                 "--budget-bytes", str(regions * region_bytes), "--region-bytes", str(region_bytes),
+                "--most-bytes", str(most * region_bytes),
             ],
             env=clean_environment(),
             stdout=subprocess.PIPE,
@@ -263,12 +264,17 @@ class Pool:
 
 @contextlib.contextmanager
 def pool(
-    directory: Path | None = None, *, regions: int = 16, region_bytes: int = 256 * KIB, policy: str = "zico"
+    directory: Path | None = None,
+    *,
+    regions: int = 16,
+    region_bytes: int = 256 * KIB,
+    policy: str = "zico",
+    most: int = 0,
 ) -> Iterator[Pool]:
     """Give a pool with a broker of its own, whose invariants hold in the end."""
     with contextlib.ExitStack() as owned:
         path = directory or Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="zp-")))
-        made = owned.enter_context(Pool(path, regions=regions, region_bytes=region_bytes, policy=policy))
+        made = owned.enter_context(Pool(path, regions=regions, region_bytes=region_bytes, policy=policy, most=most))
         yield made
         made.look().check()
 
