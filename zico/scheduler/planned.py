@@ -1,6 +1,7 @@
 """Who may start, by a plan where there is one: a pair's best schedule, or the way that does best for any jobs.
 
-A plan is for certain jobs. Where the scene is of other jobs, or one does not do what its profile says, shift decides.
+A plan is for certain jobs and has one way or several, of which one is in use (``zico.scheduler.learning``). Where the
+scene is of other jobs, or one does not do what its profile says, shift decides.
 """
 
 from __future__ import annotations
@@ -16,21 +17,27 @@ from zico.scheduler.claiming import decide_by_claims
 from zico.scheduler.claims import is_safe
 from zico.scheduler.demand import is_iterating, job_at, position_ns, stands_still
 from zico.scheduler.layout import NO_TIME, Phase, Reason
+from zico.scheduler.learning import LEARNT, is_of, learn
 from zico.scheduler.pair import BOTH, FIRST, PAIR, SECOND
-from zico.scheduler.shifting import decide_by_shift, waits_for_safety
+from zico.scheduler.shifting import MARGIN_SHIFT, decide_by_shift, waits_for_safety
 from zico.scheduler.turns import banker_of, blocked_by, fits_beside_kept, kept_by_all, scene_at, starts, waits
 
 
 class Way(enum.IntEnum):
-    """How a plan has jobs decided on."""
+    """How jobs are decided on; each has a setting."""
 
     SHIFT = 0
+    """The setting ``s`` leaves ``1 / 2**s`` of the budget out of predictions."""
     CLAIMS = 1
+    """The setting is how many may be inside their iterations."""
     PAIR = 2
+    """The setting is the index of the pair's schedule."""
 
 
-PLAN = np.dtype([("way", "i8"), ("jobs", "i8", (2,)), ("pair", PAIR)], align=True)
-"""How jobs are to be decided on; if as a pair, of the jobs of these numbers."""
+PAIRS = 2
+"""Schedules of a pair that a plan may have."""
+PLAN = np.dtype([("learnt", LEARNT), ("pairs", PAIR, (PAIRS,))], align=True)
+"""How certain jobs are to be decided on."""
 
 _CLAIMS, _BY_PAIR = int(Way.CLAIMS), int(Way.PAIR)
 _BOUNDARY = int(Phase.BOUNDARY)
@@ -43,13 +50,13 @@ Record = Any
 @compiled
 def _is_planned(scene: Record) -> bool:
     """Tell whether the scene is the pair that the plan is for, each fits, and both do what their profiles say."""
-    if scene.n != _PAIR:
-        return False
     known = record_at(scene.plan_address, PLAN)
+    if scene.n != _PAIR or not is_of(known.learnt, scene):
+        return False
     kept = kept_by_all(scene)
     for i in range(_PAIR):
         job = job_at(scene, i)
-        if job.number != known.jobs[i] or job.profile_address == 0 or not fits_beside_kept(scene, i, kept):
+        if job.profile_address == 0 or not fits_beside_kept(scene, i, kept):
             return False
         if job.phase != _BOUNDARY and (not is_iterating(job) or stands_still(job, scene.now_ns)):
             return False
@@ -67,9 +74,9 @@ def _favour(scene: Record) -> int:
 
 
 @compiled
-def _decide_pair(scene: Record) -> None:
+def _decide_pair(scene: Record, schedule: int) -> None:
     """Decide for the jobs of a pair that are at their boundaries."""
-    pair = record_at(scene.plan_address, PLAN).pair
+    pair = record_at(scene.plan_address, PLAN).pairs[schedule]
     actions = pair.actions[_favour(scene)]
     free, sums, flags = banker_of(scene)
     both = job_at(scene, 0).phase == _BOUNDARY and job_at(scene, 1).phase == _BOUNDARY
@@ -82,7 +89,7 @@ def _decide_pair(scene: Record) -> None:
         at_ns = 0 if both else position_ns(job_at(scene, other), scene.now_ns)
         cell = min((at_ns + pair.cell_ns // 2) // pair.cell_ns, pair.n_cells[other] - 1)
         if actions[i, cell] not in (BOTH, own):
-            _wait_for_cell(scene, i, actions[i], own, cell, at_ns)
+            _wait_for_cell(scene, pair, actions, i, cell, at_ns)
             continue
         flags[0, i] = 1
         if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], _PAIR):
@@ -93,13 +100,13 @@ def _decide_pair(scene: Record) -> None:
 
 
 @compiled
-def _wait_for_cell(scene: Record, index: int, actions: Any, own: int, cell: int, at_ns: int) -> None:  # noqa: ANN401
+def _wait_for_cell(scene: Record, pair: Record, actions: Any, index: int, cell: int, at_ns: int) -> None:  # noqa: ANN401
     """Wait until the other job is where it is best to start beside it."""
-    pair = record_at(scene.plan_address, PLAN).pair
     other = 1 - index
+    own = FIRST if index == 0 else SECOND
     n = pair.n_cells[other]
     later = cell + 1
-    while later < n and actions[later] not in (BOTH, own):
+    while later < n and actions[index, later] not in (BOTH, own):
         later += 1
     until_ns = NO_TIME if later == n else scene.now_ns + max(later * pair.cell_ns - at_ns, pair.cell_ns >> 1)
     waits(scene, index, _BETTER, until_ns)
@@ -110,10 +117,15 @@ def _wait_for_cell(scene: Record, index: int, actions: Any, own: int, cell: int,
 def decide(scene_address: int) -> None:
     """Decide for every job at its boundary; takes microseconds and waits for nothing."""
     scene = scene_at(scene_address)
-    way = 0 if scene.plan_address == 0 else record_at(scene.plan_address, PLAN).way
-    if way == _BY_PAIR and _is_planned(scene):
-        _decide_pair(scene)
-    elif way == _CLAIMS:
-        decide_by_claims(scene)
+    if scene.plan_address == 0:
+        decide_by_shift(scene, MARGIN_SHIFT)
+        return
+    known = record_at(scene.plan_address, PLAN).learnt
+    learn(known, scene)
+    used = known.ways[known.used]
+    if used.way == _BY_PAIR and _is_planned(scene):
+        _decide_pair(scene, used.setting)
+    elif used.way == _CLAIMS:
+        decide_by_claims(scene, used.setting)
     else:
-        decide_by_shift(scene)
+        decide_by_shift(scene, MARGIN_SHIFT if used.way == _BY_PAIR else used.setting)

@@ -1,12 +1,13 @@
 """What ``zico`` works out about the jobs that are there, apart from its decisions and in its own time.
 
 Theory of operation
-    Neither shift nor claims is always the better, and a pair's best schedule is made of cells and may be off by a few.
-    So every way is tried on the jobs' profiles in the simulator, which takes milliseconds, and the best is the plan.
+    No rule tells which way is best for given jobs, and a pair's best schedule is made of cells and may be off by a few.
+    So every way is tried on the jobs' profiles in the simulator, with times as they are and with times that vary, and
+    the good ones are the plan, the best first. While it is in use, they are measured (``zico.scheduler.learning``).
 
 Guarantees
-    * On exact profiles no way that was tried gets the jobs further, over the time that was simulated.
-    * A job's share counts: a way that gives a job less than it is owed is taken only if all others are as unfair.
+    * On exact profiles no way that was tried gets the jobs noticeably further, over the time that was simulated.
+    * A job's floor counts: a way that gives a job less than it is owed is taken only if all others are as unfair.
 """
 
 from __future__ import annotations
@@ -16,13 +17,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zico.scheduler.claiming import EVERYBODY
+from zico.scheduler.learning import MOST_JOBS, MOST_WAYS
 from zico.scheduler.packed import Compiled, packed
 from zico.scheduler.pair import solve
 from zico.scheduler.planned import PLAN, Way, decide
+from zico.scheduler.shares import floors, worths
+from zico.scheduler.shifting import MARGIN_SHIFT
 from zico.scheduler.simulate import Load, Simulation
 from zico.scheduler.state import JobView, Phase, PoolView, Profile
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     Records = npt.NDArray[np.void]
@@ -32,23 +39,48 @@ _ITERATIONS = 40
 """Of the longest job, after the warm-up."""
 _LEAST_ITERATIONS = 4
 _MOST_ITERATIONS = 4_000  # of all jobs: one that is a thousand times shorter than its neighbour must not take seconds
+_FEW = 8  # jobs, with which all ways are tried
+_JITTER = 0.1
+_SEEDS = (1, 2)
 _OWED = 0.97  # of its floor: an iteration at the edge of what was simulated must not decide
+_AS_GOOD = 0.995
+_HOPEFUL = 0.9  # a way that promises less than so much of the best is not tried for real
+_NO_MARGIN = 62
 _PAIR = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """A PLAN record, which this keeps, and what it promises."""
+    """A PLAN record, which this keeps, and what its first way promises."""
 
     record: Records
-    score: float = 0.0
     mean: float = 0.0
-    """The jobs' throughput over alone's."""
+    """The jobs' throughput over alone's, by weight."""
 
     @property
     def address(self) -> int:
         """Return where the record is."""
         return self.record.ctypes.data
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tried:
+    """A way and what it came to: with exact times, and with times that vary."""
+
+    way: Way
+    setting: int
+    exact: float
+    varying: float
+    mean: float
+    least: float
+
+    @property
+    def score(self) -> float:
+        return (self.exact + self.varying) / 2
+
+    @property
+    def promise(self) -> float:
+        return max(self.exact, self.varying)
 
 
 def plan(pool: PoolView) -> Plan | None:
@@ -59,10 +91,9 @@ def plan(pool: PoolView) -> Plan | None:
     loads = [load for job in pool.jobs if (load := _load(job)) is not None]
     if len(loads) < _PAIR or sum(load.profile.peak for load in loads) <= pool.budget:
         return None
-    ways = [_way(Way.SHIFT), _way(Way.CLAIMS)]
-    if len(loads) == _PAIR == len(pool.jobs):
-        ways += _pair(pool, loads)
-    return max((_tried(way, loads, pool.budget) for way in ways), key=lambda plan: plan.score)
+    loads = [dataclasses.replace(load, floor=floor) for load, floor in zip(loads, floors(loads), strict=True)]
+    record = _record(pool, loads)
+    return _chosen(record, [_tried(record, way, setting, loads, pool) for way, setting in _ways(record, pool, loads)])
 
 
 def rehearse() -> None:
@@ -72,33 +103,82 @@ def rehearse() -> None:
     plan(PoolView(0, profile.peak + 1, tuple(jobs)))
 
 
-def _way(way: Way) -> Records:
+def _load(job: JobView) -> Load | None:
+    if job.profile is None:
+        return None
+    return Load(job.name, job.profile, job.persistent, floor=job.floor, weight=job.weight, priority=job.priority)
+
+
+def _record(pool: PoolView, loads: Sequence[Load]) -> Records:
+    """Return a plan without ways; with more jobs than it has room for, or strangers, nothing is learnt."""
     record = np.zeros(1, PLAN)
-    record[0]["way"] = way
+    if len(loads) == len(pool.jobs) <= MOST_JOBS:
+        longest_ns = max(load.profile.duration_ns for load in loads)
+        known = record[0]["learnt"]
+        known["n_jobs"], known["round_ns"] = len(loads), longest_ns
+        known["jobs"][: len(loads)] = [job.job for job in pool.jobs]
+        worth = zip(worths(loads), loads, strict=True)
+        known["worth"][: len(loads)] = [each * load.profile.duration_ns / longest_ns for each, load in worth]
     return record
 
 
-def _pair(pool: PoolView, loads: list[Load]) -> list[Records]:
-    record = _way(Way.PAIR)
-    record[0]["jobs"] = [job.job for job in pool.jobs]
-    profiles = [packed(load.profile) for load in loads]  # to be kept while their addresses are used
-    a, b = (profile.ctypes.data for profile in profiles)
-    keeps = np.array([load.persistent for load in loads], np.int64)
-    return [record] if solve(a, b, keeps, pool.budget, 1.0, record[0]["pair"]) else []
+def _ways(record: Records, pool: PoolView, loads: Sequence[Load]) -> list[tuple[Way, int]]:
+    """Return the ways to try, each with a setting."""
+    ways = [(Way.SHIFT, MARGIN_SHIFT), (Way.CLAIMS, EVERYBODY)]
+    if len(loads) > _FEW:
+        return ways
+    ways += [(Way.SHIFT, _NO_MARGIN), *((Way.CLAIMS, most) for most in range(1, len(loads)))]
+    if len(loads) == _PAIR == len(pool.jobs):
+        profiles = [packed(load.profile) for load in loads]  # to be kept while their addresses are used
+        a, b = (profile.ctypes.data for profile in profiles)
+        keeps = np.array([load.persistent for load in loads], np.int64)
+        together = pool.slowdown[min(_PAIR, len(pool.slowdown) - 1)]
+        if solve(a, b, keeps, pool.budget, together, record[0]["pairs"][0]):
+            ways.append((Way.PAIR, 0))
+    return ways
 
 
-def _load(job: JobView) -> Load | None:
-    return None if job.profile is None else Load(job.name, job.profile, job.persistent, floor=job.floor)
-
-
-def _tried(record: Records, loads: list[Load], budget: int) -> Plan:
-    """Simulate the jobs under a plan."""
+def _tried(record: Records, way: Way, setting: int, loads: Sequence[Load], pool: PoolView) -> _Tried:
+    """Simulate the jobs under one way."""
     trial = record.copy()
-    trial[0]["jobs"] = 0, 1
-    longest_ns = max(load.profile.duration_ns for load in loads)
-    per_round = sum(longest_ns / load.profile.duration_ns for load in loads)
-    rounds = min(_ITERATIONS, max(_LEAST_ITERATIONS, int(_MOST_ITERATIONS / per_round)))
-    simulation = Simulation(Compiled("", decide, plan=lambda _view: Plan(trial)), loads, budget)
-    outcome = simulation.run((_WARM_UP + rounds) * longest_ns, _WARM_UP * longest_ns)
-    short = sum(max(0.0, _OWED * load.floor - x) for load, x in zip(loads, outcome.normalised, strict=True))
-    return Plan(record, outcome.mean - short, outcome.mean)
+    known = trial[0]["learnt"]
+    known["jobs"][:_PAIR] = 0, 1
+    known["n_ways"], known["ways"][0]["way"], known["ways"][0]["setting"] = 1, way, setting
+    worth = worths(loads)
+
+    def run(jitter: float, seed: int) -> tuple[float, float, float]:
+        longest_ns = max(load.profile.duration_ns for load in loads)
+        per_round = sum(longest_ns / load.profile.duration_ns for load in loads)
+        rounds = min(_ITERATIONS, max(_LEAST_ITERATIONS, int(_MOST_ITERATIONS / per_round)))
+        varying = [dataclasses.replace(load, jitter=jitter) for load in loads]
+        policy = Compiled("", decide, plan=lambda _view: Plan(trial))
+        simulation = Simulation(policy, varying, pool.budget, seed, slowdown=pool.slowdown)
+        got = simulation.run((_WARM_UP + rounds) * longest_ns, _WARM_UP * longest_ns).normalised
+        mean = sum(each * x for each, x in zip(worth, got, strict=True))
+        short = sum(max(0.0, _OWED * load.floor - x) for load, x in zip(loads, got, strict=True))
+        return mean - short, mean, min(got)
+
+    exact, mean, least = run(0.0, 0)
+    varying = [run(_JITTER, seed)[0] for seed in (_SEEDS if len(loads) <= _FEW else ())]
+    return _Tried(way, setting, exact, float(np.mean(varying)) if varying else exact, mean, least)
+
+
+def _chosen(record: Records, tried: list[_Tried]) -> Plan:
+    """Return the plan that begins with the best, and knows the others that may turn out to be better.
+
+    Of those that do well with exact times, the best where they vary as well; of those as good as that, the fairest.
+    """
+    most = max(one.exact for one in tried)
+    good = [one for one in tried if one.exact >= _AS_GOOD * most]
+    best = max(one.score for one in good)
+    first = max((one for one in good if one.score >= _AS_GOOD * best), key=lambda one: one.least)
+    promised = max(one.promise for one in tried)
+    greedy = [(Way.SHIFT, MARGIN_SHIFT), (Way.CLAIMS, EVERYBODY)]
+    rest = [one for one in tried if one is not first]
+    rest = [one for one in rest if one.promise >= _HOPEFUL * promised or (one.way, one.setting) in greedy]
+    rest = sorted(rest, key=lambda one: -one.promise)[: MOST_WAYS - 1]
+    known = record[0]["learnt"]
+    known["n_ways"] = 1 + len(rest)
+    for way, one in zip(known["ways"], [first, *rest], strict=False):
+        way["way"], way["setting"], way["promise"] = one.way, one.setting, one.promise
+    return Plan(record, first.mean)

@@ -61,11 +61,11 @@ Record = Any
 
 
 @compiled
-def decide_by_shift(scene: Record) -> None:
-    """Decide for every job at its boundary."""
+def decide_by_shift(scene: Record, margin_shift: int) -> None:
+    """Decide for every job at its boundary; of the budget, ``1 / 2**margin_shift`` is left out of predictions."""
     order = in_turn(scene)
     alone = alone_in(scene)
-    if alone == NOBODY and 0 <= peaks_together(scene) <= scene.budget - (scene.budget >> MARGIN_SHIFT):
+    if alone == NOBODY and 0 <= peaks_together(scene) <= scene.budget - (scene.budget >> margin_shift):
         _start_all(scene, order)
         return
     promised = coarse(total(scene), MOST_STEPS)
@@ -84,7 +84,7 @@ def decide_by_shift(scene: Record) -> None:
             blocked_by(scene, index, order[0])
         else:
             considered += 1
-            delay_ns, conflict_ns = _delay(scene, job, promised)
+            delay_ns, conflict_ns = _delay(scene, job, promised, margin_shift)
             if delay_ns == NEVER:
                 waits_to_fit(scene, index)
                 continue
@@ -112,10 +112,10 @@ def _start_all(scene: Record, order: Int64s) -> None:
 
 
 @compiled
-def _delay(scene: Record, job: Record, promised: tuple[Int64s, Int64s]) -> tuple[int, int]:
+def _delay(scene: Record, job: Record, promised: tuple[Int64s, Int64s], margin_shift: int) -> tuple[int, int]:
     """Return after what delay a job fits beside what all, itself at rest included, hold; with the margin if it can."""
     budget = scene.budget + job.held
-    delay_ns, conflict_ns = smallest_delay(promised, job, budget - (scene.budget >> MARGIN_SHIFT))
+    delay_ns, conflict_ns = smallest_delay(promised, job, budget - (scene.budget >> margin_shift))
     return (delay_ns, conflict_ns) if delay_ns != NEVER else smallest_delay(promised, job, budget)
 
 

@@ -37,25 +37,32 @@ def decision_at(scene: Record, index: int) -> Record:
 
 @compiled
 def in_turn(scene: Record) -> NDArray[np.int64]:
-    """Return the indices of the jobs at their boundaries, the one that has waited longest first."""
+    """Return the indices of the jobs at their boundaries: by priority, and of one priority by who waits longest."""
     waiting = np.empty(scene.n, np.int64)
     since_ns = np.empty(scene.n, np.int64)
+    rank = np.empty(scene.n, np.int64)
     n = 0
+    ranked = False
     for i in range(scene.n):
         job = job_at(scene, i)
         if job.phase == _BOUNDARY:
             waiting[n] = i
             since_ns[n] = job.waiting_since_ns if job.waiting_since_ns != 0 else scene.now_ns
+            rank[n] = -job.priority
+            ranked = ranked or rank[n] != rank[0]
             n += 1
     if n > _FEW:
-        return waiting[:n][np.argsort(since_ns[:n], kind="mergesort")]
+        order = np.argsort(since_ns[:n], kind="mergesort")
+        if ranked:
+            order = order[np.argsort(rank[:n][order], kind="mergesort")]
+        return waiting[:n][order]
     for i in range(1, n):
-        index, since = waiting[i], since_ns[i]
+        index, since, own = waiting[i], since_ns[i], rank[i]
         at = i
-        while at > 0 and since_ns[at - 1] > since:
-            waiting[at], since_ns[at] = waiting[at - 1], since_ns[at - 1]
+        while at > 0 and (rank[at - 1] > own or (rank[at - 1] == own and since_ns[at - 1] > since)):
+            waiting[at], since_ns[at], rank[at] = waiting[at - 1], since_ns[at - 1], rank[at - 1]
             at -= 1
-        waiting[at], since_ns[at] = index, since
+        waiting[at], since_ns[at], rank[at] = index, since, own
     return waiting[:n]
 
 

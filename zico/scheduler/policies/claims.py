@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from numba import types
 
 from zico.compiled import callback
-from zico.scheduler.claiming import decide_by_claims
+from zico.scheduler.claiming import EVERYBODY, decide_by_claims
 from zico.scheduler.packed import Compiled
 from zico.scheduler.turns import scene_at
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @callback(types.void(types.int64))
 def decide(scene_address: int) -> None:
     """Decide for every job at its boundary."""
-    decide_by_claims(scene_at(scene_address))
+    decide_by_claims(scene_at(scene_address), EVERYBODY)
 
 
 POLICY: CompiledPolicy = Compiled("claims", decide)

@@ -1,0 +1,262 @@
+"""Hunt for jobs beside which ``zico`` does worse than shift, than claims, or than is possible at all.
+
+Random jobs of several shapes, all simulated: each case under ``zico`` and under both greedy ways, and pairs also
+against the bound. Prints the worst ratios of every group, and writes the worst cases as JSON, to be kept as tests::
+
+    python benchmarks/regret.py --cases 50 --json worst.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zico.scheduler.packed import Compiled, packed
+from zico.scheduler.pair import bound
+from zico.scheduler.planned import decide
+from zico.scheduler.policies import policy_named
+from zico.scheduler.simulate import Load, Simulation
+from zico.scheduler.state import Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from zico.scheduler.state import CompiledPolicy
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+MS = 1_000_000
+EVENTS_SHIFT = 4
+WARM_UP = 60
+ITERATIONS = 200
+"""Of the longest job, after the warm-up."""
+SEEDS = 2
+POLICIES: dict[str, CompiledPolicy] = {
+    "zico": policy_named("zico"),
+    "shift": Compiled("shift", decide),  # which is what ``zico`` does without a plan
+    "claims": policy_named("claims"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What one job holds in the equal steps of its iteration."""
+
+    shape: str
+    levels: tuple[int, ...]
+    step_ns: int
+    jitter: float = 0.0
+    believed: tuple[int, ...] | None = None
+    believed_step_ns: int = 0
+
+    @property
+    def duration_ns(self) -> int:
+        """Return the length of an iteration."""
+        return self.step_ns * len(self.levels)
+
+    def load(self, number: int) -> Load:
+        """Return the job as the simulator takes it."""
+        true = _profile(self.levels, self.step_ns)
+        believed = None if self.believed is None else _profile(self.believed, self.believed_step_ns)
+        name = f"{self.shape} {number}"
+        return Load(name, true, self.levels[-1], believed, self.jitter, arrive_ns=number * 7 * MS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Jobs and a budget."""
+
+    group: str
+    jobs: tuple[Job, ...]
+    budget: int
+
+    def mean(self, policy: CompiledPolicy) -> float:
+        """Return the jobs' mean throughput over alone's, under a policy."""
+        longest_ns = max(job.duration_ns for job in self.jobs)
+        until_ns, warm_up_ns = (WARM_UP + ITERATIONS) * longest_ns, WARM_UP * longest_ns
+        loads = [job.load(number) for number, job in enumerate(self.jobs)]
+        seeds = range(SEEDS if any(job.jitter for job in self.jobs) else 1)
+        return float(
+            np.mean([Simulation(policy, loads, self.budget, seed).run(until_ns, warm_up_ns).mean for seed in seeds])
+        )
+
+    def possible(self) -> float:
+        """Return what no scheduler exceeds, for a pair; else 0."""
+        if len(self.jobs) != 2:  # noqa: PLR2004 - a pair
+            return 0.0
+        profiles = [packed(job.load(0).profile) for job in self.jobs]
+        keeps = np.array([job.levels[-1] for job in self.jobs], np.int64)
+        return float(bound(profiles[0].ctypes.data, profiles[1].ctypes.data, keeps, self.budget, 1.0))
+
+
+def _profile(levels: Sequence[int], step_ns: int) -> Profile:
+    n = len(levels)
+    return Profile(tuple(levels), tuple(i * step_ns for i in range(n)), n * step_ns, EVENTS_SHIFT, n << EVENTS_SHIFT)
+
+
+# -- shapes: shares of the peak over time from 0 to 1 -----------------------------------------------------------------
+
+
+def _ramps(rise: float, fall: float) -> Callable[[Floats], Floats]:
+    return lambda t: np.minimum(1.0, np.minimum(t / rise, (1 - t) / fall))
+
+
+def _rnn(rng: np.random.Generator) -> Callable[[Floats], Floats]:
+    teeth, depth = rng.integers(2, 7), rng.uniform(0.1, 0.5)
+    return lambda t: np.minimum(t / 0.45, (1 - t) / 0.45).clip(0, 1) * (1 - depth * (teeth * t % 1.0))
+
+
+def _spike(rng: np.random.Generator) -> Callable[[Floats], Floats]:
+    at, width, low = rng.uniform(0.1, 0.9), rng.uniform(0.04, 0.2), rng.uniform(0.15, 0.5)
+    return lambda t: np.where(np.abs(t - at) < width, 1.0, low)
+
+
+def _levels(rng: np.random.Generator) -> Callable[[Floats], Floats]:
+    n = int(rng.integers(3, 12))
+    cuts, values = np.sort(rng.uniform(0, 1, n - 1)), rng.uniform(0.1, 1.0, n)
+    return lambda t: values[np.searchsorted(cuts, t)]
+
+
+def _cnn(rng: np.random.Generator) -> Callable[[Floats], Floats]:
+    forward, power = rng.uniform(0.3, 0.45), rng.uniform(0.4, 1.0)
+    return lambda t: np.minimum((t / forward) ** power, (1 - t) / (1 - forward)).clip(0, 1)
+
+
+def _real(rng: np.random.Generator) -> Callable[[Floats], Floats]:
+    smooth, noise = _cnn(rng), rng.uniform(0, 0.15, 256)
+    return lambda t: (smooth(t) + noise[(t * 255).astype(int)]).clip(0, 1)
+
+
+def _triangle(_rng: np.random.Generator) -> Callable[[Floats], Floats]:
+    return _ramps(0.5, 0.5)
+
+
+def _late(rng: np.random.Generator) -> Callable[[Floats], Floats]:
+    return _ramps(rng.uniform(0.7, 0.95), 0.05)
+
+
+def _plateau(rng: np.random.Generator) -> Callable[[Floats], Floats]:
+    return _ramps(rng.uniform(0.05, 0.4), rng.uniform(0.05, 0.4))
+
+
+SHAPES = {
+    "triangle": _triangle,
+    "late": _late,
+    "plateau": _plateau,
+    "rnn": _rnn,
+    "spike": _spike,
+    "levels": _levels,
+    "cnn": _cnn,
+    "real": _real,
+}
+
+
+def random_job(rng: np.random.Generator, step_ns: int, jitter: float, wrong: float) -> Job:
+    """Return a job of random shape, size and length."""
+    shape = str(rng.choice(list(SHAPES)))
+    n, peak, kept = int(rng.integers(60, 251)), int(rng.integers(30, 121)), rng.uniform(0.0, 0.3)
+    share = SHAPES[shape](rng)((np.arange(n) + 0.5) / n)
+    keeps = round(peak * kept)
+    levels = tuple(int(x) for x in np.round(keeps + (peak - keeps) * share)[:-1]) + (keeps,)
+    job = Job(shape, levels, step_ns, jitter)
+    if wrong == 0:
+        return job
+    scale, slower = rng.uniform(1 - wrong, 1 + wrong, 2)
+    believed = tuple(max(keeps, round(x * scale)) for x in levels[:-1]) + (keeps,)
+    return dataclasses.replace(job, believed=believed, believed_step_ns=round(step_ns * slower))
+
+
+def cases(seed: int, n_cases: int, n_jobs: int, jitter: float, wrong: float) -> Iterator[Case]:
+    """Yield random cases: equal and unequal lengths, jobs of one kind and of several."""
+    rng = np.random.default_rng([seed, n_jobs, round(jitter * 100), round(wrong * 100)])
+    group = f"{n_jobs} jobs, jitter {jitter:.0%}" + (f", profiles {wrong:.0%} wrong" if wrong else "")
+    for number in range(n_cases):
+        steps_ns = rng.choice([MS // 2, MS, 2 * MS, 4 * MS], n_jobs) if number % 2 else [2 * MS] * n_jobs
+        jobs = [random_job(rng, int(step_ns), jitter, wrong) for step_ns in steps_ns]
+        if number % 5 == 4:  # noqa: PLR2004 - every fifth case is of identical jobs
+            jobs = jobs[:1] * n_jobs
+        sum_of_peaks = sum(max(job.levels) for job in jobs)
+        kept = sum(job.levels[-1] for job in jobs)
+        most = [max(*job.levels, *(job.believed or ())) for job in jobs]
+        least = max(peak - job.levels[-1] + kept for peak, job in zip(most, jobs, strict=True))
+        yield Case(group, tuple(jobs), max(least, int(rng.uniform(0.5, 0.95) * sum_of_peaks)))
+
+
+# -- the hunt ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """One case and what became of it."""
+
+    case: Case
+    means: dict[str, float]
+    possible: float
+
+    @property
+    def regret(self) -> float:
+        """Return ``zico`` over the better of the greedy two."""
+        return self.means["zico"] / max(self.means["shift"], self.means["claims"])
+
+    @property
+    def reached(self) -> float:
+        """Return ``zico`` over the bound; 1 where none is known."""
+        return self.means["zico"] / self.possible if self.possible else 1.0
+
+
+def judge(case: Case) -> Found:
+    """Simulate a case under all policies."""
+    return Found(case, {name: case.mean(policy) for name, policy in POLICIES.items()}, case.possible())
+
+
+def report(found: Sequence[Found]) -> str:
+    """Return a row of figures of one group."""
+    regrets = sorted(one.regret for one in found)
+    means = {name: float(np.mean([one.means[name] for one in found])) for name in POLICIES}
+    row = " ".join(f"{name} {mean:.4f}" for name, mean in means.items())
+    reached = [one.reached for one in found if one.possible]
+    most = np.mean([one.possible for one in found])
+    against = f"; bound {most:.4f}, of it {np.mean(reached):.3f}, worst {min(reached):.3f}" if reached else ""
+    few = sum(regret < 0.98 for regret in regrets)  # noqa: PLR2004 - the bound that must hold
+    return f"{found[0].case.group}: {row}; of the better {regrets[0]:.3f} {regrets[1]:.3f}, {few} below .98{against}"
+
+
+def as_json(one: Found) -> dict[str, Any]:
+    """Return a case and its figures, for a file."""
+    figures = {"regret": one.regret, "reached": one.reached, "possible": one.possible, "means": one.means}
+    return {"group": one.case.group, **figures, "case": dataclasses.asdict(one.case)}
+
+
+def main() -> None:
+    """Hunt."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=20, help="of each group")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", default="2,3,4,8")
+    parser.add_argument("--jitter", default="0,0.1,0.2")
+    parser.add_argument("--wrong", default="0,0.15", help="by what share profiles may be wrong in size and time")
+    parser.add_argument("--json", type=Path, help="where to write the worst cases")
+    arguments = parser.parse_args()
+    numbers = [[float(x) for x in text.split(",")] for text in (arguments.jobs, arguments.jitter, arguments.wrong)]
+    everything = []
+    for n_jobs, jitter, wrong in itertools.product(*numbers):
+        since = time.monotonic()
+        found = [judge(case) for case in cases(arguments.seed, arguments.cases, int(n_jobs), jitter, wrong)]
+        everything += found
+        sys.stdout.write(f"{report(found)} ({time.monotonic() - since:.0f} s)\n")
+        sys.stdout.flush()
+    if arguments.json:
+        worst = sorted(everything, key=lambda one: min(one.regret / 0.98, one.reached / 0.95))[:20]
+        arguments.json.write_text(json.dumps([as_json(one) for one in worst]))
+
+
+if __name__ == "__main__":
+    main()
