@@ -7,7 +7,7 @@ scene is of other jobs, or one does not do what its profile says, shift decides.
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import types
@@ -20,7 +20,21 @@ from zico.scheduler.layout import NO_TIME, Phase, Reason
 from zico.scheduler.learning import LEARNT, is_of, learn
 from zico.scheduler.pair import BOTH, FIRST, PAIR, SECOND
 from zico.scheduler.shifting import MARGIN_SHIFT, decide_by_shift, waits_for_safety
-from zico.scheduler.turns import banker_of, blocked_by, fits_beside_kept, kept_by_all, scene_at, starts, waits
+from zico.scheduler.torus import TORUS
+from zico.scheduler.turns import (
+    banker_of,
+    blocked_by,
+    fits_beside_kept,
+    in_turn,
+    kept_by_all,
+    scene_at,
+    starts,
+    unstick,
+    waits,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Way(enum.IntEnum):
@@ -32,14 +46,16 @@ class Way(enum.IntEnum):
     """The setting is how many may be inside their iterations."""
     PAIR = 2
     """The setting is the index of the pair's schedule."""
+    TORUS = 3
+    """The best schedule of a few jobs; no setting."""
 
 
 PAIRS = 2
 """Schedules of a pair that a plan may have."""
-PLAN = np.dtype([("learnt", LEARNT), ("pairs", PAIR, (PAIRS,))], align=True)
+PLAN = np.dtype([("learnt", LEARNT), ("pairs", PAIR, (PAIRS,)), ("torus", TORUS)], align=True)
 """How certain jobs are to be decided on."""
 
-_CLAIMS, _BY_PAIR = int(Way.CLAIMS), int(Way.PAIR)
+_SHIFT, _CLAIMS, _BY_PAIR, _BY_TORUS = int(Way.SHIFT), int(Way.CLAIMS), int(Way.PAIR), int(Way.TORUS)
 _BOUNDARY = int(Phase.BOUNDARY)
 _BETTER = int(Reason.BETTER)
 _PAIR = 2
@@ -49,12 +65,11 @@ Record = Any
 
 @compiled
 def _is_planned(scene: Record) -> bool:
-    """Tell whether the scene is the pair that the plan is for, each fits, and both do what their profiles say."""
-    known = record_at(scene.plan_address, PLAN)
-    if scene.n != _PAIR or not is_of(known.learnt, scene):
+    """Tell whether the scene is of the jobs that the plan is for, each fits, and all do what their profiles say."""
+    if not is_of(record_at(scene.plan_address, PLAN).learnt, scene):
         return False
     kept = kept_by_all(scene)
-    for i in range(_PAIR):
+    for i in range(scene.n):
         job = job_at(scene, i)
         if job.profile_address == 0 or not fits_beside_kept(scene, i, kept):
             return False
@@ -113,6 +128,50 @@ def _wait_for_cell(scene: Record, pair: Record, actions: Any, index: int, cell: 
     blocked_by(scene, index, other)
 
 
+@compiled
+def _node(scene: Record, torus: Record, at_ns: NDArray[np.int64], later: int) -> int:
+    """Return where the jobs are on the torus if those inside go on for so many cells, none past its end."""
+    node = 0
+    for i in range(scene.n):
+        cell = 0
+        if job_at(scene, i).phase != _BOUNDARY:
+            cell = (at_ns[i] + torus.cell_ns // 2) // torus.cell_ns + later
+        node = node * torus.n_cells[i] + min(cell, torus.n_cells[i] - 1)
+    return node
+
+
+@compiled
+def _decide_torus(scene: Record) -> None:
+    """Decide for those of a few jobs that are at their boundaries."""
+    torus = record_at(scene.plan_address, PLAN).torus
+    free, sums, flags = banker_of(scene)
+    at_ns = np.zeros(scene.n, np.int64)
+    most = 0  # cells until the last of those inside has ended
+    for i in range(scene.n):
+        if job_at(scene, i).phase != _BOUNDARY:
+            at_ns[i] = position_ns(job_at(scene, i), scene.now_ns)
+            most = max(most, torus.n_cells[i] - at_ns[i] // torus.cell_ns)
+    those = torus.actions[_node(scene, torus, at_ns, 0)]
+    for i in in_turn(scene):
+        if those >> i & 1:
+            flags[0, i] = 1
+            if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], scene.n):
+                starts(scene, i)
+            else:
+                flags[0, i] = 0
+                waits_for_safety(scene, i)
+            continue
+        later = 1
+        while later < most and not torus.actions[_node(scene, torus, at_ns, later)] >> i & 1:
+            later += 1
+        until_ns = NO_TIME if later >= most else scene.now_ns + later * torus.cell_ns
+        waits(scene, i, _BETTER, until_ns)
+        for other in range(scene.n):
+            if job_at(scene, other).phase != _BOUNDARY:
+                blocked_by(scene, i, other)
+    unstick(scene, in_turn(scene))
+
+
 @callback(types.void(types.int64))
 def decide(scene_address: int) -> None:
     """Decide for every job at its boundary; takes microseconds and waits for nothing."""
@@ -125,7 +184,9 @@ def decide(scene_address: int) -> None:
     used = known.ways[known.used]
     if used.way == _BY_PAIR and _is_planned(scene):
         _decide_pair(scene, used.setting)
+    elif used.way == _BY_TORUS and _is_planned(scene):
+        _decide_torus(scene)
     elif used.way == _CLAIMS:
         decide_by_claims(scene, used.setting)
     else:
-        decide_by_shift(scene, MARGIN_SHIFT if used.way == _BY_PAIR else used.setting)
+        decide_by_shift(scene, used.setting if used.way == _SHIFT else MARGIN_SHIFT)

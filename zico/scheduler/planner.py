@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zico.scheduler import torus
 from zico.scheduler.claiming import EVERYBODY
 from zico.scheduler.learning import MOST_JOBS, MOST_WAYS
 from zico.scheduler.packed import Compiled, packed
@@ -135,6 +136,10 @@ def _ways(record: Records, pool: PoolView, loads: Sequence[Load]) -> list[tuple[
         together = pool.slowdown[min(_PAIR, len(pool.slowdown) - 1)]
         if solve(a, b, keeps, pool.budget, together, record[0]["pairs"][0]):
             ways.append((Way.PAIR, 0))
+    elif len(loads) == len(pool.jobs) and torus.solve(
+        loads, pool.budget, np.array(worths(loads)), pool.slowdown, record[0]["torus"]
+    ):
+        ways.append((Way.TORUS, 0))
     return ways
 
 
@@ -142,7 +147,8 @@ def _tried(record: Records, way: Way, setting: int, loads: Sequence[Load], pool:
     """Simulate the jobs under one way."""
     trial = record.copy()
     known = trial[0]["learnt"]
-    known["jobs"][:_PAIR] = 0, 1
+    if len(loads) <= MOST_JOBS:
+        known["n_jobs"], known["jobs"][: len(loads)] = len(loads), range(len(loads))
     known["n_ways"], known["ways"][0]["way"], known["ways"][0]["setting"] = 1, way, setting
     worth = worths(loads)
 

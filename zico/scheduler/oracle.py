@@ -1,0 +1,83 @@
+"""What is possible at all for a few jobs: the best of all schedules, by looking at every one. Offline only.
+
+It may keep a job waiting anywhere, knows all profiles exactly, and needs no state to be safe, so no scheduler gets
+further. Cells of iterations hold the most that is held in them: where the steps of all jobs are multiples of one length
+and few enough, the figure is exact; else it is lower than the truth by up to a cell an iteration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zico.errors import ProblemError
+from zico.scheduler.cycles import NO_ARC
+from zico.scheduler.shares import worths
+from zico.scheduler.torus import best, cell_length_ns, cells_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from zico.scheduler.simulate import Load
+    from zico.scheduler.torus import Cells
+
+MOST_JOBS = 4
+MOST_NODES = 300_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Possible:
+    """The best cyclic schedule."""
+
+    normalised: tuple[float, ...]
+    """Each job's throughput over alone's."""
+    mean: float
+    peak: int
+    """The most regions held at once."""
+
+
+def possible(
+    loads: Sequence[Load], budget: int, slowdown: Sequence[float] = (1.0,), most_nodes: int = MOST_NODES
+) -> Possible | None:
+    """Return what the jobs reach under the best schedule for their mean throughput, by weight; ``None`` if they stall.
+
+    Takes seconds.
+
+    Raises:
+        ProblemError: The jobs are too many, or too unequal in length, to look at all of their states.
+    """
+    if not 0 < len(loads) <= MOST_JOBS:
+        message = f"the best of all schedules is found for 1 to {MOST_JOBS} jobs, not {len(loads)}"
+        raise ProblemError(message)
+    cell_ns = cell_length_ns(loads, most_nodes)
+    if cell_ns == 0:
+        longest, shortest = (pick(loads, key=lambda load: load.profile.duration_ns) for pick in (max, min))
+        times = longest.profile.duration_ns / shortest.profile.duration_ns
+        message = f"an iteration of {longest.name} is {times:.0f} times as long as one of {shortest.name}: too many states"
+        raise ProblemError(message)
+    cells = cells_for(loads, cell_ns)
+    arcs, chosen = best(cells, budget, np.array(worths(loads)), slowdown, any_wait=True)
+    return None if chosen[0] == NO_ARC else _along(cells, arcs, chosen, slowdown)
+
+
+def _along(cells: Cells, arcs: NDArray[np.int64], chosen: NDArray[np.int8], slowdown: Sequence[float]) -> Possible:
+    """Follow the chosen arcs from the boundaries of all into their cycle, and once round it."""
+    n, full = len(cells.n), (1 << len(cells.n)) - 1
+    seen: dict[int, int] = {}
+    steps: list[tuple[NDArray[np.int64], int]] = []
+    node = 0
+    while node not in seen:
+        seen[node] = len(steps)
+        goes = full - int(chosen[node]) >> np.arange(n) & 1
+        at = np.array(np.unravel_index(node, tuple(cells.n)))
+        held = np.where(goes, cells.level[np.arange(n), at], cells.before[np.arange(n), at])
+        steps.append((goes, int(held.sum())))
+        node = int(arcs[node, chosen[node]])
+    cycle = steps[seen[node] :]
+    time = sum(slowdown[min(int(goes.sum()), len(slowdown) - 1)] for goes, _held in cycle)
+    normalised = tuple(float(x) for x in np.sum([goes for goes, _held in cycle], axis=0) / time)
+    return Possible(normalised, sum(normalised) / n, max(held for _goes, held in cycle))
