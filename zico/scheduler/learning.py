@@ -34,22 +34,27 @@ _LOOK_ROUNDS = 2  # between two measurements
 _SETTLE_ROUNDS = 4  # after a change, not measured
 _MOST_ROUNDS = 512.0  # what lies further back counts less and less
 _BETTER_BY = 0.008
+_CHOICE = 2
 _OWED = 0.97  # of its floor: an iteration more or less must not decide
 
-WAY = np.dtype([("way", "i8"), ("setting", "i8"), ("promise", "f8"), ("gain", "f8"), ("rounds", "f8")], align=True)
-"""A way, what it promised, and what it gave in so many rounds of use; both in rounds of all jobs running alone."""
+WAY = np.dtype(
+    [("way", "i8"), ("setting", "i8"), ("promise", "f8"), ("rounds", "f8"), ("got", "f8", (MOST_JOBS,))], align=True
+)
+"""A way, what it promised, and what each job got in so many rounds of use, in rounds of running alone."""
 
 LEARNT = np.dtype(
     [
         ("n_jobs", "i8"),
         ("jobs", "i8", (MOST_JOBS,)),  # their numbers
-        ("worth", "f8", (MOST_JOBS,)),  # of an iteration of each, in rounds
+        ("worth", "f8", (MOST_JOBS,)),  # what the throughput of each counts; together 1
+        ("length", "f8", (MOST_JOBS,)),  # of an iteration of each, in rounds
         ("round_ns", "i8"),
         ("n_ways", "i8"),
         ("ways", WAY, (MOST_WAYS,)),
         ("used", "i8"),
         ("since_ns", "i8"),  # what was done until then is counted
-        ("done", "f8"),
+        ("counts", "i8"),  # 0: from then on nothing is, until things have settled
+        ("done", "f8", (MOST_JOBS,)),  # iterations
     ],
     align=True,
 )
@@ -70,67 +75,73 @@ def is_of(known: Record, scene: Record) -> bool:
 
 
 @compiled
-def _done(known: Record, scene: Record) -> float:
-    """Return what the jobs have done since ever."""
-    done = 0.0
-    for i in range(scene.n):
-        job = job_at(scene, i)
-        iterations = float(job.iteration)
-        if is_iterating(job):
-            iterations += position_ns(job, scene.now_ns) / max(1, profile_at(job).duration_ns)
-        done += known.worth[i] * iterations
+def _done(job: Record, now_ns: int) -> float:
+    """Return how many iterations a job has done."""
+    done = float(job.iteration)
+    if is_iterating(job):
+        done += position_ns(job, now_ns) / max(1, profile_at(job).duration_ns)
     return done
 
 
 @compiled
-def _lacking(scene: Record) -> float:
-    """Return what the jobs lack of what they are owed, together."""
-    lacking = 0.0
-    for i in range(scene.n):
-        job = job_at(scene, i)
-        lacking += max(0.0, _OWED * job.floor - job.served)
-    return lacking
-
-
-@compiled
-def _value(way: Record) -> float:
-    return (way.promise * PROMISE_ROUNDS + way.gain) / (PROMISE_ROUNDS + way.rounds)
+def _value(known: Record, scene: Record, way: Record) -> float:
+    """Return what a way is worth: the mean of what it promised and gave, less what jobs lack of what they are owed."""
+    gave = 0.0
+    if way.rounds > 0:
+        for i in range(scene.n):
+            share = way.got[i] / way.rounds
+            gave += known.worth[i] * share - max(0.0, _OWED * job_at(scene, i).floor - share)
+    return (way.promise * PROMISE_ROUNDS + gave * way.rounds) / (PROMISE_ROUNDS + way.rounds)
 
 
 @compiled
 def learn(known: Record, scene: Record) -> None:
     """Measure the way in use, and change it if another one is worth more."""
-    if known.n_ways < 2 or (known.since_ns != 0 and scene.now_ns < known.since_ns + _LOOK_ROUNDS * known.round_ns):  # noqa: PLR2004 - nothing to choose
+    if known.n_ways < _CHOICE:
+        return
+    if known.since_ns != 0 and scene.now_ns < known.since_ns + _LOOK_ROUNDS * known.round_ns:
         return
     if not is_of(known, scene):
         known.since_ns = 0
-        return
-    done = _done(known, scene)
-    if known.since_ns == 0:
-        _measure_from(known, scene.now_ns + (_SETTLE_ROUNDS - _LOOK_ROUNDS) * known.round_ns, -1.0)
-        return
-    if known.done < 0:
-        _measure_from(known, scene.now_ns, done)
-        return
-    used = known.ways[known.used]
-    rounds = (scene.now_ns - known.since_ns) / known.round_ns
-    used.rounds += rounds
-    used.gain += done - known.done - _lacking(scene) * rounds
-    if used.rounds > _MOST_ROUNDS:
-        used.gain *= _MOST_ROUNDS / used.rounds
-        used.rounds = _MOST_ROUNDS
-    _measure_from(known, scene.now_ns, done)
-    best = known.used
-    worth = _value(used) + _BETTER_BY
-    for i in range(known.n_ways):
-        if i != known.used and _value(known.ways[i]) > worth:
-            best, worth = i, _value(known.ways[i])
-    if best != known.used:
-        known.used = best
-        _measure_from(known, scene.now_ns + (_SETTLE_ROUNDS - _LOOK_ROUNDS) * known.round_ns, -1.0)
+    elif known.since_ns == 0:
+        _settle(known, scene)
+    else:
+        if known.counts:
+            _count(known, scene)
+            _choose(known, scene)
+        if known.since_ns <= scene.now_ns:
+            known.since_ns, known.counts = scene.now_ns, 1
+            for i in range(scene.n):
+                known.done[i] = _done(job_at(scene, i), scene.now_ns)
 
 
 @compiled
-def _measure_from(known: Record, since_ns: int, done: float) -> None:
-    known.since_ns = since_ns
-    known.done = done
+def _settle(known: Record, scene: Record) -> None:
+    """Count nothing for a while."""
+    known.since_ns, known.counts = scene.now_ns + (_SETTLE_ROUNDS - _LOOK_ROUNDS) * known.round_ns, 0
+
+
+@compiled
+def _count(known: Record, scene: Record) -> None:
+    """Count what was done since the last look for the way in use."""
+    used = known.ways[known.used]
+    rounds = (scene.now_ns - known.since_ns) / known.round_ns
+    keeps = min(1.0, _MOST_ROUNDS / (used.rounds + rounds))
+    used.rounds = keeps * (used.rounds + rounds)
+    for i in range(scene.n):
+        more = known.length[i] * (_done(job_at(scene, i), scene.now_ns) - known.done[i])
+        used.got[i] = keeps * (used.got[i] + more)
+
+
+@compiled
+def _choose(known: Record, scene: Record) -> None:
+    """Use the way that is worth the most, if it is worth noticeably more."""
+    best = known.used
+    worth = _value(known, scene, known.ways[best]) + _BETTER_BY
+    for i in range(known.n_ways):
+        value = _value(known, scene, known.ways[i])
+        if i != known.used and value > worth:
+            best, worth = i, value
+    if best != known.used:
+        known.used = best
+        _settle(known, scene)

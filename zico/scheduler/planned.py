@@ -22,6 +22,7 @@ from zico.scheduler.pair import BOTH, FIRST, PAIR, SECOND
 from zico.scheduler.shifting import MARGIN_SHIFT, decide_by_shift, waits_for_safety
 from zico.scheduler.torus import TORUS
 from zico.scheduler.turns import (
+    LONGEST_WAITING,
     banker_of,
     blocked_by,
     fits_beside_kept,
@@ -41,7 +42,7 @@ class Way(enum.IntEnum):
     """How jobs are decided on; each has a setting."""
 
     SHIFT = 0
-    """The setting ``s`` leaves ``1 / 2**s`` of the budget out of predictions."""
+    """The setting is the margin's shift, and who comes first ``<< FIRST_SHIFT``."""
     CLAIMS = 1
     """The setting is how many may be inside their iterations."""
     PAIR = 2
@@ -50,6 +51,7 @@ class Way(enum.IntEnum):
     """The best schedule of a few jobs; no setting."""
 
 
+FIRST_SHIFT, MARGIN_MASK = 8, 255
 PAIRS = 2
 """Schedules of a pair that a plan may have."""
 PLAN = np.dtype([("learnt", LEARNT), ("pairs", PAIR, (PAIRS,)), ("torus", TORUS)], align=True)
@@ -177,7 +179,7 @@ def decide(scene_address: int) -> None:
     """Decide for every job at its boundary; takes microseconds and waits for nothing."""
     scene = scene_at(scene_address)
     if scene.plan_address == 0:
-        decide_by_shift(scene, MARGIN_SHIFT)
+        decide_by_shift(scene, MARGIN_SHIFT, LONGEST_WAITING)
         return
     known = record_at(scene.plan_address, PLAN).learnt
     learn(known, scene)
@@ -189,4 +191,5 @@ def decide(scene_address: int) -> None:
     elif used.way == _CLAIMS:
         decide_by_claims(scene, used.setting)
     else:
-        decide_by_shift(scene, used.setting if used.way == _SHIFT else MARGIN_SHIFT)
+        setting = used.setting if used.way == _SHIFT else MARGIN_SHIFT
+        decide_by_shift(scene, setting & MARGIN_MASK, setting >> FIRST_SHIFT)

@@ -13,6 +13,7 @@ Guarantees
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,10 +23,11 @@ from zico.scheduler.claiming import EVERYBODY
 from zico.scheduler.learning import MOST_JOBS, MOST_WAYS
 from zico.scheduler.packed import Compiled, packed
 from zico.scheduler.pair import solve
-from zico.scheduler.planned import PLAN, Way, decide
+from zico.scheduler.planned import FIRST_SHIFT, PLAN, Way, decide
 from zico.scheduler.shares import floors, worths
 from zico.scheduler.shifting import MARGIN_SHIFT
 from zico.scheduler.simulate import Load, Simulation
+from zico.scheduler.turns import LARGEST, LEAST_SERVED, LONGEST, SHORTEST
 from zico.scheduler.state import JobView, Phase, PoolView, Profile
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ _JITTER = 0.1
 _SEEDS = (1, 2)
 _OWED = 0.97  # of its floor: an iteration at the edge of what was simulated must not decide
 _AS_GOOD = 0.995
+_NEAR = 0.97
 _HOPEFUL = 0.9  # a way that promises less than so much of the best is not tried for real
 _NO_MARGIN = 62
 _PAIR = 2
@@ -94,7 +97,7 @@ def plan(pool: PoolView) -> Plan | None:
         return None
     loads = [dataclasses.replace(load, floor=floor) for load, floor in zip(loads, floors(loads), strict=True)]
     record = _record(pool, loads)
-    return _chosen(record, [_tried(record, way, setting, loads, pool) for way, setting in _ways(record, pool, loads)])
+    return _chosen(record, _tried(record, _ways(record, pool, loads), loads, pool))
 
 
 def rehearse() -> None:
@@ -118,8 +121,8 @@ def _record(pool: PoolView, loads: Sequence[Load]) -> Records:
         known = record[0]["learnt"]
         known["n_jobs"], known["round_ns"] = len(loads), longest_ns
         known["jobs"][: len(loads)] = [job.job for job in pool.jobs]
-        worth = zip(worths(loads), loads, strict=True)
-        known["worth"][: len(loads)] = [each * load.profile.duration_ns / longest_ns for each, load in worth]
+        known["worth"][: len(loads)] = worths(loads)
+        known["length"][: len(loads)] = [load.profile.duration_ns / longest_ns for load in loads]
     return record
 
 
@@ -129,6 +132,7 @@ def _ways(record: Records, pool: PoolView, loads: Sequence[Load]) -> list[tuple[
     if len(loads) > _FEW:
         return ways
     ways += [(Way.SHIFT, _NO_MARGIN), *((Way.CLAIMS, most) for most in range(1, len(loads)))]
+    ways += [(Way.SHIFT, _NO_MARGIN | first << FIRST_SHIFT) for first in (SHORTEST, LONGEST, LARGEST, LEAST_SERVED)]
     if len(loads) == _PAIR == len(pool.jobs):
         profiles = [packed(load.profile) for load in loads]  # to be kept while their addresses are used
         a, b = (profile.ctypes.data for profile in profiles)
@@ -143,30 +147,50 @@ def _ways(record: Records, pool: PoolView, loads: Sequence[Load]) -> list[tuple[
     return ways
 
 
-def _tried(record: Records, way: Way, setting: int, loads: Sequence[Load], pool: PoolView) -> _Tried:
-    """Simulate the jobs under one way."""
-    trial = record.copy()
-    known = trial[0]["learnt"]
-    if len(loads) <= MOST_JOBS:
-        known["n_jobs"], known["jobs"][: len(loads)] = len(loads), range(len(loads))
-    known["n_ways"], known["ways"][0]["way"], known["ways"][0]["setting"] = 1, way, setting
-    worth = worths(loads)
+class _Trials:
+    """Simulates jobs under one way after the other."""
 
-    def run(jitter: float, seed: int) -> tuple[float, float, float]:
-        longest_ns = max(load.profile.duration_ns for load in loads)
-        per_round = sum(longest_ns / load.profile.duration_ns for load in loads)
-        rounds = min(_ITERATIONS, max(_LEAST_ITERATIONS, int(_MOST_ITERATIONS / per_round)))
-        varying = [dataclasses.replace(load, jitter=jitter) for load in loads]
-        policy = Compiled("", decide, plan=lambda _view: Plan(trial))
-        simulation = Simulation(policy, varying, pool.budget, seed, slowdown=pool.slowdown)
-        got = simulation.run((_WARM_UP + rounds) * longest_ns, _WARM_UP * longest_ns).normalised
-        mean = sum(each * x for each, x in zip(worth, got, strict=True))
-        short = sum(max(0.0, _OWED * load.floor - x) for load, x in zip(loads, got, strict=True))
-        return mean - short, mean, min(got)
+    def __init__(self, record: Records, loads: Sequence[Load], pool: PoolView) -> None:
+        """Take a plan that has the schedules of all ways."""
+        self._trial = record.copy()
+        known = self._trial[0]["learnt"]
+        known["n_ways"] = 1  # nothing to learn
+        n = len(loads)
+        if n <= MOST_JOBS:
+            known["n_jobs"], known["jobs"][:n] = n, range(n)
+        self._loads, self._pool, self._worth = loads, pool, worths(loads)
+        self._longest_ns = max(load.profile.duration_ns for load in loads)
+        per_round = sum(self._longest_ns / load.profile.duration_ns for load in loads)
+        self._rounds = min(_ITERATIONS, max(_LEAST_ITERATIONS, int(_MOST_ITERATIONS / per_round)))
 
-    exact, mean, least = run(0.0, 0)
-    varying = [run(_JITTER, seed)[0] for seed in (_SEEDS if len(loads) <= _FEW else ())]
-    return _Tried(way, setting, exact, float(np.mean(varying)) if varying else exact, mean, least)
+    def tried(self, way: Way, setting: int, hopeful: float) -> _Tried:
+        """Return what comes of a way; with times that vary only if it is worth so much without."""
+        first = self._trial[0]["learnt"]["ways"][0]
+        first["way"], first["setting"] = way, setting
+        exact, mean, least = self._run(0.0, 0)
+        varying = [self._run(_JITTER, seed)[0] for seed in _SEEDS] if exact >= hopeful else [exact]
+        return _Tried(way, setting, exact, sum(varying) / len(varying), mean, least)
+
+    def _run(self, jitter: float, seed: int) -> tuple[float, float, float]:
+        """Return the mean, less what jobs lack of what they are owed; the mean; and the least that a job got."""
+        loads = [dataclasses.replace(load, jitter=jitter) for load in self._loads]
+        policy = Compiled("", decide, plan=lambda _view: Plan(self._trial))
+        simulation = Simulation(policy, loads, self._pool.budget, seed, slowdown=self._pool.slowdown)
+        until_ns, warm_up_ns = (_WARM_UP + self._rounds) * self._longest_ns, _WARM_UP * self._longest_ns
+        got = simulation.run(until_ns, warm_up_ns).normalised
+        mean = sum(each * x for each, x in zip(self._worth, got, strict=True))
+        lacking = sum(max(0.0, _OWED * load.floor - x) for load, x in zip(loads, got, strict=True))
+        return mean - lacking, mean, min(got)
+
+
+def _tried(record: Records, ways: Sequence[tuple[Way, int]], loads: Sequence[Load], pool: PoolView) -> list[_Tried]:
+    """Try every way; with times that vary those that come near the best so far."""
+    trials = _Trials(record, loads, pool)
+    tried: list[_Tried] = []
+    for way, setting in ways:
+        best = max((one.exact for one in tried), default=0.0) if len(loads) <= _FEW else math.inf
+        tried.append(trials.tried(way, setting, _NEAR * best))
+    return tried
 
 
 def _chosen(record: Records, tried: list[_Tried]) -> Plan:
@@ -180,7 +204,7 @@ def _chosen(record: Records, tried: list[_Tried]) -> Plan:
     first = max((one for one in good if one.score >= _AS_GOOD * best), key=lambda one: one.least)
     promised = max(one.promise for one in tried)
     greedy = [(Way.SHIFT, MARGIN_SHIFT), (Way.CLAIMS, EVERYBODY)]
-    rest = [one for one in tried if one is not first]
+    rest = list({(one.way, one.exact, one.varying): one for one in tried if one is not first}.values())
     rest = [one for one in rest if one.promise >= _HOPEFUL * promised or (one.way, one.setting) in greedy]
     rest = sorted(rest, key=lambda one: -one.promise)[: MOST_WAYS - 1]
     known = record[0]["learnt"]

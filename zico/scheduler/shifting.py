@@ -27,7 +27,7 @@ from zico.scheduler.turns import (
     banker_of,
     blocked_by,
     decision_at,
-    in_turn,
+    in_order,
     peaks_together,
     starts,
     unstick,
@@ -61,9 +61,15 @@ Record = Any
 
 
 @compiled
-def decide_by_shift(scene: Record, margin_shift: int) -> None:
-    """Decide for every job at its boundary; of the budget, ``1 / 2**margin_shift`` is left out of predictions."""
-    order = in_turn(scene)
+def decide_by_shift(scene: Record, margin_shift: int, first: int) -> None:
+    """Decide for every job at its boundary.
+
+    Args:
+        scene: The pool.
+        margin_shift: ``1 / 2**margin_shift`` of the budget is left out of predictions where that leaves a solution.
+        first: Whose iteration is planned before the others', as for ``in_order``.
+    """
+    order = in_order(scene, first)
     alone = alone_in(scene)
     if alone == NOBODY and 0 <= peaks_together(scene) <= scene.budget - (scene.budget >> margin_shift):
         _start_all(scene, order)

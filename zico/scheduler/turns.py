@@ -19,6 +19,11 @@ _RUNNING = int(Phase.RUNNING)
 _BOUNDARY = int(Phase.BOUNDARY)
 _NONE, _ALONE, _MISFIT = int(Reason.NONE), int(Reason.ALONE), int(Reason.MISFIT)
 
+LONGEST_WAITING, SHORTEST, LONGEST, LARGEST, LEAST_SERVED = 0, 1, 2, 3, 4
+"""Who may come first: the one that waits longest; of the shortest, the longest iteration; of the largest peak; who has
+got the least lately."""
+_FINE = 1 << 20
+
 Record = Any
 Array = Any
 
@@ -38,8 +43,27 @@ def decision_at(scene: Record, index: int) -> Record:
 @compiled
 def in_turn(scene: Record) -> NDArray[np.int64]:
     """Return the indices of the jobs at their boundaries: by priority, and of one priority by who waits longest."""
+    return in_order(scene, LONGEST_WAITING)
+
+
+@inlined
+def _key(job: Record, first: int) -> int:
+    """Return what is least for the job that comes first."""
+    if first == LEAST_SERVED:
+        return int(job.served * _FINE)
+    if job.profile_address == 0:
+        return 0
+    profile = profile_at(job)
+    if first == LARGEST:
+        return -profile.peak
+    return profile.duration_ns if first == SHORTEST else -profile.duration_ns
+
+
+@compiled
+def in_order(scene: Record, first: int) -> NDArray[np.int64]:
+    """Return the indices of the jobs at their boundaries: by priority, and of one priority by what is to come first."""
     waiting = np.empty(scene.n, np.int64)
-    since_ns = np.empty(scene.n, np.int64)
+    key = np.empty(scene.n, np.int64)
     rank = np.empty(scene.n, np.int64)
     n = 0
     ranked = False
@@ -47,22 +71,24 @@ def in_turn(scene: Record) -> NDArray[np.int64]:
         job = job_at(scene, i)
         if job.phase == _BOUNDARY:
             waiting[n] = i
-            since_ns[n] = job.waiting_since_ns if job.waiting_since_ns != 0 else scene.now_ns
+            key[n] = job.waiting_since_ns if job.waiting_since_ns != 0 else scene.now_ns
+            if first != LONGEST_WAITING:
+                key[n] = _key(job, first)
             rank[n] = -job.priority
             ranked = ranked or rank[n] != rank[0]
             n += 1
     if n > _FEW:
-        order = np.argsort(since_ns[:n], kind="mergesort")
+        order = np.argsort(key[:n], kind="mergesort")
         if ranked:
             order = order[np.argsort(rank[:n][order], kind="mergesort")]
         return waiting[:n][order]
     for i in range(1, n):
-        index, since, own = waiting[i], since_ns[i], rank[i]
+        index, own_key, own = waiting[i], key[i], rank[i]
         at = i
-        while at > 0 and (rank[at - 1] > own or (rank[at - 1] == own and since_ns[at - 1] > since)):
-            waiting[at], since_ns[at], rank[at] = waiting[at - 1], since_ns[at - 1], rank[at - 1]
+        while at > 0 and (rank[at - 1] > own or (rank[at - 1] == own and key[at - 1] > own_key)):
+            waiting[at], key[at], rank[at] = waiting[at - 1], key[at - 1], rank[at - 1]
             at -= 1
-        waiting[at], since_ns[at], rank[at] = index, since, own
+        waiting[at], key[at], rank[at] = index, own_key, own
     return waiting[:n]
 
 
