@@ -86,21 +86,21 @@ class _Bert(nn.Module):
         return words, self.next_head(self.pooler(x[:, 0]))
 
 
-def bert_base(batch: int = 64, length: int = 512) -> Step:
+def bert_base(batch: int = 64, length: int = 512, optimizer: str = "AdamW") -> Step:
     """Build BERT-base (uncased) for pre-training; words are predicted at all positions, masked or not."""
     vocabulary = 30522
     model = _Bert(vocabulary, length)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    descent = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-4)
 
     def step() -> torch.Tensor:
         tokens, segments = torch.randint(vocabulary, (batch, length)), torch.randint(2, (batch, length))
         missing, follows = torch.randint(vocabulary, (batch, length)), torch.randint(2, (batch,))
-        optimizer.zero_grad()
+        descent.zero_grad()
         words, following = model(tokens, segments)
         loss = functional.cross_entropy(words.flatten(0, 1), missing.flatten())
         loss = loss + functional.cross_entropy(following, follows)
         loss.backward()
-        optimizer.step()
+        descent.step()
         return loss.detach()
 
     return step

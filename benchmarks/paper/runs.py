@@ -1,0 +1,112 @@
+"""Run jobs in the simulator and say what came of it, by the paper's definitions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from paper.loads import slowdown
+
+from zico.errors import ConfigError
+from zico.scheduler.policies import policy_named
+from zico.scheduler.simulate import Simulation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paper.loads import Job
+
+    from zico.scheduler.state import CompiledPolicy
+
+WARM_UP, ROUNDS = 10, 60
+"""Iterations of the longest job."""
+ENOUGH = 0.97
+"""Of the throughput with unlimited memory."""
+
+
+def named(name: str) -> CompiledPolicy | None:
+    """Return a policy; ``None`` if this version has none of that name."""
+    try:
+        return policy_named(name)
+    except ConfigError:
+        return None
+
+
+def jain(values: Sequence[float]) -> float:
+    """Return how evenly something is shared out: 1 if all have the same, 1/n if one has all.
+
+    Source: R. Jain, D. Chiu, W. Hawe, DEC-TR-301, 1984.
+    """
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 0.0
+
+
+def least_budget(jobs: Sequence[Job]) -> int:
+    """Return the regions without which some job can never end an iteration beside what the others keep."""
+    kept = sum(job.keeps for job in jobs)
+    return kept + max(job.profile.peak - job.keeps for job in jobs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Jobs, and what they have."""
+
+    jobs: tuple[Job, ...]
+    budget: int
+    """Regions."""
+    assumption: str
+    rounds: int = ROUNDS
+
+
+def measure(setting: Setting, policy: str) -> dict[str, Any] | None:
+    """Simulate jobs under a policy; ``None`` if there is no such policy, or somebody can never end an iteration.
+
+    Returns:
+        ``normalised``: each job's iterations per second over alone's; ``waited``: share of the time that each waited.
+    """
+    chosen = named(policy)
+    if chosen is None or least_budget(setting.jobs) > setting.budget:
+        return None
+    loads = [job.load(number) for number, job in enumerate(setting.jobs)]
+    longest_ns = max(job.profile.duration_ns for job in setting.jobs)
+    factors = slowdown(setting.jobs, setting.assumption)
+    until_ns = int((WARM_UP + setting.rounds) * longest_ns * factors[-1])
+    warm_up_ns = int(WARM_UP * longest_ns * factors[-1])
+    outcome = Simulation(chosen, loads, setting.budget, slowdown=factors).run(until_ns, warm_up_ns)
+    return {
+        "normalised": [round(value, 5) for value in outcome.normalised],
+        "mean": round(outcome.mean, 5),
+        "peak_granted": outcome.peak_granted,
+        "waited": [round(waited / (until_ns - warm_up_ns), 5) for waited in outcome.waited_ns],
+        "jain": round(jain(outcome.normalised), 5),
+        "stalls": outcome.stalls,
+    }
+
+
+def unlimited(setting: Setting) -> dict[str, Any]:
+    """Return what the jobs do if memory is never short."""
+    budget = sum(job.profile.peak for job in setting.jobs)
+    found = measure(dataclasses.replace(setting, budget=budget), "none")
+    assert found is not None  # noqa: S101 - all peaks fit
+    return found
+
+
+def enough_memory(setting: Setting, policy: str) -> int | None:
+    """Return the fewest regions with which jobs get ``ENOUGH`` of their throughput with unlimited memory.
+
+    By halving the range: throughput need not grow with every region, so a smaller budget may do as well by luck.
+    ``None`` if not even the sum of the peaks does.
+    """
+    goal = ENOUGH * unlimited(setting)["mean"]
+
+    def is_enough(budget: int) -> bool:
+        found = measure(dataclasses.replace(setting, budget=budget), policy)
+        return found is not None and found["mean"] >= goal and not found["stalls"]
+
+    few, many = least_budget(setting.jobs) - 1, sum(job.profile.peak for job in setting.jobs)
+    if not is_enough(many):
+        return None
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if is_enough(middle) else (middle, many)
+    return many
