@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import common
-from paper import budget, identical, many, pairs, tables
-
-EXPERIMENTS = {module.NAME.removeprefix("paper-"): module for module in (identical, pairs, budget, tables, many)}
+from paper.page import MODULES, write_page
 
 
 def main() -> None:
-    """Simulate, write results, and write the page from them."""
+    """Simulate, write results, and write the page from those that are in results/."""
     parser = common.parser(__doc__)
-    parser.add_argument("--only", choices=EXPERIMENTS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--only", choices=MODULES, action="append", help="only this experiment; may be repeated")
+    parser.add_argument("--page", action="store_true", help="simulate nothing: write the page from results/")
     options = parser.parse_args()
     directory = common.output_directory(options)
-    for name in options.only or EXPERIMENTS:
-        result: dict[str, Any] = EXPERIMENTS[name].run(smoke=options.smoke)
-        common.write(result, EXPERIMENTS[name].text_of(result), directory)
+    for name in [] if options.page else options.only or MODULES:
+        result = MODULES[name].run(smoke=options.smoke)
+        common.write(result, MODULES[name].text_of(result), directory)
+    if options.page or directory == common.RESULTS:
+        write_page()
 
 
 if __name__ == "__main__":

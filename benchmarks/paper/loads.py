@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from zico.scheduler.state import Profile
 
 ASSUMPTIONS = ("apart", "roofline")
-_DRAWS = 200_000
+_DRAWS = 50_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,24 +91,21 @@ def slowdown(jobs: Sequence[Job], assumption: str) -> tuple[float, ...]:
 
 @functools.cache
 def _roofline(names: tuple[tuple[str, int, str], ...]) -> tuple[float, ...]:
-    jobs = [job_of(*name) for name in names]
+    """Draw orders of the jobs and an operation of each, and add up what the first two, three, ... of them want."""
     random = np.random.default_rng(1)
-    factors = [1.0, 1.0]
-    for n in range(2, len(jobs) + 1):
-        wanted = np.zeros((2, _DRAWS))
-        chosen = random.permuted(np.tile(np.arange(len(jobs)), (_DRAWS, 1)), axis=1)[:, :n]
-        for column in chosen.T:
-            wanted += _met(jobs, column, random)
-        factors.append(float(np.maximum(1.0, wanted.max(axis=0)).mean()))
-    return tuple(factors)
+    met = np.stack([_met(*name, random) for name in names])
+    order = random.permuted(np.tile(np.arange(len(names))[:, None], _DRAWS), axis=0)
+    wanted = np.cumsum(np.take_along_axis(met, order[..., None], axis=0), axis=0)
+    factors = np.maximum(1.0, wanted.max(axis=2)).mean(axis=1)
+    return (1.0, 1.0, *factors[1:].tolist())
 
 
-def _met(jobs: Sequence[Job], chosen: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.float64]:
-    """Return how busy an operation of each chosen job keeps processors and memory, by chance."""
-    found = np.empty((2, len(chosen)))
-    for i, job in enumerate(jobs):
-        here = chosen == i
-        times, *shares = work_of(job.model).busy(job.batch, job.card)
-        met = random.choice(len(times), int(here.sum()), p=times / times.sum())
-        found[:, here] = np.array(shares)[:, met]
-    return found
+def _met(key: str, batch: int, card: str, random: np.random.Generator) -> NDArray[np.float64]:
+    """Return how busy operations of a job that are met by chance keep processors and memory, a row for each."""
+    times_ns, *shares = _busy(key, batch, card)
+    return np.stack(shares, axis=1)[random.choice(len(times_ns), _DRAWS, p=times_ns / times_ns.sum())]
+
+
+@functools.cache
+def _busy(key: str, batch: int, card: str) -> NDArray[np.float64]:
+    return work_of(IDENTICAL[key]).busy(batch, card)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import common
 from paper.loads import ASSUMPTIONS, job_of_size, regions_of
 from paper.published import REGION_BYTES
-from paper.runs import ENOUGH, ROUNDS, Setting, enough_memory, measure, named, unlimited
+from paper.runs import ENOUGH, Setting, enough_memory, measure, named, unlimited
 from paper.text import number, percent
 
 if TYPE_CHECKING:
@@ -20,14 +20,16 @@ POLICIES = ("zico", "shift", "claims", "serial", "salus:order=pack", "partition"
 SAVING = ("zico", "shift", "claims")
 SETS = {"identical": ("NN",), "mixed": ("NN", "RN", "GT", "RH")}
 COUNTS = (2, 3, 4, 6, 8, 12, 16)
-SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
+SHARES = (0.5, 0.6, 0.8)
 """The card over the sum of the peaks."""
-_SHOWN = 0.6
+_ROUNDS = 30
+SHOWN = 0.6
+"""What the tables by number of jobs are about."""
 
 
 def run(*, smoke: bool = False) -> dict[str, Any]:
     """Simulate sets of jobs of equal peaks whose sum exceeds the card."""
-    counts, shares, rounds = ((2,), (0.6,), 3) if smoke else (COUNTS, SHARES, ROUNDS)
+    counts, shares, rounds = ((2,), (0.6,), 3) if smoke else (COUNTS, SHARES, _ROUNDS)
     sets = {"identical": ("RN",)} if smoke else SETS
     result = common.document(NAME, QUESTION, {"policies": POLICIES, "card": CARD, "shares": shares, "rounds": rounds})
     result["sets"], result["memory"] = {}, {}
@@ -70,7 +72,7 @@ def throughput_table(rows: list[dict[str, Any]], assumption: str) -> str:
     header = ("jobs", "unlimited", *POLICIES)
     lines = []
     for row in rows:
-        if row["share"] == _SHOWN:
+        if row["share"] == SHOWN:
             found = [row[assumption].get(policy) for policy in ("unlimited", *POLICIES)]
             lines.append((str(row["n"]), *(number(each["mean"] * row["n"] if each else None, 2) for each in found)))
     return common.table(header, lines)
@@ -93,7 +95,7 @@ def fairness_table(rows: list[dict[str, Any]], assumption: str) -> str:
     header = ("jobs", *POLICIES)
     lines = []
     for row in rows:
-        if row["share"] == _SHOWN:
+        if row["share"] == SHOWN:
             found = [row[assumption].get(policy) for policy in POLICIES]
             lines.append((str(row["n"]), *(number(each["jain"] if each else None, 3) for each in found)))
     return common.table(header, lines)
@@ -116,10 +118,10 @@ def text_of(result: dict[str, Any]) -> str:
     parts.append(saved_table(result))
     for name, rows in result["sets"].items():
         for assumption in ASSUMPTIONS:
-            parts.append(f"Sum of the throughputs, {name}, {assumption}, card {_SHOWN:.0%} of the peaks:\n")
+            parts.append(f"Sum of the throughputs, {name}, {assumption}, card {SHOWN:.0%} of the peaks:\n")
             parts.append(throughput_table(rows, assumption))
         parts.append(f"Throughput over that of unlimited memory, {name}, apart:\n")
         parts.append(shares_table(rows, "apart", 4))
-        parts.append(f"Jain's index, {name}, roofline, card {_SHOWN:.0%} of the peaks:\n")
+        parts.append(f"Jain's index, {name}, roofline, card {SHOWN:.0%} of the peaks:\n")
         parts.append(fairness_table(rows, "roofline"))
     return "\n".join(parts)

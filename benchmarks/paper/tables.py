@@ -81,7 +81,7 @@ def tracked(events: NDArray[np.void], spacing_bytes: int) -> dict[str, int]:
             pending += sizes.pop(tensor)
         if (kind == Kind.OP and not spacing_bytes) or (spacing_bytes and allocated >= spacing_bytes):
             live, pending, allocated = live - pending, 0, 0
-            marks += begin <= i < end
+            marks += int(begin <= i < end)
     return {"marks": marks, "peak_bytes": most}
 
 
@@ -97,29 +97,26 @@ def _in_regions(problem: Problem, region_bytes: int) -> dict[str, float]:
     return {"acquired": acquired, "held_mean_bytes": mean_over_time(problem, held) * region_bytes}
 
 
-def turnover(
-    problem: Problem, offset_bytes: NDArray[np.int64], region_bytes: int
-) -> tuple[int, NDArray[np.int64]]:
-    """Return how often a region begins to hold something within an iteration, and the regions held at each tick."""
+def turnover(problem: Problem, offset_bytes: NDArray[np.int64], region_bytes: int) -> tuple[int, NDArray[np.int64]]:
+    """Return how often a region begins to hold something within an iteration, and the regions held at each tick.
+
+    A region that is held over the end of an iteration is not asked for again at the beginning of the next one.
+    """
+    n_ticks = problem.n_ticks
     first = offset_bytes // region_bytes
-    last = (offset_bytes + problem.size_bytes - 1) // region_bytes
-    order = np.argsort(first, kind="stable")
-    held = np.zeros(problem.n_ticks, np.int64)
-    acquired = 0
-    inside: list[int] = []
-    position = 0
-    for region in range(int(last.max()) + 1):
-        while position < len(order) and first[order[position]] <= region:
-            inside.append(int(order[position]))
-            position += 1
-        inside = [i for i in inside if last[i] >= region]
-        change = np.zeros(problem.n_ticks + 1, np.int64)
-        np.add.at(change, problem.lower[inside], 1)
-        np.add.at(change, problem.upper[inside], -1)
-        is_held = np.cumsum(change)[: problem.n_ticks] > 0
-        held += is_held
-        acquired += int((is_held[1:] & ~is_held[:-1]).sum() + (is_held[0] and not is_held[-1]))
-    return acquired, held
+    n_regions = (offset_bytes + problem.size_bytes - 1) // region_bytes - first + 1
+    tensor = np.repeat(np.arange(len(problem)), n_regions)
+    region = first[tensor] + np.arange(len(tensor)) - np.repeat(np.cumsum(n_regions) - n_regions, n_regions)
+    # One line of ticks after the other, a line for each region: stretches that touch are one.
+    begin, end = region * (n_ticks + 1) + problem.lower[tensor], region * (n_ticks + 1) + problem.upper[tensor]
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], np.maximum.accumulate(end[order])
+    starts = np.append(True, begin[1:] > end[:-1])  # noqa: FBT003 - an array of truth values
+    begin, end = begin[starts], end[np.append(np.flatnonzero(starts)[1:] - 1, len(end) - 1)]
+    line, begin, end = begin // (n_ticks + 1), begin % (n_ticks + 1), end % (n_ticks + 1)
+    stays = np.intersect1d(line[begin == 0], line[end == n_ticks])
+    change = np.bincount(begin, minlength=n_ticks + 1) - np.bincount(end, minlength=n_ticks + 1)
+    return len(begin) - len(stays), np.cumsum(change)[:n_ticks]
 
 
 # -- what is shown --------------------------------------------------------------------------------------------------
