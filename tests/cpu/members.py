@@ -12,7 +12,7 @@ import numpy as np
 
 from zico.heap import allocator, classes, following
 from zico.heap.build import Heap
-from zico.heap.layout import GAP, HEAP, PLACE, PLAN_ENTRIES, Arena
+from zico.heap.layout import GAP, HEAP, PLACE, PLAN_ENTRIES, PRIVATE, Arena
 from zico.pool import regions
 from zico.pool.fences import VALUE_BITS
 from zico.pool.layout import COUNTER_BYTES, MAX_JOBS, NOBODY, PARKED, STREAMS
@@ -237,13 +237,16 @@ class Tenant:
         live = self.heap.slots["live"]
         assert {int(s): int(live[s]) for s in np.flatnonzero(live)} == touching
         first_spilled = int(self.record[0]["spill_offset"]) >> shift
-        backed = [slot for slot in touching if slot < first_spilled]
+        pooled_slots = [slot for slot in touching if slot < first_spilled]
+        backed = [slot for slot in pooled_slots if self.heap.slots["region"][slot] != NOBODY]
+        assert self.job["evicted"] == len(pooled_slots) - len(backed)
         mine = [r for r, owner in enumerate(owners(self.member)) if owner == job_of(self.member)]
         assert sorted(self.heap.slots["region"][backed]) == mine
-        assert (self.heap.slots["mapped"][backed] == self.heap.slots["region"][backed]).all()
+        mapped, region = (self.heap.slots[field] for field in ("mapped", "region"))
+        assert all(mapped[slot] in (region[slot], PRIVATE) for slot in pooled_slots)
         pooled = sum(_rounded(size) for address, size in self.live.items() if not self.is_spilled(address))
         assert self.job["live_bytes"] == pooled
-        assert self.record[0]["spill_live_bytes"] == (len(touching) - len(backed)) << shift
+        assert self.record[0]["spill_live_bytes"] == (len(touching) - len(pooled_slots)) << shift
         for arena in Arena:
             assert self.gaps(arena) == self._expected_gaps(arena)
 

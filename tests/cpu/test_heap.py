@@ -21,7 +21,7 @@ from members import Tenant, check_counters, free_list, give_profile, job_of, mak
 
 from zico.compiled import array_at, compiled
 from zico.errors import ConfigError
-from zico.heap import allocator
+from zico.heap import allocator, evicting
 from zico.heap.build import Heap
 from zico.heap.layout import GRANULE_BYTES, HEAP, Arena
 
@@ -130,7 +130,31 @@ class HeapMachine(RuleBasedStateMachine):
                 break
             self.pool.admit(job_of(tenant.member))
         assert not thread.is_alive()
-        assert tenant.job["persistent"] == tenant.job["held"]
+        assert tenant.job["persistent"] == tenant.job["held"] + tenant.job["evicted"]
+
+    @rule(data=st.data(), n=st.integers(1, 40))
+    def evict(self, data: st.DataObject, n: int) -> None:
+        """A job evicts what it is asked for, or all that it holds and may."""
+        tenant = self._pick(data)
+        job = tenant.job
+        held, room = int(job["held"]), int(tenant.record[0]["spill_limit_bytes"]) // self.region_bytes
+        room -= int(job["evicted"]) + int(tenant.record[0]["spill_live_bytes"]) // self.region_bytes
+        job["evict"] = n
+        evicting.evict(tenant.record[0], job)
+        assert job["held"] == held - min(n, held, room)
+        assert job["evict"] == (0 if n <= min(held, room) else evicting.NO_MORE)
+        job["evict"] = 0
+
+    @rule(data=st.data())
+    def take_back(self, data: st.DataObject) -> None:
+        """A job gets back all that it has evicted, if that is free and nobody else is endangered, or nothing."""
+        tenant = self._pick(data)
+        job = tenant.job
+        held, evicted = int(job["held"]), int(job["evicted"])
+        if evicted and evicting.take_back(tenant.record[0], job):
+            assert (job["held"], job["evicted"]) == (held + evicted, 0)
+        else:
+            assert (job["held"], job["evicted"]) == (held, evicted)
 
     @rule(
         data=st.data(),
@@ -427,7 +451,7 @@ def test_a_wait_ends_when_a_claim_falls() -> None:
 
 
 def test_two_stuck_jobs_do_not_lock_each_other() -> None:
-    """Invariant 7: when each of two jobs waits for what the other holds, one goes on in the next tier."""
+    """Invariant 7: when each of two jobs waits for what the other holds, one goes on with what the other evicts."""
     with tenants(8, 2, claims=False, wait_limit_s=DEADLINE_S) as (a, b):
         for tenant in (a, b):
             tenant.allocate(4 * GRANULE_BYTES)
@@ -435,15 +459,16 @@ def test_two_stuck_jobs_do_not_lock_each_other() -> None:
             _in_thread(lambda tenant=tenant, n=n: tenant.allocate(n * GRANULE_BYTES)) for tenant, n in ((a, 3), (b, 2))
         ]
         threads[1].join(DEADLINE_S)
-        assert [thread.is_alive() for thread in threads] == [True, False], "the smaller need yields"
-        assert b.job["spilled_bytes"] == 2 * GRANULE_BYTES
+        assert [thread.is_alive() for thread in threads] == [True, False], "who lacks the least goes on"
+        assert (a.job["evicted"], a.job["held"], b.job["held"]) == (2, 2, 6)
         assert b.member.header["stalls"] == 1
+        a.check_structure()
         b.check_structure()
         b.free_all()
         threads[0].join(DEADLINE_S)
         assert not threads[0].is_alive()
-        assert a.job["spilled_bytes"] == 0
-        assert b.record[0]["spill_live_bytes"] == 0
+        assert (a.job["evicted"], a.job["held"], a.job["evictions"]) == (0, 7, 2)
+        assert a.job["spilled_bytes"] == b.job["spilled_bytes"] == 0
         a.check_structure()
         a.free_all()
 
@@ -466,7 +491,7 @@ def test_two_stuck_threads_of_each_of_two_jobs_all_go_on() -> None:
 
 
 def test_a_profile_that_promises_too_little_costs_no_correctness() -> None:
-    """Invariant 8: jobs that outgrow their profiles are served, stuck ones in the next tier, and claims are raised."""
+    """Invariant 8: jobs that outgrow their profiles are served, by what another evicts, and claims are raised."""
     with tenants(8, 2, wait_limit_s=DEADLINE_S) as (a, b):
         for tenant in (a, b):
             tenant.job["profile"]["n_bins"] = 1
@@ -477,15 +502,15 @@ def test_a_profile_that_promises_too_little_costs_no_correctness() -> None:
         for tenant in (a, b):
             tenant.allocate(4 * GRANULE_BYTES)
         threads = [_in_thread(lambda t=t: t.allocate(3 * GRANULE_BYTES)) for t in (a, b)]
-        _until(lambda: a.job["spilled_bytes"] or b.job["spilled_bytes"])
-        first, last = (a, b) if a.job["spilled_bytes"] else (b, a)
-        _until(lambda: len(first.live) == 2)
+        _until(lambda: len(a.live) == 2 or len(b.live) == 2)
+        first, last = (a, b) if len(a.live) == 2 else (b, a)
+        assert last.job["evicted"] == 3
         first.free_all()
         for thread in threads:
             thread.join(DEADLINE_S)
         assert not any(thread.is_alive() for thread in threads)
-        assert last.job["spilled_bytes"] == 0
-        assert last.job["claim_extra"] == 6
+        assert a.job["spilled_bytes"] == b.job["spilled_bytes"] == 0
+        assert (last.job["evicted"], last.job["held"], last.job["claim_extra"]) == (0, 7, 6)
         last.check_structure()
         last.free_all()
 

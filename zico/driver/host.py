@@ -37,6 +37,8 @@ RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
 KEEP_SIZE = 0x01  # FALLOC_FLKEEP_SIZE
 PUNCH_HOLE = 0x02  # FALLOC_FLPUNCH_HOLE
 _MADV_HUGEPAGE = 14
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
+FREE_PAGES = 86  # _SC_AVPHYS_PAGES
 _MREMAP_MAYMOVE = 1
 _MREMAP_FIXED = 2
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -177,7 +179,7 @@ class HostDriver:
         record["kind"] = HOST
         record["piece_bytes"] = memory.piece_bytes if isinstance(memory, Memory) else memory.size_bytes
         record["descriptor"] = memory.handle
-        for name in ("mmap", "fallocate"):
+        for name in ("mmap", "fallocate", "madvise", "sysconf"):
             record[name] = ctypes.cast(getattr(_libc, name), ctypes.c_void_p).value
 
     def close(self) -> None:

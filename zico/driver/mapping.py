@@ -23,10 +23,13 @@ __all__ = [
     "DEVICE",
     "FUNCTIONS",
     "HOST",
+    "detach_piece",
     "discard_piece",
     "enter_context",
+    "free_bytes",
     "leave_context",
     "map_piece",
+    "own_pages",
     "status",
     "unmap_piece",
 ]
@@ -34,6 +37,7 @@ __all__ = [
 Record = Any
 
 _SHARED_FIXED = mmap.MAP_SHARED | host.MAP_FIXED
+_PRIVATE_FIXED = mmap.MAP_PRIVATE | host.MAP_FIXED
 _RESERVED_FIXED = host.RESERVED | host.MAP_FIXED
 _READ_WRITE = host.PROT_READ_WRITE
 _NONE = host.PROT_NONE
@@ -105,6 +109,43 @@ def discard_piece(device: Record, piece: int) -> bool:
     if device.kind != HOST:
         return False
     return status(call(device.fallocate, (device.descriptor, _PUNCH, piece * length, length))) == 0
+
+
+@compiled
+def detach_piece(device: Record, address: int, piece: int) -> bool:
+    """Map the piece at ``address``, where it is mapped and being written to, so that later writes are this process's.
+
+    Reads see the piece where this process has not written since: until ``own_pages`` the piece must stay as it is. The
+    kernel replaces the mapping in one step; a write comes before it, and to the piece, or after it.
+
+    Returns:
+        Whether it is so; if not, nothing has changed. Only on the host device.
+    """
+    keep_out_of_line()
+    if device.kind != HOST:
+        return False
+    length = device.piece_bytes
+    arguments = (address, length, _READ_WRITE, _PRIVATE_FIXED, device.descriptor, piece * length)
+    return call(device.mmap, arguments) == address
+
+
+@compiled
+def own_pages(device: Record, address: int) -> bool:
+    """Let the kernel make a private copy of each page that ``detach_piece`` has left shared.
+
+    Returns:
+        Whether nothing at these addresses depends on the piece any more; if not, some pages do, and it can be tried
+        again. Writes by other threads are in the copies.
+    """
+    keep_out_of_line()
+    return status(call(device.madvise, (address, device.piece_bytes, host.POPULATE_WRITE))) == 0
+
+
+@compiled
+def free_bytes(device: Record) -> int:
+    """Return the machine's memory that holds nothing, not even a file's pages."""
+    keep_out_of_line()
+    return call(device.sysconf, (host.FREE_PAGES,)) * mmap.PAGESIZE
 
 
 @inlined

@@ -29,8 +29,10 @@ DEVICE = np.dtype(
     [
         ("kind", "i8"),  # HOST or CUDA
         ("piece_bytes", "i8"),
-        ("mmap", "i8"),  # host: addresses of mmap(2) and fallocate(2)
+        ("mmap", "i8"),  # host: addresses of functions of the C library
         ("fallocate", "i8"),
+        ("madvise", "i8"),
+        ("sysconf", "i8"),
         ("descriptor", "i8"),  # host: the memory's memfd
         ("handles_address", "i8"),  # cuda: a u8 a piece
         ("context", "i8"),  # cuda: the primary context

@@ -26,7 +26,7 @@ from __future__ import annotations
 from typing import Any
 
 from zico.compiled import compiled, inlined, keep_in_line, keep_out_of_line, keep_small, private_lock, private_unlock
-from zico.heap import blocks, classes, following, gaps, placing, waits
+from zico.heap import blocks, classes, evicting, following, gaps, placing, waits
 from zico.heap.layout import (
     ALIGNMENT_BYTES,
     MAX_ALIGNMENT_BYTES,
@@ -211,9 +211,14 @@ def boundary(heap: Record) -> None:
         following.turn(heap, me.iteration)
     private_unlock(heap.mutex_address)
     if not admitted:
-        waiting.await_admission(pool)
+        while not waiting.await_admission(pool):
+            private_lock(heap.mutex_address)
+            evicting.obey(heap, me)
+            private_unlock(heap.mutex_address)
     private_lock(heap.mutex_address)
     waiting.begin_iteration(pool)
+    if not evicting.is_complete(heap, me):
+        waits.for_return(heap, me)
     if heap.ring_address != 0:
         ring.put(heap.ring_address, ring.BEGIN, me.iteration, 0, NO_NAME)
     private_unlock(heap.mutex_address)

@@ -16,6 +16,8 @@ import numpy as np
 from zico.compiled import call, compiled, inlined, keep_in_line, keep_out_of_line, record_at
 from zico.driver import host
 from zico.driver.mapping import DEVICE, map_piece
+from zico.heap import evicting
+from zico.heap.layout import PRIVATE
 from zico.heap.records import SPILL, job_of, pool_of, slots_of, wanted_of
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
@@ -64,7 +66,7 @@ def _map_granted(heap: Record, first: int, last: int, n: int, status: int) -> in
         status = NEVER
     if status == GRANTED:
         me = job_of(heap)
-        curve.raise_to(me.current, me.held)
+        curve.raise_to(me.current, me.held + me.evicted)
     return status
 
 
@@ -111,7 +113,7 @@ def leave(heap: Record, offset: int, size_bytes: int) -> None:
         if slots[slot].live == 0:
             if offset >= heap.spill_offset:
                 _discard(heap, slot)
-            else:
+            elif slots[slot].mapped != PRIVATE or evicting.drop(heap, job_of(heap), slot):
                 given[n] = slots[slot].region
                 n += 1
     if n > 0:

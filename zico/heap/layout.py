@@ -95,6 +95,8 @@ ARENA = np.dtype([("start", "i8"), ("end", "i8"), ("n_gaps", "i8"), ("gaps_addre
 
 SLOT = np.dtype([("live", "i4"), ("region", "i4"), ("mapped", "i4")], align=True)
 """Blocks that touch the slot; the region held for it, or held there last; the one mapped there (each or NOBODY)."""
+PRIVATE = -3
+"""In ``mapped``: pages of this process alone (``zico.heap.evicting``); where ``region`` is NOBODY they are evicted."""
 
 BLOCK = np.dtype(
     [
@@ -213,6 +215,7 @@ HEAP = np.dtype(
         ("spill_live_bytes", "i8"),
         ("stuck_iteration", "i8"),  # the last iteration in which nobody could go on, counted from one
         ("wait_limit_ns", "i8"),
+        ("return_until_ns", "i8"),  # the job waits until then for what it has evicted; 0: it does not
         ("map_address", "i8"),  # mmap(2) and fallocate(2) for the next tier
         ("discard_address", "i8"),
         ("real_aligned_alloc", "i8"),

@@ -103,7 +103,7 @@ def _open_bin(heap: Record, me: Record) -> None:
     keep_out_of_line()
     progress = me.progress
     t_ns = monotonic_ns() - me.started_ns - me.iteration_waited_ns
-    curve.extend(me.current, progress, me.held, t_ns)
+    curve.extend(me.current, progress, me.held + me.evicted, t_ns)
     pool = pool_of(heap)
     if me.profiled == 1 and header_of(pool).waiters > me.waiting_threads:
         before = max(0, progress - (1 << me.current.shift))

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from zico.compiled import call, compiled, inlined, keep_out_of_line, monotonic_ns, private_lock, private_unlock
-from zico.heap import following, placing
+from zico.heap import evicting, following, placing
 from zico.heap.placing import MUST_WAIT, NEVER_FITS, NO_SPACE
 from zico.heap.records import SPILL, pool_of
-from zico.pool import waiting
+from zico.pool import reserve, waiting
 
 NEVER_NS = 200_000_000
 """How long another thread of the job may take to free something before a request is refused for good."""
+SPILLS = -1
 
 Record = Any
 
@@ -23,17 +24,21 @@ def for_place(heap: Record, me: Record, arena: int, planned: int, size_bytes: in
     """Wait until a place is found; returns arena and offset. Enters and leaves inside the heap's mutex."""
     keep_out_of_line()
     pool = pool_of(heap)
-    deadline_ns = monotonic_ns() + heap.wait_limit_ns
-    before = -1
     still_since_ns = monotonic_ns()
+    asked_ns = np.int64(0)
+    deadline_ns = still_since_ns + heap.wait_limit_ns
+    before = -1
     never_since_ns = np.int64(0)
     region_bytes = 1 << heap.region_shift
     waiting.start_waiting(pool, (size_bytes + region_bytes - 1) >> heap.region_shift)
     while True:
         bring_up(heap)
+        evicting.obey(heap, me)
         sequence = waiting.sequence_of(pool)
-        offset = placing.place(heap, arena, planned, size_bytes, alignment)
         now_ns = monotonic_ns()
+        offset = MUST_WAIT
+        if evicting.is_complete(heap, me) or now_ns > heap.return_until_ns:
+            offset = placing.place(heap, arena, planned, size_bytes, alignment)
         if offset != NEVER_FITS or (heap.n_deferred > 0 and now_ns < deadline_ns):
             never_since_ns = np.int64(0)
         elif never_since_ns == 0:
@@ -45,16 +50,13 @@ def for_place(heap: Record, me: Record, arena: int, planned: int, size_bytes: in
         if now != before:
             before = now
             still_since_ns = now_ns
-        patience_ns = waiting.patience_ns(pool)
-        if patience_ns == waiting.STUCK_NS and heap.stuck_iteration == me.iteration + 1:
-            patience_ns = -1  # it was stuck before, and so it is now: the others wait until it ends its iteration
-        stuck = now_ns - still_since_ns > patience_ns and waiting.is_first_to_yield(pool)
+        stuck = _is_stuck(heap, me, now_ns - still_since_ns)
         if offset == MUST_WAIT and (stuck or now_ns > deadline_ns):
-            arena = SPILL
-            offset = placing.place(heap, arena, following.NO_PLACE, size_bytes, alignment)
-            waiting.note_stall(pool)
-            heap.stuck_iteration = me.iteration + 1
-            break
+            asked_ns = _next_tier(heap, me, now_ns, asked_ns, deadline_ns)
+            if asked_ns == SPILLS:
+                arena = SPILL
+                offset = placing.place(heap, arena, following.NO_PLACE, size_bytes, alignment)
+                break
         private_unlock(heap.mutex_address)
         waiting.sleep_until_change(pool, sequence)
         private_lock(heap.mutex_address)
@@ -63,6 +65,73 @@ def for_place(heap: Record, me: Record, arena: int, planned: int, size_bytes: in
         offset = NEVER_FITS
         refuse(me, size_bytes)
     return arena, offset
+
+
+@compiled
+def for_return(heap: Record, me: Record) -> None:
+    """Wait for what the job has evicted, unless it is to go on without. Enters and leaves inside the heap's mutex."""
+    keep_out_of_line()
+    if heap.return_until_ns == 0:
+        return
+    pool = pool_of(heap)
+    still_since_ns = monotonic_ns()
+    heap.return_until_ns = still_since_ns + evicting.patience_ns(heap)
+    before = -1
+    waiting.start_waiting(pool, me.evicted)
+    while True:
+        evicting.obey(heap, me)
+        sequence = waiting.sequence_of(pool)
+        if evicting.is_complete(heap, me):
+            break
+        now_ns = monotonic_ns()
+        now = waiting.standstill(pool)
+        if now != before:
+            before = now
+            still_since_ns = now_ns
+        if now_ns > heap.return_until_ns or _is_stuck(heap, me, now_ns - still_since_ns):
+            heap.return_until_ns = 0
+            break
+        private_unlock(heap.mutex_address)
+        waiting.sleep_until_change(pool, sequence)
+        private_lock(heap.mutex_address)
+    waiting.stop_waiting(pool)
+
+
+@compiled
+def _is_stuck(heap: Record, me: Record, still_ns: int) -> bool:
+    """Tell whether nobody can go on, nothing having moved for so long, and this job is to find a way."""
+    keep_out_of_line()
+    pool = pool_of(heap)
+    patience_ns = waiting.patience_ns(pool)
+    if patience_ns == waiting.STUCK_NS and heap.stuck_iteration == me.iteration + 1:
+        patience_ns = -1  # it was stuck before, and so it is now: the others wait until it ends its iteration
+    return still_ns > patience_ns and waiting.is_first_to_yield(pool)
+
+
+@compiled
+def _next_tier(heap: Record, me: Record, now_ns: int, asked_ns: int, deadline_ns: int) -> int:
+    """Find a way on: without what the job has evicted, else with what others evict, else its tensor is to spill.
+
+    Returns:
+        Since when somebody is asked, for the next call; ``SPILLS``.
+    """
+    keep_out_of_line()
+    pool = pool_of(heap)
+    if heap.return_until_ns != 0:
+        heap.return_until_ns = 0
+        return asked_ns
+    if now_ns <= deadline_ns:
+        answer = reserve.ask(pool)
+        if answer == reserve.ASKED:
+            waiting.note_stall(pool)
+            heap.stuck_iteration = me.iteration + 1
+            return now_ns
+        since_ns = now_ns if asked_ns == 0 else asked_ns
+        if answer == reserve.PENDING and now_ns - since_ns <= waiting.STUCK_NS:
+            return since_ns
+    waiting.note_stall(pool)
+    heap.stuck_iteration = me.iteration + 1
+    return SPILLS
 
 
 @inlined

@@ -110,6 +110,7 @@ JOB = np.dtype(
         ("iteration", "i8"),  # iterations completed
         ("held", "i8"),  # regions owned
         ("peak_held", "i8"),
+        ("evicted", "i8"),  # regions' worth of live memory in the next tier, to come back; single writer
         ("current", CURVE),  # the iteration in flight
         ("name", f"S{NAME_BYTES}"),
         ("state", "i4"),  # JobState
@@ -136,6 +137,8 @@ JOB = np.dtype(
         ("alone_spent_ns", "i8"),  # how long it has kept the others from starting iterations
         ("waits_for", "u8"),  # bit j: waits for job j
         ("spilled_bytes", "i8"),  # those of them placed in the next tier
+        ("evict", "i8"),  # regions that it is asked to evict where it waits, 0: none, -1: it has evicted all it can
+        ("evictions", "i8"),  # regions evicted, ever
         ("maps", "i8"),  # regions that had to be mapped anew (affinity missed)
         ("oom_request_bytes", "i8"),  # of the last refused request, 0 if none
         ("oom_held", "i8"),

@@ -87,6 +87,25 @@ def acquire(pool: Record, wanted: Array, n: int, slot: int) -> int:
     return status
 
 
+@compiled
+def take_back(pool: Record, wanted: Array, n: int) -> bool:
+    """Grant the regions for ``n`` regions' worth of evicted memory, all or none; never waits.
+
+    What is evicted still counts until then, and not after, so that the job's claim stays what it was.
+    """
+    keep_out_of_line()
+    header = header_of(pool)
+    me = job_at(pool, pool.job)
+    lock(pool)
+    me.evicted -= n
+    granted = me.state != LEAVING and me.held + n <= header.budget_regions and may_grant(pool, me, n)
+    granted = granted and _take(pool, wanted, n, HOST_SLOT) == GRANTED
+    if not granted:
+        me.evicted += n
+    unlock(pool)
+    return granted
+
+
 @inlined
 def _take(pool: Record, wanted: Array, n: int, slot: int) -> int:
     header = header_of(pool)

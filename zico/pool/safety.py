@@ -27,11 +27,31 @@ Array = Any
 
 @inlined
 def claim_of(job: Record) -> int:
-    """Return the most regions that the job may still come to hold in its current iteration."""
+    """Return the most regions that the job may still come to hold in its current iteration.
+
+    Without those that it has evicted: it can end its iteration although they stay where they are.
+    """
     if job.state != RUNNING or job.profiled == 0:
         return job.held
     expected = curve.claim_at(job.profile, job.claims, job.progress) + job.claim_extra
-    return within_limit(job, max(job.claim_floor, expected))
+    return max(job.held, within_limit(job, max(job.claim_floor, expected)) - job.evicted)
+
+
+@inlined
+def remaining_of(job: Record) -> int:
+    """Return the regions that a job which waits for some still lacks to end its iteration, as far as is known."""
+    return max(job.need, claim_of(job) - job.held)
+
+
+@inlined
+def _residual_of(job: Record) -> int:
+    """Return the regions that the job keeps when its iteration ends.
+
+    What it has evicted it need not take back, and what is evicted first does not persist.
+    """
+    if job.evicted == 0:
+        return job.persistent
+    return max(job.persistent - job.evicted, min(job.persistent, job.held))
 
 
 @compiled
@@ -49,7 +69,7 @@ def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
         job = job_at(pool, j)
         held[j] = job.held if job.state != EMPTY else 0
         claims[j] = claim_of(job) if job.state != EMPTY else 0
-        residual[j] = job.persistent if job.state != EMPTY else 0
+        residual[j] = _residual_of(job) if job.state != EMPTY else 0
         must_finish[j] = 1 if job.state == RUNNING and job.profiled == 1 else 0
     known = job_at(pool, requester).profiled
     held[requester] += n
@@ -140,6 +160,6 @@ def may_grant(pool: Record, me: Record, n: int) -> bool:
     if me.held + n > claim:
         # The profile was wrong by so much: the rest of the iteration is expected to lie that much higher. To claim the
         # whole peak again would make states unsafe in which a job near its end lacks a region or two.
-        me.claim_extra = me.held + n - curve.claim_at(me.profile, me.claims, me.progress)
+        me.claim_extra = me.held + me.evicted + n - curve.claim_at(me.profile, me.claims, me.progress)
         claim = me.held + n
     return stays_safe(pool, pool.job, n, claim)

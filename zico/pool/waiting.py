@@ -17,7 +17,7 @@ from zico.pool.fences import at, counters_of, issued_of, overtake, pair_of
 from zico.pool.layout import HEADER, JOB, NOBODY, STREAMS
 from zico.pool.mutex import append, forget, lock, unlock
 from zico.pool.regions import note_change, tell
-from zico.pool.safety import someone_else_grows_alone, stays_safe
+from zico.pool.safety import remaining_of, someone_else_grows_alone, stays_safe
 from zico.pool.shared import BOUNDARY, EMPTY, LEAVING, RUNNING, header_of, job_at, regions_of, within_limit
 from zico.trace import curve
 
@@ -74,6 +74,7 @@ def stop_waiting(pool: Record) -> None:
     me.waiting_threads -= 1
     header.waiters -= 1
     if me.waiting_threads == 0:
+        me.evict = 0
         waited_ns = monotonic_ns() - me.need_since_ns
         me.need_waited_ns += waited_ns
         me.iteration_waited_ns += waited_ns
@@ -157,18 +158,20 @@ def note_stall(pool: Record) -> None:
 
 @compiled
 def is_first_to_yield(pool: Record) -> bool:
-    """Tell whether this job is one that should use the next tier.
+    """Tell whether this job is one that should go on by the next tier.
 
-    The waiting job with the smallest need, and whoever wants more than it may hold.
+    The one that lacks the least, and whoever wants more than it may hold.
     """
     keep_out_of_line()
     if job_at(pool, pool.job).over:
         return True
     best = NOBODY
+    least = 0
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        if job.state == RUNNING and job.waiting_threads > 0 and (best == NOBODY or job.need < job_at(pool, best).need):
+        if job.state == RUNNING and job.waiting_threads > 0 and (best == NOBODY or remaining_of(job) < least):
             best = j
+            least = remaining_of(job)
     return best == pool.job
 
 
@@ -191,7 +194,7 @@ def finish_iteration(pool: Record) -> bool:
         return admitted
     _learn(me)
     me.iteration += 1
-    me.persistent = me.held
+    me.persistent = me.held + me.evicted
     me.last_boundary_ns = now_ns
     if me.first_boundary_ns == 0:
         me.first_boundary_ns = now_ns
@@ -264,6 +267,7 @@ def admit(pool: Record, job: int) -> bool:
         record.boundary_waited_ns += waited_ns
         record.boundary_since_ns = 0
         record.waits_for = 0
+        record.evict = 0
         record.state = RUNNING
         record.claim_floor = record.claim_peak  # until it has woken its progress is that of the iteration it ended
         header.boundary_waiters -= 1
@@ -284,18 +288,25 @@ def _nobody_runs(pool: Record) -> bool:
 
 
 @compiled
-def await_admission(pool: Record) -> None:
-    """Sleep at the boundary until admitted; if the broker has died, start as soon as that is safe."""
+def await_admission(pool: Record) -> bool:
+    """Sleep at the boundary until admitted; if the broker has died, start as soon as that is safe.
+
+    Returns:
+        Whether it is admitted; if not, the job is asked to evict memory.
+    """
     me = job_at(pool, pool.job)
     while me.state == BOUNDARY:
         word = me.broker_admits
         if me.state != BOUNDARY:
             break
+        if me.evict > 0:
+            return False
         address = pool.jobs_address + pool.job * _JOB_BYTES + _ADMITS_OFFSET
         futex_wait(address, word, pool.slice_address)
         if me.state == BOUNDARY and process_is_gone(header_of(pool).broker_pid):
             reap_dead(pool)
             admit(pool, pool.job)
+    return True
 
 
 @compiled
@@ -307,7 +318,7 @@ def begin_iteration(pool: Record) -> None:
     me.progress = 0
     me.claim_extra = 0
     me.claim_floor = 0  # last: from here on progress says what may come
-    curve.begin(me.current, 0 if curve.is_flat(me.profile) else me.profile.shift, me.held)
+    curve.begin(me.current, 0 if curve.is_flat(me.profile) else me.profile.shift, me.held + me.evicted)
 
 
 # -- deaths ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,372 @@
+"""Memory of a blocked job goes to those that can go on, and comes back, while its other threads write to it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from members import Tenant, check_counters, grab, job_of, join, make_pool, tenants
+
+from zico.compiled import array_at, compiled, libc_address
+from zico.heap import allocator, evicting
+from zico.heap.layout import GRANULE_BYTES, PRIVATE
+from zico.pool import reserve, waiting
+from zico.pool.layout import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Record = Any
+DEADLINE_S = 30.0
+PAGE_BYTES = 4096
+MOST_ROUNDS = 1 << 40
+_I64 = np.dtype("i8")
+
+
+def _in_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def _until(condition: Callable[[], object]) -> None:
+    """Look until the condition holds; the table has no event for what is looked at."""
+    event = threading.Event()
+    for _ in range(int(DEADLINE_S * 1000)):
+        if condition():
+            return
+        event.wait(0.001)
+    pytest.fail("never happened")
+
+
+def evict(tenant: Tenant, n: int) -> int:
+    """Let a job evict; returns what is left of the wish."""
+    tenant.job["evict"] = n
+    evicting.evict(tenant.record[0], tenant.job)
+    left = int(tenant.job["evict"])
+    tenant.job["evict"] = 0
+    return left
+
+
+def take_back(tenant: Tenant) -> bool:
+    """Let a job get back what it has evicted."""
+    return bool(evicting.take_back(tenant.record[0], tenant.job))
+
+
+# -- the attack: threads that write while memory goes and comes -----------------------------------------------------
+
+
+@compiled
+def _count_up(words: int, n_words: int, stride: int, shadow: int, stop: int) -> int:
+    """Add one to words again and again and to their shadows, until told to stop; returns how often one was wrong."""
+    wrong = 0
+    halt = array_at(stop, 1, _I64)
+    shadows = array_at(shadow, n_words, _I64)
+    state = np.uint64(shadow)
+    for _ in range(MOST_ROUNDS):
+        for _ in range(256):
+            state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+            i = np.int64((state >> np.uint64(33)) % np.uint64(n_words))
+            word = array_at(words + i * stride, 1, _I64)
+            for _ in range(16):  # stays on the page for a while
+                wrong += int(word[0] != shadows[i])
+                word[0] += 1
+                shadows[i] += 1
+        if halt[0] != 0:
+            break
+    return wrong
+
+
+def _read_into(words: int, n_words: int, stop: Record, found: list[int]) -> None:
+    """Let the kernel write to one word of each page in turn, as when a file is read into a tensor."""
+    reading, writing = os.pipe()
+    wrong = value = 0
+    last = {}
+    while not stop[0]:
+        value += 1
+        at = words + value * 7919 % n_words * PAGE_BYTES
+        wrong += ctypes.c_int64.from_address(at).value != last.get(at, 0)
+        os.write(writing, value.to_bytes(8, "little"))
+        wrong += os.readv(reading, [(ctypes.c_char * 8).from_address(at)]) != 8
+        last[at] = value
+    wrong += sum(ctypes.c_int64.from_address(at).value != value for at, value in last.items())
+    os.close(reading)
+    os.close(writing)
+    found.append(wrong)
+
+
+def test_no_write_is_lost_while_memory_goes_and_comes() -> None:
+    """Invariants 4 and 6: two threads and the kernel write all the while; each word is always what was last written.
+
+    The regions are scribbled on by another job as soon as they are given back, and what it writes never shows.
+    """
+    n_regions, rounds, writers = 8, 40, 2
+    with tenants(2 * n_regions, 2, claims=False) as (a, b):
+        stop = np.zeros(1, np.int64)
+        found: list[int] = []
+        for _ in range(rounds):
+            stop[0] = 0
+            address = int(allocator.allocate(a.record[0], n_regions * GRANULE_BYTES, 4096))
+            n_words = n_regions * GRANULE_BYTES // PAGE_BYTES
+            ctypes.memset(address, 0, n_regions * GRANULE_BYTES)
+            shadows = np.zeros((writers, n_words), np.int64)
+            threads = [
+                _in_thread(
+                    lambda i=i: found.append(
+                        int(_count_up(address + 8 * i, n_words, PAGE_BYTES, shadows[i].ctypes.data, stop.ctypes.data))
+                    )
+                )
+                for i in range(writers)
+            ]
+            threads.append(_in_thread(lambda: _read_into(address + 8 * writers, n_words, stop, found)))
+            for _ in range(n_regions):
+                assert evict(a, 1) == 0
+                theirs = int(allocator.allocate(b.record[0], GRANULE_BYTES, 64))
+                ctypes.memset(theirs, 0xEE, GRANULE_BYTES)
+                allocator.free(b.record[0], theirs)
+            assert a.job["held"] == 0
+            assert take_back(a)
+            for _ in range(3):  # has pages of its own by now
+                assert evict(a, n_regions) == 0
+                assert take_back(a)
+            stop[0] = 1
+            for thread in threads:
+                thread.join(DEADLINE_S)
+                assert not thread.is_alive()
+            for i in range(writers):
+                written = array(address + 8 * i, n_words)
+                assert (written == shadows[i]).all()
+            allocator.free(a.record[0], address)
+        assert found == [0] * (rounds * (writers + 1))
+        assert a.job["evictions"] == rounds * n_regions * 4
+        assert a.job["held"] == a.job["evicted"] == 0
+
+
+def array(address: int, n_words: int) -> Record:
+    """View one word a page."""
+    buffer = (ctypes.c_int64 * (n_words * PAGE_BYTES // 8 - 8)).from_address(address)
+    return np.frombuffer(buffer, np.int64)[:: PAGE_BYTES // 8]
+
+
+# -- by hand --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_evicted_is_out_of_the_budget_and_back_in_it() -> None:
+    """Invariants 1 and 9: evicted regions are others', those that come back have no memory of their own meanwhile."""
+    with tenants(8, 2, claims=False) as (a, b):
+        kept = a.allocate(6 * GRANULE_BYTES)
+        assert evict(a, 4) == 0
+        assert (a.job["held"], a.job["evicted"], a.job["evictions"]) == (2, 4, 4)
+        theirs = b.allocate(6 * GRANULE_BYTES)
+        assert not b.is_spilled(theirs)
+        a.check(kept)
+        assert not take_back(a), "they are not free"
+        b.free(theirs)
+        resident = a.member.physical_bytes()
+        assert take_back(a)
+        assert a.member.physical_bytes() <= resident - 4 * PAGE_BYTES, "they have memory twice"
+        assert (a.job["held"], a.job["evicted"], a.job["live_bytes"]) == (6, 0, 6 * GRANULE_BYTES)
+        a.check_structure()
+        a.free(kept)
+        check_counters(a.member)
+        assert (a.heap.slots["mapped"] != PRIVATE).all()
+
+
+def test_memory_that_is_freed_while_it_is_evicted_needs_no_region() -> None:
+    """An evicted tensor's death leaves nothing to come back, and its slots are used again as ever."""
+    with tenants(8, 1, claims=False) as (a,):
+        first, second = a.allocate(3 * GRANULE_BYTES), a.allocate(3 * GRANULE_BYTES)
+        assert evict(a, 6) == 0
+        a.free(first)
+        assert (a.job["held"], a.job["evicted"]) == (0, 3)
+        again = a.allocate(3 * GRANULE_BYTES)
+        assert (a.job["held"], a.job["evicted"]) == (3, 3)
+        a.check_structure()
+        a.free(second)
+        a.free(again)
+        check_counters(a.member)
+
+
+@pytest.mark.parametrize("refuses", ["memory", "limit", "pages", "mapping"])
+def test_a_job_that_cannot_evict_keeps_what_it_has(refuses: str) -> None:
+    """Where memory is short, the limit reached or the kernel unwilling, nothing goes back and nothing is lost."""
+    with tenants(8, 1, claims=False) as (a,):
+        kept = a.allocate(6 * GRANULE_BYTES)
+        if refuses == "limit":
+            a.record[0]["spill_limit_bytes"] = 0
+        else:
+            field = {"memory": "sysconf", "pages": "madvise", "mapping": "mmap"}[refuses]
+            good = int(a.heap.device[0][field])
+            # Its answer is 0 for an interval of so few microseconds, and no pages are free; or a number, a refusal.
+            a.heap.device[0][field] = libc_address("usleep" if refuses == "memory" else "getpid")
+        assert evict(a, 4) == evicting.NO_MORE
+        assert (a.job["held"], a.job["evicted"]) == (6, 0)
+        a.check(kept)
+        if refuses != "limit":
+            a.heap.device[0][field] = good
+        a.check_structure()
+        a.free(kept)
+        assert a.job["held"] == 0
+        assert (a.heap.slots["mapped"] != PRIVATE).all()
+
+
+def test_a_job_at_its_boundary_evicts_what_persists() -> None:
+    """A neighbour's growth moves a job's weights while it waits to be admitted; they are back before it goes on."""
+    with (
+        make_pool(8, region_bytes=GRANULE_BYTES, unasked=False) as pool,
+        Tenant(pool, wait_limit_s=DEADLINE_S) as a,
+        Tenant(pool, wait_limit_s=DEADLINE_S) as b,
+    ):
+        weights = a.allocate(4 * GRANULE_BYTES)
+        thread = _in_thread(a.mark)
+        _until(lambda: a.job["state"] == JobState.BOUNDARY)
+        first = b.allocate(4 * GRANULE_BYTES)
+        second = b.allocate(3 * GRANULE_BYTES)  # alone there is nobody else to free anything
+        assert not b.is_spilled(second)
+        assert (a.job["held"], a.job["evicted"], a.job["persistent"]) == (1, 3, 4)
+        a.check(weights)
+        b.free(first)
+        _until(lambda: pool.admit(job_of(a.member)) or not thread.is_alive())
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+        assert (a.job["held"], a.job["evicted"]) == (4, 0)
+        a.check(weights)
+        a.free(weights)
+        b.free(second)
+        assert b.job["spilled_bytes"] == 0
+
+
+def test_a_job_whose_memory_does_not_come_back_goes_on_without() -> None:
+    """Invariant 7: when regions stay with others for longer than the job may wait, it goes on from the next tier."""
+    with tenants(8, 2, claims=False) as (a, b):
+        kept = a.allocate(4 * GRANULE_BYTES)
+        assert evict(a, 4) == 0
+        theirs = b.allocate(6 * GRANULE_BYTES)
+        a.mark()
+        assert (a.job["iteration"], a.job["evicted"]) == (1, 4)
+        more = a.allocate(2 * GRANULE_BYTES)
+        assert not a.is_spilled(more)
+        for address in (kept, more):
+            a.check(address)
+        b.free(theirs)
+        a.mark()
+        assert (a.job["evicted"], a.job["held"]) == (0, 6)
+
+
+def test_the_profile_counts_what_is_evicted() -> None:
+    """Invariant 8: an iteration during which memory was evicted is learned as if it had been held."""
+    with tenants(8, 1) as (a,):
+        weights = a.allocate(2 * GRANULE_BYTES)
+        a.mark()
+        block = a.allocate(3 * GRANULE_BYTES)
+        assert evict(a, 4) == 0
+        more = a.allocate(GRANULE_BYTES)
+        a.free(more)
+        a.free(block)
+        a.mark()
+        assert (a.job["claim_peak"], a.job["persistent"]) == (6, 2)
+        a.check(weights)
+
+
+def test_a_stopped_victim_is_asked_once() -> None:
+    """Invariant 7: who waits for a job that does not answer spills after a while."""
+    with tenants(8, 2, claims=False, wait_limit_s=DEADLINE_S) as (a, b):
+        a.allocate(4 * GRANULE_BYTES)
+        waiting.start_waiting(a.member.member[0], 9)  # and never looks
+        b.allocate(4 * GRANULE_BYTES)
+        address = b.allocate(2 * GRANULE_BYTES)
+        assert b.is_spilled(address)
+        assert a.job["evict"] == 2
+        waiting.stop_waiting(a.member.member[0])
+        assert a.job["evict"] == 0
+
+
+# -- whom to ask ----------------------------------------------------------------------------------------------------
+
+
+class _Job:
+    """What a model of the choice knows of a job."""
+
+    def __init__(self, state: JobState, held: int, need: int, evict: int) -> None:
+        self.state, self.held, self.need, self.evict = state, held, need, evict
+
+    @property
+    def is_blocked(self) -> bool:
+        return self.state == JobState.BOUNDARY or (self.state == JobState.RUNNING and self.need > 0)
+
+
+JOBS = st.builds(
+    _Job,
+    st.sampled_from([JobState.RUNNING, JobState.RUNNING, JobState.BOUNDARY, JobState.LEAVING]),
+    st.integers(0, 6),
+    st.integers(0, 4),
+    st.sampled_from([0, 0, 0, 0, 0, evicting.NO_MORE, 2]),
+)
+
+
+@contextlib.contextmanager
+def _as_in(jobs: list[_Job], budget: int) -> Iterator[tuple[Any, list[Any]]]:
+    """Make a pool whose jobs are as in the model."""
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(make_pool(budget, claims=False))
+        members = [stack.enter_context(join(pool)) for _ in jobs]
+        for member, job in zip(members, jobs, strict=True):
+            if job.held:
+                grab(member, job.held)
+            if job.need and job.state == JobState.RUNNING:
+                waiting.start_waiting(member.member[0], job.need)
+            record = pool.jobs[job_of(member)]
+            record["state"], record["evict"] = job.state, job.evict
+        yield pool, members
+
+
+@given(jobs=st.lists(JOBS, max_size=6), mine=st.integers(0, 4), need=st.integers(1, 9), free=st.integers(0, 5))
+@settings(max_examples=200, deadline=None)
+def test_the_choice_is_that_of_the_model(jobs: list[_Job], mine: int, need: int, free: int) -> None:
+    """Only blocked others are asked, for what lacks and no more, by as few as can be, those at a boundary first."""
+    me = _Job(JobState.RUNNING, mine, need, 0)
+    everyone = [me, *jobs]
+    with _as_in(everyone, sum(job.held for job in everyone) + free or 1) as (pool, members):
+        answer = reserve.ask(members[0].member[0])
+        asked = [int(pool.jobs[job_of(member)]["evict"]) for member in members]
+        pending = any(job.is_blocked and job.evict > 0 for job in jobs)
+        able = [job for job in jobs if job.is_blocked and job.evict == 0 and job.held > 0]
+        if pending or not able:
+            assert answer == (reserve.PENDING if pending else reserve.NOBODY_CAN)
+            assert asked == [job.evict for job in everyone]
+            return
+        assert answer == reserve.ASKED
+        lack = need - free if need > free else need
+        wishes = {i: asked[i] for i, job in enumerate(everyone) if asked[i] != job.evict}
+        assert all(everyone[i] in able and 0 < wish <= everyone[i].held for i, wish in wishes.items())
+        assert sum(wishes.values()) == min(lack, sum(job.held for job in able))
+        order = sorted(able, key=lambda job: (job.state != JobState.BOUNDARY, -job.held))
+        assert sorted(everyone[i].held for i in wishes) == sorted(job.held for job in order[: len(wishes)])
+        assert sum(job.held for job in order[: len(wishes) - 1]) < lack
+
+
+def test_nobody_asks_where_a_device_works_behind_the_processor() -> None:
+    """On a device's timeline nobody is asked: pages there are not the processor's to copy."""
+    with _as_in([_Job(JobState.RUNNING, 2, 2, 0), _Job(JobState.BOUNDARY, 4, 0, 0)], 6) as (pool, members):
+        pool.header["on_timeline"] = 1
+        assert reserve.ask(members[0].member[0]) == reserve.NOBODY_CAN
+        pool.header["on_timeline"] = 0
+        assert reserve.ask(members[0].member[0]) == reserve.ASKED
+
+
+def test_the_one_that_lacks_the_least_goes_on() -> None:
+    """With profiles it is what remains of the iteration that counts, not the tensor that is asked for now."""
+    with _as_in([_Job(JobState.RUNNING, 2, 1, 0), _Job(JobState.RUNNING, 2, 3, 0)], 8) as (pool, members):
+        assert waiting.is_first_to_yield(members[0].member[0])
+        record = pool.jobs[0]
+        record["profiled"] = record["profile"]["n_bins"] = 1
+        record["claims"][0] = 7
+        assert not waiting.is_first_to_yield(members[0].member[0])
+        assert waiting.is_first_to_yield(members[1].member[0])

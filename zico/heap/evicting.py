@@ -1,0 +1,182 @@
+"""A blocked job gives memory of live tensors to those that can go on, and gets it back before it goes on itself.
+
+Theory of operation
+    Only on the host device. The tensors stay at their addresses, and other threads may write to them all the while. So
+    nothing is copied from here to there. Over the slot's mapping the kernel puts a private one of the same region, in
+    one step; then every page is made this process's own, copied by the kernel when it is first written to, or at our
+    wish. A write comes before that and is in the copy, or after it and goes to the copy. Then nothing here depends on
+    the region, and it goes back to the pool::
+
+        slot maps region 7, shared      | writes ->  region 7
+        slot maps region 7, private     | reads  ->  region 7, writes -> own pages
+        every page is this process's    | both   ->  own pages           region 7 goes back
+        region 3 is granted for them    | both   ->  own pages           region 3 has no pages: they count for it
+
+    The next tier is this process's own memory, which the kernel may swap. Back means back in the budget: regions are
+    acquired, and their physical memory is given to the kernel, since that of the copies counts for it. Nothing moves,
+    so no write can be lost. When the slot is empty its pages go, and its next region is mapped as ever.
+
+Guarantees
+    4. A tensor never moves. No write is lost, whichever thread makes it, also in a system call.
+    A region goes back only when no page of the slot depends on it.
+
+Known limitations
+    What holds pages themselves across the eviction, and not addresses (``O_DIRECT`` reads in flight, buffers registered
+    with io_uring or a network card), writes to pages that are not the tensor's any more, as it does over a fork.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zico.compiled import compiled, inlined, keep_out_of_line, monotonic_ns, record_at
+from zico.driver.mapping import DEVICE, detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
+from zico.heap.layout import PRIVATE
+from zico.heap.records import pool_of, slots_of, wanted_of
+from zico.pool import regions
+from zico.pool.fences import NO_FENCE
+from zico.pool.layout import NOBODY
+
+RETURN_NS = 5_000_000_000
+"""How long a job waits for what it has evicted before it goes on without; a regular iteration ends by then."""
+NO_MORE = -1
+"""In ``JOB.evict``: until it has run again there is nothing that it could evict."""
+_PRIVATE = 1
+_SHARED = 0
+_SPARE_SHIFT = 1
+"""At most half of the machine's free memory is taken: running out kills somebody."""
+
+Record = Any
+
+
+@inlined
+def _address_of(heap: Record, slot: int) -> int:
+    return heap.base + (slot << heap.region_shift)
+
+
+# -- out of the budget ----------------------------------------------------------------------------------------------
+
+
+@inlined
+def obey(heap: Record, me: Record) -> None:
+    """Evict what the job is asked for, if it is. Inside the heap's mutex, by a thread that waits."""
+    if me.evict > 0:
+        evict(heap, me)
+
+
+@compiled
+def evict(heap: Record, me: Record) -> None:
+    """Give back so many regions with live tensors as the job is asked for, or as can be."""
+    keep_out_of_line()
+    asked = me.evict
+    n = min(asked, _room(heap, me))
+    done = _evict(heap, me, n, _PRIVATE)  # those that already have pages of their own cost nothing
+    done += _evict(heap, me, n - done, _SHARED)
+    me.evict = 0 if done == asked else NO_MORE
+    if done > 0:
+        heap.return_until_ns = monotonic_ns() + patience_ns(heap)
+
+
+@inlined
+def patience_ns(heap: Record) -> int:
+    """Return how long the job waits for what it has evicted."""
+    return min(RETURN_NS, heap.wait_limit_ns)
+
+
+@inlined
+def _room(heap: Record, me: Record) -> int:
+    """Return the regions' worth of memory that may still be evicted."""
+    limit_bytes = heap.spill_limit_bytes - heap.spill_live_bytes - (me.evicted << heap.region_shift)
+    spare_bytes = free_bytes(record_at(heap.device_address, DEVICE)) >> _SPARE_SHIFT
+    return max(min(limit_bytes, spare_bytes), 0) >> heap.region_shift
+
+
+@compiled
+def _evict(heap: Record, me: Record, most: int, kind: int) -> int:
+    """Evict slots with pages of the kind given, from the last one on; returns how many.
+
+    Feature maps lie behind what persists, and are freed sooner: the mapping is shared again then.
+    """
+    keep_out_of_line()
+    slots = slots_of(heap)
+    given = wanted_of(heap)
+    n = 0
+    slot = (heap.spill_offset >> heap.region_shift) - 1
+    while slot >= 0 and n < most:
+        there = _PRIVATE if slots[slot].mapped == PRIVATE else _SHARED
+        if slots[slot].live > 0 and slots[slot].region != NOBODY and there == kind:
+            if not _part(heap, slot):
+                break
+            given[n] = slots[slot].region
+            slots[slot].region = NOBODY
+            n += 1
+        slot -= 1
+    if n > 0:
+        me.evicted += n  # first: whoever looks in between sees a job that claims too little rather than too much
+        me.evictions += n
+        regions.give_back(pool_of(heap), given, n, NO_FENCE)
+    return n
+
+
+@inlined
+def _part(heap: Record, slot: int) -> bool:
+    """Let no page of a slot depend on its region; false: some may, and the region must stay."""
+    device = record_at(heap.device_address, DEVICE)
+    slots = slots_of(heap)
+    if slots[slot].mapped != PRIVATE:
+        region: int = np.int64(slots[slot].region)  # type: ignore[assignment]  # bytes need 64 bits
+        if not detach_piece(device, _address_of(heap, slot), region):
+            return False
+        slots[slot].mapped = PRIVATE
+    return own_pages(device, _address_of(heap, slot))
+
+
+# -- back in the budget ---------------------------------------------------------------------------------------------
+
+
+@inlined
+def is_complete(heap: Record, me: Record) -> bool:
+    """Get back what the job has evicted, if it can be had; tells whether nothing is out. Never waits."""
+    return me.evicted == 0 or take_back(heap, me)
+
+
+@compiled
+def take_back(heap: Record, me: Record) -> bool:
+    """Acquire regions for all evicted slots; false if they cannot be had now."""
+    keep_out_of_line()
+    slots = slots_of(heap)
+    pool = pool_of(heap)
+    granted = wanted_of(heap)
+    n = me.evicted
+    for i in range(n):
+        granted[i] = NOBODY
+    if not regions.take_back(pool, granted, n):
+        return False
+    for i in range(n):
+        region: int = np.int64(granted[i])  # type: ignore[assignment]  # bytes need 64 bits
+        if not discard_piece(record_at(heap.device_address, DEVICE), region):
+            me.evicted += n
+            regions.give_back_unused(pool, granted, n)
+            return False
+    i = 0
+    for slot in range(heap.spill_offset >> heap.region_shift):
+        if slots[slot].live > 0 and slots[slot].region == NOBODY:
+            slots[slot].region = granted[i]
+            i += 1
+    heap.return_until_ns = 0
+    return True
+
+
+@compiled
+def drop(heap: Record, me: Record, slot: int) -> bool:
+    """Let the private pages of an empty slot go; tells whether it has a region, which has to go back, too."""
+    keep_out_of_line()
+    slots = slots_of(heap)
+    unmap_piece(record_at(heap.device_address, DEVICE), _address_of(heap, slot))  # else the next mapping does it
+    slots[slot].mapped = NOBODY
+    if slots[slot].region == NOBODY:
+        me.evicted -= 1
+        return False
+    return True
