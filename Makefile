@@ -49,6 +49,8 @@ bench: setup ## Measure everything and write benchmarks/results (about two and a
 	$(BIN)/python benchmarks/regions.py
 	$(BIN)/python benchmarks/following.py
 	$(BIN)/python benchmarks/colocation.py
+	$(BIN)/python benchmarks/agreement.py
+	$(BIN)/python benchmarks/scheduler.py
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/heap.py --smoke
@@ -58,6 +60,8 @@ bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/regions.py --smoke
 	$(BIN)/python benchmarks/following.py --smoke
 	$(BIN)/python benchmarks/colocation.py --smoke
+	$(BIN)/python benchmarks/agreement.py --smoke
+	$(BIN)/python benchmarks/scheduler.py --smoke
 
 bench-gpu: setup ## Measure what needs a GPU (about eight minutes)
 	$(BIN)/python benchmarks/progress.py

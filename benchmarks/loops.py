@@ -102,3 +102,12 @@ def clock_ns(readings: int = 10_000) -> float:
     times = np.zeros(readings, np.int64)
     read_clock(times)
     return float(np.median(times))
+
+
+@compiled
+def call_often(address: int, argument: int, n: int) -> float:
+    """Return the nanoseconds of a call of a function with one argument, over so many calls."""
+    began_ns = monotonic_ns()
+    for _ in range(n):
+        call(address, (argument,))
+    return (monotonic_ns() - began_ns) / n

@@ -112,14 +112,21 @@ def run_plain(jobs: Sequence[Job], *extra: str, deadline_s: float) -> Together:
 
 
 def run_zico(
-    jobs: Sequence[Job], *extra: str, policy: str, budget: str, deadline_s: float, device: str = "host"
+    jobs: Sequence[Job],
+    *extra: str,
+    policy: str,
+    budget: str,
+    deadline_s: float,
+    device: str = "host",
+    report_to: Path | None = None,
 ) -> Together:
-    """Run the jobs under one ``zico run``."""
+    """Run the jobs under one ``zico run``; what ``--report`` writes goes to ``report_to`` if that is given."""
     with _scratch() as directory:
         report = directory / "report.json"
         names = [option for job in jobs for option in ("--name", job.name)]
         commands = [shlex.join(job.argv(directory / f"{job.name}.json", *extra)) for job in jobs]
         options = ("--quiet", "--device", device, "--policy", policy, "--budget", budget, "--json", str(report))
+        options += () if report_to is None else ("--report", str(report_to))
         with _process((*ZICO, "run", *options, *names, *commands), directory) as process:
             ends = _ends({"": process}, [job.name for job in jobs], deadline_s)
         return Together(ends, _losses(jobs, directory), json.loads(report.read_text()))

@@ -49,6 +49,7 @@ def test_heap_smoke_reaches_its_end_and_writes_where_it_is_told(tmp_path: Path) 
         ("regions.py", "DCGAN"),
         ("zoo.py", "6,342,272"),
         ("following.py", "planned allocation"),
+        ("scheduler.py", "a decision with 64 jobs"),
     ],
 )
 def test_smoke_runs_about_plans_reach_their_end(script: str, said: str, tmp_path: Path) -> None:
@@ -70,7 +71,10 @@ def test_a_smoke_run_that_is_told_no_place_writes_nothing() -> None:
     assert done.stdout == "None\n"
 
 
-SCRIPTS = ("heap", "startup", "colocation", "planners", "regions", "zoo", "following", "progress", "gpu", "demo")
+SCRIPTS = (
+    *("heap", "startup", "colocation", "agreement", "scheduler", "planners"),
+    *("regions", "zoo", "following", "progress", "gpu", "demo"),
+)
 
 
 @pytest.mark.parametrize("script", [f"{name}.py" for name in SCRIPTS])
