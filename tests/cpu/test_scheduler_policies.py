@@ -13,7 +13,7 @@ from scheduler_cases import Debt, some_order_works
 from scheduler_views import claim, planned, remaining, smallest_delay, total
 
 from zico.errors import ConfigError
-from zico.scheduler.policies import POLICIES, policy_named
+from zico.scheduler.policies import POLICIES, REAL, policy_named
 from zico.scheduler.state import JobView, Phase, PoolView, Profile, Start, Wait
 
 MS = 1_000_000
@@ -87,7 +87,7 @@ def smallest_budget(drawn: list[JobView]) -> int:
     return kept + max(max(j.persistent, j.profile.peak) - j.persistent for j in drawn if j.profile)
 
 
-@pytest.mark.parametrize("name", list(POLICIES))
+@pytest.mark.parametrize("name", REAL)
 @given(waiting=jobs([Phase.BOUNDARY]), spare=st.integers(0, 9))
 @settings(max_examples=120, derandomize=True, deadline=None)
 def test_the_first_in_turn_starts_if_everybody_waits(name: str, waiting: list[JobView], spare: int) -> None:
@@ -250,14 +250,16 @@ def test_none_starts_everybody() -> None:
 
 
 def test_policies_are_found_by_their_names() -> None:
-    """Every listed policy says its own name; serial alone forbids jobs to start unasked."""
-    assert [policy_named(name).name for name in POLICIES] == list(POLICIES)
-    assert [policy_named(name).self_admit for name in POLICIES] == [name != "serial" for name in POLICIES]
+    """Every listed policy says its own name and whether brokers can run it; two forbid jobs to start unasked."""
+    found = [policy_named(name) for name in POLICIES]
+    assert [policy.name for policy in found] == list(POLICIES)
+    assert [policy.name for policy in found if policy.manner.runs] == list(REAL)
+    assert [policy.name for policy in found if not policy.self_admit] == ["shift", "serial"]
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
     """The message quotes the name and lists every policy."""
-    with pytest.raises(ConfigError, match="'fair' is no policy: choose one of zico, claims, serial, none"):
+    with pytest.raises(ConfigError, match="'fair' is no policy: choose one of zico, shift, claims, serial, salus, none, gan"):
         policy_named("fair")
 
 

@@ -167,7 +167,7 @@ def _overflow(run: Record) -> None:
 def _settle(run: Record, event: int) -> None:
     """Give what can be given, decide who starts, and see that somebody goes on."""
     _serve(run)
-    if event != _RETRY and (run.n_waiting > 0 or (run.pauses and run.n_present > 0)):
+    if event != _RETRY and (run.n_waiting > 0 or ((run.pauses or run.watches) and run.n_present > 0)):
         _decide(run)
         _serve(run)
     if run.n_blocked > 0 and run.n_busy == 0:

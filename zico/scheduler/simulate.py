@@ -201,7 +201,7 @@ class Simulation:
         run["policy_address"], run["use_claims"], run["budget"] = policy.address, policy.use_claims, budget
         run["alone"], run["look_at_ns"], run["retry_at"] = NOBODY, FOREVER, FOREVER
         run["plans"] = policy.plan is not None
-        for name in ("pauses", "pages", "asks", "offline"):
+        for name in ("pauses", "watches", "pages", "asks", "offline"):
             run[name] = getattr(policy.manner, name)
         run["fault_ns"], run["copy_ns"] = device.region_fault_ns(region_bytes), device.region_copy_ns(region_bytes)
         self._lay_out(run, sorted(budgets), samples=samples)

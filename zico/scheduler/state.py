@@ -129,6 +129,8 @@ class Manner:
     """Brokers can do what it says; otherwise it is for the simulator alone."""
     pauses: bool = False
     """It decides about jobs inside their iterations, too, and may have any job's memory copied out."""
+    watches: bool = False
+    """It wants to be asked, too, when a job has to wait inside its iteration."""
     pages: bool = False
     """Frameworks keep what they once had, memory is granted above the budget, and what does not fit is paged."""
     asks: bool = False

@@ -75,6 +75,8 @@ def _begin_step(run: Record, number: int) -> None:
     if level > tenant.held + tenant.spilled:
         tenant.waiting_since_ns = run.now_ns
         run.n_blocked += 1
+        if run.watches:
+            run.look_at_ns = run.now_ns
     else:
         go_on(run, number)
 

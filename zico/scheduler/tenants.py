@@ -87,6 +87,7 @@ RUN = np.dtype(
         ("policy_address", "i8"),
         ("use_claims", "i8"),
         ("pauses", "i8"),
+        ("watches", "i8"),
         ("pages", "i8"),
         ("asks", "i8"),
         ("offline", "i8"),

@@ -214,5 +214,5 @@ POLICY = Compiled(
     self_admit=False,
     parameters=PARAMETERS,
     knows="profile, start of the iteration, what is held",
-    manner=Manner(asks=True),
+    manner=Manner(watches=True, asks=True),
 )
