@@ -125,6 +125,12 @@ def test_a_first_iteration_runs_alone() -> None:
     assert isinstance(beside, Wait)
 
 
+def test_a_newcomer_gets_its_first_iteration() -> None:
+    """Jobs that are never all at their boundaries make room for one that has to run alone."""
+    loads = [dataclasses.replace(triangle(2).load(f"job{i}"), arrive_ns=i * 30 * MS) for i in range(3)]
+    assert run("shift", loads, 99, seconds=5).mean == pytest.approx(1.0, abs=0.01)
+
+
 def test_the_ramp_lowers_the_budget_of_predictions() -> None:
     """With half of it and no step up, jobs never hold more than half together; with the whole they do."""
     loads = [dataclasses.replace(triangle(20, kept=2).load(name), arrive_ns=i * MS) for i, name in enumerate("ab")]

@@ -18,8 +18,9 @@ from zico.scheduler.simulate import Load, Outcome, Simulation
 MIB = 1 << 20
 DEVICE = DeviceModel("test", copy_bytes_per_s=MIB * 1e3, fault_ns=10 * MS, fault_bytes=MIB)
 """A region of 1 MiB is copied in 1 ms, and comes by a page fault of 10 ms."""
-STARVE = {"partition", "tgs"}
-"""Who is too large for its share cannot run, and who does not come first may get nothing."""
+STARVE = {"partition", "tgs", "shift"}
+"""Who is too large for its share cannot run, who does not come first may get nothing, and two small jobs in turn can
+keep a large one waiting for as long as they run."""
 
 
 def run(policy: str, loads: list[Load], budget: int, seconds: float = 20.0, **options: object) -> Outcome:

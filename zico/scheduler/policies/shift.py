@@ -196,6 +196,7 @@ def decide(scene_address: int) -> None:
             memo.asked_ns = scene.now_ns
             if not _goes(scene, index, inside, promised, _budget(scene, options)):
                 _waits_and_asks(scene, index, poll_ns)
+                first = index if job.profile_address == 0 else first  # those behind it do not keep it waiting
                 continue
             _begins(scene, index)
             inside = index
