@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from zico.broker.messages import Share
 from zico.scheduler.layout import FADE_ITERATIONS
+from zico.scheduler.shares import floor_of, floors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,22 +54,22 @@ class Service:
         self._got: dict[int, _Got] = {}
 
     def noted(self, view: PoolView, shares: Mapping[int, Share] = NO_SHARES) -> PoolView:
-        """Return the view with what each job has got and is to get: an equal part, or what it was promised.
+        """Return the view with what each job has got and is to get: what it was promised, or its guard.
 
         Args:
             view: Of the pool.
             shares: By job; whoever is not in it has the default one.
         """
         self._got = {job.job: self._of(job, view.now_ns) for job in view.jobs}
-        jobs = (self._with_share(job, view, shares.get(job.job, DEFAULT_SHARE)) for job in view.jobs)
-        return dataclasses.replace(view, jobs=tuple(jobs))
+        jobs = [self._with_share(job, view, shares.get(job.job, DEFAULT_SHARE)) for job in view.jobs]
+        owed = zip(jobs, floors(jobs), strict=True)
+        return dataclasses.replace(view, jobs=tuple(dataclasses.replace(job, floor=floor) for job, floor in owed))
 
     def _with_share(self, job: JobView, view: PoolView, share: Share) -> JobView:
-        promised = 0.0 if share.slo is None else 1 / (1 + share.slo)
         return dataclasses.replace(
             job,
             served=self._got[job.job].share(view.now_ns, job.profile),
-            floor=max(promised, 1 / len(view.jobs)),
+            floor=0.0 if share.slo is None else floor_of(share.slo),
             weight=share.weight,
             priority=share.priority,
         )

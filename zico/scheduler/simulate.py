@@ -34,6 +34,7 @@ from zico.scheduler.engine import Stop, advance
 from zico.scheduler.layout import DECISION, JOB, MEMO_BYTES, MEMORY_BYTES, NOBODY, SCENE, Reason
 from zico.scheduler.layout import Phase as Code
 from zico.scheduler.packed import packed, sentence
+from zico.scheduler.shares import floors
 from zico.scheduler.state import JobView, Phase, PoolView
 from zico.scheduler.tenants import (
     BUDGET,
@@ -89,7 +90,7 @@ class Load:
     iterations: int = 0
     """After so many it leaves; 0: never."""
     floor: float = 0.0
-    """The least normalised throughput that it is owed."""
+    """The least normalised throughput that it is owed; 0: half of its share by weight."""
     weight: float = 1.0
     """What its throughput counts beside the others'."""
     priority: int = 0
@@ -192,8 +193,8 @@ class Simulation:
         self.tenants = np.zeros(len(self.loads), TENANT)
         self._kept: list[Any] = []
         self._believed = [taken_ahead(load.believed or load.profile, ahead_ns) for load in self.loads]
-        for number, load in enumerate(self.loads):
-            self._fill(number, load, ahead_ns, seed)
+        for number, (load, owed) in enumerate(zip(self.loads, floors(self.loads), strict=True)):
+            self._fill(number, load, owed, ahead_ns, seed)
         self.log = np.zeros(log, LOG)
         self._plan: Plan | None = None
         self._run = np.zeros(1, RUN)
@@ -206,13 +207,13 @@ class Simulation:
         run["fault_ns"], run["copy_ns"] = device.region_fault_ns(region_bytes), device.region_copy_ns(region_bytes)
         self._lay_out(run, sorted(budgets), samples=samples)
 
-    def _fill(self, number: int, load: Load, ahead_ns: int, seed: int) -> None:
+    def _fill(self, number: int, load: Load, owed: float, ahead_ns: int, seed: int) -> None:
         """Fill the record of a job."""
         tenant = self.tenants[number]
         true, believed = packed(taken_ahead(load.profile, ahead_ns)), packed(self._believed[number])
         tenant["true_address"], tenant["believed_address"] = true.ctypes.data, believed.ctypes.data
         tenant["keeps"], tenant["arrive_ns"], tenant["limit"] = load.persistent, load.arrive_ns, load.iterations
-        tenant["jitter"], tenant["floor"] = load.jitter, load.floor or 1 / len(self.loads)
+        tenant["jitter"], tenant["floor"] = load.jitter, owed
         tenant["weight"], tenant["priority"] = load.weight, load.priority
         tenant["random"] = (seed * 997 + number) & 0xFFFF_FFFF_FFFF_FFFF
         phases, rows = [], []
@@ -326,7 +327,7 @@ class Simulation:
             started_ns=int(tenant["started_ns"]),
             waiting_since_ns=0,
             need=0,
-            floor=float(tenant["floor"]),
+            floor=load.floor,
             weight=load.weight,
             priority=load.priority,
         )
