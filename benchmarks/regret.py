@@ -253,9 +253,9 @@ def main() -> None:
         everything += found
         sys.stdout.write(f"{report(found)} ({time.monotonic() - since:.0f} s)\n")
         sys.stdout.flush()
-    if arguments.json:
-        worst = sorted(everything, key=lambda one: min(one.regret / 0.98, one.reached / 0.95))[:20]
-        arguments.json.write_text(json.dumps([as_json(one) for one in worst]))
+        if arguments.json:
+            worst = sorted(everything, key=lambda one: min(one.regret / 0.98, one.reached / 0.95))[:20]
+            arguments.json.write_text(json.dumps([as_json(one) for one in worst]))
 
 
 if __name__ == "__main__":

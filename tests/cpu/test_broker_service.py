@@ -27,7 +27,7 @@ def test_a_job_has_got_what_its_iterations_are_worth() -> None:
     for i in range(200):
         noted = service.noted(view(60 * MS * i, i, 2 * i))
     assert [job.served for job in noted.jobs] == pytest.approx([0.5, 1.0])
-    assert [job.floor for job in noted.jobs] == [0.5, 0.5]
+    assert [job.floor for job in noted.jobs] == [0.25, 0.25]
 
 
 def test_what_was_long_ago_does_not_count() -> None:
@@ -64,8 +64,8 @@ def test_a_job_that_ends_no_iteration_comes_to_be_owed() -> None:
 
 
 def test_shares_reach_what_policies_see() -> None:
-    """Weight and priority of a job are in its view; what was promised is owed where it is more than an equal part."""
+    """Weight and priority of a job are in its view; what was promised is owed, else half of a share."""
     shares = {0: Share(weight=2.5, priority=3), 1: Share(slo=0.25), 2: Share(slo=99.0)}
     jobs = Service().noted(view(0, 0, 0, 0, 0), shares).jobs
     assert [(job.weight, job.priority) for job in jobs] == [(2.5, 3), (1.0, 0), (1.0, 0), (1.0, 0)]
-    assert [job.floor for job in jobs] == pytest.approx([0.25, 0.8, 0.25, 0.25])
+    assert [job.floor for job in jobs] == pytest.approx([0.5 * 2.5 / 5.5, 0.8, 0.01, 0.5 / 5.5])

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LEVELS = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 ONES = np.ones(3)
+EQUAL = np.array([0.5, 0.5])
 SUM = np.array([2.0, 1.0, 1.0])
 
 
@@ -192,7 +193,7 @@ def test_a_pair_too_unequal_has_no_plan() -> None:
     works = [triangle(9, duration_ns=6_400 * MS), triangle(9, duration_ns=64 * MS)]
     addresses = [packed(work.load("").profile).ctypes.data for work in works]
     keeps = np.zeros(2, np.int64)
-    assert not pair.solve(*addresses, keeps, 12, 1.0, np.zeros(1, PAIR)[0])
+    assert not pair.solve(*addresses, keeps, 12, 1.0, EQUAL, np.zeros(1, PAIR)[0])
     assert pair.bound(*addresses, keeps, 12, 1.0) == 0
 
 
@@ -201,7 +202,7 @@ def test_the_one_that_is_favoured_goes_first() -> None:
     works = [plateau(60, rise=0.1, fall=0.1), plateau(60, rise=0.1, fall=0.1)]
     addresses = [packed(work.load("").profile).ctypes.data for work in works]
     record = np.zeros(1, PAIR)
-    assert pair.solve(*addresses, np.zeros(2, np.int64), 66, 1.0, record[0])
+    assert pair.solve(*addresses, np.zeros(2, np.int64), 66, 1.0, EQUAL, record[0])
     actions, (n_a, n_b) = record[0]["actions"], record[0]["n_cells"].tolist()
     waits = [[int(np.sum(actions[f, 0, :n_b] == SECOND)), int(np.sum(actions[f, 1, :n_a] == FIRST))] for f in range(3)]
     assert waits[FIRST][0] < waits[SECOND][0]

@@ -17,6 +17,8 @@ from zico.scheduler.pair import FIRST, SECOND
 from zico.scheduler.planned import PLAN, Way, decide
 from zico.scheduler.planner import Plan, plan
 from zico.scheduler.policies import policy_named
+from zico.scheduler.shares import GUARD
+from zico.scheduler.simulate import Simulation
 from zico.scheduler.state import JobView, Phase, PoolView, Start, Wait
 
 if TYPE_CHECKING:
@@ -71,8 +73,8 @@ def budget_of(works: list[Work], share: float) -> int:
 
 
 def score(outcome: Outcome) -> float:
-    """Return the mean throughput less what the jobs lack of an equal share."""
-    owed = 0.97 / len(outcome.normalised)
+    """Return the mean throughput less what the jobs lack of half of an equal share."""
+    owed = 0.97 * GUARD / len(outcome.normalised)
     return outcome.mean - sum(max(0.0, owed - each) for each in outcome.normalised)
 
 
@@ -91,17 +93,18 @@ def test_zico_is_the_better_of_shift_and_claims(works: list[Work], share: float)
 @given(works=st.lists(WORKS, min_size=2, max_size=4), share=st.sampled_from([0.6, 0.7, 0.8]))
 @settings(max_examples=20, derandomize=True, deadline=None)
 def test_nobody_starves(works: list[Work], share: float) -> None:
-    """Every job comes near the share that serial execution would give it."""
+    """Every job comes near half of the share that serial execution would give it."""
     longest_ns = max(work.duration_ns for work in works)
     outcome = Model(ZICO, works, budget_of(works, share)).run(68 * longest_ns, 8 * longest_ns)
     assert outcome.stalls == 0
-    assert min(outcome.normalised) >= 0.8 / len(works)
+    assert min(outcome.normalised) >= 0.8 * GUARD / len(works)
 
 
 def test_a_floor_is_heeded() -> None:
     """A plan under which a job falls below what it is owed gives way to one under which none does."""
     works = [plateau(60, rise=0.05, fall=0.05), plateau(60, rise=0.05, fall=0.05, duration_ns=33 * MS)]
-    outcome = Model(ZICO, works, 66).run(200 * 100 * MS, 20 * 100 * MS)
+    loads = [dataclasses.replace(work.load(f"job{i}"), floor=0.5) for i, work in enumerate(works)]
+    outcome = Simulation(ZICO, loads, 66).run(200 * 100 * MS, 20 * 100 * MS)
     assert min(outcome.normalised) >= 0.9 / 2
 
 
@@ -134,9 +137,10 @@ def test_a_pairs_plan_is_for_that_pair() -> None:
     pool = view_of(works, 84)
     found = plan(pool)
     assert isinstance(found, Plan)
-    assert found.record[0]["way"] == Way.PAIR
-    assert found.record[0]["jobs"].tolist() == [5, 6]
-    assert found.mean == pytest.approx(found.record[0]["pair"]["mean"], abs=ROUNDING)
+    learnt = found.record[0]["learnt"]
+    assert learnt["ways"][0]["way"] == Way.PAIR
+    assert learnt["jobs"][: learnt["n_jobs"]].tolist() == [5, 6]
+    assert found.mean == pytest.approx(found.record[0]["pairs"][0]["mean"], abs=ROUNDING)
     other = dataclasses.replace(pool, jobs=(pool.jobs[0], dataclasses.replace(pool.jobs[1], job=9)), plan=found)
     mine = dataclasses.replace(pool, plan=found)
     assert decisions_along(ZICO, other) == decisions_along(SHIFT, pool)
@@ -158,10 +162,12 @@ def decisions_along(policy: CompiledPolicy, pool: PoolView) -> list[str]:
 def paired(cell_ns: int, *, alone: int) -> Plan:
     """Return a plan for jobs 0 and 1 by which one alone goes on for ever, unless the other is owed something."""
     record = np.zeros(1, PLAN)
-    record[0]["way"], record[0]["jobs"] = Way.PAIR, (0, 1)
-    record[0]["pair"]["cell_ns"], record[0]["pair"]["n_cells"] = cell_ns, (4, 4)
-    record[0]["pair"]["actions"] = alone
-    record[0]["pair"]["actions"][FIRST + SECOND - alone] = FIRST + SECOND - alone
+    learnt, pair = record[0]["learnt"], record[0]["pairs"][0]
+    learnt["n_jobs"], learnt["jobs"][:2] = 2, (0, 1)
+    learnt["n_ways"], learnt["ways"][0]["way"] = 1, Way.PAIR
+    pair["cell_ns"], pair["n_cells"] = cell_ns, (4, 4)
+    pair["actions"] = alone
+    pair["actions"][FIRST + SECOND - alone] = FIRST + SECOND - alone
     return Plan(record)
 
 
@@ -171,7 +177,7 @@ def test_who_is_never_started_comes_to_be_owed_that(alone: int) -> None:
     works = [triangle(60, kept=2)] * 2
     policy = Compiled("starving", decide, plan=lambda _view: paired(25 * MS, alone=alone))
     outcome = Model(policy, works, 70).run(200 * 100 * MS)
-    assert min(outcome.normalised) > 0.3
+    assert min(outcome.normalised) > 0.2
 
 
 def test_a_pair_that_does_not_fit_any_more_is_not_left_to_its_plan() -> None:

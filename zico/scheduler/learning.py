@@ -30,8 +30,9 @@ MOST_JOBS = 64
 """Of whom what they get is measured."""
 PROMISE_ROUNDS = 12.0
 """A round is an iteration of the longest job; a promise counts as much as so many of use."""
-_LOOK_ROUNDS = 2  # between two measurements
+_LOOK_ROUNDS = 8  # between two measurements
 _SETTLE_ROUNDS = 4  # after a change, not measured
+_FORGETS = 0.01  # of what a way gave, at each look while another is used: some day it gets another trial
 _MOST_ROUNDS = 512.0  # what lies further back counts less and less
 _BETTER_BY = 0.008
 _CHOICE = 2
@@ -108,17 +109,18 @@ def learn(known: Record, scene: Record) -> None:
     else:
         if known.counts:
             _count(known, scene)
-            _choose(known, scene)
-        if known.since_ns <= scene.now_ns:
-            known.since_ns, known.counts = scene.now_ns, 1
-            for i in range(scene.n):
-                known.done[i] = _done(job_at(scene, i), scene.now_ns)
+            if _changes(known, scene):
+                _settle(known, scene)
+                return
+        known.since_ns, known.counts = scene.now_ns, 1
+        for i in range(scene.n):
+            known.done[i] = _done(job_at(scene, i), scene.now_ns)
 
 
 @compiled
 def _settle(known: Record, scene: Record) -> None:
     """Count nothing for a while."""
-    known.since_ns, known.counts = scene.now_ns + (_SETTLE_ROUNDS - _LOOK_ROUNDS) * known.round_ns, 0
+    known.since_ns, known.counts = scene.now_ns - (_LOOK_ROUNDS - _SETTLE_ROUNDS) * known.round_ns, 0
 
 
 @compiled
@@ -134,14 +136,20 @@ def _count(known: Record, scene: Record) -> None:
 
 
 @compiled
-def _choose(known: Record, scene: Record) -> None:
-    """Use the way that is worth the most, if it is worth noticeably more."""
+def _changes(known: Record, scene: Record) -> bool:
+    """Use the way that is worth the most, if it is worth noticeably more; tells whether that is another one."""
     best = known.used
     worth = _value(known, scene, known.ways[best]) + _BETTER_BY
     for i in range(known.n_ways):
-        value = _value(known, scene, known.ways[i])
-        if i != known.used and value > worth:
+        way = known.ways[i]
+        if i == known.used:
+            continue
+        way.rounds *= 1 - _FORGETS
+        for k in range(scene.n):
+            way.got[k] *= 1 - _FORGETS
+        value = _value(known, scene, way)
+        if value > worth:
             best, worth = i, value
-    if best != known.used:
-        known.used = best
-        _settle(known, scene)
+    changes = best != known.used
+    known.used = best
+    return changes

@@ -56,7 +56,7 @@ PAIR = np.dtype(
     [
         ("cell_ns", "i8"),
         ("n_cells", "i8", (2,)),
-        ("mean", "f8"),  # of both jobs' throughputs over alone's, by the actions that favour neither
+        ("mean", "f8"),  # of both jobs' throughputs over alone's, as they count, by the actions that favour neither
         ("actions", "i1", (FAVOURS, 2, MOST_CELLS)),  # with one at its boundary: at each cell of the other
     ],
     align=True,
@@ -158,7 +158,9 @@ def arcs_of(
 
 
 @compiled
-def solve(a_address: int, b_address: int, keeps: Int64s, budget: int, together: float, pair: Record) -> bool:
+def solve(  # noqa: PLR0913 - compiled
+    a_address: int, b_address: int, keeps: Int64s, budget: int, together: float, worth: NDArray[np.float64], pair: Record
+) -> bool:
     """Fill in what two jobs do best; false if their iterations are too unequal, or never fit.
 
     Args:
@@ -167,6 +169,7 @@ def solve(a_address: int, b_address: int, keeps: Int64s, budget: int, together: 
         keeps: Regions that each keeps between iterations.
         budget: Regions.
         together: By what factor each is slower while both work.
+        worth: What each one's throughput counts, together 1.
         pair: A PAIR record.
     """
     a, b = record_at(a_address, PROFILE), record_at(b_address, PROFILE)
@@ -180,14 +183,14 @@ def solve(a_address: int, b_address: int, keeps: Int64s, budget: int, together: 
     pair.n_cells[0], pair.n_cells[1] = n_a, n_b
     length = np.array([together, 1.0, 1.0])
     for favour in range(FAVOURS):
-        worth_a = _FAVOUR if favour == FIRST else 1.0
-        worth_b = _FAVOUR if favour == SECOND else 1.0
+        worth_a = worth[0] * (_FAVOUR if favour == FIRST else 1.0)
+        worth_b = worth[1] * (_FAVOUR if favour == SECOND else 1.0)
         gain = np.array([worth_a + worth_b, worth_a, worth_b])
         chosen, ratio = best_arcs(arcs, gain, length, _MOST_ROUNDS)
         if chosen[0] == NO_ARC:
             return False
         if favour == BOTH:
-            pair.mean = ratio[0] / 2
+            pair.mean = ratio[0]
         for q in range(n_b):
             pair.actions[favour, 0, q] = chosen[q]
         for p in range(n_a):

@@ -138,7 +138,7 @@ def _ways(record: Records, pool: PoolView, loads: Sequence[Load]) -> list[tuple[
         a, b = (profile.ctypes.data for profile in profiles)
         keeps = np.array([load.persistent for load in loads], np.int64)
         together = pool.slowdown[min(_PAIR, len(pool.slowdown) - 1)]
-        if solve(a, b, keeps, pool.budget, together, record[0]["pairs"][0]):
+        if solve(a, b, keeps, pool.budget, together, np.array(worths(loads)), record[0]["pairs"][0]):
             ways.append((Way.PAIR, 0))
     elif len(loads) == len(pool.jobs) and torus.solve(
         loads, pool.budget, np.array(worths(loads)), pool.slowdown, record[0]["torus"]

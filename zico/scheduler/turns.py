@@ -23,6 +23,7 @@ LONGEST_WAITING, SHORTEST, LONGEST, LARGEST, LEAST_SERVED = 0, 1, 2, 3, 4
 """Who may come first: the one that waits longest; of the shortest, the longest iteration; of the largest peak; who has
 got the least lately."""
 _FINE = 1 << 20
+_OWED = 1 << 40  # above any priority
 
 Record = Any
 Array = Any
@@ -42,7 +43,7 @@ def decision_at(scene: Record, index: int) -> Record:
 
 @compiled
 def in_turn(scene: Record) -> NDArray[np.int64]:
-    """Return the indices of the jobs at their boundaries: by priority, and of one priority by who waits longest."""
+    """Return the indices of the jobs at their boundaries: who is owed, then by priority, then who waits longest."""
     return in_order(scene, LONGEST_WAITING)
 
 
@@ -61,7 +62,11 @@ def _key(job: Record, first: int) -> int:
 
 @compiled
 def in_order(scene: Record, first: int) -> NDArray[np.int64]:
-    """Return the indices of the jobs at their boundaries: by priority, and of one priority by what is to come first."""
+    """Return the indices of the jobs at their boundaries.
+
+    Who has got less than it is owed comes before all others, so that priorities starve nobody; then it goes by priority,
+    and among equals by what is to come first.
+    """
     waiting = np.empty(scene.n, np.int64)
     key = np.empty(scene.n, np.int64)
     rank = np.empty(scene.n, np.int64)
@@ -74,7 +79,7 @@ def in_order(scene: Record, first: int) -> NDArray[np.int64]:
             key[n] = job.waiting_since_ns if job.waiting_since_ns != 0 else scene.now_ns
             if first != LONGEST_WAITING:
                 key[n] = _key(job, first)
-            rank[n] = -job.priority
+            rank[n] = -job.priority - (_OWED if job.served < job.floor else 0)
             ranked = ranked or rank[n] != rank[0]
             n += 1
     if n > _FEW:
