@@ -10,7 +10,8 @@ Theory of operation
                                           and the first comes back
 
     A way that was not tried is worth what it promised: so whatever promises more than what is had gets its trial, a
-    bad one is left within a few rounds, and in the end the one is used that gives the most.
+    bad one is left within a few rounds, and in the end the one is used that gives the most. Where the first way gives
+    noticeably less or more than it promised, profiles are wrong and promises count for nothing: every way is tried.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from zico.scheduler.demand import is_iterating, job_at, position_ns, profile_at
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST_WAYS = 12
+MOST_WAYS = 6
 MOST_JOBS = 64
 """Of whom what they get is measured."""
 PROMISE_ROUNDS = 12.0
 """A round is an iteration of the longest job; a promise counts as much as so many of use."""
+_DOUBT = 0.04  # a way that gives so much more or less than it promised was promised by wrong profiles
+_UNTRIED = 2.0  # what an untried way is worth then: more than any that was tried
 _LOOK_ROUNDS = 8  # between two measurements
 _SETTLE_ROUNDS = 4  # after a change, not measured
 _FORGETS = 0.01  # of what a way gave, at each look while another is used: some day it gets another trial
@@ -53,6 +56,7 @@ LEARNT = np.dtype(
         ("n_ways", "i8"),
         ("ways", WAY, (MOST_WAYS,)),
         ("used", "i8"),
+        ("doubted", "i8"),  # promises are
         ("since_ns", "i8"),  # what was done until then is counted
         ("counts", "i8"),  # 0: from then on nothing is, until things have settled
         ("done", "f8", (MOST_JOBS,)),  # iterations
@@ -85,14 +89,22 @@ def _done(job: Record, now_ns: int) -> float:
 
 
 @compiled
-def _value(known: Record, scene: Record, way: Record) -> float:
-    """Return what a way is worth: the mean of what it promised and gave, less what jobs lack of what they are owed."""
+def _gave(known: Record, scene: Record, way: Record) -> float:
+    """Return what a way that was used gave, less what jobs lacked of what they are owed."""
     gave = 0.0
-    if way.rounds > 0:
-        for i in range(scene.n):
-            share = way.got[i] / way.rounds
-            gave += known.worth[i] * share - max(0.0, _OWED * job_at(scene, i).floor - share)
-    return (way.promise * PROMISE_ROUNDS + gave * way.rounds) / (PROMISE_ROUNDS + way.rounds)
+    for i in range(scene.n):
+        share = way.got[i] / way.rounds
+        gave += known.worth[i] * share - max(0.0, _OWED * job_at(scene, i).floor - share)
+    return gave
+
+
+@compiled
+def _value(known: Record, scene: Record, way: Record) -> float:
+    """Return what a way is worth: the mean of what it promised and gave."""
+    if way.rounds == 0.0:
+        return _UNTRIED if known.doubted else way.promise
+    counts = 0.0 if known.doubted else PROMISE_ROUNDS
+    return (way.promise * counts + _gave(known, scene, way) * way.rounds) / (counts + way.rounds)
 
 
 @compiled
@@ -139,6 +151,8 @@ def _count(known: Record, scene: Record) -> None:
 def _changes(known: Record, scene: Record) -> bool:
     """Use the way that is worth the most, if it is worth noticeably more; tells whether that is another one."""
     best = known.used
+    if abs(_gave(known, scene, known.ways[best]) - known.ways[best].promise) > _DOUBT * known.ways[best].promise:
+        known.doubted = 1
     worth = _value(known, scene, known.ways[best]) + _BETTER_BY
     for i in range(known.n_ways):
         way = known.ways[i]

@@ -15,7 +15,7 @@ from numba import types
 from zico.compiled import callback, compiled, record_at
 from zico.scheduler.claiming import decide_by_claims
 from zico.scheduler.claims import is_safe
-from zico.scheduler.demand import is_iterating, job_at, position_ns, stands_still
+from zico.scheduler.demand import is_iterating, job_at, position_ns, profile_at, stands_still
 from zico.scheduler.layout import NO_TIME, Phase, Reason
 from zico.scheduler.learning import LEARNT, is_of, learn
 from zico.scheduler.pair import BOTH, FIRST, PAIR, SECOND
@@ -58,8 +58,9 @@ PLAN = np.dtype([("learnt", LEARNT), ("pairs", PAIR, (PAIRS,)), ("torus", TORUS)
 """How certain jobs are to be decided on."""
 
 _SHIFT, _CLAIMS, _BY_PAIR, _BY_TORUS = int(Way.SHIFT), int(Way.CLAIMS), int(Way.PAIR), int(Way.TORUS)
-_BOUNDARY = int(Phase.BOUNDARY)
-_BETTER = int(Reason.BETTER)
+_RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
+_BETTER, _UNSAFE = int(Reason.BETTER), int(Reason.UNSAFE)
+_STARVED = 2  # iterations of the longest job
 _PAIR = 2
 
 Record = Any
@@ -174,6 +175,28 @@ def _decide_torus(scene: Record) -> None:
     unstick(scene, in_turn(scene))
 
 
+@compiled
+def _is_starved(scene: Record) -> bool:
+    """Keep all at their boundaries where somebody inside has been without memory for longer than two of any iteration.
+
+    With right profiles that does not happen. With wrong ones a job can wait for ever for what others, whose iterations
+    begin again and again, never leave free at one time; once they stand still, it gets it or goes to the next tier.
+    """
+    longest_ns = 0
+    for i in range(scene.n):
+        if job_at(scene, i).profile_address != 0:
+            longest_ns = max(longest_ns, profile_at(job_at(scene, i)).duration_ns)
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        if job.phase == _RUNNING and job.need > 0 and scene.now_ns - job.waiting_since_ns > _STARVED * longest_ns:
+            for index in range(scene.n):
+                if job_at(scene, index).phase == _BOUNDARY:
+                    waits(scene, index, _UNSAFE, NO_TIME)
+                    blocked_by(scene, index, i)
+            return True
+    return False
+
+
 @callback(types.void(types.int64))
 def decide(scene_address: int) -> None:
     """Decide for every job at its boundary; takes microseconds and waits for nothing."""
@@ -183,6 +206,8 @@ def decide(scene_address: int) -> None:
         return
     known = record_at(scene.plan_address, PLAN).learnt
     learn(known, scene)
+    if _is_starved(scene):
+        return
     used = known.ways[known.used]
     if used.way == _BY_PAIR and _is_planned(scene):
         _decide_pair(scene, used.setting)

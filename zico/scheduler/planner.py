@@ -204,9 +204,12 @@ def _chosen(record: Records, tried: list[_Tried]) -> Plan:
     first = max((one for one in good if one.score >= _AS_GOOD * best), key=lambda one: one.least)
     promised = max(one.promise for one in tried)
     greedy = [(Way.SHIFT, MARGIN_SHIFT), (Way.CLAIMS, EVERYBODY)]
-    rest = list({(one.way, one.exact, one.varying): one for one in tried if one is not first}.values())
-    rest = [one for one in rest if one.promise >= _HOPEFUL * promised or (one.way, one.setting) in greedy]
-    rest = sorted(rest, key=lambda one: -one.promise)[: MOST_WAYS - 1]
+    same = {(one.way, one.exact, one.varying): one for one in reversed(tried)}  # the first of those that are alike
+    rest = [one for one in same.values() if one is not first]
+    hopeful = [one for one in rest if one.promise >= _HOPEFUL * promised and (one.way, one.setting) not in greedy]
+    rest = [one for one in rest if (one.way, one.setting) in greedy]
+    rest += sorted(hopeful, key=lambda one: -one.promise)[: MOST_WAYS - len(rest) - 1]
+    rest.sort(key=lambda one: -one.promise)
     known = record[0]["learnt"]
     known["n_ways"] = 1 + len(rest)
     for way, one in zip(known["ways"], [first, *rest], strict=False):
