@@ -163,6 +163,10 @@ def test_jobs_that_never_fit_beside_each_other_are_named(capsys: pytest.CaptureF
         (['{"jobs": []}', "--budget", "70%"], "the jobs: has no jobs: give a list with at least one job"),
         (['{"jobs": [{"name": "x"}]}', "--budget", "70%"], "the jobs: job 'x': has neither a curve nor a trace: give"),
         (
+            [json.dumps({"jobs": [HALF | {"slo": 0}, HALF | {"name": "b", "priority": 1}]}), "--budget", "70%"],
+            "a is guaranteed its speed, but b of higher priority may take it: give it their priority, or no guarantee",
+        ),
+        (
             [json.dumps({"jobs": [HALF | {"slo": 0, "count": 3}]}), "--budget", "16GiB"],
             "the guarantees of 'a-1', 'a-2', 'a-3' cannot all hold: they would keep 18 GiB on the average",
         ),
@@ -184,6 +188,19 @@ def test_a_comma_may_part_the_parameters_of_a_policy() -> None:
     assert policies_of("shift:poll=1ms,ramp=0.7,claims") == ("shift:poll=1ms,ramp=0.7", "claims")
     with pytest.raises(ConfigError, match="'ramp=0' is no policy"):
         policies_of("ramp=0,claims")
+
+
+def test_the_oracle_is_a_row_like_others(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where halves fit into each other it has both at full speed; what it cannot search is a line below the table."""
+    found = simulated(capsys, PAIR, "--budget", "12GiB", "--policy", "oracle,serial")
+    oracle = found["rows"][0]
+    assert (oracle["policy"], oracle["decisions"], oracle["deadlocks"]) == ("oracle", 0, 0)
+    assert [job["normalised"] for job in oracle["jobs"]] == pytest.approx([1, 1], abs=0.02)
+    assert oracle["peak_granted_bytes"] <= 12 * GIB
+    five = json.dumps({"jobs": [HALF | {"count": 5}]})
+    found = simulated(capsys, five, "--budget", "30GiB", "--policy", "oracle,serial")
+    assert [row["policy"] for row in found["rows"]] == ["serial"]
+    assert found["notes"] == ["oracle at 30 GiB: the best of all schedules is found for 1 to 4 jobs, not 5"]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

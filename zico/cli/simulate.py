@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import math
 import re
 import sys
@@ -31,7 +30,6 @@ FAILED = 2
 STDOUT = Path("-")
 JSON_NAME, TABLE_NAME, THROUGHPUT_NAME = "simulation.json", "table.md", "throughput.png"
 ORACLE, SERIAL = "oracle", "serial"
-_ORACLE_MODULE = "zico.scheduler.oracle"
 DEFAULT_POLICIES = tuple(name for name in ("zico", "shift", "claims", SERIAL, "none") if name in POLICIES)
 ANY_DEVICE = "any"
 _MOST_BYTES = 1 << 60
@@ -136,7 +134,7 @@ def policies_of(text: str) -> tuple[str, ...]:
     """
     names = tuple(dict.fromkeys(name.strip() for name in _NEXT_POLICY.split(text)))
     for name in names:
-        if name != ORACLE or not importlib.util.find_spec(_ORACLE_MODULE):
+        if name != ORACLE:
             policy_named(name)
     return names
 
@@ -159,9 +157,11 @@ def _work(
     """Read and check the jobs and the budgets."""
     from zico.scheduler.compare import check_fits, check_guarantees
     from zico.scheduler.jobs_file import finest_region, in_regions, peak_of, read_jobs
+    from zico.scheduler.shares import check
 
     text, where, folder = _source(jobs)
     in_bytes = read_jobs(text, where, folder, region_bytes or 1)
+    check(in_bytes)
     whole_bytes = sum(map(peak_of, in_bytes))
     if whole_bytes == 0:
         raise ConfigError(f"{where}: no job holds any memory: give curves with bytes")
@@ -285,13 +285,14 @@ def _result(work: Work, name: str, budget: Budget) -> Result | str:
     """Return what the jobs come to under a policy; for the oracle also why it cannot say."""
     from zico.scheduler.compare import possible
     from zico.scheduler.compare import simulate as simulate_policy
+    from zico.scheduler.oracle import possible as best_possible
 
     pool = work.pool(budget)
     if name != ORACLE:
         policy = policy_named(name)
         return simulate_policy(policy, work.loads, pool, work.horizon(policy), seed=work.seed)
     try:
-        found = importlib.import_module(_ORACLE_MODULE).possible(work.loads, pool.budget, pool.device.slowdown)
+        found = best_possible(work.loads, pool.budget, pool.device.slowdown)
     except ProblemError as error:
         return str(error)
     return "no schedule keeps all jobs going" if found is None else possible(found, work.loads, work.horizon(None))

@@ -7,7 +7,7 @@ of a job that has left before the warm-up ended, over all its stay.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from zico.scheduler.device_model import DeviceModel
+    from zico.scheduler.oracle import Possible
     from zico.scheduler.packed import Compiled
     from zico.scheduler.simulate import Load, Outcome
     from zico.scheduler.state import CompiledPolicy
@@ -108,8 +109,8 @@ def horizon_of(loads: Sequence[Load], seconds: float | None = None, round_ns: in
     lengths_ns = [_longest_ns(load) for load in loads]
     settled_ns = max(_settled_ns(load) for load in loads)
     if seconds is None and all(load.iterations for load in loads):
-        one_by_one_ns = sum(2 * _alone_ns(load, load.iterations) for load in loads)
-        return Horizon(settled_ns + _PATIENCE * len(loads) * one_by_one_ns + _ROUNDS * round_ns, 0)
+        one_by_one_ns = sum(_alone_ns(load, load.iterations) for load in loads)
+        return Horizon(settled_ns + _PATIENCE * one_by_one_ns + _ROUNDS * round_ns, 0)
     longest_ns = max(lengths_ns)
     scale = max(1.0, len(loads) / 2)
     warm_up_ns = max(round_ns, round(scale * WARM_UP * longest_ns))
@@ -266,20 +267,6 @@ def _alone_ns(load: Load, iterations: int) -> int:
         total_ns += (until - done) * length_ns
         done, length_ns = until, phase.profile.duration_ns
     return total_ns + (iterations - done) * length_ns
-
-
-class Possible(Protocol):
-    """What ``zico.scheduler.oracle`` says of jobs: the best that any schedule can do."""
-
-    @property
-    def normalised(self) -> Sequence[float]:
-        """Return the throughput of each job over alone's."""
-        ...
-
-    @property
-    def peak(self) -> int:
-        """Return the most regions held at once."""
-        ...
 
 
 def possible(found: Possible, loads: Sequence[Load], horizon: Horizon) -> Result:
