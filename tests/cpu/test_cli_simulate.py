@@ -231,7 +231,7 @@ JOBS = st.lists(
 )
 
 
-@settings(max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(jobs=JOBS, percent=st.integers(60, 130), policy=st.sampled_from(WITHIN))
 def test_any_jobs_stay_within_the_budget(
     jobs: list[dict[str, Any]], percent: int, policy: str, capsys: pytest.CaptureFixture[str]

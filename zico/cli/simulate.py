@@ -285,12 +285,13 @@ def _result(work: Work, name: str, budget: Budget) -> Result | str:
     """Return what the jobs come to under a policy; for the oracle also why it cannot say."""
     from zico.scheduler.compare import possible
     from zico.scheduler.compare import simulate as simulate_policy
-    from zico.scheduler.oracle import possible as best_possible
 
     pool = work.pool(budget)
     if name != ORACLE:
         policy = policy_named(name)
         return simulate_policy(policy, work.loads, pool, work.horizon(policy), seed=work.seed)
+    from zico.scheduler.oracle import possible as best_possible
+
     try:
         found = best_possible(work.loads, pool.budget, pool.device.slowdown)
     except ProblemError as error:

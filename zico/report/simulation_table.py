@@ -78,7 +78,7 @@ def rows_of(report: SimulationReport) -> Iterator[tuple[str, ...]]:
             "-" if row.vs_serial is None else f"{row.vs_serial:.2f}",
             _times(row.slowdown),
             f"{row.jain:.3f}",
-            _seconds(row.waited_s),
+            _seconds(row.waited_s) if row.decisions else "-",
             format_bytes(row.peak_granted_bytes),
             str(row.deadlocks),
             str(row.decisions),
