@@ -51,6 +51,7 @@ bench: setup ## Measure everything and write benchmarks/results (about two and a
 	$(BIN)/python benchmarks/colocation.py
 	$(BIN)/python benchmarks/agreement.py
 	$(BIN)/python benchmarks/scheduler.py
+	$(BIN)/python benchmarks/budget_change.py
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/heap.py --smoke
@@ -62,6 +63,7 @@ bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/colocation.py --smoke
 	$(BIN)/python benchmarks/agreement.py --smoke
 	$(BIN)/python benchmarks/scheduler.py --smoke
+	$(BIN)/python benchmarks/budget_change.py --smoke
 
 bench-gpu: setup ## Measure what needs a GPU (about eight minutes)
 	$(BIN)/python benchmarks/progress.py

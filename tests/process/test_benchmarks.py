@@ -72,7 +72,7 @@ def test_a_smoke_run_that_is_told_no_place_writes_nothing() -> None:
 
 
 SCRIPTS = (
-    *("heap", "startup", "colocation", "agreement", "scheduler", "planners"),
+    *("heap", "startup", "colocation", "budget_change", "agreement", "scheduler", "planners"),
     *("regions", "zoo", "following", "progress", "gpu", "demo"),
 )
 
