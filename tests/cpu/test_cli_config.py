@@ -231,3 +231,26 @@ def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
     """A missing file is an error if the variable names it."""
     with pytest.raises(ConfigError, match="ZICO_CONFIG: there is no file"):
         read_settings({"ZICO_CONFIG": str(tmp_path / "none")})
+
+
+def test_a_budget_on_the_host_may_be_raised_to_what_the_machine_has() -> None:
+    """That costs address space only; a table of more regions than is usual has to be asked for."""
+    assert resolved(Flags(budget="1G")).most_bytes.value == MEMORY.total_bytes
+    small = resolved(Flags(budget="1G", region="64KiB"))
+    assert small.most_bytes.value == 4 * GIB
+    assert resolved(Flags(budget="8G", region="64KiB")).most_bytes.value == 8 * GIB
+    assert resolved(Flags(budget="1G", region="64KiB"), ZICO_MOST="12G").most_bytes.value == 12 * GIB
+
+
+def test_a_budget_on_a_gpu_may_be_raised_only_if_that_was_asked_for() -> None:
+    """Its memory is taken when the pool is made, so that more than the budget must be free then."""
+    assert on_gpu(budget="10G").most_bytes.value == 10 * GIB
+    assert on_gpu(budget="10G", most="20G").most_bytes.value == 20 * GIB
+    with pytest.raises(ConfigError, match=r"--most.* are free"):
+        on_gpu(budget="10G", most="70G")
+
+
+def test_a_most_below_the_budget_is_refused() -> None:
+    """The sentence has both figures."""
+    with pytest.raises(ConfigError, match="--most: 1 GiB is below the budget of 2 GiB"):
+        resolved(Flags(budget="2G", most="1G"))

@@ -1,0 +1,63 @@
+"""Weights, priorities and guarantees as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zico.broker.messages import MAX_PRIORITY, MAX_SLO, MAX_WEIGHT, Share
+from zico.broker.shares import parse_slo, share_in, shares_of, variables_of
+from zico.errors import ConfigError
+
+NAMES = ("a", "b=c")
+ORIGINS = {"weight": "--weight", "priority": "--priority", "slo": "ZICO_SLO"}
+
+shares = st.builds(
+    Share,
+    weight=st.floats(0, MAX_WEIGHT, exclude_min=True),
+    priority=st.integers(-MAX_PRIORITY, MAX_PRIORITY),
+    slo=st.none() | st.floats(0, MAX_SLO, exclude_min=True),
+)
+
+
+@given(shares)
+def test_a_job_finds_in_its_environment_what_it_was_given(share: Share) -> None:
+    """To the last bit, and nothing is written of what is as usual."""
+    assert share_in(variables_of(share)) == share
+    assert variables_of(Share()) == {}
+
+
+def test_each_job_gets_what_names_it() -> None:
+    """Names may have an equals sign in them, the same thing may be said twice, and whoever is not named is as usual."""
+    texts = {"weight": "b=c=2, b=c=2.0", "priority": "", "slo": "a=10%,b=c=0.25"}
+    assert shares_of(texts, ORIGINS, NAMES) == {"a": Share(slo=0.1), "b=c": Share(weight=2.0, slo=0.25)}
+    assert parse_slo("None") is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        ({"weight": "2"}, "--weight: '2' is no NAME=VALUE"),
+        ({"weight": "x=2"}, "--weight: no job is called 'x': there are a, b=c"),
+        ({"weight": "a=2,a=3"}, "--weight: a is given 2.0 and 3.0: give one"),
+        ({"weight": "a=-1"}, "--weight: '-1' is no weight"),
+        ({"weight": "a=nan"}, "--weight: 'nan' is no weight"),
+        ({"weight": "a=inf"}, "--weight: 'inf' is no weight"),
+        ({"priority": "a=high"}, "--priority: 'high' is no priority"),
+        ({"priority": "a=1001"}, "--priority: '1001' is no priority"),
+        ({"slo": "a=-5%"}, "ZICO_SLO: '-5%' is no guarantee"),
+        ({"slo": "a=0"}, "ZICO_SLO: '0' is no guarantee"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_origin(texts: dict[str, str], reason: str) -> None:
+    """One sentence that begins with where the text came from."""
+    with pytest.raises(ConfigError) as refused:
+        shares_of(texts, ORIGINS, NAMES)
+    assert str(refused.value).startswith(reason)
+
+
+def test_a_bad_variable_is_named() -> None:
+    """A job that is started by hand is told which variable is wrong."""
+    with pytest.raises(ConfigError, match="ZICO_JOB_WEIGHT: 'heavy' is no weight"):
+        share_in({"ZICO_JOB_WEIGHT": "heavy"})
