@@ -1,4 +1,4 @@
-"""The published evaluation, simulated, beside the published figures; and what it left open. Writes docs/evaluation.md."""
+"""The published evaluation, simulated, beside the published figures. Writes docs/evaluation.md."""
 
 from __future__ import annotations
 

@@ -65,7 +65,9 @@ def _changed(job: Job, policy: str, factors: tuple[float, ...], iterations: int)
             done, waited_ns = simulation.tenants["iteration"].copy(), simulation.tenants["waited_ns"].copy()
         n, waited = counts[-1]
         seconds = (1 - _SETTLED) * period_ns / 1e9
-        periods.append({"regions": regions, "gap_ms": (waited / n / 1e6).tolist(), "iterations_per_s": (n / seconds).tolist()})
+        periods.append(
+            {"regions": regions, "gap_ms": (waited / n / 1e6).tolist(), "iterations_per_s": (n / seconds).tolist()}
+        )
     times_s, totals = _totals(simulation)
     for period, (begin_ns, end_ns) in zip(
         periods, itertools.pairwise([*(begin for begin, _ in budgets), 3 * period_ns]), strict=True
@@ -89,9 +91,7 @@ def _thinned(times_s: Any, totals: Any) -> list[tuple[float, int]]:  # noqa: ANN
     """Return the most held in each of 600 stretches of time."""
     edges = np.linspace(0, times_s[-1], 601)
     at = np.clip(np.searchsorted(times_s, edges) - 1, 0, None)
-    return [
-        (round(float(edges[i]), 4), int(totals[at[i] : max(at[i] + 1, at[i + 1] + 1)].max())) for i in range(600)
-    ]
+    return [(round(float(edges[i]), 4), int(totals[at[i] : max(at[i] + 1, at[i + 1] + 1)].max())) for i in range(600)]
 
 
 def budget_table(result: dict[str, Any]) -> str:

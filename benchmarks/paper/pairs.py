@@ -127,8 +127,10 @@ def groups_table(result: dict[str, Any]) -> str:
         most = (most_over_mps(result, group, each) for each in ASSUMPTIONS)
         shift = group_gain(result, group, "roofline", "shift")
         lines.append(
-            ("+".join(group), gain(1 + published), *map(gain, means), gain(shift), gain(PAIR_MPS[group]))
-            + tuple(map(gain, most))
+            (
+                *("+".join(group), gain(1 + published), *map(gain, means), gain(shift)),
+                *(gain(PAIR_MPS[group]), *map(gain, most)),
+            )
         )
     return common.table(header, lines)
 

@@ -6,8 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from paper.loads import slowdown
+from paper.published import REGION_BYTES
 
 from zico.errors import ConfigError
+from zico.scheduler.device_model import DEVICE_MODELS
 from zico.scheduler.policies import policy_named
 from zico.scheduler.simulate import Simulation
 
@@ -30,15 +32,6 @@ def named(name: str) -> CompiledPolicy | None:
         return policy_named(name)
     except ConfigError:
         return None
-
-
-def jain(values: Sequence[float]) -> float:
-    """Return how evenly something is shared out: 1 if all have the same, 1/n if one has all.
-
-    Source: R. Jain, D. Chiu, W. Hawe, DEC-TR-301, 1984.
-    """
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else 0.0
 
 
 def least_budget(jobs: Sequence[Job]) -> int:
@@ -72,14 +65,17 @@ def measure(setting: Setting, policy: str) -> dict[str, Any] | None:
     factors = slowdown(setting.jobs, setting.assumption)
     until_ns = int((WARM_UP + setting.rounds) * longest_ns * factors[-1])
     warm_up_ns = int(WARM_UP * longest_ns * factors[-1])
-    outcome = Simulation(chosen, loads, setting.budget, slowdown=factors).run(until_ns, warm_up_ns)
+    device = DEVICE_MODELS[setting.jobs[0].card]
+    simulation = Simulation(chosen, loads, setting.budget, slowdown=factors, device=device, region_bytes=REGION_BYTES)
+    outcome = simulation.run(until_ns, warm_up_ns)
     return {
         "normalised": [round(value, 5) for value in outcome.normalised],
         "mean": round(outcome.mean, 5),
         "peak_granted": outcome.peak_granted,
         "waited": [round(waited / (until_ns - warm_up_ns), 5) for waited in outcome.waited_ns],
-        "jain": round(jain(outcome.normalised), 5),
+        "jain": round(outcome.jain, 5),
         "stalls": outcome.stalls,
+        "faulted_regions": round(outcome.faulted / max(1, sum(outcome.iterations)), 3),
     }
 
 

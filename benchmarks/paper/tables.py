@@ -111,7 +111,7 @@ def turnover(problem: Problem, offset_bytes: NDArray[np.int64], region_bytes: in
     begin, end = region * (n_ticks + 1) + problem.lower[tensor], region * (n_ticks + 1) + problem.upper[tensor]
     order = np.argsort(begin, kind="stable")
     begin, end = begin[order], np.maximum.accumulate(end[order])
-    starts = np.append(True, begin[1:] > end[:-1])  # noqa: FBT003 - an array of truth values
+    starts = np.append(True, begin[1:] > end[:-1])
     begin, end = begin[starts], end[np.append(np.flatnonzero(starts)[1:] - 1, len(end) - 1)]
     line, begin, end = begin // (n_ticks + 1), begin % (n_ticks + 1), end % (n_ticks + 1)
     stays = np.intersect1d(line[begin == 0], line[end == n_ticks])

@@ -14,46 +14,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
-import common
 import numpy as np
+from paper.traced import traced
 
-from zico.paths import cache_root
-from zico.trace.events import EVENT, Kind, Origin, Trace
-from zico.trace.roofline import DEVICES, DeviceModel, device_model
+from zico.trace.events import Kind, Origin, Trace
+from zico.trace.roofline import device_model
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
     from paper.published import Identical
 
     Int64s = NDArray[np.int64]
 
-MODELS = common.ROOT / "benchmarks" / "models"
 KERNEL_NS = 3800
 """The least time of one kernel after another on a V100, launch overlapped.
 
 Source: A. Gray, "Getting started with CUDA graphs", NVIDIA developer blog, 2019.
 """
-_TRACED_BY = ("benchmarks/models/*.py", "benchmarks/paper/work.py", "adapters/torch_fake*.py", "zico/trace/*.py")
-_ITERATIONS = 2
 _MOVED, _FLOPS = 1, 0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Noting(DeviceModel):
-    """A device that notes what each operation computes and moves: operations, bytes, bytes of a number, TF32 or not."""
-
-    work: list[tuple[float, float, int, bool]] = dataclasses.field(default_factory=list)
-
-    def duration_ns(self, flops: float, moved_bytes: float, itemsize: int = 4, *, tf32: bool = False) -> int:
-        self.work.append((flops, moved_bytes, itemsize, tf32))
-        return 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,9 +73,7 @@ class Work:
         )
 
     def busy(self, batch: int, device: str) -> NDArray[np.float64]:
-        """Return for each operation of the second iteration its time, and the shares of it that keep the processors
-        and the memory busy.
-        """
+        """Return the time of each operation of the second iteration, and how busy processors and memory are in it."""
         model, chosen = device_model(device), self._second()
         durations_ns = self.durations_ns(batch, device)[chosen].astype(np.float64)
         flops, moved = self._amounts(batch)[chosen].T
@@ -156,12 +134,12 @@ class Work:
 @functools.cache
 def work_of(model: Identical) -> Work:
     """Return a model's step, from its traces at the smallest and the largest batch of the paper."""
-    return step_of(model.title, model.script, model.function, dict(model.arguments), model.batches[0], model.batches[-1])
+    return step_of(
+        model.title, model.script, model.function, dict(model.arguments), model.batches[0], model.batches[-1]
+    )
 
 
-def step_of(  # noqa: PLR0913, PLR0917 - what to build
-    name: str, script: str, function: str, arguments: dict[str, int | str], small: int, large: int
-) -> Work:
+def step_of(name: str, script: str, function: str, arguments: dict[str, int | str], small: int, large: int) -> Work:
     """Return a step of a model of ``benchmarks/models`` from its traces at two batches, kept in the cache directory.
 
     Raises:
@@ -169,8 +147,7 @@ def step_of(  # noqa: PLR0913, PLR0917 - what to build
     """
     said = "-".join(f"{key}{value}" for key, value in arguments.items())
     (events, one), (others, two) = (
-        _traced(script, function, arguments | {"batch": batch}, f"{function}{said}-{batch}")
-        for batch in (small, large)
+        traced(script, function, arguments | {"batch": batch}, f"{function}{said}-{batch}") for batch in (small, large)
     )
     same = all(np.array_equal(events[field], others[field]) for field in ("kind", "tensor", "name"))
     if not same or not np.array_equal(one[:, 2:], two[:, 2:]):
@@ -186,37 +163,3 @@ def _affine(at_two: NDArray[Any], small: int, large: int) -> NDArray[np.float64]
     """Return the values at no batch and what each sample adds, a row for each."""
     each = (at_two[1] - at_two[0]) / (large - small)
     return np.stack([at_two[0] - each * small, each], axis=1)
-
-
-def _traced(
-    script: str, function: str, arguments: dict[str, int | str], name: str
-) -> tuple[NDArray[np.void], NDArray[np.float64]]:
-    """Return the events of a step, and what its operations do."""
-    path = cache_root() / "paper" / f"{name}-{_digest()}.npz"
-    if not path.exists():
-        common.note(f"tracing {name}")
-        _write(path, script, function, arguments)
-    with np.load(path) as kept:
-        return kept["events"], kept["work"]
-
-
-def _write(path: Path, script: str, function: str, arguments: dict[str, int | str]) -> None:
-    fake_trace = importlib.import_module("zico.adapters.torch_fake").fake_trace
-    if str(MODELS) not in sys.path:
-        sys.path.insert(0, str(MODELS))
-    build = functools.partial(getattr(importlib.import_module(script), function), **arguments)
-    device = _Noting(**dataclasses.asdict(DEVICES["v100-32gb"]))
-    events = fake_trace(build, device, _ITERATIONS).events.astype(EVENT)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part.npz")
-    np.savez_compressed(part, events=events, work=np.array(device.work, np.float64))
-    part.replace(path)
-
-
-@functools.cache
-def _digest() -> str:
-    digest = hashlib.sha256(importlib.import_module("torch").__version__.encode())
-    for pattern in _TRACED_BY:
-        for source in sorted(common.ROOT.glob(pattern)):
-            digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
