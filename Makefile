@@ -41,7 +41,7 @@ lint: setup ## Check style
 types: setup ## Check types
 	$(BIN)/mypy
 
-bench: setup ## Measure everything and write benchmarks/results (about two and a half hours)
+bench: setup ## Measure everything and write benchmarks/results (about five hours)
 	$(BIN)/python benchmarks/heap.py
 	$(BIN)/python benchmarks/planners.py
 	$(BIN)/python benchmarks/zoo.py
@@ -64,6 +64,10 @@ bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/agreement.py --smoke
 	$(BIN)/python benchmarks/scheduler.py --smoke
 	$(BIN)/python benchmarks/budget_change.py --smoke
+	$(BIN)/python benchmarks/evaluation.py --smoke
+
+evaluation: setup ## Simulate the published evaluation and write docs/evaluation.md (about ten minutes)
+	$(BIN)/python benchmarks/evaluation.py
 
 bench-gpu: setup ## Measure what needs a GPU (about eight minutes)
 	$(BIN)/python benchmarks/progress.py
@@ -81,4 +85,4 @@ inplace: ## Make the checkout importable without installing (PYTHONPATH=build/in
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report
 
-.PHONY: help setup demo test test-cpu test-gpu lint types bench bench-smoke bench-gpu size inplace clean
+.PHONY: help setup demo test test-cpu test-gpu lint types bench bench-smoke evaluation bench-gpu size inplace clean

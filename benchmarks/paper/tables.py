@@ -67,7 +67,7 @@ def tracked(events: NDArray[np.void], spacing_bytes: int) -> dict[str, int]:
         events: Of a trace.
         spacing_bytes: A mark follows whenever so much has been allocated; 0: after every operation.
     """
-    begin, end = np.flatnonzero(events["kind"] == Kind.BEGIN)[1], len(events)
+    begin = np.flatnonzero(events["kind"] == Kind.BEGIN)[1]
     sizes: dict[int, int] = {}
     live = most = marks = allocated = pending = 0
     for i, (kind, tensor, size) in enumerate(
@@ -79,9 +79,10 @@ def tracked(events: NDArray[np.void], spacing_bytes: int) -> dict[str, int]:
             most = max(most, live) if i >= begin else most
         elif kind == Kind.FREE:
             pending += sizes.pop(tensor)
-        if (kind == Kind.OP and not spacing_bytes) or (spacing_bytes and allocated >= spacing_bytes):
+        is_marked = allocated >= spacing_bytes if spacing_bytes else kind == Kind.OP
+        marks += int(is_marked and i >= begin)
+        if is_marked or not spacing_bytes:  # what an operation was the last to use is free at its own mark
             live, pending, allocated = live - pending, 0, 0
-            marks += int(begin <= i < end)
     return {"marks": marks, "peak_bytes": most}
 
 
