@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -102,30 +103,49 @@ def _read_into(words: int, n_words: int, stop: Record, found: list[int]) -> None
     found.append(wrong)
 
 
+class _Writers:
+    """Threads that write to every page of a block, and know what should be there."""
+
+    def __init__(self, address: int, n_words: int) -> None:
+        """Start two that count, and one that lets the kernel write."""
+        self.found: list[int] = []
+        self._address, self._n_words = address, n_words
+        self._stop = np.zeros(1, np.int64)
+        self._shadows = np.zeros((2, n_words), np.int64)
+        self._threads = [_in_thread(functools.partial(self._count, i)) for i in range(2)]
+        self._threads.append(_in_thread(self._read))
+
+    def _count(self, i: int) -> None:
+        words, shadow = self._address + 8 * i, self._shadows[i].ctypes.data
+        self.found.append(int(_count_up(words, self._n_words, PAGE_BYTES, shadow, self._stop.ctypes.data)))
+
+    def _read(self) -> None:
+        _read_into(self._address + 16, self._n_words, self._stop, self.found)
+
+    def stop(self) -> None:
+        """Stop them; every word is what its thread last wrote, and always was."""
+        self._stop[0] = 1
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+        assert self.found == [0, 0, 0]
+        for i in range(2):
+            buffer = (ctypes.c_int64 * (self._n_words * PAGE_BYTES // 8 - 2)).from_address(self._address + 8 * i)
+            assert (np.frombuffer(buffer, np.int64)[:: PAGE_BYTES // 8] == self._shadows[i]).all()
+
+
 def test_no_write_is_lost_while_memory_goes_and_comes() -> None:
     """Invariants 4 and 6: two threads and the kernel write all the while; each word is always what was last written.
 
     The regions are scribbled on by another job as soon as they are given back, and what it writes never shows.
     """
-    n_regions, rounds, writers = 8, 40, 2
+    n_regions, rounds = 8, 40
+    size_bytes = n_regions * GRANULE_BYTES
     with tenants(2 * n_regions, 2, claims=False) as (a, b):
-        stop = np.zeros(1, np.int64)
-        found: list[int] = []
         for _ in range(rounds):
-            stop[0] = 0
-            address = int(allocator.allocate(a.record[0], n_regions * GRANULE_BYTES, 4096))
-            n_words = n_regions * GRANULE_BYTES // PAGE_BYTES
-            ctypes.memset(address, 0, n_regions * GRANULE_BYTES)
-            shadows = np.zeros((writers, n_words), np.int64)
-            threads = [
-                _in_thread(
-                    lambda i=i: found.append(
-                        int(_count_up(address + 8 * i, n_words, PAGE_BYTES, shadows[i].ctypes.data, stop.ctypes.data))
-                    )
-                )
-                for i in range(writers)
-            ]
-            threads.append(_in_thread(lambda: _read_into(address + 8 * writers, n_words, stop, found)))
+            address = int(allocator.allocate(a.record[0], size_bytes, PAGE_BYTES))
+            ctypes.memset(address, 0, size_bytes)
+            writers = _Writers(address, size_bytes // PAGE_BYTES)
             for _ in range(n_regions):
                 assert evict(a, 1) == 0
                 theirs = int(allocator.allocate(b.record[0], GRANULE_BYTES, 64))
@@ -133,26 +153,13 @@ def test_no_write_is_lost_while_memory_goes_and_comes() -> None:
                 allocator.free(b.record[0], theirs)
             assert a.job["held"] == 0
             assert take_back(a)
-            for _ in range(3):  # has pages of its own by now
+            for _ in range(3):  # they have pages of their own by now
                 assert evict(a, n_regions) == 0
                 assert take_back(a)
-            stop[0] = 1
-            for thread in threads:
-                thread.join(DEADLINE_S)
-                assert not thread.is_alive()
-            for i in range(writers):
-                written = array(address + 8 * i, n_words)
-                assert (written == shadows[i]).all()
+            writers.stop()
             allocator.free(a.record[0], address)
-        assert found == [0] * (rounds * (writers + 1))
         assert a.job["evictions"] == rounds * n_regions * 4
         assert a.job["held"] == a.job["evicted"] == 0
-
-
-def array(address: int, n_words: int) -> Record:
-    """View one word a page."""
-    buffer = (ctypes.c_int64 * (n_words * PAGE_BYTES // 8 - 8)).from_address(address)
-    return np.frombuffer(buffer, np.int64)[:: PAGE_BYTES // 8]
 
 
 # -- by hand --------------------------------------------------------------------------------------------------------
@@ -262,7 +269,7 @@ def test_a_job_whose_memory_does_not_come_back_goes_on_without() -> None:
 
 def test_the_profile_counts_what_is_evicted() -> None:
     """Invariant 8: an iteration during which memory was evicted is learned as if it had been held."""
-    with tenants(8, 1) as (a,):
+    with tenants(32, 1) as (a,):
         weights = a.allocate(2 * GRANULE_BYTES)
         a.mark()
         block = a.allocate(3 * GRANULE_BYTES)
