@@ -146,10 +146,12 @@ def test_no_write_is_lost_while_memory_goes_and_comes() -> None:
             address = int(allocator.allocate(a.record[0], size_bytes, PAGE_BYTES))
             ctypes.memset(address, 0, size_bytes)
             writers = _Writers(address, size_bytes // PAGE_BYTES)
-            for _ in range(n_regions):
+            for n in range(1, n_regions + 1):
                 assert evict(a, 1) == 0
-                theirs = int(allocator.allocate(b.record[0], GRANULE_BYTES, 64))
-                ctypes.memset(theirs, 0xEE, GRANULE_BYTES)
+                free_bytes = (n_regions + n) * GRANULE_BYTES
+                theirs = int(allocator.allocate(b.record[0], free_bytes, 64))
+                ctypes.memset(theirs, 0xEE, free_bytes)
+                assert ctypes.string_at(theirs, free_bytes) == b"\xee" * free_bytes
                 allocator.free(b.record[0], theirs)
             assert a.job["held"] == 0
             assert take_back(a)
