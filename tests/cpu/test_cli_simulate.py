@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zico.cli import main
-from zico.cli.simulate import DEFAULT_POLICIES, policies_of
+from zico.cli.simulate import DEFAULT_POLICIES
+from zico.cli.simulate_asked import policies_of
 from zico.errors import ConfigError
 from zico.scheduler.compare import ITERATIONS
 from zico.scheduler.policies import POLICIES
@@ -134,7 +135,9 @@ def test_jobs_that_never_fit_beside_each_other_are_named(capsys: pytest.CaptureF
     found = simulated(capsys, wide, "--budget", "15GiB", "--policy", "claims")
     assert found["rows"][0]["deadlocks"] > 0
     (note,) = found["notes"]
-    assert note == "at 15 GiB a-1 does not fit beside what the others keep between iterations: that takes 16 GiB"
+    assert note == "at 15 GiB a-1 does not fit beside what others that stay keep between iterations: that takes 16 GiB"
+    leaving = json.dumps({"jobs": [HALF | {"count": 4, "iterations": 3}]})
+    assert simulated(capsys, leaving, "--budget", "15GiB", "--policy", "serial")["notes"] == []
 
 
 @pytest.mark.parametrize(
@@ -157,6 +160,7 @@ def test_jobs_that_never_fit_beside_each_other_are_named(capsys: pytest.CaptureF
         ([PAIR, "--budget", "70%", "--region", "50%"], "--region '50%': give a power of two, 1KiB or more"),
         ([PAIR, "--budget", "70%", "--seconds", "0"], "--seconds 0: give a number above 0"),
         ([PAIR, "--budget", "70%", "--seconds", "nan"], "--seconds nan: give a number above 0"),
+        ([PAIR, "--budget", "70%", "--seconds", "1e300"], "--seconds 1e+300: give a number above 0, at most 1e+08"),
         ([PAIR, "--budget", "70%", "--json", "/nowhere/x"], "--json: there is no directory '/nowhere'"),
         ([PAIR, "--budget", "70%", "--report", "/proc/x"], "--report: cannot write to '/proc/x'"),
         (["nowhere.json", "--budget", "70%"], "nowhere.json: no such file or directory: give a file of jobs, or {...}"),

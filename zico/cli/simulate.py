@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
 import re
 import sys
 from pathlib import Path
@@ -13,66 +11,26 @@ from typing import TYPE_CHECKING
 import click
 
 from zico.cli.answers import errors_end_with
+from zico.cli.simulate_asked import ORACLE, Budget, Work, policies_of, region_bytes_of, work_of
 from zico.errors import ConfigError, ProblemError
 from zico.scheduler.policies import POLICIES, policy_named
-from zico.units import format_bytes, parse_size
+from zico.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from zico.report.simulation_model import SimulatedRow, SimulationReport
-    from zico.scheduler.compare import Horizon, Pool, Result
-    from zico.scheduler.device_model import DeviceModel
+    from zico.scheduler.compare import Result
     from zico.scheduler.packed import Compiled
-    from zico.scheduler.simulate import Load
 
 FAILED = 2
 STDOUT = Path("-")
 JSON_NAME, TABLE_NAME, THROUGHPUT_NAME = "simulation.json", "table.md", "throughput.png"
-ORACLE, SERIAL = "oracle", "serial"
+SERIAL = "serial"
 DEFAULT_POLICIES = tuple(name for name in ("zico", "shift", "claims", SERIAL, "none") if name in POLICIES)
-ANY_DEVICE = "any"
-_MOST_BYTES = 1 << 60
 _NS_A_SECOND = 1e9
-_LEAST_REGION = 1 << 10
-_SHARE = re.compile(r"\d{1,6}(?:\.\d{0,9})?%")
-# A comma may also part a policy's parameters: shift:poll=1ms,ramp=0.7,claims are two policies.
-_NEXT_POLICY = re.compile(r",(?=[^,=:]*(?:[:,]|$))")
 _DRAWN_ITERATIONS = 6
 """Of the longest job, in a picture of memory."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Budget:
-    """One budget, as it was asked for and in bytes."""
-
-    text: str
-    size_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """What is simulated, whatever the policy and the budget."""
-
-    loads: tuple[Load, ...]
-    """In regions."""
-    region_bytes: int
-    device: DeviceModel
-    device_model: str
-    seconds: float | None
-    seed: int
-
-    def pool(self, budget: Budget) -> Pool:
-        """Return what the jobs share."""
-        from zico.scheduler.compare import Pool
-
-        return Pool(budget.size_bytes // self.region_bytes, self.device, self.region_bytes)
-
-    def horizon(self, policy: Compiled | None) -> Horizon:
-        """Return how long to simulate the jobs under a policy."""
-        from zico.scheduler.compare import horizon_of, round_ns_of
-
-        return horizon_of(self.loads, self.seconds, round_ns_of(policy, len(self.loads)) if policy else 0)
 
 
 @click.command()
@@ -112,8 +70,8 @@ def simulate(  # noqa: PLR0913 - one parameter per option
     """
     from zico.report.simulation_table import write_simulation_table
 
-    region_bytes = _region_bytes(region)
-    work, budgets = _work(jobs, budget, region_bytes, seconds, seed, device_model)
+    region_bytes = region_bytes_of(region)
+    work, budgets = work_of(jobs, budget, region_bytes, seconds, seed, device_model)
     policies = policies_of(policy)
     _prepare(json_path, report_dir)
     with _progress(len(budgets) * len(policies)) as advance:
@@ -121,108 +79,6 @@ def simulate(  # noqa: PLR0913 - one parameter per option
     write_simulation_table(report, sys.stderr if json_path == STDOUT else sys.stdout)
     _write(report, work, budgets, json_path, report_dir)
     return 0
-
-
-# -- what is asked ----------------------------------------------------------------------------------------------------
-
-
-def policies_of(text: str) -> tuple[str, ...]:
-    """Return the policies that a list names, each once.
-
-    Raises:
-        ConfigError: One is not known; the message lists those that are.
-    """
-    names = tuple(dict.fromkeys(name.strip() for name in _NEXT_POLICY.split(text)))
-    for name in names:
-        if name != ORACLE:
-            policy_named(name)
-    return names
-
-
-def _region_bytes(text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        region_bytes = _size(text)
-    except ConfigError:
-        region_bytes = 0
-    if region_bytes & (region_bytes - 1) or region_bytes < _LEAST_REGION:
-        raise ConfigError(f"--region {text!r}: give a power of two, 1KiB or more")
-    return region_bytes
-
-
-def _work(
-    jobs: str, budget: str, region_bytes: int | None, seconds: float | None, seed: int, device_model: str
-) -> tuple[Work, tuple[Budget, ...]]:
-    """Read and check the jobs and the budgets."""
-    from zico.scheduler.compare import check_fits, check_guarantees
-    from zico.scheduler.jobs_file import finest_region, in_regions, peak_of, read_jobs
-    from zico.scheduler.shares import check
-
-    text, where, folder = _source(jobs)
-    in_bytes = read_jobs(text, where, folder, region_bytes or 1)
-    check(in_bytes)
-    whole_bytes = sum(map(peak_of, in_bytes))
-    if whole_bytes == 0:
-        raise ConfigError(f"{where}: no job holds any memory: give curves with bytes")
-    budgets = _budgets(budget, whole_bytes)
-    unit = region_bytes or finest_region(in_bytes)
-    loads = in_regions(in_bytes, unit, whole=region_bytes is not None)
-    device = _device(device_model)
-    for one in budgets:
-        if region_bytes is None:
-            check_fits(in_bytes, one.size_bytes, 1)
-        check_fits(loads, one.size_bytes // unit, unit)
-        check_guarantees(loads, one.size_bytes // unit, unit, device.slowdown)
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise ConfigError(f"--seconds {seconds:g}: give a number above 0")
-    work = Work(loads, unit, device, device_model or ANY_DEVICE, seconds, seed)
-    work.horizon(None)
-    return work, budgets
-
-
-def _source(jobs: str) -> tuple[str | bytes, str, Path]:
-    """Return the text of the jobs, what to call it, and where its traces' paths begin."""
-    if jobs.lstrip().startswith("{"):
-        return jobs, "the jobs", Path()
-    if jobs == str(STDOUT):
-        return sys.stdin.buffer.read(), "stdin", Path()
-    path = Path(jobs)
-    try:
-        return path.read_bytes(), jobs, path.parent
-    except OSError as error:
-        said = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{jobs}: {said}: give a file of jobs, or {{...}} itself") from None
-
-
-def _budgets(text: str, whole_bytes: int) -> tuple[Budget, ...]:
-    """Return the budgets that a list names, each once."""
-    found: dict[int, str] = {}
-    for one in text.split(","):
-        found.setdefault(_budget_bytes(one.strip(), whole_bytes), one.strip())
-    return tuple(Budget(one, size_bytes) for size_bytes, one in found.items())
-
-
-def _budget_bytes(text: str, whole_bytes: int) -> int:
-    is_share = _SHARE.fullmatch(text)
-    try:
-        size_bytes = int(float(text[:-1]) * whole_bytes / 100) if is_share else _size(text)
-    except ConfigError:
-        size_bytes = 0
-    if not 0 < size_bytes <= _MOST_BYTES:
-        raise ConfigError(f"--budget: {text!r} is no budget: give a size such as 20GiB, or 70% of the sum of the peaks")
-    return size_bytes
-
-
-def _size(text: str) -> int:
-    """Return the bytes of a size; a share of something, or no limit, is none."""
-    return 0 if text.endswith("%") or text.lower() == "none" else parse_size(text, whole_bytes=_MOST_BYTES)
-
-
-def _device(text: str) -> DeviceModel:
-    from zico.scheduler.device_model import DeviceModel, device_model_named
-
-    return device_model_named(text) if text else DeviceModel(ANY_DEVICE)
 
 
 # -- what is simulated ------------------------------------------------------------------------------------------------
@@ -270,13 +126,14 @@ def _too_tight(work: Work, budgets: Sequence[Budget]) -> Iterator[str]:
     """Yield which jobs no order makes fit: why memory overflows whatever the policy."""
     from zico.scheduler.jobs_file import peak_of
 
-    kept = sum(load.persistent for load in work.loads)
-    worst = max(work.loads, key=lambda load: peak_of(load) - load.persistent)
-    least = (peak_of(worst) - worst.persistent + kept) * work.region_bytes
+    kept = sum(load.persistent for load in work.loads if not load.iterations)
+    needs = {load.name: peak_of(load) + kept - (0 if load.iterations else load.persistent) for load in work.loads}
+    worst = max(needs, key=needs.__getitem__)
+    least = needs[worst] * work.region_bytes
     for budget in budgets:
         if budget.size_bytes < least:
             yield (
-                f"at {format_bytes(budget.size_bytes)} {worst.name} does not fit beside what the others keep between "
+                f"at {format_bytes(budget.size_bytes)} {worst} does not fit beside what others that stay keep between "
                 f"iterations: that takes {format_bytes(least)}"
             )
 
