@@ -183,19 +183,19 @@ class _Reader(Generic[Entry]):
 
     def _from_curve(self) -> tuple[Profile, int]:
         entry = self.entry
-        for field in ("iteration_s", "persistent_bytes"):
-            if getattr(entry, field) is None:
-                raise self.error(field, "is missing beside the curve")
-        persistent = self._bytes("persistent_bytes", entry.persistent_bytes)
+        if entry.iteration_s is None:
+            raise self.error("iteration_s", "is missing beside the curve")
         t_s = [point[0] for point in entry.curve or ()]
         self._check_times(t_s)
         held = [self._bytes("curve", point[1]) for point in entry.curve or ()]
-        self._check_held(held, persistent)
+        kept = entry.persistent_bytes
+        persistent = min(held) if kept is None else self._bytes("persistent_bytes", kept)
         duration_ns = round((entry.iteration_s or 0) * _NS_A_SECOND)
         t_ns = _apart([round(t * _NS_A_SECOND) for t in t_s])
         if t_ns[0] > 0:
             t_ns, held = [0, *t_ns], [persistent, *held]
         n = sum(t < duration_ns for t in t_ns)
+        held[n - 1] = max(held[n - 1], persistent)  # within an iteration a job may hold less: gradients go first
         return profile_of_curve(t_ns[:n], held[:n], duration_ns), persistent
 
     def _check_times(self, t_s: Sequence[float]) -> None:
@@ -211,14 +211,6 @@ class _Reader(Generic[Entry]):
             raise ConfigError(
                 f"{self.where}: curve goes on at {t_s[-1]:g} s, but iteration_s is {end_s:g}: "
                 "give earlier points or a longer iteration"
-            )
-
-    def _check_held(self, held: Sequence[int], persistent: int) -> None:
-        """See that the job still has what it keeps; within an iteration it may hold less, such as no gradients."""
-        if held[-1] < persistent:
-            raise ConfigError(
-                f"{self.where}: curve ends with {format_bytes(held[-1])}, below persistent_bytes of "
-                f"{format_bytes(persistent)}: give bytes that include the persistent ones"
             )
 
     def _bytes(self, field: str, value: Bytes | None) -> int:
