@@ -54,6 +54,14 @@ def test_what_cannot_be_is_refused_in_a_sentence(pool: PoolTable, change: m.Chan
     assert changes.refusal(m.Change(budget_bytes=REGIONS * PAGE, job="b", slo=None), pool.header, members) == ""
 
 
+def test_shares_that_contradict_each_other_are_refused(pool: PoolTable) -> None:
+    """A guarantee below somebody of higher priority who is owed nothing could not be kept."""
+    members = [member(0, "a"), member(1, "b")]
+    changes.carry_out(m.Change(job="a", priority=1), pool, members)
+    assert "guaranteed" in changes.refusal(m.Change(job="b", slo=0.1), pool.header, members)
+    assert changes.refusal(m.Change(job="b", slo=0.1, priority=1), pool.header, members) == ""
+
+
 def test_every_process_of_a_name_changes_and_what_is_left_out_stays(pool: PoolTable) -> None:
     """A change of one figure leaves the others, and jobs of other names, as they are."""
     members = [member(0, "a"), member(1, "b"), member(2, "b")]

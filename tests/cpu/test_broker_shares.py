@@ -47,11 +47,12 @@ def test_each_job_gets_what_names_it() -> None:
         ({"priority": "a=high"}, "--priority: 'high' is no priority"),
         ({"priority": "a=1001"}, "--priority: '1001' is no priority"),
         ({"slo": "a=-5%"}, "ZICO_SLO: '-5%' is no guarantee"),
+        ({"priority": "a=1", "slo": "b=c=10%"}, "b=c is guaranteed its speed, but a of higher priority"),
         ({"slo": "a=0"}, "ZICO_SLO: '0' is no guarantee"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_origin(texts: dict[str, str], reason: str) -> None:
-    """One sentence that begins with where the text came from."""
+    """One sentence; that about a single text begins with where it came from."""
     with pytest.raises(ConfigError) as refused:
         shares_of(texts, ORIGINS, NAMES)
     assert str(refused.value).startswith(reason)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from zico.broker.shares import check
+from zico.errors import ConfigError
 from zico.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zico.broker.members import Member
-    from zico.broker.messages import Change
+    from zico.broker.messages import Change, Share
     from zico.pool.table import PoolTable
 
 _OF_SHARE = ("weight", "priority", "slo")
@@ -25,26 +27,47 @@ _OF_SHARE = ("weight", "priority", "slo")
 def refusal(wanted: Change, header: Any, members: Sequence[Member]) -> str:  # noqa: ANN401 - the table's header
     """Return why the change cannot be made, in a sentence; empty if it can."""
     region_bytes = int(header["region_bytes"])
-    most_bytes = int(header["n_regions"]) * region_bytes
+    refused = ""
     if wanted.budget_bytes is not msgspec.UNSET:
-        if wanted.budget_bytes < region_bytes:
-            return (
-                f"a budget of {format_bytes(wanted.budget_bytes)} is below one region of {format_bytes(region_bytes)}"
-            )
-        if wanted.budget_bytes > most_bytes:
-            return (
-                f"a budget of {format_bytes(wanted.budget_bytes)} is above the {format_bytes(most_bytes)} that this "
-                "pool was made for: give at most that, or begin the run with a larger --most"
-            )
-    changes_job = any(getattr(wanted, field) is not msgspec.UNSET for field in ("limit_bytes", *_OF_SHARE))
+        refused = _refused_budget(wanted.budget_bytes, region_bytes, int(header["n_regions"]) * region_bytes)
+    return refused or _refused_for_job(wanted, region_bytes, members)
+
+
+def _refused_budget(budget_bytes: int, region_bytes: int, most_bytes: int) -> str:
+    if budget_bytes < region_bytes:
+        return f"a budget of {format_bytes(budget_bytes)} is below one region of {format_bytes(region_bytes)}"
+    if budget_bytes > most_bytes:
+        return (
+            f"a budget of {format_bytes(budget_bytes)} is above the {format_bytes(most_bytes)} that this pool was made "
+            "for: give at most that, or begin the run with a larger --most"
+        )
+    return ""
+
+
+def _refused_for_job(wanted: Change, region_bytes: int, members: Sequence[Member]) -> str:
     if wanted.job is msgspec.UNSET:
-        return "a limit, a weight, a priority or a guarantee is of one job: name it" if changes_job else ""
+        for_job = any(getattr(wanted, field) is not msgspec.UNSET for field in ("limit_bytes", *_OF_SHARE))
+        return "a limit, a weight, a priority or a guarantee is of one job: name it" if for_job else ""
     if not any(member.name == wanted.job for member in members):
         there = ", ".join(dict.fromkeys(member.name for member in members))
         return f"no job is called {wanted.job!r}: " + (f"there are {there}" if there else "none has joined yet")
     if wanted.limit_bytes is not msgspec.UNSET and 0 < wanted.limit_bytes < region_bytes:
         return f"a limit of {format_bytes(wanted.limit_bytes)} is below one region of {format_bytes(region_bytes)}"
+    try:
+        check({member.name: _share_after(wanted, member) for member in members})
+    except ConfigError as error:
+        return str(error)
     return ""
+
+
+def _share_after(wanted: Change, member: Member) -> Share:
+    """Return what a member is to get once the change is made."""
+    if member.name != wanted.job:
+        return member.share
+    given = {field: getattr(wanted, field) for field in _OF_SHARE}
+    return msgspec.structs.replace(
+        member.share, **{field: value for field, value in given.items() if value is not msgspec.UNSET}
+    )
 
 
 def carry_out(wanted: Change, table: PoolTable, members: Sequence[Member]) -> None:
@@ -56,6 +79,4 @@ def carry_out(wanted: Change, table: PoolTable, members: Sequence[Member]) -> No
             continue
         if wanted.limit_bytes is not msgspec.UNSET:
             table.set_limit(member.job, wanted.limit_bytes // table.region_bytes)
-        given = {field: getattr(wanted, field) for field in _OF_SHARE}
-        kept = {field: value for field, value in given.items() if value is not msgspec.UNSET}
-        member.share = msgspec.structs.replace(member.share, **kept)
+        member.share = _share_after(wanted, member)

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from zico.broker.messages import MAX_PRIORITY, MAX_SLO, MAX_WEIGHT, Share
-from zico.errors import ConfigError
+from zico.errors import ConfigError, ProblemError
+from zico.scheduler import shares as rules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +100,7 @@ def shares_of(texts: Mapping[str, str], origins: Mapping[str, str], names: tuple
         names: Of all jobs.
 
     Raises:
-        ConfigError: A text is no such list, names no job, names one twice, or has a value that cannot be.
+        ConfigError: A text is no such list, names no job, has a value that cannot be, or contradicts another.
     """
     found: dict[str, dict[str, object]] = {name: {} for name in names}
     for field, text in texts.items():
@@ -108,7 +109,31 @@ def shares_of(texts: Mapping[str, str], origins: Mapping[str, str], names: tuple
                 _read_part(field, part, found)
             except ConfigError as error:
                 raise ConfigError(f"{origins[field]}: {error}") from None
-    return {name: Share(**fields) for name, fields in found.items()}  # type: ignore[arg-type] # as above
+    shares = {name: Share(**fields) for name, fields in found.items()}  # type: ignore[arg-type] # as above
+    check(shares)
+    return shares
+
+
+def check(shares: Mapping[str, Share]) -> None:
+    """See that what jobs are given can be granted together.
+
+    Raises:
+        ConfigError: It cannot, by the rules of ``zico.scheduler.shares``.
+    """
+    try:
+        rules.check([_Asked(name, share) for name, share in shares.items()])
+    except ProblemError as error:
+        raise ConfigError(str(error)) from None
+
+
+class _Asked:
+    """A job as the scheduler's rules see it."""
+
+    def __init__(self, name: str, share: Share) -> None:
+        self.name = name
+        self.weight = share.weight
+        self.priority = share.priority
+        self.floor = 0.0 if share.slo is None else rules.floor_of(share.slo)
 
 
 def _read_part(field: str, part: str, found: dict[str, dict[str, object]]) -> None:

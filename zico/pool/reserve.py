@@ -45,7 +45,7 @@ def ask(pool: Record) -> int:
     """
     keep_out_of_line()
     header = header_of(pool)
-    if header.on_timeline == 1:
+    if header.on_timeline == 1 or job_at(pool, pool.job).over:  # nobody can help who wants more than it may hold
         return NOBODY_CAN
     lock(pool)
     if _is_pending(pool):
@@ -69,7 +69,7 @@ def _lack(pool: Record) -> int:
     """Return the regions without which this job cannot end its iteration, or which its tensor needs at least."""
     header = header_of(pool)
     me = job_at(pool, pool.job)
-    lack = remaining_of(me) - max(header.budget_regions - header.granted, 0)
+    lack = remaining_of(me) + header.granted - header.budget_regions
     return lack if lack > 0 else me.need
 
 
