@@ -264,6 +264,11 @@ def record_fields() -> dict[str, Any]:
         "wait_job": np.array([0]),
         "wait_t_s": np.array([[0.5, 1.0]]),
         "wait_kind": np.array([1]),
+        "iteration_s": np.array([1.0]),
+        "persistent_bytes": np.array([0]),
+        "profile_job": np.array([0, 0]),
+        "profile_t_s": np.array([0.0, 0.5]),
+        "profile_bytes": np.array([0, MIB]),
     }
 
 
