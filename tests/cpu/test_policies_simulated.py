@@ -201,7 +201,7 @@ def test_what_holds_for_every_policy(name: str, works: list[Work], spare: int, l
     ms_each = [dataclasses.replace(work, step_ns=work.step_ns * MS // 16) for work in works]
     loads = [dataclasses.replace(work.load(f"job{i}"), arrive_ns=late * i * MS) for i, work in enumerate(ms_each)]
     loads[0] = dataclasses.replace(loads[0], iterations=leaves)
-    runs = [Simulation(policy, loads, budget, seed=7, device=DEVICE, log=200) for _ in range(2)]
+    runs = [Simulation(policy, loads, budget, 7, device=DEVICE, region_bytes=1 << 10, log=200) for _ in "ab"]
     outcomes = [one.run(100 * MS) for one in runs]
     assert outcomes[0] == outcomes[1]
     assert np.array_equal(runs[0].log, runs[1].log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,11 +12,16 @@ from scheduler_cases import Eager
 from scheduler_model import MS, Work, plateau, triangle
 
 from zico.errors import ProblemError
+from zico.scheduler.device_model import device_model_named, taken_ahead
 from zico.scheduler.policies import policy_named
-from zico.scheduler.simulate import Load, Simulation
+from zico.scheduler.simulate import Load, LoadPhase, Simulation
+
+if TYPE_CHECKING:
+    from zico.scheduler.state import PoolView
 
 NONE = policy_named("none")
 ZICO = policy_named("zico")
+CLAIMS = policy_named("claims")
 
 
 def two(**changes: object) -> list[Load]:
@@ -161,3 +167,99 @@ def test_an_arrival_amid_a_step_costs_no_work_and_gives_none() -> None:
     simulation = Simulation(NONE, loads, 6, slowdown=(1.0, 2.0))
     simulation.run(1_000 * MS)
     assert simulation.tenants["left_ns"][0] == 200 * MS
+
+
+# -- devices, phases, budgets -----------------------------------------------------------------------------------------
+
+
+def test_a_load_can_change_while_it_is_there() -> None:
+    """After five iterations of 100 ms it does iterations of 50 ms and half the memory; work counts in its own time."""
+    small = triangle(10, kept=2, duration_ns=50 * MS, steps=50)
+    load = two()[0]
+    load = dataclasses.replace(load, phases=(LoadPhase(5, small.load("a").profile, 2),))
+    simulation = Simulation(NONE, [load], 20, log=10_000)
+    outcome = simulation.run(1_000 * MS)
+    assert outcome.iterations == (15,)
+    assert outcome.normalised == (1.0,)
+    later = [held for t_ns, _who, held in held_over_time(simulation) if t_ns > 500 * MS]
+    assert (max(later), min(later)) == (10, 2)
+
+
+def test_a_scheduler_learns_of_a_change_by_the_first_iteration_that_ends() -> None:
+    """A plan is made anew then, with the new profile and not before."""
+    small = triangle(10, kept=2, duration_ns=50 * MS, steps=50).load("a").profile
+    seen: list[tuple[int, int]] = []
+
+    def plan(view: PoolView) -> None:
+        known = view.jobs[0].profile
+        seen.append((view.now_ns // MS, known.peak if known else 0))
+
+    policy = dataclasses.replace(policy_named("claims"), plan=plan)
+    load = dataclasses.replace(two()[0], phases=(LoadPhase(5, small, 2),))
+    Simulation(policy, [load], 20).run(1_000 * MS)
+    assert seen == [(0, 0), (100, 20), (550, 10)]
+
+
+def test_a_lowered_budget_is_kept_as_soon_as_memory_has_come_back() -> None:
+    """Nothing more is granted above it, what is held falls within an iteration, and all go on."""
+    loads = [dataclasses.replace(load, arrive_ns=3 * i * MS) for i, load in enumerate(two())]
+    simulation = Simulation(CLAIMS, loads, 40, log=100_000, budgets=[(2_000 * MS, 26)])
+    outcome = simulation.run(4_000 * MS)
+    assert outcome.stalls == 0
+    peaks = [0, 0, 0]
+    held = [0, 0]
+    before = 0
+    for t_ns, job, regions in held_over_time(simulation):
+        held[job] = regions
+        part = 0 if t_ns < 2_000 * MS else 1 if t_ns < 2_100 * MS else 2
+        peaks[part] = max(peaks[part], sum(held))
+        assert part != 1 or sum(held) <= max(26, before)
+        before = sum(held)
+    assert peaks[0] > 26
+    assert peaks[2] <= 26
+    assert min(outcome.iterations) > 25
+
+
+def test_a_raised_budget_is_used_at_once() -> None:
+    """Two jobs of which one fits at a time have half each for 2 s, and everything for the next 2 s."""
+    loads = [plateau(20, rise=0.02, fall=0.02).load(name) for name in ("a", "b")]
+    outcome = Simulation(CLAIMS, loads, 21, budgets=[(2_000 * MS, 40)]).run(4_000 * MS)
+    assert sum(outcome.iterations) == pytest.approx(20 + 40, abs=2)
+
+
+def test_memory_is_taken_ahead_of_its_use() -> None:
+    """By the device's run-ahead each rise comes earlier, no fall does, and the peak is the same."""
+    profile = triangle(20, kept=4).load("a").profile
+    ahead = taken_ahead(profile, 10 * MS)
+    assert all(now >= before for now, before in zip(ahead.held, profile.held, strict=True))
+    assert ahead.peak == profile.peak
+    assert ahead.held[0] == max(held for held, t in zip(profile.held, profile.t_ns, strict=True) if t < 11 * MS)
+    assert taken_ahead(profile, 0) is profile
+    device = dataclasses.replace(device_model_named("v100-32gb"), run_ahead_ns=10 * MS)
+    late, early = (Simulation(CLAIMS, two(), 26, device=one) for one in (device_model_named("v100-32gb"), device))
+    assert early.run(10_000 * MS, 1_000 * MS).mean < late.run(10_000 * MS, 1_000 * MS).mean
+
+
+def test_what_an_outcome_says() -> None:
+    """Throughput counts while a job is there; rates, waits and fairness follow from it."""
+    first, second = two()
+    loads = [dataclasses.replace(first, iterations=10), dataclasses.replace(second, arrive_ns=500 * MS)]
+    outcome = Simulation(NONE, loads, 40).run(2_000 * MS)
+    assert outcome.normalised == (1.0, 1.0)
+    assert outcome.left_ns == (1_000 * MS, 0)
+    assert outcome.present_ns == (1_000 * MS, 1_500 * MS)
+    assert outcome.iterations_per_s == outcome.alone_per_s == (10.0, 10.0)
+    assert outcome.waited_s == (0.0, 0.0)
+    assert (outcome.jain, outcome.deadlocks) == (1.0, 0)
+    unfair = dataclasses.replace(outcome, normalised=(0.6, 0.2))
+    assert unfair.jain == pytest.approx(0.64 / 0.8)
+    assert dataclasses.replace(outcome, normalised=(0.0, 0.0)).jain == 0.0
+
+
+def test_decisions_are_timed_on_scenes_that_were_seen() -> None:
+    """A simulation that keeps scenes says what a decision costs, and comes to the same; one that keeps none says 0."""
+    loads = [dataclasses.replace(load, arrive_ns=9 * i * MS) for i, load in enumerate(two())]
+    plain, kept = Simulation(ZICO, loads, 30), Simulation(ZICO, loads, 30, samples=True)
+    assert kept.run(5_000 * MS) == plain.run(5_000 * MS)
+    assert plain.decision_us() == 0.0
+    assert 0.0 < kept.decision_us() < 10_000

@@ -18,7 +18,7 @@ from numba import types
 
 from zico.compiled import array_at, callback, compiled, inlined, record_at
 from zico.scheduler.demand import job_at, profile_at
-from zico.scheduler.layout import MEMO_BYTES, Reason
+from zico.scheduler.layout import MEMO_BYTES, NOBODY, Reason
 from zico.scheduler.packed import Compiled
 from zico.scheduler.parameters import Parameter, Unit
 from zico.scheduler.slices import goes_on, is_inside, stands_back
@@ -96,16 +96,18 @@ def decide(scene_address: int) -> None:
     if scene.now_ns >= memory.ends_ns and scene.n > 0:
         _pass_on(scene, max(1, int(options[_SLICE])), options[_PACK] == _ON)
     partner = (memory.holder + 1) % max(1, scene.n) if memory.packed else memory.holder
-    settled = True
+    in_the_way = NOBODY
     for i in range(scene.n):
-        settled = settled and (i in (memory.holder, partner) or not is_inside(scene, i))
+        if i not in (memory.holder, partner) and is_inside(scene, i):
+            in_the_way = i
     for i in range(scene.n):
-        if i in (memory.holder, partner) and (settled or is_inside(scene, i)):
+        if i in (memory.holder, partner) and (in_the_way == NOBODY or is_inside(scene, i)):
             goes_on(scene, i, memory.ends_ns)
             continue
-        stands_back(scene, i, _QUANTUM, memory.ends_ns, memory.holder)
+        waits_for_slice = i not in (memory.holder, partner)
+        stands_back(scene, i, _QUANTUM, memory.ends_ns, memory.holder if waits_for_slice else in_the_way)
         decision_at(scene, i).pauses = 0
-        decision_at(scene, i).evicts = i not in (memory.holder, partner)
+        decision_at(scene, i).evicts = waits_for_slice
 
 
 POLICY = Compiled(
