@@ -82,4 +82,4 @@ def iteration_demand(job: Record, lasts_ns: int, since_ns: int) -> tuple[Int64s,
 def fits_now(scene: Record, index: int, others: tuple[Int64s, Int64s], lasts_ns: int, budget: int) -> bool:
     """Tell whether a job's whole iteration, begun now, is predicted to fit beside what all others hold."""
     own = iteration_demand(job_at(scene, index), lasts_ns, 0)
-    return np.max(added(others, own)[1]) <= budget
+    return bool(np.max(added(others, own)[1]) <= budget)

@@ -252,8 +252,8 @@ class Simulation:
             "memory": memory,
             "memos": memos,
         }
-        for name, array in arrays.items():
-            run[f"{name}_address"] = array.ctypes.data
+        for name, made in arrays.items():
+            run[f"{name}_address"] = made.ctypes.data
         for name in ("arrivals", "slowdown", "budgets", "sample_jobs"):
             run[f"n_{name}"] = len(arrays[name])
         run["log_room"], run["sample_at"] = len(self.log), 0 if samples else -1

@@ -26,7 +26,7 @@ def _least_ns(policy_address: int, scene_address: int, memory: Any, memos: Any, 
         began_ns = monotonic_ns()
         call(policy_address, (scene_address,))
         least_ns = min(least_ns, monotonic_ns() - began_ns)
-    return least_ns
+    return int(least_ns)
 
 
 def decision_cost_us(policy_address: int, samples: Any, jobs_address: int, plan_address: int) -> float:  # noqa: ANN401

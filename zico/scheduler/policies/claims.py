@@ -21,4 +21,4 @@ def decide(scene_address: int) -> None:
     decide_by_claims(scene_at(scene_address), EVERYBODY)
 
 
-POLICY: CompiledPolicy = Compiled("claims", decide)
+POLICY: CompiledPolicy = Compiled("claims", decide, knows="profile, progress")

@@ -22,4 +22,4 @@ def decide(scene_address: int) -> None:
         starts(scene, index)
 
 
-POLICY: CompiledPolicy = Compiled("none", decide, use_claims=False)
+POLICY: CompiledPolicy = Compiled("none", decide, use_claims=False, knows="nothing")

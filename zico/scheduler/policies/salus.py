@@ -137,7 +137,7 @@ def decide(scene_address: int) -> None:
     waiting, alone = in_turn(scene), alone_in(scene)
     lanes = lanes_of(scene, int(options[_LANES]))
     occupants = _occupants(scene, lanes)
-    busy = np.max(occupants)
+    busy = int(np.max(occupants))
     for index in waiting:
         lane = lanes[index]
         if alone != NOBODY:
@@ -151,7 +151,7 @@ def decide(scene_address: int) -> None:
         elif lane == NOBODY:
             waits_to_fit(scene, index)
         elif occupants[lane] != NOBODY:
-            _waits_for(scene, index, _LANE, occupants[lane])
+            _waits_for(scene, index, _LANE, int(occupants[lane]))
         else:
             chosen = _best(scene, waiting, lanes, lane, int(options[_ORDER]))
             occupants[lane] = busy = chosen

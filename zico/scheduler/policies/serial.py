@@ -64,4 +64,4 @@ def decide(scene_address: int) -> None:
     unstick(scene, order)
 
 
-POLICY: CompiledPolicy = Compiled("serial", decide, self_admit=False)
+POLICY: CompiledPolicy = Compiled("serial", decide, self_admit=False, knows="peak, persistent memory")
