@@ -363,15 +363,9 @@ def one_runs_one_waits(broker: Broker) -> Iterator[tuple[subprocess.Popen[str], 
         yield a, b
 
 
-@pytest.mark.parametrize("policy", ["serial", "salus:lanes=1", "shift:ramp=0,step=0"])
-def test_with_serial_one_iterates_while_the_other_waits_and_then_they_change(
-    start: Callable[..., Broker], policy: str
-) -> None:
-    """A job at its boundary starts when the running one reaches its own: an eventfd and a futex wake them.
-
-    A single lane is as good as serial, and so are predictions that nothing ever fits.
-    """
-    broker = start("--policy", policy)
+def test_with_serial_one_iterates_while_the_other_waits_and_then_they_change(start: Callable[..., Broker]) -> None:
+    """A job at its boundary starts when the running one reaches its own: an eventfd and a futex wake them."""
+    broker = start("--policy", "serial")
     with one_runs_one_waits(broker) as (a, b):
         waiting = broker.client.status().jobs[1]
         assert (waiting.state, waiting.iterations) == ("boundary", 1)
