@@ -90,7 +90,7 @@ class Case:
 
     def possible(self) -> float:
         """Return what no scheduler exceeds, for a pair; else 0."""
-        if len(self.jobs) != 2:  # noqa: PLR2004 - a pair
+        if len(self.jobs) != 2:
             return 0.0
         profiles = [packed(job.load(0).profile) for job in self.jobs]
         keeps = np.array([job.levels[-1] for job in self.jobs], np.int64)
@@ -165,12 +165,12 @@ def random_job(rng: np.random.Generator, step_ns: int, jitter: float, wrong: flo
     n, peak, kept = int(rng.integers(60, 251)), int(rng.integers(30, 121)), rng.uniform(0.0, 0.3)
     share = SHAPES[shape](rng)((np.arange(n) + 0.5) / n)
     keeps = round(peak * kept)
-    levels = tuple(int(x) for x in np.round(keeps + (peak - keeps) * share)[:-1]) + (keeps,)
+    levels = (*(int(x) for x in np.round(keeps + (peak - keeps) * share)[:-1]), keeps)
     job = Job(shape, levels, step_ns, jitter)
     if wrong == 0:
         return job
     scale, slower = rng.uniform(1 - wrong, 1 + wrong, 2)
-    believed = tuple(max(keeps, round(x * scale)) for x in levels[:-1]) + (keeps,)
+    believed = (*(max(keeps, round(x * scale)) for x in levels[:-1]), keeps)
     return dataclasses.replace(job, believed=believed, believed_step_ns=round(step_ns * slower))
 
 
@@ -181,7 +181,7 @@ def cases(seed: int, n_cases: int, n_jobs: int, jitter: float, wrong: float) -> 
     for number in range(n_cases):
         steps_ns = rng.choice([MS // 2, MS, 2 * MS, 4 * MS], n_jobs) if number % 2 else [2 * MS] * n_jobs
         jobs = [random_job(rng, int(step_ns), jitter, wrong) for step_ns in steps_ns]
-        if number % 5 == 4:  # noqa: PLR2004 - every fifth case is of identical jobs
+        if number % 5 == 4:
             jobs = jobs[:1] * n_jobs
         sum_of_peaks = sum(max(job.levels) for job in jobs)
         kept = sum(job.levels[-1] for job in jobs)
@@ -225,7 +225,7 @@ def report(found: Sequence[Found]) -> str:
     reached = [one.reached for one in found if one.possible]
     most = np.mean([one.possible for one in found])
     against = f"; bound {most:.4f}, of it {np.mean(reached):.3f}, worst {min(reached):.3f}" if reached else ""
-    few = sum(regret < 0.98 for regret in regrets)  # noqa: PLR2004 - the bound that must hold
+    few = sum(regret < 0.98 for regret in regrets)
     return f"{found[0].case.group}: {row}; of the better {regrets[0]:.3f} {regrets[1]:.3f}, {few} below .98{against}"
 
 

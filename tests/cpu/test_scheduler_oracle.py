@@ -16,6 +16,7 @@ from scheduler_model import MS, Work, plateau, triangle
 from zico.errors import ProblemError
 from zico.scheduler.oracle import possible
 from zico.scheduler.policies import policy_named
+from zico.scheduler.shares import GUARD
 from zico.scheduler.simulate import Simulation
 
 if TYPE_CHECKING:
@@ -49,19 +50,24 @@ def best_mean(works: Sequence[Work], budget: int) -> float:
 @given(works=st.lists(TINY, min_size=1, max_size=3), budget=st.integers(1, 14))
 @settings(max_examples=60, derandomize=True, deadline=None)
 def test_the_best_of_all_schedules_is_found(works: list[Work], budget: int) -> None:
-    """The mean is that of the best cycle, and what each job gets and the peak belong to one such cycle."""
+    """The mean is that of the best cycle unless that starves a job, and what each gets and the peak belong to it."""
     found = possible([work.load(f"job{i}") for i, work in enumerate(works)], budget)
     most = best_mean(works, budget)
     assert (found is None) == (most == 0)
     if found is not None:
-        assert found.mean == pytest.approx(most)
+        assert found.mean <= most + 1e-9
+        if min(found.normalised) > 1.001 * GUARD / len(works):  # else one is just given its floor
+            assert found.mean == pytest.approx(most)
         assert sum(found.normalised) == pytest.approx(found.mean * len(works))
-        assert max(max(work.levels) for work in works) <= found.peak <= budget or min(found.normalised) == 0
+        assert max(max(work.levels) for work in works) <= found.peak <= budget
 
 
 WORKS = [
     [triangle(60, kept=6, steps=32, duration_ns=32 * MS)] * 2,
-    [triangle(60, kept=6, steps=32, duration_ns=32 * MS), plateau(40, rise=0.2, fall=0.1, steps=16, duration_ns=16 * MS)],
+    [
+        triangle(60, kept=6, steps=32, duration_ns=32 * MS),
+        plateau(40, rise=0.2, fall=0.1, steps=16, duration_ns=16 * MS),
+    ],
     [
         triangle(60, kept=6, steps=32, duration_ns=32 * MS),
         plateau(40, rise=0.2, fall=0.1, steps=16, kept=4, duration_ns=16 * MS),
@@ -102,7 +108,7 @@ def test_a_slower_device_makes_less_possible() -> None:
         pytest.param([], "not 0", id="none"),
         pytest.param(
             [triangle(9, duration_ns=6_400_000 * MS, steps=256), *[triangle(9, duration_ns=64 * MS)] * 2],
-            "job0 is 100000 times as long as one of job",
+            "job0's iteration is 100000 times as long as job",
             id="too unequal",
         ),
     ],

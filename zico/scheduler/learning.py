@@ -16,15 +16,12 @@ Theory of operation
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from zico.compiled import compiled
 from zico.scheduler.demand import is_iterating, job_at, position_ns, profile_at
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 MOST_WAYS = 6
 MOST_JOBS = 64
@@ -73,7 +70,7 @@ def is_of(known: Record, scene: Record) -> bool:
     """Tell whether the scene is of the jobs that this is about."""
     if scene.n != known.n_jobs:
         return False
-    for i in range(scene.n):
+    for i in range(scene.n):  # noqa: SIM110 - compiled
         if job_at(scene, i).number != known.jobs[i]:
             return False
     return True

@@ -158,8 +158,14 @@ def arcs_of(
 
 
 @compiled
-def solve(  # noqa: PLR0913 - compiled
-    a_address: int, b_address: int, keeps: Int64s, budget: int, together: float, worth: NDArray[np.float64], pair: Record
+def solve(
+    a_address: int,
+    b_address: int,
+    keeps: Int64s,
+    budget: int,
+    together: float,
+    worth: NDArray[np.float64],
+    pair: Record,
 ) -> bool:
     """Fill in what two jobs do best; false if their iterations are too unequal, or never fit.
 

@@ -27,8 +27,8 @@ from zico.scheduler.planned import FIRST_SHIFT, PLAN, Way, decide
 from zico.scheduler.shares import floors, worths
 from zico.scheduler.shifting import MARGIN_SHIFT
 from zico.scheduler.simulate import Load, Simulation
-from zico.scheduler.turns import LARGEST, LEAST_SERVED, LONGEST, SHORTEST
 from zico.scheduler.state import JobView, Phase, PoolView, Profile
+from zico.scheduler.turns import LARGEST, LEAST_SERVED, LONGEST, SHORTEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -151,7 +151,9 @@ def _only_for_memory(arcs: Int64s, at: Int64s, level: Int64s, before: Int64s) ->
                     arcs[action] = NO_ARC
 
 
-def best(cells: Cells, budget: int, worth: Floats, slowdown: Sequence[float], *, any_wait: bool) -> tuple[Int64s, Int8s]:
+def best(
+    cells: Cells, budget: int, worth: Floats, slowdown: Sequence[float], *, any_wait: bool
+) -> tuple[Int64s, Int8s]:
     """Return all arcs, and the one that each node follows in a best run."""
     n = len(cells.n)
     arcs = arcs_of(cells.n, cells.level, cells.before, cells.claim, cells.keeps, budget, any_wait)

@@ -64,8 +64,8 @@ def _key(job: Record, first: int) -> int:
 def in_order(scene: Record, first: int) -> NDArray[np.int64]:
     """Return the indices of the jobs at their boundaries.
 
-    Who has got less than it is owed comes before all others, so that priorities starve nobody; then it goes by priority,
-    and among equals by what is to come first.
+    Who has got less than it is owed comes before all others, so that priorities starve nobody; then it goes by
+    priority, and among equals by what is to come first.
     """
     waiting = np.empty(scene.n, np.int64)
     key = np.empty(scene.n, np.int64)
