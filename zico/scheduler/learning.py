@@ -29,6 +29,7 @@ MOST_JOBS = 64
 PROMISE_ROUNDS = 12.0
 """A round is an iteration of the longest job; a promise counts as much as so many of use."""
 _DOUBT = 0.04  # a way that gives so much more or less than it promised was promised by wrong profiles
+_SURE = 12.0  # rounds: the first look may still see how things began
 _UNTRIED = 2.0  # what an untried way is worth then: more than any that was tried
 _LOOK_ROUNDS = 8  # between two measurements
 _SETTLE_ROUNDS = 4  # after a change, not measured
@@ -148,7 +149,8 @@ def _count(known: Record, scene: Record) -> None:
 def _changes(known: Record, scene: Record) -> bool:
     """Use the way that is worth the most, if it is worth noticeably more; tells whether that is another one."""
     best = known.used
-    if abs(_gave(known, scene, known.ways[best]) - known.ways[best].promise) > _DOUBT * known.ways[best].promise:
+    used = known.ways[best]
+    if used.rounds > _SURE and abs(_gave(known, scene, used) - used.promise) > _DOUBT * used.promise:
         known.doubted = 1
     worth = _value(known, scene, known.ways[best]) + _BETTER_BY
     for i in range(known.n_ways):

@@ -1,0 +1,90 @@
+"""``zico`` beside both greedy ways: the worst cases that ``benchmarks/regret.py`` found, and a hunt for more."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduler_cases import smallest_budget
+from scheduler_model import EVENTS_PER_STEP, MS, Work, plateau
+
+from zico.scheduler.packed import Compiled
+from zico.scheduler.planned import decide
+from zico.scheduler.policies import policy_named
+from zico.scheduler.simulate import Load, Simulation
+from zico.scheduler.state import Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+POLICIES = {
+    "zico": policy_named("zico"),
+    "shift": Compiled("shift", decide),  # without a plan
+    "claims": policy_named("claims"),
+}
+CASES = json.loads(Path(__file__).with_name("regret_cases.json").read_text())
+WARM_UP, ITERATIONS = 60, 120
+"""Of the longest job: what is learnt from what was promised wrongly is learnt in the first."""
+BOUND = 0.98
+NOISY = 0.95
+"""Where times vary, figures of so few iterations do."""
+
+WORKS = st.builds(
+    plateau,
+    st.integers(20, 60),
+    rise=st.sampled_from([0.05, 0.4, 0.9]),
+    fall=st.sampled_from([0.05, 0.2]),
+    steps=st.sampled_from([24, 40]),
+    kept=st.integers(0, 8),
+    duration_ns=st.sampled_from([60, 120, 480]).map(lambda ms: ms * MS),
+)
+
+
+def regret(loads: Sequence[Load], budget: int) -> float:
+    """Return ``zico``'s mean throughput over that of the better greedy way."""
+    longest_ns = max(load.profile.duration_ns for load in loads)
+    until_ns, warm_up_ns = (WARM_UP + ITERATIONS) * longest_ns, WARM_UP * longest_ns
+    means = {
+        name: sum(Simulation(policy, loads, budget, seed).run(until_ns, warm_up_ns).mean for seed in range(2))
+        for name, policy in POLICIES.items()
+    }
+    return means["zico"] / max(means["shift"], means["claims"])
+
+
+def load_of(job: dict[str, Any], number: int) -> Load:
+    """Return a job of the file."""
+
+    def profile(levels: Sequence[int], step_ns: int) -> Profile:
+        n = len(levels)
+        times_ns = tuple(i * step_ns for i in range(n))
+        return Profile(tuple(levels), times_ns, n * step_ns, EVENTS_PER_STEP.bit_length() - 1, n * EVENTS_PER_STEP)
+
+    true, believed = profile(job["levels"], job["step_ns"]), profile(job["believed"], job["believed_step_ns"])
+    return Load(f"job{number}", true, job["levels"][-1], believed, job["jitter"], arrive_ns=number * 7 * MS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_a_wrong_profile_is_found_out(case: dict[str, Any]) -> None:
+    """Where the profiles for which a way was chosen are wrong, another one is used before long."""
+    loads = [load_of(job, number) for number, job in enumerate(case["jobs"])]
+    assert regret(loads, case["budget"]) >= NOISY
+
+
+@given(
+    works=st.lists(WORKS, min_size=2, max_size=5),
+    share=st.sampled_from([0.55, 0.65, 0.75, 0.85]),
+    jitter=st.sampled_from([0.0, 0.1, 0.2]),
+)
+@settings(max_examples=30, derandomize=True, deadline=None)
+def test_zico_is_hardly_ever_behind(works: list[Work], share: float, jitter: float) -> None:
+    """Equal or unequal in length and size, with exact times or not: the better greedy way gets the jobs no further."""
+    budget = max(smallest_budget(works), int(share * sum(max(work.levels) for work in works)))
+    loads = [
+        dataclasses.replace(work.load(f"job{i}"), jitter=jitter, arrive_ns=7 * i * MS) for i, work in enumerate(works)
+    ]
+    assert regret(loads, budget) >= (NOISY if jitter else BOUND)
