@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 NAME = "paper-budget"
 QUESTION = "What becomes of two jobs whose budget falls and rises again? (the paper's figure 10, simulated)"
 POLICIES = ("zico", "shift", "claims", "serial")
-_ITERATIONS = 40
+_ITERATIONS = 20
 """In each period."""
 _SETTLED = 0.5
 """The second half of a period counts."""
 _LOG = 1 << 18
+_STRETCHES = 1500
 _GB = 1e9
 
 
@@ -88,10 +89,10 @@ def _totals(simulation: Simulation) -> tuple[Any, Any]:
 
 
 def _thinned(times_s: Any, totals: Any) -> list[tuple[float, int]]:  # noqa: ANN401 - arrays
-    """Return the most held in each of 600 stretches of time."""
-    edges = np.linspace(0, times_s[-1], 601)
+    """Return the most held in each of so many stretches of time."""
+    edges = np.linspace(0, times_s[-1], _STRETCHES + 1)
     at = np.clip(np.searchsorted(times_s, edges) - 1, 0, None)
-    return [(round(float(edges[i]), 4), int(totals[at[i] : max(at[i] + 1, at[i + 1] + 1)].max())) for i in range(600)]
+    return [(round(float(edges[i]), 4), int(totals[at[i] : max(at[i] + 1, at[i + 1] + 1)].max())) for i in range(_STRETCHES)]
 
 
 def budget_table(result: dict[str, Any]) -> str:
