@@ -89,10 +89,11 @@ def _totals(simulation: Simulation) -> tuple[Any, Any]:
 
 
 def _thinned(times_s: Any, totals: Any) -> list[tuple[float, int]]:  # noqa: ANN401 - arrays
-    """Return the most held in each of so many stretches of time."""
+    """Return the most held in each of many stretches of time."""
     edges = np.linspace(0, times_s[-1], _STRETCHES + 1)
     at = np.clip(np.searchsorted(times_s, edges) - 1, 0, None)
-    return [(round(float(edges[i]), 4), int(totals[at[i] : max(at[i] + 1, at[i + 1] + 1)].max())) for i in range(_STRETCHES)]
+    most = [int(totals[first : max(first, last) + 1].max()) for first, last in itertools.pairwise(at.tolist())]
+    return list(zip(edges[:-1].round(4).tolist(), most, strict=True))
 
 
 def budget_table(result: dict[str, Any]) -> str:
