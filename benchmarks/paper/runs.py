@@ -91,7 +91,7 @@ def enough_memory(setting: Setting, policy: str) -> int | None:
     """Return the fewest regions with which jobs get ``ENOUGH`` of their throughput with unlimited memory.
 
     By halving the range: throughput need not grow with every region, so a smaller budget may do as well by luck.
-    ``None`` if not even the sum of the peaks does.
+    ``None`` if not even a twentieth more than the sum of the peaks does.
     """
     goal = ENOUGH * unlimited(setting)["mean"]
 
@@ -99,7 +99,7 @@ def enough_memory(setting: Setting, policy: str) -> int | None:
         found = measure(dataclasses.replace(setting, budget=budget), policy)
         return found is not None and found["mean"] >= goal and not found["stalls"]
 
-    few, many = least_budget(setting.jobs) - 1, sum(job.profile.peak for job in setting.jobs)
+    few, many = least_budget(setting.jobs) - 1, 1 + sum(job.profile.peak for job in setting.jobs) * 21 // 20
     if not is_enough(many):
         return None
     while many - few > 1:
