@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAME = "paper-identical"
 QUESTION = "What do two copies of a model gain by sharing a GPU's memory? (the paper's figures 5 and 6, simulated)"
-POLICIES = ("zico", "shift", "claims", "serial", "mps")
+POLICIES = ("zico", "shift", "shift:fallback=0", "claims", "serial", "mps")
 PRINTED, PRESSURE = "as printed", "equal pressure"
 SLICE = 0.5
 """Of alone's throughput: what a job has by time slices of equal length, switched without cost."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NAME = "paper-many"
 QUESTION = "What do 2 to 16 jobs gain by sharing a GPU's memory, and how much of it do they need? (simulated)"
 CARD = "v100-32gb"
-POLICIES = ("zico", "shift", "claims", "serial", "salus:order=pack", "partition", "tgs")
+POLICIES = ("zico", "shift", "shift:fallback=0", "claims", "serial", "salus:order=pack", "partition", "tgs")
 SAVING = ("zico", "shift", "claims")
 SETS = {"identical": ("NN",), "mixed": ("NN", "RN", "GT", "RH")}
 COUNTS = (2, 3, 4, 6, 8, 12, 16)

@@ -22,6 +22,7 @@ STYLES = {
     "unlimited": ("#999999", ":", ""),
     "zico": (COLOURS[0], "-", "o"),
     "shift": (COLOURS[1], "-", "s"),
+    "shift:fallback=0": (COLOURS[1], "--", ""),
     "claims": (COLOURS[2], "-", "^"),
     "serial": (COLOURS[3], "-", "v"),
     "mps": (COLOURS[5], "-", "x"),
@@ -172,7 +173,7 @@ def draw_many(result: dict[str, Any]) -> Any:
             panel.set(xlabel="jobs", ylabel="sum of throughputs, alone: 1 each", ylim=(0, None))
             panel.grid(alpha=0.3)
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    figure.legend(handles, labels, loc="outside lower center", ncols=5)
     return figure
 
 
