@@ -343,7 +343,7 @@ def test_the_choice_is_that_of_the_model(jobs: list[_Job], mine: int, need: int,
     me = _Job(JobState.RUNNING, mine, need, 0)
     everyone = [me, *jobs]
     with _as_in(everyone, sum(job.held for job in everyone) + free or 1) as (pool, members):
-        answer = reserve.ask(members[0].member[0])
+        answer = reserve.ask(members[0].member[0], int(pool.header["sequence"]))
         asked = [int(pool.jobs[job_of(member)]["evict"]) for member in members]
         pending = any(job.is_blocked and job.evict > 0 for job in jobs)
         able = [job for job in jobs if job.is_blocked and job.evict == 0 and job.held > 0]
@@ -365,9 +365,11 @@ def test_nobody_asks_where_a_device_works_behind_the_processor() -> None:
     """On a device's timeline nobody is asked: pages there are not the processor's to copy."""
     with _as_in([_Job(JobState.RUNNING, 2, 2, 0), _Job(JobState.BOUNDARY, 4, 0, 0)], 6) as (pool, members):
         pool.header["on_timeline"] = 1
-        assert reserve.ask(members[0].member[0]) == reserve.NOBODY_CAN
+        sequence = int(pool.header["sequence"])
+        assert reserve.ask(members[0].member[0], sequence) == reserve.NOBODY_CAN
         pool.header["on_timeline"] = 0
-        assert reserve.ask(members[0].member[0]) == reserve.ASKED
+        assert reserve.ask(members[0].member[0], sequence - 1) == reserve.PENDING, "it has not looked since"
+        assert reserve.ask(members[0].member[0], sequence) == reserve.ASKED
 
 
 def test_the_one_that_lacks_the_least_goes_on() -> None:

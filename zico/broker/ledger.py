@@ -277,6 +277,7 @@ class Ledger:
             pool_fraction=pooled_bytes / requested_bytes if requested_bytes else 0.0,
             maps=_count(record["maps"]),
             oom=self._refused_request(record),
+            evicted_bytes=_count(record["evictions"]) * self._region_bytes,
             normalised=_normalised(member),
             share=member.share,
         )

@@ -243,6 +243,8 @@ class JobReport(msgspec.Struct, frozen=True):
     Left out with fewer than two iterations. What jobs slow each other down beside that is not in it.
     """
     share: Share = Share()
+    evicted_bytes: Count = 0
+    """Of regions that were given up with live tensors in them, for jobs that could go on."""
 
 
 class PoolReport(msgspec.Struct, frozen=True):

@@ -52,7 +52,7 @@ def for_place(heap: Record, me: Record, arena: int, planned: int, size_bytes: in
             still_since_ns = now_ns
         stuck = _is_stuck(heap, me, now_ns - still_since_ns)
         if offset == MUST_WAIT and (stuck or now_ns > deadline_ns):
-            asked_ns = _next_tier(heap, me, now_ns, asked_ns, deadline_ns)
+            asked_ns = _next_tier(heap, me, sequence, now_ns, asked_ns, deadline_ns)
             if asked_ns == SPILLS:
                 arena = SPILL
                 offset = placing.place(heap, arena, following.NO_PLACE, size_bytes, alignment)
@@ -109,7 +109,7 @@ def _is_stuck(heap: Record, me: Record, still_ns: int) -> bool:
 
 
 @compiled
-def _next_tier(heap: Record, me: Record, now_ns: int, asked_ns: int, deadline_ns: int) -> int:
+def _next_tier(heap: Record, me: Record, sequence: int, now_ns: int, asked_ns: int, deadline_ns: int) -> int:
     """Find a way on: without what the job has evicted, else with what others evict, else its tensor is to spill.
 
     Returns:
@@ -120,8 +120,8 @@ def _next_tier(heap: Record, me: Record, now_ns: int, asked_ns: int, deadline_ns
     if heap.return_until_ns != 0:
         heap.return_until_ns = 0
         return asked_ns
-    if now_ns <= deadline_ns:
-        answer = reserve.ask(pool)
+    if now_ns <= deadline_ns and me.over == 0:
+        answer = reserve.ask(pool, sequence)
         if answer == reserve.ASKED:
             waiting.note_stall(pool)
             heap.stuck_iteration = me.iteration + 1

@@ -66,6 +66,7 @@ def _job_figures(job: JobOutcome, members: Sequence[JobReport], missing: str) ->
         requested_bytes=first.requested_bytes,
         pooled_bytes=first.pooled_bytes,
         spilled_bytes=first.spilled_bytes,
+        evicted_bytes=first.evicted_bytes,
         maps=first.maps,
         oom=first.oom,
         normalised=first.normalised,

@@ -29,7 +29,7 @@ from zico.compiled import call, compiled, futex_wake_all, inlined, keep_out_of_l
 from zico.pool.fences import NO_FENCE, has_passed, is_clear, pair_in
 from zico.pool.layout import HEADER, NAMED, NOBODY
 from zico.pool.mutex import append, give_to, lock, unlock
-from zico.pool.safety import may_grant
+from zico.pool.safety import least_lacking, may_grant
 from zico.pool.shared import LEAVING, cap_of, header_of, job_at, regions_of
 
 GRANTED = 0
@@ -91,14 +91,15 @@ def acquire(pool: Record, wanted: Array, n: int, slot: int) -> int:
 def take_back(pool: Record, wanted: Array, n: int) -> bool:
     """Grant the regions for ``n`` regions' worth of evicted memory, all or none; never waits.
 
-    What is evicted still counts until then, and not after, so that the job's claim stays what it was.
+    What is evicted still counts until then, and not after, so that the job's claim stays what it was. While another
+    job waits that lacks less, it is that one for which memory was evicted, or which would ask for it again.
     """
     keep_out_of_line()
-    header = header_of(pool)
     me = job_at(pool, pool.job)
     lock(pool)
     me.evicted -= n
-    granted = me.state != LEAVING and me.held + n <= header.budget_regions and may_grant(pool, me, n)
+    granted = me.state != LEAVING and me.held + n <= cap_of(pool, me) and least_lacking(pool) in (NOBODY, pool.job)
+    granted = granted and may_grant(pool, me, n)
     granted = granted and _take(pool, wanted, n, HOST_SLOT) == GRANTED
     if not granted:
         me.evicted += n

@@ -37,18 +37,22 @@ Record = Any
 
 
 @compiled
-def ask(pool: Record) -> int:
+def ask(pool: Record, sequence: int) -> int:
     """Ask blocked jobs for what this one lacks.
 
+    Args:
+        pool: This process's member record.
+        sequence: As it was before the job last looked whether it can go on.
+
     Returns:
-        ``ASKED``; ``PENDING``: somebody has been asked and has not answered; ``NOBODY_CAN``.
+        ``ASKED``; ``PENDING``: somebody has been asked and has not answered, or has since; ``NOBODY_CAN``.
     """
     keep_out_of_line()
     header = header_of(pool)
     if header.on_timeline == 1 or job_at(pool, pool.job).over:  # nobody can help who wants more than it may hold
         return NOBODY_CAN
     lock(pool)
-    if _is_pending(pool):
+    if header.sequence != sequence or _is_pending(pool):
         answer = PENDING
     elif _ask_for(pool, _lack(pool)):
         answer = ASKED

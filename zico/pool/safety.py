@@ -43,6 +43,20 @@ def remaining_of(job: Record) -> int:
     return max(job.need, claim_of(job) - job.held)
 
 
+@compiled
+def least_lacking(pool: Record) -> int:
+    """Return the job that waits in an allocation and lacks the least, or ``NOBODY``."""
+    keep_out_of_line()
+    best = NOBODY
+    least = 0
+    for j in range(header_of(pool).places):
+        job = job_at(pool, j)
+        if job.state == RUNNING and job.waiting_threads > 0 and (best == NOBODY or remaining_of(job) < least):
+            best = j
+            least = remaining_of(job)
+    return best
+
+
 @inlined
 def _residual_of(job: Record) -> int:
     """Return the regions that the job keeps when its iteration ends.

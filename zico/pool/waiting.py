@@ -17,7 +17,7 @@ from zico.pool.fences import at, counters_of, issued_of, overtake, pair_of
 from zico.pool.layout import HEADER, JOB, NOBODY, STREAMS
 from zico.pool.mutex import append, forget, lock, unlock
 from zico.pool.regions import note_change, tell
-from zico.pool.safety import remaining_of, someone_else_grows_alone, stays_safe
+from zico.pool.safety import least_lacking, someone_else_grows_alone, stays_safe
 from zico.pool.shared import BOUNDARY, EMPTY, LEAVING, RUNNING, header_of, job_at, regions_of, within_limit
 from zico.trace import curve
 
@@ -165,14 +165,7 @@ def is_first_to_yield(pool: Record) -> bool:
     keep_out_of_line()
     if job_at(pool, pool.job).over:
         return True
-    best = NOBODY
-    least = 0
-    for j in range(header_of(pool).places):
-        job = job_at(pool, j)
-        if job.state == RUNNING and job.waiting_threads > 0 and (best == NOBODY or remaining_of(job) < least):
-            best = j
-            least = remaining_of(job)
-    return best == pool.job
+    return least_lacking(pool) == pool.job
 
 
 # -- iteration boundaries -------------------------------------------------------------------------------------------

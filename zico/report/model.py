@@ -53,6 +53,8 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
     requested_bytes: int = 0
     pooled_bytes: int = 0
     spilled_bytes: int = 0
+    evicted_bytes: int = 0
+    """Moved to the next tier while it waited, for jobs that could go on."""
     maps: int = 0
     oom: RefusedRequest | None = None
     note: str = ""

@@ -67,8 +67,10 @@ def attention_lines(report: RunReport) -> Iterator[str]:
             yield f"{job.name}: {job.note}"
         if job.spilled_bytes:
             yield f"{job.name}: {format_bytes(job.spilled_bytes)} of tensors went to a file (slower, still right)"
+        if job.evicted_bytes:
+            yield f"{job.name}: {format_bytes(job.evicted_bytes)} were moved outside the budget while it waited"
     if report.pool.stalls:
-        yield f"{report.pool.stalls} times no job could go on, and one went on outside the budget's memory"
+        yield f"{report.pool.stalls} times no job could go on, and memory outside the budget had to help"
     if report.pool.recoveries:
         yield f"{report.pool.recoveries} times a process died inside the pool's lock; the pool was repaired"
 
