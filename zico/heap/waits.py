@@ -25,7 +25,7 @@ def for_place(heap: Record, me: Record, arena: int, planned: int, size_bytes: in
     keep_out_of_line()
     pool = pool_of(heap)
     still_since_ns = monotonic_ns()
-    asked_ns = np.int64(0)
+    asked_ns = 0
     deadline_ns = still_since_ns + heap.wait_limit_ns
     before = -1
     never_since_ns = np.int64(0)
