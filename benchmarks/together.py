@@ -125,8 +125,8 @@ def run_zico(
         report = directory / "report.json"
         names = [option for job in jobs for option in ("--name", job.name)]
         commands = [shlex.join(job.argv(directory / f"{job.name}.json", *extra)) for job in jobs]
-        options = ("--quiet", "--device", device, "--policy", policy, "--budget", budget, "--json", str(report))
-        options += () if report_to is None else ("--report", str(report_to))
+        kept = () if report_to is None else ("--report", str(report_to))
+        options = ("--quiet", "--device", device, "--policy", policy, "--budget", budget, "--json", str(report), *kept)
         with _process((*ZICO, "run", *options, *names, *commands), directory) as process:
             ends = _ends({"": process}, [job.name for job in jobs], deadline_s)
         return Together(ends, _losses(jobs, directory), json.loads(report.read_text()))
