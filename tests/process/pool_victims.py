@@ -38,9 +38,10 @@ from members import (
 )
 
 from zico.compiled import compiled
-from zico.pool import regions, waiting
+from zico.pool import regions, reserve, waiting
 from zico.pool.fences import fence_of, pair_of
 from zico.pool.layout import NOBODY, JobState
+from zico.pool.shared import header_of
 
 if TYPE_CHECKING:
     from zico.pool.table import PoolTable
@@ -100,6 +101,22 @@ def guard(pool: Record, array: Record, _other: int, stop: int) -> None:
 
 
 @compiled
+def come_back(pool: Record, array: Record, _other: int, stop: int) -> None:
+    """Acquire three regions for what was evicted."""
+    _raise(stop)
+    regions.take_back(pool, array, 3)
+    _raise(stop)
+
+
+@compiled
+def beg(pool: Record, _array: Record, _other: int, stop: int) -> None:
+    """Ask blocked jobs to evict."""
+    _raise(stop)
+    reserve.ask(pool, header_of(pool).sequence)
+    _raise(stop)
+
+
+@compiled
 def finish(pool: Record, _array: Record, _other: int, stop: int) -> None:
     """End an iteration."""
     _raise(stop)
@@ -140,7 +157,7 @@ def bury(pool: Record, _array: Record, other: int, stop: int) -> None:
     _raise(stop)
 
 
-OPERATIONS = {f.__name__: f for f in (take, give, guard, finish, wait, admit, leave, bury)}
+OPERATIONS = {f.__name__: f for f in (take, give, guard, come_back, beg, finish, wait, admit, leave, bury)}
 OF_THE_BROKER = ("admit", "leave", "bury")
 
 
