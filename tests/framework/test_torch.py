@@ -128,33 +128,6 @@ def test_two_jobs_that_double_their_batch_in_a_tight_budget_have_the_same_losses
         assert report.pool.peak_granted_bytes <= 34 * MIB < sum(entry.peak_bytes for entry in report.jobs)
 
 
-def test_jobs_that_grow_into_each_other_evict_and_have_the_same_losses() -> None:
-    """Invariants 6 and 8: both stand half-way with more than their profiles say, and neither fits; nobody ends."""
-    arguments = (*GROWING, "--pause-at", 4)
-    with (
-        pool(regions=26, region_bytes=MIB) as made,
-        job(made, "a", JOB, *arguments) as a,
-        job(made, "b", JOB, *arguments) as b,
-    ):
-        before = {script: _until_half_way(script) for script in (a, b)}
-        for script in (a, b):
-            script.tell("go on")
-        assert before[a] + losses(a) == before[b] + losses(b) == losses_alone(*arguments)
-        report = made.client.report()
-        assert report.pool.stalls > 0
-        assert sum(entry.evicted_bytes for entry in report.jobs) > 0
-        assert [entry.spilled_bytes for entry in report.jobs] == [0, 0]
-        assert report.pool.peak_granted_bytes <= 26 * MIB < sum(entry.peak_bytes for entry in report.jobs)
-
-
-def _until_half_way(script: Script) -> list[str]:
-    """Return the losses until the job says that it waits."""
-    found = []
-    while (line := script.line()) != "half-way":
-        found.append(line.split()[1])
-    return found
-
-
 def test_without_their_broker_jobs_end_with_the_same_losses() -> None:
     """The broker is killed while both train in three quarters of their peaks; nobody notices but by the time."""
     with pool(regions=24, region_bytes=MIB) as made, job(made, "a", JOB) as a, job(made, "b", JOB) as b:
