@@ -250,11 +250,11 @@ def test_none_starts_everybody() -> None:
 
 
 def test_policies_are_found_by_their_names() -> None:
-    """Every listed policy says its own name and whether brokers can run it; two forbid jobs to start unasked."""
+    """Every listed policy says its own name and whether brokers can run it; three forbid jobs to start unasked."""
     found = [policy_named(name) for name in POLICIES]
     assert [policy.name for policy in found] == list(POLICIES)
     assert [policy.name for policy in found if policy.manner.runs] == list(REAL)
-    assert [policy.name for policy in found if not policy.self_admit] == ["shift", "serial"]
+    assert [policy.name for policy in found if not policy.self_admit] == ["shift", "serial", "salus"]
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:

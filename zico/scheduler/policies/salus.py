@@ -166,4 +166,10 @@ def decide(scene_address: int) -> None:
     unstick(scene, waiting)
 
 
-POLICY = Compiled("salus", decide, parameters=PARAMETERS, knows="peak, persistent memory; for srtf what is left to do")
+POLICY = Compiled(
+    "salus",
+    decide,
+    self_admit=False,
+    parameters=PARAMETERS,
+    knows="peak, persistent memory; for srtf what is left to do",
+)
