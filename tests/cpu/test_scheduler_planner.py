@@ -121,6 +121,14 @@ def test_there_is_nothing_to_choose(works: list[Work], budget: int) -> None:
     assert plan(view_of(works, budget)) is None
 
 
+def test_a_plan_is_made_though_all_lack_what_they_are_owed() -> None:
+    """Guarantees that no way can give leave scores below 0, and still the best way is taken."""
+    view = view_of([plateau(60, rise=0.05, fall=0.05, kept=2)] * 4, 70, floor=0.95)
+    found = plan(view)
+    assert isinstance(found, Plan)
+    assert 0.1 < found.mean < 0.5
+
+
 def test_jobs_without_a_profile_are_left_out() -> None:
     """With only one job known there is nothing to choose yet."""
     pool = view_of([triangle(60)] * 2, 90)

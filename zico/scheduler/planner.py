@@ -46,7 +46,7 @@ _FEW = 8  # jobs, with which all ways are tried
 _JITTER = 0.1
 _SEEDS = (1, 2)
 _OWED = 0.97  # of its floor: an iteration at the edge of what was simulated must not decide
-_AS_GOOD = 0.995
+_ALIKE = 0.005
 _NEAR = 0.97
 _HOPEFUL = 0.9  # a way that promises less than so much of the best is not tried for real
 _NO_MARGIN = 62
@@ -101,10 +101,11 @@ def plan(pool: PoolView) -> Plan | None:
 
 
 def rehearse() -> None:
-    """Plan for two small jobs, so that no plan that somebody could use comes late because its code is being made."""
+    """Plan for a few small jobs, so that no plan that somebody could use comes late because its code is being made."""
     profile = Profile((1, 2, 3, 2, 1), (0, 1_000, 2_000, 3_000, 4_000), 5_000, 2, 20)
-    jobs = (JobView(number, "", Phase.BOUNDARY, 1, 1, 0, profile, 1, 0, 0, 0) for number in range(_PAIR))
-    plan(PoolView(0, profile.peak + 1, tuple(jobs)))
+    jobs = [JobView(number, "", Phase.BOUNDARY, 1, 1, 0, profile, 1, 0, 0, 0) for number in range(_PAIR + 1)]
+    for n in (_PAIR, _PAIR + 1):
+        plan(PoolView(0, profile.peak + n - 1, tuple(jobs[:n])))
 
 
 def _load(job: JobView) -> Load | None:
@@ -131,7 +132,7 @@ def _ways(record: Records, pool: PoolView, loads: Sequence[Load]) -> list[tuple[
     ways = [(Way.SHIFT, MARGIN_SHIFT), (Way.CLAIMS, EVERYBODY)]
     if len(loads) > _FEW:
         return ways
-    ways += [(Way.SHIFT, _NO_MARGIN), *((Way.CLAIMS, most) for most in range(1, len(loads)))]
+    ways += [(Way.SHIFT, _NO_MARGIN), *((Way.CLAIMS, most) for most in _limits(len(loads)))]
     ways += [(Way.SHIFT, _NO_MARGIN | first << FIRST_SHIFT) for first in (SHORTEST, LONGEST, LARGEST, LEAST_SERVED)]
     if len(loads) == _PAIR == len(pool.jobs):
         profiles = [packed(load.profile) for load in loads]  # to be kept while their addresses are used
@@ -145,6 +146,11 @@ def _ways(record: Records, pool: PoolView, loads: Sequence[Load]) -> list[tuple[
     ):
         ways.append((Way.TORUS, 0))
     return ways
+
+
+def _limits(n: int) -> list[int]:
+    """Return how many of so many jobs may be inside: every number if they are few, else some."""
+    return sorted({n // 4, n // 2, 3 * n // 4, n - 1} - {0}) if n > torus.MOST_JOBS else list(range(1, n))
 
 
 class _Trials:
@@ -161,7 +167,10 @@ class _Trials:
         self._loads, self._pool, self._worth = loads, pool, worths(loads)
         self._longest_ns = max(load.profile.duration_ns for load in loads)
         per_round = sum(self._longest_ns / load.profile.duration_ns for load in loads)
-        self._rounds = min(_ITERATIONS, max(_LEAST_ITERATIONS, int(_MOST_ITERATIONS / per_round)))
+        self._rounds = min(
+            _ITERATIONS if n <= torus.MOST_JOBS else _ITERATIONS // 2,
+            max(_LEAST_ITERATIONS, int(_MOST_ITERATIONS / per_round)),
+        )
 
     def tried(self, way: Way, setting: int, hopeful: float) -> _Tried:
         """Return what comes of a way; with times that vary only if it is worth so much without."""
@@ -193,15 +202,20 @@ def _tried(record: Records, ways: Sequence[tuple[Way, int]], loads: Sequence[Loa
     return tried
 
 
+def _as_good(score: float, best: float) -> bool:
+    """Tell whether a score is as good as the best; where jobs lack much of their floors, scores are below 0."""
+    return score >= best - _ALIKE * abs(best)
+
+
 def _chosen(record: Records, tried: list[_Tried]) -> Plan:
     """Return the plan that begins with the best, and knows the others that may turn out to be better.
 
     Of those that do well with exact times, the best where they vary as well; of those as good as that, the fairest.
     """
     most = max(one.exact for one in tried)
-    good = [one for one in tried if one.exact >= _AS_GOOD * most]
+    good = [one for one in tried if _as_good(one.exact, most)]
     best = max(one.score for one in good)
-    first = max((one for one in good if one.score >= _AS_GOOD * best), key=lambda one: one.least)
+    first = max((one for one in good if _as_good(one.score, best)), key=lambda one: one.least)
     promised = max(one.promise for one in tried)
     greedy = [(Way.SHIFT, MARGIN_SHIFT), (Way.CLAIMS, EVERYBODY)]
     same = {(one.way, one.exact, one.varying): one for one in reversed(tried)}  # the first of those that are alike
