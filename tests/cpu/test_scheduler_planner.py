@@ -90,6 +90,26 @@ def test_zico_is_the_better_of_shift_and_claims(works: list[Work], share: float)
     assert scores[0] >= max(scores[1:]) - ROUNDING
 
 
+@pytest.mark.parametrize("n", [12, 16])
+def test_many_equal_jobs_get_what_shift_gives_them(n: int) -> None:
+    """Trials are of jobs whose profiles are known, so what shift gives is no surprise and no worse way is tried."""
+    works = [plateau(60, rise=0.3, fall=0.1, steps=48, kept=4, duration_ns=96 * MS)] * n
+    budget = budget_of(works, 0.6)
+    until_ns, warm_up_ns = (n + 48) * works[0].duration_ns, (n + 8) * works[0].duration_ns
+    got = [Model(p, works, budget).run(until_ns, warm_up_ns).mean for p in (ZICO, SHIFT, policy_named("shift"))]
+    assert got[0] >= 0.98 * max(got[1:])
+
+
+@pytest.mark.parametrize("n", [2, 5])
+@pytest.mark.parametrize("work", [triangle(60), plateau(60, rise=0.1, fall=0.1, kept=7)])
+def test_nobody_is_held_back_where_all_peaks_fit(work: Work, n: int) -> None:
+    """With exactly the sum of the peaks everybody is as fast as alone."""
+    works = [dataclasses.replace(work, step_ns=work.step_ns + i * MS // 8) for i in range(n)]
+    longest_ns = max(each.duration_ns for each in works)
+    outcome = Model(ZICO, works, budget_of(works, 1)).run(88 * longest_ns, (8 + n) * longest_ns)
+    assert min(outcome.normalised) >= 0.999
+
+
 @given(works=st.lists(WORKS, min_size=2, max_size=4), share=st.sampled_from([0.6, 0.7, 0.8]))
 @settings(max_examples=20, derandomize=True, deadline=None)
 def test_nobody_starves(works: list[Work], share: float) -> None:

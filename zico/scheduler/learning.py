@@ -31,6 +31,7 @@ PROMISE_ROUNDS = 12.0
 _DOUBT = 0.04  # a way that gives so much more or less than it promised was promised by wrong profiles
 _SURE = 12.0  # rounds: the first look may still see how things began
 _UNTRIED = 2.0  # what an untried way is worth then: more than any that was tried
+_HOPELESS = 0.75  # of what the way in use promised: that much is not made up by wrong profiles
 _LOOK_ROUNDS = 8  # between two measurements
 _SETTLE_ROUNDS = 4  # after a change, not measured
 _FORGETS = 0.01  # of what a way gave, at each look while another is used: some day it gets another trial
@@ -100,7 +101,8 @@ def _gave(known: Record, scene: Record, way: Record) -> float:
 def _value(known: Record, scene: Record, way: Record) -> float:
     """Return what a way is worth: the mean of what it promised and gave."""
     if way.rounds == 0.0:
-        return _UNTRIED if known.doubted else way.promise
+        hopeless = way.promise < _HOPELESS * known.ways[known.used].promise
+        return _UNTRIED if known.doubted and not hopeless else way.promise
     counts = 0.0 if known.doubted else PROMISE_ROUNDS
     return (way.promise * counts + _gave(known, scene, way) * way.rounds) / (counts + way.rounds)
 

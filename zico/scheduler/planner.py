@@ -27,7 +27,7 @@ from zico.scheduler.planned import FIRST_SHIFT, PLAN, Way, decide
 from zico.scheduler.shares import floors, worths
 from zico.scheduler.shifting import MARGIN_SHIFT
 from zico.scheduler.simulate import Load, Simulation
-from zico.scheduler.state import JobView, Phase, PoolView, Profile
+from zico.scheduler.state import JobView, Manner, Phase, PoolView, Profile
 from zico.scheduler.turns import LARGEST, LEAST_SERVED, LONGEST, SHORTEST
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ _ITERATIONS = 40
 _LEAST_ITERATIONS = 4
 _MOST_ITERATIONS = 4_000  # of all jobs: one that is a thousand times shorter than its neighbour must not take seconds
 _FEW = 8  # jobs, with which all ways are tried
+_MANY = 16  # more are left to shift: so many ways are tried as events are simulated that jobs come and go meanwhile
 _JITTER = 0.1
 _SEEDS = (1, 2)
 _OWED = 0.97  # of its floor: an iteration at the edge of what was simulated must not decide
@@ -51,6 +52,9 @@ _NEAR = 0.97
 _HOPEFUL = 0.9  # a way that promises less than so much of the best is not tried for real
 _NO_MARGIN = 62
 _PAIR = 2
+_KNOWN = Manner(asks=True, offline=True)
+"""Jobs of a trial begin at their boundaries with known profiles: as many first iterations, one at a time, would be what
+is measured."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,7 +97,7 @@ def plan(pool: PoolView) -> Plan | None:
     Jobs without a profile are left out. Takes milliseconds for a few jobs.
     """
     loads = [load for job in pool.jobs if (load := _load(job)) is not None]
-    if len(loads) < _PAIR or sum(load.profile.peak for load in loads) <= pool.budget:
+    if not _PAIR <= len(loads) <= _MANY or sum(load.profile.peak for load in loads) <= pool.budget:
         return None
     loads = [dataclasses.replace(load, floor=floor) for load, floor in zip(loads, floors(loads), strict=True)]
     record = _record(pool, loads)
@@ -183,7 +187,7 @@ class _Trials:
     def _run(self, jitter: float, seed: int) -> tuple[float, float, float]:
         """Return the mean, less what jobs lack of what they are owed; the mean; and the least that a job got."""
         loads = [dataclasses.replace(load, jitter=jitter) for load in self._loads]
-        policy = Compiled("", decide, plan=lambda _view: Plan(self._trial))
+        policy = Compiled("", decide, plan=lambda _view: Plan(self._trial), manner=_KNOWN)
         simulation = Simulation(policy, loads, self._pool.budget, seed, slowdown=self._pool.slowdown)
         until_ns, warm_up_ns = (_WARM_UP + self._rounds) * self._longest_ns, _WARM_UP * self._longest_ns
         got = simulation.run(until_ns, warm_up_ns).normalised
