@@ -71,7 +71,7 @@ def decide_by_shift(scene: Record, margin_shift: int, first: int) -> None:
     """
     order = in_order(scene, first)
     alone = alone_in(scene)
-    if alone == NOBODY and 0 <= peaks_together(scene) <= scene.budget - (scene.budget >> margin_shift):
+    if alone == NOBODY and 0 <= peaks_together(scene) <= scene.budget:
         _start_all(scene, order)
         return
     promised = coarse(total(scene), MOST_STEPS)
