@@ -217,3 +217,16 @@ def test_a_pair_that_does_not_fit_any_more_is_not_left_to_its_plan() -> None:
     assert decisions[0] == Start()
     assert isinstance(decisions[1], Wait)
     assert "does not fit" in decisions[1].reason
+
+
+def test_a_turn_is_after_one_who_begins_in_the_same_decision() -> None:
+    """Where one at a time goes, whoever stands behind the one that starts now is told its name."""
+    view = view_of([triangle(60, kept=2)] * 2, 90)
+    record = np.zeros(1, PLAN)
+    learnt = record[0]["learnt"]
+    learnt["n_ways"], learnt["ways"][0]["way"], learnt["ways"][0]["setting"] = 1, Way.CLAIMS, 1
+    decisions = ZICO.decide(dataclasses.replace(view, plan=Plan(record)))
+    assert decisions[view.jobs[0].job] == Start()
+    waits = decisions[view.jobs[1].job]
+    assert isinstance(waits, Wait)
+    assert waits.reason == "its turn comes after job0's iteration"

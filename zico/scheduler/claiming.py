@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from zico.compiled import compiled, inlined
 from zico.scheduler.claims import is_safe
-from zico.scheduler.demand import is_iterating, job_at, stands_still
+from zico.scheduler.demand import job_at, stands_still
 from zico.scheduler.layout import NO_TIME, NOBODY, Reason
 from zico.scheduler.shifting import waits_for_safety
 from zico.scheduler.turns import (
@@ -43,11 +43,11 @@ def _needs(sums: NDArray[np.int64], index: int) -> int:
 
 
 @compiled
-def waits_for_its_turn(scene: Record, index: int) -> None:
-    """Wait for one of those that are in an iteration to end it."""
+def waits_for_its_turn(scene: Record, index: int, inside: NDArray[np.uint8]) -> None:
+    """Wait for one of those that are in an iteration, or begin one now, to end it."""
     waits(scene, index, _TURN, NO_TIME)
     for other in range(scene.n):
-        if is_iterating(job_at(scene, other)):
+        if other != index and inside[other]:
             blocked_by(scene, index, other)
 
 
@@ -76,7 +76,7 @@ def decide_by_claims(scene: Record, most_inside: int) -> None:
             waits_to_fit(scene, index)
             flags[0, index] = 0
         elif inside >= most_inside:
-            waits_for_its_turn(scene, index)
+            waits_for_its_turn(scene, index, flags[0])
             flags[0, index] = 0
         elif missing + _needs(sums, index) <= free:
             starts(scene, index)
