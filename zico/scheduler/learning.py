@@ -11,7 +11,8 @@ Theory of operation
 
     A way that was not tried is worth what it promised: so whatever promises more than what is had gets its trial, a
     bad one is left within a few rounds, and in the end the one is used that gives the most. Where the first way gives
-    noticeably less or more than it promised, profiles are wrong and promises count for nothing: every way is tried.
+    noticeably less or more than it promised, profiles are wrong and promises count for nothing: every way is tried
+    that is not hopeless.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _ITERATIONS = 40
 _LEAST_ITERATIONS = 4
 _MOST_ITERATIONS = 4_000  # of all jobs: one that is a thousand times shorter than its neighbour must not take seconds
 _FEW = 8  # jobs, with which all ways are tried
-_MANY = 16  # more are left to shift: so many ways are tried as events are simulated that jobs come and go meanwhile
+_MANY = 16  # more are left to shift: a plan would take longer to make than jobs stay the same
 _JITTER = 0.1
 _SEEDS = (1, 2)
 _OWED = 0.97  # of its floor: an iteration at the edge of what was simulated must not decide
@@ -92,7 +92,7 @@ class _Tried:
 
 
 def plan(pool: PoolView) -> Plan | None:
-    """Return the best of the ways for these jobs; ``None`` if there is nothing to choose.
+    """Return the best of the ways for these jobs; ``None`` if there is nothing to choose, or they are too many.
 
     Jobs without a profile are left out. Takes milliseconds for a few jobs.
     """
