@@ -162,8 +162,8 @@ def measure(name: str, jobs: tuple[Job, ...], options: Namespace) -> dict[str, A
             done[f"{policy} {share}"] = _attempt(real, f"{name} {share} %", jobs, policy, budgets[share] * region_bytes)
         rounds.append(done)
     bases = [done["base"]["rates"] for done in rounds if "rates" in done["base"]]
-    factor = statistics.median(one.rate / rate for rates in bases for one, rate in zip(alone, rates, strict=True))
-    slowdown = (1.0, 1.0, max(1.0, factor))
+    factors = [one.rate / rate for rates in bases for one, rate in zip(alone, rates, strict=True)]
+    slowdown = (1.0, 1.0, max(1.0, statistics.median(factors or [1.0])))
     return {
         "region_bytes": region_bytes,
         "slowdown": slowdown[-1],
