@@ -46,6 +46,7 @@ _FEW = 8  # jobs, with which all ways are tried
 _MANY = 16  # more are left to shift: a plan would take longer to make than jobs stay the same
 _JITTER = 0.1
 _SEEDS = (1, 2)
+_UNFAIR = 8.0  # times what jobs lack of their floors: no throughput of others makes up for it
 _OWED = 0.97  # of its floor: an iteration at the edge of what was simulated must not decide
 _ALIKE = 0.005
 _NEAR = 0.97
@@ -193,7 +194,7 @@ class _Trials:
         got = simulation.run(until_ns, warm_up_ns).normalised
         mean = sum(each * x for each, x in zip(self._worth, got, strict=True))
         lacking = sum(max(0.0, _OWED * load.floor - x) for load, x in zip(loads, got, strict=True))
-        return mean - lacking, mean, min(got)
+        return mean - _UNFAIR * lacking, mean, min(got)
 
 
 def _tried(record: Records, ways: Sequence[tuple[Way, int]], loads: Sequence[Load], pool: PoolView) -> list[_Tried]:
