@@ -99,6 +99,10 @@ class CellsMachine(RuleBasedStateMachine):
         taken = Counter((cell.chunk, cell.cell_bytes) for cell in self.live + self.waiting)
         return {chunk for (chunk, cell_bytes), n in taken.items() if n == CHUNK_BYTES // cell_bytes}
 
+    def _there(self) -> set[int]:
+        """Return where the heap has chunks."""
+        return {self.job.heap.base + int(n) * CHUNK_BYTES for n in np.flatnonzero(self.chunk_of)}
+
     @rule(size=st.integers(0, 1), less=st.integers(0, 511), count=COUNTS, stream=st.integers(0, 1))
     def allocate(self, size: int, less: int, count: int, stream: int) -> None:
         """A tensor gets a cell of the least size that holds it: a free one of its chunks if there is any."""
@@ -106,6 +110,7 @@ class CellsMachine(RuleBasedStateMachine):
         cell_bytes = min(size for size in CELL_SIZES if size >= size_bytes)
         for _ in range(count):
             chunks = {cell.chunk for cell in self.live if (cell.cell_bytes, cell.stream) == (cell_bytes, stream)}
+            there = self._there()  # also those in which cells only wait
             address = int(on_stream.allocate_on(self.job.record[0], size_bytes, self.job.streams[stream]))
             self._notice_the_device()
             if address <= 0:
@@ -115,7 +120,7 @@ class CellsMachine(RuleBasedStateMachine):
             assert address not in {cell.address for cell in self.live + self.waiting}
             assert (address - cell.chunk) % cell_bytes == 0
             assert address + cell_bytes <= cell.chunk + CHUNK_BYTES
-            assert cell.chunk in chunks or chunks <= self._full(), "a new chunk although there is a free cell"
+            assert cell.chunk in there or chunks <= self._full(), "a new chunk although there is a free cell"
             self.live.append(cell)
 
     @rule(which=WHICH, count=COUNTS, stream=st.integers(0, 1), apart=st.sampled_from([0, 31]))
@@ -177,7 +182,7 @@ class CellsMachine(RuleBasedStateMachine):
         chunks = {kind[0] for kind in kinds}
         assert len(chunks) == len(kinds)
         record = self.job.record[0]
-        there = {self.job.heap.base + int(n) * CHUNK_BYTES for n in np.flatnonzero(self.chunk_of)}
+        there = self._there()
         assert {cell.chunk for cell in self.live} <= there <= chunks
         assert self.job.job["live_bytes"] == sum(cell.cell_bytes for cell in self.live)
         assert record["n_deferred"] <= len(self.waiting)
@@ -193,6 +198,29 @@ class CellsMachine(RuleBasedStateMachine):
             count, number = count + 1, int(chunks[number]["next"])
             assert count <= len(chunks), "a record is in the list twice"
         return count
+
+
+def test_a_chunk_in_which_cells_only_wait_serves_before_a_new_one() -> None:
+    """What is free beside cells that another stream still uses is found, though nothing in that chunk lives."""
+    machine = CellsMachine()
+    machine.begin(n_regions=2, sizes=(24_576, 24_576))
+    for allocates, count, stream in (
+        *[(True, 1, 0)] * 9,
+        (True, 40, 1),
+        (False, 40, 0),
+        *[(True, 1, 0)] * 2,
+        (True, 40, 0),
+        (True, 40, 1),
+        (False, 70, 1),
+    ):
+        machine.allocate(0, 0, count, stream) if allocates else machine.free(0, count, stream)
+        machine.agrees()
+    lives = {cell.chunk for cell in machine.live}
+    before = machine._there()
+    machine.allocate(0, 0, 1, 1)
+    (cell,) = machine.live[-1:]
+    assert cell.chunk in before - lives
+    machine.teardown()
 
 
 CellsMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
