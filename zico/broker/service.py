@@ -28,10 +28,15 @@ class _Got:
     time_ns: float = 0.0
 
     def share(self, now_ns: int, profile: Profile | None) -> float:
-        """Return the throughput over alone's; it falls, too, while an iteration takes longer than alone."""
-        if self.time_ns == 0 or profile is None:
+        """Return the throughput over alone's; it falls, too, while an iteration takes longer than alone.
+
+        A job that has not ended one counts as having just done one alone: kept from it, it is owed something as well.
+        """
+        if profile is None:
             return 1.0
         late_ns = max(0, now_ns - self.at_ns - profile.duration_ns)
+        if self.time_ns == 0:
+            return profile.duration_ns / (profile.duration_ns + late_ns)
         return min(1.0, self.work_ns / (self.time_ns + late_ns))
 
     def note(self, iteration: int, now_ns: int, profile: Profile) -> None:

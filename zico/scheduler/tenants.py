@@ -257,9 +257,15 @@ def show_place(run: Record, tenant: Record, job: Record) -> None:
 
 @inlined
 def _served(run: Record, tenant: Record) -> float:
-    """Return a tenant's recent throughput; it falls, too, while an iteration takes longer than alone."""
-    late_ns = max(0, run.now_ns - tenant.served_at_ns - profile_of(tenant).duration_ns)
-    return tenant.served_work / (tenant.served_time + late_ns) if tenant.served_time > 0 else 1.0
+    """Return a tenant's recent throughput; it falls, too, while an iteration takes longer than alone.
+
+    A job that has not ended one counts as having just done one alone: kept from its first, it is owed something as well.
+    """
+    alone_ns = profile_of(tenant).duration_ns
+    late_ns = max(0, run.now_ns - tenant.served_at_ns - alone_ns)
+    if tenant.served_time == 0:
+        return alone_ns / (alone_ns + late_ns)
+    return tenant.served_work / (tenant.served_time + late_ns)
 
 
 @compiled
