@@ -1,20 +1,22 @@
 """Does the simulator say what really happens, and how near does that come to what is possible?
 
-Each job of a pair runs alone first: that gives its rate, its profile (what the broker has learned of its iterations)
-and how much its iterations vary. Together with no budget they give the *slowdown*: by what factor each is slower beside
-the other although memory is no concern, here because they share caches and memory channels. Then the pair runs for real
-under each policy in shares of the sum of its peaks, and the same is simulated: the recorded profiles, that slowdown,
-that jitter, the very policy. Nothing else is taken from the real runs together.
+A machine's speed drifts by a third within minutes, so nothing is compared across runs that could be compared within
+one. A pair trains under each policy in one run whose budget goes round: more than the sum of peaks, then each share of
+it, and again (``live.py``). A share's throughput is the mean over jobs of iterations per second over the same job's
+without a limit, the mean of just before and just after. ``serial`` goes one by one whatever the budget: it has a run
+in the lowest share, over the last stretch without a limit of the run of ``zico`` before it.
 
-Throughput of a run is the mean over its jobs of iterations per second over the same job's together with no budget, as
-in ``colocation.py``, and of a simulation the same over its own with no budget. *Possible* is the oracle's, over the
-same.
+Then the same is simulated, from what the jobs show without a limit: profiles (each alone), lengths of iterations, how
+much those vary, and the *slowdown*, by what factor each is slower beside the other although memory is no concern,
+which plain processes show, both at work and one stopped in turn. *Possible* is the oracle's throughput, over the same
+base.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 import statistics
 import subprocess
@@ -24,11 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import common
+import live
 import numpy as np
 import together
 from together import Job
 
-from zico.report.record import read_record
+from zico.report.files import JSON_NAME
 from zico.scheduler.from_problem import profile_of
 from zico.scheduler.oracle import possible
 from zico.scheduler.policies import policy_named
@@ -38,11 +41,15 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator, Sequence
 
+    from zico.report.record import Record
+
 QUESTION = "Does the simulator say what really happens, and how near does that come to what is possible?"
+SHARES = (60, 70, 75)
+POLICIES = ("zico", "shift", "serial")
+SERIAL = "serial"
 NO_BUDGET = "none"
-ENDLESS = ("--iterations", "1000000")
-SHARES = (60, 70, 75, 80)
-POLICIES = ("zico", "shift", "claims", "serial")
+UNLIMITED = 120
+"""Per cent of the sum of peaks: nobody ever waits."""
 ITERATIONS = 60
 """Of the longest job, simulated after the warm-up."""
 WITHIN = {"throughput": 0.10, "peak": 0.05}
@@ -51,20 +58,12 @@ TWINS_SHARE, TWINS_GOAL = 70, 0.97
 UNEQUAL_SHARE, UNEQUAL_GOAL = 75, 0.95  # of what is possible
 LOW_SHARE, LOW_GOAL = 60, 1.4  # over serial, where the simulator says that it is possible
 _UNIFORM = math.sqrt(3)  # half the width of a uniform distribution over its standard deviation
+_FEWEST = 4  # iterations, of which the spread says something
 
 RESNET = Job("resnet", "examples/digits_resnet.py")
 LM = Job("lm", "examples/stdlib_lm.py")
 SHORT = Job("short-resnet", "examples/digits_resnet.py", ("--depth", "32", "--batch", "512"))
 TINY = Job("tiny", "examples/digits_resnet.py", ("--depth", "20", "--batch", "256"))
-
-
-@dataclasses.dataclass(frozen=True)
-class Alone:
-    """What a run of one job by itself tells of it."""
-
-    rate: float
-    load: Load
-    region_bytes: int
 
 
 def pairs(*, smoke: bool) -> dict[str, tuple[Job, ...]]:
@@ -84,46 +83,54 @@ def pairs(*, smoke: bool) -> dict[str, tuple[Job, ...]]:
 # -- real runs ------------------------------------------------------------------------------------------------------
 
 
-class Real:
-    """Runs jobs under ``zico run``."""
+@dataclasses.dataclass(frozen=True)
+class Alone:
+    """What a run of one job by itself tells of what it holds."""
 
-    def __init__(self, options: Namespace) -> None:
-        """Take how long each run lasts."""
-        self._extra = (*ENDLESS, "--seconds", str(options.seconds))
-        self._deadline_s = options.seconds + together.MARGIN_S
-        self._warm_up = options.warm_up
+    load: Load
+    region_bytes: int
 
-    def alone(self, job: Job) -> Alone:
-        """Run one job by itself and return what its last profile says."""
-        with tempfile.TemporaryDirectory(prefix="zico-bench-") as directory:
-            run = self._run([job], "zico", NO_BUDGET, Path(directory))
-            record = read_record(Path(directory) / "record.npz")
-        region_bytes = (run.report or {})["pool"]["region_bytes"]
-        t_s, held_bytes = record.curve_of(0)
-        t_ns = np.append(np.rint(t_s * 1e9), round(record.iteration_s[0] * 1e9)).astype(np.int64)
-        lengths_s = np.diff(run.ends_s[0][self._warm_up :])
-        jitter = min(0.5, _UNIFORM * float(np.std(lengths_s) / np.mean(lengths_s)))
-        kept = int(record.persistent_bytes[0]) // region_bytes
-        load = Load(job.name, profile_of(held_bytes // region_bytes, t_ns), kept, jitter=jitter)
-        return Alone(run.rates(self._warm_up)[0], load, region_bytes)
 
-    def beside(self, jobs: Sequence[Job], policy: str, budget_bytes: int | None) -> dict[str, Any]:
-        """Run the jobs together and return rates, peak and stalls."""
-        budget = NO_BUDGET if budget_bytes is None else f"{budget_bytes}B"
-        run = self._run(jobs, policy, budget)
-        report = run.report or {}
-        return {
-            "rates": run.rates(self._warm_up),
-            "iterations": [len(ends) for ends in run.ends_s],
-            "peak_granted_bytes": report["pool"]["peak_granted_bytes"],
-            "stalls": report["pool"]["stalls"],
-            "waited_s": [job["waited_s"] for job in report["jobs"]],
-        }
+def alone(job: Job, options: Namespace) -> Alone:
+    """Run one job by itself and return its profile."""
+    record, report = run([job], "zico", [NO_BUDGET], options.alone_seconds, options)
+    region_bytes = report["pool"]["region_bytes"]
+    t_s, held_bytes = record.curve_of(0)
+    t_ns = np.append(np.rint(t_s * 1e9), round(record.iteration_s[0] * 1e9)).astype(np.int64)
+    kept = int(record.persistent_bytes[0]) // region_bytes
+    return Alone(Load(job.name, profile_of(held_bytes // region_bytes, t_ns), kept), region_bytes)
 
-    def _run(self, jobs: Sequence[Job], policy: str, budget: str, report: Path | None = None) -> together.Together:
-        return together.run_zico(
-            jobs, *self._extra, policy=policy, budget=budget, deadline_s=self._deadline_s, report_to=report
-        )
+
+def run(
+    jobs: Sequence[Job], policy: str, budgets: Sequence[str], seconds: float, options: Namespace
+) -> tuple[Record, dict[str, Any]]:
+    """Run jobs through budgets; return the record and the report."""
+    with tempfile.TemporaryDirectory(prefix="zico-bench-") as directory:
+        run = live.LiveRun(jobs, budgets, seconds, options.warm_up, policy)
+        record = run.record_to(Path(directory))
+        return record, json.loads((Path(directory) / JSON_NAME).read_text())
+
+
+def stretches(record: Record, shares: Sequence[int], options: Namespace) -> list[dict[str, Any]]:
+    """Return what each job did under each budget in turn, the first moments of each left out."""
+    began_s = max(float(record.boundaries_of(job)[options.warm_up - 1]) for job in range(len(record.names)))
+    begins_s = [began_s, *record.budget_t_s[1:].tolist()]
+    ends_s = [*begins_s[1:], begins_s[-1] + options.seconds]
+    return [
+        {"share": share, **_stretch(record, begin_s + options.settle, end_s)}
+        for share, begin_s, end_s in zip(shares, begins_s, ends_s, strict=True)
+    ]
+
+
+def _stretch(record: Record, begin_s: float, end_s: float) -> dict[str, Any]:
+    ends = [record.boundaries_of(job) for job in range(len(record.names))]
+    inside = (record.t_s >= begin_s) & (record.t_s < end_s)
+    counts = [together.count_at(of, end_s) - together.count_at(of, begin_s) for of in ends]  # type: ignore[arg-type]
+    return {
+        "rates": [count / (end_s - begin_s) for count in counts],
+        "lengths_s": [np.diff(of[(of >= begin_s) & (of < end_s)]).tolist() for of in ends],
+        "peak_held_bytes": int(record.held_bytes[inside].sum(axis=1).max(initial=0)),
+    }
 
 
 # -- simulated ones -------------------------------------------------------------------------------------------------
@@ -132,98 +139,129 @@ class Real:
 def simulated(loads: Sequence[Load], policy: str, budget: int, slowdown: Sequence[float]) -> tuple[list[float], int]:
     """Return each job's throughput over alone's, and the most regions granted."""
     longest_ns = max(load.profile.duration_ns for load in loads)
-    run = Simulation(policy_named(policy), loads, budget, slowdown=slowdown)
-    outcome = run.run((together.WARM_UP + ITERATIONS) * longest_ns, together.WARM_UP * longest_ns)
+    simulation = Simulation(policy_named(policy), loads, budget, slowdown=slowdown)
+    outcome = simulation.run((together.WARM_UP + ITERATIONS) * longest_ns, together.WARM_UP * longest_ns)
     return list(outcome.normalised), outcome.peak_granted
 
 
+def as_measured(load: Load, lengths_s: Sequence[Sequence[float]], slowdown: float) -> Load:
+    """Return a job whose iterations are as long, and vary as much, as they did beside the other without a limit."""
+    usual_s = statistics.median(itertools.chain(*lengths_s))
+    profile = load.profile
+    factor = usual_s / slowdown * 1e9 / profile.duration_ns
+    t_ns = [round(t_ns * factor) for t_ns in (*profile.t_ns, profile.duration_ns)]
+    spreads = [float(np.std(each) / np.mean(each)) for each in lengths_s if len(each) >= _FEWEST]
+    jitter = min(0.5, _UNIFORM * statistics.median(spreads or [0.0]))
+    scaled = dataclasses.replace(profile, t_ns=tuple(t_ns[:-1]), duration_ns=t_ns[-1])
+    return dataclasses.replace(load, profile=scaled, jitter=jitter)
+
+
 def over(ours: Sequence[float], base: Sequence[float]) -> float:
-    """Return the mean over jobs of a figure over the same job's with no budget."""
+    """Return the mean over jobs of a figure over the same job's without a limit."""
     return statistics.mean(one / of for one, of in zip(ours, base, strict=True))
 
 
 # -- a pair ---------------------------------------------------------------------------------------------------------
 
 
-def measure(name: str, jobs: tuple[Job, ...], options: Namespace) -> dict[str, Any]:
+def measure(name: str, jobs: tuple[Job, ...], known: dict[Job, Alone], options: Namespace) -> dict[str, Any]:
     """Return all figures of a pair."""
-    real = Real(options)
-    common.note(f"{name}: each job alone")
-    alone = [real.alone(job) for job in jobs]
-    region_bytes = alone[0].region_bytes
-    loads = [one.load for one in alone]
-    peaks = sum(load.profile.peak for load in loads)
-    budgets = {share: share * peaks // 100 for share in options.share}
-    plan = list(itertools.product(options.policy, options.share))
-    rounds = []
-    for index in range(options.repeat):
-        done: dict[str, Any] = {"base": _attempt(real, name, jobs, "zico", None)}
-        for policy, share in plan if index % 2 == 0 else plan[::-1]:
-            done[f"{policy} {share}"] = _attempt(real, f"{name} {share} %", jobs, policy, budgets[share] * region_bytes)
-        rounds.append(done)
-    bases = [done["base"]["rates"] for done in rounds if "rates" in done["base"]]
-    factors = [one.rate / rate for rates in bases for one, rate in zip(alone, rates, strict=True)]
-    slowdown = (1.0, 1.0, max(1.0, statistics.median(factors or [1.0])))
+    for job in jobs:
+        if job not in known:
+            common.note(f"{job.name} alone")
+            known[job] = alone(job, options)
+    region_bytes = known[jobs[0]].region_bytes
+    peaks = sum(known[job].load.profile.peak for job in jobs)
+    budgets = {share: share * peaks // 100 for share in (UNLIMITED, *options.share)}
+    common.note(f"{name}: plain processes, together and alone in turn")
+    beside = live.alone_and_together(jobs, options.seconds, options.settle, options.repeat, options.warm_up)
+    slowdown = max(1.0, statistics.median(_slowdowns(beside)))
+    runs = {policy: _round(name, jobs, policy, budgets, region_bytes, options) for policy in options.policy}
+    lengths = [
+        [one["lengths_s"][i] for each in runs.values() for one in each if one["share"] == UNLIMITED]
+        for i in range(len(jobs))
+    ]
+    loads = [as_measured(known[job].load, of, slowdown) for job, of in zip(jobs, lengths, strict=True)]
     return {
         "region_bytes": region_bytes,
-        "slowdown": slowdown[-1],
-        "alone": [
-            {"name": one.load.name, "rate": one.rate, "peak": one.load.profile.peak, "jitter": one.load.jitter}
-            | {"persistent": one.load.persistent, "iteration_s": one.load.profile.duration_ns / 1e9}
-            | {"curve": list(zip(one.load.profile.t_ns, one.load.profile.held, strict=True))}
-            for one in alone
+        "slowdown": slowdown,
+        "plain": beside._asdict(),
+        "jobs": [
+            {"name": load.name, "peak": load.profile.peak, "jitter": load.jitter, "persistent": load.persistent}
+            | {"iteration_s": load.profile.duration_ns / 1e9}
+            | {"curve": list(zip(load.profile.t_ns, load.profile.held, strict=True))}
+            for load in loads
         ],
         "budgets": budgets,
-        "rows": [
-            _row(
-                *(policy, share, budgets[share]),
-                loads=loads,
-                slowdown=slowdown,
-                region_bytes=region_bytes,
-                rounds=rounds,
-            )
-            for policy, share in plan
-        ],
-        "rounds": rounds,
+        "rows": list(_rows(runs, loads, budgets, (1.0, 1.0, slowdown), region_bytes)),
+        "runs": runs,
     }
 
 
-def _attempt(real: Real, label: str, jobs: tuple[Job, ...], policy: str, budget_bytes: int | None) -> dict[str, Any]:
-    """Run the jobs, or say why they did not run: one run must not end all others."""
+def _slowdowns(beside: live.Beside) -> Iterator[float]:
+    for one, other in zip(beside.together, beside.alone, strict=True):
+        yield from (alone / together for together, alone in zip(one, other, strict=True))
+
+
+def _round(
+    name: str, jobs: Sequence[Job], policy: str, budgets: dict[int, int], region_bytes: int, options: Namespace
+) -> list[dict[str, Any]]:
+    """Run a pair under a policy through all budgets, again and again; nothing if that failed: others go on."""
+    shares = [UNLIMITED, *([*options.share, UNLIMITED] * options.repeat)]
+    if policy == SERIAL:
+        shares = [min(options.share)]
     try:
-        figures = real.beside(jobs, policy, budget_bytes)
-    except (ValueError, OSError, subprocess.SubprocessError) as error:
-        figures = {"failed": f"{type(error).__name__}: {error}"}
-    said = figures.get("failed") or ", ".join(f"{rate:.2f}" for rate in figures["rates"]) + " it/s"
-    common.note(f"{label} {policy if budget_bytes else 'no budget'}: {said}")
-    return figures
+        in_bytes = [f"{budgets[share] * region_bytes}B" for share in shares]
+        record, _report = run(jobs, policy, in_bytes, options.seconds, options)
+        done = stretches(record, shares, options)
+    except (ValueError, IndexError, OSError, subprocess.SubprocessError) as error:
+        common.note(f"{name} {policy}: {type(error).__name__}: {error}")
+        return []
+    for one in done:
+        common.note(f"{name} {policy} {one['share']} %: " + ", ".join(f"{rate:.2f}" for rate in one["rates"]) + " it/s")
+    return done
 
 
-def _row(
-    policy: str,
-    share: int,
-    budget: int,
-    *,
+def throughputs(done: Sequence[dict[str, Any]], share: int) -> list[float]:
+    """Return the throughput of each stretch with a share over those without a limit before and after it."""
+    free = [i for i, one in enumerate(done) if one["share"] == UNLIMITED]
+    found = []
+    for i, one in enumerate(done):
+        if one["share"] == share:
+            before, after = max(k for k in free if k < i), min(k for k in free if k > i)
+            base = np.mean([done[before]["rates"], done[after]["rates"]], axis=0)
+            found.append(over(one["rates"], base.tolist()))
+    return found
+
+
+def _rows(
+    runs: dict[str, list[dict[str, Any]]],
     loads: Sequence[Load],
+    budgets: dict[int, int],
     slowdown: tuple[float, ...],
     region_bytes: int,
-    rounds: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """Return what happened, what was simulated and what is possible."""
-    free = sum(load.profile.peak for load in loads)
-    base, _ = simulated(loads, "zico", free, slowdown)
-    ours, peak = simulated(loads, policy, budget, slowdown)
-    best = possible(loads, budget, slowdown)
-    label = f"{policy} {share}"
-    runs = [(done[label], done["base"]) for done in rounds if "rates" in done[label] and "rates" in done["base"]]
-    row: dict[str, Any] = {"policy": policy, "share": share, "simulated": over(ours, base), "simulated_peak": peak}
-    row["possible"] = min(1.0, over(best.normalised, base)) if best else 0.0
-    if runs:
-        row["throughput"] = common.spread(over(run["rates"], of["rates"]) for run, of in runs)
-        row["peak_granted_bytes"] = statistics.median(run["peak_granted_bytes"] for run, _ in runs)
-        row["peak_ratio"] = peak * region_bytes / row["peak_granted_bytes"]
-        row["stalls"] = sum(run["stalls"] for run, _ in runs)
-    return row
+) -> Iterator[dict[str, Any]]:
+    """Yield what happened, what was simulated and what is possible."""
+    base, _ = simulated(loads, "zico", budgets[UNLIMITED], slowdown)
+    for policy, done in runs.items():
+        for share in sorted({one["share"] for one in done} - {UNLIMITED}):
+            ours, peak = simulated(loads, policy, budgets[share], slowdown)
+            best = possible(loads, budgets[share], slowdown)
+            if policy == SERIAL and not runs.get("zico"):
+                continue
+            last = [runs["zico"][-1]["rates"]] if policy == SERIAL else []
+            real = [over(one["rates"], last[0]) for one in done] if last else throughputs(done, share)
+            held_bytes = max(one["peak_held_bytes"] for one in done if one["share"] == share)
+            yield {
+                "policy": policy,
+                "share": share,
+                "throughput": common.spread(real),
+                "simulated": over(ours, base),
+                "possible": over(best.normalised, base) if best else 0.0,
+                "simulated_peak": peak,
+                "peak_held_bytes": held_bytes,
+                "peak_ratio": peak * region_bytes / held_bytes,
+            }
 
 
 # -- what is shown --------------------------------------------------------------------------------------------------
@@ -239,53 +277,43 @@ HEADER = (
     "possible",
     "real / possible",
     "peak: simulated / real",
-    "stalls",
 )
 
 
 def text_of(result: dict[str, Any]) -> str:
     """Return the figures as Markdown, and of each goal whether it is reached."""
-    rows = [cells for name, pair in result["pairs"].items() for cells in _cells(name, pair)]
+    rows = [_cells(name, row) for name, pair in result["pairs"].items() for row in pair["rows"]]
     parts = [common.table(HEADER, rows)]
     for name, pair in result["pairs"].items():
         jobs = ", ".join(
             f"{job['name']} {job['iteration_s']:.2f} s, {job['peak']} regions, jitter {job['jitter']:.1%}"
-            for job in pair["alone"]
+            for job in pair["jobs"]
         )
         parts.append(f"* {name}: {jobs}; together each is {pair['slowdown']:.2f} times slower\n")
     parts.extend(_goals(result["pairs"]))
     return "\n".join(parts)
 
 
-def _cells(name: str, pair: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    for row in pair["rows"]:
-        if "throughput" not in row:
-            yield (name, f"{row['share']} %", row["policy"], "failed", *["-"] * 7)
-            continue
-        of = row["throughput"]
-        yield (
-            name,
-            f"{row['share']} %",
-            row["policy"],
-            f"{of['median']:.3f}",
-            f"{of['min']:.3f}-{of['max']:.3f}",
-            f"{row['simulated']:.3f}",
-            f"{row['simulated'] / of['median']:.3f}",
-            f"{row['possible']:.3f}",
-            f"{of['median'] / row['possible']:.3f}",
-            f"{row['peak_ratio']:.3f}",
-            str(row["stalls"]),
-        )
+def _cells(name: str, row: dict[str, Any]) -> tuple[str, ...]:
+    of = row["throughput"]
+    reached = f"{of['median'] / row['possible']:.3f}" if row["possible"] else "-"
+    return (
+        name,
+        f"{row['share']} %",
+        row["policy"],
+        f"{of['median']:.3f}",
+        f"{of['min']:.3f}-{of['max']:.3f}",
+        f"{row['simulated']:.3f}",
+        f"{row['simulated'] / of['median']:.3f}",
+        f"{row['possible']:.3f}",
+        reached,
+        f"{row['peak_ratio']:.3f}",
+    )
 
 
 def _goals(measured: dict[str, Any]) -> Iterator[str]:
     """Say of each goal whether it is reached."""
-    real = {
-        (name, row["policy"], row["share"]): row
-        for name, pair in measured.items()
-        for row in pair["rows"]
-        if "throughput" in row
-    }
+    real = {(name, row["policy"], row["share"]): row for name, pair in measured.items() for row in pair["rows"]}
     ratios = [row["simulated"] / row["throughput"]["median"] for row in real.values()]
     if ratios:
         near = sum(abs(ratio - 1) <= WITHIN["throughput"] for ratio in ratios)
@@ -316,26 +344,28 @@ def _goal(what: str, value: float, goal: float) -> str:
 def main() -> int:
     """Measure, print, write; returns the exit code, 1 if a run failed."""
     parser = common.parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=30.0, help="how long each job trains in each run")
-    parser.add_argument("--repeat", type=int, default=3, help="rounds")
-    parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations of each job left out")
-    parser.add_argument("--share", type=int, action="append", help="budget in percent (default: 60, 70, 75, 80)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long each budget lasts at a time")
+    parser.add_argument("--settle", type=float, default=5.0, help="of that, left out at its beginning")
+    parser.add_argument("--alone-seconds", type=float, default=5.0, help="how long a job runs alone once it is warm")
+    parser.add_argument("--repeat", type=int, default=3, help="how often each budget comes round")
+    parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations of each job before the first")
+    parser.add_argument("--share", type=int, action="append", help="budget in percent (default: 60, 70, 75)")
     parser.add_argument("--policy", action="append", help=f"default: {', '.join(POLICIES)}")
     parser.add_argument("--pair", action="append", help="a pair's name (default: all)")
     options = parser.parse_args()
     options.share, options.policy = options.share or list(SHARES), options.policy or list(POLICIES)
     if options.smoke:
-        options.seconds, options.repeat, options.warm_up, options.share, options.policy = 4.0, 1, 2, [70], ["zico"]
+        options.seconds, options.settle, options.alone_seconds, options.repeat = 4.0, 1.0, 1.0, 1
+        options.warm_up, options.share = 2, [70]
     chosen = {
         name: jobs for name, jobs in pairs(smoke=options.smoke).items() if not options.pair or name in options.pair
     }
-    names = ("seconds", "repeat", "warm_up", "share", "policy")
+    names = ("seconds", "settle", "repeat", "warm_up", "share", "policy")
     result = common.document("agreement", QUESTION, {name: getattr(options, name) for name in names})
-    result["pairs"] = {name: measure(name, jobs, options) for name, jobs in chosen.items()}
+    known: dict[Job, Alone] = {}
+    result["pairs"] = {name: measure(name, jobs, known, options) for name, jobs in chosen.items()}
     common.write(result, text_of(result), common.output_directory(options))
-    return int(
-        any("failed" in run for pair in result["pairs"].values() for done in pair["rounds"] for run in done.values())
-    )
+    return int(any(not done for pair in result["pairs"].values() for done in pair["runs"].values()))
 
 
 if __name__ == "__main__":

@@ -9,33 +9,26 @@ is measured by itself.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
-import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
 import together
-from colocation import ENDLESS, NO_BUDGET, TINY_RESNET
+from colocation import NO_BUDGET, TINY_RESNET
+from live import LiveRun
 from together import Job
 
-from zico.broker.client import BrokerClient
-from zico.errors import ZicoError
-from zico.report.files import JSON_NAME, PICTURE_NAME, RECORD_NAME
-from zico.report.record import Record, WaitKind, read_record
+from zico.report.files import JSON_NAME, PICTURE_NAME
+from zico.report.record import Record, WaitKind
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
 
 QUESTION = "What does a budget that changes while jobs train do to them?"
 SHARES = (70, 50, 70)
@@ -44,7 +37,6 @@ PAPER = {
     "gap_s": {"70 %": 0.0, "50 %": 0.14, "70 % again": 0.0},
 }
 PARTS = ("70 %", "50 %", "70 % again")
-LOOK_S = 0.2
 _SAME_S = 1e-3
 """A wait that begins this close to the end of an iteration is the one after it."""
 
@@ -57,79 +49,6 @@ class Part:
     begin_s: float
     end_s: float
     budget_bytes: int
-
-
-class Run:
-    """One ``zico run`` of both jobs with a socket of its own, whose budget is changed as it goes."""
-
-    def __init__(self, jobs: tuple[Job, ...], budgets_bytes: list[int], options: Namespace) -> None:
-        """Start nothing yet."""
-        self._jobs = jobs
-        self._budgets_bytes = budgets_bytes
-        self._options = options
-        self._deadline_s = time.monotonic() + len(budgets_bytes) * options.seconds + together.MARGIN_S
-
-    def record_to(self, report: Path) -> Record:
-        """Run it and return the record, which with the picture lies in ``report`` then."""
-        with contextlib.ExitStack() as stack:
-            runtime = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zb-")))
-            process = stack.enter_context(self._started(runtime, report))
-            socket = self._await(process, lambda: next(iter(runtime.glob("zico/run-*/*.sock")), None))
-            with BrokerClient(socket) as client:
-                self._await(process, lambda: self._is_warm(client))
-            for index, budget_bytes in enumerate(self._budgets_bytes):
-                if index:
-                    self._limit(socket, budget_bytes)
-                self._pass(process, self._options.seconds)
-            process.terminate()
-            process.wait(timeout=together.END_S + together.MARGIN_S)
-        return read_record(report / RECORD_NAME)
-
-    @contextlib.contextmanager
-    def _started(self, runtime: Path, report: Path) -> Iterator[subprocess.Popen[bytes]]:
-        names = [option for job in self._jobs for option in ("--name", job.name)]
-        commands = [shlex.join(job.argv(None, *ENDLESS)) for job in self._jobs]
-        options = ("--quiet", "--budget", f"{self._budgets_bytes[0]}B", "--report", str(report))
-        process = subprocess.Popen(
-            (*common.ZICO, "run", *options, *names, *commands),
-            cwd=common.ROOT,
-            env=os.environ | {"XDG_RUNTIME_DIR": str(runtime), "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
-        try:
-            yield process
-        finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=together.END_S)
-            process.kill()
-
-    def _await(self, process: subprocess.Popen[bytes], look: Any) -> Any:  # noqa: ANN401 - what it looks for
-        """Return the first truthy answer."""
-        while not (found := look()):
-            if time.monotonic() > self._deadline_s:
-                message = "the jobs were not warm in time"
-                raise TimeoutError(message)
-            self._pass(process, LOOK_S)
-        return found
-
-    def _pass(self, process: subprocess.Popen[bytes], seconds: float) -> None:
-        """Let time pass; the run must not end meanwhile."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(timeout=seconds)
-            raise subprocess.CalledProcessError(code, process.args)
-
-    def _is_warm(self, client: BrokerClient) -> bool:
-        with contextlib.suppress(ZicoError, OSError):
-            jobs = client.status().jobs
-            return len(jobs) == len(self._jobs) and min(job.iterations for job in jobs) >= self._options.warm_up
-        return False
-
-    @staticmethod
-    def _limit(socket: Path, budget_bytes: int) -> None:
-        command = (*common.ZICO, "limit", "--socket", str(socket), f"{budget_bytes}B")
-        subprocess.run(command, cwd=common.ROOT, check=True, timeout=together.END_S)
 
 
 # -- what it comes to -----------------------------------------------------------------------------------------------
@@ -241,7 +160,8 @@ def measure(options: Namespace) -> tuple[dict[str, Any], Path]:
     budgets_bytes = [share * sum(peaks_bytes) // 100 // region_bytes * region_bytes for share in SHARES]
     common.note("both, " + ", ".join(f"{share} %" for share in SHARES))
     report = Path(tempfile.mkdtemp(prefix="zico-bench-"))
-    record = Run(jobs, budgets_bytes, options).record_to(report)
+    budgets = [f"{budget_bytes}B" for budget_bytes in budgets_bytes]
+    record = LiveRun(jobs, budgets, options.seconds, options.warm_up).record_to(report)
     figures = [figures_of(record, part) for part in parts_of(record, options.warm_up)]
     run = json.loads((report / JSON_NAME).read_text())
     return {"peaks_bytes": peaks_bytes, "parts": figures, "paper": PAPER, "report": run}, report

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import common
 import together
-from together import Job
+from together import ENDLESS, Job
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 QUESTION = "What does a budget cost jobs that share it?"
-ENDLESS = ("--iterations", "1000000")
 TINY_RESNET = ("--depth", "20", "--batch", "256")
 SHARES = (50, 60, 70, 80, 90, 100)
 OTHER_SHARES = (60, 80, 100)

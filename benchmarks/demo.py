@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from common import ROOT, ZICO
-from together import Job
+from together import ENDLESS, Job
 
 from zico.errors import CommandError, ZicoError
 from zico.report.files import JSON_NAME, MARKDOWN_NAME, PICTURE_NAME
 from zico.units import format_bytes
 
 REPORT = ROOT / "demo-report"
-ENDLESS = ("--iterations", "1000000")
 DEADLINE_S = 600.0
 """Beyond the training time: the first start on a machine compiles for a minute."""
 JOBS = (Job("resnet-torch", "examples/digits_resnet.py"), Job("lm-tensorflow", "examples/stdlib_lm.py"))

@@ -41,6 +41,8 @@ WARM_UP = 8
 MARGIN_S = 240.0
 """How much longer than its training time a run may take; the first one on a machine compiles for a minute."""
 END_S = 10.0
+ENDLESS = ("--iterations", "1000000")
+"""Arguments of a job that is to end by time, or by a signal."""
 
 _LINE = re.compile(rb"^(?:(?P<name>\S+) +\| )?iteration (?P<number>\d+) ")
 _NOT_INHERITED = ("ZICO_SOCKET", "ZICO_OWNER_PID", "ZICO_BUDGET", "ZICO_POLICY", "ZICO_REGION")
@@ -93,10 +95,16 @@ class Together:
     def rates(self, warm_up: int = WARM_UP) -> list[float]:
         """Return each job's iterations per second over the common window."""
         begin, end = self.window_s(warm_up)
-        return [(_count_at(ends, end) - _count_at(ends, begin)) / (end - begin) for ends in self.ends_s]
+        return [(count_at(ends, end) - count_at(ends, begin)) / (end - begin) for ends in self.ends_s]
 
 
-def _count_at(ends: Sequence[float], t_s: float) -> float:
+def tells_end(line: bytes) -> bool:
+    """Tell whether a job's line says that an iteration has ended."""
+    return _LINE.match(line) is not None
+
+
+def count_at(ends: Sequence[float], t_s: float) -> float:
+    """Return how many iterations had ended at a time, as if they went evenly between two ends."""
     return float(np.interp(t_s, ends, np.arange(1, len(ends) + 1)))
 
 
