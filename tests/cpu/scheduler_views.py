@@ -51,14 +51,13 @@ def position_ns(job: JobView, now_ns: int) -> int:
 
 def remaining(job: JobView, now_ns: int) -> Staircase:
     """Return what a job holds from now on if it starts nothing new."""
-    _scene, record = _in_a_scene(job, now_ns)
-    return Staircase(*demand.remaining(record, now_ns))
+    return total_of(now_ns, [job])
 
 
 def planned(job: JobView, profile: Profile, delay_ns: int) -> Staircase:
     """Return what a job at its boundary holds if it starts after a delay."""
     _scene, record = _in_a_scene(dataclasses.replace(job, profile=profile))
-    return Staircase(*demand.planned(record, delay_ns))
+    return Staircase(*demand.reserved(demand.level(job.held), record, delay_ns))
 
 
 def total(staircases: Sequence[Staircase]) -> Staircase:

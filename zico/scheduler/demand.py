@@ -38,6 +38,7 @@ _END_SLACK_EVENTS = 8  # as the table's claims have it: an iteration that ends l
 _END_SLACK_SHIFT = 4
 _STILL_ITERATIONS = 4
 _STILL_NS = 1_000_000_000
+_FEW = 24  # so many are sorted by insertion
 _RUNNING = int(Phase.RUNNING)
 _BOUNDARY = int(Phase.BOUNDARY)
 _JOB_BYTES = JOB.itemsize
@@ -72,14 +73,19 @@ def is_iterating(job: Record) -> bool:
     return job.phase == _RUNNING and job.profile_address != 0
 
 
+@inlined
+def expected_end(profile: Record) -> int:
+    """Return the event up to which an iteration may be the profile's: one that goes on is another one."""
+    return profile.n_events + max(_END_SLACK_EVENTS, profile.n_events >> _END_SLACK_SHIFT)
+
+
 @compiled
 def claim_of(job: Record) -> int:
     """Return the most regions that the job may still come to hold in its iteration, its next one at a boundary."""
     if job.profile_address == 0:
         return job.held
     profile = profile_at(job)
-    slack = max(_END_SLACK_EVENTS, profile.n_events >> _END_SLACK_SHIFT)
-    if job.phase == _BOUNDARY or job.progress > profile.n_events + slack:
+    if job.phase == _BOUNDARY or job.progress > expected_end(profile):
         return max(job.held, profile.peak)
     step = (job.progress >> profile.shift) - _GUARD_BINS
     return max(job.held, profile.claims[max(0, min(step, profile.n_bins - 1))])
@@ -107,48 +113,6 @@ def stands_still(job: Record, now_ns: int) -> bool:
     """
     limit_ns = _STILL_ITERATIONS * profile_at(job).duration_ns + _STILL_NS
     return job.need == 0 and now_ns - job.started_ns > limit_ns
-
-
-@compiled
-def remaining(job: Record, now_ns: int) -> tuple[Int64s, Int64s]:
-    """Return what the job holds from now on if it starts nothing new.
-
-    A job that has overrun its profile is expected to take as long again as it has overrun, so that whoever waits for
-    it asks ever less often.
-    """
-    if not is_iterating(job) or stands_still(job, now_ns):
-        return level(job.held)
-    profile = profile_at(job)
-    at_ns = position_ns(job, now_ns)
-    if at_ns >= profile.duration_ns:
-        t_ns, levels = np.zeros(2, np.int64), np.empty(2, np.int64)
-        t_ns[1] = max(profile.tick_ns, now_ns - job.started_ns - profile.duration_ns)
-        levels[0], levels[1] = job.held, job.persistent
-        return t_ns, levels
-    first = step_at(profile, at_ns)
-    n = profile.n_steps - first
-    t_ns, levels = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
-    for i in range(n):
-        t_ns[i] = max(0, profile.step_ns[first + i] - at_ns)
-        levels[i] = profile.level[first + i]
-    levels[0] = max(job.held, levels[0])
-    t_ns[n] = profile.duration_ns - at_ns
-    levels[n] = job.persistent
-    return t_ns, levels
-
-
-@compiled
-def planned(job: Record, delay_ns: int) -> tuple[Int64s, Int64s]:
-    """Return what a job at its boundary holds from now on if it starts after ``delay_ns``."""
-    profile = profile_at(job)
-    lead = 1 if delay_ns > 0 else 0
-    n = profile.n_steps
-    t_ns, levels = np.zeros(lead + n + 1, np.int64), np.full(lead + n + 1, job.held, np.int64)
-    for i in range(n):
-        t_ns[lead + i] = delay_ns + profile.step_ns[i]
-        levels[lead + i] = profile.level[i]
-    t_ns[lead + n] = delay_ns + profile.duration_ns
-    return t_ns, levels
 
 
 @compiled
@@ -207,33 +171,78 @@ def level(regions: int) -> tuple[Int64s, Int64s]:
 
 @compiled
 def total(scene: Record) -> tuple[Int64s, Int64s]:
-    """Return what all jobs of a scene hold from now on. Pairs, then pairs of pairs: n log(jobs) for n steps in all."""
-    resting = n_moving = moving = 0
+    """Return what all jobs of a scene hold from now on if none begins anything new."""
+    moving = np.empty(scene.n, np.int64)
+    n_moving = room = held = 0
     for i in range(scene.n):
         job = job_at(scene, i)
         if is_iterating(job) and not stands_still(job, scene.now_ns):
+            moving[n_moving] = i
             n_moving += 1
-            moving = i
+            room += profile_at(job).n_steps
         else:
-            resting += job.held
-    if n_moving == 0:
-        return level(resting)
-    if n_moving == 1:
-        return added(level(resting), remaining(job_at(scene, moving), scene.now_ns))
-    sums = [level(resting)]
-    for i in range(scene.n):
-        job = job_at(scene, i)
-        if is_iterating(job) and not stands_still(job, scene.now_ns):
-            sums.append(remaining(job, scene.now_ns))
-    n = len(sums)
-    while n > 1:
-        half = n >> 1
-        for i in range(half):
-            sums[i] = added(sums[2 * i], sums[2 * i + 1])
-        if n & 1:
-            sums[half] = sums[n - 1]
-        n -= half
-    return sums[0]
+            held += job.held
+    when_ns, change = np.empty(room, np.int64), np.empty(room, np.int64)
+    n = 0
+    for i in moving[:n_moving]:
+        n, holds = _put_changes(job_at(scene, i), scene.now_ns, when_ns, change, n)
+        held += holds
+    if n_moving > 1:
+        when_ns, change = in_time(when_ns[:n], change[:n])
+    return summed(held, when_ns[:n], change)
+
+
+@compiled
+def _put_changes(job: Record, now_ns: int, when_ns: Int64s, change: Int64s, n: int) -> tuple[int, int]:
+    """Put behind the first ``n`` when and by how much a job's regions change; returns how many those are, and its now.
+
+    A job that has overrun its profile is expected to take as long again as it has overrun, so that whoever waits for
+    it asks ever less often.
+    """
+    profile = profile_at(job)
+    at_ns = position_ns(job, now_ns)
+    if at_ns >= profile.duration_ns:
+        when_ns[n] = max(profile.tick_ns, now_ns - job.started_ns - profile.duration_ns)
+        change[n] = job.persistent - job.held
+        return n + 1, job.held
+    first = step_at(profile, at_ns)
+    now = before = max(job.held, profile.level[first])
+    for i in range(first + 1, profile.n_steps):
+        when_ns[n] = profile.step_ns[i] - at_ns
+        change[n] = profile.level[i] - before
+        before = profile.level[i]
+        n += 1
+    when_ns[n] = profile.duration_ns - at_ns
+    change[n] = job.persistent - before
+    return n + 1, now
+
+
+@compiled
+def reserved(promised: tuple[Int64s, Int64s], job: Record, delay_ns: int) -> tuple[Int64s, Int64s]:
+    """Return what is promised, a job at rest at its boundary included, if that job starts after ``delay_ns``."""
+    t_ns, levels = promised
+    profile = profile_at(job)
+    n_steps = profile.n_steps
+    out_ns, out = np.empty(len(t_ns) + n_steps + 1, np.int64), np.empty(len(t_ns) + n_steps + 1, np.int64)
+    n = k = 0
+    more = base = 0
+    for i in range(n_steps + 1):
+        at_ns = delay_ns + (profile.step_ns[i] if i < n_steps else profile.duration_ns)
+        while k < len(t_ns) and t_ns[k] <= at_ns:
+            base = levels[k]
+            if t_ns[k] < at_ns:
+                out_ns[n], out[n] = t_ns[k], base + more
+                n += 1
+            k += 1
+        more = profile.level[i] - job.held if i < n_steps else 0
+        if n == 0 or out[n - 1] != base + more:
+            out_ns[n], out[n] = at_ns, base + more
+            n += 1
+    while k < len(t_ns):
+        out_ns[n], out[n] = t_ns[k], levels[k]
+        n += 1
+        k += 1
+    return out_ns[:n], out[:n]
 
 
 @compiled
@@ -294,3 +303,55 @@ def added(one: tuple[Int64s, Int64s], other: tuple[Int64s, Int64s]) -> tuple[Int
             out[n] = a[i] + b[j]
             n += 1
     return out_ns[:n], out[:n]
+
+
+@compiled
+def in_time(when_ns: Int64s, change: Int64s) -> tuple[Int64s, Int64s]:
+    """Sort changes by their times: into as many equal spans of time as there are changes, and within each of these."""
+    n = len(when_ns)
+    last_ns = when_ns.max()
+    shift = 0
+    while last_ns >> shift >= n:
+        shift += 1
+    end = np.zeros((last_ns >> shift) + 2, np.int64)
+    for i in range(n):
+        end[(when_ns[i] >> shift) + 1] += 1
+    for span in range(1, len(end)):
+        end[span] += end[span - 1]
+    sorted_ns, sorted_change = np.empty(n, np.int64), np.empty(n, np.int64)
+    for i in range(n):
+        span = when_ns[i] >> shift
+        at = end[span]
+        end[span] = at + 1
+        sorted_ns[at], sorted_change[at] = when_ns[i], change[i]
+    first = 0
+    for span in range(len(end) - 1):
+        if end[span] - first > _FEW:
+            order = np.argsort(sorted_ns[first : end[span]], kind="mergesort")
+            sorted_ns[first : end[span]] = sorted_ns[first : end[span]][order]
+            sorted_change[first : end[span]] = sorted_change[first : end[span]][order]
+        first = end[span]
+    for i in range(1, n):
+        at_ns, by = sorted_ns[i], sorted_change[i]
+        at = i
+        while at > 0 and sorted_ns[at - 1] > at_ns:
+            sorted_ns[at], sorted_change[at] = sorted_ns[at - 1], sorted_change[at - 1]
+            at -= 1
+        sorted_ns[at], sorted_change[at] = at_ns, by
+    return sorted_ns, sorted_change
+
+
+@compiled
+def summed(held: int, when_ns: Int64s, change: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the staircase that begins with so much and changes at these times, which do not fall."""
+    t_ns, levels = np.empty(len(when_ns) + 1, np.int64), np.empty(len(when_ns) + 1, np.int64)
+    t_ns[0], levels[0] = 0, held
+    n = 1
+    for i in range(len(when_ns)):
+        held += change[i]
+        if when_ns[i] == t_ns[n - 1]:
+            levels[n - 1] = held
+        elif held != levels[n - 1]:
+            t_ns[n], levels[n] = when_ns[i], held
+            n += 1
+    return t_ns[:n], levels[:n]

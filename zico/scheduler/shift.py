@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 NEVER = -1
 """No delay helps: the others' last step leaves too little."""
 
+_PLENTY = 1 << 62  # of regions
+
 Record = Any
 
 
@@ -50,26 +52,33 @@ def smallest_delay(others: tuple[Int64s, Int64s], job: Record, budget: int) -> t
     t_ns, levels = others
     profile = profile_at(job)
     own_ns, own, n = profile.step_ns, profile.level, profile.n_steps
+    last = len(t_ns) - 1
     delay_ns = 0
     conflict_ns = -1
     clean = 0  # newcomer's steps in a row that fit at this delay; n of them, round the end, prove it
-    i = k = 0
+    i = k = begin = 0  # the newcomer's step, the others' beside it, and the others' that the delay lies in
     while clean < n:
         if i == n:
-            i = k = 0
-        moved_ns = delay_ns
+            while begin < last and t_ns[begin + 1] <= delay_ns:
+                begin += 1
+            i, k = 0, begin
+        room = budget - own[i] if own[i] > job.held else _PLENTY
         end_ns = own_ns[i + 1] if i + 1 < n else profile.duration_ns
-        while k + 1 < len(t_ns) and t_ns[k + 1] <= delay_ns + own_ns[i]:
+        moved_ns = delay_ns
+        while k < last and t_ns[k + 1] <= delay_ns + own_ns[i]:
             k += 1
         at = k
-        while own[i] > job.held and at < len(t_ns) and t_ns[at] < moved_ns + end_ns:
-            if own[i] + levels[at] > budget:
-                if conflict_ns < 0 and delay_ns == 0:
+        while True:
+            if levels[at] > room:
+                if conflict_ns < 0:
                     conflict_ns = max(own_ns[i], t_ns[at])
-                if at + 1 == len(t_ns):
-                    return NEVER, max(conflict_ns, 0)
+                if at == last:
+                    return NEVER, conflict_ns
                 moved_ns = t_ns[at + 1] - own_ns[i]
+            if at == last or t_ns[at + 1] >= moved_ns + end_ns:
+                break
             at += 1
+        k = at
         clean = clean + 1 if moved_ns == delay_ns else 1
         delay_ns = moved_ns
         i += 1

@@ -19,7 +19,7 @@ import numpy as np
 
 from zico.compiled import compiled
 from zico.scheduler.claims import is_safe
-from zico.scheduler.demand import added, coarse, is_passing_at, job_at, planned, profile_at, total
+from zico.scheduler.demand import coarse, is_passing_at, job_at, profile_at, reserved, total
 from zico.scheduler.layout import NO_TIME, NOBODY, Phase, Reason
 from zico.scheduler.shift import NEVER, smallest_delay
 from zico.scheduler.turns import (
@@ -107,7 +107,7 @@ def decide_by_shift(scene: Record, margin_shift: int, first: int) -> None:
                 _blame(scene, index, delays_ns, conflict_ns)
             delays_ns[index] = delay_ns
             if index != order[-1]:
-                promised = added((promised[0], promised[1] - job.held), planned(job, delay_ns))
+                promised = reserved(promised, job, delay_ns)
     unstick(scene, order)
 
 
