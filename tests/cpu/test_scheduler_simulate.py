@@ -15,6 +15,7 @@ from zico.errors import ProblemError
 from zico.scheduler.device_model import device_model_named, taken_ahead
 from zico.scheduler.policies import policy_named
 from zico.scheduler.simulate import Load, LoadPhase, Simulation
+from zico.scheduler.state import Profile
 
 if TYPE_CHECKING:
     from zico.scheduler.state import PoolView
@@ -43,6 +44,21 @@ def test_a_job_leaves_after_its_iterations() -> None:
     assert outcome.iterations == (7, 20)
     assert simulation.tenants["left_ns"].tolist() == [700 * MS, 0]
     assert [entry for entry in held_over_time(simulation) if entry[1] == 0][-1] == (700 * MS, 0, 0)
+
+
+def test_a_wait_from_the_first_instant_counts() -> None:
+    """Of two jobs that come at time 0 one waits for the other's first iteration, from then on."""
+    outcome = Simulation(ZICO, two(), 40).run(50 * MS)
+    assert outcome.waited_ns == (0, 50 * MS)
+
+
+def test_who_is_blocked_for_the_longest_overflows() -> None:
+    """Where nobody can go on, the one that was blocked first gets its memory and ends, though its number is higher."""
+    rises = [Profile(held, (0, MS, 2 * MS), 3 * MS, 0, 3) for held in ((6, 6, 9), (3, 9, 9))]
+    simulation = Simulation(NONE, [Load(str(number), rise, 1) for number, rise in enumerate(rises)], 10)
+    outcome = simulation.run(4 * MS)
+    assert outcome.stalls == 1
+    assert outcome.iterations == (0, 1)
 
 
 def test_a_departure_makes_room() -> None:

@@ -151,15 +151,11 @@ def _keep(run: Record) -> None:
 
 @compiled
 def _overflow(run: Record) -> None:
-    """Give the first that is blocked what it needs from outside the budget: nobody else could go on."""
+    """Give the one that has been blocked for the longest what it needs from outside the budget: nobody could go on."""
     run.stalls += 1
-    present = present_in(run)
-    for i in range(run.n_present):
-        tenant = tenant_of(run, present[i])
-        need = need_of(tenant)
-        if need > 0:
-            tenant.spilled += need
-            break
+    if blocked_in_turn(run) > 0:
+        tenant = tenant_of(run, scratch_words(run, 5)[0])
+        tenant.spilled += need_of(tenant)
     _serve(run)
 
 

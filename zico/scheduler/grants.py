@@ -47,18 +47,49 @@ def hold(run: Record, number: int, regions: int) -> None:
 
 @compiled
 def _is_safe_after(run: Record, grown: int, regions: int) -> bool:
-    """Tell whether all that are in an iteration can end it once a job has so many regions more."""
+    """Tell whether all that are in an iteration can end it once a job has so many regions more.
+
+    Claims fall while iterations go on, and lower ones make no state unsafe: where the claims last seen do, where
+    everybody is now need not be found out.
+    """
+    return _can_all_end(run, grown, regions) or (_see_claims(run) and _can_all_end(run, grown, regions))
+
+
+@compiled
+def _can_all_end(run: Record, grown: int, regions: int) -> bool:
+    """Tell so by the claims last seen."""
     scene, present = scene_of(run), present_in(run)
     held, claim, residual = scratch_words(run, 0), scratch_words(run, 1), scratch_words(run, 2)
     must_finish, done = scratch_flags(run, 3), scratch_flags(run, 4)
     for i in range(run.n_present):
-        tenant, job = tenant_of(run, present[i]), job_at(scene, i)
-        show_place(run, tenant, job)
+        tenant = tenant_of(run, present[i])
+        if tenant.overruns:
+            _see_claim(run, tenant, job_at(scene, i))
         held[i] = tenant.held + (regions if present[i] == grown else 0)
-        claim[i] = max(claim_of(job), tenant.held + need_of(tenant))
+        claim[i] = max(tenant.claim, tenant.held + need_of(tenant))
         residual[i] = tenant.persistent
         must_finish[i] = tenant.phase == _RUNNING and tenant.profiled == 1
     return is_safe(run.budget - run.granted - regions, held, claim, residual, must_finish, done, run.n_present)
+
+
+@compiled
+def _see_claims(run: Record) -> bool:
+    """Note what those that are in an iteration claim where they are now; tells whether any claims less than before."""
+    scene, present = scene_of(run), present_in(run)
+    fell = False
+    for i in range(run.n_present):
+        tenant = tenant_of(run, present[i])
+        if tenant.phase == _RUNNING and tenant.profiled == 1:
+            before = tenant.claim
+            _see_claim(run, tenant, job_at(scene, i))
+            fell = fell or tenant.claim < before
+    return fell
+
+
+@compiled
+def _see_claim(run: Record, tenant: Record, job: Record) -> None:
+    show_place(run, tenant, job)
+    tenant.claim = claim_of(job)
 
 
 @compiled

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from zico.errors import ConfigError, ZicoError
+from zico.scheduler.shares import floor_of
 from zico.scheduler.simulate import Load, LoadPhase
 from zico.scheduler.state import Profile
 from zico.units import format_bytes, parse_size
@@ -239,7 +240,7 @@ def _job(where: str, number: int, raw: Any, folder: Path, region_bytes: int) -> 
         jitter=entry.jitter,
         arrive_ns=round(entry.arrive_s * _NS_A_SECOND),
         iterations=entry.iterations or 0,
-        floor=0.0 if entry.slo is None else 1 / (1 + entry.slo),
+        floor=0.0 if entry.slo is None else floor_of(entry.slo),
         weight=entry.weight,
         priority=entry.priority,
         phases=tuple(_phases(reader.where, entry.phases, folder, region_bytes)),

@@ -31,7 +31,7 @@ import numpy as np
 from zico.errors import ProblemError
 from zico.scheduler.device_model import DeviceModel, taken_ahead
 from zico.scheduler.engine import Stop, advance
-from zico.scheduler.layout import DECISION, JOB, MEMO_BYTES, MEMORY_BYTES, NOBODY, SCENE, Reason
+from zico.scheduler.layout import DECISION, JOB, MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY, SCENE, Reason
 from zico.scheduler.layout import Phase as Code
 from zico.scheduler.packed import packed, sentence
 from zico.scheduler.shares import floors
@@ -215,6 +215,7 @@ class Simulation:
         tenant["keeps"], tenant["arrive_ns"], tenant["limit"] = load.persistent, load.arrive_ns, load.iterations
         tenant["jitter"], tenant["floor"] = load.jitter, owed
         tenant["weight"], tenant["priority"] = load.weight, load.priority
+        tenant["waiting_since_ns"] = NO_TIME
         tenant["random"] = (seed * 997 + number) & 0xFFFF_FFFF_FFFF_FFFF
         phases, rows = [], []
         for phase in load.phases:
@@ -274,7 +275,7 @@ class Simulation:
         ended_ns = np.where(tenants["left_ns"] > 0, tenants["left_ns"], until_ns)
         present_ns = np.maximum(0, ended_ns - began_ns)
         rate = 1 / np.maximum(1, present_ns)
-        waits = (tenants["present"] == 1) & (tenants["waiting_since_ns"] > 0)
+        waits = (tenants["present"] == 1) & (tenants["waiting_since_ns"] != NO_TIME)
         waiting_ns = np.where(waits, np.maximum(0, until_ns - np.maximum(tenants["waiting_since_ns"], warm_up_ns)), 0)
         return Outcome(
             normalised=tuple((tenants["counted_ns"] * rate).tolist()),
@@ -341,7 +342,7 @@ class Simulation:
     def _waits_ns(self, now_ns: int) -> list[int]:
         """Return how long those wait that stand at a boundary."""
         there = self.tenants[(self.tenants["present"] == 1) & (self.tenants["phase"] == Code.BOUNDARY)]
-        return [now_ns - since_ns for since_ns in there["waiting_since_ns"].tolist() if since_ns]
+        return [now_ns - since_ns for since_ns in there["waiting_since_ns"].tolist() if since_ns != NO_TIME]
 
     def _reason(self, number: int) -> str:
         counts = self.tenants[number]["reasons"]

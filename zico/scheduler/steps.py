@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from zico.compiled import array_at, compiled, inlined, keep_in_line, keep_out_of_line
+from zico.scheduler.demand import expected_end
 from zico.scheduler.events import push
 from zico.scheduler.grants import hold
-from zico.scheduler.layout import FADE_ITERATIONS, MEMO_BYTES, MEMORY_BYTES, NOBODY, Phase
+from zico.scheduler.layout import FADE_ITERATIONS, MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY, Phase
 from zico.scheduler.paging import page_out_all, page_step
 from zico.scheduler.tenants import (
     PHASE,
     arrival_of,
+    believed_of,
     present_in,
     profile_of,
     step_ends_ns,
@@ -39,9 +41,9 @@ def _uniform(tenant: Record) -> float:
 
 @inlined
 def _end_wait(run: Record, tenant: Record) -> None:
-    if tenant.waiting_since_ns != 0:
+    if tenant.waiting_since_ns != NO_TIME:
         tenant.waited_ns += max(0, run.now_ns - max(tenant.waiting_since_ns, run.warm_up_ns))
-    tenant.waiting_since_ns = 0
+    tenant.waiting_since_ns = NO_TIME
 
 
 @compiled
@@ -87,11 +89,14 @@ def begin(run: Record, number: int) -> None:
     tenant = tenant_of(run, number)
     if tenant.phase == _BOUNDARY:
         run.n_waiting -= 1
-        if tenant.waiting_since_ns != 0:
+        if tenant.waiting_since_ns != NO_TIME:
             run.longest_wait_ns = max(run.longest_wait_ns, run.now_ns - tenant.waiting_since_ns)
     tenant.phase = _RUNNING
     tenant.step = tenant.bin = tenant.stopped = 0
     tenant.started_ns = run.now_ns
+    profile, believed = profile_of(tenant), believed_of(tenant)
+    tenant.claim = believed.peak
+    tenant.overruns = (profile.n_bins << profile.shift) > expected_end(believed)
     _end_wait(run, tenant)
     tenant.delay_ns = round(tenant.away * run.copy_ns)
     tenant.away = 0
@@ -175,7 +180,7 @@ def arrive(run: Record) -> None:
         return
     tenant.phase = _BOUNDARY
     tenant.profiled = run.offline
-    tenant.waiting_since_ns = max(1, run.now_ns)
+    tenant.waiting_since_ns = run.now_ns
     run.n_waiting += 1
 
 

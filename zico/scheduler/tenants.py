@@ -12,7 +12,7 @@ import numpy as np
 
 from zico.compiled import array_at, compiled, inlined, record_at
 from zico.scheduler.demand import job_at
-from zico.scheduler.layout import NOBODY, PROFILE, SCENE, Phase, Reason
+from zico.scheduler.layout import NO_TIME, NOBODY, PROFILE, SCENE, Phase, Reason
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,13 +40,15 @@ TENANT = np.dtype(
         ("spilled", "i8"),
         ("step", "i8"),
         ("bin", "i8"),  # of its profile, that it was last seen in
+        ("claim", "i8"),  # that it was last seen to have in this iteration
+        ("overruns", "i8"),  # its claim may rise again: it comes past the end of the profile that is believed
         ("busy", "i8"),
         ("step_since", "i8"),  # on the work clock
         ("step_length", "i8"),
         ("slowness", "f8"),
         ("iteration", "i8"),
         ("started_ns", "i8"),
-        ("waiting_since_ns", "i8"),
+        ("waiting_since_ns", "i8"),  # NO_TIME: it does not wait
         ("waited_ns", "i8"),
         ("counted_ns", "i8"),  # work done after the warm-up, in time alone
         ("left_ns", "i8"),
@@ -179,6 +181,12 @@ def profile_of(tenant: Record) -> Record:
 
 
 @inlined
+def believed_of(tenant: Record) -> Record:
+    """Return the PROFILE that the scheduler takes a tenant to have."""
+    return record_at(tenant.believed_address, PROFILE)
+
+
+@inlined
 def scene_of(run: Record) -> Record:
     """Return the SCENE that the policy is shown."""
     return record_at(run.scene_address, SCENE)
@@ -259,7 +267,7 @@ def show_place(run: Record, tenant: Record, job: Record) -> None:
 def _served(run: Record, tenant: Record) -> float:
     """Return a tenant's recent throughput; it falls, too, while an iteration takes longer than alone.
 
-    A job that has not ended one counts as having just done one alone: kept from its first, it is owed something as well.
+    A job that has not ended one counts as having just done one alone: kept from its first, it is owed something, too.
     """
     alone_ns = profile_of(tenant).duration_ns
     late_ns = max(0, run.now_ns - tenant.served_at_ns - alone_ns)
@@ -275,7 +283,7 @@ def _show(run: Record, number: int, job: Record) -> None:
     show_place(run, tenant, job)
     job.persistent = tenant.persistent
     job.started_ns = tenant.started_ns
-    job.waiting_since_ns = tenant.waiting_since_ns
+    job.waiting_since_ns = 0 if tenant.waiting_since_ns == NO_TIME else max(1, tenant.waiting_since_ns)
     job.need = need_of(tenant)
     job.number = number
     job.served = _served(run, tenant)
