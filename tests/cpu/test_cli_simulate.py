@@ -179,11 +179,27 @@ def test_jobs_that_never_fit_beside_each_other_are_named(capsys: pytest.CaptureF
 )
 def test_bad_arguments_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each is one sentence on stderr, nothing on stdout, and code 2."""
-    assert main(["simulate", *arguments]) == 2
+    assert main(["simulate", "--quiet", *arguments]) == 2
     said = capsys.readouterr()
     assert said.err.startswith(f"zico: {message}")
     assert said.err.count("\n") == 1
     assert not said.out
+
+
+def test_compiling_is_announced(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no machine code is kept yet one line on stderr says so, unless quiet, and none where it is."""
+    arguments = ["simulate", PAIR, "--budget", "12GiB", "--policy", "claims"]
+    assert main(arguments) == 0
+    capsys.readouterr()
+    assert main(arguments) == 0
+    assert not capsys.readouterr().err
+    monkeypatch.setattr("zico.compiled.cache_directory", lambda source: tmp_path / source.stem)
+    assert main(arguments) == 0
+    assert capsys.readouterr().err == "zico: compiling, once per machine: up to a minute\n"
+    assert main([*arguments, "--quiet"]) == 0
+    assert not capsys.readouterr().err
 
 
 def test_a_comma_may_part_the_parameters_of_a_policy() -> None:

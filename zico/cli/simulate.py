@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zico.cli.answers import errors_end_with
-from zico.cli.simulate_asked import ORACLE, Budget, Work, policies_of, region_bytes_of, work_of
+from zico.cli.simulate_asked import ORACLE, Budget, Work, is_to_be_compiled, policies_of, region_bytes_of, work_of
 from zico.errors import ConfigError, ProblemError
 from zico.scheduler.policies import POLICIES, policy_named
 from zico.units import format_bytes
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FAILED = 2
 STDOUT = Path("-")
+COMPILING = "zico: compiling, once per machine: up to a minute"
 JSON_NAME, TABLE_NAME, THROUGHPUT_NAME = "simulation.json", "table.md", "throughput.png"
 SERIAL = "serial"
 DEFAULT_POLICIES = tuple(name for name in ("zico", "shift", "claims", SERIAL, "none") if name in POLICIES)
@@ -51,6 +52,7 @@ _DRAWN_ITERATIONS = 6
 @click.option(
     "--report", "report_dir", type=click.Path(path_type=Path), help="Write pictures, table and figures to DIR."
 )
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 @errors_end_with(FAILED)
 def simulate(  # noqa: PLR0913 - one parameter per option
     *,
@@ -63,6 +65,7 @@ def simulate(  # noqa: PLR0913 - one parameter per option
     seed: int,
     json_path: Path | None,
     report_dir: Path | None,
+    quiet: bool,
 ) -> int:
     """Simulate the jobs that JOBS.json describes under each budget and policy, by the scheduler's own code.
 
@@ -72,9 +75,11 @@ def simulate(  # noqa: PLR0913 - one parameter per option
 
     region_bytes = region_bytes_of(region)
     work, budgets = work_of(jobs, budget, region_bytes, seconds, seed, device_model)
-    policies = policies_of(policy)
     _prepare(json_path, report_dir)
-    with _progress(len(budgets) * len(policies)) as advance:
+    if not quiet and is_to_be_compiled(policy):
+        click.echo(COMPILING, err=True)
+    policies = policies_of(policy)
+    with _progress(len(budgets) * len(policies), quiet=quiet) as advance:
         report = _simulated(work, budgets, policies, advance)
     write_simulation_table(report, sys.stderr if json_path == STDOUT else sys.stdout)
     _write(report, work, budgets, json_path, report_dir)
@@ -199,14 +204,14 @@ def _mean_ratio(result: Result, other: Result | None) -> float | None:
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
+def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Show on a terminal what is being simulated; yields what is called before each of ``total`` rows."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task("", total=total, completed=-1)
 
         def advance(what: str) -> None:

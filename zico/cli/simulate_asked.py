@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zico.errors import ConfigError
-from zico.scheduler.policies import policy_named
+from zico.scheduler.policies import POLICIES, policy_named
 from zico.units import parse_size
 
 if TYPE_CHECKING:
@@ -73,6 +73,19 @@ def policies_of(text: str) -> tuple[str, ...]:
         if name != ORACLE:
             policy_named(name)
     return names
+
+
+def is_to_be_compiled(text: str) -> bool:
+    """Tell whether the simulator, or a policy of a list, has no machine code yet; policies are made when imported."""
+    from zico.compiled import cache_directory
+    from zico.sources import PACKAGE, closure
+
+    scheduler = PACKAGE / "scheduler"
+    sources = {scheduler / "engine.py"}
+    for name in {name.strip().partition(":")[0] for name in _NEXT_POLICY.split(text)} & set(POLICIES):
+        used = closure(scheduler / "policies" / f"{name}.py")
+        sources |= {file for file in used if scheduler in file.parents and "\n@callback(" in file.read_text()}
+    return not all(any(cache_directory(source).rglob("*.nbi")) for source in sources)
 
 
 def region_bytes_of(text: str | None) -> int | None:
