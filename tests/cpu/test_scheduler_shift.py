@@ -111,6 +111,37 @@ def test_the_total_of_a_scene_is_the_sum_of_what_remains(drawn: list[tuple[list[
     assert all(level_at(together, t) == level_at(one_by_one, t) for t in range(90))
 
 
+TIMES = st.one_of(st.integers(0, 60), st.integers(0, 1 << 40))
+
+
+@given(st.lists(TIMES, min_size=1, max_size=300))
+@settings(max_examples=200, derandomize=True, deadline=None)
+def test_changes_are_put_in_the_order_of_their_times(drawn: list[int]) -> None:
+    """However far apart or crowded they are, each keeps what it changes, and those at one time their order."""
+    when_ns, changes = np.array(drawn, np.int64), np.arange(len(drawn))
+    sorted_ns, sorted_changes = demand.in_time(when_ns, changes)
+    order = np.argsort(when_ns, kind="stable")
+    assert sorted_ns.tolist() == when_ns[order].tolist()
+    assert sorted_changes.tolist() == changes[order].tolist()
+
+
+def test_very_many_jobs_hold_hardly_more_than_they_do() -> None:
+    """The total of more jobs than are sorted at once is nowhere below their sum, and above it by a few per cent."""
+    rng = np.random.default_rng(2)
+    jobs = []
+    for number in range(160):
+        levels = (np.abs(np.cumsum(rng.integers(-40, 44, 256))) + 20).tolist()
+        own = profile(levels, int(rng.integers(1_000, 3_000)))
+        running = dataclasses.replace(JOB, job=number, phase=Phase.RUNNING, persistent=min(levels), profile=own)
+        jobs.append(dataclasses.replace(running, held=0, progress=int(rng.integers(0, 300))))
+    together = total_of(40, jobs)
+    exact = total([remaining(job, now_ns=40) for job in jobs])
+    instants = range(0, int(exact.t_ns[-1]), 997)
+    ratios = [level_at(together, t) / level_at(exact, t) for t in instants]
+    assert min(ratios) >= 1
+    assert 1 < np.mean(ratios) < 1.05
+
+
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(1, 7), st.integers(1, 12))
 @settings(max_examples=200, derandomize=True, deadline=None)
 def test_a_coarse_staircase_is_nowhere_lower(levels: list[int], width_ns: int, most: int) -> None:

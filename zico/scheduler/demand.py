@@ -39,6 +39,8 @@ _END_SLACK_SHIFT = 4
 _STILL_ITERATIONS = 4
 _STILL_NS = 1_000_000_000
 _FEW = 24  # so many are sorted by insertion
+_GROUP = 1 << 14  # so many changes are sorted at once: they fit into a processor's second cache
+_GROUP_SPANS = 1024
 _RUNNING = int(Phase.RUNNING)
 _BOUNDARY = int(Phase.BOUNDARY)
 _JOB_BYTES = JOB.itemsize
@@ -171,7 +173,10 @@ def level(regions: int) -> tuple[Int64s, Int64s]:
 
 @compiled
 def total(scene: Record) -> tuple[Int64s, Int64s]:
-    """Return what all jobs of a scene hold from now on if none begins anything new."""
+    """Return what all jobs of a scene hold from now on if none begins anything new.
+
+    Of very many jobs groups are added whose staircases are made coarse first, so that it takes time in proportion.
+    """
     moving = np.empty(scene.n, np.int64)
     n_moving = room = held = 0
     for i in range(scene.n):
@@ -182,14 +187,21 @@ def total(scene: Record) -> tuple[Int64s, Int64s]:
             room += profile_at(job).n_steps
         else:
             held += job.held
+    room = min(room, _GROUP)
     when_ns, change = np.empty(room, np.int64), np.empty(room, np.int64)
+    before = level(0)
     n = 0
     for i in moving[:n_moving]:
+        if n + profile_at(job_at(scene, i)).n_steps > room:
+            group = coarse(summed(held, *in_time(when_ns[:n], change[:n])), _GROUP_SPANS)
+            before = coarse(added(before, group), _GROUP_SPANS)
+            n = held = 0
         n, holds = _put_changes(job_at(scene, i), scene.now_ns, when_ns, change, n)
         held += holds
-    if n_moving > 1:
-        when_ns, change = in_time(when_ns[:n], change[:n])
-    return summed(held, when_ns[:n], change)
+    if n_moving == 1:
+        return summed(held, when_ns[:n], change[:n])
+    last = summed(held, *in_time(when_ns[:n], change[:n]))
+    return last if len(before[0]) == 1 else added(before, last)
 
 
 @compiled
@@ -309,6 +321,8 @@ def added(one: tuple[Int64s, Int64s], other: tuple[Int64s, Int64s]) -> tuple[Int
 def in_time(when_ns: Int64s, change: Int64s) -> tuple[Int64s, Int64s]:
     """Sort changes by their times: into as many equal spans of time as there are changes, and within each of these."""
     n = len(when_ns)
+    if n == 0:
+        return when_ns, change
     last_ns = when_ns.max()
     shift = 0
     while last_ns >> shift >= n:
@@ -326,7 +340,7 @@ def in_time(when_ns: Int64s, change: Int64s) -> tuple[Int64s, Int64s]:
         sorted_ns[at], sorted_change[at] = when_ns[i], change[i]
     first = 0
     for span in range(len(end) - 1):
-        if end[span] - first > _FEW:
+        if end[span] - first > _FEW and not _are_in_time(sorted_ns[first : end[span]]):
             order = np.argsort(sorted_ns[first : end[span]], kind="mergesort")
             sorted_ns[first : end[span]] = sorted_ns[first : end[span]][order]
             sorted_change[first : end[span]] = sorted_change[first : end[span]][order]
@@ -339,6 +353,14 @@ def in_time(when_ns: Int64s, change: Int64s) -> tuple[Int64s, Int64s]:
             at -= 1
         sorted_ns[at], sorted_change[at] = at_ns, by
     return sorted_ns, sorted_change
+
+
+@compiled
+def _are_in_time(when_ns: Int64s) -> bool:
+    falls = 0
+    for i in range(1, len(when_ns)):
+        falls += when_ns[i] < when_ns[i - 1]
+    return falls == 0
 
 
 @compiled
