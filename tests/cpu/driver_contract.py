@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pytest
 
-from zico.driver import mapping
+from zico.driver import mapping, next_tier
 from zico.driver.host import HostDriver
 from zico.driver.owned import close_descriptors
 from zico.driver.record import DEVICE
 from zico.errors import DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from zico.driver.owned import Memory, Owned
 
@@ -299,3 +299,79 @@ class TimelineContract:
                 driver.write_value(stream.handle, counters.device_address + 64, 77)
                 driver.synchronize(stream.handle)
             assert ctypes.c_int64.from_address(window.handle + mmap.PAGESIZE + 64).value == 77
+
+
+class NextTierContract:
+    """What every device does that can map memory of the host; the fixture ``device`` is as in ``TimelineContract``.
+
+    A driver of CUDA 12.2 or later that cannot is a failure.
+    """
+
+    @pytest.fixture
+    def record(self, device: Device) -> Iterator[Any]:
+        """Return a record from which compiled code maps pinned memory."""
+        made = np.zeros(1, DEVICE)
+        with create(device, 1) as memory:
+            device.driver.fill_device(made[0], memory)
+            try:
+                device.driver.fill_pinned(made[0], device.driver.granularity_bytes)
+            except DriverError:
+                if device.driver.facts.driver_version >= 12020:
+                    raise
+                pytest.xfail("the driver is older than CUDA 12.2")
+            yield made[0]
+
+    def test_pinned_memory_is_used_like_the_devices_own(self, device: Device, record: Any) -> None:  # noqa: ANN401
+        """Device and processor read what the other has written at the window's address, until it is unmapped."""
+        unit = device.driver.granularity_bytes
+        with reserve(device, 2) as window:
+            address = window.handle + unit
+            handle = next_tier.map_pinned(record, address)
+            assert handle
+            device.write(address + 5, b"device")
+            assert ctypes.string_at(address + 5, 6) == b"device"
+            ctypes.memmove(address + unit - 4, b"host", 4)
+            assert device.read(address + unit - 4, 4) == b"host"
+            assert not device.is_open(window.handle)
+            assert next_tier.unmap_pinned(record, address, handle)
+            assert not device.is_open(address)
+
+    def test_pinned_memory_is_not_mapped_over_anything(self, device: Device, record: Any) -> None:  # noqa: ANN401
+        """A second piece at an address is refused, nothing of it is kept, and the first one is as it was."""
+        with reserve(device, 1) as window:
+            handle = next_tier.map_pinned(record, window.handle)
+            device.write(window.handle, b"mine")
+            assert next_tier.map_pinned(record, window.handle) == 0
+            assert device.read(window.handle, 4) == b"mine"
+            assert next_tier.unmap_pinned(record, window.handle, handle)
+
+    def test_pinned_memory_takes_nothing_of_the_device(self, device: Device, record: Any) -> None:  # noqa: ANN401
+        """The device's free bytes stay what they were, but for what the mapping itself may need."""
+        driver, pieces = device.driver, 16
+        unit = driver.granularity_bytes
+        with driver.context.current(), reserve(device, pieces) as window:
+            before = driver.free_bytes()
+            addresses = range(window.handle, window.handle + pieces * unit, unit)
+            handles = [next_tier.map_pinned(record, address) for address in addresses]
+            assert all(handles)
+            assert before - driver.free_bytes() < pieces * unit // 2
+            for address, handle in zip(addresses, handles, strict=True):
+                assert next_tier.unmap_pinned(record, address, handle)
+
+    def test_memory_moves_to_the_host_and_stays_at_its_address(self, device: Device, record: Any) -> None:  # noqa: ANN401
+        """A piece's bytes, copied to pinned memory that then takes the piece's place, are found where they were."""
+        driver = device.driver
+        unit = driver.granularity_bytes
+        with create(device, 1) as memory, reserve(device, 1) as window, reserve(device, 1) as scratch:
+            driver.map(window, 0, memory, 0, unit)
+            device.write(window.handle + 7, b"stays")
+            handle = next_tier.map_pinned(record, scratch.handle)
+            with driver.create_stream() as stream, driver.context.current():
+                driver.call("cuMemcpyDtoDAsync", scratch.handle, window.handle, unit, stream.handle)
+                driver.synchronize(stream.handle)
+                driver.unmap(window, 0, unit)
+                driver.call("cuMemMap", window.handle, unit, 0, handle, 0)
+                driver.call("cuMemSetAccess", window.handle, unit, [driver._access()], 1)
+            assert device.read(window.handle + 7, 5) == b"stays"
+            driver.call("cuMemUnmap", window.handle, unit)
+            assert next_tier.unmap_pinned(record, scratch.handle, handle)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from driver_contract import DriverContract, TimelineContract, create, open_descriptors, reserve
+from driver_contract import DriverContract, NextTierContract, TimelineContract, create, open_descriptors, reserve
 from twin_device import DEADLINE_S, MIB, TwinDevice
 
 from zico.driver import mapping
@@ -33,11 +33,11 @@ PTX = b".visible .entry progress(.param .u64 counter, .param .u64 value)"
 @pytest.fixture(params=[False, True], ids=["no context needed", "context needed"])
 def device(request: pytest.FixtureRequest) -> Iterator[TwinDevice]:
     """Return a device that wants a context for virtual memory, or not."""
-    with TwinDevice(needs_context=request.param) as device:
+    with TwinDevice(needs_context=request.param, host_bytes=64 * MIB) as device:
         yield device
 
 
-class TestTwinDevice(DriverContract, TimelineContract):
+class TestTwinDevice(DriverContract, TimelineContract, NextTierContract):
     """The contract on the twin."""
 
 
@@ -85,6 +85,7 @@ class Scenario:
         yield self.time
         yield lambda: self.driver.load_kernel(PTX, "progress")
         yield lambda: self.driver.fill_device(np.zeros(1, DEVICE)[0], self.memory)
+        yield self.pin
         yield self.driver.free_bytes
 
     def start(self) -> None:
@@ -108,6 +109,10 @@ class Scenario:
             self.driver.map(self.window, 0, self.memory, 0, 3 * UNIT)
             self.stack.push(undo.pop_all())
 
+    def pin(self) -> None:
+        """Find out how memory of the host is mapped."""
+        self.driver.fill_pinned(np.zeros(1, DEVICE)[0], UNIT)
+
     def time(self) -> None:
         """Register a counter, make a stream, write and wait."""
         with contextlib.ExitStack() as undo:
@@ -127,7 +132,7 @@ def held(twin: Twin) -> dict[str, int]:
 
 def fails_cleanly(fail_at: int, *, needs_context: bool) -> bool:
     """Run all steps with one call failing; tells whether a call failed. The failed step leaves no trace."""
-    with Twin(needs_context=needs_context) as twin, contextlib.ExitStack() as stack:
+    with Twin(needs_context=needs_context, host_bytes=UNIT) as twin, contextlib.ExitStack() as stack:
         twin.fail_at = fail_at
         for step in Scenario(twin, stack).steps():
             before, descriptors = held(twin), open_descriptors()
@@ -158,7 +163,7 @@ def test_failure_of_every_driver_call_leaves_nothing_behind(needs_context: bool)
 
 def test_a_leak_would_be_seen() -> None:
     """The twin tells what is held, each kind by its name."""
-    with Twin() as twin, contextlib.ExitStack() as stack:
+    with Twin(host_bytes=UNIT) as twin, contextlib.ExitStack() as stack:
         for step in Scenario(twin, stack).steps():
             step()
         assert set(twin.leaks()) >= {"handles", "mappings", "reservations", "registrations", "streams", "modules"}

@@ -787,9 +787,9 @@ def test_a_state_in_which_nobody_runs_is_given_up_sooner(pool: PoolTable) -> Non
     """A job inside its iteration with no waiting thread makes the others more patient, but not for ever."""
     with joined(pool, 2) as (a, b):
         waiting.start_waiting(a.member[0], 3)
-        assert waiting.patience_ns(a.member[0]) == waiting.STUCK_BESIDE_RUNNING_NS
+        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BESIDE_RUNNING_NS
         waiting.start_waiting(b.member[0], 2)
-        assert waiting.patience_ns(a.member[0]) == waiting.STUCK_NS
+        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_NS
         first = waiting.standstill(a.member[0])
         assert first == waiting.standstill(b.member[0])
         pool.jobs[job_of(b)]["progress"] += 1

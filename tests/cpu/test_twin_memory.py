@@ -80,6 +80,21 @@ def mapped(twin: Twin) -> tuple[int, int]:
     return handle, address
 
 
+def host_prop(**changes: Any) -> Any:  # noqa: ANN401 - a CUmemAllocationProp
+    """Describe memory of the host, with changes."""
+    return prop(**{"place": NUMA, "handles": NO_HANDLES, "device": 0} | changes)
+
+
+def host_access(place: Any = real.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA) -> Any:  # noqa: ANN401
+    """Describe access by the processor."""
+    made = access()
+    made.location.type = place
+    return made
+
+
+NO_HANDLES = real.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+HOST = real.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
+CURRENT_NODE = real.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT
 MANAGED = real.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_INVALID
 NUMA = real.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
 FABRIC = real.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
@@ -337,3 +352,73 @@ def test_closing_a_twin_returns_everything() -> None:
         assert twin.leaks()
     assert twin.leaks() == {}
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+# -- memory of the host that the device uses ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def newer() -> Iterator[Twin]:
+    """Return a twin of a driver that maps memory of the host, which comes in larger pieces than the device's."""
+    with Twin(total_bytes=2 * UNIT, host_bytes=8 * UNIT, host_granularity_bytes=2 * UNIT) as twin:
+        twin.cuInit(0)
+        yield twin
+
+
+def pinned(twin: Twin) -> int:
+    """Return the address where memory of the host is mapped; nobody may touch it yet."""
+    handle = twin.cuMemCreate(2 * UNIT, host_prop(), 0)[1]
+    address = int(twin.cuMemAddressReserve(2 * UNIT, 2 * UNIT, 0, 0)[1])
+    assert status(twin.cuMemMap(address, 2 * UNIT, 0, handle, 0)) == "SUCCESS"
+    return address
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda twin: twin.cuMemCreate(2 * UNIT, host_prop(), 0), "SUCCESS"),
+        (lambda twin: twin.cuMemCreate(2 * UNIT, host_prop(handles=FD), 0), "SUCCESS"),
+        (lambda twin: twin.cuMemCreate(2 * UNIT, host_prop(place=HOST, device=9), 0), "SUCCESS"),
+        (lambda twin: twin.cuMemCreate(2 * UNIT, host_prop(place=HOST, handles=FD), 0), "INVALID_VALUE"),
+        (lambda twin: twin.cuMemCreate(2 * UNIT, host_prop(place=CURRENT_NODE), 0), "INVALID_VALUE"),
+        (lambda twin: twin.cuMemCreate(2 * UNIT, host_prop(device=-1), 0), "INVALID_VALUE"),
+        (lambda twin: twin.cuMemCreate(2 * UNIT, host_prop(device=1), 0), "INVALID_VALUE"),
+        (lambda twin: twin.cuMemCreate(UNIT, host_prop(), 0), "INVALID_VALUE"),
+        (lambda twin: twin.cuMemCreate(10 * UNIT, host_prop(), 0), "OUT_OF_MEMORY"),
+        (lambda twin: twin.cuMemCreate(2 * UNIT, prop(), 0), "SUCCESS"),
+        (lambda twin: twin.cuMemSetAccess(pinned(twin), 2 * UNIT, [access(), host_access()], 2), "SUCCESS"),
+        (lambda twin: twin.cuMemSetAccess(pinned(twin), 2 * UNIT, [access(), host_access(HOST)], 2), "SUCCESS"),
+        (lambda twin: twin.cuMemSetAccess(pinned(twin), 2 * UNIT, [host_access(CURRENT_NODE)], 1), "INVALID_VALUE"),
+        (lambda twin: twin.cuMemSetAccess(mapped(twin)[1], UNIT, [access(), host_access()], 2), "INVALID_VALUE"),
+        (lambda twin: twin.cuMemSetAccess(pinned(twin), 2 * UNIT, [], 0), "INVALID_VALUE"),
+    ],
+)
+def test_memory_of_the_host_is_as_the_manual_says(
+    newer: Twin, call: Callable[[Twin], tuple[Any, ...]], expected: str
+) -> None:
+    """Which places, nodes, handle types, sizes and accesses there are; the host's memory is counted by itself."""
+    assert status(call(newer)) == expected
+    assert newer.used_bytes + newer.pinned_bytes <= 2 * UNIT
+
+
+def test_access_is_each_ones_own(newer: Twin) -> None:
+    """The device alone, the processor alone, or both may touch the host's memory, as access was set."""
+    address = pinned(newer)
+    shut = real.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
+    for one, device, processor in ((access(), True, False), (host_access(), True, True), (access(shut), False, True)):
+        assert status(newer.cuMemSetAccess(address, 2 * UNIT, [one], 1)) == "SUCCESS"
+        assert newer.is_open_to_processor(address, 2 * UNIT) == processor
+        with contextlib.nullcontext() if device else pytest.raises(Refused):
+            newer.write(address, b"x")
+
+
+def test_an_older_twin_knows_no_node() -> None:
+    """A driver before CUDA 12.2 refuses the attribute and the place."""
+    attribute = real.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
+    with Twin() as twin:
+        twin.cuInit(0)
+        assert status(twin.cuDeviceGetAttribute(attribute, 0)) == "INVALID_VALUE"
+    with Twin(host_bytes=UNIT, attributes={"HOST_NUMA_ID": -1}) as twin:
+        twin.cuInit(0)
+        assert int(twin.cuDeviceGetAttribute(attribute, 0)[1]) == -1
+        assert status(twin.cuMemCreate(UNIT, host_prop(), 0)) == "SUCCESS", "no nodes: 0 is the place"

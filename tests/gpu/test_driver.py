@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
-from driver_contract import Device, DriverContract, TimelineContract, create, reserve
+from driver_contract import Device, DriverContract, NextTierContract, TimelineContract, create, reserve
 
 from zico.driver import mapping
 from zico.driver.cuda.facts import probe
@@ -16,7 +16,7 @@ from zico.driver.record import DEVICE, FUNCTIONS
 PATIENCE_S = 120.0
 
 
-class TestGpu(DriverContract, TimelineContract):
+class TestGpu(DriverContract, TimelineContract, NextTierContract):
     """The contract on a GPU."""
 
 

@@ -79,6 +79,10 @@ class Driver(Protocol):
         """Fill a ``DEVICE`` record, from which compiled code maps the memory's pieces; neither may move after."""
         ...
 
+    def fill_pinned(self, record: Any, piece_bytes: int) -> None:  # noqa: ANN401 - one DEVICE record
+        """Fill what compiled code needs to map pinned memory of the host; not on the host device, which is the host."""
+        ...
+
     def close(self) -> None:
         """Return what the driver itself holds (contexts, modules); everything lent must be closed before."""
         ...

@@ -182,6 +182,10 @@ class HostDriver:
         for name in ("mmap", "fallocate", "madvise", "sysconf"):
             record[name] = ctypes.cast(getattr(_libc, name), ctypes.c_void_p).value
 
+    def fill_pinned(self, record: Any, piece_bytes: int) -> None:  # noqa: ANN401, ARG002 - one DEVICE record
+        """Refuse: the host's memory is this device's own."""
+        raise DriverError("mapping of host memory", errno.ENOTSUP, "the host device's next tier is a file")
+
     def close(self) -> None:
         """Return nothing: the driver holds nothing."""
 

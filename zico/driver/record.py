@@ -8,6 +8,8 @@ HOST = 0
 CUDA = 1
 
 FUNCTIONS = (
+    "cuMemCreate",
+    "cuMemRelease",
     "cuMemMap",
     "cuMemUnmap",
     "cuMemSetAccess",
@@ -38,6 +40,9 @@ DEVICE = np.dtype(
         ("context", "i8"),  # cuda: the primary context
         ("current", "i8"),  # cuda: where cuCtxGetCurrent writes
         ("access", ACCESS),
+        ("pinned_access", "i4", (2, 3)),  # cuda, for memory of the host: two CUmemAccessDesc, the device's first
+        ("pinned_properties", "u8", (4,)),  # CUmemAllocationProp, 32 bytes in every cuda.h from 10.2 to 13
+        ("created", "i8"),  # where cuMemCreate writes
         *[(name, "i8") for name in FUNCTIONS],
     ]
 )

@@ -1,4 +1,4 @@
-"""Memory behind the slots of the window: regions from the pool, or stretches of the next tier's file.
+"""Memory behind the slots of the window: regions from the pool, or the next tier's.
 
 Guarantees
     A grant of several regions is all or nothing, also when mapping fails half-way.
@@ -48,7 +48,7 @@ def back(heap: Record, arena: int, offset: int, size_bytes: int) -> int:
     if n == 0:
         return GRANTED
     if arena == SPILL:
-        return _back_from_file(heap, first, last)
+        return _back_from_next_tier(heap, first, last)
     status = regions.acquire(pool_of(heap), wanted, n, max(arena - SPILL, 0))
     if status in (GRANTED, BEHIND):
         return _map_granted(heap, first, last, n, status)
@@ -127,6 +127,15 @@ def leave(heap: Record, offset: int, size_bytes: int) -> None:
 
 
 @compiled
+def _back_from_next_tier(heap: Record, first: int, last: int) -> int:
+    """Map memory of the next tier behind slots that have nothing; ``NEVER``: there is none, or no more."""
+    keep_out_of_line()
+    if heap.overflow_address != 0:
+        return call(heap.overflow_address, (heap.address, first, last))
+    return _back_from_file(heap, first, last)
+
+
+@compiled
 def _back_from_file(heap: Record, first: int, last: int) -> int:
     """Map a stretch of the spill file behind slots that have nothing; the file is sparse."""
     keep_out_of_line()
@@ -151,9 +160,13 @@ def _back_from_file(heap: Record, first: int, last: int) -> int:
     return GRANTED
 
 
-@inlined
+@compiled
 def _discard(heap: Record, slot: int) -> None:
-    """Give the disk blocks of an empty slot of the spill file back."""
+    """Give what the next tier has put behind an empty slot back."""
+    keep_out_of_line()
+    if heap.overflow_address != 0:
+        call(heap.retire_address, (heap.address, slot))
+        return
     offset = (slot << heap.region_shift) - heap.spill_offset
     call(heap.discard_address, (heap.spill_fd, _PUNCH, offset, 1 << heap.region_shift))
     heap.spill_live_bytes -= 1 << heap.region_shift

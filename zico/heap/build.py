@@ -92,6 +92,10 @@ class Heap:
         self.record = record
         self.planning: Planning | None = None
         self.ring: RingFile | None = None
+        self.pinned: Any = None
+        """Handles of the next tier's memory on a GPU, by slot."""
+        self.no_next_tier = ""
+        """Why a GPU has no next tier, empty where it has one."""
         self._keep: list[Any] = []
         with contextlib.ExitStack() as undo:
             self._reserve(undo, spill_directory, timeline)
@@ -216,9 +220,15 @@ class Heap:
     def _unmap(self) -> None:
         """Unmap what compiled code has mapped: such a device does not free addresses that are in use."""
         from zico.driver.mapping import unmap_piece
+        from zico.driver.next_tier import unmap_pinned
 
         for slot in np.flatnonzero(self.slots["mapped"] != NOBODY):
-            unmap_piece(self.device[0], self.base + int(slot) * self.pool.region_bytes)
+            address = self.base + int(slot) * self.pool.region_bytes
+            if self.pinned is not None and self.pinned[slot]:
+                unmap_pinned(self.device[0], address, int(self.pinned[slot]))
+                self.pinned[slot] = 0
+            else:
+                unmap_piece(self.device[0], address)
         self.slots["mapped"] = NOBODY
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ def evict(heap: Record, me: Record) -> None:
     """Give back so many regions with live tensors as the job is asked for, or as can be."""
     keep_out_of_line()
     asked = me.evict
-    n = min(asked, _room(heap, me))
+    n = min(asked, room(heap, me))
     done = _evict(heap, me, n, _PRIVATE)  # those that already have pages of their own cost nothing
     done += _evict(heap, me, n - done, _SHARED)
     me.evict = 0 if done == asked else NO_MORE
@@ -86,8 +86,8 @@ def patience_ns(heap: Record) -> int:
 
 
 @inlined
-def _room(heap: Record, me: Record) -> int:
-    """Return the regions' worth of memory that may still be evicted."""
+def room(heap: Record, me: Record) -> int:
+    """Return the regions' worth of memory that the next tier may still take."""
     limit_bytes = heap.spill_limit_bytes - heap.spill_live_bytes - (me.evicted << heap.region_shift)
     spare_bytes = free_bytes(record_at(heap.device_address, DEVICE)) >> _SPARE_SHIFT
     return max(min(limit_bytes, spare_bytes), 0) >> heap.region_shift

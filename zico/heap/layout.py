@@ -55,7 +55,7 @@ class Arena(enum.IntEnum):
     EXTRA = 3
     """Small ones of which nothing is known yet, and what a plan in force does not know: LONG is the plan's then."""
     SPILL = 4
-    """The next tier: a file. Used only when nobody could go on otherwise."""
+    """The next tier: a file, on a GPU pinned memory of the host. Used only when nobody could go on otherwise."""
 
 
 CHUNK_SHIFT = 20
@@ -210,7 +210,7 @@ HEAP = np.dtype(
         ("real_posix_memalign", "i8"),
         ("real_free", "i8"),
         ("device_address", "i8"),  # DEVICE record, from which regions are mapped
-        ("spill_fd", "i8"),  # -1: there is no next tier
+        ("spill_fd", "i8"),  # the next tier's file on the host device, -1: there is none
         ("spill_limit_bytes", "i8"),
         ("spill_live_bytes", "i8"),
         ("stuck_iteration", "i8"),  # the last iteration in which nobody could go on, counted from one
@@ -261,6 +261,9 @@ HEAP = np.dtype(
         ("counters_address", "i8"),  # on the device
         ("marks", "i8"),  # ever
         ("failures", "i8"),  # marks, waits and scrubs that the device refused, ever
+        ("overflow_address", "i8"),  # functions of zico.heap.pinned, 0: this device has no next tier
+        ("retire_address", "i8"),
+        ("pinned_address", "i8"),  # handles of the next tier's memory, a u8 a slot
         # What follows means something only in a pool that isolates jobs.
         ("scrubs", "i8"),  # regions scrubbed, ever
         ("scrub_address", "i8"),  # 0 on the host device, whose kernel scrubs

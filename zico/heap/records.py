@@ -60,8 +60,8 @@ def arena_at(heap: Record, offset: int) -> int:
 
 @inlined
 def slot_at(heap: Record, offset: int) -> int:
-    """Return the stream slot whose arena an offset lies in; all arenas of the main stream are slot 0's."""
-    if offset < heap.side_offset:
+    """Return the stream slot whose arena an offset lies in; the main stream's arenas and the next tier are slot 0's."""
+    if offset < heap.side_offset or offset >= heap.spill_offset:
         return 0
     return 1 + (offset - heap.side_offset) // heap.side_bytes
 

@@ -64,13 +64,18 @@ def owner_at(heap: Record, offset: int) -> int:
 def bury(heap: Record, me: Record, offset: int, slot: int) -> None:
     """End the life of a tensor that there is, freed on the stream in a slot (or ``streams.NO_SLOT``).
 
-    Where the device must be waited for and refuses, what the tensor lay in stays this job's and is not used again.
+    The next tier is no stream's own, so what lay there is freed when the device has done everything. Where the device
+    must be waited for and refuses, what the tensor lay in stays this job's and is not used again.
     """
     uses = uses_at(heap, offset)
     if cells.chunk_at(heap, offset) == NOBODY:
         blocks.end(heap, me, offset)
-    me.live_bytes -= bytes_at(heap, offset)
-    elsewhere = (uses[0] | 1 << slot) & (2 * OTHER_STREAM - 1) & ~(1 << owner_at(heap, offset))
+    used = uses[0] | 1 << slot
+    if offset < heap.spill_offset:
+        me.live_bytes -= bytes_at(heap, offset)
+    else:
+        used |= OTHER_STREAM
+    elsewhere = used & (2 * OTHER_STREAM - 1) & ~(1 << owner_at(heap, offset))
     if elsewhere == 0 or (elsewhere & OTHER_STREAM and streams.synchronize(heap)):
         _give(heap, offset)
         return

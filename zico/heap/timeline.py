@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.errors import ConfigError
+from zico.errors import ConfigError, DriverError
 from zico.heap.layout import (
     CHUNK,
     CHUNK_SHIFT,
@@ -69,6 +69,7 @@ def fill(heap: Heap, timeline: Timeline) -> None:
     record["chunk_of_address"] = heap.zeros(np.dtype("i4"), (window_bytes >> CHUNK_SHIFT) + 1).ctypes.data
     record["idle_chunk"] = NOBODY
     record["deferred_address"] = heap.zeros(DEFERRED, MAX_DEFERRED).ctypes.data
+    _fill_next_tier(heap)
     record["timeline_address"] = timeline.context_address
     for field in ("mark_address", "await_address", "synchronize_address", "counters_address", "spacing_bytes"):
         record[field] = getattr(timeline, field)
@@ -77,3 +78,19 @@ def fill(heap: Heap, timeline: Timeline) -> None:
             raise ConfigError("this device cannot scrub memory, which --isolate needs: leave --isolate out")
         record["scrub_address"] = timeline.scrub_address
         record["leaving_address"] = heap.zeros(np.dtype("i4"), len(heap.slots)).ctypes.data
+
+
+def _fill_next_tier(heap: Heap) -> None:
+    """Let tensors overflow into pinned memory of the host, or note in ``heap.no_next_tier`` why they cannot."""
+    from zico.heap import pinned
+
+    try:
+        heap.pool.driver.fill_pinned(heap.device[0], heap.pool.region_bytes)
+    except DriverError as error:
+        heap.no_next_tier = str(error)
+        return
+    record = heap.record[0]
+    heap.pinned = heap.zeros(np.dtype("u8"), len(heap.slots))
+    record["pinned_address"] = heap.pinned.ctypes.data
+    for name in ("overflow", "retire"):
+        record[f"{name}_address"] = getattr(pinned, name).address

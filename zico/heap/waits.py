@@ -102,7 +102,7 @@ def _is_stuck(heap: Record, me: Record, still_ns: int) -> bool:
     """Tell whether nobody can go on, nothing having moved for so long, and this job is to find a way."""
     keep_out_of_line()
     pool = pool_of(heap)
-    patience_ns = waiting.patience_ns(pool)
+    patience_ns = waiting.patience_ns(pool, int(heap.overflow_address != 0))
     if patience_ns == waiting.STUCK_NS and heap.stuck_iteration == me.iteration + 1:
         patience_ns = -1  # it was stuck before, and so it is now: the others wait until it ends its iteration
     return still_ns > patience_ns and waiting.is_first_to_yield(pool)

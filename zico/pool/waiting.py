@@ -118,16 +118,16 @@ def standstill(pool: Record) -> int:
 
 
 @compiled
-def patience_ns(pool: Record) -> int:
+def patience_ns(pool: Record, has_next_tier: int) -> int:
     """Return how long a standstill must last before it counts as stuck.
 
     What exceeds the budget or the job's limit waits for nobody: it goes to the next tier soon, while others go on. On a
-    device, which has none, it waits for its deadline: the budget may be raised.
+    device without one it waits for its deadline: the budget may be raised.
     """
     keep_out_of_line()
     me = job_at(pool, pool.job)
     if me.over:
-        if header_of(pool).on_timeline == 1:
+        if header_of(pool).on_timeline == 1 and has_next_tier == 0:
             return NEVER_STUCK_NS
         return STUCK_NS if monotonic_ns() - me.need_since_ns < STUCK_NS else -1
     for j in range(header_of(pool).places):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zico.compiled import libc_address
 from zico.driver.cuda import facts as cuda_facts
 from zico.driver.cuda.bindings import (
     INVALID_CONTEXT,
@@ -32,6 +33,7 @@ from zico.driver.cuda.bindings import (
     Calls,
 )
 from zico.driver.cuda.context import PrimaryContext
+from zico.driver.cuda.pinned import find
 from zico.driver.cuda.window import Window, check_range
 from zico.driver.owned import Memory, Owned, Registered, close_descriptors
 from zico.driver.record import CUDA
@@ -267,6 +269,12 @@ class CudaDriver:
         record["access"] = (int(access.location.type), self._ordinal, int(access.flags), 0)
         for name, address in self.addresses().items():
             record[name] = address
+
+    def fill_pinned(self, record: Any, piece_bytes: int) -> None:  # noqa: ANN401 - one DEVICE record
+        """Fill what ``zico.driver.next_tier`` needs to map pinned memory of the host in pieces."""
+        with self.context.current():
+            find(self.call, self._device, self._access(), piece_bytes).fill(record)
+        record["sysconf"] = libc_address("sysconf")
 
     def close(self) -> None:
         """Unload kernels and give the context back; everything lent must be closed before."""

@@ -20,6 +20,8 @@ _UNKNOWN = int(real.CUresult.CUDA_ERROR_UNKNOWN)
 
 # The arguments in cuda.h.
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "cuMemCreate": (_POINTER, _U64, _POINTER, _U64),
+    "cuMemRelease": (_U64,),
     "cuMemMap": (_U64, _U64, _U64, _U64, _U64),
     "cuMemUnmap": (_U64, _U64),
     "cuMemSetAccess": (_U64, _U64, _POINTER, _U64),
@@ -40,31 +42,58 @@ class _Access(ctypes.Structure):
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int), ("flags", ctypes.c_int))
 
 
+class _Location(ctypes.Structure):
+    """``CUmemLocation``."""
+
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Properties(ctypes.Structure):
+    """``CUmemAllocationProp``."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("requestedHandleTypes", ctypes.c_int),
+        ("location", _Location),
+        ("win32HandleMetaData", ctypes.c_void_p),
+        ("allocFlags", ctypes.c_ubyte * 8),
+    )
+
+
 class Addresses:
     """C functions over the methods of one twin; they live as long as this does."""
 
     def __init__(self, twin: Any) -> None:  # noqa: ANN401 - the Twin, which holds this
         """Make one function a name."""
         self._twin = twin
+        self.do: dict[str, Callable[..., Any]] = {}
+        """What each does; tests may put something else there."""
         self._keep = {name: self._callback(name) for name in FUNCTIONS}
         self.by_name = {name: ctypes.cast(one, _POINTER).value or 0 for name, one in self._keep.items()}
 
     def _callback(self, name: str) -> Any:  # noqa: ANN401 - a ctypes function
         own: dict[str, Callable[..., Any]] = {
+            "cuMemCreate": self._create,
             "cuMemSetAccess": self._set_access,
             "cuCtxGetCurrent": self._get_current,
             "cuStreamIsCapturing": self._is_capturing,
         }
-        do = own.get(name) or getattr(self._twin, name.removesuffix("_v2"))
+        self.do[name] = own.get(name) or getattr(self._twin, name.removesuffix("_v2"))
 
         def call(*args: Any) -> int:  # noqa: ANN401 - integers and addresses
             try:
-                return int(do(*args)[0])
+                return int(self.do[name](*args)[0])
             except Exception:  # noqa: BLE001 - the border to C: nothing may pass, and 0 would mean success
                 traceback.print_exc()
                 return _UNKNOWN
 
         return ctypes.CFUNCTYPE(ctypes.c_int, *_ARGUMENTS[name])(call)
+
+    def _create(self, result: int, size: int, prop: int, flags: int) -> Any:  # noqa: ANN401
+        status, handle = self._twin.cuMemCreate(size, _Properties.from_address(prop), flags)
+        if int(status) == 0:
+            _U64.from_address(result).value = int(handle)
+        return (status,)
 
     def _set_access(self, ptr: int, size: int, desc: int, count: int) -> Any:  # noqa: ANN401
         array = (_Access * count).from_address(desc)

@@ -29,6 +29,8 @@ _LINK = f"/memfd:zico-{_LABEL}"
 _FILE_DESCRIPTOR = int(real.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 _PINNED = int(real.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED)
 _ON_DEVICE = int(real.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
+_ON_HOST = int(real.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST)
+_ON_NODE = int(real.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA)
 _READ_WRITE = int(real.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
 _NO_ACCESS = int(real.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE)
 _REGISTER_FLAGS = 0x3  # PORTABLE | DEVICEMAP
@@ -42,6 +44,7 @@ class Handle:
     memory: Memory
     exportable: bool
     inode: int
+    on_host: bool = False
     released: bool = False
     mappings: int = 0
 
@@ -53,6 +56,9 @@ class Mapping:
     size_bytes: int
     handle: int
     accessible: bool = False
+    """By the device."""
+    by_processor: bool = False
+    """By the processor, which only memory of the host can be."""
 
 
 class MemoryFunctions(Core):
@@ -65,6 +71,10 @@ class MemoryFunctions(Core):
         self.devices = devices
         self.device_bytes = total_bytes
         self.granularity_bytes = granularity_bytes
+        self.host_bytes = 0
+        """Pinned memory of the host that can be had; 0: the driver knows no such memory, as one before CUDA 12.2."""
+        self.host_granularity_bytes = granularity_bytes
+        self.host_node = 0
         self._next_handle = 0x5A000001  # so that a handle is taken for nothing else
         self._handles: dict[int, Handle] = {}
         self._created: set[int] = set()  # inodes
@@ -76,26 +86,37 @@ class MemoryFunctions(Core):
 
     @property
     def used_bytes(self) -> int:
-        """Return the bytes that this process created and that a handle or mapping here still holds."""
-        mine = {one.inode: one.memory.size_bytes for one in self._handles.values() if one.inode in self._created}
-        return sum(mine.values())
+        """Return the bytes of the device that this process created and that a handle or mapping here still holds."""
+        return self._held_bytes(on_host=False)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Return the host's bytes that a handle or mapping here still holds."""
+        return self._held_bytes(on_host=True)
+
+    def _held_bytes(self, *, on_host: bool) -> int:
+        mine = [one for one in self._handles.values() if one.inode in self._created and one.on_host == on_host]
+        return sum({one.inode: one.memory.size_bytes for one in mine}.values())
 
     @entry()
     def cuMemGetAllocationGranularity(self, prop: Value, _option: Value) -> int:
         """Return the granularity."""
-        self._check_properties(prop)
-        return self.granularity_bytes
+        return self._granularity(on_host=self._check_properties(prop))
+
+    def _granularity(self, *, on_host: bool) -> int:
+        return self.host_granularity_bytes if on_host else self.granularity_bytes
 
     @entry(virtual=True)
     def cuMemCreate(self, size: int, prop: Value, flags: int) -> Value:
         """Create a handle."""
         with self.lock:
-            self._check_properties(prop)
-            refuse_unless(size > 0 and size % self.granularity_bytes == 0 and flags == 0)
-            refuse_unless(self.used_bytes + size <= self.device_bytes, "OUT_OF_MEMORY")
+            on_host = self._check_properties(prop)
+            refuse_unless(size > 0 and size % self._granularity(on_host=on_host) == 0 and flags == 0)
+            limit_bytes = self.host_bytes if on_host else self.device_bytes
+            refuse_unless(self._held_bytes(on_host=on_host) + size <= limit_bytes, "OUT_OF_MEMORY")
             memory = self._from_host(lambda: self.host.create_memory(size, _LABEL))
             self._created.add(_inode(memory))
-            return self._add(memory, int(prop.requestedHandleTypes))
+            return self._add(memory, int(prop.requestedHandleTypes), on_host=on_host)
 
     @entry(virtual=True)
     def cuMemExportToShareableHandle(self, handle: Value, kind: Value, flags: int) -> int:
@@ -126,13 +147,23 @@ class MemoryFunctions(Core):
             self._handle(handle).released = True
             self._collect(number(handle))
 
-    def _check_properties(self, prop: Value) -> None:
-        refuse_unless(prop is not None and int(prop.type) == _PINNED and int(prop.location.type) == _ON_DEVICE)
-        refuse_unless(0 <= int(prop.location.id) < self.devices, "INVALID_DEVICE")
-        refuse_unless(int(prop.requestedHandleTypes) in (0, _FILE_DESCRIPTOR), "NOT_SUPPORTED")
+    def _check_properties(self, prop: Value) -> bool:
+        """Tell whether memory of the host is asked for.
 
-    def _add(self, memory: Memory, kind: int) -> Value:
-        self._handles[self._next_handle] = Handle(memory, kind == _FILE_DESCRIPTOR, _inode(memory))
+        The manual: ``HOST`` is not exported, ``HOST_NUMA`` names a node, ``HOST_NUMA_CURRENT`` is no place to create.
+        """
+        refuse_unless(prop is not None and int(prop.type) == _PINNED)
+        place, kind = int(prop.location.type), int(prop.requestedHandleTypes)
+        if place == _ON_DEVICE:
+            refuse_unless(0 <= int(prop.location.id) < self.devices, "INVALID_DEVICE")
+        else:
+            refuse_unless(self.host_bytes > 0 and place in (_ON_HOST, _ON_NODE))
+            refuse_unless(kind == 0 if place == _ON_HOST else int(prop.location.id) == self.host_node)
+        refuse_unless(kind in (0, _FILE_DESCRIPTOR), "NOT_SUPPORTED")
+        return place != _ON_DEVICE
+
+    def _add(self, memory: Memory, kind: int, *, on_host: bool = False) -> Value:
+        self._handles[self._next_handle] = Handle(memory, kind == _FILE_DESCRIPTOR, _inode(memory), on_host)
         self._next_handle += 1
         return real.CUmemGenericAllocationHandle(self._next_handle - 1)
 
@@ -180,7 +211,7 @@ class MemoryFunctions(Core):
         with self.lock:
             start = number(ptr)
             found = self._handle(handle)
-            refuse_unless(start % self.granularity_bytes == 0 and offset == 0 and flags == 0)
+            refuse_unless(start % self._granularity(on_host=found.on_host) == 0 and offset == 0 and flags == 0)
             refuse_unless(size == found.memory.size_bytes)
             self._window_of(start, size)
             refuse_unless(not self._overlapping(start, size))
@@ -189,17 +220,28 @@ class MemoryFunctions(Core):
 
     @entry(virtual=True)
     def cuMemSetAccess(self, ptr: Value, size: int, desc: Value, count: int) -> None:
-        """Open or shut a range that whole mappings cover without a hole."""
+        """Open or shut a range that whole mappings cover without a hole, for the device and the processor."""
         with self.lock:
             start = number(ptr)
-            refuse_unless(count == len(desc) == 1 and size > 0)
-            access = desc[0]
-            refuse_unless(int(access.location.type) == _ON_DEVICE and 0 <= int(access.location.id) < self.devices)
-            flags = int(access.flags)
-            refuse_unless(flags in (_READ_WRITE, _NO_ACCESS))
+            refuse_unless(count == len(desc) > 0 and size > 0)
             refuse_unless(self._covered(start, size, whole=True))
-            for address in self._overlapping(start, size):
-                self._open(address, flags == _READ_WRITE)
+            touched = self._overlapping(start, size)
+            for access in desc:
+                self._check_access(access, touched)
+            for access in desc:
+                is_open = int(access.flags) == _READ_WRITE
+                for address in touched:
+                    self._open(address, is_open, by_processor=int(access.location.type) != _ON_DEVICE)
+
+    def _check_access(self, access: Value, touched: list[int]) -> None:
+        """Refuse an access that cannot be; the processor has none to the device's memory."""
+        refuse_unless(int(access.flags) in (_READ_WRITE, _NO_ACCESS))
+        place = int(access.location.type)
+        if place == _ON_DEVICE:
+            refuse_unless(0 <= int(access.location.id) < self.devices)
+        else:
+            refuse_unless(place in (_ON_HOST, _ON_NODE))
+            refuse_unless(all(self._handles[self._mappings[address].handle].on_host for address in touched))
 
     @entry(virtual=True, undo=True)
     def cuMemUnmap(self, ptr: Value, size: int) -> None:
@@ -207,21 +249,28 @@ class MemoryFunctions(Core):
         with self.lock:
             start = number(ptr)
             refuse_unless(start in self._mappings and self._mappings[start].size_bytes == size)
-            self._open(start, accessible=False)
+            for by_processor in (False, True):
+                self._open(start, accessible=False, by_processor=by_processor)
             handle = self._mappings.pop(start).handle
             self._handles[handle].mappings -= 1
             self._collect(handle)
 
-    def _open(self, address: int, accessible: bool) -> None:  # noqa: FBT001 - the state wanted
+    def _open(self, address: int, accessible: bool, *, by_processor: bool = False) -> None:  # noqa: FBT001 - the state wanted
+        """Open or shut a mapping; its pages are there as long as anybody may touch it."""
         mapping = self._mappings[address]
+        was_open = mapping.accessible or mapping.by_processor
         _, window = self._window_of(address, mapping.size_bytes)
         offset = address - window.handle
-        if accessible:
+        is_open = accessible or (mapping.accessible if by_processor else mapping.by_processor)
+        if is_open and not was_open:
             memory = self._handles[mapping.handle].memory
             self._from_host(lambda: self.host.map(window, offset, memory, 0, mapping.size_bytes))
-        else:
+        elif was_open and not is_open:
             self._from_host(lambda: self.host.unmap(window, offset, mapping.size_bytes))
-        mapping.accessible = accessible
+        if by_processor:
+            mapping.by_processor = accessible
+        else:
+            mapping.accessible = accessible
 
     def _window_of(self, start: int, size_bytes: int) -> tuple[int, Owned]:
         for address, (length, window) in self._windows.items():
@@ -292,6 +341,12 @@ class MemoryFunctions(Core):
         opened = touched and all(self._mappings[at].accessible for at in touched)
         refuse_unless(opened and self._covered(address, size_bytes), "ILLEGAL_ADDRESS")
         return address
+
+    def is_open_to_processor(self, address: int, size_bytes: int) -> bool:
+        """Tell whether the processor may touch a range of the window."""
+        touched = self._overlapping(address, size_bytes)
+        opened = bool(touched) and all(self._mappings[at].by_processor for at in touched)
+        return opened and self._covered(address, size_bytes)
 
     def read(self, address: int, size_bytes: int) -> bytes:
         """Read as the device reads; for kernels and tests."""

@@ -34,7 +34,7 @@ MIB = 1 << 20
 class Twin(KernelFunctions):
     """What ``cuda.bindings.driver`` is to Zico, in one process and without a GPU; close it at the end."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each one a trait of a device or its driver
         self,
         devices: int = 1,
         total_bytes: int = 1024 * MIB,
@@ -44,6 +44,8 @@ class Twin(KernelFunctions):
         driver_version: int = 13000,
         wait_deadline_s: float = 10.0,
         attributes: dict[str, int] | None = None,
+        host_bytes: int = 0,
+        host_granularity_bytes: int | None = None,
     ) -> None:
         """Build the devices.
 
@@ -55,11 +57,16 @@ class Twin(KernelFunctions):
             driver_version: What ``cuDriverGetVersion`` returns.
             wait_deadline_s: After this a wait on the device is given up.
             attributes: Device attributes that differ, without ``CU_DEVICE_ATTRIBUTE_``.
+            host_bytes: Memory of the host that can be pinned and mapped; 0: the driver is too old for that.
+            host_granularity_bytes: What that must come in multiples of; ``None``: as the device's.
         """
         self._attributes = _ATTRIBUTES | (attributes or {})
         has_memory_ops = bool(self._attributes["CAN_USE_64_BIT_STREAM_MEM_OPS"])
         super().__init__(devices, total_bytes, granularity_bytes, wait_deadline_s, has_memory_ops=has_memory_ops)
         self.needs_context = needs_context
+        self.host_bytes = host_bytes
+        self.host_granularity_bytes = host_granularity_bytes or granularity_bytes
+        self.host_node = max(self._attributes.get("HOST_NUMA_ID", 0), 0)
         self._driver_version = driver_version
         self._primary: dict[int, tuple[int, int]] = {}  # device -> context, how often retained
         self._next_context = _FIRST_CONTEXT
@@ -116,7 +123,9 @@ class Twin(KernelFunctions):
     def cuDeviceGetAttribute(self, attrib: Value, dev: Value) -> int:
         """Return an attribute."""
         self._device(dev)
-        return self._attributes.get(attrib.name.removeprefix(_ATTRIBUTE), 0)
+        name = attrib.name.removeprefix(_ATTRIBUTE)
+        refuse_unless(name != "HOST_NUMA_ID" or self.host_bytes > 0)  # older drivers do not know it
+        return self._attributes.get(name, 0)
 
     @entry(context=True)
     def cuMemGetInfo(self) -> tuple[int, int]:
