@@ -142,7 +142,10 @@ class Session:
         region_bytes = self.pool.region_bytes
         held_bytes = int(record["oom_held"]) * region_bytes
         budget_bytes = int(self.pool.header["budget_regions"]) * region_bytes
-        return str(OutOfMemory(int(record["oom_request_bytes"]), held_bytes, budget_bytes))
+        reason = str(OutOfMemory(int(record["oom_request_bytes"]), held_bytes, budget_bytes))
+        if self.heap.no_next_tier:
+            reason += f"; nor can this GPU go on in the machine's memory: {self.heap.no_next_tier}"
+        return reason
 
 
 _current: Session | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from zico.driver.owned import Memory, Owned
 
+GATE_S = 5.0
+"""After which a stream that is held goes on by itself: a test that is wrong fails, and does not hang."""
 PIECES = 4
 """How many pieces of one granule each the memory of these tests has."""
 
@@ -357,6 +360,27 @@ class NextTierContract:
             assert before - driver.free_bytes() < pieces * unit // 2
             for address, handle in zip(addresses, handles, strict=True):
                 assert next_tier.unmap_pinned(record, address, handle)
+
+    def test_mapping_waits_for_no_stream(self, device: Device, record: Any) -> None:  # noqa: ANN401
+        """Memory is created, mapped, opened and unmapped while a stream is held; the manual does not say so."""
+        page = mmap.mmap(-1, mmap.PAGESIZE)
+        words = np.frombuffer(page, np.int64)
+        driver = device.driver
+        with (
+            driver.register_host(words.ctypes.data, mmap.PAGESIZE) as gate,
+            driver.create_stream() as stream,
+            reserve(device, 1) as window,
+        ):
+            rescue = threading.Timer(GATE_S, lambda: words.__setitem__(0, 2))
+            rescue.start()
+            driver.wait_value(stream.handle, gate.device_address, 1)
+            handle = next_tier.map_pinned(record, window.handle)
+            assert next_tier.unmap_pinned(record, window.handle, handle)
+            is_held = int(words[0]) == 0
+            rescue.cancel()
+            words[0] = 1
+            driver.synchronize(stream.handle)
+            assert is_held
 
     def test_memory_moves_to_the_host_and_stays_at_its_address(self, device: Device, record: Any) -> None:  # noqa: ANN401
         """A piece's bytes, copied to pinned memory that then takes the piece's place, are found where they were."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from twin_tenant import TwinTenant
 from twin_world import REGION_BYTES, World
 
@@ -102,6 +105,39 @@ def test_the_processor_may_touch_it_too() -> None:
         tensor = got(job.allocate(REGION_BYTES))
         assert world.twin.is_open_to_processor(tensor.address, REGION_BYTES)
         job.free(tensor)
+
+
+@given(seed=st.integers(0, 1 << 30))
+@settings(max_examples=20, deadline=None)
+def test_whatever_jobs_do_where_memory_is_short_is_right(seed: int) -> None:
+    """Invariants 1, 2 and 4: of random work much overflows; kernels find what they wrote, the budget is kept."""
+    rng = random.Random(seed)  # noqa: S311 - a test's
+    with World(BUDGET, host_bytes=HOST_BYTES, isolate=rng.random() < 0.3) as world:
+        with contextlib.ExitStack() as stack:
+            jobs = [stack.enter_context(TwinTenant(world, streams=3)) for _ in range(2)]
+            for _ in range(50):
+                work(rng.choice(jobs), rng)
+            for job in jobs:
+                job.check()
+                (job.die if rng.random() < 0.3 else job.leave)()
+        assert world.twin.pinned_bytes == 0
+        world.check()
+
+
+def work(job: TwinTenant, rng: random.Random) -> None:
+    """Let a job do one thing."""
+    doing, stream = rng.choice("aaaaffuue"), rng.randrange(3)
+    if doing == "a":
+        size_bytes = rng.randint(1, rng.choice([32_000, 400_000, 2 * REGION_BYTES]))
+        if (
+            int(job.job["held"]) + size_bytes // REGION_BYTES + 2 <= BUDGET
+        ):  # else it is refused, after a fifth of a second
+            got(job.allocate(size_bytes, stream))
+    elif doing == "e" and rng.random() < 0.3:
+        job.end_iteration()
+    elif job.live and doing != "e":
+        tensor = rng.choice(job.live)
+        (job.free if doing == "f" else job.use_on)(tensor, stream)
 
 
 # -- where there is none, or no more --------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import libc_address
 from zico.driver.cuda import facts as cuda_facts
 from zico.driver.cuda.bindings import (
     INVALID_CONTEXT,
@@ -274,7 +273,6 @@ class CudaDriver:
         """Fill what ``zico.driver.next_tier`` needs to map pinned memory of the host in pieces."""
         with self.context.current():
             find(self.call, self._device, self._access(), piece_bytes).fill(record)
-        record["sysconf"] = libc_address("sysconf")
 
     def close(self) -> None:
         """Unload kernels and give the context back; everything lent must be closed before."""

@@ -37,10 +37,11 @@ class Pinned:
     """``CUmemAccessDesc``: the device's, and the processor's, without which copies by the processor would fault."""
 
     def fill(self, record: Any) -> None:  # noqa: ANN401 - one DEVICE record
-        """Write both where compiled code passes them on from."""
+        """Write both where compiled code passes them on from, and how it asks for the machine's free memory."""
         record["pinned_properties"] = np.frombuffer(_bytes_of(self.properties, PROPERTIES_BYTES), "u8")
         packed = b"".join(_bytes_of(access, ACCESS_BYTES) for access in self.accesses)
         record["pinned_access"] = np.frombuffer(packed, "i4").reshape(len(self.accesses), -1)
+        record["sysconf"] = ctypes.cast(ctypes.CDLL(None).sysconf, ctypes.c_void_p).value
 
 
 def _bytes_of(structure: Any, size_bytes: int) -> bytes:  # noqa: ANN401 - of cuda.bindings
