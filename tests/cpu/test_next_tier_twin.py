@@ -99,6 +99,16 @@ def test_a_tensor_is_in_the_pool_again_when_there_is_room() -> None:
         world.check()
 
 
+def test_what_the_jobs_limit_holds_back_overflows_soon() -> None:
+    """Above its own limit a job does not wait until its deadline, which is far, for what may never come."""
+    with World(BUDGET, host_bytes=HOST_BYTES) as world, TwinTenant(world, wait_limit_s=1e6) as job:
+        world.pool.set_limit(job.place, 1)
+        tensor = got(job.allocate(3 * REGION_BYTES))
+        assert job.is_spilled(tensor)
+        job.leave()
+        world.check()
+
+
 def test_the_processor_may_touch_it_too() -> None:
     """Copies that the driver makes by the processor find the pages open, as the device does."""
     with full_world(host_bytes=HOST_BYTES) as (world, job):

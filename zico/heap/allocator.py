@@ -18,7 +18,8 @@ Guarantees
 Known limitations
     A request above the largest budget since the job joined, with what the job holds already, is refused: the framework
     raises its own error.
-    Where there is no next tier, which is so on every device but the host, a wait that nothing ends is refused, too.
+    Where there is no next tier, as on a GPU whose driver cannot map memory of the host, a wait that nothing ends is
+    refused, too.
 """
 
 from __future__ import annotations

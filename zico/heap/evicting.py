@@ -23,6 +23,7 @@ Guarantees
 Known limitations
     What holds pages themselves across the eviction, and not addresses (``O_DIRECT`` reads in flight, buffers registered
     with io_uring or a network card), writes to pages that are not the tensor's any more, as it does over a fork.
+    Nobody evicts on a GPU (docs/design/memory.md, "What is missing"): there a job overflows (``zico.heap.pinned``).
 """
 
 from __future__ import annotations
