@@ -21,6 +21,7 @@ def warm(*kinds: str, isolate: bool = False) -> None:
         import zico.device_timeline
         import zico.heap.device
         import zico.heap.memory_queries
+        import zico.heap.pinned
         import zico.heap.python_hooks
         import zico.heap.stream_hooks
         import zico.lookup  # noqa: F401

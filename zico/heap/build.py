@@ -1,8 +1,8 @@
 """Set up a process's heap over a pool it has joined.
 
 The window is address space only: four arenas of twice the pool (fragmentation of addresses is free), on a device that
-works behind the processor's back one more for each stream but the first, and one for the next tier, a sparse unlinked
-file. Bookkeeping lies in anonymous memory that becomes resident as it is used.
+works behind the processor's back one more for each stream but the first, and one for the next tier: a sparse unlinked
+file, on a GPU pinned memory. Bookkeeping lies in anonymous memory that becomes resident as it is used.
 """
 
 from __future__ import annotations
