@@ -66,7 +66,7 @@ def attention_lines(report: RunReport) -> Iterator[str]:
         if job.note:
             yield f"{job.name}: {job.note}"
         if job.spilled_bytes:
-            yield f"{job.name}: {format_bytes(job.spilled_bytes)} of tensors went to the next tier (slower, still right)"
+            yield f"{job.name}: {format_bytes(job.spilled_bytes)} of tensors lay in the next tier (slower, still right)"
         if job.evicted_bytes:
             yield f"{job.name}: {format_bytes(job.evicted_bytes)} were moved outside the budget while it waited"
     if report.pool.stalls:
