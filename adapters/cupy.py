@@ -100,7 +100,7 @@ def enable() -> Session | None:
 
 def enable_on_gpu() -> Session | None:
     """Do as ``enable`` where the pool is on a GPU, and nothing where it is the host's: for whoever imports CuPy."""
-    return enable() if (session.pool_device() or "host") != "host" else None
+    return enable() if session.pool_kind() != "host" else None
 
 
 def redirect(joined: Session, cupy: Any) -> None:  # noqa: ANN401 - the module

@@ -39,8 +39,7 @@ def enable() -> Session | None:
             works as without Zico; where the process has joined the pool, its iterations are still admitted one by one.
         ZicoError: The broker or the device refuses.
     """
-    device = session.pool_device()
-    kind = "host" if device is None else device.partition(":")[0]
+    kind = session.pool_kind()
     joined = session.attach("jax", kind=kind)
     if joined is None:
         return None

@@ -39,7 +39,7 @@ def enable() -> Session | None:
 
 def enable_on_gpu() -> Session | None:
     """Do as ``enable`` where the pool is on a GPU, else nothing: for whoever imports ``numba.cuda``."""
-    return enable() if (session.pool_device() or "host") != "host" else None
+    return enable() if session.pool_kind() != "host" else None
 
 
 def redirect(joined: Session) -> None:

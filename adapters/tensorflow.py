@@ -43,7 +43,7 @@ def enable() -> Session | None:
             that the iterations of a process that has joined are still admitted one by one.
         ZicoError: The broker or the device refuses.
     """
-    kind = _kind_of_pool()
+    kind = session.pool_kind()
     joined = session.attach("tensorflow", kind=kind)
     if joined is None:
         return None
@@ -72,18 +72,13 @@ def _enable_cuda(joined: Session) -> None:
 
 def enable_keras() -> Session | None:
     """Mark an iteration at each train step of every Keras model, whatever its backend."""
-    joined = session.attach("keras", kind=_kind_of_pool())
+    joined = session.attach("keras", kind=session.pool_kind())
     if joined is None:
         return None
     import keras
 
     keras.Model.make_train_function = _marking(keras.Model.make_train_function, joined)
     return joined
-
-
-def _kind_of_pool() -> str:
-    device = session.pool_device()
-    return "host" if device is None else device.partition(":")[0]
 
 
 def _marking(make: Callable[..., Any], joined: Session) -> Callable[..., Any]:

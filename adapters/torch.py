@@ -68,8 +68,7 @@ def enable() -> Session | None:
         HookError: This build of PyTorch cannot be redirected; it works as without Zico.
         ZicoError: The broker or the device refuses.
     """
-    device = session.pool_device()
-    kind = "host" if device is None else device.partition(":")[0]
+    kind = session.pool_kind()
     joined = session.attach("torch", kind=kind)
     if joined is None:
         return None

@@ -156,8 +156,8 @@ def current() -> Session | None:
     return _current
 
 
-def pool_device() -> str | None:
-    """Return the device of the pool that ``attach`` joins, or has joined; ``None`` if there is none to join.
+def pool_kind() -> str:
+    """Return the kind of device whose pool ``attach`` joins, or has joined: ``host`` or ``cuda``; of none, ``host``.
 
     For adapters that must not touch a GPU before their framework does: it asks the broker and initialises nothing.
 
@@ -165,14 +165,15 @@ def pool_device() -> str | None:
         BrokerError: The broker does not answer.
     """
     from zico.broker.client import BrokerClient
+    from zico.broker.devices import kind_of
 
     socket_path = _socket_to_join()
     if socket_path is None:
-        return None
+        return "host"
     if _current is not None:
-        return _current.device
+        return _current.membership.device.kind
     with BrokerClient(socket_path) as client:
-        return client.status().device
+        return kind_of(client.status().device)
 
 
 def _socket_to_join() -> Path | None:

@@ -179,7 +179,7 @@ def test_an_adapter_for_host_memory_does_not_join_a_gpus_pool(twin: dict[str, st
     """An adapter that asks for the host is told where the pool is, keeps no descriptor, and the job goes on."""
     code = (
         "import os\nfrom zico import session\nfrom zico.errors import HookError\n"
-        "print('device', session.pool_device(), flush=True)\n"
+        "print('kind', session.pool_kind(), flush=True)\n"
         "before = len(os.listdir('/proc/self/fd'))\n"
         "try:\n    session.attach('torch')\n"
         "except HookError as error:\n    print(error, flush=True)\n"
@@ -187,7 +187,7 @@ def test_an_adapter_for_host_memory_does_not_join_a_gpus_pool(twin: dict[str, st
     )
     with ZicoRun(*ON_GPU, python(code), **twin) as run:
         assert run.finish() == 0, run.stderr
-    assert "a | device cuda:0" in run.stdout
+    assert "a | kind cuda\n" in run.stdout
     assert (
         "the pool is on cuda:0, and what Zico has for torch here shares the memory of host devices only" in run.stdout
     )

@@ -90,16 +90,16 @@ def test_doctor_finds_the_flag_that_keeps_zico_out(capsys: pytest.CaptureFixture
     assert "start it without -I" in capsys.readouterr().out
 
 
-def test_a_job_is_told_which_device_it_would_share() -> None:
+def test_a_job_is_told_which_kind_of_device_it_would_share() -> None:
     """On the host an adapter hears so before it joins, and one for GPUs is refused with what the pool is on."""
     code = (
         "from zico import session\nfrom zico.errors import HookError\n"
-        "print('device', session.pool_device(), flush=True)\n"
+        "print('kind', session.pool_kind(), flush=True)\n"
         "try:\n    session.attach('torch', kind='cuda')\nexcept HookError as error:\n    print(error)\n"
     )
     with ZicoRun("--name", "a", python(code)) as run:
         assert run.finish() == 0, run.stderr
-    assert "a | device host\n" in run.stdout
+    assert "a | kind host\n" in run.stdout
     assert (
         "a | the pool is on host, and what Zico has for torch here shares the memory of cuda devices only" in run.stdout
     )

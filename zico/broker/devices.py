@@ -27,7 +27,12 @@ class Device:
     @property
     def kind(self) -> str:
         """Return ``host`` or ``cuda``."""
-        return self.name.partition(":")[0]
+        return kind_of(self.name)
+
+
+def kind_of(name: str) -> str:
+    """Return ``host`` or ``cuda`` for the name of a device."""
+    return name.partition(":")[0]
 
 
 HOST_DEVICE = Device(HOST, "")

@@ -4,13 +4,14 @@ Theory of operation
     A tensor goes to its place in the plan. Where there is none, or that is taken, it goes to the arena of its learned
     class, at the lowest address that needs the fewest new regions. The first
     block that touches a slot acquires a region for it, the last one that leaves returns the region at once; the
-    mapping stays, so the next acquisition of the same slot usually gets the same region and maps nothing.
+    mapping stays, so the next acquisition of the same slot usually gets the same region and maps nothing. In between
+    the region goes back only while the slot is evicted (``zico.heap.evicting``): by a thread of the job that waits.
 
     On the host device tensors over a threshold come here. On a device that works behind the processor's back all of
     them come by ``zico.heap.on_stream``, which shares this.
 
 Guarantees
-    4. A live tensor never moves: a slot with live blocks keeps its region.
+    4. A live tensor never moves: what changes is at most the memory behind its addresses.
     7. A thread that waits for regions holds no lock, wakes at least once a slice, and after the wait limit, or when
        nobody in the pool can go on, places the tensor in the next tier.
     A grant of several regions is all or nothing, also when mapping fails half-way.

@@ -1,5 +1,8 @@
 """Memory behind the slots of the window: regions from the pool, or the next tier's.
 
+A slot that was evicted (``zico.heap.evicting``) has pages of the process's own; a region stands for them, by number
+alone, while they are back in the budget.
+
 Guarantees
     A grant of several regions is all or nothing, also when mapping fails half-way.
     On a device that works behind the processor's back: what ``zico.heap.device`` says, and in a pool that isolates jobs
