@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from isolated import isolated
 from members import Tenant, check_counters, grab, job_of, join, make_pool, tenants
 
 from zico.compiled import array_at, compiled, libc_address
@@ -134,14 +135,15 @@ class _Writers:
             assert (np.frombuffer(buffer, np.int64)[:: PAGE_BYTES // 8] == self._shadows[i]).all()
 
 
-def test_no_write_is_lost_while_memory_goes_and_comes() -> None:
+@pytest.mark.parametrize("jobs", [tenants, isolated])
+def test_no_write_is_lost_while_memory_goes_and_comes(jobs: Callable[..., Any]) -> None:
     """Invariants 4 and 6: two threads and the kernel write all the while; each word is always what was last written.
 
     The regions are scribbled on by another job as soon as they are given back, and what it writes never shows.
     """
     n_regions, rounds = 8, 40
     size_bytes = n_regions * GRANULE_BYTES
-    with tenants(2 * n_regions, 2, claims=False) as (a, b):
+    with jobs(2 * n_regions, 2, claims=False) as (a, b):
         for _ in range(rounds):
             address = int(allocator.allocate(a.record[0], size_bytes, PAGE_BYTES))
             ctypes.memset(address, 0, size_bytes)

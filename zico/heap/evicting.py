@@ -175,8 +175,8 @@ def drop(heap: Record, me: Record, slot: int) -> bool:
     """Let the private pages of an empty slot go; tells whether it has a region, which has to go back, too."""
     keep_out_of_line()
     slots = slots_of(heap)
-    unmap_piece(record_at(heap.device_address, DEVICE), _address_of(heap, slot))  # else the next mapping does it
-    slots[slot].mapped = NOBODY
+    if unmap_piece(record_at(heap.device_address, DEVICE), _address_of(heap, slot)):  # else the next mapping does it
+        slots[slot].mapped = NOBODY
     if slots[slot].region == NOBODY:
         me.evicted -= 1
         return False
