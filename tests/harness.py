@@ -2,16 +2,14 @@
 
 A ``Pool`` is a broker process together with this process's own view of its shared table, which stays when the broker
 dies. Jobs that need no framework come from a ``Nursery``: one process that has loaded all compiled code and forks a job
-in a millisecond (``light_job.py``). Jobs with a framework are started as ``zico run`` starts them.
+in a millisecond (``light_job.py``). Jobs with a framework are in ``scripts``.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import select
 import signal
@@ -26,12 +24,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 
 from zico.broker.client import BrokerClient
-from zico.launch.environment import job_environment
 from zico.pool import layout
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, NOBODY, PARKED, REGION, JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
@@ -146,16 +143,15 @@ def _can_all_finish(free: int, running: list[tuple[int, int, int]]) -> bool:
 class Pool:
     """A broker process, and this process's view of its table and of its memory."""
 
-    def __init__(self, directory: Path, *, regions: int, region_bytes: int, policy: str, most: int = 0) -> None:
-        """Start a broker and wait until it serves."""
+    def __init__(self, directory: Path, *options: str, regions: int, region_bytes: int) -> None:
+        """Start a broker with these options besides, and wait until it serves."""
         self.region_bytes = region_bytes
         self.socket = directory / "zico" / "s"
         compile_once()
         self.process = subprocess.Popen(
             [
-                sys.executable, "-m", "zico.broker", "--no-warm", "--socket", str(self.socket), "--policy", policy,
-                "--budget-bytes", str(regions * region_bytes), "--region-bytes", str(region_bytes),
-                "--most-bytes", str(most * region_bytes),
+                sys.executable, "-m", "zico.broker", "--no-warm", "--socket", str(self.socket),
+                "--budget-bytes", str(regions * region_bytes), "--region-bytes", str(region_bytes), *options,
             ],
             env=clean_environment(),
             stdout=subprocess.PIPE,
@@ -270,11 +266,13 @@ def pool(
     region_bytes: int = 256 * KIB,
     policy: str = "zico",
     most: int = 0,
+    isolate: bool = False,
 ) -> Iterator[Pool]:
     """Give a pool with a broker of its own, whose invariants hold in the end."""
+    options = ["--policy", policy, "--most-bytes", str(most * region_bytes), *["--isolate"] * isolate]
     with contextlib.ExitStack() as owned:
         path = directory or Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="zp-")))
-        made = owned.enter_context(Pool(path, regions=regions, region_bytes=region_bytes, policy=policy, most=most))
+        made = owned.enter_context(Pool(path, *options, regions=regions, region_bytes=region_bytes))
         yield made
         made.look().check()
 
@@ -374,92 +372,3 @@ class Nursery:
             yield job
         finally:
             job.close()
-
-
-# -- jobs with a framework ------------------------------------------------------------------------------------------
-
-
-class Script:
-    """A Python process with its output; dead when the block ends."""
-
-    def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
-        """Start it."""
-        self.process = subprocess.Popen(
-            [sys.executable, *arguments],
-            env=dict(environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.pid = self.process.pid
-
-    def __enter__(self) -> Self:
-        """Return the process."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Kill it."""
-        self.process.kill()
-        self.process.communicate(timeout=ANSWER_S)
-
-    def tell(self, line: str) -> None:
-        """Write a line to its stdin."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def line(self, within_s: float = PATIENCE_S) -> str:
-        """Return its next line; fail with what it complained of if there is none in time."""
-        stdout = self.process.stdout
-        assert stdout is not None
-        # Unbuffered by lines: a script says one thing at a time and waits, or is read to its end by ``finish``.
-        line = stdout.readline().strip() if select.select([stdout], [], [], within_s)[0] else ""
-        if not line:
-            self.process.kill()
-            _, errors = self.process.communicate(timeout=ANSWER_S)
-            raise AssertionError(f"said nothing within {within_s:g} s: {errors}")
-        return line
-
-    def finish(self, within_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
-        """Wait for its end and return what it wrote."""
-        output, errors = self.process.communicate(timeout=within_s)
-        return subprocess.CompletedProcess(self.process.args, self.process.returncode, output, errors)
-
-
-def job(pool: Pool, name: str, *arguments: object, **environment: str) -> Script:
-    """Start a Python job in the pool as ``zico run`` does."""
-    base = clean_environment() | environment
-    return Script([str(argument) for argument in arguments], job_environment(base, pool.socket, name))
-
-
-def alone(*arguments: object) -> Script:
-    """Start the same Python process without Zico."""
-    return Script([str(argument) for argument in arguments], clean_environment() | {"PYTHONUNBUFFERED": "1"})
-
-
-def place_of(pool: Pool, name: str, within_s: float = PATIENCE_S) -> int:
-    """Return the place of the job with that name, as soon as it has joined."""
-
-    def found() -> list[int]:
-        living = pool.jobs["state"] != JobState.EMPTY
-        return np.flatnonzero(living & (pool.jobs["name"] == name.encode())).tolist()
-
-    return until(found, within_s, f"{name} joins")[0]
-
-
-def run_checks(script: Path, start: Callable[..., Script], *arguments: object) -> dict[str, Any]:
-    """Run a script of checks to its end; returns what it found by the check's name."""
-    with tempfile.TemporaryDirectory(prefix="zc-") as directory:
-        results = Path(directory) / "results.json"
-        with start(script, results, *arguments) as process:
-            done = process.finish()
-        assert results.exists(), done.stderr
-        found: dict[str, Any] = json.loads(results.read_text())
-    return found | {"exit": {"code": done.returncode, "stderr": done.stderr}}
-
-
-def checks_in(script: Path) -> list[str]:
-    """Return the names of a script's checks, in their order."""
-    functions = [node for node in ast.parse(script.read_text()).body if isinstance(node, ast.FunctionDef)]
-    return [function.name for function in functions if function.name.startswith("check_")]

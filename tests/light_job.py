@@ -64,7 +64,7 @@ class Job:
         self._pool = PoolTable.join_pool(m.memory_fd, m.table_fd, m.notify_fd, m.job)
         self._heap = Heap(self._pool, np.zeros(1, HEAP))
         self._record = self._heap.record[0]
-        self._held: list[int] = []
+        self._held: list[tuple[int, int]] = []
         self._say("joined", os.getpid(), m.job)
 
     def _say(self, *words: object) -> None:
@@ -78,18 +78,20 @@ class Job:
             getattr(self, name)(*map(int, numbers))
 
     def hold(self, n_regions: int) -> None:
-        """Allocate one block of so many regions and write to it; says 1, or 0 if it was refused."""
+        """Allocate one block of so many regions and fill it; says 1, or 0 if it was refused."""
         size_bytes = n_regions * self._pool.region_bytes
         address = allocator.allocate(self._record, size_bytes, 64)
         if address > 0:
-            ctypes.memset(address, 1, size_bytes)
-            self._held.append(address)
+            ctypes.memset(address, os.getpid() & 0xFF, size_bytes)
+            self._held.append((address, size_bytes))
         self._say(int(address > 0))
 
     def free(self) -> None:
-        """Free the block held last."""
-        allocator.free(self._record, self._held.pop())
-        self._say("freed")
+        """Free the block held last; says so, or else that it was not what has been written there."""
+        address, size_bytes = self._held.pop()
+        intact = ctypes.string_at(address, size_bytes) == bytes([os.getpid() & 0xFF]) * size_bytes
+        allocator.free(self._record, address)
+        self._say("freed" if intact else "lost")
 
     def mark(self) -> None:
         """End the iteration; says so when the next one has begun."""
@@ -156,6 +158,8 @@ def serve(connection: socket.socket) -> None:
 
 def load() -> None:
     """Load or compile everything that a job calls."""
+    import zico.heap.isolation  # noqa: F401 - compiled by being imported
+
     warm()
     region_bytes = 1 << 16
     made = PoolTable.create(budget_bytes=4 * region_bytes, region_bytes=region_bytes, use_claims=True, self_admit=True)

@@ -9,7 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import EXAMPLES, MIB, PATIENCE_S, alone, clean_environment, compile_once
+from harness import EXAMPLES, MIB, PATIENCE_S, clean_environment, compile_once
+from scripts import alone
 
 if TYPE_CHECKING:
     from pathlib import Path

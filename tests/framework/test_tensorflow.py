@@ -6,7 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import FRAMEWORK, LIMIT_S, MIB, Nursery, checks_in, job, place_of, pool, run_checks, until
+from harness import FRAMEWORK, LIMIT_S, MIB, Nursery, pool, until
+from scripts import checks_in, job, place_of, run_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

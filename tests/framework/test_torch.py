@@ -6,7 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import FRAMEWORK, MIB, PATIENCE_S, Pool, Script, alone, checks_in, job, place_of, pool, run_checks, until
+from harness import FRAMEWORK, MIB, PATIENCE_S, Pool, pool, until
+from scripts import Script, alone, checks_in, job, place_of, run_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 CHECKS = FRAMEWORK / "torch_checks.py"
 INFERENCE = FRAMEWORK / "torch_inference.py"
 JOB = FRAMEWORK / "torch_job.py"
-GROWING = ("--iterations", 10, "--switch-at", 4, "--switch-mib", 2)
+SWITCH_AT = 4
+GROWING = ("--iterations", 10, "--switch-at", SWITCH_AT, "--switch-mib", 2)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +128,39 @@ def test_two_jobs_that_double_their_batch_in_a_tight_budget_have_the_same_losses
         assert losses(a) == losses(b) == losses_alone(*GROWING)
         report = made.client.report()
         assert report.pool.peak_granted_bytes <= 34 * MIB < sum(entry.peak_bytes for entry in report.jobs)
+
+
+def test_jobs_that_grow_into_each_other_evict_and_have_the_same_losses() -> None:
+    """Invariants 6 and 8: both stand half-way in the iteration that outgrows their profiles, and neither can end it.
+
+    Twice 12 MiB are known and fit, so neither waits for the other before; half-way each holds 10 of the 24 that it
+    needs in truth. Nobody is killed, and no number changes.
+    """
+    arguments = (*GROWING, "--pause-at", SWITCH_AT)
+    with (
+        pool(regions=28, region_bytes=MIB) as made,
+        job(made, "a", JOB, *arguments) as a,
+        job(made, "b", JOB, *arguments) as b,
+    ):
+        before = [until_half_way(script) for script in (a, b)]
+        assert (made.jobs["held"][:2] > 28 - 24).all(), "what is left beside either is less than the other needs"
+        for script in (a, b):
+            script.tell("go on")
+        assert [first + losses(script) for first, script in zip(before, (a, b), strict=True)] == [
+            losses_alone(*GROWING)
+        ] * 2
+        report = made.client.report()
+        assert sum(entry.evicted_bytes for entry in report.jobs) > 0
+        assert report.pool.stalls > 0
+        assert report.pool.peak_granted_bytes <= 28 * MIB
+
+
+def until_half_way(script: Script) -> list[str]:
+    """Return the losses that a job says before it waits half-way."""
+    found = []
+    while (line := script.line()) != "half-way":
+        found.append(line.split()[1])
+    return found
 
 
 def test_without_their_broker_jobs_end_with_the_same_losses() -> None:

@@ -21,6 +21,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--mib", type=float, default=1.0, help="size of a layer's feature map")
     parser.add_argument("--switch-at", type=int, default=1 << 30, help="iteration from which on the batch is another")
     parser.add_argument("--switch-mib", type=float, default=1.0)
+    parser.add_argument("--pause-at", type=int, default=1 << 30, help="iteration that waits half-way for a line")
     parser.add_argument("--fail-at", type=int, default=1 << 30, help="iteration that raises half-way")
     parser.add_argument("--idle", action="store_true", help="after the iterations, hold a tensor until stdin ends")
     return parser.parse_args()
@@ -37,7 +38,10 @@ def main() -> None:
         mib = arguments.switch_mib if iteration >= arguments.switch_at else arguments.mib
         features = torch.randn(int(mib * FLOATS_PER_MIB) // FEATURES, FEATURES, generator=generator)
         optimizer.zero_grad()
-        for scale in scales:
+        for layer, scale in enumerate(scales):
+            if iteration == arguments.pause_at and 2 * layer == len(scales):
+                print("half-way", flush=True)
+                sys.stdin.readline()
             features = torch.tanh(features * scale + 0.1)
         if iteration == arguments.fail_at:
             raise ValueError("half-way")

@@ -339,9 +339,10 @@ def test_with_right_profiles_every_state_is_safe(nursery: Nursery, policy: str) 
         assert made.jobs["spilled_bytes"][:2].tolist() == [0, 0]
 
 
-def test_two_jobs_that_both_grow_beyond_their_profiles_end_by_eviction(nursery: Nursery) -> None:
+@pytest.mark.parametrize("isolate", [False, True], ids=["", "isolated"])
+def test_two_jobs_that_both_grow_beyond_their_profiles_end_by_eviction(nursery: Nursery, *, isolate: bool) -> None:
     """Invariant 8: each holds half and wants more than is left; one gets what the other evicts, and nothing is lost."""
-    with pool(regions=16) as made, nursery.job(made, "a") as a, nursery.job(made, "b") as b:
+    with pool(regions=16, isolate=isolate) as made, nursery.job(made, "a") as a, nursery.job(made, "b") as b:
         for job in (a, b):
             assert job.ask("hold 1") == "1"
             assert job.ask("mark") == "began"
@@ -355,8 +356,10 @@ def test_two_jobs_that_both_grow_beyond_their_profiles_end_by_eviction(nursery: 
         assert made.jobs["spilled_bytes"][:2].sum() == 0
         first, last = (a, b) if a.has_answered() else (b, a)
         assert first.answer() == "lost 0"
+        assert [first.ask("free"), first.ask("free")] == ["freed", "freed"]
         first.kill()
         assert last.answer() == "lost 0"
+        assert [last.ask("free"), last.ask("free")] == ["freed", "freed"]
 
 
 def test_two_unprofiled_jobs_that_start_together_in_a_tight_budget_both_train(nursery: Nursery) -> None:

@@ -6,7 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import FRAMEWORK, MIB, alone, checks_in, job, pool, run_checks
+from harness import FRAMEWORK, MIB, pool
+from scripts import alone, checks_in, job, run_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,117 @@
+"""Jobs with a framework: Python processes started as ``zico run`` starts them, and scripts of checks in them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from harness import ANSWER_S, PATIENCE_S, Pool, clean_environment, until
+
+from zico.launch.environment import job_environment
+from zico.pool.layout import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+class Script:
+    """A Python process with its output; dead when the block ends."""
+
+    def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
+        """Start it."""
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.process.pid
+        self._unread = b""
+
+    def __enter__(self) -> Self:
+        """Return the process."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.communicate(timeout=ANSWER_S)
+
+    def tell(self, line: str) -> None:
+        """Write a line to its stdin."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def line(self, within_s: float = PATIENCE_S) -> str:
+        """Return its next line; fail with what it complained of if there is none in time."""
+        stdout = self.process.stdout
+        assert stdout is not None
+        end_s = time.monotonic() + within_s
+        while b"\n" not in self._unread and select.select([stdout], [], [], max(0, end_s - time.monotonic()))[0]:
+            data = os.read(stdout.fileno(), 4096)  # not by the stream, which would read ahead of ``select``
+            if not data:
+                break
+            self._unread += data
+        line, end, rest = self._unread.partition(b"\n")
+        if not end:
+            self.process.kill()
+            _, errors = self.process.communicate(timeout=ANSWER_S)
+            raise AssertionError(f"said nothing within {within_s:g} s: {errors}")
+        self._unread = rest
+        return line.decode().strip()
+
+    def finish(self, within_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+        """Wait for its end and return what it wrote."""
+        output, errors = self.process.communicate(timeout=within_s)
+        output = self._unread.decode() + output
+        return subprocess.CompletedProcess(self.process.args, self.process.returncode, output, errors)
+
+
+def job(pool: Pool, name: str, *arguments: object, **environment: str) -> Script:
+    """Start a Python job in the pool as ``zico run`` does."""
+    base = clean_environment() | environment
+    return Script([str(argument) for argument in arguments], job_environment(base, pool.socket, name))
+
+
+def alone(*arguments: object) -> Script:
+    """Start the same Python process without Zico."""
+    return Script([str(argument) for argument in arguments], clean_environment() | {"PYTHONUNBUFFERED": "1"})
+
+
+def place_of(pool: Pool, name: str, within_s: float = PATIENCE_S) -> int:
+    """Return the place of the job with that name, as soon as it has joined."""
+
+    def found() -> list[int]:
+        living = pool.jobs["state"] != JobState.EMPTY
+        return np.flatnonzero(living & (pool.jobs["name"] == name.encode())).tolist()
+
+    return until(found, within_s, f"{name} joins")[0]
+
+
+def run_checks(script: Path, start: Callable[..., Script], *arguments: object) -> dict[str, Any]:
+    """Run a script of checks to its end; returns what it found by the check's name."""
+    with tempfile.TemporaryDirectory(prefix="zc-") as directory:
+        results = Path(directory) / "results.json"
+        with start(script, results, *arguments) as process:
+            done = process.finish()
+        assert results.exists(), done.stderr
+        found: dict[str, Any] = json.loads(results.read_text())
+    return found | {"exit": {"code": done.returncode, "stderr": done.stderr}}
+
+
+def checks_in(script: Path) -> list[str]:
+    """Return the names of a script's checks, in their order."""
+    functions = [node for node in ast.parse(script.read_text()).body if isinstance(node, ast.FunctionDef)]
+    return [function.name for function in functions if function.name.startswith("check_")]
