@@ -58,6 +58,13 @@ def join(pool: PoolTable, name: str = "job") -> PoolTable:
     return member
 
 
+@contextlib.contextmanager
+def joined(pool: PoolTable, n: int) -> Iterator[list[PoolTable]]:
+    """Join ``n`` times."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(join(pool, f"job{i}")) for i in range(n)]
+
+
 def job_of(member: PoolTable) -> int:
     """Return which job the member is."""
     return int(member.member[0]["job"])

@@ -7,19 +7,17 @@ import ctypes
 import mmap
 import os
 import resource
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from driver_contract import DriverContract, NextTierContract, TimelineContract, create, open_descriptors, reserve
-from twin_device import DEADLINE_S, MIB, TwinDevice
+from twin_device import MIB, TwinDevice
 
-from zico.driver import mapping
 from zico.driver.cuda.driver import CudaDriver
 from zico.driver.host import HostDriver
 from zico.driver.owned import close_descriptors
-from zico.driver.record import DEVICE, FUNCTIONS
+from zico.driver.record import DEVICE
 from zico.driver.twin.twin import Twin
 from zico.errors import DriverError
 
@@ -39,26 +37,6 @@ def device(request: pytest.FixtureRequest) -> Iterator[TwinDevice]:
 
 class TestTwinDevice(DriverContract, TimelineContract, NextTierContract):
     """The contract on the twin."""
-
-
-def in_thread(do: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it returns
-    """Run something in a thread of its own and return what it returned."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(do())
-        except BaseException as error:  # noqa: BLE001 - shown to the test's own thread
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(DEADLINE_S)
-    assert not thread.is_alive()
-    if errors:
-        raise errors[0]
-    return results[0]
 
 
 # -- rollback -------------------------------------------------------------------------------------------------------
@@ -331,156 +309,3 @@ def test_one_descriptor_alone_tells_no_size(device: TwinDevice) -> None:
         with pytest.raises(DriverError, match="use import_pieces"):
             device.driver.import_memory(device.driver.export_pieces(memory)[0])
         assert open_descriptors() == before
-
-
-# -- contexts -------------------------------------------------------------------------------------------------------
-
-
-def test_a_new_thread_can_do_everything(device: TwinDevice) -> None:
-    """A thread that never called CUDA creates, maps, registers and synchronises."""
-    page = mmap.mmap(-1, mmap.PAGESIZE)
-    address = np.frombuffer(page, np.uint8).ctypes.data
-
-    def work() -> bytes:
-        driver = device.driver
-        with (
-            create(device, 1) as memory,
-            reserve(device, 1) as window,
-            driver.register_host(address, mmap.PAGESIZE) as counter,
-            driver.create_stream() as stream,
-        ):
-            driver.map(window, 0, memory, 0, UNIT)
-            driver.write_value(stream.handle, counter.device_address, 7)
-            driver.synchronize(stream.handle)
-            device.write(window.handle, b"here")
-            return device.read(window.handle, 4)
-
-    assert in_thread(work) == b"here"
-    assert page[0] == 7
-
-
-def test_another_context_of_the_caller_is_put_back(device: TwinDevice) -> None:
-    """Whoever has a context of their own current has it again after each operation, compiled ones too."""
-    driver = device.driver
-    record = np.zeros(1, DEVICE)
-    own = device.twin.make_context()
-    with create(device, 1) as memory, reserve(device, 1) as window, driver.create_stream() as stream:
-        driver.fill_device(record[0], memory)
-        driver.call("cuCtxSetCurrent", own)
-        operations: list[Callable[[], object]] = [
-            lambda: driver.synchronize(stream.handle),
-            driver.free_bytes,
-            lambda: mapping.map_piece(record[0], window.handle, 0, 0),
-            lambda: mapping.unmap_piece(record[0], window.handle),
-            lambda: CudaDriver(0, device.twin).close(),
-        ]
-        for operation in operations:
-            operation()
-            assert int(driver.call("cuCtxGetCurrent")) == own
-        driver.call("cuCtxSetCurrent", 0)
-
-
-def test_compiled_code_takes_the_primary_context_where_there_is_none() -> None:
-    """A piece is mapped from a thread without a context, on a driver that wants one."""
-    with TwinDevice(needs_context=True) as device, create(device, 1) as memory, reserve(device, 1) as window:
-        record = np.zeros(1, DEVICE)
-        device.driver.fill_device(record[0], memory)
-        assert in_thread(lambda: mapping.map_piece(record[0], window.handle, 0, 0))
-        assert device.is_open(window.handle)
-        device.driver.unmap(window, 0, UNIT)
-
-
-def test_a_context_that_ended_is_current_nowhere() -> None:
-    """What compiled code left current in a thread is not after the driver was closed; the next driver works there."""
-    with Twin(needs_context=True) as twin:
-        for _ in range(2):
-            driver = CudaDriver(0, twin)
-            with driver.create_memory(UNIT, "t") as memory, driver.reserve(UNIT) as window:
-                record = np.zeros(1, DEVICE)
-                driver.fill_device(record[0], memory)
-                assert mapping.map_piece(record[0], window.handle, 0, 0)
-                assert twin.current_context() == record[0]["context"]
-                driver.unmap(window, 0, UNIT)
-            driver.close()
-            assert twin.current_context() == 0
-
-
-def test_closing_a_driver_leaves_another_users_context_alone() -> None:
-    """A framework's primary context stays alive and current when a driver of ours comes and goes."""
-    with TwinDevice() as framework:
-        framework.driver.context.retain()
-        with framework.driver.context.current() as context:
-            second = CudaDriver(0, framework.twin)
-            second.context.retain()
-            second.free_bytes()
-            second.close()
-            second.close()
-            assert int(framework.driver.call("cuCtxGetCurrent")) == context
-            framework.driver.create_stream().close()
-
-
-# -- compiled code and kernels --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("function", ["cuMemMap", "cuMemSetAccess"])
-def test_a_piece_that_cannot_be_mapped_leaves_nothing_mapped(device: TwinDevice, function: str) -> None:
-    """``map_piece`` returns false, nothing stays mapped, and the same call works later whatever was there."""
-    record = np.zeros(1, DEVICE)
-    with create(device, 2) as memory, reserve(device, 1) as window:
-        device.driver.fill_device(record[0], memory)
-        assert mapping.map_piece(record[0], window.handle, 0, 0)
-        device.twin.fail_next(function)
-        assert not mapping.map_piece(record[0], window.handle, 1, 1)
-        assert "mappings" not in device.twin.leaks()
-        assert not mapping.unmap_piece(record[0], window.handle)
-        assert mapping.map_piece(record[0], window.handle, 1, 1)
-        device.driver.unmap(window, 0, UNIT)
-
-
-def test_nothing_is_mapped_over_what_nobody_unmapped(device: TwinDevice) -> None:
-    """``map_piece`` without ``was_mapped`` fails over a mapping and leaves that alone."""
-    record = np.zeros(1, DEVICE)
-    with create(device, 2) as memory, reserve(device, 1) as window:
-        device.driver.fill_device(record[0], memory)
-        assert mapping.map_piece(record[0], window.handle, 0, 0)
-        device.write(window.handle, b"mine")
-        assert not mapping.map_piece(record[0], window.handle, 1, 0)
-        assert device.read(window.handle, 4) == b"mine"
-        device.driver.unmap(window, 0, UNIT)
-
-
-def test_every_function_of_compiled_code_has_an_address(device: TwinDevice) -> None:
-    """The names are those of the record, all different and none zero."""
-    addresses = device.driver.addresses()
-    assert set(addresses) == set(FUNCTIONS)
-    assert len(set(addresses.values())) == len(FUNCTIONS)
-    assert 0 not in addresses.values()
-
-
-def test_a_kernel_is_launched_by_its_address(device: TwinDevice) -> None:
-    """A loaded kernel runs in stream order with the arguments that ``cuLaunchKernel`` was given as pointers."""
-    device.twin.kernel("progress", ctypes.c_uint64, ctypes.c_int64)(lambda twin, at, value: twin.store(at, value))
-    page = mmap.mmap(-1, mmap.PAGESIZE)
-    address = np.frombuffer(page, np.uint8).ctypes.data
-    prototype = ctypes.CFUNCTYPE(
-        ctypes.c_int, ctypes.c_void_p, *([ctypes.c_uint] * 7), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
-    )
-    driver = device.driver
-    with driver.register_host(address, mmap.PAGESIZE) as counter, driver.create_stream() as stream:
-        function = driver.load_kernel(PTX, "progress")
-        values = (ctypes.c_uint64(counter.device_address), ctypes.c_int64(11))
-        pointers = (ctypes.c_void_p * 2)(*(ctypes.addressof(value) for value in values))
-        launch = prototype(driver.addresses()["cuLaunchKernel"])
-        with driver.context.current():
-            assert launch(function, 1, 1, 1, 1, 1, 1, 0, stream.handle, ctypes.addressof(pointers), None) == 0
-        values[1].value = 99  # the driver has read the arguments by now
-        driver.synchronize(stream.handle)
-    assert page[0] == 11
-
-
-def test_a_kernel_that_is_not_there_leaves_no_module(device: TwinDevice) -> None:
-    """A name that the image does not have is an error, and the image is unloaded again."""
-    device.twin.kernel("regress")(lambda _twin: None)
-    with pytest.raises(DriverError, match="NOT_FOUND"):
-        device.driver.load_kernel(PTX, "regress")
-    assert "modules" not in device.twin.leaks()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from twin_device import DEADLINE_S, MIB, TwinDevice
+from threads import result_in_thread
+from twin_device import MIB, TwinDevice
 
 from zico.device_timeline import DeviceTimeline
 from zico.errors import DriverError
@@ -24,7 +24,6 @@ WITHOUT_KERNELS = {"COMPUTE_CAPABILITY_MAJOR": 6}
 WORD_BYTES = 64
 """Between two counters, as the pool lays them out."""
 INVALID_HANDLE = 400
-
 _FOUR = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
 _ONE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
@@ -99,22 +98,12 @@ def test_a_stream_that_waits_goes_on_when_the_broker_writes(way: Way) -> None:
         assert way.synchronize() == 0
 
 
-def in_thread(function: Any) -> Any:  # noqa: ANN401 - whatever it returns
-    """Run a function in a new thread, which has no context."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(function()), daemon=True)
-    thread.start()
-    thread.join(DEADLINE_S)
-    assert found, "it did not end"
-    return found[0]
-
-
 def test_threads_without_a_context_can_mark(way: Way) -> None:
     """A thread that has never called CUDA gets the device's context for the call, and keeps it as a runtime's would."""
     with way.device.driver.create_stream() as stream:
-        assert in_thread(lambda: way.mark(stream.handle, 0, 1)) == 0
-        assert in_thread(lambda: way.wait(stream.handle, 0, 1)) == 0
-        assert in_thread(way.synchronize) == 0
+        assert result_in_thread(lambda: way.mark(stream.handle, 0, 1)) == 0
+        assert result_in_thread(lambda: way.wait(stream.handle, 0, 1)) == 0
+        assert result_in_thread(way.synchronize) == 0
     assert way.counter(0) == 1
 
 
@@ -129,7 +118,7 @@ def test_a_threads_own_context_is_put_back(way: Way) -> None:
         return (*done, int(twin.cuCtxGetCurrent()[1]))
 
     with way.device.driver.create_stream() as stream:
-        assert in_thread(marked) == (0, INVALID_HANDLE, other)
+        assert result_in_thread(marked) == (0, INVALID_HANDLE, other)
         assert way.synchronize() == 0
 
 

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import functools
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isolated import isolated
 from members import Tenant, check_counters, grab, job_of, join, make_pool, tenants
+from threads import DEADLINE_S, in_thread, until
 
 from zico.compiled import array_at, compiled, libc_address
 from zico.heap import allocator, evicting
@@ -26,26 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Record = Any
-DEADLINE_S = 30.0
 PAGE_BYTES = 4096
 MOST_ROUNDS = 1 << 40
 _I64 = np.dtype("i8")
-
-
-def _in_thread(work: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
-
-
-def _until(condition: Callable[[], object]) -> None:
-    """Look until the condition holds; the table has no event for what is looked at."""
-    event = threading.Event()
-    for _ in range(int(DEADLINE_S * 1000)):
-        if condition():
-            return
-        event.wait(0.001)
-    pytest.fail("never happened")
 
 
 def evict(tenant: Tenant, n: int) -> int:
@@ -113,8 +96,8 @@ class _Writers:
         self._address, self._n_words = address, n_words
         self._stop = np.zeros(1, np.int64)
         self._shadows = np.zeros((2, n_words), np.int64)
-        self._threads = [_in_thread(functools.partial(self._count, i)) for i in range(2)]
-        self._threads.append(_in_thread(self._read))
+        self._threads = [in_thread(functools.partial(self._count, i)) for i in range(2)]
+        self._threads.append(in_thread(self._read))
 
     def _count(self, i: int) -> None:
         words, shadow = self._address + 8 * i, self._shadows[i].ctypes.data
@@ -236,15 +219,15 @@ def test_a_job_at_its_boundary_evicts_what_persists() -> None:
         Tenant(pool, wait_limit_s=DEADLINE_S) as b,
     ):
         weights = a.allocate(4 * GRANULE_BYTES)
-        thread = _in_thread(a.mark)
-        _until(lambda: a.job["state"] == JobState.BOUNDARY)
+        thread = in_thread(a.mark)
+        until(lambda: a.job["state"] == JobState.BOUNDARY)
         first = b.allocate(4 * GRANULE_BYTES)
         second = b.allocate(3 * GRANULE_BYTES)  # alone there is nobody else to free anything
         assert not b.is_spilled(second)
         assert (a.job["held"], a.job["evicted"], a.job["persistent"]) == (1, 3, 4)
         a.check(weights)
         b.free(first)
-        _until(lambda: pool.admit(job_of(a.member)) or not thread.is_alive())
+        until(lambda: pool.admit(job_of(a.member)) or not thread.is_alive())
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
         assert (a.job["held"], a.job["evicted"]) == (4, 0)

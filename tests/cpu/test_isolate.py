@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from heap_machine import HeapMachine
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from isolated import N_REGIONS, REGION_BYTES, IsolatedTenant, Refusing, bytes_found, fill, isolated, take
 from members import acquire, check_counters, free_list, is_mapped, job_of, owners
-from test_heap import HeapMachine
 
 from zico.heap import allocator
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from device_jobs import DEADLINE_S, MIB, jobs, make_device_pool, train_beside
 from hypothesis import settings
 from hypothesis.stateful import invariant
 from members import check_counters, counters, is_mapped, job_of, join
 from software_device import SoftwareDevice
-from test_timeline_heap import DEADLINE_S, MIB, HeapTimelineMachine, jobs, make_device_pool, train_beside
+from timeline_machine import HeapTimelineMachine
 
 from zico.errors import ConfigError
 from zico.heap import on_stream

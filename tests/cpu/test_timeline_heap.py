@@ -2,149 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
-from device_tenant import DeviceTenant
+from device_jobs import DEADLINE_S, KIB, MIB, REGION_BYTES, jobs, train_beside
 from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from members import check_counters, counters, issued, job_of
+from members import counters, issued
 from software_device import REFUSED, SoftwareDevice
+from timeline_machine import HeapTimelineMachine
 
 from zico.heap import allocator, on_stream
 from zico.heap.layout import CHUNK_BYTES, MAX_DEFERRED
 from zico.pool.layout import STREAMS
-from zico.pool.table import PoolTable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-Record = Any
-KIB, MIB = 1 << 10, 1 << 20
-REGION_BYTES = MIB
-DEADLINE_S = 60.0
-SIZES = st.one_of(st.integers(1, 32 * KIB), st.integers(32 * KIB, 300 * KIB), st.integers(300 * KIB, 3 * MIB))
-
-
-def make_device_pool(n_regions: int, *, isolate: bool = False) -> PoolTable:
-    """Make a pool on the host's memory whose jobs are to be on the software device."""
-    return PoolTable.create(
-        budget_bytes=n_regions * REGION_BYTES,
-        region_bytes=REGION_BYTES,
-        use_claims=False,
-        self_admit=True,
-        on_timeline=True,
-        isolate=isolate,
-    )
-
-
-class HeapTimelineMachine(RuleBasedStateMachine):
-    """Two jobs with two streams each allocate, use, free, share and die, while the device goes on at will."""
-
-    isolate = False
-
-    @initialize(n=st.integers(3, 10), spacing=st.sampled_from([0, 0, 2 * REGION_BYTES]))
-    def begin(self, n: int, spacing: int) -> None:
-        """Make the pool, the device and the jobs."""
-        self.stack = contextlib.ExitStack()
-        self.pool = self.stack.enter_context(make_device_pool(n, isolate=self.isolate))
-        self.device = SoftwareDevice()
-        self.spacing = spacing
-        self.tenants = [self._join() for _ in range(2)]
-        self.before = counters(self.pool).copy()
-        self.faults: list[str] = []
-
-    def _join(self) -> DeviceTenant:
-        tenant = DeviceTenant(self.pool, self.device, spacing_bytes=self.spacing, wait_limit_s=0.002)
-        self.stack.callback(tenant.close)
-        return tenant
-
-    def teardown(self) -> None:
-        """When all is freed and the device has done everything, everything is free again and no wait is left."""
-        if not hasattr(self, "stack"):
-            return
-        with self.stack:
-            for tenant in self.tenants:
-                tenant.free_all()
-            for tenant in self.tenants:
-                on_stream.settle(tenant.record[0])
-            for tenant in self.tenants:
-                tenant.settle()
-                tenant.check_empty()
-                assert not tenant.faults
-            check_counters(self.pool)
-
-    def _pick(self, data: st.DataObject) -> DeviceTenant:
-        return self.tenants[data.draw(st.integers(0, 1))]
-
-    @rule(data=st.data(), sizes=st.lists(SIZES, min_size=1, max_size=4), stream=st.integers(0, 1))
-    def allocate(self, data: st.DataObject, sizes: list[int], stream: int) -> None:
-        """A job allocates for a stream; kernels of that stream use what it got."""
-        tenant = self._pick(data)
-        for size in sizes:
-            tenant.allocate(size, stream)
-
-    @rule(data=st.data(), which=st.integers(0, 1 << 20))
-    def free(self, data: st.DataObject, which: int) -> None:
-        """A job frees a tensor behind its last kernel."""
-        tenant = self._pick(data)
-        if tenant.live:
-            tenant.free(tenant.live[which % len(tenant.live)])
-
-    @rule(data=st.data())
-    def free_all(self, data: st.DataObject) -> None:
-        """A job ends an iteration."""
-        tenant = self._pick(data)
-        tenant.free_all()
-        allocator.mark(tenant.record[0])
-
-    @rule(data=st.data(), which=st.integers(0, 1 << 20), stream=st.integers(0, 1))
-    def use_elsewhere(self, data: st.DataObject, which: int, stream: int) -> None:
-        """A tensor is used on another stream, too."""
-        tenant = self._pick(data)
-        if tenant.live:
-            tenant.use_on(tenant.live[which % len(tenant.live)], stream)
-
-    @rule(choices=st.lists(st.integers(0, 9), min_size=1, max_size=12))
-    def device_goes_on(self, choices: list[int]) -> None:
-        """The device does something on some streams."""
-        if self.device.queues:
-            for choice in choices:
-                self.device.step_any(choice)
-
-    @rule()
-    def device_catches_up(self) -> None:
-        """The device does all that it can."""
-        while self.device.queues and self.device.step_any(0):
-            pass
-
-    @rule(data=st.data())
-    def die(self, data: st.DataObject) -> None:
-        """Invariant 5: a job dies with all its device work, and another comes in its place."""
-        which = data.draw(st.integers(0, 1))
-        self.faults += self.tenants[which].faults
-        self.tenants[which].die()
-        self.tenants[which] = self._join()
-
-    @invariant()
-    def agrees(self) -> None:
-        """Invariants 1, 2 and 4: no kernel has found another's bytes, and no counter has fallen."""
-        if not hasattr(self, "stack"):
-            return
-        assert not self.faults
-        for tenant in self.tenants:
-            assert not tenant.faults
-            assert tenant.record[0]["bad_frees"] == tenant.record[0]["failures"] == 0
-        check_counters(self.pool)
-        now = counters(self.pool)
-        assert (now >= self.before).all()
-        self.before = now.copy()
-
 
 HeapTimelineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 TestHeapTimeline = HeapTimelineMachine.TestCase
@@ -168,22 +39,6 @@ def _compiled() -> None:
             job.free(tensor)
             allocator.mark(job.record[0])
         job.settle()
-
-
-@contextlib.contextmanager
-def jobs(
-    device: SoftwareDevice,
-    n_regions: int,
-    count: int,
-    *,
-    isolate: bool = False,
-    **options: Any,  # noqa: ANN401 - of DeviceTenant
-) -> Iterator[list[DeviceTenant]]:
-    """Make a pool and jobs with heaps in it."""
-    options.setdefault("wait_limit_s", 0.005)
-    with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(make_device_pool(n_regions, isolate=isolate))
-        yield [stack.enter_context(DeviceTenant(pool, device, **options)) for _ in range(count)]
 
 
 def test_a_region_is_handed_over_with_no_cpu_waiting(device: SoftwareDevice) -> None:
@@ -508,51 +363,6 @@ def test_without_chunk_records_small_tensors_are_blocks(device: SoftwareDevice) 
         job.free_all()
         job.settle()
         job.check_empty()
-
-
-def _go_on(device: SoftwareDevice, stop: threading.Event) -> None:
-    """Be the device: do things in random order, with pauses, until told to stop."""
-    rng = random.Random(1)  # noqa: S311 - a test's
-    while not stop.is_set():
-        for _ in range(rng.randrange(1, 40)):
-            if not (device.queues and device.step_any(rng.randrange(10))):
-                break
-
-
-def _train(tenant: DeviceTenant) -> None:
-    """Be a job: iterations with tensors of all sizes on two streams, some used on both."""
-    rng = random.Random(job_of(tenant.member))  # noqa: S311 - a test's
-    for _ in range(15):
-        for _ in range(12):
-            tensor = tenant.allocate(rng.choice([200, 5000, 90 * KIB, MIB, 3 * MIB // 2]), rng.randrange(2))
-            if tensor and rng.random() < 0.2:
-                tenant.use_on(tensor, rng.randrange(2))
-            if tenant.live and rng.random() < 0.5:
-                tenant.free(tenant.live[rng.randrange(len(tenant.live))])
-        tenant.free_all()
-        allocator.mark(tenant.record[0])
-
-
-def train_beside(tenants: list[DeviceTenant], device: SoftwareDevice) -> None:
-    """Let jobs train, each in its thread, with the device in another."""
-    for tenant in tenants:  # what is called first may compile, for longer than the deadline
-        for size in (200, MIB):
-            tensor = tenant.allocate(size)
-            assert tensor is not None
-            tenant.use_on(tensor, 1)
-        tenant.free_all()
-        allocator.mark(tenant.record[0])
-        tenant.settle()
-    stop = threading.Event()
-    threads = [threading.Thread(target=_train, args=(tenant,), daemon=True) for tenant in tenants]
-    runner = threading.Thread(target=_go_on, args=(device, stop), daemon=True)
-    for thread in (*threads, runner):
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    stop.set()
-    runner.join(DEADLINE_S)
-    assert not any(thread.is_alive() for thread in (*threads, runner))
 
 
 def test_two_jobs_train_beside_each_other_on_a_device_that_lags(device: SoftwareDevice) -> None:

@@ -1,0 +1,205 @@
+"""Waits in a pool end when they should, whoever ends them; threads of several members."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from members import HOUR_NS, acquire, check_counters, give_profile, grab, job_of, joined, make_pool, release
+from pool_model import INSIDE
+
+from zico.pool import safety, waiting
+from zico.pool.layout import CURVE_BINS, NOBODY, JobState
+from zico.pool.regions import GRANTED, WAIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zico.pool.table import PoolTable
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def pool() -> Iterator[PoolTable]:
+    """Make a pool of ten regions in which nobody starts unasked."""
+    with make_pool(10, unasked=False) as pool:
+        yield pool
+
+
+# -- waits ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_release_wakes_whoever_waits_for_memory(pool: PoolTable) -> None:
+    """Invariant 7: a thread that sleeps until the pool changes is woken by a release, long before its slice ends."""
+    with joined(pool, 2) as (first, second):
+        second.member[0]["slice"] = (1000, 0)
+        (r,) = grab(first, 1)
+        waiting.start_waiting(second.member[0], 1)
+        sequence = int(pool.header["sequence"])
+        thread = threading.Thread(target=waiting.sleep_until_change, args=(second.member[0], sequence), daemon=True)
+        thread.start()
+        release(first, [r])
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+def test_an_admission_wakes_the_job_without_its_python(pool: PoolTable) -> None:
+    """Invariant 7: a job that sleeps at its boundary goes on when it is admitted."""
+    with joined(pool, 1) as (member,):
+        member.member[0]["slice"] = (1000, 0)
+        assert not waiting.finish_iteration(member.member[0])
+        thread = threading.Thread(target=waiting.await_admission, args=(member.member[0],), daemon=True)
+        thread.start()
+        assert pool.admit(job_of(member))
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+        assert pool.jobs[job_of(member)]["boundary_since_ns"] == 0
+
+
+def test_without_a_broker_jobs_admit_themselves_and_bury_the_dead(pool: PoolTable) -> None:
+    """Invariant 7: when the broker's process is gone a job starts as soon as that is safe, and reaps dead jobs."""
+    gone = _dead_pid()
+    with joined(pool, 2) as (member, dead):
+        grab(dead, 7)
+        pool.jobs[job_of(dead)]["pid"] = gone
+        pool.header["broker_pid"] = gone
+        assert not waiting.finish_iteration(member.member[0])
+        waiting.await_admission(member.member[0])
+        assert pool.jobs[job_of(member)]["state"] == JobState.RUNNING
+        assert pool.jobs[job_of(dead)]["state"] == JobState.EMPTY
+        check_counters(pool)
+        grab(member, 10)
+
+
+def _dead_pid() -> int:
+    """Return the number of a process that has been and is no more."""
+    import subprocess
+    import sys
+
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait(DEADLINE_S)
+    return child.pid
+
+
+def test_a_state_in_which_nobody_runs_is_given_up_sooner(pool: PoolTable) -> None:
+    """A job inside its iteration with no waiting thread makes the others more patient, but not for ever."""
+    with joined(pool, 2) as (a, b):
+        waiting.start_waiting(a.member[0], 3)
+        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BESIDE_RUNNING_NS
+        waiting.start_waiting(b.member[0], 2)
+        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_NS
+        first = waiting.standstill(a.member[0])
+        assert first == waiting.standstill(b.member[0])
+        pool.jobs[job_of(b)]["progress"] += 1
+        assert waiting.standstill(a.member[0]) != first
+        assert not waiting.is_first_to_yield(a.member[0])
+        assert waiting.is_first_to_yield(b.member[0])
+        pool.jobs[job_of(b)]["need"] = 3
+        assert waiting.is_first_to_yield(a.member[0])
+        assert not waiting.is_first_to_yield(b.member[0])
+
+
+@pytest.mark.parametrize("state", INSIDE)
+def test_some_waiting_job_always_yields_first(pool: PoolTable, state: JobState) -> None:
+    """Invariant 7: when all jobs wait, exactly one of those in an iteration is the first to use the next tier."""
+    with joined(pool, 2) as (a, b):
+        for member in (a, b):
+            waiting.start_waiting(member.member[0], 2)
+        pool.jobs[job_of(b)]["state"] = state
+        assert sum(bool(waiting.is_first_to_yield(member.member[0])) for member in (a, b)) == 1
+        pool.jobs[job_of(b)]["state"] = JobState.RUNNING
+
+
+def test_the_broker_is_notified_once_until_it_looks(pool: PoolTable) -> None:
+    """With a job at its boundary the first release writes the eventfd, later ones do not until the broker looks."""
+    with joined(pool, 2) as (a, b):
+        held = grab(b, 4)
+        assert not waiting.finish_iteration(a.member[0])
+        assert os.eventfd_read(pool.notify_fd) == 1
+        release(b, held[:1])
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(pool.notify_fd)
+        pool.clear_notified()
+        release(b, held[1:2])
+        release(b, held[2:3])
+        assert os.eventfd_read(pool.notify_fd) == 1
+
+
+def test_an_unprofiled_job_grows_alone_and_not_for_ever(pool: PoolTable) -> None:
+    """While a first iteration grows no other first iteration may; it loses the right by time, or by its end."""
+    with joined(pool, 2) as (a, b):
+        grab(a, 1)
+        pool.header["alone_since_ns"] = time.monotonic_ns() + HOUR_NS
+        assert acquire(b, [NOBODY])[0] == WAIT
+        for change in (
+            ("header", "alone_since_ns", time.monotonic_ns() - 2 * safety.ALONE_FRESH_NS),
+            ("job", "alone_spent_ns", safety.ALONE_LIMIT_NS + 1),
+            ("job", "profiled", 1),
+        ):
+            record = pool.header if change[0] == "header" else pool.jobs[job_of(a)]
+            before = record[change[1]].copy()
+            record[change[1]] = change[2]
+            (r,) = grab(b, 1)
+            release(b, [r])
+            record[change[1]] = before
+            pool.header["alone_job"] = job_of(a)
+            pool.header["alone_since_ns"] = time.monotonic_ns() + HOUR_NS
+        assert acquire(b, [NOBODY])[0] == WAIT
+
+
+# -- threads --------------------------------------------------------------------------------------------------------
+
+
+def test_threads_of_several_members_keep_the_table_right() -> None:
+    """Invariants 1 and 2: four members take and give at once; nothing is lost and nobody gets another's region."""
+    with make_pool(24, claims=False) as pool, joined(pool, 4) as members:
+        claimed = np.full(24, NOBODY)
+        faults: list[str] = []
+
+        def hammer(member: PoolTable) -> None:
+            rng = np.random.default_rng(job_of(member))
+            held: list[int] = []
+            for _ in range(1500):
+                wanted = rng.integers(-1, 24, rng.integers(1, 5)).tolist()
+                status, granted = acquire(member, wanted)
+                if status == GRANTED:
+                    if (claimed[granted] != NOBODY).any():
+                        faults.append("granted twice")
+                    claimed[granted] = job_of(member)
+                    held += granted
+                give = held[: rng.integers(0, len(held) + 1)]
+                if give:
+                    claimed[give] = NOBODY
+                    release(member, give)
+                    held = held[len(give) :]
+                if pool.header["peak_granted"] > 24:
+                    faults.append("above the budget")
+            claimed[held] = NOBODY
+            release(member, held)
+
+        threads = [threading.Thread(target=hammer, args=(member,), daemon=True) for member in members]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert not any(thread.is_alive() for thread in threads)
+        assert faults == []
+        check_counters(pool)
+        assert pool.header["granted"] == 0
+        assert pool.header["recoveries"] == 0
+
+
+def test_claims_arrays_have_room_for_every_bin() -> None:
+    """A profile may use all of its bins; the last one is read and written inside the arrays."""
+    with make_pool(10) as pool, joined(pool, 1) as (member,):
+        record = pool.jobs[job_of(member)]
+        give_profile(record, [1] * (CURVE_BINS - 1) + [5])
+        record["progress"] = CURVE_BINS - 1
+        grab(member, 5)
+        record["progress"] = CURVE_BINS + 1000
+        assert acquire(member, [NOBODY])[0] == GRANTED
+        assert record["claim_extra"] == 1

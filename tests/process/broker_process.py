@@ -1,0 +1,175 @@
+"""A broker process, and processes that are members of its pool."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zico.broker.client import BrokerClient, Membership
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from zico.broker import messages as m
+
+ROOT = Path(__file__).parents[2]
+MIB = 1 << 20
+REGION_BYTES = 4 * MIB
+N_REGIONS = 16
+BUDGET_BYTES = N_REGIONS * REGION_BYTES
+PATIENCE_S = 120
+"""For compiling on a machine that has never run this; seconds otherwise."""
+
+
+# -- the broker -----------------------------------------------------------------------------------------------------
+
+
+class Broker:
+    """A broker process on a socket of its own."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        """Start it; ``wait_ready`` says when it listens."""
+        self.socket = directory / "zico" / "s"
+        self.record = directory / "record.npz"
+        self.process = start_python(
+            "-m", "zico.broker",
+            "--socket", str(self.socket),
+            "--budget-bytes", str(BUDGET_BYTES),
+            "--region-bytes", str(REGION_BYTES),
+            "--record", str(self.record),
+            "--no-warm",
+            *options,
+        )  # fmt: skip
+        self.client = BrokerClient(self.socket, deadline_s=20)
+
+    def wait_ready(self) -> None:
+        """Wait until it has said that it listens."""
+        assert read_line(self.process) == "ready"
+
+    def until(self, condition: Callable[[m.Status], bool], within_s: float) -> m.Status:
+        """Return the first status that meets the condition; fail if none does in time."""
+        end_s = time.monotonic() + within_s
+        while not condition(status := self.client.status()):
+            assert time.monotonic() < end_s, f"still {status}"
+        return status
+
+    def names(self) -> list[str]:
+        """Return the members' names."""
+        return [job.name for job in self.client.status().jobs]
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Send the signal; return the exit code and what it wrote on stderr."""
+        self.client.close()
+        self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=20)
+        return self.process.returncode, errors
+
+
+def start_python(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """Start Python on this checkout, its three streams piped, with these variables in its environment."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    """Return the process's next line; fail with its stderr if it ends or says nothing in time."""
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
+    line = process.stdout.readline().strip() if readable else ""
+    if not line:
+        process.kill()
+        pytest.fail(f"said nothing: {process.communicate()[1]}")
+    return line
+
+
+def tell(process: subprocess.Popen[str], line: str) -> None:
+    """Write a line to the process's stdin."""
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """End the process and close its streams."""
+    process.kill()
+    process.communicate(timeout=20)
+
+
+# -- jobs -----------------------------------------------------------------------------------------------------------
+
+
+JOB_SCRIPT = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from zico.broker.client import BrokerClient
+from zico.pool import regions, waiting
+from zico.pool.table import PoolTable
+
+def say(*words):
+    print(*words, flush=True)
+
+membership = BrokerClient(Path(sys.argv[1])).join(sys.argv[2], "torch")
+pool = PoolTable.join_pool(membership.memory_fd, membership.table_fd, membership.notify_fd, membership.job)
+me = pool.member[0]
+say("joined", membership.job)
+for line in sys.stdin:
+    command, *numbers = line.split()
+    if command == "hold":
+        wanted = np.full(int(numbers[0]), -1, np.int32)
+        say("held", regions.try_acquire(me, wanted, len(wanted)))
+    elif command == "iterate":
+        if not waiting.finish_iteration(me):
+            say("boundary")
+            waiting.await_admission(me)
+        waiting.begin_iteration(me)
+        say("began")
+    elif command == "fork":
+        child = os.fork()
+        if not child:
+            sys.stdin.read()
+            os._exit(0)
+        say("child", child)
+    elif command == "exec":
+        os.execv(sys.executable, [sys.executable, "-c", os.environ["JOB_SCRIPT"], *sys.argv[1:]])
+    elif command == "leave":
+        membership.leave()
+        say("left")
+"""
+
+
+@contextlib.contextmanager
+def job(broker: Broker, name: str, hold: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """Run a job that holds so many regions; it is killed on the way out."""
+    process = start_python("-c", JOB_SCRIPT, str(broker.socket), name, JOB_SCRIPT=JOB_SCRIPT)
+    try:
+        assert read_line(process).startswith("joined")
+        if hold:
+            tell(process, f"hold {hold}")
+            assert read_line(process) == "held 0"
+        yield process
+    finally:
+        kill(process)
+
+
+def close_all(membership: Membership) -> None:
+    """Leave and close what came with the membership."""
+    membership.leave()
+    for fd in (membership.memory_fd, membership.table_fd, membership.notify_fd):
+        os.close(fd)

@@ -1,0 +1,63 @@
+"""Brokers of a test: one of its own, or one that many share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from broker_messages import no_descriptor_left
+from broker_process import Broker, close_all, kill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
+    """Give a function that starts brokers; they are killed afterwards, and no descriptor stays open here."""
+    brokers: list[Broker] = []
+
+    def start_broker(*options: str, ready: bool = True) -> Broker:
+        brokers.append(Broker(tmp_path, *options))
+        if ready:
+            brokers[-1].wait_ready()
+        return brokers[-1]
+
+    with no_descriptor_left():
+        yield start_broker
+        for broker in brokers:
+            broker.client.close()
+            kill(broker.process)
+
+
+@pytest.fixture
+def broker(start: Callable[..., Broker]) -> Broker:
+    """Give a broker with the policy ``none``."""
+    return start("--policy", "none")
+
+
+@pytest.fixture(scope="module")
+def veteran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """Give one broker to all tests that cannot disturb it; earlier attackers may still be LEAVING in it."""
+    broker = Broker(tmp_path_factory.mktemp("veteran"), "--policy", "none")
+    try:
+        broker.wait_ready()
+        yield broker
+    finally:
+        broker.client.close()
+        kill(broker.process)
+
+
+@pytest.fixture
+def undisturbed(veteran: Broker) -> Iterator[Broker]:
+    """Give the veteran with a bystander in it; afterwards the bystander must still be a member, and alone as one."""
+    with no_descriptor_left():
+        bystander = veteran.client.join("bystander", "torch")
+        yield veteran
+        status = veteran.client.status()
+        close_all(bystander)
+        veteran.client.close()
+    states = {job.job: job.state for job in status.jobs}
+    assert states.pop(bystander.job) == "running"
+    assert set(states.values()) <= {"leaving"}
