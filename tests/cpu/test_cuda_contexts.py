@@ -28,7 +28,7 @@ PTX = b".visible .entry progress(.param .u64 counter, .param .u64 value)"
 @pytest.fixture(params=[False, True], ids=["no context needed", "context needed"])
 def device(request: pytest.FixtureRequest) -> Iterator[TwinDevice]:
     """Return a device that wants a context for virtual memory, or not."""
-    with TwinDevice(needs_context=request.param) as device:
+    with TwinDevice(needs_context=request.param, host_bytes=64 * MIB) as device:
         yield device
 
 
