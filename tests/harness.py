@@ -253,6 +253,14 @@ class Pool:
         """Return a condition: a counter of each of the jobs is above a number, or above one for each."""
         return lambda: bool(np.all(self.jobs[field][places] > than))
 
+    def waits_for_memory(self, job: LightJob) -> None:
+        """Wait until a thread of the job waits in an allocation."""
+        until(lambda: self.jobs[job.place]["waiting_threads"] > 0, 5, "the job waits for memory")
+
+    def waits_at_boundary(self, job: LightJob) -> None:
+        """Wait until the job waits for admission."""
+        until(lambda: self.jobs[job.place]["state"] == JobState.BOUNDARY, 5, "the job waits at its boundary")
+
     def kill_broker(self) -> None:
         """Kill the broker and wait until its number is free."""
         self._end()

@@ -1,4 +1,4 @@
-"""Brokers of a test: one of its own, or one that many share."""
+"""Brokers of a test, its own or one that many share, and the process that light jobs are forked from."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from broker_messages import no_descriptor_left
 from broker_process import Broker, close_all, kill
+from harness import Nursery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,3 +62,11 @@ def undisturbed(veteran: Broker) -> Iterator[Broker]:
     states = {job.job: job.state for job in status.jobs}
     assert states.pop(bystander.job) == "running"
     assert set(states.values()) <= {"leaving"}
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """Give the process that this module's jobs are forked from."""
+    made = Nursery()
+    yield made
+    made.close()

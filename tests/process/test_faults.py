@@ -15,18 +15,10 @@ from harness import LIMIT_S, LightJob, Look, Nursery, Pool, pool, until
 from zico.pool.layout import NOBODY, JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 KILLS = 20
 FOR_EVER = 1_000_000
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """Give the process that this module's jobs are forked from."""
-    made = Nursery()
-    yield made
-    made.close()
 
 
 def ready(job: LightJob, regions: int = 0) -> LightJob:
@@ -40,16 +32,6 @@ def ready(job: LightJob, regions: int = 0) -> LightJob:
 def exceeds(made: Pool, field: str, jobs: tuple[LightJob, ...], than: Any) -> Callable[[], bool]:  # noqa: ANN401 - one or many
     """Return a condition: a counter of each of the jobs is above a number, or above one for each."""
     return made.exceeds(field, [job.place for job in jobs], than)
-
-
-def waits_for_memory(made: Pool, job: LightJob) -> None:
-    """Wait until a thread of the job waits in an allocation."""
-    until(lambda: made.jobs[job.place]["waiting_threads"] > 0, 5, "the job waits for memory")
-
-
-def waits_at_boundary(made: Pool, job: LightJob) -> None:
-    """Wait until the job waits for admission."""
-    until(lambda: made.jobs[job.place]["state"] == JobState.BOUNDARY, 5, "the job waits at its boundary")
 
 
 def gone(made: Pool, job: LightJob) -> Callable[[Look], bool]:
@@ -71,7 +53,7 @@ def test_memory_of_a_killed_idle_job_is_granted_to_whoever_waits_within_a_second
         ready(other)
         ready(victim, 12)
         other.tell("hold 8")
-        waits_for_memory(made, other)
+        made.waits_for_memory(other)
         begin_s = time.monotonic()
         victim.kill()
         assert other.answer(LIMIT_S) == "1"
@@ -87,7 +69,7 @@ def test_a_job_killed_while_it_waits_for_memory_leaves_nothing_behind(nursery: N
         ready(victim, 3)
         assert holder.ask("hold 12") == "1"
         victim.tell("hold 6")
-        waits_for_memory(made, victim)
+        made.waits_for_memory(victim)
         victim.kill()
         made.settled(gone(made, victim), "the dead job's place is free").check()
         assert holder.ask("hold 4", LIMIT_S) == "1"
@@ -107,7 +89,7 @@ def test_of_two_that_wait_the_living_gets_the_memory(nursery: Nursery) -> None:
         assert holder.ask("hold 12") == "1"
         for job in (victim, other):
             job.tell("hold 6")
-            waits_for_memory(made, job)
+            made.waits_for_memory(job)
         victim.kill()
         assert holder.ask("free") == "freed"
         assert other.answer(LIMIT_S) == "1"
@@ -125,7 +107,7 @@ def test_a_job_killed_at_its_boundary_holds_nobody_up(nursery: Nursery) -> None:
         assert victim.ask("hold 5") == "1"
         for job in (victim, other):
             job.tell("mark")
-            waits_at_boundary(made, job)
+            made.waits_at_boundary(job)
         victim.kill()
         made.settled(gone(made, victim), "the dead job's place is free").check()
         running.tell("mark")
@@ -142,7 +124,7 @@ def test_whoever_waits_at_its_boundary_for_a_killed_job_starts_within_a_second(n
     ):
         ready(victim, 10)
         other.tell("mark")
-        waits_at_boundary(made, other)
+        made.waits_at_boundary(other)
         begin_s = time.monotonic()
         victim.kill()
         assert other.answer(LIMIT_S) == "began"
@@ -211,7 +193,7 @@ def test_a_job_at_its_boundary_starts_without_a_broker(nursery: Nursery) -> None
     with pool(regions=16, policy="serial") as made, nursery.job(made, "a") as a, nursery.job(made, "b") as b:
         ready(a)
         b.tell("mark")
-        waits_at_boundary(made, b)
+        made.waits_at_boundary(b)
         made.kill_broker()
         assert b.answer(LIMIT_S) == "began"
         assert a.ask("mark", LIMIT_S) == "began"

@@ -20,14 +20,6 @@ PEAK = 6
 MORE_ITERATIONS = 20
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """Give the process that this module's jobs are forked from."""
-    made = Nursery()
-    yield made
-    made.close()
-
-
 def trains(made: Pool, *jobs: LightJob) -> None:
     """Let jobs train for ever, and wait until each is known."""
     for job in jobs:
@@ -85,7 +77,7 @@ def test_a_raised_budget_wakes_whoever_waits(nursery: Nursery) -> None:
         assert holder.ask("hold 12") == "1"
         made.client.change(Change(budget_bytes=12 * made.region_bytes))
         other.tell("hold 4")
-        until(lambda: made.jobs[other.place]["waiting_threads"] > 0, LIMIT_S, "the job waits for memory")
+        made.waits_for_memory(other)
         made.client.change(Change(budget_bytes=16 * made.region_bytes))
         assert other.answer(LIMIT_S) == "1"
         assert made.look().held(other.place) == 4
