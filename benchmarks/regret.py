@@ -25,6 +25,8 @@ from zico.scheduler.planned import decide
 from zico.scheduler.policies import policy_named
 from zico.scheduler.simulate import Load, Simulation
 from zico.scheduler.state import Profile
+from zico.trace.curve import merge
+from zico.trace.layout import CURVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +41,11 @@ WARM_UP = 60
 ITERATIONS = 200
 """Of the longest job, after the warm-up."""
 SEEDS = 2
+MENDED = 16
+"""Iterations after which a profile is what its job does, whatever was believed at first."""
+WRONG = 0.15
+PROFILES = {"right": "right", "first": f"{WRONG:.0%} wrong at first", "wrong": f"{WRONG:.0%} wrong for ever"}
+"""What the scheduler is told. In size and time each may be wrong by up to that."""
 POLICIES: dict[str, CompiledPolicy] = {
     "zico": policy_named("zico"),
     "shift": Compiled("shift", decide),  # which is what ``zico`` does without a plan
@@ -56,6 +63,8 @@ class Job:
     jitter: float = 0.0
     believed: tuple[int, ...] | None = None
     believed_step_ns: int = 0
+    mends: bool = False
+    """What is believed follows what the job does, by the rule by which recorded iterations are folded in."""
 
     @property
     def duration_ns(self) -> int:
@@ -66,8 +75,9 @@ class Job:
         """Return the job as the simulator takes it."""
         true = _profile(self.levels, self.step_ns)
         believed = None if self.believed is None else _profile(self.believed, self.believed_step_ns)
+        later = mended(believed, true) if believed is not None and self.mends else ()
         name = f"{self.shape} {number}"
-        return Load(name, true, self.levels[-1], believed, self.jitter, arrive_ns=number * 7 * MS)
+        return Load(name, true, self.levels[-1], believed, later, self.jitter, arrive_ns=number * 7 * MS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +110,28 @@ class Case:
 def _profile(levels: Sequence[int], step_ns: int) -> Profile:
     n = len(levels)
     return Profile(tuple(levels), tuple(i * step_ns for i in range(n)), n * step_ns, EVENTS_SHIFT, n << EVENTS_SHIFT)
+
+
+def _recorded(profile: Profile) -> Any:  # noqa: ANN401 - a CURVE record
+    curve = np.zeros(1, CURVE)[0]
+    n = len(profile.held)
+    curve["shift"], curve["n_bins"], curve["n_events"] = profile.shift, n, profile.n_events
+    curve["duration_ns"], curve["held"][:n], curve["t_ns"][:n] = profile.duration_ns, profile.held, profile.t_ns
+    return curve
+
+
+def mended(believed: Profile, true: Profile) -> tuple[tuple[int, Profile], ...]:
+    """Return what is believed after each iteration from the second on, until that changes no more."""
+    folded, later = _recorded(believed), []
+    for done in range(2, 2 + MENDED):
+        merge(folded, _recorded(true))
+        n = int(folded["n_bins"])
+        held, t_ns = (tuple(folded[name][:n].tolist()) for name in ("held", "t_ns"))
+        mended = Profile(held, t_ns, int(folded["duration_ns"]), int(folded["shift"]), int(folded["n_events"]))
+        if later and mended == later[-1][1]:
+            break
+        later.append((done, mended))
+    return tuple(later)
 
 
 # -- shapes: shares of the peak over time from 0 to 1 -----------------------------------------------------------------
@@ -159,8 +191,8 @@ SHAPES = {
 }
 
 
-def random_job(rng: np.random.Generator, step_ns: int, jitter: float, wrong: float) -> Job:
-    """Return a job of random shape, size and length."""
+def random_job(rng: np.random.Generator, step_ns: int, jitter: float, wrong: float, *, mends: bool) -> Job:
+    """Return a job of random shape, size and length, whose profile is wrong by up to such a share."""
     shape = str(rng.choice(list(SHAPES)))
     n, peak, kept = int(rng.integers(60, 251)), int(rng.integers(30, 121)), rng.uniform(0.0, 0.3)
     share = SHAPES[shape](rng)((np.arange(n) + 0.5) / n)
@@ -171,16 +203,17 @@ def random_job(rng: np.random.Generator, step_ns: int, jitter: float, wrong: flo
         return job
     scale, slower = rng.uniform(1 - wrong, 1 + wrong, 2)
     believed = (*(max(keeps, round(x * scale)) for x in levels[:-1]), keeps)
-    return dataclasses.replace(job, believed=believed, believed_step_ns=round(step_ns * slower))
+    return dataclasses.replace(job, believed=believed, believed_step_ns=round(step_ns * slower), mends=mends)
 
 
-def cases(seed: int, n_cases: int, n_jobs: int, jitter: float, wrong: float) -> Iterator[Case]:
+def cases(seed: int, n_cases: int, n_jobs: int, jitter: float, profiles: str) -> Iterator[Case]:
     """Yield random cases: equal and unequal lengths, jobs of one kind and of several."""
+    wrong = 0.0 if profiles == "right" else WRONG
     rng = np.random.default_rng([seed, n_jobs, round(jitter * 100), round(wrong * 100)])
-    group = f"{n_jobs} jobs, jitter {jitter:.0%}" + (f", profiles {wrong:.0%} wrong" if wrong else "")
+    group = f"{n_jobs} jobs, jitter {jitter:.0%}, profiles {PROFILES[profiles]}"
     for number in range(n_cases):
         steps_ns = rng.choice([MS // 2, MS, 2 * MS, 4 * MS], n_jobs) if number % 2 else [2 * MS] * n_jobs
-        jobs = [random_job(rng, int(step_ns), jitter, wrong) for step_ns in steps_ns]
+        jobs = [random_job(rng, int(step_ns), jitter, wrong, mends=profiles == "first") for step_ns in steps_ns]
         if number % 5 == 4:
             jobs = jobs[:1] * n_jobs
         sum_of_peaks = sum(max(job.levels) for job in jobs)
@@ -242,14 +275,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", default="2,3,4,8")
     parser.add_argument("--jitter", default="0,0.1,0.2")
-    parser.add_argument("--wrong", default="0,0.15", help="by what share profiles may be wrong in size and time")
+    parser.add_argument("--profiles", default=",".join(PROFILES), help=str(PROFILES))
     parser.add_argument("--json", type=Path, help="where to write the worst cases")
     arguments = parser.parse_args()
-    numbers = [[float(x) for x in text.split(",")] for text in (arguments.jobs, arguments.jitter, arguments.wrong)]
+    groups = [text.split(",") for text in (arguments.jobs, arguments.jitter, arguments.profiles)]
     everything = []
-    for n_jobs, jitter, wrong in itertools.product(*numbers):
+    for n_jobs, jitter, profiles in itertools.product(*groups):
         since = time.monotonic()
-        found = [judge(case) for case in cases(arguments.seed, arguments.cases, int(n_jobs), jitter, wrong)]
+        found = [judge(case) for case in cases(arguments.seed, arguments.cases, int(n_jobs), float(jitter), profiles)]
         everything += found
         sys.stdout.write(f"{report(found)} ({time.monotonic() - since:.0f} s)\n")
         sys.stdout.flush()

@@ -9,26 +9,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from zico.scheduler.planner import alike, known_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zico.scheduler.state import Plan, Policy, PoolView, Profile
-
-_DURATION_SHIFT = 4
-_PEAK_SHIFT = 5
-"""A profile is another one when it takes a sixteenth longer or shorter, or holds a 32nd more or less: a plan's cells
-are no finer, and profiles grow a little with every iteration."""
+    from zico.scheduler.planner import Known
+    from zico.scheduler.state import Plan, Policy, PoolView
 
 _log = logging.getLogger(__name__)
-
-
-class _Known(NamedTuple):
-    job: int
-    peak: int
-    persistent: int
-    duration_ns: int
 
 
 class Planning:
@@ -37,7 +28,7 @@ class Planning:
     def __init__(self, policy: Policy) -> None:
         """Plan nothing yet."""
         self._policy = policy
-        self._known: tuple[_Known, ...] = ()
+        self._known: tuple[Known, ...] = ()
         self._budget = 0
         self._plan: Plan | None = None
         self._thread: threading.Thread | None = None
@@ -47,8 +38,8 @@ class Planning:
         thinks = self._thread is not None and self._thread.is_alive()
         if self._policy.plan is None or thinks:
             return self._plan
-        known = tuple(_of(job.job, job.persistent, job.profile) for job in view.jobs if job.profile is not None)
-        if view.budget != self._budget or not _alike(known, self._known):
+        known = known_of(view)
+        if view.budget != self._budget or not alike(known, self._known):
             if {one.job for one in known} != {one.job for one in self._known}:
                 self._plan = None
             self._budget, self._known = view.budget, known
@@ -70,17 +61,3 @@ class Planning:
         except Exception:  # noqa: BLE001 - the top of a thread, and jobs go on without a plan
             self._plan = None
             _log.exception("no plan could be made for %s", ", ".join(job.name for job in view.jobs))
-
-
-def _of(job: int, persistent: int, profile: Profile) -> _Known:
-    return _Known(job, profile.peak, persistent, profile.duration_ns)
-
-
-def _alike(some: tuple[_Known, ...], others: tuple[_Known, ...]) -> bool:
-    return len(some) == len(others) and all(
-        a.job == b.job
-        and abs(a.duration_ns - b.duration_ns) <= b.duration_ns >> _DURATION_SHIFT
-        and abs(a.peak - b.peak) <= max(1, b.peak >> _PEAK_SHIFT)
-        and abs(a.persistent - b.persistent) <= max(1, b.peak >> _PEAK_SHIFT)
-        for a, b in zip(some, others, strict=True)
-    )

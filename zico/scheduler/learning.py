@@ -37,7 +37,8 @@ _LOOK_ROUNDS = 8  # between two measurements
 _SETTLE_ROUNDS = 4  # after a change, not measured
 _FORGETS = 0.01  # of what a way gave, at each look while another is used: some day it gets another trial
 _MOST_ROUNDS = 512.0  # what lies further back counts less and less
-_BETTER_BY = 0.008
+BETTER_BY = 0.008
+"""So much more another way has to be worth before it is used."""
 _CHOICE = 2
 _OWED = 0.97  # of its floor: an iteration more or less must not decide
 
@@ -155,7 +156,7 @@ def _changes(known: Record, scene: Record) -> bool:
     used = known.ways[best]
     if used.rounds > _SURE and abs(_gave(known, scene, used) - used.promise) > _DOUBT * used.promise:
         known.doubted = 1
-    worth = _value(known, scene, known.ways[best]) + _BETTER_BY
+    worth = _value(known, scene, known.ways[best]) + BETTER_BY
     for i in range(known.n_ways):
         way = known.ways[i]
         if i == known.used:

@@ -84,6 +84,8 @@ class Load:
     """Regions that it keeps between iterations."""
     believed: Profile | None = None
     """What the scheduler is told after the first iteration, if that is wrong."""
+    later: tuple[tuple[int, Profile], ...] = ()
+    """What it is told instead once so many iterations have ended."""
     jitter: float = 0.0
     """Each iteration is longer or shorter by up to this share."""
     arrive_ns: int = 0
@@ -223,6 +225,9 @@ class Simulation:
             rows.append((phase.after, phases[-1].ctypes.data, phase.persistent))
             if load.believed is None:
                 rows.append((phase.after + 1, phases[-1].ctypes.data, -1))
+        for after, profile in load.later:
+            phases.append(packed(taken_ahead(profile, ahead_ns)))
+            rows.append((after, phases[-1].ctypes.data, -1))
         records = np.array(sorted(rows, key=lambda row: (row[0], row[2])), PHASE)
         tenant["phases_address"], tenant["n_phases"] = records.ctypes.data, len(records)
         self._kept.append((true, believed, phases, records))
@@ -309,7 +314,7 @@ class Simulation:
         run = self._run[0]
         there = self._present[: int(run["n_present"])].tolist()
         jobs = tuple(self._view(number) for number in there)
-        view = PoolView(int(run["now_ns"]), int(run["budget"]), jobs, slowdown=self._slowdown)
+        view = PoolView(int(run["now_ns"]), int(run["budget"]), jobs, plan=self._plan, slowdown=self._slowdown)
         self._plan = self.policy.plan(view) if self.policy.plan else None
         run["plan_address"] = 0 if self._plan is None else self._plan.address
 
@@ -331,11 +336,15 @@ class Simulation:
             floor=load.floor,
             weight=load.weight,
             priority=load.priority,
+            jitter=load.jitter,
         )
 
     def _profile_of(self, number: int) -> Profile:
         """Return what the scheduler believes a job's profile to be now."""
         load, done = self.loads[number], int(self.tenants[number]["iteration"])
+        told = [profile for after, profile in load.later if after <= done]
+        if told:
+            return told[-1]
         past = [phase for phase in load.phases if phase.after < done]
         return self._believed[number] if not past or load.believed is not None else past[-1].profile
 

@@ -68,6 +68,8 @@ class JobView:
     """Its turn comes before that of any lower one."""
     left: int = 0
     """Iterations until it leaves; 0: unknown."""
+    jitter: float = 0.0
+    """By up to what share its iterations are known to be longer or shorter, waits left out."""
 
 
 class Plan(Protocol):

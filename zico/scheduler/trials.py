@@ -1,0 +1,205 @@
+"""What comes of each way to decide about certain jobs: tried in the simulator, the few best of them for longer.
+
+Theory of operation
+    What jobs get is a cycle that they settle into, and which one may depend on where they stand when it begins. So
+    every way is tried for a short time with all jobs at their boundaries; what comes near the best, and both greedy
+    ways whatever they gave, from other places as well; and of those the best few and the greedy for longer::
+
+        every way          all at their boundaries
+        near the best      from two more places; and with times that vary more than those of the jobs do
+        the best few       from another place, for longer
+
+    The mean of these is what a way is chosen by. What it gave at best is what it promises: where a better cycle is
+    known to be there, it is worth a look.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from zico.scheduler import torus
+from zico.scheduler.learning import MOST_JOBS
+from zico.scheduler.packed import Compiled
+from zico.scheduler.planned import Way, decide
+from zico.scheduler.shares import worths
+from zico.scheduler.simulate import Load, Simulation
+from zico.scheduler.state import Manner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from zico.scheduler.state import PoolView
+
+    Records = npt.NDArray[np.void]
+
+FEW = 8
+"""Jobs; with more of them each way is tried once."""
+_WARM_UP = 8
+_ITERATIONS = 40
+"""Of the longest job, after the warm-up."""
+_LEAST_ITERATIONS = 4
+_MOST_ITERATIONS = 4_000  # of all jobs: one that is a thousand times shorter than its neighbour must not take seconds
+_PLACES = 2  # more to begin from; one with more jobs than a torus has
+_LONGER = 3
+_BEST = 3  # ways that are tried for longer, besides the greedy ones
+_JITTER = 0.1
+"""That a way has to stand, however little the jobs' own times vary: profiles are never quite right."""
+_JITTERY = 0.02  # where times vary more than that, a better run was luck and no cycle to be had
+_GOLDEN = 0.618034  # multiples of it, whole parts left out, lie far from each other
+_UNFAIR = 8.0  # times what jobs lack of their floors: no throughput of others makes up for it
+_OWED = 0.97  # of its floor: an iteration at the edge of what was simulated must not decide
+_NEAR = 0.97
+_KNOWN = Manner(asks=True, offline=True)
+"""Jobs of a trial begin at their boundaries with known profiles: as many first iterations, one at a time, would be what
+is measured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What one simulation came to."""
+
+    score: float
+    """The jobs' throughput over alone's, by weight, less what they lack of what they are owed."""
+    mean: float
+    least: float
+    """The least that a job got."""
+    rounds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """A way and what it came to."""
+
+    way: Way
+    setting: int
+    runs: tuple[Run, ...]
+    """With times that vary as the jobs' do."""
+    sturdy: tuple[Run, ...] = ()
+    """With times that vary more."""
+    jittery: bool = False
+
+    @property
+    def key(self) -> tuple[Way, int]:
+        """Return the way and its setting."""
+        return self.way, self.setting
+
+    @property
+    def expected(self) -> float:
+        """Return what it gives if times vary as the jobs' do."""
+        return _mean(self.runs)
+
+    @property
+    def score(self) -> float:
+        """Return what it is chosen by among those that are expected to give the same."""
+        return (self.expected + _mean(self.sturdy)) / 2 if self.sturdy else self.expected
+
+    @property
+    def promise(self) -> float:
+        """Return what it gives where things go well."""
+        best = self.expected if self.jittery else max(run.score for run in self.runs)
+        return max(best, _mean(self.sturdy)) if self.sturdy else best
+
+    @property
+    def mean(self) -> float:
+        """Return the throughput by weight that is expected."""
+        return sum(run.mean * run.rounds for run in self.runs) / sum(run.rounds for run in self.runs)
+
+    @property
+    def least(self) -> float:
+        """Return the least that a job got."""
+        return min(run.least for run in self.runs)
+
+
+def _mean(runs: Sequence[Run]) -> float:
+    return sum(run.score * run.rounds for run in runs) / sum(run.rounds for run in runs)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Trial:
+    """The plan of a trial."""
+
+    record: Records
+
+    @property
+    def address(self) -> int:
+        return self.record.ctypes.data
+
+
+class Trials:
+    """Simulates jobs under one way after the other."""
+
+    def __init__(self, record: Records, loads: Sequence[Load], pool: PoolView) -> None:
+        """Take a plan that has the schedules of all ways."""
+        self._trial = record.copy()
+        known = self._trial[0]["learnt"]
+        known["n_ways"] = 1  # nothing to learn
+        n = len(loads)
+        if n <= MOST_JOBS:
+            known["n_jobs"], known["jobs"][:n] = n, range(n)
+        self._loads, self._pool, self._worth = loads, pool, worths(loads)
+        self._longest_ns = max(load.profile.duration_ns for load in loads)
+        per_round = sum(self._longest_ns / load.profile.duration_ns for load in loads)
+        few = n <= torus.MOST_JOBS
+        self._places, self._times = (_PLACES, _LONGER) if few else (1, 1)
+        self._rounds = min(
+            _ITERATIONS if few else _ITERATIONS // 2,
+            max(_LEAST_ITERATIONS, int(_MOST_ITERATIONS / per_round)),
+        )
+        jitter = max(load.jitter for load in loads)
+        self._jittery, self._steady = jitter > _JITTERY, jitter < _JITTER
+
+    def once(self, way: Way, setting: int) -> Tried:
+        """Return what comes of a way with all jobs at their boundaries."""
+        return Tried(way, setting, (self._run(way, setting, 0),), jittery=self._jittery)
+
+    def elsewhere(self, one: Tried) -> Tried:
+        """Return the same tried from other places as well, and with times that vary more."""
+        runs = (*one.runs, *(self._run(*one.key, place) for place in range(1, 1 + self._places)))
+        sturdy = tuple(self._run(*one.key, place, _JITTER) for place in range(self._places)) if self._steady else ()
+        return dataclasses.replace(one, runs=runs, sturdy=sturdy)
+
+    def longer(self, one: Tried) -> Tried:
+        """Return the same tried for longer as well."""
+        return dataclasses.replace(one, runs=(*one.runs, self._run(*one.key, 1 + self._places, times=self._times)))
+
+    def _run(self, way: Way, setting: int, place: int, jitter: float = 0.0, times: int = 1) -> Run:
+        """Return what comes of a way from one of the places; that is also the seed of times that vary."""
+        first = self._trial[0]["learnt"]["ways"][0]
+        first["way"], first["setting"] = way, setting
+        loads = [
+            dataclasses.replace(
+                load,
+                jitter=max(load.jitter, jitter),
+                arrive_ns=int(number * place * _GOLDEN % 1.0 * self._longest_ns),
+            )
+            for number, load in enumerate(self._loads)
+        ]
+        policy = Compiled("", decide, plan=lambda _view: _Trial(self._trial), manner=_KNOWN)
+        simulation = Simulation(policy, loads, self._pool.budget, place, slowdown=self._pool.slowdown)
+        rounds = times * self._rounds
+        until_ns, warm_up_ns = (_WARM_UP + rounds) * self._longest_ns, _WARM_UP * self._longest_ns
+        got = simulation.run(until_ns, warm_up_ns).normalised
+        mean = sum(each * x for each, x in zip(self._worth, got, strict=True))
+        lacking = sum(max(0.0, _OWED * load.floor - x) for load, x in zip(loads, got, strict=True))
+        return Run(mean - _UNFAIR * lacking, mean, min(got), rounds)
+
+
+def tried(
+    trials: Trials, ways: Sequence[tuple[Way, int]], greedy: Collection[tuple[Way, int]], *, many: bool
+) -> list[Tried]:
+    """Return what comes of every way; those that come near the best, and the greedy ones, are tried for longer."""
+    all_of_them = [trials.once(way, setting) for way, setting in ways]
+    if many:
+        return all_of_them
+    best = max(one.expected for one in all_of_them)
+    all_of_them = _more(all_of_them, trials.elsewhere, lambda one: one.expected >= _NEAR * best or one.key in greedy)
+    few = sorted(all_of_them, key=lambda one: -one.expected)[:_BEST]
+    return _more(all_of_them, trials.longer, lambda one: one in few or one.key in greedy)
+
+
+def _more(some: Sequence[Tried], again: Callable[[Tried], Tried], chosen: Callable[[Tried], bool]) -> list[Tried]:
+    return [again(one) if chosen(one) else one for one in some]
