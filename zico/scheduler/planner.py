@@ -96,9 +96,8 @@ def plan(pool: PoolView) -> Plan | None:
         return None
     loads = [dataclasses.replace(load, floor=floor) for load, floor in zip(loads, floors(loads), strict=True)]
     record = _record(pool, loads)
-    first = _chosen(
-        record, tried(Trials(record, loads, pool), _ways(record, pool, loads), _GREEDY, many=len(loads) > FEW)
-    )
+    ways = _ways(record, pool, loads)  # fills in the schedules that the trials use
+    first = _chosen(record, tried(Trials(record, loads, pool), ways, _GREEDY, many=len(loads) > FEW))
     return Plan(record, first.mean, dataclasses.replace(pool, plan=None))
 
 
