@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zico.scheduler import oracle
 from zico.scheduler.packed import Compiled, packed
 from zico.scheduler.pair import bound
 from zico.scheduler.planned import decide
@@ -43,6 +45,9 @@ ITERATIONS = 200
 SEEDS = 2
 MENDED = 16
 """Iterations after which a profile is what its job does, whatever was believed at first."""
+STEPS = (60, 251)
+FEW_STEPS = {3: (12, 41), 4: (8, 21)}
+"""With three or four jobs of so few, of equal length, the oracle looks at every step: its figure is exact."""
 WRONG = 0.15
 PROFILES = {"right": "right", "first": f"{WRONG:.0%} wrong at first", "wrong": f"{WRONG:.0%} wrong for ever"}
 """What the scheduler is told. In size and time each may be wrong by up to that."""
@@ -77,7 +82,7 @@ class Job:
         believed = None if self.believed is None else _profile(self.believed, self.believed_step_ns)
         later = mended(believed, true) if believed is not None and self.mends else ()
         name = f"{self.shape} {number}"
-        return Load(name, true, self.levels[-1], believed, later, self.jitter, arrive_ns=number * 7 * MS)
+        return Load(name, true, self.levels[-1], believed, self.jitter, arrive_ns=number * 7 * MS, later=later)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +104,12 @@ class Case:
         )
 
     def possible(self) -> float:
-        """Return what no scheduler exceeds, for a pair; else 0."""
+        """Return what no scheduler exceeds, for a pair or few steps; else 0."""
         if len(self.jobs) != 2:
-            return 0.0
+            if math.prod(len(job.levels) for job in self.jobs) > oracle.MOST_NODES:
+                return 0.0
+            best = oracle.possible([job.load(0) for job in self.jobs], self.budget)
+            return best.mean if best else 0.0
         profiles = [packed(job.load(0).profile) for job in self.jobs]
         keeps = np.array([job.levels[-1] for job in self.jobs], np.int64)
         return float(bound(profiles[0].ctypes.data, profiles[1].ctypes.data, keeps, self.budget, 1.0))
@@ -122,7 +130,8 @@ def _recorded(profile: Profile) -> Any:  # noqa: ANN401 - a CURVE record
 
 def mended(believed: Profile, true: Profile) -> tuple[tuple[int, Profile], ...]:
     """Return what is believed after each iteration from the second on, until that changes no more."""
-    folded, later = _recorded(believed), []
+    folded = _recorded(believed)
+    later: list[tuple[int, Profile]] = []
     for done in range(2, 2 + MENDED):
         merge(folded, _recorded(true))
         n = int(folded["n_bins"])
@@ -191,10 +200,12 @@ SHAPES = {
 }
 
 
-def random_job(rng: np.random.Generator, step_ns: int, jitter: float, wrong: float, *, mends: bool) -> Job:
+def random_job(
+    rng: np.random.Generator, step_ns: int, jitter: float, wrong: float, *, mends: bool, steps: tuple[int, int] = STEPS
+) -> Job:
     """Return a job of random shape, size and length, whose profile is wrong by up to such a share."""
     shape = str(rng.choice(list(SHAPES)))
-    n, peak, kept = int(rng.integers(60, 251)), int(rng.integers(30, 121)), rng.uniform(0.0, 0.3)
+    n, peak, kept = int(rng.integers(*steps)), int(rng.integers(30, 121)), rng.uniform(0.0, 0.3)
     share = SHAPES[shape](rng)((np.arange(n) + 0.5) / n)
     keeps = round(peak * kept)
     levels = (*(int(x) for x in np.round(keeps + (peak - keeps) * share)[:-1]), keeps)
@@ -206,14 +217,21 @@ def random_job(rng: np.random.Generator, step_ns: int, jitter: float, wrong: flo
     return dataclasses.replace(job, believed=believed, believed_step_ns=round(step_ns * slower), mends=mends)
 
 
-def cases(seed: int, n_cases: int, n_jobs: int, jitter: float, profiles: str) -> Iterator[Case]:
+def cases(
+    seed: int, n_cases: int, n_jobs: int, jitter: float, profiles: str, *, few_steps: bool = False
+) -> Iterator[Case]:
     """Yield random cases: equal and unequal lengths, jobs of one kind and of several."""
     wrong = 0.0 if profiles == "right" else WRONG
     rng = np.random.default_rng([seed, n_jobs, round(jitter * 100), round(wrong * 100)])
     group = f"{n_jobs} jobs, jitter {jitter:.0%}, profiles {PROFILES[profiles]}"
+    steps = FEW_STEPS.get(n_jobs, STEPS) if few_steps else STEPS
     for number in range(n_cases):
-        steps_ns = rng.choice([MS // 2, MS, 2 * MS, 4 * MS], n_jobs) if number % 2 else [2 * MS] * n_jobs
-        jobs = [random_job(rng, int(step_ns), jitter, wrong, mends=profiles == "first") for step_ns in steps_ns]
+        steps_ns = (
+            rng.choice([MS // 2, MS, 2 * MS, 4 * MS], n_jobs) if number % 2 and not few_steps else [2 * MS] * n_jobs
+        )
+        jobs = [
+            random_job(rng, int(step_ns), jitter, wrong, mends=profiles == "first", steps=steps) for step_ns in steps_ns
+        ]
         if number % 5 == 4:
             jobs = jobs[:1] * n_jobs
         sum_of_peaks = sum(max(job.levels) for job in jobs)
@@ -276,13 +294,19 @@ def main() -> None:
     parser.add_argument("--jobs", default="2,3,4,8")
     parser.add_argument("--jitter", default="0,0.1,0.2")
     parser.add_argument("--profiles", default=",".join(PROFILES), help=str(PROFILES))
+    parser.add_argument("--few-steps", action="store_true", help="so that what is possible is known for 3 and 4 jobs")
     parser.add_argument("--json", type=Path, help="where to write the worst cases")
     arguments = parser.parse_args()
     groups = [text.split(",") for text in (arguments.jobs, arguments.jitter, arguments.profiles)]
     everything = []
     for n_jobs, jitter, profiles in itertools.product(*groups):
         since = time.monotonic()
-        found = [judge(case) for case in cases(arguments.seed, arguments.cases, int(n_jobs), float(jitter), profiles)]
+        found = [
+            judge(case)
+            for case in cases(
+                arguments.seed, arguments.cases, int(n_jobs), float(jitter), profiles, few_steps=arguments.few_steps
+            )
+        ]
         everything += found
         sys.stdout.write(f"{report(found)} ({time.monotonic() - since:.0f} s)\n")
         sys.stdout.flush()

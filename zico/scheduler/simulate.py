@@ -84,8 +84,6 @@ class Load:
     """Regions that it keeps between iterations."""
     believed: Profile | None = None
     """What the scheduler is told after the first iteration, if that is wrong."""
-    later: tuple[tuple[int, Profile], ...] = ()
-    """What it is told instead once so many iterations have ended."""
     jitter: float = 0.0
     """Each iteration is longer or shorter by up to this share."""
     arrive_ns: int = 0
@@ -99,6 +97,8 @@ class Load:
     """Its turn comes before that of any lower one."""
     phases: tuple[LoadPhase, ...] = ()
     """What it does later; the scheduler is told after the first such iteration, unless it is told wrong."""
+    later: tuple[tuple[int, Profile], ...] = ()
+    """What it is told instead of what it believed once so many iterations have ended."""
 
 
 @dataclasses.dataclass(frozen=True)
