@@ -149,6 +149,34 @@ def test_a_plan_is_made_though_all_lack_what_they_are_owed() -> None:
     assert 0.1 < found.mean < 0.5
 
 
+def test_a_plan_is_kept_for_jobs_that_are_nearly_the_same() -> None:
+    """What was learnt with a plan outlasts a profile that changes a little; another budget needs another plan."""
+    works = [plateau(60, rise=0.2, fall=0.2, kept=2)] * 2
+    pool = view_of(works, 80)
+    found = plan(pool)
+    slower = view_of([dataclasses.replace(work, step_ns=work.step_ns * 33 // 32) for work in works], 80)
+    other = view_of([dataclasses.replace(work, step_ns=work.step_ns * 5 // 4) for work in works], 80)
+    assert plan(dataclasses.replace(slower, plan=found)) is found
+    assert plan(dataclasses.replace(other, plan=found)) is not found
+    assert plan(dataclasses.replace(pool, budget=81, plan=found)) is not found
+
+
+def test_a_profile_that_mends_is_planned_for() -> None:
+    """A plan is asked for with what is believed at first, and again once something else is."""
+    works = [plateau(60, rise=0.2, fall=0.2, kept=2)] * 2
+    wrong = plateau(50, rise=0.2, fall=0.2, kept=2).load("").profile
+    loads = [work.load(f"job{i}") for i, work in enumerate(works)]
+    loads = [dataclasses.replace(load, believed=wrong, later=((3, load.profile),)) for load in loads]
+    peaks: list[list[int]] = []
+
+    def noted(view: PoolView) -> None:
+        peaks.append([job.profile.peak for job in view.jobs if job.profile is not None])
+
+    Simulation(Compiled("", decide, plan=noted), loads, 90).run(10 * works[0].duration_ns)
+    assert peaks[-1] == [60, 60]
+    assert [50, 50] in peaks
+
+
 def test_jobs_without_a_profile_are_left_out() -> None:
     """With only one job known there is nothing to choose yet."""
     pool = view_of([triangle(60)] * 2, 90)

@@ -69,10 +69,10 @@ def load_of(job: dict[str, Any], number: int) -> Load:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_a_wrong_profile_is_found_out(case: dict[str, Any]) -> None:
-    """Where the profiles for which a way was chosen are wrong, another one is used before long."""
+def test_what_was_lost_once_is_not_lost_again(case: dict[str, Any]) -> None:
+    """Wrong profiles are found out, and where times vary as is known the way is used that does best then."""
     loads = [load_of(job, number) for number, job in enumerate(case["jobs"])]
-    assert regret(loads, case["budget"]) >= NOISY
+    assert regret(loads, case["budget"]) >= case.get("bound", NOISY)
 
 
 @given(
