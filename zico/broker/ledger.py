@@ -48,7 +48,8 @@ from zico.broker.messages import (
 )
 from zico.broker.outside import OutsideFigures
 from zico.broker.samples import History
-from zico.broker.views import PHASES, ProfileCache, Record, jobs_in, pool_view, profile_of
+from zico.broker.speeds import Speeds
+from zico.broker.views import PHASES, ProfileCache, Record, jobs_in, looks_of, pool_view, profile_of
 from zico.pool.layout import JOB, JobState
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Ledger:
         self._history = History()
         self._marks = Marks()
         self._profiles = ProfileCache()
+        self._speeds = Speeds()
         self._header: Record | None = None
         self._physical_bytes = 0
         self._peak_physical_bytes = 0
@@ -115,6 +117,7 @@ class Ledger:
     def observe(self, header: Record, jobs: Record, physical_bytes: int, now_ns: int) -> None:
         """Take in one snapshot of the table, whose arrays are the ledger's from now on, and the physical bytes."""
         self._header = header
+        self._speeds.observe(now_ns, looks_of(jobs, now_ns))
         self._physical_bytes = physical_bytes
         self._peak_physical_bytes = max(physical_bytes, self._peak_physical_bytes)
         held = {}
@@ -138,8 +141,8 @@ class Ledger:
             self._peak_outside = OutsideFigures(*map(max, before, found))
 
     def view(self, header: Record, jobs: Record, now_ns: int) -> PoolView:
-        """Return what a policy sees of the snapshot."""
-        return pool_view(header, jobs, now_ns, self._profiles)
+        """Return what a policy sees of the snapshot, with what was measured of jobs that work together."""
+        return self._speeds.noted(pool_view(header, jobs, now_ns, self._profiles))
 
     # -- what is told -----------------------------------------------------------------------------------
 
@@ -160,6 +163,7 @@ class Ledger:
             first_budget_bytes=self._budgets[0][1],
             most_bytes=self._header_bytes("n_regions"),
             isolated=bool(self._header_int("isolate")),
+            slowdown=self._speeds.measured,
             **_known(self._outside),
         )
 
@@ -174,6 +178,7 @@ class Ledger:
             peak_physical_bytes=self._peak_physical_bytes,
             recoveries=self._header_int("recoveries"),
             stalls=self._header_int("stalls"),
+            slowdown=self._speeds.measured_last,
             **_known(self._peak_outside),
         )
         return Report(

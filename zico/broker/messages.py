@@ -44,6 +44,7 @@ Known = Count | msgspec.UnsetType
 Weight = Annotated[float, Meta(gt=0, le=MAX_WEIGHT)]
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Slo = Annotated[float, Meta(gt=0, le=MAX_SLO)]
+Factors = tuple[Annotated[float, Meta(ge=1)], ...]
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -202,6 +203,8 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     """The largest budget that it can be given."""
     isolated: bool = False
     """Whether no job sees what another has left in memory."""
+    slowdown: Factors = ()
+    """By what factor each of 2, 3, ... of these jobs is slower than alone when they work together; empty: not known."""
 
 
 class RefusedRequest(msgspec.Struct, frozen=True):
@@ -263,6 +266,8 @@ class PoolReport(msgspec.Struct, frozen=True):
     context_bytes: Known = msgspec.UNSET
     """The most seen; as in ``Status``."""
     foreign_bytes: Known = msgspec.UNSET
+    slowdown: Factors = ()
+    """As in ``Status``, the last that was measured."""
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):

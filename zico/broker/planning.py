@@ -23,13 +23,14 @@ _log = logging.getLogger(__name__)
 
 
 class Planning:
-    """Keeps the last plan, and makes a new one when the jobs, their profiles or the budget are other ones."""
+    """Keeps the last plan; makes a new one when the jobs, their profiles, their slowdown or the budget are others."""
 
     def __init__(self, policy: Policy) -> None:
         """Plan nothing yet."""
         self._policy = policy
         self._known: tuple[Known, ...] = ()
         self._budget = 0
+        self._slowdown: tuple[float, ...] = ()
         self._plan: Plan | None = None
         self._thread: threading.Thread | None = None
 
@@ -39,10 +40,11 @@ class Planning:
         if self._policy.plan is None or thinks:
             return self._plan
         known = known_of(view)
-        if view.budget != self._budget or not alike(known, self._known):
+        same = view.budget == self._budget and view.slowdown == self._slowdown  # which changes seldom, and noticeably
+        if not same or not alike(known, self._known):
             if {one.job for one in known} != {one.job for one in self._known}:
                 self._plan = None
-            self._budget, self._known = view.budget, known
+            self._budget, self._slowdown, self._known = view.budget, view.slowdown, known
             self._thread = threading.Thread(
                 target=self._think, args=(self._policy.plan, view), name="zico-plan", daemon=True
             )

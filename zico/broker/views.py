@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from zico.broker.speeds import Look
 from zico.pool.layout import NOBODY, JobState
-from zico.pool.safety import ALONE_FRESH_NS, ALONE_LIMIT_NS, ALONE_WAIT_NS
+from zico.pool.safety import ALONE_FRESH_NS, ALONE_LIMIT_NS, ALONE_WAIT_NS, STILL_ITERATIONS, STILL_NS
 from zico.scheduler.state import JobView, Phase, PoolView, Profile
 
 Record = npt.NDArray[np.void]
@@ -19,6 +20,11 @@ PHASES = {
     JobState.BOUNDARY: Phase.BOUNDARY,
     JobState.LEAVING: Phase.LEAVING,
 }
+
+_LOOKED_AT = (
+    *("state", "profiled", "atypical", "waiting_threads", "progress", "iteration", "started_ns", "last_boundary_ns"),
+    *("need_since_ns", "need_waited_ns", "iteration_waited_ns"),
+)
 
 
 class _Known(NamedTuple):
@@ -97,6 +103,32 @@ def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache)
         jobs=tuple(job_view(job, jobs[job], profiles) for job in places),
         alone_job=alone_job(header, jobs, now_ns),
     )
+
+
+def looks_of(jobs: Record, now_ns: int) -> dict[int, Look]:
+    """Return where all jobs are, for ``Speeds``."""
+    places = np.flatnonzero(jobs["state"] != JobState.EMPTY)
+    own = {name: jobs[name][places] for name in _LOOKED_AT}
+    profiles = {name: jobs["profile"][name][places] for name in ("n_events", "duration_ns", "n_bins")}
+    known = (own["profiled"] == 1) & (profiles["n_bins"] > 1)  # a single bin is of an iteration that set things up
+    n_events = np.where(known, profiles["n_events"], 0)
+    still_ns = now_ns - own["started_ns"] - own["iteration_waited_ns"]
+    still = known & (own["waiting_threads"] == 0) & (still_ns > STILL_ITERATIONS * profiles["duration_ns"] + STILL_NS)
+    # A job that was admitted has not begun before it has woken.
+    inside = (own["state"] == JobState.RUNNING) & (own["started_ns"] >= own["last_boundary_ns"]) & ~still
+    columns = (
+        own["iteration"],
+        inside,
+        own["started_ns"],
+        own["last_boundary_ns"],
+        own["need_since_ns"],
+        own["need_waited_ns"],
+        np.minimum(1.0, own["progress"] / np.maximum(1, n_events)),
+        n_events,
+        own["atypical"] == 0,
+    )
+    looks = map(Look, *(column.tolist() for column in columns))
+    return dict(zip(places.tolist(), looks, strict=True))
 
 
 def alone_job(header: Record, jobs: Record, now_ns: int) -> int | None:

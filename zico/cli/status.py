@@ -14,7 +14,7 @@ from rich.table import Table
 
 from zico.cli.brokers import candidates, only_broker, share_text
 from zico.report.model import waits_for
-from zico.report.table import PLAIN_WIDTH, outside_lines
+from zico.report.table import PLAIN_WIDTH, outside_lines, together_lines
 from zico.units import format_bytes
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _show(path: Path, found: Status) -> None:
         markup=False,
         soft_wrap=True,
     )
-    for line in outside_lines(found.context_bytes, found.foreign_bytes):
+    for line in (*outside_lines(found.context_bytes, found.foreign_bytes), *together_lines(found.slowdown)):
         console.print(line, markup=False)
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
     for column in COLUMNS:

@@ -105,6 +105,7 @@ def _pool_figures(pool: PoolReport | None, members: Sequence[JobReport], setting
         stalls=pool.stalls,
         context_bytes=pool.context_bytes,
         foreign_bytes=pool.foreign_bytes,
+        slowdown=pool.slowdown,
         jain_index=_fairness(members),
     )
 

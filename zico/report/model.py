@@ -84,6 +84,8 @@ class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
     """
     foreign_bytes: int | msgspec.UnsetType = msgspec.UNSET
     """The most that other processes held of it."""
+    slowdown: tuple[float, ...] = ()
+    """By what factor each of 2, 3, ... jobs that worked together was slower than alone; empty: not measured."""
     jain_index: float | msgspec.UnsetType = msgspec.UNSET
     """Of the jobs' normalised throughputs: 1 if all are equal, 1/n if one has all; left out where one is not known."""
 

@@ -45,6 +45,7 @@ def pool_lines(report: RunReport) -> Iterator[str]:
         f"sum of the jobs' own peaks {format_bytes(pool.sum_of_job_peaks_bytes)}"
     )
     yield from outside_lines(pool.context_bytes, pool.foreign_bytes)
+    yield from together_lines(pool.slowdown)
     if pool.sum_of_job_peaks_bytes:
         yield f"the budget is {report.job_peaks_share:.0%} of the sum of the jobs' own peaks"
 
@@ -56,6 +57,13 @@ def outside_lines(context_bytes: int | msgspec.UnsetType, foreign_bytes: int | m
             f"outside the pool: framework contexts and workspaces {format_bytes(context_bytes)}, "
             f"other processes {format_bytes(foreign_bytes)}"
         )
+
+
+def together_lines(slowdown: tuple[float, ...]) -> Iterator[str]:
+    """Yield how much slower jobs are that work together, where that was measured."""
+    if slowdown:
+        each = ", ".join(f"{factor:.2f} times with {n} jobs" for n, factor in enumerate(slowdown, 2))
+        yield f"an iteration takes, waits left out, as long as alone {each}"
 
 
 def attention_lines(report: RunReport) -> Iterator[str]:
