@@ -53,10 +53,11 @@ _FIT_NS = 1_000_000_000
 _ROUNDS = 40
 _ERROR = 0.05  # of a slowdown, standard, from which on it is believed
 _FEWEST = 1.0  # iterations compared with as many in other company, however even they are
-_ANY_SPREAD = 0.01  # variance of an iteration's time over what was expected, before it is known
+_SEEN = 0.5  # passes of a part: enough to expect something of it
+_ANY_SPREAD = 0.01  # of an iteration's time, before it is known
 _KEEPS = math.exp(-1 / 256)  # of what was summed up, with every iteration
 _SAME = 0.02  # jobs: company that changes by more within a piece is left out
-_BELIEVABLE = 2.0  # times slower than k jobs can make each other: something else happened, such as a checkpoint
+_BELIEVABLE = 2.0  # times as long as in the same company before: something else happened, such as a checkpoint
 _STRANGE = 3  # such iterations in a row: the job is another one now
 _OTHER_SHIFT = 4  # so is one whose number of events changes by a sixteenth
 
@@ -108,7 +109,7 @@ class _Job:
 
     @property
     def spread(self) -> float:
-        """Return the variance of an iteration's time over what was expected."""
+        """Return the variance of an iteration's time over what it took in the same company before."""
         return self._squares / self._counted
 
     def forget_company(self) -> None:
@@ -124,22 +125,21 @@ class _Job:
             known_ns, known = self._present.get((company, part), (0.0, 0.0))
             self._present[company, part] = (known_ns + time_ns, known + passes)
 
-    def end_iteration(self, slowdown: Floats, *, typical: bool) -> None:
+    def end_iteration(self, *, typical: bool) -> None:
         """Count what was noted, unless that was another iteration than usual."""
         time_ns, passes = np.zeros_like(self.time_ns), np.zeros_like(self.passes)
         for cell, noted in self._present.items():
             time_ns[cell], passes[cell] = noted
         self._present.clear()
-        parts_ns = self.alone_ns(slowdown)
-        expected_ns = np.nansum(slowdown @ passes * parts_ns)
-        most_ns = _BELIEVABLE * np.nansum(np.arange(MOST_JOBS + 1) @ passes * parts_ns)
-        known = not np.isnan(parts_ns).any() and expected_ns > 0
-        if not typical or (known and time_ns.sum() > most_ns):
+        seen = self.passes > _SEEN
+        expected_ns = (passes[seen] * self.time_ns[seen] / self.passes[seen]).sum()
+        ratio = time_ns[seen].sum() / expected_ns if expected_ns else 1.0
+        if not typical or ratio > _BELIEVABLE:
             self.strange += 1
             return
         self.strange = 0
-        if known:
-            self._squares = _KEEPS * self._squares + (time_ns.sum() / expected_ns - 1) ** 2
+        if expected_ns:
+            self._squares = _KEEPS * self._squares + (ratio - 1) ** 2
             self._counted = _KEEPS * self._counted + 1
         self.time_ns = _KEEPS * self.time_ns + time_ns
         self.passes = _KEEPS * self.passes + passes
@@ -213,11 +213,11 @@ class Speeds:
         ended = look.iteration > before.iteration
         for i, span in enumerate(spans.get(number) or ()):
             if ended and i > 0:
-                job.end_iteration(self._found, typical=look.typical)
+                job.end_iteration(typical=look.typical)
                 ended = False
             self._keep(job, number, span, spans)
         if ended:
-            job.end_iteration(self._found, typical=look.typical)
+            job.end_iteration(typical=look.typical)
 
     def _keep(self, job: _Job, number: int, span: _Span, spans: Mapping[int, list[_Span] | None]) -> None:
         time_ns = span.end_ns - span.begin_ns

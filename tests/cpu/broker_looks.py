@@ -1,0 +1,84 @@
+"""What a broker would see of jobs in the simulator: a look every 20 ms, and whenever an iteration begins or ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zico.broker.speeds import Look, Speeds
+from zico.scheduler.engine import Stop
+from zico.scheduler.layout import Phase
+from zico.scheduler.packed import packed
+from zico.scheduler.simulate import Simulation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zico.scheduler.simulate import Load
+    from zico.scheduler.state import CompiledPolicy
+
+LOOK_NS = 20_000_000
+STEP_NS = 2_000_000
+
+
+class Watched(Simulation):
+    """A simulation that stops for looks."""
+
+    def __init__(self, policy: CompiledPolicy, loads: Sequence[Load], budget: int, slowdown: Sequence[float]) -> None:
+        """Take jobs that are really so much slower together."""
+        super().__init__(policy, loads, budget, 1, slowdown=slowdown)
+        self._inside = [False] * len(self.loads)
+        self._total_ns = [0] * len(self.loads)
+        self._waited_ns = [0] * len(self.loads)
+
+    def shown_to(self, speeds: Speeds, until_ns: int) -> None:
+        """Run so far while these look on."""
+        looked_ns, before = 0, None
+        for now_ns in range(0, until_ns, STEP_NS):
+            while self._advance(now_ns) == Stop.CHANGED:
+                self._make_plan()
+            self._note_waits()
+            now = [self.tenants[name].tolist() for name in ("iteration", "started_ns", "phase")]
+            if now != before or now_ns - looked_ns >= LOOK_NS:
+                before, looked_ns = now, now_ns
+                speeds.observe(now_ns, self._looks(now_ns))
+
+    def _note_waits(self) -> None:
+        """Sum up what jobs waited inside their iterations, which the simulator does not tell from other waits."""
+        for number, tenant in enumerate(self.tenants):
+            total_ns = int(tenant["waited_ns"])
+            if self._inside[number]:
+                self._waited_ns[number] += total_ns - self._total_ns[number]
+            self._total_ns[number] = total_ns
+            self._inside[number] = int(tenant["phase"]) == Phase.RUNNING
+
+    def _looks(self, now_ns: int) -> dict[int, Look]:
+        return {
+            number: Look(
+                iteration=int(tenant["iteration"]),
+                inside=self._inside[number],
+                began_ns=int(tenant["started_ns"]),
+                ended_ns=int(tenant["served_at_ns"]),
+                blocked_ns=int(tenant["waiting_since_ns"]) if self._inside[number] else 0,
+                waited_ns=self._waited_ns[number],
+                done=self._done(number, now_ns),
+                n_events=self.loads[number].profile.n_events if tenant["profiled"] else 0,
+            )
+            for number, tenant in enumerate(self.tenants)
+            if tenant["present"]
+        }
+
+    def _done(self, number: int, now_ns: int) -> float:
+        """Return the share of a job's events, of which each bin of its profile has as many."""
+        run, tenant, profile = self._run[0], self.tenants[number], self.loads[number].profile
+        if not self._inside[number]:
+            return 0.0
+        steps_ns = [*packed(profile)[0]["step_ns"][: int(packed(profile)[0]["n_steps"])].tolist(), profile.duration_ns]
+        at_ns, end_ns = steps_ns[int(tenant["step"])], steps_ns[int(tenant["step"]) + 1]
+        if tenant["busy"]:
+            slower = self._slowdown[min(int(run["n_busy"]), len(self._slowdown) - 1)]
+            clock = int(run["clock"]) + (now_ns - int(run["now_ns"])) / slower
+            at_ns += (end_ns - at_ns) * min(1.0, (clock - int(tenant["step_since"])) / int(tenant["step_length"]))
+        n = len(profile.held)
+        return float(np.interp(at_ns, [*profile.t_ns, profile.duration_ns], np.arange(n + 1) / n))
