@@ -49,6 +49,7 @@ NOTICEABLE = 0.05
 """Less of a change is none."""
 AGAIN_NS = 10_000_000_000
 """Between two changes of what was measured: a plan takes tenths of a second to make."""
+_LOOK_NS = 250_000  # between two looks for each job: looking on takes the broker some 40 us each
 _FIT_NS = 1_000_000_000
 _ROUNDS = 40
 _ERROR = 0.05  # of a slowdown, standard, from which on it is believed
@@ -188,6 +189,8 @@ class Speeds:
         if len(looks) > MOST_JOBS:
             looks = {}
         before, since_ns = self._looks, self._at_ns
+        if looks.keys() == before.keys() and now_ns - since_ns < len(looks) * _LOOK_NS:
+            return
         self._looks, self._at_ns = looks, now_ns
         if looks.keys() != before.keys():
             self._forget()
@@ -246,7 +249,7 @@ class Speeds:
         told_lately = self._told_ns is not None and now_ns - self._told_ns < AGAIN_NS
         there = slice(len(self._looks) + 1)
         if not told_lately and (abs(self._found[there] / self._told[there] - 1) > NOTICEABLE).any():
-            self._told, self._told_ns = self._found, now_ns
+            self._told, self._told_ns = self._found.copy(), now_ns
             self._alone.clear()
         self.measured_last = self.measured or self.measured_last
 
