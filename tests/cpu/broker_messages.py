@@ -63,6 +63,7 @@ STATUS = m.Status(
     first_budget_bytes=BIGGEST,
     most_bytes=BIGGEST,
     isolated=True,
+    slowdown=(1.23456789,) * 64,
 )
 JOB_REPORT = m.JobReport(
     name=LONGEST_NAME,
@@ -95,6 +96,7 @@ REPORT = m.Report(
         stalls=BIGGEST,
         context_bytes=BIGGEST,
         foreign_bytes=BIGGEST,
+        slowdown=(1.23456789,) * 64,
     ),
     jobs=(JOB_REPORT,) * m.MAX_REPORTED_JOBS,
     jobs_left_out=BIGGEST,

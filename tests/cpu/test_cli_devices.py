@@ -247,6 +247,9 @@ def test_a_report_has_what_lies_outside_the_pool_where_it_is_known() -> None:
     assert from_json(to_json(known)) == known
     unknown = RunReport(device="host", policy="zico", budget_bytes=MIB, pool=PoolFigures(), jobs=())
     assert "outside the pool" not in "\n".join(pool_lines(unknown))
+    assert "as long as alone" not in "\n".join(pool_lines(unknown))
+    together = RunReport(device="host", policy="zico", budget_bytes=MIB, pool=PoolFigures(slowdown=(1.4, 1.9)), jobs=())
+    assert "as long as alone 1.40 times with 2 jobs, 1.90 times with 3 jobs" in "\n".join(pool_lines(together))
     assert "peak physical by the kernel" in "\n".join(pool_lines(unknown))
     assert b"context_bytes" not in to_json(unknown)
     assert from_json(to_json(unknown)) == unknown
