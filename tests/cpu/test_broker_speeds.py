@@ -71,12 +71,6 @@ def test_times_that_vary_give_it_a_little_later() -> None:
     assert measured(long_and_short(jitter=0.1), (1, 1, 1.4), 40).slowdown[2] == pytest.approx(1.4, rel=0.1)
 
 
-def test_three_jobs_have_a_slowdown_each_for_two_and_three() -> None:
-    """Each number of jobs is compared with smaller ones; what was not seen lies on the line through the others."""
-    loads = [*long_and_short(jitter=0.05), Load("job2", profile(40, 80, 2 * MS), 3, jitter=0.05)]
-    assert measured(loads, (1, 1, 1.5, 2.0), 60, budget=100).slowdown == pytest.approx((1, 1, 1.5, 2.0), rel=0.1)
-
-
 def test_jobs_that_do_not_slow_each_other_leave_everything_as_it_is() -> None:
     """It is known that they do not, and the view is the very one."""
     loads = long_and_short()
@@ -170,6 +164,37 @@ def test_other_jobs_begin_anew() -> None:
     speeds.observe(60 * S, {0: look(60 * S), 2: look(60 * S)})
     assert speeds.slowdown == (1, 1, 1)
     assert (speeds.measured, speeds.measured_last) == ((), known)
+
+
+def together_by_turns(speeds: Speeds, factors: Sequence[float]) -> None:
+    """Let three jobs iterate, in every round as many as there are factors for, by turns."""
+    now_ns = 0
+    for n in range(90):
+        working = n % len(factors)
+        took_ns = round(100 * MS * factors[working])
+        for k in range(11):
+            inside = look(0, n, now_ns, done=k / 10)
+            looks = {job: inside._replace(inside=job <= working) for job in range(3)}
+            speeds.observe(now_ns + k * took_ns // 10, looks)
+        now_ns += took_ns
+
+
+def test_each_number_of_jobs_has_its_slowdown() -> None:
+    """Two and three jobs are compared with smaller company; what was not seen lies on the line through the others."""
+    speeds = Speeds()
+    together_by_turns(speeds, (1.0, 1.2, 1.9))
+    assert speeds.slowdown == pytest.approx((1, 1, 1.2, 1.9), rel=0.01)
+
+
+def test_company_that_is_compared_with_unknown_company_alone_stays_unknown() -> None:
+    """Where nobody ever works alone, two and three jobs are compared with each other and with nothing that is known."""
+    speeds = Speeds()
+    for n in range(60):
+        for k in range(11):
+            at_ns = (n * 10 + k) * 10 * MS
+            inside = look(at_ns, n, n * 100 * MS)
+            speeds.observe(at_ns, {0: inside, 1: inside, 2: inside._replace(inside=n % 2 == 1)})
+    assert speeds.measured == ()
 
 
 def test_a_pause_is_no_slowness() -> None:

@@ -237,8 +237,9 @@ class Speeds:
         """Find the slowdowns that explain the times best, and tell them if they are others."""
         if not self._jobs:
             return
-        known = self._compared() >= _FEWEST
-        known[1] = True
+        known = np.arange(MOST_JOBS + 1) == 1
+        for number in range(2, len(self._looks) + 1):
+            known[number] = self._compared(number, known) >= _FEWEST
         time_ns = np.concatenate([job.time_ns.T[:, known] for job in self._jobs.values()])
         passes = np.concatenate([job.passes.T[:, known] for job in self._jobs.values()])
         seen = passes.sum(axis=1) > 0
@@ -253,16 +254,15 @@ class Speeds:
             self._alone.clear()
         self.measured_last = self.measured or self.measured_last
 
-    def _compared(self) -> Floats:
-        """Return how many iterations with so many jobs can be compared with as many in smaller company."""
-        compared: Floats = np.zeros(MOST_JOBS + 1)
+    def _compared(self, number: int, known: npt.NDArray[np.bool_]) -> float:
+        """Return how many iterations beside so many jobs can be compared with as many in company that is known."""
+        compared = 0.0
         for job in self._jobs.values():
             parts_ns = np.nan_to_num(job.alone_ns(self._found))
-            fewer = np.cumsum(job.passes, axis=0) - job.passes
-            both = job.passes + fewer
-            pairs = np.divide(job.passes * fewer, both, out=np.zeros_like(both), where=both > 0)
+            these, those = job.passes[number], job.passes[known].sum(axis=0)
+            pairs = np.divide(these * those, these + those, out=np.zeros(PARTS), where=these + those > 0)
             weight = max(1.0, parts_ns.sum()) * max(1.0, job.spread / _ERROR**2)
-            compared += pairs @ parts_ns / weight
+            compared += float(pairs @ parts_ns) / weight
         return compared
 
     def noted(self, view: PoolView) -> PoolView:
