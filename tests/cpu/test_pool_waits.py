@@ -60,6 +60,17 @@ def test_an_admission_wakes_the_job_without_its_python(pool: PoolTable) -> None:
         assert pool.jobs[job_of(member)]["boundary_since_ns"] == 0
 
 
+def test_an_iteration_begins_when_it_is_admitted(pool: PoolTable) -> None:
+    """A job that stood at its boundary for long and has not woken yet does not count as standing still inside."""
+    with joined(pool, 1) as (member,):
+        assert not waiting.finish_iteration(member.member[0])
+        record = pool.jobs[job_of(member)]
+        record["started_ns"], record["iteration_waited_ns"] = 1, 2
+        assert pool.admit(job_of(member))
+        assert record["started_ns"] > time.monotonic_ns() - DEADLINE_S * 1_000_000_000
+        assert record["iteration_waited_ns"] == 0
+
+
 def test_without_a_broker_jobs_admit_themselves_and_bury_the_dead(pool: PoolTable) -> None:
     """Invariant 7: when the broker's process is gone a job starts as soon as that is safe, and reaps dead jobs."""
     gone = _dead_pid()

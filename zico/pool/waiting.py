@@ -256,11 +256,13 @@ def admit(pool: Record, job: int) -> bool:
         or stays_safe(pool, job, 0, within_limit(record, max(record.claim_peak, record.persistent)))
     )
     if admitted:
-        waited_ns = monotonic_ns() - record.boundary_since_ns
-        record.boundary_waited_ns += waited_ns
+        now_ns = monotonic_ns()
+        record.boundary_waited_ns += now_ns - record.boundary_since_ns
         record.boundary_since_ns = 0
         record.waits_for = 0
         record.evict = 0
+        record.started_ns = now_ns  # until it has woken, too: whoever has been inside for long counts as standing still
+        record.iteration_waited_ns = 0
         record.state = RUNNING
         record.claim_floor = record.claim_peak  # until it has woken its progress is that of the iteration it ended
         header.boundary_waiters -= 1
