@@ -8,7 +8,7 @@ import numpy as np
 
 from zico.broker.speeds import Look, Speeds
 from zico.scheduler.engine import Stop
-from zico.scheduler.layout import Phase
+from zico.scheduler.layout import NO_TIME, Phase
 from zico.scheduler.packed import packed
 from zico.scheduler.simulate import Simulation
 
@@ -60,7 +60,7 @@ class Watched(Simulation):
                 inside=self._inside[number],
                 began_ns=int(tenant["started_ns"]),
                 ended_ns=int(tenant["served_at_ns"]),
-                blocked_ns=int(tenant["waiting_since_ns"]) if self._inside[number] else 0,
+                blocked_ns=self._blocked_ns(number),
                 waited_ns=self._waited_ns[number],
                 done=self._done(number, now_ns),
                 n_events=self.loads[number].profile.n_events if tenant["profiled"] else 0,
@@ -68,6 +68,10 @@ class Watched(Simulation):
             for number, tenant in enumerate(self.tenants)
             if tenant["present"]
         }
+
+    def _blocked_ns(self, number: int) -> int:
+        since_ns = int(self.tenants[number]["waiting_since_ns"])
+        return since_ns if self._inside[number] and since_ns != NO_TIME else 0
 
     def _done(self, number: int, now_ns: int) -> float:
         """Return the share of a job's events, of which each bin of its profile has as many."""
