@@ -3,8 +3,9 @@
 A machine's speed drifts by a third within minutes, so nothing is compared across runs that could be compared within
 one. A pair trains under each policy in one run whose budget goes round: more than the sum of peaks, then each share of
 it, and again (``live.py``). A share's throughput is the mean over jobs of iterations per second over the same job's
-without a limit, the mean of just before and just after. ``serial`` goes one by one whatever the budget: it has a run
-in the lowest share, over the last stretch without a limit of the run of ``zico`` before it.
+without a limit, the mean of just before and just after. ``shift`` goes one by one for a while after a wrong prediction,
+whatever the budget is by then: its base is its own first stretch. ``serial`` always does: it has a run in the lowest
+share, over the last stretch without a limit of the run of ``zico`` before it.
 
 Then the same is simulated, from what the jobs show without a limit: profiles (each alone), lengths of iterations, how
 much those vary, and the *slowdown*, by what factor each is slower beside the other although memory is no concern,
@@ -62,10 +63,12 @@ LOW_SHARE, LOW_GOAL = 60, 1.4  # over serial, where the simulator says that it i
 _UNIFORM = math.sqrt(3)  # half the width of a uniform distribution over its standard deviation
 _FEWEST = 4  # iterations, of which the spread says something
 
-RESNET = Job("resnet", "examples/digits_resnet.py")
-LM = Job("lm", "examples/stdlib_lm.py")
-SHORT = Job("short-resnet", "examples/digits_resnet.py", ("--depth", "32", "--batch", "512"))
+# The examples at a third of their batch: a stretch of a budget is to hold a dozen iterations and more on a slow machine.
+RESNET = Job("resnet", "examples/digits_resnet.py", ("--batch", "128"))
+LM = Job("lm", "examples/stdlib_lm.py", ("--batch", "7"))
+SHORT = Job("short-resnet", "examples/digits_resnet.py", ("--depth", "32", "--batch", "170"))
 TINY = Job("tiny", "examples/digits_resnet.py", ("--depth", "20", "--batch", "256"))
+REGION = "1MiB"
 
 
 def pairs(*, smoke: bool) -> dict[str, tuple[Job, ...]]:
@@ -75,7 +78,7 @@ def pairs(*, smoke: bool) -> dict[str, tuple[Job, ...]]:
             "tiny+tiny": (TINY, dataclasses.replace(TINY, name="tiny-2", arguments=(*TINY.arguments, "--seed", "2")))
         }
     return {
-        TWINS: (RESNET, dataclasses.replace(RESNET, name="resnet-2", arguments=("--seed", "2"))),
+        TWINS: (RESNET, dataclasses.replace(RESNET, name="resnet-2", arguments=(*RESNET.arguments, "--seed", "2"))),
         "resnet+lm": (RESNET, LM),
         "resnet+short": (RESNET, SHORT),
         "lm+short": (LM, SHORT),
@@ -108,7 +111,7 @@ def run(
 ) -> tuple[Record, dict[str, Any]]:
     """Run jobs through budgets; return the record and the report."""
     with tempfile.TemporaryDirectory(prefix="zico-bench-") as directory:
-        run = live.LiveRun(jobs, budgets, seconds, options.warm_up, policy)
+        run = live.LiveRun(jobs, budgets, seconds, options.warm_up, policy, REGION)
         record = run.record_to(Path(directory))
         return record, json.loads((Path(directory) / JSON_NAME).read_text())
 
@@ -226,15 +229,18 @@ def _round(
     return done
 
 
-def throughputs(done: Sequence[dict[str, Any]], share: int) -> list[float]:
-    """Return the throughput of each stretch with a share over those without a limit before and after it."""
+def throughputs(policy: str, runs: dict[str, list[dict[str, Any]]], share: int) -> list[float]:
+    """Return the throughput of each stretch with a share over the same jobs' without a limit."""
+    done = runs[policy]
     free = [i for i, one in enumerate(done) if one["share"] == UNLIMITED]
     found = []
     for i, one in enumerate(done):
-        if one["share"] == share:
-            before, after = max(k for k in free if k < i), min(k for k in free if k > i)
-            base = np.mean([done[before]["rates"], done[after]["rates"]], axis=0)
-            found.append(over(one["rates"], base.tolist()))
+        if one["share"] != share:
+            continue
+        bases = [runs["zico"][-1]] if policy == SERIAL else [done[0]]
+        if policy == "zico":
+            bases = [done[max(k for k in free if k < i)], done[min(k for k in free if k > i)]]
+        found.append(over(one["rates"], np.mean([base["rates"] for base in bases], axis=0).tolist()))
     return found
 
 
@@ -253,8 +259,7 @@ def _rows(
             best = possible(loads, budgets[share], slowdown)
             if policy == SERIAL and not runs.get("zico"):
                 continue
-            last = [runs["zico"][-1]["rates"]] if policy == SERIAL else []
-            real = [over(one["rates"], last[0]) for one in done] if last else throughputs(done, share)
+            real = throughputs(policy, runs, share)
             held_bytes = max(one["peak_held_bytes"] for one in done if one["share"] == share)
             yield {
                 "policy": policy,

@@ -40,7 +40,13 @@ class LiveRun:
     """One ``zico run`` of some jobs with a socket of its own, whose budget is changed as it goes."""
 
     def __init__(
-        self, jobs: Sequence[Job], budgets: Sequence[str], seconds: float, warm_up: int, policy: str = "zico"
+        self,
+        jobs: Sequence[Job],
+        budgets: Sequence[str],
+        seconds: float,
+        warm_up: int,
+        policy: str = "zico",
+        region: str = "4MiB",
     ) -> None:
         """Start nothing yet.
 
@@ -50,10 +56,12 @@ class LiveRun:
             seconds: How long each budget lasts; the first one from when the jobs are warm.
             warm_up: Iterations after which a job is warm.
             policy: That decides who starts.
+            region: Size of the pool's regions.
         """
         self._jobs = jobs
         self._budgets = budgets
         self._seconds, self._warm_up, self._policy = seconds, warm_up, policy
+        self._region = region
         self._deadline_s = time.monotonic() + len(budgets) * seconds + together.MARGIN_S
 
     def record_to(self, report: Path) -> Record:
@@ -76,7 +84,8 @@ class LiveRun:
     def _started(self, runtime: Path, report: Path) -> Iterator[subprocess.Popen[bytes]]:
         names = [option for job in self._jobs for option in ("--name", job.name)]
         commands = [shlex.join(job.argv(None, *together.ENDLESS)) for job in self._jobs]
-        options = ("--quiet", "--policy", self._policy, "--budget", self._budgets[0], "--report", report)
+        options = ("--quiet", "--policy", self._policy, "--region", self._region, "--report", report)
+        options += ("--budget", self._budgets[0])
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
                 (*common.ZICO, "run", *map(str, options), *names, *commands),

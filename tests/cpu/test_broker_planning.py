@@ -65,6 +65,22 @@ class Thinker:
         return Made(len(self.threads))
 
 
+class Clock:
+    """Stands still but for the time that a thought takes."""
+
+    def __init__(self, thought_s: float) -> None:
+        """Begin at 0."""
+        self.at_s = 0.0
+        self._thought_s = thought_s
+
+    def __call__(self) -> float:
+        """Return the time; in a thread that plans, a thought has passed by the next reading."""
+        now_s = self.at_s
+        if threading.current_thread().name == "zico-plan":
+            self.at_s += self._thought_s
+        return now_s
+
+
 def job(number: int, **changes: object) -> JobView:
     """Return a job in an iteration, with fields of its profile or its own changed."""
     of_profile = {name: value for name, value in changes.items() if name in ("held", "duration_ns")}
@@ -143,12 +159,26 @@ def test_alike_profiles_keep_the_plan(other: PoolView) -> None:
 def test_what_has_changed_is_thought_of_again_while_the_old_plan_lasts(other: PoolView) -> None:
     """Until the new plan is there, the same jobs are decided by the old one."""
     policy = Thinker()
-    planning = Planning(policy)
+    planning = Planning(policy, Clock(thought_s=0.0))
     assert planned(planning, view()) == Made(1)
     policy.go_on.clear()
     assert planning.plan_for(other) == Made(1)
     policy.go_on.set()
     assert planned(planning, other) == Made(2)
+
+
+def test_between_thoughts_about_the_same_jobs_it_rests() -> None:
+    """After a thought of a tenth of a second five seconds go by before profiles that vary are thought about again."""
+    policy, clock = Thinker(), Clock(thought_s=0.1)
+    planning = Planning(policy, clock)
+    longer, longest = (view(job(0), job(1, duration_ns=ms * MS)) for ms in (40, 50))
+    assert planned(planning, view()) == Made(1)
+    clock.at_s += 4.5
+    assert planned(planning, longer) == Made(1)
+    clock.at_s += 1
+    assert planned(planning, longer) == Made(2)
+    assert planned(planning, longest) == Made(2)
+    assert planned(planning, view(budget=90)) == Made(3)
 
 
 def test_a_plan_is_dropped_at_once_when_the_jobs_are_other_ones() -> None:
