@@ -63,7 +63,7 @@ LOW_SHARE, LOW_GOAL = 60, 1.4  # over serial, where the simulator says that it i
 _UNIFORM = math.sqrt(3)  # half the width of a uniform distribution over its standard deviation
 _FEWEST = 4  # iterations, of which the spread says something
 
-# The examples at a third of their batch: a stretch of a budget is to hold a dozen iterations and more on a slow machine.
+# The examples at a third of their batch, so that a stretch holds a dozen iterations on a slow machine, too.
 RESNET = Job("resnet", "examples/digits_resnet.py", ("--batch", "128"))
 LM = Job("lm", "examples/stdlib_lm.py", ("--batch", "7"))
 SHORT = Job("short-resnet", "examples/digits_resnet.py", ("--depth", "32", "--batch", "170"))
