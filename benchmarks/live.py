@@ -84,11 +84,10 @@ class LiveRun:
     def _started(self, runtime: Path, report: Path) -> Iterator[subprocess.Popen[bytes]]:
         names = [option for job in self._jobs for option in ("--name", job.name)]
         commands = [shlex.join(job.argv(None, *together.ENDLESS)) for job in self._jobs]
-        options = ("--quiet", "--policy", self._policy, "--region", self._region, "--report", report)
-        options += ("--budget", self._budgets[0])
+        options = ("--policy", self._policy, "--region", self._region, "--budget", self._budgets[0])
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
-                (*common.ZICO, "run", *map(str, options), *names, *commands),
+                (*common.ZICO, "run", "--quiet", "--report", str(report), *options, *names, *commands),
                 cwd=common.ROOT,
                 env=os.environ | {"XDG_RUNTIME_DIR": str(runtime), "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
