@@ -178,7 +178,8 @@ def test_between_thoughts_about_the_same_jobs_it_rests() -> None:
     clock.at_s += 1
     assert planned(planning, longer) == Made(2)
     assert planned(planning, longest) == Made(2)
-    assert planned(planning, view(budget=90)) == Made(3)
+    assert planned(planning, view(job(0), job(1, weight=3.0))) == Made(3)
+    assert planned(planning, view(job(0), job(1, weight=3.0), budget=90)) == Made(4)
 
 
 def test_a_plan_is_dropped_at_once_when_the_jobs_are_other_ones() -> None:

@@ -3,8 +3,8 @@
 Guarantees
     * Nobody waits for a plan: until there is one, and whenever the jobs are other ones, the policy decides without.
     * One thought at a time; what was thought is used until there is something newer.
-    * While jobs and budget stay, it rests after a thought for fifty times as long as that took, half a minute at most:
-      times that vary must not have it think all the time, beside jobs that need the processor.
+    * After a thought it rests for fifty times as long as that took, ten seconds at most, unless jobs, budget or shares
+      are others: times that vary must not have it think all the time, beside jobs that need the processor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zico.scheduler.state import Plan, Policy, PoolView
 
 _RESTS = 50
-_MOST_REST_S = 30.0  # the first thought of a process loads code as well
+_MOST_REST_S = 10.0  # the first thought of a process loads code as well
 
 _log = logging.getLogger(__name__)
 
@@ -50,10 +50,10 @@ class Planning:
         known = known_of(view)
         same = view.budget == self._budget and view.slowdown == self._slowdown  # which changes seldom, and noticeably
         if not same or not alike(known, self._known):
-            others = [one.job for one in known] != [one.job for one in self._known]
-            if not others and view.budget == self._budget and self._now_s() < self._rests_until_s:
+            asked = view.budget != self._budget or _asked_of(known) != _asked_of(self._known)
+            if not asked and self._now_s() < self._rests_until_s:
                 return self._plan
-            if others:
+            if {one.job for one in known} != {one.job for one in self._known}:
                 self._plan = None
             self._budget, self._slowdown, self._known = view.budget, view.slowdown, known
             self._thread = threading.Thread(
@@ -77,3 +77,8 @@ class Planning:
             _log.exception("no plan could be made for %s", ", ".join(job.name for job in view.jobs))
         ended_s = self._now_s()
         self._rests_until_s = ended_s + min(_MOST_REST_S, _RESTS * (ended_s - began_s))
+
+
+def _asked_of(known: tuple[Known, ...]) -> list[tuple[int, tuple[float, float, int]]]:
+    """Return who is there and what was asked for each."""
+    return [(one.job, one.asked) for one in known]
