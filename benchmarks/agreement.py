@@ -372,8 +372,10 @@ def main() -> int:
     names = ("seconds", "settle", "repeat", "warm_up", "share", "policy")
     result = common.document("agreement", QUESTION, {name: getattr(options, name) for name in names})
     known: dict[Job, Alone] = {}
-    result["pairs"] = {name: measure(name, jobs, known, options) for name, jobs in chosen.items()}
-    common.write(result, text_of(result), common.output_directory(options))
+    result["pairs"] = {}
+    for name, jobs in chosen.items():
+        result["pairs"][name] = measure(name, jobs, known, options)
+        common.write(result, text_of(result), common.output_directory(options))
     return int(any(not done for pair in result["pairs"].values() for done in pair["runs"].values()))
 
 
