@@ -11,6 +11,11 @@ Then the same is simulated, from what the jobs show without a limit: profiles (e
 much those vary, and the *slowdown*, by what factor each is slower beside the other although memory is no concern,
 which plain processes show, both at work and one stopped in turn. *Possible* is the oracle's throughput, over the same
 base.
+
+Neighbours of the machine take its processors away for moments (*stolen*), which makes iterations of equal work twice
+as long now and then. So every pair comes in three forms: trained; and *paced*, jobs that hold what the trained ones
+held, and when, and wait where those computed (``paced_job.py``), with iterations that are all alike and with such as
+vary by up to a tenth. In these the machine has no part.
 """
 
 from __future__ import annotations
@@ -69,6 +74,8 @@ LM = Job("lm", "examples/stdlib_lm.py", ("--batch", "7"))
 SHORT = Job("short-resnet", "examples/digits_resnet.py", ("--depth", "32", "--batch", "170"))
 TINY = Job("tiny", "examples/digits_resnet.py", ("--depth", "20", "--batch", "256"))
 REGION = "1MiB"
+PACED = {", paced": 0.0, ", paced, varied by 10 %": 0.1}
+"""Forms of a pair whose jobs only wait, each with its jitter."""
 
 
 def pairs(*, smoke: bool) -> dict[str, tuple[Job, ...]]:
@@ -83,6 +90,25 @@ def pairs(*, smoke: bool) -> dict[str, tuple[Job, ...]]:
         "resnet+short": (RESNET, SHORT),
         "lm+short": (LM, SHORT),
     }
+
+
+def paced(
+    jobs: Sequence[Job], known: dict[Job, Alone], jitter: float, directory: Path, *, same: bool
+) -> tuple[Job, ...]:
+    """Return jobs that hold what those hold, and wait where those compute; they are described in ``directory``.
+
+    Twins are what the first of them showed: alone one after the other, they do not show the same.
+    """
+    copies = []
+    for seed, job in enumerate(jobs, 1):
+        load = known[jobs[0] if same else job].load
+        t_s = [t_ns / 1e9 for t_ns in load.profile.t_ns]
+        curve = list(zip(t_s, load.profile.held, strict=True))
+        path = directory / f"{job.name}-{jitter:g}.json"
+        content = {"curve": curve, "iteration_s": load.profile.duration_ns / 1e9, "persistent": load.persistent}
+        path.write_text(json.dumps(content | {"region_bytes": known[job].region_bytes, "jitter": jitter}))
+        copies.append(Job(job.name, "benchmarks/paced_job.py", (str(path), "--seed", str(seed))))
+    return tuple(copies)
 
 
 # -- real runs ------------------------------------------------------------------------------------------------------
@@ -113,17 +139,19 @@ def run(
     with tempfile.TemporaryDirectory(prefix="zico-bench-") as directory:
         run = live.LiveRun(jobs, budgets, seconds, options.warm_up, policy, REGION)
         record = run.record_to(Path(directory))
-        return record, json.loads((Path(directory) / JSON_NAME).read_text())
+        return record, json.loads((Path(directory) / JSON_NAME).read_text()) | {"stolen": run.stolen}
 
 
-def stretches(record: Record, shares: Sequence[int], options: Namespace) -> list[dict[str, Any]]:
+def stretches(
+    record: Record, shares: Sequence[int], stolen: Sequence[float], options: Namespace
+) -> list[dict[str, Any]]:
     """Return what each job did under each budget in turn, the first moments of each left out."""
     began_s = max(float(record.boundaries_of(job)[options.warm_up - 1]) for job in range(len(record.names)))
     begins_s = [began_s, *record.budget_t_s[1:].tolist()]
     ends_s = [*begins_s[1:], min(float(record.boundaries_of(job)[-1]) for job in range(len(record.names)))]
     return [
-        {"share": share, **_stretch(record, begin_s + options.settle, end_s)}
-        for share, begin_s, end_s in zip(shares, begins_s, ends_s, strict=True)
+        {"share": share, "stolen": taken, **_stretch(record, begin_s + options.settle, end_s)}
+        for share, taken, begin_s, end_s in zip(shares, stolen, begins_s, ends_s, strict=True)
     ]
 
 
@@ -169,19 +197,28 @@ def over(ours: Sequence[float], base: Sequence[float]) -> float:
 # -- a pair ---------------------------------------------------------------------------------------------------------
 
 
-def measure(name: str, jobs: tuple[Job, ...], known: dict[Job, Alone], options: Namespace) -> dict[str, Any]:
-    """Return all figures of a pair."""
+def learn(jobs: Sequence[Job], known: dict[Job, Alone], options: Namespace) -> None:
+    """Add to ``known`` what each of the jobs shows alone."""
     for job in jobs:
         if job not in known:
             common.note(f"{job.name} alone")
             known[job] = alone(job, options)
-    shares = options.share or [LOW_SHARE, TWINS_SHARE if name == TWINS else UNEQUAL_SHARE]
+
+
+def measure(
+    name: str, jobs: tuple[Job, ...], known: dict[Job, Alone], options: Namespace, *, trained: bool
+) -> dict[str, Any]:
+    """Return all figures of a pair; jobs that only wait do not slow each other down."""
+    learn(jobs, known, options)
+    shares = options.share or [LOW_SHARE, TWINS_SHARE if _are_twins(name) else UNEQUAL_SHARE]
     region_bytes = known[jobs[0]].region_bytes
     peaks = sum(known[job].load.profile.peak for job in jobs)
     budgets = {share: share * peaks // 100 for share in (*shares, UNLIMITED)}
-    common.note(f"{name}: plain processes, together and alone in turn")
-    beside = live.alone_and_together(jobs, options.seconds, options.settle, options.repeat, options.warm_up)
-    slowdown = max(1.0, statistics.median(_slowdowns(beside)))
+    beside = live.Beside([], [])
+    if trained:
+        common.note(f"{name}: plain processes, together and alone in turn")
+        beside = live.alone_and_together(jobs, options.seconds, options.settle, options.repeat, options.warm_up)
+    slowdown = max(1.0, statistics.median(_slowdowns(beside))) if trained else 1.0
     runs = {policy: _round(name, jobs, policy, budgets, region_bytes, options) for policy in options.policy}
     lengths = [
         [one["lengths_s"][i] for each in runs.values() for one in each if one["share"] == UNLIMITED]
@@ -204,6 +241,10 @@ def measure(name: str, jobs: tuple[Job, ...], known: dict[Job, Alone], options: 
     }
 
 
+def _are_twins(name: str) -> bool:
+    return name.startswith(TWINS)
+
+
 def _slowdowns(beside: live.Beside) -> Iterator[float]:
     for one, other in zip(beside.together, beside.alone, strict=True):
         yield from (alone / together for together, alone in zip(one, other, strict=True))
@@ -219,13 +260,17 @@ def _round(
     try:
         in_bytes = [f"{budgets[share] * region_bytes}B" for share in shares]
         seconds = SERIAL_FACTOR * options.seconds if policy == SERIAL else options.seconds
-        record, _report = run(jobs, policy, in_bytes, seconds, options)
-        done = stretches(record, shares, options)
+        record, report = run(jobs, policy, in_bytes, seconds, options)
+        done = stretches(record, shares, report["stolen"], options)
     except (ValueError, IndexError, OSError, subprocess.SubprocessError) as error:
         common.note(f"{name} {policy}: {type(error).__name__}: {error}")
         return []
     for one in done:
-        common.note(f"{name} {policy} {one['share']} %: " + ", ".join(f"{rate:.2f}" for rate in one["rates"]) + " it/s")
+        common.note(
+            f"{name} {policy} {one['share']} %: "
+            + ", ".join(f"{rate:.2f}" for rate in one["rates"])
+            + f" it/s, {one['stolen']:.0%} stolen"
+        )
     return done
 
 
@@ -334,9 +379,9 @@ def _goals(measured: dict[str, Any]) -> Iterator[str]:
         median = row["throughput"]["median"]
         if policy != "zico":
             continue
-        if name == TWINS and share == TWINS_SHARE:
+        if _are_twins(name) and share == TWINS_SHARE:
             yield _goal(f"{name} at {share} %: throughput", median, TWINS_GOAL)
-        if name != TWINS and share == UNEQUAL_SHARE:
+        if not _are_twins(name) and share == UNEQUAL_SHARE:
             yield _goal(f"{name} at {share} %: of what is possible", median / row["possible"], UNEQUAL_GOAL)
             shift = real.get((name, "shift", share))
             if shift:
@@ -360,6 +405,7 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations of each job before the first")
     parser.add_argument("--share", type=int, action="append", help="budget in percent (default: 60, and 75 or 70)")
     parser.add_argument("--policy", action="append", help=f"default: {', '.join(POLICIES)}")
+    parser.add_argument("--form", choices=("both", "trained", "paced"), default="both")
     parser.add_argument("--pair", action="append", help="a pair's name (default: all)")
     options = parser.parse_args()
     options.policy = options.policy or list(POLICIES)
@@ -369,13 +415,20 @@ def main() -> int:
     chosen = {
         name: jobs for name, jobs in pairs(smoke=options.smoke).items() if not options.pair or name in options.pair
     }
-    names = ("seconds", "settle", "repeat", "warm_up", "share", "policy")
+    names = ("seconds", "settle", "form", "repeat", "warm_up", "share", "policy")
     result = common.document("agreement", QUESTION, {name: getattr(options, name) for name in names})
     known: dict[Job, Alone] = {}
     result["pairs"] = {}
     for name, jobs in chosen.items():
-        result["pairs"][name] = measure(name, jobs, known, options)
-        common.write(result, text_of(result), common.output_directory(options))
+        if options.form != "paced":
+            result["pairs"][name] = measure(name, jobs, known, options, trained=True)
+            common.write(result, text_of(result), common.output_directory(options))
+        learn(jobs, known, options)
+        for form, jitter in PACED.items() if options.form != "trained" else ():
+            with tempfile.TemporaryDirectory(prefix="zico-bench-") as directory:
+                copies = paced(jobs, known, jitter, Path(directory), same=_are_twins(name))
+                result["pairs"][name + form] = measure(name + form, copies, known, options, trained=False)
+            common.write(result, text_of(result), common.output_directory(options))
     return int(any(not done for pair in result["pairs"].values() for done in pair["runs"].values()))
 
 

@@ -31,9 +31,11 @@ from zico.report.record import Record, read_record
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
     from together import Job
 
 _LOOK_S = 0.2
+_STEAL = 7  # the column of /proc/stat (proc(5)): time that the hypervisor gave to others
 
 
 class LiveRun:
@@ -62,6 +64,8 @@ class LiveRun:
         self._budgets = budgets
         self._seconds, self._warm_up, self._policy = seconds, warm_up, policy
         self._region = region
+        self.stolen: list[float] = []
+        """Of the processors' time under each budget, what the machine's neighbours had."""
         self._deadline_s = time.monotonic() + len(budgets) * seconds + together.MARGIN_S
 
     def record_to(self, report: Path) -> Record:
@@ -75,7 +79,10 @@ class LiveRun:
             for index, budget in enumerate(self._budgets):
                 if index:
                     self._limit(socket, budget)
+                before = _processor_ticks()
                 self._pass(process, self._seconds)
+                ticks = _processor_ticks() - before
+                self.stolen.append(float(ticks[_STEAL] / ticks.sum()))
             process.terminate()
             process.wait(timeout=together.END_S + together.MARGIN_S)
         return read_record(report / RECORD_NAME)
@@ -131,6 +138,12 @@ class LiveRun:
     def _limit(socket: Path, budget: str) -> None:
         command = (*common.ZICO, "limit", "--socket", str(socket), budget)
         subprocess.run(command, cwd=common.ROOT, check=True, timeout=together.END_S, stderr=subprocess.DEVNULL)
+
+
+def _processor_ticks() -> NDArray[np.int64]:
+    """Return how long all processors were used for what since the start, as ``/proc/stat`` has it."""
+    first = Path("/proc/stat").read_text().splitlines()[0]
+    return np.array(first.split()[1 : 2 + _STEAL], np.int64)
 
 
 class Beside(NamedTuple):
