@@ -71,6 +71,15 @@ def test_times_that_vary_give_it_a_little_later() -> None:
     assert measured(long_and_short(jitter=0.1), (1, 1, 1.4), 40).slowdown[2] == pytest.approx(1.4, rel=0.1)
 
 
+@pytest.mark.parametrize("jitter", [0.0, 0.1, 0.3])
+def test_how_much_times_vary_is_told(jitter: float) -> None:
+    """By what share iterations are longer or shorter, also of jobs that do not slow each other; at first nothing."""
+    loads = long_and_short(jitter=jitter)
+    first, later = (measured(loads, (1, 1, 1), seconds).noted(view_of(loads)) for seconds in (2, 40))
+    assert [job.jitter for job in first.jobs] == [0, 0]
+    assert [job.jitter for job in later.jobs] == pytest.approx([jitter, jitter], rel=0.25)
+
+
 def test_jobs_that_do_not_slow_each_other_leave_everything_as_it_is() -> None:
     """It is known that they do not, and the view is the very one."""
     loads = long_and_short()

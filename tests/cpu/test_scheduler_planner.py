@@ -258,3 +258,92 @@ def test_a_turn_is_after_one_who_begins_in_the_same_decision() -> None:
     waits = decisions[view.jobs[1].job]
     assert isinstance(waits, Wait)
     assert waits.reason == "its turn comes after job0's iteration"
+
+
+def gathering() -> Plan:
+    """Return a plan for jobs 5 to 7 by which all are to meet at their boundaries."""
+    record = np.zeros(1, PLAN)
+    learnt = record[0]["learnt"]
+    learnt["n_jobs"], learnt["jobs"][:3], learnt["n_ways"], learnt["gathers"] = 3, (5, 6, 7), 1, 1
+    return Plan(record)
+
+
+def running(view: PoolView, plan: Plan, *, since_ns: int) -> PoolView:
+    """Return the same jobs, the first in an iteration that has run for so long and stands in its middle."""
+    first = view.jobs[0]
+    assert first.profile is not None
+    first = dataclasses.replace(
+        first,
+        phase=Phase.RUNNING,
+        held=max(first.profile.held),
+        progress=first.profile.n_events // 2,
+        started_ns=view.now_ns - since_ns,
+    )
+    return dataclasses.replace(view, jobs=(first, *view.jobs[1:]), plan=plan)
+
+
+def test_all_meet_at_their_boundaries_before_a_way_begins() -> None:
+    """Those that are there wait for those inside, whatever fits; then all are released at once, and no one twice."""
+    view = dataclasses.replace(view_of([triangle(60, kept=2)] * 3, 200), now_ns=1000 * MS)
+    known = gathering()
+    decisions = ZICO.decide(running(view, known, since_ns=50 * MS))
+    assert decisions == dict.fromkeys(
+        (6, 7), Wait((5,), None, "all begin anew together once the iteration of job0 has ended")
+    )
+    together = ZICO.decide(dataclasses.replace(view, plan=known))
+    assert together == dict.fromkeys((5, 6, 7), Start())
+    again = ZICO.decide(running(view, known, since_ns=50 * MS))
+    assert again == dict.fromkeys((6, 7), Start())
+
+
+def test_nobody_waits_to_meet_a_job_that_stands_still() -> None:
+    """Who has been in one iteration for far longer than any takes may never come to its end."""
+    view = dataclasses.replace(view_of([triangle(60, kept=2)] * 3, 200), now_ns=100_000 * MS)
+    known = gathering()
+    assert ZICO.decide(running(view, known, since_ns=90_000 * MS)) == dict.fromkeys((6, 7), Start())
+    assert not known.record[0]["learnt"]["gathers"]
+
+
+def test_who_has_waited_before_all_met_comes_first_no_more() -> None:
+    """From there on jobs are in the order in which the trials had them, not in that of how they came."""
+    works = [triangle(60, kept=2)] * 3
+    view = view_of(works, 70)
+    jobs = tuple(dataclasses.replace(job, waiting_since_ns=10 - i) for i, job in enumerate(view.jobs))
+    learnt = (known := gathering()).record[0]["learnt"]
+    view = dataclasses.replace(view, jobs=jobs, plan=known)
+    assert isinstance(ZICO.decide(view)[5], Start)
+    learnt["gathers"] = learnt["gathered_ns"] = 0
+    assert isinstance(ZICO.decide(view)[7], Start)
+
+
+def test_jobs_meet_again_only_for_another_way() -> None:
+    """Where a plan's way is that of the plan before, jobs are in its cycle and go on."""
+    works = [plateau(60, rise=0.2, fall=0.2, kept=2)] * 2
+    before = plan(view_of(works, 80))
+    assert isinstance(before, Plan)
+    assert before.record[0]["learnt"]["gathers"]
+    before.record[0]["learnt"]["gathers"], before.record[0]["learnt"]["gathered_ns"] = 0, 7 * MS
+    longer = view_of([dataclasses.replace(work, step_ns=work.step_ns * 5 // 4) for work in works], 80)
+    goes_on = plan(dataclasses.replace(longer, plan=before))
+    assert isinstance(goes_on, Plan)
+    assert goes_on is not before
+    learnt = goes_on.record[0]["learnt"]
+    assert (learnt["gathers"], learnt["gathered_ns"]) == (0, 7 * MS)
+    used = before.record[0]["learnt"]["ways"][int(before.record[0]["learnt"]["used"])]
+    used["setting"] += 1
+    another = plan(dataclasses.replace(longer, plan=before))
+    assert isinstance(another, Plan)
+    assert another.record[0]["learnt"]["gathers"]
+
+
+def test_jobs_whose_times_vary_more_get_another_plan() -> None:
+    """By a little more or less nothing changes."""
+    view = view_of([plateau(60, rise=0.2, fall=0.2, kept=2)] * 2, 80)
+    found = plan(view)
+
+    def uneven(jitter: float) -> PoolView:
+        jobs = tuple(dataclasses.replace(job, jitter=jitter) for job in view.jobs)
+        return dataclasses.replace(view, jobs=jobs, plan=found)
+
+    assert plan(uneven(0.08)) is found
+    assert plan(uneven(0.3)) is not found

@@ -9,6 +9,7 @@ Guarantees
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -57,7 +58,10 @@ class Planning:
                 self._plan = None
             self._budget, self._slowdown, self._known = view.budget, view.slowdown, known
             self._thread = threading.Thread(
-                target=self._think, args=(self._policy.plan, view), name="zico-plan", daemon=True
+                target=self._think,
+                args=(self._policy.plan, dataclasses.replace(view, plan=self._plan)),
+                name="zico-plan",
+                daemon=True,
             )
             self._thread.start()
         return self._plan

@@ -55,6 +55,9 @@ _ROUNDS = 40
 _ERROR = 0.05  # of a slowdown, standard, from which on it is believed
 _FEWEST = 1.0  # iterations compared with as many in other company, however even they are
 _SEEN = 0.5  # passes of a part: enough to expect something of it
+_SPREAD_OF = 12.0  # iterations, which say how much they vary
+_UNIFORM = math.sqrt(3)  # half the width of a uniform distribution over its standard deviation
+_MOST_JITTER, _EVEN = 0.5, 0.05
 _ANY_SPREAD = 0.01  # of an iteration's time, before it is known
 _KEEPS = math.exp(-1 / 256)  # of what was summed up, with every iteration
 _SAME = 0.02  # jobs: company that changes by more within a piece is left out
@@ -112,6 +115,12 @@ class _Job:
     def spread(self) -> float:
         """Return the variance of an iteration's time over what it took in the same company before."""
         return self._squares / self._counted
+
+    @property
+    def jitter(self) -> float:
+        """Return by up to what share iterations are longer or shorter, as if evenly; 0 if hardly or if too few."""
+        jitter = min(_MOST_JITTER, _UNIFORM * math.sqrt(self.spread)) if self._counted > _SPREAD_OF else 0.0
+        return jitter if jitter > _EVEN else 0.0
 
     def forget_company(self) -> None:
         self.time_ns[2:] = self.passes[2:] = 0
@@ -266,11 +275,17 @@ class Speeds:
         return compared
 
     def noted(self, view: PoolView) -> PoolView:
-        """Return the view with the slowdown, and with profiles that say how long a job takes alone."""
+        """Return the view with the slowdown, with profiles that say how long a job takes alone, and with jitter."""
+        if any(job.jitter for job in self._jobs.values()):
+            view = dataclasses.replace(view, jobs=tuple(map(self._with_jitter, view.jobs)))
         if (self._told == 1).all():
             return view
         jobs = tuple(self._with_own_time(job) for job in view.jobs)
         return dataclasses.replace(view, jobs=jobs, slowdown=self.slowdown)
+
+    def _with_jitter(self, view: JobView) -> JobView:
+        job = self._jobs.get(view.job)
+        return view if job is None else dataclasses.replace(view, jitter=job.jitter)
 
     def _with_own_time(self, view: JobView) -> JobView:
         job = self._jobs.get(view.job)

@@ -52,6 +52,8 @@ class Reason(enum.IntEnum):
     """Its peak exceeds the share of the budget that is its own."""
     YIELDS = 10
     """It runs only as far as another, which comes before it, loses nothing."""
+    ANEW = 11
+    """All come to their boundaries first, and begin together."""
 
 
 PROFILE = np.dtype(

@@ -10,8 +10,8 @@ Theory of operation
                                           and the first comes back
 
     A way that was not tried is worth what it promised: so whatever promises more than what is had gets its trial, a
-    bad one is left within a few rounds, and in the end the one is used that gives the most. Where the first way gives
-    noticeably less or more than it promised, profiles are wrong and promises count for nothing: every way is tried
+    bad one is left within a few rounds, and in the end the one is used that gives the most. Where a way gives
+    noticeably less than it promised, profiles are wrong and promises count for nothing: every way is tried
     that is not hopeless.
 """
 
@@ -29,7 +29,7 @@ MOST_JOBS = 64
 """Of whom what they get is measured."""
 PROMISE_ROUNDS = 12.0
 """A round is an iteration of the longest job; a promise counts as much as so many of use."""
-_DOUBT = 0.04  # a way that gives so much more or less than it promised was promised by wrong profiles
+_DOUBT = 0.04  # a way that gives so much less than it promised was promised by wrong profiles
 _SURE = 12.0  # rounds: the first look may still see how things began
 _UNTRIED = 2.0  # what an untried way is worth then: more than any that was tried
 _HOPELESS = 0.75  # of what the way in use promised: that much is not made up by wrong profiles
@@ -61,6 +61,8 @@ LEARNT = np.dtype(
         ("since_ns", "i8"),  # what was done until then is counted
         ("counts", "i8"),  # 0: from then on nothing is, until things have settled
         ("done", "f8", (MOST_JOBS,)),  # iterations
+        ("gathers", "i8"),  # before the way in use decides, all come to their boundaries
+        ("gathered_ns", "i8"),  # when they were; 0: never
     ],
     align=True,
 )
@@ -154,7 +156,7 @@ def _changes(known: Record, scene: Record) -> bool:
     """Use the way that is worth the most, if it is worth noticeably more; tells whether that is another one."""
     best = known.used
     used = known.ways[best]
-    if used.rounds > _SURE and abs(_gave(known, scene, used) - used.promise) > _DOUBT * used.promise:
+    if used.rounds > _SURE and used.promise - _gave(known, scene, used) > _DOUBT * used.promise:
         known.doubted = 1
     worth = _value(known, scene, known.ways[best]) + BETTER_BY
     for i in range(known.n_ways):
@@ -169,4 +171,6 @@ def _changes(known: Record, scene: Record) -> bool:
             best, worth = i, value
     changes = best != known.used
     known.used = best
+    if changes and known.gathered_ns != 0:
+        known.gathers = 1
     return changes

@@ -54,6 +54,7 @@ _SENTENCES = {
     Reason.QUANTUM: "the device is {}'s for a while",
     Reason.SHARE: "its peak exceeds its share of the budget",
     Reason.YIELDS: "it runs as far as {} loses nothing",
+    Reason.ANEW: "all begin anew together once the iteration of {} has ended",
 }
 
 

@@ -59,7 +59,7 @@ PLAN = np.dtype([("learnt", LEARNT), ("pairs", PAIR, (PAIRS,)), ("torus", TORUS)
 
 _SHIFT, _CLAIMS, _BY_PAIR, _BY_TORUS = int(Way.SHIFT), int(Way.CLAIMS), int(Way.PAIR), int(Way.TORUS)
 _RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
-_BETTER, _UNSAFE = int(Reason.BETTER), int(Reason.UNSAFE)
+_BETTER, _UNSAFE, _ANEW = int(Reason.BETTER), int(Reason.UNSAFE), int(Reason.ANEW)
 _STARVED = 2  # iterations of the longest job
 _PAIR = 2
 
@@ -197,6 +197,36 @@ def _is_starved(scene: Record) -> bool:
     return False
 
 
+@compiled
+def _gathers(known: Record, scene: Record) -> bool:
+    """Keep those at their boundaries there until all are; tells whether it does.
+
+    Which cycle jobs settle into depends on where they stand when it begins: all at their boundaries, as in the trials
+    that a way was chosen by, nobody having waited for longer than the others.
+    """
+    if not is_of(known, scene):
+        return False
+    inside = False
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        if job.phase == _BOUNDARY:
+            continue
+        if not is_iterating(job) or stands_still(job, scene.now_ns):
+            known.gathers = 0
+            return False
+        inside = True
+    if not inside:
+        known.gathers, known.gathered_ns = 0, scene.now_ns
+        return False
+    for i in range(scene.n):
+        if job_at(scene, i).phase == _BOUNDARY:
+            waits(scene, i, _ANEW, NO_TIME)
+            for other in range(scene.n):
+                if job_at(scene, other).phase != _BOUNDARY:
+                    blocked_by(scene, i, other)
+    return True
+
+
 @callback(types.void(types.int64))
 def decide(scene_address: int) -> None:
     """Decide for every job at its boundary; takes microseconds and waits for nothing."""
@@ -206,8 +236,12 @@ def decide(scene_address: int) -> None:
         return
     known = record_at(scene.plan_address, PLAN).learnt
     learn(known, scene)
-    if _is_starved(scene):
+    if _is_starved(scene) or (known.gathers and _gathers(known, scene)):
         return
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        if job.phase == _BOUNDARY and job.waiting_since_ns != 0:
+            job.waiting_since_ns = max(job.waiting_since_ns, known.gathered_ns)
     used = known.ways[known.used]
     if used.way == _BY_PAIR and _is_planned(scene):
         _decide_pair(scene, used.setting)

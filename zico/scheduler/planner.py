@@ -43,10 +43,11 @@ _HOPEFUL = 0.9  # a way that promises less than so much of the best is not tried
 _NO_MARGIN = 62
 _PAIR = 2
 _GREEDY = ((Way.SHIFT, MARGIN_SHIFT), (Way.CLAIMS, EVERYBODY))
+_UNEVEN = 0.1
 _DURATION_SHIFT = 4
 _PEAK_SHIFT = 5
 """A profile is another one when it takes a sixteenth longer or shorter, or holds a 32nd more or less: a plan's cells
-are no finer, and profiles grow a little with every iteration."""
+are no finer, and profiles grow a little with every iteration. So it is where its jitter is ``_UNEVEN`` more or less."""
 
 
 class Known(NamedTuple):
@@ -58,6 +59,7 @@ class Known(NamedTuple):
     duration_ns: int
     asked: tuple[float, float, int]
     """Floor, weight and priority."""
+    jitter: float
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,14 +99,36 @@ def plan(pool: PoolView) -> Plan | None:
     loads = [dataclasses.replace(load, floor=floor) for load, floor in zip(loads, floors(loads), strict=True)]
     record = _record(pool, loads)
     ways = _ways(record, pool, loads)  # fills in the schedules that the trials use
-    first = _chosen(record, tried(Trials(record, loads, pool), ways, _GREEDY, many=len(loads) > FEW))
+    few = len(loads) <= FEW
+    record[0]["learnt"]["gathers"] = few
+    first = _chosen(record, tried(Trials(record, loads, pool), ways, _GREEDY, many=not few))
+    if isinstance(pool.plan, Plan) and _goes_on(pool.plan.record, record):
+        for field in ("gathers", "gathered_ns"):
+            record[0]["learnt"][field] = pool.plan.record[0]["learnt"][field]
     return Plan(record, first.mean, dataclasses.replace(pool, plan=None))
+
+
+def _goes_on(before: Records, record: Records) -> bool:
+    """Tell whether the way in use is that of the plan before, so that jobs are in its cycle already."""
+    one, other = before[0]["learnt"], record[0]["learnt"]
+    n = int(one["n_jobs"])
+    if n != other["n_jobs"] or (one["jobs"][:n] != other["jobs"][:n]).any():
+        return False
+    used = (known["ways"][int(known["used"])] for known in (one, other))
+    return len({(int(way["way"]), int(way["setting"])) for way in used}) == 1
 
 
 def known_of(pool: PoolView) -> tuple[Known, ...]:
     """Return what a plan for these jobs is for; those without a profile are left out."""
     return tuple(
-        Known(job.job, job.profile.peak, job.persistent, job.profile.duration_ns, (job.floor, job.weight, job.priority))
+        Known(
+            job.job,
+            job.profile.peak,
+            job.persistent,
+            job.profile.duration_ns,
+            (job.floor, job.weight, job.priority),
+            job.jitter,
+        )
         for job in pool.jobs
         if job.profile is not None
     )
@@ -117,6 +141,7 @@ def alike(some: Sequence[Known], others: Sequence[Known]) -> bool:
         and abs(a.duration_ns - b.duration_ns) <= b.duration_ns >> _DURATION_SHIFT
         and abs(a.peak - b.peak) <= max(1, b.peak >> _PEAK_SHIFT)
         and abs(a.persistent - b.persistent) <= max(1, b.peak >> _PEAK_SHIFT)
+        and abs(a.jitter - b.jitter) <= _UNEVEN
         for a, b in zip(some, others, strict=True)
     )
 

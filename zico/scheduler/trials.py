@@ -1,13 +1,13 @@
 """What comes of each way to decide about certain jobs: tried in the simulator, the few best of them for longer.
 
 Theory of operation
-    What jobs get is a cycle that they settle into, and which one may depend on where they stand when it begins. So
-    every way is tried for a short time with all jobs at their boundaries; what comes near the best, and both greedy
-    ways whatever they gave, from other places as well; and of those the best few and the greedy for longer::
+    What jobs get is a cycle that they settle into, and which one depends on where they stand when it begins: all at
+    their boundaries, in a trial as in use (``planned``). Every way is tried for a short time; what comes near the best,
+    and both greedy ways whatever they gave, again; and of those the best few and the greedy for longer::
 
-        every way          all at their boundaries
-        near the best      from two more places; and with times that vary more than those of the jobs do
-        the best few       from another place, for longer
+        every way          once
+        near the best      with two more draws of times that vary; and with times that vary more than the jobs' do
+        the best few       for longer
 
     The mean of these is what a way is chosen by. What it gave at best is what it promises: where a better cycle is
     known to be there, it is worth a look.
@@ -43,13 +43,12 @@ _ITERATIONS = 40
 """Of the longest job, after the warm-up."""
 _LEAST_ITERATIONS = 4
 _MOST_ITERATIONS = 4_000  # of all jobs: one that is a thousand times shorter than its neighbour must not take seconds
-_PLACES = 2  # more to begin from; one with more jobs than a torus has
+_DRAWS = 2  # of times that vary; one with more jobs than a torus has
 _LONGER = 3
 _BEST = 3  # ways that are tried for longer, besides the greedy ones
 _JITTER = 0.1
 """That a way has to stand, however little the jobs' own times vary: profiles are never quite right."""
 _JITTERY = 0.02  # where times vary more than that, a better run was luck and no cycle to be had
-_GOLDEN = 0.618034  # multiples of it, whole parts left out, lie far from each other
 _UNFAIR = 8.0  # times what jobs lack of their floors: no throughput of others makes up for it
 _OWED = 0.97  # of its floor: an iteration at the edge of what was simulated must not decide
 _NEAR = 0.97
@@ -144,42 +143,36 @@ class Trials:
         self._longest_ns = max(load.profile.duration_ns for load in loads)
         per_round = sum(self._longest_ns / load.profile.duration_ns for load in loads)
         few = n <= torus.MOST_JOBS
-        self._places, self._times = (_PLACES, _LONGER) if few else (1, 1)
+        self._draws, self._times = (_DRAWS, _LONGER) if few else (1, 1)
         self._rounds = min(
             _ITERATIONS if few else _ITERATIONS // 2,
             max(_LEAST_ITERATIONS, int(_MOST_ITERATIONS / per_round)),
         )
         jitter = max(load.jitter for load in loads)
-        self._jittery, self._steady = jitter > _JITTERY, jitter < _JITTER
+        self._jittery, self._steady, self._exact = jitter > _JITTERY, jitter < _JITTER, jitter == 0
 
     def once(self, way: Way, setting: int) -> Tried:
-        """Return what comes of a way with all jobs at their boundaries."""
+        """Return what comes of a way in a short time."""
         return Tried(way, setting, (self._run(way, setting, 0),), jittery=self._jittery)
 
-    def elsewhere(self, one: Tried) -> Tried:
-        """Return the same tried from other places as well, and with times that vary more."""
-        runs = (*one.runs, *(self._run(*one.key, place) for place in range(1, 1 + self._places)))
-        sturdy = tuple(self._run(*one.key, place, _JITTER) for place in range(self._places)) if self._steady else ()
-        return dataclasses.replace(one, runs=runs, sturdy=sturdy)
+    def again(self, one: Tried) -> Tried:
+        """Return the same tried again if times vary, and with times that vary more."""
+        draws = range(1, 1 if self._exact else 1 + self._draws)
+        sturdy = tuple(self._run(*one.key, draw, _JITTER) for draw in range(self._draws)) if self._steady else ()
+        return dataclasses.replace(one, runs=(*one.runs, *(self._run(*one.key, draw) for draw in draws)), sturdy=sturdy)
 
     def longer(self, one: Tried) -> Tried:
         """Return the same tried for longer as well."""
-        return dataclasses.replace(one, runs=(*one.runs, self._run(*one.key, 1 + self._places, times=self._times)))
+        return dataclasses.replace(one, runs=(*one.runs, self._run(*one.key, 1 + self._draws, times=self._times)))
 
-    def _run(self, way: Way, setting: int, place: int, jitter: float = 0.0, times: int = 1) -> Run:
-        """Return what comes of a way from one of the places; that is also the seed of times that vary."""
-        first = self._trial[0]["learnt"]["ways"][0]
+    def _run(self, way: Way, setting: int, draw: int, jitter: float = 0.0, times: int = 1) -> Run:
+        """Return what comes of a way with one draw of the times, where they vary."""
+        trial = self._trial.copy()  # which is written to
+        first = trial[0]["learnt"]["ways"][0]
         first["way"], first["setting"] = way, setting
-        loads = [
-            dataclasses.replace(
-                load,
-                jitter=max(load.jitter, jitter),
-                arrive_ns=int(number * place * _GOLDEN % 1.0 * self._longest_ns),
-            )
-            for number, load in enumerate(self._loads)
-        ]
-        policy = Compiled("", decide, plan=lambda _view: _Trial(self._trial), manner=_KNOWN)
-        simulation = Simulation(policy, loads, self._pool.budget, place, slowdown=self._pool.slowdown)
+        loads = [dataclasses.replace(load, jitter=max(load.jitter, jitter)) for load in self._loads]
+        policy = Compiled("", decide, plan=lambda _view: _Trial(trial), manner=_KNOWN)
+        simulation = Simulation(policy, loads, self._pool.budget, draw, slowdown=self._pool.slowdown)
         rounds = times * self._rounds
         until_ns, warm_up_ns = (_WARM_UP + rounds) * self._longest_ns, _WARM_UP * self._longest_ns
         got = simulation.run(until_ns, warm_up_ns).normalised
@@ -196,7 +189,7 @@ def tried(
     if many:
         return all_of_them
     best = max(one.expected for one in all_of_them)
-    all_of_them = _more(all_of_them, trials.elsewhere, lambda one: one.expected >= _NEAR * best or one.key in greedy)
+    all_of_them = _more(all_of_them, trials.again, lambda one: one.expected >= _NEAR * best or one.key in greedy)
     few = sorted(all_of_them, key=lambda one: -one.expected)[:_BEST]
     return _more(all_of_them, trials.longer, lambda one: one in few or one.key in greedy)
 
