@@ -71,7 +71,7 @@ def test_a_large_job_does_not_starve_among_small_ones() -> None:
     works = [plateau(40, rise=0.1, fall=0.1), *[triangle(14, duration_ns=30 * MS)] * 3]
     outcome = run("zico", works, 0.5, jitter=0.1)
     assert outcome.iterations[0] >= 15
-    assert outcome.longest_wait_ns <= 150 * MS
+    assert outcome.longest_wait_ns <= 200 * MS  # two iterations of the large one; all meet before another way begins
 
 
 @pytest.mark.parametrize("name", ["zico", "serial"])
