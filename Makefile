@@ -50,6 +50,7 @@ bench: setup ## Measure everything and write benchmarks/results (about five hour
 	$(BIN)/python benchmarks/following.py
 	$(BIN)/python benchmarks/colocation.py
 	$(BIN)/python benchmarks/agreement.py
+	$(BIN)/python benchmarks/agreement.py --form paced
 	$(BIN)/python benchmarks/scheduler.py
 	$(BIN)/python benchmarks/budget_change.py
 
@@ -62,6 +63,7 @@ bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/following.py --smoke
 	$(BIN)/python benchmarks/colocation.py --smoke
 	$(BIN)/python benchmarks/agreement.py --smoke
+	$(BIN)/python benchmarks/agreement.py --form paced --smoke
 	$(BIN)/python benchmarks/scheduler.py --smoke
 	$(BIN)/python benchmarks/budget_change.py --smoke
 	$(BIN)/python benchmarks/evaluation.py --smoke

@@ -13,7 +13,7 @@ which plain processes show, both at work and one stopped in turn. *Possible* is 
 base.
 
 Neighbours of the machine take its processors away for moments (*stolen*), which makes iterations of equal work twice
-as long now and then. So every pair comes in three forms: trained; and *paced*, jobs that hold what the trained ones
+as long now and then. So pairs come in other forms as well (``--form paced``): jobs that hold what the trained ones
 held, and when, and wait where those computed (``paced_job.py``), with iterations that are all alike and with such as
 vary by up to a tenth. In these the machine has no part.
 """
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from zico.report.record import Record
 
 QUESTION = "Does the simulator say what really happens, and how near does that come to what is possible?"
+NAMES = {"trained": "agreement", "paced": "agreement-paced"}
 POLICIES = ("zico", "shift", "serial")
 SERIAL = "serial"
 SERIAL_FACTOR = 3
@@ -405,7 +406,7 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations of each job before the first")
     parser.add_argument("--share", type=int, action="append", help="budget in percent (default: 60, and 75 or 70)")
     parser.add_argument("--policy", action="append", help=f"default: {', '.join(POLICIES)}")
-    parser.add_argument("--form", choices=("both", "trained", "paced"), default="both")
+    parser.add_argument("--form", choices=("trained", "paced"), default="trained")
     parser.add_argument("--pair", action="append", help="a pair's name (default: all)")
     options = parser.parse_args()
     options.policy = options.policy or list(POLICIES)
@@ -416,19 +417,19 @@ def main() -> int:
         name: jobs for name, jobs in pairs(smoke=options.smoke).items() if not options.pair or name in options.pair
     }
     names = ("seconds", "settle", "form", "repeat", "warm_up", "share", "policy")
-    result = common.document("agreement", QUESTION, {name: getattr(options, name) for name in names})
+    result = common.document(NAMES[options.form], QUESTION, {name: getattr(options, name) for name in names})
     known: dict[Job, Alone] = {}
     result["pairs"] = {}
     for name, jobs in chosen.items():
-        if options.form != "paced":
+        if options.form == "trained":
             result["pairs"][name] = measure(name, jobs, known, options, trained=True)
-            common.write(result, text_of(result), common.output_directory(options))
-        learn(jobs, known, options)
-        for form, jitter in PACED.items() if options.form != "trained" else ():
-            with tempfile.TemporaryDirectory(prefix="zico-bench-") as directory:
-                copies = paced(jobs, known, jitter, Path(directory), same=_are_twins(name))
-                result["pairs"][name + form] = measure(name + form, copies, known, options, trained=False)
-            common.write(result, text_of(result), common.output_directory(options))
+        else:
+            learn(jobs, known, options)
+            for form, jitter in PACED.items():
+                with tempfile.TemporaryDirectory(prefix="zico-bench-") as directory:
+                    copies = paced(jobs, known, jitter, Path(directory), same=_are_twins(name))
+                    result["pairs"][name + form] = measure(name + form, copies, known, options, trained=False)
+        common.write(result, text_of(result), common.output_directory(options))
     return int(any(not done for pair in result["pairs"].values() for done in pair["runs"].values()))
 
 
