@@ -38,6 +38,7 @@ import together
 from together import Job
 
 from zico.report.files import JSON_NAME
+from zico.report.record import WaitKind
 from zico.scheduler.from_problem import profile_of
 from zico.scheduler.oracle import possible
 from zico.scheduler.policies import policy_named
@@ -46,6 +47,8 @@ from zico.scheduler.simulate import Load, Simulation
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from zico.report.record import Record
 
@@ -72,7 +75,8 @@ _FEWEST = 4  # iterations, of which the spread says something
 # The examples at a third of their batch, so that a stretch holds a dozen iterations on a slow machine, too.
 RESNET = Job("resnet", "examples/digits_resnet.py", ("--batch", "128"))
 LM = Job("lm", "examples/stdlib_lm.py", ("--batch", "7"))
-SHORT = Job("short-resnet", "examples/digits_resnet.py", ("--depth", "32", "--batch", "170"))
+WIDE = Job("wide-resnet", "examples/digits_resnet.py", ("--depth", "56", "--width", "16", "--batch", "112"))
+"""Nearly as large, and longer: so that three fifths of the sum of peaks hold the larger of any two."""
 TINY = Job("tiny", "examples/digits_resnet.py", ("--depth", "20", "--batch", "256"))
 REGION = "1MiB"
 PACED = {", paced": 0.0, ", paced, varied by 10 %": 0.1}
@@ -88,8 +92,8 @@ def pairs(*, smoke: bool) -> dict[str, tuple[Job, ...]]:
     return {
         TWINS: (RESNET, dataclasses.replace(RESNET, name="resnet-2", arguments=(*RESNET.arguments, "--seed", "2"))),
         "resnet+lm": (RESNET, LM),
-        "resnet+short": (RESNET, SHORT),
-        "lm+short": (LM, SHORT),
+        "resnet+wide": (RESNET, WIDE),
+        "lm+wide": (LM, WIDE),
     }
 
 
@@ -144,27 +148,38 @@ def run(
 
 
 def stretches(
-    record: Record, shares: Sequence[int], stolen: Sequence[float], options: Namespace
+    record: Record, jobs: Sequence[Job], shares: Sequence[int], stolen: Sequence[float], options: Namespace
 ) -> list[dict[str, Any]]:
     """Return what each job did under each budget in turn, the first moments of each left out."""
     began_s = max(float(record.boundaries_of(job)[options.warm_up - 1]) for job in range(len(record.names)))
     begins_s = [began_s, *record.budget_t_s[1:].tolist()]
     ends_s = [*begins_s[1:], min(float(record.boundaries_of(job)[-1]) for job in range(len(record.names)))]
     return [
-        {"share": share, "stolen": taken, **_stretch(record, begin_s + options.settle, end_s)}
+        {"share": share, "stolen": taken, **_stretch(record, jobs, begin_s + options.settle, end_s)}
         for share, taken, begin_s, end_s in zip(shares, stolen, begins_s, ends_s, strict=True)
     ]
 
 
-def _stretch(record: Record, begin_s: float, end_s: float) -> dict[str, Any]:
-    ends = [record.boundaries_of(job) for job in range(len(record.names))]
+def _stretch(record: Record, jobs: Sequence[Job], begin_s: float, end_s: float) -> dict[str, Any]:
+    numbers = [record.names.index(job.name) for job in jobs]  # whoever joined first is the record's first
+    ends = [record.boundaries_of(number) for number in numbers]
     inside = (record.t_s >= begin_s) & (record.t_s < end_s)
+    waited_s = {
+        kind.name.lower(): [_waited_s(record.waits_of(number, kind), begin_s, end_s) for number in numbers]
+        for kind in (WaitKind.BOUNDARY, WaitKind.ALLOCATION)
+    }
     counts = [together.count_at(of, end_s) - together.count_at(of, begin_s) for of in ends]  # type: ignore[arg-type]
     return {
         "rates": [count / (end_s - begin_s) for count in counts],
         "lengths_s": [np.diff(of[(of >= begin_s) & (of < end_s)]).tolist() for of in ends],
+        "waited": {kind: [each / (end_s - begin_s) for each in of] for kind, of in waited_s.items()},
         "peak_held_bytes": int(record.held_bytes[inside].sum(axis=1).max(initial=0)),
     }
+
+
+def _waited_s(waits: NDArray[np.float64], begin_s: float, end_s: float) -> float:
+    waits = np.clip(waits, begin_s, end_s)
+    return float((waits[:, 1] - waits[:, 0]).sum())
 
 
 # -- simulated ones -------------------------------------------------------------------------------------------------
@@ -262,7 +277,7 @@ def _round(
         in_bytes = [f"{budgets[share] * region_bytes}B" for share in shares]
         seconds = SERIAL_FACTOR * options.seconds if policy == SERIAL else options.seconds
         record, report = run(jobs, policy, in_bytes, seconds, options)
-        done = stretches(record, shares, report["stolen"], options)
+        done = stretches(record, jobs, shares, report["stolen"], options)
     except (ValueError, IndexError, OSError, subprocess.SubprocessError) as error:
         common.note(f"{name} {policy}: {type(error).__name__}: {error}")
         return []
@@ -311,6 +326,10 @@ def _rows(
                 "policy": policy,
                 "share": share,
                 "throughput": common.spread(real),
+                "stolen": [
+                    statistics.median(one["stolen"] for one in of if one["share"] == each)
+                    for each, of in ((share, done), (UNLIMITED, runs["zico"] if policy == SERIAL else done))
+                ],
                 "simulated": over(ours, base),
                 "possible": over(best.normalised, base) if best else 0.0,
                 "simulated_peak": peak,
@@ -332,6 +351,7 @@ HEADER = (
     "possible",
     "real / possible",
     "peak: simulated / real",
+    "stolen, then and without a limit",
 )
 
 
@@ -339,6 +359,11 @@ def text_of(result: dict[str, Any]) -> str:
     """Return the figures as Markdown, and of each goal whether it is reached."""
     rows = [_cells(name, row) for name, pair in result["pairs"].items() for row in pair["rows"]]
     parts = [common.table(HEADER, rows)]
+    earlier = [
+        f"{name} of commit `{pair['commit'][:12]}`" for name, pair in result["pairs"].items() if "commit" in pair
+    ]
+    if earlier:
+        parts.append(f"Measured before the others: {', '.join(earlier)}.\n")
     for name, pair in result["pairs"].items():
         jobs = ", ".join(
             f"{job['name']} {job['iteration_s']:.2f} s, {job['peak']} regions, jitter {job['jitter']:.1%}"
@@ -363,6 +388,7 @@ def _cells(name: str, row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['possible']:.3f}",
         reached,
         f"{row['peak_ratio']:.3f}",
+        ", ".join(f"{stolen:.0%}" for stolen in row["stolen"]),
     )
 
 
@@ -396,6 +422,22 @@ def _goal(what: str, value: float, goal: float) -> str:
     return f"* {what} {value:.3f}, goal {goal:.2f}: {'reached' if value >= goal else 'missed'}\n"
 
 
+def _kept(result: dict[str, Any], options: Namespace) -> dict[str, Any]:
+    """Return the pairs of an earlier run with the same settings that are not measured now."""
+    directory = common.output_directory(options)
+    before = directory / f"{result['name']}.json" if directory and options.pair else None
+    if before is None or not before.exists():
+        return {}
+    found = json.loads(before.read_text())
+    if found["settings"] != result["settings"]:
+        return {}
+    return {
+        name: {"commit": found["commit"], "date": found["date"]} | pair
+        for name, pair in found["pairs"].items()
+        if name.partition(",")[0] not in options.pair
+    }
+
+
 def main() -> int:
     """Measure, print, write; returns the exit code, 1 if a run failed."""
     parser = common.parser(__doc__)
@@ -407,7 +449,7 @@ def main() -> int:
     parser.add_argument("--share", type=int, action="append", help="budget in percent (default: 60, and 75 or 70)")
     parser.add_argument("--policy", action="append", help=f"default: {', '.join(POLICIES)}")
     parser.add_argument("--form", choices=("trained", "paced"), default="trained")
-    parser.add_argument("--pair", action="append", help="a pair's name (default: all)")
+    parser.add_argument("--pair", action="append", help="a pair's name (default: all); others stay as they are")
     options = parser.parse_args()
     options.policy = options.policy or list(POLICIES)
     if options.smoke:
@@ -419,7 +461,7 @@ def main() -> int:
     names = ("seconds", "settle", "form", "repeat", "warm_up", "share", "policy")
     result = common.document(NAMES[options.form], QUESTION, {name: getattr(options, name) for name in names})
     known: dict[Job, Alone] = {}
-    result["pairs"] = {}
+    result["pairs"] = _kept(result, options)
     for name, jobs in chosen.items():
         if options.form == "trained":
             result["pairs"][name] = measure(name, jobs, known, options, trained=True)

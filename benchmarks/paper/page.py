@@ -22,7 +22,8 @@ PROSE = Path(__file__).with_suffix(".md")
 PAGE = common.ROOT / "docs" / "evaluation.md"
 IMAGES = common.ROOT / "docs" / "images"
 MODULES = {module.NAME.removeprefix("paper-"): module for module in (identical, pairs, budget, tables, many)}
-_HOST_SHARES = (60, 70, 80)
+HOST = ("agreement", "agreement-paced", "budget_change")
+"""What was measured with real processes."""
 
 
 def write_page() -> None:
@@ -31,11 +32,13 @@ def write_page() -> None:
         name: json.loads((common.RESULTS / f"{module.NAME}.json").read_text()) for name, module in MODULES.items()
     }
     write_pictures(results, IMAGES)
-    PAGE.write_text(page_of(results, json.loads((common.RESULTS / "colocation.json").read_text())))
+    PAGE.write_text(page_of(results, *(json.loads((common.RESULTS / f"{name}.json").read_text()) for name in HOST)))
     print(f"written: {PAGE}")
 
 
-def page_of(results: dict[str, dict[str, Any]], host: dict[str, Any]) -> str:
+def page_of(
+    results: dict[str, dict[str, Any]], trained: dict[str, Any], paced: dict[str, Any], change: dict[str, Any]
+) -> str:
     """Return the page."""
     sets = results["many"]["sets"]
     values = {
@@ -56,9 +59,12 @@ def page_of(results: dict[str, dict[str, Any]], host: dict[str, Any]) -> str:
         "many_shares": _by_set(sets, lambda rows, each: many.shares_table(rows, each, 4), "apart"),
         "many_saved": many.saved_table(results["many"]),
         "many_fairness": _by_set(sets, many.fairness_table, "roofline"),
-        "host": host_table(host),
+        "host": host_table(trained),
+        "host_paced": host_table(paced),
+        "host_budget": change_table(change),
         "provenance": "".join(
-            f"* `{MODULES[name].NAME}.json`: {common.provenance(each)}" for name, each in results.items()
+            f"* `{each['name']}.json`: {common.provenance(each)}"
+            for each in (*results.values(), trained, paced, change)
         ),
     }
     return string.Template(PROSE.read_text()).substitute(values)
@@ -71,17 +77,29 @@ def _by_set(
 
 
 def host_table(result: dict[str, Any]) -> str:
-    """Return throughput of real jobs on the host device over that with no budget."""
-    header = ("pair", "budget over peaks", "zico over no budget", "serial over no budget", "zico over serial")
+    """Return throughput of real processes on the host device over that without a limit, and what is simulated."""
+    header = ("pair", "budget over peaks", "policy", "measured", "simulated", "possible", "over serial")
     lines = []
     for name, pair in result["pairs"].items():
-        for share in _HOST_SHARES:
-            zico, serial = (_median(pair["summary"], f"{policy} {share} %") for policy in ("zico", "serial"))
-            ratio = zico / serial if zico and serial else None
-            lines.append((name, f"{share} %", number(zico, 3), number(serial, 3), gain(ratio)))
+        serial = {row["share"]: row["throughput"]["median"] for row in pair["rows"] if row["policy"] == "serial"}
+        for row in pair["rows"]:
+            share, of = row["share"], row["throughput"]
+            measured = f"{of['median']:.3f} ({of['min']:.3f}-{of['max']:.3f})"
+            over = gain(of["median"] / serial[share] if share in serial else None)
+            figures = (number(row["simulated"], 3), number(row["possible"], 3), over)
+            lines.append((name, f"{share} %", row["policy"], measured, *figures))
     return common.table(header, lines)
 
 
-def _median(summary: dict[str, Any], label: str) -> float | None:
-    found: float | None = summary[label]["throughput"]["median"] if label in summary else None
-    return found
+def change_table(result: dict[str, Any]) -> str:
+    """Return what two real jobs waited while their budget changed."""
+    header = ("budget over peaks", "fits after", "wait between iterations", "wait inside", "iteration")
+    return common.table(header, [_change_row(part) for part in result["parts"]])
+
+
+def _change_row(part: dict[str, Any]) -> tuple[str, ...]:
+    jobs = [job for job in part["jobs"] if "gap_s" in job]
+    gaps = "; ".join(f"{job['gap_s']['median']:.2f} s" for job in jobs)
+    inside = "; ".join(f"{job['inside_s']:.2f} s" for job in jobs)
+    periods = "; ".join(f"{job['period_s']['median']:.2f} s" for job in jobs)
+    return part["part"], f"{part['settled_after_s']:.1f} s", gaps, inside, periods

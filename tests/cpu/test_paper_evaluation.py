@@ -116,8 +116,8 @@ def test_the_page_is_written_from_the_results_that_are_there() -> None:
         name: json.loads((page.common.RESULTS / f"{module.NAME}.json").read_text())
         for name, module in page.MODULES.items()
     }
-    host = json.loads((page.common.RESULTS / "colocation.json").read_text())
-    assert page.PAGE.read_text() == page.page_of(results, host)
+    host = [json.loads((page.common.RESULTS / f"{name}.json").read_text()) for name in page.HOST]
+    assert page.PAGE.read_text() == page.page_of(results, *host)
 
 
 def test_every_picture_of_the_page_is_there() -> None:
