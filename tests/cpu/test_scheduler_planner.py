@@ -184,6 +184,16 @@ def test_jobs_without_a_profile_are_left_out() -> None:
     assert plan(dataclasses.replace(pool, jobs=(pool.jobs[0], unknown))) is None
 
 
+def test_many_jobs_are_planned_for_once_all_are_known() -> None:
+    """Claims for most of them, however good, leave a convoy behind; few that are known do not wait for a stranger."""
+    works = [plateau(20, rise=0.2, fall=0.2, kept=2)] * 10
+    for n, planned in ((8, True), (10, False)):
+        pool = view_of(works[:n], 12 * n)
+        unknown = dataclasses.replace(pool.jobs[0], profile=None)
+        assert (plan(dataclasses.replace(pool, jobs=(unknown, *pool.jobs[1:]))) is not None) is planned
+        assert plan(pool) is not None
+
+
 def test_a_pairs_plan_is_for_that_pair() -> None:
     """It names the jobs that it is for; of other jobs it decides as if there were none."""
     works = [

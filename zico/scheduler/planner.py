@@ -96,6 +96,8 @@ def plan(pool: PoolView) -> Plan | None:
     loads = [load for job in pool.jobs if (load := _load(job)) is not None]
     if not _PAIR <= len(loads) <= _MANY or sum(load.profile.peak for load in loads) <= pool.budget:
         return None
+    if len(loads) > FEW and len(loads) < len(pool.jobs):
+        return None  # soon they are all known, and out of the convoy that claims make of many jobs it is a long way
     loads = [dataclasses.replace(load, floor=floor) for load, floor in zip(loads, floors(loads), strict=True)]
     record = _record(pool, loads)
     ways = _ways(record, pool, loads)  # fills in the schedules that the trials use
