@@ -35,6 +35,7 @@ import common
 import live
 import numpy as np
 import together
+from agreement_text import LOW_SHARE, TWINS, TWINS_SHARE, UNEQUAL_SHARE, are_twins, text_of
 from together import Job
 
 from zico.report.files import JSON_NAME
@@ -63,12 +64,6 @@ UNLIMITED = 120
 """Per cent of the sum of peaks: nobody ever waits."""
 ITERATIONS = 60
 """Of the longest job, simulated after the warm-up."""
-WITHIN = {"throughput": 0.10, "peak": 0.05}
-"""How far the simulated figures may be from the real ones."""
-TWINS = "resnet+resnet"
-TWINS_SHARE, TWINS_GOAL = 70, 0.97
-UNEQUAL_SHARE, UNEQUAL_GOAL = 75, 0.95  # of what is possible
-LOW_SHARE, LOW_GOAL = 60, 1.4  # over serial, where the simulator says that it is possible
 _UNIFORM = math.sqrt(3)  # half the width of a uniform distribution over its standard deviation
 _FEWEST = 4  # iterations, of which the spread says something
 
@@ -226,7 +221,7 @@ def measure(
 ) -> dict[str, Any]:
     """Return all figures of a pair; jobs that only wait do not slow each other down."""
     learn(jobs, known, options)
-    shares = options.share or [LOW_SHARE, TWINS_SHARE if _are_twins(name) else UNEQUAL_SHARE]
+    shares = options.share or [LOW_SHARE, TWINS_SHARE if are_twins(name) else UNEQUAL_SHARE]
     region_bytes = known[jobs[0]].region_bytes
     peaks = sum(known[job].load.profile.peak for job in jobs)
     budgets = {share: share * peaks // 100 for share in (*shares, UNLIMITED)}
@@ -255,10 +250,6 @@ def measure(
         "rows": list(_rows(runs, loads, budgets, (1.0, 1.0, slowdown), region_bytes)),
         "runs": runs,
     }
-
-
-def _are_twins(name: str) -> bool:
-    return name.startswith(TWINS)
 
 
 def _slowdowns(beside: live.Beside) -> Iterator[float]:
@@ -338,88 +329,7 @@ def _rows(
             }
 
 
-# -- what is shown --------------------------------------------------------------------------------------------------
-
-HEADER = (
-    "pair",
-    "budget",
-    "policy",
-    "real",
-    "min-max",
-    "simulated",
-    "simulated / real",
-    "possible",
-    "real / possible",
-    "peak: simulated / real",
-    "stolen, then and without a limit",
-)
-
-
-def text_of(result: dict[str, Any]) -> str:
-    """Return the figures as Markdown, and of each goal whether it is reached."""
-    rows = [_cells(name, row) for name, pair in result["pairs"].items() for row in pair["rows"]]
-    parts = [common.table(HEADER, rows)]
-    earlier = [
-        f"{name} of commit `{pair['commit'][:12]}`" for name, pair in result["pairs"].items() if "commit" in pair
-    ]
-    if earlier:
-        parts.append(f"Measured before the others: {', '.join(earlier)}.\n")
-    for name, pair in result["pairs"].items():
-        jobs = ", ".join(
-            f"{job['name']} {job['iteration_s']:.2f} s, {job['peak']} regions, jitter {job['jitter']:.1%}"
-            for job in pair["jobs"]
-        )
-        parts.append(f"* {name}: {jobs}; together each is {pair['slowdown']:.2f} times slower\n")
-    parts.extend(_goals(result["pairs"]))
-    return "\n".join(parts)
-
-
-def _cells(name: str, row: dict[str, Any]) -> tuple[str, ...]:
-    of = row["throughput"]
-    reached = f"{of['median'] / row['possible']:.3f}" if row["possible"] else "-"
-    return (
-        name,
-        f"{row['share']} %",
-        row["policy"],
-        f"{of['median']:.3f}",
-        f"{of['min']:.3f}-{of['max']:.3f}",
-        f"{row['simulated']:.3f}",
-        f"{row['simulated'] / of['median']:.3f}",
-        f"{row['possible']:.3f}",
-        reached,
-        f"{row['peak_ratio']:.3f}",
-        ", ".join(f"{stolen:.0%}" for stolen in row["stolen"]),
-    )
-
-
-def _goals(measured: dict[str, Any]) -> Iterator[str]:
-    """Say of each goal whether it is reached."""
-    real = {(name, row["policy"], row["share"]): row for name, pair in measured.items() for row in pair["rows"]}
-    ratios = [row["simulated"] / row["throughput"]["median"] for row in real.values()]
-    if ratios:
-        near = sum(abs(ratio - 1) <= WITHIN["throughput"] for ratio in ratios)
-        yield f"* throughput: within {WITHIN['throughput']:.0%} of the real one in {near} of {len(ratios)} cases\n"
-        peaks = [row["peak_ratio"] for row in real.values()]
-        near = sum(abs(ratio - 1) <= WITHIN["peak"] for ratio in peaks)
-        yield f"* peak granted: within {WITHIN['peak']:.0%} of the real one in {near} of {len(peaks)} cases\n"
-    for (name, policy, share), row in real.items():
-        median = row["throughput"]["median"]
-        if policy != "zico":
-            continue
-        if _are_twins(name) and share == TWINS_SHARE:
-            yield _goal(f"{name} at {share} %: throughput", median, TWINS_GOAL)
-        if not _are_twins(name) and share == UNEQUAL_SHARE:
-            yield _goal(f"{name} at {share} %: of what is possible", median / row["possible"], UNEQUAL_GOAL)
-            shift = real.get((name, "shift", share))
-            if shift:
-                yield _goal(f"{name} at {share} %: over shift", median / shift["throughput"]["median"], 1.0)
-        serial = real.get((name, "serial", share))
-        if share == LOW_SHARE and serial and row["possible"] / serial["simulated"] >= LOW_GOAL:
-            yield _goal(f"{name} at {share} %: over serial", median / serial["throughput"]["median"], LOW_GOAL)
-
-
-def _goal(what: str, value: float, goal: float) -> str:
-    return f"* {what} {value:.3f}, goal {goal:.2f}: {'reached' if value >= goal else 'missed'}\n"
+# -- all of them ----------------------------------------------------------------------------------------------------
 
 
 def _kept(result: dict[str, Any], options: Namespace) -> dict[str, Any]:
@@ -469,7 +379,7 @@ def main() -> int:
             learn(jobs, known, options)
             for form, jitter in PACED.items():
                 with tempfile.TemporaryDirectory(prefix="zico-bench-") as directory:
-                    copies = paced(jobs, known, jitter, Path(directory), same=_are_twins(name))
+                    copies = paced(jobs, known, jitter, Path(directory), same=are_twins(name))
                     result["pairs"][name + form] = measure(name + form, copies, known, options, trained=False)
         common.write(result, text_of(result), common.output_directory(options))
     return int(any(not done for pair in result["pairs"].values() for done in pair["runs"].values()))

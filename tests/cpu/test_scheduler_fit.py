@@ -35,14 +35,17 @@ def test_jobs_within_the_sum_of_their_peaks_cost_nothing() -> None:
     assert found.reason == "peaks 3.1 GiB + 1.9 GiB are within 5 GiB"
 
 
-def test_two_plateaus_take_turns() -> None:
+MEETS, SHORT = "its peak would meet that of A: ", "memory is short within its iteration: "
+
+
+@pytest.mark.parametrize(("policy", "reasons"), [("shift", (MEETS,)), ("claims", (SHORT,)), ("zico", (MEETS, SHORT))])
+def test_two_plateaus_take_turns(policy: str, reasons: tuple[str, ...]) -> None:
     """Two jobs that hold their peak nearly all the time do half the work each, and the reason says where they wait."""
-    found = asked([plateau(50, rise=0.02, fall=0.02, kept=5)] * 2, 60)
+    found = asked([plateau(50, rise=0.02, fall=0.02, kept=5)] * 2, 60, policy)
     assert found.answer is Answer.WAITS
     assert [job.normalised for job in found.jobs] == pytest.approx([0.5, 0.5], abs=0.05)
     assert [job.delay_ns / MS for job in found.jobs] == pytest.approx([100, 100], abs=10)
-    either = ("its peak would meet that of A: ", "memory is short within its iteration: ")
-    assert found.jobs[1].reason.startswith(either)
+    assert found.jobs[1].reason.startswith(reasons)
     assert found.peak <= 60
 
 

@@ -1,0 +1,102 @@
+"""What ``agreement.py`` found, as Markdown, and of each goal whether it is reached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import common
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WITHIN = {"throughput": 0.10, "peak": 0.05}
+"""How far the simulated figures may be from the real ones."""
+TWINS = "resnet+resnet"
+TWINS_SHARE, TWINS_GOAL = 70, 0.97
+UNEQUAL_SHARE, UNEQUAL_GOAL = 75, 0.95  # of what is possible
+LOW_SHARE, LOW_GOAL = 60, 1.4  # over serial, where the simulator says that it is possible
+HEADER = (
+    "pair",
+    "budget",
+    "policy",
+    "real",
+    "min-max",
+    "simulated",
+    "simulated / real",
+    "possible",
+    "real / possible",
+    "peak: simulated / real",
+    "stolen, then and without a limit",
+)
+
+
+def are_twins(name: str) -> bool:
+    """Tell whether a pair, in whatever form, is of equal jobs."""
+    return name.startswith(TWINS)
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """Return the figures as Markdown, and of each goal whether it is reached."""
+    rows = [_cells(name, row) for name, pair in result["pairs"].items() for row in pair["rows"]]
+    parts = [common.table(HEADER, rows)]
+    earlier = [
+        f"{name} of commit `{pair['commit'][:12]}`" for name, pair in result["pairs"].items() if "commit" in pair
+    ]
+    if earlier:
+        parts.append(f"Measured before the others: {', '.join(earlier)}.\n")
+    for name, pair in result["pairs"].items():
+        jobs = ", ".join(
+            f"{job['name']} {job['iteration_s']:.2f} s, {job['peak']} regions, jitter {job['jitter']:.1%}"
+            for job in pair["jobs"]
+        )
+        parts.append(f"* {name}: {jobs}; together each is {pair['slowdown']:.2f} times slower\n")
+    parts.extend(_goals(result["pairs"]))
+    return "\n".join(parts)
+
+
+def _cells(name: str, row: dict[str, Any]) -> tuple[str, ...]:
+    of = row["throughput"]
+    reached = f"{of['median'] / row['possible']:.3f}" if row["possible"] else "-"
+    return (
+        name,
+        f"{row['share']} %",
+        row["policy"],
+        f"{of['median']:.3f}",
+        f"{of['min']:.3f}-{of['max']:.3f}",
+        f"{row['simulated']:.3f}",
+        f"{row['simulated'] / of['median']:.3f}",
+        f"{row['possible']:.3f}",
+        reached,
+        f"{row['peak_ratio']:.3f}",
+        ", ".join(f"{stolen:.0%}" for stolen in row["stolen"]),
+    )
+
+
+def _goals(measured: dict[str, Any]) -> Iterator[str]:
+    """Say of each goal whether it is reached."""
+    real = {(name, row["policy"], row["share"]): row for name, pair in measured.items() for row in pair["rows"]}
+    ratios = [row["simulated"] / row["throughput"]["median"] for row in real.values()]
+    if ratios:
+        near = sum(abs(ratio - 1) <= WITHIN["throughput"] for ratio in ratios)
+        yield f"* throughput: within {WITHIN['throughput']:.0%} of the real one in {near} of {len(ratios)} cases\n"
+        peaks = [row["peak_ratio"] for row in real.values()]
+        near = sum(abs(ratio - 1) <= WITHIN["peak"] for ratio in peaks)
+        yield f"* peak granted: within {WITHIN['peak']:.0%} of the real one in {near} of {len(peaks)} cases\n"
+    for (name, policy, share), row in real.items():
+        median = row["throughput"]["median"]
+        if policy != "zico":
+            continue
+        if are_twins(name) and share == TWINS_SHARE:
+            yield _goal(f"{name} at {share} %: throughput", median, TWINS_GOAL)
+        if not are_twins(name) and share == UNEQUAL_SHARE:
+            yield _goal(f"{name} at {share} %: of what is possible", median / row["possible"], UNEQUAL_GOAL)
+            shift = real.get((name, "shift", share))
+            if shift:
+                yield _goal(f"{name} at {share} %: over shift", median / shift["throughput"]["median"], 1.0)
+        serial = real.get((name, "serial", share))
+        if share == LOW_SHARE and serial and row["possible"] / serial["simulated"] >= LOW_GOAL:
+            yield _goal(f"{name} at {share} %: over serial", median / serial["throughput"]["median"], LOW_GOAL)
+
+
+def _goal(what: str, value: float, goal: float) -> str:
+    return f"* {what} {value:.3f}, goal {goal:.2f}: {'reached' if value >= goal else 'missed'}\n"
