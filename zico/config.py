@@ -35,6 +35,7 @@ and workspaces; neither is in the budget.
 DEFAULT_MOST_REGIONS = 1 << 16
 """What a budget on the host may be raised to unless something else is said: a table of 2 MiB."""
 SHARES = ("weight", "priority", "slo")
+SAVING = ("save", "limit", "tier")
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MIN_REGION_BYTES = 64 * KIB
@@ -90,6 +91,9 @@ class Flags:
     weight: str | None = None
     priority: str | None = None
     slo: str | None = None
+    save: str | None = None
+    limit: str | None = None
+    tier: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +129,8 @@ class Settings:
     """What the budget may be raised to while jobs run."""
     shares: Mapping[str, Setting[str]]
     """Weights, priorities and guarantees as ``NAME=VALUE,...``, read once the jobs' names are known."""
+    saving: Mapping[str, Setting[str]]
+    """How jobs go on with less than their peaks: modes and limits likewise, and tiers."""
 
 
 def device_of(flags: Flags, environ: Mapping[str, str], file: SettingsFile = NO_FILE) -> Setting[str]:
@@ -176,6 +182,7 @@ def resolve(
         mps=mps,
         most_bytes=_most(sources.chosen("most"), budget, region.value, memory),
         shares={name: sources.chosen(name) for name in SHARES},
+        saving={name: sources.chosen(name) for name in SAVING},
     )
 
 

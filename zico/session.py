@@ -219,6 +219,7 @@ def attach(framework: str, *, kind: str = "host") -> Session | None:
 def _join(socket_path: Path, framework: str, kind: str) -> Session:
     settings = _settings(os.environ)
     from zico.broker.client import BrokerClient
+    from zico.broker.saving import wish_in
     from zico.broker.shares import share_in
     from zico.heap import hooks  # noqa: F401 - compiled or loaded before the place in the pool is taken
     from zico.heap.build import Heap
@@ -226,7 +227,7 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
 
     name = os.environ.get("ZICO_JOB") or Path(sys.argv[0]).stem or "job"
     with BrokerClient(socket_path) as client:
-        membership = client.join(name, framework, share_in(os.environ))
+        membership = client.join(name, framework, share_in(os.environ), wish_in(os.environ))
     with contextlib.ExitStack() as undo:
         undo.callback(membership.leave)
         if membership.device.kind != kind:

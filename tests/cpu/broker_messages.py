@@ -19,7 +19,7 @@ BIGGEST = 2**63 - 1
 LONGEST_NAME = "\N{WHITE MEDIUM STAR}" * m.MAX_NAME_CHARS
 
 CLIENT_EXAMPLES: tuple[m.ClientMessage, ...] = (
-    m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=1, framework="torch"),
+    m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=1, framework="torch", limit_bytes=BIGGEST, save="page"),
     m.MoreRequest(),
     m.Observe(m.PROTOCOL_VERSION),
     m.StatusRequest(),
@@ -28,6 +28,16 @@ CLIENT_EXAMPLES: tuple[m.ClientMessage, ...] = (
     m.Goodbye(),
 )
 SHARE = m.Share(weight=999.9, priority=-m.MAX_PRIORITY, slo=0.123456789)
+SAVING = m.Saving(
+    how="swap",
+    out_bytes=BIGGEST,
+    in_bytes=BIGGEST,
+    out_now_bytes=BIGGEST,
+    waited_s=1e300,
+    hidden_s=1e300,
+    faults=BIGGEST,
+    late=BIGGEST,
+)
 JOB_STATUS = m.JobStatus(
     job=BIGGEST,
     name=LONGEST_NAME,
@@ -45,6 +55,7 @@ JOB_STATUS = m.JobStatus(
     waits_for=tuple(range(64)),
     limit_bytes=BIGGEST,
     share=SHARE,
+    saving=SAVING,
 )
 STATUS = m.Status(
     schema_version=m.STATUS_SCHEMA,
@@ -84,6 +95,7 @@ JOB_REPORT = m.JobReport(
     oom=m.RefusedRequest(request_bytes=BIGGEST, held_bytes=BIGGEST),
     normalised=0.123456789,
     share=SHARE,
+    saving=SAVING,
 )
 REPORT = m.Report(
     pool=m.PoolReport(

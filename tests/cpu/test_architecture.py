@@ -43,6 +43,7 @@ ALLOWED = {
     "session": {
         "broker.client",
         "broker.devices",
+        "broker.saving",
         "broker.shares",
         "device_timeline",
         "pool",

@@ -5,10 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from zico.broker.messages import JobReport, JobStatus, PoolReport, RefusedRequest, Report, Status
+from zico.broker.messages import JobReport, JobStatus, PoolReport, RefusedRequest, Report, Saving, Status
 from zico.config import DeviceMemory, Flags, resolve
 from zico.errors import ConfigError
 from zico.launch.commands import split_commands
@@ -27,7 +28,7 @@ from zico.report.model import (
 )
 from zico.report.progress import live_table, memory_bar, plain_lines
 from zico.report.record import WaitKind, read_record
-from zico.report.table import attention_lines, write_table
+from zico.report.table import attention_lines, saving_rows, write_table
 from zico.units import GIB, MIB
 
 PROMISED_JOB = {
@@ -178,6 +179,20 @@ def test_markdown_has_a_row_per_job_and_the_picture() -> None:
     assert len({row.count("|") for row in rows}) == 1
     assert "![Memory of each job over time](report.png)" in text
     assert "![" not in markdown(report, picture=None)
+
+
+def test_a_job_that_saves_has_a_row_of_its_own() -> None:
+    """What it moved and what that cost is shown below the jobs, in the table and in Markdown; else nothing is."""
+    saving = Saving(how="swap", out_bytes=3 * MIB, in_bytes=2 * MIB, hidden_s=1.5, waited_s=0.25, late=4)
+    job = JobFigures(name="a", command="x", exit_code=0, wall_s=1.0, saving=saving)
+    report = RunReport(device="host", policy="zico", budget_bytes=64 * MIB, pool=PoolFigures(), jobs=(job,))
+    assert list(saving_rows(report)) == [("a", "swap", "3 MiB", "2 MiB", "1.5 s", "0.2 s", "0", "4")]
+    assert "| a | swap | 3 MiB |" in markdown(report, picture=None)
+    written = io.StringIO()
+    write_table(report, written)
+    assert "time hidden" in written.getvalue()
+    idle = msgspec.structs.replace(report, jobs=(msgspec.structs.replace(job, saving=Saving()),))
+    assert "swap" not in markdown(idle, picture=None)
 
 
 def member(job: int, name: str, **changes: object) -> JobStatus:

@@ -12,6 +12,7 @@ from zico.broker import messages as m
 from zico.broker import transport
 from zico.broker.devices import Device, open_driver
 from zico.broker.limits import make_room
+from zico.broker.saving import Wish
 from zico.broker.state import Connection, Role
 from zico.errors import BrokerError, ConfigError, RemoteProtocolError, ZicoError
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 10.0
 DEFAULT_SHARE = m.Share()
+DEFAULT_WISH = Wish()
 
 _Answer = TypeVar("_Answer", m.Welcome, m.More, m.Status, m.Report, m.Changed)
 
@@ -112,7 +114,7 @@ class BrokerClient:
             self._observer.close()
             self._observer = None
 
-    def join(self, name: str, framework: str, share: m.Share = DEFAULT_SHARE) -> Membership:
+    def join(self, name: str, framework: str, share: m.Share = DEFAULT_SHARE, wish: Wish = DEFAULT_WISH) -> Membership:
         """Make this process a member of the pool, over a connection of its own.
 
         Raises:
@@ -121,7 +123,15 @@ class BrokerClient:
             LocalProtocolError: The name or the framework is empty, too long or has control characters.
             ConfigError: This process may not open as many descriptors as the pool has.
         """
-        hello = m.Hello(version=m.PROTOCOL_VERSION, name=name, pid=os.getpid(), framework=framework, share=share)
+        hello = m.Hello(
+            version=m.PROTOCOL_VERSION,
+            name=name,
+            pid=os.getpid(),
+            framework=framework,
+            share=share,
+            limit_bytes=wish.limit_bytes,
+            save=wish.save,
+        )
         with _Dialog(self._path, self._deadline_s) as dialog:
             welcome = dialog.ask(hello, m.Welcome, max_fds=m.WELCOME_FDS)
             table_fd, notify_fd, *memory_fds = dialog.fetch(welcome.n_fds)

@@ -21,6 +21,7 @@ from zico.broker.devices import HOST, HOST_DEVICE
 from zico.broker.ledger import Ledger
 from zico.broker.planning import Planning
 from zico.broker.record import write_record
+from zico.broker.saving import MODES
 from zico.broker.service import Service
 from zico.errors import BrokerError
 
@@ -122,6 +123,8 @@ class Keeper:
                 "with it: start it in the broker's pid namespace, or use Linux 6.5 or later"
             )
         job = self._table.join(pid, hello.name)
+        self._table.jobs[job]["save"] = MODES.index(hello.save)
+        self._table.set_limit(job, -(-hello.limit_bytes // self._region_bytes))
         _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)
         self._evaluate_soon()
         return self._ledger.join(

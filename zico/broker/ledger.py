@@ -43,11 +43,13 @@ from zico.broker.messages import (
     PoolReport,
     RefusedRequest,
     Report,
+    Saving,
     Share,
     Status,
 )
 from zico.broker.outside import OutsideFigures
 from zico.broker.samples import History
+from zico.broker.saving import MODES
 from zico.broker.speeds import Speeds
 from zico.broker.views import PHASES, ProfileCache, Record, jobs_in, looks_of, pool_view, profile_of
 from zico.pool.layout import JOB, JobState
@@ -258,6 +260,7 @@ class Ledger:
             waits_for=jobs_in(int(record["waits_for"])),
             limit_bytes=int(record["limit"]) * self._region_bytes,
             share=member.share,
+            saving=_saving(record),
         )
 
     def _job_report(self, member: Member, now_ns: int) -> JobReport:
@@ -285,6 +288,7 @@ class Ledger:
             evicted_bytes=_count(record["evictions"]) * self._region_bytes,
             normalised=_normalised(member),
             share=member.share,
+            saving=_saving(record),
         )
 
     def _waited_s(self, member: Member, kind: WaitKind, now_ns: int) -> float:
@@ -320,6 +324,20 @@ def _normalised(member: Member) -> float | msgspec.UnsetType:
         return msgspec.UNSET
     waited_ns = _waited_ns(member.record) - member.waited_before_ns
     return min(1.0, max(0.0, 1 - waited_ns / span_ns))
+
+
+def _saving(record: Any) -> Saving:  # noqa: ANN401 - a numpy record
+    """Return what a job has moved to tiers and back."""
+    return Saving(
+        how=MODES[int(record["save"])],
+        out_bytes=_count(record["out_bytes"]),
+        in_bytes=_count(record["in_bytes"]),
+        out_now_bytes=_count(record["out_now_bytes"]),
+        waited_s=_count(record["copy_waited_ns"]) * _NS,
+        hidden_s=_count(record["copy_hidden_ns"]) * _NS,
+        faults=_count(record["faults"]),
+        late=_count(record["late"]),
+    )
 
 
 def _state_name(member: Member) -> str:

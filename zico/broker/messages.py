@@ -7,12 +7,12 @@ travel with it: iterations, grants and waits go through the shared table.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
 MAX_FRAME_BYTES = 64 * 1024
@@ -45,6 +45,8 @@ Weight = Annotated[float, Meta(gt=0, le=MAX_WEIGHT)]
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Slo = Annotated[float, Meta(gt=0, le=MAX_SLO)]
 Factors = tuple[Annotated[float, Meta(ge=1)], ...]
+SaveMode = Literal["none", "swap", "page", "auto"]
+"""What a job does when its peak exceeds what it may hold: nothing, move tensors by a plan, page, or what is best."""
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -58,6 +60,26 @@ class Share(msgspec.Struct, frozen=True):
     """By how much it may be slower than alone, 0.1: a tenth; ``None``: nothing is promised."""
 
 
+class Saving(msgspec.Struct, frozen=True):
+    """What a job has moved to the next tier and back so that it could go on with less, and what that cost."""
+
+    how: SaveMode = "none"
+    out_bytes: Count = 0
+    """Copied to a tier, ever."""
+    in_bytes: Count = 0
+    """Copied back, ever."""
+    out_now_bytes: Count = 0
+    """Of live tensors, in a tier and nowhere else now."""
+    waited_s: Seconds = 0.0
+    """Its threads waited for copies or page faults."""
+    hidden_s: Seconds = 0.0
+    """Copying that nobody waited for."""
+    faults: Count = 0
+    """Page faults that were served."""
+    late: Count = 0
+    """Arrivals that a thread had to wait for, although they were planned or expected."""
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Ask to become a member of the pool; gives up what the process held by an earlier membership that it left."""
 
@@ -67,6 +89,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """As the job sees it: only shown, since the kernel says who the peer really is."""
     framework: Name
     share: Share = Share()
+    limit_bytes: Count = 0
+    """What it may hold, 0: as much as the budget has."""
+    save: SaveMode = "none"
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -176,6 +201,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     limit_bytes: Count = 0
     """What it may hold by a limit of its own, 0: as much as the budget has."""
     share: Share = Share()
+    saving: Saving = Saving()
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):
@@ -248,6 +274,7 @@ class JobReport(msgspec.Struct, frozen=True):
     share: Share = Share()
     evicted_bytes: Count = 0
     """Of regions that were given up with live tensors in them, for jobs that could go on."""
+    saving: Saving = Saving()
 
 
 class PoolReport(msgspec.Struct, frozen=True):

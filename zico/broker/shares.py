@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from zico.broker.messages import MAX_PRIORITY, MAX_SLO, MAX_WEIGHT, Share
 from zico.errors import ConfigError, ProblemError
 from zico.scheduler import shares as rules
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+Value = TypeVar("Value")
 
 VARIABLES = {"weight": "ZICO_JOB_WEIGHT", "priority": "ZICO_JOB_PRIORITY", "slo": "ZICO_JOB_SLO"}
 """Where a job finds its own, by the fields of ``Share``."""
@@ -104,14 +106,27 @@ def shares_of(texts: Mapping[str, str], origins: Mapping[str, str], names: tuple
     """
     found: dict[str, dict[str, object]] = {name: {} for name in names}
     for field, text in texts.items():
-        for part in filter(None, (part.strip() for part in text.split(","))):
-            try:
-                _read_part(field, part, found)
-            except ConfigError as error:
-                raise ConfigError(f"{origins[field]}: {error}") from None
+        for name, value in values_by_name(text, origins[field], names, _PARSERS[field]).items():
+            found[name][field] = value
     shares = {name: Share(**fields) for name, fields in found.items()}  # type: ignore[arg-type] # as above
     check(shares)
     return shares
+
+
+def values_by_name(text: str, origin: str, names: tuple[str, ...], parse: Callable[[str], Value]) -> dict[str, Value]:
+    """Return what a list of ``NAME=VALUE``, separated by commas, says of some of the jobs called ``names``.
+
+    Raises:
+        ConfigError: It is no such list, names no job, has a value that ``parse`` refuses, or gives a job two; the
+            message begins with the text's origin.
+    """
+    found: dict[str, Value] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            _read_part(part, names, parse, found)
+        except ConfigError as error:
+            raise ConfigError(f"{origin}: {error}") from None
+    return found
 
 
 def check(shares: Mapping[str, Share]) -> None:
@@ -136,13 +151,13 @@ class _Asked:
         self.floor = 0.0 if share.slo is None else rules.floor_of(share.slo)
 
 
-def _read_part(field: str, part: str, found: dict[str, dict[str, object]]) -> None:
+def _read_part(part: str, names: tuple[str, ...], parse: Callable[[str], Value], found: dict[str, Value]) -> None:
     name, equals, text = part.rpartition("=")
     if not equals:
-        raise ConfigError(f"{part!r} is no NAME=VALUE: give the job's name too, such as {next(iter(found))}={part}")
-    if name not in found:
-        raise ConfigError(f"no job is called {name!r}: there are {', '.join(found)}")
-    value = _PARSERS[field](text)
-    if found[name].get(field, value) != value:
-        raise ConfigError(f"{name} is given {found[name][field]} and {value}: give one")
-    found[name][field] = value
+        raise ConfigError(f"{part!r} is no NAME=VALUE: give the job's name too, such as {names[0]}={part}")
+    if name not in names:
+        raise ConfigError(f"no job is called {name!r}: there are {', '.join(names)}")
+    value = parse(text)
+    if found.get(name, value) != value:
+        raise ConfigError(f"{name} is given {found[name]} and {value}: give one")
+    found[name] = value

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from zico.broker.saving import MODES, wishes_of
 from zico.broker.shares import shares_of
 from zico.cli.dashes import AFTER_DASHES, DashesCommand
 from zico.cli.display import Display
 from zico.cli.options import described, pool_options, settings_from
-from zico.config import Flags, Settings
+from zico.config import Flags, Setting, Settings
 from zico.errors import ConfigError
 from zico.launch.commands import Command, name_commands, split_commands
 from zico.launch.result import run_report
@@ -30,6 +32,9 @@ from zico.report.files import (
 from zico.report.model import RunReport, to_json
 from zico.report.table import write_table
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 STDOUT = Path("-")
 
 
@@ -43,6 +48,15 @@ STDOUT = Path("-")
 @click.option(
     "--slo", "slos", multiple=True, metavar="NAME=10%", help="A job is to be at most so much slower than alone."
 )
+@click.option(
+    "--save",
+    "saves",
+    multiple=True,
+    metavar="MODE",
+    help=f"What a job larger than its limit does: {', '.join(MODES)}; for one job NAME=MODE.",
+)
+@click.option("--limit", "limits", multiple=True, metavar="NAME=SIZE", help="What a job may hold of the budget.")
+@click.option("--tier", metavar="TIERS", help="Where memory goes that leaves: memory, file or memory:2GiB,file.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures to FILE; - is stdout.")
 @click.option(
     "--report", "report_dir", type=click.Path(path_type=Path), help="Write picture, table and figures to DIR."
@@ -66,6 +80,9 @@ def run(  # noqa: PLR0913 - one parameter per option
     weights: tuple[str, ...],
     priorities: tuple[str, ...],
     slos: tuple[str, ...],
+    saves: tuple[str, ...],
+    limits: tuple[str, ...],
+    tier: str | None,
     json_path: Path | None,
     report_dir: Path | None,
     mps: str | None,
@@ -91,6 +108,9 @@ def run(  # noqa: PLR0913 - one parameter per option
         weight=",".join(weights) or None,
         priority=",".join(priorities) or None,
         slo=",".join(slos) or None,
+        save=",".join(saves) or None,
+        limit=",".join(limits) or None,
+        tier=tier,
     )
     settings = settings_from(flags)
     wanted = _with_shares(_commands(commands, ctx.meta.get(AFTER_DASHES), names), settings)
@@ -123,11 +143,19 @@ def _commands(
 
 
 def _with_shares(commands: tuple[Command, ...], settings: Settings) -> tuple[Command, ...]:
-    """Return the commands with what each is to get."""
-    texts = {field: chosen.value for field, chosen in settings.shares.items()}
-    origins = {field: chosen.origin for field, chosen in settings.shares.items()}
-    shares = shares_of(texts, origins, tuple(command.name for command in commands))
-    return tuple(dataclasses.replace(command, share=shares[command.name]) for command in commands)
+    """Return the commands with what each is to get, and how it is to go on with less."""
+    names = tuple(command.name for command in commands)
+    shares = shares_of(*_told(settings.shares), names)
+    wishes = wishes_of(*_told(settings.saving), names, settings.budget_bytes.value)
+    return tuple(
+        dataclasses.replace(command, share=shares[command.name], wish=wishes[command.name]) for command in commands
+    )
+
+
+def _told(chosen: Mapping[str, Setting[str]]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the texts of some settings, and their origins."""
+    texts = {field: setting.value for field, setting in chosen.items()}
+    return texts, {field: setting.origin for field, setting in chosen.items()}
 
 
 def _prepare(json_path: Path | None, report_dir: Path | None) -> None:

@@ -10,12 +10,14 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from zico.broker.messages import Share
+from zico.broker.saving import Wish
 from zico.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DEFAULT_SHARE = Share()
+DEFAULT_WISH = Wish()
 MAX_COMMANDS = 64
 """Jobs of one pool at a time (``zico.pool.layout.MAX_JOBS``, kept here because that module needs NumPy)."""
 MAX_NAME_BYTES = 40
@@ -33,6 +35,7 @@ class Command:
     text: str
     """As the user would type it."""
     share: Share = DEFAULT_SHARE
+    wish: Wish = DEFAULT_WISH
 
 
 def split_commands(texts: Sequence[str], names: Sequence[str] = ()) -> tuple[Command, ...]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zico.launch
+from zico.broker import saving, shares
 from zico.broker.messages import Share
-from zico.broker.shares import VARIABLES, variables_of
+from zico.broker.saving import Wish
 from zico.config import SOCKET_VARIABLE
 
 if TYPE_CHECKING:
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
 PACKAGE = Path(zico.launch.__file__).parent.parent
 INJECT = PACKAGE / "inject"
 # Of a surrounding `zico run`: here they would make a process believe that it is part of that one's job.
-_NOT_INHERITED = ("ZICO_OWNER_PID", "ZICO_JOB", *VARIABLES.values())
+_NOT_INHERITED = ("ZICO_OWNER_PID", "ZICO_JOB", *shares.VARIABLES.values(), *saving.VARIABLES.values())
 DEFAULT_SHARE = Share()
+DEFAULT_WISH = Wish()
 
 
 def job_environment(
-    environ: Mapping[str, str], socket: Path, name: str, share: Share = DEFAULT_SHARE
+    environ: Mapping[str, str], socket: Path, name: str, share: Share = DEFAULT_SHARE, wish: Wish = DEFAULT_WISH
 ) -> dict[str, str]:
     """Return ``environ`` with what makes a Python process in it join the broker at ``socket`` as ``name``."""
     job = {key: value for key, value in environ.items() if key not in _NOT_INHERITED}
@@ -34,6 +36,7 @@ def job_environment(
         "ZICO_PACKAGE_PATH": str(PACKAGE.parent),
         "PYTHONPATH": os.pathsep.join(entries),
         "PYTHONUNBUFFERED": "1",
-        **variables_of(share),
+        **shares.variables_of(share),
+        **saving.variables_of(wish),
     }
     return job

@@ -73,6 +73,7 @@ def _job_figures(job: JobOutcome, members: Sequence[JobReport], missing: str) ->
         weight=first.share.weight,
         priority=first.share.priority,
         slo=first.share.slo,
+        saving=first.saving,
         note="" if first.iterations else NEVER_ITERATED,
         other_processes=tuple(_process_figures(f"{name}.{number}", other) for number, other in enumerate(others, 2)),
     )

@@ -171,7 +171,7 @@ class Supervisor:
     def _start(self, socket: Path, ward: Ward) -> None:
         alone = len(self._jobs) == 1
         for job in self._jobs:
-            environ = job_environment(self._environ, socket, job.command.name, job.command.share)
+            environ = job_environment(self._environ, socket, job.command.name, job.command.share, job.command.wish)
             problem = job.start(environ, takes_input=alone)
             if problem is not None:
                 self._listener.problem(problem)

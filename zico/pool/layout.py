@@ -18,7 +18,7 @@ import numpy as np
 from zico.trace.layout import CURVE, CURVE_BINS
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 4
+VERSION = 5
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
@@ -51,6 +51,18 @@ class JobState(enum.IntEnum):
     """Between iterations, waiting to be admitted to the next."""
     LEAVING = 3
     """Its connection is closed but its process lives: keeps what it holds, gets nothing more."""
+
+
+class SaveMode(enum.IntEnum):
+    """What a job does when its own peak exceeds what it may hold; by the names of the protocol's ``SaveMode``."""
+
+    NONE = 0
+    """Its tensors overflow into the next tier when nobody could go on otherwise."""
+    SWAP = 1
+    """Tensors leave and come back by a plan."""
+    PAGE = 2
+    """What is touched and not there is brought in by page faults."""
+    AUTO = 3
 
 
 HEADER = np.dtype(
@@ -143,9 +155,17 @@ JOB = np.dtype(
         ("oom_request_bytes", "i8"),  # of the last refused request, 0 if none
         ("oom_held", "i8"),
         ("oom_count", "i8"),
+        ("save", "i8"),  # SaveMode: what it does when its own peak exceeds what it may hold
+        ("out_bytes", "i8"),  # copied to a tier, ever; this and what follows is written by whoever copies for the job
+        ("in_bytes", "i8"),  # copied back
+        ("out_now_bytes", "i8"),  # of live tensors, in a tier and nowhere else now
+        ("copy_waited_ns", "i8"),  # its threads waited for copies or page faults
+        ("copy_hidden_ns", "i8"),  # copying that nobody waited for
+        ("faults", "i8"),  # page faults that were served
+        ("late", "i8"),  # planned or expected arrivals that a thread had to wait for
         ("profile", CURVE),  # what an iteration does, learned; held is the envelope of recent iterations
         ("claims", "i4", (CURVE_BINS,)),  # most regions held from this bin to the end
-        ("padding", "u1", (8,)),  # to whole cache lines, so that two jobs never write to the same one
+        ("padding", "u1", (40,)),  # to whole cache lines, so that two jobs never write to the same one
     ],
     align=True,
 )

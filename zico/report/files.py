@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from zico.report.model import RunReport, to_json
-from zico.report.table import COLUMNS, attention_lines, job_rows, pool_lines
+from zico.report.table import COLUMNS, SAVING_COLUMNS, attention_lines, job_rows, pool_lines, saving_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from zico.report.record import Record
 
 JSON_NAME = "report.json"
@@ -76,13 +78,19 @@ def write_jobs(record: Record, path: Path) -> bool:
 def markdown(report: RunReport, *, picture: str | None) -> str:
     """Return the report as Markdown."""
     lines = ["# Report of a run", ""]
-    lines += [_row(COLUMNS), _row(["---", *["---:"] * (len(COLUMNS) - 1)])]
-    lines += [_row(cells) for cells in job_rows(report)]
+    lines += _rows(COLUMNS, job_rows(report))
+    if saved := list(saving_rows(report)):
+        lines += ["", *_rows(SAVING_COLUMNS, saved)]
     lines += ["", *(f"* {line}" for line in [*pool_lines(report), *attention_lines(report)]), ""]
     lines += [f"* `{job.name}` is `{job.command}`, {job.wall_s:.1f} s" for job in report.jobs]
     if picture is not None:
         lines += ["", f"![Memory of each job over time]({picture})"]
     return "\n".join(lines) + "\n"
+
+
+def _rows(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    head = [_row(columns), _row(["---", *["---:"] * (len(columns) - 1)])]
+    return head + [_row(cells) for cells in rows]
 
 
 def _row(cells: tuple[str, ...] | list[str]) -> str:

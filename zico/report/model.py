@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from zico.broker.messages import JobStatus, RefusedRequest, Status  # noqa: TC001 - msgspec resolves them
+from zico.broker.messages import JobStatus, RefusedRequest, Saving, Status
 from zico.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     priority: int = 0
     slo: float | None = None
+    saving: Saving = Saving()
+    """What it moved to the next tier and back so that it could go on with less, and what that cost."""
 
 
 class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,21 +12,29 @@ from zico.errors import OutOfMemory
 from zico.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import msgspec
 
     from zico.report.model import JobFigures, ProcessFigures, RunReport
 
+Cells = tuple[str, ...]
+
 PLAIN_WIDTH = 160
 """Columns where there is no terminal to ask: wide enough that nothing is cut."""
 COLUMNS = ("job", "exit", "iterations", "it/s", "waited", "peak", "tensors", "persistent", "in the pool")
+SAVING_COLUMNS = ("job", "saves by", "moved out", "moved in", "time hidden", "time lost", "faults", "late")
 
 
 def write_table(report: RunReport, outfile: IO[str]) -> None:
     """Write the closing table to ``outfile``, in colour if it is a terminal and ``NO_COLOR`` is not set."""
     console = Console(file=outfile, width=None if outfile.isatty() else PLAIN_WIDTH, highlight=False)
-    console.print(_job_table(report, plain=not console.is_terminal))
+    plain = not console.is_terminal
+    rows = list(job_rows(report))
+    failed = [row for row in rows if row[1] not in {"0", ""}]
+    console.print(_table(COLUMNS, rows, failed, plain=plain))
+    if saved := list(saving_rows(report)):
+        console.print(_table(SAVING_COLUMNS, saved, plain=plain))
     for line in pool_lines(report):
         console.print(line, markup=False)
     for line in attention_lines(report):
@@ -99,6 +107,23 @@ def job_rows(report: RunReport) -> Iterator[tuple[str, ...]]:
             yield (f"  {process.name}", "", *_cells(process))
 
 
+def saving_rows(report: RunReport) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of the jobs that went on with less than their peaks, in the order of ``SAVING_COLUMNS``."""
+    for job in report.jobs:
+        saving = job.saving
+        if saving.how != "none":
+            yield (
+                job.name,
+                saving.how,
+                format_bytes(saving.out_bytes),
+                format_bytes(saving.in_bytes),
+                f"{saving.hidden_s:.1f} s",
+                f"{saving.waited_s:.1f} s",
+                str(saving.faults),
+                str(saving.late),
+            )
+
+
 def _cells(figures: JobFigures | ProcessFigures) -> tuple[str, ...]:
     return (
         str(figures.iterations),
@@ -111,11 +136,10 @@ def _cells(figures: JobFigures | ProcessFigures) -> tuple[str, ...]:
     )
 
 
-def _job_table(report: RunReport, *, plain: bool) -> Table:
+def _table(columns: Cells, rows: Iterable[Cells], failed: Sequence[Cells] = (), *, plain: bool) -> Table:
     table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(COLUMNS):
+    for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True, overflow="fold")
-    for row in job_rows(report):
-        failed = row[1] not in {"0", ""}
-        table.add_row(*row, style="red" if failed else None)
+    for row in rows:
+        table.add_row(*row, style="red" if row in failed else None)
     return table

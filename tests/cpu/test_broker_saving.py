@@ -1,0 +1,75 @@
+"""How jobs go on with less than their peaks, as people write it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zico.broker.saving import MODES, Wish, variables_of, wish_in, wishes_of
+from zico.errors import ConfigError
+from zico.pool.layout import SaveMode
+from zico.units import GIB, MIB
+
+NAMES = ("a", "b=c")
+ORIGINS = {"save": "--save", "limit": "ZICO_LIMIT", "tier": "--tier"}
+
+wishes = st.builds(
+    Wish,
+    save=st.sampled_from(MODES),
+    limit_bytes=st.integers(0, 1 << 50),
+    tier=st.sampled_from(["", "memory", "memory:2GiB,file"]),
+)
+
+
+@given(wishes)
+def test_a_job_finds_in_its_environment_what_it_was_given(wish: Wish) -> None:
+    """To the last byte, and nothing is written of what is as usual."""
+    assert wish_in(variables_of(wish)) == wish
+    assert variables_of(Wish()) == {}
+
+
+def test_the_table_and_the_protocol_number_modes_alike() -> None:
+    """A job's record has a mode's place in the protocol's list."""
+    assert [mode.name.lower() for mode in SaveMode] == list(MODES)
+    assert [int(mode) for mode in SaveMode] == list(range(len(MODES)))
+
+
+def test_one_mode_is_for_all_jobs_and_a_limit_for_one() -> None:
+    """A share is one of the budget; the tier is the same for all."""
+    texts = {"save": "swap", "limit": "b=c=25%", "tier": "file"}
+    assert wishes_of(texts, ORIGINS, NAMES, GIB) == {
+        "a": Wish("swap", 0, "file"),
+        "b=c": Wish("swap", 256 * MIB, "file"),
+    }
+
+
+def test_jobs_may_have_different_modes() -> None:
+    """Whoever is not named saves nothing."""
+    assert wishes_of({"save": "b=c=page"}, ORIGINS, NAMES, GIB) == {"a": Wish(), "b=c": Wish("page")}
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        ({"save": "often"}, "--save: 'often' is no way to save memory: give one of none, swap, page, auto"),
+        ({"save": "a=often"}, "--save: 'often' is no way to save memory"),
+        ({"save": "x=swap"}, "--save: no job is called 'x': there are a, b=c"),
+        ({"save": "a=swap,a=page"}, "--save: a is given swap and page: give one"),
+        ({"limit": "2GiB"}, "ZICO_LIMIT: '2GiB' is no NAME=VALUE"),
+        ({"limit": "a=0"}, "ZICO_LIMIT: "),
+        ({"limit": "a=much"}, "ZICO_LIMIT: "),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_origin(texts: dict[str, str], reason: str) -> None:
+    """One sentence that begins with where the text came from."""
+    with pytest.raises(ConfigError) as refused:
+        wishes_of(texts, ORIGINS, NAMES, GIB)
+    assert str(refused.value).startswith(reason)
+
+
+@pytest.mark.parametrize("variable", ["ZICO_JOB_SAVE", "ZICO_JOB_LIMIT"])
+def test_a_bad_variable_is_named(variable: str) -> None:
+    """A job that is started by hand is told which variable is wrong."""
+    with pytest.raises(ConfigError, match=f"{variable}: "):
+        wish_in({variable: "x"})

@@ -1,0 +1,113 @@
+"""What a job does when its own peak exceeds what it may hold, as people write it."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, get_args
+
+from zico.broker.messages import SaveMode
+from zico.broker.shares import values_by_name
+from zico.errors import ConfigError
+from zico.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MODES: tuple[SaveMode, ...] = get_args(SaveMode)
+"""In the order of ``zico.pool.layout.SaveMode``."""
+VARIABLES = {"save": "ZICO_JOB_SAVE", "limit": "ZICO_JOB_LIMIT", "tier": "ZICO_TIER"}
+"""Where a job finds its own."""
+DEFAULT_TIER = "memory"
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """How one job is to go on with less than its own peak."""
+
+    save: SaveMode = "none"
+    limit_bytes: int = 0
+    """What it may hold, 0: as much as the budget has."""
+    tier: str = ""
+    """Where memory goes, as ``zico.tiers`` reads it; empty: what is usual."""
+
+
+def parse_mode(text: str) -> SaveMode:
+    """Return a mode.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    for mode in MODES:
+        if text == mode:
+            return mode
+    raise ConfigError(f"{text!r} is no way to save memory: give one of {', '.join(MODES)}")
+
+
+def wish_in(environ: Mapping[str, str]) -> Wish:
+    """Return what the variables of a job say of it.
+
+    Raises:
+        ConfigError: One of them says what cannot be.
+    """
+    texts = {field: environ.get(variable, "") for field, variable in VARIABLES.items()}
+    try:
+        save = parse_mode(texts["save"] or "none")
+    except ConfigError as error:
+        raise ConfigError(f"{VARIABLES['save']}: {error}") from None
+    try:
+        limit_bytes = parse_size(texts["limit"], whole_bytes=sys.maxsize) if texts["limit"] else 0
+    except ConfigError as error:
+        raise ConfigError(f"{VARIABLES['limit']}: {error}") from None
+    return Wish(save, limit_bytes, texts["tier"])
+
+
+def variables_of(wish: Wish) -> dict[str, str]:
+    """Return the variables that say this of a job; what is as usual is left out."""
+    texts = {
+        "save": "" if wish.save == "none" else wish.save,
+        "limit": f"{wish.limit_bytes}B" if wish.limit_bytes else "",
+        "tier": wish.tier,
+    }
+    return {VARIABLES[field]: text for field, text in texts.items() if text}
+
+
+def wishes_of(
+    texts: Mapping[str, str], origins: Mapping[str, str], names: tuple[str, ...], budget_bytes: int
+) -> dict[str, Wish]:
+    """Return the wish of each job.
+
+    Args:
+        texts: ``save``: a mode for all jobs, or ``NAME=MODE`` for some of them, separated by commas; ``limit``:
+            ``NAME=SIZE`` likewise; ``tier``: for all jobs.
+        origins: Where each text came from.
+        names: Of all jobs.
+        budget_bytes: What a limit in percent is a share of.
+
+    Raises:
+        ConfigError: A text is no such list, names no job, or has a value that cannot be.
+    """
+    everybody = texts.get("save", "")
+    if everybody and "=" not in everybody:
+        modes = _of_all(everybody, origins["save"], names)
+    else:
+        modes = values_by_name(everybody, origins.get("save", ""), names, parse_mode)
+    limits = values_by_name(
+        texts.get("limit", ""), origins.get("limit", ""), names, lambda text: _limit(text, budget_bytes)
+    )
+    tier = texts.get("tier", "")
+    return {name: Wish(modes.get(name, "none"), limits.get(name, 0), tier) for name in names}
+
+
+def _of_all(text: str, origin: str, names: tuple[str, ...]) -> dict[str, SaveMode]:
+    try:
+        return dict.fromkeys(names, parse_mode(text.strip()))
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+
+
+def _limit(text: str, budget_bytes: int) -> int:
+    size_bytes = parse_size(text, whole_bytes=budget_bytes)
+    if size_bytes == 0:
+        raise ConfigError(f"a limit of {text} is nothing: give what the job may hold, such as 2GiB or 60%")
+    return size_bytes
