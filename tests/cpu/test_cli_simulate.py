@@ -51,6 +51,23 @@ def test_the_json_says_what_was_found(capsys: pytest.CaptureFixture[str]) -> Non
     assert found["jobs"] == [{"name": "a"} | fields, {"name": "b"} | fields]
 
 
+SAVING = HALF | {"curve": [[0, "10GiB"]], "persistent_bytes": "1GiB", "less": [["8GiB", 1.05], ["5GiB", 1.25]]}
+
+
+def test_auto_lets_jobs_go_on_with_less(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two jobs that could only take turns both run, at four fifths of their speed; a note says who does with what."""
+    jobs = json.dumps({"jobs": [SAVING, SAVING | {"name": "b"}]})
+    found = simulated(capsys, jobs, "--budget", "50%", "--policy", "serial,auto")
+    serial, auto = found["rows"]
+    assert auto["normalised"] == pytest.approx(0.8, abs=0.02)
+    assert auto["vs_serial"] == pytest.approx(1.6, abs=0.1)
+    assert auto["peak_granted_bytes"] == 10 * GIB
+    assert "auto at 10 GiB: b does with 5 GiB by swap, 1.25 times as long an iteration alone" in found["notes"]
+    small = simulated(capsys, jobs, "--budget", "6GiB", "--policy", "auto")
+    assert small["rows"][0]["deadlocks"] == 0
+    assert serial["normalised"] < auto["normalised"]
+
+
 def test_rows_are_in_the_order_asked(capsys: pytest.CaptureFixture[str]) -> None:
     """Policy by policy within each budget, as they were named, each once; a percentage is of the sum of peaks."""
     found = simulated(capsys, PAIR, "--budget", "75%,12GiB, 15GiB", "--policy", "serial,none,serial")
@@ -143,6 +160,20 @@ def test_jobs_that_never_fit_beside_each_other_are_named(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([json.dumps({"jobs": [SAVING]}), "--budget", "9GiB"], "job 'a' needs 10 GiB, more than the budget of 9 GiB"),
+        ([json.dumps({"jobs": [SAVING]}), "--budget", "4GiB", "--policy", "auto"], "job 'a' needs 5 GiB, more than"),
+        (
+            [json.dumps({"jobs": [SAVING | {"less": [["8GiB", 0]]}]}), "--budget", "9GiB"],
+            "the jobs: job 'a': less has 0 for seconds: give",
+        ),
+        (
+            [json.dumps({"jobs": [SAVING | {"less": [["x", 1]]}]}), "--budget", "9GiB"],
+            "the jobs: job 'a': less has \"x\" for bytes: give",
+        ),
+        (
+            [json.dumps({"jobs": [SAVING | {"less": 3}]}), "--budget", "9GiB"],
+            "the jobs: job 'a': less is 3: give a list of [bytes that",
+        ),
         ([PAIR, "--budget", "9GiB"], "job 'a' needs 10 GiB, more than the budget of 9 GiB: raise --budget or give a"),
         ([PAIR, "--budget", "20GiB,9GiB"], "job 'a' needs 10 GiB, more than the budget of 9 GiB: raise --budget"),
         ([PAIR, "--budget", "lots"], "--budget: 'lots' is no budget: give a size such as 20GiB, or 70% of the sum of"),

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 import click
 
 from zico.cli.answers import errors_end_with
-from zico.cli.simulate_asked import ORACLE, Budget, Work, is_to_be_compiled, policies_of, region_bytes_of, work_of
+from zico.cli.simulate_asked import (
+    AUTO,
+    ORACLE,
+    Budget,
+    Work,
+    is_to_be_compiled,
+    need_under,
+    policies_of,
+    region_bytes_of,
+    work_of,
+)
 from zico.errors import ConfigError, ProblemError
 from zico.scheduler.policies import POLICIES, policy_named
 from zico.units import format_bytes
@@ -42,7 +52,7 @@ _DRAWN_ITERATIONS = 6
     metavar="NAME[,NAME...]",
     default=",".join(DEFAULT_POLICIES),
     show_default=True,
-    help=f"Of {', '.join((*POLICIES, ORACLE))}; NAME:KEY=VALUE sets a parameter.",
+    help=f"Of {', '.join((*POLICIES, ORACLE, AUTO))}; NAME:KEY=VALUE sets a parameter.",
 )
 @click.option("--device-model", metavar="NAME", default="", help="How jobs slow each other down (default: not at all).")
 @click.option("--region", metavar="SIZE", help="Unit of memory (default: as fine as can be).")
@@ -74,11 +84,11 @@ def simulate(  # noqa: PLR0913 - one parameter per option
     from zico.report.simulation_table import write_simulation_table
 
     region_bytes = region_bytes_of(region)
-    work, budgets = work_of(jobs, budget, region_bytes, seconds, seed, device_model)
+    policies = policies_of(policy)
+    work, budgets = work_of(jobs, budget, region_bytes, seconds, seed, device_model, need=need_under(policies))
     _prepare(json_path, report_dir)
     if not quiet and is_to_be_compiled(policy):
         click.echo(COMPILING, err=True)
-    policies = policies_of(policy)
     with _progress(len(budgets) * len(policies), quiet=quiet) as advance:
         report = _simulated(work, budgets, policies, advance)
     write_simulation_table(report, sys.stderr if json_path == STDOUT else sys.stdout)
@@ -97,12 +107,12 @@ def _simulated(
     from zico.scheduler.jobs_file import peak_of
 
     rows: list[SimulatedRow] = []
-    notes = list(_too_tight(work, budgets))
+    notes = [] if set(policies) == {AUTO} else list(_too_tight(work, budgets))
     for budget in budgets:
         results: dict[str, Result] = {}
         for name in policies:
             advance(f"{name}, {budget.text}")
-            result = _result(work, name, budget)
+            result = _saving(work, budget, notes) if name == AUTO else _result(work, name, budget)
             if isinstance(result, str):
                 notes.append(f"{name} at {format_bytes(budget.size_bytes)}: {result}")
             else:
@@ -159,6 +169,22 @@ def _result(work: Work, name: str, budget: Budget) -> Result | str:
     except ProblemError as error:
         return str(error)
     return "no schedule keeps all jobs going" if found is None else possible(found, work.loads, work.horizon(None))
+
+
+def _saving(work: Work, budget: Budget, notes: list[str]) -> Result:
+    """Return what the jobs come to where each waits, or goes on with less, whichever is better; says which."""
+    from zico.scheduler.saving import simulate_saving
+
+    result, less = simulate_saving(work.loads, work.pool(budget), work.horizon(None), seed=work.seed)
+    for load, way in zip(work.loads, less, strict=True):
+        if way is not None:
+            longer = way.duration_ns / load.profile.duration_ns
+            limit = format_bytes(way.limit * work.region_bytes)
+            notes.append(
+                f"{AUTO} at {format_bytes(budget.size_bytes)}: {load.name} does with {limit} by {way.how}, "
+                f"{longer:.2f} times as long an iteration alone"
+            )
+    return result
 
 
 def _row(name: str, budget: Budget, result: Result, serial: Result | None, region_bytes: int) -> SimulatedRow:
@@ -267,7 +293,7 @@ def _draw(report: SimulationReport, work: Work, budgets: Sequence[Budget], repor
         pictures = {"Throughput of each policy against the budget": THROUGHPUT_NAME}
         for budget in budgets:
             for name in report.policies:
-                if name != ORACLE:
+                if name not in {ORACLE, AUTO}:
                     pictures |= _draw_memory(work, name, budget, report_dir)
     except ConfigError as error:
         click.echo(f"zico: no pictures: {error}", err=True)

@@ -13,12 +13,15 @@ from zico.scheduler.policies import POLICIES, policy_named
 from zico.units import parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from zico.scheduler.compare import Horizon, Pool
     from zico.scheduler.device_model import DeviceModel
     from zico.scheduler.packed import Compiled
     from zico.scheduler.simulate import Load
 
 ORACLE = "oracle"
+AUTO = "auto"
 ANY_DEVICE = "any"
 _STDIN = "-"
 _MOST_BYTES = 1 << 60
@@ -70,9 +73,16 @@ def policies_of(text: str) -> tuple[str, ...]:
     """
     names = tuple(dict.fromkeys(name.strip() for name in _NEXT_POLICY.split(text)))
     for name in names:
-        if name != ORACLE:
+        if name not in {ORACLE, AUTO}:
             policy_named(name)
     return names
+
+
+def need_under(policies: Sequence[str]) -> Callable[[Load], int]:
+    """Return what a job cannot do without under some policies: its peak, unless all let it go on with less."""
+    from zico.scheduler.jobs_file import least_of, peak_of
+
+    return least_of if set(policies) == {AUTO} else peak_of
 
 
 def is_to_be_compiled(text: str) -> bool:
@@ -106,9 +116,16 @@ def region_bytes_of(text: str | None) -> int | None:
 
 
 def work_of(
-    jobs: str, budget: str, region_bytes: int | None, seconds: float | None, seed: int, device_model: str
+    jobs: str,
+    budget: str,
+    region_bytes: int | None,
+    seconds: float | None,
+    seed: int,
+    device_model: str,
+    *,
+    need: Callable[[Load], int],
 ) -> tuple[Work, tuple[Budget, ...]]:
-    """Read and check the jobs and the budgets."""
+    """Read and check the jobs and the budgets; no job may need more than any of these."""
     from zico.scheduler.compare import check_fits, check_guarantees
     from zico.scheduler.jobs_file import finest_region, in_regions, peak_of, read_jobs
     from zico.scheduler.shares import check
@@ -125,8 +142,8 @@ def work_of(
     device = _device(device_model)
     for one in budgets:
         if region_bytes is None:
-            check_fits(in_bytes, one.size_bytes, 1)
-        check_fits(loads, one.size_bytes // unit, unit)
+            check_fits(in_bytes, one.size_bytes, 1, need=need)
+        check_fits(loads, one.size_bytes // unit, unit, need=need)
         check_guarantees(loads, one.size_bytes // unit, unit, device.slowdown)
     if seconds is not None and not 0 < seconds <= _MOST_S:
         raise ConfigError(f"--seconds {seconds:g}: give a number above 0, at most {_MOST_S:g}")

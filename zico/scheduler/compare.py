@@ -18,7 +18,7 @@ from zico.scheduler.simulate import Simulation
 from zico.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -153,16 +153,22 @@ def _n_steps(load: Load) -> int:
     return max(1 + int(np.count_nonzero(np.diff(profile.held))) for profile in profiles)
 
 
-def check_fits(loads: Sequence[Load], budget: int, region_bytes: int) -> None:
+def check_fits(loads: Sequence[Load], budget: int, region_bytes: int, *, need: Callable[[Load], int] = peak_of) -> None:
     """Refuse a job that is larger than the whole budget.
+
+    Args:
+        loads: The jobs.
+        budget: Regions.
+        region_bytes: Their size, for the message.
+        need: What a job cannot do without, in regions.
 
     Raises:
         ConfigError: There is one; the message names both.
     """
-    largest = max(loads, key=peak_of)
-    if peak_of(largest) > budget:
+    largest = max(loads, key=need)
+    if need(largest) > budget:
         raise ConfigError(
-            f"job {largest.name!r} needs {format_bytes(peak_of(largest) * region_bytes)}, more than the budget of "
+            f"job {largest.name!r} needs {format_bytes(need(largest) * region_bytes)}, more than the budget of "
             f"{format_bytes(budget * region_bytes)}: raise --budget or give a smaller curve"
         )
 

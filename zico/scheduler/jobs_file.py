@@ -18,7 +18,7 @@ import numpy as np
 
 from zico.errors import ConfigError, ZicoError
 from zico.scheduler.shares import floor_of
-from zico.scheduler.simulate import Load, LoadPhase
+from zico.scheduler.simulate import Less, Load, LoadPhase
 from zico.scheduler.state import Profile
 from zico.units import format_bytes, parse_size
 
@@ -48,6 +48,7 @@ GIVE = {
     "jitter": "by what share an iteration may be longer or shorter, from 0 to below 1",
     "arrive_s": "seconds, 0 or more",
     "phases": 'a list of later iterations: [{"after": 100, "iteration_s": ..., ...}]',
+    "less": "a list of [bytes that it does with, seconds that an iteration takes then]",
     "after": "a whole number of iterations, above 0 and rising",
     "count": f"a whole number from 1 to {MOST_JOBS}",
 }
@@ -85,6 +86,7 @@ class JobEntry(ShapeEntry, frozen=True, kw_only=True):
     arrive_s: float = 0.0
     count: int = 1
     phases: list[Any] = []
+    less: list[tuple[Bytes, float]] = []
 
 
 Entry = TypeVar("Entry", bound=ShapeEntry)
@@ -188,9 +190,9 @@ class _Reader(Generic[Entry]):
             raise self.error("iteration_s", "is missing beside the curve")
         t_s = [point[0] for point in entry.curve or ()]
         self._check_times(t_s)
-        held = [self._bytes("curve", point[1]) for point in entry.curve or ()]
+        held = [self.bytes_of("curve", point[1]) for point in entry.curve or ()]
         kept = entry.persistent_bytes
-        persistent = min(held) if kept is None else self._bytes("persistent_bytes", kept)
+        persistent = min(held) if kept is None else self.bytes_of("persistent_bytes", kept)
         duration_ns = round((entry.iteration_s or 0) * _NS_A_SECOND)
         t_ns = _apart([round(t * _NS_A_SECOND) for t in t_s])
         if t_ns[0] > 0:
@@ -214,7 +216,8 @@ class _Reader(Generic[Entry]):
                 "give earlier points or a longer iteration"
             )
 
-    def _bytes(self, field: str, value: Bytes | None) -> int:
+    def bytes_of(self, field: str, value: Bytes | None) -> int:
+        """Return a field's bytes, given as a number or a size."""
         if isinstance(value, str):
             try:
                 return 0 if value.strip() in {"0", "0B"} else parse_size(value, whole_bytes=_MOST_BYTES)
@@ -244,6 +247,7 @@ def _job(where: str, number: int, raw: Any, folder: Path, region_bytes: int) -> 
         weight=entry.weight,
         priority=entry.priority,
         phases=tuple(_phases(reader.where, entry.phases, folder, region_bytes)),
+        less=tuple(_less(reader)),
     )
     if entry.count == 1:
         return [load]
@@ -260,6 +264,13 @@ def _job_holds(entry: JobEntry) -> dict[str, bool]:
         "count": 1 <= entry.count <= MOST_JOBS,
         "priority": abs(entry.priority) < 1 << 31,
     }
+
+
+def _less(reader: _Reader[JobEntry]) -> Iterator[Less]:
+    for limit, iteration_s in reader.entry.less:
+        if not _LEAST_S <= iteration_s <= _MOST_S:
+            raise reader.error("less", f"has {iteration_s:g} for seconds", GIVE["iteration_s"])
+        yield Less("swap", reader.bytes_of("less", limit), round(iteration_s * _NS_A_SECOND))
 
 
 def _phases(where: str, raws: Sequence[Any], folder: Path, region_bytes: int) -> Iterator[LoadPhase]:
@@ -341,6 +352,11 @@ def peak_of(load: Load) -> int:
     return max([load.profile.peak, *(phase.profile.peak for phase in load.phases)])
 
 
+def least_of(load: Load) -> int:
+    """Return the fewest regions with which a job can go on."""
+    return min([peak_of(load), *(less.limit for less in load.less)])
+
+
 def finest_region(loads: Sequence[Load]) -> int:
     """Return the least power of two of bytes in which compiled policies can count all that the jobs hold."""
     together = sum(map(peak_of, loads))
@@ -369,4 +385,10 @@ def in_regions(loads: Sequence[Load], region_bytes: int, *, whole: bool) -> tupl
         persistent = (one.persistent + more) // region_bytes
         return dataclasses.replace(one, profile=profile(one.profile), persistent=persistent)
 
-    return tuple(dataclasses.replace(changed(load), phases=tuple(map(changed, load.phases))) for load in loads)
+    def smaller(less: Less) -> Less:
+        return dataclasses.replace(less, limit=less.limit // region_bytes)
+
+    return tuple(
+        dataclasses.replace(changed(load), phases=tuple(map(changed, load.phases)), less=tuple(map(smaller, load.less)))
+        for load in loads
+    )

@@ -74,6 +74,18 @@ class LoadPhase:
 
 
 @dataclasses.dataclass(frozen=True)
+class Less:
+    """One way in which a job goes on with less than its peak."""
+
+    how: str
+    """``swap`` or ``page``."""
+    limit: int
+    """Regions that it holds at most."""
+    duration_ns: int
+    """Of an iteration alone."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Load:
     """What one job does in every iteration."""
 
@@ -99,6 +111,8 @@ class Load:
     """What it does later; the scheduler is told after the first such iteration, unless it is told wrong."""
     later: tuple[tuple[int, Profile], ...] = ()
     """What it is told instead of what it believed once so many iterations have ended."""
+    less: tuple[Less, ...] = ()
+    """How it could go on with less, which ``zico.scheduler.saving`` chooses from."""
 
 
 @dataclasses.dataclass(frozen=True)

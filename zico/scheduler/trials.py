@@ -52,7 +52,7 @@ _JITTERY = 0.02  # where times vary more than that, a better run was luck and no
 _UNFAIR = 8.0  # times what jobs lack of their floors: no throughput of others makes up for it
 _OWED = 0.97  # of its floor: an iteration at the edge of what was simulated must not decide
 _NEAR = 0.97
-_KNOWN = Manner(asks=True, offline=True)
+AT_BOUNDARIES = Manner(asks=True, offline=True)
 """Jobs of a trial begin at their boundaries with known profiles: as many first iterations, one at a time, would be what
 is measured."""
 
@@ -113,6 +113,17 @@ class Tried:
         return min(run.least for run in self.runs)
 
 
+def mean_of(got: Sequence[float], worth: Sequence[float]) -> float:
+    """Return the mean by weight of what jobs get of their throughputs alone."""
+    return sum(each * x for each, x in zip(worth, got, strict=True))
+
+
+def score_of(got: Sequence[float], owed: Sequence[float], worth: Sequence[float]) -> float:
+    """Return the same less what jobs lack of what they are owed, which no throughput of others makes up for."""
+    lacking = sum(max(0.0, _OWED * floor - x) for floor, x in zip(owed, got, strict=True))
+    return mean_of(got, worth) - _UNFAIR * lacking
+
+
 def _mean(runs: Sequence[Run]) -> float:
     return sum(run.score * run.rounds for run in runs) / sum(run.rounds for run in runs)
 
@@ -171,14 +182,13 @@ class Trials:
         first = trial[0]["learnt"]["ways"][0]
         first["way"], first["setting"] = way, setting
         loads = [dataclasses.replace(load, jitter=max(load.jitter, jitter)) for load in self._loads]
-        policy = Compiled("", decide, plan=lambda _view: _Trial(trial), manner=_KNOWN)
+        policy = Compiled("", decide, plan=lambda _view: _Trial(trial), manner=AT_BOUNDARIES)
         simulation = Simulation(policy, loads, self._pool.budget, draw, slowdown=self._pool.slowdown)
         rounds = times * self._rounds
         until_ns, warm_up_ns = (_WARM_UP + rounds) * self._longest_ns, _WARM_UP * self._longest_ns
         got = simulation.run(until_ns, warm_up_ns).normalised
-        mean = sum(each * x for each, x in zip(self._worth, got, strict=True))
-        lacking = sum(max(0.0, _OWED * load.floor - x) for load, x in zip(loads, got, strict=True))
-        return Run(mean - _UNFAIR * lacking, mean, min(got), rounds)
+        mean = mean_of(got, self._worth)
+        return Run(score_of(got, [load.floor for load in loads], self._worth), mean, min(got), rounds)
 
 
 def tried(
