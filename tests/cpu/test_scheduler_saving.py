@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from zico.errors import ProblemError
 from zico.scheduler.saving import choose, limited, useful
-from zico.scheduler.simulate import Less, Load
-from zico.scheduler.state import Profile
+from zico.scheduler.simulate import Load
+from zico.scheduler.state import Less, Profile
 
 MS = 1_000_000
 STEPS = 8

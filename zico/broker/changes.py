@@ -78,5 +78,6 @@ def carry_out(wanted: Change, table: PoolTable, members: Sequence[Member]) -> No
         if member.name != wanted.job:
             continue
         if wanted.limit_bytes is not msgspec.UNSET:
+            table.jobs[member.job]["auto"] = 0
             table.set_limit(member.job, wanted.limit_bytes // table.region_bytes)
         member.share = _share_after(wanted, member)

@@ -22,6 +22,7 @@ from zico.broker.ledger import Ledger
 from zico.broker.planning import Planning
 from zico.broker.record import write_record
 from zico.broker.saving import MODES
+from zico.broker.savings import Savings
 from zico.broker.service import Service
 from zico.errors import BrokerError
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from zico.broker.outside import Outside
     from zico.broker.views import Record
     from zico.pool.table import PoolTable
-    from zico.scheduler.state import Policy
+    from zico.scheduler.state import Policy, PoolView
 
 SAMPLE_NS = 20_000_000
 MIN_EVALUATION_NS = 1_000_000
@@ -71,6 +72,7 @@ class Keeper:
         self._table = table
         self._policy = policy
         self._planning = Planning(policy)
+        self._savings = Savings()
         self._service = Service()
         self._device = device
         self._outside = outside
@@ -123,7 +125,9 @@ class Keeper:
                 "with it: start it in the broker's pid namespace, or use Linux 6.5 or later"
             )
         job = self._table.join(pid, hello.name)
-        self._table.jobs[job]["save"] = MODES.index(hello.save)
+        record = self._table.jobs[job]
+        record["save"] = MODES.index(hello.save)
+        record["auto"] = hello.save == "auto" and hello.limit_bytes == 0
         self._table.set_limit(job, -(-hello.limit_bytes // self._region_bytes))
         _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)
         self._evaluate_soon()
@@ -228,6 +232,15 @@ class Keeper:
             self._ledger.view(header, jobs, now_ns), {member.job: member.share for member in self.members}
         )
         view = dataclasses.replace(view, plan=self._planning.plan_for(view))
+        self._limit(view)
         look_again_ns = admit_all(self._table, self._policy, view, jobs)
         soonest_ns = now_ns + MIN_EVALUATION_NS
         self._evaluate_at_ns = None if look_again_ns is None else max(look_again_ns, soonest_ns)
+
+    def _limit(self, view: PoolView) -> None:
+        """Let jobs that leave it to the broker hold what is best for all of them."""
+        limits = self._savings.limits_for(view)
+        for job in view.jobs:
+            if job.less and limits.get(job.job, job.limit) != job.limit:
+                self._table.set_limit(job.job, limits[job.job])
+                _log.info("job %d (%s) may hold %d regions, 0: what it wants", job.job, job.name, limits[job.job])

@@ -51,7 +51,7 @@ from zico.broker.outside import OutsideFigures
 from zico.broker.samples import History
 from zico.broker.saving import MODES
 from zico.broker.speeds import Speeds
-from zico.broker.views import PHASES, ProfileCache, Record, jobs_in, looks_of, pool_view, profile_of
+from zico.broker.views import PHASES, ProfileCache, Record, count_of, jobs_in, looks_of, pool_view, profile_of
 from zico.pool.layout import JOB, JobState
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class Ledger:
             iterations_per_s=iterations_per_s(record),
             held_bytes=int(record["held"]) * self._region_bytes,
             peak_bytes=int(record["peak_held"]) * self._region_bytes,
-            live_tensor_bytes=_count(record["live_bytes"]),
+            live_tensor_bytes=count_of(record["live_bytes"]),
             need_bytes=int(record["need"]) * self._region_bytes,
             waiting_s=max(0, now_ns - since_ns) * _NS,
             waited_s=sum(self._waited_s(member, kind, now_ns) for kind in WaitKind),
@@ -266,8 +266,8 @@ class Ledger:
     def _job_report(self, member: Member, now_ns: int) -> JobReport:
         record = member.record
         boundary_waited_s = self._waited_s(member, WaitKind.BOUNDARY, now_ns)
-        requested_bytes = _count(record["requested_bytes"])
-        pooled_bytes = min(_count(record["pooled_bytes"]), requested_bytes)
+        requested_bytes = count_of(record["requested_bytes"])
+        pooled_bytes = min(count_of(record["pooled_bytes"]), requested_bytes)
         return JobReport(
             name=member.name,
             pid=member.pid,
@@ -277,15 +277,15 @@ class Ledger:
             waited_s=boundary_waited_s + self._waited_s(member, WaitKind.ALLOCATION, now_ns),
             boundary_waited_s=boundary_waited_s,
             peak_bytes=int(record["peak_held"]) * self._region_bytes,
-            peak_tensor_bytes=_count(record["peak_live_bytes"]),
+            peak_tensor_bytes=count_of(record["peak_live_bytes"]),
             persistent_bytes=int(record["persistent"]) * self._region_bytes,
             requested_bytes=requested_bytes,
             pooled_bytes=pooled_bytes,
-            spilled_bytes=_count(record["spilled_bytes"]),
+            spilled_bytes=count_of(record["spilled_bytes"]),
             pool_fraction=pooled_bytes / requested_bytes if requested_bytes else 0.0,
-            maps=_count(record["maps"]),
+            maps=count_of(record["maps"]),
             oom=self._refused_request(record),
-            evicted_bytes=_count(record["evictions"]) * self._region_bytes,
+            evicted_bytes=count_of(record["evictions"]) * self._region_bytes,
             normalised=_normalised(member),
             share=member.share,
             saving=_saving(record),
@@ -295,14 +295,14 @@ class Ledger:
         """Return how long the member has waited, the wait that still lasts included."""
         field = "boundary_waited_ns" if kind is WaitKind.BOUNDARY else "need_waited_ns"
         lasting_ns = max(0, now_ns - member.open_waits.get(kind, now_ns))
-        return (_count(member.record[field]) + lasting_ns) * _NS
+        return (count_of(member.record[field]) + lasting_ns) * _NS
 
     def _refused_request(self, record: Any) -> RefusedRequest | None:  # noqa: ANN401 - a numpy record
         if not record["oom_count"]:
             return None
         return RefusedRequest(
-            request_bytes=_count(record["oom_request_bytes"]),
-            held_bytes=_count(record["oom_held"]) * self._region_bytes,
+            request_bytes=count_of(record["oom_request_bytes"]),
+            held_bytes=count_of(record["oom_held"]) * self._region_bytes,
         )
 
 
@@ -314,7 +314,7 @@ def iterations_per_s(record: Any) -> float:  # noqa: ANN401 - a numpy record
 
 
 def _waited_ns(record: Any) -> int:  # noqa: ANN401 - a numpy record
-    return _count(record["boundary_waited_ns"]) + _count(record["need_waited_ns"])
+    return count_of(record["boundary_waited_ns"]) + count_of(record["need_waited_ns"])
 
 
 def _normalised(member: Member) -> float | msgspec.UnsetType:
@@ -330,13 +330,13 @@ def _saving(record: Any) -> Saving:  # noqa: ANN401 - a numpy record
     """Return what a job has moved to tiers and back."""
     return Saving(
         how=MODES[int(record["save"])],
-        out_bytes=_count(record["out_bytes"]),
-        in_bytes=_count(record["in_bytes"]),
-        out_now_bytes=_count(record["out_now_bytes"]),
-        waited_s=_count(record["copy_waited_ns"]) * _NS,
-        hidden_s=_count(record["copy_hidden_ns"]) * _NS,
-        faults=_count(record["faults"]),
-        late=_count(record["late"]),
+        out_bytes=count_of(record["out_bytes"]),
+        in_bytes=count_of(record["in_bytes"]),
+        out_now_bytes=count_of(record["out_now_bytes"]),
+        waited_s=count_of(record["copy_waited_ns"]) * _NS,
+        hidden_s=count_of(record["copy_hidden_ns"]) * _NS,
+        faults=count_of(record["faults"]),
+        late=count_of(record["late"]),
     )
 
 
@@ -350,8 +350,3 @@ def _state_name(member: Member) -> str:
 def _known(figures: OutsideFigures | None) -> dict[str, int]:
     """Return the fields that can be filled in."""
     return figures._asdict() if figures else {}
-
-
-def _count(value: Any) -> int:  # noqa: ANN401 - a numpy integer
-    """Return a word that a job writes as a count: one that died half-way may leave it negative."""
-    return max(0, int(value))

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zico.broker.speeds import Look
-from zico.pool.layout import NOBODY, JobState
+from zico.pool.layout import NOBODY, JobState, SaveMode
 from zico.pool.safety import ALONE_FRESH_NS, ALONE_LIMIT_NS, ALONE_WAIT_NS, STILL_ITERATIONS, STILL_NS
-from zico.scheduler.state import JobView, Phase, PoolView, Profile
+from zico.scheduler.state import JobView, Less, Phase, PoolView, Profile
 
 Record = npt.NDArray[np.void]
 """The header, or the jobs' records, as ``PoolTable.snapshot`` copies them."""
@@ -91,7 +91,24 @@ def job_view(job: int, record: Any, profiles: ProfileCache) -> JobView:  # noqa:
         started_ns=int(record["started_ns"]),
         waiting_since_ns=int(since_ns),
         need=int(record["need"]),
+        limit=int(record["limit"]),
+        wanted=count_of(record["wanted"]),
+        less=_less_of(record),
     )
+
+
+def _less_of(record: Any) -> tuple[Less, ...]:  # noqa: ANN401 - a numpy record
+    """Return how a job that leaves it to the broker could go on with less."""
+    if not record["auto"]:
+        return ()
+    how = SaveMode(int(record["save"])).name.lower()
+    told = zip(record["less_limit"].tolist(), record["less_ns"].tolist(), strict=True)
+    return tuple(Less(how, limit, duration_ns) for limit, duration_ns in told if limit > 0 and duration_ns > 0)
+
+
+def count_of(value: Any) -> int:  # noqa: ANN401 - a numpy integer
+    """Return a word that a job writes as a count: one that died half-way may leave it negative."""
+    return max(0, int(value))
 
 
 def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache) -> PoolView:

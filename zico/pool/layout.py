@@ -38,6 +38,8 @@ MUTEX_BYTES = 64
 """Room for a ``pthread_mutex_t``: 40 bytes on x86-64, 48 on aarch64 (glibc)."""
 
 NAME_BYTES = 48
+MOST_WAYS = 8
+"""Ways of a job to go on with less that its record has room for."""
 
 
 class JobState(enum.IntEnum):
@@ -156,6 +158,10 @@ JOB = np.dtype(
         ("oom_held", "i8"),
         ("oom_count", "i8"),
         ("save", "i8"),  # SaveMode: what it does when its own peak exceeds what it may hold
+        ("auto", "i8"),  # 1: the broker chooses what it may hold, from what follows, which the job tells
+        ("wanted", "i8"),  # regions that it would hold without a limit, 0: not known
+        ("less_limit", "i8", (MOST_WAYS,)),  # regions that it can do with, 0: no more of them
+        ("less_ns", "i8", (MOST_WAYS,)),  # and how long an iteration takes then
         ("out_bytes", "i8"),  # copied to a tier, ever; this and what follows is written by whoever copies for the job
         ("in_bytes", "i8"),  # copied back
         ("out_now_bytes", "i8"),  # of live tensors, in a tier and nowhere else now
@@ -165,7 +171,7 @@ JOB = np.dtype(
         ("late", "i8"),  # planned or expected arrivals that a thread had to wait for
         ("profile", CURVE),  # what an iteration does, learned; held is the envelope of recent iterations
         ("claims", "i4", (CURVE_BINS,)),  # most regions held from this bin to the end
-        ("padding", "u1", (40,)),  # to whole cache lines, so that two jobs never write to the same one
+        ("padding", "u1", (88,)),  # to whole cache lines, so that two jobs never write to the same one
     ],
     align=True,
 )

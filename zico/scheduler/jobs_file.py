@@ -18,8 +18,8 @@ import numpy as np
 
 from zico.errors import ConfigError, ZicoError
 from zico.scheduler.shares import floor_of
-from zico.scheduler.simulate import Less, Load, LoadPhase
-from zico.scheduler.state import Profile
+from zico.scheduler.simulate import Load, LoadPhase
+from zico.scheduler.state import Less, Profile
 from zico.units import format_bytes, parse_size
 
 if TYPE_CHECKING:

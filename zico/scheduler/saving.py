@@ -26,7 +26,7 @@ from zico.errors import ProblemError
 from zico.scheduler.compare import simulate
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import floors, worths
-from zico.scheduler.simulate import Less, Simulation
+from zico.scheduler.simulate import Simulation
 from zico.scheduler.trials import AT_BOUNDARIES, mean_of, score_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from zico.scheduler.compare import Horizon, Pool, Result
     from zico.scheduler.simulate import Load
-    from zico.scheduler.state import Profile
+    from zico.scheduler.state import Less, Profile
 
 _WARM_UP, _ROUNDS = 8, 24
 """Iterations of the longest job."""

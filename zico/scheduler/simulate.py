@@ -54,7 +54,7 @@ from zico.units import MIB
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from zico.scheduler.state import CompiledPolicy, Plan, Profile
+    from zico.scheduler.state import CompiledPolicy, Less, Plan, Profile
 
 
 REGION_BYTES = 64 * MIB
@@ -71,18 +71,6 @@ class LoadPhase:
     """So many iterations are done before."""
     profile: Profile
     persistent: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Less:
-    """One way in which a job goes on with less than its peak."""
-
-    how: str
-    """``swap`` or ``page``."""
-    limit: int
-    """Regions that it holds at most."""
-    duration_ns: int
-    """Of an iteration alone."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,6 +39,18 @@ class Profile:
 
 
 @dataclasses.dataclass(frozen=True)
+class Less:
+    """One way in which a job goes on with less than its peak."""
+
+    how: str
+    """``swap`` or ``page``."""
+    limit: int
+    """Regions that it holds at most."""
+    duration_ns: int
+    """Of an iteration alone."""
+
+
+@dataclasses.dataclass(frozen=True)
 class JobView:
     """One job at one instant."""
 
@@ -70,6 +82,12 @@ class JobView:
     """Iterations until it leaves; 0: unknown."""
     jitter: float = 0.0
     """By up to what share its iterations are known to be longer or shorter, waits left out."""
+    limit: int = 0
+    """Regions that it may hold by a limit of its own, 0: as many as the budget has."""
+    wanted: int = 0
+    """Regions that it would hold without a limit, 0: not known."""
+    less: tuple[Less, ...] = ()
+    """How it could go on with less, if it leaves the choice to others."""
 
 
 class Plan(Protocol):
