@@ -265,9 +265,11 @@ def test_the_record_has_samples_boundaries_and_waits(tmp_path: Path) -> None:
     ledger.observe(header.copy(), jobs.copy(), MIB, BEGAN_NS + S)
     set_fields(jobs[0], state=JobState.BOUNDARY, iteration=1, last_boundary_ns=BEGAN_NS + 2 * S - S // 4)
     set_fields(jobs[0], boundary_since_ns=BEGAN_NS + 2 * S - S // 4)
+    set_fields(jobs[0], out_now_bytes=2 * MIB + 1)
     header["budget_regions"] = 9
     ledger.observe(header.copy(), jobs.copy(), MIB, BEGAN_NS + 2 * S)
     set_fields(jobs[0], state=JobState.RUNNING, boundary_since_ns=0, started_ns=BEGAN_NS + 3 * S - S // 2)
+    set_fields(jobs[0], out_now_bytes=-1)
     join(ledger, 1, "b")
     set_fields(jobs[1], state=JobState.RUNNING, held=7, need=1, need_since_ns=BEGAN_NS + 3 * S)
     ledger.observe(header.copy(), jobs.copy(), 5 * MIB, BEGAN_NS + 3 * S)
@@ -277,6 +279,7 @@ def test_the_record_has_samples_boundaries_and_waits(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["record.npz"]
     assert got["t_s"].tolist() == [1.0, 2.0, 3.0]
     assert got["held_bytes"].tolist() == [[2 * MIB, 0], [2 * MIB, 0], [2 * MIB, 7 * MIB]]
+    assert got["out_bytes"].tolist() == [[0, 0], [3 * MIB, 0], [0, 0]]
     assert got["physical_bytes"].tolist() == [MIB, MIB, 5 * MIB]
     assert (got["budget_t_s"].tolist(), got["budget_bytes"].tolist()) == ([0.0, 2.0], [16 * MIB, 9 * MIB])
     assert got["names"].tolist() == ["a", "b"]
@@ -327,7 +330,7 @@ def test_an_empty_record_has_all_arrays(tmp_path: Path) -> None:
         **dict.fromkeys(["t_s", "physical_bytes", "names", "boundary_job", "boundary_t_s"], (0,)),
         **dict.fromkeys(["wait_job", "wait_kind"], (0,)),
         **dict.fromkeys(["iteration_s", "persistent_bytes", "profile_job", "profile_t_s", "profile_bytes"], (0,)),
-        "held_bytes": (0, 0),
+        **dict.fromkeys(["held_bytes", "out_bytes"], (0, 0)),
         "wait_t_s": (0, 2),
         "budget_t_s": (1,),
         "budget_bytes": (1,),

@@ -25,7 +25,7 @@ def test_a_full_history_keeps_peaks_and_true_instants(given_rows: list[tuple[int
         t_ns += step_ns
         history.add(t_ns, physical_bytes, held)
         added.append((t_ns, tuple(held.get(job, 0) for job in range(10))))
-    kept_ns, physical, held_kept = history.rows()
+    kept_ns, physical, held_kept, _out = history.rows()
     wide = np.zeros((len(kept_ns), 10), np.int64)
     wide[:, : held_kept.shape[1]] = held_kept
     assert len(history) == len(kept_ns) <= 16
@@ -40,7 +40,7 @@ def test_a_burst_of_events_shares_a_row() -> None:
     history = History(max_rows=8, period_ns=100)
     for t_ns, physical_bytes, regions in ((0, 5, 1), (10, 9, 4), (20, 7, 2), (100, 1, 1)):
         history.add(t_ns, physical_bytes, {0: regions})
-    t_ns_kept, physical, held = history.rows()
+    t_ns_kept, physical, held, _out = history.rows()
     assert t_ns_kept.tolist() == [10, 100]
     assert physical.tolist() == [9, 1]
     assert held.tolist() == [[4], [1]]
@@ -52,3 +52,13 @@ def test_a_job_that_comes_later_held_nothing_before() -> None:
     history.add(0, 0, {0: 3})
     history.add(1, 0, {7: 2})
     assert history.rows()[2].tolist() == [[3, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 2]]
+
+
+def test_what_lies_in_a_tier_stays_with_its_instant() -> None:
+    """It is of the row whose regions are shown, also when the history is thinned or gets wider."""
+    history = History(max_rows=4, period_ns=1)
+    for t_ns in range(8):
+        history.add(t_ns, 0, {t_ns: t_ns + 1}, {t_ns: 10 * (t_ns + 1)})
+    _, _, held, out = history.rows()
+    assert len(held) < 8
+    assert (out == 10 * held).all()

@@ -273,6 +273,7 @@ def record_fields() -> dict[str, Any]:
         "budget_bytes": np.array([64 * MIB]),
         "t_s": np.array([0.0, 1.0, 2.0]),
         "held_bytes": np.array([[0], [MIB], [0]]),
+        "out_bytes": np.zeros((3, 1), np.int64),
         "physical_bytes": np.array([0, MIB, MIB]),
         "boundary_job": np.array([0]),
         "boundary_t_s": np.array([2.0]),
@@ -296,7 +297,7 @@ def test_a_record_reads_back(tmp_path: Path) -> None:
     assert [len(record.waits_of(0, kind)) for kind in WaitKind] == [0, 1]
 
 
-@pytest.mark.parametrize("broken", ["names", "held_bytes", "boundary_t_s", "wait_kind", None])
+@pytest.mark.parametrize("broken", ["names", "held_bytes", "out_bytes", "boundary_t_s", "wait_kind", None])
 def test_a_record_that_does_not_fit_together_is_refused(tmp_path: Path, broken: str | None) -> None:
     """A missing file, a missing field and lengths that do not match are refused with the file's name."""
     path = tmp_path / "r.npz"

@@ -13,6 +13,7 @@ from zico.report.files import write_jobs
 from zico.report.model import PoolFigures, RunReport
 from zico.report.picture import (
     MAX_COLUMNS,
+    OUT_LABEL,
     Span,
     draw,
     fullest_rows,
@@ -40,6 +41,7 @@ def record(iterations: int, samples_per_iteration: int = 50) -> Record:
         budget_bytes=np.array([64 * MIB]),
         t_s=t_s,
         held_bytes=held.astype(np.int64),
+        out_bytes=np.zeros_like(held, np.int64),
         physical_bytes=np.full(n, 60 * MIB),
         boundary_job=np.repeat([0, 1], len(ends)),
         boundary_t_s=np.concatenate([ends, ends + 0.5]),
@@ -52,6 +54,18 @@ def record(iterations: int, samples_per_iteration: int = 50) -> Record:
         profile_t_s=np.array([0.0, 0.5]),
         profile_bytes=np.array([20, 40]) * MIB,
     )
+
+
+def test_what_lies_in_a_tier_hangs_below_the_axis() -> None:
+    """As far as all of it together reaches, with an entry in the legend; without any the axis begins at 0."""
+    pytest.importorskip("matplotlib")
+    run = record(3)
+    assert draw(REPORT, run).axes[0].get_ylim()[0] == 0
+    out = dataclasses.replace(run, out_bytes=np.tile([3 * MIB, 7 * MIB], (len(run.t_s), 1)))
+    figure = draw(REPORT, out)
+    assert figure.axes[0].get_ylim()[0] == pytest.approx(-11)
+    assert OUT_LABEL in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert in_order(out, ["b", "a"]).out_bytes[0].tolist() == [7 * MIB, 3 * MIB]
 
 
 def test_a_picture_is_written(tmp_path: Path) -> None:

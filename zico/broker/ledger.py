@@ -5,6 +5,7 @@ of iterations and m waits:
 
     t_s            float64 [n]      seconds since the broker began
     held_bytes     int64   [n, k]   regions held by each job, in bytes
+    out_bytes      int64   [n, k]   of each job's live tensors, in a tier and nowhere else, in whole regions
     physical_bytes int64   [n]      of the pool, as the kernel counts, the most since the row before
     budget_t_s     float64 [c]      when the budget came to be what it was from then on
     budget_bytes   int64   [c]
@@ -122,7 +123,7 @@ class Ledger:
         self._speeds.observe(now_ns, looks_of(jobs, now_ns))
         self._physical_bytes = physical_bytes
         self._peak_physical_bytes = max(physical_bytes, self._peak_physical_bytes)
-        held = {}
+        held, out = {}, {}
         for member in self._present.values():
             after = jobs[member.job]
             self._marks.observe(member, after, now_ns)
@@ -130,7 +131,8 @@ class Ledger:
             if member.waited_before_ns is None and after["first_boundary_ns"]:
                 member.waited_before_ns = _waited_ns(after)
             held[member.index] = int(after["held"])
-        self._history.add(now_ns, physical_bytes, held)
+            out[member.index] = -(-count_of(after["out_now_bytes"]) // self._region_bytes)
+        self._history.add(now_ns, physical_bytes, held, out)
         budget_bytes = int(header["budget_regions"]) * self._region_bytes
         if budget_bytes != self._budgets[-1][1]:
             self._budgets.append((now_ns, budget_bytes))
@@ -191,18 +193,20 @@ class Ledger:
 
     def arrays(self, now_ns: int) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays of the record file, as this module's docstring lists them."""
-        t_ns, physical_bytes, held = self._history.rows()
+        t_ns, physical_bytes, held, out = self._history.rows()
         marks = self._marks_until(now_ns)
         profiles = [
             profile_of(member.record["profile"]) if member.record["profiled"] else None for member in self._ever
         ]
         known = [(i, profile) for i, profile in enumerate(profiles) if profile is not None]
         # A job that joined after the last look has no column yet.
-        held_bytes = np.zeros((len(t_ns), len(self._ever)), np.int64)
+        held_bytes, out_bytes = np.zeros((2, len(t_ns), len(self._ever)), np.int64)
         held_bytes[:, : held.shape[1]] = held.astype(np.int64) * self._region_bytes
+        out_bytes[:, : out.shape[1]] = out.astype(np.int64) * self._region_bytes
         return {
             "t_s": self._seconds(t_ns),
             "held_bytes": held_bytes,
+            "out_bytes": out_bytes,
             "physical_bytes": physical_bytes,
             "budget_t_s": self._seconds(np.array([t_ns for t_ns, _ in self._budgets], np.int64)),
             "budget_bytes": np.array([budget_bytes for _, budget_bytes in self._budgets], np.int64),

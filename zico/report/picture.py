@@ -5,6 +5,8 @@ memory |-- budget ---------------------
        | A     A    A
 job A  |..|...|..|...|.   one lane per job: ticks where iterations end, spans where it waited
 job B  |#.|..|#..|..|#.
+
+What lies in a tier hangs below the axis, hatched, in the job's colour.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ PHYSICAL_COLOUR = "#7A0019"
 WAIT_COLOURS = {WaitKind.BOUNDARY: "#BBBBBB", WaitKind.ALLOCATION: "#444444"}
 WAIT_LABELS = {WaitKind.BOUNDARY: "waits to start an iteration", WaitKind.ALLOCATION: "waits inside an allocation"}
 
+OUT_HATCH = "////"
+OUT_LABEL = "in a tier, outside the budget"
 WIDTH_IN, DPI = 12.0, 150
 MAX_COLUMNS = 1500
 """Instants drawn per panel: about one per pixel; of those that fall together the fullest one is drawn."""
@@ -107,6 +111,7 @@ def in_order(record: Record, names: Sequence[str]) -> Record:
         record,
         names=tuple(record.names[job] for job in order),
         held_bytes=record.held_bytes[:, order],
+        out_bytes=record.out_bytes[:, order],
         boundary_job=new_place[record.boundary_job],
         wait_job=new_place[record.wait_job],
     )
@@ -175,9 +180,24 @@ def _draw_memory(axis: Axes, record: Record, span: Span) -> None:
     if budget < peaks < PEAKS_WITHIN * budget:
         axis.axhline(peaks, **_PEAKS_LINE)
         top = peaks
-    axis.set_ylim(0, 1.1 * top)
+    axis.set_ylim(-1.1 * _draw_below(axis, record, rows, unit_bytes), 1.1 * top)
     axis.set_ylabel(unit)
     _dress(axis, span)
+
+
+def _draw_below(axis: Axes, record: Record, rows: npt.NDArray[np.int64], unit_bytes: int) -> float:
+    """Draw what lies in a tier, below the axis; returns how far that reaches."""
+    out = record.out_bytes[rows].T / unit_bytes
+    if not out.any():
+        return 0.0
+    stacks = axis.stackplot(
+        record.t_s[rows], -out, colors=_colours(len(record.names)), step="post", linewidth=0, alpha=0.5
+    )
+    for stack in stacks:
+        stack.set_hatch(OUT_HATCH)
+    axis.axhline(0, color=INK, linewidth=0.8)
+    axis.yaxis.set_major_formatter(lambda value, _position: f"{abs(value):g}")
+    return float(out.sum(axis=0).max())
 
 
 def _draw_lanes(axis: Axes, record: Record, span: Span) -> None:
@@ -220,6 +240,8 @@ def _draw_legend(figure: Figure, record: Record) -> None:
         label = f"the peaks at the same time {format_bytes(sum_of_peaks_bytes(record))}"
         handles.append(Line2D([], [], label=label, **_PEAKS_LINE))
     handles.append(Line2D([], [], label="physical, by the kernel", **_PHYSICAL_LINE))
+    if record.out_bytes.any():
+        handles.append(Patch(facecolor="white", edgecolor=INK, hatch=OUT_HATCH, label=OUT_LABEL))
     handles.append(Line2D([], [], color=INK, linestyle="none", marker="|", markersize=10, label="an iteration ends"))
     handles += [Patch(facecolor=colour, label=WAIT_LABELS[kind]) for kind, colour in WAIT_COLOURS.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), fontsize=9, frameon=False)

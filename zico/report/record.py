@@ -41,6 +41,8 @@ class Record:
     """[n]"""
     held_bytes: Ints
     """[n, m]: regions held by each job."""
+    out_bytes: Ints
+    """[n, m]: of each job's live tensors, in a tier."""
     physical_bytes: Ints
     """[n]: the pool's memory as the kernel counted it."""
     boundary_job: Ints
@@ -101,6 +103,7 @@ def read_record(path: Path) -> Record:
                 budget_bytes=fields["budget_bytes"].astype(np.int64),
                 t_s=fields["t_s"].astype(np.float64),
                 held_bytes=fields["held_bytes"].astype(np.int64),
+                out_bytes=fields["out_bytes"].astype(np.int64),
                 physical_bytes=fields["physical_bytes"].astype(np.int64),
                 boundary_job=fields["boundary_job"].astype(np.int64),
                 boundary_t_s=fields["boundary_t_s"].astype(np.float64),
@@ -124,6 +127,7 @@ def _check_lengths(record: Record, path: Path) -> None:
     fits = {
         "budget_bytes": record.budget_t_s.shape == record.budget_bytes.shape and record.budget_bytes.size > 0,
         "held_bytes": record.held_bytes.shape == (n, m),
+        "out_bytes": record.out_bytes.shape == (n, m),
         "physical_bytes": record.physical_bytes.shape == (n,),
         "boundary_t_s": record.boundary_t_s.shape == record.boundary_job.shape,
         "iteration_s": record.iteration_s.shape == record.persistent_bytes.shape == (m,),
