@@ -1,23 +1,35 @@
 """See PyTorch's operations while a trace is recorded: names, times, and which tensors they read and write.
 
-Costs some microseconds an operation, so ``zico trace --ops`` asks for it. Operations of compiled graphs
-(``torch.compile``) are not seen one by one.
+Costs some microseconds an operation, so ``zico trace --ops`` asks for it. What an operation's schema says is looked up
+once; tensors are told apart by where their storages begin, in one compiled call (``zico.heap.uses``). Operations of
+compiled graphs (``torch.compile``) are not seen one by one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from zico.heap import allocator
+from zico.heap import uses
+from zico.heap.layout import HEAP
 from zico.trace import ring
-from zico.trace.events import Kind
 
 if TYPE_CHECKING:
     from zico.heap.build import Heap
+
+Tensor = torch.Tensor
+
+
+class _Known(NamedTuple):
+    """What there is to know of an operation."""
+
+    name: int
+    written: tuple[int, ...]
+    """Positions of the arguments that it writes to."""
+    written_by_name: tuple[str, ...]
 
 
 class OpRecorder(TorchDispatchMode):  # type: ignore[misc] # torch has no types
@@ -33,9 +45,11 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc] # torch has no types
         if heap.ring is None:
             message = "the heap records nothing"
             raise ValueError(message)
-        self._heap = heap.record[0]
-        self._ring = heap.ring
-        self._mutex_address = int(self._heap["mutex_address"])
+        self._heap = heap
+        self._address = int(heap.record.ctypes.data)
+        self._op = ctypes.c_int64.from_address(self._address + HEAP.fields["op"][1])  # type: ignore[index]
+        self._number_of = heap.ring.number_of
+        self._known: dict[Any, _Known] = {}
 
     def __torch_dispatch__(
         self,
@@ -45,34 +59,56 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc] # torch has no types
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         """Run an operation and record it."""
-        name = self._ring.number_of(str(func._schema.name))  # noqa: SLF001 - the only place that has it
-        outer, self._heap["op"] = int(self._heap["op"]), name
+        known = self._known.get(func) or self._learn(func)
+        op = self._op
+        outer, op.value = op.value, known.name
         begin_ticks = ring.now_ticks()
         try:
-            result = func(*args, **(kwargs or {}))
+            result = func(*args, **kwargs) if kwargs else func(*args)
         finally:
-            self._heap["op"] = outer
-        self._record_uses(func, args, kwargs or {}, result, name)
-        ring.put_op(self._mutex_address, self._ring.address, name, begin_ticks)
+            op.value = outer
+        tensors: list[int] = []
+        for value in args:
+            _add(tensors, value)
+        for value in kwargs.values() if kwargs else ():
+            _add(tensors, value)
+        n_read = len(tensors)
+        for position in known.written:
+            if position < len(args):
+                _add(tensors, args[position])
+        if kwargs:
+            for name in known.written_by_name:
+                _add(tensors, kwargs.get(name))
+        n_written = len(tensors) - n_read
+        _add(tensors, result)
+        if tensors:
+            addresses = (ctypes.c_int64 * len(tensors))(*tensors)
+            n_made = len(tensors) - n_read - n_written
+            at = ctypes.addressof(addresses)
+            uses.record_op(self._address, at, n_read, n_written, n_made, known.name, begin_ticks)
+        else:
+            uses.record_op(self._address, 0, 0, 0, 0, known.name, begin_ticks)
         return result
 
-    def _record_uses(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, name: int) -> None:  # noqa: ANN401
-        """Record which tensors of the pool were read and written."""
-        schema = func._schema  # noqa: SLF001
+    def _learn(self, func: Any) -> _Known:  # noqa: ANN401 - an operation
+        schema = func._schema  # noqa: SLF001 - the only place that has it
         written = [
-            value
-            for index, argument in enumerate(schema.arguments)
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
-            for value in [args[index] if index < len(args) else kwargs.get(argument.name)]
         ]
-        read = self._numbers([args, kwargs])
-        made = self._numbers(result) - read  # what shares memory with an argument is a view of it, or was written
-        for kind, numbers in ((Kind.READ, read), (Kind.WRITE, self._numbers(written) | made)):
-            for number in sorted(numbers):
-                ring.put_locked(self._mutex_address, self._ring.address, int(kind), number, 0, name)
+        positions, names = tuple(position for position, _ in written), tuple(name for _, name in written)
+        return self._known.setdefault(func, _Known(self._number_of(str(schema.name)), positions, names))
 
-    def _numbers(self, values: Any) -> set[int]:  # noqa: ANN401 - any nesting of arguments
-        """Return the numbers of the recorded tensors among some values."""
-        tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
-        addresses = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-        return {int(allocator.number_at(self._heap, address)) for address in addresses} - {allocator.NO_TENSOR}
+
+def _add(tensors: list[int], value: Any) -> None:  # noqa: ANN401 - any argument
+    """Add where the storages of the tensors in a value begin."""
+    if isinstance(value, Tensor):
+        try:
+            offset = value.storage_offset()
+            tensors.append(value.data_ptr() - offset * value.itemsize if offset else value.data_ptr())
+        except RuntimeError:  # it has no storage: a sparse one, say
+            return
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _add(tensors, item)

@@ -43,8 +43,6 @@ from zico.trace.events import NO_NAME
 NOT_SERVED = 0
 """The request is for the real allocator: no address space is left, or the job has left the pool."""
 OUT_OF_MEMORY = -1
-NO_TENSOR = -1
-"""No tensor of the pool begins at an address."""
 
 LARGEST = 1 << 60  # bytes: so that nothing overflows on the way to being refused
 
@@ -159,15 +157,6 @@ def record_held(heap: Record, me: Record) -> None:
     if me.held != heap.recorded_held:
         heap.recorded_held = me.held
         ring.put(heap.ring_address, ring.HELD, 0, me.held << heap.region_shift, NO_NAME)
-
-
-@compiled
-def number_at(heap: Record, address: int) -> int:
-    """Return the number, in the recorded trace, of the tensor that begins at an address, or ``NO_TENSOR``."""
-    offset = address - heap.base
-    if not 0 <= offset < heap.window_bytes or not blocks.is_block(heap, offset):
-        return NO_TENSOR
-    return block_at(heap, offset).number
 
 
 # -- free -----------------------------------------------------------------------------------------------------------

@@ -95,6 +95,8 @@ ARENA = np.dtype([("start", "i8"), ("end", "i8"), ("n_gaps", "i8"), ("gaps_addre
 
 SLOT = np.dtype([("live", "i4"), ("region", "i4"), ("mapped", "i4")], align=True)
 """Blocks that touch the slot; the region held for it, or held there last; the one mapped there (each or NOBODY)."""
+NO_TENSOR = -1
+"""In place of a tensor's number in a recorded trace: there is none."""
 PRIVATE = -3
 """In ``mapped``: pages of this process alone (``zico.heap.evicting``); where ``region`` is NOBODY they are evicted."""
 

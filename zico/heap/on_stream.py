@@ -10,8 +10,8 @@ from typing import Any
 
 from zico.compiled import compiled, inlined, keep_out_of_line, keep_small, private_lock, private_unlock
 from zico.heap import blocks, cells, following, gaps, placing, streams, tensors, waits
-from zico.heap.allocator import LARGEST, NO_TENSOR, address_of, count, record_held, serve
-from zico.heap.layout import CELL_STEP_BYTES, CHUNK_BYTES, GRANULE_BYTES, OTHER_STREAM
+from zico.heap.allocator import LARGEST, address_of, count, record_held, serve
+from zico.heap.layout import CELL_STEP_BYTES, CHUNK_BYTES, GRANULE_BYTES, NO_TENSOR, OTHER_STREAM
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
 from zico.heap.records import EXTRA, MAIN, SPILL, block_at, job_of, tick
 from zico.heap.streams import NO_SLOT

@@ -19,8 +19,6 @@ from zico.compiled import (
     compiled,
     inlined,
     keep_small,
-    private_lock,
-    private_unlock,
     record_at,
     release_fence,
     ticks,
@@ -66,20 +64,10 @@ def _put(ring_address: int, kind: int, tensor: int, size_bytes: int, name: int, 
     ring.head = head + 1
 
 
-@compiled
-def put_op(mutex_address: int, ring_address: int, name: int, begin_ticks: int) -> None:
-    """Record an operation that began at ``begin_ticks`` and ends now."""
-    private_lock(mutex_address)
+@inlined
+def put_op(ring_address: int, name: int, begin_ticks: int) -> None:
+    """Record an operation that began at ``begin_ticks`` and ends now. The caller holds the lock."""
     _put(ring_address, OP, 0, ticks() - begin_ticks, name, begin_ticks)
-    private_unlock(mutex_address)
-
-
-@compiled
-def put_locked(mutex_address: int, ring_address: int, kind: int, tensor: int, size_bytes: int, name: int) -> None:
-    """Record an event that comes from Python: takes the lock that allocations take."""
-    private_lock(mutex_address)
-    put(ring_address, kind, tensor, size_bytes, name)
-    private_unlock(mutex_address)
 
 
 @compiled
