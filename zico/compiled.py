@@ -263,6 +263,17 @@ def compare_exchange(_typing: Any, address: Any, expected: Any, value: Any) -> A
     return types.int32(types.int64, types.int32, types.int32), codegen
 
 
+@intrinsic
+def add_at(_typing: Any, address: Any, amount: Any) -> Any:  # noqa: ANN401, ARG001 - Numba's protocol
+    """Add to the 64-bit number at an address in one step; returns what it was."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401 - LLVM builders
+        number = builder.inttoptr(args[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", number, args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
 _lock = types.ExternalFunction("pthread_mutex_lock", types.int32(types.int64))
 _unlock = types.ExternalFunction("pthread_mutex_unlock", types.int32(types.int64))
 _consistent = types.ExternalFunction("pthread_mutex_consistent", types.int32(types.int64))

@@ -12,8 +12,10 @@ def warm(*kinds: str, isolate: bool = False) -> None:
     """
     from zico.heap import warming
     from zico.scheduler.planner import rehearse
+    from zico.tiers import warming as tiers
 
     warming.warm()
+    tiers.warm()
     rehearse()
     if isolate:
         import zico.heap.isolation  # compiled by being imported, as all that follows

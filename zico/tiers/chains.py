@@ -1,0 +1,203 @@
+"""Chains of blocks: taking, following, freeing, and putting right after a death in between.
+
+Guarantees
+    Any number of threads and processes may take and free at once. A block is in one chain at most.
+    Whoever dies while taking or freeing leaves at worst blocks that no chain in use leads to; ``keep_only`` frees them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zico.compiled import add_at, array_at, compare_exchange, compiled, inlined, keep_in_line, record_at
+from zico.tiers.calls import prepare, punch
+from zico.tiers.layout import EMPTY, END, FILE, FULL, KEPT, SHARED, TAKEN, TIER_BITS, TIER_MASK, WORD_BYTES
+
+Record = Any
+Array = Any
+
+_I32 = np.dtype("i4")
+_USED = SHARED.fields["used"][1]  # type: ignore[index]
+_PREPARED_BYTES = 64 << 20
+"""What the disk is asked for at a time: some milliseconds, and little where a job needs little."""
+_PAGES = 1
+_NO_PAGES = TAKEN
+"""The word of a chain of one block without pages."""
+
+
+@inlined
+def shared_of(store: Record) -> Record:
+    """Return what all processes know of the tier."""
+    return record_at(store.shared_address, SHARED)
+
+
+@inlined
+def words_of(store: Record) -> Array:
+    """Return the words of the tier's blocks."""
+    return array_at(store.words_address, record_at(store.shared_address, SHARED).n_blocks, _I32)
+
+
+@compiled
+def next_of(word: int) -> int:
+    """Return the index of the block behind one with this word in its chain, or ``END``."""
+    keep_in_line()
+    return (word >> 1) - 2
+
+
+@compiled
+def has_pages(word: int) -> bool:
+    """Tell whether a block in a chain has physical pages of its own."""
+    keep_in_line()
+    return (word & _PAGES) != 0
+
+
+@compiled
+def word_of(following: int, pages: int) -> int:
+    """Return the word of a block in a chain."""
+    keep_in_line()
+    return ((following + 2) << 1) | pages
+
+
+@compiled
+def take(store: Record, n: int) -> int:
+    """Make a chain of ``n`` free blocks, the lowest there are.
+
+    Returns:
+        The first one's index, or ``FULL``: there are not so many, or the disk has no space for them.
+    """
+    shared = shared_of(store)
+    if n < 1 or n > shared.n_blocks:
+        return FULL
+    if add_at(store.shared_address + _USED, n) + n > shared.n_blocks:
+        return _refuse(store, n, END)
+    first = END
+    last = END
+    missing = n
+    for start in (shared.hint, 0):  # the hint may be wrong: then from the beginning
+        i = start
+        while missing > 0 and i < shared.n_blocks:
+            if _claim(store, i):
+                if last == END:
+                    first = i
+                else:
+                    _link(store, last, i)
+                last = i
+                missing -= 1
+                if i >= shared.prepared and not _prepare(store, i):
+                    return _refuse(store, n, first)
+            i += 1
+        if missing == 0:
+            shared.hint = i if start == shared.hint else shared.hint
+            shared.peak = max(shared.peak, shared.used)
+            shared.recent_peak = max(shared.recent_peak, shared.used)
+            return first
+    return _refuse(store, n, first)
+
+
+@compiled
+def _claim(store: Record, i: int) -> bool:
+    word = words_of(store)[i]
+    if word >= TAKEN:
+        return False
+    taken = np.int32(word_of(END, int(word == KEPT)))
+    return compare_exchange(store.words_address + WORD_BYTES * i, word, taken) == word
+
+
+@compiled
+def _link(store: Record, i: int, following: int) -> None:
+    words = words_of(store)
+    words[i] = word_of(following, int(has_pages(words[i])))
+
+
+@compiled
+def _refuse(store: Record, n: int, first: int) -> int:
+    """Undo a taking of ``n`` blocks that has come as far as the chain that begins with ``first``."""
+    shared = shared_of(store)
+    _release(store, first)
+    add_at(store.shared_address + _USED, -n)
+    shared.refused += 1
+    return FULL
+
+
+@compiled
+def _prepare(store: Record, i: int) -> bool:
+    """Let the disk set space aside for a block and some behind it; any number may do this at once."""
+    shared = shared_of(store)
+    if shared.kind != FILE:
+        return True
+    end = min(shared.n_blocks, i + max(_PREPARED_BYTES // shared.block_bytes, 1))
+    status = prepare(store, i * shared.block_bytes, (end - i) * shared.block_bytes)
+    if status == 0:
+        shared.prepared = max(shared.prepared, end)
+    else:
+        shared.error = status
+    return status == 0
+
+
+@compiled
+def _release(store: Record, first: int) -> int:
+    """Free a chain's blocks; returns how many, not yet taken off ``used``."""
+    words = words_of(store)
+    shared = shared_of(store)
+    n = 0
+    i = first
+    while i != END:
+        word = words[i]
+        words[i] = KEPT if has_pages(word) else EMPTY
+        shared.hint = min(shared.hint, i)
+        i = next_of(word)
+        n += 1
+    return n
+
+
+@compiled
+def free(store: Record, first: int) -> None:
+    """Free a chain. Forget its index before: a death in here leaves some of its blocks free and some not."""
+    add_at(store.shared_address + _USED, -_release(store, first))
+
+
+@compiled
+def keep_only(store: Record, tier: int, tickets: Array) -> int:
+    """Free every block that no chain of these tickets leads to, and count anew; returns how many were lost.
+
+    Nobody else may use the tier meanwhile. Tickets of other tiers, and what is less than 0, say nothing.
+    """
+    shared = shared_of(store)
+    words = words_of(store)
+    for i in range(shared.n_blocks):
+        words[i] = abs(words[i])  # somebody may have died in here, too
+    reached = 0
+    for ticket in tickets:
+        block = ticket >> TIER_BITS if ticket & TIER_MASK == tier else END
+        while block >= 0 and words[block] >= TAKEN:
+            word = words[block]
+            words[block] = -word  # marks it
+            reached += 1
+            block = next_of(word)
+    lost = 0
+    for i in range(shared.n_blocks):
+        if words[i] >= TAKEN:
+            words[i] = EMPTY if shared.kind == FILE else KEPT  # how far its taker came nobody knows
+            lost += 1
+        words[i] = abs(words[i])
+    shared.used = reached
+    shared.hint = 0
+    return lost
+
+
+@compiled
+def trim(store: Record) -> int:
+    """Give back the pages of free blocks above the most that were in use since the last call; returns the bytes."""
+    shared = shared_of(store)
+    words = words_of(store)
+    given = 0
+    if shared.kind != FILE:
+        for i in range(shared.recent_peak, shared.n_blocks):
+            if words[i] == KEPT and compare_exchange(store.words_address + WORD_BYTES * i, KEPT, _NO_PAGES) == KEPT:
+                gone = punch(store, i * shared.block_bytes, shared.block_bytes)
+                given += shared.block_bytes if gone else 0
+                words[i] = EMPTY if gone else KEPT
+    shared.recent_peak = shared.used
+    return given

@@ -1,0 +1,250 @@
+"""A stack of tiers from Python: making it, handing it to another process, and what it has done.
+
+The process that makes it owns nothing that a second one could not go on with: all state is in one memfd, payloads are
+in descriptors that have no name. When the last of them is closed everything is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from zico.driver.host import HostDriver
+from zico.driver.owned import close_descriptors
+from zico.errors import ConfigError
+from zico.tiers import stores
+from zico.tiers.files import is_direct, open_nameless
+from zico.tiers.layout import (
+    ALIGNMENT_BYTES,
+    BOUNCE_BYTES,
+    FILE,
+    FULL,
+    KIND_NAMES,
+    MAGIC,
+    MAX_TIERS,
+    SHARED,
+    STACK,
+    WORD_BYTES,
+)
+from zico.tiers.measuring import measure
+from zico.tiers.rates import Rates, rates_of
+from zico.tiers.usage import TierUse, use_of
+from zico.tiers.wishes import ACCEPTED, spill_directory
+from zico.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from zico.tiers.wishes import TierWish
+
+BLOCK_BYTES = 2 * MIB
+_PAGE_BYTES = 1 << 16
+_MOST_BLOCKS = 1 << 28
+"""With a tier they fit 31 bits, also as a word."""
+_libc = ctypes.CDLL(None)
+_FUNCTIONS = {
+    "memcpy": "memcpy",
+    "pread": "pread",
+    "pwrite": "pwrite",
+    "fallocate": "fallocate",
+    "errno_location": "__errno_location",
+}
+
+
+class TierStack:
+    """One process's way to a stack of tiers; close it, or use it as a context manager.
+
+    Compiled code uses ``record`` with the functions of ``zico.tiers.stores``, Python may use the methods, which wait
+    for the copy without holding the GIL.
+    """
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        """Take over the descriptors that ``export`` gave, also when this fails.
+
+        Raises:
+            ConfigError: They are none of a stack of tiers.
+        """
+        self.record: Any = np.zeros(1, STACK)
+        self._descriptors = tuple(descriptors)
+        with contextlib.ExitStack() as undo:
+            undo.callback(close_descriptors, self._descriptors)
+            base = self._map(undo, self._descriptors[0])
+            self.shared = _view(base, SHARED, len(self._descriptors) - 1)
+            if not 0 < len(self.shared) <= MAX_TIERS or not np.all(self.shared["magic"] == MAGIC):
+                raise ConfigError(f"{len(self._descriptors)} descriptors came that are no stack of tiers")
+            bounce = _bounce_buffers(undo)
+            for tier, shared in enumerate(self.shared):
+                self._fill(undo, tier, shared, base, bounce)
+            self.record["n_tiers"] = len(self.shared)
+            self._undo = undo.pop_all()
+
+    @classmethod
+    def create(
+        cls,
+        wishes: Sequence[TierWish],
+        *,
+        block_bytes: int = BLOCK_BYTES,
+        directory: str | None = None,
+        label: str = "tiers",
+    ) -> Self:
+        """Make the tiers and measure their rates. All or nothing.
+
+        Args:
+            wishes: What ``zico.tiers.wishes.parse_tiers`` returns.
+            block_bytes: A multiple of 4096. A payload takes whole blocks.
+            directory: Where files are; ``None``: see ``zico.tiers.wishes.spill_directory``.
+            label: For the kernel's lists of what a process has open.
+
+        Raises:
+            ConfigError: A tier is smaller than a block, or its file cannot be made.
+            DriverError: The kernel has no memory for it.
+        """
+        if block_bytes < ALIGNMENT_BYTES or block_bytes % ALIGNMENT_BYTES:
+            raise ConfigError(f"a tier's blocks have {block_bytes} bytes: give a multiple of {ALIGNMENT_BYTES}")
+        shared = _describe(wishes, block_bytes)
+        driver = HostDriver()
+        with contextlib.ExitStack() as undo:
+            descriptors = [_control(driver, shared, label)]
+            undo.callback(os.close, descriptors[0])
+            for one in shared:
+                size_bytes = int(one["n_blocks"]) * block_bytes
+                if one["kind"] == FILE:
+                    descriptors.append(open_nameless(spill_directory(directory), size_bytes))
+                else:
+                    memory = driver.create_memory(size_bytes, f"{label}-memory")
+                    descriptors.append(memory.handle)
+                undo.callback(os.close, descriptors[-1])
+            undo.pop_all()
+            stack = cls(descriptors)
+        with contextlib.ExitStack() as undo:
+            undo.callback(stack.close)
+            measure(stack.record[0], stack.shared)
+            undo.pop_all()
+        return stack
+
+    def _map(self, undo: contextlib.ExitStack, descriptor: int) -> int:
+        driver = HostDriver()
+        memory = driver.import_memory(os.dup(descriptor))
+        with memory:
+            window = undo.enter_context(driver.reserve(memory.size_bytes))
+            driver.map(window, 0, memory, 0, memory.size_bytes)
+        return window.handle
+
+    def _fill(self, undo: contextlib.ExitStack, tier: int, shared: Any, base: int, bounce: int) -> None:  # noqa: ANN401 - a SHARED record
+        store = self.record["tiers"][0][tier]
+        descriptor = self._descriptors[1 + tier]
+        store["shared_address"] = base + tier * SHARED.itemsize
+        store["words_address"] = base + int(shared["words_offset"])
+        store["descriptor"] = descriptor
+        store["bounce_address"] = (bounce, bounce + BOUNCE_BYTES)
+        if shared["kind"] == FILE:
+            store["direct"] = is_direct(descriptor)
+        else:
+            store["map_address"] = self._map(undo, descriptor)
+        for field, name in _FUNCTIONS.items():
+            store[field] = ctypes.cast(getattr(_libc, name), ctypes.c_void_p).value
+
+    def export(self) -> list[int]:
+        """Return new descriptors, for another process's ``TierStack``; the caller owns them."""
+        return [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 0) for descriptor in self._descriptors]
+
+    def put(self, address: int, size_bytes: int) -> int:
+        """Copy memory to the first tier that has room: ``zico.tiers.stores.put``."""
+        return int(stores.put(self.record[0], address, size_bytes))
+
+    def get(self, ticket: int, address: int, size_bytes: int) -> int:
+        """Copy a payload to memory: ``zico.tiers.stores.get``."""
+        return int(stores.get(self.record[0], ticket, address, size_bytes))
+
+    def drop(self, ticket: int) -> None:
+        """Forget a payload: ``zico.tiers.stores.drop``."""
+        stores.drop(self.record[0], ticket)
+
+    def keep_only(self, tickets: Sequence[int]) -> int:
+        """Free all that no payload of these tickets needs, after a death: ``zico.tiers.stores.keep_only``."""
+        return int(stores.keep_only(self.record[0], np.array(tickets, np.int64)))
+
+    def trim(self) -> int:
+        """Give physical memory back that nothing has needed since the last call; returns the bytes."""
+        return int(stores.trim(self.record[0]))
+
+    def rates(self) -> tuple[Rates, ...]:
+        """Return how fast each tier is now."""
+        return tuple(rates_of(shared) for shared in self.shared)
+
+    def usage(self) -> tuple[TierUse, ...]:
+        """Return what each tier holds and has moved."""
+        return tuple(use_of(shared) for shared in self.shared)
+
+    def why(self, result: int) -> str:
+        """Return a sentence on why ``put`` gave no ticket."""
+        names = ", ".join(f"{use.kind} {format_bytes(use.capacity_bytes)}" for use in self.usage())
+        if result == FULL:
+            return f"no room is left where memory goes ({names}): give more by ZICO_TIER, or raise the limit"
+        errors = [f"{KIND_NAMES[one['kind']]}: {os.strerror(int(one['error']))}" for one in self.shared if one["error"]]
+        return f"memory could not leave ({names}): {', '.join(errors)}"
+
+    def close(self) -> None:
+        """Unmap and close; payloads that no other process can reach are gone."""
+        self.record["n_tiers"] = 0
+        self.shared = self.shared[:0]
+        self._undo.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Close."""
+        self.close()
+
+
+def _describe(wishes: Sequence[TierWish], block_bytes: int) -> Any:  # noqa: ANN401 - SHARED records
+    """Return what all processes are to know, with the words' places."""
+    if not 0 < len(wishes) <= MAX_TIERS:
+        raise ConfigError(f"{len(wishes)} tiers are wanted: give {ACCEPTED}")
+    shared = np.zeros(len(wishes), SHARED)
+    offset = shared.nbytes
+    for one, wish in zip(shared, wishes, strict=True):
+        n_blocks = min(wish.size_bytes // block_bytes, _MOST_BLOCKS)
+        if n_blocks < 1:
+            wanted, least = format_bytes(wish.size_bytes), format_bytes(block_bytes)
+            raise ConfigError(f"the {wish.kind} tier has {wanted}, which is less than one block: give at least {least}")
+        one["magic"] = MAGIC
+        one["kind"] = KIND_NAMES.index(wish.kind)
+        one["block_bytes"] = block_bytes
+        one["n_blocks"] = n_blocks
+        one["words_offset"] = offset
+        offset += n_blocks * WORD_BYTES
+        offset += -offset % SHARED.itemsize
+    return shared
+
+
+def _control(driver: HostDriver, shared: Any, label: str) -> int:  # noqa: ANN401 - SHARED records
+    """Return the descriptor of new shared memory that begins with the records."""
+    last = shared[-1]
+    size_bytes = int(last["words_offset"] + last["n_blocks"] * WORD_BYTES)
+    size_bytes += -size_bytes % _PAGE_BYTES
+    descriptor = driver.create_memory(size_bytes, label).handle
+    os.pwrite(descriptor, shared.tobytes(), 0)
+    return descriptor
+
+
+def _bounce_buffers(undo: contextlib.ExitStack) -> int:
+    """Return the address of memory for both directions' bounces: pages that cost nothing until they are used."""
+    driver = HostDriver()
+    with driver.create_memory(2 * BOUNCE_BYTES, "bounce") as memory:
+        window = undo.enter_context(driver.reserve(memory.size_bytes))
+        driver.map(window, 0, memory, 0, memory.size_bytes)
+    return window.handle
+
+
+def _view(address: int, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - an array of records
+    buffer: Any = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
+    return np.frombuffer(buffer, dtype, count)
