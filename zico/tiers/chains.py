@@ -61,6 +61,12 @@ def word_of(following: int, pages: int) -> int:
 
 
 @compiled
+def is_taken(store: Record, i: int) -> bool:
+    """Tell whether there is such a block, and in a chain: what follows a stale ticket may find anything."""
+    return 0 <= i < shared_of(store).n_blocks and words_of(store)[i] >= TAKEN
+
+
+@compiled
 def take(store: Record, n: int) -> int:
     """Make a chain of ``n`` free blocks, the lowest there are.
 
@@ -129,6 +135,9 @@ def _prepare(store: Record, i: int) -> bool:
         return True
     end = min(shared.n_blocks, i + max(_PREPARED_BYTES // shared.block_bytes, 1))
     status = prepare(store, i * shared.block_bytes, (end - i) * shared.block_bytes)
+    if status != 0:  # the last of the space
+        end = i + 1
+        status = prepare(store, i * shared.block_bytes, shared.block_bytes)
     if status == 0:
         shared.prepared = max(shared.prepared, end)
     else:
@@ -143,7 +152,7 @@ def _release(store: Record, first: int) -> int:
     shared = shared_of(store)
     n = 0
     i = first
-    while i != END:
+    while is_taken(store, i):
         word = words[i]
         words[i] = KEPT if has_pages(word) else EMPTY
         shared.hint = min(shared.hint, i)
@@ -171,7 +180,7 @@ def keep_only(store: Record, tier: int, tickets: Array) -> int:
     reached = 0
     for ticket in tickets:
         block = ticket >> TIER_BITS if ticket & TIER_MASK == tier else END
-        while block >= 0 and words[block] >= TAKEN:
+        while is_taken(store, block):
             word = words[block]
             words[block] = -word  # marks it
             reached += 1

@@ -8,13 +8,15 @@ what the cache keeps has not left the machine's memory.
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 from zico.compiled import call, compiled
 from zico.tiers.calls import read_at, write_at
-from zico.tiers.chains import has_pages, next_of, shared_of, word_of, words_of
+from zico.tiers.chains import has_pages, is_taken, next_of, shared_of, word_of, words_of
 from zico.tiers.layout import ALIGNMENT_BYTES, BOUNCE_BYTES
 
+_EINVAL = errno.EINVAL
 _OUT = 0
 _IN = 1
 
@@ -43,11 +45,13 @@ def copy_out(store: Record, first: int, address: int, size_bytes: int) -> int:
 
 @compiled
 def copy_in(store: Record, first: int, address: int, size_bytes: int) -> int:
-    """Copy what a chain holds to memory; returns 0 or an errno."""
+    """Copy what a chain holds to memory; returns 0 or an errno, ``EINVAL``: there is no such chain, or not so long."""
     block_bytes = shared_of(store).block_bytes
     done = 0
     i = first
     while done < size_bytes:
+        if not is_taken(store, i):
+            return _EINVAL
         n, following = _run(store, i)
         length = min(n * block_bytes, size_bytes - done)
         if store.map_address == 0:

@@ -16,8 +16,8 @@ _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 """What file systems and kernels say that have no ``O_TMPFILE`` (open(2))."""
 
 
-def open_nameless(directory: str, size_bytes: int) -> int:
-    """Return a descriptor of a new, sparse file without a name, past the page cache where the file system lets us.
+def open_nameless(directory: str) -> int:
+    """Return a descriptor of a new, empty file without a name, past the page cache where the file system lets us.
 
     Raises:
         ConfigError: There can be no such file.
@@ -25,18 +25,10 @@ def open_nameless(directory: str, size_bytes: int) -> int:
     try:
         descriptor = _open(directory)
     except OSError as error:
-        raise _refusal(directory, error) from error
-    try:
-        os.ftruncate(descriptor, size_bytes)
-        _try_direct(descriptor)
-    except OSError as error:
-        os.close(descriptor)
-        raise _refusal(directory, error) from error
+        message = f"a tier's file cannot be made in {directory!r}: {error.strerror}. Set ZICO_SPILL_DIR"
+        raise ConfigError(message) from error
+    _try_direct(descriptor)
     return descriptor
-
-
-def _refusal(directory: str, error: OSError) -> ConfigError:
-    return ConfigError(f"a tier's file cannot be made in {directory!r}: {error.strerror}. Set ZICO_SPILL_DIR")
 
 
 def _open(directory: str) -> int:

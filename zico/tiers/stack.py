@@ -102,7 +102,7 @@ class TierStack:
             label: For the kernel's lists of what a process has open.
 
         Raises:
-            ConfigError: A tier is smaller than a block, or its file cannot be made.
+            ConfigError: A tier is smaller than a block, or its file cannot be made or written.
             DriverError: The kernel has no memory for it.
         """
         if block_bytes < ALIGNMENT_BYTES or block_bytes % ALIGNMENT_BYTES:
@@ -113,12 +113,11 @@ class TierStack:
             descriptors = [_control(driver, shared, label)]
             undo.callback(os.close, descriptors[0])
             for one in shared:
-                size_bytes = int(one["n_blocks"]) * block_bytes
                 if one["kind"] == FILE:
-                    descriptors.append(open_nameless(spill_directory(directory), size_bytes))
+                    descriptors.append(open_nameless(spill_directory(directory)))
                 else:
-                    memory = driver.create_memory(size_bytes, f"{label}-memory")
-                    descriptors.append(memory.handle)
+                    size_bytes = int(one["n_blocks"]) * block_bytes
+                    descriptors.append(driver.create_memory(size_bytes, f"{label}-memory").handle)
                 undo.callback(os.close, descriptors[-1])
             undo.pop_all()
             stack = cls(descriptors)

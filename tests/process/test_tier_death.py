@@ -1,0 +1,67 @@
+"""Deaths while payloads move: whatever is killed wherever, a successor finds all that was written down."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pool_victims import NO_PTRACE
+from tier_victims import OPERATIONS
+
+DEADLINE_S = 150.0
+TRIALS = 15
+
+
+@pytest.fixture(scope="module")
+def deaths() -> dict[str, dict[str, Any]]:
+    """Kill processes all along each operation; returns what was found, per operation."""
+    script = Path(__file__).with_name("tier_victims.py")
+    argv = [sys.executable, str(script), str(TRIALS)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    if NO_PTRACE in done.stderr:
+        pytest.skip("ptrace(2) is not allowed here")
+    assert done.returncode == 0, done.stderr
+    return {found["operation"]: found for found in map(json.loads, done.stdout.splitlines())}
+
+
+LIMITED = """
+import resource, sys
+import numpy as np
+from zico.tiers.stack import TierStack
+from zico.tiers.wishes import TierWish
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 16 << 20))
+data = np.random.default_rng(0).integers(0, 256, 3 << 20, dtype=np.uint8)
+with TierStack.create((TierWish("file", 64 << 20),), block_bytes=1 << 20, directory=sys.argv[1]) as stack:
+    tickets = []
+    while (last := stack.put(data.ctypes.data, data.nbytes)) >= 0:
+        tickets.append(last)
+    for ticket in tickets:
+        back = np.zeros_like(data)
+        assert stack.get(ticket, back.ctypes.data, back.nbytes) == 0
+        assert np.array_equal(back, data)
+    print(len(tickets), last, stack.usage()[0].used_bytes >> 20)
+"""
+
+
+def test_a_disk_that_becomes_full_loses_nothing(tmp_path: Path) -> None:
+    """In a process that may write 8 MiB two payloads of 3 find room in a file of 64, and the third is refused."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=False, timeout=DEADLINE_S
+    )
+    assert (done.returncode, done.stdout) == (0, "2 -1 6\n"), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_death_at_any_instruction_loses_nothing_that_was_written_down(
+    deaths: dict[str, dict[str, Any]], operation: str
+) -> None:
+    """Killed after any of its instructions, an operation leaves payloads whole and blocks that can be found again."""
+    found = deaths[operation]
+    assert found["fault"] is None, found["fault"]
+    assert found["instructions"] > 100
