@@ -36,6 +36,7 @@ ALLOWED = {
     "trace": set(),
     "planners": {"trace"},
     "scheduler": {"trace", "planners"},
+    "paging": {"trace"},
     "pool": {"driver", "trace", "scheduler.claims"},
     "heap": {"pool", "driver", "trace", "planners", "tiers"},
     "warming": {"heap", "device_timeline", "lookup", "scheduler", "tiers"},

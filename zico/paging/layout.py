@@ -1,0 +1,251 @@
+"""The records of learned paging, in memory that the caller gives: numbers and addresses, no Python object.
+
+Words
+    A *block* is what is moved at once (2 MiB), by its number in the job's window. An *execution* is one operation that
+    the job starts; its *name* is any 64-bit number that is the same when the same operation comes again, and its
+    *number* is what the tables call that name: 1, 2, 3... in the order of sight. An *instance* is one of the times that
+    an execution runs; instances are counted, and ``now`` is the one that runs.
+
+Memory that nothing was written to is zero, and zero means nothing in all tables, so that what is not used costs no
+page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zico.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BLOCK_BYTES = 2 << 20
+"""The unit of unified memory's driver, and a huge page."""
+
+NONE = -1
+"""No block."""
+
+# Flags: the parts, each of which may be left out.
+PREFETCH = 1
+"""Blocks are brought in before they are touched."""
+PREEVICT = 2
+"""Victims are what no execution up to ``degree`` ahead is expected to touch; room is made before it is needed."""
+INVALIDATE = 4
+"""Blocks in which nothing lives go first. Whoever moves blocks drops them instead of copying them."""
+DEEPUM = PREFETCH | PREEVICT | INVALIDATE
+"""The parts that are published."""
+APPEND = 8
+"""A fault behind what was prefetched extends what is known of the execution; without it, it begins anew there."""
+RENEW = 16
+"""What is expected and there counts as migrated now, as if it had been brought in."""
+SHORTER = 32
+"""Where three predecessors are not known, fewer predict."""
+CLEAN = 64
+"""Of the first few blocks that may go, one that was not written goes."""
+TUNE = 128
+"""``note_iteration`` changes the degree."""
+ALL = DEEPUM | APPEND | RENEW | SHORTER | CLEAN | TUNE
+
+DEGREE = 32
+MOST_DEGREE = 256
+"""Executions that the chain may be ahead. Source: J. Jung, J. Kim, J. Lee, "DeepUM: Tensor Migration and Prefetching
+in Unified Memory" (ASPLOS 2023), which tries 8 to 256 and chooses 32."""
+
+# What is known of a block, in BLOCK.state.
+RESIDENT = 1
+INACTIVE = 2
+"""Nothing lives in it."""
+WRITTEN = 4
+"""Since it came."""
+WAS_WRITTEN = 8
+"""During its last stay."""
+QUEUED = 16
+"""It waits in the queue of blocks to prefetch."""
+PENDING = 32
+"""It is held: on its way, or somebody waits for it; never a victim."""
+
+BLOCK = np.dtype(
+    [
+        ("expected", "i8"),  # the last instance that is expected to touch it
+        ("seen", "i8"),  # by the visit of this number
+        ("previous", "i4"),  # in the list it is in: neighbours + 1, 0 at the ends
+        ("next", "i4"),
+        ("state", "i4"),
+    ],
+    align=True,
+)
+"""What is known of one block."""
+
+NAME = np.dtype([("name", "i8"), ("number", "i8")], align=True)
+"""The number of an execution, by its name; 0: nothing is here."""
+
+CONTEXT = np.dtype([("before", "i4", (3,)), ("current", "i4"), ("next", "i4"), ("used", "i4")], align=True)
+"""One tuple of the execution table: what followed ``current`` after these three; ANY where fewer were asked for."""
+ANY = -1
+
+LIST = np.dtype(
+    [
+        ("first", "i4"),
+        ("last", "i4"),
+        ("n", "i8"),
+        ("checked", "i8"),  # all were expected in this instance
+        ("checked_n", "i8"),  # when there were so many
+    ],
+    align=True,
+)
+"""Resident blocks in the order of their migration: block + 1, 0 for none."""
+
+PAGING = np.dtype(
+    [
+        ("flags", "i8"),
+        ("degree", "i8"),
+        ("n_blocks", "i8"),
+        ("rows", "i8"),
+        ("ways", "i8"),
+        ("successors", "i8"),
+        ("table_words", "i8"),  # of one execution's block table
+        ("most_executions", "i8"),
+        ("n_executions", "i8"),
+        ("names", "i8"),  # slots
+        ("contexts", "i8"),  # slots
+        ("epoch", "i8"),  # how often all was forgotten because there were too many executions
+        ("now", "i8"),  # instances ever
+        ("current", "i4"),  # the execution that runs, 0 before the first
+        ("last_fault", "i4"),  # of this instance, block + 1; 0: none yet
+        ("history", "i4", (3,)),  # the executions before, the latest first
+        ("chaining", "i4"),  # 1: the chain goes on; 0: it ended
+        ("chain_at", "i8"),  # the instance that the chain is in
+        ("chain", "i4"),  # its execution
+        ("chain_history", "i4", (3,)),
+        ("predicted", "i4", (MOST_DEGREE * 2,)),  # execution by instance
+        ("visit", "i8"),  # of an instance by the chain, counted
+        ("frontier", "i8"),  # blocks of this visit, the first of which have been looked at
+        ("n_frontier", "i8"),
+        ("queue_head", "i8"),  # blocks ever taken from the queue
+        ("queue_tail", "i8"),  # and ever put there
+        ("active", LIST),
+        ("inactive", LIST),
+        ("blocks_address", "i8"),
+        ("names_address", "i8"),
+        ("contexts_address", "i8"),
+        ("tables_address", "i8"),
+        ("frontier_address", "i8"),
+        ("queue_address", "i8"),
+        # Counted, ever.
+        ("faults", "i8"),
+        ("late", "i8"),  # of blocks that were expected
+        ("prefetched", "i8"),  # asked for by next_prefetch
+        ("early", "i8"),  # expected, and evicted all the same
+        ("mispredicted", "i8"),  # instances that were not the predicted execution
+        ("ended", "i8"),  # chains that found no prediction
+        ("overflows", "i8"),  # tuples of the execution table that others replaced
+        # Of the degree's tuning.
+        ("lost_ns", "i8"),  # since the iteration began
+        ("best_ns", "i8"),  # lost at the best degree
+        ("best_degree", "i8"),  # 0 before the first trial
+        ("direction", "i8"),  # of the trial, 0: none
+        ("turned", "i8"),  # 1: the other direction was tried, or need not be
+        ("trial", "i8"),  # iterations of it, or since the last one
+        ("trial_ns", "i8"),  # the least that one of them lost
+    ],
+    align=True,
+)
+"""One job's learned paging."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How large the tables are.
+
+    Raises:
+        ConfigError: A number cannot be used; the message says which.
+    """
+
+    blocks: int
+    """Blocks of the window."""
+    rows: int = 2048
+    """Of each execution's block table; a power of two. This, ways and successors: DeepUM's best configuration."""
+    ways: int = 2
+    successors: int = 4
+    executions: int = 4096
+    """Names that are told apart; with one more, all is forgotten."""
+    contexts: int = 1 << 16
+    """Tuples that the execution table has room for; a power of two."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name in ("blocks", "ways", "successors", "executions"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} is no size of a table: give 1 or more")
+        for name in ("rows", "contexts"):
+            value = getattr(self, name)
+            if value < WAYS_OF_CONTEXTS or value & (value - 1):
+                raise ConfigError(f"{name}={value} is no size of a table: give a power of two from 4 on")
+
+    @property
+    def table_words(self) -> int:
+        """Words of one execution's block table."""
+        return TABLE_HEAD + self.rows * self.ways * (1 + self.successors)
+
+    @property
+    def names(self) -> int:
+        """Slots for names, a power of two at most half full."""
+        return 1 << (2 * self.executions).bit_length()
+
+    def parts(self) -> dict[str, int]:
+        """Return the bytes of each part, by the field that has its address."""
+        return {
+            "blocks_address": self.blocks * BLOCK.itemsize,
+            "names_address": self.names * NAME.itemsize,
+            "contexts_address": self.contexts * CONTEXT.itemsize,
+            "frontier_address": self.blocks * 4,
+            "queue_address": self.blocks * 4,
+            "tables_address": self.executions * self.table_words * 4,
+        }
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of memory for ``lay_out``, most of which stay untouched."""
+        return _rounded(PAGING.itemsize) + sum(_rounded(size) for size in self.parts().values())
+
+
+WAYS_OF_CONTEXTS = 4
+TABLE_HEAD = 4
+"""Words before a block table's rows: epoch + 1, start + 1, end + 1, and one that is not used."""
+_ALIGNMENT = 64
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def lay_out(memory: NDArray[np.uint8], sizes: Sizes, flags: int = ALL, degree: int = DEGREE) -> Any:  # noqa: ANN401 - a record
+    """Begin to learn, in memory that is zero; returns the record that all functions of this package take.
+
+    Args:
+        memory: ``sizes.total_bytes`` zero bytes aligned to 64, which must outlive the record.
+        sizes: Of the tables.
+        flags: The parts that are on.
+        degree: Executions that the chain is ahead, 1 to ``MOST_DEGREE``.
+
+    Raises:
+        ConfigError: The memory is too small, or the degree cannot be used.
+    """
+    if memory.nbytes < sizes.total_bytes:
+        raise ConfigError(f"{memory.nbytes} bytes are too few for tables of {sizes.total_bytes}: give as many")
+    if not 1 <= degree <= MOST_DEGREE:
+        raise ConfigError(f"degree {degree} cannot be used: give 1 to {MOST_DEGREE}")
+    record = memory[: PAGING.itemsize].view(PAGING)[0]
+    address = memory.ctypes.data + _rounded(PAGING.itemsize)
+    for field, size_bytes in sizes.parts().items():
+        record[field] = address
+        address += _rounded(size_bytes)
+    record["flags"], record["degree"], record["n_blocks"] = flags, degree, sizes.blocks
+    record["rows"], record["ways"], record["successors"] = sizes.rows, sizes.ways, sizes.successors
+    record["table_words"], record["most_executions"] = sizes.table_words, sizes.executions
+    record["contexts"] = sizes.contexts
+    record["names"] = sizes.names
+    return record
