@@ -102,12 +102,14 @@ def zoo_problems(names: tuple[str, ...] = tuple(ZOO)) -> Iterator[tuple[str, Pro
         yield name, iteration_problem(zoo_trace(ZOO[name])).problem
 
 
-def zoo_trace(model: Model) -> Trace:
+def zoo_trace(model: Model, device: str = DEVICE, **arguments: int) -> Trace:
     """Return a model's trace at its published batch; the first call with these sources takes seconds."""
-    path = cache_root() / "zoo" / f"{model.function}-{_digest()}.trace.zst"
+    what = "-".join([model.function, *(f"{value}" for value in arguments.values()), device])
+    path = cache_root() / "zoo" / f"{what}-{_digest()}.trace.zst"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_trace(path, fake_trace(model.build(), device_model(DEVICE), job=f"{model.script}.py:{model.function}"))
+        job = f"{model.script}.py:{model.function}"
+        write_trace(path, fake_trace(model.build(**arguments), device_model(device), job=job))
     return read_trace(path)
 
 
