@@ -1,0 +1,100 @@
+"""Swap problems for tests: the published worked example, and random ones."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zico.planners.swap.plan import SwapPlan, Transfers
+from zico.planners.swap.problem import PERSISTENT, READ, WRITE, Link, SwapProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zico.planners.swap.replay import History
+
+
+def problem(
+    durations: Sequence[int],
+    tensors: Sequence[tuple[int, int, int, Sequence[int]]],
+    *,
+    limit: int | None = None,
+    tail: int = 0,
+    links: tuple[Link, Link] = (Link(1e9), Link(1e9)),
+) -> SwapProblem:
+    """Return a problem of operations without pauses, and tensors as (size, alloc, free, accesses).
+
+    One byte takes a nanosecond, unless ``links`` say otherwise.
+    """
+    ends = list(itertools.accumulate(durations))
+    return SwapProblem(
+        op_start_ns=np.array([0, *ends[:-1]]),
+        op_duration_ns=np.array(durations),
+        period_ns=ends[-1] + tail,
+        size_bytes=np.array([t[0] for t in tensors]),
+        alloc_op=np.array([t[1] for t in tensors]),
+        free_op=np.array([t[2] for t in tensors]),
+        access_begin=np.array([0, *itertools.accumulate(len(t[3]) for t in tensors)]),
+        access_op=np.array([op for t in tensors for op in t[3]], np.int64),
+        access_kind=np.array(
+            [WRITE if i == 0 and t[1] != PERSISTENT else READ for t in tensors for i in range(len(t[3]))]
+        ),
+        out=links[0],
+        back=links[1],
+        limit_bytes=limit,
+    )
+
+
+def plan(
+    swaps: Sequence[tuple[int, int, int]], out: Sequence[tuple[int, int, int]], back: Sequence[tuple[int, int, int]]
+) -> SwapPlan:
+    """Return a plan of swaps (tensor, gap, bytes) and transfers (swap, op, delay)."""
+    return SwapPlan(
+        tensor=np.array([s[0] for s in swaps]),
+        gap=np.array([s[1] for s in swaps]),
+        first_byte=np.zeros(len(swaps)),
+        size_bytes=np.array([s[2] for s in swaps]),
+        out=_transfers(out),
+        back=_transfers(back),
+        planner="by hand",
+        elapsed_s=0.0,
+    )
+
+
+def _transfers(rows: Sequence[tuple[int, int, int]]) -> Transfers:
+    return Transfers(*(np.array([row[i] for row in rows]) for i in range(3)))
+
+
+EXAMPLE_LOAD = [30, 50, 60, 90, 100, 120, 110, 90, 80, 70, 60, 50, 30, 0]
+EXAMPLE_LIMIT = 60
+
+
+def example(limit: int | None = EXAMPLE_LIMIT) -> SwapProblem:
+    """Return figure 7 of the AutoSwap paper, a byte for each of its megabytes; a byte takes a nanosecond.
+
+    It gives loads by operation, and between which operations w1, w2 and w3 move; operations begin when that says. The
+    rest of the load is tensors that every operation uses.
+    """
+    begins = [0, 10, 25, 40, 50, 60, 70, 80, 90, 100, 110, 125, 140, 150, 160]
+    resting = [(30, 0, 12, (0, 12)), (20, 1, 11, (1, 10)), (10, 2, 8, (2, 8))]
+    busy = [(10, 3, 5), (20, 3, 6), (10, 4, 7), (10, 5, 9), (10, 5, 10)]
+    tensors = [*resting, *((size, first, last, range(first, last + 1)) for size, first, last in busy)]
+    return problem(np.diff(begins).tolist(), tensors, limit=limit)
+
+
+def example_plan() -> SwapPlan:
+    """Return the figure's three swaps."""
+    swaps = [(0, 0, 30), (1, 0, 20), (2, 0, 10)]
+    return plan(swaps, out=[(0, 0, 0), (1, 1, 0), (2, 2, 0)], back=[(2, 7, 0), (1, 8, 0), (0, 10, 0)])
+
+
+def loads(history: History, iteration: int = 0) -> list[int]:
+    """Return the bytes in memory once each operation of an iteration has begun."""
+    begin, end = history.iteration_ns[iteration : iteration + 2]
+    return [
+        [load for at, load in history.load_bytes if at <= t_ns][-1]
+        for t_ns in history.op_begin_ns
+        if begin <= t_ns < end
+    ]
