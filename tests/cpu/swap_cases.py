@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from typing import TYPE_CHECKING
+import operator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from zico.planners.swap.plan import SwapPlan, Transfers
 from zico.planners.swap.problem import PERSISTENT, READ, WRITE, Link, SwapProblem
@@ -48,13 +51,13 @@ def problem(
 
 
 def plan(
-    swaps: Sequence[tuple[int, int, int]], out: Sequence[tuple[int, int, int]], back: Sequence[tuple[int, int, int]]
+    swaps: Sequence[tuple[int, ...]], out: Sequence[tuple[int, int, int]], back: Sequence[tuple[int, int, int]]
 ) -> SwapPlan:
-    """Return a plan of swaps (tensor, gap, bytes) and transfers (swap, op, delay)."""
+    """Return a plan of swaps (tensor, gap, bytes, first byte if not 0) and transfers (swap, op, delay)."""
     return SwapPlan(
         tensor=np.array([s[0] for s in swaps]),
         gap=np.array([s[1] for s in swaps]),
-        first_byte=np.zeros(len(swaps)),
+        first_byte=np.array([s[3] if len(s) > 3 else 0 for s in swaps]),
         size_bytes=np.array([s[2] for s in swaps]),
         out=_transfers(out),
         back=_transfers(back),
@@ -98,3 +101,54 @@ def loads(history: History, iteration: int = 0) -> list[int]:
         for t_ns in history.op_begin_ns
         if begin <= t_ns < end
     ]
+
+
+# -- random ones ----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def problems(draw: Any, most_ops: int = 8, most_tensors: int = 7) -> SwapProblem:  # noqa: ANN401 - hypothesis' draw
+    """Make a small problem, its limit anywhere from the least to the peak."""
+    n = draw(st.integers(1, most_ops))
+    durations = [draw(st.integers(0, 9)) for _ in range(n)]
+    tensors = []
+    for _ in range(draw(st.integers(1, most_tensors))):
+        alloc = draw(st.integers(PERSISTENT, n - 1))
+        free = PERSISTENT if alloc == PERSISTENT else alloc + draw(st.integers(0, n - 1))
+        lives = range(n) if alloc == PERSISTENT else range(alloc, free + 1)
+        uses = sorted(op for op in lives if draw(st.integers(0, 2)) == 0)
+        tensors.append((draw(st.integers(1, 20)), alloc, free, uses))
+    links = tuple(Link(draw(st.sampled_from((0.5e9, 1e9, 4e9))), draw(st.integers(0, 3))) for _ in range(2))
+    made = problem(durations, tensors, tail=draw(st.integers(0, 5)), links=(links[0], links[1]))
+    least, peak = max(made.least_bytes, 1), max(made.peak_bytes, 1)
+    return dataclasses.replace(made, limit_bytes=draw(st.integers(least, max(least, peak))))
+
+
+@st.composite
+def plans(draw: Any, of: SwapProblem) -> SwapPlan:  # noqa: ANN401 - hypothesis' draw
+    """Make a plan that keeps all rules but those of the replay."""
+    n, swaps, out, back = of.n_ops, [], [], []
+    for tensor in range(len(of)):
+        for gap, access in enumerate(of.accesses(tensor).tolist()):
+            needed = of.next_access(tensor, gap)
+            until = int(of.free_op[tensor]) + 1 if needed is None else needed
+            if until <= access + 1 or draw(st.integers(0, 2)) == 0:
+                continue
+            size = int(of.size_bytes[tensor])
+            cut = draw(st.integers(1, size))
+            for first, more in ((0, cut), (cut, size - cut)):
+                if more and draw(st.booleans()):
+                    leaves = draw(st.integers(access, until - 1))
+                    out.append((len(swaps), leaves % n, draw(st.integers(0, 5))))
+                    if needed is not None:
+                        back.append((len(swaps), draw(st.integers(leaves, until - 1)) % n, draw(st.integers(0, 5))))
+                    swaps.append((tensor, gap, more, first))
+    by_op = operator.itemgetter(1)
+    return plan(swaps, sorted(draw(st.permutations(out)), key=by_op), sorted(draw(st.permutations(back)), key=by_op))
+
+
+@st.composite
+def cases(draw: Any) -> tuple[SwapProblem, SwapPlan]:  # noqa: ANN401 - hypothesis' draw
+    """Make a problem and a plan for it."""
+    made = draw(problems())
+    return made, draw(plans(made))

@@ -149,6 +149,7 @@ class _Run:
         self.history = History([], [], [], [])
         self.broken = ("", "")
         self.peak_bytes = 0
+        self._note_load()
 
     def run(self) -> int | None:
         """Replay; return the first iteration of those that repeat, ``None`` if a rule broke or none does."""
