@@ -62,8 +62,9 @@ def run(w: Work) -> tuple[int, int, int]:
     boundaries = 0
     while True:
         if state[OP] == boundaries * n and state[OP_END] == NONE:
-            for column, i in enumerate((T, WAIT_TENSOR, WAIT_MEMORY)):
-                w.at[boundaries, column] = state[i]
+            w.at[boundaries, 0] = state[T]
+            w.at[boundaries, 1] = state[WAIT_TENSOR]
+            w.at[boundaries, 2] = state[WAIT_MEMORY]
             first = _seen(w, boundaries)
             if first != NONE:
                 return GOOD, first, boundaries
@@ -86,11 +87,14 @@ def _seen(w: Work, boundaries: int) -> int:
     mine[2] = state[OUT_END] - t if state[OUT_END] != NONE else NONE
     mine[3] = state[BACK_END] - t if state[BACK_END] != NONE else NONE
     mine[4] = state[GHOST]
-    mine[KEPT:] = w.where
+    for swap in range(len(w.where)):
+        mine[KEPT + swap] = w.where[swap]
     for other in range(boundaries):
-        if not (w.kept[other] == mine).all():
-            continue
         ago, same = (boundaries - other) * n, True
+        for i in range(len(mine)):
+            same &= w.kept[other, i] == mine[i]
+        if not same:
+            continue
         for stream in range(2):
             transfers = w.outs if stream == 0 else w.backs
             asked = state[OUT_ASKED] if stream == 0 else state[BACK_ASKED]
@@ -112,8 +116,8 @@ def _missing(w: Work) -> bool:
     """Tell whether a tensor of the next operation is not there."""
     state, n = w.state, len(w.ops) - 1
     op = state[OP] % n
-    for swap in w.uses[w.ops[op, USES] : w.ops[op + 1, USES]]:  # noqa: SIM110 - Numba has no any of a generator
-        if w.where[swap] != HERE:
+    for i in range(w.ops[op, USES], w.ops[op + 1, USES]):  # noqa: SIM110 - Numba has no any of a generator
+        if w.where[w.uses[i]] != HERE:
             return True
     return False
 
