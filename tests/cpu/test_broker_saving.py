@@ -56,6 +56,7 @@ def test_jobs_may_have_different_modes() -> None:
         ({"save": "a=often"}, "--save: 'often' is no way to save memory"),
         ({"save": "x=swap"}, "--save: no job is called 'x': there are a, b=c"),
         ({"save": "a=swap,a=page"}, "--save: a is given swap and page: give one"),
+        ({"tier": "tape"}, "--tier: 'tape' is no tier"),
         ({"limit": "2GiB"}, "ZICO_LIMIT: '2GiB' is no NAME=VALUE"),
         ({"limit": "a=0"}, "ZICO_LIMIT: "),
         ({"limit": "a=much"}, "ZICO_LIMIT: "),

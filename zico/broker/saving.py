@@ -18,7 +18,6 @@ MODES: tuple[SaveMode, ...] = get_args(SaveMode)
 """In the order of ``zico.pool.layout.SaveMode``."""
 VARIABLES = {"save": "ZICO_JOB_SAVE", "limit": "ZICO_JOB_LIMIT", "tier": "ZICO_TIER"}
 """Where a job finds its own."""
-DEFAULT_TIER = "memory"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +95,23 @@ def wishes_of(
         texts.get("limit", ""), origins.get("limit", ""), names, lambda text: _limit(text, budget_bytes)
     )
     tier = texts.get("tier", "")
+    if tier:
+        _check_tier(tier, origins["tier"])
     return {name: Wish(modes.get(name, "none"), limits.get(name, 0), tier) for name in names}
 
 
 def _of_all(text: str, origin: str, names: tuple[str, ...]) -> dict[str, SaveMode]:
     try:
         return dict.fromkeys(names, parse_mode(text.strip()))
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+
+
+def _check_tier(text: str, origin: str) -> None:
+    from zico.tiers.wishes import parse_tiers  # needs NumPy
+
+    try:
+        parse_tiers(text)
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from None
 
