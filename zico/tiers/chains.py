@@ -67,6 +67,13 @@ def is_taken(store: Record, i: int) -> bool:
 
 
 @compiled
+def blocks_for(store: Record, size_bytes: int) -> int:
+    """Return the blocks that so many bytes take."""
+    keep_in_line()
+    return -(-size_bytes // shared_of(store).block_bytes)
+
+
+@compiled
 def take(store: Record, n: int) -> int:
     """Make a chain of ``n`` free blocks, the lowest there are.
 

@@ -80,6 +80,10 @@ STORE = np.dtype(
         ("pwrite", "i8"),
         ("fallocate", "i8"),
         ("errno_location", "i8"),
+        ("compressor", "i8"),  # a compressed tier's: contexts of Zstandard and its functions' addresses
+        ("expander", "i8"),
+        ("compress", "i8"),
+        ("expand", "i8"),
     ]
 )
 """One process's way to one tier."""

@@ -11,15 +11,18 @@ import numpy as np
 
 from zico.errors import ConfigError
 from zico.tiers import stores
+from zico.tiers.compressing import PIECE_BYTES
 from zico.tiers.layout import ALIGNMENT_BYTES, COMPRESSED, FILE, KIND_NAMES, MEMORY
 from zico.tiers.rates import IN, OUT
 from zico.units import MIB
 
-LARGE_BYTES = {MEMORY: 32 * MIB, FILE: 8 * MIB, COMPRESSED: 8 * MIB}
+LARGE_BYTES = {MEMORY: 32 * MIB, FILE: 8 * MIB, COMPRESSED: 2 * MIB}
 """By kind: more than processors' caches keep where that matters."""
 TIMES = 2
 """The first copy finds memory without pages and files without a history: the fastest counts, as later ones will be."""
 
+_FEATURES = PIECE_BYTES // 4
+"""Different numbers as of a layer behind a ReLU; compressed pieces know nothing of each other."""
 _FIGURES = ("out_bytes", "in_bytes", "out_ns", "in_ns", "refused", "peak", "recent_peak", "error")
 
 
@@ -32,8 +35,9 @@ def measure(stack: Any, shared: Any) -> None:  # noqa: ANN401 - a STACK record, 
         ConfigError: A tier cannot be written to, as where its disk is full.
     """
     largest = max(LARGE_BYTES[int(one["kind"])] for one in shared)
-    source = np.frombuffer(mmap.mmap(-1, largest), np.uint32)  # aligned, as what a pager moves is
-    source[:] = np.arange(len(source))
+    source = np.frombuffer(mmap.mmap(-1, largest), np.float32)  # aligned, as what a pager moves is
+    features = np.maximum(np.random.default_rng(0).standard_normal(_FEATURES, np.float32), 0)
+    source.reshape(-1, _FEATURES)[:] = features
     for tier, one in enumerate(shared):
         large = min(LARGE_BYTES[int(one["kind"])], int(one["n_blocks"]) * int(one["block_bytes"]))
         small_ns = _fastest(stack, tier, one, source.ctypes.data, ALIGNMENT_BYTES)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import fcntl
 import os
 from typing import TYPE_CHECKING, Any, Self
@@ -22,6 +23,7 @@ from zico.tiers.files import is_direct, open_nameless
 from zico.tiers.layout import (
     ALIGNMENT_BYTES,
     BOUNCE_BYTES,
+    COMPRESSED,
     FILE,
     FULL,
     KIND_NAMES,
@@ -35,6 +37,7 @@ from zico.tiers.measuring import measure
 from zico.tiers.rates import Rates, rates_of
 from zico.tiers.usage import TierUse, use_of
 from zico.tiers.wishes import ACCEPTED, spill_directory
+from zico.tiers.zstandard_library import open_contexts
 from zico.units import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from zico.tiers.wishes import TierWish
 
 BLOCK_BYTES = 2 * MIB
+_COMPRESSED_SHARE = 32
 _PAGE_BYTES = 1 << 16
 _MOST_BLOCKS = 1 << 28
 """With a tier they fit 31 bits, also as a word."""
@@ -97,7 +101,7 @@ class TierStack:
 
         Args:
             wishes: What ``zico.tiers.wishes.parse_tiers`` returns.
-            block_bytes: A multiple of 4096. A payload takes whole blocks.
+            block_bytes: A multiple of 4096. A payload takes whole blocks; where it is compressed smaller ones.
             directory: Where files are; ``None``: see ``zico.tiers.wishes.spill_directory``.
             label: For the kernel's lists of what a process has open.
 
@@ -116,7 +120,7 @@ class TierStack:
                 if one["kind"] == FILE:
                     descriptors.append(open_nameless(spill_directory(directory)))
                 else:
-                    size_bytes = int(one["n_blocks"]) * block_bytes
+                    size_bytes = int(one["n_blocks"] * one["block_bytes"])
                     descriptors.append(driver.create_memory(size_bytes, f"{label}-memory").handle)
                 undo.callback(os.close, descriptors[-1])
             undo.pop_all()
@@ -146,6 +150,9 @@ class TierStack:
             store["direct"] = is_direct(descriptor)
         else:
             store["map_address"] = self._map(undo, descriptor)
+        if shared["kind"] == COMPRESSED:
+            for field, value in dataclasses.asdict(open_contexts(undo)).items():
+                store[field] = value
         for field, name in _FUNCTIONS.items():
             store[field] = ctypes.cast(getattr(_libc, name), ctypes.c_void_p).value
 
@@ -204,19 +211,26 @@ class TierStack:
         self.close()
 
 
-def _describe(wishes: Sequence[TierWish], block_bytes: int) -> Any:  # noqa: ANN401 - SHARED records
+def _smaller(block_bytes: int) -> int:
+    """Return the blocks of a compressed tier: such that the last one of a payload, half used, is nothing much."""
+    return max(block_bytes // _COMPRESSED_SHARE // ALIGNMENT_BYTES, 1) * ALIGNMENT_BYTES
+
+
+def _describe(wishes: Sequence[TierWish], whole_bytes: int) -> Any:  # noqa: ANN401 - SHARED records
     """Return what all processes are to know, with the words' places."""
     if not 0 < len(wishes) <= MAX_TIERS:
         raise ConfigError(f"{len(wishes)} tiers are wanted: give {ACCEPTED}")
     shared = np.zeros(len(wishes), SHARED)
     offset = shared.nbytes
     for one, wish in zip(shared, wishes, strict=True):
+        kind = KIND_NAMES.index(wish.kind)
+        block_bytes = _smaller(whole_bytes) if kind == COMPRESSED else whole_bytes
         n_blocks = min(wish.size_bytes // block_bytes, _MOST_BLOCKS)
         if n_blocks < 1:
             wanted, least = format_bytes(wish.size_bytes), format_bytes(block_bytes)
             raise ConfigError(f"the {wish.kind} tier has {wanted}, which is less than one block: give at least {least}")
         one["magic"] = MAGIC
-        one["kind"] = KIND_NAMES.index(wish.kind)
+        one["kind"] = kind
         one["block_bytes"] = block_bytes
         one["n_blocks"] = n_blocks
         one["words_offset"] = offset

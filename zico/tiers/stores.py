@@ -17,8 +17,9 @@ from zico.compiled import compiled, inlined, monotonic_ns, record_at
 from zico.driver.mapping import address_of
 from zico.tiers import chains
 from zico.tiers.chains import shared_of
+from zico.tiers.compressing import compress_in, compress_out
 from zico.tiers.copying import copy_in, copy_out
-from zico.tiers.layout import END, FAILED, FULL, STACK, STORE, TIER_BITS, TIER_MASK
+from zico.tiers.layout import COMPRESSED, END, FAILED, FULL, MEMORY, STACK, STORE, TIER_BITS, TIER_MASK
 from zico.tiers.rates import IN, OUT, note
 
 __all__ = ["FAILED", "FULL", "STACK", "drop", "get", "put", "where"]
@@ -64,15 +65,16 @@ def put_into(stack: Record, tier: int, address: int, size_bytes: int) -> int:
     """Copy memory to one tier, as ``put`` does."""
     store = tier_of(stack, tier)
     shared = shared_of(store)
-    first = chains.take(store, -(-size_bytes // shared.block_bytes))
-    if first == FULL:
-        return FULL
     start = monotonic_ns()
-    status = copy_out(store, first, address, size_bytes)
-    if status == 0:
+    if shared.kind == COMPRESSED:
+        first, status = compress_out(store, address, size_bytes, int(tier == stack.n_tiers - 1))
+    else:
+        first, status = _copy_out(store, address, size_bytes)
+    if first != FULL:
         note(shared, OUT, size_bytes, monotonic_ns() - start)
         return (first << TIER_BITS) | tier
-    chains.free(store, first)
+    if status == 0:
+        return FULL
     shared.error = status
     for no_space in _NO_SPACE:
         if status == no_space:
@@ -82,11 +84,24 @@ def put_into(stack: Record, tier: int, address: int, size_bytes: int) -> int:
 
 
 @compiled
+def _copy_out(store: Record, address: int, size_bytes: int) -> tuple[int, int]:
+    first = chains.take(store, chains.blocks_for(store, size_bytes))
+    status = 0 if first == FULL else copy_out(store, first, address, size_bytes)
+    if status != 0:
+        chains.free(store, first)
+        first = FULL
+    return first, status
+
+
+@compiled
 def get(stack: Record, ticket: int, address: int, size_bytes: int) -> int:
     """Copy a payload to memory; it stays where it is. Returns 0, or an errno: then the memory holds anything."""
     store = tier_of(stack, ticket & TIER_MASK)
     start = monotonic_ns()
-    status = copy_in(store, ticket >> TIER_BITS, address, size_bytes)
+    if shared_of(store).kind == COMPRESSED:
+        status = compress_in(store, ticket >> TIER_BITS, address, size_bytes)
+    else:
+        status = copy_in(store, ticket >> TIER_BITS, address, size_bytes)
     if status == 0:
         note(shared_of(store), IN, size_bytes, monotonic_ns() - start)
     else:
@@ -110,7 +125,7 @@ def where(stack: Record, ticket: int) -> int:
     while following == i + 1:
         i = following
         following = chains.next_of(chains.words_of(store)[i])
-    beside = store.map_address != 0 and following == END
+    beside = shared_of(store).kind == MEMORY and following == END
     return store.map_address + first * shared_of(store).block_bytes if beside else 0
 
 
