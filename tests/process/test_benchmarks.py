@@ -50,6 +50,7 @@ def test_heap_smoke_reaches_its_end_and_writes_where_it_is_told(tmp_path: Path) 
         ("zoo.py", "6,342,272"),
         ("following.py", "planned allocation"),
         ("scheduler.py", "a decision with 64 jobs"),
+        ("tiers.py", "file, page cache"),
     ],
 )
 def test_smoke_runs_about_plans_reach_their_end(script: str, said: str, tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_a_smoke_run_that_is_told_no_place_writes_nothing() -> None:
 
 SCRIPTS = (
     *("heap", "startup", "colocation", "budget_change", "agreement", "scheduler", "planners"),
-    *("regions", "zoo", "following", "progress", "gpu", "demo"),
+    *("regions", "zoo", "following", "progress", "gpu", "demo", "tiers"),
 )
 
 
