@@ -104,7 +104,12 @@ def workload(
     """
     index = int(np.flatnonzero(iterations.number == iteration.number)[0])
     begin, end = int(iterations.begin[index]), int(iterations.end[index])
-    placed = _placed(life, iteration, offset_bytes, life.step_of_event(begin), life.step_of_event(end))
+    placed = _Placed(
+        rows_of(life, iteration, life.step_of_event(begin), life.step_of_event(end)),
+        (offset_bytes // BLOCK_BYTES).tolist(),
+        ((offset_bytes + iteration.size_bytes - 1) // BLOCK_BYTES).tolist(),
+        iteration.size_bytes.tolist(),
+    )
     builder = _Builder(placed, naming, 1 + max(placed.last))
     for tensor in placed.row:
         row = int(np.searchsorted(life.tensor, tensor))
@@ -117,18 +122,24 @@ def workload(
     return builder.finish()
 
 
-def _placed(life: Lifetimes, iteration: Iteration, offset_bytes: Int64s, first: int, after: int) -> _Placed:
-    """Return where tensors lie, those of before the iteration where those that come in their stead at its end do."""
+def rows_of(life: Lifetimes, iteration: Iteration, first: int, after: int) -> dict[int, int]:
+    """Return which tensor of an iteration each of the trace's is that it touches, by the trace's number.
+
+    Those of before the iteration that die in it are the ones that come in their stead at its end.
+
+    Args:
+        life: The trace's lifetimes.
+        iteration: The iteration.
+        first: Its first step.
+        after: The step after its last one.
+    """
     row = {int(life.tensor[r]): i for i, r in enumerate(iteration.row)}
     again = {int(life.begin[r]) - (after - first): i for i, r in enumerate(iteration.row)}
     old = np.flatnonzero((life.begin < first) & (life.end > first))
-    row |= {
-        int(life.tensor[r]): again[int(life.begin[r])]
-        for r in old
-        if int(life.tensor[r]) not in row and int(life.begin[r]) in again
-    }
-    last = (offset_bytes + iteration.size_bytes - 1) // BLOCK_BYTES
-    return _Placed(row, (offset_bytes // BLOCK_BYTES).tolist(), last.tolist(), iteration.size_bytes.tolist())
+    for r in old.tolist():
+        if int(life.begin[r]) in again:
+            row.setdefault(int(life.tensor[r]), again[int(life.begin[r])])
+    return row
 
 
 class _Builder:
