@@ -1,28 +1,26 @@
-"""Who goes: what nobody lives in, then what was migrated longest ago and is not expected.
-
-Theory of operation
-    A list is looked through from its first block, the least recently migrated. What is expected or held goes to the
-    list's end: it is about to be touched. A list of which all are so is not looked through again before another
-    execution begins or it becomes shorter or longer.
+"""Who goes: what nothing lives in, then what was migrated longest ago and is not expected.
 
 Guarantees
-    * ``choose_victim_ahead`` returns no block that is expected, and nothing without ``PREEVICT``.
-    * ``choose_victim`` returns a block as long as one is there that is not held.
+    * ``choose_victim_ahead`` returns nothing without ``PREEVICT``, and without ``FURTHEST`` no block that is expected;
+      with it, at most one that is due after the block that was prefetched last.
+    * ``choose_victim`` returns a block as long as one is there that is not held: with ``PREEVICT``, of those that all
+      are expected, the one that is due last.
 
-Source: "pre-eviction" and "invalidation" of "DeepUM" (J. Jung, J. Kim, J. Lee, ASPLOS 2023), section 5.
+Source: "pre-eviction" and "invalidation" of "DeepUM" (J. Jung, J. Kim, J. Lee, ASPLOS 2023), section 5. That the
+furthest goes is optimal: L. Belady, "A study of replacement algorithms for a virtual-storage computer" (1966).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from zico.compiled import compiled, inlined
-from zico.paging.layout import CLEAN, NONE, PENDING, PREEVICT, WRITTEN
+from zico.compiled import compiled
+from zico.paging.layout import CLEAN, FURTHEST, HELD, IDLE, IDLE_DIRTY, IDLE_INACTIVE, NONE, PREEVICT
 from zico.paging.prefetch import walk
-from zico.paging.resident import block_at, renew
+from zico.paging.resident import block_at, list_at, list_due, renew
 
-_LOOKED_AT = 8
-"""Blocks that may go, of which a clean one does."""
+_PRESSED = 1 << 16
+"""Instances for which a job counts as too large after a block had to go in which something lived."""
 
 Record = Any
 
@@ -30,13 +28,11 @@ Record = Any
 @compiled
 def choose_victim(paging: Record) -> int:
     """Return the resident block that a waiting fault should take the place of, or ``NONE``. It is not removed yet."""
-    block = choose_victim_ahead(paging)
+    walk(paging)
+    block = _idle(paging)
     if block == NONE:
-        block = _oldest(paging, paging.inactive)
-    if block == NONE:
-        block = _oldest(paging, paging.active)
-    if block != NONE and block_at(paging, block).expected >= paging.now:
-        paging.early += 1
+        block = _furthest(paging, paging.now)
+        paging.early += block != NONE
     return block
 
 
@@ -46,51 +42,58 @@ def choose_victim_ahead(paging: Record) -> int:
     if not paging.flags & PREEVICT:
         return NONE
     walk(paging)
-    block = _unexpected(paging, paging.inactive)
-    return block if block != NONE else _unexpected(paging, paging.active)
-
-
-@inlined
-def _is_needed(paging: Record, block: int) -> bool:
-    known = block_at(paging, block)
-    return (known.state & PENDING) != 0 or known.expected >= paging.now
+    block = _idle(paging)
+    if block == NONE and paging.flags & FURTHEST and paging.next_due > 0:
+        block = _furthest(paging, paging.next_due + 1)
+    return block
 
 
 @compiled
-def _unexpected(paging: Record, ordered: Record) -> int:
-    """Return the least recently migrated block that is not expected, or ``NONE``."""
-    if ordered.checked == paging.now and ordered.n == ordered.checked_n:
+def choose_to_clean(paging: Record) -> int:
+    """Return a resident block to copy out while it stays, or ``NONE``: with ``CLEAN``, what would go next but is dirty.
+
+    Nothing is returned to a job for which no block had to go lately in which something lived.
+    """
+    if not paging.flags & CLEAN or paging.pressed == 0 or paging.now - paging.pressed > _PRESSED:
         return NONE
+    return _oldest(paging, IDLE_DIRTY)
+
+
+@compiled
+def _idle(paging: Record) -> int:
+    """Return the first block that is not expected: of the inactive ones, else of the clean ones, else of all."""
+    block = _oldest(paging, IDLE_INACTIVE)
+    if block == NONE:
+        block = _oldest(paging, IDLE)
+        if block == NONE:
+            block = _oldest(paging, IDLE_DIRTY)
+        if block != NONE:
+            paging.pressed = paging.now
+    return block
+
+
+@compiled
+def _oldest(paging: Record, number: int) -> int:
+    """Return the first block of a list that is not held, or ``NONE``."""
+    ordered = list_at(paging, number)
     for _ in range(ordered.n):
         block = int(ordered.first) - 1
-        if not _is_needed(paging, block):
-            return _clean_one(paging, block) if paging.flags & CLEAN else block
+        if not block_at(paging, block).state & HELD:
+            return block
         renew(paging, block)
-    ordered.checked = paging.now
-    ordered.checked_n = ordered.n
     return NONE
 
 
 @compiled
-def _clean_one(paging: Record, first: int) -> int:
-    """Return a block that was not written of the few that may go from the first one on; else the first."""
-    block = first
-    for _ in range(_LOOKED_AT):
-        known = block_at(paging, block)
-        if not known.state & WRITTEN and not _is_needed(paging, block):
+def _furthest(paging: Record, least: int) -> int:
+    """Return the block that is due last, but not before an instance; or ``NONE``."""
+    at = paging.furthest
+    while at >= least:
+        block = _oldest(paging, list_due(at))
+        if block != NONE:
+            paging.pressed = paging.now
             return block
-        if known.next == 0:
-            break
-        block = int(known.next) - 1
-    return first
-
-
-@compiled
-def _oldest(paging: Record, ordered: Record) -> int:
-    """Return the least recently migrated block that is not held, or ``NONE``."""
-    for _ in range(ordered.n):
-        block = int(ordered.first) - 1
-        if not block_at(paging, block).state & PENDING:
-            return block
-        renew(paging, block)
+        if at == paging.furthest and list_at(paging, list_due(at)).n == 0:
+            paging.furthest -= 1
+        at -= 1
     return NONE

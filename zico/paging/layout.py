@@ -39,37 +39,44 @@ DEEPUM = PREFETCH | PREEVICT | INVALIDATE
 """The parts that are published."""
 APPEND = 8
 """A fault behind what was prefetched extends what is known of the execution; without it, it begins anew there."""
-RENEW = 16
-"""What is expected and there counts as migrated now, as if it had been brought in."""
-SHORTER = 32
+SHORTER = 16
 """Where three predecessors are not known, fewer predict."""
+FURTHEST = 32
+"""What is expected may go for what is expected earlier: the furthest first, as Belady's optimal replacement does."""
 CLEAN = 64
-"""Of the first few blocks that may go, one that was not written goes."""
+"""Blocks that were not written go before others, and others are copied out while they stay, so that they are clean."""
 TUNE = 128
 """``note_iteration`` changes the degree."""
-ALL = DEEPUM | APPEND | RENEW | SHORTER | CLEAN | TUNE
+ALL = DEEPUM | APPEND | SHORTER | FURTHEST | CLEAN | TUNE
 
 DEGREE = 32
 MOST_DEGREE = 256
 """Executions that the chain may be ahead. Source: J. Jung, J. Kim, J. Lee, "DeepUM: Tensor Migration and Prefetching
 in Unified Memory" (ASPLOS 2023), which tries 8 to 256 and chooses 32."""
+SPAN = 2 * MOST_DEGREE
+"""Instances that are told apart, a power of two: what is expected, and as many that are over."""
 
 # What is known of a block, in BLOCK.state.
 RESIDENT = 1
 INACTIVE = 2
 """Nothing lives in it."""
-WRITTEN = 4
-"""Since it came."""
-WAS_WRITTEN = 8
-"""During its last stay."""
-QUEUED = 16
-"""It waits in the queue of blocks to prefetch."""
-PENDING = 32
-"""It is held: on its way, or somebody waits for it; never a victim."""
+DIRTY = 4
+"""Written since it came or was copied out."""
+WRITTEN = 8
+"""Written since it came."""
+WAS_WRITTEN = 16
+"""Written during its last stay."""
+HELD = 32
+"""On its way, or somebody waits for it: no victim, and not to be prefetched."""
+
+WORD_SHIFT = 5
+WORDS = SPAN >> WORD_SHIFT
 
 BLOCK = np.dtype(
     [
-        ("expected", "i8"),  # the last instance that is expected to touch it
+        ("dues", "i8", (WORDS,)),  # a bit for each instance that is expected to touch it, 32 to a word
+        ("cleared", "i8"),  # instances before have no bit
+        ("due", "i8"),  # the first of them, 0: it is not expected
         ("seen", "i8"),  # by the visit of this number
         ("previous", "i4"),  # in the list it is in: neighbours + 1, 0 at the ends
         ("next", "i4"),
@@ -79,24 +86,22 @@ BLOCK = np.dtype(
 )
 """What is known of one block."""
 
+LIST = np.dtype([("first", "i4"), ("last", "i4"), ("n", "i8")], align=True)
+"""Blocks in an order: block + 1, 0 for none."""
+
+# Lists by number: resident blocks by when they are due, absent ones by when they are due, resident ones that are not.
+ABSENT = SPAN
+IDLE_INACTIVE = 2 * SPAN
+IDLE = IDLE_INACTIVE + 1
+IDLE_DIRTY = IDLE_INACTIVE + 2
+LISTS = IDLE_INACTIVE + 3
+
 NAME = np.dtype([("name", "i8"), ("number", "i8")], align=True)
 """The number of an execution, by its name; 0: nothing is here."""
 
 CONTEXT = np.dtype([("before", "i4", (3,)), ("current", "i4"), ("next", "i4"), ("used", "i4")], align=True)
 """One tuple of the execution table: what followed ``current`` after these three; ANY where fewer were asked for."""
 ANY = -1
-
-LIST = np.dtype(
-    [
-        ("first", "i4"),
-        ("last", "i4"),
-        ("n", "i8"),
-        ("checked", "i8"),  # all were expected in this instance
-        ("checked_n", "i8"),  # when there were so many
-    ],
-    align=True,
-)
-"""Resident blocks in the order of their migration: block + 1, 0 for none."""
 
 PAGING = np.dtype(
     [
@@ -124,21 +129,22 @@ PAGING = np.dtype(
         ("visit", "i8"),  # of an instance by the chain, counted
         ("frontier", "i8"),  # blocks of this visit, the first of which have been looked at
         ("n_frontier", "i8"),
-        ("queue_head", "i8"),  # blocks ever taken from the queue
-        ("queue_tail", "i8"),  # and ever put there
-        ("active", LIST),
-        ("inactive", LIST),
+        ("nearest", "i8"),  # no absent block is due before
+        ("furthest", "i8"),  # no resident block is due after
+        ("next_due", "i8"),  # when the block that was prefetched last is, 0: none waits
+        ("pressed", "i8"),  # the last instance in which a block had to go in which something lived, 0: none
         ("blocks_address", "i8"),
         ("names_address", "i8"),
         ("contexts_address", "i8"),
         ("tables_address", "i8"),
         ("frontier_address", "i8"),
-        ("queue_address", "i8"),
+        ("lists_address", "i8"),
         # Counted, ever.
         ("faults", "i8"),
         ("late", "i8"),  # of blocks that were expected
-        ("prefetched", "i8"),  # asked for by next_prefetch
-        ("early", "i8"),  # expected, and evicted all the same
+        ("prefetched", "i8"),  # by next_prefetch
+        ("early", "i8"),  # victims that were expected
+        ("cleaned", "i8"),  # by choose_to_clean
         ("mispredicted", "i8"),  # instances that were not the predicted execution
         ("ended", "i8"),  # chains that found no prediction
         ("overflows", "i8"),  # tuples of the execution table that others replaced
@@ -202,7 +208,7 @@ class Sizes:
             "names_address": self.names * NAME.itemsize,
             "contexts_address": self.contexts * CONTEXT.itemsize,
             "frontier_address": self.blocks * 4,
-            "queue_address": self.blocks * 4,
+            "lists_address": LISTS * LIST.itemsize,
             "tables_address": self.executions * self.table_words * 4,
         }
 

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from zico.compiled import compiled, inlined, record_at
-from zico.paging.eviction import choose_victim, choose_victim_ahead
+from zico.paging.eviction import choose_to_clean, choose_victim, choose_victim_ahead
 from zico.paging.layout import INACTIVE, NONE, PREEVICT, PREFETCH
-from zico.paging.prefetch import is_expected, next_prefetch, note_fault
-from zico.paging.resident import block_at, hold, note_arrival, note_departure, release
+from zico.paging.prefetch import next_prefetch, note_fault
+from zico.paging.resident import block_at, hold, is_expected, note_arrival, note_cleaned, note_departure, release
 
 PAGE = np.dtype(
     [
@@ -183,7 +183,9 @@ def fault(machine: Record, paging: Record, blocks: Any, learns: int) -> None:  #
 @compiled
 def advance(machine: Record, paging: Record, until_ns: int) -> None:
     """Let the clock go on, and blocks be moved meanwhile."""
-    while _move_in(machine, paging, until_ns) or _move_out(machine, paging, until_ns):
+    while (
+        _move_in(machine, paging, until_ns) or _move_out(machine, paging, until_ns) or _clean(machine, paging, until_ns)
+    ):
         pass
     machine.moved_ns = until_ns
     machine.now_ns = until_ns
@@ -206,6 +208,21 @@ def _move_out(machine: Record, paging: Record, until_ns: int) -> bool:
         _note_room(machine, paging.n_blocks, room_ns)
     else:
         machine.free += 1
+    return True
+
+
+@compiled
+def _clean(machine: Record, paging: Record, until_ns: int) -> bool:
+    """Begin to copy out one block that stays; tells whether that could begin before the time is over."""
+    start_ns = max(machine.out_ns, machine.moved_ns)
+    block = choose_to_clean(paging) if start_ns < until_ns and machine.keeps_copies else NONE
+    if block == NONE:
+        return False
+    page = page_at(machine, block)
+    machine.out_ns = max(start_ns, page.ready_ns) + machine.out_block_ns
+    machine.moved_out += 1
+    page.has_copy = 1
+    note_cleaned(paging, block)
     return True
 
 

@@ -4,18 +4,16 @@ Theory of operation
     A walk goes through the blocks of one execution's table, from its start or from a block that has just faulted, each
     block once. Then the execution table says what runs next, and the walk goes on there, until it is ``degree``
     instances ahead, where it waits for the job, or until nothing is predicted. What it passes is *expected*; what it
-    passes and is not there comes into a queue::
+    passes and is not there is to be prefetched::
 
-        now           now + 1       now + 2
+        now           now + 1       now + 2                 now + 3
         a -> b -> c | d -> e      | (nothing faults here) | f ...      expected: a b c d e f
-                                                                       queue: those of them that are elsewhere
 
 Guarantees
-    * ``note_execution`` and ``note_fault`` are O(1), but for the queue that a wrong prediction empties; the others walk
-      through at most ``MOST_VISITS`` blocks.
-    * ``next_prefetch`` returns no block that is there, on its way, or expected only by what is over.
-    * A block that was expected by instances up to ``degree`` ahead stays so until the last of them is over, also if the
-      prediction was wrong.
+    * ``note_fault`` is O(1), ``note_execution`` takes time for the blocks that were due; the others walk through at
+      most ``MOST_VISITS`` blocks.
+    * ``next_prefetch`` returns the block that is due first of all that are not there, not held, and expected.
+    * What a wrong prediction expected stays so until the instance is over that was to touch it.
 """
 
 from __future__ import annotations
@@ -24,27 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from zico.compiled import array_at, compiled, inlined, keep_out_of_line
+from zico.compiled import array_at, compiled, inlined
 from zico.paging.blocks import end_of, entry_of, link, set_end, set_start, start_of, table_of
 from zico.paging.executions import following, learn, number_of
-from zico.paging.layout import (
-    APPEND,
-    MOST_DEGREE,
-    NONE,
-    PENDING,
-    PREEVICT,
-    PREFETCH,
-    QUEUED,
-    RENEW,
-    RESIDENT,
-)
-from zico.paging.resident import block_at, renew
+from zico.paging.layout import ABSENT, APPEND, NONE, PREEVICT, PREFETCH, RESIDENT, SPAN
+from zico.paging.resident import block_at, end_instance, expect, hold, is_expected, list_at, list_due
 
 MOST_VISITS = 4096
 """Blocks and executions that one call walks through, so that nobody waits long for it."""
 
 _I32 = np.dtype("i4")
-_PREDICTED = 2 * MOST_DEGREE - 1  # mask
 _NO_BLOCK = 0  # in lists, where blocks are counted from one
 
 Record = Any
@@ -60,28 +47,26 @@ def note_execution(paging: Record, name: int) -> None:
     if paging.current > 0:
         learn(paging, paging.history, paging.current, number)
     paging.now += 1
+    end_instance(paging, paging.now - 1)
     paging.history[2] = paging.history[1]
     paging.history[1] = paging.history[0]
     paging.history[0] = paging.current
     paging.current = number
     paging.last_fault = _NO_BLOCK
     foreseen = paging.chaining and paging.chain_at >= paging.now
-    if foreseen and paging.predicted[paging.now & _PREDICTED] == number:
+    if foreseen and paging.predicted[paging.now & (SPAN - 1)] == number:
         return
-    if foreseen:
-        paging.mispredicted += 1
-        _drop_queue(paging)
+    paging.mispredicted += foreseen
     _begin_at(paging, start_of(table_of(paging, number)))
 
 
 @compiled
 def note_fault(paging: Record, block: int) -> None:
     """Note that the job waits for a block: learn from it, and let the chain begin there if it did not lead there."""
-    known = block_at(paging, block)
     paging.faults += 1
-    was_expected = known.expected >= paging.now and paging.chaining
+    was_expected = paging.chaining and is_expected(paging, block)
     paging.late += was_expected
-    known.state |= PENDING
+    hold(paging, block)
     if paging.current > 0:
         _learn_fault(paging, block)
         if not was_expected:
@@ -158,7 +143,7 @@ def walk(paging: Record) -> None:
         paging.chain_history[0] = paging.chain
         paging.chain = number
         paging.chain_at += 1
-        paging.predicted[paging.chain_at & _PREDICTED] = number
+        paging.predicted[paging.chain_at & (SPAN - 1)] = number
         table = table_of(paging, number)
         _enter(paging, start_of(table))
 
@@ -168,15 +153,7 @@ def _visit(paging: Record, table: Any) -> None:  # noqa: ANN401 - as table_of re
     """Expect the next block of the frontier, and reach what faulted after it."""
     block = int(array_at(paging.frontier_address, paging.n_blocks, _I32)[paging.frontier])
     paging.frontier += 1
-    known = block_at(paging, block)
-    known.expected = max(known.expected, paging.chain_at)
-    if known.state & RESIDENT:
-        if paging.flags & RENEW:
-            renew(paging, block)
-    elif not known.state & (QUEUED | PENDING) and paging.flags & PREFETCH:
-        known.state |= QUEUED
-        array_at(paging.queue_address, paging.n_blocks, _I32)[paging.queue_tail % paging.n_blocks] = block
-        paging.queue_tail += 1
+    expect(paging, block, paging.chain_at)
     entry = entry_of(paging, table, block)
     if entry != NONE:
         for i in range(entry + 1, entry + 1 + paging.successors):
@@ -184,37 +161,25 @@ def _visit(paging: Record, table: Any) -> None:  # noqa: ANN401 - as table_of re
                 _reach(paging, table[i] - 1)
 
 
-# -- the queue --------------------------------------------------------------------------------------------------------
+# -- what to bring in -------------------------------------------------------------------------------------------------
 
 
 @compiled
 def next_prefetch(paging: Record) -> int:
     """Return the block to bring in next, held until it arrives or ``release`` says that it will not; or ``NONE``."""
+    paging.next_due = 0
+    if not paging.flags & PREFETCH:
+        return NONE
     walk(paging)
-    queue = array_at(paging.queue_address, paging.n_blocks, _I32)
-    while paging.queue_head < paging.queue_tail:
-        block = int(queue[paging.queue_head % paging.n_blocks])
-        paging.queue_head += 1
-        known = block_at(paging, block)
-        known.state &= ~QUEUED
-        if not known.state & (RESIDENT | PENDING) and known.expected >= paging.now:
-            known.state |= PENDING
+    at = max(paging.now, paging.nearest)
+    while at <= paging.chain_at:
+        block = int(list_at(paging, ABSENT + list_due(at)).first) - 1
+        if block != NONE:
+            paging.nearest = at
+            paging.next_due = at
             paging.prefetched += 1
+            hold(paging, block)
             return block
+        at += 1
+    paging.nearest = at
     return NONE
-
-
-@compiled
-def is_expected(paging: Record, block: int) -> bool:
-    """Tell whether an instance from the one that runs to ``degree`` ahead is expected to touch a block."""
-    return block_at(paging, block).expected >= paging.now
-
-
-@compiled
-def _drop_queue(paging: Record) -> None:
-    """Forget what was to be prefetched."""
-    keep_out_of_line()
-    queue = array_at(paging.queue_address, paging.n_blocks, _I32)
-    while paging.queue_head < paging.queue_tail:
-        block_at(paging, int(queue[paging.queue_head % paging.n_blocks])).state &= ~QUEUED
-        paging.queue_head += 1

@@ -23,7 +23,7 @@ from zico.paging.layout import MOST_DEGREE, TUNE
 LEAST_DEGREE = 8
 """Source: the least that DeepUM's authors tried."""
 _WARM_UP = 4  # iterations in which tables fill
-_TRIAL = 2
+_TRIAL = 4
 _REST = 64
 _GAIN = 20  # better by a 20th
 
