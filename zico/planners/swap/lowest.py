@@ -1,0 +1,57 @@
+"""The lowest limit that a planner keeps at no more than some overhead."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+from zico.planners.plan import NoPlan
+from zico.planners.swap.fast import Replayer
+from zico.planners.swap.plan import no_swaps
+
+if TYPE_CHECKING:
+    from zico.planners.swap.plan import SwapPlan, SwapPlanner
+    from zico.planners.swap.problem import SwapProblem
+
+_SHARE = 512
+"""The search ends when it knows the limit to a 512th of the peak, 0.2 %."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lowest:
+    """A limit, and the plan that keeps it."""
+
+    limit_bytes: int
+    plan: SwapPlan
+
+
+def lowest_limit(problem: SwapProblem, planner: SwapPlanner, overhead: float, deadline_s: float) -> Lowest:
+    """Return the lowest limit found by bisection at which the planner's plan costs no more than ``overhead``.
+
+    Bisection takes for granted that a limit that is too low stays so below; what it finds is kept, but with a planner
+    that is not monotone a lower one may exist.
+
+    Args:
+        problem: Its own limit does not count.
+        planner: Whom to ask, about nine times.
+        overhead: The share by which an iteration may be longer.
+        deadline_s: Seconds for all; the planner is told what is left.
+    """
+    began_s = time.monotonic()
+    replayer = Replayer(problem)
+    low, found = problem.least_bytes, Lowest(problem.peak_bytes, no_swaps(planner.name))
+    step = max(problem.peak_bytes // _SHARE, 1)
+    while found.limit_bytes - low > step:
+        left_s = deadline_s - (time.monotonic() - began_s)
+        if left_s <= 0:
+            break
+        middle = (low + found.limit_bytes) // 2
+        plan = planner.plan(dataclasses.replace(problem, limit_bytes=middle), left_s)
+        if not isinstance(plan, NoPlan):
+            replayed = replayer.replay(plan, middle)
+            if replayed.is_good and replayed.overhead <= overhead:
+                found = Lowest(min(middle, replayed.peak_bytes), plan)
+                continue
+        low = middle
+    return dataclasses.replace(found, plan=dataclasses.replace(found.plan, elapsed_s=time.monotonic() - began_s))
