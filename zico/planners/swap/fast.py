@@ -69,9 +69,11 @@ class FastReplay:
     tensor_wait_ns: float
     memory_wait_ns: float
     repeats: bool
+    rounds: int
+    """How many iterations it takes until one begins as an earlier one did."""
     op_begin_ns: Int64s
     out_begin_ns: Int64s
-    """Of each swap."""
+    """Of each swap; far below zero if it never left."""
     back_begin_ns: Int64s
     stuck_op: int
     """Where it came to a ``deadlock``, else -1."""
@@ -139,9 +141,10 @@ class Replayer:
             tensor_wait_ns=tensor_ns,
             memory_wait_ns=memory_ns,
             repeats=rule == GOOD,
+            rounds=rounds,
             op_begin_ns=begins[max(last - 1, 0) * n : max(last, 1) * n] - began_ns,
-            out_begin_ns=moved[0] - began_ns,
-            back_begin_ns=moved[1] - began_ns,
+            out_begin_ns=np.where(moved[0] == NONE, -NEVER, moved[0] - began_ns),
+            back_begin_ns=np.where(moved[1] == NONE, -NEVER, moved[1] - began_ns),
             stuck_op=int(state[OP]) % n if rule == DEADLOCK else NONE,
         )
 
