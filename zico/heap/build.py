@@ -158,6 +158,7 @@ class Heap:
         heap["spill_fd"] = self._spill_fd
         heap["spill_limit_bytes"] = _SPILL_SHARE * int(self.pool.header["budget_regions"]) * region_bytes
         heap["wait_limit_ns"] = int(wait_limit_s * 1e9)
+        heap["relief_fd"] = -1
         for field, name in (("map_address", "mmap"), ("discard_address", "fallocate")):
             heap[field] = libc_address(name)
         for name in ("posix_memalign", "aligned_alloc", "free"):

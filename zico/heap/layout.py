@@ -272,6 +272,12 @@ HEAP = np.dtype(
         ("leaving_address", "i8"),  # slots whose mappings must go (zico.heap.leaving)
         ("n_leaving", "i8"),
         ("leaving_next", "i8"),  # which one is looked at next
+        # What follows means something only in a job that swaps (zico.heap.relief).
+        ("relief_fd", "i8"),  # eventfd that asks for relief, -1: nobody is there to be asked
+        ("relief_asked", "i8"),  # questions, ever
+        ("relief_answered", "i8"),
+        ("relief_sequence", "i8"),  # how the pool was at the last one
+        ("leaving_bytes", "i8"),  # of tensors that are being copied to a tier, and go when they have been
     ],
     align=True,
 )

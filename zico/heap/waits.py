@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from zico.compiled import call, compiled, inlined, keep_out_of_line, monotonic_ns, private_lock, private_unlock
-from zico.heap import evicting, following, placing
+from zico.heap import evicting, following, placing, relief
 from zico.heap.placing import MUST_WAIT, NEVER_FITS, NO_SPACE
 from zico.heap.records import SPILL, pool_of
 from zico.pool import reserve, waiting
@@ -39,18 +39,19 @@ def for_place(heap: Record, me: Record, arena: int, planned: int, size_bytes: in
         offset = MUST_WAIT
         if evicting.is_complete(heap, me) or now_ns > heap.return_until_ns:
             offset = placing.place(heap, arena, planned, size_bytes, alignment)
+        relieved = offset < 0 and now_ns < deadline_ns and relief.comes(heap, me, offset, sequence)
         if offset != NEVER_FITS or (heap.n_deferred > 0 and now_ns < deadline_ns):
             never_since_ns = np.int64(0)
         elif never_since_ns == 0:
             never_since_ns = now_ns
-        never = never_since_ns != 0 and now_ns - never_since_ns > NEVER_NS
+        never = not relieved and never_since_ns != 0 and now_ns - never_since_ns > NEVER_NS
         if offset >= 0 or offset == NO_SPACE or never:
             break
         now = waiting.standstill(pool)
         if now != before:
             before = now
             still_since_ns = now_ns
-        stuck = _is_stuck(heap, me, now_ns - still_since_ns)
+        stuck = not relieved and _is_stuck(heap, me, now_ns - still_since_ns)
         if offset == MUST_WAIT and (stuck or now_ns > deadline_ns):
             asked_ns = _next_tier(heap, me, sequence, now_ns, asked_ns, deadline_ns)
             if asked_ns == SPILLS:

@@ -1,0 +1,46 @@
+"""A job that is in its own way asks whoever swaps for it to make room, and waits for that before anything else.
+
+An allocation that waits holds no lock and has no Python. Beyond what the job may hold (its limit, or the whole budget)
+no other job can help, but the job's own idle tensors can: a thread of it copies them to a tier and frees them
+(``zico.swapping``). It is woken by an eventfd and answers in two words of the heap's record: how many questions it
+has dealt with, and how many bytes leave.
+
+Guarantees
+    7. The wait for relief ends at the wait limit like every other. An answer by which nothing leaves ends it at once:
+       the next question is put when the pool has changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zico.compiled import compiled, keep_out_of_line, write_bytes
+from zico.heap.placing import NEVER_FITS, NO_SPACE
+from zico.heap.records import pool_of
+
+NOBODY_TO_ASK = -1
+
+Record = Any
+
+
+@compiled
+def comes(heap: Record, me: Record, offset: int, sequence: int) -> bool:
+    """Tell whether memory of the job is about to come free, asking for it if need be. Inside the heap's mutex.
+
+    Args:
+        heap: The HEAP record.
+        me: The JOB record.
+        offset: Why there is no place.
+        sequence: How the pool was when that was found out.
+    """
+    keep_out_of_line()
+    if heap.relief_fd == NOBODY_TO_ASK or offset == NO_SPACE or (offset != NEVER_FITS and me.over == 0):
+        return False
+    if heap.leaving_bytes > 0 or heap.relief_answered < heap.relief_asked:
+        return True
+    if heap.relief_asked > 0 and heap.relief_sequence == sequence:
+        return False
+    heap.relief_sequence = sequence
+    heap.relief_asked += 1
+    write_bytes(heap.relief_fd, pool_of(heap).one_address, 8)
+    return True
