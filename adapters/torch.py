@@ -13,6 +13,9 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from zico import session
+from zico.autoload import complain
+from zico.errors import ZicoError
+from zico.pool.layout import SaveMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +79,8 @@ def enable() -> Session | None:
 
     if kind == "host":
         joined.redirect("libc10.so", ("posix_memalign", "free"))
+        if joined.record["save"] in (SaveMode.SWAP, SaveMode.AUTO):
+            _swap(joined)
     else:
         from zico.adapters import torch_cuda
 
@@ -87,3 +92,18 @@ def enable() -> Session | None:
 
         OpRecorder(joined.heap).__enter__()  # for as long as the process lives
     return joined
+
+
+def _swap(joined: Session) -> None:
+    """Let what autograd saves leave the pool and come back; says so if that cannot be, and the job goes on without."""
+    from zico.adapters.torch_saving import Saving
+
+    from zico.swapping import joining, swapper
+
+    try:
+        swaps = joining.start(joined.heap, os.environ)
+    except ZicoError as error:
+        complain("this process does not swap", error)
+        return
+    begin = joined.heap.base
+    Saving(swaps, begin, begin + int(joined.heap.record[0]["spill_offset"]), swapper.LEAST_BYTES).install()

@@ -74,6 +74,10 @@ class DriverError(ZicoError):
         return f"{self.operation} failed with status {self.status}" + (f": {self.detail}" if self.detail else "")
 
 
+class SwapError(ZicoError):
+    """A tensor's contents cannot be brought back to the pool."""
+
+
 class LocalProtocolError(ZicoError):
     """Report that this side tried something that the protocol does not allow."""
 

@@ -1,0 +1,236 @@
+"""What autograd saves for the backward pass leaves and comes back by PyTorch's own hooks for saved tensors.
+
+Theory of operation
+    Every tensor that an operation saves comes by ``pack``, and what that returns stands in the graph instead;
+    ``unpack`` turns it into a tensor again. Of memory of the pool that is a ``Saved``: an alias of the tensor and its
+    version. All that is saved of the same memory has one ``Storage`` in common, so that it leaves once and returns
+    once. It is idle when nothing but such aliases refers to it: then nobody can read or write it until one of them is
+    unpacked. So the copy is of what it holds for good; what somebody still holds stays, since to copy it would free
+    nothing.
+
+Guarantees
+    6. Backward passes see the same bits, at other addresses.
+    A tensor that has been changed in place after it was saved raises when it is unpacked, as without Zico.
+    A user's own hooks come first, those of ``torch.utils.checkpoint`` among them; where PyTorch wants no hooks
+    (``torch.func``) there are none.
+
+Known limitations
+    Threads that Python's ``threading`` has not started, or before this, save without these hooks.
+"""
+
+# ruff: noqa: SLF001 - PyTorch has no other names for what is used here
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import _autograd, _storage_Use_Count
+
+from zico.swapping.idle import Idle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zico.swapping.swapper import Swapper
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_CHANGED = (
+    "one of the variables needed for gradient computation has been modified by an inplace operation: [{kind} {shape}] "
+    "is at version {now}; expected version {then} instead. Hint: enable anomaly detection to find the operation that "
+    "failed to compute its gradient, with torch.autograd.set_detect_anomaly(True)."
+)
+
+
+def _references(storage: Any) -> tuple[int, int]:  # noqa: ANN401 - torch has no types
+    """Return how many refer to a storage in C++, and to the Python object that stands for it."""
+    return _storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+
+
+def _unshared() -> tuple[int, int]:
+    """Return what ``_references`` says of a storage that one tensor and one variable refer to, by this PyTorch."""
+    tensor = torch.empty(1)
+    storage = tensor.untyped_storage()
+    return _references(storage)
+
+
+_USES, _OBJECT_REFERENCES = _unshared()
+
+
+class Storage(Idle):
+    """Memory of the pool that only saved tensors refer to, sooner or later."""
+
+    def __init__(self, saving: Saving, storage: Any) -> None:  # noqa: ANN401 - torch has no types
+        """Stand for a storage that is here."""
+        super().__init__(storage.nbytes())
+        self._saving = saving
+        self._storage = storage
+        self._settled: Any = None
+        self._saved: list[weakref.ref[Saved]] = []
+        self._bases: dict[torch.dtype, torch.Tensor] = {}
+
+    def __del__(self) -> None:
+        """Let the tier's copy go."""
+        self._saving.swapper.forget(self)
+
+    def add(self, saved: Saved) -> None:
+        """Note something that is saved of it."""
+        self._saved.append(weakref.ref(saved))
+
+    def _aliases(self) -> list[Saved]:
+        living = [saved for reference in self._saved if (saved := reference()) is not None]
+        return [saved for saved in living if saved.alias is not None]
+
+    def lend(self) -> int:
+        """Return its address if only saved tensors refer to it and none has been changed since."""
+        aliases = self._aliases()
+        uses, objects = _references(self._storage)
+        own = len(aliases) + len(self._bases)
+        if uses != _USES - 1 + own or objects > _OBJECT_REFERENCES or own == 0:
+            return 0
+        if any(saved.is_changed() for saved in aliases):
+            return 0
+        return int(self._storage.data_ptr())
+
+    def let_go(self) -> None:
+        """Free it: from now on what is saved of it is descriptions."""
+        for saved in self._aliases():
+            saved.alias = None
+        self._bases.clear()
+        self._saving.known.pop(self._storage._cdata, None)
+        self._storage = None
+
+    def settle(self) -> int:
+        """Allocate as PyTorch does."""
+        self._settled = torch.empty(self.size_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
+        return int(self._settled.data_ptr())
+
+    def arrive(self) -> None:
+        """Be here again, at another address."""
+        self._storage, self._settled = self._settled, None
+        self._saving.known[self._storage._cdata] = self
+
+    def view(self, saved: Saved) -> torch.Tensor:
+        """Return an alias like the one that was saved; those of one type share a version, as those did."""
+        base = self._bases.get(saved.dtype)
+        if base is None:
+            base = torch.empty(0, dtype=saved.dtype)
+            n = self.size_bytes // saved.dtype.itemsize
+            self._bases[saved.dtype] = base = base.set_(self._storage, 0, (n,), (1,))
+        return base.as_strided(saved.size, saved.stride, saved.offset)
+
+
+class Saved:
+    """What stands in the graph for a tensor of a ``Storage``."""
+
+    __slots__ = ("__weakref__", "alias", "dtype", "offset", "size", "storage", "stride", "version")
+
+    def __init__(self, storage: Storage, tensor: torch.Tensor) -> None:
+        """Stand for a tensor whose memory is here."""
+        self.storage = storage
+        self.alias: torch.Tensor | None = tensor.detach()
+        self.version = tensor._version
+        self.dtype = tensor.dtype
+        self.size = tensor.size()
+        self.stride = tensor.stride()
+        self.offset = tensor.storage_offset()
+        storage.add(self)
+
+    def is_changed(self) -> bool:
+        """Tell whether the tensor has been changed in place since it was saved."""
+        return self.alias is not None and self.alias._version != self.version
+
+    def take(self) -> torch.Tensor:
+        """Return a tensor like the one that was saved; its memory is here.
+
+        Raises:
+            RuntimeError: It has been changed.
+        """
+        if self.alias is None:
+            self.alias = self.storage.view(self)
+            self.version = self.alias._version
+        _check_version(self.alias, self.version)
+        return self.alias.detach()  # of its own, so that whoever keeps it is seen
+
+
+def _check_version(alias: torch.Tensor, version: int) -> None:
+    now = alias._version
+    if now != version:
+        shape = list(alias.size())
+        raise RuntimeError(_CHANGED.format(kind=alias.type(), shape=shape, now=now, then=version))
+
+
+class Saving:
+    """The hooks, for as long as the process lives."""
+
+    def __init__(self, swapper: Swapper, begin: int, end: int, least_bytes: int) -> None:
+        """Swap what is saved of memory from ``begin`` to ``end``, in pieces of ``least_bytes`` or more."""
+        self.swapper = swapper
+        self.known: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
+        self._begin = begin
+        self._end = end
+        self._least_bytes = least_bytes
+        self._away = threading.local()
+        self._disable = _autograd._saved_tensors_hooks_disable
+        self._enable = _autograd._saved_tensors_hooks_enable
+
+    # -- the hooks ------------------------------------------------------------------------------------------------
+
+    def pack(self, tensor: torch.Tensor) -> Saved | tuple[torch.Tensor, int]:
+        """Return what stands for a tensor in the graph."""
+        if tensor.is_cpu and type(tensor) in _PLAIN and tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            if storage.nbytes() >= self._least_bytes:
+                known = self.known.get(storage._cdata)
+                if known is None and self._begin <= storage.data_ptr() < self._end:
+                    known = self.known[storage._cdata] = Storage(self, storage)
+                    self.swapper.saved(known)
+                if known is not None:
+                    return Saved(known, tensor)
+        return tensor.detach(), tensor._version
+
+    def unpack(self, packed: Saved | tuple[torch.Tensor, int]) -> torch.Tensor:
+        """Return the tensor again; waits until its memory is here."""
+        if isinstance(packed, Saved):
+            return self.swapper.used(packed.storage, packed.take)
+        alias, version = packed
+        _check_version(alias, version)
+        return alias
+
+    # -- where they are -------------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Save by these hooks in this thread and in all that ``threading`` starts from now on."""
+        self._push()
+        _autograd._saved_tensors_hooks_disable = self._make_way  # type: ignore[assignment] # by position, as it is called
+        _autograd._saved_tensors_hooks_enable = self._come_back
+        threading.Thread._bootstrap_inner = self._pushing(threading.Thread._bootstrap_inner)  # type: ignore[attr-defined]
+
+    def _push(self) -> None:
+        _autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
+
+    def _pushing(self, begin: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+        """Wrap what a thread does first."""
+
+        def _bootstrap_inner(thread: threading.Thread) -> None:
+            self._push()
+            begin(thread)
+
+        return _bootstrap_inner
+
+    def _make_way(self, *arguments: Any) -> None:  # noqa: ANN401 - PyTorch's own
+        """Stand in for ``_saved_tensors_hooks_disable``, which refuses where there are hooks: ours are not a user's."""
+        top = _autograd._top_saved_tensors_default_hooks(False)  # noqa: FBT003 - by position
+        if top is not None and top[0] == self.pack:
+            _autograd._pop_saved_tensors_default_hooks()
+            self._away.there = True
+        self._disable(*arguments)
+
+    def _come_back(self) -> None:
+        """Stand in for ``_saved_tensors_hooks_enable``."""
+        self._enable()
+        if getattr(self._away, "there", False):
+            self._away.there = False
+            self._push()

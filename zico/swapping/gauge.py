@@ -1,0 +1,96 @@
+"""What a job holds and what its last iteration did to memory, read from its heap."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zico.heap.classes import SIZE_BITS
+from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
+from zico.swapping.learning import Ended
+
+if TYPE_CHECKING:
+    from zico.heap.build import Heap
+    from zico.swapping.mover import Figures
+    from zico.swapping.schedule import Int64s
+
+_SIZE_MASK = (1 << SIZE_BITS) - 1
+
+
+class HeapGauge:
+    """The heap of this process, and its job."""
+
+    def __init__(self, heap: Heap) -> None:
+        """Read from a heap that is in a pool."""
+        self._heap = heap.record[0]
+        self._job = heap.pool.jobs[int(heap.pool.member[0]["job"])]
+        self._header = heap.pool.header
+        self._region_bytes = heap.pool.region_bytes
+        self._logs = _view(int(self._heap["logs_address"]), LOG, LOGS)
+        self._lifetimes = [_view(int(log["lifetimes_address"]), LIFETIME, MAX_LIFETIMES) for log in self._logs]
+
+    def cap_bytes(self) -> int:
+        """Return what the job may hold: the budget, or its own limit where that is lower."""
+        budget, limit = int(self._header["budget_regions"]), int(self._job["limit"])
+        return (min(budget, limit) if limit else budget) * self._region_bytes
+
+    def live_bytes(self) -> int:
+        """Return what its tensors take in the pool."""
+        return int(self._job["live_bytes"])
+
+    def tick(self) -> int:
+        """Return how many allocations and frees there have been."""
+        return int(self._heap["events"])
+
+    def iteration(self) -> int:
+        """Return how many iterations have ended."""
+        return int(self._job["iteration"])
+
+    def waited_ns(self) -> int:
+        """Return for how long it has waited for memory."""
+        return int(self._job["need_waited_ns"])
+
+    def needed_bytes(self) -> int:
+        """Return what a thread of it waits for."""
+        return int(self._job["need"]) * self._region_bytes
+
+    def publish(self, figures: Figures) -> None:
+        """Write down what has been moved where reports and waiting threads find it."""
+        self._heap["leaving_bytes"] = figures.leaving_bytes
+        job = self._job
+        job["out_bytes"] = figures.out_bytes
+        job["in_bytes"] = figures.in_bytes
+        job["out_now_bytes"] = figures.away_bytes
+        job["copy_waited_ns"] = figures.waited_ns
+        job["copy_hidden_ns"] = figures.hidden_ns
+        job["late"] = figures.late
+
+    def ended(self) -> Ended | None:
+        """Return what the iteration that ended last did to memory; ``None`` if its log is not whole.
+
+        Nothing is locked: what other threads allocate or free meanwhile makes it that much wrong.
+        """
+        now = int(self._heap["log"])
+        log = self._logs[now - 1]
+        begin, end = int(log["begin"]), int(log["end"])
+        if not 0 < int(log["n"]) < MAX_LIFETIMES or end <= begin:
+            return None
+        change = np.zeros(end - begin + 1, np.int64)
+        since = 0
+        for index in (now, now - 1, now - 2):
+            lifetimes = self._lifetimes[index][: int(self._logs[index]["n"])].copy()
+            size_bytes = lifetimes["key"] & _SIZE_MASK
+            for ticks, sign in ((lifetimes["lower"], 1), (lifetimes["upper"], -1)):
+                inside = (ticks > begin) & (ticks <= end)
+                np.add.at(change, ticks[inside] - begin, sign * size_bytes[inside])
+                since += sign * int(size_bytes[ticks > end].sum())
+        done: Int64s = np.cumsum(change)
+        return Ended(begin, self.live_bytes() - since - done[-1] + done, int(self._job["last_boundary_ns"]))
+
+
+def _view(address: int, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
+    """View records of the heap, which never go."""
+    buffer: Any = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
+    return np.frombuffer(buffer, dtype)

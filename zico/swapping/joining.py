@@ -1,0 +1,65 @@
+"""A swapper for a job: its tier, its heap as a gauge, and relief for its threads that wait."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from typing import TYPE_CHECKING
+
+from zico.heap.relief import NOBODY_TO_ASK
+from zico.swapping.gauge import HeapGauge
+from zico.swapping.learning import Learner
+from zico.swapping.mover import Mover
+from zico.swapping.swapper import Swapper
+from zico.tiers.stack import TierStack
+from zico.tiers.wishes import parse_tiers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zico.heap.build import Heap
+
+TIER_VARIABLE = "ZICO_TIER"
+DEFAULT_TIER = "memory"
+BLOCK_BYTES = 256 << 10
+"""Of a job's own tiers: what is smaller than a few of these never leaves."""
+
+
+def start(heap: Heap, environ: Mapping[str, str]) -> Swapper:
+    """Let idle tensors of this process leave for a tier and come back; an adapter tells of them.
+
+    Starts threads, makes the tier that the environment asks for and measures it.
+
+    Raises:
+        ConfigError: There is no such tier, or it cannot be made.
+        DriverError: The kernel has no memory for it.
+    """
+    record = heap.record[0]
+    directory = environ.get("ZICO_SPILL_DIR")
+    wishes = parse_tiers(environ.get(TIER_VARIABLE) or DEFAULT_TIER, directory)
+    tier = TierStack.create(wishes, block_bytes=BLOCK_BYTES, directory=directory, label="zico-swap")
+
+    gauge = HeapGauge(heap)
+    mover = Mover(tier, gauge.publish, int(record["wait_limit_ns"]) / 1e9)
+    swapper = Swapper(mover, gauge, Learner(gauge.ended, gauge.cap_bytes, lambda: tier.rates()[0]))
+    asked_fd = os.eventfd(0, os.EFD_CLOEXEC)
+    threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()
+    record["relief_fd"] = asked_fd
+    return swapper
+
+
+def _relieve(heap: Heap, gauge: HeapGauge, swapper: Swapper, asked_fd: int) -> None:
+    """Answer allocations that wait, for as long as the process lives; if this fails nobody asks any more."""
+    record = heap.record[0]
+    poll = select.poll()
+    poll.register(asked_fd, select.POLLIN)
+    with contextlib.ExitStack() as undo:
+        undo.callback(record.__setitem__, "relief_fd", NOBODY_TO_ASK)
+        while True:
+            poll.poll()  # no deadline: who asks goes on without an answer when its own deadline has passed
+            os.eventfd_read(asked_fd)
+            asked = int(record["relief_asked"])
+            swapper.relieve(gauge.needed_bytes())
+            record["relief_answered"] = asked

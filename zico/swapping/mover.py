@@ -1,0 +1,285 @@
+"""Copies out and in, by two threads of the job, so that neither computing nor the other direction waits for one.
+
+Theory of operation
+    What leaves is copied while it lies still: nobody but the mover can reach it (``Idle.lend``). So the copy cannot be
+    torn, and whoever needs the memory before it has gone simply keeps it. It is freed by the thread that copied it, at
+    once. What comes back is copied into memory that nobody sees until it is complete.
+
+Guarantees
+    A contents is always whole in one place: the memory is freed only when the tier has all of it, and the tier's copy
+    goes only when nobody can ask for it again.
+    Nothing waits without a deadline. Whoever needs something that nobody has begun to bring back brings it himself.
+
+Known limitations
+    Where the tier has no room, what was to leave stays.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from zico.errors import SwapError
+from zico.swapping.idle import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zico.swapping.idle import Idle
+
+Taken = TypeVar("Taken")
+
+_SLICE_S = 1.0
+
+
+class Tier(Protocol):
+    """Where contents go: ``zico.tiers.stack.TierStack``, or a test's own."""
+
+    def put(self, address: int, size_bytes: int) -> int:
+        """Copy memory to the tier; returns a ticket, or below 0 why there is none."""
+
+    def get(self, ticket: int, address: int, size_bytes: int) -> int:
+        """Copy it back; returns 0 or an errno."""
+
+    def drop(self, ticket: int) -> None:
+        """Forget it."""
+
+    def why(self, result: int) -> str:
+        """Return a sentence on why ``put`` gave no ticket."""
+
+
+class Figures:
+    """What has been moved and what that has cost; bytes, counts and nanoseconds."""
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        self.out_bytes = 0
+        self.in_bytes = 0
+        self.moving_ns = 0
+        """Time that copies took, both directions."""
+        self.waited_ns = 0
+        """Time for which the job stood still until something was back."""
+        self.late = 0
+        """Times something was not back when it was needed."""
+        self.kept = 0
+        """Times the tier had no room."""
+        self.away_bytes = 0
+        """In the tier and nowhere else now."""
+        self.leaving_bytes = 0
+        """Being copied out, or about to be: free soon."""
+
+    @property
+    def hidden_ns(self) -> int:
+        """Return the time of copies that nobody waited for."""
+        return max(0, self.moving_ns - self.waited_ns)
+
+
+class Mover:
+    """Moves idle memory between the pool and a tier."""
+
+    def __init__(self, tier: Tier, publish: Callable[[Figures], None], deadline_s: float) -> None:
+        """Start two threads.
+
+        Args:
+            tier: Where contents go.
+            publish: Told whenever the figures have changed, by any thread; not two at a time.
+            deadline_s: The longest that anybody waits for a copy.
+        """
+        self.figures = Figures()
+        self._tier = tier
+        self._publish = publish
+        self._deadline_s = deadline_s
+        self._lock = threading.RLock()
+        self._arrival = threading.Condition(self._lock)
+        self._getting = threading.Lock()
+        self._out: queue.SimpleQueue[tuple[Idle, int] | None] = queue.SimpleQueue()
+        self._in: queue.SimpleQueue[Idle] = queue.SimpleQueue()
+        self._forgotten: collections.deque[int] = collections.deque()
+        self._dead_bytes: collections.deque[int] = collections.deque()
+        self.on_moved: Callable[[Idle, int], None] = lambda _idle, _bytes: None
+        """Told of every piece that has left (its bytes) or come back (minus its bytes)."""
+        for name, work in (("zico-swap-out", self._send_all), ("zico-swap-in", self._fetch_all)):
+            threading.Thread(target=work, name=name, daemon=True).start()
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def send(self, idle: Idle) -> bool:
+        """Let it leave, if it is here and nobody else can reach it; tells whether it is leaving. Waits for nothing."""
+        with self._lock:
+            if idle.place is not Place.HERE or idle.stays:
+                return False
+            address = idle.lend()
+            if address == 0:
+                return False
+            if idle.ticket >= 0:  # it came back and nobody has used it: the tier still has it
+                self._free(idle)
+                return True
+            idle.place = Place.LEAVING
+            self._count_leaving(idle.size_bytes)
+        self._out.put((idle, address))
+        return True
+
+    def _send_all(self) -> None:
+        while True:
+            wish = self._out.get()  # no deadline: nobody waits for this thread
+            self._forget_all()
+            if wish is not None:
+                self._send_one(*wish)
+            del wish
+
+    def _send_one(self, idle: Idle, address: int) -> None:
+        ticket = -1
+        if idle.place is Place.LEAVING:
+            began_ns = time.monotonic_ns()
+            ticket = self._tier.put(address, idle.size_bytes)
+            self.figures.moving_ns += time.monotonic_ns() - began_ns
+        with self._lock:
+            if idle.place is not Place.LEAVING:  # somebody needs it
+                self.forget(ticket)
+            elif ticket < 0:
+                idle.place = Place.HERE
+                idle.stays = True
+                self.figures.kept += 1
+            else:
+                idle.ticket = ticket
+                self.figures.out_bytes += idle.size_bytes
+                self._free(idle)
+            self._count_leaving(-idle.size_bytes)
+
+    def _free(self, idle: Idle) -> None:
+        idle.place = Place.AWAY
+        idle.is_begun = False
+        idle.let_go()
+        self.figures.away_bytes += idle.size_bytes
+        self.on_moved(idle, idle.size_bytes)
+        self._publish(self.figures)
+
+    def _count_leaving(self, size_bytes: int) -> None:
+        self.figures.leaving_bytes += size_bytes
+        self._publish(self.figures)
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def fetch(self, idle: Idle) -> bool:
+        """Let it be brought back if it is away; tells whether it is on its way. Waits for nothing."""
+        with self._lock:
+            if idle.place is not Place.AWAY:
+                return idle.place is Place.COMING
+            idle.place = Place.COMING
+        self._in.put(idle)
+        return True
+
+    def need(self, idle: Idle, take: Callable[[], Taken]) -> tuple[bool, Taken]:
+        """Have it here and reach for it.
+
+        Args:
+            idle: What is needed.
+            take: Reaches for it; from then on it is not idle as long as its result lives.
+
+        Returns:
+            Whether it had to be waited for, and what ``take`` returned.
+
+        Raises:
+            SwapError: The tier does not give it back, or not within the deadline.
+        """
+        began_ns = 0
+        while True:
+            with self._lock:
+                if idle.place is Place.LEAVING:
+                    idle.place = Place.HERE
+                if idle.place is Place.HERE:
+                    self._touch(idle)
+                    if began_ns:
+                        self.figures.late += 1
+                        self.figures.waited_ns += time.monotonic_ns() - began_ns
+                        self._publish(self.figures)
+                    return began_ns > 0, take()
+                began_ns = began_ns or time.monotonic_ns()
+                if idle.is_begun:
+                    self._await(idle)
+                    continue
+                idle.place = Place.COMING
+                idle.is_begun = True
+            self._bring_or_leave(idle)
+
+    def _touch(self, idle: Idle) -> None:
+        """Forget the tier's copy: who needs the memory may write to it."""
+        if idle.ticket >= 0:
+            self.forget(idle.ticket)
+            idle.ticket = -1
+
+    def _await(self, idle: Idle) -> None:
+        end_s = time.monotonic() + self._deadline_s
+        while idle.place is Place.COMING and idle.is_begun:
+            if time.monotonic() > end_s:
+                raise SwapError(f"{idle.size_bytes} bytes have not come back within {self._deadline_s:g} s")
+            self._arrival.wait(_SLICE_S)
+
+    def _fetch_all(self) -> None:
+        while True:
+            idle = self._in.get()  # no deadline: nobody waits for this thread
+            with self._lock:
+                if idle.place is not Place.COMING or idle.is_begun:
+                    continue
+                idle.is_begun = True
+            with contextlib.suppress(Exception):  # whoever needs it tries again, and is told
+                self._bring_or_leave(idle)
+            del idle
+
+    def _bring_or_leave(self, idle: Idle) -> None:
+        """Bring it back; where that fails it is where it was."""
+        try:
+            self._bring(idle)
+        except BaseException:
+            with self._lock:
+                idle.place = Place.AWAY
+                idle.is_begun = False
+                self._arrival.notify_all()
+            raise
+
+    def _bring(self, idle: Idle) -> None:
+        address = idle.settle()
+        with self._getting:
+            began_ns = time.monotonic_ns()
+            errno = self._tier.get(idle.ticket, address, idle.size_bytes)
+            self.figures.moving_ns += time.monotonic_ns() - began_ns
+        if errno:
+            raise SwapError(f"{idle.size_bytes} bytes of a tensor cannot be read back (errno {errno})")
+        with self._lock:
+            idle.arrive()
+            idle.place = Place.HERE
+            idle.is_begun = False
+            self.figures.in_bytes += idle.size_bytes
+            self.figures.away_bytes -= idle.size_bytes
+            self._publish(self.figures)
+            self.on_moved(idle, -idle.size_bytes)
+            self._arrival.notify_all()
+
+    # -- what nobody needs any more -------------------------------------------------------------------------------
+
+    def forget(self, ticket: int) -> None:
+        """Let the tier's copy go, soon; for any thread at any moment, a finalizer's too. Below 0: there is none."""
+        if ticket >= 0:
+            self._forgotten.append(ticket)
+
+    def forget_all_of(self, idle: Idle) -> None:
+        """Let the tier's copy of what is dead go; for any thread at any moment, a finalizer's too."""
+        if idle.place is not Place.HERE:
+            self._dead_bytes.append(idle.size_bytes)
+        self.forget(idle.ticket)
+
+    def tidy(self) -> None:
+        """Let what has been forgotten go soon, though nothing leaves."""
+        self._out.put(None)
+
+    def _forget_all(self) -> None:
+        while self._forgotten:
+            self._tier.drop(self._forgotten.popleft())
+        with self._lock:
+            while self._dead_bytes:
+                self.figures.away_bytes -= self._dead_bytes.popleft()
+            self._publish(self.figures)
