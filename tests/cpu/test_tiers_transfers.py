@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from threads import until
 
 from zico.errors import LocalProtocolError
 from zico.tiers.layout import FULL
@@ -154,8 +155,7 @@ def test_closing_makes_no_further_copies(stack: GatedStack) -> None:
     closing = threading.Thread(target=transfers.close)
     closing.start()
     assert not copies[0].done()
-    while not transfers._closed:
-        threading.Event().wait(0.001)
+    until(lambda: transfers._closed)
     stack.gate.set()
     closing.join(SOON_S)
     assert [copy.outcome for copy in copies] == [Outcome.COPIED, Outcome.CANCELLED, Outcome.CANCELLED]

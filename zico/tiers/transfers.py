@@ -16,7 +16,7 @@ import queue
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from zico.errors import LocalProtocolError
 from zico.tiers.layout import FULL
@@ -25,14 +25,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from zico.tiers.stack import TierStack
-
     Then = Callable[["Copy"], None]
 
 TRIM_S = 10.0
 """How long physical memory that nothing needs stays: some iterations, so that one finds what the last has left."""
 CLOSE_S = 30.0
 """How long closing waits for the copy that is being made."""
+
+
+class Payloads(Protocol):
+    """Where copies go: ``zico.tiers.stack.TierStack``, or of a GPU ``zico.tiers.pinned.PinnedStack``."""
+
+    def put(self, address: int, size_bytes: int) -> int:
+        """Copy memory there; returns a ticket, or why there is none."""
+        ...
+
+    def get(self, ticket: int, address: int, size_bytes: int) -> int:
+        """Copy a payload to memory; returns 0 or an errno."""
+        ...
+
+    def drop(self, ticket: int) -> None:
+        """Forget a payload."""
+        ...
+
+    def trim(self) -> int:
+        """Give back what nothing has needed since the last call; returns the bytes."""
+        ...
+
+    def why(self, result: int) -> str:
+        """Return a sentence on why ``put`` gave no ticket."""
+        ...
 
 
 class Outcome(enum.Enum):
@@ -101,7 +123,7 @@ class Transfers:
     get from it meanwhile; dropping is anybody's.
     """
 
-    def __init__(self, stack: TierStack) -> None:
+    def __init__(self, stack: Payloads) -> None:
         """Start the threads; they end with the interpreter, whatever is queued."""
         self._stack = stack
         self._pid = os.getpid()
