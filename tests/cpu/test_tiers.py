@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,10 +197,13 @@ def test_threads_that_take_at_once_get_different_blocks() -> None:
         owners = np.zeros(16, np.int32)
         take_and_free(store, owners, 1, 1)
         clashes: list[int] = []
-        workers = [
-            in_thread(lambda n=n: clashes.append(take_and_free(store, owners, 100_000, n)))  # type: ignore[misc]
-            for n in (1, 2, 3, 5)
-        ]
+        together = threading.Barrier(4)
+
+        def work(n: int) -> None:
+            together.wait(60)
+            clashes.append(take_and_free(store, owners, 300_000, n))
+
+        workers = [in_thread(lambda n=n: work(n)) for n in (1, 2, 3, 5)]  # type: ignore[misc]
         for worker in workers:
             worker.join(60)
         assert clashes == [0] * 4
