@@ -228,6 +228,30 @@ def test_a_closed_stack_leaves_no_descriptor_and_no_file(tmp_path: Path) -> None
     assert (descriptors(), Path("/proc/self/maps").read_text().count("zico-")) == before
 
 
+def resident(stack: TierStack, tier: int) -> int:
+    """Return the bytes that the kernel keeps for a tier."""
+    return os.fstat(int(stack.record["tiers"][0][tier]["descriptor"])).st_blocks * 512
+
+
+def test_memory_that_is_not_needed_any_more_goes_back_bit_by_bit() -> None:
+    """After an epoch that needed less, puts give back a few pages each, and never those of what is there."""
+    with TierStack.create((TierWish("memory", 32 * MIB),), block_bytes=MIB) as stack:
+        held = [put(stack, pattern(n, MIB)) for n in range(30)]
+        for ticket in held[1:]:
+            stack.drop(ticket)
+        assert resident(stack, 0) == 30 * MIB
+        sizes = []
+        for _ in range(2):  # the epoch with the peak ends, and one without
+            stack.shared["epoch_ns"] = 1
+            stack.drop(put(stack, pattern(1, MIB)))
+            sizes.append(resident(stack, 0))
+        for _ in range(4):
+            stack.drop(put(stack, pattern(1, MIB)))
+            sizes.append(resident(stack, 0))
+        assert sizes == [size * MIB for size in (30, 22, 14, 6, 2, 2)]
+        assert np.array_equal(got(stack, held[0], MIB), pattern(0, MIB))
+
+
 def test_rates_are_known_from_the_start_and_follow(stack: TierStack) -> None:
     """A new stack says how fast each tier is; slow copies lower that within what counts as recent."""
     first = stack.rates()

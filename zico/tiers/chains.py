@@ -22,6 +22,9 @@ _I32 = np.dtype("i4")
 _USED = SHARED.fields["used"][1]  # type: ignore[index]
 _PREPARED_BYTES = 64 << 20
 """What the disk is asked for at a time: some milliseconds, and little where a job needs little."""
+EPOCH_NS = 10_000_000_000
+"""How long pages that nothing needs stay: some iterations, so that each finds what the last has left."""
+_PUNCHED_BYTES = 8 << 20
 _PAGES = 1
 _NO_PAGES = TAKEN
 """The word of a chain of one block without pages."""
@@ -206,14 +209,38 @@ def keep_only(store: Record, tier: int, tickets: Array) -> int:
 @compiled
 def trim(store: Record) -> int:
     """Give back the pages of free blocks above the most that were in use since the last call; returns the bytes."""
+    _begin_epoch(store, shared_of(store).epoch_ns)
+    return _punch(store, shared_of(store).n_blocks)
+
+
+@compiled
+def trim_a_little(store: Record, now_ns: int) -> None:
+    """Do the same bit by bit: what ``EPOCH_NS`` did not need goes in the next calls, a few milliseconds each."""
+    if now_ns - shared_of(store).epoch_ns > EPOCH_NS:
+        _begin_epoch(store, now_ns)
+    _punch(store, max(_PUNCHED_BYTES // shared_of(store).block_bytes, 1))
+
+
+@compiled
+def _begin_epoch(store: Record, now_ns: int) -> None:
+    shared = shared_of(store)
+    shared.epoch_ns = now_ns
+    shared.trim_at = shared.n_blocks if shared.kind == FILE or shared.pinned != 0 else shared.recent_peak
+    shared.recent_peak = shared.used
+
+
+@compiled
+def _punch(store: Record, most: int) -> int:
+    """Give back the pages of so many free blocks at most; returns the bytes."""
     shared = shared_of(store)
     words = words_of(store)
     given = 0
-    if shared.kind != FILE:
-        for i in range(shared.recent_peak, shared.n_blocks):
-            if words[i] == KEPT and compare_exchange(store.words_address + WORD_BYTES * i, KEPT, _NO_PAGES) == KEPT:
-                gone = punch(store, i * shared.block_bytes, shared.block_bytes)
-                given += shared.block_bytes if gone else 0
-                words[i] = EMPTY if gone else KEPT
-    shared.recent_peak = shared.used
+    i = shared.trim_at
+    while i < shared.n_blocks and given < most * shared.block_bytes:
+        if words[i] == KEPT and compare_exchange(store.words_address + WORD_BYTES * i, KEPT, _NO_PAGES) == KEPT:
+            gone = punch(store, i * shared.block_bytes, shared.block_bytes)
+            given += shared.block_bytes if gone else 0
+            words[i] = EMPTY if gone else KEPT
+        i += 1
+    shared.trim_at = i
     return given

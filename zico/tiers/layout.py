@@ -53,7 +53,10 @@ SHARED = np.dtype(
         ("hint", "i8"),  # hardly any block below this is free
         ("used", "i8"),  # blocks in chains
         ("peak", "i8"),
-        ("recent_peak", "i8"),  # since the last trim
+        ("recent_peak", "i8"),  # since epoch_ns
+        ("epoch_ns", "i8"),  # CLOCK_MONOTONIC
+        ("trim_at", "i8"),  # free blocks from here on need no pages any more
+        ("pinned", "i8"),  # 1: pages stay, a device knows them
         ("out_bytes", "i8"),  # payload moved; one thread at a time writes each direction's figures
         ("in_bytes", "i8"),
         ("out_ns", "i8"),

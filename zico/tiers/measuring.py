@@ -46,9 +46,9 @@ def measure(stack: Any, shared: Any) -> None:  # noqa: ANN401 - a STACK record, 
             one["latency_ns"][way] = small_ns[way]
             one["recent_bytes"][way] = large
             one["recent_ns"][way] = max(large_ns[way] - small_ns[way], 1.0)
-    stores.trim(stack)
     for name in _FIGURES:
         shared[name] = 0
+    stores.trim(stack)
 
 
 def _fastest(stack: Any, tier: int, shared: Any, address: int, size_bytes: int) -> tuple[float, float]:  # noqa: ANN401

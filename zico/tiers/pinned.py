@@ -11,7 +11,7 @@ Guarantees
 
 Known limitations
     Not seen on a real GPU yet. Tickets are this process's own, nobody can take over. Rates begin with those of the
-    processor's copies. Pinned memory must never be trimmed: the device would go on with pages that nobody else has.
+    processor's copies.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class PinnedStack:
             undo.callback(stack.close)
             if stack.shared[_PINNED]["kind"] != MEMORY:
                 raise ConfigError("a GPU's memory goes to the tier memory first: name it first")
+            stack.shared[_PINNED]["pinned"] = 1
             self._staging = [self._make_staging(undo) for _ in (OUT, IN)]
             whole_bytes = int(stack.shared[_PINNED]["n_blocks"]) * self._piece_bytes
             self._pin(undo, int(stack.record["tiers"][0][_PINNED]["map_address"]), whole_bytes)
@@ -172,10 +173,6 @@ class PinnedStack:
         """Forget a payload, as ``zico.tiers.stores.drop``."""
         for piece in self._payloads.pop(ticket, []):
             stores.drop(self._stack.record[0], piece)
-
-    def trim(self) -> int:
-        """Keep everything: what is pinned stays."""
-        return 0
 
     def why(self, result: int) -> str:
         """Return a sentence on why ``put`` gave no ticket."""

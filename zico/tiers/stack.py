@@ -177,7 +177,7 @@ class TierStack:
         return int(stores.keep_only(self.record[0], np.array(tickets, np.int64)))
 
     def trim(self) -> int:
-        """Give physical memory back that nothing has needed since the last call; returns the bytes."""
+        """Give physical memory back that nothing has needed since the last call: ``zico.tiers.stores.trim``."""
         return int(stores.trim(self.record[0]))
 
     def rates(self) -> tuple[Rates, ...]:

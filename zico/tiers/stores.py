@@ -71,7 +71,9 @@ def put_into(stack: Record, tier: int, address: int, size_bytes: int) -> int:
     else:
         first, status = _copy_out(store, address, size_bytes)
     if first != FULL:
-        note(shared, OUT, size_bytes, monotonic_ns() - start)
+        end = monotonic_ns()
+        note(shared, OUT, size_bytes, end - start)
+        chains.trim_a_little(store, end)
         return (first << TIER_BITS) | tier
     if status == 0:
         return FULL
@@ -154,7 +156,10 @@ def keep_only(stack: Record, tickets: Array) -> int:
 
 @compiled
 def trim(stack: Record) -> int:
-    """Give physical memory back that no payload has needed since the last call; returns the bytes."""
+    """Give physical memory back that no payload has needed since the last call, at once; returns the bytes.
+
+    ``put`` does so bit by bit with what ten seconds have not needed. This is for who puts nothing any more.
+    """
     given = 0
     for tier in range(stack.n_tiers):
         given += chains.trim(tier_of(stack, tier))

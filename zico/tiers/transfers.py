@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     Then = Callable[["Copy"], None]
 
-TRIM_S = 10.0
-"""How long physical memory that nothing needs stays: some iterations, so that one finds what the last has left."""
+_IDLE_S = 10.0
+"""How long a thread sleeps that has nothing to do."""
 CLOSE_S = 30.0
 """How long closing waits for the copy that is being made."""
 
@@ -46,10 +46,6 @@ class Payloads(Protocol):
 
     def drop(self, ticket: int) -> None:
         """Forget a payload."""
-        ...
-
-    def trim(self) -> int:
-        """Give back what nothing has needed since the last call; returns the bytes."""
         ...
 
     def why(self, result: int) -> str:
@@ -127,7 +123,6 @@ class Transfers:
         """Start the threads; they end with the interpreter, whatever is queued."""
         self._stack = stack
         self._pid = os.getpid()
-        self._trimmed = time.monotonic()
         self._closed = False
         self._out: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
         self._in: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
@@ -202,15 +197,13 @@ class Transfers:
     def _work(self, queued: queue.SimpleQueue[Copy | None], make: Callable[[Copy], tuple[Outcome, str]]) -> None:
         while True:
             try:
-                copy = queued.get(timeout=TRIM_S)
+                copy = queued.get(timeout=_IDLE_S)
             except queue.Empty:
-                self._trim(queued)
                 continue
             if copy is None:
                 return
             self._make(copy, make)
             del copy  # it keeps nothing alive while the next is waited for
-            self._trim(queued)
 
     def _make(self, copy: Copy, make: Callable[[Copy], tuple[Outcome, str]]) -> None:
         try:
@@ -232,8 +225,3 @@ class Transfers:
         if status == 0:
             return Outcome.COPIED, ""
         return Outcome.FAILED, f"memory could not come back from its tier: {os.strerror(status)}"
-
-    def _trim(self, queued: queue.SimpleQueue[Copy | None]) -> None:
-        if queued is self._out and time.monotonic() > self._trimmed + TRIM_S:
-            self._stack.trim()
-            self._trimmed = time.monotonic()
