@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zico.cli.answers import errors_end_with
+from zico.cli.plan_swap import SwapAsked, Work, plan_swaps, swap_options
 from zico.errors import CommandError, ConfigError
 from zico.report.table import PLAIN_WIDTH
 from zico.units import format_bytes, parse_size
@@ -30,6 +31,7 @@ FITS, DOES_NOT_FIT, NOT_KNOWN, FAILED = range(4)
 """Exit codes."""
 ANSWERS = ("fits", "does not fit", "not known")
 _LARGEST_CAPACITY = 1 << 60
+_DEADLINE_S = 10.0
 _EXACT_UP_TO = 1000
 """Tensors: what the exact planner is made for; above, the improving search is asked."""
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -57,11 +59,12 @@ class Report:
 @click.option("--compare", is_flag=True, help="Ask every planner.")
 @click.option("--region", metavar="SIZE", help="Plan for few regions of SIZE held over time, and count them.")
 @click.option("--capacity", metavar="BYTES", help="Does it fit? Exit code 0: yes, 1: no, 2: not known, 3: error.")
-@click.option("--deadline", type=click.FloatRange(min=0.01), default=10.0, show_default=True, metavar="SECONDS")
+@click.option("--deadline", type=click.FloatRange(min=0.01), metavar="SECONDS", help="Default: 10; with --swap 60.")
 @click.option("--iteration", type=int, metavar="N", help="Of a trace (default: a typical one).")
 @click.option("--json", "json_path", type=_FILE, metavar="FILE", help="Write the figures to FILE; - is stdout.")
-@click.option("-o", "csv_path", type=_FILE, metavar="CSV", help="Write the places: id,lower,upper,size,offset.")
-@click.option("--picture", type=_FILE, metavar="PNG", help="Draw the places: addresses over time.")
+@click.option("-o", "plan_path", type=_FILE, metavar="FILE", help="Write id,lower,upper,size,offset; swaps as JSON.")
+@click.option("--picture", type=_FILE, metavar="PNG", help="Draw the places: addresses over time; or load and swaps.")
+@swap_options
 @errors_end_with(FAILED)
 def plan(  # noqa: PLR0913 - one parameter per option
     *,
@@ -70,21 +73,29 @@ def plan(  # noqa: PLR0913 - one parameter per option
     compare: bool,
     region: str | None,
     capacity: str | None,
-    deadline: float,
+    deadline: float | None,
     iteration: int | None,
     json_path: Path | None,
-    csv_path: Path | None,
+    plan_path: Path | None,
     picture: Path | None,
+    **swap_asked: Any,  # noqa: ANN401 - the options of --swap
 ) -> int:
     """Place the tensors of FILE: a trace of any format that zico trace show reads, or lifetimes as CSV."""
     from zico.planners.compare import ask
 
+    asked = SwapAsked(**swap_asked)
+    asked.refuse_without_swap()
+    if asked.swap:
+        if region or capacity:
+            raise ConfigError("--region and --capacity are about places: give --swap without them")
+        work = Work(file, planner, compare, deadline, iteration, json_path, plan_path, picture)
+        return plan_swaps(asked, work, _write_file)
     region_bytes = _size("--region", region)
     problem = dataclasses.replace(_read(file, iteration), capacity_bytes=_size("--capacity", capacity)).compact()
     rows: list[Row] = []
     best: tuple[Row, Plan] | None = None
     for one in _planners(planner, compare=compare, region_bytes=region_bytes, problem=problem):
-        row, placed = ask(one, problem, deadline, region_bytes or 0)
+        row, placed = ask(one, problem, deadline or _DEADLINE_S, region_bytes or 0)
         rows.append(row)
         if placed is not None and (best is None or _cost(row) < _cost(best[0])):
             best = row, placed
@@ -100,7 +111,7 @@ def plan(  # noqa: PLR0913 - one parameter per option
     )
     _show(report, json_path)
     if best is not None:
-        _write(problem, best[1], csv_path)
+        _write(problem, best[1], plan_path)
         if picture is not None:
             from zico.report.plan_picture import plan_png
 
