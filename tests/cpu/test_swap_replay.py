@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
-from swap_cases import EXAMPLE_LIMIT, EXAMPLE_LOAD, cases, example, example_plan, loads
+from swap_cases import EXAMPLE_LIMIT, EXAMPLE_LOAD, cases, example, example_plan, loads, plan, problem
+from swap_ticks import Ticks
 
 from zico.planners.swap.fast import Replayer
+from zico.planners.swap.plan import no_swaps
+from zico.planners.swap.problem import PERSISTENT, Link
 from zico.planners.swap.replay import replay, replay_with_history
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from zico.planners.swap.plan import SwapPlan
     from zico.planners.swap.problem import SwapProblem
+
+    Rows = Sequence[tuple[int, int, int]]
 
 
 def test_the_example_has_the_published_load() -> None:
@@ -48,3 +58,102 @@ def test_the_compiled_replay_is_the_judge_s(case: tuple[SwapProblem, SwapPlan]) 
     assert judged.rule == fast.rule
     figures = ("duration_ns", "peak_bytes", "tensor_wait_ns", "memory_wait_ns", "repeats", "overhead")
     assert [getattr(judged, name) for name in figures] == [getattr(fast, name) for name in figures]
+
+
+@given(cases())
+@settings(max_examples=100, deadline=None)
+def test_the_judge_s_replay_is_that_of_ticks(case: tuple[SwapProblem, SwapPlan]) -> None:
+    """A model that goes on by nanoseconds and counts bytes has operations begin at the same times, or none."""
+    problem, plan = case
+    result, history = replay_with_history(problem, plan)
+    ticks = Ticks(problem, plan)
+    if result.rule == "start":
+        assert len(ticks.memory) > problem.limit_bytes or len(history.iteration_ns) > 1
+        return
+    goes_on = ticks.run(len(history.op_begin_ns) + (result.rule == "deadlock"), 4000)
+    assert goes_on == result.is_good
+    assert ticks.op_begin_ns == history.op_begin_ns
+    assert ticks.peak_bytes <= result.peak_bytes <= max(problem.limit_bytes or 0, ticks.peak_bytes)
+
+
+@given(cases())
+@settings(max_examples=150, deadline=None)
+def test_what_a_replay_says_keeps_the_rules(case: tuple[SwapProblem, SwapPlan]) -> None:
+    """Never above the limit; one transfer at a time each way; no operation runs while bytes that it uses are away."""
+    problem, plan = case
+    result, history = replay_with_history(problem, plan)
+    if result.rule == "start":
+        return
+    assert all(load <= problem.limit_bytes for _, load in history.load_bytes)
+    for direction in ("out", "back"):
+        moved = [one for one in history.transfers if one.direction == direction]
+        assert all(one.end_ns <= other.begin_ns for one, other in itertools.pairwise(moved))
+    away = [(one.swap, one.begin_ns, one.end_ns, one.direction) for one in history.transfers]
+    for index, begin_ns in enumerate(history.op_begin_ns):
+        op = index % problem.n_ops
+        end_ns = begin_ns + int(problem.op_duration_ns[op])
+        for swap, first_ns, last_ns, _ in away:
+            if op in problem.accesses(int(plan.tensor[swap])) % problem.n_ops:
+                assert end_ns <= first_ns or last_ns <= begin_ns
+
+
+# -- rules ----------------------------------------------------------------------------------------------------------
+
+GOOD = ([(0, 0, 30), (1, 0, 20), (2, 0, 10)], [(0, 0, 0), (1, 1, 0), (2, 2, 0)], [(2, 7, 0), (1, 8, 0), (0, 10, 0)])
+
+
+@pytest.mark.parametrize(
+    ("rule", "swaps", "out", "back", "detail"),
+    [
+        ("swap", [(9, 0, 30), *GOOD[0][1:]], *GOOD[1:], "swap 0 is of gap 0 of tensor 9, which does not exist"),
+        ("swap", [(0, 2, 30), *GOOD[0][1:]], *GOOD[1:], "swap 0 is of gap 2 of tensor 0, which does not exist"),
+        ("swap", [(0, 0, 31), *GOOD[0][1:]], *GOOD[1:], "swap 0 moves bytes 0 to 31; tensor 0 has 30"),
+        ("overlap", [GOOD[0][0], (0, 0, 1), GOOD[0][2]], *GOOD[1:], "swaps 0 and 1 move the same bytes"),
+        ("once", GOOD[0], GOOD[1][1:], GOOD[2], "transfers out do not move each of 3 swaps once: look at [0]"),
+        ("once", GOOD[0], [GOOD[1][0], *GOOD[1]], GOOD[2], "transfers out do not move each of 3 swaps once"),
+        ("once", GOOD[0], GOOD[1], GOOD[2][1:], "transfers back do not move each of 3 swaps once: look at [2]"),
+        ("once", GOOD[0], GOOD[1], [*GOOD[2], (3, 11, 0)], "transfer back 3 is of swap 3, which does not exist"),
+        ("order", GOOD[0], GOOD[1][::-1], GOOD[2], "swap 1 is asked out at operation 1, behind one of 2"),
+        ("order", GOOD[0], [(0, 0, -1), *GOOD[1][1:]], GOOD[2], "swap 0 is asked out at operation 0, -1 ns behind it"),
+        ("order", GOOD[0], GOOD[1], [*GOOD[2][:2], (0, 14, 0)], "swap 0 is asked back at operation 14, 0 ns behind it"),
+        ("late", GOOD[0], GOOD[1], [*GOOD[2][:2], (0, 12, 0)], "tensor 0, used by operation 12, is out"),
+        ("late", GOOD[0], [*GOOD[1][:2], (2, 8, 0)], GOOD[2], "tensor 2 is asked out at operation 8, when it is used"),
+    ],
+)  # fmt: skip
+def test_a_plan_broken_in_each_way(rule: str, swaps: Rows, out: Rows, back: Rows, detail: str) -> None:
+    """The verdict names the rule, the swap or tensor, and the operation."""
+    result = replay(example(), plan(swaps, out, back))
+    assert result.rule == rule
+    assert detail in result.detail
+
+
+def test_a_limit_that_nothing_keeps_is_a_deadlock() -> None:
+    """Without swaps the example stops where its load first passes the limit."""
+    result = replay(example(), no_swaps("none"))
+    assert (result.rule, result.detail) == ("deadlock", "operation 3 is short of 30 bytes, 60 of 60 are in use")
+
+
+def test_a_transfer_back_without_room_is_a_deadlock_with_names() -> None:
+    """Two tensors that are used in turn; the first one has no room to return, and nobody makes any."""
+    turns = problem([9, 9, 9], [(6, PERSISTENT, PERSISTENT, [1]), (6, 2, 4, [2, 4])], limit=10)
+    result = replay(turns, plan([(0, 0, 6)], [(0, 1, 0)], [(0, 0, 0)]))
+    assert result.rule == "deadlock"
+    assert result.detail == "tensor 0 used by operation 1 is out: 6 bytes are to come back first, 6 of 10 are in use"
+
+
+def test_what_persists_must_leave_room_at_the_boundary() -> None:
+    """The rule ``start``: two tensors of six bytes that are both there when an iteration begins, in ten bytes."""
+    both = problem([9, 9], [(6, PERSISTENT, PERSISTENT, [0]), (6, PERSISTENT, PERSISTENT, [1])], limit=10)
+    result = replay(both, no_swaps("none"))
+    assert (result.rule, result.detail) == ("start", "12 bytes are in memory when an iteration begins, the limit is 10")
+
+
+def test_a_tensor_that_ends_in_its_gap_does_not_return() -> None:
+    """Bytes leave after the last access; while they leave they hold memory, even if the tensor ends."""
+    ends = problem([9, 9, 9], [(6, 0, 1, [0]), (6, 2, 2, [2])], limit=10)
+    assert replay(ends, plan([(0, 0, 6)], [(0, 0, 0)], [])).is_good
+    result, history = replay_with_history(
+        dataclasses.replace(ends, out=Link(0.5e9)), plan([(0, 0, 6)], [(0, 0, 0)], [])
+    )
+    assert history.op_begin_ns[:3] == [0, 9, 21]
+    assert (result.memory_wait_ns, result.duration_ns) == (3, 30)

@@ -101,7 +101,7 @@ def replay_with_history(problem: SwapProblem, plan: SwapPlan) -> tuple[Replay, H
     """Return the same, and all that happened."""
     broken = broken_rule(problem, plan)
     if broken is not None:
-        return Replay(*broken, 0.0, 0.0, 0, 0.0, 0.0, plan.moved_bytes, repeats=False), History([], [], [0], [])
+        return Replay(*broken, 0.0, 0.0, 0, 0.0, 0.0, 0, repeats=False), History([], [], [0], [])
     run = _Run(problem, plan)
     repeated = run.run()
     return run.result(repeated), run.history
