@@ -1,16 +1,16 @@
 """The degree, tuned while the job runs: how many executions the chain is ahead.
 
 Theory of operation
-    What faults cost an iteration is compared between degrees, a factor of two apart, two iterations each, of which the
-    better one counts (in the first one of a degree, blocks are still where the last degree left them). The tuning goes
-    on in a direction while that helps by a twentieth, tries the other one once, and then keeps the best for 64
-    iterations::
+    What faults cost an iteration is compared between degrees a factor of two apart, four iterations each, of which the
+    best one counts: in the first ones of a degree, blocks are still where the last degree left them. The tuning goes on
+    in a direction while that helps by a fiftieth, tries the other one once if the first did not help, and then keeps
+    the best for 64 iterations::
 
         32 -> 64 worse -> 16 better -> 8 worse -> 16 for 64 iterations -> 32 ...
 
 Guarantees
     * The degree stays within ``LEAST_DEGREE`` and ``MOST_DEGREE``.
-    * Once tuned, at most three of 64 iterations have another degree than the best one known.
+    * Between trials it is the best one of the last trial, so no worse than the first degree was then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAST_DEGREE = 8
 _WARM_UP = 4  # iterations in which tables fill
 _TRIAL = 4
 _REST = 64
-_GAIN = 20  # better by a 20th
+_GAIN = 50  # better by a 50th
 
 Record = Any
 
