@@ -206,16 +206,18 @@ def _plan(work: Tensors, layers: str) -> tuple[dict[int, list[int]], dict[int, l
 
 
 def _peak_step(work: Tensors) -> int:
-    """Return the step after which most is alive: the backward pass begins there."""
+    """Return the operation that runs while most is alive: the backward pass begins behind it."""
     sign = {Kind.ALLOC: 1, Kind.FREE: -1, Kind.OP: 0}
     changes = [sign[step.kind] * (work.size_bytes[step.tensors[0]] if step.tensors else 0) for step in work.steps]
-    return int(np.argmax(np.cumsum(changes)))
+    peak = int(np.argmax(np.cumsum(changes)))
+    return next((i for i in range(peak, len(work.steps)) if work.steps[i].kind == Kind.OP), peak)
 
 
 def _feature_maps(work: Tensors, middle: int, layers: str) -> Iterator[tuple[int, int, int]]:
-    """Yield what is allocated before the middle and read on both sides: tensor, last step before, first one behind."""
+    """Yield what is made before the middle and read on both sides: tensor, last reader before, first one behind."""
     born = {step.tensors[0] for step in work.steps[:middle] if step.kind == Kind.ALLOC}
     born -= set(work.alive)
+    source: dict[int, int] = {}
     last: dict[int, int] = {}
     first: dict[int, int] = {}
     for i, step in enumerate(work.steps):
@@ -223,7 +225,8 @@ def _feature_maps(work: Tensors, middle: int, layers: str) -> Iterator[tuple[int
             continue
         for tensor in step.tensors:
             if tensor in born and i <= middle:
-                last[tensor] = i
+                if source.setdefault(tensor, i) != i:
+                    last[tensor] = i
             elif tensor in born:
                 first.setdefault(tensor, i)
     for tensor, returns in first.items():
