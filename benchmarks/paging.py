@@ -1,0 +1,311 @@
+"""What does paging with learned prefetch bring on a GPU, by the simulator, beside what was published?
+
+The zoo's training steps on a model of a V100 whose memory is a share of their peak: on demand, with DeepUM's parts one
+after another, with ours, and beside swapping on demand (LMS) and by a fixed rule (vDNN). Then the chain's length, the
+tables' sizes, what names an execution, and what a fault costs, each alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import common
+import numpy as np
+
+from zico.paging.baselines import lms, tensors_of, vdnn
+from zico.paging.layout import ALL, DEEPUM, DEGREE, PREEVICT, PREFETCH, TUNE, Sizes
+from zico.paging.simulate import Device, Paging
+from zico.paging.workload import Naming, Workload, workload
+from zico.planners.caching import reserved_by_caching
+from zico.planners.from_trace import iteration_problem
+from zico.units import KIB
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+    from zico.paging.baselines import Tensors
+    from zico.trace.events import Trace
+
+QUESTION = "What does paging with learned prefetch bring on a GPU, by the simulator, beside what was published?"
+DEVICE = "v100-32gb"
+SHARES = (0.8, 0.7, 0.6, 0.5)
+SWEPT = 0.6
+"""The share at which one thing is changed at a time."""
+ITERATIONS = 14
+TUNED_ITERATIONS = 44
+"""So many, where the degree is tuned: all trials and a few more."""
+PARTS = {
+    "on demand": 0,
+    "prefetch": PREFETCH,
+    "+ pre-evict": PREFETCH | PREEVICT,
+    "+ invalidate": DEEPUM,
+}
+"""As published, one more each."""
+OURS = "ours"
+PUBLISHED = {"prefetch": -45.6, "+ pre-evict": -63.7, "+ invalidate": -66.7}
+"""Per cent of the time on demand, mean over models. Source: DeepUM (ASPLOS 2023), figure 10."""
+DEGREES = (8, 16, 32, 64, 128, 256)
+TABLES: tuple[dict[str, int], ...] = (
+    *({"rows": rows} for rows in (128, 512, 2048, 8192)),
+    *({"ways": ways} for ways in (1, 4)),
+    *({"successors": successors} for successors in (1, 2, 8)),
+)
+DEVICES: dict[str, dict[str, Any]] = {
+    "a batch is a block, 45 us": {},
+    "a batch is 8 blocks": {"batch_blocks": 8},
+    "a fault brings in 64 KiB": {"fault_bytes": 64 * KIB},
+    "12 GB/s": {"copy_bytes_per_s": 12e9},
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """A model's iteration, as paging and as swapping see it."""
+
+    name: str
+    peak_bytes: int
+    tensors: Tensors
+    works: dict[Naming, Workload]
+
+
+def case_of(name: str, trace: Trace) -> Case:
+    """Place a trace's iteration as PyTorch's caching allocator does, and cut it into blocks."""
+    found = iteration_problem(trace)
+    parts = (trace, found.life, found.iterations, found.iteration)
+    offsets = reserved_by_caching(found.problem).offset_bytes
+    works = {naming: workload(*parts, offsets, naming) for naming in Naming}
+    return Case(name, found.problem.peak_live_bytes, tensors_of(*parts), works)
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    case: Case,
+    share: float,
+    flags: int,
+    *,
+    naming: Naming = Naming.ARGUMENTS,
+    degree: int = DEGREE,
+    tables: dict[str, int] | None = None,
+    iterations: int = ITERATIONS,
+    **told: Any,  # noqa: ANN401 - of Device
+) -> dict[str, Any]:
+    """Simulate iterations; return the last one's figures, and all iterations' blocks that were missing."""
+    work = case.works[naming]
+    sizes = Sizes(work.n_blocks, executions=int(work.name.max()) + 1, **(tables or {}))
+    paging = Paging(work, Device(int(case.peak_bytes * share), **told), flags, degree, sizes)
+    began_s = time.process_time()
+    runs = [paging.iterate() for _ in range(iterations)]
+    figures = dataclasses.asdict(runs[-1])
+    cpu_s = time.process_time() - began_s
+    return figures | {
+        "faults_by_iteration": [run.faults for run in runs],
+        "cpu_s": cpu_s,
+        "compute_ns": work.compute_ns,
+    }
+
+
+def ablation(case: Case, share: float) -> dict[str, Any]:
+    """Measure DeepUM's parts, ours and the baselines."""
+    row: dict[str, Any] = {name: measure(case, share, flags) for name, flags in PARTS.items()}
+    row[OURS] = measure(case, share, ALL, iterations=TUNED_ITERATIONS, keeps_copies=1)
+    copy = Device(int(case.peak_bytes * share)).copy_bytes_per_s
+    swapped = lms(case.tensors, int(case.peak_bytes * share), copy)
+    row["LMS"] = None if swapped is None else dataclasses.asdict(swapped)
+    for name, layers in (("vDNN all", ""), ("vDNN conv", "convolution")):
+        static = vdnn(case.tensors, copy, layers=layers)
+        fits = static.moved_bytes and static.peak_bytes <= case.peak_bytes * share
+        row[name] = dataclasses.asdict(static) | {"fits": bool(fits)}
+    return row
+
+
+def sweeps(case: Case) -> dict[str, Any]:
+    """Change one thing at a time."""
+    found: dict[str, Any] = {"degree": {}, "furthest": {}, "tables": {}, "naming": {}, "device": {}}
+    for degree in DEGREES:
+        found["degree"][str(degree)] = measure(case, SWEPT, DEEPUM, degree=degree)
+        found["furthest"][str(degree)] = measure(case, SWEPT, ALL & ~TUNE, degree=degree)
+    for tables in TABLES:
+        name = ", ".join(f"{key} {value}" for key, value in tables.items())
+        found["tables"][name] = measure(case, SWEPT, DEEPUM, tables=tables)
+    for naming in Naming:
+        found["naming"][naming.value] = measure(case, SWEPT, DEEPUM, naming=naming)
+        found["naming"][f"{naming.value}, ours"] = measure(case, SWEPT, ALL & ~TUNE, naming=naming, keeps_copies=1)
+    for name, told in DEVICES.items():
+        found["device"][name] = {part: measure(case, SWEPT, flags, **told) for part, flags in PARTS.items()}
+    return found
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+
+def change(row: dict[str, Any], name: str) -> float | None:
+    """Return by how many per cent a way's time differs from that on demand; ``None``: it cannot run."""
+    found = row[name]
+    if found is None or not found.get("fits", True):
+        return None
+    return float(100 * (found["time_ns"] / row["on demand"]["time_ns"] - 1))
+
+
+def means(rows: dict[str, dict[str, Any]], name: str) -> str:
+    """Return the mean over the models on which a way runs, and how many these are if not all."""
+    values = [value for row in rows.values() if (value := change(row, name)) is not None]
+    if not values:
+        return "-"
+    mean = f"{statistics.fmean(values):+.1f}"
+    return mean if len(values) == len(rows) else f"{mean} ({len(values)} of {len(rows)})"
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """Return the figures as Markdown."""
+    ways = (*PARTS, OURS, "LMS", "vDNN all", "vDNN conv")
+    parts = ["Time of an iteration against paging on demand, per cent, mean over models:\n"]
+    rows = [
+        [f"memory {share} of the peak", *(means(found, way) for way in ways[1:])] for share, found in _shares(result)
+    ]
+    rows.append(["published", *(f"{PUBLISHED[way]:+.1f}" if way in PUBLISHED else "" for way in ways[1:])])
+    parts.append(common.table(("", *ways[1:]), rows))
+    for share, found in _shares(result):
+        parts.append(f"Time over computing alone, memory {share} of the peak; blocks missing in an iteration:\n")
+        parts.append(common.table(("", *ways, "missing on demand", "published parts", OURS), _by_model(found, ways)))
+    if result["sweeps"]:
+        parts.append(_sweeps_text(result["sweeps"]))
+    return "\n".join(parts)
+
+
+def _shares(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return list(result["ablation"].items())
+
+
+def _by_model(found: dict[str, Any], ways: tuple[str, ...]) -> list[list[str]]:
+    rows = []
+    for name, row in found.items():
+        compute_ns = row["on demand"]["compute_ns"]
+        runs = [None if change(row, way) is None else row[way]["time_ns"] / compute_ns for way in ways]
+        times = ["-" if run is None else f"{run:.2f}" for run in runs]
+        faults = [f"{row[way]['faults']:,}" for way in ("on demand", "+ invalidate", OURS)]
+        rows.append([name, *times, *faults])
+    return rows
+
+
+def _sweeps_text(found: dict[str, dict[str, Any]]) -> str:
+    """Return a table for each thing that was changed alone."""
+    parts = [
+        f"One thing changed at a time, memory {SWEPT} of the peak. Mean over models of time over computing alone:\n"
+    ]
+    for kind, title in (
+        ("degree", "degree, published parts"),
+        ("furthest", "degree, ours"),
+        ("tables", "tables, published parts"),
+        ("naming", "what names an execution, published parts and ours"),
+    ):
+        names = list(next(iter(found.values()))[kind])
+        values = [f"{_over_computing([row[kind][name] for row in found.values()]):.3f}" for name in names]
+        parts.append(common.table((title, *names), [["", *values]]))
+    names = list(DEVICES)
+    rows = []
+    for name in names:
+        some = {model: row["device"][name] for model, row in found.items()}
+        demand = _over_computing([row["on demand"] for row in some.values()])
+        rows.append([name, f"{demand:.2f}", *(means(some, way) for way in list(PARTS)[1:])])
+    header = ("what a fault costs", "on demand / computing", *(f"{way}, %" for way in list(PARTS)[1:]))
+    parts.append(common.table(header, rows))
+    return "\n".join(parts)
+
+
+def _over_computing(rows: list[dict[str, Any]]) -> float:
+    return statistics.fmean(row["time_ns"] / row["compute_ns"] for row in rows)
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Draw the parts beside the published ones, and how missing blocks become fewer."""
+    from matplotlib.figure import Figure
+
+    from zico.report.picture import COLOURS, DPI
+
+    figure = Figure(figsize=(12, 4.2), layout="constrained", facecolor="white")
+    bars, curves = figure.subplots(1, 2)
+    ways = [*list(PARTS)[1:], OURS]
+    width = 0.8 / (len(result["ablation"]) + 1)
+    for i, (share, rows) in enumerate(_shares(result)):
+        values = [statistics.fmean(change(row, way) or 0.0 for row in rows.values()) for way in ways]
+        bars.bar(np.arange(len(ways)) + i * width, values, width, color=COLOURS[i], label=f"memory {share} of the peak")
+    at = np.arange(len(PUBLISHED)) + len(result["ablation"]) * width
+    bars.bar(at, list(PUBLISHED.values()), width, color="#999999", label="published")
+    bars.set_xticks(np.arange(len(ways)) + 0.4, ways)
+    bars.set_ylabel("time against paging on demand, %")
+    bars.legend(fontsize=8)
+    for i, (share, rows) in enumerate(_shares(result)):
+        some = [
+            np.array(row[OURS]["faults_by_iteration"][:ITERATIONS]) / max(1, row["on demand"]["faults"])
+            for row in rows.values()
+        ]
+        curves.plot(np.arange(ITERATIONS) + 1, np.mean(some, axis=0) * 100, color=COLOURS[i], label=f"memory {share}")
+    curves.set_xlabel("iteration")
+    curves.set_ylabel("missing blocks against paging on demand, %, ours")
+    curves.legend(fontsize=8)
+    figure.savefig(path, dpi=DPI)
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def stand_in() -> Case:
+    """Return a case that is no model, for smoke runs: eight layers forward and back, and their weights."""
+    from zico.trace.events import EVENT, NO_NAME, Kind, Origin, Trace
+
+    rows = [(layer, 4 << 20, Kind.ALLOC) for layer in range(8)]
+    for number in range(3):
+        first = 8 * (number + 1)
+        rows.append((number, 0, Kind.BEGIN))
+        for layer in range(8):
+            rows += [(first + layer, 16 << 20, Kind.ALLOC), (layer, 0, Kind.READ), (first + layer, 0, Kind.WRITE)]
+            rows.append((NO_NAME, 2_000_000, Kind.OP))
+        for layer in reversed(range(8)):
+            rows += [(first + layer, 0, Kind.READ), (layer, 0, Kind.WRITE), (NO_NAME, 4_000_000, Kind.OP)]
+            rows.append((first + layer, 0, Kind.FREE))
+    events = [(i, tensor, size, 0, 0, kind, 0) for i, (tensor, size, kind) in enumerate(rows)]
+    return case_of("no model", Trace(Origin(), np.array(events, EVENT), ("convolution",)))
+
+
+def options_of() -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--model", action="append", help="only this one of the zoo; may be repeated")
+    parser.add_argument("--only", choices=("ablation", "sweeps"), help="one part")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print, write, draw."""
+    options = options_of()
+    settings = {"device": DEVICE, "shares": SHARES, "swept": SWEPT, "iterations": ITERATIONS, "published": PUBLISHED}
+    result = common.document("paging", QUESTION, settings | {"tuned_iterations": TUNED_ITERATIONS})
+    result |= {"ablation": {str(share): {} for share in SHARES}, "sweeps": {}}
+    if options.smoke:
+        names = ["no model"]
+    else:
+        import zoo
+
+        names = options.model or list(zoo.ZOO)
+    for name in names:
+        case = stand_in() if options.smoke else case_of(name, zoo.zoo_trace(zoo.ZOO[name], DEVICE))
+        common.note(f"{name}: {len(case.works[Naming.SHAPES])} executions, {case.peak_bytes / 2**30:.1f} GiB")
+        for share in SHARES:
+            if options.only != "sweeps":
+                result["ablation"][str(share)][name] = ablation(case, share)
+        if options.only != "ablation":
+            result["sweeps"][name] = sweeps(case)
+    directory = common.output_directory(options)
+    common.write(result, text_of(result), directory)
+    if directory is not None and options.only != "sweeps":
+        draw(result, directory / "paging.png")
+
+
+if __name__ == "__main__":
+    main()
