@@ -53,6 +53,7 @@ bench: setup ## Measure everything and write benchmarks/results (about five hour
 	$(BIN)/python benchmarks/agreement.py --form paced
 	$(BIN)/python benchmarks/scheduler.py
 	$(BIN)/python benchmarks/budget_change.py
+	$(BIN)/python benchmarks/paging.py
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/heap.py --smoke
@@ -66,6 +67,7 @@ bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/agreement.py --form paced --smoke
 	$(BIN)/python benchmarks/scheduler.py --smoke
 	$(BIN)/python benchmarks/budget_change.py --smoke
+	$(BIN)/python benchmarks/paging.py --smoke
 	$(BIN)/python benchmarks/evaluation.py --smoke
 
 evaluation: setup ## Simulate the published evaluation and write docs/evaluation.md (about ten minutes)

@@ -51,6 +51,7 @@ def test_heap_smoke_reaches_its_end_and_writes_where_it_is_told(tmp_path: Path) 
         ("following.py", "planned allocation"),
         ("scheduler.py", "a decision with 64 jobs"),
         ("tiers.py", "file, page cache"),
+        ("paging.py", "vDNN conv"),
     ],
 )
 def test_smoke_runs_about_plans_reach_their_end(script: str, said: str, tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_smoke_run_that_is_told_no_place_writes_nothing() -> None:
 
 SCRIPTS = (
     *("heap", "startup", "colocation", "budget_change", "agreement", "scheduler", "planners"),
-    *("regions", "zoo", "following", "progress", "gpu", "demo", "tiers"),
+    *("regions", "zoo", "following", "tiers", "paging", "progress", "gpu", "demo"),
 )
 
 
