@@ -87,3 +87,46 @@ def resnet110(batch: int = 800) -> Step:
         *(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10)),
     )
     return classifier(model, sgd(model), batch, 32, 10)
+
+
+# Whether blocks are bottlenecks, and how many each stage has.
+_CIFAR = {18: (False, (2, 2, 2, 2)), 34: (False, (3, 4, 6, 3)), 50: (True, (3, 4, 6, 3)), 101: (True, (3, 4, 23, 3))}
+
+
+class _Summed(nn.Module):
+    """A residual block none of whose layers works in place: what each makes is a tensor of its own."""
+
+    def __init__(self, inputs: int, width: int, stride: int, *, narrow: bool) -> None:
+        super().__init__()
+        outputs = 4 * width if narrow else width
+        shape = ((1, width, 1), (3, width, stride), (1, outputs, 1)) if narrow else ((3, width, stride), (3, outputs, 1))
+        layers: list[nn.Module] = []
+        made = inputs
+        for kernel, channels, step in shape:
+            layers += [convolution(made, channels, kernel, step), nn.BatchNorm2d(channels), nn.ReLU()]
+            made = channels
+        self.layers = nn.Sequential(*layers[:-1])
+        same = inputs == outputs and stride == 1
+        projected = nn.Sequential(convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+        self.shortcut = nn.Identity() if same else projected
+        self.relu = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.relu(self.layers(x) + self.shortcut(x))
+
+
+def resnet_cifar(layers: int = 50, batch: int = 100) -> Step:
+    """Build the ImageNet paper's ResNet on images of CIFAR-10; 100 is the batch in the evaluation of AutoSwap."""
+    narrow, stages = _CIFAR[layers]
+    blocks = []
+    inputs = 64
+    for stage, n_blocks in enumerate(stages):
+        width = 64 << stage
+        for i in range(n_blocks):
+            blocks.append(_Summed(inputs, width, 2 if stage and not i else 1, narrow=narrow))
+            inputs = 4 * width if narrow else width
+    model = nn.Sequential(
+        *(convolution(3, 64), nn.BatchNorm2d(64), nn.ReLU()),
+        *(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10)),
+    )
+    return classifier(model, sgd(model), batch, 32, 10)
