@@ -1,0 +1,218 @@
+"""What no swap plan can beat: the problem as fluids, solved as a linear program.
+
+Theory of operation
+    Any share of a gap's bytes may leave, in pieces as small as one likes, and the pieces of all gaps are alike. So a
+    plan is how many bytes of each gap leave, and for each point of time how many bytes have left and returned::
+
+        x[g]         bytes of gap g that leave                     0 <= x[g] <= size[g]
+        A[p], D[p]   bytes of gaps that have opened, that had to be back, by point p
+        V[p]         bytes elsewhere whose tensors have ended      sums over x
+        O[p], I[p]   bytes that have left, have returned           O <= A, I >= D, O - I - V >= 0, both grow
+        w[s]         how long is waited in segment s               O, I grow by at most bandwidth x (duration + w)
+        load[s] - (O - I - V) at both ends of operation s          at most the peak
+
+    On the circle a gap that passes the boundary counts in ``A`` at once and again where it opens, and O and I grow by
+    all of x in a round. A plan of the judge's that repeats obeys all of this at the ends of its operations: its
+    transfers hold memory until they end and from when they begin, where fluid holds half of that. So the least peak of
+    the program, for no wait or for so much, is a lower bound, and so is its least wait for a limit.
+
+Guarantees
+    * Merging points (``zico/planners/swap/fluid.py``), which keeps the program small, only lowers the bound: gaps
+      become longer, and a merged segment is needed only between what leaves by its end and returns by its beginning.
+
+Known limitations
+    * A latency only makes bandwidths lower, to what the largest tensor gets.
+    * Tensors below ``least_bytes`` stay: the bound is one for plans that leave them alone, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zico.errors import ConfigError
+from zico.planners.swap.fluid import Fluid, Rounding, fluid_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from zico.planners.swap.problem import Int64s, Link, SwapProblem
+
+_COARSE = 300  # segments; with so few the level above which operations matter is found in no time
+_FINE = 2000
+_LEAST_BYTES = 1 << 20
+_ROUNDING = 1e-6  # of the peak or the period: what the solver leaves open, given away
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bound:
+    """The optimum of the program."""
+
+    value: float
+    """The least peak in bytes, or the least overhead in nanoseconds; ``inf`` if no plan can be."""
+    share: NDArray[np.float64]
+    """Of each access of the problem: the share of the gap behind it that leaves."""
+
+
+def least_peak(
+    problem: SwapProblem, overhead: float = 0.0, least_bytes: int = _LEAST_BYTES, most_segments: int = _FINE
+) -> Bound:
+    """Return a peak that no plan is below that makes an iteration at most ``overhead`` (a share) longer.
+
+    Raises:
+        ConfigError: SciPy is missing.
+    """
+    found = Bound(float(problem.least_bytes), np.zeros(0))
+    for segments in (_COARSE, most_segments):
+        level = max(int(found.value), problem.least_bytes)
+        fluid = fluid_of(problem, level, segments, Rounding.OUTWARD, least_bytes)
+        found = _solved(problem, fluid, None, overhead * problem.period_ns)
+        if segments < most_segments and len(fluid.duration_ns) < _COARSE:
+            break
+    return dataclasses.replace(found, value=max(found.value, float(problem.least_bytes)))
+
+
+def least_overhead(
+    problem: SwapProblem, limit_bytes: int, least_bytes: int = _LEAST_BYTES, most_segments: int = _FINE
+) -> Bound:
+    """Return how many nanoseconds longer than ``period_ns`` an iteration is at least within a limit.
+
+    Raises:
+        ConfigError: SciPy is missing.
+    """
+    fluid = fluid_of(problem, limit_bytes, most_segments, Rounding.OUTWARD, least_bytes)
+    return _solved(problem, fluid, limit_bytes, None)
+
+
+# -- the program ------------------------------------------------------------------------------------------------------
+
+
+class _Program:
+    """Rows of a sparse linear program, variable by variable."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._rows: list[Int64s] = []
+        self._columns: list[Int64s] = []
+        self._values: list[NDArray[np.float64]] = []
+        self._most: list[NDArray[np.float64]] = []
+        self._n_rows = 0
+
+    def variables(self, n: int) -> Int64s:
+        """Return the columns of new variables."""
+        self.n += n
+        return np.arange(self.n - n, self.n)
+
+    def rows(self, most: Any, *terms: tuple[Any, Any]) -> Int64s:  # noqa: ANN401 - anything NumPy can spread
+        """Add rows ``sum of coefficient x column <= most``, one for each element of the columns."""
+        n = max(np.size(most), *(np.size(column) for column, _ in terms))
+        rows = np.arange(self._n_rows, self._n_rows + n)
+        for column, coefficient in terms:
+            self.add(rows, column, coefficient)
+        self._most.append(np.broadcast_to(np.asarray(most, np.float64), n))
+        self._n_rows += n
+        return rows
+
+    def add(self, rows: Int64s, column: Any, coefficient: Any) -> None:  # noqa: ANN401 - anything NumPy can spread
+        """Add a term to rows."""
+        self._rows.append(rows)
+        self._columns.append(np.broadcast_to(column, len(rows)))
+        self._values.append(np.broadcast_to(np.asarray(coefficient, np.float64), len(rows)))
+
+    def least(self, cost: NDArray[np.float64], most: NDArray[np.float64]) -> Any:  # noqa: ANN401 - SciPy has no types
+        """Return SciPy's answer with all variables from 0 to ``most``."""
+        try:
+            from scipy.optimize import linprog
+            from scipy.sparse import csr_matrix
+        except ImportError as error:
+            raise ConfigError("the bound of swap plans needs SciPy: pip install 'zico[swap]'") from error
+        joined = [np.concatenate(part) for part in (self._values, self._rows, self._columns)]
+        matrix = csr_matrix((joined[0], (joined[1], joined[2])), (self._n_rows, self.n))
+        limits = np.stack([np.zeros(self.n), most]).T
+        return linprog(cost, matrix, np.concatenate(self._most), bounds=limits, method="highs")
+
+
+def _solved(problem: SwapProblem, fluid: Fluid, limit: int | None, wait_ns: float | None) -> Bound:
+    """Solve for the least peak if ``limit`` is ``None``, else for the least wait."""
+    scale, period = float(max(problem.peak_bytes, 1)), float(max(problem.period_ns, 1))
+    n, n_gaps = fluid.n_segments, len(fluid.access)
+    size = fluid.size_bytes / scale
+    program = _Program()
+    share, wait, peak = program.variables(n_gaps), program.variables(n), program.variables(1)
+    left, back = program.variables(n + 1), program.variables(n + 1)
+    opened, due, ended = (program.variables(n + 1) for _ in range(3))
+    wraps = fluid.closes >= n
+    opens = np.concatenate([fluid.opens, np.zeros(int(wraps.sum()), np.int64)])
+    which = np.concatenate([np.arange(n_gaps), np.flatnonzero(wraps)])
+    closes = np.where(wraps, fluid.closes - n, fluid.closes)
+    _sums(program, opened, opens, (share[which], size[which]), 1)
+    for columns, of in ((due, fluid.returns), (ended, ~fluid.returns)):
+        _sums(program, columns, closes[of], (share[of], size[of]), -1)
+    program.rows(0, (left, 1), (opened, -1))
+    program.rows(0, (due, 1), (back, -1))
+    program.rows(0, (back, 1), (ended, 1), (left, -1))
+    for columns, of, link in ((left, slice(None), problem.out), (back, fluid.returns, problem.back)):
+        fastest = _rate(link, fluid.size_bytes) / scale
+        program.rows(fastest * fluid.duration_ns, (columns[1:], 1), (columns[:-1], -1), (wait, -fastest * period))
+        program.rows(0, (columns[:-1], 1), (columns[1:], -1))
+        row = program.rows(0, (columns[-1], -1), (columns[0], 1))  # a round moves everything once
+        program.add(np.repeat(row, len(share[of])), share[of], size[of])
+    _short_gaps(program, problem, fluid, (share, wait))
+    needed = np.flatnonzero(fluid.load_bytes)
+    load = fluid.load_bytes[needed] / scale
+    whole = fluid.whole[needed]
+    for leave, come in ((needed + ~whole, needed), (needed + 1, needed + whole)):
+        program.rows(-load, (left[leave], -1), (back[come], 1), (ended[come], 1), (peak, -1))
+    most = np.full(program.n, np.inf)
+    most[share] = 1
+    most[wait[fluid.whole]] = 0
+    cost = np.zeros(program.n)
+    if limit is None:
+        cost[peak] = 1
+        row = program.rows((wait_ns or 0.0) / period, (wait[0], 0))
+        program.add(np.repeat(row, n), wait, 1)
+    else:
+        most[peak] = limit / scale
+        cost[wait] = 1
+    answer = program.least(cost, most)
+    shares = np.zeros(len(problem.access_op))
+    if answer.status != 0:
+        return Bound(np.inf, shares)
+    shares[fluid.access] = answer.x[share]
+    value = max(answer.fun - _ROUNDING, 0.0) * (scale if limit is None else period)
+    return Bound(value, shares)
+
+
+def _sums(
+    program: _Program, columns: Int64s, point: Int64s, shares: tuple[Int64s, NDArray[np.float64]], sign: int
+) -> None:
+    """Make ``columns[p]`` at most (sign 1) or least (-1) the sum of the shares' bytes whose point is at most ``p``."""
+    share, size = shares
+    rows = program.rows(0, (columns, sign))
+    program.add(rows[1:], columns[:-1], -sign)
+    program.add(rows[point], share, -sign * size)
+
+
+def _short_gaps(program: _Program, problem: SwapProblem, fluid: Fluid, columns: tuple[Int64s, Int64s]) -> None:
+    """Let no more leave in a gap than can leave, and return, in its time: small pieces do both at once."""
+    share, wait = columns
+    begin_ns = fluid.begin_ns
+    period_ns = begin_ns[-1]
+    n = fluid.n_segments
+    closes_ns = begin_ns[fluid.closes % n] + fluid.closes // n * period_ns
+    slowest = np.full(len(share), _rate(problem.out, fluid.size_bytes))
+    slowest[fluid.returns] = np.minimum(slowest[fluid.returns], _rate(problem.back, fluid.size_bytes))
+    room = slowest * (closes_ns - begin_ns[fluid.opens])
+    for gap in np.flatnonzero(room < fluid.size_bytes):
+        size = fluid.size_bytes[gap]
+        row = program.rows(room[gap] / size, (share[gap], 1))
+        inside = np.arange(fluid.opens[gap], fluid.closes[gap]) % n
+        program.add(np.repeat(row, len(inside)), wait[inside], -slowest[gap] * problem.period_ns / size)
+
+
+def _rate(link: Link, size_bytes: Int64s) -> float:
+    """Return the most bytes per nanosecond that any transfer of such tensors gets."""
+    largest = int(size_bytes.max(initial=1))
+    return largest / (link.latency_ns + largest * 1e9 / link.bandwidth)

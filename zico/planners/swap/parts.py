@@ -1,0 +1,201 @@
+"""From parts that leave to a plan: which part is when on which link.
+
+Out as early as possible: whenever the link is free, of the parts that may go the one whose gap closes first. Back as
+late as possible: the same, with time running backwards. With given parts no other schedule holds less memory at any
+instant, up to one part for each direction. Both are made for operations that wait as was chosen, and are then tied to
+the operations: a transfer is asked for at the operation that has begun by then.
+
+Neighbouring parts of a tensor that follow each other on both links become one transfer, which saves latencies, where
+what they then hold longer is free::
+
+    limit    --------------------------------
+    load     ____/  a may be one     \\_______
+    out      [a|a|a|a][b][b][b]                  b must free part by part: the load is at the limit
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zico.planners.swap.plan import SwapPlan, Transfers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from zico.planners.swap.network import Line
+    from zico.planners.swap.problem import Int64s, Link, SwapProblem
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chosen:
+    """What leaves, gap by gap of a line."""
+
+    parts: Int64s
+    """How many parts of each gap."""
+    part_bytes: Int64s
+    """Of each gap; parts lie side by side from the tensor's beginning."""
+    wait_ns: Int64s
+    """How long is waited at each point of the line."""
+    saved: float = 0.0
+    """The share of latencies that joining parts is expected to save."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Parts:
+    """The parts as parallel arrays, gap by gap, with their times on the links."""
+
+    gap: Int64s
+    size_bytes: Int64s
+    returns: NDArray[np.bool_]
+    leave_ns: Int64s
+    away_ns: Int64s
+    """When it has left."""
+    back_ns: Int64s
+    """When it begins to return, or its tensor ends."""
+    here_ns: Int64s
+
+    def __len__(self) -> int:
+        return len(self.gap)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Clock:
+    """The operations in the line's order, with waits."""
+
+    op: Int64s
+    begin_ns: Int64s
+    end_ns: Int64s
+
+
+def schedule(problem: SwapProblem, line: Line, chosen: Chosen, planner: str) -> SwapPlan:
+    """Return the plan in which these parts leave and return; its ``elapsed_s`` is 0."""
+    waited_ns = np.cumsum(chosen.wait_ns)
+    parts = _timed(problem, line, chosen, waited_ns)
+    clock = _clock(problem, line, waited_ns)
+    head = _joined(problem, clock, parts)
+    heads = np.flatnonzero(head)
+    size = np.add.reduceat(parts.size_bytes, heads) if len(heads) else parts.size_bytes
+    access = line.fluid.access[parts.gap[heads]]
+    tensor = np.searchsorted(problem.access_begin, access, side="right") - 1
+    before = np.cumsum(parts.size_bytes) - parts.size_bytes
+    starts = before[np.searchsorted(parts.gap, parts.gap[heads])] if len(heads) else heads
+    here_ns = parts.here_ns[heads]
+    return_ns = np.maximum(here_ns - _transfers_ns(problem.back, size), 0)
+    swaps, returns = np.arange(len(heads)), parts.returns[heads]
+    return SwapPlan(
+        tensor=tensor,
+        gap=access - problem.access_begin[tensor],
+        first_byte=before[heads] - starts,
+        size_bytes=size,
+        out=_asked(swaps, parts.leave_ns[heads], clock, delayed=False),
+        back=_asked(swaps[returns], return_ns[returns], clock, delayed=True),
+        planner=planner,
+        elapsed_s=0.0,
+    )
+
+
+def _transfers_ns(link: Link, size_bytes: Int64s, share: float = 1.0) -> Int64s:
+    """Return how long transfers take, with a share of the latency."""
+    return np.asarray(np.ceil(link.latency_ns * share + size_bytes * 1e9 / link.bandwidth), np.int64)
+
+
+def _timed(problem: SwapProblem, line: Line, chosen: Chosen, waited_ns: Int64s) -> _Parts:
+    opens_ns = (line.point_ns + waited_ns - chosen.wait_ns)[line.opens]
+    closes_ns = (line.point_ns + waited_ns)[line.closes]
+    out_ns, back_ns = (_transfers_ns(link, chosen.part_bytes, 1 - chosen.saved) for link in (problem.out, problem.back))
+    gap = np.repeat(np.arange(len(chosen.parts)), chosen.parts)
+    leave_ns = _as_early(opens_ns, closes_ns, chosen.parts, out_ns)
+    returns = line.fluid.returns[gap]
+    here_ns = closes_ns[gap]
+    here_ns[returns] = -_as_early(-closes_ns, -opens_ns, np.where(line.fluid.returns, chosen.parts, 0), back_ns)
+    return_ns = here_ns - np.where(returns, back_ns[gap], 0)
+    return _Parts(gap, chosen.part_bytes[gap], returns, leave_ns, leave_ns + out_ns[gap], return_ns, here_ns)
+
+
+def _as_early(may_ns: Int64s, must_ns: Int64s, n_parts: Int64s, part_ns: Int64s) -> Int64s:
+    """Return when each part begins on a link that never rests while one may; gap by gap."""
+    first = (np.cumsum(n_parts) - n_parts).tolist()
+    begin_ns = np.zeros(int(n_parts.sum()), np.int64)
+    may, must, took, left = may_ns.tolist(), must_ns.tolist(), part_ns.tolist(), n_parts.tolist()
+    come = [gap for gap in np.argsort(may_ns, kind="stable").tolist() if left[gap]]
+    waiting: list[tuple[int, int]] = []
+    at, i = may[come[0]] if come else 0, 0
+    while waiting or i < len(come):
+        if not waiting:
+            at = max(at, may[come[i]])
+        while i < len(come) and may[come[i]] <= at:
+            heapq.heappush(waiting, (must[come[i]], come[i]))
+            i += 1
+        gap = waiting[0][1]
+        begin_ns[first[gap]] = at
+        first[gap] += 1
+        at += took[gap]
+        left[gap] -= 1
+        if not left[gap]:
+            heapq.heappop(waiting)
+    return begin_ns
+
+
+def _clock(problem: SwapProblem, line: Line, waited_ns: Int64s) -> _Clock:
+    """Return when operations begin and end from the line's first point on."""
+    n = problem.n_ops
+    cut = int(line.fluid.point[line.cut])
+    begins = (2 * np.arange(n) + 1 - cut) % (2 * n)  # of each operation, in points from the cut on
+    order = np.argsort(begins)
+    end_ns = problem.op_start_ns + problem.op_duration_ns
+    ends_before = np.concatenate([[end_ns[-1] - problem.period_ns], end_ns[:-1]])
+    cut_ns = (problem.op_start_ns if cut % 2 else ends_before)[cut // 2]
+    at_ns = problem.op_start_ns[order] - cut_ns + problem.period_ns * (2 * order + 1 < cut)
+    kept = (np.roll(line.fluid.point, -line.cut) - cut) % (2 * n)
+    point = np.flatnonzero(line.piece == 0)[np.searchsorted(kept, begins[order], side="right") - 1]
+    begin_ns = at_ns + waited_ns[point]
+    return _Clock(order, begin_ns, begin_ns + problem.op_duration_ns[order])
+
+
+def _joined(problem: SwapProblem, clock: _Clock, parts: _Parts) -> NDArray[np.bool_]:
+    """Return which parts begin a transfer; those behind one join it."""
+    head = np.ones(len(parts), bool)
+    if problem.limit_bytes is None:
+        return head
+    away = np.zeros(len(clock.op) + 1, np.int64)
+    first = np.searchsorted(clock.begin_ns, parts.away_ns)
+    last = np.maximum(np.searchsorted(clock.end_ns, parts.back_ns, side="right"), first)
+    np.add.at(away, first, parts.size_bytes)
+    np.subtract.at(away, last, parts.size_bytes)
+    room = problem.limit_bytes - problem.load_bytes[clock.op] + np.cumsum(away)[:-1]
+    next_out, next_back = _followers(parts.leave_ns), _followers(-parts.here_ns)
+    held = 0
+    for part in range(1, len(parts)):
+        before = part - 1
+        held = held + int(parts.size_bytes[before]) if not head[before] else int(parts.size_bytes[before])
+        if parts.gap[before] != parts.gap[part] or not parts.returns[part]:
+            continue
+        if next_out[before] != part or next_back[before] != part:
+            continue
+        leaving, returning = slice(first[before], first[part]), slice(last[part], last[before])
+        if min(room[leaving].min(initial=held), room[returning].min(initial=held)) >= held:
+            room[leaving] -= held
+            room[returning] -= held
+            head[part] = False
+    return head
+
+
+def _followers(begin_ns: Int64s) -> Int64s:
+    """Return which part comes after each one; -1 after the last."""
+    order = np.argsort(begin_ns, kind="stable")
+    follower = np.full(len(order), -1)
+    follower[order[:-1]] = order[1:]
+    return follower
+
+
+def _asked(swap: Int64s, begin_ns: Int64s, clock: _Clock, *, delayed: bool) -> Transfers:
+    """Return transfers in the order of their beginning, each asked for at the operation that has begun by then."""
+    order = np.argsort(begin_ns, kind="stable")
+    at = np.maximum(np.searchsorted(clock.begin_ns, begin_ns[order], side="right") - 1, 0)
+    delay_ns = np.maximum(begin_ns[order] - clock.begin_ns[at], 0) if delayed else np.zeros(len(order), np.int64)
+    by_op = np.argsort(clock.op[at], kind="stable")
+    return Transfers(swap[order][by_op], clock.op[at][by_op], delay_ns[by_op])
