@@ -5,9 +5,9 @@ Theory of operation
     plan is how many bytes of each gap leave, and for each point of time how many bytes have left and returned::
 
         x[g]         bytes of gap g that leave                     0 <= x[g] <= size[g]
-        A[p], D[p]   bytes of gaps that have opened, that had to be back, by point p
+        A[p], D[p]   bytes of gaps that have opened, that had to be back, at point p
         V[p]         bytes elsewhere whose tensors have ended      sums over x
-        O[p], I[p]   bytes that have left, have returned           O <= A, I >= D, O - I - V >= 0, both grow
+        O[p], I[p]   bytes that have left, have returned           O[p + 1] <= A[p], I >= D, O - I - V >= 0, both grow
         w[s]         how long is waited in segment s               O, I grow by at most bandwidth x (duration + w)
         load[s] - (O - I - V) at both ends of operation s          at most the peak
 
@@ -107,7 +107,7 @@ class _Program:
 
     def rows(self, most: Any, *terms: tuple[Any, Any]) -> Int64s:  # noqa: ANN401 - anything NumPy can spread
         """Add rows ``sum of coefficient x column <= most``, one for each element of the columns."""
-        n = max(np.size(most), *(np.size(column) for column, _ in terms))
+        n = next((len(column) for column, _ in terms if np.ndim(column)), 1)
         rows = np.arange(self._n_rows, self._n_rows + n)
         for column, coefficient in terms:
             self.add(rows, column, coefficient)
@@ -150,7 +150,9 @@ def _solved(problem: SwapProblem, fluid: Fluid, limit: int | None, wait_ns: floa
     _sums(program, opened, opens, (share[which], size[which]), 1)
     for columns, of in ((due, fluid.returns), (ended, ~fluid.returns)):
         _sums(program, columns, closes[of], (share[of], size[of]), -1)
-    program.rows(0, (left, 1), (opened, -1))
+    program.rows(0, (left[1:], 1), (opened[:-1], -1))
+    first = program.rows(0, (left[0], 1))
+    program.add(np.repeat(first, int(wraps.sum())), share[wraps], -size[wraps])
     program.rows(0, (due, 1), (back, -1))
     program.rows(0, (back, 1), (ended, 1), (left, -1))
     for columns, of, link in ((left, slice(None), problem.out), (back, fluid.returns, problem.back)):
@@ -164,7 +166,7 @@ def _solved(problem: SwapProblem, fluid: Fluid, limit: int | None, wait_ns: floa
     load = fluid.load_bytes[needed] / scale
     whole = fluid.whole[needed]
     for leave, come in ((needed + ~whole, needed), (needed + 1, needed + whole)):
-        program.rows(-load, (left[leave], -1), (back[come], 1), (ended[come], 1), (peak, -1))
+        program.rows(-load, (left[leave], -1), (back[come], 1), (ended[needed], 1), (peak, -1))
     most = np.full(program.n, np.inf)
     most[share] = 1
     most[wait[fluid.whole]] = 0

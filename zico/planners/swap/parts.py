@@ -15,6 +15,7 @@ what they then hold longer is free::
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import heapq
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from zico.planners.swap.plan import SwapPlan, Transfers
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zico.planners.swap.network import Line
+    from zico.planners.swap.network import Latencies, Line
     from zico.planners.swap.problem import Int64s, Link, SwapProblem
 
 
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 class Chosen:
     """What leaves, gap by gap of a line."""
 
-    parts: Int64s
-    """How many parts of each gap."""
-    part_bytes: Int64s
-    """Of each gap; parts lie side by side from the tensor's beginning."""
+    size_bytes: Int64s
+    """Of each gap, from the tensor's beginning."""
+    part_bytes: int
+    """What a transfer moves at most, unless parts are joined."""
     wait_ns: Int64s
     """How long is waited at each point of the line."""
-    saved: float = 0.0
-    """The share of latencies that joining parts is expected to save."""
+    latency: Latencies
+    """What share of the link's latency a part is expected to take in each of the line's segments, out and back."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,8 +72,11 @@ class _Clock:
     end_ns: Int64s
 
 
-def schedule(problem: SwapProblem, line: Line, chosen: Chosen, planner: str) -> SwapPlan:
-    """Return the plan in which these parts leave and return; its ``elapsed_s`` is 0."""
+def scheduled(problem: SwapProblem, line: Line, chosen: Chosen, planner: str) -> tuple[SwapPlan, Latencies]:
+    """Return the plan in which these parts leave and return, and what shares of latencies joining leaves.
+
+    The plan's ``elapsed_s`` is 0.
+    """
     waited_ns = np.cumsum(chosen.wait_ns)
     parts = _timed(problem, line, chosen, waited_ns)
     clock = _clock(problem, line, waited_ns)
@@ -86,7 +90,7 @@ def schedule(problem: SwapProblem, line: Line, chosen: Chosen, planner: str) -> 
     here_ns = parts.here_ns[heads]
     return_ns = np.maximum(here_ns - _transfers_ns(problem.back, size), 0)
     swaps, returns = np.arange(len(heads)), parts.returns[heads]
-    return SwapPlan(
+    plan = SwapPlan(
         tensor=tensor,
         gap=access - problem.access_begin[tensor],
         first_byte=before[heads] - starts,
@@ -96,6 +100,10 @@ def schedule(problem: SwapProblem, line: Line, chosen: Chosen, planner: str) -> 
         planner=planner,
         elapsed_s=0.0,
     )
+    begins_ns = line.point_ns + waited_ns
+    joins = np.diff(np.append(heads, len(parts)))
+    out = _latency(begins_ns, parts.leave_ns[heads], joins, parts.away_ns)
+    return plan, (out, _latency(begins_ns, parts.here_ns[heads], joins, parts.back_ns))
 
 
 def _transfers_ns(link: Link, size_bytes: Int64s, share: float = 1.0) -> Int64s:
@@ -106,22 +114,48 @@ def _transfers_ns(link: Link, size_bytes: Int64s, share: float = 1.0) -> Int64s:
 def _timed(problem: SwapProblem, line: Line, chosen: Chosen, waited_ns: Int64s) -> _Parts:
     opens_ns = (line.point_ns + waited_ns - chosen.wait_ns)[line.opens]
     closes_ns = (line.point_ns + waited_ns)[line.closes]
-    out_ns, back_ns = (_transfers_ns(link, chosen.part_bytes, 1 - chosen.saved) for link in (problem.out, problem.back))
-    gap = np.repeat(np.arange(len(chosen.parts)), chosen.parts)
-    leave_ns = _as_early(opens_ns, closes_ns, chosen.parts, out_ns)
+    begins_ns = line.point_ns + waited_ns
+    n_parts = -(-chosen.size_bytes // chosen.part_bytes)
+    gap = np.repeat(np.arange(len(n_parts)), n_parts)
+    is_last = np.append(gap[1:] != gap[:-1], True)[: len(gap)]
+    size = np.where(is_last, (chosen.size_bytes - (n_parts - 1) * chosen.part_bytes)[gap], chosen.part_bytes)
+    out = _Link(begins_ns, chosen.latency[0] * problem.out.latency_ns)
+    leave_ns, away_ns = _as_early((opens_ns, closes_ns), n_parts, _transfers_ns(problem.out, size, 0.0), out)
     returns = line.fluid.returns[gap]
-    here_ns = closes_ns[gap]
-    here_ns[returns] = -_as_early(-closes_ns, -opens_ns, np.where(line.fluid.returns, chosen.parts, 0), back_ns)
-    return_ns = here_ns - np.where(returns, back_ns[gap], 0)
-    return _Parts(gap, chosen.part_bytes[gap], returns, leave_ns, leave_ns + out_ns[gap], return_ns, here_ns)
+    here_ns, back_ns = closes_ns[gap], closes_ns[gap]
+    back = _Link(-begins_ns[::-1], chosen.latency[1][::-1] * problem.back.latency_ns)
+    returning = np.where(line.fluid.returns, n_parts, 0)
+    took_ns = _transfers_ns(problem.back, size[returns], 0.0)
+    begin_ns, end_ns = _as_early((-closes_ns, -opens_ns), returning, took_ns, back)
+    here_ns[returns], back_ns[returns] = -begin_ns, -end_ns
+    return _Parts(gap, size, returns, leave_ns, away_ns, back_ns, here_ns)
 
 
-def _as_early(may_ns: Int64s, must_ns: Int64s, n_parts: Int64s, part_ns: Int64s) -> Int64s:
-    """Return when each part begins on a link that never rests while one may; gap by gap."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Link:
+    """What a part takes besides its bytes, depending on when it begins."""
+
+    since_ns: Int64s
+    latency_ns: NDArray[np.float64]
+    """From each of the times to the next one."""
+
+
+def _as_early(
+    window_ns: tuple[Int64s, Int64s], n_parts: Int64s, part_ns: Int64s, link: _Link
+) -> tuple[Int64s, Int64s]:
+    """Return when each part begins and ends on a link that never rests while one may; gap by gap.
+
+    Args:
+        window_ns: When a gap's parts may begin, and by when they should have ended: who must first, goes first.
+        n_parts: Of each gap.
+        part_ns: What each part takes without latency.
+        link: The latency.
+    """
     first = (np.cumsum(n_parts) - n_parts).tolist()
-    begin_ns = np.zeros(int(n_parts.sum()), np.int64)
-    may, must, took, left = may_ns.tolist(), must_ns.tolist(), part_ns.tolist(), n_parts.tolist()
-    come = [gap for gap in np.argsort(may_ns, kind="stable").tolist() if left[gap]]
+    begin_ns, end_ns = (np.zeros(int(n_parts.sum()), np.int64) for _ in range(2))
+    may, must, took, left = window_ns[0].tolist(), window_ns[1].tolist(), part_ns.tolist(), n_parts.tolist()
+    since, latency = link.since_ns.tolist(), link.latency_ns.tolist()
+    come = [gap for gap in np.argsort(window_ns[0], kind="stable").tolist() if left[gap]]
     waiting: list[tuple[int, int]] = []
     at, i = may[come[0]] if come else 0, 0
     while waiting or i < len(come):
@@ -132,12 +166,32 @@ def _as_early(may_ns: Int64s, must_ns: Int64s, n_parts: Int64s, part_ns: Int64s)
             i += 1
         gap = waiting[0][1]
         begin_ns[first[gap]] = at
+        at += took[first[gap]] + int(latency[min(max(bisect.bisect_right(since, at) - 1, 0), len(latency) - 1)])
+        end_ns[first[gap]] = at
         first[gap] += 1
-        at += took[gap]
         left[gap] -= 1
         if not left[gap]:
             heapq.heappop(waiting)
-    return begin_ns
+    return begin_ns, end_ns
+
+
+def _latency(point_ns: Int64s, begin_ns: Int64s, joins: Int64s, end_ns: Int64s) -> NDArray[np.float64]:
+    """Return the share of a latency that a part takes in each segment: 1 where nothing moves.
+
+    Args:
+        point_ns: Where segments begin, and the last one ends.
+        begin_ns: When the first part of each transfer begins, or ends with time running backwards.
+        joins: How many parts it has.
+        end_ns: When each part ends, or begins.
+    """
+    share = np.ones(len(point_ns) - 1)
+    last = np.cumsum(joins) - 1
+    other_ns = end_ns[last] if len(last) else begin_ns
+    low = np.searchsorted(point_ns, np.minimum(begin_ns, other_ns), side="right") - 1
+    high = np.searchsorted(point_ns, np.maximum(begin_ns, other_ns), side="left")
+    for first, behind, count in zip(np.maximum(low, 0).tolist(), high.tolist(), joins.tolist(), strict=True):
+        share[first:behind] = np.minimum(share[first:behind], 1 / count)
+    return share
 
 
 def _clock(problem: SwapProblem, line: Line, waited_ns: Int64s) -> _Clock:
