@@ -101,9 +101,9 @@ def _swap(joined: Session) -> None:
     from zico.swapping import joining, swapper
 
     try:
-        swaps = joining.start(joined.heap, os.environ)
+        joined.swapper = joining.start(joined.heap, os.environ)
     except ZicoError as error:
         complain("this process does not swap", error)
         return
     begin = joined.heap.base
-    Saving(swaps, begin, begin + int(joined.heap.record[0]["spill_offset"]), swapper.LEAST_BYTES).install()
+    Saving(joined.swapper, begin, begin + int(joined.heap.record[0]["spill_offset"]), swapper.LEAST_BYTES).install()

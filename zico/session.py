@@ -51,6 +51,8 @@ class Session:
         self.heap = heap
         self.timeline = timeline
         self.frameworks: list[str] = []
+        self.swapper: Any = None
+        """What moves idle tensors of this job (``zico.swapping.swapper.Swapper``), if anything does."""
         self._explicit = False
 
     @property

@@ -90,13 +90,13 @@ class Mover:
             deadline_s: The longest that anybody waits for a copy.
         """
         self.figures = Figures()
-        self._tier = tier
+        self.tier = tier
         self._publish = publish
         self._deadline_s = deadline_s
         self._lock = threading.RLock()
         self._arrival = threading.Condition(self._lock)
         self._getting = threading.Lock()
-        self._out: queue.SimpleQueue[tuple[Idle, int] | None] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[tuple[Idle, int] | threading.Event | None] = queue.SimpleQueue()
         self._in: queue.SimpleQueue[Idle] = queue.SimpleQueue()
         self._forgotten: collections.deque[int] = collections.deque()
         self._dead_bytes: collections.deque[int] = collections.deque()
@@ -127,7 +127,9 @@ class Mover:
         while True:
             wish = self._out.get()  # no deadline: nobody waits for this thread
             self._forget_all()
-            if wish is not None:
+            if isinstance(wish, threading.Event):
+                wish.set()
+            elif wish is not None:
                 self._send_one(*wish)
             del wish
 
@@ -135,7 +137,7 @@ class Mover:
         ticket = -1
         if idle.place is Place.LEAVING:
             began_ns = time.monotonic_ns()
-            ticket = self._tier.put(address, idle.size_bytes)
+            ticket = self.tier.put(address, idle.size_bytes)
             self.figures.moving_ns += time.monotonic_ns() - began_ns
         with self._lock:
             if idle.place is not Place.LEAVING:  # somebody needs it
@@ -245,7 +247,7 @@ class Mover:
         address = idle.settle()
         with self._getting:
             began_ns = time.monotonic_ns()
-            errno = self._tier.get(idle.ticket, address, idle.size_bytes)
+            errno = self.tier.get(idle.ticket, address, idle.size_bytes)
             self.figures.moving_ns += time.monotonic_ns() - began_ns
         if errno:
             raise SwapError(f"{idle.size_bytes} bytes of a tensor cannot be read back (errno {errno})")
@@ -276,9 +278,15 @@ class Mover:
         """Let what has been forgotten go soon, though nothing leaves."""
         self._out.put(None)
 
+    def settle(self, within_s: float) -> bool:
+        """Wait until what is leaving, and what has been forgotten, has gone; false if that takes longer."""
+        done = threading.Event()
+        self._out.put(done)
+        return done.wait(within_s)
+
     def _forget_all(self) -> None:
         while self._forgotten:
-            self._tier.drop(self._forgotten.popleft())
+            self.tier.drop(self._forgotten.popleft())
         with self._lock:
             while self._dead_bytes:
                 self.figures.away_bytes -= self._dead_bytes.popleft()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from zico.swapping.idle import Place
 from zico.swapping.schedule import SAVED, USED
@@ -84,7 +84,20 @@ class Swapper:
         self._numbers = 0
         self._iteration = gauge.iteration()
         self.planned_iterations = 0
+        """Iterations in which everything happened as planned, and something was to leave."""
+        self.passive_iterations = 0
+        """All others."""
         mover.on_moved = self._note_moved
+
+    @property
+    def tier(self) -> Any:  # noqa: ANN401 - a ``mover.Tier``, which may tell more
+        """Return where tensors go."""
+        return self._mover.tier
+
+    @property
+    def planned_bytes(self) -> int:
+        """Return what leaves in an iteration by the plan in force."""
+        return self._plan.out_bytes if self._plan is not None else 0
 
     # -- what the adapter tells -----------------------------------------------------------------------------------
 
@@ -217,6 +230,10 @@ class Swapper:
             if missing > 0:
                 self._send(missing)
 
+    def settle(self, within_s: float) -> bool:
+        """Wait until nothing is leaving and what is forgotten has gone; false if that takes longer."""
+        return self._mover.settle(within_s)
+
     # -- iterations -----------------------------------------------------------------------------------------------
 
     def _turn_if_due(self) -> None:
@@ -224,8 +241,11 @@ class Swapper:
         iteration = self._gauge.iteration()
         if iteration == self._iteration and self._event < MOST_EVENTS:
             return
-        if self._plan is not None:
+        is_planned = self._plan is not None and self._event == len(self._plan.observed.sequence)
+        if is_planned and self._plan is not None and self._plan.leaves:
             self.planned_iterations += 1
+        else:
+            self.passive_iterations += 1
         self._plan = self._learner.turn() if iteration == self._iteration + 1 else self._learner.skip()
         living = list(self._all())
         self._idle = {}

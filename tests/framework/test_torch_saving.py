@@ -1,0 +1,83 @@
+"""PyTorch jobs that swap: the same bits of losses and weights in 60 % of their own peaks, and what a script sees."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from harness import FRAMEWORK, MIB, PATIENCE_S, Pool, clean_environment, pool
+from scripts import Script, alone, checks_in, run_checks
+
+from zico.broker.saving import Wish
+from zico.launch.environment import job_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CHECKS = FRAMEWORK / "torch_saving_checks.py"
+MODELS = FRAMEWORK / "torch_saving_models.py"
+KINDS = ("Resnet", "Transformer", "Views", "Accumulated", "Pair", "Checkpointed", "Penalised", "Retained")
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Iterator[Pool]:
+    """Give a pool with small regions, in which a job is held back by its own limit only."""
+    with pool(regions=1024, region_bytes=MIB // 4) as made:
+        yield made
+
+
+def swapping(made: Pool, *arguments: object, tier: str = "memory:1GiB") -> Script:
+    """Start a Python job that swaps."""
+    environment = job_environment(clean_environment(), made.socket, "swaps", wish=Wish("swap", tier=tier))
+    return Script([str(argument) for argument in arguments], environment)
+
+
+@functools.cache
+def checked(made: Pool) -> dict[str, Any]:
+    """Run the checks, once."""
+    return run_checks(CHECKS, functools.partial(swapping, made))
+
+
+@pytest.fixture(scope="module")
+def trained(roomy: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Train all kinds in a job that swaps and alone, once; returns what the two found."""
+    directory: Path = tmp_path_factory.mktemp("models")
+    paths = {"alone": directory / "alone", "swapping": directory / "swapping"}
+    with alone(MODELS, paths["alone"]) as first, swapping(roomy, MODELS, paths["swapping"]) as second:
+        for process in (first, second):
+            done = process.finish(2 * PATIENCE_S)
+            assert (done.returncode, done.stderr) == (0, "")
+    return {name: json.loads(path.read_text()) for name, path in paths.items()}
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize("name", checks_in(CHECKS))
+def test_in_a_job_that_swaps(roomy: Pool, name: str) -> None:
+    """What the check's docstring says is true of saved tensors."""
+    found = checked(roomy)[name]
+    assert found == "ok", found
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize("kind", KINDS)
+def test_less_memory_gives_the_same_bits(trained: dict[str, dict[str, Any]], kind: str) -> None:
+    """Invariant 6: losses and weights in 60 % of the job's own peak are those of a process without Zico."""
+    found, expected = trained["swapping"][kind], trained["alone"][kind]
+    assert {name: found[name] for name in expected} == expected
+    assert found["same"], "with all memory and with less"
+    assert found["peak"] <= found["limit"], "it holds what it may"
+    assert min(found["out_bytes"], found["in_bytes"]) > 0
+    assert found["spilled_bytes"] == found["evictions"] == 0
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize("kind", KINDS)
+def test_plans_are_followed(trained: dict[str, dict[str, Any]], kind: str) -> None:
+    """Iterations are seen without a plan first, and then by one that moves something."""
+    found = trained["swapping"][kind]
+    assert found["passive"] >= 2, "what is planned has been seen twice"
+    assert found["planned"] >= 2
+    assert found["planned_bytes"] > 0

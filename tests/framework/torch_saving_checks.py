@@ -1,0 +1,258 @@
+"""What is true of saved tensors in a job that swaps; run by ``test_torch_saving.py``."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from checking import record, run
+from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from zico import session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIB = 1 << 20
+FLOATS = 2 * MIB // 4
+DEADLINE_S = 60.0
+
+
+def joined() -> session.Session:
+    """Return this process's session."""
+    found = session.current()
+    assert found is not None
+    assert found.swapper is not None
+    return found
+
+
+def limited(mib: int) -> None:
+    """Let this job hold so much and no more."""
+    here = joined()
+    here.pool.set_limit(here.membership.job, mib * MIB // here.pool.region_bytes)
+
+
+def moved() -> tuple[int, int]:
+    """Return the bytes that have gone out and come back so far."""
+    return int(record()["out_bytes"]), int(record()["in_bytes"])
+
+
+def chain(n: int, start: torch.Tensor) -> torch.Tensor:
+    """Return the end of a row of operations that save 2 MiB each."""
+    for _ in range(n):
+        start = start.tanh()
+    return start
+
+
+def push_out(tensors: int = 12) -> torch.Tensor:
+    """Save more than there is room for; returns the end of the graph, whose first tensors are away."""
+    out_before, _ = moved()
+    end = chain(tensors, torch.full((FLOATS,), 0.5, requires_grad=True))
+    assert moved()[0] > out_before
+    return end
+
+
+def raises(work: Callable[[], object], words: str) -> None:
+    """Assert that work raises PyTorch's error with these words."""
+    try:
+        work()
+    except RuntimeError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError("nothing is raised")
+
+
+def nothing_is_left() -> None:
+    """Assert that neither the pool nor the tier holds anything."""
+    gc.collect()
+    here = joined()
+    here.swapper.settle(DEADLINE_S)
+    assert record()["live_bytes"] == 0
+    assert record()["out_now_bytes"] == 0
+    assert [use.used_bytes for use in here.swapper.tier.usage()] == [0]
+
+
+def check_they_come_back_with_the_same_bits() -> None:
+    """A gradient through tensors that have been away is that of a graph that was here all along."""
+    leaf = torch.linspace(-2, 2, FLOATS, requires_grad=True)
+    with saved_tensors_hooks(lambda tensor: tensor.detach().clone(), lambda tensor: tensor):
+        (expected,) = torch.autograd.grad(chain(3, leaf).sum(), leaf)
+    limited(16)
+    out_before, in_before = moved()
+    (got,) = torch.autograd.grad(chain(12, leaf).sum(), leaf)
+    assert moved()[0] > out_before
+    assert moved()[1] > in_before
+    (again,) = torch.autograd.grad(chain(3, leaf).sum(), leaf)
+    assert torch.equal(again, expected)
+    assert not torch.equal(got, expected)
+    assert record()["spilled_bytes"] == 0
+
+
+def check_a_graph_that_is_dropped_leaves_nothing() -> None:
+    """Without a backward pass all that was saved is gone with the graph, from the pool and from the tier."""
+    limited(16)
+    end = push_out()
+    assert record()["out_now_bytes"] > 0
+    del end
+    nothing_is_left()
+
+
+def check_what_is_held_stays() -> None:
+    """A tensor that the program, a view of it or an array still refers to does not leave."""
+    limited(64)
+    leaf = torch.ones(FLOATS, requires_grad=True)
+    held = leaf.tanh()
+    end = held.tanh()
+    array = chain(1, leaf).detach().numpy()
+    here = joined()
+    out_before, _ = moved()
+    here.swapper.relieve(64 * MIB)
+    here.swapper.settle(DEADLINE_S)
+    assert moved()[0] == out_before
+    del held
+    here.swapper.relieve(64 * MIB)
+    here.swapper.settle(DEADLINE_S)
+    assert moved()[0] - out_before >= FLOATS * 4
+    end.sum().backward()
+    assert array[0] == torch.ones(1).tanh().item()
+
+
+def check_a_change_after_saving_raises() -> None:
+    """Changing in place what has been saved raises in the backward pass, small or large, as without Zico."""
+    limited(64)
+    for n in (FLOATS, 16):
+        leaf = torch.ones(n, requires_grad=True)
+        middle = leaf.tanh()
+        end = middle.exp().sum() + (middle * middle).sum()
+        with torch.no_grad():
+            middle.add_(1)
+        raises(end.backward, "has been modified by an inplace operation")
+
+
+def check_a_graph_can_be_used_twice() -> None:
+    """With ``retain_graph`` the second backward pass finds what the first one found, though memory is short."""
+    limited(16)
+    leaf = torch.full((FLOATS,), 0.5, requires_grad=True)
+    end = chain(12, leaf).sum()
+    (first,) = torch.autograd.grad(end, leaf, retain_graph=True)
+    (second,) = torch.autograd.grad(end, leaf)
+    assert torch.equal(first, second)
+    raises(lambda: torch.autograd.grad(end, leaf), "second time")
+
+
+def check_nothing_happens_without_gradients() -> None:
+    """Inference saves nothing, so nothing is moved."""
+    limited(64)
+    before = moved()
+    with torch.no_grad():
+        chain(12, torch.ones(FLOATS))
+    assert moved() == before
+
+
+def check_a_users_hooks_come_first() -> None:
+    """Inside a user's own hooks, ``save_on_cpu`` and checkpoints, theirs are used and ours are not."""
+    limited(64)
+    seen: list[int] = []
+    leaf = torch.ones(FLOATS, requires_grad=True)
+    with saved_tensors_hooks(lambda tensor: seen.append(tensor.numel()) or tensor.detach(), lambda tensor: tensor):
+        chain(3, leaf).sum().backward()
+    assert FLOATS in seen
+    with save_on_cpu():
+        chain(3, leaf).sum().backward()
+    checkpoint(lambda tensor: chain(3, tensor), leaf, use_reentrant=False).sum().backward()
+    assert leaf.grad is not None
+
+
+def check_where_pytorch_wants_no_hooks_there_are_none() -> None:
+    """``torch.func`` transforms work, and afterwards tensors are saved by our hooks again."""
+    limited(16)
+    assert torch.func.grad(lambda x: (x * x).sum())(torch.ones(3)).tolist() == [2.0] * 3
+    rows = torch.func.vmap(torch.func.grad(lambda x: x.tanh().sum()))(torch.ones(4, 8))
+    assert rows.shape == (4, 8)
+    nested = torch.func.jacrev(torch.func.grad(lambda x: (x * x * x).sum()))(torch.ones(3))
+    assert nested.diagonal().tolist() == [6.0] * 3
+    push_out().sum().backward()
+
+
+def check_another_thread_saves_too() -> None:
+    """A thread that is started later swaps like the first one."""
+    limited(16)
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            push_out().sum().backward()
+        except BaseException as error:  # noqa: BLE001 - told to the check
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    assert not failed, failed
+
+
+def check_tensors_of_other_kinds_are_left_alone() -> None:
+    """Sparse tensors, tensors outside the pool and parameters are saved and found as ever."""
+    limited(64)
+    index = torch.tensor([[0, 1], [1, 0]])
+    sparse = torch.sparse_coo_tensor(index, torch.ones(2), (2, 2), requires_grad=True, check_invariants=True)
+    torch.sparse.mm(sparse, torch.ones(2, 2)).sum().backward()
+    shared = torch.ones(FLOATS).share_memory_().requires_grad_()
+    (shared * shared).sum().backward()
+    before = moved()
+    layer = nn.Linear(1024, 1024)
+    (layer(torch.ones(4, 1024)) * 2).sum().backward()
+    joined().swapper.relieve(64 * MIB)
+    joined().swapper.settle(DEADLINE_S)
+    assert moved() == before
+
+
+def check_custom_functions_get_what_they_saved() -> None:
+    """A function of the user's own finds shape, strides, type and contents, and may keep what it gets."""
+    limited(16)
+    kept: list[Any] = []
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - torch's
+            view = tensor.detach().clone().view(-1, 64).t()[1:]
+            ctx.save_for_backward(view)
+            return tensor.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - torch's
+            (view,) = ctx.saved_tensors
+            assert view.shape == (63, FLOATS // 64)
+            assert view.stride() == (1, 64)
+            assert view.storage_offset() == 1
+            assert view[:, 0].tolist() == list(range(1, 64))
+            kept.append(view)
+            return gradient
+
+    leaf = torch.arange(FLOATS, dtype=torch.float32, requires_grad=True)
+    end = Own.apply(leaf)
+    away = push_out()
+    end.sum().backward()
+    del away, end
+    push_out().sum().backward()
+    assert kept[0][:, 0].tolist() == list(range(1, 64))
+
+
+def check_a_compiled_graph_trains() -> None:
+    """``torch.compile`` without a backend that generates code gives the same gradient as without it."""
+    limited(64)
+    leaf = torch.full((FLOATS,), 0.5, requires_grad=True)
+    (expected,) = torch.autograd.grad(chain(3, leaf).sum(), leaf)
+    compiled = torch.compile(lambda tensor: chain(3, tensor).sum(), backend="aot_eager")
+    (got,) = torch.autograd.grad(compiled(leaf), leaf)
+    assert torch.equal(got, expected)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run(globals())
