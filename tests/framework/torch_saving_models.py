@@ -163,7 +163,7 @@ class Penalised(Trained):
 
     def __init__(self) -> None:
         """Make it."""
-        super().__init__(nn.Sequential(*[part for _ in range(4) for part in (nn.Linear(256, 256), nn.Tanh())]))
+        super().__init__(nn.Sequential(*[part for _ in range(8) for part in (nn.Linear(256, 256), nn.Tanh())]))
 
     def forward(self) -> Loss:
         """Add the norm of the gradient with respect to the input."""
@@ -220,14 +220,18 @@ def train_in_less(joined: session.Session, kind: Callable[[], Trained]) -> dict[
     again = train(kind)
     joined.pool.set_limit(joined.membership.job, 0)
     figures = {field: int(job[field]) - before[field] for field in fields}
-    return again | figures | {
-        "same": again == found,
-        "limit": limit,
-        "peak": int(job["peak_held"]),
-        "planned": swapper.planned_iterations - planned,
-        "passive": swapper.passive_iterations - passive,
-        "planned_bytes": swapper.planned_bytes,
-    }
+    return (
+        again
+        | figures
+        | {
+            "same": again == found,
+            "limit": limit,
+            "peak": int(job["peak_held"]),
+            "planned": swapper.planned_iterations - planned,
+            "passive": swapper.passive_iterations - passive,
+            "planned_bytes": swapper.planned_bytes,
+        }
+    )
 
 
 def main() -> None:

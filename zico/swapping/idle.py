@@ -34,6 +34,8 @@ class Idle(abc.ABC):
         """Of its contents in the tier, -1: none."""
         self.stays = False
         """The tier had no room for it."""
+        self.departures = 0
+        """Times it was sent, so that a copy is known to be of the last one."""
         self.is_begun = False
         """Somebody is bringing it back at this moment."""
 

@@ -58,7 +58,8 @@ class Learner:
         self._cap_planned = 0
         self._before: tuple[object, ...] = ()
         self._earlier_ns: dict[int, float] = {}
-        self._planning: threading.Thread | None = None
+        self.planning: threading.Thread | None = None
+        """What makes a plan at the moment, or has made the last one."""
         self.plans = 0
         self._start()
 
@@ -103,7 +104,7 @@ class Learner:
         signature = (tuple(self._codes), tuple(self._sizes))
         is_known = bool(self._codes) and signature == self._before
         self._before = signature
-        if is_known and (self._planning is None or not self._planning.is_alive()):
+        if is_known and (self.planning is None or not self.planning.is_alive()):
             self._reconsider()
         self._start()
         return self._plan
@@ -148,5 +149,5 @@ class Learner:
             self._cap_planned = cap_bytes
             self.plans += 1
 
-        self._planning = threading.Thread(target=work, name="zico-swap-plan", daemon=True)
-        self._planning.start()
+        self.planning = threading.Thread(target=work, name="zico-swap-plan", daemon=True)
+        self.planning.start()

@@ -96,8 +96,8 @@ class Mover:
         self._lock = threading.RLock()
         self._arrival = threading.Condition(self._lock)
         self._getting = threading.Lock()
-        self._out: queue.SimpleQueue[tuple[Idle, int] | threading.Event | None] = queue.SimpleQueue()
-        self._in: queue.SimpleQueue[Idle] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[tuple[Idle, int, int] | threading.Event | None] = queue.SimpleQueue()
+        self._in: queue.SimpleQueue[Idle | None] = queue.SimpleQueue()
         self._forgotten: collections.deque[int] = collections.deque()
         self._dead_bytes: collections.deque[int] = collections.deque()
         self.on_moved: Callable[[Idle, int], None] = lambda _idle, _bytes: None
@@ -119,28 +119,29 @@ class Mover:
                 self._free(idle)
                 return True
             idle.place = Place.LEAVING
+            idle.departures += 1
+            departure = idle.departures
             self._count_leaving(idle.size_bytes)
-        self._out.put((idle, address))
+        self._out.put((idle, address, departure))
         return True
 
     def _send_all(self) -> None:
-        while True:
-            wish = self._out.get()  # no deadline: nobody waits for this thread
+        while (wish := self._out.get()) is not None:  # no deadline: nobody waits for this thread
             self._forget_all()
             if isinstance(wish, threading.Event):
                 wish.set()
-            elif wish is not None:
+            else:
                 self._send_one(*wish)
             del wish
 
-    def _send_one(self, idle: Idle, address: int) -> None:
+    def _send_one(self, idle: Idle, address: int, departure: int) -> None:
         ticket = -1
-        if idle.place is Place.LEAVING:
+        if self._still_leaves(idle, departure):
             began_ns = time.monotonic_ns()
             ticket = self.tier.put(address, idle.size_bytes)
             self.figures.moving_ns += time.monotonic_ns() - began_ns
         with self._lock:
-            if idle.place is not Place.LEAVING:  # somebody needs it
+            if not self._still_leaves(idle, departure):  # somebody needs it, or has, and the copy may be of the past
                 self.forget(ticket)
             elif ticket < 0:
                 idle.place = Place.HERE
@@ -151,6 +152,10 @@ class Mover:
                 self.figures.out_bytes += idle.size_bytes
                 self._free(idle)
             self._count_leaving(-idle.size_bytes)
+
+    @staticmethod
+    def _still_leaves(idle: Idle, departure: int) -> bool:
+        return idle.place is Place.LEAVING and idle.departures == departure
 
     def _free(self, idle: Idle) -> None:
         idle.place = Place.AWAY
@@ -222,8 +227,7 @@ class Mover:
             self._arrival.wait(_SLICE_S)
 
     def _fetch_all(self) -> None:
-        while True:
-            idle = self._in.get()  # no deadline: nobody waits for this thread
+        while (idle := self._in.get()) is not None:  # no deadline: nobody waits for this thread
             with self._lock:
                 if idle.place is not Place.COMING or idle.is_begun:
                     continue
@@ -276,7 +280,12 @@ class Mover:
 
     def tidy(self) -> None:
         """Let what has been forgotten go soon, though nothing leaves."""
+        self._out.put(threading.Event())
+
+    def close(self) -> None:
+        """End the threads once everything asked for has been done; for tests, since jobs swap until they end."""
         self._out.put(None)
+        self._in.put(None)
 
     def settle(self, within_s: float) -> bool:
         """Wait until what is leaving, and what has been forgotten, has gone; false if that takes longer."""

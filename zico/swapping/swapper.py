@@ -83,6 +83,7 @@ class Swapper:
         self._event = 0
         self._numbers = 0
         self._iteration = gauge.iteration()
+        self.most_events = MOST_EVENTS
         self.planned_iterations = 0
         """Iterations in which everything happened as planned, and something was to leave."""
         self.passive_iterations = 0
@@ -239,7 +240,7 @@ class Swapper:
     def _turn_if_due(self) -> None:
         """Begin the next iteration at its first event; one without a boundary is cut."""
         iteration = self._gauge.iteration()
-        if iteration == self._iteration and self._event < MOST_EVENTS:
+        if iteration == self._iteration and self._event < self.most_events:
             return
         is_planned = self._plan is not None and self._event == len(self._plan.observed.sequence)
         if is_planned and self._plan is not None and self._plan.leaves:

@@ -1,0 +1,130 @@
+"""Idle memory, tiers and gauges for tests of ``zico.swapping``, without a framework."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import numpy as np
+
+from zico.swapping.idle import Idle
+from zico.swapping.mover import Figures, Mover
+
+DEADLINE_S = 30.0
+SCRIBBLE = 0xEE
+
+
+class Shelf:
+    """A tier that can be full, broken or held up."""
+
+    def __init__(self, room: int = 1 << 30) -> None:
+        """Have room for so many bytes."""
+        self.room = room
+        self.errno = 0
+        self.kept: dict[int, bytes] = {}
+        self.held_up: threading.Event | None = None
+        self.begun = threading.Event()
+        self._tickets = 0
+
+    def put(self, address: int, size_bytes: int) -> int:
+        """Keep a copy, if there is room."""
+        if size_bytes > self.room - sum(map(len, self.kept.values())):
+            return -1
+        self._tickets += 1
+        self.kept[self._tickets] = ctypes.string_at(address, size_bytes)
+        self.begun.set()
+        if self.held_up is not None:
+            assert self.held_up.wait(DEADLINE_S)
+        return self._tickets
+
+    def get(self, ticket: int, address: int, size_bytes: int) -> int:
+        """Give it back, unless broken."""
+        if not self.errno:
+            ctypes.memmove(address, self.kept[ticket], size_bytes)
+        return self.errno
+
+    def drop(self, ticket: int) -> None:
+        """Forget it; a second time is an error."""
+        del self.kept[ticket]
+
+    def why(self, result: int) -> str:
+        """Say so."""
+        return f"full ({result})"
+
+
+class Array(Idle):
+    """An array that is idle unless it is held."""
+
+    def __init__(self, mover: Mover, contents: bytes) -> None:
+        """Begin with contents, here."""
+        super().__init__(len(contents))
+        self.mover = mover
+        self.here: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = np.frombuffer(contents, np.uint8).copy()
+        self._settled = self.here
+        self.held = False
+
+    def __del__(self) -> None:
+        """Let the tier's copy go."""
+        self.mover.forget_all_of(self)
+
+    def lend(self) -> int:
+        """Return its address, unless held."""
+        assert self.here is not None, "what is lent is here"
+        return 0 if self.held else int(self.here.ctypes.data)
+
+    def let_go(self) -> None:
+        """Free it: who still reads it finds that out."""
+        assert self.here is not None
+        assert not self.held, "what is held does not go"
+        self.here[:] = SCRIBBLE
+        self.here = None
+
+    def settle(self) -> int:
+        """Take new memory, full of something else."""
+        self._settled = np.full(self.size_bytes, SCRIBBLE, np.uint8)
+        return int(self._settled.ctypes.data)
+
+    def arrive(self) -> None:
+        """Be here."""
+        self.here = self._settled
+
+    def take(self) -> bytes:
+        """Hold it and return its contents."""
+        assert self.here is not None
+        self.held = True
+        return self.here.tobytes()
+
+
+class Gauge:
+    """A job whose memory is what the test says."""
+
+    def __init__(self, cap: int) -> None:
+        """May hold so many bytes."""
+        self.cap = cap
+        self.live = self.ticks = self.iterations = 0
+
+    def cap_bytes(self) -> int:
+        """Return what it may hold."""
+        return self.cap
+
+    def live_bytes(self) -> int:
+        """Return what its tensors take."""
+        return self.live
+
+    def tick(self) -> int:
+        """Return how many allocations and frees there have been."""
+        return self.ticks
+
+    def iteration(self) -> int:
+        """Return how many iterations have ended."""
+        return self.iterations
+
+    def waited_ns(self) -> int:
+        """Return for how long it has waited for memory."""
+        return 0
+
+
+def make_mover(shelf: Shelf) -> tuple[Mover, list[Figures]]:
+    """Return a mover and where it publishes."""
+    published: list[Figures] = []
+    return Mover(shelf, published.append, DEADLINE_S), published

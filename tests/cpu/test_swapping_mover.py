@@ -1,0 +1,196 @@
+"""Whatever leaves comes back as it was, whoever asks when, and nothing is kept for the dead."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import threading
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from swapping_parts import DEADLINE_S, Array, Shelf, make_mover
+
+from zico.errors import SwapError
+from zico.swapping.idle import Place
+
+
+def test_out_and_back() -> None:
+    """Contents leave when sent, the memory goes, and who needs them gets them, at the cost of a wait."""
+    shelf = Shelf()
+    mover, published = make_mover(shelf)
+    array = Array(mover, b"contents")
+    assert mover.send(array)
+    assert mover.settle(DEADLINE_S)
+    assert array.here is None
+    assert list(shelf.kept.values()) == [b"contents"]
+    assert published[-1].away_bytes == published[-1].out_bytes == 8
+    assert mover.need(array, array.take) == (True, b"contents")
+    assert (published[-1].in_bytes, published[-1].late, published[-1].away_bytes) == (8, 1, 0)
+    assert mover.settle(DEADLINE_S)
+    assert not shelf.kept, "who has it may change it, so the copy is worth nothing"
+
+
+def test_what_is_held_does_not_leave() -> None:
+    """Nothing that somebody can reach is sent, and what is needed while it leaves stays."""
+    mover, _ = make_mover(Shelf())
+    array = Array(mover, b"contents")
+    array.take()
+    assert not mover.send(array)
+    array.held = False
+    assert mover.send(array)
+    late, contents = mover.need(array, array.take)
+    assert contents == b"contents"
+    assert mover.settle(DEADLINE_S)
+    assert array.here is not None or late
+
+
+def test_what_came_back_unused_leaves_without_a_copy() -> None:
+    """As long as nobody has reached for it the tier's copy is good, and its memory can go at once."""
+    shelf = Shelf()
+    mover, published = make_mover(shelf)
+    array = Array(mover, b"contents")
+    mover.send(array)
+    mover.settle(DEADLINE_S)
+    assert mover.fetch(array)
+    while array.place is not Place.HERE:
+        assert mover.settle(DEADLINE_S)
+    assert mover.send(array)
+    assert array.here is None
+    assert published[-1].out_bytes == 8, "copied out once"
+    assert mover.need(array, array.take)[1] == b"contents"
+
+
+def test_a_copy_of_the_past_is_not_taken_for_the_present() -> None:
+    """What is used and changed while it is being copied, and sent again, comes back as it was changed."""
+    shelf = Shelf()
+    mover, _ = make_mover(shelf)
+    array = Array(mover, b"contents")
+    shelf.held_up = threading.Event()
+    mover.send(array)
+    assert shelf.begun.wait(DEADLINE_S)
+    mover.need(array, array.take)
+    assert array.here is not None
+    array.here[:] = list(b"changed!")
+    array.held = False
+    assert mover.send(array)
+    shelf.held_up.set()
+    assert mover.settle(DEADLINE_S)
+    assert mover.need(array, array.take) == (True, b"changed!")
+
+
+def test_a_full_tier_keeps_everything_here() -> None:
+    """What the tier has no room for stays, is not tried again, and nothing is lost."""
+    mover, published = make_mover(Shelf(room=4))
+    array = Array(mover, b"contents")
+    assert mover.send(array)
+    assert mover.settle(DEADLINE_S)
+    assert (array.place, array.stays, published[-1].kept) == (Place.HERE, True, 1)
+    assert published[-1].leaving_bytes == 0
+    assert not mover.send(array)
+    assert mover.need(array, array.take) == (False, b"contents")
+
+
+def test_a_tier_that_cannot_be_read_is_an_error() -> None:
+    """Who needs what cannot be read back is told; when it can be read again, it is there."""
+    shelf = Shelf()
+    mover, _ = make_mover(shelf)
+    array = Array(mover, b"contents")
+    mover.send(array)
+    mover.settle(DEADLINE_S)
+    shelf.errno = errno.EIO
+    for _ in range(2):
+        with pytest.raises(SwapError, match="8 bytes of a tensor cannot be read back"):
+            mover.need(array, array.take)
+    mover.fetch(array)
+    shelf.errno = 0
+    assert mover.need(array, array.take)[1] == b"contents"
+
+
+def test_the_dead_leave_nothing() -> None:
+    """When nobody can ask for something any more its copy goes, away or half-way."""
+    shelf = Shelf()
+    mover, published = make_mover(shelf)
+    arrays = [Array(mover, b"contents") for _ in range(3)]
+    for array in arrays:
+        mover.send(array)
+    del array
+    mover.settle(DEADLINE_S)
+    mover.send(arrays[0])
+    arrays.clear()
+    gc.collect()
+    mover.settle(DEADLINE_S)
+    mover.settle(DEADLINE_S)
+    assert not shelf.kept
+    assert published[-1].away_bytes == published[-1].leaving_bytes == 0
+
+
+class Moves(RuleBasedStateMachine):
+    """Arrays that are sent, fetched, needed, changed and dropped in any order, while two threads move them."""
+
+    names = st.integers(0, 3)
+
+    def __init__(self) -> None:
+        """Have four arrays and room for three."""
+        super().__init__()
+        self.shelf = Shelf(room=3000)
+        self.mover, self.published = make_mover(self.shelf)
+        self.expected = {name: bytes([name]) * 1000 for name in range(4)}
+        self.arrays = {name: Array(self.mover, contents) for name, contents in self.expected.items()}
+
+    @rule(name=names)
+    def send(self, name: int) -> None:
+        """Let one leave."""
+        self.arrays[name].stays = False
+        self.mover.send(self.arrays[name])
+
+    @rule(name=names)
+    def fetch(self, name: int) -> None:
+        """Let one come back."""
+        self.mover.fetch(self.arrays[name])
+
+    @rule(name=names, change=st.binary(min_size=1000, max_size=1000))
+    def need(self, name: int, change: bytes) -> None:
+        """Use one and change it."""
+        array = self.arrays[name]
+        _, contents = self.mover.need(array, array.take)
+        assert contents == self.expected[name]
+        assert array.here is not None
+        array.here[:] = list(change)
+        self.expected[name] = change
+        array.held = False
+
+    @rule(name=names)
+    def replace(self, name: int) -> None:
+        """Drop one and begin anew."""
+        self.arrays[name] = Array(self.mover, self.expected[name])
+
+    @rule()
+    def settle(self) -> None:
+        """Let what is leaving go."""
+        assert self.mover.settle(DEADLINE_S)
+
+    @invariant()
+    def figures_are_sane(self) -> None:
+        """Nothing counts below zero."""
+        if self.published:
+            figures = self.published[-1]
+            assert min(figures.leaving_bytes, figures.out_bytes - figures.in_bytes + 4000) >= 0
+
+    def teardown(self) -> None:
+        """In the end everything is as it should be, and nothing is left when all are gone."""
+        for name, array in self.arrays.items():
+            assert self.mover.need(array, array.take)[1] == self.expected[name]
+        del array
+        self.arrays.clear()
+        gc.collect()
+        for _ in range(2):
+            assert self.mover.settle(DEADLINE_S)
+        assert not self.shelf.kept
+        assert not self.published or self.published[-1].away_bytes == 0
+        self.mover.close()
+
+
+TestMoves = Moves.TestCase
+TestMoves.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,128 @@
+"""A plan for the next iterations takes what is idle over the peak, and has it back in time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zico.swapping.schedule import SAVED, USED, Observed, Plan, plan
+from zico.tiers.rates import Rates
+from zico.units import MIB
+
+MS = 1_000_000
+FAST = Rates(1e15, 1e15, 0.0, 0.0)
+
+
+def trained(sizes: list[int], each_ms: int = 10) -> Observed:
+    """Return an iteration that saves tensors one after the other, and uses and frees them from the last on."""
+    n = len(sizes)
+    sequence = [2 * i + SAVED for i in range(n)] + [2 * i + USED for i in reversed(range(n))]
+    up = np.cumsum(sizes)
+    load = np.concatenate([up, [up[-1]], up[::-1][:-1], [0]])
+    ticks = (*range(n), *range(n + 1, 2 * n + 1))
+    return Observed(tuple(sequence), tuple(sizes), ticks, load, np.arange(2 * n + 1) * each_ms * MS)
+
+
+def events_of(planned: Plan) -> dict[int, int]:
+    """Return the event at which each tensor begins to come back."""
+    return {number: event for event, numbers in planned.returns.items() for number in numbers}
+
+
+def test_what_fits_stays() -> None:
+    """Nothing leaves where the limit is the peak."""
+    seen = trained([4 * MIB] * 8)
+    planned = plan(seen, 32 * MIB, FAST)
+    assert (planned.leaves, dict(planned.returns), planned.peak_bytes) == (frozenset(), {}, 32 * MIB)
+
+
+def test_the_longest_idle_leave_and_return_in_order_of_use() -> None:
+    """Of eight, where five fit, the first three leave; they come back last in, first out, after the peak."""
+    seen = trained([4 * MIB] * 8)
+    planned = plan(seen, 20 * MIB, Rates(4 * MIB / 0.010, 4 * MIB / 0.010, 0.0, 0.0))
+    assert planned.leaves == {0, 1, 2}
+    assert planned.peak_bytes <= 20 * MIB
+    back = events_of(planned)
+    assert 8 < back[2] < back[1] < back[0] < 16
+    assert all(back[i] < 15 - i for i in planned.leaves), "before their uses"
+
+
+def test_a_copy_that_ends_after_the_peak_does_not_count() -> None:
+    """A tier so slow that nothing leaves before it is needed is not used."""
+    seen = trained([4 * MIB] * 4)
+    assert plan(seen, 8 * MIB, Rates(1.0, 1.0, 0.0, 0.0)).leaves == frozenset()
+
+
+def test_who_was_late_comes_earlier() -> None:
+    """The more a tensor is asked to come earlier, the earlier it comes, as far as there is room."""
+    seen = trained([4 * MIB] * 20)
+    rates = Rates(1e9, 1e9, 0.0, 0.0)
+    events = [events_of(plan(seen, 60 * MIB, rates, {0: earlier_ms * MS}))[0] for earlier_ms in (0, 20, 40)]
+    assert events == sorted(events, reverse=True)
+    assert events[-1] < events[0]
+
+
+def test_nothing_comes_back_before_there_is_room() -> None:
+    """However early it would like to come, its memory does not break the limit."""
+    seen = trained([4 * MIB] * 8)
+    earlier = dict.fromkeys(range(8), 1e9)
+    assert plan(seen, 20 * MIB, FAST, earlier).peak_bytes <= 20 * MIB
+
+
+@st.composite
+def iterations(draw: st.DrawFn) -> Observed:
+    """Return any iteration: tensors saved and used in any order, loads that need not have to do with them."""
+    n = draw(st.integers(1, 12))
+    uses = draw(st.permutations(range(n)))
+    codes = [2 * i + SAVED for i in range(n)]
+    for number in uses[: draw(st.integers(0, n))]:
+        codes.insert(draw(st.integers(codes.index(2 * number + SAVED) + 1, len(codes))), 2 * number + USED)
+    saved = iter(range(n))
+    numbers: dict[int, int] = {}
+    for code in codes:  # numbers are in the order of saving
+        if not code & 1:
+            numbers[code >> 1] = next(saved)
+    sequence = tuple(2 * numbers[code >> 1] + (code & 1) for code in codes)
+    sizes = tuple(draw(st.lists(st.integers(1, 64), min_size=n, max_size=n)))
+    ticks = tuple(sorted(draw(st.lists(st.integers(0, 40), min_size=len(codes), max_size=len(codes)))))
+    load = np.array(draw(st.lists(st.integers(0, 400), min_size=41, max_size=41)), np.int64)
+    times = np.cumsum(draw(st.lists(st.integers(0, 5 * MS), min_size=41, max_size=41)))
+    return Observed(sequence, sizes, ticks, load, times)
+
+
+@given(
+    seen=iterations(),
+    limit=st.integers(0, 400),
+    speed=st.floats(1.0, 1e6),
+    earlier=st.dictionaries(st.integers(0, 11), st.floats(0, 1e8)),
+)
+def test_any_plan_is_one(seen: Observed, limit: int, speed: float, earlier: dict[int, float]) -> None:
+    """Each tensor that leaves is used later and comes back once, in between; the peak is no higher than before."""
+    planned = plan(seen, limit, Rates(speed, speed, 1e-4, 1e-4), earlier)
+    back = [number for numbers in planned.returns.values() for number in numbers]
+    assert sorted(back) == sorted(planned.leaves)
+    for number, event in events_of(planned).items():
+        assert seen.sequence.index(2 * number + SAVED) <= event <= seen.sequence.index(2 * number + USED)
+    assert planned.peak_bytes <= max(seen.load_bytes)
+    assert planned.out_bytes == sum(seen.size_bytes[number] for number in planned.leaves)
+
+
+@given(seen=iterations(), limit=st.integers(0, 400))
+def test_an_instant_tier_leaves_nothing_above_that_could_be_below(seen: Observed, limit: int) -> None:
+    """Where copies take no time, a tick above the limit is one over which nothing that stays is idle."""
+    seen = dataclasses.replace(seen, t_ns=np.arange(41) * MS)
+    planned = plan(seen, limit, FAST)
+    load = seen.load_bytes.copy()
+    idle = {}
+    for number in range(len(seen.size_bytes)):
+        if 2 * number + USED in seen.sequence:
+            saved, used = (seen.event_tick[seen.sequence.index(2 * number + kind)] for kind in (SAVED, USED))
+            idle[number] = (saved, used)
+            if number in planned.leaves:
+                load[saved + 1 : used] -= seen.size_bytes[number]
+    worst = int(np.argmax(load))
+    if load[worst] > limit:
+        staying = [i for i, (saved, used) in idle.items() if saved + 1 < worst < used and i not in planned.leaves]
+        assert not staying

@@ -1,0 +1,145 @@
+"""What leaves and comes back follows the plan while events do, and need where they do not."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from swapping_parts import DEADLINE_S, Array, Gauge, Shelf, make_mover
+
+from zico.swapping.idle import Place
+from zico.swapping.learning import Ended, Learner
+from zico.swapping.mover import Mover
+from zico.swapping.swapper import Swapper
+from zico.tiers.rates import Rates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIZE = 1000
+MS = 1_000_000
+
+
+class Job:
+    """A job that saves and uses arrays in stack order; its memory is what it has saved and is here."""
+
+    def __init__(self, cap: int) -> None:
+        """May hold so many bytes."""
+        self.shelf = Shelf()
+        self.mover: Mover = make_mover(self.shelf)[0]
+        self.gauge = Gauge(cap)
+        self.loads: list[int] = []
+        self.ended: Ended | None = None
+        self.learner = Learner(self._ended, self.gauge.cap_bytes, lambda: Rates(1e9, 1e9, 0.0, 0.0))
+        self.swapper = Swapper(self.mover, self.gauge, self.learner)
+        self.saved: list[Array] = []
+        self.away: list[int] = []
+
+    def _ended(self) -> Ended | None:
+        return self.ended
+
+    def tick(self, work: Callable[[], object]) -> None:
+        """Let work be an event of the heap, that changes what is alive."""
+        self.gauge.ticks += 1
+        work()
+        assert self.swapper.settle(DEADLINE_S)
+        self.gauge.live = sum(array.size_bytes for array in self.saved if array.here is not None)
+        self.loads.append(self.gauge.live)
+
+    def save(self, contents: bytes) -> None:
+        """Save an array."""
+        array = Array(self.mover, contents)
+        self.tick(lambda: self.saved.append(array))
+        self.tick(lambda: self.swapper.saved(array))
+
+    def use(self) -> bytes:
+        """Use what was saved last, and free it."""
+        contents: list[bytes] = []
+        array = self.saved[-1]
+        self.tick(lambda: contents.append(self.swapper.used(array, array.take)))
+        self.tick(self.saved.pop)
+        return contents[0]
+
+    def iterate(self, n: int, *, size: int = SIZE) -> None:
+        """Save and use so many."""
+        self.loads = []
+        for i in range(n):
+            self.save(bytes([i]) * size)
+        self.away = [i for i, array in enumerate(self.saved) if array.place is not Place.HERE]
+        for i in reversed(range(n)):
+            assert self.use() == bytes([i]) * size
+        self.gauge.iterations += 1
+        self.ended = Ended(self.gauge.ticks - len(self.loads) + 1, np.array(self.loads), time.monotonic_ns())
+
+
+def test_without_a_plan_what_was_saved_first_leaves_when_memory_is_nearly_full() -> None:
+    """The first iteration moves what exceeds the greater part of the limit, and no more."""
+    job = Job(8 * SIZE)
+    job.iterate(10)
+    assert job.away == [0, 1, 2, 3]
+    assert job.gauge.live <= 8 * SIZE
+
+
+def test_a_plan_is_made_of_two_iterations_that_are_alike_and_followed() -> None:
+    """From then on planned ones leave as they are saved, and the same come back before they are used."""
+    job = Job(6 * SIZE)
+    for _ in range(6):
+        job.iterate(10)
+        if job.learner.planning is not None:
+            job.learner.planning.join(DEADLINE_S)
+    assert job.swapper.passive_iterations <= 3, "two alike, and the one in which the plan is made"
+    assert job.swapper.planned_iterations >= 2
+    assert job.learner.plans >= 1
+    assert job.away == [0, 1, 2, 3, 4], "a little more than what exceeds the limit"
+
+
+def test_an_iteration_that_is_not_the_planned_one_is_served_by_need() -> None:
+    """Other sizes or more tensors end the plan for this iteration; contents are right all the same."""
+    job = Job(6 * SIZE)
+    for _ in range(5):
+        job.iterate(10)
+        if job.learner.planning is not None:
+            job.learner.planning.join(DEADLINE_S)
+    planned = job.swapper.planned_iterations
+    job.iterate(10, size=SIZE + 1)
+    job.iterate(12)
+    job.iterate(10)
+    assert job.swapper.planned_iterations == planned + 1, "the last of the planned ones"
+    job.save(b"another")
+    assert job.swapper.planned_iterations == planned + 2
+
+
+def test_relief_takes_what_is_needed_last_and_no_more() -> None:
+    """Somebody who waits gets what was saved first."""
+    job = Job(100 * SIZE)
+    for i in range(5):
+        job.save(bytes([i]) * SIZE)
+    job.swapper.relieve(2 * SIZE)
+    assert job.swapper.settle(DEADLINE_S)
+    assert [array.place is Place.AWAY for array in job.saved] == [True, True, False, False, False]
+    for i in reversed(range(5)):
+        assert job.use() == bytes([i]) * SIZE
+
+
+def test_what_outlives_its_iteration_can_still_leave_and_be_used() -> None:
+    """A graph that is kept over a boundary is first to go, and its tensors come back."""
+    job = Job(100 * SIZE)
+    job.save(b"old" * SIZE)
+    kept = job.saved.pop()
+    job.gauge.iterations += 1
+    job.save(b"new" * SIZE)
+    job.swapper.relieve(1)
+    assert job.swapper.settle(DEADLINE_S)
+    assert (kept.place, job.saved[0].place) == (Place.AWAY, Place.HERE)
+    assert job.swapper.used(kept, kept.take) == b"old" * SIZE
+
+
+def test_events_without_boundaries_are_not_kept_for_ever() -> None:
+    """A loop that nothing marks begins anew now and then."""
+    job = Job(100 * SIZE)
+    job.swapper.most_events = 10
+    for _ in range(40):
+        job.save(b"x")
+        job.use()
+    assert job.swapper.passive_iterations >= 7
