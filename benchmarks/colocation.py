@@ -63,6 +63,8 @@ class Configuration:
     """Budget in percent of the sum of the peaks; ``None``: no budget."""
     plans: bool = True
     """Whether the jobs' heaps follow plans, or place tensors by their classes alone."""
+    save: str = "none"
+    """How jobs go on with less than their peaks."""
 
     @property
     def label(self) -> str:
@@ -70,7 +72,8 @@ class Configuration:
         if self.policy in {PLAIN, ONE_BY_ONE}:
             return self.policy
         budget = "no budget" if self.share is None else f"{self.share} %"
-        return f"{self.policy} {budget}{'' if self.plans else ' without plans'}"
+        saves = "" if self.save == "none" else f" {self.save}"
+        return f"{self.policy} {budget}{saves}{'' if self.plans else ' without plans'}"
 
 
 BASE = Configuration("zico")
@@ -92,6 +95,7 @@ def configurations(options: Namespace) -> list[Configuration]:
         for policy in options.policy
         for share in (shares if policy == "zico" or options.share else OTHER_SHARES)
     ]
+    bounded += [Configuration("zico", share, save=save) for share in shares for save in options.save]
     if options.smoke:
         return [BASE, Configuration(PLAIN), *bounded]
     bounded += [Configuration("zico", share, plans=False) for share in PLANLESS_SHARES if share in shares]
@@ -138,7 +142,8 @@ class Runner:
         if configuration.policy == PLAIN:
             return self._figures(together.run_plain(jobs, *self._until_time(), deadline_s=self._deadline_s))
         budget = NO_BUDGET if configuration.share is None else f"{self.budget_bytes(configuration.share)}B"
-        return self._figures(self._zico(jobs, configuration.policy, budget, *self._until_time()))
+        told = () if configuration.save == "none" else ("--save", configuration.save)
+        return self._figures(self._zico(jobs, configuration.policy, budget, *self._until_time(), told=told))
 
     def budget_bytes(self, share: int) -> int:
         """Return a share of the sum of the peaks, in percent, rounded down to regions."""
@@ -147,9 +152,18 @@ class Runner:
     def _until_time(self) -> tuple[str, ...]:
         return (*ENDLESS, "--seconds", str(self._seconds))
 
-    def _zico(self, jobs: Sequence[Job], policy: str, budget: str, *extra: str) -> together.Together:
-        device = self._pair.device
-        return together.run_zico(jobs, *extra, policy=policy, budget=budget, deadline_s=self._deadline_s, device=device)
+    def _zico(
+        self, jobs: Sequence[Job], policy: str, budget: str, *extra: str, told: Sequence[str] = ()
+    ) -> together.Together:
+        return together.run_zico(
+            jobs,
+            *extra,
+            policy=policy,
+            budget=budget,
+            deadline_s=self._deadline_s,
+            device=self._pair.device,
+            told=told,
+        )
 
     def _alone_rates(self) -> list[float]:
         """Return each job's rate alone with all cores."""
@@ -316,7 +330,7 @@ def _percent(value: float | None) -> str:
 def _over_serial(label: str, summary: dict[str, Any]) -> str:
     """Return the throughput over the serial policy's in the same budget."""
     policy, _, budget = label.partition(" ")
-    serial = summary.get(f"serial {budget.removesuffix(' without plans')}")
+    serial = summary.get(f"serial {' '.join(budget.split()[:2])}")
     if policy != "zico" or serial is None:
         return "-"
     return f"{summary[label]['throughput']['median'] / serial['throughput']['median']:.2f}"
@@ -377,20 +391,23 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations of each job left out")
     parser.add_argument("--share", type=int, action="append", help="budget in percent (default: 50 to 100)")
     parser.add_argument("--policy", action="append", choices=("zico", "serial", "none"), help="default: all")
+    parser.add_argument("--save", action="append", choices=("swap", "page", "auto"), help="measure these, too")
+    parser.add_argument("--name", default="colocation", help="of the files of results")
     parser.add_argument("--pair", action="append", help="resnet+resnet or resnet+lm (default: both)")
     options = parser.parse_args()
     options.policy = options.policy or ["zico", "serial", "none"]
+    options.save = options.save or []
     if options.smoke:
         options.seconds, options.repeat, options.share, options.policy, options.warm_up = 4.0, 1, [70], ["zico"], 1
     chosen = [pair for pair in pairs(smoke=options.smoke) if not options.pair or pair.name in options.pair]
     settings = {name: getattr(options, name) for name in ("seconds", "repeat", "warm_up")}
-    settings |= {"shares": options.share or SHARES, "policies": options.policy}
-    result = common.document("colocation", QUESTION, settings)
+    settings |= {"shares": options.share or SHARES, "policies": options.policy, "save": options.save}
+    result = common.document(options.name, QUESTION, settings)
     result["pairs"] = {pair.name: measure(pair, options) for pair in chosen}
     directory = common.output_directory(options)
     common.write(result, text_of(result), directory)
     if directory is not None:
-        draw(result, directory / "colocation.png")
+        draw(result, directory / f"{options.name}.png")
     return int(any(pair["failures"] for pair in result["pairs"].values()))
 
 

@@ -127,14 +127,38 @@ def run_zico(
     deadline_s: float,
     device: str = "host",
     report_to: Path | None = None,
+    told: Sequence[str] = (),
 ) -> Together:
-    """Run the jobs under one ``zico run``; what ``--report`` writes goes to ``report_to`` if that is given."""
+    """Run the jobs under one ``zico run``; what ``--report`` writes goes to ``report_to`` if that is given.
+
+    Args:
+        jobs: The jobs.
+        extra: Arguments of each.
+        policy: Who may go on.
+        budget: Of all.
+        deadline_s: How long that may take.
+        device: Whose memory they share.
+        report_to: A directory.
+        told: Further options of ``zico run``.
+    """
     with _scratch() as directory:
         report = directory / "report.json"
         names = [option for job in jobs for option in ("--name", job.name)]
         commands = [shlex.join(job.argv(directory / f"{job.name}.json", *extra)) for job in jobs]
         kept = () if report_to is None else ("--report", str(report_to))
-        options = ("--quiet", "--device", device, "--policy", policy, "--budget", budget, "--json", str(report), *kept)
+        options = (
+            "--quiet",
+            "--device",
+            device,
+            "--policy",
+            policy,
+            "--budget",
+            budget,
+            "--json",
+            str(report),
+            *kept,
+            *told,
+        )
         with _process((*ZICO, "run", *options, *names, *commands), directory) as process:
             ends = _ends({"": process}, [job.name for job in jobs], deadline_s)
         return Together(ends, _losses(jobs, directory), json.loads(report.read_text()))
