@@ -97,6 +97,14 @@ def test_every_planner_can_be_compared(trace: str, capsys: pytest.CaptureFixture
     assert {row["answer"] for row in report["rows"][1:]} == {"planned"}
 
 
+def test_no_plan_beats_the_bound(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With ``--bound`` the report has the least limit, or with a limit the least overhead; the plan is not below."""
+    _, report = report_of(capsys, trace, "--bound", "--bandwidth", ROOMY)
+    assert 16 * MIB <= report["bound"] <= report["rows"][1]["limit_bytes"]
+    _, report = report_of(capsys, trace, "--bound", "--limit", "70%", "--bandwidth", "8GiB")
+    assert 0 < report["bound"] <= report["rows"][1]["overhead"]
+
+
 def test_a_table_for_people(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Peak before and after, overhead, bytes moved, swaps."""
     assert main(["plan", trace, "--swap", "--limit", "40MiB", "--bandwidth", ROOMY, "--score", "doa"]) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -277,15 +276,17 @@ def _packed(problem: SwapProblem, plan: SwapPlan, packer: Any) -> int | None:  #
     return int((answer.offset_bytes + places.size_bytes).max(initial=0))
 
 
-def _bound(problem: SwapProblem, overhead: float | None) -> float | None:
-    """Return what no plan is below, ``None`` where the solver is not installed."""
-    try:
-        bounds = importlib.import_module("zico.planners.swap.bound")
-        if overhead is not None:
-            return float(bounds.least_peak(problem, overhead).value)
-        return float(bounds.least_overhead(problem, problem.limit_bytes).value) / max(problem.period_ns, 1)
-    except (ImportError, ConfigError):
-        return None
+def _bound(problem: SwapProblem, overhead: float | None) -> float:
+    """Return what no plan is below: bytes of a limit, or the share of overhead within the problem's.
+
+    Raises:
+        ConfigError: SciPy is not installed.
+    """
+    from zico.planners.swap.bound import least_overhead, least_peak
+
+    if problem.limit_bytes is None:
+        return least_peak(problem, overhead or 0.0).value
+    return least_overhead(problem, problem.limit_bytes).value / max(problem.period_ns, 1)
 
 
 def _cost(row: SwapRow, overhead: float | None) -> float:
