@@ -2,13 +2,14 @@
 
 Theory of operation
     Any share of a gap's bytes may leave, in pieces as small as one likes, and the pieces of all gaps are alike. So a
-    plan is how many bytes of each gap leave, and for each point of time how many bytes have left and returned::
+    plan is how many bytes of each gap leave, and for each point of time how many bytes have left and returned (of each
+    class of tensors, since a latency makes small ones slower)::
 
         x[g]         bytes of gap g that leave                     0 <= x[g] <= size[g]
         A[p], D[p]   bytes of gaps that have opened, that had to be back, at point p
         V[p]         bytes elsewhere whose tensors have ended      sums over x
         O[p], I[p]   bytes that have left, have returned           O[p + 1] <= A[p], I >= D, O - I - V >= 0, both grow
-        w[s]         how long is waited in segment s               O, I grow by at most bandwidth x (duration + w)
+        w[s]         how long is waited in segment s               O, I grow by what a link takes duration + w for
         load[s] - (O - I - V) at both ends of operation s          at most the peak
 
     On the circle a gap that passes the boundary counts in ``A`` at once and again where it opens, and O and I grow by
@@ -21,8 +22,8 @@ Guarantees
       become longer, and a merged segment is needed only between what leaves by its end and returns by its beginning.
 
 Known limitations
-    * A latency only makes bandwidths lower, to what the largest tensor gets.
-    * Tensors below ``least_bytes`` stay: the bound is one for plans that leave them alone, too.
+    * A latency only makes bandwidths lower, to what the largest tensor of a class of about one size gets.
+    * With ``least_bytes`` the bound is one only for plans that leave smaller tensors where they are.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 
 _COARSE = 300  # segments; with so few the level above which operations matter is found in no time
 _FINE = 2000
-_LEAST_BYTES = 1 << 20
+_CLASSES = 3  # the last one has all smaller tensors
+_ALIKE = 1.15  # how much more of a link's time for a byte one tensor of a class may take than another
 _ROUNDING = 1e-6  # of the peak or the period: what the solver leaves open, given away
 
 
@@ -57,7 +59,7 @@ class Bound:
 
 
 def least_peak(
-    problem: SwapProblem, overhead: float = 0.0, least_bytes: int = _LEAST_BYTES, most_segments: int = _FINE
+    problem: SwapProblem, overhead: float = 0.0, least_bytes: int = 1, most_segments: int = _FINE
 ) -> Bound:
     """Return a peak that no plan is below that makes an iteration at most ``overhead`` (a share) longer.
 
@@ -75,7 +77,7 @@ def least_peak(
 
 
 def least_overhead(
-    problem: SwapProblem, limit_bytes: int, least_bytes: int = _LEAST_BYTES, most_segments: int = _FINE
+    problem: SwapProblem, limit_bytes: int, least_bytes: int = 1, most_segments: int = _FINE
 ) -> Bound:
     """Return how many nanoseconds longer than ``period_ns`` an iteration is at least within a limit.
 
@@ -134,47 +136,48 @@ class _Program:
         return linprog(cost, matrix, np.concatenate(self._most), bounds=limits, method="highs")
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Class:
+    """Gaps of tensors of about one size, and the columns of what moves of them, for each point."""
+
+    gaps: Int64s
+    opened: Int64s
+    left: Int64s
+    due: Int64s
+    back: Int64s
+    ended: Int64s
+
+
 def _solved(problem: SwapProblem, fluid: Fluid, limit: int | None, wait_ns: float | None) -> Bound:
     """Solve for the least peak if ``limit`` is ``None``, else for the least wait."""
     scale, period = float(max(problem.peak_bytes, 1)), float(max(problem.period_ns, 1))
     n, n_gaps = fluid.n_segments, len(fluid.access)
-    size = fluid.size_bytes / scale
     program = _Program()
     share, wait, peak = program.variables(n_gaps), program.variables(n), program.variables(1)
-    left, back = program.variables(n + 1), program.variables(n + 1)
-    opened, due, ended = (program.variables(n + 1) for _ in range(3))
-    wraps = fluid.closes >= n
-    opens = np.concatenate([fluid.opens, np.zeros(int(wraps.sum()), np.int64)])
-    which = np.concatenate([np.arange(n_gaps), np.flatnonzero(wraps)])
-    closes = np.where(wraps, fluid.closes - n, fluid.closes)
-    _sums(program, opened, opens, (share[which], size[which]), 1)
-    for columns, of in ((due, fluid.returns), (ended, ~fluid.returns)):
-        _sums(program, columns, closes[of], (share[of], size[of]), -1)
-    program.rows(0, (left[1:], 1), (opened[:-1], -1))
-    first = program.rows(0, (left[0], 1))
-    program.add(np.repeat(first, int(wraps.sum())), share[wraps], -size[wraps])
-    program.rows(0, (due, 1), (back, -1))
-    program.rows(0, (back, 1), (ended, 1), (left, -1))
-    for columns, of, link in ((left, slice(None), problem.out), (back, fluid.returns, problem.back)):
-        fastest = _rate(link, fluid.size_bytes) / scale
-        program.rows(fastest * fluid.duration_ns, (columns[1:], 1), (columns[:-1], -1), (wait, -fastest * period))
-        program.rows(0, (columns[:-1], 1), (columns[1:], -1))
-        row = program.rows(0, (columns[-1], -1), (columns[0], 1))  # a round moves everything once
-        program.add(np.repeat(row, len(share[of])), share[of], size[of])
+    classes = [_Class(gaps, *(program.variables(n + 1) for _ in range(5))) for gaps in _by_size(problem, fluid)]
+    for one in classes:
+        _moves(program, fluid, one, share, fluid.size_bytes / scale)
+    for direction, link in (("left", problem.out), ("back", problem.back)):
+        rows = program.rows(fluid.duration_ns / period, (wait, -1))
+        for one in classes:
+            took = scale / _rate(link, fluid.size_bytes[one.gaps]) / period
+            columns = getattr(one, direction)
+            program.add(rows, columns[1:], took)
+            program.add(rows, columns[:-1], -took)
     _short_gaps(program, problem, fluid, (share, wait))
     needed = np.flatnonzero(fluid.load_bytes)
-    load = fluid.load_bytes[needed] / scale
     whole = fluid.whole[needed]
     for leave, come in ((needed + ~whole, needed), (needed + 1, needed + whole)):
-        program.rows(-load, (left[leave], -1), (back[come], 1), (ended[needed], 1), (peak, -1))
-    most = np.full(program.n, np.inf)
+        rows = program.rows(-fluid.load_bytes[needed] / scale, (np.broadcast_to(peak, len(needed)), -1))
+        for one in classes:
+            for columns, sign in ((one.left[leave], -1), (one.back[come], 1), (one.ended[needed], 1)):
+                program.add(rows, columns, sign)
+    most, cost = np.full(program.n, np.inf), np.zeros(program.n)
     most[share] = 1
     most[wait[fluid.whole]] = 0
-    cost = np.zeros(program.n)
     if limit is None:
         cost[peak] = 1
-        row = program.rows((wait_ns or 0.0) / period, (wait[0], 0))
-        program.add(np.repeat(row, n), wait, 1)
+        program.add(np.repeat(program.rows((wait_ns or 0.0) / period, (wait[0], 0)), n), wait, 1)
     else:
         most[peak] = limit / scale
         cost[wait] = 1
@@ -185,6 +188,35 @@ def _solved(problem: SwapProblem, fluid: Fluid, limit: int | None, wait_ns: floa
     shares[fluid.access] = answer.x[share]
     value = max(answer.fun - _ROUNDING, 0.0) * (scale if limit is None else period)
     return Bound(value, shares)
+
+
+def _by_size(problem: SwapProblem, fluid: Fluid) -> list[Int64s]:
+    """Return the gaps in classes in which no tensor takes much more of a link for a byte than the largest does."""
+    order = np.argsort(-fluid.size_bytes, kind="stable")
+    size = fluid.size_bytes[order].astype(np.float64)
+    byte_ns = sum(link.latency_ns / size + 1e9 / link.bandwidth for link in (problem.out, problem.back))
+    level = np.floor(np.log(byte_ns / byte_ns[:1]) / np.log(_ALIKE)) if len(size) else size
+    return np.split(order, (np.flatnonzero(np.diff(level)) + 1)[: _CLASSES - 1]) if len(size) else []
+
+
+def _moves(program: _Program, fluid: Fluid, one: _Class, share: Int64s, size: NDArray[np.float64]) -> None:
+    """Let the gaps of a class leave once they are open and return before they close, and everything once a round."""
+    n, gaps = fluid.n_segments, one.gaps
+    wraps = gaps[fluid.closes[gaps] >= n]
+    which = np.concatenate([gaps, wraps])
+    opens = np.concatenate([fluid.opens[gaps], np.zeros(len(wraps), np.int64)])
+    _sums(program, one.opened, opens, (share[which], size[which]), 1)
+    for columns, some in ((one.due, gaps[fluid.returns[gaps]]), (one.ended, gaps[~fluid.returns[gaps]])):
+        _sums(program, columns, fluid.closes[some] - n * (fluid.closes[some] >= n), (share[some], size[some]), -1)
+    program.rows(0, (one.left[1:], 1), (one.opened[:-1], -1))
+    first = program.rows(0, (one.left[0], 1))
+    program.add(np.repeat(first, len(wraps)), share[wraps], -size[wraps])
+    program.rows(0, (one.due, 1), (one.back, -1))
+    program.rows(0, (one.back, 1), (one.ended, 1), (one.left, -1))
+    for columns, some in ((one.left, gaps), (one.back, gaps[fluid.returns[gaps]])):
+        program.rows(0, (columns[:-1], 1), (columns[1:], -1))
+        row = program.rows(0, (columns[-1], -1), (columns[0], 1))
+        program.add(np.repeat(row, len(some)), share[some], size[some])
 
 
 def _sums(

@@ -30,7 +30,7 @@ from zico.planners.swap.fluid import Rounding, fluid_of
 from zico.planners.swap.network import cut_open, shares_within
 from zico.planners.swap.plan import SwapPlan, no_swaps
 from zico.planners.swap.parts import Chosen, scheduled
-from zico.units import MIB
+from zico.units import KIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,6 @@ _MARGINS = (0.0, 0.5, 1.0, 2.0)  # of the largest tensor: memory that whole tens
 _LEAST_SHARES = (0.5, 0.05, 0.25, 0.75, 0.95)  # of a tensor that the flow takes: then all of it leaves
 _TOGGLES = 200
 _SCORES = ("doa", "aoa", "wdoa")  # the published ones that take no search
-_STEPS = 4000  # of the peak: how finely limits are looked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,22 +55,19 @@ class FlowOptions:
 
     region_bytes: int | None = 2 * MIB
     """Parts are multiples of it; ``None``: whole tensors move. Default: what CUDA maps at once."""
-    least_bytes: int = MIB
+    least_bytes: int = 64 * KIB
     """Smaller tensors stay."""
-    most_segments: int = 2000
+    most_segments: int = 1200
     """In how many pieces an iteration is looked at."""
 
 
 class Flow:
     """Flow, schedule, replay."""
 
-    name = "flow"
-
-    def __init__(self, options: FlowOptions | None = None) -> None:
-        """Search with these options."""
-        self._options = options or FlowOptions()
-        if self._options.region_bytes is None:
-            self.name = "flow-whole"
+    def __init__(self, name: str = "flow", options: FlowOptions | None = None) -> None:
+        """Search with these options; by default ``flow-whole`` moves whole tensors, and ``flow`` parts of them."""
+        self.name = name
+        self._options = options or FlowOptions(region_bytes=None if name == "flow-whole" else 2 * MIB)
 
     def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:
         """Return the plan of least overhead that was found.
@@ -180,26 +176,6 @@ def _in_whole(problem: SwapProblem, limit: int, options: FlowOptions, best: _Bes
         yield scheduled(problem, line, Chosen(leaves, largest, wait_ns, whole), "")[0]
         if not best.is_last:
             leaves[gap] = fluid.size_bytes[gap] - leaves[gap]
-
-
-def least_limit(
-    problem: SwapProblem, planner: Flow, overhead: float = 0.0, deadline_s: float = 60.0
-) -> tuple[int, SwapPlan]:
-    """Return the lowest limit found at which the planner's overhead is at most so much, and its plan.
-
-    Looks at limits by bisection; the problem's own is not looked at. Waits for nothing but the planner.
-    """
-    until_s = time.monotonic() + deadline_s
-    low, high, best = problem.least_bytes - 1, problem.peak_bytes, no_swaps(planner.name)
-    while high - low > max(problem.peak_bytes // _STEPS, 1) and time.monotonic() < until_s:
-        limit = (low + high) // 2
-        tried = dataclasses.replace(problem, limit_bytes=limit)
-        plan = planner.plan(tried, until_s - time.monotonic())
-        if isinstance(plan, SwapPlan) and Replayer(tried).replay(plan).overhead <= overhead:
-            high, best = limit, plan
-        else:
-            low = limit
-    return high, best
 
 
 def curve(

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from zico.planners.swap.plan import SwapPlan, SwapPlanner
     from zico.planners.swap.problem import SwapProblem
 
-_SHARE = 512
-"""The search ends when it knows the limit to a 512th of the peak, 0.2 %."""
+STEPS = 512
+"""By default the search ends when it knows the limit to a 512th of the peak, 0.2 %."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,7 +26,14 @@ class Lowest:
     plan: SwapPlan
 
 
-def lowest_limit(problem: SwapProblem, planner: SwapPlanner, overhead: float, deadline_s: float) -> Lowest:
+def lowest_limit(  # noqa: PLR0913, PLR0917 - what is known and how finely to look have defaults
+    problem: SwapProblem,
+    planner: SwapPlanner,
+    overhead: float,
+    deadline_s: float,
+    steps: int = STEPS,
+    bound_bytes: int = 0,
+) -> Lowest:
     """Return the lowest limit found by bisection at which the planner's plan costs no more than ``overhead``.
 
     Bisection takes for granted that a limit that is too low stays so below; what it finds is kept, but with a planner
@@ -37,11 +44,13 @@ def lowest_limit(problem: SwapProblem, planner: SwapPlanner, overhead: float, de
         planner: Whom to ask, about nine times.
         overhead: The share by which an iteration may be longer.
         deadline_s: Seconds for all; the planner is told what is left.
+        steps: The limit is found to this fraction of the peak.
+        bound_bytes: No limit below it is looked at; from ``bound.least_peak``, say.
     """
     began_s = time.monotonic()
     replayer = Replayer(problem)
-    low, found = problem.least_bytes, Lowest(problem.peak_bytes, no_swaps(planner.name))
-    step = max(problem.peak_bytes // _SHARE, 1)
+    low, found = max(problem.least_bytes, bound_bytes), Lowest(problem.peak_bytes, no_swaps(planner.name))
+    step = max(problem.peak_bytes // steps, 1)
     while found.limit_bytes - low > step:
         left_s = deadline_s - (time.monotonic() - began_s)
         if left_s <= 0:

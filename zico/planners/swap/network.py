@@ -1,4 +1,4 @@
-"""How much of each gap leaves, as the cheapest flow of bytes through a network in time.
+r"""How much of each gap leaves, as the cheapest flow of bytes through a network in time.
 
 Each point of time (``zico/planners/swap/fluid.py``) is three nodes: what wants out, what is elsewhere, and what is
 back. Bytes go round: out in their gap, back before it closes, and by the gap's own arc to where it opened. The arcs

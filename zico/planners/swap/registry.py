@@ -21,6 +21,8 @@ def _made(module: str, name: str, *arguments: str) -> SwapPlanner:
 
 SWAP_PLANNERS: Mapping[str, Callable[[], SwapPlanner]] = {
     **{name: functools.partial(_made, "autoswap", "AutoSwap", name) for name in ("doa", "aoa", "wdoa", "swdoa")},
+    "flow": functools.partial(_made, "flow", "Flow"),
+    "flow-whole": functools.partial(_made, "flow", "Flow", "flow-whole"),
     "bayes": functools.partial(_made, "bayes", "Bayes"),
 }
 

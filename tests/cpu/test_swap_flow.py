@@ -1,0 +1,135 @@
+"""Our planner of swaps: its plans are good, near the bound, and never worse than the published ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swap_cases import example, problem, problems
+
+from zico.planners.plan import NoPlan, Reason
+from zico.planners.swap.autoswap import AutoSwap
+from zico.planners.swap.bound import least_overhead, least_peak
+from zico.planners.swap.circulation import cheapest_circulation
+from zico.planners.swap.flow import Flow, FlowOptions, curve
+from zico.planners.swap.lowest import lowest_limit
+from zico.planners.swap.plan import SwapPlan
+from zico.planners.swap.problem import PERSISTENT, Link, SwapProblem
+from zico.planners.swap.replay import replay
+
+FINE = FlowOptions(region_bytes=1, least_bytes=1)
+WHOLE = FlowOptions(region_bytes=None, least_bytes=1)
+DEADLINE_S = 60.0
+
+
+def training(layers: int = 24, size: int = 4000, latency: int = 0) -> SwapProblem:
+    """Return a forward and a backward pass, twice as long, over equal layers, with a weight that outlives them each."""
+    durations = [400] * layers + [800] * layers
+    features = [(size, i, 2 * layers - 1 - i, (i, 2 * layers - 1 - i)) for i in range(layers)]
+    weights = [(size // 4, PERSISTENT, PERSISTENT, (i, 2 * layers - 1 - i)) for i in range(layers)]
+    return problem(durations, features + weights, links=(Link(1e9, latency), Link(1e9, latency)))
+
+
+@given(problems(), st.sampled_from((FINE, WHOLE)))
+@settings(max_examples=60, deadline=None)
+def test_every_plan_keeps_the_limit(of: SwapProblem, options: FlowOptions) -> None:
+    """The judge finds nothing wrong with any plan, in parts or of whole tensors, and none is below the bound."""
+    made = Flow(options=options).plan(of, DEADLINE_S)
+    if isinstance(made, NoPlan):
+        assert made.reason is Reason.NOT_FOUND
+        return
+    judged = replay(of, made)
+    assert judged.is_good, judged.detail
+    assert judged.peak_bytes <= (of.limit_bytes or 0)
+    if options is WHOLE:
+        assert (made.size_bytes == of.size_bytes[made.tensor]).all()
+    pytest.importorskip("scipy")
+    if judged.repeats:
+        bound_ns = least_overhead(of, of.limit_bytes or 1).value
+        assert judged.duration_ns - of.period_ns >= bound_ns - 1e-5 * max(of.period_ns, 1)
+
+
+@given(problems())
+@settings(max_examples=40, deadline=None)
+def test_no_published_score_is_better(of: SwapProblem) -> None:
+    """Where a quick published score finds a plan, ours costs no more."""
+    ours = Flow(options=FINE).plan(of, DEADLINE_S)
+    for by in ("doa", "aoa", "wdoa"):
+        theirs = AutoSwap(by).plan(of, DEADLINE_S)
+        if isinstance(theirs, SwapPlan):
+            assert isinstance(ours, SwapPlan)
+            assert replay(of, ours).overhead <= replay(of, theirs).overhead + 1e-12
+
+
+@pytest.mark.parametrize("overhead", [0.0, 0.1])
+def test_it_comes_near_the_bound(overhead: float) -> None:
+    """On a training step it takes at least 0.95 of what the bound says can be taken off the peak."""
+    pytest.importorskip("scipy")
+    of = training()
+    found = lowest_limit(of, Flow(options=dataclasses.replace(FINE, region_bytes=100)), overhead, DEADLINE_S, 4096)
+    assert replay(dataclasses.replace(of, limit_bytes=found.limit_bytes), found.plan).overhead <= overhead + 1e-12
+    bound = least_peak(of, overhead).value
+    assert bound <= found.limit_bytes
+    assert of.peak_bytes - found.limit_bytes >= 0.95 * (of.peak_bytes - bound)
+
+
+def test_joining_parts_saves_latencies() -> None:
+    """With a latency as long as a part takes, transfers of the plan are larger than its parts on average."""
+    of = dataclasses.replace(training(latency=100), limit_bytes=int(0.85 * training().peak_bytes))
+    made = Flow(options=FlowOptions(region_bytes=100, least_bytes=1)).plan(of, DEADLINE_S)
+    assert isinstance(made, SwapPlan)
+    assert made.size_bytes.mean() > 200
+
+
+def test_a_limit_too_low_is_refused_with_the_least_one() -> None:
+    """Below what an operation needs at once there is no plan, and the answer says what it would need."""
+    of = example(limit=example().least_bytes - 1)
+    made = Flow(options=FINE).plan(of, DEADLINE_S)
+    assert isinstance(made, NoPlan)
+    assert made.reason is Reason.INFEASIBLE
+    assert str(of.least_bytes) in made.detail
+
+
+def test_nothing_moves_where_nothing_must() -> None:
+    """Without a limit, and with one at the peak, the plan has no swaps."""
+    for limit in (None, example().peak_bytes):
+        made = Flow(options=FINE).plan(example(limit=limit), DEADLINE_S)
+        assert isinstance(made, SwapPlan)
+        assert not len(made)
+
+
+def test_the_curve_never_falls_as_the_limit_does() -> None:
+    """From no overhead at the peak, each lower limit costs as much or more."""
+    of = training()
+    found = curve(of, Flow(options=dataclasses.replace(FINE, region_bytes=400)), points=6)
+    limits, costs = zip(*found, strict=True)
+    assert limits[0] == of.peak_bytes
+    assert costs[0] == 0
+    assert list(limits) == sorted(limits, reverse=True)
+    assert list(costs) == sorted(costs)
+    assert costs[-1] > 0
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+def test_the_circulation_costs_what_a_linear_program_says(random: object) -> None:
+    """On random networks the network simplex finds the optimum of SciPy's solver, or misses as it is infeasible."""
+    optimize = pytest.importorskip("scipy.optimize")
+    drawn = np.random.default_rng(random.getrandbits(32))  # type: ignore[attr-defined] # hypothesis' Random
+    n_nodes, n_arcs = int(drawn.integers(2, 9)), int(drawn.integers(1, 25))
+    tail, head = drawn.integers(0, n_nodes, (2, n_arcs))
+    least = drawn.integers(0, 3, n_arcs) * (drawn.random(n_arcs) < 0.4)
+    most, cost = least + drawn.integers(0, 6, n_arcs), drawn.integers(-5, 10, n_arcs)
+    found = cheapest_circulation(n_nodes, (tail, head), (least, most), cost)
+    balance = np.zeros((n_nodes, n_arcs))
+    np.add.at(balance, (tail, np.arange(n_arcs)), 1)
+    np.subtract.at(balance, (head, np.arange(n_arcs)), 1)
+    answer = optimize.linprog(cost, A_eq=balance, b_eq=np.zeros(n_nodes), bounds=np.stack([least, most]).T)
+    assert (found.missing == 0) == (answer.status == 0)
+    if found.missing == 0:
+        assert (balance @ found.flow == 0).all()
+        assert ((found.flow >= least) & (found.flow <= most)).all()
+        assert cost @ found.flow == pytest.approx(answer.fun, abs=1e-6)
