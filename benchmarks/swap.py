@@ -28,7 +28,7 @@ OVERHEADS = (0.0, 0.1)
 STEPS = 2048
 CURVE_SHARES = tuple(round(1 - 0.075 * i, 3) for i in range(9))
 CURVES = ("VGG16", "ResNet-50 (CIFAR)", "U-Net", "ResNet-50", "BERT-base", "GNMT, 4 layers")
-CPU_S = {"search": 40.0, "plan": 5.0}
+CPU_S = {"search": 25.0, "plan": 5.0}
 PCIE = Link(12e9, 10_000)
 """PCIe 3.0 x16 from pinned memory: 12 GB/s as Capuchin measured; some 10 us a transfer as AutoSwap did."""
 MEASURED = Link(1e9 / 0.1563, 8242), Link(1e9 / 0.1574, 12352)
