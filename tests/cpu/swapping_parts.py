@@ -24,6 +24,8 @@ class Shelf:
         self.kept: dict[int, bytes] = {}
         self.held_up: threading.Event | None = None
         self.begun = threading.Event()
+        self.held_up_in: threading.Event | None = None
+        self.begun_in = threading.Event()
         self._tickets = 0
 
     def put(self, address: int, size_bytes: int) -> int:
@@ -39,6 +41,9 @@ class Shelf:
 
     def get(self, ticket: int, address: int, size_bytes: int) -> int:
         """Give it back, unless broken."""
+        self.begun_in.set()
+        if self.held_up_in is not None:
+            assert self.held_up_in.wait(DEADLINE_S)
         if not self.errno:
             ctypes.memmove(address, self.kept[ticket], size_bytes)
         return self.errno

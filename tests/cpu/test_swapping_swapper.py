@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,13 @@ from swapping_parts import DEADLINE_S, Array, Gauge, Shelf, make_mover
 
 from zico.swapping.idle import Place
 from zico.swapping.learning import Ended, Learner
-from zico.swapping.mover import Mover
 from zico.swapping.swapper import Swapper
 from zico.tiers.rates import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from zico.swapping.mover import Mover
 
 SIZE = 1000
 MS = 1_000_000
@@ -143,3 +145,23 @@ def test_events_without_boundaries_are_not_kept_for_ever() -> None:
         job.save(b"x")
         job.use()
     assert job.swapper.passive_iterations >= 7
+
+
+def test_relief_waits_for_what_is_being_copied_in() -> None:
+    """What comes back cannot leave until it is here; then it goes again at once, and the wait is over."""
+    job = Job(100 * SIZE)
+    job.save(b"a" * SIZE)
+    job.swapper.relieve(SIZE)
+    assert job.swapper.settle(DEADLINE_S)
+    array = job.saved[0]
+    job.shelf.held_up_in = threading.Event()
+    assert job.mover.fetch(array)
+    assert job.shelf.begun_in.wait(DEADLINE_S)
+    relieving = threading.Thread(target=job.swapper.relieve, args=(SIZE,), daemon=True)
+    relieving.start()
+    relieving.join(0.05)
+    assert relieving.is_alive(), "it cannot leave yet"
+    job.shelf.held_up_in.set()
+    relieving.join(DEADLINE_S)
+    assert (relieving.is_alive(), array.place) == (False, Place.AWAY)
+    assert job.use() == b"a" * SIZE

@@ -6,6 +6,7 @@ import gc
 import threading
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from checking import record, run
 from torch import nn
@@ -58,12 +59,8 @@ def push_out(tensors: int = 12) -> torch.Tensor:
 
 def raises(work: Callable[[], object], words: str) -> None:
     """Assert that work raises PyTorch's error with these words."""
-    try:
+    with pytest.raises(RuntimeError, match=words):
         work()
-    except RuntimeError as error:
-        assert words in str(error), error
-    else:
-        raise AssertionError("nothing is raised")
 
 
 def nothing_is_left() -> None:

@@ -71,6 +71,8 @@ class Figures:
         """In the tier and nowhere else now."""
         self.leaving_bytes = 0
         """Being copied out, or about to be: free soon."""
+        self.landing_bytes = 0
+        """Being copied in: idle soon, and then free to go again."""
 
     @property
     def hidden_ns(self) -> int:
@@ -226,6 +228,11 @@ class Mover:
                 raise SwapError(f"{idle.size_bytes} bytes have not come back within {self._deadline_s:g} s")
             self._arrival.wait(_SLICE_S)
 
+    def await_landing(self, within_s: float) -> bool:
+        """Wait until something has come back, if anything is being copied in; tells whether anything was."""
+        with self._lock:
+            return self.figures.landing_bytes > 0 and self._arrival.wait(within_s)
+
     def _fetch_all(self) -> None:
         while (idle := self._in.get()) is not None:  # no deadline: nobody waits for this thread
             with self._lock:
@@ -249,10 +256,14 @@ class Mover:
 
     def _bring(self, idle: Idle) -> None:
         address = idle.settle()
-        with self._getting:
-            began_ns = time.monotonic_ns()
-            errno = self.tier.get(idle.ticket, address, idle.size_bytes)
-            self.figures.moving_ns += time.monotonic_ns() - began_ns
+        self.figures.landing_bytes += idle.size_bytes
+        try:
+            with self._getting:
+                began_ns = time.monotonic_ns()
+                errno = self.tier.get(idle.ticket, address, idle.size_bytes)
+                self.figures.moving_ns += time.monotonic_ns() - began_ns
+        finally:
+            self.figures.landing_bytes -= idle.size_bytes
         if errno:
             raise SwapError(f"{idle.size_bytes} bytes of a tensor cannot be read back (errno {errno})")
         with self._lock:

@@ -43,6 +43,8 @@ ROOM_SHARE = 0.9
 """Without a plan: of what the job may hold, up to which tensors come back before they are needed."""
 AHEAD = 2
 """Without a plan: tensors that come back ahead of their use at a time."""
+LANDING_S = 1.0
+"""Longer than any copy takes from a tier that is of use."""
 _LOOK_BACK = 16
 MOST_EVENTS = 1 << 17
 """Of an iteration; beyond that something else is going on."""
@@ -225,11 +227,17 @@ class Swapper:
     # -- somebody waits -------------------------------------------------------------------------------------------
 
     def relieve(self, needed_bytes: int) -> None:
-        """Let so much leave that somebody who waits for memory can go on; waits for nothing."""
-        with self._lock:
-            missing = needed_bytes - self._mover.figures.leaving_bytes
-            if missing > 0:
-                self._send(missing)
+        """Let so much leave that somebody who waits for memory can go on.
+
+        Waits only for what is being copied in, where nothing else can leave: it can when it is here.
+        """
+        while True:
+            with self._lock:
+                missing = needed_bytes - self._mover.figures.leaving_bytes
+                if missing <= 0 or self._send(missing) > 0:
+                    return
+            if not self._mover.await_landing(LANDING_S):
+                return
 
     def settle(self, within_s: float) -> bool:
         """Wait until nothing is leaving and what is forgotten has gone; false if that takes longer."""
