@@ -102,6 +102,8 @@ class Learner:
     def turn(self) -> Plan | None:
         """End an iteration; returns the plan for the next one, ``None`` as long as there is none."""
         signature = (tuple(self._codes), tuple(self._sizes))
+        if self._cap_bytes() != self._cap_planned:
+            self._plan = None  # it moves too much or too little
         is_known = bool(self._codes) and signature == self._before
         self._before = signature
         if is_known and (self.planning is None or not self.planning.is_alive()):
@@ -112,7 +114,7 @@ class Learner:
     def _reconsider(self) -> None:
         plan = self._plan
         is_followed = plan is not None and plan.observed.sequence == tuple(self._codes)
-        if not is_followed or self._cap_bytes() != self._cap_planned:
+        if not is_followed:
             self._earlier_ns = {}
             self._observe()
         elif plan is not None and self._late:

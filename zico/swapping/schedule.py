@@ -104,7 +104,8 @@ def plan(seen: Observed, limit_bytes: int, rates: Rates, earlier_ns: Mapping[int
             tick += int(above[-1]) + 1
         resident[tick : idle.used[i]] += seen.size_bytes[i]
         channel_ns = min(begins_ns, float(seen.t_ns[min(tick, len(seen.t_ns) - 1)]))
-        event = max(bisect.bisect_right(seen.event_tick, tick) - 1, idle.saved_event[i])
+        event = min(bisect.bisect_right(seen.event_tick, tick), idle.used_event[i]) - 1
+        event = max(event, idle.saved_event[i])
         returns.setdefault(event, []).append(i)
     ordered = {event: tuple(reversed(those)) for event, those in returns.items()}
     return Plan(seen, frozenset(freed), ordered, int(resident.max(initial=0)))
@@ -118,6 +119,7 @@ class _Idle:
         self.saved = [0] * n
         self.saved_event = [0] * n
         self.used = [NEVER] * n
+        self.used_event = [0] * n
         for event, (code, tick) in enumerate(zip(seen.sequence, seen.event_tick, strict=True)):
             number, kind = divmod(code, 2)
             if kind == SAVED:
@@ -125,6 +127,7 @@ class _Idle:
                 self.saved_event[number] = event
             elif self.used[number] == NEVER:
                 self.used[number] = tick
+                self.used_event[number] = event
 
 
 def _choose(seen: Observed, idle: _Idle, limit_bytes: int, rates: Rates) -> dict[int, int]:
