@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pytest
 
-from zico.driver import mapping, next_tier
+from zico.driver import managed, mapping, next_tier
 from zico.driver.cuda.copies import CopyStream
+from zico.driver.cuda.managed import allocate
 from zico.driver.host import HostDriver
 from zico.driver.owned import close_descriptors
-from zico.driver.record import DEVICE
+from zico.driver.record import DEVICE, MOVER
 from zico.errors import DriverError
 
 if TYPE_CHECKING:
@@ -427,3 +428,65 @@ class NextTierContract:
             assert device.read(window.handle + 7, 5) == b"stays"
             driver.call("cuMemUnmap", window.handle, unit)
             assert next_tier.unmap_pinned(record, scratch.handle, handle)
+
+
+class ManagedContract:
+    """What every device does that manages memory; the fixture ``device`` is as in ``TimelineContract``.
+
+    Nothing here asks for more than a few granules, so nothing for more than is free.
+    """
+
+    def test_what_moves_keeps_its_contents_and_its_address(self, device: Device) -> None:
+        """Whatever was written is read again, wherever it is and however often it has moved."""
+        unit = device.driver.granularity_bytes
+        with allocate(device.driver, 4 * unit) as memory:
+            for piece in range(4):
+                device.write(memory.handle + piece * unit + 5, bytes([piece]) * 16)
+            for to_device in (False, True, True, False, False):
+                memory.move(unit, 2 * unit, to_device=to_device)
+                device.driver.synchronize(memory.stream)
+                for piece in range(4):
+                    assert device.read(memory.handle + piece * unit + 5, 16) == bytes([piece]) * 16
+
+    def test_what_is_on_the_host_can_be_written(self, device: Device) -> None:
+        """The device writes over the bus, or brings in what it writes; nothing written is lost by the next move."""
+        unit = device.driver.granularity_bytes
+        with allocate(device.driver, unit) as memory:
+            device.write(memory.handle, b"before")
+            for turn in range(6):
+                memory.move(0, unit, to_device=turn % 3 == 2)
+                device.driver.synchronize(memory.stream)
+                device.write(memory.handle + turn, b"x")
+                assert device.read(memory.handle, 6) == b"x" * (turn + 1) + b"before"[turn + 1 :]
+
+    def test_compiled_code_moves_parts(self, device: Device) -> None:
+        """``move`` does what ``Managed.move`` does; a range outside is refused and changes nothing."""
+        unit = device.driver.granularity_bytes
+        record = np.zeros(1, MOVER)
+        with create(device, 1) as pool, allocate(device.driver, 2 * unit) as memory:
+            memory.fill(record[0], pool)
+            device.write(memory.handle + unit, b"moved")
+            for place in ("to_host", "to_device"):
+                assert managed.move(record.ctypes.data, memory.handle + unit, unit, record[0][place])
+                device.driver.synchronize(memory.stream)
+                assert device.read(memory.handle + unit, 5) == b"moved"
+            with reserve(device, 1) as elsewhere:
+                assert not managed.move(record.ctypes.data, elsewhere.handle, unit, record[0]["to_host"])
+
+    def test_parts_outside_are_refused_before_the_device_sees_them(self, device: Device) -> None:
+        """An empty or outside part raises ``DriverError``, and so does any use after the memory was closed."""
+        unit = device.driver.granularity_bytes
+        with allocate(device.driver, unit) as memory:
+            for offset, size_bytes in ((0, 0), (-1, 1), (0, unit + 1), (unit, 1)):
+                with pytest.raises(DriverError, match="must be inside"):
+                    memory.move(offset, size_bytes, to_device=True)
+        with pytest.raises(DriverError, match="closed"):
+            memory.move(0, unit, to_device=True)
+
+    def test_more_than_is_free_is_refused_with_both_figures(self, device: Device) -> None:
+        """What the device has not free is never asked of the driver."""
+        free_bytes = device.driver.free_bytes()
+        with pytest.raises(DriverError, match=r"are asked for, and cuda:0 has .* free: more could hang the GPU"):
+            allocate(device.driver, free_bytes + (1 << 30))
+        with pytest.raises(DriverError, match="are asked for"):
+            allocate(device.driver, 0)

@@ -11,13 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from driver_contract import DriverContract, NextTierContract, TimelineContract, create, open_descriptors, reserve
+from driver_contract import (
+    DriverContract,
+    ManagedContract,
+    NextTierContract,
+    TimelineContract,
+    create,
+    open_descriptors,
+    reserve,
+)
 from twin_device import MIB, TwinDevice
 
 from zico.driver.cuda.driver import CudaDriver
+from zico.driver.cuda.managed import allocate
 from zico.driver.host import HostDriver
 from zico.driver.owned import close_descriptors
-from zico.driver.record import DEVICE
+from zico.driver.record import DEVICE, MOVER
 from zico.driver.twin.twin import Twin
 from zico.errors import DriverError
 
@@ -35,7 +44,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[TwinDevice]:
         yield device
 
 
-class TestTwinDevice(DriverContract, TimelineContract, NextTierContract):
+class TestTwinDevice(DriverContract, TimelineContract, NextTierContract, ManagedContract):
     """The contract on the twin."""
 
 
@@ -64,6 +73,7 @@ class Scenario:
         yield lambda: self.driver.load_kernel(PTX, "progress")
         yield lambda: self.driver.fill_device(np.zeros(1, DEVICE)[0], self.memory)
         yield self.pin
+        yield self.manage
         yield self.driver.free_bytes
 
     def start(self) -> None:
@@ -90,6 +100,14 @@ class Scenario:
     def pin(self) -> None:
         """Find out how memory of the host is mapped."""
         self.driver.fill_pinned(np.zeros(1, DEVICE)[0], UNIT)
+
+    def manage(self) -> None:
+        """Allocate managed memory, prepare compiled code for it, and move a part."""
+        with contextlib.ExitStack() as undo:
+            memory = undo.enter_context(allocate(self.driver, 2 * UNIT))
+            memory.fill(np.zeros(1, MOVER)[0], self.memory)
+            memory.move(0, UNIT, to_device=True)
+            self.stack.push(undo.pop_all())
 
     def time(self) -> None:
         """Register a counter, make a stream, write and wait."""
@@ -144,7 +162,15 @@ def test_a_leak_would_be_seen() -> None:
     with Twin(host_bytes=UNIT) as twin, contextlib.ExitStack() as stack:
         for step in Scenario(twin, stack).steps():
             step()
-        assert set(twin.leaks()) >= {"handles", "mappings", "reservations", "registrations", "streams", "modules"}
+        assert set(twin.leaks()) >= {
+            "handles",
+            "mappings",
+            "reservations",
+            "registrations",
+            "streams",
+            "modules",
+            "managed",
+        }
 
 
 def test_a_context_that_cannot_be_made_current_leaves_nothing() -> None:
@@ -309,3 +335,17 @@ def test_one_descriptor_alone_tells_no_size(device: TwinDevice) -> None:
         with pytest.raises(DriverError, match="use import_pieces"):
             device.driver.import_memory(device.driver.export_pieces(memory)[0])
         assert open_descriptors() == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"attributes": {"MANAGED_MEMORY": 0}}, "lacks MANAGED_MEMORY: jobs can be paged on GPUs of 2016"),
+        ({"attributes": {"CONCURRENT_MANAGED_ACCESS": 0}}, "lacks CONCURRENT_MANAGED_ACCESS"),
+        ({"driver_version": 12010}, "the driver knows CUDA 12.1, paging needs 12.2: update the NVIDIA driver"),
+    ],
+)
+def test_a_device_that_cannot_manage_memory_is_refused_in_a_sentence(settings: dict[str, Any], says: str) -> None:
+    """What is missing is named, before anything is allocated."""
+    with TwinDevice(**settings) as device, pytest.raises(DriverError, match=says):
+        allocate(device.driver, UNIT)

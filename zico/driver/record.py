@@ -24,6 +24,9 @@ FUNCTIONS = (
 )
 """Functions of the CUDA driver that compiled code calls, each by its address in the field of the same name."""
 
+MANAGED_FUNCTIONS = ("cuMemPrefetchAsync_v2",)
+"""Further ones for memory that the driver manages, which drivers before CUDA 12.2 do not have."""
+
 ACCESS = np.dtype([("location_type", "i4"), ("location_id", "i4"), ("flags", "i4"), ("unused", "i4")])
 """``CUmemAccessDesc`` of cuda.h (12 bytes)."""
 
@@ -47,3 +50,14 @@ DEVICE = np.dtype(
     ]
 )
 """One process's way to one memory. Calls that use one record must not overlap: the caller holds its own lock."""
+
+MOVER = np.dtype(
+    [
+        ("context", DEVICE),  # whose primary context is made current
+        ("stream", "i8"),  # on which memory moves
+        ("to_device", "i8"),  # CUmemLocation, 8 bytes that are passed in one register
+        ("to_host", "i8"),
+        *[(name, "i8") for name in MANAGED_FUNCTIONS],
+    ]
+)
+"""One process's way to move memory that the driver manages. Calls that use one record must not overlap."""

@@ -120,22 +120,23 @@ class Calls:
             raise DriverError(function, NO_DRIVER, f"{_NO_LIBRARY} ({error})") from error
         return check(function, result)
 
-    def addresses(self) -> dict[str, int]:
-        """Return the addresses of the C functions that compiled code calls.
+    def addresses(self, names: tuple[str, ...] = FUNCTIONS) -> dict[str, int]:
+        """Return the addresses of C functions that compiled code calls.
 
         Raises:
             DriverError: The driver's library has no such function.
         """
         if hasattr(self.api, "addresses"):
-            return dict(self.api.addresses())
-        return _library_addresses()
+            every = self.api.addresses()
+            return {name: every[name] for name in names}
+        return _library_addresses(names)
 
 
-def _library_addresses() -> dict[str, int]:
+def _library_addresses(names: tuple[str, ...]) -> dict[str, int]:
     """Look the functions up in the driver's library: these are its exported names, ``_v2`` where cuda.h says so."""
     try:
         library = ctypes.CDLL(_LIBRARY)
-        found = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in FUNCTIONS}
+        found = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names}
     except (OSError, AttributeError) as error:
         raise DriverError("look-up of driver functions", NO_DRIVER, f"{_NO_LIBRARY} ({error})") from error
     return found

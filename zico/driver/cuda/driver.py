@@ -65,11 +65,11 @@ class CudaDriver:
         self.needs_context: bool | None = None
         """Whether virtual memory needs a context; ``None`` until a call in a thread without one was made."""
         self.call = Calls(api)
-        self._ordinal = ordinal
-        self._device = self.call("cuDeviceGet", ordinal)
+        self.ordinal = ordinal
+        self.device = self.call("cuDeviceGet", ordinal)
         self._properties = cuda_facts.properties(self.call, ordinal)
         self._descriptor = self._properties.requestedHandleTypes
-        self.context = PrimaryContext(self.call, self._device)
+        self.context = PrimaryContext(self.call, self.device)
         self._held = contextlib.ExitStack()
         self._held.callback(self.context.close)
 
@@ -149,7 +149,7 @@ class CudaDriver:
     def free_bytes(self) -> int | None:
         """Return the device's free bytes; where no context is held, one is for a moment, and counts as taken."""
         held = self.context if self.context.retained else None
-        return cuda_facts.memory_info(self.call, self._device, held)[0]
+        return cuda_facts.memory_info(self.call, self.device, held)[0]
 
     def total_bytes(self) -> int:
         """Return the size of the device's memory."""
@@ -177,7 +177,7 @@ class CudaDriver:
     def _access(self) -> Any:  # noqa: ANN401 - a CUmemAccessDesc
         access = self.call.api.CUmemAccessDesc()
         access.location.type = self._properties.location.type
-        access.location.id = self._ordinal
+        access.location.id = self.ordinal
         access.flags = self.call.api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         return access
 
@@ -265,14 +265,14 @@ class CudaDriver:
         record["handles_address"] = memory.handle
         record["context"] = self.context.retain()
         access = self._access()
-        record["access"] = (int(access.location.type), self._ordinal, int(access.flags), 0)
+        record["access"] = (int(access.location.type), self.ordinal, int(access.flags), 0)
         for name, address in self.addresses().items():
             record[name] = address
 
     def fill_pinned(self, record: Any, piece_bytes: int) -> None:  # noqa: ANN401 - one DEVICE record
         """Fill what ``zico.driver.next_tier`` needs to map pinned memory of the host in pieces."""
         with self.context.current():
-            find(self.call, self._device, self._access(), piece_bytes).fill(record)
+            find(self.call, self.device, self._access(), piece_bytes).fill(record)
 
     def close(self) -> None:
         """Unload kernels and give the context back; everything lent must be closed before."""

@@ -7,7 +7,7 @@ import traceback
 import types
 from typing import TYPE_CHECKING, Any
 
-from zico.driver.record import FUNCTIONS
+from zico.driver.record import FUNCTIONS, MANAGED_FUNCTIONS
 from zico.driver.twin.entry import real
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuStreamSynchronize": (_POINTER,),
     "cuStreamIsCapturing": (_POINTER, _POINTER),
     "cuLaunchKernel": (_POINTER, *([_U32] * 7), _POINTER, _POINTER, _POINTER),
+    "cuMemPrefetchAsync_v2": (_U64, _U64, _U64, _U32, _POINTER),
 }
 
 
@@ -68,7 +69,7 @@ class Addresses:
         self._twin = twin
         self.do: dict[str, Callable[..., Any]] = {}
         """What each does; tests may put something else there."""
-        self._keep = {name: self._callback(name) for name in FUNCTIONS}
+        self._keep = {name: self._callback(name) for name in (*FUNCTIONS, *MANAGED_FUNCTIONS)}
         self.by_name = {name: ctypes.cast(one, _POINTER).value or 0 for name, one in self._keep.items()}
 
     def _callback(self, name: str) -> Any:  # noqa: ANN401 - a ctypes function
@@ -77,6 +78,7 @@ class Addresses:
             "cuMemSetAccess": self._set_access,
             "cuCtxGetCurrent": self._get_current,
             "cuStreamIsCapturing": self._is_capturing,
+            "cuMemPrefetchAsync_v2": self._prefetch,
         }
         self.do[name] = own.get(name) or getattr(self._twin, name.removesuffix("_v2"))
 
@@ -105,6 +107,10 @@ class Addresses:
         if int(status) == 0:
             _U64.from_address(result).value = int(context[0])
         return (status,)
+
+    def _prefetch(self, ptr: int, size: int, place: int, flags: int, stream: int) -> Any:  # noqa: ANN401
+        location = _Location.from_buffer_copy(place.to_bytes(ctypes.sizeof(_Location), "little"))
+        return self._twin.cuMemPrefetchAsync(ptr, size, location, flags, stream)
 
     def _is_capturing(self, stream: int, result: int) -> Any:  # noqa: ANN401
         status, capturing = self._twin.cuStreamIsCapturing(stream)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from zico.driver.twin.entry import Value, entry, number, real, refuse_unless
 from zico.driver.twin.functions import Addresses
-from zico.driver.twin.kernels import KernelFunctions
+from zico.driver.twin.managed import ManagedFunctions
 
 if TYPE_CHECKING:
     from zico.driver.twin.timeline import Stream
@@ -25,13 +25,15 @@ _ATTRIBUTES = {
     "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": 1,
     "CAN_USE_64_BIT_STREAM_MEM_OPS": 1,
     "HOST_REGISTER_SUPPORTED": 1,
+    "MANAGED_MEMORY": 1,
+    "CONCURRENT_MANAGED_ACCESS": 1,
     "COMPUTE_CAPABILITY_MAJOR": 9,
     "COMPUTE_CAPABILITY_MINOR": 0,
 }
 MIB = 1 << 20
 
 
-class Twin(KernelFunctions):
+class Twin(ManagedFunctions):
     """What ``cuda.bindings.driver`` is to Zico, in one process and without a GPU; close it at the end."""
 
     def __init__(  # noqa: PLR0913 - each one a trait of a device or its driver
@@ -125,6 +127,10 @@ class Twin(KernelFunctions):
         self._device(dev)
         name = attrib.name.removeprefix(_ATTRIBUTE)
         refuse_unless(name != "HOST_NUMA_ID" or self.host_bytes > 0)  # older drivers do not know it
+        return self.attribute(name)
+
+    def attribute(self, name: str) -> int:
+        """Return an attribute of the devices, without ``CU_DEVICE_ATTRIBUTE_``."""
         return self._attributes.get(name, 0)
 
     @entry(context=True)
@@ -213,6 +219,7 @@ class Twin(KernelFunctions):
                 "mappings": len(self._mappings),
                 "reservations": len(self._windows),
                 "registrations": len(self._registered),
+                "managed": len(self._managed),
                 "streams": len(self._streams),
                 "events": len(self._events),
                 "modules": len(self._modules),
@@ -232,6 +239,8 @@ class Twin(KernelFunctions):
                 window.close()
             for handle in self._handles.values():
                 handle.memory.close()
+            for address in list(self._managed):
+                self._forget(address)
             self._windows, self._handles, self._mappings, self._registered = {}, {}, {}, {}
 
     def __enter__(self) -> Self:
