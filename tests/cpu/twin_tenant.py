@@ -14,6 +14,7 @@ from twin_world import CHECK, IMAGE, WRITE, Tensor, World
 
 from zico.device_timeline import DeviceTimeline
 from zico.driver.cuda.driver import CudaDriver
+from zico.driver.cuda.managed import allocate
 from zico.heap import allocator, cells, on_stream
 from zico.heap.build import Heap
 from zico.heap.layout import CELL_SIZES, GRANULE_BYTES, HEAP
@@ -30,9 +31,16 @@ class TwinTenant:
     """A job; what it asks of the driver itself raises ``DriverError``, as it would in a framework."""
 
     def __init__(
-        self, world: World, *, streams: int = 2, spacing_bytes: int = 0, wait_limit_s: float = 0.002, name: str = "job"
+        self,
+        world: World,
+        *,
+        streams: int = 2,
+        spacing_bytes: int = 0,
+        wait_limit_s: float = 0.002,
+        name: str = "job",
+        managed_bytes: int = 0,
     ) -> None:
-        """Join and build everything, or nothing."""
+        """Join and build everything, or nothing; ``managed_bytes``: of a window of managed memory."""
         self.world = world
         self.live: list[Tensor] = []
         self.record = np.zeros(1, HEAP)
@@ -47,7 +55,9 @@ class TwinTenant:
             self._timeline = DeviceTimeline(self.member)
             undo.callback(self._timeline.close)
             functions = dataclasses.replace(self._timeline.functions, spacing_bytes=spacing_bytes)
-            self.heap = Heap(self.member, self.record, wait_limit_s=wait_limit_s, timeline=functions)
+            self.managed = undo.enter_context(allocate(self.driver, managed_bytes)) if managed_bytes else None
+            options: dict[str, Any] = {"wait_limit_s": wait_limit_s, "managed": self.managed}
+            self.heap = Heap(self.member, self.record, timeline=functions, **options)
             undo.callback(self.heap.close)
             self._kernels = {one: self.driver.load_kernel(IMAGE, one) for one in (WRITE, CHECK)}
             self._streams = [undo.enter_context(self.driver.create_stream()) for _ in range(streams)]

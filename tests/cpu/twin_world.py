@@ -106,7 +106,7 @@ class World:
         self.faults: list[str] = []
         self.handed_on = 0
         """Tensors that got bytes with which the device had not finished."""
-        self.twin = WatchedTwin(total_bytes=64 * REGION_BYTES, **settings)
+        self.twin = WatchedTwin(**({"total_bytes": 64 * REGION_BYTES} | settings))
         self.broker = threading.RLock()
         """The broker does one thing at a time."""
         self._tensors: dict[int, Tensor] = {}
@@ -162,7 +162,8 @@ class World:
             mapping = self.twin._mappings[start]
             inode = self.twin._handles[mapping.handle].inode
             found.append((inode, max(address, start) - start, min(end, start + mapping.size_bytes) - start))
-        return found
+        managed = self.twin._find(address, size_bytes)
+        return found if managed is None else [(managed.address, address - managed.address, end - managed.address)]
 
     # -- kernels ----------------------------------------------------------------------------------------------------
 

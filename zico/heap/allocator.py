@@ -92,7 +92,7 @@ def serve(heap: Record, me: Record, slot: int, size_bytes: int, rounded: int, al
     """
     keep_in_line()
     keep_small()
-    fits = size_bytes <= me.promised << heap.region_shift
+    fits = size_bytes <= me.promised << heap.pool_shift
     key = lifetime = entry = NOBODY
     planned = following.NO_PLACE
     arena = SPILL + slot
@@ -156,7 +156,7 @@ def record_held(heap: Record, me: Record) -> None:
     """Record the regions held, if they are not what was recorded last."""
     if me.held != heap.recorded_held:
         heap.recorded_held = me.held
-        ring.put(heap.ring_address, ring.HELD, 0, me.held << heap.region_shift, NO_NAME)
+        ring.put(heap.ring_address, ring.HELD, 0, me.held << heap.pool_shift, NO_NAME)
 
 
 # -- free -----------------------------------------------------------------------------------------------------------

@@ -52,6 +52,8 @@ def back(heap: Record, arena: int, offset: int, size_bytes: int) -> int:
         return GRANTED
     if arena == SPILL:
         return _back_from_next_tier(heap, first, last)
+    if heap.back_address != 0:
+        return call(heap.back_address, (heap.address, first, last, n))
     status = regions.acquire(pool_of(heap), wanted, n, max(arena - SPILL, 0))
     if status in (GRANTED, BEHIND):
         return _map_granted(heap, first, last, n, status)

@@ -18,6 +18,7 @@ import numpy as np
 from zico.compiled import libc_address
 from zico.driver.record import DEVICE
 from zico.errors import ConfigError
+from zico.heap import managed_layout
 from zico.heap import timeline as timelines
 from zico.heap.layout import (
     ARENA,
@@ -46,6 +47,7 @@ from zico.trace.events import NO_NAME
 from zico.trace.online import MEMORY_BYTES
 
 if TYPE_CHECKING:
+    from zico.driver.cuda.managed import Managed
     from zico.heap.planning import Planning
     from zico.pool.table import PoolTable
     from zico.trace.ringfile import RingFile
@@ -69,6 +71,7 @@ class Heap:
         wait_limit_s: float = 600.0,
         spill_directory: str | None = None,
         timeline: timelines.Timeline | None = None,
+        managed: Managed | None = None,
     ) -> None:
         """Reserve the window and fill the record; the hooks serve from it once ``enable`` is called.
 
@@ -80,9 +83,12 @@ class Heap:
             spill_directory: Where the next tier's file is; ``None`` is the system's directory for large temporary
                 files.
             timeline: Of a device that works behind the processor's back; ``None``: the host device.
+            managed: Memory that is the window, on such a device; the caller's to close, after the heap. ``None``: a
+                window of its own, where regions are mapped.
 
         Raises:
-            ConfigError: The threshold is below a granule, or the pool isolates jobs and the device cannot scrub.
+            ConfigError: The threshold is below a granule, the pool isolates jobs and the device cannot scrub, or there
+                is too little managed memory.
             DriverError: No address space.
         """
         if threshold_bytes < GRANULE_BYTES:
@@ -96,15 +102,24 @@ class Heap:
         """Handles of the next tier's memory on a GPU, by slot."""
         self.no_next_tier = ""
         """Why a GPU has no next tier, empty where it has one."""
+        self.managed = managed
+        self.steering: Any = None
+        """The ``MANAGED`` record where the window is managed memory."""
+        self.slot_bytes = pool.region_bytes if managed is None else managed_layout.SLOT_BYTES
         self._keep: list[Any] = []
         with contextlib.ExitStack() as undo:
-            self._reserve(undo, spill_directory, timeline)
+            if managed is None:
+                self._reserve(undo, spill_directory, timeline)
+            else:
+                self._cut(managed)
             self._fill(threshold_bytes, wait_limit_s)
             if timeline is not None:
                 timelines.fill(self, timeline)
                 undo.callback(self._unmap)
             elif pool.header["isolate"]:
                 self._isolate()
+            if managed is not None:
+                managed_layout.fill(self, managed)
             self._undo = undo.pop_all()
 
     def _reserve(
@@ -114,33 +129,48 @@ class Heap:
         pool_bytes = int(self.pool.header["n_regions"]) * region_bytes
         self.arena_bytes = max(_ARENA_SHARE * pool_bytes, _FEWEST_REGIONS * region_bytes)
         self._side_bytes = max(pool_bytes, _FEWEST_REGIONS * region_bytes)
-        self._sides = 0 if timeline is None else timelines.SIDE_STREAMS
-        self._spill_offset = Arena.SPILL * self.arena_bytes + self._sides * self._side_bytes
+        sides = 0 if timeline is None else timelines.SIDE_STREAMS
+        self._side_offset = Arena.SPILL * self.arena_bytes
+        self._spill_offset = self._side_offset + sides * self._side_bytes
         self._window_bytes = self._spill_offset + self.arena_bytes
+        starts = [*range(0, self._side_offset, self.arena_bytes), self._spill_offset]
+        self._ranges = [(start, self.arena_bytes) for start in starts]
+        self._ranges += [
+            (start, self._side_bytes) for start in range(self._side_offset, self._spill_offset, self._side_bytes)
+        ]
         self.window = undo.enter_context(self.pool.driver.reserve(self._window_bytes + MAX_ALIGNMENT_BYTES))
         self.base = -(-self.window.handle // MAX_ALIGNMENT_BYTES) * MAX_ALIGNMENT_BYTES
         self._spill_fd = _open_spill_file(spill_directory, self.arena_bytes) if timeline is None else -1
         if self._spill_fd >= 0:
             undo.callback(os.close, self._spill_fd)
 
+    def _cut(self, managed: Managed) -> None:
+        """Make managed memory the window; there is no file and no pinned memory behind it."""
+        self.window = managed
+        self.base = -(-managed.handle // MAX_ALIGNMENT_BYTES) * MAX_ALIGNMENT_BYTES
+        cut = managed_layout.cut(managed.handle + managed.size_bytes - self.base)
+        self._ranges, self._side_offset, self._side_bytes = cut.ranges, cut.side_offset, cut.side_bytes
+        self._spill_offset = self._window_bytes = cut.end
+        self._spill_fd = -1
+
     def _fill(self, threshold_bytes: int, wait_limit_s: float) -> None:
         heap = self.record[0]
         region_bytes = self.pool.region_bytes
         window_bytes = self._window_bytes
-        n_slots = window_bytes // region_bytes
+        n_slots = window_bytes // self.slot_bytes
         self.slots = self.zeros(SLOT, n_slots)
         self.slots["region"] = NOBODY
         self.slots["mapped"] = NOBODY
-        self.arenas = self.zeros(ARENA, len(Arena) + self._sides)
-        starts = [arena * self.arena_bytes for arena in range(Arena.SPILL)]
-        sides = [Arena.SPILL * self.arena_bytes + side * self._side_bytes for side in range(self._sides)]
-        for arena, start in zip(self.arenas, [*starts, self._spill_offset, *sides], strict=True):
-            self._fill_arena(arena, start, self._side_bytes if start in sides else self.arena_bytes)
-        heap["region_shift"] = region_bytes.bit_length() - 1
+        self.arenas = self.zeros(ARENA, len(self._ranges))
+        for arena, (start, size_bytes) in zip(self.arenas, self._ranges, strict=True):
+            self._fill_arena(arena, start, size_bytes)
+        heap["region_shift"] = self.slot_bytes.bit_length() - 1
+        heap["pool_shift"] = region_bytes.bit_length() - 1
+        heap["most_streams"] = 1 + len(self._ranges) - len(Arena)
         heap["base"] = self.base
         heap["window_bytes"] = window_bytes
         heap["spill_offset"] = self._spill_offset
-        heap["side_offset"] = Arena.SPILL * self.arena_bytes
+        heap["side_offset"] = self._side_offset
         heap["side_bytes"] = self._side_bytes
         heap["threshold_bytes"] = threshold_bytes
         heap["member_address"] = self.pool.member.ctypes.data
@@ -175,7 +205,7 @@ class Heap:
         heap["logs_address"] = logs.ctypes.data
         self.lying = self.zeros(LYING, MAX_LIFETIMES)
         heap["lying_address"] = self.lying.ctypes.data
-        heap["planned_offset"] = Arena.LONG * self.arena_bytes
+        heap["planned_offset"] = self._ranges[Arena.LONG][0]
         heap["plan_fd"] = -1
         heap["plan_interval"] = FIRST_PLAN_INTERVAL
 
@@ -184,7 +214,7 @@ class Heap:
         gaps[0] = (start, size_bytes)
         arena["start"] = start
         arena["end"] = start + size_bytes
-        arena["n_gaps"] = 1
+        arena["n_gaps"] = int(size_bytes > 0)
         arena["gaps_address"] = gaps.ctypes.data
 
     def zeros(self, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - an array of dtype

@@ -278,6 +278,13 @@ HEAP = np.dtype(
         ("relief_answered", "i8"),
         ("relief_sequence", "i8"),  # how the pool was at the last one
         ("leaving_bytes", "i8"),  # of tensors that are being copied to a tier, and go when they have been
+        # What follows means something only where the window is managed memory (zico.heap.managed).
+        ("pool_shift", "i8"),  # log2 of the pool's regions, everywhere; slots are smaller there
+        ("most_streams", "i8"),  # streams that get a slot, everywhere; fewer there
+        ("managed_address", "i8"),  # MANAGED record, 0: the window is no managed memory
+        ("back_address", "i8"),  # functions of zico.heap.managed
+        ("born_address", "i8"),
+        ("used_address", "i8"),
     ],
     align=True,
 )

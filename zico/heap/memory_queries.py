@@ -42,8 +42,8 @@ def mem_get_info(free_address: int, total_address: int) -> int:
     if heap.attached == _ATTACHED:
         budget_regions = header_of(pool_of(heap)).budget_regions
         free_regions = max(budget_regions - job_of(heap).held, 0)
-        array_at(free_address, 1, _I64)[0] = free_regions << heap.region_shift
-        array_at(total_address, 1, _I64)[0] = budget_regions << heap.region_shift
+        array_at(free_address, 1, _I64)[0] = free_regions << heap.pool_shift
+        array_at(total_address, 1, _I64)[0] = budget_regions << heap.pool_shift
         return _SUCCESS
     others: Any = record_at(_others_address(), OTHERS)
     if others.mem_get_info == 0:
@@ -57,7 +57,7 @@ def device_total_mem(total_address: int, device: int) -> int:
     """Stand in for ``cuDeviceTotalMem``: the budget, whichever device; the process uses the pool's alone."""
     heap: Any = record_at(_heap_address(), HEAP)
     if heap.attached == _ATTACHED:
-        array_at(total_address, 1, _I64)[0] = header_of(pool_of(heap)).budget_regions << heap.region_shift
+        array_at(total_address, 1, _I64)[0] = header_of(pool_of(heap)).budget_regions << heap.pool_shift
         return _SUCCESS
     others: Any = record_at(_others_address(), OTHERS)
     if others.device_total_mem == 0:

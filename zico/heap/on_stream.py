@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zico.compiled import compiled, inlined, keep_out_of_line, keep_small, private_lock, private_unlock
+from zico.compiled import call, compiled, inlined, keep_out_of_line, keep_small, private_lock, private_unlock
 from zico.heap import blocks, cells, following, gaps, placing, streams, tensors, waits
 from zico.heap.allocator import LARGEST, address_of, count, record_held, serve
 from zico.heap.layout import CELL_STEP_BYTES, CHUNK_BYTES, GRANULE_BYTES, NO_TENSOR, OTHER_STREAM
@@ -45,6 +45,8 @@ def allocate_on(heap: Record, size_bytes: int, stream: int) -> int:
     if offset >= 0 and slot == NO_SLOT:
         streams.follow_main(heap, stream)
         tensors.uses_at(heap, offset)[0] |= OTHER_STREAM
+    if heap.managed_address != 0 and offset >= 0:
+        call(heap.born_address, (heap.address, offset, own))
     private_unlock(heap.mutex_address)
     return address_of(heap, offset)
 
@@ -112,6 +114,8 @@ def free_on(heap: Record, address: int, stream: int) -> None:
         tick(heap, me)
         if heap.ring_address != 0:
             _record_death(heap, offset)
+        if heap.managed_address != 0:
+            call(heap.used_address, (heap.address, offset, slot))
         tensors.bury(heap, me, offset, slot)
         if heap.ring_address != 0:
             record_held(heap, me)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zico.compiled import compiled, inlined, keep_small
+from zico.compiled import compiled, inlined, keep_out_of_line, keep_small
 from zico.heap import backing, following, gaps
 from zico.heap.records import EXTRA, LONG, PERSISTENT, SHORT, SPILL, arena_of
 from zico.pool.regions import GONE, GRANTED, WAIT
@@ -50,8 +50,19 @@ def place(heap: Record, index: int, planned: int, size_bytes: int, alignment: in
         return _take(heap, LONG, there, planned, size_bytes)
     gap = gaps.find(arena_of(heap, index), heap.slots_address, heap.region_shift, size_bytes, alignment, _ANY)
     if gap == gaps.NOTHING:
-        return NO_SPACE
+        return NO_SPACE if heap.managed_address == 0 or index >= SPILL else _elsewhere(heap, size_bytes, alignment)
     return _take(heap, index, gap, _start(heap, index, gap, alignment), size_bytes)
+
+
+@compiled
+def _elsewhere(heap: Record, size_bytes: int, alignment: int) -> int:
+    """Find a range in any arena of the first stream, where addresses are short: else as ``place``."""
+    keep_out_of_line()
+    for host in (LONG, PERSISTENT, EXTRA, SHORT):
+        gap = gaps.find(arena_of(heap, host), heap.slots_address, heap.region_shift, size_bytes, alignment, _ANY)
+        if gap != gaps.NOTHING:
+            return _take(heap, host, gap, _start(heap, host, gap, alignment), size_bytes)
+    return NEVER_FITS
 
 
 @inlined

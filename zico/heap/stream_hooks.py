@@ -94,8 +94,8 @@ def allocate(size_bytes: int, _device: int, stream: int) -> int:
         others: Any = record_at(_others_address(), OTHERS)
         if others.out_of_memory != 0:
             heap: Any = record_at(_heap_address(), HEAP)
-            held_bytes = job_of(heap).held << heap.region_shift
-            budget_bytes = header_of(pool_of(heap)).budget_regions << heap.region_shift
+            held_bytes = job_of(heap).held << heap.pool_shift
+            budget_bytes = header_of(pool_of(heap)).budget_regions << heap.pool_shift
             call(others.out_of_memory, (size_bytes, held_bytes, budget_bytes))
     return address
 

@@ -65,7 +65,7 @@ def slot_of(heap: Record, handle: int) -> int:
 def _new_slot(heap: Record, handle: int) -> int:
     keep_out_of_line()
     slot = heap.n_streams
-    if slot == STREAMS:
+    if slot == heap.most_streams:
         return NO_SLOT
     stream = stream_at(heap, slot)
     stream.handle = handle

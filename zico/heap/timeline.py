@@ -69,7 +69,8 @@ def fill(heap: Heap, timeline: Timeline) -> None:
     record["chunk_of_address"] = heap.zeros(np.dtype("i4"), (window_bytes >> CHUNK_SHIFT) + 1).ctypes.data
     record["idle_chunk"] = NOBODY
     record["deferred_address"] = heap.zeros(DEFERRED, MAX_DEFERRED).ctypes.data
-    _fill_next_tier(heap)
+    if heap.managed is None:
+        _fill_next_tier(heap)
     record["timeline_address"] = timeline.context_address
     for field in ("mark_address", "await_address", "synchronize_address", "counters_address", "spacing_bytes"):
         record[field] = getattr(timeline, field)

@@ -29,8 +29,8 @@ def for_place(heap: Record, me: Record, arena: int, planned: int, size_bytes: in
     deadline_ns = still_since_ns + heap.wait_limit_ns
     before = -1
     never_since_ns = np.int64(0)
-    region_bytes = 1 << heap.region_shift
-    waiting.start_waiting(pool, (size_bytes + region_bytes - 1) >> heap.region_shift)
+    region_bytes = 1 << heap.pool_shift
+    waiting.start_waiting(pool, (size_bytes + region_bytes - 1) >> heap.pool_shift)
     while True:
         bring_up(heap)
         evicting.obey(heap, me)

@@ -18,7 +18,7 @@ import numpy as np
 from zico.trace.layout import CURVE, CURVE_BINS
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 5
+VERSION = 6
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
@@ -169,9 +169,10 @@ JOB = np.dtype(
         ("copy_hidden_ns", "i8"),  # copying that nobody waited for
         ("faults", "i8"),  # page faults that were served
         ("late", "i8"),  # planned or expected arrivals that a thread had to wait for
+        ("managed_bytes", "i8"),  # of managed memory that is its window on a GPU, 0: none
         ("profile", CURVE),  # what an iteration does, learned; held is the envelope of recent iterations
         ("claims", "i4", (CURVE_BINS,)),  # most regions held from this bin to the end
-        ("padding", "u1", (88,)),  # to whole cache lines, so that two jobs never write to the same one
+        ("padding", "u1", (80,)),  # to whole cache lines, so that two jobs never write to the same one
     ],
     align=True,
 )

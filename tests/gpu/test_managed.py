@@ -1,0 +1,167 @@
+"""Managed memory on a real GPU: the contract, and a heap whose job holds less than it needs.
+
+Nothing here asks for more managed memory than the GPU has free: that could hang it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from driver_contract import ManagedContract
+
+from zico.device_timeline import DeviceTimeline
+from zico.driver.cuda.driver import CudaDriver
+from zico.driver.cuda.managed import allocate
+from zico.heap import allocator, on_stream
+from zico.heap.build import Heap
+from zico.heap.layout import HEAP
+from zico.pool.table import PoolTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zico.driver.cuda.managed import Managed
+
+MIB = 1 << 20
+REGION_BYTES = 2 * MIB
+WINDOW_BYTES = 192 * MIB
+BUDGET = 16
+HOST = 2  # CU_MEM_LOCATION_TYPE_HOST
+
+
+class TestManaged(ManagedContract):
+    """The contract on a GPU."""
+
+
+class Paged:
+    """A job whose window is managed memory, with a stream."""
+
+    def __init__(self, undo: contextlib.ExitStack) -> None:
+        """Make a pool, join it, build the heap."""
+        pool_driver = CudaDriver(0)
+        undo.callback(pool_driver.close)
+        sizes = {"budget_bytes": BUDGET * REGION_BYTES, "region_bytes": REGION_BYTES}
+        pool = undo.enter_context(PoolTable.create(**sizes, use_claims=False, self_admit=True, driver=pool_driver))
+        self.driver = CudaDriver(0)
+        undo.callback(self.driver.close)
+        place = pool.join(os.getpid(), "paged")
+        undo.callback(pool.reap, place)
+        copies = (pool.driver.export_pieces(pool.memory), os.dup(pool.table_fd), os.dup(pool.notify_fd))
+        self.member = undo.enter_context(PoolTable.join_pool(*copies, place, self.driver))
+        timeline = DeviceTimeline(self.member)
+        undo.callback(timeline.close)
+        self.managed = undo.enter_context(allocate(self.driver, WINDOW_BYTES))
+        self.record = np.zeros(1, HEAP)
+        self.heap = Heap(self.member, self.record, timeline=timeline.functions, managed=self.managed)
+        undo.callback(self.heap.close)
+        self.stream = undo.enter_context(self.driver.create_stream()).handle
+
+    @property
+    def steering(self) -> Any:  # noqa: ANN401 - a MANAGED record
+        """Return what the heap knows of its window."""
+        return self.heap.steering[0]
+
+    def allocate(self, size_bytes: int) -> int:
+        """Allocate for the stream."""
+        address = int(on_stream.allocate_on(self.record[0], size_bytes, self.stream))
+        assert address > 0
+        return address
+
+    def free(self, address: int) -> None:
+        """Free behind the stream's work."""
+        on_stream.free_on(self.record[0], address, self.stream)
+
+    def fill(self, address: int, byte: int, size_bytes: int) -> None:
+        """Let the stream write one byte everywhere."""
+        with self.driver.context.current():
+            self.driver.call("cuMemsetD8Async", address, byte, size_bytes, self.stream)
+
+    def read(self, address: int, size_bytes: int) -> Any:  # noqa: ANN401 - an array of bytes
+        """Read behind the stream's work."""
+        found = np.empty(size_bytes, np.uint8)
+        self.driver.synchronize(self.stream)
+        with self.driver.context.current():
+            self.driver.call("cuMemcpyDtoH", found.ctypes.data, address, size_bytes)
+        return found
+
+
+@pytest.fixture
+def job() -> Iterator[Paged]:
+    """Return a job that may hold 32 MiB."""
+    with contextlib.ExitStack() as undo:
+        made = Paged(undo)
+        yield made
+        made.driver.synchronize(made.stream)
+        on_stream.settle(made.record[0])
+
+
+def test_a_job_that_needs_more_than_it_may_hold_finds_what_it_wrote(job: Paged) -> None:
+    """Twice the budget lives at once over several iterations; every tensor holds its bytes, nothing was refused."""
+    size_bytes = 4 * MIB
+    weights = job.allocate(size_bytes)
+    job.fill(weights, 99, size_bytes)
+    for iteration in range(6):
+        addresses = [job.allocate(size_bytes + 4096 * i) for i in range(16)]
+        for i, address in enumerate(addresses):
+            job.fill(address, 16 * iteration + i & 0xFF, size_bytes)
+        assert job.member.jobs[job.member.member[0]["job"]]["held"] == BUDGET
+        for i, address in reversed(list(enumerate(addresses))):
+            assert (job.read(address, size_bytes) == (16 * iteration + i & 0xFF)).all()
+            job.free(address)
+        allocator.mark(job.record[0])
+    assert (job.read(weights, size_bytes) == 99).all()
+    job.free(weights)
+    assert job.record[0]["failures"] == 0
+    assert job.steering["prefetched"] > 0
+
+
+def test_what_is_resident_stays_within_what_is_held(job: Paged) -> None:
+    """By the GPU's free bytes, once our stream is done, the job takes about as much as it holds, not what lives."""
+    with job.driver.context.current():
+        before = job.driver.free_bytes()
+    size_bytes = 4 * MIB
+    addresses = [job.allocate(size_bytes) for _ in range(20)]
+    for address in addresses:
+        job.fill(address, 1, size_bytes)
+    job.driver.synchronize(job.stream)
+    job.driver.synchronize(job.managed.stream)
+    with job.driver.context.current():
+        taken_bytes = before - job.driver.free_bytes()
+    for address in addresses:
+        job.free(address)
+    assert job.steering["peak"] * REGION_BYTES <= (BUDGET + 2) * REGION_BYTES
+    assert taken_bytes <= (BUDGET + 4) * REGION_BYTES, "what is out must not have come back by being touched"
+
+
+def last_told(driver: CudaDriver, memory: Managed, offset: int, size_bytes: int) -> int:
+    """Return the place that a range was last told to go to."""
+    attribute = driver.call.api.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE
+    with driver.context.current():
+        return int(driver.call("cuMemRangeGetAttribute", 4, attribute, memory.handle + offset, size_bytes))
+
+
+def test_orders_reach_the_driver(job: Paged) -> None:
+    """The driver knows for a range where it was told to go last."""
+    job.managed.move(0, 2 * MIB, to_device=False)
+    job.driver.synchronize(job.managed.stream)
+    assert last_told(job.driver, job.managed, 0, 2 * MIB) == HOST
+
+
+def test_moving_waits_for_no_kernel(job: Paged) -> None:
+    """The processor that orders a move does not wait for the job's streams (the manual does not say so)."""
+    memory = job.managed
+    page = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)
+    gate = job.driver.register_host(page.ctypes.data, page.nbytes)
+    job.driver.wait_value(job.stream, gate.device_address, 1)
+    job.fill(memory.handle, 7, 2 * MIB)
+    memory.move(4 * MIB, 2 * MIB, to_device=True)
+    memory.move(4 * MIB, 2 * MIB, to_device=False)
+    job.driver.synchronize(memory.stream)
+    page[0] = 1
+    job.driver.synchronize(job.stream)
+    gate.close()

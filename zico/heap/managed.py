@@ -1,0 +1,278 @@
+"""The heap of a job on a GPU that may hold less than it needs: its window is managed memory, and residency is steered.
+
+Theory of operation
+    Faults of a GPU are not seen in user space. What is seen is when a tensor is allocated and when it is freed, whose
+    last use came just before. So a block (a slot of the window, 2 MiB) counts as touched then; the tables of
+    ``zico.paging`` learn from these touches, each allocation being an execution named by size and occurrence, and
+    predict the next ones. A block is resident when it was last told to be::
+
+        allocate x   touch x's blocks: in, and others out for them     note_execution, note_fault, move
+                     what the next executions touch: in, if what they do not touch can go
+        free x       touch x's blocks: learned, nothing is moved
+
+    What the job may have resident is what it holds in the pool's table, regions by number alone: the pool's own memory
+    behind them stays idle. Orders to move go to a stream of our own, those out behind what the job's streams were given
+    before, and these never wait for it: memory is the same wherever it is, so a wrong order costs time, never a byte.
+
+    What lives and was not touched for a whole iteration is used in ways that are not seen, as weights are. It goes
+    last, and comes back at a boundary if there is room.
+
+Guarantees
+    A tensor gets its place whatever the job holds, if the window has room and the job holds one region.
+    What the driver refuses leaves everything where it was, also in our count.
+
+Known limitations
+    Not seen on a real GPU yet. What is out and dead is copied all the same, both ways: nothing says so to the driver.
+    What the job holds is given back only under pressure, on its next call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from zico.compiled import array_at, callback, compiled, inlined, keep_out_of_line, record_at
+from zico.heap import cells, streams, tensors
+from zico.heap.layout import HEAP
+from zico.heap.moving import allowance, fetch, flush, make_room, managed_of, paging_of, resident, send
+from zico.heap.records import MAIN, block_at, job_of, pool_of, slots_of, wanted_of
+from zico.paging.eviction import choose_victim_ahead
+from zico.paging.layout import INACTIVE, NONE, RESIDENT
+from zico.paging.prefetch import is_expected, next_prefetch, note_execution, note_fault, walk
+from zico.paging.resident import block_at as known_at
+from zico.paging.resident import hold, note_active, note_inactive, renew
+from zico.paging.resident import release as end_hold
+from zico.pool import regions
+from zico.pool.fences import NO_FENCE
+from zico.pool.layout import NOBODY
+from zico.pool.regions import BEHIND, GRANTED, WAIT
+from zico.pool.shared import cap_of, header_of
+from zico.trace import curve
+
+MOST_AHEAD = 64
+"""Blocks that one allocation asks for ahead (128 MiB): what a bus of 16 GB/s moves in 8 ms."""
+
+_I64 = types.int64
+_I8 = np.dtype("i8")
+_I4 = np.dtype("i4")
+
+Record = Any
+
+
+# -- touches --------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def _bring(heap: Record, managed: Record, first: int, last: int) -> None:
+    """Let blocks that are touched now be there; none of them goes for another."""
+    paging = paging_of(managed)
+    missing = 0
+    for block in range(first, last + 1):
+        hold(paging, block)
+        missing += int(not known_at(paging, block).state & RESIDENT)
+    if missing > 0:
+        make_room(heap, managed, missing)
+    for block in range(first, last + 1):
+        if known_at(paging, block).state & RESIDENT:
+            end_hold(paging, block)
+            renew(paging, block)
+        else:
+            fetch(heap, managed, block)
+
+
+@compiled
+def _learn(heap: Record, managed: Record, first: int, last: int) -> None:
+    """Let the tables know that blocks are touched."""
+    paging = paging_of(managed)
+    touched = array_at(managed.touched_address, paging.n_blocks, _I8)
+    me = job_of(heap)
+    for block in range(first, last + 1):
+        managed.touches += 1
+        if not known_at(paging, block).state & (RESIDENT | INACTIVE):
+            managed.missed += 1
+            me.late += int(is_expected(paging, block))
+        note_fault(paging, block)
+        end_hold(paging, block)
+        touched[block] = managed.iteration + 1
+
+
+@compiled
+def _look_ahead(heap: Record, managed: Record) -> None:
+    """Bring in what the next executions touch, as far as there is room or what they do not touch can go."""
+    paging = paging_of(managed)
+    walk(paging)
+    wanted = min(paging.queue_tail - paging.queue_head, MOST_AHEAD)
+    room = allowance(heap, managed) - resident(paging)
+    while room < wanted:
+        block = choose_victim_ahead(paging)
+        if block == NONE:
+            break
+        send(heap, managed, block)
+        room += 1
+    for _ in range(min(wanted, room)):
+        block = next_prefetch(paging)
+        if block == NONE:
+            break
+        if known_at(paging, block).state & INACTIVE:  # nothing lives there: what comes there is written first
+            end_hold(paging, block)
+        else:
+            managed.prefetched += 1
+            fetch(heap, managed, block)
+
+
+@compiled
+def _turn(heap: Record, managed: Record) -> None:
+    """Begin an iteration: find what lives and was not touched in the last one."""
+    keep_out_of_line()
+    paging = paging_of(managed)
+    slots = slots_of(heap)
+    me = job_of(heap)
+    touched = array_at(managed.touched_address, paging.n_blocks, _I8)
+    managed.n_silent = 0
+    out = 0
+    for block in range(paging.n_blocks):
+        end_hold(paging, block)
+        if slots[block].live > 0 and touched[block] <= managed.iteration:
+            if not known_at(paging, block).state & RESIDENT and resident(paging) < allowance(heap, managed):
+                fetch(heap, managed, block)
+            hold(paging, block)
+            managed.n_silent += 1
+        out += int(slots[block].live > 0 and not known_at(paging, block).state & RESIDENT)
+    me.out_now_bytes = out << heap.region_shift
+    managed.iteration = me.iteration
+
+
+@callback(types.void(_I64, _I64, _I64))
+def born(heap_address: int, offset: int, slot: int) -> None:
+    """Note that a tensor is allocated for the stream in a slot: an execution begins, and touches its blocks."""
+    heap = record_at(heap_address, HEAP)
+    managed = managed_of(heap)
+    managed.busy |= 1 << slot
+    if job_of(heap).iteration != managed.iteration:
+        _turn(heap, managed)
+    first = last = offset >> heap.region_shift
+    if cells.chunk_at(heap, offset) == NOBODY:
+        block = block_at(heap, offset)
+        last = (offset + block.size_bytes - 1) >> heap.region_shift
+        name = block.key if slot == MAIN else -block.size_bytes - slot
+        note_execution(paging_of(managed), name)
+        _learn(heap, managed, first, last)
+    _bring(heap, managed, first, last)
+    _look_ahead(heap, managed)
+    flush(heap, managed)
+
+
+@callback(types.void(_I64, _I64, _I64))
+def used(heap_address: int, offset: int, slot: int) -> None:
+    """Note that a tensor is freed on the stream in a slot, which has just been given its last use."""
+    heap = record_at(heap_address, HEAP)
+    managed = managed_of(heap)
+    managed.busy |= 1 << min(slot, streams.NO_SLOT - 1)
+    if cells.chunk_at(heap, offset) == NOBODY:
+        last = (offset + block_at(heap, offset).size_bytes - 1) >> heap.region_shift
+        _learn(heap, managed, offset >> heap.region_shift, last)
+
+
+# -- what is held ---------------------------------------------------------------------------------------------------
+
+
+@inlined
+def _needed(heap: Record, managed: Record) -> int:
+    """Return the regions that the job should hold: for all that lives, as far as it may."""
+    per_region = 1 << managed.blocks_shift
+    regions_of_live = (managed.live + per_region - 1) >> managed.blocks_shift
+    return min(regions_of_live, cap_of(pool_of(heap), job_of(heap)))
+
+
+@compiled
+def _acquire_one(heap: Record, managed: Record) -> int:
+    """Acquire a region by number; one that the device still uses is left to those that need its memory."""
+    pool = pool_of(heap)
+    wanted = wanted_of(heap)
+    wanted[0] = NOBODY
+    status = regions.acquire(pool, wanted, 1, MAIN)
+    if status == BEHIND:
+        streams.drop_waits(heap)
+        regions.give_back_unused(pool, wanted, 1)
+        return WAIT
+    if status == GRANTED:
+        array_at(managed.held_address, managed.n_regions, _I4)[managed.n_held] = wanted[0]
+        managed.n_held += 1
+    return status
+
+
+@callback(_I64(_I64, _I64, _I64, _I64))
+def back(heap_address: int, first: int, last: int, n: int) -> int:
+    """Let ``n`` more slots of a run come into use; returns as ``regions.acquire``, at best ``GRANTED``.
+
+    The job acquires what it should hold, unless others wait for memory, and goes on with what it gets, at least one.
+    """
+    heap = record_at(heap_address, HEAP)
+    managed = managed_of(heap)
+    me = job_of(heap)
+    managed.live += n
+    status = GRANTED
+    others_wait = header_of(pool_of(heap)).waiters > me.waiting_threads
+    while me.held < _needed(heap, managed) and status == GRANTED and not (others_wait and me.held > 0):
+        status = _acquire_one(heap, managed)
+    if me.held == 0:
+        managed.live -= n
+        return WAIT if status == GRANTED else status
+    curve.raise_to(me.current, me.held)
+    for slot in range(first, last + 1):
+        if slots_of(heap)[slot].live == 0:
+            note_active(paging_of(managed), slot)
+    return GRANTED
+
+
+@compiled
+def _give_back_spare(heap: Record, managed: Record) -> None:
+    """Return to the pool what the job holds beyond what lives or what it may hold, and let go as much."""
+    keep_out_of_line()
+    me = job_of(heap)
+    spare = me.held - _needed(heap, managed)
+    if spare <= 0:
+        return
+    given = wanted_of(heap)
+    held = array_at(managed.held_address, managed.n_regions, _I4)
+    managed.n_held -= spare
+    for i in range(spare):
+        given[i] = held[managed.n_held + i]
+    regions.give_back(pool_of(heap), given, spare, NO_FENCE)
+    make_room(heap, managed, 0)
+    flush(heap, managed)
+
+
+@inlined
+def _is_wanted(heap: Record) -> bool:
+    """Tell whether somebody else waits for memory, or the job holds more than it may."""
+    me = job_of(heap)
+    header = header_of(pool_of(heap))
+    others_wait = header.waiters > me.waiting_threads or header.boundary_waiters > 0
+    return others_wait or me.held > cap_of(pool_of(heap), me)
+
+
+@callback(types.void(_I64, _I64, _I64, _I64))
+def release(heap_address: int, first: int, last: int, n: int) -> None:
+    """Note that ``n`` slots of a run are empty; under pressure, return what is held for nothing."""
+    heap = record_at(heap_address, HEAP)
+    managed = managed_of(heap)
+    for slot in range(first, last + 1):
+        if slots_of(heap)[slot].live == 0:
+            note_inactive(paging_of(managed), slot)
+            end_hold(paging_of(managed), slot)
+    managed.live -= n
+    if _is_wanted(heap):
+        _give_back_spare(heap, managed)
+
+
+@callback(types.void(_I64))
+def bring_up(heap_address: int) -> None:
+    """Before the job may stand still: free what waits for other streams; under pressure, return what is not needed."""
+    heap = record_at(heap_address, HEAP)
+    tensors.hand_over(heap)
+    streams.flush(heap)
+    if _is_wanted(heap):
+        _give_back_spare(heap, managed_of(heap))
