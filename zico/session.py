@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from zico.autoload import complain
 from zico.errors import ConfigError, HookError
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from zico.broker.client import Membership
     from zico.device_timeline import DeviceTimeline
-    from zico.driver.cuda.driver import CudaDriver
-    from zico.driver.cuda.managed import Managed
     from zico.heap.build import Heap
     from zico.pool.table import PoolTable
 
@@ -34,10 +32,6 @@ OPS_VARIABLE = "ZICO_TRACE_OPS"
 """Set: record operations too, where the adapter can see them."""
 PLAN_VARIABLE = "ZICO_PLAN"
 """``off``: place tensors by their classes alone, follow no plan."""
-
-PAGED_VARIABLE = "ZICO_PAGED_BYTES"
-"""Of managed memory for a job on a GPU that pages: all that it will ever need at once."""
-_SPARE_SHARE = 8
 
 GRACE_ALLOCATIONS = 1 << 14
 """Of tensors over the threshold: about ten iterations of a ResNet-110, or one of eight micro-batches."""
@@ -246,7 +240,7 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
         if timeline is not None:
             undo.callback(timeline.close)
             settings["timeline"] = timeline.functions
-            settings["managed"] = _managed(undo, pool, os.environ)
+            settings |= _managed(undo, pool, membership.job)
         heap = Heap(pool, HEAP_RECORD, **settings)
         if ring := os.environ.get(RING_VARIABLE):
             _record(heap, ring, framework)
@@ -267,27 +261,19 @@ def _device_timeline(pool: PoolTable, kind: str) -> DeviceTimeline | None:
     return DeviceTimeline(pool)
 
 
-def _managed(undo: contextlib.ExitStack, pool: PoolTable, environment: Mapping[str, str]) -> Managed | None:
-    """Return managed memory for the window of a job on a GPU that pages; says so if there is none for it.
-
-    By default it is what the device has free but for an eighth, which is left to what comes besides tensors.
-    """
+def _managed(undo: contextlib.ExitStack, pool: PoolTable, job: int) -> dict[str, Any]:
+    """Return the heap's settings of a job on a GPU that pages; says so if there is no managed memory for it."""
     from zico.broker.saving import wish_in
-    from zico.driver.cuda.managed import allocate
     from zico.errors import DriverError
-    from zico.units import parse_size
+    from zico.heap.managed_window import VARIABLE, open_window
 
-    if wish_in(environment).save != "page":
-        return None
-    free_bytes = pool.driver.free_bytes() or 0
-    asked_bytes = free_bytes - free_bytes // _SPARE_SHARE
-    if text := environment.get(PAGED_VARIABLE):
-        asked_bytes = parse_size(text, whole_bytes=free_bytes)
+    if wish_in(os.environ).save != "page":
+        return {}
     try:
-        return undo.enter_context(allocate(cast("CudaDriver", pool.driver), asked_bytes))
+        return {"managed": undo.enter_context(open_window(pool, job, os.environ.get(VARIABLE, "")))}
     except DriverError as error:
         complain("this job is not paged", error)
-        return None
+        return {}
 
 
 def _refuse_kind(membership: Membership, framework: str, kind: str) -> None:

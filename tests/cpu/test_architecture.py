@@ -48,7 +48,6 @@ ALLOWED = {
         "broker.saving",
         "broker.shares",
         "device_timeline",
-        "driver",
         "pool",
         "heap",
         "tiers",
