@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -14,17 +13,8 @@ from zico.driver.cuda.managed import allocate
 from zico.driver.twin.managed import PAGE_BYTES
 from zico.errors import DriverError
 
-if TYPE_CHECKING:
-    from zico.driver.cuda.managed import Managed
-
 UNIT = 2 * MIB
 PAGES = UNIT // PAGE_BYTES
-
-
-def advised(device: TwinDevice, memory: Managed, *, by: bool = True) -> None:
-    """Take the advice back that the device is to map what is elsewhere, or give it."""
-    one = device.twin._managed[memory.handle]
-    one.advised = {pair for pair in one.advised if by or pair[0] != 5}
 
 
 def test_a_first_touch_populates_the_device() -> None:
@@ -52,7 +42,7 @@ def test_what_is_on_the_host_and_mapped_is_used_there() -> None:
         assert device.read(memory.handle, UNIT) == b"y" * UNIT
         assert (device.twin.managed_faults, device.twin.managed_resident_bytes) == (faults, 0)
         assert device.twin.remote_accesses == PAGES
-        advised(device, memory, by=False)
+        memory.map_for_device(wanted=False)
         assert device.read(memory.handle, UNIT) == b"y" * UNIT
         assert (device.twin.managed_faults, device.twin.managed_resident_bytes) == (faults + PAGES, UNIT)
 
@@ -94,7 +84,7 @@ def test_more_than_the_device_has_is_refused_by_the_twin() -> None:
 def test_contents_survive_any_order_of_moves(moves: list[tuple[str, int, int]], by: bool) -> None:  # noqa: FBT001
     """Written, moved, evicted by the driver and read in any order, every part holds what was written last."""
     with TwinDevice(total_bytes=4 * UNIT) as device, allocate(device.driver, 4 * PAGE_BYTES) as memory:
-        advised(device, memory, by=by)
+        memory.map_for_device(wanted=by)
         device.twin.device_bytes = 3 * PAGE_BYTES
         last = [0] * 4
         for what, page, value in moves:

@@ -52,6 +52,15 @@ class Managed(Owned):
             function = "cuMemPrefetchAsync_v2" if hasattr(call.api, "cuMemPrefetchAsync_v2") else "cuMemPrefetchAsync"
             call(function, self.handle + offset, size_bytes, _place(self._driver, on_device=to_device), 0, self.stream)
 
+    def map_for_device(self, *, wanted: bool) -> None:
+        """Let the device use what is out over the bus, as it does from the beginning, or fault and bring it in.
+
+        Raises:
+            DriverError: The driver refuses.
+        """
+        with self._driver.context.current():
+            _advise(self._driver, self.handle, self.size_bytes, f"{'SET' if wanted else 'UNSET'}_ACCESSED_BY")
+
     def fill(self, record: Any, memory: Owned) -> None:  # noqa: ANN401 - one MOVER record
         """Fill a ``MOVER`` record, from which compiled code moves parts of it.
 
@@ -112,7 +121,8 @@ def allocate(driver: CudaDriver, size_bytes: int) -> Managed:
         with driver.context.current():
             address = int(driver.call("cuMemAllocManaged", size_bytes, _GLOBAL))
             undo.callback(_free, driver, address)
-            _advise(driver, address, size_bytes)
+            for advice in ("SET_PREFERRED_LOCATION", "SET_ACCESSED_BY"):
+                _advise(driver, address, size_bytes, advice)
         stream = undo.enter_context(driver.create_stream())
         managed = Managed(driver, address, size_bytes, undo.pop_all())
     managed.stream = stream.handle
@@ -124,10 +134,8 @@ def _free(driver: CudaDriver, address: int) -> None:
         driver.call("cuMemFree", address)
 
 
-def _advise(driver: CudaDriver, address: int, size_bytes: int) -> None:
+def _advise(driver: CudaDriver, address: int, size_bytes: int, advice: str) -> None:
     call = driver.call
-    place = _place(driver, on_device=True)
     function = "cuMemAdvise_v2" if hasattr(call.api, "cuMemAdvise_v2") else "cuMemAdvise"
-    advice = call.api.CUmem_advise
-    for one in (advice.CU_MEM_ADVISE_SET_PREFERRED_LOCATION, advice.CU_MEM_ADVISE_SET_ACCESSED_BY):
-        call(function, address, size_bytes, one, place)
+    wanted = getattr(call.api.CUmem_advise, f"CU_MEM_ADVISE_{advice}")
+    call(function, address, size_bytes, wanted, _place(driver, on_device=True))

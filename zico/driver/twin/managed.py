@@ -29,6 +29,7 @@ _RUBBISH = 0xA5
 _GLOBAL = int(real.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)
 _PREFERRED = int(real.CUmem_advise.CU_MEM_ADVISE_SET_PREFERRED_LOCATION)
 _ACCESSED_BY = int(real.CUmem_advise.CU_MEM_ADVISE_SET_ACCESSED_BY)
+_NOT_ACCESSED_BY = int(real.CUmem_advise.CU_MEM_ADVISE_UNSET_ACCESSED_BY)
 _ON_DEVICE = int(real.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
 _ON_HOST = int(real.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST)
 _LENT = b""
@@ -105,9 +106,13 @@ class ManagedFunctions(KernelFunctions):
         """Note advice; only of a whole allocation does it mean anything here."""
         with self.lock:
             found = self._managed_at(number(dev_ptr), count)
-            refuse_unless(int(advice) in (_PREFERRED, _ACCESSED_BY))
+            refuse_unless(int(advice) in (_PREFERRED, _ACCESSED_BY, _NOT_ACCESSED_BY))
             self._check_place(location)
-            if count == found.size_bytes:
+            if count != found.size_bytes:
+                return
+            if int(advice) == _NOT_ACCESSED_BY:
+                found.advised.discard((_ACCESSED_BY, int(location.type)))
+            else:
                 found.advised.add((int(advice), int(location.type)))
 
     @entry(context=True)
