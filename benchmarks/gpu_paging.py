@@ -139,7 +139,7 @@ class Job:
         """Do one iteration; returns its seconds, with all that the device had to do."""
         network = self.network
         begun = time.perf_counter()
-        maps = []
+        maps: list[int] = []
         for layer in range(network.layers):
             made = self.take(network.map_bytes)
             self.work(made, self.weights[layer], network.weight_bytes)

@@ -37,9 +37,9 @@ def broker() -> Iterator[Broker]:
 
 
 @contextlib.contextmanager
-def trainer(broker: Broker, name: str) -> Iterator[Process]:
+def trainer(broker: Broker, name: str, **environ: str) -> Iterator[Process]:
     """Give a job; when it is dead, the broker knows."""
-    with Process(TRAINER, **broker.environ, ZICO_SOCKET=str(broker.socket), ZICO_JOB=name) as job:
+    with Process(TRAINER, **broker.environ, **environ, ZICO_SOCKET=str(broker.socket), ZICO_JOB=name) as job:
         assert job.line() == "joined"
         yield job
     broker.status(lambda status: name not in [job.name for job in status.jobs], within_s=5)
@@ -107,6 +107,36 @@ def test_a_place_is_used_again_with_its_counters(broker: Broker) -> None:
         assert job.ask(f"alloc {N_REGIONS} 9") == "allocated"
         becomes(job, "is_done", "True")
         assert job.ask("look") == "9 9"
+
+
+def test_a_job_that_pages_needs_more_than_it_holds(broker: Broker) -> None:
+    """With ``ZICO_JOB_SAVE=page`` a job's tensors exceed its limit, keep their bytes, and it dies without a trace."""
+    with trainer(broker, "a", ZICO_JOB_SAVE="page", ZICO_JOB_LIMIT=f"{6 * REGION_BYTES}B") as job:
+        for value in range(1, 5):
+            assert job.ask(f"alloc 4 {value}") == "allocated"
+            becomes(job, "is_done", "True")
+        assert job.ask("status") == f"cuda:0 {6 * REGION_BYTES} {16 * REGION_BYTES}"
+        for value in (4, 3, 2, 1):
+            assert job.ask("look") == f"{value} {value}"
+            assert job.ask("free") == "freed"
+        assert job.ask("step") == "stepped"
+        assert job.ask("alloc 4 9") == "allocated"
+        job.process.kill()
+    assert broker.client.status().granted_bytes == 0
+
+
+def test_a_window_that_the_gpu_has_no_room_for_is_refused(broker: Broker) -> None:
+    """The job says why with both figures, and goes on as any other."""
+    settings = {"ZICO_JOB_SAVE": "page", "ZICO_PAGED_BYTES": "1GiB"}
+    with trainer(broker, "a", **settings) as job:
+        assert job.ask("alloc 3 7") == "allocated"
+        assert job.ask("free") == "freed"
+        assert job.process.stdin is not None
+        job.process.stdin.close()
+        said = job.process.communicate(timeout=60)[1]
+    assert "zico: this job is not paged: allocation of managed memory" in said
+    assert "1 GiB are asked for" in said
+    assert "256 MiB free" in said
 
 
 def test_a_forked_child_is_told_to_be_spawned(broker: Broker) -> None:
