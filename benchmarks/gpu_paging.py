@@ -26,7 +26,7 @@ from zico.errors import ConfigError, DriverError
 from zico.heap import allocator, on_stream
 from zico.heap.build import Heap
 from zico.heap.layout import HEAP
-from zico.heap.managed_layout import FLAGS
+from zico.heap.managed_window import FLAGS
 from zico.paging.layout import PAGING
 from zico.pool.table import PoolTable
 from zico.units import MIB, format_bytes

@@ -22,6 +22,7 @@ def warm(*kinds: str, isolate: bool = False) -> None:
     if "cuda" in kinds:
         import zico.device_timeline
         import zico.heap.device
+        import zico.heap.managed
         import zico.heap.memory_queries
         import zico.heap.pinned
         import zico.heap.python_hooks

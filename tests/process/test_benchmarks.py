@@ -52,6 +52,7 @@ def test_heap_smoke_reaches_its_end_and_writes_where_it_is_told(tmp_path: Path) 
         ("scheduler.py", "a decision with 64 jobs"),
         ("tiers.py", "file, page cache"),
         ("paging.py", "vDNN conv"),
+        ("gpu_paging.py", "over the bus, learned prefetch"),
     ],
 )
 def test_smoke_runs_about_plans_reach_their_end(script: str, said: str, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import numpy as np
 from zico.compiled import libc_address
 from zico.driver.record import DEVICE
 from zico.errors import ConfigError
-from zico.heap import managed_layout
 from zico.heap import timeline as timelines
 from zico.heap.layout import (
     ARENA,
@@ -105,7 +104,7 @@ class Heap:
         self.managed = managed
         self.steering: Any = None
         """The ``MANAGED`` record where the window is managed memory."""
-        self.slot_bytes = pool.region_bytes if managed is None else managed_layout.SLOT_BYTES
+        self.slot_bytes = pool.region_bytes
         self._keep: list[Any] = []
         with contextlib.ExitStack() as undo:
             if managed is None:
@@ -119,7 +118,7 @@ class Heap:
             elif pool.header["isolate"]:
                 self._isolate()
             if managed is not None:
-                managed_layout.fill(self, managed)
+                self._steer(managed)
             self._undo = undo.pop_all()
 
     def _reserve(
@@ -146,9 +145,12 @@ class Heap:
 
     def _cut(self, managed: Managed) -> None:
         """Make managed memory the window; there is no file and no pinned memory behind it."""
+        from zico.heap import managed_window
+
         self.window = managed
         self.base = -(-managed.handle // MAX_ALIGNMENT_BYTES) * MAX_ALIGNMENT_BYTES
-        cut = managed_layout.cut(managed.handle + managed.size_bytes - self.base)
+        self.slot_bytes = managed_window.SLOT_BYTES
+        cut = managed_window.cut(managed.handle + managed.size_bytes - self.base)
         self._ranges, self._side_offset, self._side_bytes = cut.ranges, cut.side_offset, cut.side_bytes
         self._spill_offset = self._window_bytes = cut.end
         self._spill_fd = -1
@@ -247,6 +249,12 @@ class Heap:
         record["address"] = self.record.ctypes.data
         for name in ("ready", "release"):
             record[f"{name}_address"] = getattr(isolation, name).address
+
+    def _steer(self, managed: Managed) -> None:
+        """Let what is resident of the window be steered."""
+        from zico.heap import managed_window
+
+        managed_window.fill(self, managed)
 
     def _unmap(self) -> None:
         """Unmap what compiled code has mapped: such a device does not free addresses that are in use."""

@@ -124,7 +124,7 @@ def _look_ahead(heap: Record, managed: Record) -> None:
 
 @compiled
 def _turn(heap: Record, managed: Record) -> None:
-    """Begin an iteration: find what lives and was not touched in the last one."""
+    """Begin an iteration: find what lives and was not touched in the last one, and bring it back if it is out."""
     keep_out_of_line()
     paging = paging_of(managed)
     slots = slots_of(heap)
@@ -135,11 +135,17 @@ def _turn(heap: Record, managed: Record) -> None:
     for block in range(paging.n_blocks):
         end_hold(paging, block)
         if slots[block].live > 0 and touched[block] <= managed.iteration:
-            if not known_at(paging, block).state & RESIDENT and resident(paging) < allowance(heap, managed):
-                fetch(heap, managed, block)
             hold(paging, block)
             managed.n_silent += 1
-        out += int(slots[block].live > 0 and not known_at(paging, block).state & RESIDENT)
+    for block in range(paging.n_blocks):
+        if slots[block].live > 0 and not known_at(paging, block).state & RESIDENT:
+            has_room = resident(paging) < allowance(heap, managed) or paging.inactive.n > 0
+            if has_room and touched[block] <= managed.iteration:
+                make_room(heap, managed, 1)
+                fetch(heap, managed, block)
+                hold(paging, block)
+            else:
+                out += 1
     me.out_now_bytes = out << heap.region_shift
     managed.iteration = me.iteration
 
