@@ -138,8 +138,8 @@ def fetch(heap: Record, managed: Record, block: int) -> None:
 def make_room(heap: Record, managed: Record, n: int) -> None:
     """Let blocks go until ``n`` more may be resident, or none is left that can."""
     paging = paging_of(managed)
-    room = allowance(heap, managed)
-    while resident(paging) + n > room:
+    lacking = resident(paging) + n - allowance(heap, managed)
+    for _ in range(lacking):  # not until there is room: a driver that refuses every order would keep it away
         block = choose_victim(paging)
         if block == NONE and managed.n_silent > 0:
             _give_up_silent(managed)
