@@ -40,9 +40,9 @@ from zico.heap.moving import allowance, fetch, flush, make_room, managed_of, pag
 from zico.heap.records import MAIN, block_at, job_of, pool_of, slots_of, wanted_of
 from zico.paging.eviction import choose_victim_ahead
 from zico.paging.layout import INACTIVE, NONE, RESIDENT
-from zico.paging.prefetch import is_expected, next_prefetch, note_execution, note_fault, walk
+from zico.paging.prefetch import next_prefetch, note_execution, note_fault, walk
 from zico.paging.resident import block_at as known_at
-from zico.paging.resident import hold, note_active, note_inactive, renew
+from zico.paging.resident import hold, is_expected, note_active, note_inactive, renew
 from zico.paging.resident import release as end_hold
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
