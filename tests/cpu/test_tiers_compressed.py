@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from zico.errors import ConfigError
 from zico.tiers import stores, zstandard_library
-from zico.tiers.compressing import PIECE_BYTES, join, split
+from zico.tiers.compressing import PIECE_BYTES
 from zico.tiers.layout import FULL, TIER_MASK
+from zico.tiers.packing import join, pack, split, unpack
 from zico.tiers.stack import TierStack
 from zico.tiers.wishes import TierWish
 from zico.units import MIB
@@ -52,14 +53,16 @@ def got(stack: TierStack, ticket: int, data: np.ndarray) -> bool:
     """Tell whether the same bits come back."""
     back = np.full(data.nbytes, 0xA5, np.uint8)
     assert stack.get(ticket, back.ctypes.data, data.nbytes) == 0
-    return np.array_equal(back, data.view(np.uint8))
+    elsewhere = np.full(data.nbytes + 1, 0xA5, np.uint8)[1:]  # at an address as no tensor has
+    assert stack.get(ticket, elsewhere.ctypes.data, data.nbytes) == 0
+    return np.array_equal(back, data.view(np.uint8)) and np.array_equal(elsewhere, back)
 
 
-@given(size_bytes=st.integers(1, 3 * PIECE_BYTES), share=st.floats(0, 1), seed=st.integers(0, 99))
+@given(size_bytes=st.integers(1, 3 * PIECE_BYTES), share=st.floats(0, 1), seed=st.integers(0, 99), at=st.integers(0, 4))
 @settings(max_examples=60, deadline=None)
-def test_every_bit_comes_back(stack: TierStack, size_bytes: int, share: float, seed: int) -> None:
+def test_every_bit_comes_back(stack: TierStack, size_bytes: int, share: float, seed: int, at: int) -> None:
     """Payloads that are noise to any share, of any size, at any address, come back from where they went."""
-    data = np.zeros(size_bytes + 1, np.uint8)[1:]
+    data = np.zeros(size_bytes + at, np.uint8)[at:]
     data[: int(size_bytes * share)] = np.random.default_rng(seed).integers(0, 256, int(size_bytes * share))
     ticket = put(stack, data)
     assert ticket >= 0
@@ -79,6 +82,23 @@ def test_splitting_is_undone_by_joining(size_bytes: int) -> None:
     whole = size_bytes // 4 * 4
     expected = np.concatenate([data[:whole].reshape(-1, 4).T.ravel(), data[whole:]])
     assert np.array_equal(apart, expected)
+    assert np.array_equal(back, data)
+
+
+@given(numbers=st.lists(st.sampled_from([0, 0, 1, 1 << 31, (1 << 32) - 1]), max_size=100))
+@settings(deadline=None)
+def test_zeros_are_left_out_and_put_in_again(numbers: list[int]) -> None:
+    """A bit a number and those that are not zero are written; a zero with a sign is a number."""
+    data = np.array(numbers, np.uint32)
+    room = np.full(2 * len(data) + 1, 0xA5, np.uint32)
+    words = -(-len(data) // 32)
+    n = pack(data, room)
+    assert n == words + np.count_nonzero(data)
+    bits = np.unpackbits(room[:words].view(np.uint8), bitorder="little")[: len(data)]
+    assert np.array_equal(bits, data != 0)
+    assert np.array_equal(room[words:n], data[data != 0])
+    back = np.full_like(data, 7)
+    assert unpack(room, back) == n
     assert np.array_equal(back, data)
 
 

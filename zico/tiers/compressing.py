@@ -1,11 +1,12 @@
 """Payloads into chains and out of them, compressed without loss.
 
-A payload is cut into pieces. Of each the first bytes of all its 4-byte numbers come first, then the second ones and so
-on: of floats that makes one run of signs and exponents, which repeat, and three that hardly do. Then Zstandard at its
-first level. A piece that does not get smaller is kept as it is. Pieces follow each other through the chain's blocks::
+A payload is cut into pieces. Where enough of a piece's 4-byte numbers are zero these are left out, which takes hardly
+more time than a copy. Else the first bytes of all numbers come first, then the second ones and so on: of floats that
+makes one run of signs and exponents, which repeat, and three that hardly do; then Zstandard at its first level. What
+does not get smaller is kept as it is. Pieces follow each other through the chain's blocks::
 
-    block 7                   block 2
-    | 90 | ninety bytes | 51 | fifty-|one bytes | ...      a length (i4, less than 0: as it is), then so many bytes
+    block 7                             block 2
+    | zstd 90 | ninety bytes | zeros 51 | fifty-|one bytes | ...     form and length in 4 bytes, then so many bytes
 
 What would take nearly as many blocks as it would uncompressed is refused, and goes to the next tier as it is.
 """
@@ -22,14 +23,21 @@ from zico.tiers import chains
 from zico.tiers.calls import write_at
 from zico.tiers.chains import has_pages, is_taken, next_of, shared_of, word_of, words_of
 from zico.tiers.layout import END, FULL
+from zico.tiers.packing import NUMBER_BYTES, join, pack, split, unpack
 
 PIECE_BYTES = 1 << 18
 """Fits a processor's second cache, and is long enough for Zstandard's tables to pay."""
 WORTH = 0.9
 """What takes more of its size than this is not worth the time."""
 LEVEL = 1
-_LENGTH_BYTES = 4
-_NUMBER_BYTES = 4
+ENOUGH = 0.75
+"""Without its zeros a piece takes at most this of its size, or Zstandard is tried, which is twenty times as slow."""
+_HEAD_BYTES = 4
+_LENGTH_BITS = 24
+_LENGTH_MASK = (1 << _LENGTH_BITS) - 1
+_AS_IT_IS = 0
+_ZEROS = 1
+_ZSTD = 2
 _ROOM_BYTES = PIECE_BYTES + (PIECE_BYTES >> 7)
 """More than ``ZSTD_compressBound`` of a piece."""
 _OUT = 0
@@ -38,31 +46,10 @@ _EINVAL = errno.EINVAL
 _EIO = errno.EIO
 _U8 = np.dtype("u1")
 _I32 = np.dtype("i4")
+_U32 = np.dtype("u4")
 
 Record = Any
 Array = Any
-
-
-@compiled
-def split(source: Array, target: Array) -> None:
-    """Put the first bytes of all 4-byte numbers first, then the second ones, and so on; the rest at the end."""
-    n = len(source) // _NUMBER_BYTES
-    for i in range(n):
-        for place in range(_NUMBER_BYTES):
-            target[place * n + i] = source[_NUMBER_BYTES * i + place]
-    for i in range(_NUMBER_BYTES * n, len(source)):
-        target[i] = source[i]
-
-
-@compiled
-def join(source: Array, target: Array) -> None:
-    """Undo ``split``."""
-    n = len(source) // _NUMBER_BYTES
-    for i in range(n):
-        for place in range(_NUMBER_BYTES):
-            target[_NUMBER_BYTES * i + place] = source[place * n + i]
-    for i in range(_NUMBER_BYTES * n, len(source)):
-        target[i] = source[i]
 
 
 # -- out ------------------------------------------------------------------------------------------------------------
@@ -137,20 +124,35 @@ def _append(store: Record, last: int, at: int, blocks: int, most: int, size_byte
 
 @compiled
 def _compress(store: Record, address: int, size_bytes: int) -> int:
-    """Leave a piece with its length in the second half of the bounce buffer; returns the bytes of both."""
-    split_address = store.bounce_address[_OUT]
-    piece = split_address + PIECE_BYTES
-    content = piece + _LENGTH_BYTES
-    split(array_at(address, size_bytes, _U8), array_at(split_address, size_bytes, _U8))
-    arguments = (store.compressor, content, _ROOM_BYTES, split_address, size_bytes, LEVEL)
-    n = call(store.compress, arguments)
-    if n <= 0 or n >= size_bytes:  # an error is a number near 2**64
-        call(store.memcpy, (content, address, size_bytes))
-        n = size_bytes
-        array_at(piece, 1, _I32)[0] = -size_bytes
-    else:
-        array_at(piece, 1, _I32)[0] = n
-    return n + _LENGTH_BYTES
+    """Leave a piece with its form and length in the second half of the bounce buffer; returns the bytes of all."""
+    piece = store.bounce_address[_OUT] + PIECE_BYTES
+    content = piece + _HEAD_BYTES
+    form = _ZEROS
+    n = _leave_out_zeros(address, size_bytes, content)
+    if n > size_bytes * ENOUGH:
+        form = _ZSTD
+        split_address = store.bounce_address[_OUT]
+        split(array_at(address, size_bytes, _U8), array_at(split_address, size_bytes, _U8))
+        n = call(store.compress, (store.compressor, content, _ROOM_BYTES, split_address, size_bytes, LEVEL))
+        if n <= 0 or n >= size_bytes:  # an error is a number near 2**64
+            form = _AS_IT_IS
+            call(store.memcpy, (content, address, size_bytes))
+            n = size_bytes
+    array_at(piece, 1, _I32)[0] = form << _LENGTH_BITS | n
+    return n + _HEAD_BYTES
+
+
+@compiled
+def _leave_out_zeros(address: int, size_bytes: int, content: int) -> int:
+    """Write a piece without zeros and its last bytes that are no number; returns the bytes."""
+    if address % NUMBER_BYTES:
+        return size_bytes
+    n = size_bytes // NUMBER_BYTES
+    end = NUMBER_BYTES * pack(array_at(address, n, _U32), array_at(content, 2 * n + 1, _U32))
+    for i in range(NUMBER_BYTES * n, size_bytes):
+        array_at(content + end, 1, _U8)[0] = array_at(address + i, 1, _U8)[0]
+        end += 1
+    return end
 
 
 @compiled
@@ -179,15 +181,16 @@ def compress_in(store: Record, first: int, address: int, size_bytes: int) -> int
     at = 0
     done = 0
     while done < size_bytes:
-        block, at = _read(store, block, at, piece, _LENGTH_BYTES)
-        n: int = np.int64(array_at(piece, 1, _I32)[0])  # type: ignore[assignment]
+        block, at = _read(store, block, at, piece, _HEAD_BYTES)
+        head: int = np.int64(array_at(piece, 1, _I32)[0])  # type: ignore[assignment]
+        n = head & _LENGTH_MASK
         length = min(PIECE_BYTES, size_bytes - done)
-        if block == END or abs(n) > length:
+        if block == END or n > length:
             return _EINVAL
-        block, at = _read(store, block, at, piece, abs(n))
+        block, at = _read(store, block, at, piece, n)
         if block == END:
             return _EINVAL
-        if not _expand(store, n, address + done, length):
+        if not _expand(store, head >> _LENGTH_BITS, n, address + done, length):
             return _EIO
         done += length
     return 0
@@ -212,14 +215,30 @@ def _read(store: Record, block: int, at: int, address: int, size_bytes: int) -> 
 
 
 @compiled
-def _expand(store: Record, n: int, address: int, size_bytes: int) -> bool:
+def _expand(store: Record, form: int, n: int, address: int, size_bytes: int) -> bool:
     """Turn a piece in the second half of the bounce buffer into what it was; false if it cannot be."""
     split_address = store.bounce_address[_IN]
     piece = split_address + PIECE_BYTES
-    if n < 0:
+    if form == _ZEROS:
+        target = split_address if address % NUMBER_BYTES else address
+        whole = _put_in_zeros(piece, n, target, size_bytes)
+        if target != address:
+            call(store.memcpy, (address, target, size_bytes))
+        return whole
+    if form == _AS_IT_IS:
         call(store.memcpy, (address, piece, size_bytes))
-        return -n == size_bytes
+        return n == size_bytes
     if call(store.expand, (store.expander, split_address, size_bytes, piece, n)) != size_bytes:
         return False
     join(array_at(split_address, size_bytes, _U8), array_at(address, size_bytes, _U8))
     return True
+
+
+@compiled
+def _put_in_zeros(piece: int, n: int, address: int, size_bytes: int) -> bool:
+    numbers = size_bytes // NUMBER_BYTES
+    end = NUMBER_BYTES * unpack(array_at(piece, 2 * numbers + 1, _U32), array_at(address, numbers, _U32))
+    for i in range(NUMBER_BYTES * numbers, size_bytes):
+        array_at(address + i, 1, _U8)[0] = array_at(piece + end, 1, _U8)[0]
+        end += 1
+    return end == n
