@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 
 import numpy as np
@@ -23,6 +24,7 @@ from zico.planners.swap.plan import SwapPlan, no_swaps
 from zico.planners.swap.problem import PERSISTENT, SwapProblem
 from zico.planners.swap.registry import SWAP_PLANNERS, swap_planner
 from zico.planners.swap.replay import replay, replay_with_history
+from zico.planners.swap.schedule import schedule
 from zico.planners.swap.scores import SCORES, score
 
 SECONDS = 30.0
@@ -80,6 +82,28 @@ def test_every_plan_is_good(made: SwapProblem) -> None:
         else:
             result = replay(made, answer)
             assert (result.rule, result.peak_bytes <= (made.limit_bytes or 0)) == (None, True)
+
+
+def test_what_is_needed_first_returns_first() -> None:
+    """Two tensors for which there is no time: both are asked back behind the peak, in the order of their accesses."""
+    late = problem([1] * 6, [(8, 0, 5, [0, 5]), (8, 1, 4, [1, 4]), (10, 2, 2, [2])], limit=10)
+    plan = planned(AutoSwap("wdoa", 1).plan(late, SECONDS))
+    assert plan.tensor[plan.out.swap].tolist() == [0, 1]
+    assert (plan.tensor[plan.back.swap].tolist(), plan.back.op.tolist()) == ([1, 0], [3, 3])
+
+
+def test_more_leave_where_too_few_come_to_a_deadlock() -> None:
+    """Without their transfers the first candidates keep the limit; with them only all three do."""
+    forward = [(8, 0, 8, (0, 1, 8)), (7, 1, 7, (1, 2, 7)), (2, 2, 6, (2, 3, 6)), (6, 3, 5, (3, 4, 5))]
+    backward = [(4, 8, 8, (8,)), (4, 7, 8, (7, 8)), (5, 6, 7, (6, 7)), (1, 5, 6, (5, 6))]
+    net = problem([4, 5, 7, 4, 8, 3, 1, 2, 3], [*forward, *backward], limit=23)
+    candidates = Candidates(net, 1)
+    order = np.argsort(-score("doa", net, candidates.gaps), kind="stable")
+    fewest = int(np.argmax(candidates.load_after(order) <= 23))
+    first = schedule(net, candidates.gaps.take(order[:fewest]), candidates.peak_op, "doa")
+    assert (fewest, replay(net, first).rule) == (1, "deadlock")
+    plan = planned(AutoSwap("doa", 1).plan(net, SECONDS))
+    assert (len(plan), replay(net, plan).rule) == (3, None)
 
 
 def test_a_limit_below_what_an_operation_needs_is_infeasible() -> None:
@@ -170,7 +194,20 @@ def test_what_is_packed_is_the_iteration_that_comes_to_be() -> None:
     assert packed is not None
     assert (len(packed), packed.peak_live_bytes) == (3 + 8, EXAMPLE_LIMIT)
     assert packed.tick_ns is not None
+    took_ns = packed.tick_ns[packed.upper] - packed.tick_ns[packed.lower]
+    assert (took_ns * packed.size_bytes).sum() == area(example(), plan)
     assert packed.tick_ns[-1] - packed.tick_ns[0] == 170
+
+
+def area(made: SwapProblem, plan: SwapPlan) -> int:
+    """Return the load over the replay's last iteration, in byte nanoseconds."""
+    _, history = replay_with_history(made, plan)
+    begin_ns, end_ns = history.iteration_ns[-2:]
+    return sum(
+        load * (min(until_ns, end_ns) - max(at_ns, begin_ns))
+        for (at_ns, load), (until_ns, _) in itertools.pairwise(history.load_bytes)
+        if until_ns > begin_ns
+    )
 
 
 @given(problems())

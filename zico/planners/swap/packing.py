@@ -74,7 +74,7 @@ class _Stays:
         n, problem, begins = self._problem.n_ops, self._problem, self._replayed.op_begin_ns
         period_ns = self.period_ns
         came = [(int(self._replayed.back_begin_ns[s]) % period_ns, 2 * n + 1) for s in swaps if s in self._returns]
-        moved = [s for s in swaps if s in self._returns or self._replayed.out_begin_ns[s] >= -period_ns]
+        moved = [s for s in swaps if self._replayed.out_begin_ns[s] >= -period_ns]
         went = [(int(self._out_end_ns[s]) % period_ns, 0) for s in moved]
         if not problem.persistent[tensor]:
             first, last = int(problem.alloc_op[tensor]), int(problem.free_op[tensor]) % n
