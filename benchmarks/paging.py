@@ -164,7 +164,8 @@ def means(rows: dict[str, dict[str, Any]], name: str) -> str:
 def text_of(result: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
     ways = (*PARTS, OURS, "LMS", "vDNN all", "vDNN conv")
-    parts = ["Time of an iteration against paging on demand, per cent, mean over models:\n"]
+    parts = ["![parts and missing blocks](paging.png)\n"]
+    parts.append("Time of an iteration against paging on demand, per cent, mean over models:\n")
     rows = [
         [f"memory {share} of the peak", *(means(found, way) for way in ways[1:])] for share, found in _shares(result)
     ]
@@ -239,7 +240,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
     bars.bar(at, list(PUBLISHED.values()), width, color="#999999", label="published")
     bars.set_xticks(np.arange(len(ways)) + 0.4, ways)
     bars.set_ylabel("time against paging on demand, %")
-    bars.legend(fontsize=8)
+    bars.set_ylim(-108, 0)
+    bars.legend(fontsize=8, loc="lower left", ncols=2)
     for i, (share, rows) in enumerate(_shares(result)):
         some = [
             np.array(row[OURS]["faults_by_iteration"][:ITERATIONS]) / max(1, row["on demand"]["faults"])
