@@ -11,7 +11,6 @@ import numpy as np
 
 from zico.planners.plan import NoPlan
 from zico.planners.swap.bound import least_overhead, least_peak
-from zico.planners.swap.flow import Flow
 from zico.planners.swap.lowest import lowest_limit
 from zico.planners.swap.problem import PERSISTENT, Link, SwapProblem
 from zico.planners.swap.registry import swap_planner
@@ -25,10 +24,10 @@ QUESTION = "How far does swapping take a training step's peak down, and how far 
 SCORES = ("doa", "aoa", "wdoa", "swdoa")
 OURS = ("flow-whole", "flow")
 OVERHEADS = (0.0, 0.1)
-STEPS = 2048
+STEPS = 256
 CURVE_SHARES = tuple(round(1 - 0.075 * i, 3) for i in range(9))
 CURVES = ("VGG16", "ResNet-50 (CIFAR)", "U-Net", "ResNet-50", "BERT-base", "GNMT, 4 layers")
-CPU_S = {"search": 25.0, "plan": 5.0}
+CPU_S = {"search": 12.0, "plan": 5.0}
 PCIE = Link(12e9, 10_000)
 """PCIe 3.0 x16 from pinned memory: 12 GB/s as Capuchin measured; some 10 us a transfer as AutoSwap did."""
 MEASURED = Link(1e9 / 0.1563, 8242), Link(1e9 / 0.1574, 12352)
@@ -64,11 +63,11 @@ PUBLISHED = {
 }
 
 
-# -- problems -----------------------------------------------------------------------------------------------------------
+# -- problems ---------------------------------------------------------------------------------------------------------
 
 
 def published_problems() -> Iterator[tuple[str, str, SwapProblem]]:
-    """Yield name, whose times it has, and problem of the published nets: the roofline's, and stretched to published."""
+    """Yield name, times and problem of the published nets: with the roofline's times and with published ones."""
     import zoo
 
     from zico.planners.swap.from_trace import swap_iteration
@@ -107,14 +106,21 @@ def stand_in() -> SwapProblem:
     begin = np.arange(2 * n) * 1_000_000
     accesses = np.stack([np.arange(n), 2 * n - 1 - np.arange(n)]).T.ravel()
     return SwapProblem(
-        *(begin, np.full(2 * n, 1_000_000), 2 * n * 1_000_000),
-        *(np.full(n + 1, 8 * mib), np.append(np.arange(n), PERSISTENT)),
-        *(np.append(2 * n - 1 - np.arange(n), PERSISTENT), np.append(2 * np.arange(n + 1), 2 * n + 1)),
-        *(np.append(accesses, 0), np.full(2 * n + 1, 1), PCIE, PCIE),
+        op_start_ns=begin,
+        op_duration_ns=np.full(2 * n, 1_000_000),
+        period_ns=2 * n * 1_000_000,
+        size_bytes=np.full(n + 1, 8 * mib),
+        alloc_op=np.append(np.arange(n), PERSISTENT),
+        free_op=np.append(2 * n - 1 - np.arange(n), PERSISTENT),
+        access_begin=np.append(2 * np.arange(n + 1), 2 * n + 1),
+        access_op=np.append(accesses, 0),
+        access_kind=np.full(2 * n + 1, 1),
+        out=PCIE,
+        back=PCIE,
     )
 
 
-# -- measuring ----------------------------------------------------------------------------------------------------------
+# -- measuring --------------------------------------------------------------------------------------------------------
 
 
 def measure(problem: SwapProblem, search_s: float) -> dict[str, Any]:
@@ -140,7 +146,12 @@ def measure(problem: SwapProblem, search_s: float) -> dict[str, Any]:
 
 def _lowest(problem: SwapProblem, name: str, overhead: float, bound: int, search_s: float) -> dict[str, Any]:
     """Return the lowest limit that a planner finds, as the judge confirms."""
-    found = lowest_limit(problem, swap_planner(name), overhead, search_s, STEPS, bound)
+    planner = swap_planner(name)
+    if isinstance(planner, Flow):
+        region_bytes = None if name == "flow-whole" else FlowOptions.region_bytes
+        planner = Flow(name, FlowOptions(region_bytes=region_bytes, enough=overhead))
+    steps = STEPS * problem.peak_bytes // max(problem.peak_bytes - bound, 1)
+    found = lowest_limit(problem, planner, overhead, search_s, steps, bound)
     judged = replay(dataclasses.replace(problem, limit_bytes=found.limit_bytes), found.plan)
     reached = judged.is_good and judged.overhead <= overhead + 1e-12
     return {
@@ -170,7 +181,7 @@ def _overhead(problem: SwapProblem, name: str) -> float | None:
     return None if isinstance(plan, NoPlan) else replay(problem, plan).overhead
 
 
-# -- what is shown ------------------------------------------------------------------------------------------------------
+# -- what is shown ----------------------------------------------------------------------------------------------------
 
 
 def text_of(result: dict[str, Any]) -> str:
@@ -191,15 +202,21 @@ def _table(rows: list[dict[str, Any]]) -> str:
         published = PUBLISHED.get(row["model"])
         peak = row["peak_bytes"]
         for at in row["overheads"]:
-            said = "" if published is None or at["overhead"] else f"{1 - published.zero_overhead_mb / published.peak_mb:.1%}"
+            said = (
+                ""
+                if published is None or at["overhead"]
+                else f"{1 - published.zero_overhead_mb / published.peak_mb:.1%}"
+            )
             bound = 1 - at["bound_bytes"] / peak
             cut = {name: 1 - found["limit_bytes"] / peak for name, found in at["planners"].items()}
             score = max(SCORES, key=lambda name: cut[name])
-            lines.append((
-                *(row["model"], row["times"], f"{row['period_ns'] / 1e6:.1f}", f"{peak / 1e6:.0f}"),
-                *(f"{at['overhead']:.0%}", said, f"{cut[score]:.1%} ({score})", f"{cut['flow-whole']:.1%}"),
-                *(f"{cut['flow']:.1%}", f"{bound:.1%}", f"{cut['flow'] / bound:.3f}" if bound > 0 else "-"),
-            ))
+            lines.append(
+                (
+                    *(row["model"], row["times"], f"{row['period_ns'] / 1e6:.1f}", f"{peak / 1e6:.0f}"),
+                    *(f"{at['overhead']:.0%}", said, f"{cut[score]:.1%} ({score})", f"{cut['flow-whole']:.1%}"),
+                    *(f"{cut['flow']:.1%}", f"{bound:.1%}", f"{cut['flow'] / bound:.3f}" if bound > 0 else "-"),
+                )
+            )
     return common.table(header, lines)
 
 
@@ -231,7 +248,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure, panels = plt.subplots(2, 3, figsize=(11, 6.4), layout="constrained", squeeze=False)
     for panel, (name, rows) in zip(panels.flat, result["curves"].items(), strict=False):
         shares = [row["share"] for row in rows]
-        best = [min((row["planners"][s] for s in SCORES if row["planners"][s] is not None), default=np.nan) for row in rows]
+        best = [
+            min((row["planners"][s] for s in SCORES if row["planners"][s] is not None), default=np.nan) for row in rows
+        ]
         lines = {"best published score": (best, "C1", "s--")}
         for one, colour, style in (("flow-whole", "C2", "^-."), ("flow", "C0", "o-")):
             values = [np.nan if row["planners"][one] is None else row["planners"][one] for row in rows]
@@ -244,6 +263,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
         panel.grid(alpha=0.3)
     panels.flat[0].legend(fontsize=8)
     figure.savefig(path, dpi=110)
+
+
+def _or_nan(value: float | None) -> float:
+    return np.nan if value is None else value
 
 
 def main() -> None:

@@ -99,7 +99,9 @@ class _Summed(nn.Module):
     def __init__(self, inputs: int, width: int, stride: int, *, narrow: bool) -> None:
         super().__init__()
         outputs = 4 * width if narrow else width
-        shape = ((1, width, 1), (3, width, stride), (1, outputs, 1)) if narrow else ((3, width, stride), (3, outputs, 1))
+        shape = (
+            ((1, width, 1), (3, width, stride), (1, outputs, 1)) if narrow else ((3, width, stride), (3, outputs, 1))
+        )
         layers: list[nn.Module] = []
         made = inputs
         for kernel, channels, step in shape:

@@ -41,7 +41,7 @@ def assert_bounded(of: SwapProblem, made: SwapPlan, segments: int = 1000) -> Non
 @given(cases())
 @settings(max_examples=60, deadline=None)
 def test_no_plan_beats_the_bound(case: tuple[SwapProblem, SwapPlan]) -> None:
-    """The judge's replay of no random plan is below the least peak of its overhead or the least overhead of its peak."""
+    """The judge's replay of no random plan is below the least peak of its overhead, or the least overhead."""
     of, made = case
     assert_bounded(of, made)
     assert_bounded(dataclasses.replace(of, limit_bytes=None), made)

@@ -58,9 +58,7 @@ class Bound:
     """Of each access of the problem: the share of the gap behind it that leaves."""
 
 
-def least_peak(
-    problem: SwapProblem, overhead: float = 0.0, least_bytes: int = 1, most_segments: int = _FINE
-) -> Bound:
+def least_peak(problem: SwapProblem, overhead: float = 0.0, least_bytes: int = 1, most_segments: int = _FINE) -> Bound:
     """Return a peak that no plan is below that makes an iteration at most ``overhead`` (a share) longer.
 
     Raises:
@@ -76,9 +74,7 @@ def least_peak(
     return dataclasses.replace(found, value=max(found.value, float(problem.least_bytes)))
 
 
-def least_overhead(
-    problem: SwapProblem, limit_bytes: int, least_bytes: int = 1, most_segments: int = _FINE
-) -> Bound:
+def least_overhead(problem: SwapProblem, limit_bytes: int, least_bytes: int = 1, most_segments: int = _FINE) -> Bound:
     """Return how many nanoseconds longer than ``period_ns`` an iteration is at least within a limit.
 
     Raises:
@@ -194,7 +190,8 @@ def _by_size(problem: SwapProblem, fluid: Fluid) -> list[Int64s]:
     """Return the gaps in classes in which no tensor takes much more of a link for a byte than the largest does."""
     order = np.argsort(-fluid.size_bytes, kind="stable")
     size = fluid.size_bytes[order].astype(np.float64)
-    byte_ns = sum(link.latency_ns / size + 1e9 / link.bandwidth for link in (problem.out, problem.back))
+    latency_ns = problem.out.latency_ns + problem.back.latency_ns
+    byte_ns = latency_ns / size + 1e9 / problem.out.bandwidth + 1e9 / problem.back.bandwidth
     level = np.floor(np.log(byte_ns / byte_ns[:1]) / np.log(_ALIKE)) if len(size) else size
     return np.split(order, (np.flatnonzero(np.diff(level)) + 1)[: _CLASSES - 1]) if len(size) else []
 

@@ -1,11 +1,11 @@
-"""The cheapest circulation in a network: compiled, with whole numbers only.
+r"""The cheapest circulation in a network: compiled, with whole numbers only.
 
 Arcs have a least and a most flow and a cost for each unit. The network simplex keeps a spanning tree of arcs whose flow
 is free; all other arcs are at their least or their most. Each pivot brings in an arc whose reduced cost has the wrong
 sign, pushes flow round the cycle that it closes, and drops the arc that blocks::
 
           first ---entering---> second
-            \\                    /        pi: potential of a node, so that every arc of the tree has
+            \                    /        pi: potential of a node, so that every arc of the tree has
              +-- .. join .. ----+             cost + pi[tail] - pi[head] == 0
 
 The tree stays strongly feasible (the last blocking arc from the join in the direction of the push leaves), so that it
@@ -49,7 +49,9 @@ class Circulation:
     """Units of the least flows that the network cannot carry; 0 if the circulation is feasible."""
 
 
-def cheapest_circulation(n_nodes: int, arcs: tuple[Int64s, Int64s], bounds: tuple[Int64s, Int64s], cost: Int64s) -> Circulation:
+def cheapest_circulation(
+    n_nodes: int, arcs: tuple[Int64s, Int64s], bounds: tuple[Int64s, Int64s], cost: Int64s
+) -> Circulation:
     """Return a circulation of least cost among those that miss the fewest units.
 
     Args:
@@ -116,7 +118,9 @@ def _disown(tree: Int64s, parent: int, node: int) -> None:
 
 
 @compiled
-def _pivot_all(network: Arrays, flow: Int64s, state: NDArray[np.int8], tree: Int64s, nodes: tuple[Int64s, Int64s]) -> int:
+def _pivot_all(
+    network: Arrays, flow: Int64s, state: NDArray[np.int8], tree: Int64s, nodes: tuple[Int64s, Int64s]
+) -> int:
     """Pivot until no arc has a reduced cost of the wrong sign; return how often."""
     tails, heads, _, _ = network
     block = max(int(np.sqrt(len(tails))), _LEAST_BLOCK)
@@ -166,7 +170,9 @@ def _find(network: Arrays, state: NDArray[np.int8], potential: Int64s, at: int, 
 
 
 @compiled
-def _push(network: Arrays, flow: Int64s, tree: Int64s, depth: Int64s, entering: tuple[int, int, int]) -> tuple[int, bool]:
+def _push(
+    network: Arrays, flow: Int64s, tree: Int64s, depth: Int64s, entering: tuple[int, int, int]
+) -> tuple[int, bool]:
     """Push all that the cycle takes; return the lower node of the blocking arc, -1 if that is the entering one."""
     tails, _, room, _ = network
     arc, first, second = entering
@@ -222,7 +228,7 @@ def _rehang(tree: Int64s, inner: int, outer: int, leaving: int, entering: int) -
 @compiled
 def _refresh(network: Arrays, tree: Int64s, nodes: tuple[Int64s, Int64s], root: int, stack: Int64s) -> None:
     """Set depths and potentials below a node anew."""
-    tails, heads, _, costs = network
+    _, heads, _, costs = network
     depth, potential = nodes
     stack[0] = root
     n = 1

@@ -6,8 +6,8 @@ Theory of operation
     latency each; how many latencies joining saves is not known beforehand. So parts of several sizes and several
     expectations are tried, and the plan with the least overhead stays.
 
-    A part is so many whole regions, so that what leaves gives regions back. Without parts, whole tensors leave: those of
-    which the flow takes most, and then single ones come, go or change places as long as the replay says that it helps.
+    A part is so many whole regions, so that what leaves gives regions back. Without parts, whole tensors leave: those
+    of which the flow takes most, and then single ones more or less, as long as the replay says that it helps.
 
 Known limitations
     * A plan is not proved best: ``bound.py`` says how far it may be from it.
@@ -28,8 +28,8 @@ from zico.planners.swap.autoswap import AutoSwap
 from zico.planners.swap.fast import Replayer
 from zico.planners.swap.fluid import Rounding, fluid_of
 from zico.planners.swap.network import cut_open, shares_within
-from zico.planners.swap.plan import SwapPlan, no_swaps
 from zico.planners.swap.parts import Chosen, scheduled
+from zico.planners.swap.plan import SwapPlan, no_swaps
 from zico.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class FlowOptions:
     """Smaller tensors stay."""
     most_segments: int = 1200
     """In how many pieces an iteration is looked at."""
+    enough: float = 0.0
+    """An overhead that ends the search."""
 
 
 class Flow:
@@ -87,7 +89,7 @@ class Flow:
         tries = _in_parts if self._options.region_bytes else _in_whole
         for plan in itertools.chain(_published(problem, deadline_s), tries(problem, limit, self._options, best)):
             best.see(plan)
-            if best.cost[0] <= 0 or time.monotonic() - began_s > deadline_s:
+            if best.cost[0] <= self._options.enough or time.monotonic() - began_s > deadline_s:
                 break
         elapsed_s = time.monotonic() - began_s
         if best.plan is None:

@@ -79,34 +79,28 @@ def fluid_of(
         least_bytes: Smaller tensors stay.
     """
     n = problem.n_ops
-    access, opens, closes, returns = _gaps(problem, least_bytes)
     above = problem.load_bytes > level_bytes
     passed = np.concatenate([[0], np.cumsum(np.tile(above, 3))])
-    useful = passed[(closes - 1) // 2] > passed[opens // 2]
-    access, opens, closes, returns = (array[useful] for array in (access, opens, closes, returns))
-    shift = opens // (2 * n) * 2 * n
-    opens, closes = opens - shift, closes - shift
+    gaps = _gaps(problem, least_bytes)
+    gaps = gaps.where(passed[(gaps.closes - 1) // 2] > passed[gaps.opens // 2]).from_first_round(2 * n)
     end_ns = problem.op_start_ns + problem.op_duration_ns
     idle_ns = problem.op_start_ns - np.concatenate([[end_ns[-1] - problem.period_ns], end_ns[:-1]])
     duration_ns = np.stack([idle_ns, problem.op_duration_ns]).T.ravel()
     load = np.stack([np.zeros(n, np.int64), np.where(above, problem.load_bytes, 0)]).T.ravel()
-    kept = _kept_points(duration_ns, load, np.concatenate([opens, closes % (2 * n)]), most_segments)
+    kept = _kept_points(duration_ns, load, np.concatenate([gaps.opens, gaps.closes % (2 * n)]), most_segments)
     starts = np.flatnonzero(kept)
     place = np.cumsum(kept) - 1  # the last kept point at or before each
-    ceiled = place + ~kept
-    rounds = len(starts)
-    low, high = (ceiled, place) if rounding is Rounding.INWARD else (place, ceiled)
-    opens, closes = low[opens], high[closes % (2 * n)] + closes // (2 * n) * rounds
-    useful = opens < closes
-    access, opens, closes, returns = (array[useful] for array in (access, opens, closes, returns))
-    shift = opens // rounds * rounds
-    owner = np.searchsorted(problem.access_begin, access, side="right") - 1
+    low, high = (place + ~kept, place) if rounding is Rounding.INWARD else (place, place + ~kept)
+    closes = high[gaps.closes % (2 * n)] + gaps.closes // (2 * n) * len(starts)
+    gaps = dataclasses.replace(gaps, opens=low[gaps.opens], closes=closes)
+    gaps = gaps.where(gaps.opens < gaps.closes).from_first_round(len(starts))
+    owner = np.searchsorted(problem.access_begin, gaps.access, side="right") - 1
     return Fluid(
-        access=access,
+        access=gaps.access,
         size_bytes=problem.size_bytes[owner],
-        opens=opens - shift,
-        closes=closes - shift,
-        returns=returns,
+        opens=gaps.opens,
+        closes=gaps.closes,
+        returns=gaps.returns,
         duration_ns=np.add.reduceat(duration_ns, starts),
         load_bytes=np.maximum.reduceat(load, starts),
         whole=(np.diff(np.append(starts, 2 * n)) == 1) & (starts % 2 == 1),
@@ -114,15 +108,34 @@ def fluid_of(
     )
 
 
-def _gaps(problem: SwapProblem, least_bytes: int) -> tuple[Int64s, Int64s, Int64s, NDArray[np.bool_]]:
-    """Return access, points and return of all gaps that are not empty."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Gaps:
+    """Gaps as parallel arrays; points count on through the rounds."""
+
+    access: Int64s
+    opens: Int64s
+    closes: Int64s
+    returns: NDArray[np.bool_]
+
+    def where(self, which: NDArray[np.bool_]) -> _Gaps:
+        """Return some of them."""
+        return _Gaps(self.access[which], self.opens[which], self.closes[which], self.returns[which])
+
+    def from_first_round(self, n_points: int) -> _Gaps:
+        """Return the same gaps, opening in the first round."""
+        shift = self.opens // n_points * n_points
+        return dataclasses.replace(self, opens=self.opens - shift, closes=self.closes - shift)
+
+
+def _gaps(problem: SwapProblem, least_bytes: int) -> _Gaps:
+    """Return all gaps that are not empty."""
     first, last, size = problem.gap_ops
     ends = np.zeros(len(first), bool)
     has_any = np.diff(problem.access_begin) > 0
     ends[problem.access_begin[1:][has_any] - 1] = ~problem.persistent[has_any]
     access = np.flatnonzero((first <= last) & (size >= least_bytes))
     first, last, ends = first[access], last[access], ends[access]
-    return access, 2 * first, 2 * last + np.where(ends, 2, 3), ~ends
+    return _Gaps(access, 2 * first, 2 * last + np.where(ends, 2, 3), ~ends)
 
 
 def _kept_points(duration_ns: Int64s, load: Int64s, events: Int64s, most: int) -> NDArray[np.bool_]:

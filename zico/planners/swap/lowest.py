@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from zico.planners.swap.plan import SwapPlan, SwapPlanner
     from zico.planners.swap.problem import SwapProblem
 
+_FIRST = 64  # the search begins so near to a bound, by share of what lies above it
 STEPS = 512
 """By default the search ends when it knows the limit to a 512th of the peak, 0.2 %."""
 
@@ -26,7 +27,7 @@ class Lowest:
     plan: SwapPlan
 
 
-def lowest_limit(  # noqa: PLR0913, PLR0917 - what is known and how finely to look have defaults
+def lowest_limit(
     problem: SwapProblem,
     planner: SwapPlanner,
     overhead: float,
@@ -51,11 +52,13 @@ def lowest_limit(  # noqa: PLR0913, PLR0917 - what is known and how finely to lo
     replayer = Replayer(problem)
     low, found = max(problem.least_bytes, bound_bytes), Lowest(problem.peak_bytes, no_swaps(planner.name))
     step = max(problem.peak_bytes // steps, 1)
+    reach = max((problem.peak_bytes - low) // _FIRST, step) if bound_bytes else problem.peak_bytes
     while found.limit_bytes - low > step:
         left_s = deadline_s - (time.monotonic() - began_s)
         if left_s <= 0:
             break
-        middle = (low + found.limit_bytes) // 2
+        middle = min((low + found.limit_bytes) // 2, low + reach)
+        reach *= 2
         plan = planner.plan(dataclasses.replace(problem, limit_bytes=middle), left_s)
         if not isinstance(plan, NoPlan):
             replayed = replayer.replay(plan, middle)

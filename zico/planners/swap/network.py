@@ -117,7 +117,9 @@ def shares_within(
     rows = [(row[:-1], row[1:], none, many, none) for row in (wants, back)]
     rows.append((away[:-1], away[1:], need, many, none))
     out_ns, back_ns = (link.transfer_ns(part_bytes) for link in links)
-    part_ns = [ns - link.latency_ns * (1 - share) for ns, link, share in zip((out_ns, back_ns), links, latency, strict=True)]
+    part_ns = [
+        ns - link.latency_ns * (1 - share) for ns, link, share in zip((out_ns, back_ns), links, latency, strict=True)
+    ]
     for begin, end, (first, last, count) in (
         (wants, away, _slots(line.point_ns, part_ns[0], from_end=False)),
         (away, back, _slots(line.point_ns, part_ns[1], from_end=True)),

@@ -1,4 +1,4 @@
-"""From parts that leave to a plan: which part is when on which link.
+r"""From parts that leave to a plan: which part is when on which link.
 
 Out as early as possible: whenever the link is free, of the parts that may go the one whose gap closes first. Back as
 late as possible: the same, with time running backwards. With given parts no other schedule holds less memory at any
@@ -9,7 +9,7 @@ Neighbouring parts of a tensor that follow each other on both links become one t
 what they then hold longer is free::
 
     limit    --------------------------------
-    load     ____/  a may be one     \\_______
+    load     ____/  a may be one     \_______
     out      [a|a|a|a][b][b][b]                  b must free part by part: the load is at the limit
 """
 
@@ -140,9 +140,7 @@ class _Link:
     """From each of the times to the next one."""
 
 
-def _as_early(
-    window_ns: tuple[Int64s, Int64s], n_parts: Int64s, part_ns: Int64s, link: _Link
-) -> tuple[Int64s, Int64s]:
+def _as_early(window_ns: tuple[Int64s, Int64s], n_parts: Int64s, part_ns: Int64s, link: _Link) -> tuple[Int64s, Int64s]:
     """Return when each part begins and ends on a link that never rests while one may; gap by gap.
 
     Args:
