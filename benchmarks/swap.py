@@ -11,6 +11,7 @@ import numpy as np
 
 from zico.planners.plan import NoPlan
 from zico.planners.swap.bound import least_overhead, least_peak
+from zico.planners.swap.flow import Flow, FlowOptions
 from zico.planners.swap.lowest import lowest_limit
 from zico.planners.swap.problem import PERSISTENT, Link, SwapProblem
 from zico.planners.swap.registry import swap_planner
