@@ -45,7 +45,7 @@ _SIZES = (1, 0, 2, 3)  # powers of two by which the smallest part is multiplied;
 _ROUNDS = 2  # the second one knows what latencies joining saved in the first
 _MARGINS = (0.0, 0.5, 1.0, 2.0)  # of the largest tensor: memory that whole tensors hold while they move
 _LEAST_SHARES = (0.5, 0.05, 0.25, 0.75, 0.95)  # of a tensor that the flow takes: then all of it leaves
-_TOGGLES = 200
+_TOGGLES = 60
 _SCORES = ("doa", "aoa", "wdoa")  # the published ones that take no search
 
 
