@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from zico import session
 from zico.autoload import complain
 from zico.errors import ZicoError
-from zico.pool.layout import SaveMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +78,7 @@ def enable() -> Session | None:
 
     if kind == "host":
         joined.redirect("libc10.so", ("posix_memalign", "free"))
-        if joined.record["save"] in (SaveMode.SWAP, SaveMode.AUTO):
+        if joined.is_to_swap:
             _swap(joined)
     else:
         from zico.adapters import torch_cuda

@@ -97,6 +97,13 @@ class Session:
         """Return the name of the device that the pool is on."""
         return self.membership.device.name
 
+    @property
+    def is_to_swap(self) -> bool:
+        """Tell whether tensors of this job are to leave and come back, if an adapter can see to it."""
+        from zico.pool.layout import SaveMode
+
+        return int(self.record["save"]) in (SaveMode.SWAP, SaveMode.AUTO)
+
     def detach_fork(self) -> None:
         """Leave the pool to the parent: for a forked child."""
         from zico.heap.layout import Attached

@@ -55,7 +55,7 @@ ALLOWED = {
         "trace",
         "autoload",
     },
-    "swapping": {"heap", "tiers"},
+    "swapping": {"heap", "tiers", "pool"},
     "adapters": {"session", "heap", "swapping", "lookup", "trace", "autoload", "tiers", ""},
     "kernels": set(),
     "report": {"config", "broker.messages", "trace", "planners"},

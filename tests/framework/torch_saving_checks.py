@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -63,12 +64,12 @@ def raises(work: Callable[[], object], words: str) -> None:
         work()
 
 
-def nothing_is_left() -> None:
-    """Assert that neither the pool nor the tier holds anything."""
+def nothing_is_left_but(*tensors: torch.Tensor) -> None:
+    """Assert that the tier holds nothing, and the pool nothing else."""
     gc.collect()
     here = joined()
     here.swapper.settle(DEADLINE_S)
-    assert record()["live_bytes"] == 0
+    assert record()["live_bytes"] == sum(tensor.nbytes for tensor in tensors)
     assert record()["out_now_bytes"] == 0
     assert [use.used_bytes for use in here.swapper.tier.usage()] == [0]
 
@@ -95,7 +96,7 @@ def check_a_graph_that_is_dropped_leaves_nothing() -> None:
     end = push_out()
     assert record()["out_now_bytes"] > 0
     del end
-    nothing_is_left()
+    nothing_is_left_but()
 
 
 def check_what_is_held_stays() -> None:
@@ -238,6 +239,28 @@ def check_custom_functions_get_what_they_saved() -> None:
     del away, end
     push_out().sum().backward()
     assert kept[0][:, 0].tolist() == list(range(1, 64))
+
+
+def check_a_forked_child_finds_what_is_away() -> None:
+    """Invariant 10: a child goes back through a graph of its parent's, whose tensors are away, and so does the parent."""
+    limited(16)
+    leaf = torch.full((FLOATS,), 0.5, requires_grad=True)
+    end = chain(12, leaf).sum()
+    assert record()["out_now_bytes"] > 0
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        (gradient,) = torch.autograd.grad(end, leaf)
+        os.write(writing, float(gradient[0]).hex().encode())
+        os._exit(0)
+    os.close(writing)
+    told = os.read(reading, 100).decode()
+    os.close(reading)
+    assert os.waitpid(pid, 0)[1] == 0
+    (gradient,) = torch.autograd.grad(end, leaf)
+    assert float(gradient[0]).hex() == told
+    del end
+    nothing_is_left_but(leaf, gradient)
 
 
 def check_a_compiled_graph_trains() -> None:

@@ -9,12 +9,16 @@ import numpy as np
 
 from zico.heap.classes import SIZE_BITS
 from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
+from zico.pool.layout import MOST_WAYS, SaveMode
 from zico.swapping.learning import Ended
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from zico.heap.build import Heap
     from zico.swapping.mover import Figures
     from zico.swapping.schedule import Int64s
+    from zico.swapping.ways import Way
 
 _SIZE_MASK = (1 << SIZE_BITS) - 1
 
@@ -66,6 +70,23 @@ class HeapGauge:
         job["copy_waited_ns"] = figures.waited_ns
         job["copy_hidden_ns"] = figures.hidden_ns
         job["late"] = figures.late
+
+    def choose_swapping(self) -> None:
+        """Let the job's record say that it swaps, where that was left open."""
+        self._job["save"] = SaveMode.SWAP
+
+    def leaves_it_to_the_broker(self) -> bool:
+        """Tell whether the broker chooses what the job may hold."""
+        return bool(self._job["auto"])
+
+    def tell(self, peak_bytes: int, found: Sequence[Way]) -> None:
+        """Tell the broker what the job would hold without a limit, and how long an iteration takes with less."""
+        job = self._job
+        job["less_limit"] = job["less_ns"] = 0
+        for i, way in enumerate(found[:MOST_WAYS]):
+            job["less_ns"][i] = way.duration_ns
+            job["less_limit"][i] = way.limit_bytes // self._region_bytes
+        job["wanted"] = -(-peak_bytes // self._region_bytes)
 
     def ended(self) -> Ended | None:
         """Return what the iteration that ended last did to memory; ``None`` if its log is not whole.

@@ -13,6 +13,7 @@ from zico.swapping.gauge import HeapGauge
 from zico.swapping.learning import Learner
 from zico.swapping.mover import Mover
 from zico.swapping.swapper import Swapper
+from zico.swapping.ways import ways
 from zico.tiers.stack import TierStack
 from zico.tiers.wishes import parse_tiers
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zico.heap.build import Heap
+    from zico.swapping.schedule import Observed
+    from zico.tiers.rates import Rates
 
 TIER_VARIABLE = "ZICO_TIER"
 DEFAULT_TIER = "memory"
@@ -42,11 +45,21 @@ def start(heap: Heap, environ: Mapping[str, str]) -> Swapper:
     tier = TierStack.create(wishes, block_bytes=BLOCK_BYTES, directory=directory, label="zico-swap")
 
     gauge = HeapGauge(heap)
+    gauge.choose_swapping()
     mover = Mover(tier, gauge.publish, int(record["wait_limit_ns"]) / 1e9)
-    swapper = Swapper(mover, gauge, Learner(gauge.ended, gauge.cap_bytes, lambda: tier.rates()[0]))
+
+    def rates() -> Rates:
+        return tier.rates()[0]
+
+    def tell(seen: Observed, margin: float) -> None:
+        if gauge.leaves_it_to_the_broker():
+            gauge.tell(int(seen.load_bytes.max()), ways(seen, rates(), margin))
+
+    swapper = Swapper(mover, gauge, Learner(gauge.ended, gauge.cap_bytes, rates, tell))
     asked_fd = os.eventfd(0, os.EFD_CLOEXEC)
     threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()
     record["relief_fd"] = asked_fd
+    os.register_at_fork(after_in_child=swapper.leave_to_parent)
     return swapper
 
 

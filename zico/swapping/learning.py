@@ -22,9 +22,9 @@ MARGIN_SHARE = 0.04
 _TENSE_SHARE = 0.01
 """Of an iteration's time: who waits longer for memory in a planned one gets a plan with a greater margin."""
 _MARGIN_STEP = 0.02
-_MOST_MARGIN = 0.2
-_FASTER_SHARE = 0.95
-"""An iteration that takes less of the time of the one that was planned for is a better model."""
+MOST_MARGIN = 0.2
+_FASTER_SHARE = 0.9
+"""An iteration that takes less than this share of the time of the one that was planned for is a better model."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,11 @@ class Learner:
     """Watches iterations; has the plan for the next one."""
 
     def __init__(
-        self, ended: Callable[[], Ended | None], cap_bytes: Callable[[], int], rates: Callable[[], Rates]
+        self,
+        ended: Callable[[], Ended | None],
+        cap_bytes: Callable[[], int],
+        rates: Callable[[], Rates],
+        tell: Callable[[Observed, float], None] = lambda _seen, _margin: None,
     ) -> None:
         """Begin with nothing known.
 
@@ -49,13 +53,16 @@ class Learner:
             ended: Says what the iteration that ended last did to memory, ``None`` where that is not known.
             cap_bytes: What the job may hold now.
             rates: Of the tier, now.
+            tell: Told, in a thread, of an iteration that plans are made for, with the margin of the plan.
         """
+        self._tell = tell
         self._ended = ended
         self._cap_bytes = cap_bytes
         self._rates = rates
         self._margin = MARGIN_SHARE
         self._plan: Plan | None = None
         self._cap_planned = 0
+        self._told: Observed | None = None
         self._before: tuple[object, ...] = ()
         self._earlier_ns: dict[int, float] = {}
         self.planning: threading.Thread | None = None
@@ -99,29 +106,41 @@ class Learner:
         self._start()
         return self._plan
 
-    def turn(self) -> Plan | None:
-        """End an iteration; returns the plan for the next one, ``None`` as long as there is none."""
+    def turn(self, waited_ns: int) -> Plan | None:
+        """End an iteration; returns the plan for the next one, ``None`` as long as there is none.
+
+        Args:
+            waited_ns: For how long the job waited for memory in it.
+        """
         signature = (tuple(self._codes), tuple(self._sizes))
         if self._cap_bytes() != self._cap_planned:
             self._plan = None  # it moves too much or too little
         is_known = bool(self._codes) and signature == self._before
         self._before = signature
         if is_known and (self.planning is None or not self.planning.is_alive()):
-            self._reconsider()
+            self._reconsider(waited_ns)
         self._start()
         return self._plan
 
-    def _reconsider(self) -> None:
+    def _reconsider(self, waited_ns: int) -> None:
+        """Plan anew if what has happened is not what was planned for, or can be better."""
         plan = self._plan
-        is_followed = plan is not None and plan.observed.sequence == tuple(self._codes)
-        if not is_followed:
+        if plan is None or plan.observed.sequence != tuple(self._codes):
             self._earlier_ns = {}
             self._observe()
-        elif plan is not None and self._late:
-            rates = self._rates()
-            for number in self._late:
-                step_ns = EARLIER * rates.in_s(plan.observed.size_bytes[number]) * NS
-                self._earlier_ns[number] = self._earlier_ns.get(number, 0.0) + step_ns
+            return
+        took_ns = self._times[-1] - self._times[0]
+        planned_ns = int(plan.observed.t_ns[plan.observed.event_tick[-1]])
+        is_tense = bool(plan.leaves) and waited_ns > _TENSE_SHARE * took_ns and self._margin < MOST_MARGIN
+        if is_tense:
+            self._margin += _MARGIN_STEP
+        rates = self._rates()
+        for number in self._late:
+            step_ns = EARLIER * rates.in_s(plan.observed.size_bytes[number]) * NS
+            self._earlier_ns[number] = self._earlier_ns.get(number, 0.0) + step_ns
+        if took_ns < _FASTER_SHARE * planned_ns:
+            self._observe()
+        elif self._late or is_tense:
             self._make(plan.observed)
 
     def _observe(self) -> None:
@@ -150,6 +169,9 @@ class Learner:
             self._plan = schedule.plan(seen, limit_bytes, self._rates(), earlier_ns)
             self._cap_planned = cap_bytes
             self.plans += 1
+            if seen is not self._told:
+                self._told = seen
+                self._tell(seen, self._margin)
 
         self.planning = threading.Thread(target=work, name="zico-swap-plan", daemon=True)
         self.planning.start()

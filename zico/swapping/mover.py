@@ -93,6 +93,7 @@ class Mover:
         """
         self.figures = Figures()
         self.tier = tier
+        self._is_child = False
         self._publish = publish
         self._deadline_s = deadline_s
         self._lock = threading.RLock()
@@ -107,12 +108,23 @@ class Mover:
         for name, work in (("zico-swap-out", self._send_all), ("zico-swap-in", self._fetch_all)):
             threading.Thread(target=work, name=name, daemon=True).start()
 
+    def leave_to_parent(self) -> None:
+        """Move nothing any more: for a forked child, which has neither the threads nor a right to the tier.
+
+        It can still bring back, for itself, what was away at the fork.
+        """
+        self._is_child = True
+        self._lock = threading.RLock()
+        self._arrival = threading.Condition(self._lock)
+        self._getting = threading.Lock()
+        self._publish = lambda _figures: None
+
     # -- out ------------------------------------------------------------------------------------------------------
 
     def send(self, idle: Idle) -> bool:
         """Let it leave, if it is here and nobody else can reach it; tells whether it is leaving. Waits for nothing."""
         with self._lock:
-            if idle.place is not Place.HERE or idle.stays:
+            if idle.place is not Place.HERE or idle.stays or self._is_child:
                 return False
             address = idle.lend()
             if address == 0:
@@ -176,6 +188,8 @@ class Mover:
     def fetch(self, idle: Idle) -> bool:
         """Let it be brought back if it is away; tells whether it is on its way. Waits for nothing."""
         with self._lock:
+            if self._is_child:
+                return False
             if idle.place is not Place.AWAY:
                 return idle.place is Place.COMING
             idle.place = Place.COMING
@@ -208,7 +222,7 @@ class Mover:
                         self._publish(self.figures)
                     return began_ns > 0, take()
                 began_ns = began_ns or time.monotonic_ns()
-                if idle.is_begun:
+                if idle.is_begun and not self._is_child:
                     self._await(idle)
                     continue
                 idle.place = Place.COMING

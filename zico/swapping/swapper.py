@@ -85,6 +85,7 @@ class Swapper:
         self._event = 0
         self._numbers = 0
         self._iteration = gauge.iteration()
+        self._waited_before_ns = gauge.waited_ns()
         self.most_events = MOST_EVENTS
         self.planned_iterations = 0
         """Iterations in which everything happened as planned, and something was to leave."""
@@ -224,6 +225,13 @@ class Swapper:
             else:
                 yield idle
 
+    # -- forks ----------------------------------------------------------------------------------------------------
+
+    def leave_to_parent(self) -> None:
+        """Move nothing any more: for a forked child."""
+        self._lock = threading.RLock()
+        self._mover.leave_to_parent()
+
     # -- somebody waits -------------------------------------------------------------------------------------------
 
     def relieve(self, needed_bytes: int) -> None:
@@ -255,7 +263,11 @@ class Swapper:
             self.planned_iterations += 1
         else:
             self.passive_iterations += 1
-        self._plan = self._learner.turn() if iteration == self._iteration + 1 else self._learner.skip()
+        waited_ns, self._waited_before_ns = self._gauge.waited_ns() - self._waited_before_ns, self._gauge.waited_ns()
+        if iteration == self._iteration + 1:
+            self._plan = self._learner.turn(waited_ns)
+        else:
+            self._plan = self._learner.skip()
         living = list(self._all())
         self._idle = {}
         for position, idle in enumerate(living):  # of graphs that outlive their iteration
