@@ -44,6 +44,14 @@ class HeapGauge:
         """Return what its tensors take in the pool."""
         return int(self._job["live_bytes"])
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Tell whether so much can be had at once, by what it may hold and by what lies free in its regions."""
+        job = self._job
+        free_bytes = self.cap_bytes() - int(job["held"]) * self._region_bytes
+        if size_bytes + self._region_bytes <= free_bytes:
+            return True
+        return int(job["waiting_threads"]) == 0 and self.live_bytes() + 2 * size_bytes <= self.cap_bytes()
+
     def tick(self) -> int:
         """Return how many allocations and frees there have been."""
         return int(self._heap["events"])

@@ -83,14 +83,23 @@ class Figures:
 class Mover:
     """Moves idle memory between the pool and a tier."""
 
-    def __init__(self, tier: Tier, publish: Callable[[Figures], None], deadline_s: float) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        publish: Callable[[Figures], None],
+        deadline_s: float,
+        has_room: Callable[[int], bool] = lambda _bytes: True,
+    ) -> None:
         """Start two threads.
 
         Args:
             tier: Where contents go.
             publish: Told whenever the figures have changed, by any thread; not two at a time.
             deadline_s: The longest that anybody waits for a copy.
+            has_room: Tells whether so many bytes can be had without waiting. What nobody needs yet comes back only
+                then: an allocation that waits for long takes memory that is not the job's to have.
         """
+        self._has_room = has_room
         self.figures = Figures()
         self.tier = tier
         self._is_child = False
@@ -251,6 +260,9 @@ class Mover:
         while (idle := self._in.get()) is not None:  # no deadline: nobody waits for this thread
             with self._lock:
                 if idle.place is not Place.COMING or idle.is_begun:
+                    continue
+                if not self._has_room(idle.size_bytes):
+                    idle.place = Place.AWAY
                     continue
                 idle.is_begun = True
             with contextlib.suppress(Exception):  # whoever needs it tries again, and is told

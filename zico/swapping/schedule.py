@@ -40,9 +40,9 @@ EARLIER = 0.05
 
 Source: Capuchin (Peng et al., ASPLOS 2020), section 5.3.
 """
-LEAD_NS = 3_000_000
+LEAD_NS = 5_000_000
 """For two threads to wake up, one after another."""
-LEAD_SHARE = 2.0
+LEAD_SHARE = 4.0
 """Of its copy's time, by which everything comes back earlier than it must."""
 
 

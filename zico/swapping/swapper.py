@@ -81,12 +81,15 @@ class Swapper:
         self._idle: dict[int, weakref.ref[Idle]] = {}
         """By number; of earlier iterations only what is still alive, below zero."""
         self._wishes: list[weakref.ref[Idle]] = []
+        self._due: list[int] = []
         self._plan: Plan | None = None
         self._event = 0
         self._numbers = 0
         self._iteration = gauge.iteration()
         self._waited_before_ns = gauge.waited_ns()
         self.most_events = MOST_EVENTS
+        self.follows_plans = True
+        """Switch it off to compare with what happens without plans."""
         self.planned_iterations = 0
         """Iterations in which everything happened as planned, and something was to leave."""
         self.passive_iterations = 0
@@ -161,14 +164,17 @@ class Swapper:
             plan = None
         self._plan = plan
         if plan is None:
-            self._wishes = []
+            self._wishes, self._due = [], []
             return None
         self._wishes = [wish for wish in self._wishes if self._is_still_wished(wish)]
-        for number in plan.returns.get(event, ()):
-            idle = self._at(number)
-            if idle is not None:
-                self._mover.fetch(idle)
+        self._due.extend(plan.returns.get(event, ()))
+        self._due = [number for number in self._due if self._is_still_due(number)]
         return plan
+
+    def _is_still_due(self, number: int) -> bool:
+        """Let what is to be back come, if there is room for it; tells whether to look again."""
+        idle = self._at(number)
+        return idle is not None and self._mover.fetch(idle)
 
     def _is_still_wished(self, wish: weakref.ref[Idle]) -> bool:
         """Let what is to leave go if nobody can reach it any more; tells whether to try again."""
@@ -266,6 +272,8 @@ class Swapper:
         waited_ns, self._waited_before_ns = self._gauge.waited_ns() - self._waited_before_ns, self._gauge.waited_ns()
         if iteration == self._iteration + 1:
             self._plan = self._learner.turn(waited_ns)
+            if not self.follows_plans:
+                self._plan = None
         else:
             self._plan = self._learner.skip()
         living = list(self._all())
@@ -275,7 +283,7 @@ class Swapper:
             self._idle[idle.ordinal] = weakref.ref(idle)
         self._iteration = iteration
         self._event = self._numbers = 0
-        self._wishes = []
+        self._wishes, self._due = [], []
         self._mover.tidy()
 
     def _note_moved(self, _idle: Idle, size_bytes: int) -> None:
