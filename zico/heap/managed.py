@@ -104,7 +104,7 @@ def _learn(heap: Record, managed: Record, first: int, last: int, others: int) ->
 def _is_of_use(paging: Record) -> bool:
     """Tell whether something lives in the next block that is to come: else what comes there is written first."""
     queue = array_at(paging.queue_address, paging.n_blocks, _I4)
-    return not known_at(paging, np.int64(queue[paging.queue_head % paging.n_blocks])).state & INACTIVE
+    return not known_at(paging, int(queue[paging.queue_head % paging.n_blocks])).state & INACTIVE
 
 
 @compiled
@@ -187,6 +187,8 @@ def used(heap_address: int, offset: int, slot: int) -> None:
     if cells.chunk_at(heap, offset) == NOBODY:
         last = (offset + block_at(heap, offset).size_bytes - 1) >> heap.region_shift
         _learn(heap, managed, offset >> heap.region_shift, last, 1)
+        _look_ahead(heap, managed)
+        flush(heap, managed)
 
 
 # -- what is held ---------------------------------------------------------------------------------------------------
