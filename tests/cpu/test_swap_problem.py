@@ -182,3 +182,28 @@ def test_a_trace_that_does_not_say_who_uses_what_is_refused() -> None:
         TraceError, match="does not say which operation uses which tensor: trace with --fake, or record"
     ):
         swap_iteration(train(4))
+
+
+def test_a_recording_writes_operations_when_they_have_ended() -> None:
+    """What is allocated and freed while an operation runs lives in that operation; none is put in for it."""
+    loop = Loop()
+    data = loop.allocate(64, "init")
+    begun: list[tuple[int, int]] = []
+    for number in range(4):
+        loop.event(Kind.BEGIN, number)
+        begun.append((len(loop.rows), 0))
+        output = loop.allocate(16, "conv")
+        loop.free(loop.allocate(32, "conv"))
+        operation(loop, "conv", [data], [output])
+        begun[-1] = (begun[-1][0], len(loop.rows) - 1)
+        operation(loop, "loss", [output], [])
+        loop.free(output)
+    loop.event(Kind.END, 3)
+    trace = loop.trace()
+    for first, op in begun:
+        trace.events["t_ns"][op] = trace.events["t_ns"][first] - 500
+        trace.events["size_bytes"][op] = trace.events["t_ns"][op - 1] + 500 - trace.events["t_ns"][op]
+    made = swap_iteration(trace).problem
+    assert made.op_names == ("conv", "loss")
+    assert made.load_bytes.tolist() == [64 + 16 + 32, 64 + 16]
+    assert made.op_duration_ns.tolist() == [5000, 500]
