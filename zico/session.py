@@ -387,4 +387,9 @@ def status() -> dict[str, Any] | None:
         "waited_s": int(record["boundary_waited_ns"] + record["need_waited_ns"]) / 1e9,
         "budget_bytes": int(_current.pool.header["budget_regions"]) * region_bytes,
         "isolated": bool(_current.pool.header["isolate"]),
+        "moved_out_bytes": int(record["out_bytes"]),
+        "moved_in_bytes": int(record["in_bytes"]),
+        "late_arrivals": int(record["late"]),
+        "copies_waited_s": int(record["copy_waited_ns"]) / 1e9,
+        "copies_hidden_s": int(record["copy_hidden_ns"]) / 1e9,
     }

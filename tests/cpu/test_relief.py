@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from threads import DEADLINE_S, in_thread, until
 from zico.heap.layout import GRANULE_BYTES
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterator
 
     from members import Tenant
@@ -145,3 +145,26 @@ def test_who_waits_for_another_job_does_not_ask() -> None:
         assert not thread.is_alive()
         assert b.record[0]["relief_asked"] == 0
         b.free_all()
+
+
+def test_a_thread_that_allocates_for_later_neither_asks_nor_overflows() -> None:
+    """It waits beyond what counts as a standstill; when somebody needs what it brings, it asks like any other."""
+    with tenants(8, 1, wait_limit_s=DEADLINE_S) as (a,), asked(a) as descriptor:
+        block = a.allocate(3 * GRANULE_BYTES)
+        a.member.set_limit(0, 4)
+
+        def allocate_for_later() -> None:
+            a.record[0]["patient_thread"] = threading.get_ident()
+            a.allocate(2 * GRANULE_BYTES)
+
+        thread = in_thread(allocate_for_later)
+        thread.join(LONGER_THAN_A_STANDSTILL_S)
+        assert thread.is_alive()
+        assert a.record[0]["relief_asked"] == 0
+        a.record[0]["patient_thread"] = 0
+        await_question(a, descriptor)
+        a.free(block)
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+        assert not any(a.is_spilled(address) for address in a.live)
+        a.free_all()

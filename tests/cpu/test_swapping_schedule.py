@@ -71,6 +71,15 @@ def test_nothing_comes_back_before_there_is_room() -> None:
     assert plan(seen, 20 * MIB, FAST, earlier).peak_bytes <= 20 * MIB
 
 
+def test_uses_of_an_earlier_iterations_tensors_are_not_taken_for_this_ones() -> None:
+    """A graph that outlives its iteration is used in the next one; that is no reason to have anything back."""
+    seen = trained([4 * MIB] * 8)
+    older = dataclasses.replace(seen, sequence=(-2 + USED, *seen.sequence), event_tick=(0, *seen.event_tick))
+    planned, expected = plan(older, 20 * MIB, FAST), plan(seen, 20 * MIB, FAST)
+    assert planned.leaves == expected.leaves
+    assert events_of(planned) == {number: event + 1 for number, event in events_of(expected).items()}
+
+
 @st.composite
 def iterations(draw: st.DrawFn) -> Observed:
     """Return any iteration: tensors saved and used in any order, loads that need not have to do with them."""

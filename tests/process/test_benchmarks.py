@@ -66,6 +66,17 @@ def test_smoke_runs_about_plans_reach_their_end(script: str, said: str, tmp_path
     assert said in (tmp_path / f"{name}.md").read_text()
 
 
+def test_swap_host_smoke_compares_losses_and_times(tmp_path: Path) -> None:
+    """A smoke run of swap_host.py ends with the same losses in less memory, and says what was moved."""
+    pytest.importorskip("torch")
+    done = run_script("swap_host.py", "--smoke", "-o", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "swap_host.json").read_text())
+    assert missing(result) == []
+    assert [case["out_bytes"] > 0 for case in result["cases"]] == [True]
+    assert "losses of all runs are the same bits" in (tmp_path / "swap_host.md").read_text()
+
+
 def test_a_smoke_run_that_is_told_no_place_writes_nothing() -> None:
     """Smoke figures never land among the published ones."""
     code = "import common; print(common.output_directory(common.parser('').parse_args(['--smoke'])))"
@@ -76,7 +87,7 @@ def test_a_smoke_run_that_is_told_no_place_writes_nothing() -> None:
 
 SCRIPTS = (
     *("heap", "startup", "colocation", "budget_change", "agreement", "scheduler", "planners"),
-    *("regions", "zoo", "following", "tiers", "paging", "progress", "gpu", "demo"),
+    *("regions", "zoo", "following", "tiers", "paging", "swap_host", "progress", "gpu", "demo"),
 )
 
 

@@ -5,6 +5,9 @@ no other job can help, but the job's own idle tensors can: a thread of it copies
 (``zico.swapping``). It is woken by an eventfd and answers in two words of the heap's record: how many questions it
 has dealt with, and how many bytes leave.
 
+    A thread that brings something back before it is needed is *patient*: it asks for no relief, which would send away
+    what is needed sooner, and takes nothing from the next tier. Somebody who needs what it brings ends its patience.
+
 Guarantees
     7. The wait for relief ends at the wait limit like every other. An answer by which nothing leaves ends it at once:
        the next question is put when the pool has changed.
@@ -14,13 +17,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from zico.compiled import compiled, keep_out_of_line, write_bytes
+from numba import types
+
+from zico.compiled import compiled, inlined, keep_out_of_line, write_bytes
 from zico.heap.placing import NEVER_FITS, NO_SPACE
 from zico.heap.records import pool_of
 
 NOBODY_TO_ASK = -1
 
 Record = Any
+
+_pthread_self = types.ExternalFunction("pthread_self", types.int64())
+
+
+@inlined
+def is_patient(heap: Record) -> bool:
+    """Tell whether the calling thread allocates for later."""
+    return heap.patient_thread != 0 and heap.patient_thread == _pthread_self()
 
 
 @compiled

@@ -39,7 +39,8 @@ def for_place(heap: Record, me: Record, arena: int, planned: int, size_bytes: in
         offset = MUST_WAIT
         if evicting.is_complete(heap, me) or now_ns > heap.return_until_ns:
             offset = placing.place(heap, arena, planned, size_bytes, alignment)
-        relieved = offset < 0 and now_ns < deadline_ns and relief.comes(heap, me, offset, sequence)
+        relieved = offset < 0 and now_ns < deadline_ns
+        relieved = relieved and (relief.is_patient(heap) or relief.comes(heap, me, offset, sequence))
         if offset != NEVER_FITS or (heap.n_deferred > 0 and now_ns < deadline_ns):
             never_since_ns = np.int64(0)
         elif never_since_ns == 0:

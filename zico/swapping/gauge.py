@@ -44,6 +44,10 @@ class HeapGauge:
         """Return what its tensors take in the pool."""
         return int(self._job["live_bytes"])
 
+    def be_patient(self, thread: int) -> None:
+        """Note which thread allocates for later, 0: none does."""
+        self._heap["patient_thread"] = thread
+
     def has_room(self, size_bytes: int) -> bool:
         """Tell whether so much can be had at once, by what it may hold and by what lies free in its regions."""
         job = self._job

@@ -46,7 +46,7 @@ def start(heap: Heap, environ: Mapping[str, str]) -> Swapper:
 
     gauge = HeapGauge(heap)
     gauge.choose_swapping()
-    mover = Mover(tier, gauge.publish, int(record["wait_limit_ns"]) / 1e9, gauge.has_room)
+    mover = Mover(tier, gauge.publish, int(record["wait_limit_ns"]) / 1e9, gauge.has_room, gauge.be_patient)
 
     def rates() -> Rates:
         return tier.rates()[0]

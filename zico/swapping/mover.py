@@ -89,6 +89,7 @@ class Mover:
         publish: Callable[[Figures], None],
         deadline_s: float,
         has_room: Callable[[int], bool] = lambda _bytes: True,
+        be_patient: Callable[[int], None] = lambda _thread: None,
     ) -> None:
         """Start two threads.
 
@@ -98,8 +99,10 @@ class Mover:
             deadline_s: The longest that anybody waits for a copy.
             has_room: Tells whether so many bytes can be had without waiting. What nobody needs yet comes back only
                 then: an allocation that waits for long takes memory that is not the job's to have.
+            be_patient: Told which thread allocates for later, 0: what it allocates is needed now.
         """
         self._has_room = has_room
+        self._be_patient = be_patient
         self.figures = Figures()
         self.tier = tier
         self._is_child = False
@@ -246,6 +249,7 @@ class Mover:
 
     def _await(self, idle: Idle) -> None:
         end_s = time.monotonic() + self._deadline_s
+        self._be_patient(0)
         while idle.place is Place.COMING and idle.is_begun:
             if time.monotonic() > end_s:
                 raise SwapError(f"{idle.size_bytes} bytes have not come back within {self._deadline_s:g} s")
@@ -265,6 +269,7 @@ class Mover:
                     idle.place = Place.AWAY
                     continue
                 idle.is_begun = True
+                self._be_patient(threading.get_ident())
             with contextlib.suppress(Exception):  # whoever needs it tries again, and is told
                 self._bring_or_leave(idle)
             del idle

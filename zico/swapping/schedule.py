@@ -51,7 +51,7 @@ class Observed:
     """One iteration. Ticks count from its beginning."""
 
     sequence: tuple[int, ...]
-    """What the events are: twice the tensor's number, plus ``SAVED`` or ``USED``."""
+    """What the events are: twice the tensor's number, plus ``SAVED`` or ``USED``; below 0 of an earlier iteration."""
     size_bytes: tuple[int, ...]
     """Of the tensors, by number."""
     event_tick: tuple[int, ...]
@@ -122,6 +122,8 @@ class _Idle:
         self.used_event = [0] * n
         for event, (code, tick) in enumerate(zip(seen.sequence, seen.event_tick, strict=True)):
             number, kind = divmod(code, 2)
+            if number < 0:  # of an earlier iteration
+                continue
             if kind == SAVED:
                 self.saved[number] = tick
                 self.saved_event[number] = event
