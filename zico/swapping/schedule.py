@@ -92,23 +92,36 @@ def plan(seen: Observed, limit_bytes: int, rates: Rates, earlier_ns: Mapping[int
     resident = seen.load_bytes.copy()
     for i, tick in freed.items():
         resident[tick : idle.used[i]] -= seen.size_bytes[i]
+    wanted_ns = _wanted(seen, idle, freed, rates, earlier_ns or {})
     returns: dict[int, list[int]] = {}
-    channel_ns = float("inf")
-    for i in sorted(freed, key=lambda i: -idle.used[i]):
-        takes_ns = rates.in_s(seen.size_bytes[i]) * NS
-        lead_ns = LEAD_NS + LEAD_SHARE * takes_ns + (earlier_ns or {}).get(i, 0.0)
-        begins_ns = min(seen.t_ns[idle.used[i]] - lead_ns, channel_ns) - takes_ns
+    channel_ns = 0.0
+    for i in reversed(wanted_ns):  # by their uses: who is used first has room first
+        begins_ns = max(wanted_ns[i], channel_ns)
         tick = max(int(np.searchsorted(seen.t_ns, begins_ns)), freed[i])
         above = np.flatnonzero(resident[tick : idle.used[i]] + seen.size_bytes[i] > limit_bytes)
         if len(above):
             tick += int(above[-1]) + 1
         resident[tick : idle.used[i]] += seen.size_bytes[i]
-        channel_ns = min(begins_ns, float(seen.t_ns[min(tick, len(seen.t_ns) - 1)]))
+        begins_ns = max(begins_ns, float(seen.t_ns[min(tick, len(seen.t_ns) - 1)]))
+        channel_ns = begins_ns + rates.in_s(seen.size_bytes[i]) * NS
         event = min(bisect.bisect_right(seen.event_tick, tick), idle.used_event[i]) - 1
-        event = max(event, idle.saved_event[i])
-        returns.setdefault(event, []).append(i)
-    ordered = {event: tuple(reversed(those)) for event, those in returns.items()}
+        returns.setdefault(max(event, idle.saved_event[i]), []).append(i)
+    ordered = {event: tuple(those) for event, those in returns.items()}
     return Plan(seen, frozenset(freed), ordered, int(resident.max(initial=0)))
+
+
+def _wanted(
+    seen: Observed, idle: _Idle, freed: Mapping[int, int], rates: Rates, earlier_ns: Mapping[int, float]
+) -> dict[int, float]:
+    """Return when each would begin to come back if there were room, the one that is used last first."""
+    wanted: dict[int, float] = {}
+    channel_ns = float("inf")
+    for i in sorted(freed, key=lambda i: -idle.used_event[i]):
+        takes_ns = rates.in_s(seen.size_bytes[i]) * NS
+        lead_ns = LEAD_NS + LEAD_SHARE * takes_ns + earlier_ns.get(i, 0.0)
+        channel_ns = min(seen.t_ns[idle.used[i]] - lead_ns, channel_ns) - takes_ns
+        wanted[i] = channel_ns
+    return wanted
 
 
 class _Idle:
