@@ -240,7 +240,7 @@ def _short_gaps(program: _Program, problem: SwapProblem, fluid: Fluid, columns: 
         size = fluid.size_bytes[gap]
         row = program.rows(room[gap] / size, (share[gap], 1))
         inside = np.arange(fluid.opens[gap], fluid.closes[gap]) % n
-        program.add(np.repeat(row, len(inside)), wait[inside], -slowest[gap] * problem.period_ns / size)
+        program.add(np.repeat(row, len(inside)), wait[inside], -slowest[gap] * max(problem.period_ns, 1) / size)
 
 
 def _rate(link: Link, size_bytes: Int64s) -> float:

@@ -82,7 +82,7 @@ def fluid_of(
     above = problem.load_bytes > level_bytes
     passed = np.concatenate([[0], np.cumsum(np.tile(above, 3))])
     gaps = _gaps(problem, least_bytes)
-    gaps = gaps.where(passed[(gaps.closes - 1) // 2] > passed[gaps.opens // 2]).from_first_round(2 * n)
+    gaps = gaps.where(passed[gaps.closes // 2] > passed[gaps.opens // 2]).from_first_round(2 * n)
     end_ns = problem.op_start_ns + problem.op_duration_ns
     idle_ns = problem.op_start_ns - np.concatenate([[end_ns[-1] - problem.period_ns], end_ns[:-1]])
     duration_ns = np.stack([idle_ns, problem.op_duration_ns]).T.ravel()
