@@ -46,6 +46,7 @@ _ROUNDS = 2  # the second one knows what latencies joining saved in the first
 _MARGINS = (0.0, 0.5, 1.0, 2.0)  # of the largest tensor: memory that whole tensors hold while they move
 _LEAST_SHARES = (0.5, 0.05, 0.25, 0.75, 0.95)  # of a tensor that the flow takes: then all of it leaves
 _TOGGLES = 60
+_SMALLER = 8  # times smaller than the mean tensor are the parts in which whole tensors' shares are counted
 _SCORES = ("doa", "aoa", "wdoa")  # the published ones that take no search
 
 
@@ -153,7 +154,7 @@ def _in_whole(problem: SwapProblem, limit: int, options: FlowOptions, best: _Bes
     fluid = fluid_of(problem, limit, options.most_segments, Rounding.INWARD, options.least_bytes)
     if not len(fluid.access):
         return
-    part_bytes = _smallest(problem, options.least_bytes)
+    part_bytes = _smallest(problem, max(options.least_bytes, int(fluid.size_bytes.mean()) // _SMALLER))
     line = cut_open(fluid, max(int(problem.out.transfer_ns(part_bytes) * _PIECE), 1))
     latency = (np.zeros(len(line.load_bytes)),) * 2
     whole = latency[0] + 1, latency[1] + 1
