@@ -34,7 +34,7 @@ def training(layers: int = 24, size: int = 4000, latency: int = 0) -> SwapProble
 
 
 @given(problems(), st.sampled_from((FINE, WHOLE)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_plan_keeps_the_limit(of: SwapProblem, options: FlowOptions) -> None:
     """The judge finds nothing wrong with any plan, in parts or of whole tensors, and none is below the bound."""
     made = Flow(options=options).plan(of, DEADLINE_S)
@@ -53,7 +53,7 @@ def test_every_plan_keeps_the_limit(of: SwapProblem, options: FlowOptions) -> No
 
 
 @given(problems())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_no_published_score_is_better(of: SwapProblem) -> None:
     """Where a quick published score finds a plan, ours costs no more."""
     ours = Flow(options=FINE).plan(of, DEADLINE_S)
@@ -114,7 +114,7 @@ def test_the_curve_never_falls_as_the_limit_does() -> None:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_circulation_costs_what_a_linear_program_says(random: object) -> None:
     """On random networks the network simplex finds the optimum of SciPy's solver, or misses as it is infeasible."""
     optimize = pytest.importorskip("scipy.optimize")
