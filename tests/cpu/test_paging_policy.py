@@ -102,6 +102,21 @@ class Policy(RuleBasedStateMachine):
         note_departure(self.paging, block)
         self.there.discard(block)
 
+    @rule()
+    def iterate(self) -> None:
+        """Run four executions that touch two blocks each, so that something is learned and expected."""
+        for name in range(4):
+            self.execute(name)
+            for block in (3 * name, 3 * name + 1):
+                self.fault(block)
+                self.arrive(block)
+
+    @rule()
+    def empty(self) -> None:
+        """Let all blocks go."""
+        for block in sorted(self.there):
+            self.depart(block)
+
     @rule(block=st.integers(0, BLOCKS - 1))
     def hold(self, block: int) -> None:
         """Use a block."""
