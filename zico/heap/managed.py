@@ -36,13 +36,13 @@ from numba import types
 from zico.compiled import array_at, callback, compiled, inlined, keep_out_of_line, record_at
 from zico.heap import cells, streams, tensors
 from zico.heap.layout import HEAP
-from zico.heap.moving import allowance, fetch, flush, make_room, managed_of, paging_of, resident, send
+from zico.heap.moving import allowance, fetch, flush, make_room, managed_of, paging_of, send
 from zico.heap.records import MAIN, block_at, job_of, pool_of, slots_of, wanted_of
 from zico.paging.eviction import choose_victim_ahead
-from zico.paging.layout import INACTIVE, NONE, RESIDENT
-from zico.paging.prefetch import next_prefetch, note_execution, note_fault, walk
+from zico.paging.layout import IDLE_INACTIVE, INACTIVE, NONE, RESIDENT
+from zico.paging.prefetch import next_prefetch, note_execution, note_fault
 from zico.paging.resident import block_at as known_at
-from zico.paging.resident import hold, is_expected, note_active, note_inactive, renew
+from zico.paging.resident import hold, is_expected, list_at, note_active, note_inactive, renew
 from zico.paging.resident import release as end_hold
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
@@ -100,34 +100,27 @@ def _learn(heap: Record, managed: Record, first: int, last: int, others: int) ->
         touched[block] = managed.iteration + 1
 
 
-@inlined
-def _is_of_use(paging: Record) -> bool:
-    """Tell whether something lives in the next block that is to come: else what comes there is written first."""
-    queue = array_at(paging.queue_address, paging.n_blocks, _I4)
-    return not known_at(paging, int(queue[paging.queue_head % paging.n_blocks])).state & INACTIVE
-
-
 @compiled
 def _look_ahead(heap: Record, managed: Record) -> None:
-    """Bring in what the next executions touch, as far as there is room or what they do not touch can go."""
+    """Bring in what the next executions touch, as far as there is room or what is not touched sooner can go.
+
+    Where nothing lives, what comes there is written first: such a block comes when a tensor is allocated in it.
+    """
     paging = paging_of(managed)
-    walk(paging)
     for _ in range(MOST_AHEAD):
-        if paging.queue_head == paging.queue_tail:
-            break
-        if _is_of_use(paging) and resident(paging) >= allowance(heap, managed):
-            victim = choose_victim_ahead(paging)
-            if victim == NONE:
-                break
-            send(heap, managed, victim)
         block = next_prefetch(paging)
         if block == NONE:
             break
         if known_at(paging, block).state & INACTIVE:
-            end_hold(paging, block)
-        else:
-            managed.prefetched += 1
-            fetch(heap, managed, block)
+            continue  # held until then
+        if managed.resident >= allowance(heap, managed):
+            victim = choose_victim_ahead(paging)
+            if victim == NONE:
+                end_hold(paging, block)
+                break
+            send(heap, managed, victim)
+        managed.prefetched += 1
+        fetch(heap, managed, block)
 
 
 @compiled
@@ -147,7 +140,7 @@ def _turn(heap: Record, managed: Record) -> None:
             managed.n_silent += 1
     for block in range(paging.n_blocks):
         if slots[block].live > 0 and not known_at(paging, block).state & RESIDENT:
-            has_room = resident(paging) < allowance(heap, managed) or paging.inactive.n > 0
+            has_room = managed.resident < allowance(heap, managed) or list_at(paging, IDLE_INACTIVE).n > 0
             if has_room and touched[block] <= managed.iteration:
                 make_room(heap, managed, 1)
                 fetch(heap, managed, block)

@@ -17,6 +17,7 @@ MANAGED = np.dtype(
         ("blocks_shift", "i8"),  # log2 of the blocks in a region
         ("iteration", "i8"),  # the job's, when a tensor was allocated last
         ("live", "i8"),  # blocks in which something lives
+        ("resident", "i8"),  # blocks that are there by our count
         ("n_silent", "i8"),  # blocks that live and were not touched in the last iteration: they go last
         ("busy", "i8"),  # a bit for each stream slot that was given work since our stream last waited
         ("first_out", "i8"),  # blocks that have counted as gone, and are to be ordered out

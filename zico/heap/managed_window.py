@@ -11,7 +11,7 @@ from zico.driver.cuda.bindings import OUT_OF_MEMORY
 from zico.driver.cuda.managed import allocate
 from zico.errors import ConfigError, DriverError
 from zico.heap.managed_layout import MANAGED
-from zico.paging.layout import BLOCK_BYTES, DEEPUM, SHORTER, Sizes, lay_out
+from zico.paging.layout import BLOCK_BYTES, DEEPUM, FURTHEST, SHORTER, Sizes, lay_out
 from zico.pool.layout import JobState
 from zico.units import format_bytes, parse_size
 
@@ -30,7 +30,7 @@ _SPARE_SHARE = 8
 SIDE_STREAMS = 3
 """Streams that have an arena of their own, besides the first: addresses are as short as memory here."""
 SLOT_BYTES = BLOCK_BYTES
-FLAGS = DEEPUM | SHORTER
+FLAGS = DEEPUM | SHORTER | FURTHEST
 """Parts of ``zico.paging`` that are on. All touches are learned, so that the first one of an execution is its start
 (``APPEND`` is off); what is clean or lost is not known (``CLEAN`` and ``TUNE`` are off)."""
 

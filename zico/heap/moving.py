@@ -41,12 +41,6 @@ def paging_of(managed: Record) -> Record:
 
 
 @inlined
-def resident(paging: Record) -> int:
-    """Return the blocks that are there by our count."""
-    return paging.active.n + paging.inactive.n
-
-
-@inlined
 def allowance(heap: Record, managed: Record) -> int:
     """Return the blocks that may be resident."""
     return job_of(heap).held << managed.blocks_shift
@@ -87,6 +81,7 @@ def _flush_out(heap: Record, managed: Record) -> None:
     else:
         for block in range(managed.first_out, managed.first_out + n):
             note_arrival(paging, block)
+        managed.resident += n
 
 
 @compiled
@@ -104,7 +99,8 @@ def flush(heap: Record, managed: Record) -> None:
     else:
         for block in range(managed.first_in, managed.first_in + n):
             note_departure(paging, block)
-    managed.peak = max(managed.peak, resident(paging))
+        managed.resident -= n
+    managed.peak = max(managed.peak, managed.resident)
 
 
 @compiled
@@ -120,17 +116,19 @@ def send(heap: Record, managed: Record, block: int) -> None:
             _flush_out(heap, managed)
         managed.first_out = block
     managed.n_out += 1
+    managed.resident -= 1
     note_departure(paging_of(managed), block)
 
 
 @compiled
 def fetch(heap: Record, managed: Record, block: int) -> None:
-    """Let a block come in, in one order with its neighbours."""
+    """Let a block that is out come in, in one order with its neighbours."""
     if managed.n_in > 0 and block != managed.first_in + managed.n_in:
         flush(heap, managed)
     if managed.n_in == 0:
         managed.first_in = block
     managed.n_in += 1
+    managed.resident += 1
     note_arrival(paging_of(managed), block)
 
 
@@ -138,7 +136,7 @@ def fetch(heap: Record, managed: Record, block: int) -> None:
 def make_room(heap: Record, managed: Record, n: int) -> None:
     """Let blocks go until ``n`` more may be resident, or none is left that can."""
     paging = paging_of(managed)
-    lacking = resident(paging) + n - allowance(heap, managed)
+    lacking = managed.resident + n - allowance(heap, managed)
     for _ in range(lacking):  # not until there is room: a driver that refuses every order would keep it away
         block = choose_victim(paging)
         if block == NONE and managed.n_silent > 0:
