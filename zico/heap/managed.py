@@ -180,8 +180,6 @@ def used(heap_address: int, offset: int, slot: int) -> None:
     if cells.chunk_at(heap, offset) == NOBODY:
         last = (offset + block_at(heap, offset).size_bytes - 1) >> heap.region_shift
         _learn(heap, managed, offset >> heap.region_shift, last, 1)
-        _look_ahead(heap, managed)
-        flush(heap, managed)
 
 
 # -- what is held ---------------------------------------------------------------------------------------------------
@@ -265,7 +263,7 @@ def _is_wanted(heap: Record) -> bool:
 
 @callback(types.void(_I64, _I64, _I64, _I64))
 def release(heap_address: int, first: int, last: int, n: int) -> None:
-    """Note that ``n`` slots of a run are empty; under pressure, return what is held for nothing."""
+    """Note that ``n`` slots of a run are empty, and let what comes next have their room, or others what is held."""
     heap = record_at(heap_address, HEAP)
     managed = managed_of(heap)
     for slot in range(first, last + 1):
@@ -275,6 +273,8 @@ def release(heap_address: int, first: int, last: int, n: int) -> None:
     managed.live -= n
     if _is_wanted(heap):
         _give_back_spare(heap, managed)
+    _look_ahead(heap, managed)
+    flush(heap, managed)
 
 
 @callback(types.void(_I64))
