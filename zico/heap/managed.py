@@ -39,10 +39,10 @@ from zico.heap.layout import HEAP
 from zico.heap.moving import allowance, fetch, flush, make_room, managed_of, paging_of, send
 from zico.heap.records import MAIN, block_at, job_of, pool_of, slots_of, wanted_of
 from zico.paging.eviction import choose_victim_ahead
-from zico.paging.layout import IDLE_INACTIVE, INACTIVE, NONE, RESIDENT
+from zico.paging.layout import INACTIVE, NONE, RESIDENT
 from zico.paging.prefetch import next_prefetch, note_execution, note_fault
 from zico.paging.resident import block_at as known_at
-from zico.paging.resident import hold, is_expected, list_at, note_active, note_inactive, renew
+from zico.paging.resident import hold, is_expected, note_active, note_inactive, renew
 from zico.paging.resident import release as end_hold
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
@@ -132,16 +132,17 @@ def _turn(heap: Record, managed: Record) -> None:
     me = job_of(heap)
     touched = array_at(managed.touched_address, paging.n_blocks, _I8)
     managed.n_silent = 0
-    out = 0
+    out = there = 0
     for block in range(paging.n_blocks):
         end_hold(paging, block)
+        there += int(slots[block].live > 0 and known_at(paging, block).state & RESIDENT != 0)
         if slots[block].live > 0 and touched[block] <= managed.iteration:
             hold(paging, block)
             managed.n_silent += 1
     for block in range(paging.n_blocks):
         if slots[block].live > 0 and not known_at(paging, block).state & RESIDENT:
-            has_room = managed.resident < allowance(heap, managed) or list_at(paging, IDLE_INACTIVE).n > 0
-            if has_room and touched[block] <= managed.iteration:
+            if there < allowance(heap, managed) and touched[block] <= managed.iteration:
+                there += 1
                 make_room(heap, managed, 1)
                 fetch(heap, managed, block)
                 hold(paging, block)
