@@ -90,13 +90,14 @@ def scheduled(problem: SwapProblem, line: Line, chosen: Chosen, planner: str) ->
     here_ns = parts.here_ns[heads]
     return_ns = np.maximum(here_ns - _transfers_ns(problem.back, size), 0)
     swaps, returns = np.arange(len(heads)), parts.returns[heads]
+    gap = problem.access_op[access], problem.gap_ops[1][access]
     plan = SwapPlan(
         tensor=tensor,
         gap=access - problem.access_begin[tensor],
         first_byte=before[heads] - starts,
         size_bytes=size,
-        out=_asked(swaps, parts.leave_ns[heads], clock, delayed=False),
-        back=_asked(swaps[returns], return_ns[returns], clock, delayed=True),
+        out=_asked(swaps, parts.leave_ns[heads], gap, clock, delayed=False),
+        back=_asked(swaps[returns], return_ns[returns], (gap[0][returns], gap[1][returns]), clock, delayed=True),
         planner=planner,
         elapsed_s=0.0,
     )
@@ -244,10 +245,17 @@ def _followers(begin_ns: Int64s) -> Int64s:
     return follower
 
 
-def _asked(swap: Int64s, begin_ns: Int64s, clock: _Clock, *, delayed: bool) -> Transfers:
-    """Return transfers in the order of their beginning, each asked for at the operation that has begun by then."""
+def _asked(swap: Int64s, begin_ns: Int64s, gap: tuple[Int64s, Int64s], clock: _Clock, *, delayed: bool) -> Transfers:
+    """Return transfers in the order of their beginning, each asked for at the operation that has begun by then.
+
+    Where operations take no time, several begin at once: then the last one of those from the access before the gap to
+    the gap's last operation, which ``gap`` has.
+    """
     order = np.argsort(begin_ns, kind="stable")
-    at = np.maximum(np.searchsorted(clock.begin_ns, begin_ns[order], side="right") - 1, 0)
-    delay_ns = np.maximum(begin_ns[order] - clock.begin_ns[at], 0) if delayed else np.zeros(len(order), np.int64)
-    by_op = np.argsort(clock.op[at], kind="stable")
-    return Transfers(swap[order][by_op], clock.op[at][by_op], delay_ns[by_op])
+    access, last = gap[0][order], gap[1][order]
+    op = clock.op[np.maximum(np.searchsorted(clock.begin_ns, begin_ns[order], side="right") - 1, 0)]
+    op = np.where((op - access) % len(clock.op) > last - access, last % len(clock.op), op)
+    op_ns = clock.begin_ns[np.argsort(clock.op)[op]]
+    delay_ns = np.maximum(begin_ns[order] - op_ns, 0) if delayed else np.zeros_like(op)
+    by_op = np.argsort(op, kind="stable")
+    return Transfers(swap[order][by_op], op[by_op], delay_ns[by_op])
