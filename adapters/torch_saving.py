@@ -88,7 +88,7 @@ class Storage(Idle):
         aliases = self._aliases()
         uses, objects = _references(self._storage)
         own = len(aliases) + len(self._bases)
-        if uses != _USES - 1 + own or objects > _OBJECT_REFERENCES or own == 0:
+        if uses != _USES - 1 + own or objects > _OBJECT_REFERENCES:
             return 0
         if any(saved.is_changed() for saved in aliases):
             return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -117,6 +118,25 @@ def check_what_is_held_stays() -> None:
     assert moved()[0] - out_before >= FLOATS * 4
     end.sum().backward()
     assert array[0] == torch.ones(1).tanh().item()
+
+
+def check_what_came_back_and_was_not_used_leaves_again() -> None:
+    """What is brought back ahead of its use can be sent away, and the tier's copy of it is still good."""
+    limited(32)
+    here = joined()
+    end = push_out(24)
+    limited(64)
+    _, in_before = moved()
+    here.swapper._fetch_before(16)  # as after a use
+    until_s = time.monotonic() + DEADLINE_S
+    while moved()[1] == in_before:
+        assert here.swapper.settle(DEADLINE_S)
+        assert time.monotonic() < until_s
+    away = int(record()["out_now_bytes"])
+    here.swapper.relieve(64 * MIB)
+    assert here.swapper.settle(DEADLINE_S)
+    assert record()["out_now_bytes"] > away
+    end.sum().backward()
 
 
 def check_a_change_after_saving_raises() -> None:
