@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from zico import session
+from zico.autoload import complain
 from zico.errors import HookError
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def enable() -> Session | None:
         os.environ.setdefault(SYSTEM_ALLOCATOR, "1")
         for library, names in LIBRARIES.items():
             joined.redirect(library, names)
+        if os.environ.get("ZICO_JOB_SAVE") == "swap":
+            complain("TensorFlow's tensors stay", HookError("only PyTorch's can be swapped so far: choose --save page"))
     else:
         _enable_cuda(joined)
     return joined
