@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -56,7 +57,8 @@ def open_window(pool: PoolTable, job: int, text: str) -> Managed:
     """
     driver = cast("CudaDriver", pool.driver)
     free_bytes = max((driver.free_bytes() or 0) - _promised(pool, job), 0)
-    wanted = parse_size(text, whole_bytes=free_bytes) if text else free_bytes - free_bytes // _SPARE_SHARE
+    whole_bytes = free_bytes if "%" in text else sys.maxsize  # a size that is too large is refused below
+    wanted = parse_size(text, whole_bytes=whole_bytes) if text else free_bytes - free_bytes // _SPARE_SHARE
     record = pool.jobs[job]
     record["managed_bytes"] = wanted
     try:
