@@ -40,7 +40,7 @@ SHARES = (100, 80, 70, 60, 50)
 """Of the job's own peak: what it may hold."""
 WARM_UP = 8
 """Iterations in which the tables fill, and no time is taken."""
-WINDOW_SHARE = 1.5
+WINDOW_SHARE = 2
 """Window over peak: arenas have borders, and the first iteration knows no classes."""
 
 
@@ -104,7 +104,7 @@ class Job:
         self.member = undo.enter_context(PoolTable.join_pool(*copies, self.place, self.driver))
         timeline = DeviceTimeline(self.member)
         undo.callback(timeline.close)
-        window_bytes = int(WINDOW_SHARE * network.peak_bytes)
+        window_bytes = WINDOW_SHARE * network.peak_bytes
         free_bytes = self.driver.free_bytes() or 0
         if api is None and 2 * window_bytes > free_bytes:
             raise ConfigError(
