@@ -11,6 +11,7 @@ import numpy as np
 from zico.driver.cuda.bindings import OUT_OF_MEMORY
 from zico.driver.cuda.managed import allocate
 from zico.errors import ConfigError, DriverError
+from zico.heap.layout import Arena
 from zico.heap.managed_layout import MANAGED
 from zico.paging.layout import BLOCK_BYTES, DEEPUM, FURTHEST, SHORTER, Sizes, lay_out
 from zico.pool.layout import JobState
@@ -36,7 +37,8 @@ FLAGS = DEEPUM | SHORTER | FURTHEST
 (``APPEND`` is off); what is clean or lost is not known (``CLEAN`` and ``TUNE`` are off)."""
 
 _SHARES = (12, 18, 2, 4)
-"""Of the window, in 48ths: the first stream's arenas in the order of ``Arena``. One that is full takes from others."""
+"""Of the window, in 48ths: the first stream's arenas in the order of ``Arena``. One that is full takes from others.
+What is no 48th is ``Arena.LONG``'s, too."""
 _SIDE_SHARE = 4
 _WHOLE = 48
 
@@ -117,10 +119,12 @@ def cut(window_bytes: int) -> Cut:
             f"{format_bytes(window_bytes)} of managed memory are too few: ZICO_PAGED_BYTES must be {least} or more"
         )
         raise ConfigError(message)
+    rest = window_bytes // SLOT_BYTES * SLOT_BYTES - _WHOLE * unit
     ranges, start = [], 0
-    for share in _SHARES:
-        ranges.append((start, share * unit))
-        start += share * unit
+    for arena, share in enumerate(_SHARES):
+        size_bytes = share * unit + (rest if arena == Arena.LONG else 0)
+        ranges.append((start, size_bytes))
+        start += size_bytes
     side_bytes = _SIDE_SHARE * unit
     end = start + SIDE_STREAMS * side_bytes
     ranges += [(end, 0), *((at, side_bytes) for at in range(start, end, side_bytes))]
