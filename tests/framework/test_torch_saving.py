@@ -65,7 +65,7 @@ def test_in_a_job_that_swaps(roomy: Pool, name: str) -> None:
 @pytest.mark.parametrize("way", ["needed", "planned"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_less_memory_gives_the_same_bits(trained: dict[str, dict[str, Any]], kind: str, way: str) -> None:
-    """Invariant 6: losses and weights in 60 % of the job's own peak are those of a process without Zico.
+    """Invariant 6: losses and weights in a share of the job's own peak are those of a process without Zico.
 
     By need alone and by plans; and nothing goes to the next tier instead.
     """
