@@ -65,6 +65,20 @@ def make_private(address: int, size_bytes: int) -> None:
         raise _failure("a private copy", f"{size_bytes} bytes at {address:#x}")
 
 
+def place_private(address: int, size_bytes: int) -> None:
+    """Put zeroed memory of this process's own at an address where nothing is that anybody needs.
+
+    Raises:
+        DriverError: There is none.
+    """
+    _mmap("a private copy", address, size_bytes, PROT_READ_WRITE, RESERVED | MAP_FIXED, -1, 0)
+
+
+def advise(address: int, size_bytes: int, advice: int) -> int:
+    """Call ``madvise(2)``; returns 0, or -1 with the reason in ``ctypes.get_errno``."""
+    return int(_libc.madvise(address, size_bytes, advice))
+
+
 def _failure(operation: str, detail: str) -> DriverError:
     status = ctypes.get_errno()
     return DriverError(operation, status, f"{os.strerror(status)}, {detail}")
