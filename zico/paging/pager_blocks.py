@@ -1,0 +1,396 @@
+"""One block on its way: into its pages, out of them, or nowhere, each a row of steps that any other process can end.
+
+Theory of operation
+    ``state`` is written before each step that depends on it. Before a block's contents are read for the tier, its pages
+    are write-protected: when that call returns every write is in the pages, and later ones wait in the kernel. They
+    are woken when the pages are gone, fault anew, and find what was copied::
+
+        WRITTEN -> LEAVING  protect, copy to the tier   -> PUNCHING  give the pages back -> OUT     wake
+        CLEAN                                           -> PUNCHING  give the pages back -> OUT     wake
+        WRITTEN -> LEAVING  protect, copy to the tier   -> CLEAN     it stays
+        OUT     -> COMING   copy from the tier, protected -> CLEAN                                  wake
+        ABSENT  -> FILLING  zeros                       -> WRITTEN                                  wake
+        nothing lives in it: protect, -> DROPPING  give the pages back -> ABSENT                    wake
+
+    Whether anything lives in a block is looked at behind the protection: a tensor that comes to lie there later cannot
+    have been written to. ``births`` counts how often a block began to be used; if it has since the contents were
+    copied, they are nobody's any more.
+
+Guarantees
+    4. No write is lost, whichever thread makes it, also in a system call, and at whatever instruction the pager dies.
+    9. Pages are there only of blocks that are counted as resident.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zico.compiled import array_at, call, compiled, inlined, keep_out_of_line, record_at
+from zico.driver import host, userfault
+from zico.driver.userfault import COPY_PROTECTED, USERFAULT
+from zico.paging.layout import INVALIDATE, PAGING
+from zico.paging.resident import note_arrival, note_cleaned, note_departure, note_written
+from zico.paging.sheet import NO_TICKET, SHEET, State
+from zico.tiers import stores
+from zico.tiers.layout import FULL, STACK
+
+ABSENT = int(State.ABSENT)
+FILLING = int(State.FILLING)
+WRITTEN = int(State.WRITTEN)
+CLEAN = int(State.CLEAN)
+LEAVING = int(State.LEAVING)
+PUNCHING = int(State.PUNCHING)
+OUT = int(State.OUT)
+COMING = int(State.COMING)
+DROPPING = int(State.DROPPING)
+
+DONE = 0
+KEPT = 1
+"""It stays: the tier took nothing."""
+LOST = 2
+"""Its contents cannot be had back."""
+GONE = 3
+"""The job is dead, or as good as dead."""
+
+_PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
+_I4 = np.dtype("i4")
+
+Record = Any
+Array = Any
+
+
+# -- the records ------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def sheet_of(pager: Record) -> Record:
+    """Return what both sides share."""
+    return record_at(pager.sheet_address, SHEET)
+
+
+@inlined
+def user_of(pager: Record) -> Record:
+    """Return this process's way to the job's faults."""
+    return record_at(pager.user_address, USERFAULT)
+
+
+@inlined
+def paging_of(pager: Record) -> Record:
+    """Return what is learned, for this process alone."""
+    return record_at(pager.paging_address, PAGING)
+
+
+@inlined
+def states_of(pager: Record) -> Array:
+    """Return the blocks' states."""
+    return array_at(pager.states_address, record_at(pager.sheet_address, SHEET).n_blocks, _I4)
+
+
+@inlined
+def tickets_of(pager: Record) -> Array:
+    """Return the blocks' tickets."""
+    return array_at(pager.tickets_address, record_at(pager.sheet_address, SHEET).n_blocks, _I4)
+
+
+@inlined
+def kept_of(pager: Record) -> Array:
+    """Return the births of what the tickets stand for."""
+    return array_at(pager.kept_address, record_at(pager.sheet_address, SHEET).n_blocks, _I4)
+
+
+@inlined
+def live_of(pager: Record) -> Array:
+    """Return how many tensors lie in each block."""
+    return array_at(pager.live_address, record_at(pager.sheet_address, SHEET).n_blocks, _I4)
+
+
+@inlined
+def births_of(pager: Record) -> Array:
+    """Return how often each block began to be used."""
+    return array_at(pager.births_address, record_at(pager.sheet_address, SHEET).n_blocks, _I4)
+
+
+@inlined
+def _stack_of(pager: Record) -> Record:
+    return record_at(pager.stack_address, STACK)
+
+
+@inlined
+def _start(pager: Record, block: int) -> int:
+    sheet = sheet_of(pager)
+    return sheet.window + (block << sheet.block_shift)
+
+
+@inlined
+def _length(pager: Record) -> int:
+    return 1 << sheet_of(pager).block_shift
+
+
+@inlined
+def wake(pager: Record, block: int) -> None:
+    """Let whoever waits for a block try again."""
+    userfault.wake(user_of(pager), _start(pager, block), _length(pager))
+
+
+@inlined
+def invalidates(pager: Record) -> bool:
+    """Tell whether what nobody needs is dropped; without, it is copied like everything else."""
+    return paging_of(pager).flags & INVALIDATE != 0
+
+
+@inlined
+def is_stale(pager: Record, block: int) -> bool:
+    """Tell whether nobody needs what the ticket stands for."""
+    return invalidates(pager) and births_of(pager)[block] != kept_of(pager)[block]
+
+
+@compiled
+def forget(pager: Record, block: int) -> None:
+    """Give a ticket back that the block's state does not need any more."""
+    ticket = tickets_of(pager)[block]
+    if ticket != NO_TICKET:
+        tickets_of(pager)[block] = NO_TICKET
+        stores.drop(_stack_of(pager), ticket)
+
+
+# -- in ---------------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def bring_in(pager: Record, block: int, writes: bool) -> int:  # noqa: FBT001 - a fact of the fault
+    """Put a block's contents into its pages and wake whoever waits; there must be room.
+
+    Args:
+        pager: The PAGER record.
+        block: One that is ``ABSENT`` or ``OUT``.
+        writes: Whether it is about to be written to, so that it need not come protected.
+
+    Returns:
+        ``DONE``; ``LOST``: the tier cannot give it back, it is out as before; ``GONE``.
+    """
+    keep_out_of_line()
+    states = states_of(pager)
+    if states[block] == OUT and is_stale(pager, block):
+        states[block] = ABSENT
+        sheet_of(pager).out_now -= 1
+        forget(pager, block)
+    if states[block] == ABSENT:
+        return _fill(pager, block)
+    sheet = sheet_of(pager)
+    source = stores.where(_stack_of(pager), tickets_of(pager)[block])
+    if source == 0:
+        source = pager.bounce_address
+        status = stores.get(_stack_of(pager), tickets_of(pager)[block], source, _length(pager))
+        if status != 0:
+            sheet.error = status
+            return LOST
+    _count_resident(sheet)
+    states[block] = COMING
+    mode = 0 if writes else COPY_PROTECTED
+    status = userfault.fill(user_of(pager), _start(pager, block), source, _length(pager), mode)
+    if status != 0:
+        return GONE
+    sheet.in_bytes += _length(pager)
+    sheet.out_now -= 1
+    note_arrival(paging_of(pager), block)
+    if writes:
+        states[block] = WRITTEN
+        forget(pager, block)
+        note_written(paging_of(pager), block)
+    else:
+        states[block] = CLEAN
+    wake(pager, block)
+    return DONE
+
+
+@compiled
+def _fill(pager: Record, block: int) -> int:
+    sheet = sheet_of(pager)
+    _count_resident(sheet)
+    states_of(pager)[block] = FILLING
+    if userfault.zero(user_of(pager), _start(pager, block), _length(pager)) != 0:
+        return GONE
+    sheet.zeroed_bytes += _length(pager)
+    note_arrival(paging_of(pager), block)
+    note_written(paging_of(pager), block)
+    states_of(pager)[block] = WRITTEN
+    wake(pager, block)
+    return DONE
+
+
+@inlined
+def _count_resident(sheet: Record) -> None:
+    sheet.resident += 1
+    sheet.peak_resident = max(sheet.peak_resident, sheet.resident)
+
+
+@compiled
+def let_write(pager: Record, block: int) -> None:
+    """Take the protection of a block's pages away; what the tier has of it is worth nothing then."""
+    keep_out_of_line()
+    states_of(pager)[block] = WRITTEN
+    userfault.protect(user_of(pager), _start(pager, block), _length(pager), 0)
+    forget(pager, block)
+    note_written(paging_of(pager), block)
+    wake(pager, block)
+
+
+# -- out --------------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def put_out(pager: Record, block: int) -> int:
+    """Let a resident block have no pages any more: copied, or dropped where that loses nothing.
+
+    Returns:
+        ``DONE``; ``KEPT``: the tier took nothing, and the block is as before; ``GONE``.
+    """
+    keep_out_of_line()
+    states = states_of(pager)
+    sheet = sheet_of(pager)
+    was = states[block]
+    if was == WRITTEN:
+        states[block] = LEAVING
+        if userfault.protect(user_of(pager), _start(pager, block), _length(pager), 1) != 0:
+            states[block] = WRITTEN
+            return GONE
+    births = births_of(pager)[block]  # behind the protection, and before it is seen what lives there
+    if live_of(pager)[block] == 0 and invalidates(pager):
+        sheet.dropped += 1
+        return drop(pager, block)
+    if was == WRITTEN:
+        address = pager.memory_address + (block << sheet.block_shift)
+        ticket = stores.put(_stack_of(pager), address, _length(pager))
+        if ticket < 0:
+            sheet.refused += 1
+            let_write(pager, block)
+            return KEPT
+        tickets_of(pager)[block] = ticket
+        kept_of(pager)[block] = births
+        sheet.evicted += 1
+        sheet.out_bytes += _length(pager)
+    else:
+        sheet.dropped += 1
+    states[block] = PUNCHING
+    return finish_leaving(pager, block)
+
+
+@compiled
+def copy_ahead(pager: Record, block: int) -> int:
+    """Copy a block that is ``WRITTEN`` and stays, so that it can leave at once later; returns as ``put_out``."""
+    keep_out_of_line()
+    states = states_of(pager)
+    sheet = sheet_of(pager)
+    states[block] = LEAVING
+    if userfault.protect(user_of(pager), _start(pager, block), _length(pager), 1) != 0:
+        states[block] = WRITTEN
+        return GONE
+    births = births_of(pager)[block]
+    ticket = FULL
+    if live_of(pager)[block] != 0:
+        ticket = stores.put(_stack_of(pager), pager.memory_address + (block << sheet.block_shift), _length(pager))
+    if ticket < 0:
+        let_write(pager, block)
+        return KEPT
+    tickets_of(pager)[block] = ticket
+    kept_of(pager)[block] = births
+    sheet.out_bytes += _length(pager)
+    states[block] = CLEAN
+    note_cleaned(paging_of(pager), block)
+    return DONE
+
+
+@compiled
+def finish_leaving(pager: Record, block: int) -> int:
+    """Give the pages of a block back whose contents are in the tier."""
+    keep_out_of_line()
+    _punch(pager, block)
+    states_of(pager)[block] = OUT
+    sheet_of(pager).out_now += 1
+    return DONE
+
+
+@compiled
+def drop(pager: Record, block: int) -> int:
+    """Give the pages of a block back in which nothing lives; they must be protected."""
+    keep_out_of_line()
+    states_of(pager)[block] = DROPPING
+    _punch(pager, block)
+    states_of(pager)[block] = ABSENT
+    forget(pager, block)
+    return DONE
+
+
+@inlined
+def _punch(pager: Record, block: int) -> None:
+    sheet = sheet_of(pager)
+    offset = block << sheet.block_shift
+    call(pager.fallocate, (pager.memory_fd, _PUNCH, offset, _length(pager)))
+    sheet.resident -= 1
+    note_departure(paging_of(pager), block)
+    wake(pager, block)
+
+
+# -- after a death ----------------------------------------------------------------------------------------------------
+
+
+@compiled
+def take_over(pager: Record) -> None:
+    """Bring every block that a dead pager had in hand into a state to go on from, and wake whoever waits."""
+    keep_out_of_line()
+    sheet = sheet_of(pager)
+    states = states_of(pager)
+    sheet.resident = 0
+    sheet.out_now = 0
+    for block in range(sheet.n_blocks):
+        sheet.out_now += int(states[block] == OUT)
+        if states[block] in (ABSENT, OUT):
+            continue
+        sheet.resident += 1
+        note_arrival(paging_of(pager), block)
+        if states[block] != CLEAN:
+            note_written(paging_of(pager), block)
+    for block in range(sheet.n_blocks):
+        _go_on(pager, block, states[block])
+        if states[block] in (ABSENT, WRITTEN):
+            tickets_of(pager)[block] = NO_TICKET
+    stores.keep_only(_stack_of(pager), tickets_of(pager))
+    userfault.wake(user_of(pager), sheet.window, sheet.n_blocks << sheet.block_shift)
+
+
+@inlined
+def _go_on(pager: Record, block: int, state: int) -> None:
+    """Take up what a dead pager was doing with a block."""
+    states = states_of(pager)
+    user = user_of(pager)
+    if state == LEAVING:  # nothing is in the tier yet, and nobody has written to the pages
+        states[block] = WRITTEN
+    elif state == PUNCHING:
+        finish_leaving(pager, block)
+    elif state == DROPPING:
+        drop(pager, block)
+    elif state == FILLING:
+        userfault.zero(user, _start(pager, block), _length(pager))
+        states[block] = WRITTEN
+    elif state == COMING:
+        _come_again(pager, block)
+    if states[block] == WRITTEN:
+        userfault.protect(user, _start(pager, block), _length(pager), 0)
+
+
+@compiled
+def _come_again(pager: Record, block: int) -> None:
+    """Put in what is missing of a block. The job may have written to the rest: the ticket is worth nothing then."""
+    source = stores.where(_stack_of(pager), tickets_of(pager)[block])
+    status = 0
+    if source == 0:
+        source = pager.bounce_address
+        status = stores.get(_stack_of(pager), tickets_of(pager)[block], source, _length(pager))
+    if status != 0:  # whoever touches it learns so: it is out, and cannot be had back
+        sheet_of(pager).error = status
+        finish_leaving(pager, block)
+        return
+    userfault.fill(user_of(pager), _start(pager, block), source, _length(pager), 0)
+    states_of(pager)[block] = WRITTEN

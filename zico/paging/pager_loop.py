@@ -1,0 +1,314 @@
+"""The pager: faults first, and what is expected while there are none.
+
+Theory of operation
+    One compiled loop for each paged job, in a thread that holds no GIL. Every turn sleeps until there is a fault, until
+    somebody wakes it, or until there is something to look after; then it serves all faults, takes in what the heap has
+    told, and does one thing ahead: gives a region back that others wait for, brings in a block that is expected, or
+    makes room for the next one.
+
+Guarantees
+    1. What is resident fits into the regions that the job holds, at every moment: room is made before a block comes,
+       and a region goes back when there is room for one less.
+    7. A fault that nothing makes room for waits no longer than the job's wait limit; then the job ends by SIGBUS, with
+       a sentence that says why. So it does when the tier cannot give back what it was given. Nothing is made up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zico.compiled import (
+    array_at,
+    call,
+    compiled,
+    inlined,
+    keep_out_of_line,
+    monotonic_ns,
+    record_at,
+)
+from zico.driver import userfault
+from zico.driver.userfault import PROTECTED, WRITES
+from zico.paging.eviction import choose_to_clean, choose_victim, choose_victim_ahead
+from zico.paging.layout import NONE, PREEVICT, PREFETCH
+from zico.paging.pager_blocks import (
+    ABSENT,
+    CLEAN,
+    DONE,
+    LOST,
+    OUT,
+    WRITTEN,
+    bring_in,
+    copy_ahead,
+    let_write,
+    live_of,
+    paging_of,
+    put_out,
+    sheet_of,
+    states_of,
+    take_over,
+    user_of,
+    wake,
+)
+from zico.paging.pager_room import allowed, frames, give_region_back, let_stay, make_room
+from zico.paging.prefetch import next_prefetch, note_execution, note_fault
+from zico.paging.resident import is_expected, note_active, note_inactive, release
+from zico.paging.sheet import RING
+from zico.paging.tuning import note_iteration, note_lost
+from zico.pool.layout import MEMBER
+from zico.pool.shared import job_at
+
+IDLE_MS = 50
+"""The longest sleep: a wake-up that was lost costs no more."""
+LOOK_MS = 1
+"""... while the job computes and blocks are prefetched: what it does next shows in its allocations."""
+SPARE = 2
+"""Blocks for which room is made ahead."""
+
+_I4 = np.dtype("i4")
+_I8 = np.dtype("i8")
+
+Record = Any
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def serve_faults(pager: Record) -> bool:
+    """Serve all faults there are; false: there was none."""
+    user = user_of(pager)
+    n = userfault.read_messages(user)
+    began_ns = monotonic_ns()
+    sheet = sheet_of(pager)
+    for i in range(n):
+        message = userfault.message_at(user, i)
+        if message.event == userfault.FAULT:
+            flags: int = np.int64(message.flags)  # type: ignore[assignment]
+            block = (np.int64(message.address) - sheet.window) >> sheet.block_shift
+            _serve(pager, block, flags)
+    if n > 0:
+        lost_ns = monotonic_ns() - began_ns
+        sheet.waited_ns += lost_ns
+        note_lost(paging_of(pager), lost_ns)
+    return n > 0
+
+
+@compiled
+def _serve(pager: Record, block: int, flags: int) -> None:
+    states = states_of(pager)
+    if flags & PROTECTED:
+        if states[block] in (CLEAN, WRITTEN):
+            sheet_of(pager).written_faults += 1
+            let_write(pager, block)
+        else:
+            wake(pager, block)  # it has left meanwhile, and is missing now
+    elif states[block] in (CLEAN, WRITTEN):
+        wake(pager, block)  # another thread's fault has brought it
+    else:
+        _serve_missing(pager, block, flags & WRITES != 0)
+
+
+@compiled
+def _serve_missing(pager: Record, block: int, writes: bool) -> None:  # noqa: FBT001 - a fact of the fault
+    sheet = sheet_of(pager)
+    if pager.starving_since_ns == 0:  # else it is the same fault once more
+        take_in_events(pager)
+        sheet.faults += 1
+        sheet.late += int(is_expected(paging_of(pager), block))
+        note_fault(paging_of(pager), block)
+    if not make_room(pager, frames(pager) - 1):
+        _starve(pager, block)
+        return
+    pager.starving_since_ns = 0
+    status = bring_in(pager, block, writes)
+    if status == LOST:
+        give_up(pager, block)
+    elif status == DONE:
+        let_stay(pager, block)
+
+
+@compiled
+def _starve(pager: Record, block: int) -> None:
+    """Let a fault wait for room a little; whoever faulted comes back."""
+    keep_out_of_line()
+    now_ns = monotonic_ns()
+    if pager.starving_since_ns == 0:
+        pager.starving_since_ns = now_ns
+    if now_ns - pager.starving_since_ns > pager.starving_limit_ns:
+        give_up(pager, block)
+        return
+    userfault.await_any(user_of(pager), (pager.wake_fd, -1, -1), LOOK_MS)
+    wake(pager, block)
+
+
+@compiled
+def give_up(pager: Record, block: int) -> None:
+    """Let whoever touches a block die rather than see what was never there; says why."""
+    keep_out_of_line()
+    sheet = sheet_of(pager)
+    call(pager.write, (2, pager.message_address, pager.message_bytes))
+    userfault.poison(user_of(pager), sheet.window + (block << sheet.block_shift), 1 << sheet.block_shift)
+    wake(pager, block)
+
+
+# -- what the heap tells ----------------------------------------------------------------------------------------------
+
+
+@inlined
+def _report(pager: Record, ahead_ns: int) -> None:
+    """Write the job's figures where reports find them; ``ahead_ns`` were spent while nobody waited."""
+    sheet = sheet_of(pager)
+    pool = record_at(pager.member_address, MEMBER)
+    me = job_at(pool, pool.job)
+    me.out_bytes = sheet.out_bytes
+    me.in_bytes = sheet.in_bytes
+    me.copy_waited_ns = sheet.waited_ns
+    me.copy_hidden_ns += ahead_ns
+    me.faults = sheet.faults
+    me.late = sheet.late
+    me.out_now_bytes = sheet.out_now << sheet.block_shift
+
+
+@compiled
+def take_in_events(pager: Record) -> bool:
+    """Take in what the heap has put in the ring since; tells whether there was anything."""
+    sheet = sheet_of(pager)
+    paging = paging_of(pager)
+    events = sheet.events
+    if pager.events == events:
+        return False
+    if events - pager.events > RING:
+        sheet.lost_events += events - pager.events - RING
+        pager.events = events - RING
+        _look_at_all(pager)
+    ring = array_at(pager.ring_address, RING, _I8)
+    while pager.events < events:
+        event = ring[pager.events & (RING - 1)]
+        pager.events += 1
+        if event >= 0:
+            note_execution(paging, event)
+        elif event & 1:
+            note_active(paging, ~event >> 1)
+        else:
+            note_inactive(paging, ~event >> 1)
+    iteration = job_at(record_at(pager.member_address, MEMBER), record_at(pager.member_address, MEMBER).job).iteration
+    if iteration != sheet.iteration:
+        note_iteration(paging)
+        sheet.last_faults = sheet.faults - sheet.begun_faults
+        sheet.begun_faults = sheet.faults
+        sheet.iteration = iteration
+    return True
+
+
+@compiled
+def _look_at_all(pager: Record) -> None:
+    """See in which blocks something lives."""
+    keep_out_of_line()
+    live = live_of(pager)
+    for block in range(sheet_of(pager).n_blocks):
+        if live[block] > 0:
+            note_active(paging_of(pager), block)
+        else:
+            note_inactive(paging_of(pager), block)
+
+
+# -- ahead ------------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def look_ahead(pager: Record) -> bool:
+    """Do one thing that no fault waits for; false: there was nothing to do."""
+    if give_region_back(pager):
+        return True
+    paging = paging_of(pager)
+    sheet = sheet_of(pager)
+    if sheet.live_slots <= allowed(pager) or allowed(pager) == 0:
+        return False  # everything fits
+    if paging.flags & PREFETCH:
+        block = next_prefetch(paging)
+        if block != NONE:
+            return _prefetch(pager, block)
+    if paging.flags & PREEVICT and sheet.resident > frames(pager) - SPARE:
+        victim = choose_victim_ahead(paging)
+        if victim != NONE:
+            return put_out(pager, victim) == DONE
+    block = choose_to_clean(paging)
+    return block != NONE and states_of(pager)[block] == WRITTEN and copy_ahead(pager, block) == DONE
+
+
+@compiled
+def _prefetch(pager: Record, block: int) -> bool:
+    """Bring an expected block in if there is room, or can be."""
+    paging = paging_of(pager)
+    states = states_of(pager)
+    fits = states[block] in (ABSENT, OUT)
+    if fits and sheet_of(pager).resident >= frames(pager):
+        victim = choose_victim_ahead(paging) if paging.flags & PREEVICT else choose_victim(paging)
+        fits = victim != NONE and put_out(pager, victim) == DONE and sheet_of(pager).resident < frames(pager)
+    if not fits:
+        release(paging, block)
+        return False
+    status = bring_in(pager, block, False)  # noqa: FBT003 - the first write costs a fault, a copy that was in vain costs more
+    sheet_of(pager).prefetched += status == DONE
+    if status != DONE:
+        release(paging, block)
+    return status == DONE
+
+
+# -- the loop ---------------------------------------------------------------------------------------------------------
+
+STOPPED = 0
+
+
+@compiled
+def page(pager: Record) -> int:
+    """Serve the job's faults until told to stop; takes over what another pager has left."""
+    sheet = sheet_of(pager)
+    user = user_of(pager)
+    pager.runs = 1
+    take_over(pager)
+    _look_at_all(pager)
+    pager.events = sheet.events
+    timeout_ms = 0
+    while pager.stops == 0:
+        found = userfault.await_any(user, (user.descriptor, pager.wake_fd, -1), timeout_ms)
+        if found & 2:
+            call(pager.read, (pager.wake_fd, pager.drain_address, 8))
+        _stand_still(pager)
+        busy = serve_faults(pager)
+        moved = take_in_events(pager)
+        began_ns = monotonic_ns()
+        ahead = not busy and look_ahead(pager)
+        busy = busy or ahead
+        if busy:
+            _report(pager, monotonic_ns() - began_ns if ahead else 0)
+        slower_ms = LOOK_MS if moved or timeout_ms < LOOK_MS else min(2 * timeout_ms, IDLE_MS)
+        timeout_ms = 0 if busy else slower_ms
+    return STOPPED
+
+
+@inlined
+def _stand_still(pager: Record) -> None:
+    """Change nothing while a child of the job copies what it has."""
+    sheet = sheet_of(pager)
+    if sheet.holds != 0:
+        sheet.stands = 1
+        while sheet.holds != 0 and pager.stops == 0:
+            userfault.await_any(user_of(pager), (pager.wake_fd, -1, -1), LOOK_MS)
+        sheet.stands = 0
+
+
+@compiled
+def stand_by(pager: Record, broker_pidfd: int) -> int:
+    """Wait in the job until the broker is dead, or lets go, and be the pager from then on."""
+    sheet = sheet_of(pager)
+    pager.runs = 1
+    while pager.stops == 0:
+        found = userfault.await_any(user_of(pager), (broker_pidfd, -1, -1), IDLE_MS)
+        if found & 1 or sheet.pager_pid == 0:
+            sheet.pager_pid = sheet.pid
+            sheet.takeovers += 1
+            return page(pager)
+    return STOPPED

@@ -1,0 +1,120 @@
+"""What a paged job and its pager share.
+
+One memfd, the job's *sheet*, holds a ``SHEET`` and arrays; another one, its *memory*, the pages of its window. A block
+of the window is a piece of both, at ``block << block_shift``::
+
+    states   i4 * n_blocks    written by the pager        live    i4 * n_blocks    written by the heap
+    tickets  i4 * n_blocks    written by the pager        births  i4 * n_blocks    written by the heap
+    kept     i4 * n_blocks    written by the pager        ring    i8 * RING        written by the heap
+    regions  i4 * n_regions   filled by the heap, emptied by the pager in one step
+
+There is one pager at a time: the broker's, after its death the job's own. What it writes is enough for the next one to
+go on, whatever instruction the last one died at.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+MAGIC = 0x5A49434F_50414745  # "ZICOPAGE"
+VERSION = 1
+
+RING = 1 << 14
+"""Events that a pager may be behind; further back they are lost, and only prefetching suffers."""
+
+NO_TICKET = -1
+
+
+class State(enum.IntEnum):
+    """Where a block's contents are, and what is being done with it."""
+
+    ABSENT = 0
+    """Nowhere: nothing was written to it, or what was there nobody needs. Reads as zeros."""
+    FILLING = 1
+    """Zeros are being put in where pages are missing."""
+    WRITTEN = 2
+    """In its pages alone, which the job may write to."""
+    CLEAN = 3
+    """In its pages, which are write-protected, and under its ticket in the tier."""
+    LEAVING = 4
+    """In its pages, which are write-protected and being copied; the ticket means nothing yet."""
+    PUNCHING = 5
+    """Under its ticket; the pages are being given back."""
+    OUT = 6
+    """Under its ticket alone."""
+    COMING = 7
+    """Under its ticket, and in those of its pages that are there."""
+    DROPPING = 8
+    """Nobody needs it; the pages are being given back."""
+
+
+SHEET = np.dtype(
+    [
+        ("magic", "i8"),
+        ("version", "i8"),
+        ("n_blocks", "i8"),
+        ("block_shift", "i8"),
+        ("n_regions", "i8"),
+        ("region_shift", "i8"),
+        ("window", "i8"),  # where it begins in the job
+        ("flags", "i8"),  # parts of zico.paging.layout that are on
+        ("reach", "i8"),  # zico.driver.userfault.Reach
+        ("pid", "i8"),  # of the job
+        # Written by the heap.
+        ("events", "i8"),  # ever put in the ring
+        ("acquired", "i8"),  # regions, ever
+        ("live_slots", "i8"),  # slots in which something lives
+        ("tier_blocks", "i8"),  # that the tier has room for
+        ("asked", "i8"),  # regions that others were promised, ever
+        ("asking", "i8"),  # 1: the last of these are on their way
+        ("holds", "i4"),  # a fork wants the pager to stand still
+        ("stands", "i4"),  # written by the pager: it does (futex word)
+        # Written by the pager.
+        ("pager_pid", "i8"),
+        ("takeovers", "i8"),
+        ("returned", "i8"),  # regions, ever
+        ("yielded", "i8"),  # of those that others were promised, ever
+        ("resident", "i8"),  # blocks that have pages, or are about to
+        ("peak_resident", "i8"),
+        ("out_now", "i8"),  # blocks whose contents are in the tier alone
+        ("error", "i8"),  # errno of the first failure that data was lost by, or 0
+        ("refused", "i8"),  # times the tier took nothing
+        # Counted, ever.
+        ("faults", "i8"),  # on what was missing
+        ("written_faults", "i8"),  # on what was protected
+        ("last_faults", "i8"),  # in the last iteration
+        ("begun_faults", "i8"),  # when the present iteration began
+        ("iteration", "i8"),  # which that is
+        ("late", "i8"),  # faults on what was about to be prefetched
+        ("prefetched", "i8"),
+        ("evicted", "i8"),  # copied out
+        ("dropped", "i8"),  # given up without a copy: unchanged, or nothing lives there
+        ("out_bytes", "i8"),
+        ("in_bytes", "i8"),
+        ("zeroed_bytes", "i8"),
+        ("waited_ns", "i8"),  # between a fault's arrival here and its end
+        ("lost_events", "i8"),
+        ("padding", "i8", (8,)),
+    ],
+    align=True,
+)
+"""What both sides know of the job's pages."""
+
+
+def offsets(n_blocks: int, n_regions: int) -> tuple[dict[str, int], int]:
+    """Return where each array begins in the sheet, by the name of its address, and the sheet's size, in bytes."""
+    found = {}
+    at = _rounded(SHEET.itemsize)
+    for name in ("states", "tickets", "kept", "live", "births"):
+        found[f"{name}_address"] = at
+        at = _rounded(at + 4 * n_blocks)
+    found["regions_address"] = at
+    at = _rounded(at + 4 * n_regions)
+    found["ring_address"] = at
+    return found, _rounded(at + 8 * RING)
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // 4096) * 4096
