@@ -21,6 +21,7 @@ LONGEST_NAME = "\N{WHITE MEDIUM STAR}" * m.MAX_NAME_CHARS
 CLIENT_EXAMPLES: tuple[m.ClientMessage, ...] = (
     m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=1, framework="torch", limit_bytes=BIGGEST, save="page"),
     m.MoreRequest(),
+    m.Pages(wait_limit_s=600.0),
     m.Observe(m.PROTOCOL_VERSION),
     m.StatusRequest(),
     m.ReportRequest(),
@@ -119,6 +120,7 @@ WELCOME = m.Welcome(
 BROKER_EXAMPLES: tuple[m.BrokerMessage, ...] = (
     WELCOME,
     m.More(first=m.WELCOME_FDS, count=1),
+    m.Paged("no"),
     m.Refused("full"),
     m.ErrorReply("nonsense"),
     STATUS,

@@ -13,8 +13,8 @@ from zico.broker import messages as m
 from zico.broker.state import Connection, Role, State, next_state
 from zico.errors import LocalProtocolError, RemoteProtocolError
 
-HELLO, ASK_MORE, OBSERVE, ASK_STATUS, ASK_REPORT, CHANGE, GOODBYE = CLIENT_EXAMPLES
-WELCOME, MORE, REFUSED, ERROR, STATUS, REPORT, CHANGED = BROKER_EXAMPLES
+HELLO, ASK_MORE, PAGES, OBSERVE, ASK_STATUS, ASK_REPORT, CHANGE, GOODBYE = CLIENT_EXAMPLES
+WELCOME, MORE, PAGED, REFUSED, ERROR, STATUS, REPORT, CHANGED = BROKER_EXAMPLES
 
 ALLOWED = {
     (State.NEW, Role.CLIENT, HELLO): State.JOINING,
@@ -22,6 +22,8 @@ ALLOWED = {
     (State.JOINING, Role.BROKER, WELCOME): State.MEMBER,
     (State.MEMBER, Role.CLIENT, ASK_MORE): State.MORE_DUE,
     (State.MORE_DUE, Role.BROKER, MORE): State.MEMBER,
+    (State.MEMBER, Role.CLIENT, PAGES): State.PAGES_DUE,
+    (State.PAGES_DUE, Role.BROKER, PAGED): State.MEMBER,
     (State.MEMBER, Role.CLIENT, GOODBYE): State.CLOSED,
     (State.OBSERVER, Role.CLIENT, ASK_STATUS): State.STATUS_DUE,
     (State.OBSERVER, Role.CLIENT, ASK_REPORT): State.REPORT_DUE,

@@ -24,7 +24,8 @@ from zico.broker.record import write_record
 from zico.broker.saving import MODES
 from zico.broker.savings import Savings
 from zico.broker.service import Service
-from zico.errors import BrokerError
+from zico.driver.owned import close_descriptors
+from zico.errors import BrokerError, ZicoError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,11 +159,38 @@ class Keeper:
         """Keep the member's last figures, free its regions and its place."""
         now_ns = time.monotonic_ns()
         self._look(now_ns)
+        if member.paging is not None:
+            member.paging.end()
         regions = self._table.reap(member.job)
         _log.info("job %d (%s) is gone, %d regions came back", member.job, member.name, regions)
         self._ledger.depart(member, now_ns)
         self._look(time.monotonic_ns())
         self._evaluate_soon()
+
+    def page(self, member: Member, descriptors: Sequence[int], wait_limit_s: float) -> str:
+        """Be a member's pager until its process is dead; takes over the descriptors.
+
+        Returns:
+            Why that cannot be, empty if it is so.
+        """
+        from zico.broker.paging import Paging
+
+        if member.paging is not None:
+            close_descriptors(descriptors)
+            return "its pages are served already"
+        try:
+            member.paging = Paging(descriptors, self._table.member_of(member.job), wait_limit_s)
+        except (ZicoError, OSError) as error:
+            _log.warning("the pages of job %d (%s) are not served here: %s", member.job, member.name, error)
+            return str(error)
+        _log.info("the pages of job %d (%s) are served here", member.job, member.name)
+        return ""
+
+    def let_go(self) -> None:
+        """Leave every paged member to itself: the broker ends."""
+        for member in self.members:
+            if member.paging is not None:
+                member.paging.let_go()
 
     # -- looking and deciding -------------------------------------------------------------------------------
 
@@ -218,12 +246,17 @@ class Keeper:
     def _look(self, now_ns: int) -> tuple[Record, Record]:
         """Take a snapshot into the ledger and return it."""
         header, jobs = self._table.snapshot()
-        self._ledger.observe(header, jobs, self._table.physical_bytes(), now_ns)
+        self._ledger.observe(header, jobs, self._physical_bytes(), now_ns)
         if self._outside is not None:
             self._ledger.observe_outside(self._outside.look({member.pid for member in self.members}, now_ns))
         self._table.settle()
         self._looked_ns = now_ns
         return header, jobs
+
+    def _physical_bytes(self) -> int:
+        """Return what the kernel says is resident: of the pool's memory, and of jobs that have pages of their own."""
+        paged = sum(member.paging.physical_bytes() for member in self.members if member.paging is not None)
+        return self._table.physical_bytes() + paged
 
     def _evaluate(self, now_ns: int) -> None:
         header, jobs = self._look(now_ns)

@@ -13,6 +13,7 @@ import selectors
 from typing import TYPE_CHECKING
 
 from zico.broker import transport
+from zico.broker.messages import MAX_PAGES_FDS
 from zico.broker.state import Connection, Role, State
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class Link:
         self.peer = transport.peer_of(connection)
         self.protocol = Connection(Role.BROKER)
         self.member: Member | None = None
+        self.descriptors = transport.Descriptors([])
+        """What came last; taken, or closed with the connection."""
         self.fds_sent = 0
         """How many of the pool's descriptors the peer has been sent."""
         self._inbox: collections.deque[Message] = collections.deque()
@@ -69,10 +72,11 @@ class Link:
             OSError: The connection is lost.
         """
         try:
-            data, descriptors = transport.receive(self.socket)
+            data, descriptors = transport.receive(self.socket, max_fds=MAX_PAGES_FDS if self.member else 0)
         except BlockingIOError:
             return
-        descriptors.close()
+        self.descriptors.close()  # what came with an earlier message, and was not wanted
+        self.descriptors = descriptors
         if not data:
             self.protocol.end_of_stream()
             return
@@ -123,5 +127,6 @@ class Link:
             self._owed_since_ns = None
 
     def close(self) -> None:
-        """Close the socket; a second time does nothing."""
+        """Close the socket, and what came by it and was not taken; a second time does nothing."""
+        self.descriptors.close()
         self.socket.close()

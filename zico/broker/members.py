@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zico.broker.messages import Share
+    from zico.broker.paging import Paging
 
 
 class WaitKind(enum.IntEnum):
@@ -39,6 +40,8 @@ class Member:
     leaving: bool = False
     waited_before_ns: int | None = None
     """What it had waited when its first iteration ended; ``None`` until then."""
+    paging: Paging | None = None
+    """The pager of its memory, where it is paged and this broker serves its faults."""
     open_waits: dict[WaitKind, int] = dataclasses.field(default_factory=dict)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
 MAX_FRAME_BYTES = 64 * 1024
@@ -24,6 +24,9 @@ FDS_PER_MESSAGE = 128
 """Descriptors that travel with a ``More`` at most; the kernel passes on 253 at most (SCM_MAX_FD, unix(7))."""
 MAX_FDS = 1 << 20
 """Descriptors that can be announced: no process may open more, unless fs.nr_open was raised (proc(5))."""
+
+MAX_PAGES_FDS = 16
+"""Descriptors that travel with a ``Pages`` at most: what a pager needs, and those of the tiers."""
 
 MAX_NAME_CHARS = 48
 MAX_WEIGHT = 1000.0
@@ -124,6 +127,19 @@ class More(msgspec.Struct, frozen=True, tag="more"):
     first: Count
     """How many came before."""
     count: Annotated[int, Meta(ge=1, le=FDS_PER_MESSAGE)]
+
+
+class Pages(msgspec.Struct, frozen=True, tag="pages"):
+    """Hand a member's pages over: the broker is to serve its faults, by the descriptors that travel with this."""
+
+    wait_limit_s: Seconds
+    """How long a fault waits for room."""
+
+
+class Paged(msgspec.Struct, frozen=True, tag="paged"):
+    """Tell that it does, or why not: then the job is its own pager."""
+
+    refused: Text = ""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -305,6 +321,6 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     jobs_left_out: Count
 
 
-ClientMessage = Hello | MoreRequest | Observe | StatusRequest | ReportRequest | Change | Goodbye
-BrokerMessage = Welcome | More | Refused | ErrorReply | Status | Report | Changed
+ClientMessage = Hello | MoreRequest | Pages | Observe | StatusRequest | ReportRequest | Change | Goodbye
+BrokerMessage = Welcome | More | Paged | Refused | ErrorReply | Status | Report | Changed
 Message = ClientMessage | BrokerMessage

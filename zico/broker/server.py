@@ -159,13 +159,15 @@ class Server:
             key = self._selector.get_key(link.socket)
             self._selector.modify(link.socket, link.interest, key.data)
 
-    def _answer(self, link: Link, message: m.Message, now_ns: int) -> None:
+    def _answer(self, link: Link, message: m.Message, now_ns: int) -> None:  # noqa: C901 - a case for each message
         """Do what an accepted message asks for."""
         match message:
             case m.Hello():
                 self._join(link, message, now_ns)
             case m.MoreRequest():
                 self._send_more(link, now_ns)
+            case m.Pages():
+                self._take_pages(link, message, now_ns)
             case m.Observe():
                 if message.version != m.PROTOCOL_VERSION:
                     self._refuse(link, _wrong_version(message.version))
@@ -178,7 +180,16 @@ class Server:
                 link.say(self._keeper.change(message), now_ns)
             case m.Goodbye():
                 pass  # the connection is closed by now, and dropped for it
-            case m.Welcome() | m.More() | m.Refused() | m.ErrorReply() | m.Status() | m.Report() | m.Changed():
+            case (
+                m.Welcome()
+                | m.More()
+                | m.Paged()
+                | m.Refused()
+                | m.ErrorReply()
+                | m.Status()
+                | m.Report()
+                | m.Changed()
+            ):
                 raise AssertionError(message)  # the protocol accepts none of these from a client
             case _:
                 assert_never(message)
@@ -241,6 +252,13 @@ class Server:
             raise RemoteProtocolError(f"asked for more than the {first} descriptors that there are")
         link.say(m.More(first=first, count=len(batch)), now_ns, batch)
 
+    def _take_pages(self, link: Link, pages: m.Pages, now_ns: int) -> None:
+        """Serve a member's faults from now on, or say why not."""
+        if link.member is None:  # its process is dead
+            return
+        refused = self._keeper.page(link.member, link.descriptors.take(), pages.wait_limit_s)
+        link.say(m.Paged(refused[:MAX_REASON_CHARS]), now_ns)
+
     def _admit_member(self, link: Link, hello: m.Hello) -> Member:
         """Give the peer a place and watch its process."""
         self._end_predecessor(link.peer.pid)
@@ -284,6 +302,7 @@ class Server:
             link.close()
         for member in self._keeper.members:
             self._unwatch_process(member)
+        self._keeper.let_go()
         self._selector.close()
 
 

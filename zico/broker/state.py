@@ -1,7 +1,7 @@
 """Who may say what when: one table for both ends of a connection, and no sockets.
 
     NEW --Hello--> JOINING --Welcome--> MEMBER --Goodbye--> CLOSED
-    MEMBER --MoreRequest--> MORE_DUE --More--> MEMBER
+    MEMBER --MoreRequest--> MORE_DUE --More--> MEMBER              (likewise Pages and Paged)
     NEW --Observe--> OBSERVER --StatusRequest--> STATUS_DUE --Status--> OBSERVER      (likewise for Report, and Change)
 
 The broker may end any state by ``Refused`` or ``ErrorReply``. A message that the table does not list is the
@@ -32,6 +32,7 @@ class State(enum.Enum):
     JOINING = "joining"
     MEMBER = "member"
     MORE_DUE = "more due"
+    PAGES_DUE = "pages due"
     OBSERVER = "observer"
     STATUS_DUE = "status due"
     REPORT_DUE = "report due"
@@ -41,7 +42,7 @@ class State(enum.Enum):
 
 _BY_CLIENT: dict[State, dict[type[Any], State]] = {
     State.NEW: {m.Hello: State.JOINING, m.Observe: State.OBSERVER},
-    State.MEMBER: {m.MoreRequest: State.MORE_DUE, m.Goodbye: State.CLOSED},
+    State.MEMBER: {m.MoreRequest: State.MORE_DUE, m.Pages: State.PAGES_DUE, m.Goodbye: State.CLOSED},
     State.OBSERVER: {
         m.StatusRequest: State.STATUS_DUE,
         m.ReportRequest: State.REPORT_DUE,
@@ -52,6 +53,7 @@ _BY_CLIENT: dict[State, dict[type[Any], State]] = {
 _BY_BROKER: dict[State, dict[type[Any], State]] = {
     State.JOINING: {m.Welcome: State.MEMBER},
     State.MORE_DUE: {m.More: State.MEMBER},
+    State.PAGES_DUE: {m.Paged: State.MEMBER},
     State.STATUS_DUE: {m.Status: State.OBSERVER},
     State.REPORT_DUE: {m.Report: State.OBSERVER},
     State.CHANGE_DUE: {m.Changed: State.OBSERVER},
