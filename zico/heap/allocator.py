@@ -27,7 +27,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from zico.compiled import compiled, inlined, keep_in_line, keep_out_of_line, keep_small, private_lock, private_unlock
+from zico.compiled import (
+    call,
+    compiled,
+    inlined,
+    keep_in_line,
+    keep_out_of_line,
+    keep_small,
+    private_lock,
+    private_unlock,
+    write_bytes,
+)
 from zico.heap import blocks, classes, evicting, following, gaps, placing, waits
 from zico.heap.layout import (
     ALIGNMENT_BYTES,
@@ -92,7 +102,7 @@ def serve(heap: Record, me: Record, slot: int, size_bytes: int, rounded: int, al
     """
     keep_in_line()
     keep_small()
-    fits = size_bytes <= me.promised << heap.pool_shift
+    fits = size_bytes <= me.promised << heap.pool_shift or heap.entered_address != 0
     key = lifetime = entry = NOBODY
     planned = following.NO_PLACE
     arena = SPILL + slot
@@ -115,6 +125,8 @@ def serve(heap: Record, me: Record, slot: int, size_bytes: int, rounded: int, al
             by_plan = offset == planned or (planned != following.NO_PLACE and arena == SHORT)  # or a guest instead
             lifetime = following.log_birth(heap, key, rounded, by_plan)
         blocks.enter(heap, offset, rounded, me.iteration, entry, lifetime)
+        if heap.entered_address != 0:
+            call(heap.entered_address, (heap.address, offset, rounded, key))
         count(heap, me, offset, size_bytes, rounded)
         if heap.ring_address != 0:
             _record_birth(heap, offset, size_bytes)
@@ -201,6 +213,8 @@ def boundary(heap: Record) -> None:
     if me.iteration != before:
         following.turn(heap, me.iteration)
     private_unlock(heap.mutex_address)
+    if heap.entered_address != 0:
+        write_bytes(heap.pager_fd, pool.one_address, 8)
     if not admitted:
         while not waiting.await_admission(pool):
             private_lock(heap.mutex_address)

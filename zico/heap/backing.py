@@ -108,6 +108,9 @@ def address_of(heap: Record, slot: int) -> int:
 @inlined
 def leave(heap: Record, offset: int, size_bytes: int) -> None:
     """Take a block off its slots; regions that became empty go back to the pool."""
+    if heap.left_address != 0 and offset < heap.spill_offset:
+        call(heap.left_address, (heap.address, offset, size_bytes))
+        return
     slots = slots_of(heap)
     given = wanted_of(heap)
     first = offset >> heap.region_shift

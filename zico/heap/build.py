@@ -48,11 +48,15 @@ from zico.trace.online import MEMORY_BYTES
 if TYPE_CHECKING:
     from zico.driver.cuda.managed import Managed
     from zico.heap.planning import Planning
+    from zico.paging.pager import PagedMemory, Pager
     from zico.pool.table import PoolTable
+    from zico.tiers.stack import TierStack
     from zico.trace.ringfile import RingFile
 
 _ARENA_SHARE = 2
 """Address space of an arena over the pool's size."""
+_PAGED_SHARE = 16
+"""The same where a job may need more than the pool has."""
 _FEWEST_REGIONS = 64
 _SPILL_SHARE = 2
 """Most bytes in the next tier over the budget when the job joined."""
@@ -61,7 +65,7 @@ _SPILL_SHARE = 2
 class Heap:
     """A heap and everything that it lives in; closed only by tests, since hooks may run until the process ends."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings, each with a default
         self,
         pool: PoolTable,
         record: Any,  # noqa: ANN401 - one HEAP record
@@ -71,6 +75,8 @@ class Heap:
         spill_directory: str | None = None,
         timeline: timelines.Timeline | None = None,
         managed: Managed | None = None,
+        tiers: TierStack | None = None,
+        paging: int | None = None,
     ) -> None:
         """Reserve the window and fill the record; the hooks serve from it once ``enable`` is called.
 
@@ -84,11 +90,13 @@ class Heap:
             timeline: Of a device that works behind the processor's back; ``None``: the host device.
             managed: Memory that is the window, on such a device; the caller's to close, after the heap. ``None``: a
                 window of its own, where regions are mapped.
+            tiers: On the host device, where pages go of a job that may hold less than it needs; ``None``: nowhere.
+            paging: Parts of ``zico.paging.layout`` that are on, ``None``: all.
 
         Raises:
             ConfigError: The threshold is below a granule, the pool isolates jobs and the device cannot scrub, or there
                 is too little managed memory.
-            DriverError: No address space.
+            DriverError: No address space, or the kernel does not let this process's faults be served.
         """
         if threshold_bytes < GRANULE_BYTES:
             message = f"a threshold of {threshold_bytes} bytes does not work: give at least {GRANULE_BYTES} (64KiB)"
@@ -99,6 +107,10 @@ class Heap:
         self.ring: RingFile | None = None
         self.pinned: Any = None
         """Handles of the next tier's memory on a GPU, by slot."""
+        self.paged: PagedMemory | None = None
+        """The window's own memory where the job is paged on the host device."""
+        self.pager: Pager | None = None
+        """This process's way to serve its own faults, used when the broker is gone."""
         self.no_next_tier = ""
         """Why a GPU has no next tier, empty where it has one."""
         self.managed = managed
@@ -108,13 +120,15 @@ class Heap:
         self._keep: list[Any] = []
         with contextlib.ExitStack() as undo:
             if managed is None:
-                self._reserve(undo, spill_directory, timeline)
+                self._reserve(undo, spill_directory, timeline, _ARENA_SHARE if tiers is None else _PAGED_SHARE)
             else:
                 self._cut(managed)
             self._fill(threshold_bytes, wait_limit_s)
             if timeline is not None:
                 timelines.fill(self, timeline)
                 undo.callback(self._unmap)
+            elif tiers is not None:
+                self._page(undo, tiers, paging)
             elif pool.header["isolate"]:
                 self._isolate()
             if managed is not None:
@@ -122,11 +136,11 @@ class Heap:
             self._undo = undo.pop_all()
 
     def _reserve(
-        self, undo: contextlib.ExitStack, spill_directory: str | None, timeline: timelines.Timeline | None
+        self, undo: contextlib.ExitStack, spill_directory: str | None, timeline: timelines.Timeline | None, share: int
     ) -> None:
         region_bytes = self.pool.region_bytes
         pool_bytes = int(self.pool.header["n_regions"]) * region_bytes
-        self.arena_bytes = max(_ARENA_SHARE * pool_bytes, _FEWEST_REGIONS * region_bytes)
+        self.arena_bytes = max(share * pool_bytes, _FEWEST_REGIONS * region_bytes)
         self._side_bytes = max(pool_bytes, _FEWEST_REGIONS * region_bytes)
         sides = 0 if timeline is None else timelines.SIDE_STREAMS
         self._side_offset = Arena.SPILL * self.arena_bytes
@@ -240,6 +254,32 @@ class Heap:
         self.ring = ring
         self.record[0]["op"] = NO_NAME
         self.record[0]["ring_address"] = ring.address
+
+    def _page(self, undo: contextlib.ExitStack, tiers: TierStack, flags: int | None) -> None:
+        """Put memory of the job's own behind the window, whose faults a pager serves."""
+        from zico.heap import paged  # compiled or loaded by this, so only where it is needed
+        from zico.paging.layout import ALL
+        from zico.paging.pager import PagedMemory
+
+        self.paged = PagedMemory(
+            self.base,
+            self._spill_offset,
+            n_regions=int(self.pool.header["n_regions"]),
+            region_bytes=self.pool.region_bytes,
+            tiers=tiers,
+            flags=ALL if flags is None else flags,
+        )
+        undo.callback(self.paged.close)
+        record = self.record[0]
+        record["address"] = self.record.ctypes.data
+        for field in ("live_address", "births_address", "regions_address"):
+            record[field] = self.paged.arrays[field]
+        record["events_address"] = self.paged.arrays["ring_address"]
+        record["pager_fd"] = self.paged.wake_fd
+        record["sheet_address"] = self.paged.address
+        functions = {"back": paged.back, "entered": paged.enter, "left": paged.leave, "yield": paged.give_way}
+        for name, function in functions.items():
+            record[f"{name}_address"] = function.address
 
     def _isolate(self) -> None:
         """Let regions be scrubbed before they are mapped here, and unmapped before they go back: on the host device."""

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from zico.compiled import compiled, inlined, keep_out_of_line, monotonic_ns, record_at
+from zico.compiled import call, compiled, inlined, keep_out_of_line, monotonic_ns, record_at
 from zico.driver.mapping import DEVICE, detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
 from zico.heap.layout import PRIVATE
 from zico.heap.records import pool_of, slots_of, wanted_of
@@ -72,6 +72,10 @@ def evict(heap: Record, me: Record) -> None:
     """Give back so many regions with live tensors as the job is asked for, or as can be."""
     keep_out_of_line()
     asked = me.evict
+    if heap.yield_address != 0:
+        if call(heap.yield_address, (heap.address, asked)) != 0:
+            me.evict = NO_MORE
+        return
     n = min(asked, room(heap, me))
     done = _evict(heap, me, n, _PRIVATE)  # those that already have pages of their own cost nothing
     done += _evict(heap, me, n - done, _SHARED)

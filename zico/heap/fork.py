@@ -4,6 +4,9 @@ The window is a shared mapping, so copy-on-write does not come by itself. The ch
 tensors into private memory at the same addresses before ``fork`` returns in it; the parent's tensors stand still until
 then, because the forking thread keeps the heap's mutex. The copies are the child's own memory, outside the budget.
 
+The window of a paged job is not in its child at all: what the child touched there would be filled with zeros for both.
+Its pager stands still while the child copies, from the pages that are there and from the tier.
+
 Known limitations
     Applies to ``os.fork`` (so to ``multiprocessing``, data loaders and ``pty``), not to a fork made by C code that
     then goes on without ``exec``.
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from zico.heap.build import Heap
+    from zico.paging.pager import PagedMemory
 
 COPY_DEADLINE_S = 60.0
 """How long a parent waits for its child's copies; a child that dies ends the wait at once."""
@@ -52,6 +56,7 @@ class ForkGuard:
         self._heap = heap
         self._on_child = on_child
         self._pipe: tuple[int, int] | None = None
+        self._stands = True
         os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
 
     @property
@@ -62,6 +67,8 @@ class ForkGuard:
         if self._is_member:
             self._pipe = os.pipe()
             lock(self._heap.record[0])
+            if self._heap.paged is not None:
+                self._stands = self._heap.paged.hold_still(COPY_DEADLINE_S)
 
     def _in_parent(self) -> None:
         """Wait until the child has copied, then let other threads allocate again."""
@@ -74,6 +81,8 @@ class ForkGuard:
         poll.register(reading, select.POLLIN)
         poll.poll(COPY_DEADLINE_S * 1000)  # ends by the child's close, or by its death
         os.close(reading)
+        if self._heap.paged is not None:
+            self._heap.paged.go_on()
         unlock(self._heap.record[0])
 
     def _in_child(self) -> None:
@@ -82,12 +91,27 @@ class ForkGuard:
         reading, writing = self._pipe
         self._pipe = None
         os.close(reading)
-        for first, count in live_runs(self._heap.slots["live"]):
-            _make_private(self._heap, first, count)
+        shared = 0
+        if self._heap.paged is not None:
+            shared = int(self._heap.record[0]["spill_offset"]) // self._heap.pool.region_bytes
+            self._copy_paged(self._heap.paged)
+        for first, count in live_runs(self._heap.slots["live"][shared:]):
+            _make_private(self._heap, shared + first, count)
         self._heap.record[0]["attached"] = Attached.FORKED
         os.close(writing)
         unlock(self._heap.record[0])
         self._on_child()
+
+    def _copy_paged(self, paged: PagedMemory) -> None:
+        """Put copies of the blocks in use where the window was in the parent."""
+        try:
+            if not self._stands:
+                _die("the pager did not stand still")
+            for first, count in live_runs(paged.live):
+                paged.copy_private(first, count)
+            paged.close_in_child()
+        except (DriverError, OSError) as error:
+            _die(str(error))
 
 
 def live_runs(live: np.ndarray[Any, Any]) -> list[tuple[int, int]]:

@@ -286,6 +286,17 @@ HEAP = np.dtype(
         ("back_address", "i8"),  # functions of zico.heap.managed
         ("born_address", "i8"),
         ("used_address", "i8"),
+        # What follows means something only where the job's faults are served (zico.heap.paged); back_address, too.
+        ("entered_address", "i8"),  # functions of zico.heap.paged
+        ("left_address", "i8"),
+        ("yield_address", "i8"),
+        ("frugal", "i8"),  # 1: what comes next is placed although no region is to be had for it
+        ("sheet_address", "i8"),  # what the job shares with its pager (zico.paging.sheet)
+        ("live_address", "i8"),  # arrays of the sheet
+        ("births_address", "i8"),
+        ("regions_address", "i8"),
+        ("events_address", "i8"),
+        ("pager_fd", "i8"),  # eventfd that wakes the pager
     ],
     align=True,
 )

@@ -20,7 +20,9 @@ Record = Any
 
 
 @compiled
-def for_place(heap: Record, me: Record, arena: int, planned: int, size_bytes: int, alignment: int) -> tuple[int, int]:
+def for_place(  # noqa: C901 - one loop, in which each end of the wait is a line
+    heap: Record, me: Record, arena: int, planned: int, size_bytes: int, alignment: int
+) -> tuple[int, int]:
     """Wait until a place is found; returns arena and offset. Enters and leaves inside the heap's mutex."""
     keep_out_of_line()
     pool = pool_of(heap)
@@ -53,6 +55,12 @@ def for_place(heap: Record, me: Record, arena: int, planned: int, size_bytes: in
             before = now
             still_since_ns = now_ns
         stuck = not relieved and _is_stuck(heap, me, now_ns - still_since_ns)
+        if offset == MUST_WAIT and stuck and heap.entered_address != 0:
+            heap.frugal = 1
+            offset = placing.place(heap, arena, planned, size_bytes, alignment)
+            heap.frugal = 0
+            if offset >= 0:
+                break
         if offset == MUST_WAIT and (stuck or now_ns > deadline_ns):
             asked_ns = _next_tier(heap, me, sequence, now_ns, asked_ns, deadline_ns)
             if asked_ns == SPILLS:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
+
 from zico.heap import allocator, fork, hooks  # noqa: F401 - hooks compile when they are imported
 from zico.heap.build import Heap
-from zico.heap.layout import GRANULE_BYTES
+from zico.heap.layout import GRANULE_BYTES, HEAP
 from zico.heap.planning import Planning
 from zico.heap.process import HEAP_RECORD
 from zico.pool.table import PoolTable
@@ -52,3 +54,26 @@ def _follow_a_plan(heap: Heap, record: Any) -> None:  # noqa: ANN401 - the HEAP 
         if record["plans"]:
             break
     planning.close()
+
+
+def warm_paging() -> None:
+    """Put what serves the faults of paged jobs into the cache on disk, and load it.
+
+    Raises:
+        DriverError: This process may not have its faults served, so that none of it is of use.
+    """
+    from zico.paging.pager import Pager
+    from zico.tiers.stack import TierStack
+    from zico.tiers.wishes import TierWish
+
+    made = PoolTable.create(
+        budget_bytes=_TENSORS * _REGION_BYTES, region_bytes=_REGION_BYTES, use_claims=True, self_admit=True
+    )
+    with made as pool:
+        pool.member[0]["job"] = pool.join(os.getpid(), "warm")
+        tiers = TierStack.create([TierWish("memory", _TENSORS * _REGION_BYTES)], block_bytes=_REGION_BYTES)
+        heap = Heap(pool, np.zeros(1, HEAP), tiers=tiers)
+        if heap.paged is not None:
+            with Pager(heap.paged.export(), pool.member) as pager:
+                pager.load()
+        heap.close()

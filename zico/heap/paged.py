@@ -1,0 +1,170 @@
+"""The heap of a job that may hold less than it needs: addresses for all of it, regions for what may be resident.
+
+A tensor gets its place whatever the job holds. As long as the job may hold more it acquires a region for each slot that
+comes into use, gives its memory to the kernel, and lets pages of the job's own count for it; which of them are there is
+the pager's to see to (``zico.paging.pager_loop``), and so is giving regions back. All of it inside the heap's mutex.
+
+Guarantees
+    Live tensors are never more than regions and tier can take, so that the tier is not full when a block has to leave.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from zico.compiled import array_at, callback, inlined, record_at, release_fence, write_bytes
+from zico.driver.mapping import DEVICE, discard_piece
+from zico.heap.layout import HEAP
+from zico.heap.records import job_of, pool_of, slots_of, wanted_of
+from zico.paging.sheet import RING, SHEET
+from zico.pool import regions
+from zico.pool.layout import NOBODY
+from zico.pool.regions import GRANTED, NEVER, WAIT
+from zico.pool.shared import cap_of, header_of
+from zico.trace import curve
+
+LEAST = 4
+"""Regions with which a job goes on where no more are to be had: an operation's operands, and one for another thread."""
+
+_I64 = types.int64
+_I4 = np.dtype("i4")
+_I8 = np.dtype("i8")
+_NAME_MASK = (1 << 62) - 1
+
+Record = Any
+
+
+@inlined
+def sheet_of(heap: Record) -> Record:
+    """Return what the job shares with its pager."""
+    return record_at(heap.sheet_address, SHEET)
+
+
+@inlined
+def _let_count(heap: Record, n: int) -> int:
+    """Give the memory of regions that were granted to the kernel, and let pages of the job's own count for them."""
+    granted = wanted_of(heap)
+    sheet = sheet_of(heap)
+    for i in range(n):
+        region: int = np.int64(granted[i])  # type: ignore[assignment]  # bytes need 64 bits
+        if not discard_piece(record_at(heap.device_address, DEVICE), region):
+            regions.give_back_unused(pool_of(heap), granted, n)
+            return NEVER
+    there = array_at(heap.regions_address, sheet.n_regions, _I4)
+    place = 0
+    for i in range(n):
+        while there[place] != NOBODY:  # the pager empties places, only this fills them
+            place += 1
+        there[place] = granted[i]
+    release_fence()
+    sheet.acquired += n
+    me = job_of(heap)
+    curve.raise_to(me.current, me.held)
+    return GRANTED
+
+
+@inlined
+def _tell(heap: Record, sheet: Record, event: int) -> None:
+    array_at(heap.events_address, RING, _I8)[sheet.events & (RING - 1)] = event
+    release_fence()
+    sheet.events += 1
+
+
+@inlined
+def wake_pager(heap: Record) -> None:
+    """Let the pager look whether there is something to do that no fault tells."""
+    write_bytes(heap.pager_fd, pool_of(heap).one_address, 8)
+
+
+@callback(_I64(_I64, _I64, _I64, _I64))
+def back(heap_address: int, _first: int, _last: int, n: int) -> int:
+    """Let ``n`` more slots come into use; returns as ``zico.pool.regions.acquire``.
+
+    ``NEVER``: neither what the job may hold nor its tier has room for them.
+    """
+    heap = record_at(heap_address, HEAP)
+    sheet = sheet_of(heap)
+    pool = pool_of(heap)
+    me = job_of(heap)
+    cap = cap_of(pool, me)
+    needed = sheet.live_slots + n
+    in_tier = (sheet.tier_blocks - 1) >> (sheet.region_shift - sheet.block_shift)  # one stays free for an exchange
+    if needed > cap + in_tier:
+        return NEVER
+    missing = min(needed, cap) - me.held
+    if missing <= 0:
+        return GRANTED
+    granted = wanted_of(heap)
+    for i in range(missing):
+        granted[i] = NOBODY
+    status = regions.acquire(pool, granted, missing, 0)
+    if status == GRANTED:
+        return _let_count(heap, missing)
+    return GRANTED if status == WAIT and heap.frugal and me.held >= LEAST else status
+
+
+@callback(types.void(_I64, _I64, _I64, _I64))
+def enter(heap_address: int, offset: int, size_bytes: int, key: int) -> None:
+    """Note that a tensor lies in a range, whose slots know already.
+
+    The pager is told what comes: allocations follow each other as operations do.
+    """
+    heap = record_at(heap_address, HEAP)
+    if offset >= heap.spill_offset:
+        return
+    sheet = sheet_of(heap)
+    _tell(heap, sheet, key & _NAME_MASK)
+    slots = slots_of(heap)
+    for slot in range(offset >> heap.region_shift, ((offset + size_bytes - 1) >> heap.region_shift) + 1):
+        sheet.live_slots += int(slots[slot].live == 1)
+    live = array_at(heap.live_address, sheet.n_blocks, _I4)
+    births = array_at(heap.births_address, sheet.n_blocks, _I4)
+    for block in range(offset >> sheet.block_shift, ((offset + size_bytes - 1) >> sheet.block_shift) + 1):
+        if live[block] == 0:
+            births[block] += np.int32(1)
+            _tell(heap, sheet, ~(block << 1 | 1))
+        live[block] += np.int32(1)
+
+
+@callback(types.void(_I64, _I64, _I64))
+def leave(heap_address: int, offset: int, size_bytes: int) -> None:
+    """Note that a tensor does not lie in a range any more."""
+    heap = record_at(heap_address, HEAP)
+    sheet = sheet_of(heap)
+    slots = slots_of(heap)
+    emptied = 0
+    for slot in range(offset >> heap.region_shift, ((offset + size_bytes - 1) >> heap.region_shift) + 1):
+        slots[slot].live -= 1
+        emptied += int(slots[slot].live == 0)
+    sheet.live_slots -= emptied
+    live = array_at(heap.live_address, sheet.n_blocks, _I4)
+    for block in range(offset >> sheet.block_shift, ((offset + size_bytes - 1) >> sheet.block_shift) + 1):
+        live[block] -= np.int32(1)
+        if live[block] == 0:
+            _tell(heap, sheet, ~(block << 1))
+    header = header_of(pool_of(heap))
+    if emptied > 0 and (header.waiters > 0 or header.boundary_waiters > 0):
+        wake_pager(heap)
+
+
+@callback(_I64(_I64, _I64))
+def give_way(heap_address: int, n: int) -> int:
+    """Let the pager give ``n`` regions to jobs that could go on with them, but ``LEAST``.
+
+    Returns:
+        1 when it has; 0 at the first call, which asks.
+    """
+    heap = record_at(heap_address, HEAP)
+    sheet = sheet_of(heap)
+    if sheet.asking == 0:
+        sheet.asking = 1
+        sheet.asked += min(n, max(job_of(heap).held - LEAST, 0))
+        wake_pager(heap)
+        return 0
+    if sheet.asked > sheet.yielded:
+        return 0
+    sheet.asking = 0
+    return 1
