@@ -14,13 +14,20 @@ import numpy as np
 
 from zico.broker.client import BrokerClient
 from zico.compiled import array_at, compiled
+from zico.driver.userfault import open_userfault
+from zico.errors import DriverError
 from zico.heap import allocator
 from zico.heap.build import Heap
+from zico.heap.fork import ForkGuard
 from zico.heap.layout import GRANULE_BYTES, HEAP
-from zico.heap.warming import warm
+from zico.heap.warming import warm, warm_paging
+from zico.paging.pager import block_bytes_for
 from zico.pool import mutex
 from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
+from zico.session import serve_pages
+from zico.tiers.stack import TierStack
+from zico.tiers.wishes import parse_tiers
 
 BLOCKS = 24
 _I64 = np.dtype("i8")
@@ -52,6 +59,15 @@ def churn(heap: Any, addresses: Any, sizes: Any, state: Any, steps: int, largest
     return lost
 
 
+FIGURES = ("faults", "evicted", "takeovers", "pager_pid", "peak_resident")
+
+
+def _tiers(pool: PoolTable) -> TierStack:
+    """Return the tiers of a job that is paged: as its environment says, else memory."""
+    wishes = parse_tiers(os.environ.get("LIGHT_TIER", "memory:16MiB"))
+    return TierStack.create(wishes, block_bytes=block_bytes_for(pool.region_bytes))
+
+
 class Job:
     """One job's side of the dialogue."""
 
@@ -62,7 +78,11 @@ class Job:
         self._membership = BrokerClient(path).join(name, "light")
         m = self._membership
         self._pool = PoolTable.join_pool(m.memory_fd, m.table_fd, m.notify_fd, m.job)
-        self._heap = Heap(self._pool, np.zeros(1, HEAP))
+        self._heap = Heap(self._pool, np.zeros(1, HEAP), tiers=_tiers(self._pool) if name.startswith("paged") else None)
+        if self._heap.paged is not None:
+            serve_pages(self._heap, m)
+            ForkGuard(self._heap, m.leave)
+            self._heap.enable()
         self._record = self._heap.record[0]
         self._held: list[tuple[int, int]] = []
         self._say("joined", os.getpid(), m.job)
@@ -85,6 +105,49 @@ class Job:
             ctypes.memset(address, os.getpid() & 0xFF, size_bytes)
             self._held.append((address, size_bytes))
         self._say(int(address > 0))
+
+    def fill(self, n: int, seed: int) -> None:
+        """Allocate so many blocks of a region, each filled with its own numbers; says how many it has got."""
+        region_bytes = self._pool.region_bytes
+        self._filled = []
+        for i in range(n):
+            address = allocator.allocate(self._record, region_bytes, 64)
+            if address <= 0:
+                break
+            words = np.frombuffer((ctypes.c_char * region_bytes).from_address(address), np.int64)
+            words[:] = seed + i
+            self._filled.append((address, words))
+        self._say(len(self._filled))
+
+    def verify(self, seed: int) -> None:
+        """Say how many of the blocks that were filled are not as they were."""
+        self._say("lost", self._lost(seed))
+
+    def _lost(self, seed: int) -> int:
+        return sum(bool((words != seed + i).any()) for i, (_, words) in enumerate(self._filled))
+
+    def empty(self) -> None:
+        """Free what was filled; says so."""
+        for address, _ in self._filled:
+            allocator.free(self._record, address)
+        self._filled = []
+        self._say("freed")
+
+    def fork(self, seed: int) -> None:
+        """Fork a child that looks at what was filled and overwrites it; says what it found lost, and what is now."""
+        pid = os.fork()
+        if pid == 0:
+            lost = self._lost(seed)
+            for _, words in self._filled:
+                words[:] = -1
+            os._exit(min(lost, 255))
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._say("lost", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), self._lost(seed))
+
+    def figure(self, which: int) -> None:
+        """Say one of the figures of its paging."""
+        assert self._heap.paged is not None
+        self._say(int(self._heap.paged.sheet[FIGURES[which]]))
 
     def free(self) -> None:
         """Free the block held last; says so, or else that it was not what has been written there."""
@@ -156,11 +219,23 @@ def serve(connection: socket.socket) -> None:
                 os._exit(0)
 
 
+def can_page() -> bool:
+    """Tell whether a process of this user may serve its own faults."""
+    try:
+        descriptor, _ = open_userfault()
+    except DriverError:
+        return False
+    os.close(descriptor)
+    return True
+
+
 def load() -> None:
     """Load or compile everything that a job calls."""
     import zico.heap.isolation  # noqa: F401 - compiled by being imported
 
     warm()
+    if can_page():
+        warm_paging()
     region_bytes = 1 << 16
     made = PoolTable.create(budget_bytes=4 * region_bytes, region_bytes=region_bytes, use_claims=True, self_admit=True)
     with made:

@@ -1,0 +1,129 @@
+"""A window of this process whose faults a pager in one of its threads serves, without a heap."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from zico.driver.host import HostDriver
+from zico.paging.layout import ALL
+from zico.paging.pager import PagedMemory, Pager
+from zico.pool import regions
+from zico.pool.layout import NOBODY
+from zico.pool.table import PoolTable
+from zico.tiers.stack import TierStack
+from zico.tiers.wishes import TierWish
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+BLOCK_BYTES = 1 << 16
+"""A region, too."""
+BLOCKS = 32
+JOIN_S = 20
+_I4 = np.dtype("i4")
+
+
+class PagedWindow:
+    """Blocks of a region each, of which so many may be resident; every one is in use until ``free``."""
+
+    def __init__(
+        self,
+        frames: int,
+        *,
+        blocks: int = BLOCKS,
+        tiers: Sequence[TierWish] = (TierWish("memory", 4 * BLOCKS * BLOCK_BYTES),),
+        flags: int = ALL,
+        starving_s: float = 60.0,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        """Make it; no pager runs yet."""
+        self.block_bytes = block_bytes
+        self._starving_s = starving_s
+        with contextlib.ExitStack() as undo:
+            self.pool = undo.enter_context(
+                PoolTable.create(
+                    budget_bytes=2 * blocks * block_bytes, region_bytes=block_bytes, use_claims=True, self_admit=True
+                )
+            )
+            self.job = self.pool.join(os.getpid(), "window")
+            self.member = self.pool.member_of(self.job)
+            window = undo.enter_context(HostDriver().reserve((blocks + 32) * block_bytes))
+            self.base = -(-window.handle // block_bytes) * block_bytes
+            self.tiers = undo.enter_context(TierStack.create(tiers, block_bytes=block_bytes))
+            self.memory = PagedMemory(
+                self.base, blocks * block_bytes, n_regions=2 * blocks, region_bytes=block_bytes, tiers=self.tiers,
+                flags=flags,
+            )  # fmt: skip
+            undo.callback(self.memory.close)
+            self.sheet = self.memory.sheet
+            self.blocks = np.frombuffer((ctypes.c_char * (blocks * block_bytes)).from_address(self.base), np.int64)
+            self.blocks = self.blocks.reshape(blocks, -1)
+            self.allow(frames)
+            for block in range(blocks):
+                self.use(block)
+            self.pager: Pager | None = None
+            self._thread: threading.Thread | None = None
+            undo.callback(self.end_pager)
+            self._undo = undo.pop_all()
+
+    # -- what the heap does -----------------------------------------------------------------------------------------
+
+    def array(self, name: str) -> Any:  # noqa: ANN401 - an array
+        """Return one of the sheet's arrays of numbers, by the name of its address."""
+        count = int(self.sheet["n_regions" if name == "regions_address" else "n_blocks"])
+        return np.frombuffer((ctypes.c_char * (4 * count)).from_address(self.memory.arrays[name]), _I4)
+
+    def allow(self, frames: int) -> None:
+        """Acquire so many regions more."""
+        wanted = np.full(frames, NOBODY, np.int32)
+        assert regions.try_acquire(self.member[0], wanted, frames) == regions.GRANTED
+        there = self.array("regions_address")
+        there[np.flatnonzero(there == NOBODY)[:frames]] = wanted
+        self.sheet["acquired"] += frames
+
+    def use(self, block: int) -> None:
+        """Let something live in a block."""
+        self.array("births_address")[block] += 1
+        self.array("live_address")[block] = 1
+        self.sheet["live_slots"] += 1
+
+    def free(self, block: int) -> None:
+        """Let nothing live in it."""
+        self.array("live_address")[block] = 0
+        self.sheet["live_slots"] -= 1
+
+    @property
+    def resident(self) -> int:
+        """Return the blocks whose pages the kernel has."""
+        return os.fstat(self.memory.memory_fd).st_blocks * 512 // self.block_bytes
+
+    # -- the pager --------------------------------------------------------------------------------------------------
+
+    def begin_pager(self) -> None:
+        """Start a thread that serves faults, with nothing but what the last one has left in the sheet."""
+        self.pager = Pager(self.memory.export(), self.member, self._starving_s)
+        self._thread = self.pager.start(self.pager.run)
+
+    def end_pager(self) -> None:
+        """Stop it."""
+        if self.pager is not None and self._thread is not None:
+            self.pager.stop()
+            self._thread.join(JOIN_S)
+            assert not self._thread.is_alive()
+            self.pager.close()
+            self.pager = None
+
+    def __enter__(self) -> Self:
+        """Start a pager."""
+        self.begin_pager()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it and take everything away."""
+        self._undo.close()

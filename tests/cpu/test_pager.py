@@ -1,0 +1,250 @@
+"""Page faults of a window served by the compiled pager: contents, bounds, what is copied and what is not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from paged_window import BLOCK_BYTES, BLOCKS, JOIN_S, PagedWindow
+
+from zico.compiled import array_at, compiled
+from zico.driver.userfault import open_userfault
+from zico.errors import DriverError
+from zico.paging.layout import ALL, INVALIDATE, PREEVICT, PREFETCH
+from zico.tiers.wishes import TierWish
+
+FRAMES = 6
+PARTS = {"demand": 0, "prefetch": PREFETCH, "preevict": PREFETCH | PREEVICT, "all": ALL}
+_I64 = np.dtype("i8")
+
+
+def refused() -> str:
+    """Return why this process may not serve its own faults, empty if it may."""
+    try:
+        descriptor, _ = open_userfault()
+    except DriverError as error:
+        return str(error)
+    os.close(descriptor)
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(refused()), reason=refused() or "it may")
+
+
+@pytest.mark.parametrize("flags", PARTS.values(), ids=PARTS)
+def test_what_does_not_fit_comes_back(flags: int) -> None:
+    """Invariant 4: every word of five times what may be resident is read as it was written, whatever parts are on."""
+    with PagedWindow(FRAMES, flags=flags) as window:
+        for turn in range(3):
+            for block in range(BLOCKS):
+                window.blocks[block] = turn * 1000 + block
+                assert window.resident <= FRAMES, "invariant 1, by the kernel"
+            for block in reversed(range(BLOCKS)):
+                assert (window.blocks[block] == turn * 1000 + block).all()
+                assert window.resident <= FRAMES, "invariant 1, by the kernel"
+        assert window.sheet["peak_resident"] <= FRAMES
+        assert window.sheet["evicted"] >= BLOCKS - FRAMES
+
+
+def test_a_file_serves_as_well() -> None:
+    """Where the tier is a file, every word comes back, too."""
+    with PagedWindow(FRAMES, tiers=[TierWish("file", 2 * BLOCKS * BLOCK_BYTES)]) as window:
+        for block in range(BLOCKS):
+            window.blocks[block] = block
+        for block in range(BLOCKS):
+            assert (window.blocks[block] == block).all()
+
+
+def test_what_was_only_read_is_not_copied() -> None:
+    """A block that comes back and is not written to leaves without a copy."""
+    with PagedWindow(FRAMES, flags=0) as window:
+        for block in range(BLOCKS):
+            window.blocks[block] = block
+        assert window.blocks[:, 0].tolist() == list(range(BLOCKS))
+        copied = int(window.sheet["out_bytes"])
+        for _ in range(3):
+            assert window.blocks[:, 0].tolist() == list(range(BLOCKS))
+        assert window.sheet["out_bytes"] <= copied + FRAMES * BLOCK_BYTES  # those that were there from the first turn
+        assert window.sheet["dropped"] >= 2 * BLOCKS
+
+
+def test_what_nobody_needs_is_neither_copied_out_nor_in() -> None:
+    """Blocks in which nothing lives any more are given up, also those in the tier, and read as zeros when used anew."""
+    with PagedWindow(FRAMES) as window:
+        for block in range(BLOCKS):
+            window.blocks[block] = -1
+        for block in range(BLOCKS):
+            window.free(block)
+        for block in range(BLOCKS):
+            window.use(block)
+        before = int(window.sheet["in_bytes"])
+        out = [block for block in range(BLOCKS - FRAMES) if not window.blocks[block].any()]
+        assert len(out) == BLOCKS - FRAMES
+        assert window.sheet["in_bytes"] == before
+
+
+def test_without_invalidation_everything_is_copied() -> None:
+    """Control: with that part off a block in which nothing lives is copied as any other."""
+    with PagedWindow(FRAMES, flags=ALL & ~INVALIDATE) as window:
+        for block in range(BLOCKS):
+            window.blocks[block] = -1
+            window.free(block)
+        assert window.sheet["evicted"] >= BLOCKS - FRAMES
+        assert window.blocks[0].all()
+
+
+def test_system_calls_reach_what_is_out() -> None:
+    """read(2) into memory that is out and write(2) from it work, as does a read across many such blocks."""
+    with PagedWindow(FRAMES) as window, contextlib.ExitStack() as undo:
+        for block in range(BLOCKS):
+            window.blocks[block] = block
+        file = os.memfd_create("copied")
+        undo.callback(os.close, file)
+        assert os.writev(file, [window.blocks[:]]) == window.blocks.nbytes
+        found = np.frombuffer(os.pread(file, window.blocks.nbytes, 0), np.int64).reshape(window.blocks.shape)
+        assert (found[:, -1] == np.arange(BLOCKS)).all()
+        window.blocks[:] = -1
+        assert os.preadv(file, [window.blocks[:]], 0) == window.blocks.nbytes
+        assert (window.blocks[:, 0] == np.arange(BLOCKS)).all()
+
+
+@compiled
+def count_up(base: int, words: int, stride: int, turns: int) -> None:
+    """Add one to every word of a stretch, so often, the words of a block far apart."""
+    numbers = array_at(base, words, _I64)
+    for _ in range(turns):
+        for first in range(stride):
+            for i in range(first, words, stride):
+                numbers[i] += 1
+
+
+@compiled
+def add(base: int, words: int, amount: int) -> None:
+    """Add to every word of a stretch."""
+    numbers = array_at(base, words, _I64)
+    for i in range(words):
+        numbers[i] += amount
+
+
+def test_no_write_is_lost_while_blocks_leave() -> None:
+    """Invariant 4: threads that write to every block all the while find each of their writes there."""
+    turns, n_threads = 12, 4
+    with PagedWindow(FRAMES) as window:
+        window.blocks[:] = 0
+        words = window.blocks.size // n_threads
+        count_up(window.base, 0, 1, 0)
+        threads = [
+            threading.Thread(target=count_up, args=(window.base + 8 * i * words, words, 512, turns))
+            for i in range(n_threads)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10 * JOIN_S)
+        assert window.sheet["evicted"] > n_threads * turns, "blocks have left meanwhile"
+        assert (window.blocks == turns).all()
+
+
+def test_who_takes_over_has_all_that_the_last_pager_knew() -> None:
+    """Contents survive the end of one pager after another; a fault in between waits for the next."""
+    with PagedWindow(FRAMES) as window:
+        for turn in range(4):
+            window.blocks[:, :] = np.arange(BLOCKS)[:, None] + turn
+            window.end_pager()
+            add(window.base, 0, 1)
+            writer = threading.Thread(target=add, args=(window.base, window.blocks.size, turn))  # holds no GIL
+            writer.start()
+            window.begin_pager()
+            writer.join(JOIN_S)
+            assert (window.blocks == np.arange(BLOCKS)[:, None] + 2 * turn).all()
+
+
+def test_a_region_goes_back_when_the_job_may_hold_less() -> None:
+    """Invariant 1: a limit that is lowered is kept to, with the contents, and the pool has the regions again."""
+    with PagedWindow(2 * FRAMES) as window:
+        window.blocks[:, :] = np.arange(BLOCKS)[:, None]
+        window.pool.set_limit(window.job, FRAMES)
+        assert window.pager is not None
+        window.pager.wake()
+        assert (window.blocks[:, 7] == np.arange(BLOCKS)).all()
+        deadline = threading.Event()
+        for _ in range(1000):
+            if window.pool.jobs[window.job]["held"] == FRAMES:
+                break
+            deadline.wait(0.01)
+        assert window.pool.jobs[window.job]["held"] == FRAMES == (window.pool.regions["owner"] == window.job).sum()
+        assert window.resident <= FRAMES
+        assert (window.blocks[:, 8] == np.arange(BLOCKS)).all()
+
+
+class PagedMachine(RuleBasedStateMachine):
+    """Blocks written, read, freed and used again, limits and pagers that change, against a dictionary."""
+
+    @initialize(frames=st.integers(2, 8), flags=st.sampled_from(sorted(PARTS.values())))
+    def begin(self, frames: int, flags: int) -> None:
+        """Begin with every block in use and nothing written."""
+        self.window = PagedWindow(frames, blocks=16, flags=flags)
+        self.window.begin_pager()
+        self.frames = frames
+        self.model: dict[int, int] = {}
+        self.living = set(range(16))
+
+    @rule(block=st.integers(0, 15), value=st.integers(-5, 5))
+    def write(self, block: int, value: int) -> None:
+        """Write to all of a block, if it is in use."""
+        if block in self.living:
+            self.window.blocks[block] = value
+            self.model[block] = value
+
+    @rule(block=st.integers(0, 15))
+    def read(self, block: int) -> None:
+        """Read a block: all of it is as it was written."""
+        if block in self.model:
+            assert (self.window.blocks[block] == self.model[block]).all()
+
+    @rule(block=st.integers(0, 15))
+    def free(self, block: int) -> None:
+        """Free a block, or use it again with nothing known of it."""
+        if block in self.living:
+            self.window.free(block)
+            self.living.remove(block)
+            self.model.pop(block, None)
+        else:
+            self.window.use(block)
+            self.living.add(block)
+
+    @rule()
+    def another_pager(self) -> None:
+        """Let another pager take over."""
+        self.window.end_pager()
+        self.window.begin_pager()
+
+    @rule()
+    def hold_more(self) -> None:
+        """Hold a region more."""
+        if self.frames < 12:
+            self.window.allow(1)
+            self.frames += 1
+
+    @invariant()
+    def fits(self) -> None:
+        """Invariant 1: what the kernel has is no more than what is held."""
+        if hasattr(self, "window"):
+            assert self.window.resident <= self.frames
+
+    def teardown(self) -> None:
+        """Read everything once more."""
+        if hasattr(self, "window"):
+            for block in self.model:
+                self.read(block)
+            self.window.__exit__()
+
+
+TestPagedMachine = PagedMachine.TestCase
+TestPagedMachine.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)

@@ -1,0 +1,59 @@
+"""Training jobs that page: the same bits of losses in 60 % of their own peaks (invariant 6)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from harness import EXAMPLES, MIB, PATIENCE_S, clean_environment, pool
+from light_job import can_page
+from scripts import Script, alone
+
+from zico.broker.saving import Wish
+from zico.launch.environment import job_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(not can_page(), reason="this user may not serve page faults")
+
+ITERATIONS = 8
+SHARE = 0.6
+OPTIONS = {
+    "digits_resnet": ("--depth", "20", "--batch", "256"),
+    "stdlib_lm": ("--batch", "8", "--layers", "2"),
+}
+
+
+def arguments(name: str, losses: Path) -> list[str]:
+    """Return the command line of an example, after the interpreter."""
+    script = EXAMPLES / f"{name}.py"
+    return [str(script), "--iterations", str(ITERATIONS), "--quiet", "--losses", str(losses), *OPTIONS[name]]
+
+
+@pytest.mark.timeout(4 * PATIENCE_S)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_invariant_6_a_job_that_pages_has_the_losses_that_it_has_alone(name: str, tmp_path: Path) -> None:
+    """Invariant 6: to the last bit, in 60 % of its peak, with blocks that really come and go, and nothing spilled."""
+    with alone(*arguments(name, tmp_path / "alone")) as process:
+        assert process.finish().returncode == 0
+    with pool(regions=512, region_bytes=MIB) as made:
+        peaks = []
+        for wish in (Wish(), Wish("page", tier="memory:1GiB")):
+            limit_bytes = int(SHARE * peaks[0]) // MIB * MIB if peaks else 0
+            wanted = Wish(wish.save, limit_bytes, wish.tier)
+            environment = job_environment(clean_environment(), made.socket, name, wish=wanted)
+            with Script(arguments(name, tmp_path / f"losses{len(peaks)}"), environment) as process:
+                done = process.finish(2 * PATIENCE_S)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert json.loads((tmp_path / f"losses{len(peaks)}").read_text()) == json.loads(
+                (tmp_path / "alone").read_text()
+            )
+            peaks.append(made.client.report().jobs[-1].peak_bytes)
+        assert peaks[1] <= SHARE * peaks[0]
+        saving = made.client.report().jobs[-1].saving
+        assert saving.how == "page"
+        assert saving.faults > 0
+        assert saving.out_bytes > 0
+        assert made.client.report().jobs[-1].spilled_bytes == 0
