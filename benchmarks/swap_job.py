@@ -18,7 +18,16 @@ from zico.session import Session
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FIELDS = ("out_bytes", "in_bytes", "late", "copy_waited_ns", "copy_hidden_ns", "need_waited_ns", "spilled_bytes")
+FIELDS = (
+    "out_bytes",
+    "in_bytes",
+    "faults",
+    "late",
+    "copy_waited_ns",
+    "copy_hidden_ns",
+    "need_waited_ns",
+    "spilled_bytes",
+)
 
 
 def _timed(mark: Callable[[Session], None], rows: list[dict[str, float]]) -> Callable[[Session], None]:

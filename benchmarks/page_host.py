@@ -1,0 +1,106 @@
+"""How long does an iteration take when a PyTorch job has less memory than its peak, and pages?
+
+The ResNet example alone in a pool that has all it wants, then with 80, 70, 60 and 50 % of that peak, each time with
+pages that come on demand, then with prefetching, pre-eviction, invalidation and all that is ours besides, and alone
+again. The same seed each time, so the losses must be the same bits. Reported is the median over the iterations behind
+the first few, in which the tables are filled. What the machine does besides falls on all runs, and not on all alike:
+the two runs alone say how much.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import common
+from swap_host import NAME, SHARES, Scale, run, summary
+
+from zico.paging.layout import ALL, INVALIDATE, PREEVICT, PREFETCH
+from zico.session import PAGING_VARIABLE
+from zico.units import MIB, format_bytes
+
+QUESTION = "How long does an iteration take when a PyTorch job has less memory than its peak, and pages?"
+PARTS = {
+    "on demand": 0,
+    "+ prefetch": PREFETCH,
+    "+ pre-evict": PREFETCH | PREEVICT,
+    "+ invalidate": PREFETCH | PREEVICT | INVALIDATE,
+    "everything": ALL,
+}
+FULL = Scale((), 40, 10, SHARES, ("memory",), 3000.0)
+SMOKE = Scale(("--depth", "14", "--batch", "256"), 5, 3, (0.6,), ("memory",), 100.0)
+
+
+def measure(scale: Scale, parts: dict[str, int]) -> dict[str, Any]:
+    """Run everything, one after the other."""
+    with tempfile.TemporaryDirectory(prefix="zico-") as name:
+        directory = Path(name)
+        common.note("alone")
+        first = run(scale, directory)
+        peak_bytes = first["job"]["peak_bytes"]
+        cases = []
+        for share in scale.shares:
+            limit = int(share * peak_bytes) // MIB
+            for part, flags in parts.items():
+                common.note(f"{share:.0%} of {format_bytes(peak_bytes)}, {part}")
+                os.environ[PAGING_VARIABLE] = str(flags)
+                found = run(scale, directory, "--save", "page", "--limit", f"{NAME}={limit}MiB", "--tier", "memory")
+                if found["losses"] != first["losses"]:
+                    sys.exit(f"other losses at {share:.0%}, {part}")
+                cases.append({"parts": part, "share": share, **summary(found, scale)})
+        common.note("alone, again")
+        again = run(scale, directory)
+    return {"alone": [summary(first, scale), summary(again, scale)], "cases": cases}
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """Return the result as a table."""
+    alone_s = statistics.mean(one["wall_s"] for one in result["alone"])
+    demand_s = {case["share"]: case["wall_s"] - alone_s for case in result["cases"] if case["parts"] == "on demand"}
+    rows = [
+        [name, "-", f"{one['wall_s']:.3f}", f"{one['wall_s'] / alone_s:.2f}", *["-"] * 3]
+        for name, one in zip(("alone", "alone, again"), result["alone"], strict=True)
+    ]
+    rows += [
+        [
+            f"{case['share']:.0%}",
+            case["parts"],
+            f"{case['wall_s']:.3f}",
+            f"{case['wall_s'] / alone_s:.2f}",
+            f"{(case['wall_s'] - alone_s) / demand_s[case['share']]:.2f}",
+            f"{case['faults']:.0f}",
+            format_bytes(int(case["out_bytes"])),
+        ]
+        for case in result["cases"]
+    ]
+    header = [
+        "share of the peak",
+        "parts",
+        "s / iteration",
+        "x alone",
+        "time lost / on demand's",
+        "faults",
+        "moved out",
+    ]
+    peak = format_bytes(result["alone"][0]["peak_bytes"])
+    note = f"Peak alone: {peak}. Medians over an iteration. The losses of all runs are the same bits."
+    return f"{note}\n\n{common.table(header, rows)}"
+
+
+def main() -> None:
+    """Measure and write."""
+    options = common.parser(__doc__).parse_args()
+    scale = SMOKE if options.smoke else FULL
+    parts = {name: PARTS[name] for name in ("on demand", "everything")} if options.smoke else PARTS
+    result = common.document("page_host", QUESTION, dataclasses.asdict(scale))
+    result |= measure(scale, parts)
+    common.write(result, text_of(result), common.output_directory(options))
+
+
+if __name__ == "__main__":
+    main()
