@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 
-def warm(*kinds: str, isolate: bool = False) -> None:
+
+def warm(*kinds: str, isolate: bool = False, paging: bool = False) -> None:
     """Put the machine code that jobs and brokers call into the cache on disk, and load the brokers'.
 
     Args:
         kinds: Of devices: ``host``, ``cuda``. What both share is compiled in any case.
         isolate: Also what jobs call in a pool that isolates them.
+        paging: Also what serves the faults of jobs on the host device, where this process may have its own served.
     """
     from zico.heap import warming
     from zico.scheduler.planner import rehearse
@@ -19,6 +22,11 @@ def warm(*kinds: str, isolate: bool = False) -> None:
     rehearse()
     if isolate:
         import zico.heap.isolation  # compiled by being imported, as all that follows
+    if paging:
+        from zico.errors import DriverError
+
+        with contextlib.suppress(DriverError):
+            warming.warm_paging()
     if "cuda" in kinds:
         import zico.device_timeline
         import zico.heap.device
@@ -35,4 +43,4 @@ if __name__ == "__main__":
 
     for name in REAL:
         policy_named(name)
-    warm("host", "cuda", isolate=True)
+    warm("host", "cuda", isolate=True, paging=True)

@@ -88,7 +88,7 @@ def test_a_smoke_run_that_is_told_no_place_writes_nothing() -> None:
 
 SCRIPTS = (
     *("heap", "startup", "colocation", "budget_change", "agreement", "scheduler", "planners"),
-    *("regions", "zoo", "following", "tiers", "paging", "swap_host", "progress", "gpu", "demo"),
+    *("regions", "zoo", "following", "tiers", "paging", "swap_host", "page_host", "progress", "gpu", "demo"),
 )
 
 
