@@ -20,7 +20,7 @@ Record = Any
 
 
 @compiled
-def for_place(  # noqa: C901 - one loop, in which each end of the wait is a line
+def for_place(  # noqa: C901, PLR0915 - one loop, in which each end of the wait is a line
     heap: Record, me: Record, arena: int, planned: int, size_bytes: int, alignment: int
 ) -> tuple[int, int]:
     """Wait until a place is found; returns arena and offset. Enters and leaves inside the heap's mutex."""
