@@ -10,19 +10,15 @@ the two runs alone say how much.
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import common
-from swap_host import NAME, SHARES, Scale, run, summary
+from swap_host import SHARES, Scale, Way, measure
 
+from zico.paged_job import PARTS_VARIABLE
 from zico.paging.layout import ALL, INVALIDATE, PREEVICT, PREFETCH
-from zico.session import PAGING_VARIABLE
-from zico.units import MIB, format_bytes
+from zico.units import format_bytes
 
 QUESTION = "How long does an iteration take when a PyTorch job has less memory than its peak, and pages?"
 PARTS = {
@@ -36,26 +32,14 @@ FULL = Scale((), 40, 10, SHARES, ("memory",), 3000.0)
 SMOKE = Scale(("--depth", "14", "--batch", "256"), 5, 3, (0.6,), ("memory",), 100.0)
 
 
-def measure(scale: Scale, parts: dict[str, int]) -> dict[str, Any]:
-    """Run everything, one after the other."""
-    with tempfile.TemporaryDirectory(prefix="zico-") as name:
-        directory = Path(name)
-        common.note("alone")
-        first = run(scale, directory)
-        peak_bytes = first["job"]["peak_bytes"]
-        cases = []
-        for share in scale.shares:
-            limit = int(share * peak_bytes) // MIB
-            for part, flags in parts.items():
-                common.note(f"{share:.0%} of {format_bytes(peak_bytes)}, {part}")
-                os.environ[PAGING_VARIABLE] = str(flags)
-                found = run(scale, directory, "--save", "page", "--limit", f"{NAME}={limit}MiB", "--tier", "memory")
-                if found["losses"] != first["losses"]:
-                    sys.exit(f"other losses at {share:.0%}, {part}")
-                cases.append({"parts": part, "share": share, **summary(found, scale)})
-        common.note("alone, again")
-        again = run(scale, directory)
-    return {"alone": [summary(first, scale), summary(again, scale)], "cases": cases}
+def ways(scale: Scale, parts: dict[str, int]) -> list[Way]:
+    """Return what is run, share by share."""
+    options = ("--save", "page", "--tier", "memory")
+    return [
+        Way(share, {"parts": part}, options, ((PARTS_VARIABLE, str(flags)),))
+        for share in scale.shares
+        for part, flags in parts.items()
+    ]
 
 
 def text_of(result: dict[str, Any]) -> str:
@@ -98,7 +82,7 @@ def main() -> None:
     scale = SMOKE if options.smoke else FULL
     parts = {name: PARTS[name] for name in ("on demand", "everything")} if options.smoke else PARTS
     result = common.document("page_host", QUESTION, dataclasses.asdict(scale))
-    result |= measure(scale, parts)
+    result |= measure(scale, ways(scale, parts))
     common.write(result, text_of(result), common.output_directory(options))
 
 

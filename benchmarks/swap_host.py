@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import common
 
 from zico.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 QUESTION = "How long does an iteration take when a PyTorch job has less memory than its peak, and swaps?"
 SHARES = (0.8, 0.7, 0.6, 0.5)
@@ -51,7 +55,21 @@ FULL = Scale((), 40, 10, SHARES, TIERS, LIMIT_S)
 SMOKE = Scale(("--depth", "14", "--batch", "256"), 5, 3, (0.6,), ("memory",), SMOKE_LIMIT_S)
 
 
-def run(scale: Scale, directory: Path, *options: str) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way to go on with a share of the peak."""
+
+    share: float
+    label: dict[str, str]
+    """What tells it from the others of that share, as it stands in the results."""
+    options: tuple[str, ...]
+    """Of ``zico run``."""
+    environ: tuple[tuple[str, str], ...] = ()
+
+
+def run(
+    scale: Scale, directory: Path, options: Sequence[str] = (), environ: Sequence[tuple[str, str]] = ()
+) -> dict[str, Any]:
     """Run the example in a pool; returns its rows, its losses and its figures of the run."""
     rows, losses, report = directory / "rows.json", directory / "losses.json", directory / "report.json"
     arguments = ("--iterations", str(scale.iterations), "--quiet", "--losses", str(losses), *scale.arguments)
@@ -63,6 +81,7 @@ def run(scale: Scale, directory: Path, *options: str) -> dict[str, Any]:
         text=True,
         timeout=scale.limit_s,
         check=False,
+        env={**os.environ, **dict(environ)},
     )
     if done.returncode:
         sys.exit(f"{command} ended with {done.returncode}: {done.stderr[-2000:]}")
@@ -78,22 +97,22 @@ def summary(found: dict[str, Any], scale: Scale) -> dict[str, Any]:
     return {**medians, **whole, "wall": common.spread(row["wall_s"] for row in rows), "saving": found["job"]["saving"]}
 
 
-def measure(scale: Scale) -> dict[str, Any]:
-    """Run everything, one after the other."""
+def measure(scale: Scale, ways: Sequence[Way]) -> dict[str, Any]:
+    """Run everything, one after the other, and alone before and behind it; ends where losses are not those alone."""
     with tempfile.TemporaryDirectory(prefix="zico-") as name:
         directory = Path(name)
         common.note("alone")
         first = run(scale, directory)
         peak_bytes = first["job"]["peak_bytes"]
         cases = []
-        for tier in scale.tiers:
-            for share in scale.shares:
-                limit = int(share * peak_bytes) // MIB
-                common.note(f"{share:.0%} of {format_bytes(peak_bytes)}, {tier} tier")
-                found = run(scale, directory, "--save", "swap", "--limit", f"{NAME}={limit}MiB", "--tier", tier)
-                if found["losses"] != first["losses"]:
-                    sys.exit(f"other losses at {share:.0%} with the {tier} tier")
-                cases.append({"tier": tier, "share": share, **summary(found, scale)})
+        for way in ways:
+            said = f"{way.share:.0%} of {format_bytes(peak_bytes)}, {', '.join(way.label.values())}"
+            common.note(said)
+            limit = ("--limit", f"{NAME}={int(way.share * peak_bytes) // MIB}MiB")
+            found = run(scale, directory, (*way.options, *limit), way.environ)
+            if found["losses"] != first["losses"]:
+                sys.exit(f"other losses with {said}")
+            cases.append({**way.label, "share": way.share, **summary(found, scale)})
         common.note("alone, again")
         again = run(scale, directory)
     return {"alone": [summary(first, scale), summary(again, scale)], "cases": cases}
@@ -131,7 +150,14 @@ def main() -> None:
     options = common.parser(__doc__).parse_args()
     scale = SMOKE if options.smoke else FULL
     result = common.document("swap_host", QUESTION, dataclasses.asdict(scale))
-    result |= measure(scale)
+    result |= measure(
+        scale,
+        [
+            Way(share, {"tier": tier}, ("--save", "swap", "--tier", tier))
+            for tier in scale.tiers
+            for share in scale.shares
+        ],
+    )
     common.write(result, text_of(result), common.output_directory(options))
 
 

@@ -21,11 +21,11 @@ from zico.heap.build import Heap
 from zico.heap.fork import ForkGuard
 from zico.heap.layout import GRANULE_BYTES, HEAP
 from zico.heap.warming import warm, warm_paging
+from zico.paged_job import serve_pages
 from zico.paging.pager import block_bytes_for
 from zico.pool import mutex
 from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
-from zico.session import serve_pages
 from zico.tiers.stack import TierStack
 from zico.tiers.wishes import parse_tiers
 

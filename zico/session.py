@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zico.autoload import complain
-from zico.errors import BrokerError, ConfigError, HookError, ZicoError
+from zico.errors import ConfigError, HookError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from zico.device_timeline import DeviceTimeline
     from zico.heap.build import Heap
     from zico.pool.table import PoolTable
-    from zico.tiers.stack import TierStack
 
 OWNER_VARIABLE = "ZICO_OWNER_PID"
 """The process that is the job; its descendants stay out of the pool."""
@@ -31,10 +30,6 @@ RING_VARIABLE = "ZICO_TRACE_RING"
 """A file made by ``zico trace`` into which the job records its events."""
 OPS_VARIABLE = "ZICO_TRACE_OPS"
 """Set: record operations too, where the adapter can see them."""
-PAGING_VARIABLE = "ZICO_PAGING"
-"""Parts of paging that are on, a number (``zico.paging.layout``): for measuring what each is worth."""
-_ASKED = -1
-"""In ``SHEET.pager_pid``: the broker has been asked."""
 PLAN_VARIABLE = "ZICO_PLAN"
 """``off``: place tensors by their classes alone, follow no plan."""
 
@@ -236,10 +231,12 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
     from zico.broker.saving import wish_in
     from zico.broker.shares import share_in
     from zico.heap import hooks  # noqa: F401 - compiled or loaded before the place in the pool is taken
+    from zico.paged_job import managed_settings, open_heap, serve_pages
 
+    wish = wish_in(os.environ)
     name = os.environ.get("ZICO_JOB") or Path(sys.argv[0]).stem or "job"
     with BrokerClient(socket_path) as client:
-        membership = client.join(name, framework, share_in(os.environ), wish_in(os.environ))
+        membership = client.join(name, framework, share_in(os.environ), wish)
     with contextlib.ExitStack() as undo:
         undo.callback(membership.leave)
         if membership.device.kind != kind:
@@ -250,8 +247,8 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
         if timeline is not None:
             undo.callback(timeline.close)
             settings["timeline"] = timeline.functions
-            settings |= _managed(undo, pool, membership.job)
-        heap = _heap(pool, settings)
+            settings |= managed_settings(undo, pool, membership.job, wish)
+        heap = open_heap(pool, settings, wish)
         if ring := os.environ.get(RING_VARIABLE):
             _record(heap, ring, framework)
         serve_pages(heap, membership)
@@ -270,72 +267,6 @@ def _device_timeline(pool: PoolTable, kind: str) -> DeviceTimeline | None:
     from zico.device_timeline import DeviceTimeline
 
     return DeviceTimeline(pool)
-
-
-def _managed(undo: contextlib.ExitStack, pool: PoolTable, job: int) -> dict[str, Any]:
-    """Return the heap's settings of a job on a GPU that pages; says so if there is no managed memory for it."""
-    from zico.broker.saving import wish_in
-    from zico.errors import DriverError
-    from zico.heap.managed_window import VARIABLE, open_window
-
-    if wish_in(os.environ).save != "page":
-        return {}
-    try:
-        return {"managed": undo.enter_context(open_window(pool, job, os.environ.get(VARIABLE, "")))}
-    except DriverError as error:
-        complain("this job is not paged", error)
-        return {}
-
-
-def _heap(pool: PoolTable, settings: dict[str, Any]) -> Heap:
-    """Return the heap, with the window of a job that pages if there can be one; says so if not."""
-    from zico.broker.saving import wish_in
-    from zico.heap.build import Heap
-    from zico.heap.process import HEAP_RECORD
-
-    wish = wish_in(os.environ)
-    if wish.save == "page" and "timeline" not in settings:
-        try:
-            return Heap(pool, HEAP_RECORD, **settings, tiers=_tiers(pool, wish.tier), paging=_parts(os.environ))
-        except ZicoError as error:
-            complain("this job is not paged", error)
-    return Heap(pool, HEAP_RECORD, **settings)
-
-
-def _tiers(pool: PoolTable, wish: str) -> TierStack:
-    """Return the tiers of a job that pages: memory, if it says nothing."""
-    from zico.paging.pager import block_bytes_for
-    from zico.tiers.stack import TierStack
-    from zico.tiers.wishes import parse_tiers
-
-    return TierStack.create(parse_tiers(wish or "memory"), block_bytes=block_bytes_for(pool.region_bytes))
-
-
-def _parts(environment: Mapping[str, str]) -> int | None:
-    """Return the parts of paging that are on (``zico.paging.layout``), ``None``: all."""
-    text = environment.get(PAGING_VARIABLE)
-    return int(text, 0) if text else None
-
-
-def serve_pages(heap: Heap, membership: Membership) -> None:
-    """Let the broker serve this process's faults, and a thread of its own stand by for when the broker is gone."""
-    if heap.paged is None:
-        return
-    from zico.driver.userfault import REMEDY, Reach
-    from zico.paging.pager import Pager
-
-    if heap.paged.reach == Reach.USER_MODE:
-        complain("system calls that are given memory which is out fail with EFAULT", ConfigError(REMEDY))
-    wait_limit_s = float(heap.record[0]["wait_limit_ns"]) / 1e9
-    pager = Pager(heap.paged.export(), heap.pool.member, wait_limit_s)
-    heap.paged.sheet["pager_pid"] = _ASKED
-    pidfd = membership.watch_broker()
-    refused = membership.hand_over_pages(heap.paged.export(), wait_limit_s)
-    if refused:
-        complain("the broker does not serve this job's pages, so that it does so itself", BrokerError(refused))
-        pager.let_go()
-    heap.pager = pager
-    pager.start(pager.stand_by, pidfd)
 
 
 def _refuse_kind(membership: Membership, framework: str, kind: str) -> None:

@@ -1,25 +1,19 @@
-"""A process of its own that kills its children at chosen instructions inside the pool's operations.
+"""Jobs and brokers killed at chosen instructions inside the pool's operations (``single_steps.py``).
 
-Run as a script: ``pool_victims.py TRIALS [OPERATION ...]``; with 5000 trials every instruction is tried, in about a
-minute and a half. Each trial forks a victim (this process has one thread), lets it
-run one operation of the pool to a chosen machine instruction by single steps of ptrace(2), kills it there, and then
-checks what it left. The chosen instructions are spread over the whole operation. Prints a line of JSON for each.
+With 5000 trials every instruction is tried, in about a minute and a half.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import json
 import os
-import signal
 import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import types
+import single_steps
+from single_steps import stop_here
 
 sys.path.append(str(Path(__file__).parents[1] / "cpu"))  # run as a script, outside pytest
 
@@ -49,29 +43,6 @@ if TYPE_CHECKING:
 Record = Any
 DEADLINE_S = 600
 N_REGIONS = 8
-PTRACE_TRACEME = 0
-PTRACE_SINGLESTEP = 9
-NO_PTRACE = "no ptrace"
-_STATUS_BYTES = 4
-_STOPPED_BY_STEP = signal.SIGTRAP << 8 | 0x7F
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_raise = types.ExternalFunction("raise", types.int32(types.int32))
-_ptrace = types.ExternalFunction("ptrace", types.int64(types.int64, types.int64, types.int64, types.int64))
-_waitpid = types.ExternalFunction("waitpid", types.int32(types.int32, types.int64, types.int32))
-
-
-@compiled
-def step(pid: int, most: int, status: Record) -> int:
-    """Step a stopped child at most so often; returns how many steps it took until something else stopped it."""
-    for i in range(most):
-        if _ptrace(PTRACE_SINGLESTEP, pid, 0, 0) != 0:
-            return -1
-        _waitpid(pid, status.ctypes.data, 0)
-        if status[0] != _STOPPED_BY_STEP:
-            return i
-    return most
-
 
 # Each operation between two signals that stop the process, or none if ``stop`` is 0. ``array`` has room for regions.
 
@@ -79,95 +50,95 @@ def step(pid: int, most: int, status: Record) -> int:
 @compiled
 def take(pool: Record, array: Record, _other: int, stop: int) -> None:
     """Acquire three regions."""
-    _raise(stop)
+    stop_here(stop)
     regions.try_acquire(pool, array, 3)
-    _raise(stop)
+    stop_here(stop)
 
 
 @compiled
 def give(pool: Record, array: Record, _other: int, stop: int) -> None:
     """Release two regions."""
-    _raise(stop)
+    stop_here(stop)
     regions.release(pool, array, 2)
-    _raise(stop)
+    stop_here(stop)
 
 
 @compiled
 def guard(pool: Record, array: Record, _other: int, stop: int) -> None:
     """Release two regions with a fence."""
-    _raise(stop)
+    stop_here(stop)
     regions.give_back(pool, array, 2, fence_of(pair_of(pool.job, 0), 1))
-    _raise(stop)
+    stop_here(stop)
 
 
 @compiled
 def come_back(pool: Record, array: Record, _other: int, stop: int) -> None:
     """Acquire three regions for what was evicted."""
-    _raise(stop)
+    stop_here(stop)
     regions.take_back(pool, array, 3)
-    _raise(stop)
+    stop_here(stop)
 
 
 @compiled
 def beg(pool: Record, _array: Record, _other: int, stop: int) -> None:
     """Ask blocked jobs to evict."""
-    _raise(stop)
+    stop_here(stop)
     reserve.ask(pool, header_of(pool).sequence)
-    _raise(stop)
+    stop_here(stop)
 
 
 @compiled
 def finish(pool: Record, _array: Record, _other: int, stop: int) -> None:
     """End an iteration."""
-    _raise(stop)
+    stop_here(stop)
     waiting.finish_iteration(pool)
-    _raise(stop)
+    stop_here(stop)
 
 
 @compiled
 def wait(pool: Record, _array: Record, _other: int, stop: int) -> None:
     """Begin to wait and stop."""
-    _raise(stop)
+    stop_here(stop)
     waiting.start_waiting(pool, 2)
     waiting.stop_waiting(pool)
-    _raise(stop)
+    stop_here(stop)
 
 
 @compiled
 def admit(pool: Record, _array: Record, other: int, stop: int) -> None:
     """Do the broker's work: admit a job."""
-    _raise(stop)
+    stop_here(stop)
     waiting.admit(pool, other)
-    _raise(stop)
+    stop_here(stop)
 
 
 @compiled
 def leave(pool: Record, _array: Record, other: int, stop: int) -> None:
     """Do the broker's work: let a job leave."""
-    _raise(stop)
+    stop_here(stop)
     waiting.leave(pool, other)
-    _raise(stop)
+    stop_here(stop)
 
 
 @compiled
 def bury(pool: Record, _array: Record, other: int, stop: int) -> None:
     """Do the broker's work: reap a job."""
-    _raise(stop)
+    stop_here(stop)
     waiting.reap(pool, other)
-    _raise(stop)
+    stop_here(stop)
 
 
 OPERATIONS = {f.__name__: f for f in (take, give, guard, come_back, beg, finish, wait, admit, leave, bury)}
 OF_THE_BROKER = ("admit", "leave", "bury")
 
 
-class Trial:
+class Trial(single_steps.Trial):
     """A pool with a victim that holds three regions, another job that holds two, and one at its boundary."""
 
     def __init__(self, operation: str) -> None:
         """Make it."""
+        super().__init__()
         self.operation = operation
-        self.stack = contextlib.ExitStack()
         self.pool = self.stack.enter_context(make_pool(N_REGIONS, unasked=False))
         self.victim, self.other, self.third = (self._join() for _ in range(3))
         for member, n in ((self.victim, 3), (self.other, 2), (self.third, 1)):
@@ -193,15 +164,6 @@ class Trial:
         """Do the operation, as the victim or as the broker."""
         actor = self.pool if self.operation in OF_THE_BROKER else self.victim
         OPERATIONS[self.operation](actor.member[0], self.array, job_of(self.third), stop)
-
-    def start(self) -> int:
-        """Fork a victim that stops right before the operation."""
-        pid = os.fork()
-        if pid == 0:
-            if _libc.ptrace(PTRACE_TRACEME, 0, None, None) == 0:
-                self.run(signal.SIGSTOP)
-            os._exit(3)
-        return pid
 
     def check(self) -> None:
         """Invariant 5: what the others hold is as it was, everything else is free again, and they go on."""
@@ -234,59 +196,8 @@ class Trial:
             assert os.eventfd_read(self.pool.notify_fd) == 1
         grab(self.other, N_REGIONS - int(header["granted"]))
         assert free_list(self.pool) == []
-
-
-def _kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-
-
-def length_of(operation: str, status: Record) -> int:
-    """Return how many instructions the operation takes."""
-    trial = Trial(operation)
-    with trial.stack:
-        pid = trial.start()
-        _, stopped = os.waitpid(pid, 0)
-        if not os.WIFSTOPPED(stopped):
-            raise SystemExit(NO_PTRACE)
-        n = int(step(pid, 1 << 20, status))
-        _kill(pid)
-        if n < 0:
-            raise SystemExit(NO_PTRACE)
-        trial.check()
-        return n
-
-
-def kill_all_along(operation: str, trials: int) -> dict[str, Any]:
-    """Kill as many victims; returns what was done, or the fault that was found."""
-    warm = Trial(operation)
-    with warm.stack:
-        warm.run(0)
-    status = np.zeros(1, "i4")
-    step(0, 0, status)
-    length = length_of(operation, status)
-    recoveries = 0
-    for at in np.unique(np.linspace(0, length - 1, trials).astype(int)).tolist():
-        trial = Trial(operation)
-        with trial.stack:
-            pid = trial.start()
-            os.waitpid(pid, 0)
-            step(pid, at, status)
-            _kill(pid)
-            try:
-                trial.check()
-            except (AssertionError, OSError):
-                return {"fault": f"killed after {at} of {length} instructions: {traceback.format_exc()}"}
-            recoveries += int(trial.pool.header["recoveries"])
-    return {"fault": None, "instructions": length, "recoveries": recoveries}
-
-
-def main(trials: int, names: list[str]) -> None:
-    """Do the named operations, or all."""
-    signal.alarm(DEADLINE_S)
-    for name in names or OPERATIONS:
-        print(json.dumps({"operation": name, **kill_all_along(name, trials)}), flush=True)  # noqa: T201 - the test reads it
+        self.left = {"recoveries": int(header["recoveries"])}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    single_steps.main(Trial, OPERATIONS, DEADLINE_S, {})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pager_victims import OPERATIONS
-from pool_victims import NO_PTRACE
+from single_steps import NO_PTRACE
 
 TRIALS = 12
 DEADLINE_S = 300

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool_victims import NO_PTRACE
+from single_steps import NO_PTRACE
 from tier_victims import OPERATIONS
 
 DEADLINE_S = 170.0

@@ -1,0 +1,99 @@
+"""What a session does for a job that pages: its window, its tiers, and who serves its faults.
+
+Whatever keeps a job from being paged is said in one line, and the job goes on as any other.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from zico.autoload import complain
+from zico.errors import BrokerError, ConfigError, DriverError, ZicoError
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Mapping
+
+    from zico.broker.client import Membership
+    from zico.broker.saving import Wish
+    from zico.heap.build import Heap
+    from zico.pool.table import PoolTable
+    from zico.tiers.stack import TierStack
+
+PARTS_VARIABLE = "ZICO_PAGING"
+"""Parts of paging that are on, a number (``zico.paging.layout``): for measuring what each is worth."""
+_ASKED = -1
+"""In ``SHEET.pager_pid``: the broker has been asked."""
+_DEFAULT_TIERS = "memory"
+_NOT_PAGED = "this job is not paged"
+
+
+def managed_settings(undo: contextlib.ExitStack, pool: PoolTable, job: int, wish: Wish) -> dict[str, Any]:
+    """Return the heap's settings of a job on a GPU: managed memory for its window, if it is to page."""
+    if wish.save != "page":
+        return {}
+    from zico.heap.managed_window import VARIABLE, open_window
+
+    try:
+        return {"managed": undo.enter_context(open_window(pool, job, os.environ.get(VARIABLE, "")))}
+    except DriverError as error:
+        complain(_NOT_PAGED, error)
+        return {}
+
+
+def open_heap(pool: PoolTable, settings: dict[str, Any], wish: Wish) -> Heap:
+    """Return the process's heap, on the host with the window of a job that pages, if it is to page."""
+    from zico.heap.build import Heap
+    from zico.heap.process import HEAP_RECORD
+
+    if wish.save == "page" and "timeline" not in settings:
+        try:
+            return Heap(pool, HEAP_RECORD, **settings, tiers=_tiers(pool, wish.tier), paging=_parts(os.environ))
+        except ZicoError as error:
+            complain(_NOT_PAGED, error)
+    return Heap(pool, HEAP_RECORD, **settings)
+
+
+def _tiers(pool: PoolTable, wanted: str) -> TierStack:
+    from zico.paging.pager import block_bytes_for
+    from zico.tiers.stack import TierStack
+    from zico.tiers.wishes import parse_tiers
+
+    return TierStack.create(parse_tiers(wanted or _DEFAULT_TIERS), block_bytes=block_bytes_for(pool.region_bytes))
+
+
+def _parts(environment: Mapping[str, str]) -> int | None:
+    """Return the parts of paging that are on, ``None``: all.
+
+    Raises:
+        ConfigError: They are no number.
+    """
+    text = environment.get(PARTS_VARIABLE)
+    if not text:
+        return None
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise ConfigError(f"{PARTS_VARIABLE}={text!r} is no number: give flags of zico.paging such as 0x7") from None
+
+
+def serve_pages(heap: Heap, membership: Membership) -> None:
+    """Let the broker serve this process's faults, and a thread of its own stand by for when the broker is gone."""
+    if heap.paged is None:
+        return
+    from zico.driver.userfault import REMEDY, Reach
+    from zico.paging.pager import Pager
+
+    if heap.paged.reach == Reach.USER_MODE:
+        complain("system calls that are given memory which is out fail with EFAULT", ConfigError(REMEDY))
+    wait_limit_s = float(heap.record[0]["wait_limit_ns"]) / 1e9
+    pager = Pager(heap.paged.export(), heap.pool.member, wait_limit_s)
+    heap.paged.sheet["pager_pid"] = _ASKED
+    pidfd = membership.watch_broker()
+    refused = membership.hand_over_pages(heap.paged.export(), wait_limit_s)
+    if refused:
+        complain("the broker does not serve this job's pages, so that it does so itself", BrokerError(refused))
+        pager.let_go()
+    heap.pager = pager
+    pager.start(pager.stand_by, pidfd)
