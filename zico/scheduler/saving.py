@@ -208,5 +208,6 @@ class _Search:
         simulation = Simulation(self._policy, loads, self._budget, self._seed, slowdown=self._slowdown)
         outcome = simulation.run((_WARM_UP + _ROUNDS) * longest_ns, _WARM_UP * longest_ns)
         rates = zip(outcome.normalised, self._rates(combination), strict=True)
-        normalised = tuple(got * rate for got, rate in rates)
+        # Whole iterations are counted, so that a window may hold a few thousandths more than its share.
+        normalised = tuple(min(got, 1.0) * rate for got, rate in rates)
         return Choice(less, normalised, score_of(normalised, floors(self._loads), self._worth))
