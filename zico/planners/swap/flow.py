@@ -37,12 +37,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from zico.planners.swap.fluid import Fluid
     from zico.planners.swap.problem import Int64s, SwapProblem
 
 _MOST_SLOTS = 4000  # parts that a link can move in an iteration; smaller parts cost time and gain nothing
 _PIECE = 0.5  # of the time that a part takes: how finely operations above the limit are looked at
 _SIZES = (1, 0, 2, 3)  # powers of two by which the smallest part is multiplied; the best most often first
 _ROUNDS = 2  # the second one knows what latencies joining saved in the first
+_PART_MARGINS = (0.0, 0.25, 0.5, 1.0)  # of a part: what the schedule may hold more than the flow
 _MARGINS = (0.0, 0.5, 1.0, 2.0)  # of the largest tensor: memory that whole tensors hold while they move
 _LEAST_SHARES = (0.5, 0.05, 0.25, 0.75, 0.95)  # of a tensor that the flow takes: then all of it leaves
 _TOGGLES = 60
@@ -132,21 +134,45 @@ def _smallest(problem: SwapProblem, unit_bytes: int) -> int:
     return max(1, math.ceil(fastest * problem.period_ns / 1e9 / _MOST_SLOTS / unit_bytes)) * unit_bytes
 
 
-def _in_parts(problem: SwapProblem, limit: int, options: FlowOptions, _best: _Best) -> Iterator[SwapPlan]:
-    """Yield plans that move tensors in parts of several sizes."""
+def _in_parts(problem: SwapProblem, limit: int, options: FlowOptions, best: _Best) -> Iterator[SwapPlan]:
+    """Yield plans that move tensors in parts of several sizes, then with gaps over the cut, then whole tensors."""
     fluid = fluid_of(problem, limit, options.most_segments, Rounding.INWARD, options.least_bytes)
-    smallest = _smallest(problem, options.region_bytes or 1)
-    for part_bytes in [smallest << size for size in _SIZES] if len(fluid.access) else []:
-        line = cut_open(fluid, max(int(problem.out.transfer_ns(part_bytes) * _PIECE), 1))
-        latency = (np.ones(len(line.load_bytes)),) * 2
-        for _ in range(_ROUNDS):
-            shares = shares_within(line, part_bytes, limit, (problem.out, problem.back), latency)
-            if shares is None:
-                break
-            region = options.region_bytes or 1
-            leaves = np.minimum(-(-shares.size_bytes // region) * region, fluid.size_bytes)
-            plan, latency = scheduled(problem, line, Chosen(leaves, part_bytes, shares.wait_ns, latency), "")
+    region_bytes = options.region_bytes or 1
+    smallest = best_bytes = _smallest(problem, region_bytes)
+    if not len(fluid.access):
+        return
+    for part_bytes in [smallest << size for size in _SIZES]:
+        for plan in _of_parts(problem, limit, fluid, (part_bytes, region_bytes)):
             yield plan
+            best_bytes = part_bytes if best.is_last else best_bytes
+    for part_bytes in sorted({best_bytes, max(best_bytes >> 1, smallest)}, reverse=True):
+        for level in [limit - int(margin * part_bytes) for margin in _PART_MARGINS]:
+            yield from _of_parts(problem, level, fluid, (part_bytes, region_bytes), over=True)
+    yield from _in_whole(problem, limit, options, best)
+
+
+def _of_parts(
+    problem: SwapProblem, level: int, fluid: Fluid, sizes: tuple[int, int], *, over: bool = False
+) -> Iterator[SwapPlan]:
+    """Yield plans that move tensors in parts of one size.
+
+    Args:
+        problem: The problem.
+        level: What the flow is to keep, in bytes.
+        fluid: The problem's.
+        sizes: Of a part, and of a region, of which parts of the tensors that leave are multiples.
+        over: Use gaps on both sides of the cut; without such gaps there is no plan.
+    """
+    part_bytes, region_bytes = sizes
+    line = cut_open(fluid, max(int(problem.out.transfer_ns(part_bytes) * _PIECE), 1), over=over)
+    latency = (np.ones(len(line.load_bytes)),) * 2
+    for _ in range(_ROUNDS if line.over.any() or not over else 0):
+        shares = shares_within(line, part_bytes, level, (problem.out, problem.back), latency)
+        if shares is None:
+            break
+        leaves = np.minimum(-(-shares.size_bytes // region_bytes) * region_bytes, fluid.size_bytes)
+        plan, latency = scheduled(problem, line, Chosen(leaves, part_bytes, shares.wait_ns, latency), "")
+        yield plan
 
 
 def _in_whole(problem: SwapProblem, limit: int, options: FlowOptions, best: _Best) -> Iterator[SwapPlan]:

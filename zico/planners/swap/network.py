@@ -15,7 +15,9 @@ Slots are as many as there is time for. Further transfers at a point cost what e
 has whole capacities, so has the cheapest flow: a part is counted in units, some of them.
 
 Known limitations
-    * The iteration is cut open where the fewest bytes of gaps pass; a gap that passes there is used on one side.
+    * The iteration is cut open where the fewest bytes of gaps pass. A gap that passes there is used on one side, or on
+      both: what is away at the cut is then chosen first, with the ends joined, where a toll at the cut keeps bytes
+      from going round that never left.
     * Waits for both directions at one point add up here, though they would overlap.
     * That what returns is what left is not seen here; the schedule looks after it.
     * A slot may carry bytes of two gaps.
@@ -40,24 +42,31 @@ if TYPE_CHECKING:
 
 _EXACT = 1e-9  # parts: what sums of fractions may be off
 _UNITS = 32  # in a part
+_TOLLS = 7  # tried, by bisection
 _MOVED = 1  # ns that a unit costs besides, so that none moves for nothing
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Line:
-    """A fluid cut open, with gaps that lie between the first and the last point."""
+    """A fluid cut open, with gaps that lie between the first and the last point, or leave out what lies between."""
 
     fluid: Fluid
     cut: int
     """The point of the fluid that is the first one here."""
     opens: Int64s
     closes: Int64s
+    """Before ``opens`` for a gap over the cut: it is one up to here, and again from where it opens."""
     point_ns: Int64s
     """Of each point, the last one included, from the first one on."""
     load_bytes: Int64s
     """Of each segment."""
     piece: Int64s
     """Which piece of its segment each segment here is; a wait is possible at the beginning of a first one only."""
+
+    @property
+    def over(self) -> NDArray[np.bool_]:
+        """Return which gaps pass the cut."""
+        return np.asarray(self.closes < self.opens)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,8 +79,14 @@ class Shares:
     """At each point of the line."""
 
 
-def cut_open(fluid: Fluid, piece_ns: int) -> Line:
-    """Return a fluid on a line, with segments above the level cut into pieces of about ``piece_ns``."""
+def cut_open(fluid: Fluid, piece_ns: int, *, over: bool = False) -> Line:
+    """Return a fluid on a line, with segments above the level cut into pieces of about ``piece_ns``.
+
+    Args:
+        fluid: The fluid.
+        piece_ns: The length.
+        over: Let gaps pass the cut whose bytes return; else they end there.
+    """
     n = fluid.n_segments
     passing = np.zeros(2 * n + 1, np.int64)
     np.add.at(passing, fluid.opens + 1, fluid.size_bytes)
@@ -82,6 +97,10 @@ def cut_open(fluid: Fluid, piece_ns: int) -> Line:
     closes = opens + fluid.closes - fluid.opens
     point_ns = np.concatenate([[0], np.cumsum(np.roll(fluid.duration_ns, -cut))])
     wraps = closes > n
+    if over:
+        both = wraps & fluid.returns & (closes - n < opens)
+        closes[both] -= n
+        wraps &= ~both
     after = point_ns[closes[wraps] - n]
     keeps_end = fluid.returns[wraps] & (point_ns[-1] - point_ns[opens[wraps]] >= after)
     closes[wraps] = np.where(keeps_end, n, closes[wraps] - n)
@@ -107,38 +126,103 @@ def shares_within(
         links: Out and back.
         latency: What share of a link's latency a part takes in each segment, out and back.
     """
-    n, n_points = len(line.load_bytes), len(line.point_ns)
-    points = np.arange(n_points)
-    wants, away, back = points, points + n_points, points + 2 * n_points
-    unit = max(part_bytes // _UNITS, 1)
-    units = -(-part_bytes // unit)
-    need = np.maximum(-(-(line.load_bytes - limit_bytes) // unit), 0) * (line.load_bytes > 0)
-    none, many = np.zeros(n, np.int64), np.full(n, UNBOUNDED)
-    rows = [(row[:-1], row[1:], none, many, none) for row in (wants, back)]
-    rows.append((away[:-1], away[1:], need, many, none))
-    out_ns, back_ns = (link.transfer_ns(part_bytes) for link in links)
-    part_ns = [
-        ns - link.latency_ns * (1 - share) for ns, link, share in zip((out_ns, back_ns), links, latency, strict=True)
-    ]
-    for begin, end, (first, last, count) in (
-        (wants, away, _slots(line.point_ns, part_ns[0], from_end=False)),
-        (away, back, _slots(line.point_ns, part_ns[1], from_end=True)),
-    ):
-        rows.append((begin[first], end[last], np.zeros_like(count), count * units, np.zeros_like(count)))
-    zero, any_ = np.zeros(n_points, np.int64), np.where(np.append(line.piece, 0) == 0, UNBOUNDED, 0)
-    extra = sum(len(row[0]) for row in rows)
-    rows += [(wants, away, zero, any_, zero + out_ns), (away, back, zero, any_, zero + back_ns)]
-    most_units = line.fluid.size_bytes // unit
-    ends = np.where(line.fluid.returns, back[line.closes], away[line.closes])
-    nothing = np.zeros_like(most_units)
-    rows.append((ends, wants[line.opens], nothing, most_units, nothing + _MOVED))
-    tail, head, least, most, cost = (np.concatenate(column) for column in zip(*rows, strict=True))
-    found = cheapest_circulation(3 * n_points, (tail, head), (least, most), cost)
-    if found.missing:
-        return None
-    waits_ns = -(-found.flow[extra : extra + 2 * n_points].reshape(2, n_points) * [[out_ns], [back_ns]] // units)
-    flow = found.flow[len(found.flow) - len(most_units) :]
-    return Shares(np.where(flow < most_units, flow * unit, line.fluid.size_bytes * (flow > 0)), waits_ns.max(axis=0))
+    network = _Network(line, part_bytes, limit_bytes, links, latency)
+    if not line.over.any():
+        return network.shares()
+    found: list[Shares] = []
+    low, high = 0, sum(network.part_ns)
+    for _ in range(_TOLLS):
+        toll = (low + high) // 2
+        over, too_many = network.over_at(toll)
+        shares = network.shares(over)
+        if shares is not None:
+            found.append(shares)
+        if too_many == 0:
+            break
+        low, high = (toll, high) if too_many > 0 else (low, toll)
+    return min(found, key=lambda shares: int(shares.wait_ns.sum()), default=None)
+
+
+class _Network:
+    """The arcs between a line's points, and what flows in them."""
+
+    def __init__(
+        self, line: Line, part_bytes: int, limit_bytes: int, links: tuple[Link, Link], latency: Latencies
+    ) -> None:
+        n, n_points = len(line.load_bytes), len(line.point_ns)
+        points = np.arange(n_points)
+        self._wants, self._away, self._back = points, points + n_points, points + 2 * n_points
+        wants, away, back = self._wants, self._away, self._back
+        self._line, self._n_points = line, n_points
+        self._unit = unit = max(part_bytes // _UNITS, 1)
+        self._units = units = -(-part_bytes // unit)
+        need = np.maximum(-(-(line.load_bytes - limit_bytes) // unit), 0) * (line.load_bytes > 0)
+        none, many = np.zeros(n, np.int64), np.full(n, UNBOUNDED)
+        rows = [(row[:-1], row[1:], none, many, none) for row in (wants, back)]
+        rows.append((away[:-1], away[1:], need, many, none))
+        out_ns, back_ns = self.part_ns = tuple(link.transfer_ns(part_bytes) for link in links)
+        took_ns = [
+            ns - link.latency_ns * (1 - share) for ns, link, share in zip(self.part_ns, links, latency, strict=True)
+        ]
+        for begin, end, (first, last, count) in (
+            (wants, away, _slots(line.point_ns, took_ns[0], from_end=False)),
+            (away, back, _slots(line.point_ns, took_ns[1], from_end=True)),
+        ):
+            rows.append((begin[first], end[last], np.zeros_like(count), count * units, np.zeros_like(count)))
+        zero, any_ = np.zeros(n_points, np.int64), np.where(np.append(line.piece, 0) == 0, UNBOUNDED, 0)
+        self._extra = sum(len(row[0]) for row in rows)
+        rows += [(wants, away, zero, any_, zero + out_ns), (away, back, zero, any_, zero + back_ns)]
+        self._rows = rows
+        self._most = line.fluid.size_bytes // unit
+        self._ends = np.where(line.fluid.returns, back[line.closes], away[line.closes])
+
+    def shares(self, over: Int64s | None = None) -> Shares | None:
+        """Return the shares with the least wait, of gaps over the cut just so many units; ``None`` if there are none.
+
+        What is away at the cut begins there, and leaves by the end.
+        """
+        line, passes = self._line, self._line.over
+        nothing = np.zeros_like(self._most)
+        fixed = nothing[passes] if over is None else over
+        rows = [(self._ends, self._wants[line.opens], nothing, np.where(passes, 0, self._most), nothing + _MOVED)]
+        for tail, head in (
+            (self._ends[passes], np.full(len(fixed), self._away[0])),
+            (np.full(len(fixed), self._away[-1]), self._wants[line.opens[passes]]),
+        ):
+            rows.append((tail, head, fixed, fixed, np.zeros_like(fixed)))
+        flow = self._flow(rows)
+        if flow is None:
+            return None
+        waits = flow[self._extra : self._extra + 2 * self._n_points].reshape(2, self._n_points)
+        waits_ns = -(-waits * np.array(self.part_ns)[:, None] // self._units)
+        moved = flow[-len(nothing) - 2 * len(fixed) :][: len(nothing)]
+        moved[passes] = fixed
+        size = self._line.fluid.size_bytes
+        return Shares(np.where(moved < self._most, moved * self._unit, size * (moved > 0)), waits_ns.max(axis=0))
+
+    def over_at(self, toll: int) -> tuple[Int64s, int]:
+        """Return how many units of each gap over the cut are away there, and how many more go round.
+
+        Args:
+            toll: Nanoseconds that a unit pays which passes the cut, and a gap over it gets back.
+        """
+        line, passes = self._line, self._line.over
+        nothing = np.zeros_like(self._most)
+        cost = np.where(passes, _MOVED - toll, _MOVED)
+        gaps = (self._ends, self._wants[line.opens], nothing, self._most, cost)
+        one = np.ones(1, np.int64)
+        flow = self._flow([gaps, (self._away[-1:], self._away[:1], 0 * one, UNBOUNDED * one, toll * one)])
+        if flow is None:
+            return nothing[passes], 0
+        over = flow[-1 - len(nothing) : -1][passes]
+        return over, int(flow[-1] - over.sum())
+
+    def _flow(self, rows: list[tuple[Int64s, ...]]) -> Int64s | None:
+        """Return the cheapest flow with further arcs, ``None`` if some operation's need is not met."""
+        columns = zip(*self._rows, *rows, strict=True)
+        tail, head, least, most, cost = (np.concatenate(column) for column in columns)
+        found = cheapest_circulation(3 * self._n_points, (tail, head), (least, most), cost)
+        return None if found.missing else found.flow
 
 
 def _slots(point_ns: Int64s, part_ns: NDArray[np.float64], *, from_end: bool) -> tuple[Int64s, Int64s, Int64s]:

@@ -52,6 +52,8 @@ class _Parts:
     gap: Int64s
     size_bytes: Int64s
     returns: NDArray[np.bool_]
+    over: NDArray[np.bool_]
+    """Away where the line is cut: it returns, and then leaves."""
     leave_ns: Int64s
     away_ns: Int64s
     """When it has left."""
@@ -116,20 +118,22 @@ def _timed(problem: SwapProblem, line: Line, chosen: Chosen, waited_ns: Int64s) 
     opens_ns = (line.point_ns + waited_ns - chosen.wait_ns)[line.opens]
     closes_ns = (line.point_ns + waited_ns)[line.closes]
     begins_ns = line.point_ns + waited_ns
+    gone_ns = np.where(line.over, begins_ns[-1], closes_ns)
+    come_ns = np.where(line.over, begins_ns[0], opens_ns)
     n_parts = -(-chosen.size_bytes // chosen.part_bytes)
     gap = np.repeat(np.arange(len(n_parts)), n_parts)
     is_last = np.append(gap[1:] != gap[:-1], True)[: len(gap)]
     size = np.where(is_last, (chosen.size_bytes - (n_parts - 1) * chosen.part_bytes)[gap], chosen.part_bytes)
     out = _Link(begins_ns, chosen.latency[0] * problem.out.latency_ns)
-    leave_ns, away_ns = _as_early((opens_ns, closes_ns), n_parts, _transfers_ns(problem.out, size, 0.0), out)
+    leave_ns, away_ns = _as_early((opens_ns, gone_ns), n_parts, _transfers_ns(problem.out, size, 0.0), out)
     returns = line.fluid.returns[gap]
     here_ns, back_ns = closes_ns[gap], closes_ns[gap]
     back = _Link(-begins_ns[::-1], chosen.latency[1][::-1] * problem.back.latency_ns)
     returning = np.where(line.fluid.returns, n_parts, 0)
     took_ns = _transfers_ns(problem.back, size[returns], 0.0)
-    begin_ns, end_ns = _as_early((-closes_ns, -opens_ns), returning, took_ns, back)
+    begin_ns, end_ns = _as_early((-closes_ns, -come_ns), returning, took_ns, back)
     here_ns[returns], back_ns[returns] = -begin_ns, -end_ns
-    return _Parts(gap, size, returns, leave_ns, away_ns, back_ns, here_ns)
+    return _Parts(gap, size, returns, line.over[gap], leave_ns, away_ns, back_ns, here_ns)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -216,8 +220,10 @@ def _joined(problem: SwapProblem, clock: _Clock, parts: _Parts) -> NDArray[np.bo
         return head
     away = np.zeros(len(clock.op) + 1, np.int64)
     first = np.searchsorted(clock.begin_ns, parts.away_ns)
-    last = np.maximum(np.searchsorted(clock.end_ns, parts.back_ns, side="right"), first)
+    last = np.searchsorted(clock.end_ns, parts.back_ns, side="right")
+    last = np.where(parts.over, np.minimum(last, first), np.maximum(last, first))
     np.add.at(away, first, parts.size_bytes)
+    away[0] += parts.size_bytes[parts.over].sum()
     np.subtract.at(away, last, parts.size_bytes)
     room = problem.limit_bytes - problem.load_bytes[clock.op] + np.cumsum(away)[:-1]
     next_out, next_back = _followers(parts.leave_ns), _followers(-parts.here_ns)
