@@ -26,6 +26,9 @@ PARTS_VARIABLE = "ZICO_PAGING"
 _ASKED = -1
 """In ``SHEET.pager_pid``: the broker has been asked."""
 _DEFAULT_TIERS = "memory"
+SWAPPING = frozenset({"torch"})
+"""Frameworks whose adapters can let tensors leave and come back."""
+_TOLD = 16
 _NOT_PAGED = "this job is not paged"
 
 
@@ -42,17 +45,36 @@ def managed_settings(undo: contextlib.ExitStack, pool: PoolTable, job: int, wish
         return {}
 
 
-def open_heap(pool: PoolTable, settings: dict[str, Any], wish: Wish) -> Heap:
-    """Return the process's heap, on the host with the window of a job that pages, if it is to page."""
+def open_heap(pool: PoolTable, job: int, settings: dict[str, Any], wish: Wish, framework: str) -> Heap:
+    """Return the process's heap, on the host with the window of a job that pages, if it is to page.
+
+    Where that is left open a job pages whose framework has nothing to swap with. Its record then says so, and how long
+    a region takes to leave and come back.
+    """
     from zico.heap.build import Heap
     from zico.heap.process import HEAP_RECORD
 
-    if wish.save == "page" and "timeline" not in settings:
+    pages = wish.save == "page" or (wish.save == "auto" and framework not in SWAPPING)
+    if pages and "timeline" not in settings:
         try:
-            return Heap(pool, HEAP_RECORD, **settings, tiers=_tiers(pool, wish.tier), paging=_parts(os.environ))
+            tiers = _tiers(pool, wish.tier)
+            heap = Heap(pool, HEAP_RECORD, **settings, tiers=tiers, paging=_parts(os.environ))
         except ZicoError as error:
             complain(_NOT_PAGED, error)
+        else:
+            _tell(pool, job, tiers)
+            return heap
     return Heap(pool, HEAP_RECORD, **settings)
+
+
+def _tell(pool: PoolTable, job: int, tiers: TierStack) -> None:
+    """Let the job's record say that it pages, and what ``_TOLD`` regions take both ways in the first tier."""
+    from zico.pool.layout import SaveMode
+
+    record, rates, size_bytes = pool.jobs[job], tiers.rates()[0], _TOLD * pool.region_bytes
+    record["less_ns"][0] = round((rates.out_s(size_bytes) + rates.in_s(size_bytes)) * 1e9)
+    record["less_limit"][0] = _TOLD
+    record["save"] = SaveMode.PAGE
 
 
 def _tiers(pool: PoolTable, wanted: str) -> TierStack:

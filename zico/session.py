@@ -248,7 +248,7 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
             undo.callback(timeline.close)
             settings["timeline"] = timeline.functions
             settings |= managed_settings(undo, pool, membership.job, wish)
-        heap = open_heap(pool, settings, wish)
+        heap = open_heap(pool, membership.job, settings, wish, framework)
         if ring := os.environ.get(RING_VARIABLE):
             _record(heap, ring, framework)
         serve_pages(heap, membership)

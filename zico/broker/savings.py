@@ -1,8 +1,9 @@
 """Has jobs that can go on with less do so where that gets all of them further, and tells each what it may hold then.
 
 A job that leaves the choice to the broker (``--save auto``) says how long an iteration would take with how much
-(``JOB.less``). What it would do with all that it wants is known from iterations without a limit; of one that has never
-had all of it the job says how much that would be.
+(``JOB.less``); one that pages says how long a region takes to go and come, and the rest is predicted
+(``paged_ways.py``). What it would do with all that it wants is known from iterations without a limit; of one that has
+never had all of it the job says how much that would be.
 
 Guarantees
     * Nobody waits for a choice, and a job whose limit was set by a person keeps it.
@@ -15,6 +16,7 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING
 
+from zico.broker.paged_ways import PagedWays
 from zico.broker.thinking import Thinking
 from zico.scheduler.planner import alike, known_of
 from zico.scheduler.saving import choose
@@ -39,6 +41,7 @@ class Savings:
         self._known: tuple[Known, ...] = ()
         self._ways: Ways = ()
         self._budget = 0
+        self._paged = PagedWays()
         self._thinking: Thinking[Mapping[int, int]] = Thinking("zico-savings", now_s)
 
     def limits_for(self, view: PoolView) -> Mapping[int, int]:
@@ -52,7 +55,8 @@ class Savings:
         for job in view.jobs:
             if job.profile is not None and job.limit == 0:
                 self._wanted[job.job] = job.profile
-        ways = tuple((job.job, job.less) for job in view.jobs if job.less)
+        self._paged.keep({job.job for job in view.jobs})
+        ways = tuple((job.job, self._paged.of(job, self._wanted_by(job))) for job in view.jobs if job.less)
         known = tuple(
             one._replace(peak=self._wanted[one.job].peak, duration_ns=self._wanted[one.job].duration_ns)
             for one in known_of(view)
@@ -62,7 +66,8 @@ class Savings:
         if not ways or (same and alike(known, self._known)) or (view.budget == self._budget and self._thinking.rests):
             return chosen if ways else {}
         self._budget, self._ways, self._known = view.budget, ways, known
-        loads = {job.job: load for job in view.jobs if (load := self._load(job)) is not None}
+        told = dict(ways)
+        loads = {job.job: load for job in view.jobs if (load := self._load(job, told.get(job.job, ()))) is not None}
         names = ", ".join(load.name for load in loads.values())
         self._thinking.begin(lambda: _limits(loads, view), f"no way to save was chosen for {names}")
         return chosen
@@ -71,8 +76,11 @@ class Savings:
         """Wait until nothing is being thought of; false if that takes longer."""
         return self._thinking.wait(within_s)
 
-    def _load(self, job: JobView) -> Load | None:
-        wanted = self._wanted.get(job.job) or _without_limit(job)
+    def _wanted_by(self, job: JobView) -> Profile | None:
+        return self._wanted.get(job.job) or _without_limit(job)
+
+    def _load(self, job: JobView, less: tuple[Less, ...]) -> Load | None:
+        wanted = self._wanted_by(job)
         if wanted is None:
             return None
         return Load(
@@ -83,7 +91,7 @@ class Savings:
             floor=job.floor,
             weight=job.weight,
             priority=job.priority,
-            less=job.less,
+            less=less,
         )
 
 

@@ -98,7 +98,7 @@ def job_view(job: int, record: Any, profiles: ProfileCache) -> JobView:  # noqa:
 
 
 def _less_of(record: Any) -> tuple[Less, ...]:  # noqa: ANN401 - a numpy record
-    """Return how a job that leaves it to the broker could go on with less."""
+    """Return how a job that leaves it to the broker could go on with less; of one that pages see ``paged_ways``."""
     if not record["auto"]:
         return ()
     how = SaveMode(int(record["save"])).name.lower()
