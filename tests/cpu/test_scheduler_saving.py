@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -62,6 +63,25 @@ def test_only_the_cheaper_one_saves() -> None:
     """Of two jobs of which one has to, the one that loses less by it does."""
     loads = [plateau("a", less(50, 1.3)), plateau("b", less(50, 1.02))]
     assert choose(loads, 150).less == (None, less(50, 1.02))
+
+
+def test_no_more_jobs_move_memory_than_a_way_counts_with() -> None:
+    """With the whole link one job loses little; where both have to move, each takes the way that shares it."""
+
+    def ways(limit: int) -> tuple[Less, ...]:
+        return dataclasses.replace(less(limit, 1.05), among=1), dataclasses.replace(less(limit, 1.2), among=2)
+
+    both = choose([plateau(name, *ways(50)) for name in "ab"], 100)
+    assert [way and way.among for way in both.less] == [2, 2]
+    one = choose([plateau(name, *ways(50)) for name in "ab"], 150)
+    assert sorted(way.among if way else 0 for way in one.less) == [0, 1]
+    many = choose(
+        [plateau(f"job-{number}", *(one for limit in (75, 50) for one in ways(limit))) for number in range(7)], 350
+    )
+    moving = [way for way in many.less if way]
+    assert all(way.among >= len(moving) for way in moving)
+    with pytest.raises(ProblemError, match="raise the budget"):
+        choose([plateau(name, ways(50)[0], peak=150) for name in "ab"], 100)
 
 
 def test_a_job_that_no_way_fits_is_named() -> None:

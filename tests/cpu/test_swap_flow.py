@@ -76,6 +76,16 @@ def test_it_comes_near_the_bound(overhead: float) -> None:
     assert of.peak_bytes - found.limit_bytes >= 0.95 * (of.peak_bytes - bound)
 
 
+def test_gaps_over_the_cut_are_used_on_both_sides() -> None:
+    """Weights that are used once an iteration are away before and after any cut: 0.95 of the bound is reached."""
+    pytest.importorskip("scipy")
+    weights = [(4000, PERSISTENT, PERSISTENT, (op,)) for op in range(0, 40, 4)]
+    peaks = [(12000, at, at + 2, (at, at + 2)) for at in (11, 31)]
+    of = problem([1000] * 40, weights + peaks, links=(Link(1e9), Link(1e9)))
+    found = lowest_limit(of, Flow(options=dataclasses.replace(FINE, region_bytes=500)), 0.0, DEADLINE_S)
+    assert of.peak_bytes - found.limit_bytes >= 0.95 * (of.peak_bytes - least_peak(of).value)
+
+
 def test_joining_parts_saves_latencies() -> None:
     """With a latency as long as a part takes, transfers of the plan are larger than its parts on average."""
     of = dataclasses.replace(training(latency=100), limit_bytes=int(0.85 * training().peak_bytes))

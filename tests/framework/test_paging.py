@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 
@@ -58,3 +59,37 @@ def test_invariant_6_a_job_that_pages_has_the_losses_that_it_has_alone(name: str
         assert saving.faults > 0
         assert saving.out_bytes > 0
         assert made.client.report().jobs[-1].spilled_bytes == 0
+
+
+@pytest.mark.timeout(6 * PATIENCE_S)
+def test_jobs_that_leave_it_to_the_broker_train_together_in_half_of_their_peaks(tmp_path: Path) -> None:
+    """Two TensorFlow jobs in what one of them needs: they page, with the losses that they have alone, nothing spilled.
+
+    Invariant 6.
+    """
+    name = "stdlib_lm"
+    with pool(regions=512, region_bytes=MIB) as made:
+        with Script(
+            arguments(name, tmp_path / "alone"), job_environment(clean_environment(), made.socket, name)
+        ) as one:
+            assert one.finish(PATIENCE_S).returncode == 0
+        peak_bytes = made.client.report().jobs[-1].peak_bytes
+    wish = Wish("auto", tier="memory:1GiB")
+    with pool(regions=peak_bytes // MIB, region_bytes=MIB) as made, contextlib.ExitStack() as owned:
+        jobs = [
+            owned.enter_context(
+                Script(
+                    arguments(name, tmp_path / which),
+                    job_environment(clean_environment(), made.socket, which, wish=wish),
+                )
+            )
+            for which in ("first", "second")
+        ]
+        ended = [job.finish(3 * PATIENCE_S) for job in jobs]
+        reports = made.client.report().jobs
+    for which, done in zip(("first", "second"), ended, strict=True):
+        assert done.returncode == 0, done.stderr
+        assert json.loads((tmp_path / which).read_text()) == json.loads((tmp_path / "alone").read_text())
+    assert [job.saving.how for job in reports] == ["page", "page"]
+    assert [job.spilled_bytes for job in reports] == [0, 0]
+    assert sum(job.saving.out_bytes for job in reports) > 0

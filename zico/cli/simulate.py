@@ -14,10 +14,11 @@ from zico.cli.answers import errors_end_with
 from zico.cli.simulate_asked import (
     AUTO,
     ORACLE,
+    SAVES,
     Budget,
+    Means,
     Work,
     is_to_be_compiled,
-    need_under,
     policies_of,
     region_bytes_of,
     work_of,
@@ -55,6 +56,13 @@ _DRAWN_ITERATIONS = 6
     help=f"Of {', '.join((*POLICIES, ORACLE, AUTO))}; NAME:KEY=VALUE sets a parameter.",
 )
 @click.option("--device-model", metavar="NAME", default="", help="How jobs slow each other down (default: not at all).")
+@click.option(
+    "--save",
+    type=click.Choice(SAVES),
+    default="swap",
+    show_default=True,
+    help="How jobs with traces that say who uses what go on with less under the policy auto.",
+)
 @click.option("--region", metavar="SIZE", help="Unit of memory (default: as fine as can be).")
 @click.option("--seconds", type=float, metavar="S", help="Simulated time (default: by the jobs).")
 @click.option("--seed", type=click.IntRange(0, 1 << 31), default=0, show_default=True, help="Of the jobs' jitter.")
@@ -70,6 +78,7 @@ def simulate(  # noqa: PLR0913 - one parameter per option
     budget: str,
     policy: str,
     device_model: str,
+    save: str,
     region: str | None,
     seconds: float | None,
     seed: int,
@@ -85,7 +94,8 @@ def simulate(  # noqa: PLR0913 - one parameter per option
 
     region_bytes = region_bytes_of(region)
     policies = policies_of(policy)
-    work, budgets = work_of(jobs, budget, region_bytes, seconds, seed, device_model, need=need_under(policies))
+    means = Means(policies, save)
+    work, budgets = work_of(jobs, budget, region_bytes, seconds, seed, device_model, means=means)
     _prepare(json_path, report_dir)
     if not quiet and is_to_be_compiled(policy):
         click.echo(COMPILING, err=True)

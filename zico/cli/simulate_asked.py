@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -13,16 +15,20 @@ from zico.scheduler.policies import POLICIES, policy_named
 from zico.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from zico.scheduler.compare import Horizon, Pool
     from zico.scheduler.device_model import DeviceModel
+    from zico.scheduler.jobs_file import Ways
     from zico.scheduler.packed import Compiled
     from zico.scheduler.simulate import Load
+    from zico.scheduler.state import Less
 
 ORACLE = "oracle"
 AUTO = "auto"
 ANY_DEVICE = "any"
+SAVES = ("none", "swap", "page", "auto")
+"""How jobs with traces go on with less under the policy ``auto``; there ``auto`` is whatever is better."""
 _STDIN = "-"
 _MOST_BYTES = 1 << 60
 _LEAST_REGION = 1 << 10
@@ -38,6 +44,45 @@ class Budget:
 
     text: str
     size_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Means:
+    """How jobs may go on with less."""
+
+    policies: tuple[str, ...]
+    save: str
+    """One of ``SAVES``."""
+
+    @property
+    def need(self) -> Callable[[Load], int]:
+        """Return what a job cannot do without: its peak, unless all policies let it go on with less."""
+        from zico.scheduler.jobs_file import least_of, peak_of
+
+        return least_of if set(self.policies) == {AUTO} else peak_of
+
+    def ways(self, copy_bytes_per_s: float) -> Ways | None:
+        """Return what makes ways of a trace over a link, ``None`` where nobody is to go on with less."""
+        makers = {
+            "none": (),
+            "swap": (("zico.scheduler.less_of_trace", "by_swapping"),),
+            "page": (("zico.paging.less_of_trace", "by_paging"),),
+        }
+        makers["auto"] = makers["swap"] + makers["page"]
+        chosen = makers[self.save if AUTO in self.policies else "none"]
+        if not chosen:
+            return None
+
+        def ways(path: Path, jobs: int) -> tuple[Less, ...]:
+            from zico.trace.files import read_trace
+
+            trace = read_trace(path)
+            found = (
+                getattr(importlib.import_module(module), name)(trace, copy_bytes_per_s, jobs) for module, name in chosen
+            )
+            return tuple(itertools.chain.from_iterable(found))
+
+        return ways
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +123,6 @@ def policies_of(text: str) -> tuple[str, ...]:
     return names
 
 
-def need_under(policies: Sequence[str]) -> Callable[[Load], int]:
-    """Return what a job cannot do without under some policies: its peak, unless all let it go on with less."""
-    from zico.scheduler.jobs_file import least_of, peak_of
-
-    return least_of if set(policies) == {AUTO} else peak_of
-
-
 def is_to_be_compiled(text: str) -> bool:
     """Tell whether the simulator, or a policy of a list, has no machine code yet; policies are made when imported."""
     from zico.compiled import cache_directory
@@ -123,7 +161,7 @@ def work_of(
     seed: int,
     device_model: str,
     *,
-    need: Callable[[Load], int],
+    means: Means,
 ) -> tuple[Work, tuple[Budget, ...]]:
     """Read and check the jobs and the budgets; no job may need more than any of these."""
     from zico.scheduler.compare import check_fits, check_guarantees
@@ -131,7 +169,8 @@ def work_of(
     from zico.scheduler.shares import check
 
     text, where, folder = _source(jobs)
-    in_bytes = read_jobs(text, where, folder, region_bytes or 1)
+    device = _device(device_model)
+    in_bytes = read_jobs(text, where, folder, region_bytes or 1, means.ways(device.copy_bytes_per_s))
     check(in_bytes)
     whole_bytes = sum(map(peak_of, in_bytes))
     if whole_bytes == 0:
@@ -139,11 +178,10 @@ def work_of(
     budgets = _budgets(budget, whole_bytes)
     unit = region_bytes or finest_region(in_bytes)
     loads = in_regions(in_bytes, unit, whole=region_bytes is not None)
-    device = _device(device_model)
     for one in budgets:
         if region_bytes is None:
-            check_fits(in_bytes, one.size_bytes, 1, need=need)
-        check_fits(loads, one.size_bytes // unit, unit, need=need)
+            check_fits(in_bytes, one.size_bytes, 1, need=means.need)
+        check_fits(loads, one.size_bytes // unit, unit, need=means.need)
         check_guarantees(loads, one.size_bytes // unit, unit, device.slowdown)
     if seconds is not None and not 0 < seconds <= _MOST_S:
         raise ConfigError(f"--seconds {seconds:g}: give a number above 0, at most {_MOST_S:g}")

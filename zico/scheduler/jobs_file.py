@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -57,6 +58,8 @@ GIVE = {
 _MOST_ITERATIONS = 1 << 40
 _MISSING = re.compile("missing required field `(.+?)`")
 Bytes = int | float | str
+Ways = Callable[[Path, int], tuple[Less, ...]]
+"""How the job of a trace goes on with less, in bytes, among so many jobs."""
 
 
 class ShapeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +96,9 @@ Entry = TypeVar("Entry", bound=ShapeEntry)
 Shaped = TypeVar("Shaped", Load, LoadPhase)
 
 
-def read_jobs(text: str | bytes, where: str, folder: Path, region_bytes: int = 1) -> tuple[Load, ...]:
+def read_jobs(
+    text: str | bytes, where: str, folder: Path, region_bytes: int = 1, ways: Ways | None = None
+) -> tuple[Load, ...]:
     """Return the jobs that a JSON text describes, in bytes: a region is a byte.
 
     Args:
@@ -101,6 +106,7 @@ def read_jobs(text: str | bytes, where: str, folder: Path, region_bytes: int = 1
         where: What errors call it.
         folder: What the paths of traces are relative to.
         region_bytes: Into regions of which size tensors of a trace are laid; 1: their bytes alone count.
+        ways: How a job with a trace that says nothing of ``less`` can go on with less; by default: not at all.
 
     Raises:
         ConfigError: It is no JSON, or describes no jobs, or one that cannot be; the message says where and why.
@@ -116,12 +122,21 @@ def read_jobs(text: str | bytes, where: str, folder: Path, region_bytes: int = 1
     if unknown:
         raise ConfigError(f"{where}: {unknown[0]!r} is no field of it: give {GIVE['jobs']}")
     loads: list[Load] = []
+    traced: dict[str, Path] = {}
     for number, raw in enumerate(entries, 1):
-        loads += _job(where, number, raw, folder, region_bytes)
+        made = _job(where, number, raw, folder, region_bytes)
+        if isinstance(raw.get("trace"), str) and not raw.get("less"):
+            traced |= {load.name: folder / raw["trace"] for load in made}
+        loads += made
         if len(loads) > MOST_JOBS:
             raise ConfigError(f"{where}: describes more than {MOST_JOBS} jobs: give fewer")
     _check_together(loads, where)
-    return tuple(loads)
+    if ways is None:
+        return tuple(loads)
+    known = {path: ways(path, len(loads)) for path in dict.fromkeys(traced.values())}
+    return tuple(
+        dataclasses.replace(load, less=known[traced[load.name]] if load.name in traced else load.less) for load in loads
+    )
 
 
 def _check_together(loads: Sequence[Load], where: str) -> None:

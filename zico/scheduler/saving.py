@@ -11,8 +11,9 @@ Theory of operation
     Where all limits fit together nobody waits, and the bound is what they get. Many jobs are changed one at a time.
 
 Known limitations
-    A stretched curve is slower everywhere alike, although copies delay some operations and not others. Jobs that copy
-    at the same time share the bandwidth: whoever makes the ways has to count with that.
+    A stretched curve is slower everywhere alike, although copies delay some operations and not others. Jobs that move
+    memory at the same time share the link, by a rule: a way is good for so many of them as it says (``Less.among``),
+    whether they copy all the time or hardly ever.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _WARM_UP, _ROUNDS = 8, 24
 _MOST_COMBINATIONS = 512
 _MOST_SWEEPS = 4
 _ALIKE = 1e-9
+_NONE = "more jobs have to do with less at once than any of their ways counts with: raise the budget"
 
 Combination = tuple[int, ...]
 """For each job the number of its way; 0: all that it wants."""
@@ -82,12 +84,13 @@ def _limited(profile: Profile, less: Less) -> Profile:
 
 
 def useful(load: Load) -> tuple[Less, ...]:
-    """Return a job's ways that hold less than its peak, none worse than another in both figures, the largest first."""
+    """Return a job's ways that hold less than its peak, none worse than another in all figures, the largest first."""
     found: list[Less] = []
-    for way in sorted(load.less, key=lambda way: (way.duration_ns, way.limit)):
-        if way.limit < min([load.profile.peak, *(one.limit for one in found)]):
+    for way in sorted(load.less, key=lambda way: (way.duration_ns, way.limit, -way.among)):
+        better = (one.limit for one in found if one.among >= way.among)
+        if way.limit < min([load.profile.peak, *better]):
             found.append(dataclasses.replace(way, duration_ns=max(way.duration_ns, load.profile.duration_ns)))
-    return tuple(found)
+    return tuple(sorted(found, key=lambda way: -way.limit))
 
 
 def choose(loads: Sequence[Load], budget: int, *, slowdown: Sequence[float] = (1.0,), seed: int = 0) -> Choice:
@@ -132,6 +135,10 @@ def simulate_saving(
     return dataclasses.replace(result, jobs=jobs), less
 
 
+def _among(less: Less | None) -> int:
+    return less.among if less else 0
+
+
 def _fitting(load: Load, options: Sequence[Less | None], budget: int) -> list[int]:
     found = [i for i, less in enumerate(options) if (less.limit if less else load.profile.peak) <= budget]
     if not found:
@@ -161,7 +168,9 @@ class _Search:
 
     def best(self, combinations: Iterator[Combination]) -> Choice:
         """Return the best of some; those that cannot be are not simulated."""
-        order = sorted(combinations, key=self._bound, reverse=True)
+        order = sorted(filter(self._can_be, combinations), key=self._bound, reverse=True)
+        if not order:
+            raise ProblemError(_NONE)
         best = self._tried(order[0])
         for one in order[1:]:
             if self._bound(one) <= best.score + _ALIKE:
@@ -172,17 +181,29 @@ class _Search:
     def climb(self, fitting: Sequence[Sequence[int]]) -> Choice:
         """Return what changing one job at a time comes to, from everybody's largest and everybody's smallest."""
         found = []
-        for start in (tuple(some[0] for some in fitting), tuple(some[-1] for some in fitting)):
+        smallest = tuple(
+            max(some, key=lambda i, own=own: (_among(own[i]), i))
+            for some, own in zip(fitting, self._options, strict=True)
+        )
+        for start in (tuple(some[0] for some in fitting), smallest):
             now = start
             for _ in range(_MOST_SWEEPS):
                 before = now
                 for number, some in enumerate(fitting):
                     changed = [(*now[:number], i, *now[number + 1 :]) for i in some]
-                    now = max(changed, key=lambda one: self._tried(one).score)
+                    now = max(filter(self._can_be, changed), key=lambda one: self._tried(one).score, default=now)
                 if now == before:
                     break
-            found.append(self._tried(now))
+            if self._can_be(now):
+                found.append(self._tried(now))
+        if not found:
+            raise ProblemError(_NONE)
         return max(found, key=lambda choice: choice.score)
+
+    def _can_be(self, combination: Combination) -> bool:
+        """Tell whether no more jobs move memory than each of their ways counts with."""
+        moving = [way for way in self._less(combination) if way]
+        return all(way.among >= len(moving) for way in moving)
 
     def _bound(self, combination: Combination) -> float:
         """Return what no schedule exceeds: nobody waits for memory."""

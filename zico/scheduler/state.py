@@ -38,6 +38,10 @@ class Profile:
         return max(self.held)
 
 
+MANY = 1 << 30
+"""Jobs: more than there ever are."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Less:
     """One way in which a job goes on with less than its peak."""
@@ -48,6 +52,8 @@ class Less:
     """Regions that it holds at most."""
     duration_ns: int
     """Of an iteration alone."""
+    among: int = MANY
+    """It takes no longer while so many jobs, itself included, move memory at the same time."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ Known limitations
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import dataclasses
 from typing import TYPE_CHECKING
@@ -55,7 +56,7 @@ class Managed:
         return range(first, (start + size_bytes - 1 - self.address) // PAGE_BYTES + 1)
 
 
-class ManagedFunctions(KernelFunctions):
+class ManagedFunctions(KernelFunctions, abc.ABC):
     """The functions of managed memory, and what a kernel's touch does."""
 
     def __init__(
@@ -236,6 +237,6 @@ class ManagedFunctions(KernelFunctions):
         one = self._managed_at(address, size_bytes)
         return all((one.address, page) in self._resident for page in one.pages(address, size_bytes))
 
+    @abc.abstractmethod
     def attribute(self, name: str) -> int:
         """Return an attribute of the devices, without ``CU_DEVICE_ATTRIBUTE_``."""
-        raise NotImplementedError

@@ -1,0 +1,208 @@
+"""What do pairs gain on a GPU that go on with less instead of taking turns? Simulated."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import common
+
+from zico.paging.less_of_trace import by_paging
+from zico.planners.from_trace import iteration_problem
+from zico.scheduler.compare import Pool, horizon_of, simulate
+from zico.scheduler.device_model import device_model_named
+from zico.scheduler.from_problem import profile_of
+from zico.scheduler.jobs_file import finest_region, in_regions, peak_of
+from zico.scheduler.less_of_trace import by_swapping
+from zico.scheduler.policies import policy_named
+from zico.scheduler.saving import simulate_saving
+from zico.scheduler.simulate import Load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from zico.scheduler.compare import Result
+    from zico.scheduler.state import Less
+    from zico.trace.events import Trace
+
+QUESTION = "What do pairs gain on a V100 in half of the sum of their peaks that go on with less?"
+DEVICE = "v100-32gb"
+SHARE = 0.5
+POLICIES = ("serial", "zico")
+JOBS = 2
+
+
+def load_of(name: str, trace: Trace) -> tuple[Load, dict[str, float]]:
+    """Return a traced job in bytes, with all its ways to go on with less, and what they took to make."""
+    found = iteration_problem(trace)
+    tick_ns = found.problem.tick_ns
+    if tick_ns is None:
+        raise ValueError(f"the trace of {name} has no times")
+    profile = profile_of(found.iteration.live_bytes[: len(tick_ns) - 1], tick_ns)
+    device = device_model_named(DEVICE)
+    less: list[Less] = []
+    took_s = {}
+    for how, make in (("swap", by_swapping), ("page", by_paging)):
+        began_s = time.process_time()
+        less += make(trace, device.copy_bytes_per_s, JOBS)
+        took_s[how] = time.process_time() - began_s
+    return Load(name, profile, min(profile.held), less=tuple(less)), took_s
+
+
+def pair(one: Load, other: Load) -> dict[str, Any]:
+    """Simulate two jobs in half of the sum of their peaks."""
+    both = (one, other)
+    region_bytes = finest_region(both)
+    loads = in_regions(both, region_bytes, whole=False)
+    budget = int(SHARE * sum(map(peak_of, both))) // region_bytes
+    row: dict[str, Any] = {"jobs": [one.name, other.name], "budget_bytes": budget * region_bytes}
+    pool, horizon = Pool(budget, device_model_named(DEVICE), region_bytes), horizon_of(loads)
+    fits = max(map(peak_of, loads)) <= budget
+    for name in POLICIES:
+        row[name] = _figures(simulate(policy_named(name), loads, pool, horizon)) if fits else None
+    result, less = simulate_saving(loads, pool, horizon)
+    row["auto"] = _figures(result)
+    row["less"] = [
+        way
+        and {"how": way.how, "share": way.limit / peak_of(load), "slower": way.duration_ns / load.profile.duration_ns}
+        for load, way in zip(loads, less, strict=True)
+    ]
+    return row
+
+
+def _figures(result: Result) -> dict[str, Any]:
+    return {
+        "normalised": result.normalised,
+        "jobs": [job.normalised for job in result.jobs],
+        "deadlocks": result.deadlocks,
+    }
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """Return the figures as Markdown."""
+    lines = [
+        (
+            " + ".join(row["jobs"]),
+            *(_of(row[name]) for name in (*POLICIES, "auto")),
+            *(_ratio(row, name) for name in POLICIES),
+            *(_way(way) for way in row["less"]),
+        )
+        for row in result["pairs"]
+    ]
+    header = (
+        "pair",
+        *POLICIES,
+        "auto",
+        *(f"auto / {name}" for name in POLICIES),
+        "first does with",
+        "second does with",
+    )
+    return common.table(header, lines) + _summary(result["pairs"]) + _NOTES
+
+
+def _of(figures: dict[str, Any] | None) -> str:
+    return "-" if figures is None else f"{figures['normalised']:.3f}"
+
+
+def _ratio(row: dict[str, Any], name: str) -> str:
+    return "-" if row[name] is None else f"{row['auto']['normalised'] / row[name]['normalised']:.2f}"
+
+
+def _way(way: dict[str, Any] | None) -> str:
+    return "all" if way is None else f"{way['share']:.0%}, {way['how']}, {way['slower']:.2f} x"
+
+
+def _summary(rows: list[dict[str, Any]]) -> str:
+    fit = [row for row in rows if row["serial"] is not None]
+    parts = [f"\n{len(rows)} pairs; in {len(rows) - len(fit)} a job is larger than the budget: only `auto` runs them"]
+    if fit:
+        for name in POLICIES:
+            ratios = [row["auto"]["normalised"] / row[name]["normalised"] for row in fit]
+            parts.append(
+                f"where both fit alone, `auto` over `{name}`: mean {statistics.mean(ratios):.2f}, median "
+                f"{statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}"
+            )
+    rest = [row["auto"]["normalised"] for row in rows if row["serial"] is None]
+    if rest:
+        parts.append(f"where one does not, `auto` alone gets a mean of {statistics.mean(rest):.2f}")
+    return "; ".join(parts) + ".\n"
+
+
+_NOTES = """
+Normalised throughput, mean of the two jobs: iterations per second over that alone with all the memory that the job
+wants, so 1 is both at full speed, and turns come to about a half. The zoo's training steps at published batches on a
+roofline of a V100; jobs do not slow each other but by memory and by the link. Copies go at 12 GB/s each way; where both
+jobs move memory, each way was planned with half of that. Ways: swap plans by `flow`, and paging by the simulator with
+everything on. `first does with`: share of its peak, means, and how much longer its iterations take.
+
+Roofline times are lower bounds of real ones: real iterations take longer, and leave more time for copies.
+"""
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Draw each pair's throughput, in the order of what ``auto`` gets."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = sorted(result["pairs"], key=lambda row: row["auto"]["normalised"])
+    figure, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
+    for name, mark in (("serial", "s"), ("zico", "^"), ("auto", "o")):
+        known = [(i, row[name]["normalised"]) for i, row in enumerate(rows) if row[name] is not None]
+        axes.plot(*zip(*known, strict=True) if known else ([], []), mark, ms=4, label=name)
+    axes.set(xlabel="pair", ylabel="normalised throughput, mean of both", ylim=(0, 1.05))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> int:
+    """Make ways, simulate pairs, print, write; returns the exit code."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--model", action="append", help="only pairs of these; may be repeated")
+    options = parser.parse_args()
+    import zoo
+
+    names = options.model or (["DCGAN"] if options.smoke else list(zoo.ZOO))
+    result = common.document("saving", QUESTION, {"device": DEVICE, "share": SHARE})
+    loads, result["models"] = [], {}
+    for name in names:
+        load, took_s = load_of(name, zoo.zoo_trace(zoo.ZOO[name], DEVICE))
+        common.note(
+            f"{name}: {len(load.less)} ways, {took_s['swap']:.1f} s for plans, {took_s['page']:.1f} s for paging"
+        )
+        loads.append(load)
+        peak, alone_ns = peak_of(load), load.profile.duration_ns
+        result["models"][name] = {
+            "peak_bytes": peak,
+            "iteration_s": alone_ns / 1e9,
+            "cpu_s": took_s,
+            "ways": [[way.how, way.among, way.limit / peak, way.duration_ns / alone_ns] for way in load.less],
+        }
+    chosen = itertools.combinations(loads, 2) if len(loads) > 1 else [(loads[0], _twin(loads[0]))]
+    result["pairs"] = []
+    for one, other in chosen:
+        common.note(f"{one.name} + {other.name}")
+        result["pairs"].append(pair(one, other))
+    directory = common.output_directory(options)
+    common.write(result, text_of(result), directory)
+    if directory is not None:
+        draw(result, directory / "saving.png")
+    return 0
+
+
+def _twin(load: Load) -> Load:
+    import dataclasses
+
+    return dataclasses.replace(load, name=f"{load.name} (2)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
