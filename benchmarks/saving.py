@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import statistics
 import sys
@@ -18,7 +19,7 @@ from zico.scheduler.from_problem import profile_of
 from zico.scheduler.jobs_file import finest_region, in_regions, peak_of
 from zico.scheduler.less_of_trace import by_swapping
 from zico.scheduler.policies import policy_named
-from zico.scheduler.saving import simulate_saving
+from zico.scheduler.saving import limited, over, simulate_saving
 from zico.scheduler.simulate import Load
 
 if TYPE_CHECKING:
@@ -60,9 +61,10 @@ def pair(one: Load, other: Load) -> dict[str, Any]:
     budget = int(SHARE * sum(map(peak_of, both))) // region_bytes
     row: dict[str, Any] = {"jobs": [one.name, other.name], "budget_bytes": budget * region_bytes}
     pool, horizon = Pool(budget, device_model_named(DEVICE), region_bytes), horizon_of(loads)
-    fits = max(map(peak_of, loads)) <= budget
+    forced = [_that_fits(load, budget) for load in loads]
+    row["too large"] = [peak_of(load) > budget for load in loads]
     for name in POLICIES:
-        row[name] = _figures(simulate(policy_named(name), loads, pool, horizon)) if fits else None
+        row[name] = _figures(over(simulate(policy_named(name), forced, pool, horizon), loads, forced))
     result, less = simulate_saving(loads, pool, horizon)
     row["auto"] = _figures(result)
     row["less"] = [
@@ -71,6 +73,13 @@ def pair(one: Load, other: Load) -> dict[str, Any]:
         for load, way in zip(loads, less, strict=True)
     ]
     return row
+
+
+def _that_fits(load: Load, budget: int) -> Load:
+    """Return a job as it is, or by its fastest way where it is larger than the budget even alone."""
+    if peak_of(load) <= budget:
+        return load
+    return limited(load, min((way for way in load.less if way.limit <= budget), key=lambda way: way.duration_ns))
 
 
 def _figures(result: Result) -> dict[str, Any]:
@@ -88,9 +97,9 @@ def text_of(result: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
     lines = [
         (
-            " + ".join(row["jobs"]),
-            *(_of(row[name]) for name in (*POLICIES, "auto")),
-            *(_ratio(row, name) for name in POLICIES),
+            " + ".join(name + "*" * large for name, large in zip(row["jobs"], row["too large"], strict=True)),
+            *(f"{row[name]['normalised']:.3f}" for name in (*POLICIES, "auto")),
+            *(f"{_ratio(row, name):.2f}" for name in POLICIES),
             *(_way(way) for way in row["less"]),
         )
         for row in result["pairs"]
@@ -106,12 +115,9 @@ def text_of(result: dict[str, Any]) -> str:
     return common.table(header, lines) + _summary(result["pairs"]) + _NOTES
 
 
-def _of(figures: dict[str, Any] | None) -> str:
-    return "-" if figures is None else f"{figures['normalised']:.3f}"
-
-
-def _ratio(row: dict[str, Any], name: str) -> str:
-    return "-" if row[name] is None else f"{row['auto']['normalised'] / row[name]['normalised']:.2f}"
+def _ratio(row: dict[str, Any], name: str) -> float:
+    ratio: float = row["auto"]["normalised"] / row[name]["normalised"]
+    return ratio
 
 
 def _way(way: dict[str, Any] | None) -> str:
@@ -119,27 +125,30 @@ def _way(way: dict[str, Any] | None) -> str:
 
 
 def _summary(rows: list[dict[str, Any]]) -> str:
-    fit = [row for row in rows if row["serial"] is not None]
-    parts = [f"\n{len(rows)} pairs; in {len(rows) - len(fit)} a job is larger than the budget: only `auto` runs them"]
-    if fit:
-        for name in POLICIES:
-            ratios = [row["auto"]["normalised"] / row[name]["normalised"] for row in fit]
+    parts = []
+    groups = (
+        ("pairs that fit alone", [row for row in rows if not any(row["too large"])]),
+        ("pairs of which one does not", [row for row in rows if any(row["too large"])]),
+    )
+    for what, some in groups:
+        for name in POLICIES if some else ():
+            ratios = [_ratio(row, name) for row in some]
             parts.append(
-                f"where both fit alone, `auto` over `{name}`: mean {statistics.mean(ratios):.2f}, median "
+                f"* {len(some)} {what}, `auto` over `{name}`: mean {statistics.mean(ratios):.2f}, median "
                 f"{statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}"
             )
-    rest = [row["auto"]["normalised"] for row in rows if row["serial"] is None]
-    if rest:
-        parts.append(f"where one does not, `auto` alone gets a mean of {statistics.mean(rest):.2f}")
-    return "; ".join(parts) + ".\n"
+    return "\n" + "\n".join(parts) + "\n"
 
 
 _NOTES = """
 Normalised throughput, mean of the two jobs: iterations per second over that alone with all the memory that the job
-wants, so 1 is both at full speed, and turns come to about a half. The zoo's training steps at published batches on a
-roofline of a V100; jobs do not slow each other but by memory and by the link. Copies go at 12 GB/s each way; where both
-jobs move memory, each way was planned with half of that. Ways: swap plans by `flow`, and paging by the simulator with
-everything on. `first does with`: share of its peak, means, and how much longer its iterations take.
+wants, so 1 is both at full speed, and turns come to about a half. A job with a star is larger than half of the sum of
+the peaks: without its fastest way that fits it could not run at all, so it has that under `serial` and `zico`, too.
+
+The zoo's training steps at published batches on a roofline of a V100; jobs do not slow each other but by memory and by
+the link. Copies go at 12 GB/s each way; where both jobs move memory, each way was planned with half of that. Ways: swap
+plans by `flow`, and paging by the simulator with everything on. `first does with`: share of its peak, means, and how
+much longer its iterations take alone.
 
 Roofline times are lower bounds of real ones: real iterations take longer, and leave more time for copies.
 """
@@ -155,8 +164,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     rows = sorted(result["pairs"], key=lambda row: row["auto"]["normalised"])
     figure, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
     for name, mark in (("serial", "s"), ("zico", "^"), ("auto", "o")):
-        known = [(i, row[name]["normalised"]) for i, row in enumerate(rows) if row[name] is not None]
-        axes.plot(*zip(*known, strict=True) if known else ([], []), mark, ms=4, label=name)
+        axes.plot([row[name]["normalised"] for row in rows], mark, ms=4, label=name)
     axes.set(xlabel="pair", ylabel="normalised throughput, mean of both", ylim=(0, 1.05))
     axes.grid(alpha=0.3)
     axes.legend()
@@ -186,22 +194,17 @@ def main() -> int:
             "cpu_s": took_s,
             "ways": [[way.how, way.among, way.limit / peak, way.duration_ns / alone_ns] for way in load.less],
         }
-    chosen = itertools.combinations(loads, 2) if len(loads) > 1 else [(loads[0], _twin(loads[0]))]
     result["pairs"] = []
-    for one, other in chosen:
+    for one, other in itertools.combinations_with_replacement(loads, 2):
         common.note(f"{one.name} + {other.name}")
-        result["pairs"].append(pair(one, other))
+        result["pairs"].append(
+            pair(one, dataclasses.replace(other, name=f"{other.name} (2)") if one is other else other)
+        )
     directory = common.output_directory(options)
     common.write(result, text_of(result), directory)
     if directory is not None:
         draw(result, directory / "saving.png")
     return 0
-
-
-def _twin(load: Load) -> Load:
-    import dataclasses
-
-    return dataclasses.replace(load, name=f"{load.name} (2)")
 
 
 if __name__ == "__main__":

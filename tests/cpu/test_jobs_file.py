@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from trace_cases import train
 
 from zico.errors import ConfigError
-from zico.scheduler.jobs_file import finest_region, in_regions, peak_of, profile_of_curve, read_jobs
+from zico.scheduler.from_problem import profile_of_curve
+from zico.scheduler.jobs_file import finest_region, in_regions, peak_of, read_jobs
 from zico.trace.files import write_trace
 from zico.units import GIB, MIB
 

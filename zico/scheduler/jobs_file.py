@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
-import numpy as np
 
 from zico.errors import ConfigError, ZicoError
+from zico.scheduler.from_problem import profile_of_curve
 from zico.scheduler.shares import floor_of
 from zico.scheduler.simulate import Load, LoadPhase
 from zico.scheduler.state import Less, Profile
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 MOST_JOBS = 10_000
-_MOST_BINS = 256
-_EVENTS_A_BIN = 6  # log2: a job's progress is seen in 64 places of each bin, as real jobs' allocations show it
 _LEAST_S, _MOST_S = 1e-6, 1e6
 _MOST_BYTES = 1 << 60
 _UNITS = 30  # bits: the sum of the jobs' peaks stays in the 32-bit curves of compiled policies
@@ -309,39 +307,6 @@ def _apart(t_ns: Sequence[int]) -> list[int]:
 def _shown(value: object) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
-
-
-def profile_of_curve(t_ns: Sequence[int], held: Sequence[int], duration_ns: int) -> Profile:
-    """Return the profile of a curve of steps; each step that fits begins where the curve says.
-
-    Progress is seen within steps, too: a step is as many bins as its share of the time, since claims fall bin by bin.
-    A curve of more steps than a profile has bins becomes the most in each of as many equal spans of time.
-
-    Args:
-        t_ns: When each step begins, from 0, rising.
-        held: What it holds.
-        duration_ns: When the last one ends.
-    """
-    begins, levels = np.asarray(t_ns, np.int64), np.asarray(held, np.int64)
-    lengths = np.diff(begins, append=duration_ns)
-    if len(begins) > _MOST_BINS:
-        bins = np.linspace(0, duration_ns, _MOST_BINS + 1).astype(np.int64)[:-1]
-        cuts = np.union1d(begins, bins)
-        at_cuts = levels[np.searchsorted(begins, cuts, side="right") - 1]
-        most = np.maximum.reduceat(at_cuts, np.searchsorted(cuts, bins))
-    else:
-        pieces = np.minimum(1 + (_MOST_BINS - len(begins)) * lengths // duration_ns, lengths)
-        bins = np.concatenate(
-            [begin + np.arange(n) * length // n for begin, length, n in zip(begins, lengths, pieces, strict=True)]
-        )
-        most = np.repeat(levels, pieces)
-    return Profile(
-        held=tuple(most.tolist()),
-        t_ns=tuple(bins.tolist()),
-        duration_ns=duration_ns,
-        shift=_EVENTS_A_BIN,
-        n_events=len(bins) << _EVENTS_A_BIN,
-    )
 
 
 def _traced(path: Path, region_bytes: int) -> tuple[Profile, int]:

@@ -128,11 +128,16 @@ def simulate_saving(
     less = choose(loads, pool.budget, slowdown=pool.device.slowdown, seed=seed).less
     forced = [limited(load, way) if way else load for load, way in zip(loads, less, strict=True)]
     result = simulate(policy_named("zico"), forced, pool, horizon, seed=seed)
+    return over(result, loads, forced), less
+
+
+def over(result: Result, loads: Sequence[Load], forced: Sequence[Load]) -> Result:
+    """Return what jobs came to that did with less, over what they would alone with all that they want."""
     jobs = tuple(
         dataclasses.replace(job, normalised=job.normalised * load.profile.duration_ns / one.profile.duration_ns)
         for job, load, one in zip(result.jobs, loads, forced, strict=True)
     )
-    return dataclasses.replace(result, jobs=jobs), less
+    return dataclasses.replace(result, jobs=jobs)
 
 
 def _among(less: Less | None) -> int:
@@ -181,10 +186,7 @@ class _Search:
     def climb(self, fitting: Sequence[Sequence[int]]) -> Choice:
         """Return what changing one job at a time comes to, from everybody's largest and everybody's smallest."""
         found = []
-        smallest = tuple(
-            max(some, key=lambda i, own=own: (_among(own[i]), i))
-            for some, own in zip(fitting, self._options, strict=True)
-        )
+        smallest = tuple(self._smallest(number, some) for number, some in enumerate(fitting))
         for start in (tuple(some[0] for some in fitting), smallest):
             now = start
             for _ in range(_MOST_SWEEPS):
@@ -199,6 +201,10 @@ class _Search:
         if not found:
             raise ProblemError(_NONE)
         return max(found, key=lambda choice: choice.score)
+
+    def _smallest(self, number: int, fitting: Sequence[int]) -> int:
+        """Return a job's smallest way among those that count with the most others."""
+        return max(fitting, key=lambda i: (_among(self._options[number][i]), i))
 
     def _can_be(self, combination: Combination) -> bool:
         """Tell whether no more jobs move memory than each of their ways counts with."""

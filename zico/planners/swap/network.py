@@ -33,6 +33,8 @@ import numpy as np
 from zico.planners.swap.circulation import UNBOUNDED, cheapest_circulation
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from zico.planners.swap.fluid import Fluid
@@ -217,7 +219,7 @@ class _Network:
         over = flow[-1 - len(nothing) : -1][passes]
         return over, int(flow[-1] - over.sum())
 
-    def _flow(self, rows: list[tuple[Int64s, ...]]) -> Int64s | None:
+    def _flow(self, rows: Sequence[tuple[Int64s, ...]]) -> Int64s | None:
         """Return the cheapest flow with further arcs, ``None`` if some operation's need is not met."""
         columns = zip(*self._rows, *rows, strict=True)
         tail, head, least, most, cost = (np.concatenate(column) for column in columns)
