@@ -1,0 +1,95 @@
+"""How traced jobs could go on with less: by swap plans, by paging, and in ``zico simulate``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from trace_cases import MIB, Loop, train
+
+from zico.cli import main
+from zico.paging.less_of_trace import by_paging
+from zico.scheduler.less_of_trace import by_swapping
+from zico.trace.events import Kind
+from zico.trace.files import write_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from zico.trace.events import Trace
+
+LAYERS = 8
+SIZE = 8 * MIB
+FAST = 1e15
+"""Bytes per second: nothing takes long."""
+
+
+def layers() -> Trace:
+    """Return a trace in which activations are idle until backward needs them in reverse."""
+    loop = Loop()
+    for number in range(4):
+        loop.event(Kind.BEGIN, number)
+        kept: list[int] = []
+        for i in range(LAYERS):
+            kept.append(loop.allocate(SIZE, f"forward {i}"))
+            _run(loop, f"forward {i}", kept[-2:-1], kept[-1:])
+        while kept:
+            _run(loop, f"backward {len(kept)}", kept[-1:], [])
+            loop.free(kept.pop())
+    loop.event(Kind.END, 3)
+    return loop.trace()
+
+
+def _run(loop: Loop, name: str, reads: list[int], writes: list[int]) -> None:
+    for kind, tensors in ((Kind.READ, reads), (Kind.WRITE, writes)):
+        for tensor in tensors:
+            loop.event(kind, tensor, name=name)
+    loop.event(Kind.OP, size_bytes=900, name=name)
+
+
+def test_slower_links_make_less_dearer() -> None:
+    """With a fast link a few layers suffice at no cost but latencies; with a slow one each limit costs more."""
+    fast, slow = (by_swapping(layers(), rate, 2) for rate in (FAST, 1e9))
+    assert {way.among for way in fast} == {1, 2}
+    assert all(way.how == "swap" and 0 < way.limit <= LAYERS * SIZE for way in (*fast, *slow))
+    least = min(fast, key=lambda way: way.limit)
+    assert least.limit <= 4 * SIZE
+    dearer = [way.duration_ns for way in slow if way.among == 1 and way.limit <= least.limit]
+    assert min(dearer) > least.duration_ns
+
+
+def test_half_of_the_link_is_never_faster() -> None:
+    """At each limit the way that shares the link takes as long or longer, swapping and paging."""
+    for make in (by_swapping, by_paging):
+        ways = make(layers(), 1e10, 2)
+        alone = {way.limit: way.duration_ns for way in ways if way.among == 1}
+        shared = {way.limit: way.duration_ns for way in ways if way.among == 2}
+        assert len(alone) > 1
+        assert all(shared[limit] >= alone[limit] for limit in alone.keys() & shared.keys())
+        assert max(shared.values()) > min(alone.values())
+
+
+def test_a_trace_without_accesses_has_no_ways() -> None:
+    """Nobody knows what is idle in it."""
+    assert by_swapping(train(4), FAST, 2) == ()
+    assert by_paging(train(4), FAST, 2) == ()
+
+
+@pytest.mark.parametrize("save", ["swap", "auto"])
+def test_simulate_takes_ways_from_the_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str], save: str) -> None:
+    """A job larger than the budget runs by them, and is refused without; what ``less`` says itself stays."""
+    write_trace(tmp_path / "layers.zst", layers())
+    jobs = tmp_path / "jobs.json"
+    job = {"name": "a", "trace": "layers.zst"}
+    jobs.write_text(json.dumps({"jobs": [job]}))
+    arguments = ["simulate", str(jobs), "--budget", "70%", "--policy", "auto", "--json", "-"]
+    assert main([*arguments, "--save", save]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 0 < found["rows"][0]["normalised"] <= 1
+    assert any("does with" in note for note in found["notes"])
+    assert main([*arguments, "--save", "none"]) != 0
+    assert "raise --budget" in capsys.readouterr().err
+    jobs.write_text(json.dumps({"jobs": [job | {"less": [["10MiB", 1.0]]}]}))
+    assert main([*arguments, "--save", save]) == 0
+    assert "does with 10 MiB" in str(json.loads(capsys.readouterr().out)["notes"])
