@@ -111,6 +111,7 @@ def serve_pages(heap: Heap, membership: Membership) -> None:
         complain("system calls that are given memory which is out fail with EFAULT", ConfigError(REMEDY))
     wait_limit_s = float(heap.record[0]["wait_limit_ns"]) / 1e9
     pager = Pager(heap.paged.export(), heap.pool.member, wait_limit_s)
+    pager.load()  # the broker finds it compiled
     heap.paged.sheet["pager_pid"] = _ASKED
     pidfd = membership.watch_broker()
     refused = membership.hand_over_pages(heap.paged.export(), wait_limit_s)

@@ -21,6 +21,7 @@ from zico.compiled import compiled
 from zico.paging import pager_blocks as blocks
 from zico.paging import pager_room as room
 from zico.paging.pager import Pager
+from zico.paging.pager_takeover import take_over
 from zico.paging.sheet import NO_TICKET, State
 
 Record = Any
@@ -50,7 +51,7 @@ def copy_ahead(pager: Record, block: int, stop: int) -> None:
 def come(pager: Record, block: int, stop: int) -> None:
     """Bring a block in to be read."""
     stop_here(stop)
-    blocks.bring_in(pager, block, False)  # noqa: FBT003 - compiled
+    blocks.bring_in(pager, block, False, BLOCK_BYTES // 2)  # noqa: FBT003 - compiled
     stop_here(stop)
 
 
@@ -58,7 +59,7 @@ def come(pager: Record, block: int, stop: int) -> None:
 def come_for_writing(pager: Record, block: int, stop: int) -> None:
     """Bring a block in to be written to."""
     stop_here(stop)
-    blocks.bring_in(pager, block, True)  # noqa: FBT003 - compiled
+    blocks.bring_in(pager, block, True, 0)  # noqa: FBT003 - compiled
     stop_here(stop)
 
 
@@ -118,7 +119,7 @@ class Trial(single_steps.Trial):
 
     def run(self, stop: int) -> None:
         """Take over and do the operation; room has been made as the loop would."""
-        blocks.take_over(self.pager.record[0])
+        take_over(self.pager.record[0])
         if self.state in (State.OUT, State.ABSENT) and self.operation is not return_region:
             room.make_room(self.pager.record[0], FRAMES - 1)
         self.operation(self.pager.record[0], self.block, stop)

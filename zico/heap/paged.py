@@ -19,15 +19,12 @@ from zico.compiled import array_at, callback, inlined, record_at, release_fence,
 from zico.driver.mapping import DEVICE, discard_piece
 from zico.heap.layout import HEAP
 from zico.heap.records import job_of, pool_of, slots_of, wanted_of
-from zico.paging.sheet import RING, SHEET
+from zico.paging.sheet import LEAST, RING, SHEET
 from zico.pool import regions
 from zico.pool.layout import NOBODY
 from zico.pool.regions import GRANTED, NEVER, WAIT
 from zico.pool.shared import cap_of, header_of
 from zico.trace import curve
-
-LEAST = 4
-"""Regions with which a job goes on where no more are to be had: an operation's operands, and one for another thread."""
 
 _I64 = types.int64
 _I4 = np.dtype("i4")
@@ -120,6 +117,7 @@ def enter(heap_address: int, offset: int, size_bytes: int, key: int) -> None:
     slots = slots_of(heap)
     for slot in range(offset >> heap.region_shift, ((offset + size_bytes - 1) >> heap.region_shift) + 1):
         sheet.live_slots += int(slots[slot].live == 1)
+    sheet.most_live = max(sheet.most_live, sheet.live_slots)
     live = array_at(heap.live_address, sheet.n_blocks, _I4)
     births = array_at(heap.births_address, sheet.n_blocks, _I4)
     for block in range(offset >> sheet.block_shift, ((offset + size_bytes - 1) >> sheet.block_shift) + 1):

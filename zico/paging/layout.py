@@ -47,7 +47,16 @@ CLEAN = 64
 """Blocks that were not written go before others, and others are copied out while they stay, so that they are clean."""
 TUNE = 128
 """``note_iteration`` changes the degree."""
-ALL = DEEPUM | APPEND | SHORTER | FURTHEST | CLEAN | TUNE
+WRITABLE = 256
+"""Blocks that were written during their last stay come back writable, but for one in ``LOOK_AGAIN``."""
+BIRTHS = 512
+"""That something comes to lie where nothing lay is learned as a fault is: it is written to next, fault or not."""
+PIECES = 1024
+"""Who waits for a block goes on with the pieces of it that are there."""
+ALL = DEEPUM | APPEND | SHORTER | FURTHEST | CLEAN | TUNE | WRITABLE | BIRTHS | PIECES
+
+LOOK_AGAIN = 16
+"""Of so many blocks that would come writable one does not, so that it shows whether it still is written to."""
 
 DEGREE = 32
 MOST_DEGREE = 256

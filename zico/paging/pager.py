@@ -204,6 +204,7 @@ class Pager:
         _check(self.sheet, os.fstat(sheet_fd).st_size, os.fstat(memory_fd).st_size)
         n_blocks, block_bytes = int(self.sheet["n_blocks"]), 1 << int(self.sheet["block_shift"])
         record["sheet_address"] = address
+        record["needed"] = int(self.sheet["n_regions"])  # until an iteration has shown less
         for name, at in offsets(n_blocks, int(self.sheet["n_regions"]))[0].items():
             record[name] = address + at
         record["memory_fd"], record["wake_fd"] = memory_fd, wake_fd

@@ -30,7 +30,7 @@ import numpy as np
 from zico.compiled import array_at, call, compiled, inlined, keep_out_of_line, record_at
 from zico.driver import host, userfault
 from zico.driver.userfault import COPY_PROTECTED, USERFAULT
-from zico.paging.layout import INVALIDATE, PAGING
+from zico.paging.layout import INVALIDATE, PAGING, PIECES
 from zico.paging.resident import note_arrival, note_cleaned, note_departure, note_written
 from zico.paging.sheet import NO_TICKET, SHEET, State
 from zico.tiers import stores
@@ -53,6 +53,9 @@ LOST = 2
 """Its contents cannot be had back."""
 GONE = 3
 """The job is dead, or as good as dead."""
+
+_PIECE_SHIFT = 18
+"""256 KiB: an eighth of the wait, and system calls that cost next to nothing beside the copy."""
 
 _PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
 _I4 = np.dtype("i4")
@@ -113,25 +116,28 @@ def births_of(pager: Record) -> Array:
 
 
 @inlined
-def _stack_of(pager: Record) -> Record:
+def stack_of(pager: Record) -> Record:
+    """Return this process's way to the tiers."""
     return record_at(pager.stack_address, STACK)
 
 
 @inlined
-def _start(pager: Record, block: int) -> int:
+def start_of_block(pager: Record, block: int) -> int:
+    """Return where a block begins in the job."""
     sheet = sheet_of(pager)
     return sheet.window + (block << sheet.block_shift)
 
 
 @inlined
-def _length(pager: Record) -> int:
+def length_of(pager: Record) -> int:
+    """Return the bytes of a block."""
     return 1 << sheet_of(pager).block_shift
 
 
 @inlined
 def wake(pager: Record, block: int) -> None:
     """Let whoever waits for a block try again."""
-    userfault.wake(user_of(pager), _start(pager, block), _length(pager))
+    userfault.wake(user_of(pager), start_of_block(pager, block), length_of(pager))
 
 
 @inlined
@@ -152,20 +158,21 @@ def forget(pager: Record, block: int) -> None:
     ticket = tickets_of(pager)[block]
     if ticket != NO_TICKET:
         tickets_of(pager)[block] = NO_TICKET
-        stores.drop(_stack_of(pager), ticket)
+        stores.drop(stack_of(pager), ticket)
 
 
 # -- in ---------------------------------------------------------------------------------------------------------------
 
 
 @compiled
-def bring_in(pager: Record, block: int, writes: bool) -> int:  # noqa: FBT001 - a fact of the fault
+def bring_in(pager: Record, block: int, writes: bool, touched: int) -> int:  # noqa: FBT001 - a fact of the fault
     """Put a block's contents into its pages and wake whoever waits; there must be room.
 
     Args:
         pager: The PAGER record.
         block: One that is ``ABSENT`` or ``OUT``.
         writes: Whether it is about to be written to, so that it need not come protected.
+        touched: Where in it somebody waits, bytes from its beginning: with ``PIECES`` that comes first.
 
     Returns:
         ``DONE``; ``LOST``: the tier cannot give it back, it is out as before; ``GONE``.
@@ -177,22 +184,21 @@ def bring_in(pager: Record, block: int, writes: bool) -> int:  # noqa: FBT001 - 
         sheet_of(pager).out_now -= 1
         forget(pager, block)
     if states[block] == ABSENT:
-        return _fill(pager, block)
+        return _fill(pager, block, touched)
     sheet = sheet_of(pager)
-    source = stores.where(_stack_of(pager), tickets_of(pager)[block])
+    source = stores.where(stack_of(pager), tickets_of(pager)[block])
     if source == 0:
         source = pager.bounce_address
-        status = stores.get(_stack_of(pager), tickets_of(pager)[block], source, _length(pager))
+        status = stores.get(stack_of(pager), tickets_of(pager)[block], source, length_of(pager))
         if status != 0:
             sheet.error = status
             return LOST
     _count_resident(sheet)
     states[block] = COMING
     mode = 0 if writes else COPY_PROTECTED
-    status = userfault.fill(user_of(pager), _start(pager, block), source, _length(pager), mode)
-    if status != 0:
+    if _put_pages(pager, block, source, mode, touched) != 0:
         return GONE
-    sheet.in_bytes += _length(pager)
+    sheet.in_bytes += length_of(pager)
     sheet.out_now -= 1
     note_arrival(paging_of(pager), block)
     if writes:
@@ -206,13 +212,40 @@ def bring_in(pager: Record, block: int, writes: bool) -> int:  # noqa: FBT001 - 
 
 
 @compiled
-def _fill(pager: Record, block: int) -> int:
+def _put_pages(pager: Record, block: int, source: int, mode: int, touched: int) -> int:
+    """Put contents, or zeros if ``source`` is 0, where pages of a block are missing; returns 0, or an errno.
+
+    With ``PIECES``, what somebody waits for comes first, and who waits for a piece is woken when that is there.
+    """
+    keep_out_of_line()
+    user = user_of(pager)
+    shift = sheet_of(pager).block_shift
+    if paging_of(pager).flags & PIECES:
+        shift = min(shift, _PIECE_SHIFT)
+    size_bytes = 1 << shift
+    last = (length_of(pager) >> shift) - 1
+    for i in range(last + 1):
+        offset = (((touched >> shift) + i) & last) << shift
+        to = start_of_block(pager, block) + offset
+        if source != 0:
+            status = userfault.fill(user, to, source + offset, size_bytes, mode)
+        else:
+            status = userfault.zero(user, to, size_bytes)
+        if status != 0:
+            return status
+        if last > 0:
+            userfault.wake(user, to, size_bytes)
+    return 0
+
+
+@compiled
+def _fill(pager: Record, block: int, touched: int) -> int:
     sheet = sheet_of(pager)
     _count_resident(sheet)
     states_of(pager)[block] = FILLING
-    if userfault.zero(user_of(pager), _start(pager, block), _length(pager)) != 0:
+    if _put_pages(pager, block, 0, 0, touched) != 0:
         return GONE
-    sheet.zeroed_bytes += _length(pager)
+    sheet.zeroed_bytes += length_of(pager)
     note_arrival(paging_of(pager), block)
     note_written(paging_of(pager), block)
     states_of(pager)[block] = WRITTEN
@@ -231,7 +264,7 @@ def let_write(pager: Record, block: int) -> None:
     """Take the protection of a block's pages away; what the tier has of it is worth nothing then."""
     keep_out_of_line()
     states_of(pager)[block] = WRITTEN
-    userfault.protect(user_of(pager), _start(pager, block), _length(pager), 0)
+    userfault.protect(user_of(pager), start_of_block(pager, block), length_of(pager), 0)
     forget(pager, block)
     note_written(paging_of(pager), block)
     wake(pager, block)
@@ -253,7 +286,7 @@ def put_out(pager: Record, block: int) -> int:
     was = states[block]
     if was == WRITTEN:
         states[block] = LEAVING
-        if userfault.protect(user_of(pager), _start(pager, block), _length(pager), 1) != 0:
+        if userfault.protect(user_of(pager), start_of_block(pager, block), length_of(pager), 1) != 0:
             states[block] = WRITTEN
             return GONE
     births = births_of(pager)[block]  # behind the protection, and before it is seen what lives there
@@ -262,7 +295,7 @@ def put_out(pager: Record, block: int) -> int:
         return drop(pager, block)
     if was == WRITTEN:
         address = pager.memory_address + (block << sheet.block_shift)
-        ticket = stores.put(_stack_of(pager), address, _length(pager))
+        ticket = stores.put(stack_of(pager), address, length_of(pager))
         if ticket < 0:
             sheet.refused += 1
             let_write(pager, block)
@@ -270,7 +303,7 @@ def put_out(pager: Record, block: int) -> int:
         tickets_of(pager)[block] = ticket
         kept_of(pager)[block] = births
         sheet.evicted += 1
-        sheet.out_bytes += _length(pager)
+        sheet.out_bytes += length_of(pager)
     else:
         sheet.dropped += 1
     states[block] = PUNCHING
@@ -284,19 +317,19 @@ def copy_ahead(pager: Record, block: int) -> int:
     states = states_of(pager)
     sheet = sheet_of(pager)
     states[block] = LEAVING
-    if userfault.protect(user_of(pager), _start(pager, block), _length(pager), 1) != 0:
+    if userfault.protect(user_of(pager), start_of_block(pager, block), length_of(pager), 1) != 0:
         states[block] = WRITTEN
         return GONE
     births = births_of(pager)[block]
     ticket = FULL
     if live_of(pager)[block] != 0:
-        ticket = stores.put(_stack_of(pager), pager.memory_address + (block << sheet.block_shift), _length(pager))
+        ticket = stores.put(stack_of(pager), pager.memory_address + (block << sheet.block_shift), length_of(pager))
     if ticket < 0:
         let_write(pager, block)
         return KEPT
     tickets_of(pager)[block] = ticket
     kept_of(pager)[block] = births
-    sheet.out_bytes += _length(pager)
+    sheet.out_bytes += length_of(pager)
     states[block] = CLEAN
     note_cleaned(paging_of(pager), block)
     return DONE
@@ -327,70 +360,7 @@ def drop(pager: Record, block: int) -> int:
 def _punch(pager: Record, block: int) -> None:
     sheet = sheet_of(pager)
     offset = block << sheet.block_shift
-    call(pager.fallocate, (pager.memory_fd, _PUNCH, offset, _length(pager)))
+    call(pager.fallocate, (pager.memory_fd, _PUNCH, offset, length_of(pager)))
     sheet.resident -= 1
     note_departure(paging_of(pager), block)
     wake(pager, block)
-
-
-# -- after a death ----------------------------------------------------------------------------------------------------
-
-
-@compiled
-def take_over(pager: Record) -> None:
-    """Bring every block that a dead pager had in hand into a state to go on from, and wake whoever waits."""
-    keep_out_of_line()
-    sheet = sheet_of(pager)
-    states = states_of(pager)
-    sheet.resident = 0
-    sheet.out_now = 0
-    for block in range(sheet.n_blocks):
-        sheet.out_now += int(states[block] == OUT)
-        if states[block] in (ABSENT, OUT):
-            continue
-        sheet.resident += 1
-        note_arrival(paging_of(pager), block)
-        if states[block] != CLEAN:
-            note_written(paging_of(pager), block)
-    for block in range(sheet.n_blocks):
-        _go_on(pager, block, states[block])
-        if states[block] in (ABSENT, WRITTEN):
-            tickets_of(pager)[block] = NO_TICKET
-    stores.keep_only(_stack_of(pager), tickets_of(pager))
-    userfault.wake(user_of(pager), sheet.window, sheet.n_blocks << sheet.block_shift)
-
-
-@inlined
-def _go_on(pager: Record, block: int, state: int) -> None:
-    """Take up what a dead pager was doing with a block."""
-    states = states_of(pager)
-    user = user_of(pager)
-    if state == LEAVING:  # nothing is in the tier yet, and nobody has written to the pages
-        states[block] = WRITTEN
-    elif state == PUNCHING:
-        finish_leaving(pager, block)
-    elif state == DROPPING:
-        drop(pager, block)
-    elif state == FILLING:
-        userfault.zero(user, _start(pager, block), _length(pager))
-        states[block] = WRITTEN
-    elif state == COMING:
-        _come_again(pager, block)
-    if states[block] == WRITTEN:
-        userfault.protect(user, _start(pager, block), _length(pager), 0)
-
-
-@compiled
-def _come_again(pager: Record, block: int) -> None:
-    """Put in what is missing of a block. The job may have written to the rest: the ticket is worth nothing then."""
-    source = stores.where(_stack_of(pager), tickets_of(pager)[block])
-    status = 0
-    if source == 0:
-        source = pager.bounce_address
-        status = stores.get(_stack_of(pager), tickets_of(pager)[block], source, _length(pager))
-    if status != 0:  # whoever touches it learns so: it is out, and cannot be had back
-        sheet_of(pager).error = status
-        finish_leaving(pager, block)
-        return
-    userfault.fill(user_of(pager), _start(pager, block), source, _length(pager), 0)
-    states_of(pager)[block] = WRITTEN

@@ -30,12 +30,15 @@ PAGER = np.dtype(
         ("drain_address", "i8"),  # where what was written to it is read
         ("read", "i8"),
         ("events", "i8"),  # taken from the ring
+        ("n_writable", "i8"),  # blocks ever that could come writable
+        ("needed", "i8"),  # regions that the last iteration has needed at most, for what lived at once
         ("n_recent", "i8"),  # blocks ever brought in for a fault
         ("recent", "i4", (RECENT,)),  # the last ones, which do not leave
         ("starving_since_ns", "i8"),  # a fault waits for room, 0: none does
         ("starving_limit_ns", "i8"),
         ("stops", "i8"),  # set from Python: the loop is to end
         ("runs", "i8"),  # the thread is in compiled code, and needs nothing that a thread that faults may hold
+        ("gave_up", "i8"),  # blocks ever that nobody can have back
         ("message_address", "i8"),  # what is said when data is lost
         ("message_bytes", "i8"),
         ("write", "i8"),

@@ -31,7 +31,7 @@ from zico.compiled import (
 from zico.driver import userfault
 from zico.driver.userfault import PROTECTED, WRITES
 from zico.paging.eviction import choose_to_clean, choose_victim, choose_victim_ahead
-from zico.paging.layout import NONE, PREEVICT, PREFETCH
+from zico.paging.layout import IDLE, IDLE_INACTIVE, LOOK_AGAIN, NONE, PREEVICT, PREFETCH, WRITABLE
 from zico.paging.pager_blocks import (
     ABSENT,
     CLEAN,
@@ -47,14 +47,14 @@ from zico.paging.pager_blocks import (
     put_out,
     sheet_of,
     states_of,
-    take_over,
     user_of,
     wake,
 )
 from zico.paging.pager_room import allowed, frames, give_region_back, let_stay, make_room
-from zico.paging.prefetch import next_prefetch, note_execution, note_fault
-from zico.paging.resident import is_expected, note_active, note_inactive, release
-from zico.paging.sheet import RING
+from zico.paging.pager_takeover import take_over
+from zico.paging.prefetch import next_prefetch, note_birth, note_execution, note_fault
+from zico.paging.resident import is_expected, list_at, note_active, note_inactive, release, was_written
+from zico.paging.sheet import LEAST, RING
 from zico.paging.tuning import note_iteration, note_lost
 from zico.pool.layout import MEMBER
 from zico.pool.shared import job_at
@@ -64,7 +64,7 @@ IDLE_MS = 50
 LOOK_MS = 1
 """... while the job computes and blocks are prefetched: what it does next shows in its allocations."""
 SPARE = 2
-"""Blocks for which room is made ahead."""
+"""Blocks for which room is made ahead, and kept from prefetching: a fault need not wait for what leaves."""
 
 _I4 = np.dtype("i4")
 _I8 = np.dtype("i8")
@@ -86,8 +86,8 @@ def serve_faults(pager: Record) -> bool:
         message = userfault.message_at(user, i)
         if message.event == userfault.FAULT:
             flags: int = np.int64(message.flags)  # type: ignore[assignment]
-            block = (np.int64(message.address) - sheet.window) >> sheet.block_shift
-            _serve(pager, block, flags)
+            offset = np.int64(message.address) - sheet.window
+            _serve(pager, offset >> sheet.block_shift, offset & ((1 << sheet.block_shift) - 1), flags)
     if n > 0:
         lost_ns = monotonic_ns() - began_ns
         sheet.waited_ns += lost_ns
@@ -96,7 +96,7 @@ def serve_faults(pager: Record) -> bool:
 
 
 @compiled
-def _serve(pager: Record, block: int, flags: int) -> None:
+def _serve(pager: Record, block: int, touched: int, flags: int) -> None:
     states = states_of(pager)
     if flags & PROTECTED:
         if states[block] in (CLEAN, WRITTEN):
@@ -107,11 +107,11 @@ def _serve(pager: Record, block: int, flags: int) -> None:
     elif states[block] in (CLEAN, WRITTEN):
         wake(pager, block)  # another thread's fault has brought it
     else:
-        _serve_missing(pager, block, flags & WRITES != 0)
+        _serve_missing(pager, block, touched, flags & WRITES != 0)
 
 
 @compiled
-def _serve_missing(pager: Record, block: int, writes: bool) -> None:  # noqa: FBT001 - a fact of the fault
+def _serve_missing(pager: Record, block: int, touched: int, writes: bool) -> None:  # noqa: FBT001 - a fact of the fault
     sheet = sheet_of(pager)
     if pager.starving_since_ns == 0:  # else it is the same fault once more
         take_in_events(pager)
@@ -122,11 +122,23 @@ def _serve_missing(pager: Record, block: int, writes: bool) -> None:  # noqa: FB
         _starve(pager, block)
         return
     pager.starving_since_ns = 0
-    status = bring_in(pager, block, writes)
+    status = bring_in(pager, block, writes or comes_writable(pager, block), touched)
     if status == LOST:
         give_up(pager, block)
     elif status == DONE:
         let_stay(pager, block)
+
+
+@compiled
+def comes_writable(pager: Record, block: int) -> bool:
+    """Tell whether a block is to come without protection, as it is likely to be written to: with ``WRITABLE``.
+
+    Protection that was in vain costs a fault for each of its pages, more than a copy that was in vain.
+    """
+    if not paging_of(pager).flags & WRITABLE or not was_written(paging_of(pager), block):
+        return False
+    pager.n_writable += 1
+    return bool(pager.n_writable % LOOK_AGAIN != 0)
 
 
 @compiled
@@ -145,12 +157,19 @@ def _starve(pager: Record, block: int) -> None:
 
 @compiled
 def give_up(pager: Record, block: int) -> None:
-    """Let whoever touches a block die rather than see what was never there; says why."""
+    """Let whoever touches a block die rather than see what was never there; says why, once.
+
+    Where the kernel cannot do that (before Linux 6.6), whoever touches it waits for ever.
+    """
     keep_out_of_line()
     sheet = sheet_of(pager)
-    call(pager.write, (2, pager.message_address, pager.message_bytes))
-    userfault.poison(user_of(pager), sheet.window + (block << sheet.block_shift), 1 << sheet.block_shift)
-    wake(pager, block)
+    if pager.gave_up == 0:
+        call(pager.write, (2, pager.message_address, pager.message_bytes))
+    pager.gave_up += 1
+    start, size_bytes = sheet.window + (block << sheet.block_shift), 1 << sheet.block_shift
+    userfault.protect(user_of(pager), start, size_bytes, 0)  # what is protected and missing cannot be poisoned
+    if userfault.poison(user_of(pager), start, size_bytes) == 0:
+        wake(pager, block)
 
 
 # -- what the heap tells ----------------------------------------------------------------------------------------------
@@ -191,11 +210,14 @@ def take_in_events(pager: Record) -> bool:
             note_execution(paging, event)
         elif event & 1:
             note_active(paging, ~event >> 1)
+            note_birth(paging, ~event >> 1)
         else:
             note_inactive(paging, ~event >> 1)
     iteration = job_at(record_at(pager.member_address, MEMBER), record_at(pager.member_address, MEMBER).job).iteration
     if iteration != sheet.iteration:
         note_iteration(paging)
+        pager.needed = max(LEAST, sheet.most_live)
+        sheet.most_live = sheet.live_slots  # the heap may undo this: then it is what the last iteration needed
         sheet.last_faults = sheet.faults - sheet.begun_faults
         sheet.begun_faults = sheet.faults
         sheet.iteration = iteration
@@ -230,27 +252,48 @@ def look_ahead(pager: Record) -> bool:
         block = next_prefetch(paging)
         if block != NONE:
             return _prefetch(pager, block)
-    if paging.flags & PREEVICT and sheet.resident > frames(pager) - SPARE:
+    if paging.flags & PREEVICT and _is_short(pager):
         victim = choose_victim_ahead(paging)
         if victim != NONE:
             return put_out(pager, victim) == DONE
+    return _clean(pager)
+
+
+@inlined
+def _is_short(pager: Record) -> bool:
+    """Tell whether there is no more room than is kept for faults."""
+    return sheet_of(pager).resident >= frames(pager) - min(SPARE, frames(pager) >> 2)
+
+
+@compiled
+def _clean(pager: Record) -> bool:
+    """Copy one of the next victims out while it stays; no more of them than faults may need soon.
+
+    A block that stays and is written to has cost a copy and the faults of all its pages in vain.
+    """
+    paging = paging_of(pager)
+    if not _is_short(pager) or list_at(paging, IDLE_INACTIVE).n > 0 or list_at(paging, IDLE).n >= SPARE:
+        return False
     block = choose_to_clean(paging)
     return block != NONE and states_of(pager)[block] == WRITTEN and copy_ahead(pager, block) == DONE
 
 
 @compiled
 def _prefetch(pager: Record, block: int) -> bool:
-    """Bring an expected block in if there is room, or can be."""
+    """Bring an expected block in if there is room, or can be; who faults while room is made comes first."""
     paging = paging_of(pager)
     states = states_of(pager)
-    fits = states[block] in (ABSENT, OUT)
-    if fits and sheet_of(pager).resident >= frames(pager):
-        victim = choose_victim_ahead(paging) if paging.flags & PREEVICT else choose_victim(paging)
-        fits = victim != NONE and put_out(pager, victim) == DONE and sheet_of(pager).resident < frames(pager)
-    if not fits:
+    ahead = paging.flags & PREEVICT != 0
+    if _is_short(pager) if ahead else sheet_of(pager).resident >= frames(pager):
+        victim = choose_victim_ahead(paging) if ahead else choose_victim(paging)
+        if victim != NONE and put_out(pager, victim) == DONE:
+            serve_faults(pager)
+        if states[block] in (CLEAN, WRITTEN):
+            return True  # that was it
+    if states[block] not in (ABSENT, OUT) or sheet_of(pager).resident >= frames(pager):
         release(paging, block)
         return False
-    status = bring_in(pager, block, False)  # noqa: FBT003 - the first write costs a fault, a copy that was in vain costs more
+    status = bring_in(pager, block, comes_writable(pager, block), 0)
     sheet_of(pager).prefetched += status == DONE
     if status != DONE:
         release(paging, block)

@@ -34,10 +34,11 @@ from zico.paging.pager_layout import RECENT
 from zico.paging.resident import hold, release, renew
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
-from zico.pool.layout import MEMBER, NOBODY
+from zico.pool.layout import MEMBER, NOBODY, JobState
 from zico.pool.shared import cap_of, header_of, job_at
 
 _MOST_TRIES = 64
+_BOUNDARY = int(JobState.BOUNDARY)
 _I4 = np.dtype("i4")
 
 Record = Any
@@ -117,14 +118,20 @@ def sweep(pager: Record) -> None:
 
 @compiled
 def give_region_back(pager: Record) -> bool:
-    """Give one region back if the job holds more than it may, or others wait and it holds more than it needs."""
+    """Give one region back if the job holds more than it may, or more than it needs.
+
+    It needs what lives at once, at the most since the beginning of its last whole iteration; while others wait, what
+    lives now.
+    """
     pool = record_at(pager.member_address, MEMBER)
     sheet = sheet_of(pager)
     header = header_of(pool)
-    cap = cap_of(pool, job_at(pool, pool.job))
-    others_wait = header.waiters > 0 or header.boundary_waiters > 0
+    me = job_at(pool, pool.job)
+    cap = cap_of(pool, me)
+    others_wait = header.waiters > me.waiting_threads or header.boundary_waiters > int(me.state == _BOUNDARY)
     promised = sheet.asked > sheet.yielded
-    if allowed(pager) <= cap and not promised and not (others_wait and allowed(pager) > sheet.live_slots):
+    unused = allowed(pager) > max(pager.needed, sheet.most_live, sheet.live_slots)
+    if allowed(pager) <= cap and not (promised or unused or (others_wait and allowed(pager) > sheet.live_slots)):
         return False
     if not make_room(pager, frames(pager) - (1 << (sheet.region_shift - sheet.block_shift))):
         return False

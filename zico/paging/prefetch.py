@@ -25,7 +25,7 @@ import numpy as np
 from zico.compiled import array_at, compiled, inlined
 from zico.paging.blocks import end_of, entry_of, link, set_end, set_start, start_of, table_of
 from zico.paging.executions import following, learn, number_of
-from zico.paging.layout import ABSENT, APPEND, NONE, PREEVICT, PREFETCH, RESIDENT, SPAN
+from zico.paging.layout import ABSENT, APPEND, BIRTHS, NONE, PREEVICT, PREFETCH, RESIDENT, SPAN
 from zico.paging.resident import block_at, end_instance, expect, hold, is_expected, list_at, list_due
 
 MOST_VISITS = 4096
@@ -74,13 +74,20 @@ def note_fault(paging: Record, block: int) -> None:
 
 
 @compiled
+def note_birth(paging: Record, block: int) -> None:
+    """Note that something comes to lie in a block in which nothing lay. Without ``BIRTHS`` that teaches nothing."""
+    if paging.flags & BIRTHS and paging.current > 0:
+        _learn_fault(paging, block)
+
+
+@compiled
 def _learn_fault(paging: Record, block: int) -> None:
     table = table_of(paging, paging.current)
     start, end = start_of(table), end_of(table)
     if paging.last_fault != _NO_BLOCK:
         if paging.last_fault != block + 1:
             link(paging, table, paging.last_fault - 1, block)
-    elif start == NONE or not paging.flags & APPEND or not block_at(paging, start).state & RESIDENT:
+    elif start in (NONE, block) or not paging.flags & APPEND or not block_at(paging, start).state & RESIDENT:
         set_start(table, block)
     elif end != block:
         link(paging, table, end, block)

@@ -208,7 +208,7 @@ def is_resident(paging: Record, block: int) -> bool:
 
 @compiled
 def was_written(paging: Record, block: int) -> bool:
-    """Tell whether a block was written to during its last stay, so that it should come back writable."""
+    """Tell whether a block was written to during its last stay, or came writable, so that nobody knows."""
     return (block_at(paging, block).state & WAS_WRITTEN) != 0
 
 

@@ -19,10 +19,13 @@ import enum
 import numpy as np
 
 MAGIC = 0x5A49434F_50414745  # "ZICOPAGE"
-VERSION = 1
+VERSION = 2
 
 RING = 1 << 14
 """Events that a pager may be behind; further back they are lost, and only prefetching suffers."""
+
+LEAST = 4
+"""Regions with which a job goes on where no more are to be had: an operation's operands, and one for another thread."""
 
 NO_TICKET = -1
 
@@ -66,6 +69,7 @@ SHEET = np.dtype(
         ("events", "i8"),  # ever put in the ring
         ("acquired", "i8"),  # regions, ever
         ("live_slots", "i8"),  # slots in which something lives
+        ("most_live", "i8"),  # of them at once, since the pager has seen the iteration begin
         ("tier_blocks", "i8"),  # that the tier has room for
         ("asked", "i8"),  # regions that others were promised, ever
         ("asking", "i8"),  # 1: the last of these are on their way
@@ -96,7 +100,7 @@ SHEET = np.dtype(
         ("zeroed_bytes", "i8"),
         ("waited_ns", "i8"),  # between a fault's arrival here and its end
         ("lost_events", "i8"),
-        ("padding", "i8", (8,)),
+        ("padding", "i8", (7,)),
     ],
     align=True,
 )

@@ -1,0 +1,106 @@
+"""What a paged job meets that it cannot change, each in a process of its own: ``paging_refusals.py WHICH``."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1] / "cpu"))  # run as a script, outside pytest
+
+from paged_window import BLOCK_BYTES, BLOCKS, PagedWindow
+
+from zico.broker.saving import Wish
+from zico.driver.userfault import SYS_USERFAULTFD, Reach
+from zico.heap import allocator
+from zico.heap.process import HEAP_RECORD
+from zico.heap.warming import warm, warm_paging
+from zico.paged_job import open_heap
+from zico.pool.table import PoolTable
+from zico.tiers.wishes import TierWish
+
+NOBODY = 65534
+FRAMES = 4
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
+_LOAD_CALL, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # of struct seccomp_data, whose first word is the call's number
+_REFUSED, _ALLOWED = 0x00050000 | errno.EPERM, 0x7FFF0000
+
+
+def become_nobody() -> None:
+    """Give all privileges up."""
+    if os.geteuid() == 0:
+        os.setuid(NOBODY)
+
+
+def refuse_userfaultfd() -> None:
+    """Let userfaultfd(2) fail from now on, as container engines do (seccomp(2))."""
+    code = [(_LOAD_CALL, 0, 0, 0), (_IF_EQUAL, 0, 1, SYS_USERFAULTFD), (_RETURN, 0, 0, _REFUSED)]
+    filled = b"".join(struct.pack("HBBI", *one) for one in [*code, (_RETURN, 0, 0, _ALLOWED)])
+    text = ctypes.create_string_buffer(filled)
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) + 1, ctypes.addressof(text)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+    assert libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, program) == 0, os.strerror(ctypes.get_errno())
+
+
+def refused() -> None:
+    """Open the heap of a job that wishes to page and may not; it works without."""
+    import zico.heap.paged  # noqa: F401 - compiled by being imported
+
+    warm()
+    region_bytes = 1 << 16
+    made = PoolTable.create(budget_bytes=8 * region_bytes, region_bytes=region_bytes, use_claims=True, self_admit=True)
+    with made as pool:
+        pool.member[0]["job"] = pool.join(os.getpid(), "refused")
+        become_nobody()
+        refuse_userfaultfd()
+        heap = open_heap(pool, {}, Wish("page", tier="memory:1MiB"))
+        assert heap.paged is None
+        heap.enable()
+        address = allocator.allocate(HEAP_RECORD[0], region_bytes, 64)
+        ctypes.memset(address, 7, region_bytes)
+        assert ctypes.string_at(address, region_bytes) == bytes([7]) * region_bytes
+        heap.close()
+
+
+def user_mode() -> None:
+    """Page without privileges: what the process touches itself comes, and a system call says that it cannot."""
+    warm_paging()
+    become_nobody()
+    with PagedWindow(FRAMES) as window:
+        if window.memory.reach == Reach.ALL:
+            print("all faults are shown to every user here")  # noqa: T201 - the answer
+            return
+        for block in range(BLOCKS):
+            window.blocks[block] = block
+        for block in range(BLOCKS):
+            assert (window.blocks[block] == block).all()
+        out = next(i for i in range(BLOCKS) if window.array("states_address")[i] == 6)
+        zeros = os.open("/dev/zero", os.O_RDONLY)
+        try:
+            os.readv(zeros, [window.blocks[out]])
+        except OSError as error:
+            assert error.errno == errno.EFAULT  # noqa: PT017 - no pytest in here
+        else:
+            raise AssertionError("a system call has written to what was out")
+        assert (window.blocks[out] == out).all(), "what the call could not reach is as it was"
+
+
+def broken_tier() -> None:
+    """Touch what is in a file from which nothing can be read."""
+    with PagedWindow(FRAMES, tiers=[TierWish("file", 2 * BLOCKS * BLOCK_BYTES)]) as window:
+        for block in range(BLOCKS):
+            window.blocks[block] = block
+        assert window.pager is not None
+        store = window.pager.tiers.record["tiers"][0][0]
+        store["descriptor"] = os.open(f"/proc/self/fd/{int(store['descriptor'])}", os.O_WRONLY)
+        print("found", np.unique(window.blocks), flush=True)  # noqa: T201 - never reached
+
+
+if __name__ == "__main__":
+    {"refused": refused, "user_mode": user_mode, "broken_tier": broken_tier}[sys.argv[1]]()

@@ -1,0 +1,84 @@
+"""Paged jobs beside others: two of them in one pool, and one in a pool that isolates its jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from harness import ANSWER_S, Nursery, Pool, pool
+from light_job import can_page
+
+from zico.broker.messages import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(not can_page(), reason="this user may not serve page faults")
+
+LIMIT = 6
+NEEDS = 20
+SLOW_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """Give a process that jobs are forked from."""
+    made = Nursery()
+    yield made
+    made.close()
+
+
+def limit(made: Pool, *names: str) -> None:
+    """Let jobs hold ``LIMIT`` regions each."""
+    for name in names:
+        made.client.change(Change(job=name, limit_bytes=LIMIT * made.region_bytes))
+
+
+def test_two_paged_jobs_have_a_pager_each(nursery: Nursery) -> None:
+    """Invariants 1 and 4: each has its contents and keeps to its limit while both are paged, and after one is dead."""
+    with pool(regions=16) as made, nursery.job(made, "paged1") as one, nursery.job(made, "paged2") as two:
+        limit(made, "paged1", "paged2")
+        for seed in (1000, 2000):
+            for job, own in ((one, seed), (two, -seed)):
+                job.tell(f"fill {NEEDS} {own}")
+            assert [job.answer(SLOW_S) for job in (one, two)] == [str(NEEDS)] * 2
+            made.look().check()
+            assert [made.look().held(job.place) for job in (one, two)] == [LIMIT] * 2
+            for job, own in ((one, seed), (two, -seed)):
+                job.tell(f"verify {own}")
+            assert [job.answer(SLOW_S) for job in (one, two)] == ["lost 0"] * 2
+            if seed == 1000:
+                assert [job.ask("empty") for job in (one, two)] == ["freed"] * 2
+        one.kill()
+        made.settled(lambda look: look.granted == LIMIT, "its regions are free")
+        assert two.ask("verify -2000", SLOW_S) == "lost 0"
+
+
+def test_a_paged_job_gives_regions_back_that_its_iterations_need_no_more(nursery: Nursery) -> None:
+    """Regions beyond what lived at once in the last iteration are free soon after it, though nobody asks for them."""
+    with pool(regions=16) as made, nursery.job(made, "paged") as job:
+        assert job.ask("mark") == "began"
+        assert job.ask("fill 12 1") == "12"
+        assert made.look().held(job.place) == 12
+        assert job.ask("empty") == "freed"
+        assert job.ask("mark") == "began"
+        assert job.ask("fill 5 2") == "5"
+        assert made.look().held(job.place) == 12, "the iteration before needed them"
+        assert job.ask("mark") == "began"
+        made.settled(lambda look: look.held(job.place) == 5, "regions have come back", ANSWER_S)
+        assert job.ask("verify 2") == "lost 0"
+
+
+def test_a_paged_job_in_a_pool_that_isolates(nursery: Nursery) -> None:
+    """Invariant 11: what a paged job wrote is in no region that another gets, and it pages as in any other pool."""
+    with pool(regions=16, isolate=True) as made, nursery.job(made, "paged") as job, nursery.job(made, "other") as other:
+        limit(made, "paged")
+        assert job.ask(f"fill {NEEDS} 7", SLOW_S) == str(NEEDS)
+        assert other.ask("hold 8") == "1"
+        assert job.ask("verify 7", SLOW_S) == "lost 0"
+        assert other.ask("free") == "freed"
+        made.look().check()
+        job.kill()
+        look = made.settled(lambda look: look.held(job.place) == 0, "its regions are free")
+        assert look.physical_bytes <= look.held(other.place) * made.region_bytes, "nothing is left of what it wrote"
+        assert other.ask("hold 14") == "1"

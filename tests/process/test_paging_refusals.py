@@ -1,0 +1,48 @@
+"""What keeps a job from being paged, or its pages from coming back: said in one sentence, and no data made up."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import PATIENCE_S
+from light_job import can_page
+
+from zico.driver.userfault import REMEDY
+
+
+def run(which: str) -> subprocess.CompletedProcess[str]:
+    """Run one of the cases to its end."""
+    script = Path(__file__).with_name("paging_refusals.py")
+    return subprocess.run(
+        [sys.executable, str(script), which], capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
+    )
+
+
+def test_a_job_that_may_not_page_says_so_and_goes_on() -> None:
+    """Where the kernel refuses userfaultfd, one line says what to set, and the job works as any other."""
+    done = run("refused")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("zico: this job is not paged: ")
+    assert line.endswith(REMEDY)
+
+
+def test_a_job_without_privileges_pages_what_it_touches_itself() -> None:
+    """With faults in user mode alone, contents come back, and a system call fails with EFAULT and harms nothing."""
+    done = run("user_mode")
+    assert done.returncode == 0, done.stderr
+    if done.stdout:
+        pytest.skip(done.stdout.strip())
+
+
+@pytest.mark.skipif(not can_page(), reason="this user may not serve page faults")
+def test_invariant_7_what_a_tier_cannot_give_back_ends_the_job() -> None:
+    """Invariant 7: whoever touches what a broken file had gets SIGBUS, one line says why, and nothing is made up."""
+    done = run("broken_tier")
+    assert done.returncode == -signal.SIGBUS, (done.stdout, done.stderr)
+    assert "found" not in done.stdout
+    assert "ends by SIGBUS: memory that it touches cannot be brought back from where it went (file " in done.stderr
