@@ -94,7 +94,9 @@ def summary(found: dict[str, Any], scale: Scale) -> dict[str, Any]:
     rows = found["rows"][scale.skipped - 1 :]
     medians = {field: statistics.median(row[field] for row in rows) for field in rows[0]}
     whole = {field: found["job"][field] for field in ("peak_bytes", "spilled_bytes")}
-    return {**medians, **whole, "wall": common.spread(row["wall_s"] for row in rows), "saving": found["job"]["saving"]}
+    each = {"faults_each": [row["faults"] for row in found["rows"]]}
+    wall = common.spread(row["wall_s"] for row in rows)
+    return {**medians, **whole, **each, "wall": wall, "saving": found["job"]["saving"]}
 
 
 def measure(scale: Scale, ways: Sequence[Way]) -> dict[str, Any]:

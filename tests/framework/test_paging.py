@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import EXAMPLES, MIB, PATIENCE_S, clean_environment, pool
+from harness import ANSWER_S, EXAMPLES, MIB, PATIENCE_S, clean_environment, pool, until
 from light_job import can_page
-from scripts import Script, alone
+from scripts import Script, alone, place_of
 
 from zico.broker.saving import Wish
 from zico.launch.environment import job_environment
@@ -93,3 +94,33 @@ def test_jobs_that_leave_it_to_the_broker_train_together_in_half_of_their_peaks(
     assert [job.saving.how for job in reports] == ["page", "page"]
     assert [job.spilled_bytes for job in reports] == [0, 0]
     assert sum(job.saving.out_bytes for job in reports) > 0
+
+
+@pytest.mark.timeout(4 * PATIENCE_S)
+def test_invariant_5_a_paged_training_job_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    """Invariant 5: killed while blocks come and go, it leaves no region and no page, and the pool serves the next."""
+    with pool(regions=512, region_bytes=MIB) as made:
+        for name in ("first", "next"):
+            wanted = Wish("page", 96 * MIB, "memory:1GiB")
+            environment = job_environment(clean_environment(), made.socket, name, wish=wanted)
+            with Script(arguments("digits_resnet", tmp_path / name), environment) as process:
+                place = place_of(made, name)
+                until(lambda place=place: made.jobs[place]["faults"] > 200, PATIENCE_S, "blocks come and go")
+                process.process.kill()
+                assert process.finish().returncode == -signal.SIGKILL
+            look = made.settled(lambda look: look.granted == 0, "its regions are free", ANSWER_S)
+            assert look.physical_bytes == 0
+
+
+@pytest.mark.timeout(4 * PATIENCE_S)
+def test_invariant_7_a_tier_that_is_full_ends_a_paged_training_job_in_an_error(tmp_path: Path) -> None:
+    """Invariant 7: where limit and tier together are too small, the job ends out of memory, and writes no losses."""
+    with pool(regions=512, region_bytes=MIB) as made:
+        wanted = Wish("page", 48 * MIB, "memory:16MiB")
+        environment = job_environment(clean_environment(), made.socket, "small", wish=wanted)
+        environment["ZICO_WAIT_LIMIT_S"] = "2"
+        with Script(arguments("digits_resnet", tmp_path / "losses"), environment) as process:
+            done = process.finish(2 * PATIENCE_S)
+        assert done.returncode > 0, done.stderr
+        assert "memory" in done.stderr
+        assert not (tmp_path / "losses").exists()

@@ -31,6 +31,9 @@ PAGER = np.dtype(
         ("read", "i8"),
         ("events", "i8"),  # taken from the ring
         ("n_writable", "i8"),  # blocks ever that could come writable
+        ("came_bytes", "i8"),  # that had come from the tiers when the iteration began
+        ("went_bytes", "i8"),  # ... and had gone to them
+        ("comes_bytes", "i8"),  # that came during the last iteration: what had to leave for one
         ("needed", "i8"),  # regions that the last iteration has needed at most, for what lived at once
         ("n_recent", "i8"),  # blocks ever brought in for a fault
         ("recent", "i4", (RECENT,)),  # the last ones, which do not leave

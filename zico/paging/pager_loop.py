@@ -31,7 +31,7 @@ from zico.compiled import (
 from zico.driver import userfault
 from zico.driver.userfault import PROTECTED, WRITES
 from zico.paging.eviction import choose_to_clean, choose_victim, choose_victim_ahead
-from zico.paging.layout import IDLE, IDLE_INACTIVE, LOOK_AGAIN, NONE, PREEVICT, PREFETCH, WRITABLE
+from zico.paging.layout import LOOK_AGAIN, NONE, PREEVICT, PREFETCH, WRITABLE
 from zico.paging.pager_blocks import (
     ABSENT,
     CLEAN,
@@ -53,7 +53,7 @@ from zico.paging.pager_blocks import (
 from zico.paging.pager_room import allowed, frames, give_region_back, let_stay, make_room
 from zico.paging.pager_takeover import take_over
 from zico.paging.prefetch import next_prefetch, note_birth, note_execution, note_fault
-from zico.paging.resident import is_expected, list_at, note_active, note_inactive, release, was_written
+from zico.paging.resident import is_expected, note_active, note_inactive, release, was_written
 from zico.paging.sheet import LEAST, RING
 from zico.paging.tuning import note_iteration, note_lost
 from zico.pool.layout import MEMBER
@@ -216,6 +216,9 @@ def take_in_events(pager: Record) -> bool:
     iteration = job_at(record_at(pager.member_address, MEMBER), record_at(pager.member_address, MEMBER).job).iteration
     if iteration != sheet.iteration:
         note_iteration(paging)
+        pager.comes_bytes = sheet.in_bytes - pager.came_bytes
+        pager.came_bytes = sheet.in_bytes
+        pager.went_bytes = sheet.out_bytes
         pager.needed = max(LEAST, sheet.most_live)
         sheet.most_live = sheet.live_slots  # the heap may undo this: then it is what the last iteration needed
         sheet.last_faults = sheet.faults - sheet.begun_faults
@@ -267,14 +270,14 @@ def _is_short(pager: Record) -> bool:
 
 @compiled
 def _clean(pager: Record) -> bool:
-    """Copy one of the next victims out while it stays; no more of them than faults may need soon.
+    """Copy a block out while it stays, until as much has gone in this iteration as came back in the last one.
 
-    A block that stays and is written to has cost a copy and the faults of all its pages in vain.
+    More would be in vain, and a block that stays and is written to costs faults of all its pages besides.
     """
-    paging = paging_of(pager)
-    if not _is_short(pager) or list_at(paging, IDLE_INACTIVE).n > 0 or list_at(paging, IDLE).n >= SPARE:
+    sheet = sheet_of(pager)
+    if sheet.out_bytes - pager.went_bytes >= pager.comes_bytes:
         return False
-    block = choose_to_clean(paging)
+    block = choose_to_clean(paging_of(pager))
     return block != NONE and states_of(pager)[block] == WRITTEN and copy_ahead(pager, block) == DONE
 
 
