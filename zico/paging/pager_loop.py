@@ -249,8 +249,9 @@ def look_ahead(pager: Record) -> bool:
         return True
     paging = paging_of(pager)
     sheet = sheet_of(pager)
-    if sheet.live_slots <= allowed(pager) or allowed(pager) == 0:
-        return False  # everything fits
+    most = max(sheet.live_slots, pager.needed if sheet.iteration > 0 else 0)
+    if most <= allowed(pager) or allowed(pager) == 0:
+        return False  # everything fits, and will
     if paging.flags & PREFETCH:
         block = next_prefetch(paging)
         if block != NONE:
