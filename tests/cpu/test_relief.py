@@ -101,6 +101,43 @@ def test_it_asks_again_when_what_left_was_not_enough() -> None:
         a.free_all()
 
 
+def test_it_asks_again_when_what_left_emptied_no_region() -> None:
+    """What comes free inside a region changes nothing in the pool, and is worth a question all the same."""
+    with tenants(8, 1, region_bytes=2 * GRANULE_BYTES, wait_limit_s=DEADLINE_S) as (a,), asked(a) as descriptor:
+        blocks = [a.allocate(GRANULE_BYTES) for _ in range(4)]
+        thread = begin_to_wait(a, 2, 2)
+        number = await_question(a, descriptor)
+        sequence = int(a.member.header["sequence"])
+        a.record[0]["leaving_bytes"] = GRANULE_BYTES
+        a.record[0]["relief_answered"] = number
+        a.free(blocks[0])
+        assert a.member.header["sequence"] == sequence
+        a.record[0]["leaving_bytes"] = 0
+        again = await_question(a, descriptor)
+        a.free(blocks[1])
+        a.record[0]["relief_answered"] = again
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+        assert not any(a.is_spilled(address) for address in a.live)
+        a.free_all()
+
+
+@pytest.mark.parametrize("has_relief", [False, True])
+def test_who_may_hold_no_more_goes_wherever_there_is_room(has_relief: bool) -> None:  # noqa: FBT001 - cases
+    """A small tensor that has an arena of its own is a guest in another's region, if the job is one that swaps."""
+    with tenants(8, 1, region_bytes=8 * GRANULE_BYTES) as (a,), contextlib.ExitStack() as relief:
+        if has_relief:
+            relief.enter_context(asked(a))
+        a.member.set_limit(0, 1)
+        a.allocate(6 * GRANULE_BYTES)
+        guest = a.allocate(GRANULE_BYTES)
+        assert a.is_spilled(guest) != has_relief
+        assert a.job["held"] == 1
+        assert a.record[0]["relief_asked"] == 0
+        a.check_structure()
+        a.free_all()
+
+
 def test_nobody_who_answers_is_waited_for_until_the_deadline_only() -> None:
     """Invariant 7: whoever was asked and never answers costs the wait limit."""
     with tenants(8, 1, wait_limit_s=LONGER_THAN_A_STANDSTILL_S) as (a,), asked(a):

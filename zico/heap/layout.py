@@ -276,7 +276,7 @@ HEAP = np.dtype(
         ("relief_fd", "i8"),  # eventfd that asks for relief, -1: nobody is there to be asked
         ("relief_asked", "i8"),  # questions, ever
         ("relief_answered", "i8"),
-        ("relief_sequence", "i8"),  # how the pool was at the last one
+        ("relief_sequence", "i8"),  # how pool and heap were at the last one
         ("patient_thread", "i8"),  # pthread_self of one that allocates for later, 0: none
         ("leaving_bytes", "i8"),  # of tensors that are being copied to a tier, and go when they have been
         # What follows means something only where the window is managed memory (zico.heap.managed).

@@ -65,6 +65,24 @@ def _elsewhere(heap: Record, size_bytes: int, alignment: int) -> int:
     return NEVER_FITS
 
 
+@compiled
+def as_guest(heap: Record, size_bytes: int, alignment: int) -> int:
+    """Find a range in regions that the job holds anyway, in any arena of the first stream; ``MUST_WAIT``: none.
+
+    For who may hold no more regions: a worse place for this tensor, and for some that come later, is better than a
+    wait. LONG is the last, since a plan may want the place.
+    """
+    keep_out_of_line()
+    for host in (SHORT, EXTRA, PERSISTENT, LONG):
+        arena = arena_of(heap, host)
+        if gaps.is_full(arena):
+            continue
+        gap = gaps.find(arena, heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
+        if gap != gaps.NOTHING:
+            return _take(heap, host, gap, _start(heap, host, gap, alignment), size_bytes)
+    return MUST_WAIT
+
+
 @inlined
 def _start(heap: Record, index: int, gap: int, alignment: int) -> int:
     return gaps.align_up(gaps.gaps_of(arena_of(heap, index))[gap].start, alignment)

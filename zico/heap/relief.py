@@ -10,7 +10,7 @@ has dealt with, and how many bytes leave.
 
 Guarantees
     7. The wait for relief ends at the wait limit like every other. An answer by which nothing leaves ends it at once:
-       the next question is put when the pool has changed.
+       the next question is put when the pool has changed, or the heap: what leaves need not empty a region.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from typing import Any
 from numba import types
 
 from zico.compiled import compiled, inlined, keep_out_of_line, write_bytes
-from zico.heap.placing import NEVER_FITS, NO_SPACE
-from zico.heap.records import pool_of
+from zico.heap.placing import MUST_WAIT, NEVER_FITS, NO_SPACE
+from zico.heap.records import SPILL, pool_of
 
 NOBODY_TO_ASK = -1
+_EVENTS_SHIFT = 32
+"""The pool's sequence has 32 bits; what comes free inside a region changes the heap's events alone."""
 
 Record = Any
 
@@ -34,6 +36,13 @@ _pthread_self = types.ExternalFunction("pthread_self", types.int64())
 def is_patient(heap: Record) -> bool:
     """Tell whether the calling thread allocates for later."""
     return heap.patient_thread != 0 and heap.patient_thread == _pthread_self()
+
+
+@inlined
+def wants_guests(heap: Record, me: Record, arena: int, offset: int) -> bool:
+    """Tell whether a tensor for which no region is to be had goes wherever the job's own regions have room for it."""
+    at_limit = offset == NEVER_FITS or (offset == MUST_WAIT and me.over != 0)
+    return heap.relief_fd != NOBODY_TO_ASK and arena < SPILL and at_limit
 
 
 @compiled
@@ -51,9 +60,10 @@ def comes(heap: Record, me: Record, offset: int, sequence: int) -> bool:
         return False
     if heap.leaving_bytes > 0 or heap.relief_answered < heap.relief_asked:
         return True
-    if heap.relief_asked > 0 and heap.relief_sequence == sequence:
+    state = sequence + (heap.events << _EVENTS_SHIFT)
+    if heap.relief_asked > 0 and heap.relief_sequence == state:
         return False
-    heap.relief_sequence = sequence
+    heap.relief_sequence = state
     heap.relief_asked += 1
     write_bytes(heap.relief_fd, pool_of(heap).one_address, 8)
     return True

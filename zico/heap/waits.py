@@ -41,6 +41,8 @@ def for_place(  # noqa: C901, PLR0915 - one loop, in which each end of the wait 
         offset = MUST_WAIT
         if evicting.is_complete(heap, me) or now_ns > heap.return_until_ns:
             offset = placing.place(heap, arena, planned, size_bytes, alignment)
+            if relief.wants_guests(heap, me, arena, offset):
+                offset = max(offset, placing.as_guest(heap, size_bytes, alignment))
         relieved = offset < 0 and now_ns < deadline_ns
         relieved = relieved and (relief.is_patient(heap) or relief.comes(heap, me, offset, sequence))
         if offset != NEVER_FITS or (heap.n_deferred > 0 and now_ns < deadline_ns):

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zico.compiled import FUTEX_WAKE, SYS_FUTEX, WAKE_ALL
 from zico.heap.classes import SIZE_BITS
 from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
-from zico.pool.layout import MOST_WAYS, SaveMode
+from zico.pool.layout import HEADER, MOST_WAYS, SaveMode
 from zico.swapping.learning import Ended
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from zico.swapping.schedule import Int64s
     from zico.swapping.ways import Way
 
+_libc = ctypes.CDLL(None, use_errno=True)
 _SIZE_MASK = (1 << SIZE_BITS) - 1
 
 
@@ -32,6 +34,7 @@ class HeapGauge:
         self._job = heap.pool.jobs[int(heap.pool.member[0]["job"])]
         self._header = heap.pool.header
         self._region_bytes = heap.pool.region_bytes
+        self._word_address = int(heap.pool.member[0]["header_address"]) + HEADER.fields["sequence"][1]  # type: ignore[index]
         self._logs = _view(int(self._heap["logs_address"]), LOG, LOGS)
         self._lifetimes = [_view(int(log["lifetimes_address"]), LIFETIME, MAX_LIFETIMES) for log in self._logs]
 
@@ -82,6 +85,12 @@ class HeapGauge:
         job["copy_waited_ns"] = figures.waited_ns
         job["copy_hidden_ns"] = figures.hidden_ns
         job["late"] = figures.late
+        self.wake()
+
+    def wake(self) -> None:
+        """Let a thread of the job that waits for memory look again: what has left need not have emptied a region."""
+        if int(self._job["waiting_threads"]):
+            _libc.syscall(SYS_FUTEX, ctypes.c_void_p(self._word_address), FUTEX_WAKE, WAKE_ALL, None, None, 0)
 
     def choose_swapping(self) -> None:
         """Let the job's record say that it swaps, where that was left open."""

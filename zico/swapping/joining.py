@@ -76,3 +76,4 @@ def _relieve(heap: Heap, gauge: HeapGauge, swapper: Swapper, asked_fd: int) -> N
             asked = int(record["relief_asked"])
             swapper.relieve(gauge.needed_bytes())
             record["relief_answered"] = asked
+            gauge.wake()

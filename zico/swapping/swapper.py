@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from zico.swapping.idle import Idle
     from zico.swapping.learning import Learner
-    from zico.swapping.mover import Mover
+    from zico.swapping.mover import Figures, Mover
     from zico.swapping.schedule import Plan
 
 Taken = TypeVar("Taken")
@@ -100,6 +100,11 @@ class Swapper:
     def tier(self) -> Any:  # noqa: ANN401 - a ``mover.Tier``, which may tell more
         """Return where tensors go."""
         return self._mover.tier
+
+    @property
+    def figures(self) -> Figures:
+        """Return what has been moved, and what that has cost."""
+        return self._mover.figures
 
     @property
     def planned_bytes(self) -> int:
