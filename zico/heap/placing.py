@@ -67,7 +67,7 @@ def _elsewhere(heap: Record, size_bytes: int, alignment: int) -> int:
 
 @compiled
 def as_guest(heap: Record, size_bytes: int, alignment: int) -> int:
-    """Find a range in regions that the job holds anyway, in any arena of the first stream; ``MUST_WAIT``: none.
+    """Find a range in regions that the job holds anyway, in any arena of the first stream; ``NEVER_FITS``: none.
 
     For who may hold no more regions: a worse place for this tensor, and for some that come later, is better than a
     wait. LONG is the last, since a plan may want the place.
@@ -80,7 +80,7 @@ def as_guest(heap: Record, size_bytes: int, alignment: int) -> int:
         gap = gaps.find(arena, heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
         if gap != gaps.NOTHING:
             return _take(heap, host, gap, _start(heap, host, gap, alignment), size_bytes)
-    return MUST_WAIT
+    return NEVER_FITS
 
 
 @inlined
