@@ -95,9 +95,11 @@ def enable() -> Session | None:
 
 def _swap(joined: Session) -> None:
     """Let what autograd saves leave the pool and come back; says so if that cannot be, and the job goes on without."""
+    from zico.adapters.torch_resting import Stepping
     from zico.adapters.torch_saving import Saving
 
     from zico.swapping import joining, swapper
+    from zico.swapping.resting import Resting
 
     try:
         joined.swapper = joining.start(joined.heap, os.environ)
@@ -106,3 +108,4 @@ def _swap(joined: Session) -> None:
         return
     begin = joined.heap.base
     Saving(joined.swapper, begin, begin + int(joined.heap.record[0]["spill_offset"]), swapper.LEAST_BYTES).install()
+    Stepping(Resting(joined.heap, joined.swapper.publish)).install()

@@ -38,13 +38,13 @@ from zico.compiled import (
     private_unlock,
     write_bytes,
 )
-from zico.heap import blocks, classes, evicting, following, gaps, placing, waits
+from zico.heap import blocks, classes, evicting, following, gaps, placing, relief, waits
 from zico.heap.layout import (
     ALIGNMENT_BYTES,
     MAX_ALIGNMENT_BYTES,
 )
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
-from zico.heap.records import MAIN, SHORT, SPILL, block_at, job_of, pool_of, tick
+from zico.heap.records import MAIN, RESTING, SHORT, SPILL, block_at, job_of, pool_of, tick
 from zico.pool import waiting
 from zico.pool.layout import NOBODY
 from zico.trace import online, ring
@@ -113,8 +113,11 @@ def serve(heap: Record, me: Record, slot: int, size_bytes: int, rounded: int, al
     if slot == MAIN:
         key = classes.key_of(heap, me.iteration, rounded)
         entry = classes.class_of(key)
-        arena = classes.arena_for(heap, entry, rounded)
-        planned = following.place_of(heap, key)
+        if heap.apart_thread != 0 and heap.apart_thread == relief.this_thread():
+            arena = RESTING
+        else:
+            arena = classes.arena_for(heap, entry, rounded)
+            planned = following.place_of(heap, key)
     offset = placing.place(heap, arena, planned, rounded, alignment) if fits else NEVER_FITS
     if not fits:
         waits.refuse(me, rounded)

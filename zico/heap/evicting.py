@@ -34,7 +34,7 @@ import numpy as np
 
 from zico.compiled import call, compiled, inlined, keep_out_of_line, monotonic_ns, record_at
 from zico.driver.mapping import DEVICE, detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
-from zico.heap.layout import PRIVATE
+from zico.heap.layout import PRIVATE, RESTS
 from zico.heap.records import pool_of, slots_of, wanted_of
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
@@ -44,8 +44,8 @@ RETURN_NS = 5_000_000_000
 """How long a job waits for what it has evicted before it goes on without; a regular iteration ends by then."""
 NO_MORE = -1
 """In ``JOB.evict``: until it has run again there is nothing that it could evict."""
-_PRIVATE = 1
-_SHARED = 0
+OWNED = 1
+SHARED = 0
 _SPARE_SHIFT = 1
 """At most half of the machine's free memory is taken: running out kills somebody."""
 
@@ -77,8 +77,8 @@ def evict(heap: Record, me: Record) -> None:
             me.evict = NO_MORE
         return
     n = min(asked, room(heap, me))
-    done = _evict(heap, me, n, _PRIVATE)  # those that already have pages of their own cost nothing
-    done += _evict(heap, me, n - done, _SHARED)
+    done = _evict(heap, me, n, OWNED)  # those that already have pages of their own cost nothing
+    done += _evict(heap, me, n - done, SHARED)
     me.evict = 0 if done == asked else NO_MORE
     if done > 0:
         heap.return_until_ns = monotonic_ns() + patience_ns(heap)
@@ -93,7 +93,7 @@ def patience_ns(heap: Record) -> int:
 @inlined
 def room(heap: Record, me: Record) -> int:
     """Return the regions' worth of memory that the next tier may still take."""
-    limit_bytes = heap.spill_limit_bytes - heap.spill_live_bytes - (me.evicted << heap.region_shift)
+    limit_bytes = heap.spill_limit_bytes - heap.spill_live_bytes - ((me.evicted + heap.resting) << heap.region_shift)
     spare_bytes = free_bytes(record_at(heap.device_address, DEVICE)) >> _SPARE_SHIFT
     return max(min(limit_bytes, spare_bytes), 0) >> heap.region_shift
 
@@ -105,23 +105,43 @@ def _evict(heap: Record, me: Record, most: int, kind: int) -> int:
     Feature maps lie behind what persists, and are freed sooner: the mapping is shared again then.
     """
     keep_out_of_line()
-    slots = slots_of(heap)
-    given = wanted_of(heap)
-    n = 0
-    slot = (heap.spill_offset >> heap.region_shift) - 1
-    while slot >= 0 and n < most:
-        there = _PRIVATE if slots[slot].mapped == PRIVATE else _SHARED
-        if slots[slot].live > 0 and slots[slot].region != NOBODY and there == kind:
-            if not _part(heap, slot):
-                break
-            given[n] = slots[slot].region
-            slots[slot].region = NOBODY
-            n += 1
-        slot -= 1
+    n = part(heap, 0, heap.spill_offset >> heap.region_shift, most, kind, NOBODY)
     if n > 0:
         me.evicted += n  # first: whoever looks in between sees a job that claims too little rather than too much
         me.evictions += n
-        regions.give_back(pool_of(heap), given, n, NO_FENCE)
+        regions.give_back(pool_of(heap), wanted_of(heap), n, NO_FENCE)
+    return n
+
+
+@compiled
+def part(heap: Record, first: int, end: int, most: int, kind: int, instead: int) -> int:
+    """Part slots with pages of the kind given from their regions, from the last one on; those are still the job's.
+
+    Args:
+        heap: The HEAP record.
+        first: The first slot that may be parted.
+        end: Behind the last one.
+        most: How many at most.
+        kind: ``SHARED``: their pages become this process's own; ``OWNED``: they are already.
+        instead: What stands for their regions, which are in ``wanted_of``.
+
+    Returns:
+        How many.
+    """
+    keep_out_of_line()
+    slots = slots_of(heap)
+    given = wanted_of(heap)
+    n = 0
+    slot = end - 1
+    while slot >= first and n < most:
+        there = OWNED if slots[slot].mapped == PRIVATE else SHARED
+        if slots[slot].live > 0 and slots[slot].region >= 0 and there == kind:
+            if not _part(heap, slot):
+                break
+            given[n] = slots[slot].region
+            slots[slot].region = instead
+            n += 1
+        slot -= 1
     return n
 
 
@@ -181,7 +201,10 @@ def drop(heap: Record, me: Record, slot: int) -> bool:
     slots = slots_of(heap)
     if unmap_piece(record_at(heap.device_address, DEVICE), _address_of(heap, slot)):  # else the next mapping does it
         slots[slot].mapped = NOBODY
-    if slots[slot].region == NOBODY:
+    region = slots[slot].region
+    if region == RESTS:
+        heap.resting -= 1
+        slots[slot].region = NOBODY
+    elif region == NOBODY:
         me.evicted -= 1
-        return False
-    return True
+    return region >= 0

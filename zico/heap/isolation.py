@@ -59,7 +59,7 @@ def _part(heap: Record, first: int, last: int) -> None:
     given = wanted_of(heap)
     n = 0
     for slot in range(first, last + 1):
-        if slots[slot].live == 0 and slots[slot].region != NOBODY:  # else it was evicted
+        if slots[slot].live == 0 and slots[slot].region >= 0:  # else it was evicted
             there = slots[slot].mapped != NOBODY
             if not there or unmap_piece(record_at(heap.device_address, DEVICE), address_of(heap, slot)):
                 slots[slot].mapped = NOBODY

@@ -1,8 +1,8 @@
 """The heap's private records: one process's window, cut into arenas, slots and blocks.
 
-A window of four pool arenas and the next tier's; the first slot of Arena.LONG holds two tensors and a gap::
+A window of five pool arenas and the next tier's; the first slot of Arena.LONG holds two tensors and a gap::
 
-    | PERSISTENT ... | LONG [tensor][tensor][ gap ... | SHORT ... | EXTRA ... | SPILL ... |
+    | PERSISTENT ... | LONG [tensor][tensor][ gap ... | SHORT ... | EXTRA ... | RESTING ... | SPILL ... |
                       ^ slot 0          ^ slot 1
 
 Offsets count from the start of the window. A block starts in a granule of its own, because no tensor in the pool is
@@ -11,7 +11,7 @@ smaller than a granule; so the granule's number finds the block.
 On a device that takes every tensor there are smaller ones, cells: a chunk is cut into cells of one size, and is itself
 a block to the arena that it lies in. There, each stream but the first has an arena of its own, before the next tier's::
 
-    ... | EXTRA [chunk: | cell | cell | ...] | stream 1 ... | stream 2 ... | ...
+    ... | EXTRA [chunk: | cell | cell | ...] | RESTING | stream 1 ... | stream 2 ... | ...
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Arena(enum.IntEnum):
     """Temporaries: freed within a few events."""
     EXTRA = 3
     """Small ones of which nothing is known yet, and what a plan in force does not know: LONG is the plan's then."""
-    SPILL = 4
+    RESTING = 4
+    """What an optimizer keeps between its steps, and nothing else: its slots can be given away meanwhile."""
+    SPILL = 5
     """The next tier: a file, on a GPU pinned memory of the host. Used only when nobody could go on otherwise."""
 
 
@@ -99,6 +101,9 @@ NO_TENSOR = -1
 """In place of a tensor's number in a recorded trace: there is none."""
 PRIVATE = -3
 """In ``mapped``: pages of this process alone (``zico.heap.evicting``); where ``region`` is NOBODY they are evicted."""
+
+RESTS = -4
+"""In ``region``: the slot's tensors rest, outside the budget (``zico.heap.resting``)."""
 
 BLOCK = np.dtype(
     [
@@ -279,6 +284,16 @@ HEAP = np.dtype(
         ("relief_sequence", "i8"),  # how pool and heap were at the last one
         ("patient_thread", "i8"),  # pthread_self of one that allocates for later, 0: none
         ("leaving_bytes", "i8"),  # of tensors that are being copied to a tier, and go when they have been
+        # What follows means something only where an optimizer's state can rest (zico.heap.resting).
+        ("apart_thread", "i8"),  # pthread_self of one whose tensors go to RESTING, 0: none
+        ("may_rest", "i8"),  # 1: between two steps
+        ("rest_limit", "i8"),  # most slots that may rest
+        ("restable", "i8"),  # slots in use in RESTING when the last step ended
+        ("resting", "i8"),  # slots that rest
+        ("rested", "i8"),  # ever
+        ("woken", "i8"),  # ever
+        ("late", "i8"),  # steps that had to wait for them
+        ("late_ns", "i8"),
         # What follows means something only where the window is managed memory (zico.heap.managed).
         ("pool_shift", "i8"),  # log2 of the pool's regions, everywhere; slots are smaller there
         ("most_streams", "i8"),  # streams that get a slot, everywhere; fewer there

@@ -36,9 +36,9 @@ FLAGS = DEEPUM | SHORTER | FURTHEST
 """Parts of ``zico.paging`` that are on. All touches are learned, so that the first one of an execution is its start
 (``APPEND`` is off); what is clean or lost is not known (``CLEAN`` and ``TUNE`` are off)."""
 
-_SHARES = (12, 18, 2, 4)
+_SHARES = (12, 18, 2, 4, 0)
 """Of the window, in 48ths: the first stream's arenas in the order of ``Arena``. One that is full takes from others.
-What is no 48th is ``Arena.LONG``'s, too."""
+Nothing rests. What is no 48th is ``Arena.LONG``'s, too."""
 _SIDE_SHARE = 4
 _WHOLE = 48
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from zico.compiled import compiled, inlined, keep_out_of_line, keep_small
 from zico.heap import backing, following, gaps
-from zico.heap.records import EXTRA, LONG, PERSISTENT, SHORT, SPILL, arena_of
+from zico.heap.records import EXTRA, LONG, PERSISTENT, RESTING, SHORT, SPILL, arena_of
 from zico.pool.regions import GONE, GRANTED, WAIT
 
 MUST_WAIT = -1
@@ -37,7 +37,7 @@ def place(heap: Record, index: int, planned: int, size_bytes: int, alignment: in
             return _take(heap, LONG, there, planned, size_bytes)
     if heap.plan_address != 0 and index == LONG:
         index = EXTRA
-    if index == SHORT or (heap.plan_address != 0 and index < SPILL):
+    if index == SHORT or (heap.plan_address != 0 and index < RESTING):
         # A temporary is a guest wherever there is room: it pins nothing for long, and needs no region of its own. So
         # is what the plan does not know. But nothing is a guest where a plan is followed: it would stand in the way.
         for host in (SHORT, EXTRA, LONG, PERSISTENT):

@@ -17,6 +17,7 @@ PERSISTENT = int(Arena.PERSISTENT)
 LONG = int(Arena.LONG)
 SHORT = int(Arena.SHORT)
 EXTRA = int(Arena.EXTRA)
+RESTING = int(Arena.RESTING)
 SPILL = int(Arena.SPILL)
 MAIN = 0
 """The slot of the stream that was seen first, or the host: where tensors have classes, and plans."""
@@ -53,7 +54,7 @@ def arena_at(heap: Record, offset: int) -> int:
     index = SPILL
     while offset < arena_of(heap, index).start:
         index -= 1
-    if index == EXTRA and offset >= heap.side_offset:
+    if index == RESTING and offset >= heap.side_offset:
         return SPILL + slot_at(heap, offset)
     return index
 

@@ -29,13 +29,13 @@ _EVENTS_SHIFT = 32
 
 Record = Any
 
-_pthread_self = types.ExternalFunction("pthread_self", types.int64())
+this_thread = types.ExternalFunction("pthread_self", types.int64())
 
 
 @inlined
 def is_patient(heap: Record) -> bool:
     """Tell whether the calling thread allocates for later."""
-    return heap.patient_thread != 0 and heap.patient_thread == _pthread_self()
+    return heap.patient_thread != 0 and heap.patient_thread == this_thread()
 
 
 @inlined

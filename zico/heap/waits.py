@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from zico.compiled import call, compiled, inlined, keep_out_of_line, monotonic_ns, private_lock, private_unlock
-from zico.heap import evicting, following, placing, relief
+from zico.heap import evicting, following, placing, relief, resting
 from zico.heap.placing import MUST_WAIT, NEVER_FITS, NO_SPACE
 from zico.heap.records import SPILL, pool_of
 from zico.pool import reserve, waiting
@@ -20,7 +20,7 @@ Record = Any
 
 
 @compiled
-def for_place(  # noqa: C901, PLR0915 - one loop, in which each end of the wait is a line
+def for_place(  # noqa: C901, PLR0912, PLR0915 - one loop, in which each end of the wait is a line
     heap: Record, me: Record, arena: int, planned: int, size_bytes: int, alignment: int
 ) -> tuple[int, int]:
     """Wait until a place is found; returns arena and offset. Enters and leaves inside the heap's mutex."""
@@ -43,6 +43,8 @@ def for_place(  # noqa: C901, PLR0915 - one loop, in which each end of the wait 
             offset = placing.place(heap, arena, planned, size_bytes, alignment)
             if relief.wants_guests(heap, me, arena, offset):
                 offset = max(offset, placing.as_guest(heap, size_bytes, alignment))
+        if offset < 0 and resting.makes_room(heap, me, offset):
+            continue
         relieved = offset < 0 and now_ns < deadline_ns
         relieved = relieved and (relief.is_patient(heap) or relief.comes(heap, me, offset, sequence))
         if offset != NEVER_FITS or (heap.n_deferred > 0 and now_ns < deadline_ns):
@@ -57,6 +59,8 @@ def for_place(  # noqa: C901, PLR0915 - one loop, in which each end of the wait 
             before = now
             still_since_ns = now_ns
         stuck = not relieved and _is_stuck(heap, me, now_ns - still_since_ns)
+        if offset == MUST_WAIT and stuck and resting.rest(heap, me, me.need) > 0:
+            continue
         if offset == MUST_WAIT and stuck and heap.entered_address != 0:
             heap.frugal = 1
             offset = placing.place(heap, arena, planned, size_bytes, alignment)

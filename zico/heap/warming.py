@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from zico.heap import allocator, fork, hooks  # noqa: F401 - hooks compile when they are imported
+from zico.heap import allocator, fork, hooks, resting, stepping  # noqa: F401 - hooks compile when they are imported
 from zico.heap.build import Heap
 from zico.heap.layout import GRANULE_BYTES, HEAP
 from zico.heap.planning import Planning
@@ -32,6 +32,8 @@ def warm() -> None:
             _follow_a_plan(heap, record)
             fork.lock(record)
             fork.unlock(record)
+            resting.end_step(record)
+            stepping.begin_step(record)
             heap.close()
         pool.set_budget(_TENSORS)
         pool.settle()

@@ -44,8 +44,12 @@ class HeapGauge:
         return (min(budget, limit) if limit else budget) * self._region_bytes
 
     def live_bytes(self) -> int:
-        """Return what its tensors take in the pool."""
-        return int(self._job["live_bytes"])
+        """Return what its tensors take in the pool, but for what rests between steps, or can."""
+        return max(0, int(self._job["live_bytes"]) - self.restable_bytes())
+
+    def restable_bytes(self) -> int:
+        """Return what can be out of the pool wherever tensors are idle: the state of optimizers, in whole regions."""
+        return int(self._heap["restable"]) * self._region_bytes
 
     def be_patient(self, thread: int) -> None:
         """Note which thread allocates for later, 0: none does."""
@@ -77,14 +81,14 @@ class HeapGauge:
 
     def publish(self, figures: Figures) -> None:
         """Write down what has been moved where reports and waiting threads find it."""
-        self._heap["leaving_bytes"] = figures.leaving_bytes
-        job = self._job
-        job["out_bytes"] = figures.out_bytes
-        job["in_bytes"] = figures.in_bytes
-        job["out_now_bytes"] = figures.away_bytes
-        job["copy_waited_ns"] = figures.waited_ns
+        heap, job = self._heap, self._job
+        heap["leaving_bytes"] = figures.leaving_bytes
+        job["out_bytes"] = figures.out_bytes + int(heap["rested"]) * self._region_bytes
+        job["in_bytes"] = figures.in_bytes + int(heap["woken"]) * self._region_bytes
+        job["out_now_bytes"] = figures.away_bytes + int(heap["resting"]) * self._region_bytes
+        job["copy_waited_ns"] = figures.waited_ns + int(heap["late_ns"])
         job["copy_hidden_ns"] = figures.hidden_ns
-        job["late"] = figures.late
+        job["late"] = figures.late + int(heap["late"])
         self.wake()
 
     def wake(self) -> None:

@@ -12,6 +12,7 @@ from zico.heap.relief import NOBODY_TO_ASK
 from zico.swapping.gauge import HeapGauge
 from zico.swapping.learning import Learner
 from zico.swapping.mover import Mover
+from zico.swapping.resting import allow
 from zico.swapping.swapper import Swapper
 from zico.swapping.ways import ways
 from zico.tiers.stack import TierStack
@@ -53,12 +54,14 @@ def start(heap: Heap, environ: Mapping[str, str]) -> Swapper:
 
     def tell(seen: Observed, margin: float) -> None:
         if gauge.leaves_it_to_the_broker():
-            gauge.tell(int(seen.load_bytes.max()), ways(seen, rates(), margin))
+            peak_bytes = int(seen.load_bytes.max()) + gauge.restable_bytes()
+            gauge.tell(peak_bytes, ways(seen, rates(), margin))
 
     swapper = Swapper(mover, gauge, Learner(gauge.ended, gauge.cap_bytes, rates, tell))
     asked_fd = os.eventfd(0, os.EFD_CLOEXEC)
     threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()
     record["relief_fd"] = asked_fd
+    allow(heap, wishes)
     os.register_at_fork(after_in_child=swapper.leave_to_parent)
     return swapper
 

@@ -131,6 +131,11 @@ class Mover:
         self._getting = threading.Lock()
         self._publish = lambda _figures: None
 
+    def publish(self) -> None:
+        """Have the figures read again."""
+        with self._lock:
+            self._publish(self.figures)
+
     # -- out ------------------------------------------------------------------------------------------------------
 
     def send(self, idle: Idle) -> bool:

@@ -236,6 +236,10 @@ class Swapper:
             else:
                 yield idle
 
+    def publish(self) -> None:
+        """Write down what has been moved, by others than the mover, too."""
+        self._mover.publish()
+
     # -- forks ----------------------------------------------------------------------------------------------------
 
     def leave_to_parent(self) -> None:

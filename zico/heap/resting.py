@@ -1,0 +1,131 @@
+"""What an optimizer keeps between its steps leaves the budget meanwhile, and is back before the next step begins.
+
+Theory of operation
+    It lies in an arena of its own, so that nothing else is in its slots: what an optimizer allocates in its first step
+    goes there. Between two steps nobody needs it, in the forward and backward pass, where the job's peak is. When an
+    allocation finds no room inside what the job may hold, as many slots *rest* as it lacks: they get pages of the
+    process's own, as in an eviction (``zico.heap.evicting``), and their regions go back to the pool, at once and by the
+    thread that allocates. Before the next step regions are acquired for them. They count for the pages then::
+
+        step | forward ........ backward ...... | step          time ->
+        held | held    | rests         | rests  | held          a slot of RESTING
+               tight:    regions go      no room yet, or still   acquired: back before the step
+
+    So there is one copy, when a slot rests for the first time; from then on what changes is who else may use memory.
+
+Guarantees
+    1. What is in the budget between two steps is what has regions; what rests is in the tier that memory of this
+       process is, and no more of it than the job's tiers allow.
+    4. and 6. Whoever reads or writes what rests, at any time, by whatever way, finds it at its address.
+    A step never waits for good: what cannot come back stays where it is, and counts as overflowed.
+
+Known limitations
+    The host device only: a GPU has no pages of a process's own to put at an address in one step.
+    What rests stays in this process's memory; tiers below that do not take it.
+    What an optimizer makes in a later step than its first, or when it is constructed, does not rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zico.compiled import compiled, inlined, keep_out_of_line, private_lock, private_unlock
+from zico.heap import evicting
+from zico.heap.layout import RESTS, Attached
+from zico.heap.placing import NEVER_FITS, NO_SPACE
+from zico.heap.records import RESTING, arena_of, job_of, pool_of, slots_of, wanted_of
+from zico.pool import regions
+from zico.pool.fences import NO_FENCE
+from zico.pool.layout import NOBODY
+
+_ATTACHED = int(Attached.YES)
+
+Record = Any
+
+
+@inlined
+def _first(heap: Record) -> int:
+    return arena_of(heap, RESTING).start >> heap.region_shift
+
+
+@inlined
+def _end(heap: Record) -> int:
+    return arena_of(heap, RESTING).end >> heap.region_shift
+
+
+# -- out ------------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def makes_room(heap: Record, me: Record, offset: int) -> bool:
+    """Let rest what a tensor lacks that finds no place inside what the job may hold; tells whether to look again."""
+    if heap.may_rest == 0 or offset == NO_SPACE or (offset != NEVER_FITS and me.over == 0):
+        return False
+    return rest(heap, me, me.need) > 0
+
+
+@compiled
+def rest(heap: Record, me: Record, most: int) -> int:
+    """Let so many slots rest, or as many as can; returns how many. Inside the heap's mutex."""
+    keep_out_of_line()
+    if heap.may_rest == 0:
+        return 0
+    most = min(most, evicting.room(heap, me), heap.rest_limit - heap.resting)
+    done = _rest(heap, most, evicting.OWNED)
+    return done + _rest(heap, most - done, evicting.SHARED)
+
+
+@compiled
+def _rest(heap: Record, most: int, kind: int) -> int:
+    keep_out_of_line()
+    n = evicting.part(heap, _first(heap), _end(heap), most, kind, RESTS)
+    if n > 0:
+        heap.resting += n
+        heap.rested += n
+        regions.give_back(pool_of(heap), wanted_of(heap), n, NO_FENCE)
+    return n
+
+
+# -- back -----------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def _turn(heap: Record, before: int, after: int, most: int) -> int:
+    """Let slots in use that have one thing for a region have another; returns how many, at most as many as given."""
+    keep_out_of_line()
+    slots = slots_of(heap)
+    n = 0
+    for slot in range(_first(heap), _end(heap)):
+        if n < most and slots[slot].live > 0 and slots[slot].region == before:
+            slots[slot].region = after
+            n += 1
+    return n
+
+
+@compiled
+def expect(heap: Record, me: Record, most: int) -> None:
+    """Let so many slots that rest be evicted ones instead, which come back as soon as that can be."""
+    keep_out_of_line()
+    n = _turn(heap, RESTS, NOBODY, most)
+    heap.resting -= n
+    me.evicted += n
+
+
+@compiled
+def end_step(heap: Record) -> None:
+    """Let what is not needed until the next step rest from now on, when memory is short."""
+    keep_out_of_line()
+    if heap.attached != _ATTACHED:
+        return
+    me = job_of(heap)
+    private_lock(heap.mutex_address)
+    n = _turn(heap, NOBODY, RESTS, me.evicted)
+    heap.resting += n
+    me.evicted -= n
+    slots = slots_of(heap)
+    heap.restable = 0
+    for slot in range(_first(heap), _end(heap)):
+        if slots[slot].live > 0:
+            heap.restable += 1
+    heap.may_rest = 1
+    private_unlock(heap.mutex_address)
