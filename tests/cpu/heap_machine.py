@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from members import Tenant, check_counters, free_list, job_of, tenants
 
-from zico.heap import allocator, evicting
+from zico.heap import allocator, evicting, resting, stepping
 from zico.heap.layout import GRANULE_BYTES, Arena
+from zico.pool.layout import NOBODY
 
 KIB, MIB = 1 << 10, 1 << 20
 REFUSED = (allocator.NOT_SERVED, allocator.OUT_OF_MEMORY)
@@ -41,6 +42,8 @@ class HeapMachine(RuleBasedStateMachine):
         self.stack = contextlib.ExitStack()
         self.tenants = self.stack.enter_context(self.jobs(self.n, count, region_bytes=region_bytes, wait_limit_s=0.002))
         self.pool = self.tenants[0].member
+        for tenant in self.tenants:
+            tenant.record[0]["rest_limit"] = self.n
 
     def teardown(self) -> None:
         """Free everything: then nothing is held, and nothing is reserved in the next tier."""
@@ -51,23 +54,27 @@ class HeapMachine(RuleBasedStateMachine):
                 tenant.free_all()
                 assert tenant.job["held"] == tenant.job["live_bytes"] == 0
                 assert tenant.record[0]["spill_live_bytes"] == tenant.record[0]["bad_frees"] == 0
+                assert tenant.record[0]["resting"] == tenant.job["evicted"] == 0
                 assert all(len(tenant.gaps(arena)) == 1 for arena in Arena)
             assert len(free_list(self.pool)) == self.n
 
     def _pick(self, data: st.DataObject) -> Tenant:
         return self.tenants[data.draw(st.integers(0, 5)) % len(self.tenants)]
 
-    @rule(data=st.data(), size=SIZES, alignment=ALIGNMENTS)
-    def allocate(self, data: st.DataObject, size: int, alignment: int) -> None:
+    @rule(data=st.data(), size=SIZES, alignment=ALIGNMENTS, apart=st.booleans())
+    def allocate(self, data: st.DataObject, size: int, alignment: int, apart: bool) -> None:  # noqa: FBT001 - drawn
         """Invariant 2: a block is inside the window, aligned and apart from every other, or refused for a reason."""
         tenant = self._pick(data)
         job = tenant.job
         before = {field: int(job[field]) for field in ("held", "oom_count", "requested_bytes", "spilled_bytes")}
+        before["held"] += int(tenant.record[0]["resting"])
+        tenant.record[0]["apart_thread"] = threading.get_ident() if apart else 0
         address = tenant.allocate(size, alignment)
+        tenant.record[0]["apart_thread"] = 0
         if alignment <= mmap.PAGESIZE:
             assert job["requested_bytes"] == before["requested_bytes"] + size
         if address in REFUSED:
-            assert job["held"] == before["held"]
+            assert job["held"] + tenant.record[0]["resting"] == before["held"]
             fewest = -(-size // self.region_bytes)
             if address == allocator.OUT_OF_MEMORY:
                 assert job["oom_count"] == before["oom_count"] + 1
@@ -119,6 +126,7 @@ class HeapMachine(RuleBasedStateMachine):
         job = tenant.job
         held, room = int(job["held"]), int(tenant.record[0]["spill_limit_bytes"]) // self.region_bytes
         room -= int(job["evicted"]) + int(tenant.record[0]["spill_live_bytes"]) // self.region_bytes
+        room -= int(tenant.record[0]["resting"])
         job["evict"] = n
         evicting.evict(tenant.record[0], job)
         assert job["held"] == held - min(n, held, room)
@@ -135,6 +143,34 @@ class HeapMachine(RuleBasedStateMachine):
             assert (job["held"], job["evicted"]) == (held + evicted, 0)
         else:
             assert (job["held"], job["evicted"]) == (held, evicted)
+
+    @rule(data=st.data(), n=st.integers(1, 40))
+    def end_step_and_rest(self, data: st.DataObject, n: int) -> None:
+        """What was allocated apart rests, as much as is wished and there is; nothing else does."""
+        tenant = self._pick(data)
+        heap, job = tenant.record[0], tenant.job
+        before = int(job["held"] + job["evicted"] + heap["resting"])
+        resting.end_step(heap)
+        begin, end = (int(tenant.heap.arenas[Arena.RESTING][field]) // self.region_bytes for field in ("start", "end"))
+        own = tenant.heap.slots["region"][begin:end][tenant.heap.slots["live"][begin:end] > 0]
+        assert heap["restable"] == len(own)
+        assert (own != NOBODY).all()
+        done = resting.rest(heap, job, n)
+        assert done <= min(n, int((own >= 0).sum()))
+        assert job["held"] + job["evicted"] + heap["resting"] == before
+        assert len(self.tenants) > 1 or heap["spill_live_bytes"] or done == min(n, int((own >= 0).sum()))
+
+    @rule(data=st.data())
+    def begin_step(self, data: st.DataObject) -> None:
+        """What rests is back, if the budget has room for it; nothing rests until the step ends."""
+        tenant = self._pick(data)
+        heap, job = tenant.record[0], tenant.job
+        before = int(job["held"] + job["evicted"] + heap["resting"])
+        stepping.begin_step(heap)
+        assert job["held"] + job["evicted"] + heap["resting"] == before
+        assert resting.rest(heap, job, 1) == 0
+        if len(self.tenants) == 1 and before <= self.n:
+            assert job["held"] == before
 
     @rule(
         data=st.data(),

@@ -12,7 +12,7 @@ import numpy as np
 
 from zico.heap import allocator, classes, following
 from zico.heap.build import Heap
-from zico.heap.layout import GAP, HEAP, PLACE, PLAN_ENTRIES, PRIVATE, Arena
+from zico.heap.layout import GAP, HEAP, PLACE, PLAN_ENTRIES, PRIVATE, RESTS, Arena, Attached
 from zico.pool import regions
 from zico.pool.fences import VALUE_BITS
 from zico.pool.layout import COUNTER_BYTES, MAX_JOBS, NOBODY, PARKED, STREAMS
@@ -175,6 +175,7 @@ class Tenant:
         self.member = join(pool, name)
         self.record = np.zeros(1, HEAP)
         self.heap = Heap(self.member, self.record, wait_limit_s=wait_limit_s)
+        self.record[0]["attached"] = Attached.YES
         self.live: dict[int, int] = {}
 
     @property
@@ -245,8 +246,10 @@ class Tenant:
         assert {int(s): int(live[s]) for s in np.flatnonzero(live)} == touching
         first_spilled = int(self.record[0]["spill_offset"]) >> shift
         pooled_slots = [slot for slot in touching if slot < first_spilled]
-        backed = [slot for slot in pooled_slots if self.heap.slots["region"][slot] != NOBODY]
-        assert self.job["evicted"] == len(pooled_slots) - len(backed)
+        backed = [slot for slot in pooled_slots if self.heap.slots["region"][slot] >= 0]
+        resting = [slot for slot in pooled_slots if self.heap.slots["region"][slot] == RESTS]
+        assert self.record[0]["resting"] == len(resting)
+        assert self.job["evicted"] == len(pooled_slots) - len(backed) - len(resting)
         mine = [r for r, owner in enumerate(owners(self.member)) if owner == job_of(self.member)]
         assert sorted(self.heap.slots["region"][backed]) == mine
         mapped, region = (self.heap.slots[field] for field in ("mapped", "region"))

@@ -1,0 +1,199 @@
+"""What an optimizer keeps rests between steps where memory is short, and is back before the next step."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from members import PAGE_BYTES, Tenant, check_counters, tenants
+from test_evicting import _Writers as Writers
+from threads import DEADLINE_S, in_thread, until
+
+from zico.heap import resting, stepping
+from zico.heap.layout import GRANULE_BYTES, Attached
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REST_LIMIT = 64
+
+
+@contextlib.contextmanager
+def apart(tenant: Tenant) -> Iterator[None]:
+    """Let what this thread allocates lie where it can rest."""
+    tenant.record[0]["apart_thread"] = threading.get_ident()
+    yield
+    tenant.record[0]["apart_thread"] = 0
+
+
+def state(tenant: Tenant, n: int, *, most: int = REST_LIMIT) -> int:
+    """Let an optimizer allocate ``n`` regions in its first step; returns where."""
+    tenant.record[0]["rest_limit"] = most
+    stepping.begin_step(tenant.record[0])
+    with apart(tenant):
+        address = tenant.allocate(n * GRANULE_BYTES)
+    resting.end_step(tenant.record[0])
+    return address
+
+
+def figures(tenant: Tenant, *names: str) -> list[int]:
+    """Return figures of the heap."""
+    return [int(tenant.record[0][name]) for name in names]
+
+
+def test_it_rests_when_memory_is_short_and_is_back_before_the_step() -> None:
+    """Invariants 4 and 9: a tensor that finds no room gets what rests; before the step it is the state's again."""
+    with tenants(8, 1) as (a,):
+        kept = state(a, 4)
+        small = a.allocate(3 * GRANULE_BYTES)
+        assert figures(a, "restable", "resting") == [4, 0], "there is room"
+        large = a.allocate(3 * GRANULE_BYTES)
+        assert not a.is_spilled(large)
+        assert (a.job["held"], *figures(a, "resting")) == (8, 2), "what it lacks and no more"
+        a.check(kept)
+        a.check_structure()
+        a.free(large)
+        a.free(small)
+        stepping.begin_step(a.record[0])
+        assert (a.job["held"], *figures(a, "resting", "rested", "woken", "late")) == (4, 0, 2, 2, 0)
+        assert a.job["spilled_bytes"] == a.job["evictions"] == 0
+        a.check(kept)
+        a.check_structure()
+        a.free_all()
+        check_counters(a.member)
+
+
+def test_what_rests_has_memory_once() -> None:
+    """Invariants 1 and 9: by the kernel what is back has its own pages, and the pool none for them."""
+    with tenants(8, 1) as (a,):
+        kept = state(a, 4)
+        large = a.allocate(8 * GRANULE_BYTES)
+        a.free(large)
+        resident = a.member.physical_bytes()
+        stepping.begin_step(a.record[0])
+        assert a.member.physical_bytes() <= resident - 4 * PAGE_BYTES
+        a.check(kept)
+        a.free(kept)
+
+
+def test_nothing_rests_in_a_step_nor_beyond_what_tiers_have() -> None:
+    """During a step the state stays; between steps no more of it goes than there is room for; the rest spills."""
+    with tenants(8, 1) as (a,):
+        state(a, 4, most=2)
+        stepping.begin_step(a.record[0])
+        during = a.allocate(5 * GRANULE_BYTES)
+        assert a.is_spilled(during)
+        a.free(during)
+        resting.end_step(a.record[0])
+        assert not a.is_spilled(a.allocate(6 * GRANULE_BYTES))
+        assert figures(a, "resting") == [2]
+        assert a.is_spilled(a.allocate(GRANULE_BYTES))
+        a.free_all()
+
+
+def test_what_has_no_room_in_a_step_stays_out_and_is_counted() -> None:
+    """Invariant 7: a step that has too little memory goes on at once, with the excess reported as overflowed."""
+    with tenants(8, 1, wait_limit_s=DEADLINE_S) as (a,):
+        kept = state(a, 4)
+        a.allocate(6 * GRANULE_BYTES)
+        stepping.begin_step(a.record[0])
+        assert (a.job["held"], *figures(a, "resting", "woken", "late")) == (8, 2, 0, 0)
+        assert a.job["spilled_bytes"] == 2 * GRANULE_BYTES
+        a.check(kept)
+        a.free_all()
+
+
+def test_a_step_waits_for_what_others_hold() -> None:
+    """A step whose memory others have waits until it is free; that is counted, and what comes is back."""
+    with tenants(8, 2, claims=False, wait_limit_s=DEADLINE_S) as (a, b):
+        kept = state(a, 4)
+        a.free(a.allocate(8 * GRANULE_BYTES))
+        theirs = b.allocate(6 * GRANULE_BYTES)
+        thread = in_thread(lambda: stepping.begin_step(a.record[0]))
+        until(lambda: a.job["waiting_threads"] > 0)
+        b.free(theirs)
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+        assert (a.job["held"], *figures(a, "resting", "late")) == (4, 0, 1)
+        a.check(kept)
+        a.free_all()
+
+
+def test_what_does_not_come_back_rests_again() -> None:
+    """Invariant 7: others keep the memory for longer than a job waits; the step goes on, and behind it all is as before."""
+    with tenants(8, 2, claims=False) as (a, b):
+        kept = state(a, 4)
+        a.free(a.allocate(8 * GRANULE_BYTES))
+        theirs = b.allocate(6 * GRANULE_BYTES)
+        stepping.begin_step(a.record[0])
+        assert (a.job["evicted"], *figures(a, "resting", "late")) == (4, 0, 1)
+        resting.end_step(a.record[0])
+        assert (a.job["evicted"], *figures(a, "resting")) == (0, 4)
+        a.check_structure()
+        b.free(theirs)
+        stepping.begin_step(a.record[0])
+        assert a.job["held"] == 4
+        a.check(kept)
+        a.free_all()
+
+
+def test_a_job_that_nobody_else_can_help_lets_its_own_state_rest_first() -> None:
+    """Two jobs that wait for one another's memory: one goes on by what it need not have, and nobody is asked."""
+    with tenants(8, 2, claims=False, wait_limit_s=DEADLINE_S) as (a, b):
+        state(a, 3)
+        b.allocate(5 * GRANULE_BYTES)
+        more = a.allocate(2 * GRANULE_BYTES)
+        assert not a.is_spilled(more)
+        assert figures(a, "resting") == [2]
+        assert a.job["evictions"] == b.job["evictions"] == 0
+        a.free_all()
+        b.free_all()
+
+
+def test_a_state_that_dies_while_it_rests_leaves_nothing() -> None:
+    """Freed while it rests, it needs no region; and its slots are used as ever."""
+    with tenants(8, 1) as (a,):
+        kept = state(a, 4)
+        large = a.allocate(7 * GRANULE_BYTES)
+        a.free(kept)
+        assert (a.job["held"], *figures(a, "resting")) == (7, 0)
+        a.free(large)
+        state(a, 4)
+        assert a.job["held"] == 4
+        a.check_structure()
+        a.free_all()
+        check_counters(a.member)
+
+
+def test_no_write_is_lost_while_it_rests_and_comes_back() -> None:
+    """Invariants 4 and 6: threads and the kernel write all the while; each word is what was last written there."""
+    n = 4
+    with tenants(2 * n, 1) as (a,):
+        address = state(a, n)
+        ctypes.memset(address, 0, n * GRANULE_BYTES)
+        del a.live[address]
+        writers = Writers(address, n * GRANULE_BYTES // PAGE_BYTES)
+        for _ in range(20):
+            other = a.allocate(2 * n * GRANULE_BYTES)
+            assert figures(a, "resting") == [n]
+            a.free(other)
+            stepping.begin_step(a.record[0])
+            assert figures(a, "resting") == [0]
+            resting.end_step(a.record[0])
+        writers.stop()
+
+
+@pytest.mark.parametrize("attached", [Attached.NO, Attached.FORKED])
+def test_a_process_that_is_in_no_pool_lets_nothing_rest(attached: Attached) -> None:
+    """Invariant 10: in a forked child, or before and after its life in the pool, steps change nothing."""
+    with tenants(8, 1) as (a,):
+        state(a, 4)
+        a.allocate(6 * GRANULE_BYTES)
+        a.record[0]["attached"] = attached
+        stepping.begin_step(a.record[0])
+        resting.end_step(a.record[0])
+        assert (a.job["held"], *figures(a, "resting")) == (8, 2)
+        a.free_all()
