@@ -31,6 +31,11 @@ LIBRARIES = {
     "libtensorflow_cc.so": ("posix_memalign", "aligned_alloc", "free"),
 }
 
+_ONLY_BETWEEN_STEPS = (
+    "a training step of TensorFlow is one call: what it keeps between steps leaves while it waits for the next one, "
+    "nothing leaves within a step. Choose --save page for a job larger than its limit"
+)
+
 CUDA_LIBRARY = "libtensorflow_framework.so"
 CUDA_SETTINGS = {"TF_GPU_ALLOCATOR": ("cuda_malloc_async",)}
 """What TensorFlow reads when it first uses a GPU."""
@@ -53,7 +58,7 @@ def enable() -> Session | None:
         for library, names in LIBRARIES.items():
             joined.redirect(library, names)
         if os.environ.get("ZICO_JOB_SAVE") == "swap":
-            complain("TensorFlow's tensors stay", HookError("only PyTorch's can be swapped so far: choose --save page"))
+            complain("feature maps stay", HookError(_ONLY_BETWEEN_STEPS))
     else:
         _enable_cuda(joined)
     return joined

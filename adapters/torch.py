@@ -108,4 +108,4 @@ def _swap(joined: Session) -> None:
         return
     begin = joined.heap.base
     Saving(joined.swapper, begin, begin + int(joined.heap.record[0]["spill_offset"]), swapper.LEAST_BYTES).install()
-    Stepping(Resting(joined.heap, joined.swapper.publish)).install()
+    Stepping(Resting(joined.heap, joined.swapper)).install()

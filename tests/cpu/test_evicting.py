@@ -20,7 +20,7 @@ from zico.compiled import array_at, compiled, libc_address
 from zico.heap import allocator, evicting
 from zico.heap.layout import GRANULE_BYTES, PRIVATE
 from zico.pool import reserve, waiting
-from zico.pool.layout import JobState
+from zico.pool.layout import JobState, SaveMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -235,6 +235,33 @@ def test_a_job_at_its_boundary_evicts_what_persists() -> None:
         a.free(weights)
         b.free(second)
         assert b.job["spilled_bytes"] == 0
+
+
+def test_a_job_that_swaps_gives_at_its_boundary_what_others_wait_for() -> None:
+    """Nobody has to be stuck: what it keeps is away while others wait for memory, and back before it goes on.
+
+    A third job runs and does not allocate, so that whoever waits is not stuck for a long time.
+    """
+    with (
+        make_pool(8, region_bytes=GRANULE_BYTES, unasked=False, claims=False) as pool,
+        Tenant(pool, wait_limit_s=DEADLINE_S) as a,
+        Tenant(pool, wait_limit_s=DEADLINE_S) as b,
+        Tenant(pool, wait_limit_s=DEADLINE_S),
+    ):
+        a.job["save"] = SaveMode.SWAP
+        weights = a.allocate(4 * GRANULE_BYTES)
+        thread = in_thread(a.mark)
+        until(lambda: a.job["state"] == JobState.BOUNDARY)
+        theirs = b.allocate(6 * GRANULE_BYTES)
+        assert not b.is_spilled(theirs)
+        assert (a.job["held"], a.job["evicted"], pool.header["stalls"]) == (2, 2, 0)
+        a.check(weights)
+        b.free(theirs)
+        until(lambda: pool.admit(job_of(a.member)) or not thread.is_alive())
+        thread.join(DEADLINE_S)
+        assert (a.job["held"], a.job["evicted"]) == (4, 0)
+        a.check(weights)
+        a.free(weights)
 
 
 def test_a_job_whose_memory_does_not_come_back_goes_on_without() -> None:

@@ -14,11 +14,14 @@ from threads import DEADLINE_S, in_thread, until
 
 from zico.heap import resting, stepping
 from zico.heap.layout import GRANULE_BYTES, Attached
+from zico.swapping.resting import Lead
+from zico.swapping.schedule import LEAD_NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REST_LIMIT = 64
+MS = 1_000_000
 
 
 @contextlib.contextmanager
@@ -58,7 +61,7 @@ def test_it_rests_when_memory_is_short_and_is_back_before_the_step() -> None:
         a.free(large)
         a.free(small)
         stepping.begin_step(a.record[0])
-        assert (a.job["held"], *figures(a, "resting", "rested", "woken", "late")) == (4, 0, 2, 2, 0)
+        assert (a.job["held"], *figures(a, "resting", "rested", "woken", "late")) == (4, 0, 2, 2, 1)
         assert a.job["spilled_bytes"] == a.job["evictions"] == 0
         a.check(kept)
         a.check_structure()
@@ -100,7 +103,7 @@ def test_what_has_no_room_in_a_step_stays_out_and_is_counted() -> None:
         kept = state(a, 4)
         a.allocate(6 * GRANULE_BYTES)
         stepping.begin_step(a.record[0])
-        assert (a.job["held"], *figures(a, "resting", "woken", "late")) == (8, 2, 0, 0)
+        assert (a.job["held"], *figures(a, "resting", "woken", "late")) == (8, 2, 0, 1)
         assert a.job["spilled_bytes"] == 2 * GRANULE_BYTES
         a.check(kept)
         a.free_all()
@@ -123,7 +126,7 @@ def test_a_step_waits_for_what_others_hold() -> None:
 
 
 def test_what_does_not_come_back_rests_again() -> None:
-    """Invariant 7: others keep the memory for longer than a job waits; the step goes on, and behind it all is as before."""
+    """Invariant 7: others keep the memory for longer than a job waits; the step goes on, and all is as before."""
     with tenants(8, 2, claims=False) as (a, b):
         kept = state(a, 4)
         a.free(a.allocate(8 * GRANULE_BYTES))
@@ -138,6 +141,65 @@ def test_what_does_not_come_back_rests_again() -> None:
         assert a.job["held"] == 4
         a.check(kept)
         a.free_all()
+
+
+def test_what_has_room_comes_back_ahead_of_the_step() -> None:
+    """Between steps as much comes back as there is room for, and goes again for what has none; the step is in time."""
+    with tenants(8, 1) as (a,):
+        kept = state(a, 4)
+        large = a.allocate(8 * GRANULE_BYTES)
+        assert (stepping.wake_ahead(a.record[0]), *figures(a, "resting")) == (0, 4)
+        a.free(large)
+        small = a.allocate(5 * GRANULE_BYTES)
+        assert (stepping.wake_ahead(a.record[0]), *figures(a, "resting", "woken")) == (3, 1, 3)
+        assert a.job["held"] == 8
+        again = a.allocate(2 * GRANULE_BYTES)
+        assert (a.job["held"], *figures(a, "resting")) == (8, 3)
+        a.free(again)
+        a.free(small)
+        assert stepping.wake_ahead(a.record[0]) == 3
+        stepping.begin_step(a.record[0])
+        assert (a.job["held"], *figures(a, "resting", "late")) == (4, 0, 0)
+        assert stepping.wake_ahead(a.record[0]) == 0
+        a.check(kept)
+        a.free_all()
+
+
+def test_what_others_hold_does_not_come_back_ahead_of_the_step() -> None:
+    """Without room in the pool nothing changes, and nobody waits."""
+    with tenants(8, 2, claims=False) as (a, b):
+        kept = state(a, 4)
+        a.free(a.allocate(8 * GRANULE_BYTES))
+        theirs = b.allocate(6 * GRANULE_BYTES)
+        assert (stepping.wake_ahead(a.record[0]), *figures(a, "resting", "woken")) == (0, 4, 0)
+        assert a.job["evicted"] == a.job["need_waited_ns"] == 0
+        b.free(theirs)
+        assert stepping.wake_ahead(a.record[0]) == 4
+        a.check(kept)
+        a.free_all()
+
+
+def due_at(lead: Lead, begin_ms: int) -> int:
+    """Let an iteration of 20 ms have an event in each; returns the first at which what rests is to come back."""
+    return [lead.is_due((begin_ms + at) * MS) for at in range(20)].index(True)
+
+
+def test_a_lead_begins_earlier_when_something_was_late() -> None:
+    """What came late by some time begins earlier by that and 5 % of it; what went again, later."""
+    lead = Lead()
+    assert [lead.is_due(at * MS) for at in range(20)] == [False] * 20, "nothing is known"
+    lead.turn(20 * MS, 0, was_in_vain=False)
+    assert due_at(lead, 100) == 20 - LEAD_NS // MS
+    lead.turn(120 * MS, 8 * MS, was_in_vain=False)
+    assert lead.lead_ns == LEAD_NS + 8.4 * MS
+    assert due_at(lead, 200) == 6
+    lead.turn(220 * MS, 8 * MS, was_in_vain=True)
+    assert due_at(lead, 300) == 10
+    lead.turn(320 * MS, 100 * MS, was_in_vain=False)
+    assert due_at(lead, 400) == 0, "from the beginning at the earliest"
+    lead.turn(420 * MS, 0, was_in_vain=False)
+    lead.turn(421 * MS, 0, was_in_vain=False)
+    assert due_at(lead, 500) == 0, "another optimizer's step changes nothing"
 
 
 def test_a_job_that_nobody_else_can_help_lets_its_own_state_rest_first() -> None:

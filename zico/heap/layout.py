@@ -292,8 +292,8 @@ HEAP = np.dtype(
         ("resting", "i8"),  # slots that rest
         ("rested", "i8"),  # ever
         ("woken", "i8"),  # ever
-        ("late", "i8"),  # steps that had to wait for them
-        ("late_ns", "i8"),
+        ("late", "i8"),  # steps that found some not back yet
+        ("late_ns", "i8"),  # for which these waited
         # What follows means something only where the window is managed memory (zico.heap.managed).
         ("pool_shift", "i8"),  # log2 of the pool's regions, everywhere; slots are smaller there
         ("most_streams", "i8"),  # streams that get a slot, everywhere; fewer there

@@ -112,6 +112,15 @@ def expect(heap: Record, me: Record, most: int) -> None:
 
 
 @compiled
+def let_rest(heap: Record, me: Record) -> None:
+    """Let slots of the arena that are evicted rest instead, so that nobody expects them back before a step."""
+    keep_out_of_line()
+    n = _turn(heap, NOBODY, RESTS, me.evicted)
+    heap.resting += n
+    me.evicted -= n
+
+
+@compiled
 def end_step(heap: Record) -> None:
     """Let what is not needed until the next step rest from now on, when memory is short."""
     keep_out_of_line()
@@ -119,9 +128,7 @@ def end_step(heap: Record) -> None:
         return
     me = job_of(heap)
     private_lock(heap.mutex_address)
-    n = _turn(heap, NOBODY, RESTS, me.evicted)
-    heap.resting += n
-    me.evicted -= n
+    let_rest(heap, me)
     slots = slots_of(heap)
     heap.restable = 0
     for slot in range(_first(heap), _end(heap)):

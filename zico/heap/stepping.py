@@ -35,6 +35,30 @@ def begin_step(heap: Record) -> None:
 
 
 @compiled
+def wake_ahead(heap: Record) -> int:
+    """Have back in the budget as much of what rests as there is room for, before the step; returns the slots.
+
+    Waits for nothing. What finds no room later in this iteration can send it away again.
+    """
+    keep_out_of_line()
+    me = job_of(heap)
+    n = 0
+    private_lock(heap.mutex_address)
+    room = cap_of(pool_of(heap), me) - me.held
+    if heap.attached == _ATTACHED and heap.may_rest != 0 and me.evicted == 0 and min(heap.resting, room) > 0:
+        n = min(heap.resting, room)
+        resting.expect(heap, me, n)
+        if evicting.is_complete(heap, me):
+            heap.woken += n
+            curve.raise_to(me.current, me.held)
+        else:
+            resting.let_rest(heap, me)
+            n = 0
+    private_unlock(heap.mutex_address)
+    return n
+
+
+@compiled
 def _wake(heap: Record, me: Record) -> None:
     keep_out_of_line()
     began_ns = monotonic_ns()
@@ -43,8 +67,8 @@ def _wake(heap: Record, me: Record) -> None:
     if not evicting.is_complete(heap, me):
         heap.return_until_ns = began_ns + evicting.patience_ns(heap)
         waits.for_return(heap, me)
-        heap.late += 1
-        heap.late_ns += monotonic_ns() - began_ns
+    heap.late += 1
+    heap.late_ns += monotonic_ns() - began_ns
     out = heap.resting + me.evicted
     heap.woken += max(before - out, 0)
     me.spilled_bytes += out << heap.pool_shift

@@ -14,7 +14,7 @@ import numpy as np
 
 from zico.compiled import compiled, futex_wait, futex_wake_all, inlined, keep_out_of_line, monotonic_ns, process_is_gone
 from zico.pool.fences import at, counters_of, issued_of, overtake, pair_of
-from zico.pool.layout import HEADER, JOB, NOBODY, STREAMS
+from zico.pool.layout import HEADER, JOB, NOBODY, STREAMS, SaveMode
 from zico.pool.mutex import append, forget, lock, unlock
 from zico.pool.regions import note_change, tell
 from zico.pool.safety import least_lacking, someone_else_grows_alone, stays_safe
@@ -25,6 +25,7 @@ _JOB_BYTES = JOB.itemsize
 _SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])  # type: ignore[index]
 _ADMITS_OFFSET = int(JOB.fields["broker_admits"][1])  # type: ignore[index]
 _ADMITS_MASK = 0x3FFFFFFF
+_SWAP = int(SaveMode.SWAP)
 
 STUCK_NS = 200_000_000
 """A state in which every job waits, and nothing has changed for so long, will not change by itself."""
@@ -287,13 +288,15 @@ def await_admission(pool: Record) -> bool:
     """Sleep at the boundary until admitted; if the broker has died, start as soon as that is safe.
 
     Returns:
-        Whether it is admitted; if not, the job is asked to evict memory.
+        Whether it is admitted; if not, the job is to evict memory: it is asked to, or swaps, and others wait for some.
     """
     me = job_at(pool, pool.job)
     while me.state == BOUNDARY:
         word = me.broker_admits
         if me.state != BOUNDARY:
             break
+        if me.evict == 0 and me.save == _SWAP and header_of(pool).waiters > 0:
+            me.evict = min(_others_lack(pool), me.held)
         if me.evict > 0:
             return False
         address = pool.jobs_address + pool.job * _JOB_BYTES + _ADMITS_OFFSET
@@ -302,6 +305,19 @@ def await_admission(pool: Record) -> bool:
             reap_dead(pool)
             admit(pool, pool.job)
     return True
+
+
+@compiled
+def _others_lack(pool: Record) -> int:
+    """Return the regions that allocations of others wait for and that are not free, but for what exceeds limits."""
+    keep_out_of_line()
+    header = header_of(pool)
+    lack = header.granted - header.budget_regions
+    for j in range(header.places):
+        job = job_at(pool, j)
+        if j != pool.job and job.state == RUNNING and job.waiting_threads > 0 and job.over == 0:
+            lack += job.need
+    return max(lack, 0)
 
 
 @compiled

@@ -94,6 +94,8 @@ class Swapper:
         """Iterations in which everything happened as planned, and something was to leave."""
         self.passive_iterations = 0
         """All others."""
+        self.on_event: Callable[[], None] = lambda: None
+        """Told of every event."""
         mover.on_moved = self._note_moved
 
     @property
@@ -159,6 +161,7 @@ class Swapper:
         """Go by an event; returns the plan, if the iteration is still the plan's."""
         event = self._event
         self._event += 1
+        self.on_event()
         self._learner.note_event(code, self._gauge.tick(), time.monotonic_ns() - self._waited_ns())
         plan = self._plan
         if plan is None:

@@ -1,0 +1,46 @@
+"""PyTorch jobs whose optimizers' state is out of the pool between steps."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from harness import FRAMEWORK, MIB, PATIENCE_S, Pool, clean_environment, pool
+from scripts import Script, checks_in, run_checks
+
+from zico.broker.saving import Wish
+from zico.launch.environment import job_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHECKS = FRAMEWORK / "torch_resting_checks.py"
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Iterator[Pool]:
+    """Give a pool with small regions, in which a job is held back by its own limit only."""
+    with pool(regions=1024, region_bytes=MIB // 4) as made:
+        yield made
+
+
+def swapping(made: Pool, *arguments: object) -> Script:
+    """Start a Python job that swaps to memory."""
+    wish = Wish("swap", tier="memory:1GiB")
+    environment = job_environment(clean_environment(), made.socket, "rests", wish=wish)
+    return Script([str(argument) for argument in arguments], environment)
+
+
+@functools.cache
+def checked(made: Pool) -> dict[str, Any]:
+    """Run the checks, once."""
+    return run_checks(CHECKS, functools.partial(swapping, made))
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize("name", checks_in(CHECKS))
+def test_in_a_job_that_swaps(roomy: Pool, name: str) -> None:
+    """What the check's docstring says is true of what optimizers keep."""
+    found = checked(roomy)[name]
+    assert found == "ok", found
