@@ -37,6 +37,7 @@ from zico.heap.records import RESTING, arena_of, job_of, pool_of, slots_of, want
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NOBODY
+from zico.pool.shared import cap_of
 
 _ATTACHED = int(Attached.YES)
 
@@ -61,7 +62,7 @@ def makes_room(heap: Record, me: Record, offset: int) -> bool:
     """Let rest what a tensor lacks that finds no place inside what the job may hold; tells whether to look again."""
     if heap.may_rest == 0 or offset == NO_SPACE or (offset != NEVER_FITS and me.over == 0):
         return False
-    return rest(heap, me, me.need) > 0
+    return rest(heap, me, max(me.held + me.need - cap_of(pool_of(heap), me), 1)) > 0
 
 
 @compiled
