@@ -35,7 +35,7 @@ class Stepping:
         """Begin; before whoever ends an iteration behind a step."""
         register_optimizer_step_pre_hook(self._before)
         register_optimizer_step_post_hook(self._after)
-        Optimizer.load_state_dict = self._apart(Optimizer.load_state_dict)  # type: ignore[method-assign]
+        Optimizer.load_state_dict = self._apart(Optimizer.load_state_dict)
 
     def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
         self._resting.begin_step()
