@@ -6,8 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import FRAMEWORK, MIB, PATIENCE_S, Pool, clean_environment, pool
-from scripts import Script, checks_in, run_checks
+from harness import FRAMEWORK, LIMIT_S, MIB, PATIENCE_S, Pool, clean_environment, pool
+from scripts import Script, checks_in, place_of, run_checks
 
 from zico.broker.saving import Wish
 from zico.launch.environment import job_environment
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHECKS = FRAMEWORK / "torch_resting_checks.py"
+VICTIM = FRAMEWORK / "torch_resting_victim.py"
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +45,14 @@ def test_in_a_job_that_swaps(roomy: Pool, name: str) -> None:
     """What the check's docstring says is true of what optimizers keep."""
     found = checked(roomy)[name]
     assert found == "ok", found
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_a_job_killed_while_its_state_rests_leaves_nothing(roomy: Pool) -> None:
+    """Invariant 5: what rests dies with its process, and the pool has all its regions within a second."""
+    with swapping(roomy, VICTIM) as process:
+        assert process.line() == "resting"
+        place = place_of(roomy, "rests")
+        assert roomy.jobs["held"][place] > 0
+        process.process.kill()
+        roomy.settled(lambda look: look.held(place) == 0, "the dead job's memory is the pool's", LIMIT_S).check()

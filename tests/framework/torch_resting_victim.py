@@ -1,0 +1,20 @@
+"""Train until the optimizer's state rests, say so, and wait to be killed."""
+
+# ruff: noqa: T201 - a script that talks to its test
+
+from __future__ import annotations
+
+import sys
+
+from torch_resting_checks import Training, away
+
+
+def main() -> None:
+    """Do so."""
+    with away(Training()):
+        print("resting", flush=True)
+        sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main()
