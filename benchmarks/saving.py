@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import statistics
 import sys
 import time
@@ -98,8 +99,8 @@ def text_of(result: dict[str, Any]) -> str:
     lines = [
         (
             " + ".join(name + "*" * large for name, large in zip(row["jobs"], row["too large"], strict=True)),
-            *(f"{row[name]['normalised']:.3f}" for name in (*POLICIES, "auto")),
-            *(f"{_ratio(row, name):.2f}" for name in POLICIES),
+            *(_rate(row[name]) for name in (*POLICIES, "auto")),
+            *(f"{_ratio(row, name):.2f}" if _stays(row[name]) else "-" for name in POLICIES),
             *(_way(way) for way in row["less"]),
         )
         for row in result["pairs"]
@@ -115,6 +116,15 @@ def text_of(result: dict[str, Any]) -> str:
     return common.table(header, lines) + _summary(result["pairs"]) + _NOTES
 
 
+def _stays(figures: dict[str, Any]) -> bool:
+    """Tell whether nobody went on outside the budget."""
+    return not figures["deadlocks"]
+
+
+def _rate(figures: dict[str, Any]) -> str:
+    return f"{figures['normalised']:.3f}" + ("" if _stays(figures) else "!")
+
+
 def _ratio(row: dict[str, Any], name: str) -> float:
     ratio: float = row["auto"]["normalised"] / row[name]["normalised"]
     return ratio
@@ -126,17 +136,16 @@ def _way(way: dict[str, Any] | None) -> str:
 
 def _summary(rows: list[dict[str, Any]]) -> str:
     parts = []
-    groups = (
-        ("pairs that fit alone", [row for row in rows if not any(row["too large"])]),
-        ("pairs of which one does not", [row for row in rows if any(row["too large"])]),
-    )
-    for what, some in groups:
-        for name in POLICIES if some else ():
-            ratios = [_ratio(row, name) for row in some]
-            parts.append(
-                f"* {len(some)} {what}, `auto` over `{name}`: mean {statistics.mean(ratios):.2f}, median "
+    for name in POLICIES:
+        some = [row for row in rows if _stays(row[name])]
+        parts.append(f"* `{name}` goes outside the budget in {len(rows) - len(some)} of {len(rows)} pairs")
+        ratios = [_ratio(row, name) for row in some]
+        if ratios:
+            parts[-1] += (
+                f"; in the other {len(some)} `auto` gets: mean {statistics.mean(ratios):.2f} times as much, median "
                 f"{statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}"
             )
+    parts.append(f"* `auto` goes outside the budget in {sum(not _stays(row['auto']) for row in rows)} pairs")
     return "\n" + "\n".join(parts) + "\n"
 
 
@@ -144,6 +153,9 @@ _NOTES = """
 Normalised throughput, mean of the two jobs: iterations per second over that alone with all the memory that the job
 wants, so 1 is both at full speed, and turns come to about a half. A job with a star is larger than half of the sum of
 the peaks: without its fastest way that fits it could not run at all, so it has that under `serial` and `zico`, too.
+
+Waiting jobs keep what outlives their iterations, so that in half of the sum of their peaks even turns may not fit:
+where a figure has `!`, jobs came to a deadlock and went on outside the budget, so it is no throughput within it.
 
 The zoo's training steps at published batches on a roofline of a V100; jobs do not slow each other but by memory and by
 the link. Copies go at 12 GB/s each way; where both jobs move memory, each way was planned with half of that. Ways: swap
@@ -164,7 +176,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
     rows = sorted(result["pairs"], key=lambda row: row["auto"]["normalised"])
     figure, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
     for name, mark in (("serial", "s"), ("zico", "^"), ("auto", "o")):
-        axes.plot([row[name]["normalised"] for row in rows], mark, ms=4, label=name)
+        within = [row[name]["normalised"] if _stays(row[name]) else math.nan for row in rows]
+        axes.plot(within, mark, ms=4, label=name)
     axes.set(xlabel="pair", ylabel="normalised throughput, mean of both", ylim=(0, 1.05))
     axes.grid(alpha=0.3)
     axes.legend()
