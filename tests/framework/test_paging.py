@@ -29,7 +29,7 @@ OPTIONS = {
 
 
 def arguments(name: str, losses: Path, *more: str) -> list[str]:
-    """Return the command line of an example, after the interpreter; of an option that is given twice the last counts."""
+    """Return the command line of an example, after the interpreter; the last of equal options counts."""
     script = EXAMPLES / f"{name}.py"
     return [str(script), "--iterations", str(ITERATIONS), "--quiet", "--losses", str(losses), *OPTIONS[name], *more]
 
