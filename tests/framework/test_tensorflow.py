@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CHECKS = FRAMEWORK / "tensorflow_checks.py"
 MEMORY = FRAMEWORK / "tensorflow_memory.py"
 KERAS_STEPS = FRAMEWORK / "keras_steps.py"
+NEIGHBOUR = FRAMEWORK / "torch_neighbour.py"
 
 
 @pytest.fixture(scope="module")
@@ -84,27 +85,23 @@ def test_what_keras_keeps_between_steps_is_others_meanwhile() -> None:
 
     A neighbour's tensor has their memory; they are back before each step, so that all bits are those of a job alone.
     """
-    nursery = Nursery()
-    try:
-        with pool(regions=64, region_bytes=MIB, policy="serial") as made:
-            wish = Wish("swap")
-            environment = job_environment(clean_environment(), made.socket, "keras", wish=wish)
-            with Script([str(KERAS_STEPS)], environment) as process:
-                assert process.line() == "ready"
-                place = place_of(made, "keras")
-                with nursery.job(made, "neighbour") as neighbour:
-                    neighbour.tell("mark")
-                    for number in range(1, STEPS + 1):
-                        process.tell("step")
-                        assert neighbour.answer() == "began"
-                        assert neighbour.ask("hold 56") == "1"
-                        assert made.jobs["evictions"][place] >= number * 8
-                        assert neighbour.ask("free") == "freed"
-                        neighbour.tell("mark")
-                        assert process.line() == "stepped"
-                        assert made.jobs["evicted"][place] == 0
-                assert made.jobs["spilled_bytes"].sum() == 0
-                done = process.finish()
-            assert done.stdout.split()[-1] == bits_alone()
-    finally:
-        nursery.close()
+    with pool(regions=64, region_bytes=MIB, policy="serial") as made:
+        environment = job_environment(clean_environment(), made.socket, "keras", wish=Wish("swap"))
+        with Script([str(KERAS_STEPS)], environment) as process, job(made, "neighbour", NEIGHBOUR) as neighbour:
+            assert (process.line(), neighbour.line()) == ("ready", "ready")
+            place = place_of(made, "keras")
+            neighbour.tell("mark")
+            for number in range(1, STEPS + 1):
+                process.tell("step")
+                assert neighbour.line() == "mark"
+                neighbour.tell("hold 56")
+                assert neighbour.line() == "hold"
+                assert made.jobs["evictions"][place] >= number * 8
+                neighbour.tell("free")
+                assert neighbour.line() == "free"
+                neighbour.tell("mark")
+                assert process.line() == "stepped"
+                assert made.jobs["evicted"][place] == 0
+            assert made.jobs["spilled_bytes"].sum() == 0
+            done = process.finish()
+        assert done.stdout.split()[-1] == bits_alone()
