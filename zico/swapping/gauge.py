@@ -49,7 +49,7 @@ class HeapGauge:
 
     def restable_bytes(self) -> int:
         """Return what can be out of the pool wherever tensors are idle: the state of optimizers, in whole regions."""
-        return int(self._heap["restable"]) * self._region_bytes
+        return min(int(self._heap["restable"]), int(self._heap["rest_limit"])) * self._region_bytes
 
     def be_patient(self, thread: int) -> None:
         """Note which thread allocates for later, 0: none does."""
