@@ -6,19 +6,14 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import FRAMEWORK, LIMIT_S, MIB, Nursery, clean_environment, pool, until
-from scripts import Script, alone, checks_in, job, place_of, run_checks
-
-from zico.broker.saving import Wish
-from zico.launch.environment import job_environment
+from harness import FRAMEWORK, LIMIT_S, MIB, Nursery, pool, until
+from scripts import checks_in, job, place_of, run_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHECKS = FRAMEWORK / "tensorflow_checks.py"
 MEMORY = FRAMEWORK / "tensorflow_memory.py"
-KERAS_STEPS = FRAMEWORK / "keras_steps.py"
-NEIGHBOUR = FRAMEWORK / "torch_neighbour.py"
 
 
 @pytest.fixture(scope="module")
@@ -67,41 +62,3 @@ def test_a_conversion_waits_with_the_gil_held_and_a_request_that_never_fits_is_r
             assert "the whole budget is 40 MiB" in done.stderr
     finally:
         nursery.close()
-
-
-STEPS = 3
-
-
-def bits_alone() -> str:
-    """Train the same steps in a process that is in no pool."""
-    with alone(KERAS_STEPS) as process:
-        for _ in range(STEPS):
-            process.tell("step")
-        return process.finish().stdout.split()[-1]
-
-
-def test_what_keras_keeps_between_steps_is_others_meanwhile() -> None:
-    """Invariant 6: weights and optimizer state of a job that swaps are away while it stands between steps.
-
-    A neighbour's tensor has their memory; they are back before each step, so that all bits are those of a job alone.
-    """
-    with pool(regions=64, region_bytes=MIB, policy="serial") as made:
-        environment = job_environment(clean_environment(), made.socket, "keras", wish=Wish("swap"))
-        with Script([str(KERAS_STEPS)], environment) as process, job(made, "neighbour", NEIGHBOUR) as neighbour:
-            assert (process.line(), neighbour.line()) == ("ready", "ready")
-            place = place_of(made, "keras")
-            neighbour.tell("mark")
-            for number in range(1, STEPS + 1):
-                process.tell("step")
-                assert neighbour.line() == "mark"
-                neighbour.tell("hold 56")
-                assert neighbour.line() == "hold"
-                assert made.jobs["evictions"][place] >= number * 8
-                neighbour.tell("free")
-                assert neighbour.line() == "free"
-                neighbour.tell("mark")
-                assert process.line() == "stepped"
-                assert made.jobs["evicted"][place] == 0
-            assert made.jobs["spilled_bytes"].sum() == 0
-            done = process.finish()
-        assert done.stdout.split()[-1] == bits_alone()
