@@ -22,6 +22,7 @@ from zico.heap.process import HEAP_RECORD
 from zico.heap.warming import warm, warm_paging
 from zico.paged_job import open_heap
 from zico.pool.table import PoolTable
+from zico.tiers.stack import TierStack
 from zico.tiers.wishes import TierWish
 
 NOBODY = 65534
@@ -48,18 +49,24 @@ def refuse_userfaultfd() -> None:
     assert libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, program) == 0, os.strerror(ctypes.get_errno())
 
 
+def load_tiers() -> None:
+    """Load the tiers' code, which nobody may not read, the cache being this user's."""
+    TierStack.create([TierWish("memory", 2 * BLOCK_BYTES)], block_bytes=BLOCK_BYTES).close()
+
+
 def refused() -> None:
     """Open the heap of a job that wishes to page and may not; it works without."""
     import zico.heap.paged  # noqa: F401 - compiled by being imported
 
     warm()
+    load_tiers()
     region_bytes = 1 << 16
     made = PoolTable.create(budget_bytes=8 * region_bytes, region_bytes=region_bytes, use_claims=True, self_admit=True)
     with made as pool:
         pool.member[0]["job"] = pool.join(os.getpid(), "refused")
         become_nobody()
         refuse_userfaultfd()
-        heap = open_heap(pool, {}, Wish("page", tier="memory:1MiB"))
+        heap = open_heap(pool, int(pool.member[0]["job"]), {}, Wish("page", tier="memory:1MiB"), "torch")
         assert heap.paged is None
         heap.enable()
         address = allocator.allocate(HEAP_RECORD[0], region_bytes, 64)
@@ -71,6 +78,8 @@ def refused() -> None:
 def user_mode() -> None:
     """Page without privileges: what the process touches itself comes, and a system call says that it cannot."""
     warm_paging()
+    with PagedWindow(FRAMES) as window:  # loads what nobody may not read, the cache being this user's
+        window.blocks[:] = 0
     become_nobody()
     with PagedWindow(FRAMES) as window:
         if window.memory.reach == Reach.ALL:
