@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from harness import ANSWER_S, LightJob, Nursery, Pool, pool, until
@@ -13,22 +12,11 @@ from light_job import FIGURES, can_page
 
 from zico.broker.messages import Change
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = pytest.mark.skipif(not can_page(), reason="this user may not serve page faults")
 
 LIMIT = 6
 NEEDS = 20
 SLOW_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """Give a process that jobs are forked from."""
-    made = Nursery()
-    yield made
-    made.close()
 
 
 def limit(made: Pool, name: str, regions: int = LIMIT) -> None:

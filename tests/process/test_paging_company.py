@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from harness import ANSWER_S, Nursery, Pool, pool
 from light_job import can_page
 
 from zico.broker.messages import Change
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = pytest.mark.skipif(not can_page(), reason="this user may not serve page faults")
 
 LIMIT = 6
 NEEDS = 20
 SLOW_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """Give a process that jobs are forked from."""
-    made = Nursery()
-    yield made
-    made.close()
 
 
 def limit(made: Pool, *names: str) -> None:
