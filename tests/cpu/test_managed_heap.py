@@ -15,6 +15,7 @@ from twin_tenant import TwinTenant
 from twin_world import REGION_BYTES, World
 
 from zico.errors import ConfigError, DriverError
+from zico.heap.layout import Arena
 from zico.heap.managed_window import FLAGS, SIDE_STREAMS, SLOT_BYTES, cut, open_window
 from zico.paging.layout import PAGING
 
@@ -348,7 +349,7 @@ def test_failure_of_every_call_at_the_beginning_leaves_nothing() -> None:
 def test_a_window_is_cut_without_a_hole() -> None:
     """Arenas are whole blocks side by side in the order in which offsets find them; nothing is outside."""
     made = cut(100 * SLOT_BYTES + 4096)
-    main, spill, sides = made.ranges[:4], made.ranges[4], made.ranges[5:]
+    main, spill, sides = made.ranges[: Arena.SPILL], made.ranges[Arena.SPILL], made.ranges[Arena.SPILL + 1 :]
     assert [start for start, _ in main[1:]] == [start + size_bytes for start, size_bytes in main[:-1]]
     assert sides == [(made.side_offset + i * made.side_bytes, made.side_bytes) for i in range(SIDE_STREAMS)]
     assert spill == (made.end, 0)

@@ -160,7 +160,7 @@ def fault(machine: Record, paging: Record, blocks: Any, learns: int) -> None:  #
         if page.ready_ns == NEVER:
             missing += 1
             if learns:
-                note_fault(paging, block)
+                note_fault(paging, np.int64(block))
         elif page.ready_ns > machine.now_ns:
             machine.late += 1
             ready_ns = max(ready_ns, page.ready_ns)
