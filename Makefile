@@ -26,7 +26,7 @@ demo: setup ## Train a PyTorch and a TensorFlow job in three quarters of the sum
 test: setup ## Run every test that needs no GPU
 	$(BIN)/python -m zico.warming # compile once, before tests with deadlines start brokers
 	$(BIN)/python -m pytest tests/cpu --numprocesses 2 --benchmark-disable
-	$(BIN)/python -m pytest tests/process tests/framework --numprocesses 2 --dist loadfile --benchmark-disable
+	$(BIN)/python -m pytest tests/process tests/framework
 
 test-cpu: setup ## Run the tests that take seconds and start no processes
 	$(BIN)/python -m pytest tests/cpu --numprocesses 2 --benchmark-disable
