@@ -160,7 +160,8 @@ def fault(machine: Record, paging: Record, blocks: Any, learns: int) -> None:  #
         if page.ready_ns == NEVER:
             missing += 1
             if learns:
-                note_fault(paging, np.int64(block))
+                number: int = np.int64(block)  # type: ignore[assignment]  # one type for compiled code
+                note_fault(paging, number)
         elif page.ready_ns > machine.now_ns:
             machine.late += 1
             ready_ns = max(ready_ns, page.ready_ns)
