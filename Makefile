@@ -41,7 +41,7 @@ lint: setup ## Check style
 types: setup ## Check types
 	$(BIN)/mypy
 
-bench: setup ## Measure everything and write benchmarks/results (about five hours)
+bench: setup ## Measure everything and write benchmarks/results (about seven hours)
 	$(BIN)/python benchmarks/heap.py
 	$(BIN)/python benchmarks/planners.py
 	$(BIN)/python benchmarks/zoo.py
@@ -53,7 +53,13 @@ bench: setup ## Measure everything and write benchmarks/results (about five hour
 	$(BIN)/python benchmarks/agreement.py --form paced
 	$(BIN)/python benchmarks/scheduler.py
 	$(BIN)/python benchmarks/budget_change.py
+	$(BIN)/python benchmarks/tiers.py
+	$(BIN)/python benchmarks/swap.py
+	$(BIN)/python benchmarks/swap_host.py
 	$(BIN)/python benchmarks/paging.py
+	$(BIN)/python benchmarks/page_host.py
+	$(BIN)/python benchmarks/page_host.py --example lm
+	$(BIN)/python benchmarks/saving.py
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/heap.py --smoke
@@ -67,7 +73,13 @@ bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/agreement.py --form paced --smoke
 	$(BIN)/python benchmarks/scheduler.py --smoke
 	$(BIN)/python benchmarks/budget_change.py --smoke
+	$(BIN)/python benchmarks/tiers.py --smoke
+	$(BIN)/python benchmarks/swap.py --smoke
+	$(BIN)/python benchmarks/swap_host.py --smoke
 	$(BIN)/python benchmarks/paging.py --smoke
+	$(BIN)/python benchmarks/page_host.py --smoke
+	$(BIN)/python benchmarks/page_host.py --example lm --smoke
+	$(BIN)/python benchmarks/saving.py --smoke
 	$(BIN)/python benchmarks/evaluation.py --smoke
 
 evaluation: setup ## Simulate the published evaluation and write docs/evaluation.md (about ten minutes)

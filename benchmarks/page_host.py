@@ -1,28 +1,27 @@
-"""How long does an iteration take when a PyTorch job has less memory than its peak, and pages?
+"""How long does an iteration take when a job has less memory than its peak, and pages?
 
-The ResNet example alone in a pool that has all it wants, then with 80, 70, 60 and 50 % of that peak, each time with
-pages that come on demand, then with prefetching, pre-eviction, invalidation and all that is ours besides, and alone
-again. With ``--threads 1`` the pager has a processor core that no computing needs, as a GPU has copy engines; else each
-copied byte costs computing time. The same seed each time, so the losses must be the same bits. Reported is the median
-over the iterations behind the first few, in which the tables are filled. What the machine does besides falls on all
-runs, and not on all alike: the two runs alone say how much.
+An example alone in a pool that has all it wants, then with 80, 70, 60 and 50 % of that peak, each time with pages that
+come on demand, then with prefetching, pre-eviction, invalidation and all that is ours besides, and alone again. On one
+thread the pager has a processor core that no computing needs, as a GPU has copy engines; with a thread for each core
+every copied byte costs computing time. The same seed each time, so the losses must be the same bits. Reported is the
+median over the iterations behind the first few, in which the tables are filled. What the machine does besides falls on
+all runs, and not on all alike: the two runs alone say how much.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
 from typing import Any
 
 import common
-from swap_host import SHARES, Scale, Way, measure
+from swap_host import LIMIT_S, RESNET, SHARES, SMOKE_LIMIT_S, Scale, Way, measure
 
 from zico.paged_job import PARTS_VARIABLE
 from zico.paging.layout import ALL, INVALIDATE, PREEVICT, PREFETCH
 from zico.units import format_bytes
 
-QUESTION = "How long does an iteration take when a PyTorch job has less memory than its peak, and pages?"
+QUESTION = "How long does an iteration take when a job has less memory than its peak, and pages?"
 PARTS = {
     "on demand": 0,
     "+ prefetch": PREFETCH,
@@ -32,8 +31,12 @@ PARTS = {
 }
 EACH = 20
 """Iterations whose faults are told one by one."""
-FULL = Scale((), 40, 10, SHARES, ("memory",), 3000.0)
-SMOKE = Scale(("--depth", "14", "--batch", "256"), 5, 3, (0.6,), ("memory",), 100.0)
+TIERS = ("memory",)
+EXAMPLES = {
+    "resnet": (RESNET, ("--depth", "14", "--batch", "256")),
+    "lm": ("stdlib_lm.py", ("--layers", "2", "--batch", "4")),
+}
+"""Script, and what makes it small: PyTorch, and Keras on TensorFlow."""
 
 
 def ways(scale: Scale, parts: dict[str, int]) -> list[Way]:
@@ -91,12 +94,22 @@ def text_of(result: dict[str, Any]) -> str:
 def main() -> None:
     """Measure and write."""
     parser = common.parser(__doc__)
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of PyTorch (default: one for each core)")
+    parser.add_argument("--example", choices=EXAMPLES, default="resnet")
+    parser.add_argument("--threads", type=int, default=1, help="that compute (default: 1)")
+    parser.add_argument("--share", type=int, action="append", help="of the peak, in percent (default: 80 to 50)")
+    parser.add_argument("--part", action="append", choices=PARTS, help="what is on, besides nothing (default: each)")
     options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    scale = SMOKE if options.smoke else FULL
-    parts = {name: PARTS[name] for name in ("on demand", "everything")} if options.smoke else PARTS
-    result = common.document("page_host", QUESTION, dataclasses.asdict(scale))
+    example, small = EXAMPLES[options.example]
+    threads = ("--threads", str(options.threads))
+    if options.smoke:
+        scale = Scale(example, (*threads, *small), 5, 3, (0.6,), TIERS, SMOKE_LIMIT_S)
+    else:
+        shares = tuple(share / 100 for share in options.share or ()) or SHARES
+        scale = Scale(example, threads, 40, 10, shares, TIERS, LIMIT_S)
+    chosen = options.part or (["everything"] if options.smoke else PARTS)
+    parts = {name: flags for name, flags in PARTS.items() if not flags or name in chosen}
+    name = "page_host" if options.example == "resnet" else f"page_host-{options.example}"
+    result = common.document(name, QUESTION, dataclasses.asdict(scale))
     result["threads"] = options.threads
     result |= measure(scale, ways(scale, parts))
     common.write(result, text_of(result), common.output_directory(options))

@@ -33,15 +33,17 @@ REGION = "1MiB"
 BUDGET = "1GiB"
 NAME = "digits"
 JOB = Path(__file__).with_name("swap_job.py")
-EXAMPLE = common.ROOT / "examples" / "digits_resnet.py"
+EXAMPLES = common.ROOT / "examples"
+RESNET = "digits_resnet.py"
 LIMIT_S = 3000.0
 SMOKE_LIMIT_S = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """How large a run is."""
+    """What is run, and how large."""
 
+    example: str
     arguments: tuple[str, ...]
     iterations: int
     skipped: int
@@ -51,8 +53,8 @@ class Scale:
     limit_s: float
 
 
-FULL = Scale((), 40, 10, SHARES, TIERS, LIMIT_S)
-SMOKE = Scale(("--depth", "14", "--batch", "256"), 5, 3, (0.6,), ("memory",), SMOKE_LIMIT_S)
+FULL = Scale(RESNET, (), 40, 10, SHARES, TIERS, LIMIT_S)
+SMOKE = Scale(RESNET, ("--depth", "14", "--batch", "256"), 5, 3, (0.6,), ("memory",), SMOKE_LIMIT_S)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +75,7 @@ def run(
     """Run the example in a pool; returns its rows, its losses and its figures of the run."""
     rows, losses, report = directory / "rows.json", directory / "losses.json", directory / "report.json"
     arguments = ("--iterations", str(scale.iterations), "--quiet", "--losses", str(losses), *scale.arguments)
-    command = shlex.join([sys.executable, str(JOB), str(rows), str(EXAMPLE), *arguments])
+    command = shlex.join([sys.executable, str(JOB), str(rows), str(EXAMPLES / scale.example), *arguments])
     pool = ("--budget", BUDGET, "--region", REGION, "--name", NAME, "--quiet", "--json", str(report))
     done = subprocess.run(
         [*common.ZICO, "run", *pool, *options, command],

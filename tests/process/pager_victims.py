@@ -135,6 +135,7 @@ class Trial(single_steps.Trial):
                 window.blocks[block] = value + turn + 1
                 assert window.resident <= FRAMES, "invariant 1"
         window.end_pager()
+        window.pool.snapshot()  # enters the mutex: whoever does so next ends what the dead one had begun
         held = int(window.sheet["acquired"] - window.sheet["returned"])
         tickets = window.array("tickets_address")
         (use,) = window.tiers.usage()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import platform
 import struct
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "cpu"))  # run as a script, outs
 from paged_window import BLOCK_BYTES, BLOCKS, PagedWindow
 
 from zico.broker.saving import Wish
-from zico.driver.userfault import SYS_USERFAULTFD, Reach
+from zico.driver.userfault import REQUEST_POISON, SYS_USERFAULTFD, Reach
 from zico.heap import allocator
 from zico.heap.process import HEAP_RECORD
 from zico.heap.warming import warm, warm_paging
@@ -28,8 +29,10 @@ from zico.tiers.wishes import TierWish
 NOBODY = 65534
 FRAMES = 4
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
-_LOAD_CALL, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # of struct seccomp_data, whose first word is the call's number
-_REFUSED, _ALLOWED = 0x00050000 | errno.EPERM, 0x7FFF0000
+_LOAD, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+CALL_AT, SECOND_ARGUMENT_AT = 0, 24  # in struct seccomp_data
+SYS_IOCTL = {"x86_64": 16, "aarch64": 29}.get(platform.machine(), -1)
+_FAILS, _ALLOWED = 0x00050000, 0x7FFF0000
 
 
 def become_nobody() -> None:
@@ -39,8 +42,18 @@ def become_nobody() -> None:
 
 
 def refuse_userfaultfd() -> None:
-    """Let userfaultfd(2) fail from now on, as container engines do (seccomp(2))."""
-    code = [(_LOAD_CALL, 0, 0, 0), (_IF_EQUAL, 0, 1, SYS_USERFAULTFD), (_RETURN, 0, 0, _REFUSED)]
+    """Let userfaultfd(2) fail from now on, as container engines do."""
+    refuse([(_LOAD, 0, 0, CALL_AT), (_IF_EQUAL, 0, 1, SYS_USERFAULTFD), (_RETURN, 0, 0, _FAILS | errno.EPERM)])
+
+
+def refuse_poison() -> None:
+    """Let UFFDIO_POISON fail from now on, as kernels before Linux 6.6 do."""
+    call = [(_LOAD, 0, 0, CALL_AT), (_IF_EQUAL, 0, 3, SYS_IOCTL), (_LOAD, 0, 0, SECOND_ARGUMENT_AT)]
+    refuse([*call, (_IF_EQUAL, 0, 1, REQUEST_POISON), (_RETURN, 0, 0, _FAILS | errno.EINVAL)])
+
+
+def refuse(code: list[tuple[int, int, int, int]]) -> None:
+    """Filter the system calls of all threads from now on (seccomp(2)); what the code does not end is allowed."""
     filled = b"".join(struct.pack("HBBI", *one) for one in [*code, (_RETURN, 0, 0, _ALLOWED)])
     text = ctypes.create_string_buffer(filled)
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) + 1, ctypes.addressof(text)))
@@ -111,5 +124,12 @@ def broken_tier() -> None:
         print("found", np.unique(window.blocks), flush=True)  # noqa: T201 - never reached
 
 
+def broken_tier_on_an_older_kernel() -> None:
+    """The same where the kernel cannot poison pages."""
+    refuse_poison()
+    broken_tier()
+
+
 if __name__ == "__main__":
-    {"refused": refused, "user_mode": user_mode, "broken_tier": broken_tier}[sys.argv[1]]()
+    cases = (refused, user_mode, broken_tier, broken_tier_on_an_older_kernel)
+    {case.__name__: case for case in cases}[sys.argv[1]]()

@@ -50,8 +50,8 @@ def test_a_budget_is_lowered_and_raised_while_jobs_train(nursery: Nursery) -> No
         nursery.job(made, "b") as second,
     ):
         trains(made, first, second)
-        before = made.look().granted
         made.client.change(Change(budget_bytes=8 * made.region_bytes))
+        before = made.look().granted
         while (now := made.look().granted) > 8:
             assert now <= before
             before = now

@@ -40,9 +40,10 @@ def test_a_job_without_privileges_pages_what_it_touches_itself() -> None:
 
 
 @pytest.mark.skipif(not can_page(), reason="this user may not serve page faults")
-def test_invariant_7_what_a_tier_cannot_give_back_ends_the_job() -> None:
+@pytest.mark.parametrize("which", ["broken_tier", "broken_tier_on_an_older_kernel"])
+def test_invariant_7_what_a_tier_cannot_give_back_ends_the_job(which: str) -> None:
     """Invariant 7: whoever touches what a broken file had gets SIGBUS, one line says why, and nothing is made up."""
-    done = run("broken_tier")
+    done = run(which)
     assert done.returncode == -signal.SIGBUS, (done.stdout, done.stderr)
     assert "found" not in done.stdout
     assert "ends by SIGBUS: memory that it touches cannot be brought back from where it went (file " in done.stderr

@@ -52,7 +52,7 @@ _WAKE = _request(_READ, 0x02, 16)
 _COPY = _request(_READ_WRITE, 0x03, 40)
 _ZEROPAGE = _request(_READ_WRITE, 0x04, 32)
 _WRITEPROTECT = _request(_READ_WRITE, 0x06, 24)
-_POISON = _request(_READ_WRITE, 0x08, 32)
+REQUEST_POISON = _request(_READ_WRITE, 0x08, 32)
 
 _UFFD_API = 0xAA
 _FEATURES = 1 << 0 | 1 << 5 | 1 << 12  # PAGEFAULT_FLAG_WP, MISSING_SHMEM, WP_HUGETLBFS_SHMEM
@@ -312,7 +312,7 @@ def poison(user: Record, start: int, length: int) -> int:
     user.zero.length = length
     user.zero.mode = 0
     user.zero.done = 0
-    failed = _failed(call(user.ioctl, (user.descriptor, _POISON, address_of(user) + _ZERO_AT)))
+    failed = _failed(call(user.ioctl, (user.descriptor, REQUEST_POISON, address_of(user) + _ZERO_AT)))
     return error_of(user) if failed else 0
 
 

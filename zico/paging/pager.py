@@ -222,7 +222,7 @@ class Pager:
         record["bounce_address"] = self._bounce.ctypes.data
         record["drain_address"] = self._drain.ctypes.data
         record["message_address"], record["message_bytes"] = self._message.ctypes.data, len(self._message)
-        for field in ("fallocate", "read", "write"):
+        for field in ("fallocate", "read", "write", "kill"):
             record[field] = ctypes.cast(getattr(_libc, field), ctypes.c_void_p).value
 
     def _last_words(self) -> bytes:

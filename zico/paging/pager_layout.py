@@ -45,6 +45,7 @@ PAGER = np.dtype(
         ("message_address", "i8"),  # what is said when data is lost
         ("message_bytes", "i8"),
         ("write", "i8"),
+        ("kill", "i8"),
     ],
     align=True,
 )

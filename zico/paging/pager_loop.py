@@ -15,6 +15,7 @@ Guarantees
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,7 @@ LOOK_MS = 1
 SPARE = 2
 """Blocks for which room is made ahead, and kept from prefetching: a fault need not wait for what leaves."""
 
+_SIGBUS = int(signal.SIGBUS)
 _I4 = np.dtype("i4")
 _I8 = np.dtype("i8")
 
@@ -159,7 +161,7 @@ def _starve(pager: Record, block: int) -> None:
 def give_up(pager: Record, block: int) -> None:
     """Let whoever touches a block die rather than see what was never there; says why, once.
 
-    Where the kernel cannot do that (before Linux 6.6), whoever touches it waits for ever.
+    Where the kernel cannot do that (before Linux 6.6), the process gets the signal that the touch would have raised.
     """
     keep_out_of_line()
     sheet = sheet_of(pager)
@@ -170,6 +172,9 @@ def give_up(pager: Record, block: int) -> None:
     userfault.protect(user_of(pager), start, size_bytes, 0)  # what is protected and missing cannot be poisoned
     if userfault.poison(user_of(pager), start, size_bytes) == 0:
         wake(pager, block)
+    else:
+        pool = record_at(pager.member_address, MEMBER)
+        call(pager.kill, (job_at(pool, pool.job).pid, _SIGBUS))
 
 
 # -- what the heap tells ----------------------------------------------------------------------------------------------
@@ -192,11 +197,13 @@ def _report(pager: Record, ahead_ns: int) -> None:
 
 @compiled
 def take_in_events(pager: Record) -> bool:
-    """Take in what the heap has put in the ring since; tells whether there was anything."""
+    """Take in what the heap has put in the ring, and that an iteration began; tells whether there was anything."""
     sheet = sheet_of(pager)
     paging = paging_of(pager)
+    pool = record_at(pager.member_address, MEMBER)
+    iteration = job_at(pool, pool.job).iteration  # first: what came before it is in the ring then
     events = sheet.events
-    if pager.events == events:
+    if pager.events == events and iteration == sheet.iteration:
         return False
     if events - pager.events > RING:
         sheet.lost_events += events - pager.events - RING
@@ -213,7 +220,6 @@ def take_in_events(pager: Record) -> bool:
             note_birth(paging, ~event >> 1)
         else:
             note_inactive(paging, ~event >> 1)
-    iteration = job_at(record_at(pager.member_address, MEMBER), record_at(pager.member_address, MEMBER).job).iteration
     if iteration != sheet.iteration:
         note_iteration(paging)
         pager.comes_bytes = sheet.in_bytes - pager.came_bytes
