@@ -12,7 +12,7 @@ from members import Tenant, check_counters, free_list, job_of, tenants
 
 from zico.heap import allocator, evicting, resting, stepping
 from zico.heap.layout import GRANULE_BYTES, Arena
-from zico.pool.layout import NOBODY
+from zico.pool.layout import NO_MORE, NOBODY
 
 KIB, MIB = 1 << 10, 1 << 20
 REFUSED = (allocator.NOT_SERVED, allocator.OUT_OF_MEMORY)
@@ -130,7 +130,7 @@ class HeapMachine(RuleBasedStateMachine):
         job["evict"] = n
         evicting.evict(tenant.record[0], job)
         assert job["held"] == held - min(n, held, room)
-        assert job["evict"] == (0 if n <= min(held, room) else evicting.NO_MORE)
+        assert job["evict"] == (0 if n <= min(held, room) else NO_MORE)
         job["evict"] = 0
 
     @rule(data=st.data())

@@ -20,7 +20,7 @@ from zico.compiled import array_at, compiled, libc_address
 from zico.heap import allocator, evicting
 from zico.heap.layout import GRANULE_BYTES, PRIVATE
 from zico.pool import reserve, waiting
-from zico.pool.layout import JobState, SaveMode
+from zico.pool.layout import NO_MORE, JobState, SaveMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -200,7 +200,7 @@ def test_a_job_that_cannot_evict_keeps_what_it_has(refuses: str) -> None:
             good = int(a.heap.device[0][field])
             # Its answer is 0 for an interval of so few microseconds, and no pages are free; or a number, a refusal.
             a.heap.device[0][field] = libc_address("usleep" if refuses == "memory" else "getpid")
-        assert evict(a, 4) == evicting.NO_MORE
+        assert evict(a, 4) == NO_MORE
         assert (a.job["held"], a.job["evicted"]) == (6, 0)
         a.check(kept)
         if refuses != "limit":
@@ -240,7 +240,7 @@ def test_a_job_at_its_boundary_evicts_what_persists() -> None:
 def test_a_job_that_swaps_gives_at_its_boundary_what_others_wait_for() -> None:
     """Nobody has to be stuck: what it keeps is away while others wait for memory, and back before it goes on.
 
-    A third job runs and does not allocate, so that whoever waits is not stuck for a long time.
+    Whoever begins to wait calls it. A third job runs and does not allocate, so that nobody is stuck for a long time.
     """
     with (
         make_pool(8, region_bytes=GRANULE_BYTES, unasked=False, claims=False) as pool,
@@ -249,6 +249,7 @@ def test_a_job_that_swaps_gives_at_its_boundary_what_others_wait_for() -> None:
         Tenant(pool, wait_limit_s=DEADLINE_S),
     ):
         a.job["save"] = SaveMode.SWAP
+        a.member.member[0]["slice"] = (DEADLINE_S, 0)
         weights = a.allocate(4 * GRANULE_BYTES)
         thread = in_thread(a.mark)
         until(lambda: a.job["state"] == JobState.BOUNDARY)
@@ -328,7 +329,7 @@ JOBS = st.builds(
     st.sampled_from([JobState.RUNNING, JobState.RUNNING, JobState.BOUNDARY, JobState.LEAVING]),
     st.integers(0, 6),
     st.integers(0, 4),
-    st.sampled_from([0, 0, 0, 0, 0, evicting.NO_MORE, 2]),
+    st.sampled_from([0, 0, 0, 0, 0, NO_MORE, 2]),
 )
 
 

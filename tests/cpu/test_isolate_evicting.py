@@ -11,7 +11,8 @@ from members import check_counters, is_mapped
 from test_evicting import evict, take_back
 
 from zico.compiled import libc_address
-from zico.heap import allocator, evicting
+from zico.heap import allocator
+from zico.pool.layout import NO_MORE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +84,7 @@ def test_pages_that_still_depend_on_a_region_keep_it(pair: list[IsolatedTenant],
     address = fill(a, 0xAA, 1)
     copies = int(a.heap.device[0]["madvise"])
     a.heap.device[0]["madvise"] = libc_address("getpid")
-    assert evict(a, 1) == evicting.NO_MORE
+    assert evict(a, 1) == NO_MORE
     a.heap.device[0]["madvise"] = copies
     with Refusing(a, "mmap", lambda number: number <= refused, unmaps=True):
         allocator.free(a.record[0], address)

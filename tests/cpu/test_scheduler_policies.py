@@ -96,17 +96,34 @@ def test_the_first_in_turn_starts_if_everybody_waits(name: str, waiting: list[Jo
     assert policy_named(name).decide(view)[first_in_turn(view).job] == Start()
 
 
+@pytest.mark.parametrize("name", REAL)
+@given(waiting=jobs([Phase.BOUNDARY]), spare=st.integers(0, 3))
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_what_is_lent_keeps_nobody_from_its_turn(name: str, waiting: list[JobView], spare: int) -> None:
+    """If all lend what they hold at their boundaries, who fits alone starts when it has waited longest."""
+    lending = [dataclasses.replace(j, lends=True) for j in waiting]
+    view = pool(max(max(j.persistent, j.profile.peak) for j in lending if j.profile) + spare, *lending)
+    assert policy_named(name).decide(view)[first_in_turn(view).job] == Start()
+
+
 @pytest.mark.parametrize("name", ["zico", "claims"])
-@given(drawn=jobs([Phase.BOUNDARY, Phase.RUNNING, Phase.LEAVING]), spare=st.integers(0, 6))
+@given(
+    drawn=jobs([Phase.BOUNDARY, Phase.RUNNING, Phase.LEAVING]),
+    lend=st.lists(st.booleans(), min_size=5, max_size=5),
+    spare=st.integers(0, 6),
+)
 @settings(max_examples=200, derandomize=True, deadline=None)
-def test_policies_start_only_to_safe_states(name: str, drawn: list[JobView], spare: int) -> None:
+def test_policies_start_only_to_safe_states(name: str, drawn: list[JobView], lend: list[bool], spare: int) -> None:
     """Whatever has been decided together leaves an order in which all that are in an iteration can finish."""
+    drawn = [
+        dataclasses.replace(j, lends=lent and j.phase is Phase.BOUNDARY) for j, lent in zip(drawn, lend, strict=False)
+    ]
     budget = smallest_budget(drawn) + spare
     decisions = policy_named(name).decide(pool(budget, *drawn))
     assume(any(decision == Start() for decision in decisions.values()))
     going = [j for j in drawn if j.phase is Phase.RUNNING or decisions.get(j.job) == Start()]
-    free = budget - sum(j.held for j in drawn)
-    assert some_order_works(free, [Debt(j.held, claim(j), j.persistent) for j in going])
+    free = budget - sum(j.held_for_good for j in drawn)
+    assert some_order_works(free, [Debt(j.held_for_good, claim(j), j.persistent) for j in going])
 
 
 @given(drawn=jobs([Phase.BOUNDARY, Phase.RUNNING]), spare=st.integers(0, 3))

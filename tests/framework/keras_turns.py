@@ -1,4 +1,4 @@
-"""Train a Keras model with Adam for some steps; prints the bits of losses, weights and the optimizer's state."""
+"""Train a Keras model with Adam for some steps when told to; prints the bits of losses, weights and optimizer."""
 
 # ruff: noqa: T201 - a script that talks to its test
 
@@ -16,6 +16,8 @@ BATCH = 64
 
 def main() -> None:
     """Train as many steps as the argument says."""
+    print("ready", flush=True)
+    sys.stdin.readline()
     keras.utils.set_random_seed(1)
     layers = [keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, "relu"), keras.layers.Dense(WIDTH)]
     model = keras.Sequential(layers)

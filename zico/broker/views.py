@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zico.broker.speeds import Look
-from zico.pool.layout import NOBODY, JobState, SaveMode
+from zico.pool.layout import NO_MORE, NOBODY, JobState, SaveMode
 from zico.pool.safety import ALONE_FRESH_NS, ALONE_LIMIT_NS, ALONE_WAIT_NS, STILL_ITERATIONS, STILL_NS
 from zico.scheduler.state import JobView, Less, Phase, PoolView, Profile
 
@@ -94,6 +94,7 @@ def job_view(job: int, record: Any, profiles: ProfileCache) -> JobView:  # noqa:
         limit=int(record["limit"]),
         wanted=count_of(record["wanted"]),
         less=_less_of(record),
+        lends=bool(phase is Phase.BOUNDARY and record["save"] == SaveMode.SWAP and record["evict"] != NO_MORE),
     )
 
 

@@ -38,12 +38,10 @@ from zico.heap.layout import PRIVATE, RESTS
 from zico.heap.records import pool_of, slots_of, wanted_of
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
-from zico.pool.layout import NOBODY
+from zico.pool.layout import NO_MORE, NOBODY
 
 RETURN_NS = 5_000_000_000
 """How long a job waits for what it has evicted before it goes on without; a regular iteration ends by then."""
-NO_MORE = -1
-"""In ``JOB.evict``: until it has run again there is nothing that it could evict."""
 OWNED = 1
 SHARED = 0
 _SPARE_SHIFT = 1

@@ -32,6 +32,8 @@ PAGE_BYTES = 1 << 16
 NOBODY = -1
 PARKED = -2
 """The owner of a region that the budget leaves out: in nobody's reach until the budget is raised."""
+NO_MORE = -1
+"""In ``JOB.evict``: until it has run again there is nothing that it could evict."""
 NAMED = -2
 """Among the regions that a job asks for, ``NAMED - r``: free, and mapped where it is needed, but behind a fence."""
 MUTEX_BYTES = 64
@@ -151,7 +153,7 @@ JOB = np.dtype(
         ("alone_spent_ns", "i8"),  # how long it has kept the others from starting iterations
         ("waits_for", "u8"),  # bit j: waits for job j
         ("spilled_bytes", "i8"),  # those of them placed in the next tier
-        ("evict", "i8"),  # regions that it is asked to evict where it waits, 0: none, -1: it has evicted all it can
+        ("evict", "i8"),  # regions that it is asked to evict where it waits, 0: none, or NO_MORE
         ("evictions", "i8"),  # regions evicted, ever
         ("maps", "i8"),  # regions that had to be mapped anew (affinity missed)
         ("oom_request_bytes", "i8"),  # of the last refused request, 0 if none

@@ -6,7 +6,7 @@ from typing import Any
 
 from zico.compiled import compiled, inlined, keep_out_of_line, monotonic_ns
 from zico.pool.layout import NOBODY
-from zico.pool.shared import EMPTY, RUNNING, header_of, job_at, within_limit
+from zico.pool.shared import EMPTY, RUNNING, header_of, job_at, lends, within_limit
 from zico.scheduler.claims import is_safe
 from zico.trace import curve
 
@@ -72,6 +72,7 @@ def _residual_of(job: Record) -> int:
 def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
     """Tell whether ``n`` more regions for the requester, then claiming ``claim``, leave everybody able to finish.
 
+    What others lend at their boundaries counts as free: it comes when somebody waits for it.
     Where some job cannot finish even now (a profile was wrong), it is left out: the grant must not make it worse. So
     is one that stands still; should it go on, it waits for memory like everybody else.
     """
@@ -81,7 +82,9 @@ def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
     free = header.budget_regions - header.granted
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        held[j] = job.held if job.state != EMPTY else 0
+        lent = j != requester and lends(job)
+        free += job.held if lent else 0
+        held[j] = job.held if job.state != EMPTY and not lent else 0
         claims[j] = claim_of(job) if job.state != EMPTY else 0
         residual[j] = _residual_of(job) if job.state != EMPTY else 0
         must_finish[j] = 1 if job.state == RUNNING and job.profiled == 1 else 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from zico.compiled import array_at, inlined, record_at
-from zico.pool.layout import HEADER, JOB, REGION, JobState
+from zico.pool.layout import HEADER, JOB, NO_MORE, REGION, JobState, SaveMode
 
 EMPTY = int(JobState.EMPTY)
 RUNNING = int(JobState.RUNNING)
 BOUNDARY = int(JobState.BOUNDARY)
 LEAVING = int(JobState.LEAVING)
+_SWAP = int(SaveMode.SWAP)
 
 _JOB_BYTES = JOB.itemsize
 
@@ -35,6 +36,12 @@ def cap_of(pool: Record, job: Record) -> int:
 def within_limit(job: Record, regions: int) -> int:
     """Return that many regions, or the job's limit where that is lower, but no fewer than it holds."""
     return max(job.held, min(regions, job.limit) if job.limit > 0 else regions)
+
+
+@inlined
+def lends(job: Record) -> bool:
+    """Tell whether a job stands at its boundary and evicts what the others wait for, as those do that swap."""
+    return bool(job.state == BOUNDARY and job.save == _SWAP and job.evict != NO_MORE)
 
 
 @inlined

@@ -14,18 +14,17 @@ import numpy as np
 
 from zico.compiled import compiled, futex_wait, futex_wake_all, inlined, keep_out_of_line, monotonic_ns, process_is_gone
 from zico.pool.fences import at, counters_of, issued_of, overtake, pair_of
-from zico.pool.layout import HEADER, JOB, NOBODY, STREAMS, SaveMode
+from zico.pool.layout import HEADER, JOB, NOBODY, STREAMS
 from zico.pool.mutex import append, forget, lock, unlock
 from zico.pool.regions import note_change, tell
-from zico.pool.safety import least_lacking, someone_else_grows_alone, stays_safe
-from zico.pool.shared import BOUNDARY, EMPTY, LEAVING, RUNNING, header_of, job_at, regions_of, within_limit
+from zico.pool.safety import least_lacking, remaining_of, someone_else_grows_alone, stays_safe
+from zico.pool.shared import BOUNDARY, EMPTY, LEAVING, RUNNING, header_of, job_at, lends, regions_of, within_limit
 from zico.trace import curve
 
 _JOB_BYTES = JOB.itemsize
 _SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])  # type: ignore[index]
 _ADMITS_OFFSET = int(JOB.fields["broker_admits"][1])  # type: ignore[index]
 _ADMITS_MASK = 0x3FFFFFFF
-_SWAP = int(SaveMode.SWAP)
 
 STUCK_NS = 200_000_000
 """A state in which every job waits, and nothing has changed for so long, will not change by itself."""
@@ -51,7 +50,24 @@ def start_waiting(pool: Record, need: int) -> None:
     me.need = need
     header_of(pool).waiters += 1
     _note_holders(pool, me)
+    called = _call_lenders(pool)
     unlock(pool)
+    if called:
+        for j in range(header_of(pool).places):
+            if lends(job_at(pool, j)):
+                futex_wake_all(pool.jobs_address + j * _JOB_BYTES + _ADMITS_OFFSET)
+
+
+@inlined
+def _call_lenders(pool: Record) -> bool:
+    """Let those who lend at their boundaries not fall asleep before they have looked; tells whether there are any."""
+    some = False
+    for j in range(header_of(pool).places):
+        job = job_at(pool, j)
+        if j != pool.job and lends(job):
+            job.broker_admits = (job.broker_admits + 1) & _ADMITS_MASK
+            some = True
+    return some
 
 
 @inlined
@@ -295,7 +311,7 @@ def await_admission(pool: Record) -> bool:
         word = me.broker_admits
         if me.state != BOUNDARY:
             break
-        if me.evict == 0 and me.save == _SWAP and header_of(pool).waiters > 0:
+        if me.evict == 0 and lends(me) and header_of(pool).waiters > 0:
             me.evict = min(_others_lack(pool), me.held)
         if me.evict > 0:
             return False
@@ -309,14 +325,14 @@ def await_admission(pool: Record) -> bool:
 
 @compiled
 def _others_lack(pool: Record) -> int:
-    """Return the regions that allocations of others wait for and that are not free, but for what exceeds limits."""
+    """Return the regions that are not free and that others who wait lack for their iterations, within their limits."""
     keep_out_of_line()
     header = header_of(pool)
     lack = header.granted - header.budget_regions
     for j in range(header.places):
         job = job_at(pool, j)
         if j != pool.job and job.state == RUNNING and job.waiting_threads > 0 and job.over == 0:
-            lack += job.need
+            lack += remaining_of(job)
     return max(lack, 0)
 
 

@@ -125,7 +125,7 @@ def _row(job: JobView, known: Records | None) -> tuple[int | float, ...]:
     return (
         0 if known is None else known.ctypes.data,
         Phase[job.phase.name],
-        job.held,
+        job.held_for_good,
         job.persistent,
         job.progress,
         job.started_ns,
@@ -175,7 +175,7 @@ def _misfit(pool: PoolView, job: JobView) -> str:
 
 
 def _kept(job: JobView) -> int:
-    return job.persistent if job.phase.name == "RUNNING" and job.profile is not None else job.held
+    return job.persistent if job.phase.name == "RUNNING" and job.profile is not None else job.held_for_good
 
 
 class Memory:

@@ -94,6 +94,13 @@ class JobView:
     """Regions that it would hold without a limit, 0: not known."""
     less: tuple[Less, ...] = ()
     """How it could go on with less, if it leaves the choice to others."""
+    lends: bool = False
+    """It stands at its boundary and evicts what the others wait for: what it holds is as good as free."""
+
+    @property
+    def held_for_good(self) -> int:
+        """Return the regions that the others cannot have while it stays where it is."""
+        return 0 if self.lends else self.held
 
 
 class Plan(Protocol):

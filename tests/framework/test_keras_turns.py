@@ -1,0 +1,54 @@
+"""Two Keras jobs that take turns in a pool which has no room for one of them beside what the other keeps."""
+
+from __future__ import annotations
+
+import pytest
+from harness import FRAMEWORK, MIB, PATIENCE_S, clean_environment, pool, until
+from scripts import Script, alone
+
+from zico.broker.saving import Wish
+from zico.launch.environment import job_environment
+
+SCRIPT = str(FRAMEWORK / "keras_turns.py")
+STEPS = 40
+REGIONS = 48
+"""A step needs 42, and 25 stay between two steps: weights, and twice as much of the optimizer."""
+TURNS = 2
+"""How many iterations one may be ahead: its turn has come, and the other's iteration ends."""
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize("policy", ["serial", "zico"])
+def test_what_keras_keeps_between_steps_is_the_others_in_its_turn(policy: str) -> None:
+    """Invariants 4 and 6: weights and optimizer state leave and come back between steps, and losses are those alone.
+
+    Nobody is starved by the other, which fits while the first one's memory is out, and nothing overflows.
+    """
+    with alone(SCRIPT, STEPS) as process:
+        assert process.line() == "ready"
+        process.tell("go")
+        expected = process.finish().stdout
+    ahead, overflowed = set(), []
+    with pool(regions=REGIONS, region_bytes=MIB, policy=policy) as made:
+        environments = [
+            job_environment(clean_environment(), made.socket, name, wish=Wish("swap")) for name in ("one", "two")
+        ]
+        with Script([SCRIPT, str(STEPS)], environments[0]) as one, Script([SCRIPT, str(STEPS)], environments[1]) as two:
+            for process in (one, two):
+                assert process.line() == "ready"
+            for process in (one, two):
+                process.tell("go")
+
+            def have_ended() -> bool:
+                first, second = made.jobs["iteration"][:2].tolist()
+                if min(first, second) >= 2 and max(first, second) < STEPS:
+                    ahead.add(abs(first - second))
+                    overflowed.append(made.jobs["spilled_bytes"][:2].tolist())
+                return one.process.poll() is not None and two.process.poll() is not None
+
+            until(have_ended, 2 * PATIENCE_S, "both have trained")
+            assert [one.finish().stdout, two.finish().stdout] == [expected] * 2
+        assert (made.jobs["evictions"][:2] > 0).all()
+        assert made.jobs["spilled_bytes"][:2].tolist() == overflowed[0], "nothing overflows once both are known"
+    if policy == "serial":
+        assert max(ahead) <= TURNS, ahead
