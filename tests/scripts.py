@@ -20,16 +20,16 @@ from zico.launch.environment import job_environment
 from zico.pool.layout import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 
 class Script:
     """A Python process with its output; dead when the block ends."""
 
-    def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
-        """Start it."""
+    def __init__(self, arguments: list[str], environment: Mapping[str, str], under: Sequence[str] = ()) -> None:
+        """Start it, by another command if one is given."""
         self.process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [*under, sys.executable, *arguments],
             env=dict(environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

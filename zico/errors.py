@@ -52,10 +52,14 @@ class OutOfMemory(ZicoError):  # noqa: N818 - the field's name for it (torch.Out
         """Name the request, what is held, the budget and what to do."""
         from zico.units import format_bytes
 
+        needs = f"needs {format_bytes(self.requested_bytes)} more while holding {format_bytes(self.held_bytes)}, "
+        budget, both_bytes = format_bytes(self.budget_bytes), self.requested_bytes + self.held_bytes
+        if both_bytes > self.budget_bytes:
+            at_least = f"raise --budget to at least {format_bytes(both_bytes)} or use a smaller batch"
+            return f"{needs}and the whole budget is {budget}: {at_least}"
         return (
-            f"needs {format_bytes(self.requested_bytes)} more while holding {format_bytes(self.held_bytes)}, "
-            f"and the whole budget is {format_bytes(self.budget_bytes)}: raise --budget to at least "
-            f"{format_bytes(self.requested_bytes + self.held_bytes)} or use a smaller batch"
+            f"{needs}its limit or other jobs keep it from the rest of the budget of {budget}, and the next tier has no "
+            "room: raise --limit or --budget or, on the host, free space on the disk of ZICO_SPILL_DIR"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ from zico.launch.environment import job_environment
 from zico.pool.layout import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 VICTIMS = FRAMEWORK / "torch_saving_victims.py"
@@ -44,12 +45,18 @@ def losses_in(results: Path) -> list[str]:
     return list(found["losses"])
 
 
-def victim(made: Pool, directory: Path, happens: str) -> Script:
+def mounted(directory: Path, size_bytes: int) -> list[str]:
+    """Return the command that runs another with a small file system of its own at a directory (user_namespaces(7))."""
+    script = f'mount -t tmpfs -o size={size_bytes} none "$0" && exec "$@"'
+    return ["unshare", "--mount", "--map-root-user", "sh", "-c", script, str(directory)]
+
+
+def victim(made: Pool, directory: Path, happens: str, under: Sequence[str] = (), tier_bytes: int = 256 * MIB) -> Script:
     """Start a job that swaps to a file in a directory, to which something happens."""
-    (directory / "spill").mkdir()
+    (directory / "spill").mkdir(exist_ok=True)
     base = clean_environment() | {"ZICO_SPILL_DIR": str(directory / "spill")}
-    environment = job_environment(base, made.socket, "victim", wish=Wish("swap", tier="file:256MiB"))
-    return Script([str(VICTIMS), str(directory / "victim"), happens], environment)
+    environment = job_environment(base, made.socket, "victim", wish=Wish("swap", tier=f"file:{tier_bytes}"))
+    return Script([str(VICTIMS), str(directory / "victim"), happens], environment, under)
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
@@ -71,6 +78,27 @@ def test_a_death_in_mid_copy_harms_nobody(roomy: Pool, expected: list[str], tmp_
         done = neighbour.finish()
     assert (done.returncode, done.stderr) == (0, "")
     assert losses_in(tmp_path / "neighbour") == expected
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize("is_enough", [False, True])
+def test_a_full_file_system(roomy: Pool, expected: list[str], tmp_path: Path, is_enough: bool) -> None:  # noqa: FBT001 - a parameter
+    """Its job goes on with what fits, or ends with one sentence: never by a signal, never with a wrong loss."""
+    spill, size_bytes = tmp_path / "spill", (32 if is_enough else 8) * MIB
+    spill.mkdir()
+    under = mounted(spill, size_bytes)
+    if subprocess.run([*under, "true"], check=False, capture_output=True, timeout=ANSWER_S).returncode:
+        pytest.skip("this user may not mount a file system of its own")
+    with victim(roomy, tmp_path, "none", under, size_bytes) as process:
+        done = process.finish()
+    if is_enough:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert losses_in(tmp_path / "victim") == expected
+    else:
+        assert done.returncode == 1, done.stderr
+        assert done.stderr.splitlines()[-1].startswith("zico: out of memory: needs ")
+        assert "ZICO_SPILL_DIR" in done.stderr
+        assert not (tmp_path / "victim").exists()
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)

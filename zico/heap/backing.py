@@ -31,6 +31,7 @@ from zico.trace import curve
 _PROTECTION = host.PROT_READ_WRITE
 _SHARED_FIXED = mmap.MAP_SHARED | host.MAP_FIXED
 _PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
+_TRIES = 4  # a signal interrupts fallocate(2)
 
 Record = Any
 Array = Any
@@ -145,7 +146,7 @@ def _back_from_next_tier(heap: Record, first: int, last: int) -> int:
 
 @compiled
 def _back_from_file(heap: Record, first: int, last: int) -> int:
-    """Map a stretch of the spill file behind slots that have nothing; the file is sparse."""
+    """Map a stretch of the spill file behind slots that have nothing; space on its disk is set aside for them first."""
     keep_out_of_line()
     slots = slots_of(heap)
     spill_slot = heap.spill_offset >> heap.region_shift
@@ -155,6 +156,8 @@ def _back_from_file(heap: Record, first: int, last: int) -> int:
         if slots[slot].live == 0:
             new_bytes += length
     if heap.spill_fd < 0 or heap.spill_live_bytes + new_bytes > heap.spill_limit_bytes:
+        return NEVER
+    if heap.spill_sparse == 0 and not _set_aside(heap, first, last):
         return NEVER
     for slot in range(first, last + 1):
         if slots[slot].mapped == NOBODY:
@@ -175,6 +178,35 @@ def _discard(heap: Record, slot: int) -> None:
     if heap.overflow_address != 0:
         call(heap.retire_address, (heap.address, slot))
         return
-    offset = (slot << heap.region_shift) - heap.spill_offset
-    call(heap.discard_address, (heap.spill_fd, _PUNCH, offset, 1 << heap.region_shift))
+    _punch(heap, slot)
     heap.spill_live_bytes -= 1 << heap.region_shift
+
+
+@inlined
+def _fallocate(heap: Record, slot: int, mode: int) -> int:
+    offset = (slot << heap.region_shift) - heap.spill_offset
+    return call(heap.fallocate_address, (heap.spill_fd, mode, offset, 1 << heap.region_shift))
+
+
+@compiled
+def _punch(heap: Record, slot: int) -> None:
+    """Give the disk's space behind an empty slot back."""
+    keep_out_of_line()
+    _fallocate(heap, slot, _PUNCH)
+
+
+@compiled
+def _set_aside(heap: Record, first: int, last: int) -> bool:
+    """Let the disk have space for all empty slots, so that no touch of them is a SIGBUS; false: it has too little."""
+    keep_out_of_line()
+    slots = slots_of(heap)
+    for slot in range(first, last + 1):
+        tries = 0
+        while slots[slot].live == 0 and _fallocate(heap, slot, 0) != 0:
+            tries += 1
+            if tries == _TRIES:
+                for earlier in range(first, slot + 1):
+                    if slots[earlier].live == 0:
+                        _punch(heap, earlier)
+                return False
+    return True

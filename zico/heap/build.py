@@ -8,6 +8,8 @@ file, on a GPU pinned memory. Bookkeeping lies in anonymous memory that becomes 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import mmap
 import os
 import tempfile
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.compiled import libc_address
+from zico.driver import host
 from zico.driver.record import DEVICE
 from zico.errors import ConfigError
 from zico.heap import timeline as timelines
@@ -202,10 +205,11 @@ class Heap:
         self.pool.driver.fill_device(self.device[0], self.pool.memory)
         heap["device_address"] = self.device.ctypes.data
         heap["spill_fd"] = self._spill_fd
+        heap["spill_sparse"] = self._spill_fd >= 0 and not _sets_space_aside(self._spill_fd)
         heap["spill_limit_bytes"] = _SPILL_SHARE * int(self.pool.header["budget_regions"]) * region_bytes
         heap["wait_limit_ns"] = int(wait_limit_s * 1e9)
         heap["relief_fd"] = -1
-        for field, name in (("map_address", "mmap"), ("discard_address", "fallocate")):
+        for field, name in (("map_address", "mmap"), ("fallocate_address", "fallocate")):
             heap[field] = libc_address(name)
         for name in ("posix_memalign", "aligned_alloc", "free"):
             heap[f"real_{name}"] = libc_address(name)
@@ -331,3 +335,13 @@ def _open_spill_file(directory: str | None, size_bytes: int) -> int:
         os.close(descriptor)
         return -1
     return descriptor
+
+
+def _sets_space_aside(descriptor: int) -> bool:
+    """Tell whether the file system of an empty file can set space aside, be it full or not (fallocate(2))."""
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if fallocate(descriptor, 0, 0, mmap.PAGESIZE) == 0:
+        fallocate(descriptor, host.KEEP_SIZE | host.PUNCH_HOLE, 0, mmap.PAGESIZE)
+        return True
+    return ctypes.get_errno() != errno.EOPNOTSUPP

@@ -224,7 +224,8 @@ HEAP = np.dtype(
         ("wait_limit_ns", "i8"),
         ("return_until_ns", "i8"),  # the job waits until then for what it has evicted; 0: it does not
         ("map_address", "i8"),  # mmap(2) and fallocate(2) for the next tier
-        ("discard_address", "i8"),
+        ("fallocate_address", "i8"),
+        ("spill_sparse", "i8"),  # its file system sets no space aside: a full one shows as SIGBUS
         ("real_aligned_alloc", "i8"),
         ("bad_frees", "i8"),  # frees inside the window of what is no live block
         ("grace", "i8"),  # allocations before a boundary that was found rather than marked counts
