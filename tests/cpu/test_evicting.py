@@ -19,7 +19,7 @@ from threads import DEADLINE_S, in_thread, until
 from zico.compiled import array_at, compiled, libc_address
 from zico.heap import allocator, evicting
 from zico.heap.layout import GRANULE_BYTES, PRIVATE
-from zico.pool import reserve, waiting
+from zico.pool import reserve, safety, waiting
 from zico.pool.layout import NO_MORE, JobState, SaveMode
 
 if TYPE_CHECKING:
@@ -262,6 +262,24 @@ def test_a_job_that_swaps_gives_at_its_boundary_what_others_wait_for() -> None:
         thread.join(DEADLINE_S)
         assert (a.job["held"], a.job["evicted"]) == (4, 0)
         a.check(weights)
+        a.free(weights)
+
+
+def test_claims_count_as_free_what_is_lent() -> None:
+    """Invariant 3: who needs what another lends at its boundary may begin, until that one has evicted all it can."""
+    with make_pool(8, region_bytes=GRANULE_BYTES, unasked=False) as pool, Tenant(pool) as a, Tenant(pool) as b:
+        weights = a.allocate(4 * GRANULE_BYTES)
+        thread = in_thread(a.mark)
+        until(lambda: a.job["state"] == JobState.BOUNDARY)
+        b.job["profiled"] = 1
+        found = []
+        for save, left in ((SaveMode.NONE, 0), (SaveMode.SWAP, 0), (SaveMode.SWAP, NO_MORE)):
+            a.job["save"], a.job["evict"] = save, left
+            found.append(bool(safety.stays_safe(b.member.member[0], job_of(b.member), 0, 6)))
+        assert found == [False, True, False]
+        b.job["profiled"] = a.job["evict"] = 0
+        until(lambda: pool.admit(job_of(a.member)) or not thread.is_alive())
+        thread.join(DEADLINE_S)
         a.free(weights)
 
 
