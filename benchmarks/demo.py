@@ -78,7 +78,7 @@ def say(text: str) -> None:
 def demonstrate(options: argparse.Namespace, directory: Path) -> int:
     """Run everything; returns the exit code."""
     say(f"1. Each job alone for {options.alone} iterations, to see its own peak")
-    say("   (the very first run on a machine compiles for about a minute)")
+    say("   (the very first run on a machine compiles for some minutes)")
     peaks_bytes = []
     for job in JOBS:
         peak_bytes, region_bytes = peak_alone(job, options.alone, directory / f"{job.name}.alone.json")

@@ -74,7 +74,7 @@ def serve(options: argparse.Namespace) -> None:
             owned.callback(os.close, parent_pidfd)
         device, table, memory_fds = create_pool(options, policy, owned)
         if options.warm:
-            warm(device.kind, isolate=options.isolate, paging=device == HOST_DEVICE)
+            warm(device.kind, isolate=options.isolate, paging=options.paging and device == HOST_DEVICE)
         # Only now, since compiling takes long and a signal may well end it: there is nothing to clean up yet.
         stop_fd = owned.enter_context(stop_signals())
         # Last, since from here on clients connect and expect an answer.
@@ -174,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--region-bytes", type=int, required=True, help="bytes of one region")
     parser.add_argument("--device", default=HOST, help="host or cuda:N (default: host)")
     parser.add_argument("--isolate", action="store_true", help="unmap what comes back, and scrub it before it goes out")
+    parser.add_argument("--paging", action="store_true", help="compile what serves page faults beforehand, too")
     parser.add_argument("--policy", default="zico", help="NAME or NAME:KEY=VALUE,KEY=VALUE (default: zico)")
     parser.add_argument("--record", type=Path, help="file (.npz) for what happened, written at the end")
     parser.add_argument(

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from zico.config import Settings
     from zico.launch.ward import Ward
 
-READY_S = 300.0
-"""The first start on a machine compiles: about a minute there, two for a GPU; well under a second afterwards."""
+READY_S = 1800.0
+"""The first start on a machine compiles: five minutes of a processor and more; a few seconds afterwards."""
 COMPILING_AFTER_S = 3.0
 END_S = 5.0
 ANSWER_S = 2.0
@@ -36,7 +36,9 @@ _LAST_WORDS = 5
 class BrokerProcess:
     """A broker that serves the jobs of one run."""
 
-    def __init__(self, run_dir: Path, settings: Settings, ward: Ward, message: Callable[[str], None]) -> None:
+    def __init__(
+        self, run_dir: Path, settings: Settings, ward: Ward, message: Callable[[str], None], *, pages: bool = False
+    ) -> None:
         """Start it; ``wait_ready`` says when jobs may be started.
 
         Args:
@@ -44,6 +46,7 @@ class BrokerProcess:
             settings: Device, budget, region size and policy.
             ward: Will end the broker if we are killed.
             message: Called with each line that the broker writes.
+            pages: Some job may page.
         """
         self.socket = run_dir / SOCKET_NAME
         self.record = run_dir / RECORD_NAME
@@ -56,7 +59,7 @@ class BrokerProcess:
             self._ready_fd, told_fd = os.pipe2(os.O_CLOEXEC)
             undo.callback(os.close, self._ready_fd)
             try:
-                argv = self._argv(settings, told_fd)
+                argv = self._argv(settings, told_fd, pages=pages)
                 self._child = Child(argv, os.environ, stdin=subprocess.DEVNULL, pass_fds=(told_fd,))
             finally:
                 os.close(told_fd)
@@ -72,7 +75,7 @@ class BrokerProcess:
         for pipe in self._child.pipes:
             self._pipes.append(await LinePipe.connect(pipe, self._hear))
         loop = asyncio.get_running_loop()
-        hint = loop.call_later(COMPILING_AFTER_S, self._message, "compiling, once: about a minute")
+        hint = loop.call_later(COMPILING_AFTER_S, self._message, "compiling, once: this takes some minutes")
         try:
             await asyncio.wait_for(readable(self._ready_fd), timeout_s)
         except TimeoutError:
@@ -118,7 +121,7 @@ class BrokerProcess:
             ward.remove(self._child.pid)
             self._child.kill()
 
-    def _argv(self, settings: Settings, ready_fd: int) -> list[str]:
+    def _argv(self, settings: Settings, ready_fd: int, *, pages: bool) -> list[str]:
         return [
             sys.executable,
             "-m",
@@ -129,6 +132,7 @@ class BrokerProcess:
             *("--region-bytes", str(settings.region_bytes.value)),
             *("--device", settings.device.value),
             *(["--isolate"] if settings.isolate.value else []),
+            *(["--paging"] if pages else []),
             *("--policy", settings.policy.value),
             *("--record", str(self.record)),
             *("--ready-fd", str(ready_fd)),

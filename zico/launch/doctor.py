@@ -282,7 +282,7 @@ def _check_cache() -> Check:
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     if os.access(existing, os.W_OK | os.X_OK):
         return Check("compiled code", passed=True, detail=f"kept in {directory}")
-    advice = "every job compiles for about a minute; set ZICO_CACHE_DIR to a writable directory"
+    advice = "every job compiles for minutes; set ZICO_CACHE_DIR to a writable directory"
     return Check("compiled code", passed=False, detail=f"{existing} is not writable: {advice}")
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 TICK_S = 0.25
 COMPLAINT_PREFIX = b"zico: "
 """How Zico inside a job begins its lines (``zico.autoload.complain``)."""
+_MAY_PAGE = ("page", "auto")
 TIME_SLICES = "jobs time-slice on the GPU; --mps lets their kernels overlap"
 TERM_S = 2.0
 """How long a job may take after the SIGTERM that follows an unheeded SIGINT."""
@@ -132,7 +133,8 @@ class Supervisor:
             ward = Ward(run_dir)
             stack.callback(ward.close)
             self._share_device(run_dir, ward, stack)
-            broker = BrokerProcess(run_dir, self._settings, ward, self._listener.problem)
+            pages = any(job.command.wish.save in _MAY_PAGE for job in self._jobs)
+            broker = BrokerProcess(run_dir, self._settings, ward, self._listener.problem, pages=pages)
             self.record = broker.record
             stack.callback(broker.close, ward)
             stack.callback(self._kill, ward)
