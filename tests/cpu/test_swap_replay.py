@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from zico.planners.swap.plan import SwapPlan
     from zico.planners.swap.problem import SwapProblem
+    from zico.planners.swap.replay import Moved
 
     Rows = Sequence[tuple[int, int, int]]
 
@@ -88,13 +89,25 @@ def test_what_a_replay_says_keeps_the_rules(case: tuple[SwapProblem, SwapPlan]) 
     for direction in ("out", "back"):
         moved = [one for one in history.transfers if one.direction == direction]
         assert all(one.end_ns <= other.begin_ns for one, other in itertools.pairwise(moved))
-    away = [(one.swap, one.begin_ns, one.end_ns, one.direction) for one in history.transfers]
-    for index, begin_ns in enumerate(history.op_begin_ns):
-        op = index % problem.n_ops
-        end_ns = begin_ns + int(problem.op_duration_ns[op])
-        for swap, first_ns, last_ns, _ in away:
-            if op in problem.accesses(int(plan.tensor[swap])) % problem.n_ops:
-                assert end_ns <= first_ns or last_ns <= begin_ns
+    for one in history.transfers:
+        for index in used_by(problem, plan, one, len(history.op_begin_ns)):
+            begin_ns = history.op_begin_ns[index]
+            assert begin_ns + problem.op_duration_ns[index % problem.n_ops] <= one.begin_ns or one.end_ns <= begin_ns
+
+
+def used_by(problem: SwapProblem, plan: SwapPlan, one: Moved, n: int) -> list[int]:
+    """Return which of ``n`` operations, counted on through the iterations, use the tensor that a transfer moves.
+
+    What does not persist is a new tensor in each iteration, and may still be leaving when the next one begins.
+    """
+    tensor, gap = int(plan.tensor[one.swap]), int(plan.gap[one.swap])
+    accesses = problem.accesses(tensor)
+    if problem.persistent[tensor]:
+        return [index for index in range(n) if index % problem.n_ops in accesses % problem.n_ops]
+    transfers = plan.out if one.direction == "out" else plan.back
+    asked = one.iteration * problem.n_ops + int(transfers.op[transfers.swap == one.swap][0])
+    first = (asked - int(accesses[gap])) // problem.n_ops * problem.n_ops
+    return [index for index in (first + accesses).tolist() if 0 <= index < n]
 
 
 # -- rules ----------------------------------------------------------------------------------------------------------

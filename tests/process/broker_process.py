@@ -90,12 +90,15 @@ def start_python(*arguments: str, **variables: str) -> subprocess.Popen[str]:
 def read_line(process: subprocess.Popen[str]) -> str:
     """Return the process's next line; fail with its stderr if it ends or says nothing in time."""
     assert process.stdout is not None
-    readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
-    line = process.stdout.readline().strip() if readable else ""
-    if not line:
-        process.kill()
-        pytest.fail(f"said nothing: {process.communicate()[1]}")
-    return line
+    descriptor = process.stdout.fileno()
+    line = b""
+    while not line.endswith(b"\n"):  # byte by byte: what a stream has read ahead, ``select`` does not see
+        byte = os.read(descriptor, 1) if select.select([descriptor], [], [], PATIENCE_S)[0] else b""
+        if not byte:
+            process.kill()
+            pytest.fail(f"said nothing: {process.communicate()[1]}")
+        line += byte
+    return line.decode().strip()
 
 
 def tell(process: subprocess.Popen[str], line: str) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import os
-import select
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from broker_process import read_line
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 150.0
@@ -66,13 +67,7 @@ class Process:
 
     def line(self) -> str:
         """Return its next line; fail with what it wrote to stderr if there is none in time."""
-        stdout = self.process.stdout
-        assert stdout is not None
-        line = stdout.readline().strip() if select.select([stdout], [], [], PATIENCE_S)[0] else ""
-        if not line:
-            self.process.kill()
-            raise AssertionError(f"said nothing: {self.process.communicate(timeout=PATIENCE_S)[1]}")
-        return line
+        return read_line(self.process)
 
     def ask(self, order: str) -> str:
         """Give an order and return the answer."""

@@ -267,17 +267,22 @@ class Mover:
 
     def _fetch_all(self) -> None:
         while (idle := self._in.get()) is not None:  # no deadline: nobody waits for this thread
-            with self._lock:
-                if idle.place is not Place.COMING or idle.is_begun:
-                    continue
-                if not self._has_room(idle.size_bytes):
-                    idle.place = Place.AWAY
-                    continue
-                idle.is_begun = True
-                self._be_patient(threading.get_ident())
-            with contextlib.suppress(Exception):  # whoever needs it tries again, and is told
-                self._bring_or_leave(idle)
-            del idle
+            if self._begins(idle):
+                with contextlib.suppress(Exception):  # whoever needs it tries again, and is told
+                    self._bring_or_leave(idle)
+            del idle  # this thread may sleep for long, and the tier keeps what it refers to
+
+    def _begins(self, idle: Idle) -> bool:
+        """Tell whether it is to be brought back now: it still is expected, and there is room for it."""
+        with self._lock:
+            if idle.place is not Place.COMING or idle.is_begun:
+                return False
+            if not self._has_room(idle.size_bytes):
+                idle.place = Place.AWAY
+                return False
+            idle.is_begun = True
+            self._be_patient(threading.get_ident())
+            return True
 
     def _bring_or_leave(self, idle: Idle) -> None:
         """Bring it back; where that fails it is where it was."""
