@@ -87,9 +87,9 @@ def enable() -> Session | None:
     register_optimizer_step_post_hook(StepMarker(joined))
     Optimizer.__init__ = _expecting_marks(Optimizer.__init__, joined)
     if os.environ.get(session.OPS_VARIABLE) and joined.heap.ring is not None:
-        from zico.adapters.torch_ops import OpRecorder
+        from zico.adapters.torch_ops import OpRecorder, Sampling
 
-        OpRecorder(joined.heap).__enter__()  # for as long as the process lives
+        joined.at_boundaries.append(Sampling(OpRecorder(joined.heap)).boundary)
     return joined
 
 

@@ -1,17 +1,22 @@
 """See PyTorch's operations while a trace is recorded: names, times, and which tensors they read and write.
 
-Costs some microseconds an operation, so ``zico trace --ops`` asks for it. What an operation's schema says is looked up
-once; tensors are told apart by where their storages begin, in one compiled call (``zico.heap.uses``). Operations of
-compiled graphs (``torch.compile``) are not seen one by one.
+Costs some microseconds an operation, so ``zico trace --ops`` asks for it, and of a program that marks its iterations
+only some are recorded. What an operation's schema says is looked up once; tensors are told apart by where their
+storages begin, in one compiled call (``zico.heap.uses``). Operations of compiled graphs (``torch.compile``) are not
+seen one by one, nor are those of other threads than the one that imported PyTorch and its backward passes.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
+import statistics
+import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from zico.heap import uses
 from zico.heap.layout import HEAP
@@ -21,6 +26,16 @@ if TYPE_CHECKING:
     from zico.heap.build import Heap
 
 Tensor = torch.Tensor
+
+FIRST = 4
+"""Iterations recorded at the begin, the one before the first mark among them: even a short trace has two in a row."""
+TOGETHER = 2
+"""Iterations recorded each time after that: a swap plan follows tensors into the iteration after its own."""
+COST = 0.04
+"""What recording may add to the time of iterations, as a share of it; a hundredth less than what is promised."""
+FEWEST, MOST = 16, 4096
+"""Iterations that are not recorded between two turns, at least and at most."""
+_COMPARED = 8
 
 
 class _Known(NamedTuple):
@@ -99,6 +114,54 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc] # torch has no types
         ]
         positions, names = tuple(position for position, _ in written), tuple(name for _, name in written)
         return self._known.setdefault(func, _Known(self._number_of(str(schema.name)), positions, names))
+
+
+class Sampling:
+    """Turns a recorder on and off at boundaries of iterations, so that recording costs ``COST`` of the time at most.
+
+    What a turn costs is measured: its iterations beside those before it. A program that marks nothing is recorded
+    whole. Another mode of the program's own is never taken off the stack, nor ours put on top of it: a turn waits until
+    it is gone.
+    """
+
+    def __init__(self, recorder: OpRecorder) -> None:
+        """Enter the recorder in the calling thread."""
+        self._recorder = recorder
+        self._plain_s: deque[float] = deque(maxlen=_COMPARED)
+        self._recorded_s: list[float] = []
+        self._left = FIRST
+        self._begun_s: float | None = None
+        self.is_on = True
+        recorder.__enter__()
+
+    def boundary(self) -> None:
+        """Note that an iteration has ended and another begins; the recorder is entered or left if it is time."""
+        if self._begun_s is not None:
+            (self._recorded_s if self.is_on else self._plain_s).append(time.perf_counter() - self._begun_s)
+        self._left -= 1
+        if self._left <= 0:
+            self._turn()
+        self._begun_s = time.perf_counter()
+
+    def _turn(self) -> None:
+        if _get_current_dispatch_mode() is not (self._recorder if self.is_on else None):
+            return
+        if self.is_on:
+            self._recorder.__exit__(None, None, None)
+            self._left = self._pause()
+        else:
+            self._recorder.__enter__()
+            self._left = TOGETHER
+        self._recorded_s.clear()
+        self.is_on = not self.is_on
+
+    def _pause(self) -> int:
+        """Return how many iterations must pass for the turn that ends to have cost no more than its share."""
+        if not self._plain_s:
+            return FEWEST
+        plain_s = statistics.median(self._plain_s)
+        more_s = sum(self._recorded_s) - len(self._recorded_s) * plain_s
+        return max(FEWEST, min(MOST, math.ceil(more_s / (COST * plain_s))))
 
 
 def _add(tensors: list[int], value: Any) -> None:  # noqa: ANN401 - any argument

@@ -1,19 +1,21 @@
 """Run a training script that records every second iteration only, and time each: ``alternating.py TIMES SCRIPT ...``.
 
 Run under ``zico trace``. Neighbouring iterations of one process differ in nothing but the recording, so that what else
-the machine does falls on both alike. The trace it leaves behind is of no use.
+the machine does falls on both alike. The trace it leaves behind is of no use. With ``--ops`` all iterations are
+recorded, and those that have their operations recorded, too, are the ones that a user's would.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from zico.session import Session
+from zico.session import OPS_VARIABLE, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,11 +40,30 @@ def alternating(mark: Callable[[Session], None], rows: list[tuple[bool, float, f
     return marked
 
 
+def sampled(boundary: Callable[[Any], None], rows: list[tuple[bool, float, float]]) -> Callable[[Any], None]:
+    """Wrap ``Sampling.boundary``: enter the iteration that ends as (operations recorded, wall s, CPU s)."""
+    begun_s = cpu_begun_s = 0.0
+
+    def noted(sampling: Any) -> None:  # noqa: ANN401 - of a module that imports torch
+        nonlocal begun_s, cpu_begun_s
+        if begun_s:
+            rows.append((sampling.is_on, time.perf_counter() - begun_s, time.process_time() - cpu_begun_s))
+        boundary(sampling)
+        begun_s, cpu_begun_s = time.perf_counter(), time.process_time()
+
+    return noted
+
+
 def main() -> None:
     """Run the script as ``__main__`` and write the rows."""
     times, script, *arguments = sys.argv[1:]
     rows: list[tuple[bool, float, float]] = []
-    Session.mark = alternating(Session.mark, rows)  # type: ignore[assignment, method-assign]
+    if os.environ.get(OPS_VARIABLE):
+        from zico.adapters.torch_ops import Sampling
+
+        Sampling.boundary = sampled(Sampling.boundary, rows)  # type: ignore[method-assign]
+    else:
+        Session.mark = alternating(Session.mark, rows)  # type: ignore[assignment, method-assign]
     sys.argv = [script, *arguments]
     try:
         runpy.run_path(script, run_name="__main__")

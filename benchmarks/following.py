@@ -2,8 +2,8 @@
 
 An iteration like one of training (feature maps that are freed in reverse, temporaries beside them) is replayed through
 the hooks that frameworks call, each call timed by itself; ``loops.py`` says how the clock is kept out. First by learned
-classes, then by plan, then by plan while every event is recorded and another thread reads. The last table runs both
-examples under ``zico trace``, every second iteration recorded.
+classes, then by plan, then by plan while every event is recorded and another thread reads. Then both examples run under
+``zico trace``, every second iteration recorded, and PyTorch's with ``--ops``, which records the operations of some.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ Spreads = dict[str, dict[str, float]]
 
 GOAL_PLANNED_NS = 60
 GOAL_EVENT_NS = 30
+GOAL_OPS = 0.05
+NEIGHBOURS = 8
+"""Iterations before a turn with operations, and behind it, that it is compared with."""
 LAYERS = 250
 EXAMPLES = (Job("resnet", "examples/digits_resnet.py"), Job("lm", "examples/stdlib_lm.py"))
 
@@ -145,14 +148,37 @@ def measure_examples(options: Namespace) -> dict[str, Any]:
     return figures
 
 
-def _recorded_alternately(job: Job, seconds: float) -> list[tuple[bool, float, float]]:
+def measure_ops(options: Namespace) -> dict[str, Any]:
+    """Return how much longer PyTorch's example takes with ``--ops``: an iteration with operations, and all of them."""
+    job = EXAMPLES[0]
+    common.note(f"{job.name}: {options.seconds:.0f} s, with --ops")
+    rows = _recorded_alternately(job, options.seconds, "--ops")
+    is_on, took_s = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    begins = np.flatnonzero(is_on & ~np.append([True], is_on[:-1]))
+    slower = []
+    for begin in begins.tolist():
+        near = slice(max(0, begin - NEIGHBOURS), begin + NEIGHBOURS + 2)
+        turn = is_on[begin : begin + NEIGHBOURS].argmin() or len(is_on) - begin
+        plain_s = np.median(took_s[near][~is_on[near]])
+        slower += (took_s[begin : begin + turn] / plain_s - 1).tolist()
+    ratio = float(np.median(slower))
+    return {
+        "iterations_s": took_s.tolist(),
+        "with_operations": is_on.tolist(),
+        "slower": slower,
+        "slower_with_operations": ratio,
+        "slower_in_all": ratio * float(np.mean(is_on)),
+    }
+
+
+def _recorded_alternately(job: Job, seconds: float, *flags: str) -> list[tuple[bool, float, float]]:
     """Run an example by ``alternating.py`` under ``zico trace``; returns its rows."""
     with tempfile.TemporaryDirectory() as directory:
         times = Path(directory) / "times.json"
         script = str(common.ROOT / job.script)
         arguments = (*job.arguments, "--iterations", "1000000", "--seconds", str(seconds))
         command = (sys.executable, str(Path(__file__).with_name("alternating.py")), str(times), script, *arguments)
-        trace = ("trace", "--quiet", "-o", str(Path(directory) / "trace.zst"), "--", *command)
+        trace = ("trace", "--quiet", *flags, "-o", str(Path(directory) / "trace.zst"), "--", *command)
         deadline_s = seconds + together.MARGIN_S
         subprocess.run((*common.ZICO, *trace), check=True, stdout=subprocess.DEVNULL, timeout=deadline_s)
         rows: list[tuple[bool, float, float]] = json.loads(times.read_text())
@@ -203,6 +229,14 @@ def text_of(result: dict[str, Any]) -> str:
             compared.append((name, f"{clock} ms", *medians, f"{slower['median']:+.2%}", interval, str(slower["n"])))
     titles = ("example", "per iteration", "not recorded", "recorded", "slower by (goal 1 %)", "95 %", "pairs")
     parts.append(common.table(titles, compared))
+    if ops := result["ops"]:
+        said = "reached" if ops["slower_in_all"] <= GOAL_OPS else "missed"
+        n, all_of_them = sum(ops["with_operations"]), len(ops["with_operations"])
+        parts.append(
+            f"* `--ops`: {n} of {all_of_them} iterations have their operations recorded and take "
+            f"{ops['slower_with_operations']:.1%} longer; all together {ops['slower_in_all']:.1%}, "
+            f"goal {GOAL_OPS:.0%}: {said}\n"
+        )
     return "\n".join(parts)
 
 
@@ -226,6 +260,7 @@ def main() -> None:
     result = common.document("following", QUESTION, settings)
     result["calls"] = measure_calls(options)
     result["examples"] = measure_examples(options) if options.seconds else {}
+    result["ops"] = measure_ops(options) if options.seconds else {}
     common.write(result, text_of(result), common.output_directory(options))
 
 

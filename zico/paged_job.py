@@ -30,10 +30,13 @@ SWAPPING = frozenset({"torch"})
 """Frameworks whose adapters can let tensors leave and come back."""
 _TOLD = 16
 _NOT_PAGED = "this job is not paged"
+_NOT_SWAPPED = "this job does not swap"
 
 
 def managed_settings(undo: contextlib.ExitStack, pool: PoolTable, job: int, wish: Wish) -> dict[str, Any]:
     """Return the heap's settings of a job on a GPU: managed memory for its window, if it is to page."""
+    if wish.save == "swap":
+        complain(_NOT_SWAPPED, ZicoError("swapping on a GPU is not built yet: give page, or let it wait"))
     if wish.save != "page":
         return {}
     from zico.heap.managed_window import VARIABLE, open_window

@@ -15,7 +15,7 @@ from zico.autoload import complain
 from zico.errors import ConfigError, HookError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
     from zico.broker.client import Membership
@@ -53,6 +53,8 @@ class Session:
         self.frameworks: list[str] = []
         self.swapper: Any = None
         """What moves idle tensors of this job (``zico.swapping.swapper.Swapper``), if anything does."""
+        self.at_boundaries: list[Callable[[], None]] = []
+        """What to call when an iteration has been admitted, in the thread that marked it."""
         self._explicit = False
 
     @property
@@ -140,6 +142,8 @@ class Session:
         heap = self.heap.record[0]
         if heap["attached"] == Attached.YES:
             allocator.mark(heap)
+        for call in self.at_boundaries:
+            call()
 
     def explain_failure(self) -> str | None:
         """Return why this job ran out of memory, if it did."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.broker.saving import MODES, Wish, variables_of, wish_in, wishes_of
+from zico.broker.saving import MODES, Wish, check_device, served_on, variables_of, wish_in, wishes_of
 from zico.errors import ConfigError
 from zico.pool.layout import SaveMode
 from zico.units import GIB, MIB
@@ -47,6 +47,16 @@ def test_one_mode_is_for_all_jobs_and_a_limit_for_one() -> None:
 def test_jobs_may_have_different_modes() -> None:
     """Whoever is not named saves nothing."""
     assert wishes_of({"save": "b=c=page"}, ORIGINS, NAMES, GIB) == {"a": Wish(), "b=c": Wish("page")}
+
+
+def test_nothing_swaps_on_a_gpu() -> None:
+    """To page is all that a job can do there: another wish is not its record's, and a swap asked for is refused."""
+    assert [served_on("host", mode) for mode in MODES] == list(MODES)
+    assert [served_on("cuda", mode) for mode in MODES] == ["none", "none", "page", "none"]
+    check_device("host", {"a": Wish("swap")}, "--save")
+    check_device("cuda", {"a": Wish("page"), "b": Wish("auto")}, "--save")
+    with pytest.raises(ConfigError, match="ZICO_SAVE: b cannot swap on a GPU"):
+        check_device("cuda", {"a": Wish("page"), "b": Wish("swap")}, "ZICO_SAVE")
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,12 @@ import pytest
 from harness import FRAMEWORK, MIB
 from zico_process import ZicoRun
 
+from zico.errors import TraceError
+from zico.planners.swap.from_trace import swap_iteration
 from zico.trace.events import Kind
 from zico.trace.files import read_trace
+from zico.trace.iterations import find_iterations, with_operations
+from zico.trace.lifetimes import lifetimes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,6 +82,22 @@ def test_operations_of_pytorch_name_what_they_read_and_write(tmp_path: Path) -> 
         assert set(use) == {Kind.READ, Kind.WRITE}
         assert made_by[use[Kind.READ]] == "aten::add"
         assert made_by[use[Kind.WRITE]] == "aten::tanh"
+
+
+@needs("torch")
+def test_of_a_long_program_some_iterations_have_operations(tmp_path: Path) -> None:
+    """The first ones, then two in a row now and then; plans are made of such, others are refused by number."""
+    job = (str(FRAMEWORK / "torch_job.py"), "--iterations", "60", "--layers", "2")
+    trace = recorded(tmp_path / "t.zst", "--ops", "--", sys.executable, *job)
+    found = find_iterations(trace, lifetimes(trace))
+    have = found.number[with_operations(trace, found)].tolist()
+    assert have[:3] == [1, 2, 3]
+    assert len(have) in (5, 7, 9)
+    for first, second in zip(have[3::2], have[4::2], strict=True):
+        assert second == first + 1
+    assert swap_iteration(trace).number in have
+    with pytest.raises(TraceError, match=r"no operations of iteration 7 \(of these it has: 1, 2, 3, "):
+        swap_iteration(trace, 7)
 
 
 @needs("tensorflow")

@@ -81,6 +81,7 @@ def test_jobs_see_the_chosen_gpu_alone(tmp_path: Path) -> None:
         (("--device", "gpu"), "zico: --device: 'gpu' is no device"),
         (("--device", "cuda", "--region", "3MiB"), "zico: --region: a region of 3MiB is 3145728 bytes"),
         (("--device", "cuda", "--budget", "1GiB"), "more than the device's 256 MiB"),
+        (("--device", "cuda", "--save", "swap"), "cannot swap on a GPU, which is not built yet: give page"),
         (("--device", "host", "--mps"), "zico: --mps: MPS is a service of GPUs: choose one too"),
     ],
 )

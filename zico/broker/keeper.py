@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from zico.broker import changes
 from zico.broker import messages as m
 from zico.broker.admission import admit_all
-from zico.broker.devices import HOST, HOST_DEVICE
+from zico.broker.devices import HOST, HOST_DEVICE, kind_of
 from zico.broker.ledger import Ledger
 from zico.broker.planning import Planning
 from zico.broker.record import write_record
-from zico.broker.saving import MODES
+from zico.broker.saving import MODES, served_on
 from zico.broker.savings import Savings
 from zico.broker.service import Service
 from zico.driver.owned import close_descriptors
@@ -127,7 +127,7 @@ class Keeper:
             )
         job = self._table.join(pid, hello.name)
         record = self._table.jobs[job]
-        record["save"] = MODES.index(hello.save)
+        record["save"] = MODES.index(served_on(kind_of(self._device.name), hello.save))
         record["auto"] = hello.save == "auto" and hello.limit_bytes == 0
         self._table.set_limit(job, -(-hello.limit_bytes // self._region_bytes))
         _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)

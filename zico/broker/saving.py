@@ -43,6 +43,27 @@ def parse_mode(text: str) -> SaveMode:
     raise ConfigError(f"{text!r} is no way to save memory: give one of {', '.join(MODES)}")
 
 
+def served_on(kind: str, save: SaveMode) -> SaveMode:
+    """Return what a job does that wishes to save so, on a device of a kind (``host`` or ``cuda``).
+
+    On a GPU nothing swaps yet, and nobody chooses: there a job pages or waits.
+    """
+    return save if kind == "host" or save == "page" else "none"
+
+
+def check_device(kind: str, wishes: Mapping[str, Wish], origin: str) -> None:
+    """Refuse to swap where nothing does.
+
+    Raises:
+        ConfigError: A job is to swap on a device that is not the host's memory.
+    """
+    for name, wish in wishes.items():
+        if wish.save == "swap" and served_on(kind, wish.save) != wish.save:
+            raise ConfigError(
+                f"{origin}: {name} cannot swap on a GPU, which is not built yet: give page, or leave it to wait"
+            )
+
+
 def wish_in(environ: Mapping[str, str]) -> Wish:
     """Return what the variables of a job say of it.
 

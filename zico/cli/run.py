@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zico.broker.saving import MODES, wishes_of
+from zico.broker.devices import kind_of
+from zico.broker.saving import MODES, check_device, wishes_of
 from zico.broker.shares import shares_of
 from zico.cli.dashes import AFTER_DASHES, DashesCommand
 from zico.cli.display import Display
@@ -147,6 +148,7 @@ def _with_shares(commands: tuple[Command, ...], settings: Settings) -> tuple[Com
     names = tuple(command.name for command in commands)
     shares = shares_of(*_told(settings.shares), names)
     wishes = wishes_of(*_told(settings.saving), names, settings.budget_bytes.value)
+    check_device(kind_of(settings.device.value), wishes, settings.saving["save"].origin)
     return tuple(
         dataclasses.replace(command, share=shares[command.name], wish=wishes[command.name]) for command in commands
     )

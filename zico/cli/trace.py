@@ -34,7 +34,9 @@ def trace() -> None:
     "--device-model", metavar="NAME", default="A100-40GB", show_default=True, help="With --fake: whose speed."
 )
 @click.option("--iterations", type=click.IntRange(min=1), metavar="N", help="Record N iterations, then only run.")
-@click.option("--ops", is_flag=True, help="Record operations too (PyTorch; costs microseconds each).")
+@click.option(
+    "--ops", is_flag=True, help="Record operations of some iterations too (PyTorch; 5 % of the time at most)."
+)
 @click.option("--quiet", is_flag=True, help="Show the program's output and problems only.")
 @click.argument("target", metavar="[SCRIPT:function | -- CMD ARG ...]", required=False)
 @click.pass_context

@@ -27,7 +27,8 @@ def run_recorded(words: Sequence[str], output: Path, *, iterations: int | None, 
         words: The command.
         output: The trace; it appears when the command has ended, whether it failed or not.
         iterations: How many to record; the command goes on after them. ``None``: all.
-        ops: Record operations and what they read and write, too (PyTorch; costs some microseconds each).
+        ops: Record operations and what they read and write, too (PyTorch): of the first iterations, then of two now and
+            then, so that it costs 5 % of the time at most in the long run.
         quiet: Show the command's output and problems only.
 
     Raises:

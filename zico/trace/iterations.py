@@ -121,10 +121,20 @@ def find_iterations(trace: Trace, life: Lifetimes) -> Iterations:
     return Iterations(How.PERIOD, np.arange(len(begin)), begin, end, found.typical)
 
 
+def with_operations(trace: Trace, iterations: Iterations) -> NDArray[np.bool_]:
+    """Return which iterations have operations; a recording has those of some only (``zico trace --ops``)."""
+    operations = np.flatnonzero(trace.events["kind"] == Kind.OP)
+    found: NDArray[np.bool_] = np.greater(
+        np.searchsorted(operations, iterations.end), np.searchsorted(operations, iterations.begin)
+    )
+    return found
+
+
 def choose(trace: Trace, iterations: Iterations, number: int | None = None) -> int:
     """Return the index of the iteration called ``number``, else of the one that stands for all.
 
-    That is a typical one, not the first, with typical ones on both sides if there are, of median duration.
+    That is a typical one, not the first, with typical ones on both sides if there are, of median duration. In a trace
+    with operations it has them, and so has the one after it if there is such a pair.
 
     Raises:
         TraceError: There is no iteration of that number.
@@ -141,7 +151,10 @@ def choose(trace: Trace, iterations: Iterations, number: int | None = None) -> i
     inner[:-1] &= typical[1:]
     inner[[0, -1]] = False
     later = typical & (np.arange(len(typical)) > 0)
-    candidates = next((np.flatnonzero(mask) for mask in (inner, later, typical) if mask.any()), np.arange(len(typical)))
+    one = with_operations(trace, iterations)
+    two = one & np.append(one[1:], False)
+    wanted = [mask & seen for seen in (two, one, True) for mask in (inner, later, typical)]
+    candidates = next((np.flatnonzero(mask) for mask in wanted if mask.any()), np.arange(len(typical)))
     t_ns = trace.events["t_ns"]
     durations = t_ns[iterations.end[candidates] - 1] - t_ns[iterations.begin[candidates]]
     return int(candidates[np.argsort(durations, kind="stable")[len(candidates) // 2]])

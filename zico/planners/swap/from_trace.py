@@ -20,7 +20,7 @@ import numpy as np
 from zico.errors import TraceError
 from zico.planners.swap.problem import PERSISTENT, READ, WRITE, Link, SwapProblem
 from zico.trace.events import NO_NAME, Kind
-from zico.trace.iterations import choose, find_iterations
+from zico.trace.iterations import choose, find_iterations, with_operations
 from zico.trace.lifetimes import NEVER, lifetimes
 
 if TYPE_CHECKING:
@@ -71,12 +71,13 @@ def swap_iteration(
     life = lifetimes(trace)
     found = find_iterations(trace, life)
     index = choose(trace, found, iteration)
+    seen = with_operations(trace, found)
+    if not seen[index]:
+        others = ", ".join(map(str, found.number[seen])) or "none"
+        what = f"has no operations of iteration {found.number[index]} (of these it has: {others}): choose another"
+        raise TraceError(trace.path or "trace", 0, what)
     walk = _Walk(trace, int(found.begin[index]), int(found.end[index]))
-    if not walk.op_event:
-        raise TraceError(
-            trace.path or "trace", 0, f"no operation runs in iteration {found.number[index]}: choose another"
-        )
-    repeats = bool(found.typical[index]) and index + 1 < len(found)
+    repeats = bool(found.typical[index]) and index + 1 < len(found) and bool(seen[index + 1])
     if repeats:
         walk.go_on(int(found.end[index + 1]))
     tensors = _Tensors(walk, life, repeats=repeats)
