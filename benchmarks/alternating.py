@@ -61,7 +61,7 @@ def main() -> None:
     if os.environ.get(OPS_VARIABLE):
         from zico.adapters.torch_ops import Sampling
 
-        Sampling.boundary = sampled(Sampling.boundary, rows)  # type: ignore[method-assign]
+        Sampling.boundary = sampled(Sampling.boundary, rows)
     else:
         Session.mark = alternating(Session.mark, rows)  # type: ignore[assignment, method-assign]
     sys.argv = [script, *arguments]

@@ -237,9 +237,11 @@ def test_a_job_at_its_boundary_evicts_what_persists() -> None:
         assert b.job["spilled_bytes"] == 0
 
 
-def test_a_job_that_swaps_gives_at_its_boundary_what_others_wait_for() -> None:
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_job_gives_at_its_boundary_what_others_wait_for(swaps: bool) -> None:  # noqa: FBT001 - pytest's
     """Nobody has to be stuck: what it keeps is away while others wait for memory, and back before it goes on.
 
+    A job that swaps does so, and any other beside whose memory the one that waits would have no room for an iteration.
     Whoever begins to wait calls it. A third job runs and does not allocate, so that nobody is stuck for a long time.
     """
     with (
@@ -248,11 +250,18 @@ def test_a_job_that_swaps_gives_at_its_boundary_what_others_wait_for() -> None:
         Tenant(pool, wait_limit_s=DEADLINE_S) as b,
         Tenant(pool, wait_limit_s=DEADLINE_S),
     ):
-        a.job["save"] = SaveMode.SWAP
+        if swaps:
+            a.job["save"] = SaveMode.SWAP
+        else:
+            b.free(b.allocate(6 * GRANULE_BYTES))
+            thread = in_thread(b.mark)
+            until(lambda: pool.admit(job_of(b.member)) or not thread.is_alive())
+            thread.join(DEADLINE_S)
         a.member.member[0]["slice"] = (DEADLINE_S, 0)
         weights = a.allocate(4 * GRANULE_BYTES)
         thread = in_thread(a.mark)
         until(lambda: a.job["state"] == JobState.BOUNDARY)
+        assert pool.header["crowded"] == (0 if swaps else 1)
         theirs = b.allocate(6 * GRANULE_BYTES)
         assert not b.is_spilled(theirs)
         assert (a.job["held"], a.job["evicted"], pool.header["stalls"]) == (2, 2, 0)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from harness import FRAMEWORK, MIB, PATIENCE_S, clean_environment, pool, until
 from scripts import Script, alone
 
 from zico.broker.saving import Wish
 from zico.launch.environment import job_environment
+
+if TYPE_CHECKING:
+    from zico.broker.messages import SaveMode
 
 SCRIPT = str(FRAMEWORK / "keras_turns.py")
 STEPS = 40
@@ -21,11 +26,14 @@ The lead itself is what the one that started first had done before the other's f
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
-@pytest.mark.parametrize("policy", ["serial", "zico"])
-def test_what_keras_keeps_between_steps_is_the_others_in_its_turn(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "save"), [("serial", "swap"), ("zico", "swap"), ("serial", "none"), ("zico", "none")]
+)
+def test_what_keras_keeps_between_steps_is_the_others_in_its_turn(policy: str, save: SaveMode) -> None:
     """Invariants 4 and 6: weights and optimizer state leave and come back between steps, and losses are those alone.
 
-    Nobody is starved by the other, which fits while the first one's memory is out, and nothing overflows.
+    Nobody is starved by the other, which fits while the first one's memory is out, and nothing overflows. So it is for
+    jobs that save nothing, too: no step has room beside what the other keeps.
     """
     with alone(SCRIPT, STEPS) as process:
         assert process.line() == "ready"
@@ -34,7 +42,7 @@ def test_what_keras_keeps_between_steps_is_the_others_in_its_turn(policy: str) -
     ahead, overflowed = [], []
     with pool(regions=REGIONS, region_bytes=MIB, policy=policy) as made:
         environments = [
-            job_environment(clean_environment(), made.socket, name, wish=Wish("swap")) for name in ("one", "two")
+            job_environment(clean_environment(), made.socket, name, wish=Wish(save)) for name in ("one", "two")
         ]
         with Script([SCRIPT, str(STEPS)], environments[0]) as one, Script([SCRIPT, str(STEPS)], environments[1]) as two:
             for process in (one, two):

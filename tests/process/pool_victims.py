@@ -32,7 +32,7 @@ from members import (
 )
 
 from zico.compiled import compiled
-from zico.pool import regions, reserve, waiting
+from zico.pool import deaths, regions, reserve, waiting
 from zico.pool.fences import fence_of, pair_of
 from zico.pool.layout import NOBODY, JobState
 from zico.pool.shared import header_of
@@ -116,7 +116,7 @@ def admit(pool: Record, _array: Record, other: int, stop: int) -> None:
 def leave(pool: Record, _array: Record, other: int, stop: int) -> None:
     """Do the broker's work: let a job leave."""
     stop_here(stop)
-    waiting.leave(pool, other)
+    deaths.leave(pool, other)
     stop_here(stop)
 
 
@@ -124,7 +124,7 @@ def leave(pool: Record, _array: Record, other: int, stop: int) -> None:
 def bury(pool: Record, _array: Record, other: int, stop: int) -> None:
     """Do the broker's work: reap a job."""
     stop_here(stop)
-    waiting.reap(pool, other)
+    deaths.reap(pool, other)
     stop_here(stop)
 
 

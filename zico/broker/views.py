@@ -75,8 +75,8 @@ def text_of(raw: bytes) -> str:
     return raw.decode("utf-8", errors="replace")
 
 
-def job_view(job: int, record: Any, profiles: ProfileCache) -> JobView:  # noqa: ANN401 - a numpy record
-    """Return the job at place ``job``, which is not empty."""
+def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool = False) -> JobView:  # noqa: ANN401 - a numpy record
+    """Return the job at place ``job``, which is not empty, of a pool in which all lend (``crowded``) or not."""
     phase = PHASES[JobState(int(record["state"]))]
     since_ns = record["boundary_since_ns"] if phase is Phase.BOUNDARY else record["need_since_ns"]
     return JobView(
@@ -94,7 +94,8 @@ def job_view(job: int, record: Any, profiles: ProfileCache) -> JobView:  # noqa:
         limit=int(record["limit"]),
         wanted=count_of(record["wanted"]),
         less=_less_of(record),
-        lends=bool(phase is Phase.BOUNDARY and record["save"] == SaveMode.SWAP and record["evict"] != NO_MORE),
+        lends=phase is Phase.BOUNDARY
+        and bool((crowded or record["save"] == SaveMode.SWAP) and record["evict"] != NO_MORE),
     )
 
 
@@ -118,7 +119,7 @@ def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache)
     return PoolView(
         now_ns=now_ns,
         budget=int(header["budget_regions"]),
-        jobs=tuple(job_view(job, jobs[job], profiles) for job in places),
+        jobs=tuple(job_view(job, jobs[job], profiles, crowded=bool(header["crowded"])) for job in places),
         alone_job=alone_job(header, jobs, now_ns),
     )
 

@@ -92,6 +92,7 @@ HEADER = np.dtype(
         ("broker_pid", "i4"),
         ("places", "i4"),  # job records in use so far; those behind are empty
         ("on_timeline", "i4"),  # 1: a region may be granted before its fence has passed, the new owner's stream waits
+        ("crowded", "i4"),  # 1: what jobs keep between iterations leaves some job no room for one; then they lend it
         ("isolate", "i4"),  # 1: jobs unmap what they give back, and scrub what another has used
         ("alone_since_ns", "i8"),  # when alone_job last grew (CLOCK_MONOTONIC)
         ("recoveries", "i8"),  # times the mutex's owner had died

@@ -82,7 +82,7 @@ def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
     free = header.budget_regions - header.granted
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        lent = j != requester and lends(job)
+        lent = j != requester and lends(pool, job)
         free += job.held if lent else 0
         held[j] = job.held if job.state != EMPTY and not lent else 0
         claims[j] = claim_of(job) if job.state != EMPTY else 0
@@ -107,6 +107,23 @@ def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
     held[requester] += n
     must_finish[requester] = known
     return is_safe(free - n, held, claims, residual, must_finish, done, header.places)
+
+
+@compiled
+def is_crowded(pool: Record) -> bool:
+    """Tell whether some job's iteration does not fit beside what all others keep between theirs."""
+    keep_out_of_line()
+    header = header_of(pool)
+    kept = 0
+    for j in range(header.places):
+        job = job_at(pool, j)
+        kept += job.persistent if job.state != EMPTY else 0
+    for j in range(header.places):
+        job = job_at(pool, j)
+        others = kept - job.persistent
+        if job.state != EMPTY and others > 0 and others + within_limit(job, job.claim_peak) > header.budget_regions:
+            return True
+    return False
 
 
 @compiled

@@ -39,9 +39,13 @@ def within_limit(job: Record, regions: int) -> int:
 
 
 @inlined
-def lends(job: Record) -> bool:
-    """Tell whether a job stands at its boundary and evicts what the others wait for, as those do that swap."""
-    return bool(job.state == BOUNDARY and job.save == _SWAP and job.evict != NO_MORE)
+def lends(pool: Record, job: Record) -> bool:
+    """Tell whether a job stands at its boundary and evicts what the others wait for.
+
+    Those do that swap, and all do where some job's iteration would else never fit beside what the others keep.
+    """
+    may = job.save == _SWAP or header_of(pool).crowded == 1
+    return bool(may and job.state == BOUNDARY and job.evict != NO_MORE)
 
 
 @inlined

@@ -17,7 +17,7 @@ from zico.driver.host import HostDriver
 from zico.driver.owned import close_descriptors
 from zico.errors import BrokerError, ConfigError
 from zico.pool import budget as budgets
-from zico.pool import layout, mutex, waiting
+from zico.pool import deaths, layout, mutex, waiting
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, MEMBER, NOBODY, REGION, JobState
 from zico.units import format_bytes
 
@@ -263,7 +263,7 @@ class PoolTable:
 
     def mark_leaving(self, job: int) -> None:
         """Grant a job nothing more; it keeps what it holds until ``reap``."""
-        waiting.leave(self.member[0], job)
+        deaths.leave(self.member[0], job)
 
     def free_and_total_bytes(self) -> tuple[int, int]:
         """Return what nobody holds of the budget now, at least 0, and the budget."""
@@ -298,7 +298,7 @@ class PoolTable:
 
     def reap(self, job: int) -> int:
         """Take back all regions of a job whose process has died; returns how many."""
-        return int(waiting.reap(self.member[0], job))
+        return int(deaths.reap(self.member[0], job))
 
     def admit(self, job: int) -> bool:
         """Let a job at its boundary start, unless claims forbid it; wakes it. Returns whether it started."""

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from zico.compiled import compiled, futex_wait, futex_wake_all, inlined, keep_out_of_line, monotonic_ns, process_is_gone
-from zico.pool.fences import at, counters_of, issued_of, overtake, pair_of
+from zico.pool.deaths import reap_dead
+from zico.pool.fences import at, counters_of, issued_of, pair_of
 from zico.pool.layout import HEADER, JOB, NOBODY, STREAMS
-from zico.pool.mutex import append, forget, lock, unlock
+from zico.pool.mutex import lock, unlock
 from zico.pool.regions import note_change, tell
-from zico.pool.safety import least_lacking, remaining_of, someone_else_grows_alone, stays_safe
-from zico.pool.shared import BOUNDARY, EMPTY, LEAVING, RUNNING, header_of, job_at, lends, regions_of, within_limit
+from zico.pool.safety import is_crowded, least_lacking, remaining_of, someone_else_grows_alone, stays_safe
+from zico.pool.shared import BOUNDARY, EMPTY, RUNNING, header_of, job_at, lends, within_limit
 from zico.trace import curve
 
 _JOB_BYTES = JOB.itemsize
@@ -54,7 +55,7 @@ def start_waiting(pool: Record, need: int) -> None:
     unlock(pool)
     if called:
         for j in range(header_of(pool).places):
-            if lends(job_at(pool, j)):
+            if lends(pool, job_at(pool, j)):
                 futex_wake_all(pool.jobs_address + j * _JOB_BYTES + _ADMITS_OFFSET)
 
 
@@ -64,7 +65,7 @@ def _call_lenders(pool: Record) -> bool:
     some = False
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        if j != pool.job and lends(job):
+        if j != pool.job and lends(pool, job):
             job.broker_admits = (job.broker_admits + 1) & _ADMITS_MASK
             some = True
     return some
@@ -205,6 +206,7 @@ def finish_iteration(pool: Record) -> bool:
     _learn(me)
     me.iteration += 1
     me.persistent = me.held + me.evicted
+    header.crowded = 1 if header.on_timeline == 0 and is_crowded(pool) else 0
     me.last_boundary_ns = now_ns
     if me.first_boundary_ns == 0:
         me.first_boundary_ns = now_ns
@@ -311,7 +313,7 @@ def await_admission(pool: Record) -> bool:
         word = me.broker_admits
         if me.state != BOUNDARY:
             break
-        if me.evict == 0 and lends(me) and header_of(pool).waiters > 0:
+        if me.evict == 0 and lends(pool, me) and header_of(pool).waiters > 0:
             me.evict = min(_others_lack(pool), me.held)
         if me.evict > 0:
             return False
@@ -346,76 +348,3 @@ def begin_iteration(pool: Record) -> None:
     me.claim_extra = 0
     me.claim_floor = 0  # last: from here on progress says what may come
     curve.begin(me.current, 0 if curve.is_flat(me.profile) else me.profile.shift, me.held + me.evicted)
-
-
-# -- deaths ---------------------------------------------------------------------------------------------------------
-
-
-@compiled
-def reap(pool: Record, job: int) -> int:
-    """Take back everything held by a job whose process is gone, and free its place; returns the number of regions.
-
-    Whoever waits on the device for the dead goes on: only when the process is gone is its device work, too.
-    """
-    keep_out_of_line()
-    lock(pool)
-    count = _reap(pool, job)
-    wake, notify = note_change(header_of(pool))
-    unlock(pool)
-    tell(pool, wake, notify)
-    return count
-
-
-@inlined
-def _reap(pool: Record, job: int) -> int:
-    header = header_of(pool)
-    record = job_at(pool, job)
-    if record.state == EMPTY:
-        return 0
-    overtake(pool, job)  # first: whoever dies further down leaves a job to be reaped, or one that nobody waits for
-    if record.state == BOUNDARY:
-        header.boundary_waiters -= 1
-    header.waiters -= record.waiting_threads
-    record.waiting_threads = 0
-    record.state = EMPTY
-    header.notified = 0  # it may have died between noting that it would write the eventfd and writing it
-    if header.alone_job == job:
-        header.alone_job = NOBODY
-    regions = regions_of(pool)
-    count = 0
-    for r in range(header.n_regions):
-        forget(regions, r, job)
-        if regions[r].owner == job:
-            regions[r].owner = NOBODY
-            append(header, regions, r)
-            count += 1
-    header.granted -= count
-    record.held = 0
-    return count
-
-
-@compiled
-def leave(pool: Record, job: int) -> None:
-    """Grant a job nothing more; it keeps what it holds until it is reaped."""
-    header = header_of(pool)
-    record = job_at(pool, job)
-    lock(pool)
-    if record.state == BOUNDARY:
-        header.boundary_waiters -= 1
-    if record.state != EMPTY:
-        record.state = LEAVING
-    if header.alone_job == job:
-        header.alone_job = NOBODY
-    wake, notify = note_change(header)
-    unlock(pool)
-    tell(pool, wake, notify)
-
-
-@compiled
-def reap_dead(pool: Record) -> None:
-    """Take back what jobs held whose process is gone: the broker's work, done by whoever waits when it is dead."""
-    keep_out_of_line()
-    for j in range(header_of(pool).places):
-        job = job_at(pool, j)
-        if j != pool.job and job.state != EMPTY and process_is_gone(job.pid):
-            reap(pool, j)
