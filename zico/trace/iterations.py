@@ -123,10 +123,12 @@ def find_iterations(trace: Trace, life: Lifetimes) -> Iterations:
 
 def with_operations(trace: Trace, iterations: Iterations) -> NDArray[np.bool_]:
     """Return which iterations have operations; a recording has those of some only (``zico trace --ops``)."""
+    return _with_operations(trace, iterations.begin, iterations.end)
+
+
+def _with_operations(trace: Trace, begin: Int64s, end: Int64s) -> NDArray[np.bool_]:
     operations = np.flatnonzero(trace.events["kind"] == Kind.OP)
-    found: NDArray[np.bool_] = np.greater(
-        np.searchsorted(operations, iterations.end), np.searchsorted(operations, iterations.begin)
-    )
+    found: NDArray[np.bool_] = np.greater(np.searchsorted(operations, end), np.searchsorted(operations, begin))
     return found
 
 
@@ -195,7 +197,20 @@ def _times(trace: Trace, life: Lifetimes, first: int, n_ticks: int, cut: int) ->
 
 
 def _typical(life: Lifetimes, begin: Int64s, end: Int64s, trace: Trace) -> NDArray[np.bool_]:
-    """Return which iterations allocate the same sizes as most do; the order may differ, as threads make it."""
+    """Return which iterations allocate the same sizes as most do; the order may differ, as threads make it.
+
+    Those with operations are compared with one another, as are those without: while PyTorch's dispatcher calls Python,
+    autograd adds gradients into new tensors (``isTensorSubclassLike`` in its ``input_buffer.cpp``).
+    """
+    found = np.zeros(len(begin), bool)
+    seen = _with_operations(trace, begin, end)
+    for group in (seen, ~seen):
+        if group.any():
+            found[group] = _alike(life, begin[group], end[group], trace)
+    return found
+
+
+def _alike(life: Lifetimes, begin: Int64s, end: Int64s, trace: Trace) -> NDArray[np.bool_]:
     dropped = np.flatnonzero(trace.events["kind"] == Kind.DROPPED)
     whole = np.searchsorted(dropped, begin) == np.searchsorted(dropped, end)
     at = life.step_event[life.begin]
