@@ -49,6 +49,7 @@ bench: setup ## Measure everything and write benchmarks/results (about seven hou
 	$(BIN)/python benchmarks/regions.py
 	$(BIN)/python benchmarks/following.py
 	$(BIN)/python benchmarks/colocation.py
+	$(BIN)/python benchmarks/colocation.py --name colocation-saving --share 50 --policy zico --policy serial --save auto --save swap --save page --repeat 1 --seconds 75 --warm-up 5
 	$(BIN)/python benchmarks/agreement.py
 	$(BIN)/python benchmarks/agreement.py --form paced
 	$(BIN)/python benchmarks/scheduler.py
