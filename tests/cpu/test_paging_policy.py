@@ -372,7 +372,7 @@ def test_the_tuned_degree_is_no_worse_than_the_first(cost: list[int], first: int
         degree = int(job.paging["degree"])
         assert LEAST_DEGREE <= degree <= layout.MOST_DEGREE
         note_lost(job.paging, cost[degrees.index(degree)] * 1000)
-        note_iteration(job.paging)
+        note_iteration(job.paging, 0)
     assert job.paging["direction"] == 0
     assert cost[degrees.index(int(job.paging["degree"]))] <= cost[degrees.index(first)]
 
@@ -382,5 +382,17 @@ def test_without_tuning_the_degree_stays() -> None:
     job = Job(DEEPUM, 32, room=4)
     for i in range(20):
         note_lost(job.paging, i)
-        note_iteration(job.paging)
+        note_iteration(job.paging, 0)
     assert job.paging["degree"] == 32
+
+
+@pytest.mark.parametrize(("lost_ns", "is_tried"), [(9, False), (10, True)])
+def test_what_costs_next_to_nothing_is_not_tuned(lost_ns: int, is_tried: bool) -> None:  # noqa: FBT001 - pytest's
+    """Trials begin where a hundredth of the time is lost, and end when a degree is found that loses less."""
+    job = Job(ALL, 32, room=4)
+    degrees = set()
+    for _ in range(40):
+        note_lost(job.paging, lost_ns if job.paging["degree"] == 32 else 1)
+        note_iteration(job.paging, 1000)
+        degrees.add(int(job.paging["degree"]))
+    assert degrees == ({32, 64} if is_tried else {32})

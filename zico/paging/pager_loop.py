@@ -201,7 +201,8 @@ def take_in_events(pager: Record) -> bool:
     sheet = sheet_of(pager)
     paging = paging_of(pager)
     pool = record_at(pager.member_address, MEMBER)
-    iteration = job_at(pool, pool.job).iteration  # first: what came before it is in the ring then
+    job = job_at(pool, pool.job)
+    iteration = job.iteration  # first: what came before it is in the ring then
     events = sheet.events
     if pager.events == events and iteration == sheet.iteration:
         return False
@@ -221,7 +222,7 @@ def take_in_events(pager: Record) -> bool:
         else:
             note_inactive(paging, ~event >> 1)
     if iteration != sheet.iteration:
-        note_iteration(paging)
+        note_iteration(paging, job.profile.duration_ns)
         pager.comes_bytes = sheet.in_bytes - pager.came_bytes
         pager.came_bytes = sheet.in_bytes
         pager.went_bytes = sheet.out_bytes

@@ -168,7 +168,7 @@ def _iterate(machine: Record, paging: Record, numbers: Array, blocks: Array, fla
     touched, changed = blocks
     writes, becomes_active = flags
     learns = paging.flags & (PREFETCH | PREEVICT)
-    began_lost_ns = machine.lost_ns
+    began_ns, began_lost_ns = machine.now_ns, machine.lost_ns
     for i in range(len(name)):
         _change(machine, paging, changed[first_change[i] : first_change[i + 1]], becomes_active[first_change[i] :])
         if learns:
@@ -178,7 +178,7 @@ def _iterate(machine: Record, paging: Record, numbers: Array, blocks: Array, fla
     n = len(name)
     _change(machine, paging, changed[first_change[n] : first_change[n + 1]], becomes_active[first_change[n] :])
     note_lost(paging, machine.lost_ns - began_lost_ns)
-    note_iteration(paging)
+    note_iteration(paging, machine.now_ns - began_ns)
 
 
 @compiled

@@ -4,7 +4,7 @@ Theory of operation
     What faults cost an iteration is compared between degrees a factor of two apart, four iterations each, of which the
     best one counts: in the first ones of a degree, blocks are still where the last degree left them. The tuning goes on
     in a direction while that helps by a fiftieth, tries the other one once if the first did not help, and then keeps
-    the best for 64 iterations::
+    the best for 64 iterations. A trial costs faults, so none begins where less than a hundredth of the time is lost::
 
         32 -> 64 worse -> 16 better -> 8 worse -> 16 for 64 iterations -> 32 ...
 
@@ -17,15 +17,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from zico.compiled import compiled
+from zico.compiled import compiled, inlined
 from zico.paging.layout import MOST_DEGREE, TUNE
 
 LEAST_DEGREE = 8
 """Source: the least that DeepUM's authors tried."""
-_WARM_UP = 4  # iterations in which tables fill
+_WARM_UP = 8
+"""Iterations in which tables fill; by the fifth one most heaps follow a plan, by which addresses change once more."""
 _TRIAL = 4
 _REST = 64
 _GAIN = 50  # better by a 50th
+_WORTH = 100  # of an iteration's time: what is lost in less is not worth a trial
 
 Record = Any
 
@@ -37,8 +39,8 @@ def note_lost(paging: Record, lost_ns: int) -> None:
 
 
 @compiled
-def note_iteration(paging: Record) -> None:
-    """Note that an iteration is over. With ``TUNE``, the next one may have another degree."""
+def note_iteration(paging: Record, took_ns: int) -> None:
+    """Note that an iteration is over, which took so long or ``0``. With ``TUNE``, the next may have another degree."""
     lost_ns = paging.lost_ns
     paging.lost_ns = 0
     if not paging.flags & TUNE:
@@ -46,18 +48,23 @@ def note_iteration(paging: Record) -> None:
     paging.trial += 1
     if paging.direction == 0:  # nothing is tried
         rest = _WARM_UP if paging.best_degree == 0 else _REST
-        if paging.trial >= rest and lost_ns > 0:
+        if paging.trial >= rest and _is_worth_a_trial(lost_ns, took_ns):
             paging.best_degree = paging.degree
             paging.best_ns = lost_ns
             _try(paging, 2 if paging.degree < MOST_DEGREE else -2)
         return
     paging.trial_ns = lost_ns if paging.trial == 1 else min(paging.trial_ns, lost_ns)
     if paging.trial >= _TRIAL:
-        _conclude(paging)
+        _conclude(paging, took_ns)
+
+
+@inlined
+def _is_worth_a_trial(lost_ns: int, took_ns: int) -> bool:
+    return bool(lost_ns > 0 and _WORTH * lost_ns >= took_ns)
 
 
 @compiled
-def _conclude(paging: Record) -> None:
+def _conclude(paging: Record, took_ns: int) -> None:
     """Go on, turn back or rest, as the trial of a degree went."""
     direction = paging.direction
     better = _GAIN * (paging.best_ns - paging.trial_ns) > paging.best_ns
@@ -65,7 +72,10 @@ def _conclude(paging: Record) -> None:
         paging.best_degree = paging.degree
         paging.best_ns = paging.trial_ns
         paging.turned = 1
-        _try(paging, direction)
+        if _is_worth_a_trial(paging.best_ns, took_ns):
+            _try(paging, direction)
+        else:
+            _rest(paging)
     else:
         paging.degree = paging.best_degree
         if paging.turned:
