@@ -22,8 +22,7 @@ from zico.paging.layout import MOST_DEGREE, TUNE
 
 LEAST_DEGREE = 8
 """Source: the least that DeepUM's authors tried."""
-_WARM_UP = 8
-"""Iterations in which tables fill; by the fifth one most heaps follow a plan, by which addresses change once more."""
+_WARM_UP = 4  # iterations in which tables fill
 _TRIAL = 4
 _REST = 64
 _GAIN = 50  # better by a 50th
