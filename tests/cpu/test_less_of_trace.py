@@ -67,7 +67,7 @@ def test_half_of_the_link_is_never_faster() -> None:
         shared = {way.limit: way.duration_ns for way in ways if way.among == 2}
         assert len(alone) > 1
         assert all(shared[limit] >= alone[limit] for limit in alone.keys() & shared.keys())
-        assert max(shared.values()) > min(alone.values())
+        assert max(shared.values()) > 1.5 * max(alone.values())
 
 
 def test_a_trace_without_accesses_has_no_ways() -> None:

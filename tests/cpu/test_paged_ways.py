@@ -48,6 +48,13 @@ def test_no_more_rises_above_a_higher_limit(held: list[int], limit: int) -> None
     assert rises(of, limit) >= (max(held) - max(limit, min(held))) * (max(held) > limit)
 
 
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=20), st.integers(0, 100), st.integers(0, 20))
+def test_iterations_are_a_circle(held: list[int], limit: int, turn: int) -> None:
+    """What is above the limit when an iteration ends is when the next begins, and need not come back for that."""
+    turned = held[turn % len(held) :] + held[: turn % len(held)]
+    assert rises(profile(tuple(turned)), limit) == rises(profile(tuple(held)), limit)
+
+
 def test_a_measured_iteration_corrects_all_predictions() -> None:
     """Twice as much lost as predicted at one limit doubles it at all; the first iterations under it do not count."""
     ways = PagedWays()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from harness import until
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -149,6 +153,52 @@ def test_no_write_is_lost_while_blocks_leave() -> None:
             thread.join(10 * JOIN_S)
         assert window.sheet["evicted"] > n_threads * turns, "blocks have left meanwhile"
         assert (window.blocks == turns).all()
+
+
+FALLOCATE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+def waits_for_a_page(thread_id: int) -> bool:
+    """Tell whether a thread sleeps outside of all system calls, as one in a page fault does (proc(5))."""
+    return Path(f"/proc/self/task/{thread_id}/syscall").read_text().startswith("-1 ")
+
+
+def test_a_write_between_the_copy_and_the_end_of_the_pages_is_not_lost() -> None:
+    """Invariant 4: whoever writes to a block that has been copied waits until its pages are gone, and writes then."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    leaving: list[int] = []
+    done = threading.Event()
+    with PagedWindow(FRAMES, flags=0) as window:
+        assert window.pager is not None
+        add(window.base, 0, 1)
+
+        def write() -> None:
+            add(window.base + leaving[0], BLOCK_BYTES // 8, 1000)
+            done.set()
+
+        writer = threading.Thread(target=write)
+
+        @FALLOCATE
+        def give_back(descriptor: int, mode: int, offset: int, length: int) -> int:
+            if not leaving:
+                leaving.append(offset)
+                writer.start()
+                until(lambda: done.is_set() or waits_for_a_page(writer.native_id or 0), JOIN_S, "it writes or waits")
+            return int(libc.fallocate(descriptor, mode, ctypes.c_int64(offset), ctypes.c_int64(length)))
+
+        ours, window.pager.record["fallocate"] = window.pager.record["fallocate"].copy(), address_of(give_back)
+        for block in range(BLOCKS):
+            window.blocks[block] = block
+        writer.join(JOIN_S)
+        window.pager.record["fallocate"] = ours
+        expected = np.arange(BLOCKS)
+        expected[leaving[0] // BLOCK_BYTES] += 1000
+        assert (window.blocks == expected[:, None]).all()
+
+
+def address_of(function: Any) -> int:  # noqa: ANN401 - a C function of ctypes
+    """Return where a function is."""
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
 def test_who_takes_over_has_all_that_the_last_pager_knew() -> None:
