@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import common
 import together
+from colocation_text import ONE_BY_ONE, PLAIN, draw, text_of
 from together import ENDLESS, Job
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
 QUESTION = "What does a budget cost jobs that share it?"
 TINY_RESNET = ("--depth", "20", "--batch", "256")
@@ -37,11 +37,7 @@ OTHER_SHARES = (60, 80, 100)
 """Where the other policies are measured: they react less to the budget than ``zico`` does."""
 PLANLESS_SHARES = (60, 70, 80)
 """Where ``zico`` is measured without plans too."""
-GOALS = {("resnet+resnet", 70): 0.95, ("resnet+lm", 80): 0.90}
-GOAL_PLAIN = 0.98
 NO_BUDGET = "none"
-PLAIN = "without Zico"
-ONE_BY_ONE = "one after the other"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,112 +271,6 @@ def _side_checks(runs: list[dict[str, Any]]) -> dict[str, Any]:
         checks["waited_share"] = max(job["waited_s"] / job["wall_s"] for r in reports for job in r["jobs"])
         checks["pool_fraction_min"] = min(job["pool_fraction"] for r in reports for job in r["jobs"])
     return checks
-
-
-# -- what is shown --------------------------------------------------------------------------------------------------
-
-HEADER = (
-    "configuration",
-    "throughput",
-    "min-max",
-    "over without Zico",
-    "over serial",
-    "it/s",
-    "most waited",
-    "granted",
-    "physical",
-    "losses",
-)
-
-
-def text_of(result: dict[str, Any]) -> str:
-    """Return the figures as Markdown, a table for each pair."""
-    parts = []
-    for name, pair in result["pairs"].items():
-        peaks = " + ".join(f"{peak / 2**20:.0f}" for peak in pair["peaks_bytes"])
-        parts.append(f"**{name}**, peaks {peaks} MiB\n")
-        parts.append(common.table(HEADER, _rows(pair["summary"])))
-        parts.extend(_goal_lines(name, pair["summary"]))
-        parts.extend(f"* failed: {failure}\n" for failure in pair["failures"])
-    return "\n".join(parts)
-
-
-def _rows(summary: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    for label, figures in summary.items():
-        of = figures["throughput"]
-        rates = " + ".join(f"{rate['median']:.2f}" for rate in figures["rates"])
-        equal = figures.get("losses_equal")
-        losses = "-" if equal is None else f"{'same' if equal else 'DIFFER'} ({figures['losses_compared_min']})"
-        yield (
-            label,
-            f"{of['median']:.3f}",
-            f"{of['min']:.3f}-{of['max']:.3f}",
-            f"{figures['over_without_zico']:.3f}" if "over_without_zico" in figures else "-",
-            _over_serial(label, summary),
-            rates,
-            *(_percent(figures.get(key)) for key in ("waited_share", "granted_over_budget", "physical_over_budget")),
-            losses,
-        )
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
-
-
-def _over_serial(label: str, summary: dict[str, Any]) -> str:
-    """Return the throughput over the serial policy's in the same budget."""
-    policy, _, budget = label.partition(" ")
-    serial = summary.get(f"serial {' '.join(budget.split()[:2])}")
-    if policy != "zico" or serial is None:
-        return "-"
-    return f"{summary[label]['throughput']['median'] / serial['throughput']['median']:.2f}"
-
-
-def _goal_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
-    """Say of each goal whether it is reached."""
-    for (pair, share), goal in GOALS.items():
-        label = f"zico {share} %"
-        if pair == name and label in summary:
-            yield _goal(f"{label}: throughput", summary[label]["throughput"]["median"], goal)
-    if "over_without_zico" in summary.get("zico 100 %", {}):
-        yield _goal("zico 100 % over without Zico", summary["zico 100 %"]["over_without_zico"], GOAL_PLAIN)
-
-
-def _goal(what: str, value: float, goal: float) -> str:
-    return f"* {what} {value:.3f}, goal {goal:.2f}: {'reached' if value >= goal else 'missed'}\n"
-
-
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw throughput against budget, a panel for each pair, with the spread as bars."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(1, len(result["pairs"]), figsize=(5.5 * len(result["pairs"]), 4), squeeze=False)
-    for panel, (name, pair) in zip(panels[0], result["pairs"].items(), strict=True):
-        for policy in result["settings"]["policies"]:
-            _draw_policy(panel, policy, pair["summary"])
-        for label, style in ((PLAIN, ":"), (ONE_BY_ONE, "--")):
-            if label in pair["summary"]:
-                level = pair["summary"][label]["throughput"]["median"]
-                panel.axhline(level, linestyle=style, color="black", linewidth=1, label=label)
-        panel.set(title=name, xlabel="budget, % of the sum of the peaks", ylabel="throughput (no budget: 1)")
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.3)
-        panel.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
-def _draw_policy(panel: Any, policy: str, summary: dict[str, Any]) -> None:  # noqa: ANN401 - matplotlib's axes
-    shares = [share for share in range(101) if f"{policy} {share} %" in summary]
-    spreads = [summary[f"{policy} {share} %"]["throughput"] for share in shares]
-    medians = [spread["median"] for spread in spreads]
-    below = [spread["median"] - spread["min"] for spread in spreads]
-    above = [spread["max"] - spread["median"] for spread in spreads]
-    panel.errorbar(shares, medians, yerr=(below, above), marker="o", capsize=3, label=policy)
 
 
 def main() -> int:

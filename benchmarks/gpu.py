@@ -16,10 +16,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import colocation
+import colocation_text
 import common
 import heap
 import together
-from colocation import BASE, PLAIN, Configuration, Pair
+from colocation import BASE, Configuration, Pair
+from colocation_text import PLAIN
 from together import Job
 
 from zico.errors import ConfigError, DriverError
@@ -156,7 +158,7 @@ def text_of(result: dict[str, Any]) -> str:
         for name, figures in result["alone"].items()
     ]
     parts.append(common.table(("alone, it/s", "without Zico", "with", "ratio (goal 0.99)", "losses"), rows))
-    parts.append(colocation.text_of(result))
+    parts.append(colocation_text.text_of(result))
     parts.extend(_goals(result))
     return "\n".join(parts)
 
@@ -206,7 +208,7 @@ def main() -> int:
     directory = common.output_directory(options)
     common.write(result, text_of(result), directory)
     if directory is not None:
-        colocation.draw(result, directory / "gpu.png")
+        colocation_text.draw(result, directory / "gpu.png")
     return int(any(pair["failures"] for pair in result["pairs"].values()))
 
 
