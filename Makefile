@@ -56,6 +56,7 @@ bench: setup ## Measure everything and write benchmarks/results (about seven hou
 	$(BIN)/python benchmarks/budget_change.py
 	$(BIN)/python benchmarks/tiers.py
 	$(BIN)/python benchmarks/swap.py
+	$(BIN)/python benchmarks/plan_time.py
 	$(BIN)/python benchmarks/swap_host.py
 	$(BIN)/python benchmarks/paging.py
 	$(BIN)/python benchmarks/page_host.py
@@ -76,6 +77,7 @@ bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/budget_change.py --smoke
 	$(BIN)/python benchmarks/tiers.py --smoke
 	$(BIN)/python benchmarks/swap.py --smoke
+	$(BIN)/python benchmarks/plan_time.py --smoke
 	$(BIN)/python benchmarks/swap_host.py --smoke
 	$(BIN)/python benchmarks/paging.py --smoke
 	$(BIN)/python benchmarks/page_host.py --smoke

@@ -47,6 +47,7 @@ def test_heap_smoke_reaches_its_end_and_writes_where_it_is_told(tmp_path: Path) 
     [
         ("planners.py", "PyTorch's caching"),
         ("swap.py", "flow / bound"),
+        ("plan_time.py", "* flow:"),
         ("regions.py", "DCGAN"),
         ("zoo.py", "6,342,272"),
         ("following.py", "planned allocation"),
