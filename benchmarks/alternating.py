@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zico.session import OPS_VARIABLE, Session
+from zico.session import OPS_VARIABLE, Session, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,15 +40,16 @@ def alternating(mark: Callable[[Session], None], rows: list[tuple[bool, float, f
     return marked
 
 
-def sampled(boundary: Callable[[Any], None], rows: list[tuple[bool, float, float]]) -> Callable[[Any], None]:
-    """Wrap ``Sampling.boundary``: enter the iteration that ends as (operations recorded, wall s, CPU s)."""
+def sampled(boundary: Callable[[], None], rows: list[tuple[bool, float, float]]) -> Callable[[], None]:
+    """Wrap ``Sampling.boundary`` of one: enter the iteration that ends as (operations recorded, wall s, CPU s)."""
     begun_s = cpu_begun_s = 0.0
+    sampling: Any = boundary.__self__  # type: ignore[attr-defined]
 
-    def noted(sampling: Any) -> None:  # noqa: ANN401 - of a module that imports torch
+    def noted() -> None:
         nonlocal begun_s, cpu_begun_s
         if begun_s:
             rows.append((sampling.is_on, time.perf_counter() - begun_s, time.process_time() - cpu_begun_s))
-        boundary(sampling)
+        boundary()
         begun_s, cpu_begun_s = time.perf_counter(), time.process_time()
 
     return noted
@@ -59,9 +60,10 @@ def main() -> None:
     times, script, *arguments = sys.argv[1:]
     rows: list[tuple[bool, float, float]] = []
     if os.environ.get(OPS_VARIABLE):
-        from zico.adapters.torch_ops import Sampling
+        import torch  # noqa: F401 - joins the pool, and samples
 
-        Sampling.boundary = sampled(Sampling.boundary, rows)
+        calls = current().at_boundaries  # type: ignore[union-attr]
+        calls[-1] = sampled(calls[-1], rows)
     else:
         Session.mark = alternating(Session.mark, rows)  # type: ignore[assignment, method-assign]
     sys.argv = [script, *arguments]
