@@ -41,7 +41,7 @@ lint: setup ## Check style
 types: setup ## Check types
 	$(BIN)/mypy
 
-bench: setup ## Measure everything and write benchmarks/results (about seven hours)
+bench: setup ## Measure everything and write benchmarks/results (about eight hours)
 	$(BIN)/python benchmarks/heap.py
 	$(BIN)/python benchmarks/planners.py
 	$(BIN)/python benchmarks/zoo.py

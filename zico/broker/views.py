@@ -75,7 +75,7 @@ def text_of(raw: bytes) -> str:
     return raw.decode("utf-8", errors="replace")
 
 
-def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool = False) -> JobView:  # noqa: ANN401 - a numpy record
+def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) -> JobView:  # noqa: ANN401 - a numpy record
     """Return the job at place ``job``, which is not empty, of a pool in which all lend (``crowded``) or not."""
     phase = PHASES[JobState(int(record["state"]))]
     since_ns = record["boundary_since_ns"] if phase is Phase.BOUNDARY else record["need_since_ns"]

@@ -18,7 +18,7 @@ import numpy as np
 from zico.trace.layout import CURVE, CURVE_BINS
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 6
+VERSION = 7
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
