@@ -326,6 +326,10 @@ class LightJob:
         assert end, "the job is dead"
         return line.decode()
 
+    def is_stopped(self) -> bool:
+        """Tell whether job control has stopped it."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2][0] == "T"
+
     def send(self, number: int) -> None:
         """Send a signal."""
         signal.pidfd_send_signal(self.pidfd, number)

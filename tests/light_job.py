@@ -189,6 +189,13 @@ class Job:
             allocator.mark(self._record)
         self._say("lost", lost)
 
+    def stop_inside(self) -> None:
+        """Stop inside the table's mutex, as Ctrl-Z might; says when it is out."""
+        mutex.lock_for_python(self._pool.member[0])
+        os.kill(os.getpid(), signal.SIGSTOP)
+        mutex.unlock_for_python(self._pool.member[0])
+        self._say("out")
+
     def die_inside(self) -> None:
         """Die in the middle of a grant, inside the table's mutex, with counters and list half changed."""
         pool = self._pool

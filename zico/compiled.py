@@ -15,11 +15,13 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import os
 import platform
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from llvmlite import ir
 from numba import carray, cfunc, config, njit, types
 from numba.extending import intrinsic
@@ -37,6 +39,11 @@ FUTEX_WAIT = 0
 FUTEX_WAKE = 1
 FUTEX_PRIVATE = 128
 WAKE_ALL = 0x7FFFFFFF
+_FUTEX_TID_MASK = 0x3FFFFFFF
+_STAT_BYTES = 256
+_PROC, _STAT = tuple(b"/proc/"), tuple(b"/stat")
+EBUSY = 16
+ETIMEDOUT = 110
 EOWNERDEAD = 130
 
 
@@ -183,26 +190,34 @@ def call(_typing: Any, address: Any, args: Any) -> Any:  # noqa: ANN401, ARG001 
     return types.int64(types.int64, types.UniTuple(types.int64, args.count)), codegen
 
 
-@intrinsic
-def monotonic_ns(_typing: Any) -> Any:  # noqa: ANN401 - Numba types
-    """Read CLOCK_MONOTONIC in nanoseconds, the clock of ``time.monotonic_ns``."""
+def _clock(number: int, name: str) -> Any:  # noqa: ANN401 - a Numba intrinsic
+    """Make a compiled function that reads one of the kernel's clocks in nanoseconds."""
 
-    def codegen(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:  # noqa: ANN401 - LLVM builders
-        with builder.goto_entry_block():
-            timespec = builder.alloca(ir.ArrayType(_I64, 2))
-        name = "clock_gettime"
-        module = builder.module
-        if name in module.globals:
-            function = module.globals[name]
-        else:
+    @intrinsic
+    def clock_ns(_typing: Any) -> Any:  # noqa: ANN401 - Numba types
+        def codegen(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:  # noqa: ANN401 - LLVM builders
+            with builder.goto_entry_block():
+                timespec = builder.alloca(ir.ArrayType(_I64, 2))
             kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32), timespec.type])
-            function = ir.Function(module, kind, name)
-        builder.call(function, [ir.Constant(ir.IntType(32), time.CLOCK_MONOTONIC), timespec])
-        pair = builder.load(timespec)
-        seconds = builder.mul(builder.extract_value(pair, 0), ir.Constant(_I64, 1_000_000_000))
-        return builder.add(seconds, builder.extract_value(pair, 1))
+            builder.call(_function(builder, "clock_gettime", kind), [ir.Constant(ir.IntType(32), number), timespec])
+            pair = builder.load(timespec)
+            seconds = builder.mul(builder.extract_value(pair, 0), ir.Constant(_I64, 1_000_000_000))
+            return builder.add(seconds, builder.extract_value(pair, 1))
 
-    return types.int64(), codegen
+        return types.int64(), codegen
+
+    clock_ns.__doc__ = f"Read {name} in nanoseconds."
+    return clock_ns
+
+
+def _function(builder: Any, name: str, kind: Any) -> Any:  # noqa: ANN401 - LLVM builders
+    """Return a function of the C library, declared once in a module."""
+    known = name in builder.module.globals
+    return builder.module.globals[name] if known else ir.Function(builder.module, kind, name)
+
+
+monotonic_ns = _clock(time.CLOCK_MONOTONIC, "CLOCK_MONOTONIC, the clock of ``time.monotonic_ns``,")
+_realtime_ns = _clock(time.CLOCK_REALTIME, "CLOCK_REALTIME")
 
 
 # Reading the counter of an x86-64 processor takes 10 ns where clock_gettime takes 24. It is a clock only if its rate
@@ -274,7 +289,25 @@ def add_at(_typing: Any, address: Any, amount: Any) -> Any:  # noqa: ANN401, ARG
     return types.int64(types.int64, types.int64), codegen
 
 
-_lock = types.ExternalFunction("pthread_mutex_lock", types.int32(types.int64))
+def _stack(length: int) -> Any:  # noqa: ANN401 - a Numba intrinsic
+    """Make a compiled function that returns the address of so many bytes that last until its caller returns."""
+
+    @intrinsic
+    def address(_typing: Any) -> Any:  # noqa: ANN401 - Numba types
+        def codegen(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:  # noqa: ANN401 - LLVM builders
+            with builder.goto_entry_block():
+                begin = builder.alloca(ir.ArrayType(_I64, -(-length // 8)))
+            return builder.ptrtoint(begin, _I64)
+
+        return types.int64(), codegen
+
+    return address
+
+
+_timespec_room = _stack(16)
+_stat_room = _stack(_STAT_BYTES)
+_try_lock = types.ExternalFunction("pthread_mutex_trylock", types.int32(types.int64))
+_timed_lock = types.ExternalFunction("pthread_mutex_timedlock", types.int32(types.int64, types.int64))
 _unlock = types.ExternalFunction("pthread_mutex_unlock", types.int32(types.int64))
 _consistent = types.ExternalFunction("pthread_mutex_consistent", types.int32(types.int64))
 _syscall = types.ExternalFunction(
@@ -282,13 +315,44 @@ _syscall = types.ExternalFunction(
     types.int64(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64, types.int64),
 )
 _kill = types.ExternalFunction("kill", types.int32(types.int32, types.int32))
+_open = types.ExternalFunction("open", types.int32(types.int64, types.int32))
+_read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.int64))
 _write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.int64))
+_close = types.ExternalFunction("close", types.int32(types.int32))
 
 
 @inlined
-def mutex_lock(address: int) -> int:
-    """Lock; returns 0, or ``EOWNERDEAD`` when the last owner died inside (then call ``mutex_consistent``)."""
-    return _lock(address)
+def mutex_try_lock(address: int) -> int:
+    """Lock if nobody is inside.
+
+    Returns:
+        0; ``EOWNERDEAD`` when locked and the last owner died inside (then call ``mutex_consistent``); ``EBUSY``.
+    """
+    return _try_lock(address)
+
+
+@inlined
+def mutex_lock_within(address: int, wait_ns: int) -> int:
+    """Lock; waits for so long while another thread is inside.
+
+    Returns:
+        As ``mutex_try_lock``, but ``ETIMEDOUT`` for ``EBUSY``.
+    """
+    timespec = _timespec_room()
+    until_ns = _realtime_ns() + wait_ns  # POSIX gives pthread_mutex_timedlock this clock
+    fields = array_at(timespec, 2, np.int64)
+    fields[0], fields[1] = until_ns // 1_000_000_000, until_ns % 1_000_000_000
+    return _timed_lock(address, timespec)
+
+
+@inlined
+def mutex_owner(address: int) -> int:
+    """Return the kernel's number of the thread inside a robust mutex, or 0; a glance, without a lock.
+
+    Source: robust mutexes keep it in their futex word, as the kernel's protocol for robust futexes demands
+    (Documentation/locking/robust-futex-ABI.rst); glibc's ``pthread_mutex_t`` begins with that word.
+    """
+    return array_at(address, 1, np.int32)[0] & _FUTEX_TID_MASK
 
 
 @inlined
@@ -344,6 +408,51 @@ def private_unlock(word_address: int) -> None:
 def process_is_gone(pid: int) -> bool:
     """Tell whether no process has this number any more (a zombie still counts as there)."""
     return _kill(pid, 0) != 0
+
+
+@inlined
+def send_signal(pid: int, number: int) -> bool:
+    """Call ``kill(2)``; tells whether that was possible."""
+    return _kill(pid, number) == 0
+
+
+@compiled
+def thread_is_stopped(thread: int) -> bool:
+    """Tell whether job control has stopped a thread (SIGSTOP, SIGTSTP); not whether a debugger has."""
+    keep_out_of_line()
+    address = _stat_room()
+    text = array_at(address, _STAT_BYTES, np.uint8)
+    length = _write_stat_path(text, thread)
+    text[length] = 0
+    descriptor = _open(address, os.O_RDONLY | os.O_CLOEXEC)
+    if descriptor < 0:
+        return False
+    length = _read(descriptor, address, _STAT_BYTES)
+    _close(descriptor)
+    for i in range(length - 3, -1, -1):  # the name, which is in brackets, may contain brackets; what follows may not
+        if text[i] == ord(")"):
+            return text[i + 2] == ord("T")
+    return False
+
+
+@inlined
+def _write_stat_path(text: Any, thread: int) -> int:  # noqa: ANN401 - an array of bytes
+    """Write ``/proc/THREAD/stat`` into an array; returns its length."""
+    length = 0
+    for byte in _PROC:
+        text[length] = byte
+        length += 1
+    scale = 1
+    while scale * 10 <= thread:
+        scale *= 10
+    while scale > 0:
+        text[length] = ord("0") + thread // scale % 10
+        length += 1
+        scale //= 10
+    for byte in _STAT:
+        text[length] = byte
+        length += 1
+    return length
 
 
 @inlined

@@ -132,6 +132,28 @@ def test_whoever_waits_at_its_boundary_for_a_killed_job_starts_within_a_second(n
 
 
 @pytest.mark.parametrize("with_broker", [True, False], ids=["broker", "no broker"])
+def test_whoever_is_stopped_inside_the_mutex_is_let_out_and_stopped_again(
+    nursery: Nursery,
+    with_broker: bool,  # noqa: FBT001 - a case
+) -> None:
+    """A job is stopped inside the table's mutex: the others go on, and it stays stopped until it is continued."""
+    with pool(regions=16) as made, nursery.job(made, "stopped") as stopped, nursery.job(made, "other") as other:
+        ready(other, 4)
+        ready(stopped, 4)
+        if not with_broker:
+            made.kill_broker()
+        stopped.tell("stop_inside")
+        until(stopped.is_stopped, LIMIT_S, "it is stopped")
+        assert other.ask("hold 4", LIMIT_S) == "1"
+        until(stopped.is_stopped, LIMIT_S, "it is stopped again")
+        assert other.ask("hold 2", LIMIT_S) == "1"
+        assert stopped.is_stopped()
+        stopped.send(signal.SIGCONT)
+        assert stopped.answer(LIMIT_S) == "out"
+        assert stopped.ask("hold 2", LIMIT_S) == "1"
+
+
+@pytest.mark.parametrize("with_broker", [True, False], ids=["broker", "no broker"])
 def test_a_death_inside_the_mutex_is_repaired(nursery: Nursery, with_broker: bool) -> None:  # noqa: FBT001 - a case
     """Invariant 5: a job dies in the middle of a grant, counters and list half changed, and the next repairs them."""
     with pool(regions=16) as made, nursery.job(made, "victim") as victim, nursery.job(made, "other") as other:

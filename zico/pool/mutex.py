@@ -5,9 +5,23 @@ The truth is ``REGION.owner`` and the fences; every counter and the list are reb
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
-from zico.compiled import EOWNERDEAD, compiled, inlined, keep_out_of_line, mutex_consistent, mutex_lock, mutex_unlock
+from zico.compiled import (
+    EOWNERDEAD,
+    ETIMEDOUT,
+    compiled,
+    inlined,
+    keep_out_of_line,
+    mutex_consistent,
+    mutex_lock_within,
+    mutex_owner,
+    mutex_try_lock,
+    mutex_unlock,
+    send_signal,
+    thread_is_stopped,
+)
 from zico.pool.fences import NO_FENCE, job_in
 from zico.pool.layout import NOBODY, PARKED
 from zico.pool.shared import BOUNDARY, EMPTY, header_of, job_at, regions_of
@@ -16,10 +30,37 @@ Record = Any
 Array = Any
 
 
+INSIDE_FOR_LONG_NS = 50_000_000
+"""Nobody is inside for so long unless it is stopped there, or the machine has no processor for it."""
+_CONTINUE, _STOP = int(signal.SIGCONT), int(signal.SIGSTOP)
+
+
 @inlined
 def lock(pool: Record) -> None:
     """Enter the critical section; repairs the table if the last one inside died there."""
-    if mutex_lock(pool.mutex_address) == EOWNERDEAD:
+    code = mutex_try_lock(pool.mutex_address)
+    if code != 0:
+        _lock_after(pool, code)
+
+
+@compiled
+def _lock_after(pool: Record, code: int) -> None:
+    """Enter behind whoever is inside or has died there.
+
+    Whoever was stopped inside (SIGSTOP, Ctrl-Z) is continued until it is out, and stopped again: the kernel ends a
+    dead owner's hold, but not a stopped one's.
+    """
+    keep_out_of_line()
+    continued = 0
+    while code not in (0, EOWNERDEAD):
+        code = mutex_lock_within(pool.mutex_address, INSIDE_FOR_LONG_NS)
+        if code == ETIMEDOUT:
+            owner = mutex_owner(pool.mutex_address)
+            if owner != 0 and thread_is_stopped(owner) and send_signal(owner, _CONTINUE):
+                continued = owner
+    if continued != 0:
+        send_signal(continued, _STOP)  # while we are inside, so it is not
+    if code == EOWNERDEAD:
         recover(pool)
         mutex_consistent(pool.mutex_address)
 
