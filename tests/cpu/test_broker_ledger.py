@@ -19,7 +19,7 @@ from zico.broker.outside import OutsideFigures
 from zico.broker.record import write_record
 from zico.broker.speeds import Look
 from zico.broker.views import ProfileCache, jobs_in, looks_of, mask_of, pool_view
-from zico.pool.layout import HEADER, JOB, MAX_JOBS, NOBODY, JobState
+from zico.pool.layout import HEADER, JOB, MAX_JOBS, NO_MORE, NOBODY, JobState, SaveMode
 from zico.scheduler.state import Decision, Phase, PoolView, Profile, Start, Wait
 
 if TYPE_CHECKING:
@@ -101,6 +101,22 @@ def test_a_view_has_every_job_that_has_a_place() -> None:
     expected = Profile(held=(1, 5, 2), t_ns=(0, 10, 20), duration_ns=99, shift=2, n_events=10)
     assert waiting.profile == expected
     assert {type(value) for value in (*expected.held, waiting.held, view.budget)} == {int}
+
+
+def test_what_is_lent_between_iterations_is_not_kept() -> None:
+    """Those that swap, and all of a crowded pool: held inside, free at the boundary, until they have evicted all."""
+    header, jobs = empty_table()
+    for job, state in enumerate((JobState.RUNNING, JobState.BOUNDARY, JobState.BOUNDARY, JobState.RUNNING)):
+        set_fields(jobs[job], state=state, held=5, persistent=3)
+    set_fields(jobs[2], evict=NO_MORE)
+    set_fields(jobs[3], save=SaveMode.SWAP)
+
+    def seen() -> list[tuple[int, int]]:
+        return [(job.held_for_good, job.kept) for job in pool_view(header, jobs, 42, ProfileCache()).jobs]
+
+    assert seen() == [(5, 3), (5, 3), (5, 3), (5, 0)]
+    header["crowded"] = 1
+    assert seen() == [(5, 0), (0, 0), (5, 3), (5, 0)]
 
 
 def test_a_profile_is_converted_once_until_it_changes() -> None:

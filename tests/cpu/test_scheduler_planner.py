@@ -357,3 +357,69 @@ def test_jobs_whose_times_vary_more_get_another_plan() -> None:
 
     assert plan(uneven(0.08)) is found
     assert plan(uneven(0.3)) is not found
+
+
+def crowd(waited_ns: int) -> PoolView:
+    """Return three jobs that lend what they keep: one inside, two that wait, the last for longer and for all there is."""
+    view = view_of([triangle(60, kept=2), triangle(60, kept=2), triangle(80, kept=2)], 80)
+    view = running(dataclasses.replace(view, now_ns=waited_ns + MS), by_claims(), since_ns=50 * MS)
+    since_ns = (0, view.now_ns - 10 * MS, MS)
+    jobs = [
+        dataclasses.replace(job, lends=True, waiting_since_ns=since)
+        for job, since in zip(view.jobs, since_ns, strict=True)
+    ]
+    return dataclasses.replace(view, jobs=tuple(jobs))
+
+
+def by_claims() -> Plan:
+    """Return a plan for jobs 5 to 7 by which whoever can goes on."""
+    record = np.zeros(1, PLAN)
+    learnt = record[0]["learnt"]
+    learnt["n_jobs"], learnt["jobs"][:3], learnt["n_ways"] = 3, (5, 6, 7), 1
+    learnt["ways"][0]["way"], learnt["ways"][0]["setting"] = Way.CLAIMS, 3
+    return Plan(record)
+
+
+def inside_falling(view: PoolView) -> PoolView:
+    """Let the job inside be past its peak, so that another of its size fits beside the rest of its iteration."""
+    first = view.jobs[0]
+    assert first.profile is not None
+    first = dataclasses.replace(first, held=first.profile.held[-2], progress=first.profile.n_events - 2)
+    return dataclasses.replace(view, jobs=(first, *view.jobs[1:]))
+
+
+def test_who_fits_beside_what_is_lent_has_its_iteration_reserved() -> None:
+    """By shift it waits for those inside to end, not for them to keep less; nobody behind it starts before."""
+    view = dataclasses.replace(inside_falling(crowd(100 * MS)), plan=None)
+    decisions = ZICO.decide(view)
+    assert {job: type(decision) for job, decision in decisions.items()} == {6: Wait, 7: Wait}
+    assert isinstance(waits := decisions[6], Wait)
+    assert waits.reason == "its peak would meet that of job2"
+    kept = dataclasses.replace(view, jobs=tuple(dataclasses.replace(job, lends=False) for job in view.jobs))
+    decisions = ZICO.decide(kept)
+    assert decisions[6] == Start()
+    assert isinstance(waits := decisions[7], Wait)
+    assert "does not fit" in waits.reason
+
+
+def test_nobody_is_passed_over_for_longer_than_three_turns_of_all() -> None:
+    """Where a way lets others begin beside one another for ever, whoever they pass goes next, and alone."""
+    turns_ns = sum(job.profile.duration_ns for job in crowd(0).jobs if job.profile is not None)
+    soon, late = (inside_falling(crowd(waited_ns)) for waited_ns in (3 * turns_ns, 3 * turns_ns + 1))
+    assert ZICO.decide(soon)[6] == Start()
+    decisions = ZICO.decide(late)
+    assert {job: type(decision) for job, decision in decisions.items()} == {6: Wait, 7: Wait}
+    assert isinstance(waits := decisions[6], Wait)
+    assert waits.reason == "its turn comes after job2's iteration"
+    first = dataclasses.replace(late.jobs[0], phase=Phase.BOUNDARY, held=2, progress=0, waiting_since_ns=late.now_ns)
+    decisions = ZICO.decide(dataclasses.replace(late, jobs=(first, *late.jobs[1:])))
+    assert {job: type(decision) for job, decision in decisions.items()} == {5: Wait, 6: Wait, 7: Start}
+
+
+def test_nobody_waits_for_one_that_cannot_be_served() -> None:
+    """Who does not fit beside what others keep, or beside one that stands still, holds nobody up, however long it waits."""
+    late = inside_falling(crowd(100_000 * MS))
+    keeping = dataclasses.replace(late, jobs=tuple(dataclasses.replace(job, lends=False) for job in late.jobs))
+    assert ZICO.decide(keeping)[6] == Start()
+    still = dataclasses.replace(late.jobs[0], started_ns=late.now_ns - 90_000 * MS)
+    assert ZICO.decide(dataclasses.replace(late, jobs=(still, *late.jobs[1:])))[6] == Start()

@@ -10,6 +10,7 @@ from zico.pool.layout import JobState
 REGIONS = 16
 PEAK = 12
 ITERATIONS = 20
+FOR_EVER = 1_000_000
 
 
 def comes_to_its_boundary(made: Pool, job: LightJob) -> None:
@@ -68,3 +69,23 @@ def test_salus_chooses_who_of_a_lane_is_next(nursery: Nursery, order: str, goes:
         runs.kill()
         assert waiting[goes].answer() == "began"
         assert made.jobs[waiting[1 - goes].place]["state"] == JobState.BOUNDARY
+
+
+def test_who_needs_all_of_the_budget_has_its_turn_among_three(nursery: Nursery) -> None:
+    """Two fit beside what the third keeps between iterations, it fits beside nobody: all get on, and lose nothing."""
+    with (
+        pool(regions=REGIONS, policy="zico") as made,
+        nursery.job(made, "a") as a,
+        nursery.job(made, "b") as b,
+        nursery.job(made, "large") as large,
+    ):
+        for job, peak in ((a, PEAK), (b, PEAK), (large, REGIONS - 1)):
+            assert job.ask("hold 1") == "1"
+            job.tell(f"train {FOR_EVER} {peak}")
+            until(made.exceeds("iteration", [job.place], 2), 20, "its iterations are known")
+        spilled_bytes = made.jobs["spilled_bytes"][:3].tolist()
+        for _ in range(5):
+            done = made.jobs["iteration"][:3].copy()
+            until(made.exceeds("iteration", [0, 1, 2], done + ITERATIONS), 10, "all three get on")
+        assert made.jobs["spilled_bytes"][:3].tolist() == spilled_bytes
+        made.look().check()

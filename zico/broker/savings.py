@@ -86,7 +86,7 @@ class Savings:
         return Load(
             job.name,
             wanted,
-            job.persistent,
+            job.kept,
             jitter=job.jitter,
             floor=job.floor,
             weight=job.weight,

@@ -94,8 +94,7 @@ def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) ->
         limit=int(record["limit"]),
         wanted=count_of(record["wanted"]),
         less=_less_of(record),
-        lends=phase is Phase.BOUNDARY
-        and bool((crowded or record["save"] == SaveMode.SWAP) and record["evict"] != NO_MORE),
+        lends=bool((crowded or record["save"] == SaveMode.SWAP) and record["evict"] != NO_MORE),
     )
 
 

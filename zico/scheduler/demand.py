@@ -2,11 +2,11 @@
 
 Theory of operation
     A staircase holds ``level[i]`` regions from ``t_ns[i]`` (0 is now) until ``t_ns[i + 1]``, the last one for ever.
-    A job in an iteration goes on from its own progress and ends at its residual; everybody else stays level::
+    A job in an iteration goes on from its own progress and ends at what it keeps; everybody else stays level::
 
         profile         3 3 7 7 7 5 4      in bins
         curve           3 . 7 . . 5 4      runs of equal levels
-        in an iteration       7 . 5 4 2    from the fourth bin on; 2, its persistent regions, after the end
+        in an iteration       7 . 5 4 2    from the fourth bin on; 2, which it keeps, after the end
         at a boundary   2 2 3 . 7 . . 5 4 2    if it starts two bins from now
 
 Guarantees
@@ -157,12 +157,12 @@ def is_passing_at(job: Record, now_ns: int, delay_ns: int, after_ns: int) -> boo
     from_ns = position_ns(job, now_ns)
     if from_ns >= profile.duration_ns:
         overrun_ns = max(profile.tick_ns, now_ns - job.started_ns - profile.duration_ns)
-        return after_ns < overrun_ns and job.held > job.persistent
+        return after_ns < overrun_ns and job.held > job.kept
     step = step_at(profile, from_ns + after_ns)
     holds = profile.level[step]
     if step == step_at(profile, from_ns):
         holds = max(holds, job.held)
-    return from_ns + after_ns < profile.duration_ns and holds > job.persistent
+    return from_ns + after_ns < profile.duration_ns and holds > job.kept
 
 
 @compiled
@@ -215,7 +215,7 @@ def _put_changes(job: Record, now_ns: int, when_ns: Int64s, change: Int64s, n: i
     at_ns = position_ns(job, now_ns)
     if at_ns >= profile.duration_ns:
         when_ns[n] = max(profile.tick_ns, now_ns - job.started_ns - profile.duration_ns)
-        change[n] = job.persistent - job.held
+        change[n] = job.kept - job.held
         return n + 1, job.held
     first = step_at(profile, at_ns)
     now = before = max(job.held, profile.level[first])
@@ -225,7 +225,7 @@ def _put_changes(job: Record, now_ns: int, when_ns: Int64s, change: Int64s, n: i
         before = profile.level[i]
         n += 1
     when_ns[n] = profile.duration_ns - at_ns
-    change[n] = job.persistent - before
+    change[n] = job.kept - before
     return n + 1, now
 
 

@@ -80,6 +80,7 @@ JOB = np.dtype(
         ("phase", "i8"),
         ("held", "i8"),
         ("persistent", "i8"),
+        ("kept", "i8"),  # regions that the others cannot have when its iteration has ended
         ("progress", "i8"),
         ("started_ns", "i8"),
         ("waiting_since_ns", "i8"),

@@ -127,6 +127,7 @@ def _row(job: JobView, known: Records | None) -> tuple[int | float, ...]:
         Phase[job.phase.name],
         job.held_for_good,
         job.persistent,
+        job.kept,
         job.progress,
         job.started_ns,
         job.waiting_since_ns,
@@ -175,7 +176,7 @@ def _misfit(pool: PoolView, job: JobView) -> str:
 
 
 def _kept(job: JobView) -> int:
-    return job.persistent if job.phase.name == "RUNNING" and job.profile is not None else job.held_for_good
+    return job.kept if job.phase.name == "RUNNING" and job.profile is not None else job.held_for_good
 
 
 class Memory:

@@ -16,7 +16,7 @@ from zico.compiled import callback, compiled, record_at
 from zico.scheduler.claiming import decide_by_claims
 from zico.scheduler.claims import is_safe
 from zico.scheduler.demand import is_iterating, job_at, position_ns, profile_at, stands_still
-from zico.scheduler.layout import NO_TIME, Phase, Reason
+from zico.scheduler.layout import NO_TIME, NOBODY, Phase, Reason
 from zico.scheduler.learning import LEARNT, is_of, learn
 from zico.scheduler.pair import BOTH, FIRST, PAIR, SECOND
 from zico.scheduler.shifting import MARGIN_SHIFT, decide_by_shift, waits_for_safety
@@ -59,8 +59,9 @@ PLAN = np.dtype([("learnt", LEARNT), ("pairs", PAIR, (PAIRS,)), ("torus", TORUS)
 
 _SHIFT, _CLAIMS, _BY_PAIR, _BY_TORUS = int(Way.SHIFT), int(Way.CLAIMS), int(Way.PAIR), int(Way.TORUS)
 _RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
-_BETTER, _UNSAFE, _ANEW = int(Reason.BETTER), int(Reason.UNSAFE), int(Reason.ANEW)
+_BETTER, _UNSAFE, _ANEW, _TURN = int(Reason.BETTER), int(Reason.UNSAFE), int(Reason.ANEW), int(Reason.TURN)
 _STARVED = 2  # iterations of the longest job
+_PASSED_OVER = 3  # iterations of each job, one after the other
 _PAIR = 2
 
 Record = Any
@@ -198,6 +199,45 @@ def _is_starved(scene: Record) -> bool:
 
 
 @compiled
+def _passed_over(scene: Record) -> int:
+    """Return who waits longest at its boundary, if it fits and that is longer than three turns of all, or ``NOBODY``.
+
+    A way gives everybody its floor, half of an equal share, by the profiles that it was tried with. A region more than
+    those say, and a job that had fitted beside another no longer does, while the others go on to fit beside each other.
+    """
+    first = NOBODY
+    turns_ns = since_ns = 0
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        if job.phase != _BOUNDARY and (not is_iterating(job) or stands_still(job, scene.now_ns)):
+            return NOBODY
+        if job.profile_address != 0:
+            turns_ns += profile_at(job).duration_ns
+            waits_here = job.phase == _BOUNDARY and job.waiting_since_ns > 0
+            if waits_here and (first == NOBODY or job.waiting_since_ns < since_ns):
+                first, since_ns = i, job.waiting_since_ns
+    if first == NOBODY or scene.now_ns - since_ns <= _PASSED_OVER * turns_ns:
+        return NOBODY
+    return first if fits_beside_kept(scene, first, kept_by_all(scene)) else NOBODY
+
+
+@compiled
+def _serve(scene: Record, index: int) -> None:
+    """Let one job start as soon as that is safe, and nobody else."""
+    free, sums, flags = banker_of(scene)
+    flags[0, index] = 1
+    if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], scene.n):
+        starts(scene, index)
+    else:
+        waits_for_safety(scene, index)
+    for i in range(scene.n):
+        if i != index and job_at(scene, i).phase == _BOUNDARY:
+            waits(scene, i, _TURN, NO_TIME)
+            blocked_by(scene, i, index)
+    unstick(scene, in_turn(scene))
+
+
+@compiled
 def _gathers(known: Record, scene: Record) -> bool:
     """Keep those at their boundaries there until all are; tells whether it does.
 
@@ -242,6 +282,10 @@ def decide(scene_address: int) -> None:
         job = job_at(scene, i)
         if job.phase == _BOUNDARY and job.waiting_since_ns != 0:
             job.waiting_since_ns = max(job.waiting_since_ns, known.gathered_ns)
+    passed_over = _passed_over(scene)
+    if passed_over != NOBODY:
+        _serve(scene, passed_over)
+        return
     used = known.ways[known.used]
     if used.way == _BY_PAIR and _is_planned(scene):
         _decide_pair(scene, used.setting)

@@ -55,7 +55,7 @@ class Known(NamedTuple):
 
     job: int
     peak: int
-    persistent: int
+    kept: int
     duration_ns: int
     asked: tuple[float, float, int]
     """Floor, weight and priority."""
@@ -126,7 +126,7 @@ def known_of(pool: PoolView) -> tuple[Known, ...]:
         Known(
             job.job,
             job.profile.peak,
-            job.persistent,
+            job.kept,
             job.profile.duration_ns,
             (job.floor, job.weight, job.priority),
             job.jitter,
@@ -142,7 +142,7 @@ def alike(some: Sequence[Known], others: Sequence[Known]) -> bool:
         (a.job, a.asked) == (b.job, b.asked)
         and abs(a.duration_ns - b.duration_ns) <= b.duration_ns >> _DURATION_SHIFT
         and abs(a.peak - b.peak) <= max(1, b.peak >> _PEAK_SHIFT)
-        and abs(a.persistent - b.persistent) <= max(1, b.peak >> _PEAK_SHIFT)
+        and abs(a.kept - b.kept) <= max(1, b.peak >> _PEAK_SHIFT)
         and abs(a.jitter - b.jitter) <= _UNEVEN
         for a, b in zip(some, others, strict=True)
     )
@@ -162,7 +162,7 @@ def _load(job: JobView) -> Load | None:
     return Load(
         job.name,
         job.profile,
-        job.persistent,
+        job.kept,
         jitter=job.jitter,
         floor=job.floor,
         weight=job.weight,

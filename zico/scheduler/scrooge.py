@@ -74,7 +74,7 @@ def iteration_demand(job: Record, lasts_ns: int, since_ns: int) -> tuple[Int64s,
         k += 1 if begin_ns > 0 or k < 0 else 0
         t_ns[k], levels[k] = max(0, begin_ns), maps[i] + temporary
     levels[0] = max(levels[0], job.held)
-    t_ns[k + 1], levels[k + 1] = lasts_ns - since_ns, job.persistent
+    t_ns[k + 1], levels[k + 1] = lasts_ns - since_ns, job.kept
     return t_ns[: k + 2], levels[: k + 2]
 
 

@@ -7,7 +7,8 @@ The rules, in order, for every job at a boundary (longest waiting first):
 3. It starts if the smallest delay after which its iteration fits is zero (or too small to tell) and the state with
    its claim is safe.
 4. Otherwise it waits, and its iteration is reserved at that delay: those behind it start only where they fit beside
-   the reservation, so they cannot postpone it, and nobody starves.
+   the reservation, so they cannot postpone it, and nobody starves. Where the state would not be safe nothing is
+   reserved, since profiles are wrong then; unless somebody inside is to lend, which claims do not count on.
 5. If all jobs wait and none fits, the first one starts all the same: it overflows into the next tier, but moves.
 """
 
@@ -97,11 +98,13 @@ def decide_by_shift(scene: Record, margin_shift: int, first: int) -> None:
             if delay_ns <= profile_at(job).tick_ns:
                 delay_ns = 0
                 flags[0, index] = 1
-                if not is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], scene.n):
+                if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], scene.n):
+                    starts(scene, index)
+                else:
                     flags[0, index] = 0
                     waits_for_safety(scene, index)
-                    continue
-                starts(scene, index)
+                    if not _somebody_is_to_lend(scene):
+                        continue
             else:
                 waits(scene, index, _MEETS, scene.now_ns + delay_ns)
                 _blame(scene, index, delays_ns, conflict_ns)
@@ -132,6 +135,16 @@ def waits_for_safety(scene: Record, index: int) -> None:
     for other in range(scene.n):
         if job_at(scene, other).phase == _RUNNING:
             blocked_by(scene, index, other)
+
+
+@compiled
+def _somebody_is_to_lend(scene: Record) -> bool:
+    """Tell whether what somebody inside keeps is free once it has ended, which claims do not count on."""
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        if job.phase == _RUNNING and job.kept < job.persistent:
+            return True
+    return False
 
 
 @compiled

@@ -95,12 +95,17 @@ class JobView:
     less: tuple[Less, ...] = ()
     """How it could go on with less, if it leaves the choice to others."""
     lends: bool = False
-    """It stands at its boundary and evicts what the others wait for: what it holds is as good as free."""
+    """At its boundaries it evicts what the others wait for: what it holds there is as good as free."""
 
     @property
     def held_for_good(self) -> int:
         """Return the regions that the others cannot have while it stays where it is."""
-        return 0 if self.lends else self.held
+        return 0 if self.lends and self.phase is Phase.BOUNDARY else self.held
+
+    @property
+    def kept(self) -> int:
+        """Return the regions that the others cannot have when its iteration has ended."""
+        return 0 if self.lends else self.persistent
 
 
 class Plan(Protocol):

@@ -281,7 +281,7 @@ def _show(run: Record, number: int, job: Record) -> None:
     """Fill the JOB record that a policy sees of a tenant."""
     tenant = tenant_of(run, number)
     show_place(run, tenant, job)
-    job.persistent = tenant.persistent
+    job.persistent = job.kept = tenant.persistent
     job.started_ns = tenant.started_ns
     job.waiting_since_ns = 0 if tenant.waiting_since_ns == NO_TIME else max(1, tenant.waiting_since_ns)
     job.need = need_of(tenant)

@@ -143,8 +143,8 @@ def waits_for_alone(scene: Record, index: int, alone: int) -> None:
 
 @inlined
 def kept_regions(job: Record) -> int:
-    """Return what a job holds when its iteration has ended; what it holds now if it is in none that is known."""
-    return job.persistent if is_iterating(job) else job.held
+    """Return what of a job stays when its iteration has ended; what it holds now if it is in none that is known."""
+    return job.kept if is_iterating(job) else job.held
 
 
 @compiled
