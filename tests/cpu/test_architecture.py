@@ -56,7 +56,7 @@ ALLOWED = {
         "trace",
         "autoload",
     },
-    "swapping": {"heap", "tiers", "pool"},
+    "swapping": {"heap", "tiers", "pool", "scheduler.state"},
     "adapters": {"session", "heap", "swapping", "lookup", "trace", "autoload", "tiers", ""},
     "kernels": set(),
     "report": {"config", "broker.messages", "trace", "planners"},

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.broker.paged_ways import SHARES, PagedWays, rises
-from zico.scheduler.state import JobView, Less, Phase, Profile
+from zico.broker.paged_ways import PagedWays, rises
+from zico.scheduler.state import LESS_SHARES, JobView, Less, Phase, Profile
 
 NS = 80_000_000
 REGION_NS = 1_000_000
@@ -34,7 +34,7 @@ def job(limit: int = 0, iteration: int = 9, ns: int = NS) -> JobView:
 def test_what_rises_above_a_limit_leaves_and_comes_back() -> None:
     """Above 50: 50 at first, and 40 once more after the dip; each for the time of both ways."""
     found = {way.limit: way for way in PagedWays().of(job(), WANTED)}
-    assert sorted(found) == [int(share * 100) for share in sorted(SHARES)]
+    assert sorted(found) == [int(share * 100) for share in sorted(LESS_SHARES)]
     assert found[50] == Less("page", 50, NS + (50 + 40) * REGION_NS)
     assert found[90].duration_ns == NS + 10 * REGION_NS
 

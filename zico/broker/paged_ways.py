@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.scheduler.state import Less
+from zico.scheduler.state import LESS_SHARES, Less
 
 if TYPE_CHECKING:
     from zico.scheduler.state import JobView, Profile
 
 HOW = "page"
-SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
-"""Of the peak."""
 _SETTLES = 3
 """Iterations after a limit's change that do not count: its first ones learn."""
 _ALIKE = 0.1  # of the time lost: what differs less is not told
@@ -70,7 +68,7 @@ class PagedWays:
         self._learn(job, wanted, seen, region_ns)
         return tuple(
             Less(HOW, limit, wanted.duration_ns + round(seen.scale * region_ns * rises(wanted, limit)))
-            for limit in (int(share * wanted.peak) for share in SHARES)
+            for limit in (int(share * wanted.peak) for share in LESS_SHARES)
             if limit > 0
         )
 

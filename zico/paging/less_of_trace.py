@@ -13,14 +13,13 @@ from zico.paging.workload import Naming, workload
 from zico.planners.caching import reserved_by_caching
 from zico.planners.from_trace import iteration_problem
 from zico.scheduler.less_of_trace import sharing
-from zico.scheduler.state import Less
+from zico.scheduler.state import LESS_SHARES, Less
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zico.trace.events import Trace
 
-_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of the peak
 _ITERATIONS = 10
 """Of which the last one counts, when the tables have been learned."""
 _FEWEST_BLOCKS = 16
@@ -49,7 +48,7 @@ def _simulated(trace: Trace, copy_bytes_per_s: float, jobs: int) -> Iterator[Les
         return
     idle_ns = max(0, int(np.ptp(problem.tick_ns)) - work.compute_ns)
     for among in sharing(jobs):
-        for share in _SHARES:
+        for share in LESS_SHARES:
             limit_bytes = int(share * problem.peak_live_bytes)
             if limit_bytes < _FEWEST_BLOCKS * BLOCK_BYTES:
                 break

@@ -38,6 +38,8 @@ class Profile:
         return max(self.held)
 
 
+LESS_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+"""Of its peak, with which it is worked out how long a job would take."""
 MANY = 1 << 30
 """Jobs: more than there ever are."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from zico.scheduler.state import LESS_SHARES
 from zico.swapping.schedule import NS, SAVED, plan
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
     from zico.swapping.schedule import Observed, Plan
     from zico.tiers.rates import Rates
-
-SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
-"""Of an iteration's peak, that are tried."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Way:
     duration_ns: int
 
 
-def ways(seen: Observed, rates: Rates, margin: float, shares: Sequence[float] = SHARES) -> list[Way]:
+def ways(seen: Observed, rates: Rates, margin: float, shares: Sequence[float] = LESS_SHARES) -> list[Way]:
     """Return how long the iteration would take with shares of its peak, as far as it can do with them.
 
     Args:
