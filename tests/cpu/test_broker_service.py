@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from zico.broker.messages import Share
@@ -50,6 +52,15 @@ def test_nobody_is_owed_before_anything_is_known_of_him() -> None:
     assert service.noted(view(990 * MS, 2)).jobs[0].served == 1.0
     assert service.noted(view(999 * MS, 3, profile=None)).jobs[0].served == 1.0
     assert service.noted(view(1100 * MS)).jobs == ()
+
+
+def test_a_first_iteration_is_not_throughput() -> None:
+    """It has traced and compiled for long, and nobody has seen it begin: what counts is what comes after it."""
+    service = Service()
+    service.noted(view(0, 0, profile=None))
+    long = dataclasses.replace(PROFILE, duration_ns=9000 * MS)
+    assert service.noted(view(9000 * MS, 1, profile=long)).jobs[0].served == 1.0
+    assert service.noted(view(9120 * MS, 2)).jobs[0].served == pytest.approx(0.25)
 
 
 def test_a_job_that_ends_no_iteration_comes_to_be_owed() -> None:

@@ -360,7 +360,7 @@ def test_jobs_whose_times_vary_more_get_another_plan() -> None:
 
 
 def crowd(waited_ns: int) -> PoolView:
-    """Return three jobs that lend what they keep: one inside, two that wait, the last for longer and for all there is."""
+    """Return three jobs that lend what they keep: one inside, two that wait, the last for longer and for everything."""
     view = view_of([triangle(60, kept=2), triangle(60, kept=2), triangle(80, kept=2)], 80)
     view = running(dataclasses.replace(view, now_ns=waited_ns + MS), by_claims(), since_ns=50 * MS)
     since_ns = (0, view.now_ns - 10 * MS, MS)
@@ -416,8 +416,23 @@ def test_nobody_is_passed_over_for_longer_than_three_turns_of_all() -> None:
     assert {job: type(decision) for job, decision in decisions.items()} == {5: Wait, 6: Wait, 7: Start}
 
 
+def test_who_has_ended_its_first_iteration_goes_next() -> None:
+    """What that took says nothing of the others: it has traced and compiled. The second one is as all that follow."""
+    view = inside_falling(crowd(100 * MS))
+    last = view.jobs[2]
+    assert last.profile is not None
+    flat = dataclasses.replace(
+        last.profile, held=(max(last.profile.held),), t_ns=(0,), duration_ns=90_000 * MS, shift=40
+    )
+    new = dataclasses.replace(view, jobs=(*view.jobs[:2], dataclasses.replace(last, profile=flat, iteration=1)))
+    for planned in (new, dataclasses.replace(new, plan=None)):
+        assert {job: type(decision) for job, decision in ZICO.decide(planned).items()} == {6: Wait, 7: Wait}
+    known = dataclasses.replace(view, jobs=(*view.jobs[:2], dataclasses.replace(last, profile=flat, iteration=2)))
+    assert ZICO.decide(known)[6] == Start()
+
+
 def test_nobody_waits_for_one_that_cannot_be_served() -> None:
-    """Who does not fit beside what others keep, or beside one that stands still, holds nobody up, however long it waits."""
+    """Who does not fit beside what others keep, or beside one that stands still, holds nobody up, however late."""
     late = inside_falling(crowd(100_000 * MS))
     keeping = dataclasses.replace(late, jobs=tuple(dataclasses.replace(job, lends=False) for job in late.jobs))
     assert ZICO.decide(keeping)[6] == Start()

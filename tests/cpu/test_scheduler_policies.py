@@ -17,7 +17,7 @@ from zico.scheduler.policies import POLICIES, REAL, policy_named
 from zico.scheduler.state import JobView, Phase, PoolView, Profile, Start, Wait
 
 MS = 1_000_000
-NOW_NS = 1_000 * MS
+NOW_NS = 20 * MS
 
 
 def profile(*levels: int) -> Profile:
@@ -45,7 +45,7 @@ def job(
         persistent=held if kept is None else kept,
         progress=progress,
         profile=levels,
-        iteration=1,
+        iteration=3,
         started_ns=NOW_NS - 5 * MS,
         waiting_since_ns=(number + 1 if since_ns is None else since_ns) if phase is Phase.BOUNDARY else 0,
         need=0,

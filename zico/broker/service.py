@@ -81,7 +81,7 @@ class Service:
 
     def _of(self, job: JobView, now_ns: int) -> _Got:
         known = self._got.get(job.job)
-        if known is None or job.iteration < known.iteration or job.profile is None:
-            return _Got(job.iteration, now_ns)
+        if known is None or job.iteration < known.iteration or job.profile is None or known.iteration == 0:
+            return _Got(job.iteration, now_ns)  # from its first iteration on, which is not as all others are
         known.note(job.iteration, now_ns, job.profile)
         return known

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import types
 
-from zico.compiled import callback, compiled, record_at
+from zico.compiled import callback, compiled, inlined, record_at
 from zico.scheduler.claiming import decide_by_claims
 from zico.scheduler.claims import is_safe
 from zico.scheduler.demand import is_iterating, job_at, position_ns, profile_at, stands_still
@@ -28,6 +28,7 @@ from zico.scheduler.turns import (
     fits_beside_kept,
     in_turn,
     kept_by_all,
+    peaks_together,
     scene_at,
     starts,
     unstick,
@@ -198,12 +199,20 @@ def _is_starved(scene: Record) -> bool:
     return False
 
 
+@inlined
+def _is_new(job: Record) -> bool:
+    """Tell whether of a job only its first iteration is known: that it has held at most so much, at any time."""
+    return job.iteration == 1 and profile_at(job).n_bins == 1
+
+
 @compiled
 def _passed_over(scene: Record) -> int:
-    """Return who waits longest at its boundary, if it fits and that is longer than three turns of all, or ``NOBODY``.
+    """Return who goes next, if it fits, whatever the way, or ``NOBODY``.
 
-    A way gives everybody its floor, half of an equal share, by the profiles that it was tried with. A region more than
-    those say, and a job that had fitted beside another no longer does, while the others go on to fit beside each other.
+    That is who has ended its first iteration only, which traces and compiles: by what that took its next one would be
+    put off for seconds. Or who has waited longest, and for longer than three turns of all. A way gives everybody its
+    floor, half of an equal share, by the profiles that it was tried with. A region more than those say, and a job that
+    had fitted beside another no longer does, while the others go on to fit beside each other.
     """
     first = NOBODY
     turns_ns = since_ns = 0
@@ -213,26 +222,31 @@ def _passed_over(scene: Record) -> int:
             return NOBODY
         if job.profile_address != 0:
             turns_ns += profile_at(job).duration_ns
+            own_ns = 0 if _is_new(job) else job.waiting_since_ns
             waits_here = job.phase == _BOUNDARY and job.waiting_since_ns > 0
-            if waits_here and (first == NOBODY or job.waiting_since_ns < since_ns):
-                first, since_ns = i, job.waiting_since_ns
-    if first == NOBODY or scene.now_ns - since_ns <= _PASSED_OVER * turns_ns:
+            if waits_here and (first == NOBODY or own_ns < since_ns):
+                first, since_ns = i, own_ns
+    if first == NOBODY or 0 <= peaks_together(scene) <= scene.budget:
+        return NOBODY
+    if since_ns > 0 and scene.now_ns - since_ns <= _PASSED_OVER * turns_ns:
         return NOBODY
     return first if fits_beside_kept(scene, first, kept_by_all(scene)) else NOBODY
 
 
 @compiled
 def _serve(scene: Record, index: int) -> None:
-    """Let one job start as soon as that is safe, and nobody else."""
+    """Let one job start as soon as that is safe, and nobody else before; the others are looked at again right after."""
     free, sums, flags = banker_of(scene)
     flags[0, index] = 1
+    until_ns = scene.now_ns + 1
     if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], scene.n):
         starts(scene, index)
     else:
         waits_for_safety(scene, index)
+        until_ns = NO_TIME
     for i in range(scene.n):
         if i != index and job_at(scene, i).phase == _BOUNDARY:
-            waits(scene, i, _TURN, NO_TIME)
+            waits(scene, i, _TURN, until_ns)
             blocked_by(scene, i, index)
     unstick(scene, in_turn(scene))
 
@@ -267,25 +281,9 @@ def _gathers(known: Record, scene: Record) -> bool:
     return True
 
 
-@callback(types.void(types.int64))
-def decide(scene_address: int) -> None:
-    """Decide for every job at its boundary; takes microseconds and waits for nothing."""
-    scene = scene_at(scene_address)
-    if scene.plan_address == 0:
-        decide_by_shift(scene, MARGIN_SHIFT, LONGEST_WAITING)
-        return
-    known = record_at(scene.plan_address, PLAN).learnt
-    learn(known, scene)
-    if _is_starved(scene) or (known.gathers and _gathers(known, scene)):
-        return
-    for i in range(scene.n):
-        job = job_at(scene, i)
-        if job.phase == _BOUNDARY and job.waiting_since_ns != 0:
-            job.waiting_since_ns = max(job.waiting_since_ns, known.gathered_ns)
-    passed_over = _passed_over(scene)
-    if passed_over != NOBODY:
-        _serve(scene, passed_over)
-        return
+@compiled
+def _decide_by_plan(scene: Record, known: Record) -> None:
+    """Decide by the way in use."""
     used = known.ways[known.used]
     if used.way == _BY_PAIR and _is_planned(scene):
         _decide_pair(scene, used.setting)
@@ -296,3 +294,25 @@ def decide(scene_address: int) -> None:
     else:
         setting = used.setting if used.way == _SHIFT else MARGIN_SHIFT
         decide_by_shift(scene, setting & MARGIN_MASK, setting >> FIRST_SHIFT)
+
+
+@callback(types.void(types.int64))
+def decide(scene_address: int) -> None:
+    """Decide for every job at its boundary; takes microseconds and waits for nothing."""
+    scene = scene_at(scene_address)
+    if scene.plan_address != 0:
+        known = record_at(scene.plan_address, PLAN).learnt
+        learn(known, scene)
+        if _is_starved(scene) or (known.gathers and _gathers(known, scene)):
+            return
+        for i in range(scene.n):
+            job = job_at(scene, i)
+            if job.phase == _BOUNDARY and job.waiting_since_ns != 0:
+                job.waiting_since_ns = max(job.waiting_since_ns, known.gathered_ns)
+    passed_over = _passed_over(scene)
+    if passed_over != NOBODY:
+        _serve(scene, passed_over)
+    elif scene.plan_address == 0:
+        decide_by_shift(scene, MARGIN_SHIFT, LONGEST_WAITING)
+    else:
+        _decide_by_plan(scene, record_at(scene.plan_address, PLAN).learnt)

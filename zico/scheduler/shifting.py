@@ -77,7 +77,7 @@ def decide_by_shift(scene: Record, margin_shift: int, first: int) -> None:
         return
     promised = coarse(total(scene), MOST_STEPS)
     delays_ns = np.full(scene.n, _NO_PLAN, np.int64)
-    free, sums, flags = banker_of(scene)
+    banker = banker_of(scene)
     considered = 0
     for index in order:
         job = job_at(scene, index)
@@ -97,14 +97,8 @@ def decide_by_shift(scene: Record, margin_shift: int, first: int) -> None:
                 continue
             if delay_ns <= profile_at(job).tick_ns:
                 delay_ns = 0
-                flags[0, index] = 1
-                if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], scene.n):
-                    starts(scene, index)
-                else:
-                    flags[0, index] = 0
-                    waits_for_safety(scene, index)
-                    if not _somebody_is_to_lend(scene):
-                        continue
+                if not _starts_or_is_next(scene, index, banker):
+                    continue
             else:
                 waits(scene, index, _MEETS, scene.now_ns + delay_ns)
                 _blame(scene, index, delays_ns, conflict_ns)
@@ -135,6 +129,19 @@ def waits_for_safety(scene: Record, index: int) -> None:
     for other in range(scene.n):
         if job_at(scene, other).phase == _RUNNING:
             blocked_by(scene, index, other)
+
+
+@compiled
+def _starts_or_is_next(scene: Record, index: int, banker: tuple[int, Any, Any]) -> bool:
+    """Start a job if the state with its claim is safe, else let it wait; tells whether to plan with its iteration."""
+    free, sums, flags = banker
+    flags[0, index] = 1
+    if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], scene.n):
+        starts(scene, index)
+        return True
+    flags[0, index] = 0
+    waits_for_safety(scene, index)
+    return _somebody_is_to_lend(scene)
 
 
 @compiled
