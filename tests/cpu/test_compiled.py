@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from zico import compiled
 from zico.heap import fork
 from zico.heap.layout import HEAP
 from zico.pool import waiting
+from zico.pool.table import make_mutex
 
 DEADLINE_S = 20.0
 
@@ -31,6 +33,25 @@ def now_ns() -> int:
 def is_gone(pid: int) -> bool:
     """Ask for a process."""
     return compiled.process_is_gone(pid)
+
+
+@compiled.compiled
+def is_stopped(thread: int) -> bool:
+    """Ask for a thread."""
+    return compiled.thread_is_stopped(thread)
+
+
+@compiled.compiled
+def enter(mutex: int, wait_ns: int) -> tuple[int, int]:
+    """Lock a mutex, waiting for so long; returns what that gave and who is inside."""
+    code = compiled.mutex_lock_within(mutex, wait_ns) if wait_ns else compiled.mutex_try_lock(mutex)
+    return code, compiled.mutex_owner(mutex)
+
+
+@compiled.compiled
+def leave(mutex: int) -> None:
+    """Unlock it."""
+    compiled.mutex_unlock(mutex)
 
 
 @compiled.compiled
@@ -136,6 +157,46 @@ def test_a_process_is_gone_only_when_nobody_has_its_number() -> None:
         child.communicate(b"\n", timeout=DEADLINE_S)
     assert is_gone(child.pid)
     assert not is_gone(os.getpid())
+
+
+def test_a_thread_is_stopped_by_job_control_only() -> None:
+    """Not while it sleeps or after its end; a name in brackets with a state in it does not count."""
+    program = "import sys; open('/proc/self/comm', 'w').write('a) T (b'); print(); input()"
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert not is_stopped(child.pid)
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        assert is_stopped(child.pid)
+        child.send_signal(signal.SIGCONT)
+        os.waitpid(child.pid, os.WCONTINUED)
+        assert not is_stopped(child.pid)
+    finally:
+        child.send_signal(signal.SIGCONT)
+        child.communicate(b"\n", timeout=DEADLINE_S)
+    assert not is_stopped(child.pid)
+    assert not is_stopped(os.getpid())
+
+
+def test_a_mutex_is_waited_for_so_long_and_says_who_is_inside() -> None:
+    """Nobody, this thread, and then for another thread still this one until it has left."""
+    mutex = np.zeros(8, "i8")
+    make_mutex(mutex.ctypes.data)
+    address = mutex.ctypes.data
+    found = []
+    assert enter(address, 0) == (0, threading.get_native_id())
+    for wait_ns in (0, 1, 20_000_000):
+        thread = threading.Thread(target=lambda wait_ns=wait_ns: found.append(enter(address, wait_ns)))
+        begin_ns = time.monotonic_ns()
+        thread.start()
+        thread.join(DEADLINE_S)
+        assert time.monotonic_ns() - begin_ns >= wait_ns
+    assert found == [(code, threading.get_native_id()) for code in (compiled.EBUSY, *[compiled.ETIMEDOUT] * 2)]
+    leave(address)
+    assert enter(address, 1) == (0, threading.get_native_id())
+    leave(address)
 
 
 def test_an_unknown_name_of_the_c_library_is_an_error() -> None:

@@ -9,6 +9,7 @@ import signal
 from typing import Any
 
 from zico.compiled import (
+    EBUSY,
     EOWNERDEAD,
     ETIMEDOUT,
     compiled,
@@ -52,7 +53,7 @@ def _lock_after(pool: Record, code: int) -> None:
     """
     keep_out_of_line()
     continued = 0
-    while code not in (0, EOWNERDEAD):
+    while code in (EBUSY, ETIMEDOUT):
         code = mutex_lock_within(pool.mutex_address, INSIDE_FOR_LONG_NS)
         if code == ETIMEDOUT:
             owner = mutex_owner(pool.mutex_address)
