@@ -365,7 +365,7 @@ def crowd(waited_ns: int) -> PoolView:
     view = running(dataclasses.replace(view, now_ns=waited_ns + MS), by_claims(), since_ns=50 * MS)
     since_ns = (0, view.now_ns - 10 * MS, MS)
     jobs = [
-        dataclasses.replace(job, lends=True, waiting_since_ns=since)
+        dataclasses.replace(job, lends=True, waiting_since_ns=since, floor=GUARD / 3)
         for job, since in zip(view.jobs, since_ns, strict=True)
     ]
     return dataclasses.replace(view, jobs=tuple(jobs))
@@ -403,7 +403,7 @@ def test_who_fits_beside_what_is_lent_has_its_iteration_reserved() -> None:
 
 
 def test_nobody_is_passed_over_for_longer_than_three_turns_of_all() -> None:
-    """Where a way lets others begin beside one another for ever, whoever they pass goes next, and alone."""
+    """Where a way lets others begin beside one another for ever, whoever they pass goes next, if it is owed that."""
     turns_ns = sum(job.profile.duration_ns for job in crowd(0).jobs if job.profile is not None)
     soon, late = (inside_falling(crowd(waited_ns)) for waited_ns in (3 * turns_ns, 3 * turns_ns + 1))
     assert ZICO.decide(soon)[6] == Start()
@@ -411,6 +411,8 @@ def test_nobody_is_passed_over_for_longer_than_three_turns_of_all() -> None:
     assert {job: type(decision) for job, decision in decisions.items()} == {6: Wait, 7: Wait}
     assert isinstance(waits := decisions[6], Wait)
     assert waits.reason == "its turn comes after job2's iteration"
+    undemanding = dataclasses.replace(late.jobs[2], floor=GUARD / 3 / 2)
+    assert ZICO.decide(dataclasses.replace(late, jobs=(*late.jobs[:2], undemanding)))[6] == Start()
     first = dataclasses.replace(late.jobs[0], phase=Phase.BOUNDARY, held=2, progress=0, waiting_since_ns=late.now_ns)
     decisions = ZICO.decide(dataclasses.replace(late, jobs=(first, *late.jobs[1:])))
     assert {job: type(decision) for job, decision in decisions.items()} == {5: Wait, 6: Wait, 7: Start}

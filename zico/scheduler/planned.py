@@ -63,6 +63,7 @@ _RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
 _BETTER, _UNSAFE, _ANEW, _TURN = int(Reason.BETTER), int(Reason.UNSAFE), int(Reason.ANEW), int(Reason.TURN)
 _STARVED = 2  # iterations of the longest job
 _PASSED_OVER = 3  # iterations of each job, one after the other
+_OF_FLOOR = 2 / 3  # so that no way comes to its floors by this in its trials
 _PAIR = 2
 
 Record = Any
@@ -210,9 +211,9 @@ def _passed_over(scene: Record) -> int:
     """Return who goes next, if it fits, whatever the way, or ``NOBODY``.
 
     That is who has ended its first iteration only, which traces and compiles: by what that took its next one would be
-    put off for seconds. Or who has waited longest, and for longer than three turns of all. A way gives everybody its
-    floor, half of an equal share, by the profiles that it was tried with. A region more than those say, and a job that
-    had fitted beside another no longer does, while the others go on to fit beside each other.
+    put off for seconds. Or who has waited longest, for longer than three turns of all, and got but two thirds of its
+    floor. A way gives everybody that by the profiles that it was tried with. A region more than those say, and a job
+    that had fitted beside another no longer does, while the others go on to fit beside each other.
     """
     first = NOBODY
     turns_ns = since_ns = 0
@@ -228,7 +229,10 @@ def _passed_over(scene: Record) -> int:
                 first, since_ns = i, own_ns
     if first == NOBODY or 0 <= peaks_together(scene) <= scene.budget:
         return NOBODY
-    if since_ns > 0 and scene.now_ns - since_ns <= _PASSED_OVER * turns_ns:
+    job = job_at(scene, first)
+    waited_ns = scene.now_ns - since_ns
+    is_late = waited_ns > _PASSED_OVER * turns_ns and waited_ns * job.floor * _OF_FLOOR > profile_at(job).duration_ns
+    if since_ns > 0 and not is_late:
         return NOBODY
     return first if fits_beside_kept(scene, first, kept_by_all(scene)) else NOBODY
 
