@@ -19,12 +19,13 @@ STEPS = 40
 REGIONS = 48
 """A step needs 42, and 25 stay between two steps: weights, and twice as much of the optimizer."""
 TURNS = 2
-"""By how many iterations one's lead may vary: its turn has come, and the other's iteration ends.
+"""By how many iterations one's lead may grow: its turn has come, and the other's iteration ends.
 
-Counted from when both have ended two: before that, one of them trains while the other is still being traced.
+Counted from when both have ended two: before that, one of them trains while the other is still being traced. It may
+fall by more: who has waited for the other's tracing is below its floor, and has some turns in a row.
 """
-HEAD_START = STEPS // 4
-"""And the lead that comes of that: who has no profile yet grows alone, and nobody begins meanwhile."""
+HEAD_START = STEPS // 2
+"""And the lead that comes of that: who has no profile yet grows alone, and nobody begins while it does."""
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
@@ -64,5 +65,4 @@ def test_what_keras_keeps_between_steps_is_the_others_in_its_turn(policy: str, s
         assert (made.jobs["evictions"][:2] > 0).all()
         assert made.jobs["spilled_bytes"][:2].tolist() == overflowed[0], "nothing overflows once both are known"
     if policy == "serial":
-        assert max(ahead) - min(ahead) <= TURNS, set(ahead)
-        assert max(map(abs, ahead)) <= HEAD_START, set(ahead)
+        assert max(map(abs, ahead)) <= min(abs(ahead[0]) + TURNS, HEAD_START), (ahead[0], set(ahead))
