@@ -308,7 +308,7 @@ def _settings(environment: Mapping[str, str]) -> dict[str, Any]:
     """Read the heap's settings from the environment.
 
     Raises:
-        ConfigError: One is no number.
+        ConfigError: One is no number, or out of its range.
     """
     from zico.units import parse_size
 
@@ -316,14 +316,20 @@ def _settings(environment: Mapping[str, str]) -> dict[str, Any]:
     if threshold := environment.get("ZICO_THRESHOLD"):
         settings["threshold_bytes"] = parse_size(threshold, whole_bytes=sys.maxsize)
     if limit := environment.get("ZICO_WAIT_LIMIT_S"):
-        try:
-            settings["wait_limit_s"] = float(limit)
-        except ValueError:
-            message = f"ZICO_WAIT_LIMIT_S={limit!r} is no number of seconds: give one such as 600"
-            raise ConfigError(message) from None
+        settings["wait_limit_s"] = _wait_limit_s(limit)
     if directory := environment.get("ZICO_SPILL_DIR"):
         settings["spill_directory"] = directory
     return settings
+
+
+def _wait_limit_s(text: str) -> float:
+    from zico.broker.messages import MAX_WAIT_S
+
+    with contextlib.suppress(ValueError):
+        if 0 <= (seconds := float(text)) <= MAX_WAIT_S:
+            return seconds
+    message = f"ZICO_WAIT_LIMIT_S={text!r} is no number of seconds from 0 to {MAX_WAIT_S:g}: give one such as 600"
+    raise ConfigError(message)
 
 
 def _explain_failures(session: Session) -> None:

@@ -15,17 +15,17 @@ from zico.broker import messages as m
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BIGGEST = 2**63 - 1
+BIGGEST = m.MAX_COUNT
 LONGEST_NAME = "\N{WHITE MEDIUM STAR}" * m.MAX_NAME_CHARS
 
 CLIENT_EXAMPLES: tuple[m.ClientMessage, ...] = (
-    m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=1, framework="torch", limit_bytes=BIGGEST, save="page"),
+    m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=1, framework="torch", limit_bytes=m.MAX_SIZE_BYTES, save="page"),
     m.MoreRequest(),
-    m.Pages(wait_limit_s=600.0),
+    m.Pages(wait_limit_s=m.MAX_WAIT_S),
     m.Observe(m.PROTOCOL_VERSION),
     m.StatusRequest(),
     m.ReportRequest(),
-    m.Change(budget_bytes=BIGGEST, job="a", limit_bytes=0, weight=0.5, priority=-1, slo=0.1),
+    m.Change(budget_bytes=m.MAX_SIZE_BYTES, job="a", limit_bytes=0, weight=0.5, priority=-1, slo=0.1),
     m.Goodbye(),
 )
 SHARE = m.Share(weight=999.9, priority=-m.MAX_PRIORITY, slo=0.123456789)
@@ -34,25 +34,25 @@ SAVING = m.Saving(
     out_bytes=BIGGEST,
     in_bytes=BIGGEST,
     out_now_bytes=BIGGEST,
-    waited_s=1e300,
-    hidden_s=1e300,
+    waited_s=m.MAX_SECONDS,
+    hidden_s=m.MAX_SECONDS,
     faults=BIGGEST,
     late=BIGGEST,
 )
 JOB_STATUS = m.JobStatus(
     job=BIGGEST,
     name=LONGEST_NAME,
-    pid=BIGGEST,
+    pid=m.MAX_PID,
     framework=LONGEST_NAME,
     state="boundary",
     iterations=BIGGEST,
-    iterations_per_s=1e300,
+    iterations_per_s=m.MAX_RATE,
     held_bytes=BIGGEST,
     peak_bytes=BIGGEST,
     live_tensor_bytes=BIGGEST,
     need_bytes=BIGGEST,
-    waiting_s=1e300,
-    waited_s=1e300,
+    waiting_s=m.MAX_SECONDS,
+    waited_s=m.MAX_SECONDS,
     waits_for=tuple(range(64)),
     limit_bytes=BIGGEST,
     share=SHARE,
@@ -79,12 +79,12 @@ STATUS = m.Status(
 )
 JOB_REPORT = m.JobReport(
     name=LONGEST_NAME,
-    pid=BIGGEST,
+    pid=m.MAX_PID,
     framework=LONGEST_NAME,
     iterations=BIGGEST,
-    iterations_per_s=1e300,
-    waited_s=1e300,
-    boundary_waited_s=1e300,
+    iterations_per_s=m.MAX_RATE,
+    waited_s=m.MAX_SECONDS,
+    boundary_waited_s=m.MAX_SECONDS,
     peak_bytes=BIGGEST,
     peak_tensor_bytes=BIGGEST,
     persistent_bytes=BIGGEST,
@@ -129,12 +129,13 @@ BROKER_EXAMPLES: tuple[m.BrokerMessage, ...] = (
 )
 EXAMPLES: tuple[m.Message, ...] = CLIENT_EXAMPLES + BROKER_EXAMPLES
 
-counts = st.integers(0, BIGGEST)
 names = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=m.MAX_NAME_CHARS)
-hellos = st.builds(m.Hello, version=counts, name=names, pid=counts, framework=names)
+hellos = st.builds(
+    m.Hello, version=st.integers(0, m.MAX_VERSION), name=names, pid=st.integers(0, m.MAX_PID), framework=names
+)
 messages = st.one_of(
     hellos,
-    st.builds(m.Refused, st.text(st.characters(exclude_categories=["Cs"]), max_size=99)),
+    st.builds(m.Refused, st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=99)),
     st.sampled_from(EXAMPLES),
 )
 

@@ -46,6 +46,7 @@ ALLOWED = {
     "session": {
         "broker.client",
         "broker.devices",
+        "broker.messages",
         "broker.saving",
         "broker.shares",
         "device_timeline",

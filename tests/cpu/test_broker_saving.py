@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zico.broker.messages import MAX_SIZE_BYTES
 from zico.broker.saving import MODES, Wish, check_device, served_on, variables_of, wish_in, wishes_of
 from zico.errors import ConfigError
 from zico.pool.layout import SaveMode
@@ -77,6 +78,26 @@ def test_what_cannot_be_is_refused_with_its_origin(texts: dict[str, str], reason
     with pytest.raises(ConfigError) as refused:
         wishes_of(texts, ORIGINS, NAMES, GIB)
     assert str(refused.value).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("9000000T", "ZICO_JOB_LIMIT: '9000000T' is 9000000 TiB, more than .* 8192 TiB"),
+        ("1" + "0" * 400, "ZICO_JOB_LIMIT: "),
+        ("60%", "ZICO_JOB_LIMIT: '60%' is a share, and a job does not know of what: give a size such as 2GiB"),
+    ],
+)
+def test_a_limit_that_cannot_be_said_is_refused_before_it_is(text: str, reason: str) -> None:
+    """What a job's own variable asks for is in the range of its greeting, or an error of the user's."""
+    with pytest.raises(ConfigError, match=reason):
+        wish_in({"ZICO_JOB_LIMIT": text})
+
+
+def test_a_job_may_be_told_that_it_has_no_limit() -> None:
+    """``none`` is no limit, as for ``zico limit``, and the largest size can be said."""
+    assert wish_in({"ZICO_JOB_LIMIT": "none"}) == Wish()
+    assert wish_in({"ZICO_JOB_LIMIT": "8192T"}) == Wish(limit_bytes=MAX_SIZE_BYTES)
 
 
 @pytest.mark.parametrize("variable", ["ZICO_JOB_SAVE", "ZICO_JOB_LIMIT"])

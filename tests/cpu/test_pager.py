@@ -19,8 +19,9 @@ from paged_window import BLOCK_BYTES, BLOCKS, JOIN_S, PagedWindow
 
 from zico.compiled import array_at, compiled
 from zico.driver.userfault import open_userfault
-from zico.errors import DriverError
+from zico.errors import ConfigError, DriverError
 from zico.paging.layout import ALL, INVALIDATE, PREEVICT, PREFETCH
+from zico.paging.pager import Pager
 from zico.tiers.wishes import TierWish
 
 FRAMES = 6
@@ -63,6 +64,15 @@ def test_a_file_serves_as_well() -> None:
             window.blocks[block] = block
         for block in range(BLOCKS):
             assert (window.blocks[block] == block).all()
+
+
+@pytest.mark.parametrize(("field", "number"), [("block_shift", 2**62), ("block_shift", -1), ("n_blocks", 2**63 - 1)])
+def test_a_sheet_that_says_nonsense_is_refused(field: str, number: int) -> None:
+    """Whoever is to be a job's pager refuses sizes that no memory has, by one error."""
+    with PagedWindow(FRAMES) as window:
+        window.sheet[field], window.sheet["region_shift"] = number, 2**63 - 1
+        with pytest.raises(ConfigError, match="other sizes"):
+            Pager(window.memory.export(), window.member)
 
 
 def test_what_was_only_read_is_not_copied() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import subprocess
@@ -11,9 +12,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from broker_messages import WELCOME, framed, no_descriptor_left, raw_frame
-from broker_process import PATIENCE_S, Broker, start_python
+from broker_process import PATIENCE_S, REGION_BYTES, Broker, job, read_line, start_python, tell
 
 from zico.broker import messages as m
 from zico.broker import transport
@@ -22,7 +24,7 @@ from zico.broker.framing import FrameReader, encode_frame
 from zico.errors import BrokerError, RemoteProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 SOMEBODY_ELSE = 65_534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as somebody else")
@@ -98,6 +100,40 @@ def descriptors_of(broker: Broker) -> int:
     """Return how many descriptors the broker has now that it has answered once more."""
     broker.names()
     return len(list(Path(f"/proc/{broker.process.pid}/fd").iterdir()))
+
+
+EXTREMES: tuple[dict[str, object], ...] = (
+    {"limit_bytes": 2**63 - 1},
+    {"limit_bytes": m.MAX_SIZE_BYTES},
+    {"pid": 2**63 - 1},
+    {"version": 2**64 - 1},
+    {"share": {"weight": 5e-324, "priority": -1000, "slo": 5e-324}},
+    {"share": {"weight": math.inf}},
+    {"share": {"slo": math.nan}},
+    {"framework": "\N{GRINNING FACE}" * 48},
+)
+
+
+def test_numbers_at_their_extremes_end_no_broker(start: Callable[..., Broker]) -> None:
+    """Beside a peer that says them an honest job goes on to iterate, and the broker ends cleanly, with its record."""
+    broker = start("--policy", "claims")
+    with job(broker, "honest", hold=2) as honest:
+        for extreme in EXTREMES:
+            with raw(broker) as member, raw(broker) as observer:
+                member.sendall(raw_frame(**{"type": "hello", **msgspec.structs.asdict(HELLO), **extreme}))
+                observer.sendall(encode_frame(m.Observe(m.PROTOCOL_VERSION)))
+                observer.sendall(raw_frame(type="change", job="raw", limit_bytes=m.MAX_SIZE_BYTES))
+                observer.sendall(raw_frame(type="change", budget_bytes=2**63 - 1))
+                assert isinstance(replies(observer)[-1], m.ErrorReply)
+                entry = next(entry for entry in broker.client.status().jobs if entry.name == "honest")
+                assert (entry.held_bytes, entry.limit_bytes, entry.share) == (2 * REGION_BYTES, 0, m.Share())
+            tell(honest, "iterate")
+            while read_line(honest) != "began":
+                pass
+        assert broker.client.report().jobs[0].iterations == len(EXTREMES)
+    code, words = broker.end()
+    assert (code, "Traceback" in words) == (0, False)
+    assert broker.record.exists()
 
 
 @pytest.mark.parametrize("n_bytes", [1, 4, 10])

@@ -79,5 +79,7 @@ def carry_out(wanted: Change, table: PoolTable, members: Sequence[Member]) -> No
             continue
         if wanted.limit_bytes is not msgspec.UNSET:
             table.jobs[member.job]["auto"] = 0
-            table.set_limit(member.job, wanted.limit_bytes // table.region_bytes)
+            # No more than the pool has: the table's profiles have 32 bits for regions.
+            regions = min(wanted.limit_bytes // table.region_bytes, int(table.header["n_regions"]))
+            table.set_limit(member.job, regions)
         member.share = _share_after(wanted, member)

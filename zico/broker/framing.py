@@ -6,6 +6,9 @@ arrive, in whatever pieces, the only error is ``RemoteProtocolError``; after it 
 
 from __future__ import annotations
 
+import re
+import reprlib
+
 import msgspec
 
 from zico.broker.messages import MAX_FRAME_BYTES, Message
@@ -14,6 +17,9 @@ from zico.errors import LocalProtocolError, RemoteProtocolError
 HEADER_BYTES = 4
 _DECODER = msgspec.msgpack.Decoder(Message)
 _ENCODER = msgspec.msgpack.Encoder()
+_NOT_DECODED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_NOT_ENCODED = (msgspec.MsgspecError, UnicodeEncodeError, OverflowError, TypeError)
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")  # of the path that msgspec gives, such as $.jobs[1].limit_bytes
 
 
 def encode_frame(message: Message) -> bytes:
@@ -23,13 +29,16 @@ def encode_frame(message: Message) -> bytes:
         LocalProtocolError: A field is outside its bounds or the frame would be too long; the peer would
             refuse it.
     """
-    body: bytes = _ENCODER.encode(message)
+    try:
+        body: bytes = _ENCODER.encode(message)
+    except _NOT_ENCODED as error:
+        raise LocalProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
     if len(body) > MAX_FRAME_BYTES:
         raise LocalProtocolError(f"{type(message).__name__} takes {len(body)} bytes, the limit is {MAX_FRAME_BYTES}")
     try:
         _DECODER.decode(body)
     except msgspec.MsgspecError as error:
-        raise LocalProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
+        raise LocalProtocolError(f"{type(message).__name__} cannot be sent: {_fault(error, body)}") from error
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
@@ -90,11 +99,23 @@ class FrameReader:
         self._buffer.clear()
         try:
             message: Message = _DECODER.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            self._break(f"sent a frame that is no message: {error}", error)
+        except _NOT_DECODED as error:
+            self._break(f"sent a frame that is no message: {_fault(error, body)}", error)
         return message
 
     def _break(self, reason: str, cause: Exception | None = None) -> None:
         self._broken = reason
         self._buffer.clear()
         raise RemoteProtocolError(reason) from cause
+
+
+def _fault(error: Exception, body: bytes) -> str:
+    """Return what is wrong with a frame's body: the range, the field and, where it can be had, the value."""
+    _, _, path = str(error).partition(" - at `$")
+    try:
+        value = msgspec.msgpack.decode(body)
+        for field, index in _STEP.findall(path):
+            value = value[field or int(index)]
+    except (*_NOT_DECODED, LookupError, TypeError):
+        return str(error)
+    return f"{error}, not {reprlib.repr(value)}" if path else str(error)

@@ -129,7 +129,7 @@ class Keeper:
         record = self._table.jobs[job]
         record["save"] = MODES.index(served_on(kind_of(self._device.name), hello.save))
         record["auto"] = hello.save == "auto" and hello.limit_bytes == 0
-        self._table.set_limit(job, -(-hello.limit_bytes // self._region_bytes))
+        self._table.set_limit(job, min(-(-hello.limit_bytes // self._region_bytes), self._n_regions))
         _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)
         self._evaluate_soon()
         return self._ledger.join(
@@ -221,7 +221,7 @@ class Keeper:
             changes.carry_out(wanted, self._table, self.members)
             _log.info("changed: %s", wanted)
             self._evaluate_soon()
-        return m.Changed(refused)
+        return m.Changed(m.as_text(refused))
 
     def report(self, now_ns: int) -> m.Report:
         """Return everything up to now."""

@@ -166,7 +166,7 @@ class Ledger:
             device=self._device,
             first_budget_bytes=self._budgets[0][1],
             most_bytes=self._header_bytes("n_regions"),
-            isolated=bool(self._header_int("isolate")),
+            isolated=bool(self._header_count("isolate")),
             slowdown=self._speeds.measured,
             **_known(self._outside),
         )
@@ -180,8 +180,8 @@ class Ledger:
             budget_bytes=self._budgets[-1][1],
             peak_granted_bytes=self._header_bytes("peak_granted"),
             peak_physical_bytes=self._peak_physical_bytes,
-            recoveries=self._header_int("recoveries"),
-            stalls=self._header_int("stalls"),
+            recoveries=self._header_count("recoveries"),
+            stalls=self._header_count("stalls"),
             slowdown=self._speeds.measured_last,
             **_known(self._peak_outside),
         )
@@ -238,11 +238,11 @@ class Ledger:
     def _bytes(self, regions: list[int]) -> npt.NDArray[np.int64]:
         return np.array(regions, np.int64) * self._region_bytes
 
-    def _header_int(self, field: str) -> int:
-        return 0 if self._header is None else int(self._header[field])
+    def _header_count(self, field: str, unit: int = 1) -> int:
+        return 0 if self._header is None else count_of(self._header[field], unit)
 
     def _header_bytes(self, field: str) -> int:
-        return self._header_int(field) * self._region_bytes
+        return self._header_count(field, self._region_bytes)
 
     def _job_status(self, member: Member, now_ns: int) -> JobStatus:
         record = member.record
@@ -253,16 +253,16 @@ class Ledger:
             pid=member.pid,
             framework=member.framework,
             state=_state_name(member),
-            iterations=int(record["iteration"]),
+            iterations=count_of(record["iteration"]),
             iterations_per_s=iterations_per_s(record),
-            held_bytes=int(record["held"]) * self._region_bytes,
-            peak_bytes=int(record["peak_held"]) * self._region_bytes,
+            held_bytes=count_of(record["held"], self._region_bytes),
+            peak_bytes=count_of(record["peak_held"], self._region_bytes),
             live_tensor_bytes=count_of(record["live_bytes"]),
-            need_bytes=int(record["need"]) * self._region_bytes,
+            need_bytes=count_of(record["need"], self._region_bytes),
             waiting_s=max(0, now_ns - since_ns) * _NS,
             waited_s=sum(self._waited_s(member, kind, now_ns) for kind in WaitKind),
             waits_for=jobs_in(int(record["waits_for"])),
-            limit_bytes=int(record["limit"]) * self._region_bytes,
+            limit_bytes=count_of(record["limit"], self._region_bytes),
             share=member.share,
             saving=_saving(record),
         )
@@ -276,20 +276,20 @@ class Ledger:
             name=member.name,
             pid=member.pid,
             framework=member.framework,
-            iterations=int(record["iteration"]),
+            iterations=count_of(record["iteration"]),
             iterations_per_s=iterations_per_s(record),
             waited_s=boundary_waited_s + self._waited_s(member, WaitKind.ALLOCATION, now_ns),
             boundary_waited_s=boundary_waited_s,
-            peak_bytes=int(record["peak_held"]) * self._region_bytes,
+            peak_bytes=count_of(record["peak_held"], self._region_bytes),
             peak_tensor_bytes=count_of(record["peak_live_bytes"]),
-            persistent_bytes=int(record["persistent"]) * self._region_bytes,
+            persistent_bytes=count_of(record["persistent"], self._region_bytes),
             requested_bytes=requested_bytes,
             pooled_bytes=pooled_bytes,
             spilled_bytes=count_of(record["spilled_bytes"]),
             pool_fraction=pooled_bytes / requested_bytes if requested_bytes else 0.0,
             maps=count_of(record["maps"]),
             oom=self._refused_request(record),
-            evicted_bytes=count_of(record["evictions"]) * self._region_bytes,
+            evicted_bytes=count_of(record["evictions"], self._region_bytes),
             normalised=_normalised(member),
             share=member.share,
             saving=_saving(record),
@@ -306,7 +306,7 @@ class Ledger:
             return None
         return RefusedRequest(
             request_bytes=count_of(record["oom_request_bytes"]),
-            held_bytes=count_of(record["oom_held"]) * self._region_bytes,
+            held_bytes=count_of(record["oom_held"], self._region_bytes),
         )
 
 

@@ -28,28 +28,63 @@ MAX_FDS = 1 << 20
 MAX_PAGES_FDS = 16
 """Descriptors that travel with a ``Pages`` at most: what a pager needs, and those of the tiers."""
 
+STATUS_SCHEMA = "zico.status.v1"
+
+# -- the range of every field ------------------------------------------------------------------------------------------
+
+# What a client may say is so small that nothing computed from it leaves the range of what the broker tells.
 MAX_NAME_CHARS = 48
+MAX_TEXT_CHARS = 2000
 MAX_WEIGHT = 1000.0
 MAX_PRIORITY = 1000
 MAX_SLO = 100.0
+MAX_SIZE_BYTES = 2**53
+"""The largest size to ask for: floats, and numbers in JSON (RFC 8259), are exact up to this."""
+MAX_WAIT_S = 1e9
+"""The longest wait to ask for; in nanoseconds, added to any clock's time, it fits 64 bits."""
+MAX_VERSION = 2**31 - 1
+MAX_PID = 2**22
+"""The kernel's own limit, PID_MAX_LIMIT (proc_sys_kernel(5)); the shared table has 32 bits for a pid."""
+
+MAX_COUNT = 2**63 - 1
+"""The largest word of the shared table. The ledger cuts products of such words to it."""
+MAX_SECONDS = 1e12
+"""Above any sum of four words of the shared table that count nanoseconds."""
+MAX_RATE = 1e30
+"""Above any word of the shared table, per nanosecond."""
+MAX_FACTOR = 1e12
 MAX_REPORTED_JOBS = 64
 """Jobs in one ``Report``, the latest to join: as many as fit into ``MAX_FRAME_BYTES`` at their longest."""
 
-STATUS_SCHEMA = "zico.status.v1"
+_NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]*\Z"
+"""Names and sentences reach terminals."""
 
-Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
-"""Without control characters, since names reach terminals."""
-Text = Annotated[str, Meta(max_length=2000)]
-Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Seconds = Annotated[float, Meta(ge=0)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=_NO_CONTROLS)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS, pattern=_NO_CONTROLS)]
+"""What ``as_text`` returns."""
+Version = Annotated[int, Meta(ge=0, le=MAX_VERSION)]
+Pid = Annotated[int, Meta(ge=0, le=MAX_PID)]
+Size = Annotated[int, Meta(ge=0, le=MAX_SIZE_BYTES)]
+"""Bytes that a client asks for."""
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+"""What the broker tells."""
 Known = Count | msgspec.UnsetType
 """A count that is left out where nobody knows it, rather than 0."""
+Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
+Rate = Annotated[float, Meta(ge=0, le=MAX_RATE)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
 Weight = Annotated[float, Meta(gt=0, le=MAX_WEIGHT)]
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Slo = Annotated[float, Meta(gt=0, le=MAX_SLO)]
-Factors = tuple[Annotated[float, Meta(ge=1)], ...]
+Factors = tuple[Annotated[float, Meta(ge=1, le=MAX_FACTOR)], ...]
 SaveMode = Literal["none", "swap", "page", "auto"]
 """What a job does when its peak exceeds what it may hold: nothing, move tensors by a plan, page, or what is best."""
+
+
+def as_text(text: str) -> str:
+    """Return ``text`` as a ``Text`` can carry it: what is not printable is escaped, what is too long is cut."""
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return shown[:MAX_TEXT_CHARS]
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -86,13 +121,13 @@ class Saving(msgspec.Struct, frozen=True):
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Ask to become a member of the pool; gives up what the process held by an earlier membership that it left."""
 
-    version: Count
+    version: Version
     name: Name
-    pid: Count
+    pid: Pid
     """As the job sees it: only shown, since the kernel says who the peer really is."""
     framework: Name
     share: Share = Share()
-    limit_bytes: Count = 0
+    limit_bytes: Size = 0
     """What it may hold, 0: as much as the budget has."""
     save: SaveMode = "none"
 
@@ -132,7 +167,7 @@ class More(msgspec.Struct, frozen=True, tag="more"):
 class Pages(msgspec.Struct, frozen=True, tag="pages"):
     """Hand a member's pages over: the broker is to serve its faults, by the descriptors that travel with this."""
 
-    wait_limit_s: Seconds
+    wait_limit_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)]
     """How long a fault waits for room."""
 
 
@@ -161,7 +196,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
 class Observe(msgspec.Struct, frozen=True, tag="observe"):
     """Begin to ask without being a member."""
 
-    version: Count
+    version: Version
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag="status?"):
@@ -175,10 +210,10 @@ class ReportRequest(msgspec.Struct, frozen=True, tag="report?"):
 class Change(msgspec.Struct, frozen=True, tag="change"):
     """Ask for another budget, or for other figures of one job; what is left out stays."""
 
-    budget_bytes: Known = msgspec.UNSET
+    budget_bytes: Size | msgspec.UnsetType = msgspec.UNSET
     job: Name | msgspec.UnsetType = msgspec.UNSET
     """Whom the rest is for: every process of that name."""
-    limit_bytes: Known = msgspec.UNSET
+    limit_bytes: Size | msgspec.UnsetType = msgspec.UNSET
     """What the job may hold, 0: as much as the budget has."""
     weight: Weight | msgspec.UnsetType = msgspec.UNSET
     priority: Priority | msgspec.UnsetType = msgspec.UNSET
@@ -197,13 +232,13 @@ class JobStatus(msgspec.Struct, frozen=True):
 
     job: Count
     name: Name
-    pid: Count
+    pid: Pid
     """0 if it is in another pid namespace and did not say."""
     framework: Name
     state: Name
     """``running``, ``boundary`` or ``leaving``."""
     iterations: Count
-    iterations_per_s: Seconds
+    iterations_per_s: Rate
     held_bytes: Count
     peak_bytes: Count
     live_tensor_bytes: Count
@@ -260,10 +295,10 @@ class JobReport(msgspec.Struct, frozen=True):
     """One job, from joining until it left or now."""
 
     name: Name
-    pid: Count
+    pid: Pid
     framework: Name
     iterations: Count
-    iterations_per_s: Seconds
+    iterations_per_s: Rate
     """Between the first and the last iteration's end; 0 with fewer than two."""
     waited_s: Seconds
     """At boundaries and in allocations."""
@@ -278,11 +313,11 @@ class JobReport(msgspec.Struct, frozen=True):
     """Of all tensors over the threshold."""
     pooled_bytes: Count
     spilled_bytes: Count
-    pool_fraction: Annotated[float, Meta(ge=0, le=1)]
+    pool_fraction: Fraction
     """Share of ``requested_bytes`` served from the pool; 0 if nothing was requested."""
     maps: Count
     oom: RefusedRequest | None
-    normalised: Annotated[float, Meta(ge=0, le=1)] | msgspec.UnsetType = msgspec.UNSET
+    normalised: Fraction | msgspec.UnsetType = msgspec.UNSET
     """Its throughput over that without waiting, between its first and its last iteration's end.
 
     Left out with fewer than two iterations. What jobs slow each other down beside that is not in it.

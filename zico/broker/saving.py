@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import TYPE_CHECKING, get_args
 
-from zico.broker.messages import SaveMode
+from zico.broker.messages import MAX_SIZE_BYTES, SaveMode
 from zico.broker.shares import values_by_name
 from zico.errors import ConfigError
 from zico.units import parse_size
@@ -76,10 +75,19 @@ def wish_in(environ: Mapping[str, str]) -> Wish:
     except ConfigError as error:
         raise ConfigError(f"{VARIABLES['save']}: {error}") from None
     try:
-        limit_bytes = parse_size(texts["limit"], whole_bytes=sys.maxsize) if texts["limit"] else 0
+        limit_bytes = _own_limit(texts["limit"])
     except ConfigError as error:
         raise ConfigError(f"{VARIABLES['limit']}: {error}") from None
     return Wish(save, limit_bytes, texts["tier"])
+
+
+def _own_limit(text: str) -> int:
+    """Return what a job may hold by its own variable, 0: as much as the budget has."""
+    if text.strip().lower() in {"", "none"}:
+        return 0
+    if "%" in text:
+        raise ConfigError(f"{text!r} is a share, and a job does not know of what: give a size such as 2GiB")
+    return parse_size(text, whole_bytes=MAX_SIZE_BYTES)
 
 
 def variables_of(wish: Wish) -> dict[str, str]:

@@ -8,7 +8,7 @@ Theory of operation
 Guarantees
     A member's regions come back when its process is dead, at once; a connection that closes earlier makes it
     LEAVING, since its process may still use the memory. A peer that breaks the protocol is told so and
-    dropped, and nobody else notices.
+    dropped, and nobody else notices. So is a peer whom the broker cannot answer.
 
 Known limitation: a member whose process the kernel does not let us watch (another pid namespace on a kernel
 before 6.5) counts as dead when its connection closes.
@@ -31,7 +31,7 @@ from zico.broker import transport
 from zico.broker.limits import SPARE_FDS
 from zico.broker.link import PATIENCE_NS, Link
 from zico.broker.state import State
-from zico.errors import BrokerError, RemoteProtocolError
+from zico.errors import BrokerError, LocalProtocolError, RemoteProtocolError
 from zico.pool.layout import NAME_BYTES
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ IDLE_NS = 1_000_000_000
 MAX_LINKS = 128
 FDS_PER_LINK = 2
 """A connection's own descriptor, and its process's."""
-MAX_REASON_CHARS = 2000
 
 _log = logging.getLogger(__name__)
 Handler = Callable[[int], None]
@@ -150,6 +149,8 @@ class Server:
             yield
         except RemoteProtocolError as error:
             self._reject(link, str(error))
+        except LocalProtocolError as error:  # a fault of ours, which must not be everybody's
+            self._reject(link, f"asked for what cannot be answered: {error}")
         except OSError as error:
             _log.info("connection of process %d lost: %s", link.peer.pid, error)
             self._drop(link)
@@ -195,15 +196,17 @@ class Server:
                 assert_never(message)
 
     def _refuse(self, link: Link, reason: str) -> None:
-        _log.warning("refused process %d: %s", link.peer.pid, reason)
-        link.say(m.Refused(reason[:MAX_REASON_CHARS]), time.monotonic_ns())
+        refused = m.Refused(m.as_text(reason))
+        _log.warning("refused process %d: %s", link.peer.pid, refused.reason)
+        link.say(refused, time.monotonic_ns())
 
     def _reject(self, link: Link, reason: str) -> None:
         """Tell the peer of its fault, as far as it still listens, and drop it."""
-        _log.warning("dropped process %d: it %s", link.peer.pid, reason)
+        error = m.ErrorReply(m.as_text(reason))
+        _log.warning("dropped process %d: it %s", link.peer.pid, error.reason)
         if link.protocol.state is not State.CLOSED:
             with contextlib.suppress(OSError):
-                link.say(m.ErrorReply(reason[:MAX_REASON_CHARS]), time.monotonic_ns())
+                link.say(error, time.monotonic_ns())
         self._drop(link)
 
     def _drop(self, link: Link) -> None:
@@ -257,7 +260,7 @@ class Server:
         if link.member is None:  # its process is dead
             return
         refused = self._keeper.page(link.member, link.descriptors.take(), pages.wait_limit_s)
-        link.say(m.Paged(refused[:MAX_REASON_CHARS]), now_ns)
+        link.say(m.Paged(m.as_text(refused)), now_ns)
 
     def _admit_member(self, link: Link, hello: m.Hello) -> Member:
         """Give the peer a place and watch its process."""

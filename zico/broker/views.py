@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from zico.broker.messages import MAX_COUNT
 from zico.broker.speeds import Look
 from zico.pool.layout import NO_MORE, NOBODY, JobState, SaveMode
 from zico.pool.safety import ALONE_FRESH_NS, ALONE_LIMIT_NS, ALONE_WAIT_NS, STILL_ITERATIONS, STILL_NS
@@ -107,9 +108,12 @@ def _less_of(record: Any) -> tuple[Less, ...]:  # noqa: ANN401 - a numpy record
     return tuple(Less(how, limit, duration_ns) for limit, duration_ns in told if limit > 0 and duration_ns > 0)
 
 
-def count_of(value: Any) -> int:  # noqa: ANN401 - a numpy integer
-    """Return a word that a job writes as a count: one that died half-way may leave it negative."""
-    return max(0, int(value))
+def count_of(value: Any, unit: int = 1) -> int:  # noqa: ANN401 - a numpy integer
+    """Return a word that a job writes, times ``unit``, as a count that a message can carry.
+
+    A job that died half-way may have left the word negative.
+    """
+    return min(max(0, int(value)) * unit, MAX_COUNT)
 
 
 def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache) -> PoolView:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import click
 import msgspec
 
 from zico.broker.client import BrokerClient
-from zico.broker.messages import Change
+from zico.broker.messages import MAX_SIZE_BYTES, Change
 from zico.broker.shares import parse_priority, parse_slo, parse_weight
 from zico.cli.brokers import ANSWER_S, candidates, only_broker, share_text
 from zico.errors import ConfigError
@@ -82,7 +81,7 @@ def _size_bytes(text: str, job: str | None, pool: Status) -> int:
     cleaned = text.strip()
     if cleaned.lower() == NO_LIMIT:
         return pool.most_bytes if job is None else 0
-    whole_bytes = pool.first_budget_bytes if cleaned.endswith("%") else sys.maxsize
+    whole_bytes = pool.first_budget_bytes if cleaned.endswith("%") else MAX_SIZE_BYTES
     return parse_size(cleaned, whole_bytes=whole_bytes)
 
 

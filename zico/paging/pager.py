@@ -39,6 +39,7 @@ BLOCK_BYTES = 2 * MIB
 OWN_DESCRIPTORS = 4
 """Faults, memory, sheet, eventfd; behind them come those of the tiers."""
 LEAST_SHIFT = 12
+_MOST_SHIFT = 63  # of what a file's size can have: the sheet's numbers are another process's
 _LOOK_S = 0.0005
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 ROWS = 256
@@ -307,7 +308,8 @@ def _check(sheet: Any, sheet_bytes: int, memory_bytes: int) -> None:  # noqa: AN
     if (int(sheet["magic"]), int(sheet["version"])) != (MAGIC, VERSION):
         raise ConfigError(f"the job's sheet has version {int(sheet['version'])}, this Zico reads {VERSION}")
     n_blocks, shift = int(sheet["n_blocks"]), int(sheet["block_shift"])
-    fits = n_blocks > 0 and LEAST_SHIFT <= shift <= int(sheet["region_shift"]) and n_blocks << shift == memory_bytes
+    shifts = LEAST_SHIFT <= shift <= int(sheet["region_shift"]) < _MOST_SHIFT
+    fits = n_blocks > 0 and shifts and n_blocks << shift == memory_bytes
     if not fits or int(sheet["n_regions"]) < 1 or offsets(n_blocks, int(sheet["n_regions"]))[1] != sheet_bytes:
         raise ConfigError("the job's sheet says other sizes than its memory has")
 
