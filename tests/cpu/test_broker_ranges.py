@@ -39,8 +39,13 @@ if TYPE_CHECKING:
 DEADLINE_S = 20.0
 REGION_BYTES = 1 << 16
 N_REGIONS = 8
-GREETING = {"version": m.PROTOCOL_VERSION, "name": "hostile", "pid": 1, "framework": "torch"}
+GREETING: dict[str, Any] = {"version": m.PROTOCOL_VERSION, "name": "hostile", "pid": 1, "framework": "torch"}
 HELLO = {"type": "hello", **GREETING}
+
+
+def hello(**fields: Any) -> m.Hello:  # noqa: ANN401 - of any field, in its range or not
+    """Return a greeting."""
+    return m.Hello(**GREETING | fields)
 
 
 # -- a true broker in this process ------------------------------------------------------------------------------------
@@ -113,33 +118,42 @@ def last_words(connection: socket.socket) -> list[m.Message]:
 # -- what a single field does -----------------------------------------------------------------------------------------
 
 BEYOND = {
-    "a limit": ({"limit_bytes": 2**63 - 1}, r"<= 9007199254740992 - at `\$.limit_bytes`, not 9223372036854775807"),
-    "a limit below 0": ({"limit_bytes": -1}, r">= 0 - at `\$.limit_bytes`, not -1"),
-    "a pid": ({"pid": 2**31}, r"<= 4194304 - at `\$.pid`, not 2147483648"),
-    "a version": ({"version": 2**64 - 1}, r"<= 2147483647 - at `\$.version`, not 18446744073709551615"),
-    "a weight": ({"share": {"weight": math.inf}}, r"<= 1000.0 - at `\$.share.weight`, not inf"),
-    "no weight": ({"share": {"weight": math.nan}}, r"> 0.0 - at `\$.share.weight`, not nan"),
-    "a priority": ({"share": {"priority": -(2**63)}}, r">= -1000 - at `\$.share.priority`, not -9223372036854775808"),
-    "a guarantee": ({"share": {"slo": 1e308}}, r"<= 100.0 - at `\$.share.slo`, not 1e\+308"),
-    "a C1 control": ({"name": "a\x9b2J"}, r"at `\$.name`, not 'a\\x9b2J'"),
+    "a limit": (hello(limit_bytes=2**63 - 1), r"<= 9007199254740992 - at `\$.limit_bytes`, not 9223372036854775807"),
+    "a limit below 0": (hello(limit_bytes=-1), r">= 0 - at `\$.limit_bytes`, not -1"),
+    "a pid": (hello(pid=2**31), r"<= 4194304 - at `\$.pid`, not 2147483648"),
+    "a version": (hello(version=2**64 - 1), r"<= 2147483647 - at `\$.version`, not 18446744073709551615"),
+    "a weight": (hello(share=m.Share(weight=math.inf)), r"<= 1000.0 - at `\$.share.weight`, not inf"),
+    "no weight": (hello(share=m.Share(weight=math.nan)), r"> 0.0 - at `\$.share.weight`, not nan"),
+    "a priority": (
+        hello(share=m.Share(priority=-(2**63))),
+        r">= -1000 - at `\$.share.priority`, not -922337203685477580",
+    ),
+    "a guarantee": (hello(share=m.Share(slo=1e308)), r"<= 100.0 - at `\$.share.slo`, not 1e\+308"),
+    "a C1 control": (hello(name="a\x9b2J"), r"at `\$.name`, not 'a\\x9b2J'"),
+    "a wait": (m.Pages(wait_limit_s=math.inf), r"<= 1000000000.0 - at `\$.wait_limit_s`, not inf"),
+    "an observer's version": (m.Observe(2**31), r"<= 2147483647 - at `\$.version`, not 2147483648"),
+    "a budget": (m.Change(budget_bytes=2**53 + 1), r"<= 9007199254740992 - at `\$.budget_bytes`, not 9007199254740993"),
+    "a new limit": (
+        m.Change(limit_bytes=2**53 + 1),
+        r"<= 9007199254740992 - at `\$.limit_bytes`, not 9007199254740993",
+    ),
 }
 
 
-@pytest.mark.parametrize(("fields", "sentence"), BEYOND.values(), ids=BEYOND.keys())
-def test_a_field_out_of_range_is_named_with_its_value_and_range(fields: dict[str, Any], sentence: str) -> None:
+@pytest.mark.parametrize(("message", "sentence"), BEYOND.values(), ids=BEYOND.keys())
+def test_a_field_out_of_range_is_named_with_its_value_and_range(message: m.Message, sentence: str) -> None:
     """Both ends refuse it: the reader as its peer's fault, the sender, before anything is sent, as its own."""
     with pytest.raises(RemoteProtocolError, match=sentence):
-        FrameReader().feed(raw_frame(**HELLO | fields))
-    given_here = {field: m.Share(**value) if field == "share" else value for field, value in fields.items()}
+        FrameReader().feed(framed(msgspec.msgpack.encode(message)))
     with pytest.raises(LocalProtocolError, match=sentence):
-        encode_frame(m.Hello(**GREETING | given_here))
+        encode_frame(message)
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, "\ud800"], ids=["too large", "too small", "a surrogate"])
-def test_what_msgpack_cannot_hold_is_our_own_fault_too(value: Any) -> None:  # noqa: ANN401 - of a wrong type
+def test_what_msgpack_cannot_hold_is_our_own_fault_too(value: int | str) -> None:
     """Numbers of more than 64 bits and broken text are refused before they are sent, by the one error."""
     with pytest.raises(LocalProtocolError, match="Hello cannot be sent"):
-        encode_frame(m.Hello(**GREETING | ({"name": value} if isinstance(value, str) else {"pid": value})))
+        encode_frame(hello(name=value) if isinstance(value, str) else hello(pid=value))
 
 
 def test_text_that_is_told_can_be_carried_whatever_it_was() -> None:
