@@ -12,6 +12,7 @@ from broker_messages import STATUS, no_descriptor_left
 from zico.broker import messages as m
 from zico.broker.framing import FrameReader, encode_frame
 from zico.broker.link import PATIENCE_NS, Link
+from zico.broker.members import Member
 from zico.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -111,6 +112,17 @@ def test_what_comes_after_the_end_is_ignored(ends: tuple[socket.socket, Link]) -
     link.say(m.Refused("version"), 1)
     assert link.next_message() is None
     assert link.is_done
+
+
+def test_descriptors_that_no_message_wants_are_closed_at_once(ends: tuple[socket.socket, Link]) -> None:
+    """A member that sends descriptors with half a frame and then nothing has the broker keep none of them."""
+    peer, link = ends
+    link.member = Member(0, 0, 1, "a", "torch", None, None, m.Share())
+    socket.send_fds(peer, [OBSERVE[:1]], [peer.fileno()] * m.MAX_PAGES_FDS)
+    link.read(1)
+    assert len(link.descriptors) == m.MAX_PAGES_FDS
+    assert link.next_message() is None
+    assert len(link.descriptors) == 0
 
 
 def test_descriptors_from_a_peer_are_refused(ends: tuple[socket.socket, Link]) -> None:

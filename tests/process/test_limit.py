@@ -162,6 +162,8 @@ def test_shares_come_with_a_job_and_change(nursery: Nursery) -> None:
         (["12 parsecs"], "is no size"),
         (["1000G"], "--most"),
         (["1B"], "below one region"),
+        (["9000000T"], "'9000000T' is 9000000 TiB, more than"),
+        (["9000000T", "--job", "a"], "'9000000T' is 9000000 TiB, more than"),
         (["1G", "--job", "nobody"], "no job is called 'nobody'"),
         (["--job", "a", "--weight", "0"], "'0' is no weight"),
         (["--job", "a", "--priority", "1.5"], "'1.5' is no priority"),

@@ -36,7 +36,7 @@ class Link:
         self.protocol = Connection(Role.BROKER)
         self.member: Member | None = None
         self.descriptors = transport.Descriptors([])
-        """What came last; taken, or closed with the connection."""
+        """What came last; taken, or closed when all that came with it has been looked at."""
         self.fds_sent = 0
         """How many of the pool's descriptors the peer has been sent."""
         self._inbox: collections.deque[Message] = collections.deque()
@@ -93,6 +93,8 @@ class Link:
         Raises:
             RemoteProtocolError: The peer may not say that now.
         """
+        if not self._inbox:  # what no message wanted must not add up: others need descriptors, too
+            self.descriptors.close()
         if self._unsent or not self._inbox or self.protocol.state is State.CLOSED:
             return None
         message = self._inbox.popleft()
