@@ -29,7 +29,7 @@ from numba import cfunc, types
 from zico.kernels.instructions import DEFINITIONS, bind_missing
 
 from zico.errors import ConfigError
-from zico.paths import cache_root
+from zico.paths import code_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,7 +140,7 @@ def cache_directory(sources: Path = Path(__file__).parent) -> Path:
     for file in sorted(sources.glob("*.py")):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
         digest.update(file.read_bytes())
-    return cache_root() / f"kernels-{digest.hexdigest()[:16]}"
+    return code_directory() / f"kernels-{digest.hexdigest()[:16]}"
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -26,7 +26,7 @@ from llvmlite import ir
 from numba import carray, cfunc, config, njit, types
 from numba.extending import intrinsic
 
-from zico.paths import cache_root
+from zico.paths import code_directory
 from zico.sources import closure
 
 if TYPE_CHECKING:
@@ -54,18 +54,22 @@ def cache_directory(source: Path) -> Path:
     for file in closure(source):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
         digest.update(file.read_bytes())
-    return cache_root() / f"{source.stem}-{digest.hexdigest()[:16]}"
+    return code_directory() / f"{source.stem}-{digest.hexdigest()[:16]}"
 
 
 @contextlib.contextmanager
 def _project_cache(function: Callable[..., Any]) -> Iterator[None]:
     """Let a function that is decorated inside use Zico's cache, and nobody else's functions."""
-    before = config.CACHE_DIR
+    names = ("CACHE_DIR", "CACHE_LOCATOR_CLASSES")
+    before = [getattr(config, name, "") for name in names]  # an older Numba lacks the second
     config.CACHE_DIR = str(cache_directory(Path(function.__code__.co_filename)))
+    # Numba's other locators load from unchecked directories, under keys of a function's own file alone.
+    config.CACHE_LOCATOR_CLASSES = "UserProvidedCacheLocator"
     try:
         yield
     finally:
-        config.CACHE_DIR = before
+        for name, value in zip(names, before, strict=True):
+            setattr(config, name, value)
 
 
 def compiled(function: F) -> F:

@@ -82,7 +82,7 @@ def test_the_cache_moves_when_a_source_it_is_made_of_changes(tmp_path: Path, mon
     _write(package, {"a.py": "from zico import b\n", "b.py": "x = 1\n"})
     assert _directory(package, monkeypatch) == first
     assert len({first, second, third}) == 3
-    assert first.parent == tmp_path / "cache"
+    assert first.parent == tmp_path / "cache" / "code"
 
 
 def _imports_by_syntax(source: Path) -> set[Path]:

@@ -22,7 +22,7 @@ from zico.launch.environment import job_environment
 from zico.launch.result import run_report
 from zico.launch.rundir import base_directory
 from zico.launch.supervisor import supervise
-from zico.paths import cache_root
+from zico.paths import cache_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -277,13 +277,9 @@ def _check_device() -> Check:
 
 
 def _check_cache() -> Check:
-    """Look whether compiled code can be kept, without creating anything."""
-    directory = cache_root()
-    existing = next(path for path in (directory, *directory.parents) if path.exists())
-    if os.access(existing, os.W_OK | os.X_OK):
-        return Check("compiled code", passed=True, detail=f"kept in {directory}")
-    advice = "every job compiles for minutes; set ZICO_CACHE_DIR to a writable directory"
-    return Check("compiled code", passed=False, detail=f"{existing} is not writable: {advice}")
+    """Look whether compiled code can be kept where it is wanted, without creating anything."""
+    directory, fault = cache_refusal()
+    return Check("compiled code", passed=not fault, detail=fault or f"kept in {directory}")
 
 
 def _check_sockets() -> Check:

@@ -32,6 +32,7 @@ from zico.launch.mps import MpsDaemon, daemon_at
 from zico.launch.processes import FIRST_EXIT_CODE_OF_A_SIGNAL
 from zico.launch.rundir import run_directory
 from zico.launch.ward import Ward
+from zico.paths import CACHE_VARIABLE, cache_root
 from zico.report.model import JobProgress, Snapshot
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def supervise(
 
     Raises:
         CommandError: The broker or the MPS daemon could not start, or a signal came before the jobs were started.
-        ConfigError: There is no MPS here.
+        ConfigError: There is no MPS here, or no directory for machine code.
     """
     with run_directory() as run_dir:
         supervisor = Supervisor(commands, settings, listener, os.environ if environ is None else environ)
@@ -119,7 +120,8 @@ class Supervisor:
         self.record: Path | None = None
         self._settings = settings
         self._listener = listener
-        self._environ = {**environ, **device_variables(settings)}
+        # Jobs get the directory that passed the check, so that a refusal is reported once and not by every job.
+        self._environ = {**environ, **device_variables(settings), CACHE_VARIABLE: str(cache_root())}
         self._jobs = [Job(command) for command in commands]
         self._complaints: dict[str, str] = {}
         self._signal: signal.Signals | None = None

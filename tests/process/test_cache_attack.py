@@ -1,0 +1,114 @@
+"""Another user plants code in a compile cache that everybody may write."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from zico_process import ZicoRun, python
+
+PROGRAM = Path(__file__).with_name("cached_program.py")
+DEADLINE_S = 120.0
+NOBODY = 65534
+
+
+class Payload:
+    """A pickle of this leaves a directory behind when it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        """Name the directory."""
+        self._marker = marker
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return the call that loading makes."""
+        return os.makedirs, (str(self._marker), 0o700, True)
+
+
+def ran(cache: Path, own: Path) -> tuple[int, Path, str]:
+    """Run the program; return its result, where its index is, and what it said on stderr."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)],
+        env=os.environ | {"ZICO_CACHE_DIR": str(cache), "XDG_CACHE_HOME": str(own)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    result, index = done.stdout.splitlines()
+    return int(result), Path(index), done.stderr
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Give a directory for the user's own cache."""
+    (tmp_path / "own").mkdir(0o700)
+    return tmp_path / "own"
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """Give a cache that every user may write."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    return tmp_path / "shared"
+
+
+def plant(cache: Path, own: Path, marker: Path) -> None:
+    """Put what the program would load into a cache, as ``nobody`` if we may: real files, and an index that attacks."""
+    _, real, _ = ran(own / "real", own)
+    shutil.copytree(own / "real", cache, dirs_exist_ok=True)
+    index = cache / real.relative_to(own / "real")
+    honest = index.read_bytes()
+    index.write_bytes(pickle.dumps(Payload(marker)) + honest)
+    for path in (cache, *cache.rglob("*")):
+        if os.getuid() == 0:
+            os.chown(path, NOBODY, NOBODY)
+        path.chmod(0o777)
+
+
+def test_code_that_another_user_planted_does_not_run(tmp_path: Path, own: Path, shared: Path) -> None:
+    """The planted index would run its author's code; it is not opened, the program works, and a sentence says so."""
+    marker = tmp_path / "attacked"
+    plant(shared, own, marker)
+    (planted,) = (path for path in shared.rglob("*.nbi") if path.name.startswith("cached_program.twice"))
+    with planted.open("rb") as file:
+        pickle.load(file)  # noqa: S301 - the control: this pickle does run code
+    marker.rmdir()
+
+    result, index, said = ran(shared, own)
+    assert not marker.exists()
+    assert result == 42
+    assert index.is_relative_to(own / "zico" / "code")
+    assert said.count("\n") == 1
+    assert said.startswith(f"zico: machine code is kept in {own / 'zico'} and not in {shared}, as {shared} ")
+
+
+def test_a_cache_that_was_closed_too_late_is_refused_as_well(tmp_path: Path, own: Path, shared: Path) -> None:
+    """What was planted while a cache was open is not loaded after its owner has closed it."""
+    marker = tmp_path / "attacked"
+    plant(shared, own, marker)
+    if os.getuid() == 0:
+        os.chown(shared, 0, 0)
+    shared.chmod(0o700)
+    result, index, said = ran(shared, own)
+    assert not marker.exists()
+    assert result == 42
+    assert index.is_relative_to(own / "zico" / "code")
+    assert f"as {shared / 'code'} " in said
+
+
+def test_a_run_says_it_once_and_its_jobs_get_the_cache_that_passed(shared: Path) -> None:
+    """However many jobs there are, ``zico run`` has one sentence, and each job finds the directory in its place."""
+    code = "import os; print('cache at', os.environ['ZICO_CACHE_DIR']); import zico.compiled"
+    with ZicoRun("--quiet", python(code), python(code), ZICO_CACHE_DIR=str(shared)) as run:
+        assert run.finish() == 0
+        (told,) = [line for line in run.stderr.splitlines() if "machine code is kept in" in line]
+        kept = told.partition(" kept in ")[2].partition(" and not in ")[0]
+        assert f" and not in {shared}, as {shared} may be written by others" in told
+        assert run.stdout.count(f"cache at {kept}\n") == 2
+    assert not list(shared.iterdir())
