@@ -43,11 +43,14 @@ _HOPEFUL = 0.9  # a way that promises less than so much of the best is not tried
 _NO_MARGIN = 62
 _PAIR = 2
 _GREEDY = ((Way.SHIFT, MARGIN_SHIFT), (Way.CLAIMS, EVERYBODY))
-_ORDERS = (
-    *(first << FIRST_SHIFT for first in (LONGEST_WAITING, SHORTEST, LONGEST)),
-    *(FIRST_FIT | first << FIRST_SHIFT for first in (LONGEST_WAITING, SHORTEST, LONGEST, LEAST_SERVED)),
+_WIDE_MARGIN = 3
+_SHIFTS = (
+    *(_NO_MARGIN | first << FIRST_SHIFT for first in (LONGEST_WAITING, SHORTEST, LONGEST)),
+    *(_NO_MARGIN | FIRST_FIT | first << FIRST_SHIFT for first in (LONGEST_WAITING, SHORTEST, LONGEST, LEAST_SERVED)),
+    _WIDE_MARGIN | FIRST_FIT,
 )
-"""Of shift without a margin: with every iteration reserved, and by first fit."""
+"""Settings of shift: without a margin every iteration reserved, then first fit. A wide margin keeps jobs apart, so that
+they come into cycles which jobs that begin close together do not reach."""
 _UNEVEN = 0.1
 _DURATION_SHIFT = 4
 _PEAK_SHIFT = 5
@@ -190,7 +193,7 @@ def _record(pool: PoolView, loads: Sequence[Load]) -> Records:
 
 def _ways(record: Records, pool: PoolView, loads: Sequence[Load]) -> list[tuple[Way, int]]:
     """Return the ways to try, each with a setting."""
-    ways = [*_GREEDY, *((Way.SHIFT, _NO_MARGIN | order) for order in _ORDERS)]
+    ways = [*_GREEDY, *((Way.SHIFT, setting) for setting in _SHIFTS)]
     if len(loads) > FEW:
         return ways
     ways += [(Way.CLAIMS, most) for most in _limits(len(loads))]
