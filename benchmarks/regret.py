@@ -1,11 +1,16 @@
-"""Hunt for jobs beside which ``zico`` does worse than shift, than claims, or than is possible at all.
+"""Is ``zico`` ever behind the best greedy policy that is as fair, or behind what is possible at all?
 
-Random jobs of several shapes, all simulated: each case under ``zico`` and under both greedy ways, and pairs also
-against the bound. A greedy way that leaves jobs further below their floors (``zico.scheduler.shares``) than ``zico``
-does is no better: throughput that comes of starving somebody does not count. Prints the worst ratios of every group,
-and writes the worst cases as JSON, to be kept as tests::
+Random jobs of several shapes are simulated. Each case runs under ``zico`` and under the greedy policies: the published
+``shift``, ``claims``, and ``unplanned``, which is ``zico`` without a plan. Pairs are also compared with the bound.
+A greedy policy that leaves jobs further below their floors (``zico.scheduler.shares``) than ``zico`` does is not
+better: throughput that comes of starving a job does not count. The script prints the worst ratios of every group::
 
     python benchmarks/regret.py --cases 50 --json worst.json
+
+``--json`` writes the worst cases, to be kept as tests. ``-o DIR --name NAME`` writes every case's figures as a result.
+Many jobs in little memory, as in ``results/regret-many.md``::
+
+    python benchmarks/regret.py --jobs 6,8,10,12 --shares 0.3,0.5 --jitter 0 --profiles right --shapes triangle
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import common
 import numpy as np
 
 from zico.scheduler import oracle
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
+QUESTION = "Is zico ever behind the best greedy policy that is as fair?"
 MS = 1_000_000
 EVENTS_SHIFT = 4
 WARM_UP = 60
@@ -49,6 +56,8 @@ SEEDS = 2
 MENDED = 16
 """Iterations after which a profile is what its job does, whatever was believed at first."""
 STEPS = (60, 251)
+SHARES = (0.5, 0.95)
+"""Of the sum of the peaks, that the budget is."""
 FEW_STEPS = {3: (12, 41), 4: (8, 21)}
 """With three or four jobs of so few, of equal length, the oracle looks at every step: its figure is exact."""
 WRONG = 0.15
@@ -56,12 +65,13 @@ PROFILES = {"right": "right", "first": f"{WRONG:.0%} wrong at first", "wrong": f
 """What the scheduler is told. In size and time each may be wrong by up to that."""
 POLICIES: dict[str, CompiledPolicy] = {
     "zico": policy_named("zico"),
-    "shift": Compiled("shift", decide),  # which is what ``zico`` does without a plan
+    "unplanned": Compiled("unplanned", decide),  # what ``zico`` does without a plan: every iteration is reserved
+    "shift": policy_named("shift"),  # as published: nothing is reserved
     "claims": policy_named("claims"),
 }
 
 
-GREEDY = ("shift", "claims")
+GREEDY = ("unplanned", "shift", "claims")
 BOUND = 0.98
 _UNFAIR = 0.01
 
@@ -208,45 +218,63 @@ SHAPES = {
 }
 
 
-def random_job(
-    rng: np.random.Generator, step_ns: int, jitter: float, wrong: float, *, mends: bool, steps: tuple[int, int] = STEPS
-) -> Job:
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Of what kind random cases are."""
+
+    n_jobs: int
+    jitter: float = 0.0
+    profiles: str = "right"
+    few_steps: bool = False
+    shapes: tuple[str, ...] = tuple(SHAPES)
+    shares: tuple[float, float] = SHARES
+
+    @property
+    def wrong(self) -> float:
+        """Return by up to what share profiles are wrong."""
+        return 0.0 if self.profiles == "right" else WRONG
+
+    def __str__(self) -> str:
+        """Return what the group is called."""
+        told = [f"{self.n_jobs} jobs", f"jitter {self.jitter:.0%}", f"profiles {PROFILES[self.profiles]}"]
+        told += [f"budgets {self.shares[0]:.0%} to {self.shares[1]:.0%}"] if self.shares != SHARES else []
+        told += ["/".join(self.shapes)] if self.shapes != tuple(SHAPES) else []
+        return ", ".join(told)
+
+
+def random_job(rng: np.random.Generator, step_ns: int, kind: Kind) -> Job:
     """Return a job of random shape, size and length, whose profile is wrong by up to such a share."""
-    shape = str(rng.choice(list(SHAPES)))
+    shape = str(rng.choice(list(kind.shapes)))
+    steps = FEW_STEPS.get(kind.n_jobs, STEPS) if kind.few_steps else STEPS
     n, peak, kept = int(rng.integers(*steps)), int(rng.integers(30, 121)), rng.uniform(0.0, 0.3)
     share = SHAPES[shape](rng)((np.arange(n) + 0.5) / n)
     keeps = round(peak * kept)
     levels = (*(int(x) for x in np.round(keeps + (peak - keeps) * share)[:-1]), keeps)
-    job = Job(shape, levels, step_ns, jitter)
-    if wrong == 0:
+    job = Job(shape, levels, step_ns, kind.jitter)
+    if kind.wrong == 0:
         return job
-    scale, slower = rng.uniform(1 - wrong, 1 + wrong, 2)
+    scale, slower = rng.uniform(1 - kind.wrong, 1 + kind.wrong, 2)
     believed = (*(max(keeps, round(x * scale)) for x in levels[:-1]), keeps)
-    return dataclasses.replace(job, believed=believed, believed_step_ns=round(step_ns * slower), mends=mends)
+    return dataclasses.replace(
+        job, believed=believed, believed_step_ns=round(step_ns * slower), mends=kind.profiles == "first"
+    )
 
 
-def cases(
-    seed: int, n_cases: int, n_jobs: int, jitter: float, profiles: str, *, few_steps: bool = False
-) -> Iterator[Case]:
+def cases(seed: int, n_cases: int, kind: Kind) -> Iterator[Case]:
     """Yield random cases: equal and unequal lengths, jobs of one kind and of several."""
-    wrong = 0.0 if profiles == "right" else WRONG
-    rng = np.random.default_rng([seed, n_jobs, round(jitter * 100), round(wrong * 100)])
-    group = f"{n_jobs} jobs, jitter {jitter:.0%}, profiles {PROFILES[profiles]}"
-    steps = FEW_STEPS.get(n_jobs, STEPS) if few_steps else STEPS
+    n_jobs = kind.n_jobs
+    rng = np.random.default_rng([seed, n_jobs, round(kind.jitter * 100), round(kind.wrong * 100)])
     for number in range(n_cases):
-        steps_ns = (
-            rng.choice([MS // 2, MS, 2 * MS, 4 * MS], n_jobs) if number % 2 and not few_steps else [2 * MS] * n_jobs
-        )
-        jobs = [
-            random_job(rng, int(step_ns), jitter, wrong, mends=profiles == "first", steps=steps) for step_ns in steps_ns
-        ]
+        unequal = number % 2 and not kind.few_steps
+        steps_ns = rng.choice([MS // 2, MS, 2 * MS, 4 * MS], n_jobs) if unequal else [2 * MS] * n_jobs
+        jobs = [random_job(rng, int(step_ns), kind) for step_ns in steps_ns]
         if number % 5 == 4:
             jobs = jobs[:1] * n_jobs
         sum_of_peaks = sum(max(job.levels) for job in jobs)
         kept = sum(job.levels[-1] for job in jobs)
         most = [max(*job.levels, *(job.believed or ())) for job in jobs]
         least = max(peak - job.levels[-1] + kept for peak, job in zip(most, jobs, strict=True))
-        yield Case(group, tuple(jobs), max(least, int(rng.uniform(0.5, 0.95) * sum_of_peaks)))
+        yield Case(str(kind), tuple(jobs), max(least, int(rng.uniform(*kind.shares) * sum_of_peaks)))
 
 
 # -- the hunt ---------------------------------------------------------------------------------------------------------
@@ -263,7 +291,7 @@ class Found:
 
     @property
     def regret(self) -> float:
-        """Return ``zico`` over the better of the greedy two, of those that are as fair."""
+        """Return ``zico`` over the best of the greedy policies that are as fair."""
         most = self.lacking.get("zico", 0.0) + _UNFAIR
         fair = [self.means[name] for name in GREEDY if self.lacking.get(name, 0.0) <= most]
         return self.means["zico"] / max(fair, default=self.means["zico"])
@@ -281,25 +309,63 @@ def judge(case: Case) -> Found:
     return Found(case, means, case.possible(), lacking)
 
 
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """The figures of one group of cases."""
+
+    means: dict[str, float]
+    regret: dict[str, float]
+    """``zico`` over the best greedy policy that is as fair: mean, least and second least."""
+    below: int
+    """In so many cases that is below ``BOUND``."""
+    unfair: int
+    """In so many more cases ``zico`` is behind a greedy policy that is less fair."""
+
+    @classmethod
+    def of(cls, found: Sequence[Found]) -> Summary:
+        """Return the figures of a group."""
+        regrets = sorted(one.regret for one in found)
+        below = sum(regret < BOUND for regret in regrets)
+        behind = sum(one.means["zico"] < BOUND * max(one.means[name] for name in GREEDY) for one in found)
+        least = {"mean": float(np.mean(regrets)), "worst": regrets[0], "second": regrets[min(1, len(regrets) - 1)]}
+        means = {name: float(np.mean([one.means[name] for one in found])) for name in POLICIES}
+        return cls(means, least, below, behind - below)
+
+
 def report(found: Sequence[Found]) -> str:
     """Return a row of figures of one group."""
-    regrets = sorted(one.regret for one in found)
-    means = {name: float(np.mean([one.means[name] for one in found])) for name in POLICIES}
-    row = " ".join(f"{name} {mean:.4f}" for name, mean in means.items())
+    of = Summary.of(found)
+    row = " ".join(f"{name} {mean:.4f}" for name, mean in of.means.items())
     reached = [one.reached for one in found if one.possible]
     most = np.mean([one.possible for one in found])
     against = f"; bound {most:.4f}, of it {np.mean(reached):.3f}, worst {min(reached):.3f}" if reached else ""
-    few = sum(regret < BOUND for regret in regrets)
-    starved = sum(one.means["zico"] < BOUND * max(one.means[name] for name in GREEDY) for one in found) - few
-    worst = f"of the better {regrets[0]:.3f} {regrets[1]:.3f}, {few} below {BOUND}, {starved} behind the unfair"
+    ratios = " ".join(f"{name} {ratio:.3f}" for name, ratio in of.regret.items())
+    worst = f"of the best greedy: {ratios}, {of.below} below {BOUND}, {of.unfair} behind the unfair"
     return f"{found[0].case.group}: {row}; {worst}{against}"
+
+
+def text_of(groups: Sequence[Sequence[Found]]) -> str:
+    """Return the figures of all groups as Markdown."""
+    header = ("cases", "n", *POLICIES, "ratio, mean", "worst", f"below {BOUND}", "behind the unfair")
+    rows = []
+    for found in groups:
+        of = Summary.of(found)
+        figures = [f"{mean:.4f}" for mean in of.means.values()] + [
+            f"{of.regret[name]:.3f}" for name in ("mean", "worst")
+        ]
+        rows.append((found[0].case.group, str(len(found)), *figures, str(of.below), str(of.unfair)))
+    return common.table(header, rows)
+
+
+def figures_of(one: Found) -> dict[str, Any]:
+    """Return the figures of a case, for a file."""
+    figures = {"regret": one.regret, "reached": one.reached, "possible": one.possible, "means": one.means}
+    return {"group": one.case.group, **figures, "lacking": one.lacking}
 
 
 def as_json(one: Found) -> dict[str, Any]:
     """Return a case and its figures, for a file."""
-    figures = {"regret": one.regret, "reached": one.reached, "possible": one.possible, "means": one.means}
-    figures |= {"lacking": one.lacking}
-    return {"group": one.case.group, **figures, "case": dataclasses.asdict(one.case)}
+    return figures_of(one) | {"case": dataclasses.asdict(one.case)}
 
 
 def main() -> None:
@@ -310,25 +376,33 @@ def main() -> None:
     parser.add_argument("--jobs", default="2,3,4,8")
     parser.add_argument("--jitter", default="0,0.1,0.2")
     parser.add_argument("--profiles", default=",".join(PROFILES), help=str(PROFILES))
+    parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="of the sum of peaks, least and most")
+    parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--few-steps", action="store_true", help="so that what is possible is known for 3 and 4 jobs")
     parser.add_argument("--json", type=Path, help="where to write the worst cases")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write the figures of every case here")
+    parser.add_argument("--name", default="regret", help="of the result")
     arguments = parser.parse_args()
+    told = {"jobs", "jitter", "profiles", "cases", "seed", "shares", "shapes", "few_steps"}
+    result = common.document(arguments.name, QUESTION, {name: getattr(arguments, name) for name in sorted(told)})
     groups = [text.split(",") for text in (arguments.jobs, arguments.jitter, arguments.profiles)]
-    everything = []
+    low, high = (float(share) for share in arguments.shares.split(","))
+    shapes = tuple(arguments.shapes.split(","))
+    everything: list[list[Found]] = []
     for n_jobs, jitter, profiles in itertools.product(*groups):
         since = time.monotonic()
-        found = [
-            judge(case)
-            for case in cases(
-                arguments.seed, arguments.cases, int(n_jobs), float(jitter), profiles, few_steps=arguments.few_steps
-            )
-        ]
-        everything += found
+        kind = Kind(int(n_jobs), float(jitter), profiles, arguments.few_steps, shapes, (low, high))
+        found = [judge(case) for case in cases(arguments.seed, arguments.cases, kind)]
+        everything.append(found)
         sys.stdout.write(f"{report(found)} ({time.monotonic() - since:.0f} s)\n")
         sys.stdout.flush()
         if arguments.json:
-            worst = sorted(everything, key=lambda one: min(one.regret / BOUND, one.reached / 0.95))[:20]
+            each = itertools.chain.from_iterable(everything)
+            worst = sorted(each, key=lambda one: min(one.regret / BOUND, one.reached / 0.95))[:20]
             arguments.json.write_text(json.dumps([as_json(one) for one in worst]))
+    result["cases"] = [figures_of(one) for found in everything for one in found]
+    if arguments.output:
+        common.write(result, text_of(everything), arguments.output)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
@@ -13,11 +14,14 @@ from scheduler_cases import Debt, some_order_works
 from scheduler_views import claim, planned, remaining, smallest_delay, total
 
 from zico.errors import ConfigError
+from zico.scheduler.planned import FIRST_FIT, PLAN
+from zico.scheduler.planner import Plan
 from zico.scheduler.policies import POLICIES, REAL, policy_named
 from zico.scheduler.state import JobView, Phase, PoolView, Profile, Start, Wait
 
 MS = 1_000_000
 NOW_NS = 20 * MS
+NO_MARGIN = 62
 
 
 def profile(*levels: int) -> Profile:
@@ -193,6 +197,20 @@ def test_zico_holds_a_later_job_that_would_postpone_an_earlier_one() -> None:
     assert isinstance(decisions[1], Wait)
     assert isinstance(decisions[2], Wait)
     assert decisions[2].for_jobs == (1,)
+
+
+@pytest.mark.parametrize(("served", "starts"), [(0.3, True), (0.2, False)])
+def test_by_first_fit_a_later_job_waits_for_one_below_its_floor_only(served: float, *, starts: bool) -> None:
+    """A later job may postpone an earlier one that has got its floor, and none that has not."""
+    first, second, long = profile(1, 9, 1), profile(1, 10, 1), profile(1, *[3] * 9, 1)
+    earlier = dataclasses.replace(job(1, second), served=served, floor=0.25)
+    view = pool(13, job(0, first, Phase.RUNNING, held=1, kept=1, progress=15), earlier, job(2, long))
+    record = np.zeros(1, PLAN)
+    learnt = record[0]["learnt"]
+    learnt["n_ways"], learnt["ways"][0]["setting"] = 1, NO_MARGIN | FIRST_FIT
+    decisions = policy_named("zico").decide(dataclasses.replace(view, plan=Plan(record)))
+    assert isinstance(decisions[1], Wait)
+    assert (decisions[2] == Start()) is starts
 
 
 @pytest.mark.parametrize("name", ["zico", "claims", "serial"])

@@ -43,7 +43,7 @@ class Way(enum.IntEnum):
     """How jobs are decided on; each has a setting."""
 
     SHIFT = 0
-    """The setting is the margin's shift, and who comes first ``<< FIRST_SHIFT``."""
+    """The setting is the margin's shift, who comes first ``<< FIRST_SHIFT``, and ``FIRST_FIT`` or not."""
     CLAIMS = 1
     """The setting is how many may be inside their iterations."""
     PAIR = 2
@@ -52,7 +52,7 @@ class Way(enum.IntEnum):
     """The best schedule of a few jobs; no setting."""
 
 
-FIRST_SHIFT, MARGIN_MASK = 8, 255
+FIRST_SHIFT, FIRST_MASK, MARGIN_MASK, FIRST_FIT = 8, 255, 255, 1 << 16
 PAIRS = 2
 """Schedules of a pair that a plan may have."""
 PLAN = np.dtype([("learnt", LEARNT), ("pairs", PAIR, (PAIRS,)), ("torus", TORUS)], align=True)
@@ -297,7 +297,7 @@ def _decide_by_plan(scene: Record, known: Record) -> None:
         decide_by_claims(scene, used.setting)
     else:
         setting = used.setting if used.way == _SHIFT else MARGIN_SHIFT
-        decide_by_shift(scene, setting & MARGIN_MASK, setting >> FIRST_SHIFT)
+        decide_by_shift(scene, setting & MARGIN_MASK, setting >> FIRST_SHIFT & FIRST_MASK, setting & FIRST_FIT)
 
 
 @callback(types.void(types.int64))
@@ -317,6 +317,6 @@ def decide(scene_address: int) -> None:
     if passed_over != NOBODY:
         _serve(scene, passed_over)
     elif scene.plan_address == 0:
-        decide_by_shift(scene, MARGIN_SHIFT, LONGEST_WAITING)
+        decide_by_shift(scene, MARGIN_SHIFT, LONGEST_WAITING, 0)
     else:
         _decide_by_plan(scene, record_at(scene.plan_address, PLAN).learnt)

@@ -22,13 +22,13 @@ from zico.scheduler.claiming import EVERYBODY
 from zico.scheduler.learning import BETTER_BY, MOST_JOBS, MOST_WAYS
 from zico.scheduler.packed import packed
 from zico.scheduler.pair import solve
-from zico.scheduler.planned import FIRST_SHIFT, PLAN, Way
+from zico.scheduler.planned import FIRST_FIT, FIRST_SHIFT, PLAN, Way
 from zico.scheduler.shares import floors, worths
 from zico.scheduler.shifting import MARGIN_SHIFT
 from zico.scheduler.simulate import Load
 from zico.scheduler.state import JobView, Phase, PoolView, Profile
 from zico.scheduler.trials import FEW, Trials, Tried, tried
-from zico.scheduler.turns import LARGEST, LEAST_SERVED, LONGEST, SHORTEST
+from zico.scheduler.turns import LEAST_SERVED, LONGEST, LONGEST_WAITING, SHORTEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +43,14 @@ _HOPEFUL = 0.9  # a way that promises less than so much of the best is not tried
 _NO_MARGIN = 62
 _PAIR = 2
 _GREEDY = ((Way.SHIFT, MARGIN_SHIFT), (Way.CLAIMS, EVERYBODY))
+_WIDE_MARGIN = 3
+_SHIFTS = (
+    *(_NO_MARGIN | first << FIRST_SHIFT for first in (LONGEST_WAITING, SHORTEST, LONGEST)),
+    *(_NO_MARGIN | FIRST_FIT | first << FIRST_SHIFT for first in (LONGEST_WAITING, SHORTEST, LONGEST, LEAST_SERVED)),
+    _WIDE_MARGIN | FIRST_FIT,
+)
+"""Settings of shift: without a margin every iteration reserved, then first fit. A wide margin keeps jobs apart, so that
+they come into cycles which jobs that begin close together do not reach."""
 _UNEVEN = 0.1
 _DURATION_SHIFT = 4
 _PEAK_SHIFT = 5
@@ -185,11 +193,10 @@ def _record(pool: PoolView, loads: Sequence[Load]) -> Records:
 
 def _ways(record: Records, pool: PoolView, loads: Sequence[Load]) -> list[tuple[Way, int]]:
     """Return the ways to try, each with a setting."""
-    ways = list(_GREEDY)
+    ways = [*_GREEDY, *((Way.SHIFT, setting) for setting in _SHIFTS)]
     if len(loads) > FEW:
         return ways
-    ways += [(Way.SHIFT, _NO_MARGIN), *((Way.CLAIMS, most) for most in _limits(len(loads)))]
-    ways += [(Way.SHIFT, _NO_MARGIN | first << FIRST_SHIFT) for first in (SHORTEST, LONGEST, LARGEST, LEAST_SERVED)]
+    ways += [(Way.CLAIMS, most) for most in _limits(len(loads))]
     if len(loads) == _PAIR == len(pool.jobs):
         profiles = [packed(load.profile) for load in loads]  # to be kept while their addresses are used
         a, b = (profile.ctypes.data for profile in profiles)

@@ -9,6 +9,8 @@ The rules, in order, for every job at a boundary (longest waiting first):
 4. Otherwise it waits, and its iteration is reserved at that delay: those behind it start only where they fit beside
    the reservation, so they cannot postpone it, and nobody starves. Where the state would not be safe nothing is
    reserved, since profiles are wrong then; unless somebody inside is to lend, which claims do not count on.
+   By *first fit* only a job that has got less than its floor has its iteration reserved. Any other job that fits
+   starts, even if that postpones the jobs before it: a large job waits until its floor is at stake.
 5. If all jobs wait and none fits, the first one starts all the same: it overflows into the next tier, but moves.
 """
 
@@ -62,13 +64,14 @@ Record = Any
 
 
 @compiled
-def decide_by_shift(scene: Record, margin_shift: int, first: int) -> None:
+def decide_by_shift(scene: Record, margin_shift: int, first: int, first_fit: int) -> None:
     """Decide for every job at its boundary.
 
     Args:
         scene: The pool.
         margin_shift: ``1 / 2**margin_shift`` of the budget is left out of predictions where that leaves a solution.
         first: Whose iteration is planned before the others', as for ``in_order``.
+        first_fit: Not 0: only iterations of jobs that have got less than their floor are reserved.
     """
     order = in_order(scene, first)
     alone = alone_in(scene)
@@ -97,11 +100,13 @@ def decide_by_shift(scene: Record, margin_shift: int, first: int) -> None:
                 continue
             if delay_ns <= profile_at(job).tick_ns:
                 delay_ns = 0
-                if not _starts_or_is_next(scene, index, banker):
-                    continue
+                is_reserved = _starts_or_is_next(scene, index, banker)
             else:
                 waits(scene, index, _MEETS, scene.now_ns + delay_ns)
                 _blame(scene, index, delays_ns, conflict_ns)
+                is_reserved = not first_fit or job.served < job.floor
+            if not is_reserved:
+                continue
             delays_ns[index] = delay_ns
             if index != order[-1]:
                 promised = reserved(promised, job, delay_ns)
