@@ -19,9 +19,9 @@ _RUNNING = int(Phase.RUNNING)
 _BOUNDARY = int(Phase.BOUNDARY)
 _NONE, _ALONE, _MISFIT = int(Reason.NONE), int(Reason.ALONE), int(Reason.MISFIT)
 
-LONGEST_WAITING, SHORTEST, LONGEST, LARGEST, LEAST_SERVED = 0, 1, 2, 3, 4
-"""Who may come first: the one that waits longest; of the shortest, the longest iteration; of the largest peak; who has
-got the least lately."""
+LONGEST_WAITING, SHORTEST, LONGEST, LEAST_SERVED = 0, 1, 2, 3
+"""The job that comes first: the one that waits longest, that of the shortest or of the longest iteration, the one that
+has got the least lately."""
 _FINE = 1 << 20
 _OWED = 1 << 40  # above any priority
 
@@ -54,10 +54,8 @@ def _key(job: Record, first: int) -> int:
         return int(job.served * _FINE)
     if job.profile_address == 0:
         return 0
-    profile = profile_at(job)
-    if first == LARGEST:
-        return -profile.peak
-    return profile.duration_ns if first == SHORTEST else -profile.duration_ns
+    duration_ns = profile_at(job).duration_ns
+    return duration_ns if first == SHORTEST else -duration_ns
 
 
 @compiled
