@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *([ctypes.c_int] * 3), ctypes.c_long)
-_libc.mremap.restype = ctypes.c_void_p
-_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
@@ -36,11 +34,8 @@ MAP_NORESERVE = 0x4000
 RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
 KEEP_SIZE = 0x01  # FALLOC_FLKEEP_SIZE
 PUNCH_HOLE = 0x02  # FALLOC_FLPUNCH_HOLE
-_MADV_HUGEPAGE = 14
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 FREE_PAGES = 86  # _SC_AVPHYS_PAGES
-_MREMAP_MAYMOVE = 1
-_MREMAP_FIXED = 2
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _STAT_BLOCK_BYTES = 512  # st_blocks counts these whatever the file system's block size (stat(2))
 
@@ -50,28 +45,6 @@ def _mmap(operation: str, address: int, size_bytes: int, protection: int, flags:
     if result in (None, _MAP_FAILED):
         raise _failure(operation, f"{size_bytes} bytes at {address:#x}")
     return int(result)
-
-
-def make_private(address: int, size_bytes: int) -> None:
-    """Replace mapped memory by a private copy of it at the same address: for a forked child.
-
-    Raises:
-        DriverError: No memory for the copy, or it could not be moved there; the mapping is unchanged.
-    """
-    copy = _mmap("a private copy", 0, size_bytes, PROT_READ_WRITE, RESERVED, -1, 0)
-    _libc.madvise(copy, size_bytes, _MADV_HUGEPAGE)  # a hint: fewer faults while copying
-    ctypes.memmove(copy, address, size_bytes)
-    if _libc.mremap(copy, size_bytes, size_bytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) != address:
-        raise _failure("a private copy", f"{size_bytes} bytes at {address:#x}")
-
-
-def place_private(address: int, size_bytes: int) -> None:
-    """Put zeroed memory of this process's own at an address where nothing is that anybody needs.
-
-    Raises:
-        DriverError: There is none.
-    """
-    _mmap("a private copy", address, size_bytes, PROT_READ_WRITE, RESERVED | MAP_FIXED, -1, 0)
 
 
 def advise(address: int, size_bytes: int, advice: int) -> int:

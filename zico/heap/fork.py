@@ -1,135 +1,358 @@
 """A forked child sees its parent's tensors as they were, and shares nothing with the pool (invariant 10).
 
-The window is a shared mapping, so copy-on-write does not come by itself. The child copies the slots that hold live
-tensors into private memory at the same addresses before ``fork`` returns in it; the parent's tensors stand still until
-then, because the forking thread keeps the heap's mutex. The copies are the child's own memory, outside the budget.
+Theory of operation
+    The window is a shared mapping, so copy-on-write does not come by itself. Three compiled functions run inside
+    ``fork(2)`` (``pthread_atfork``)::
 
-The window of a paged job is not in its child at all: what the child touched there would be filled with zeros for both.
-Its pager stands still while the child copies, from the pages that are there and from the tier.
+        parent   lock the heap ........ wait for the child ...... unlock
+        child                  copy live slots, leave the pool, unlock, close the pipe
+
+    The forking thread keeps Python's global lock all that time. Python code in between would let other threads run:
+    one that allocates with the global lock held would wait for the heap, and the heap for the global lock.
+
+Guarantees
+    The copies are complete before ``fork`` returns in either process; they are the child's own memory, outside the
+    budget. The parent's tensors stand still meanwhile.
+    The child has private copies of the pool's table and of the recording, too: nothing that it writes reaches others.
+    The child takes no lock that another thread of the parent may hold: not Numba's, not Python's, not the heap's.
 
 Known limitations
-    Applies to ``os.fork`` (so to ``multiprocessing``, data loaders and ``pty``), not to a fork made by C code that
-    then goes on without ``exec``.
+    A fork that Python does not announce (``os.register_at_fork``) is left alone, since C code that forks usually calls
+    ``exec`` next. Without ``exec`` such a child shares its parent's tensors.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
-import select
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import llvmlite.binding
 import numpy as np
+from numba import types
 
-from zico.compiled import compiled, private_lock, private_unlock
+from zico.compiled import (
+    array_at,
+    call,
+    callback,
+    compiled,
+    inlined,
+    keep_out_of_line,
+    monotonic_ns,
+    private_lock,
+    private_unlock,
+    record_at,
+    symbol_address,
+)
 from zico.driver import host
-from zico.errors import DriverError
-from zico.heap.layout import Attached
+from zico.driver.mapping import address_of
+from zico.heap.layout import HEAP, Attached
+from zico.heap.records import slots_of
+from zico.heap.relief import this_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from zico.heap.build import Heap
-    from zico.paging.pager import PagedMemory
 
-COPY_DEADLINE_S = 60.0
-"""How long a parent waits for its child's copies; a child that dies ends the wait at once."""
+DEADLINE_S = 60.0
+"""How long a parent waits for the child's next copied piece, or for its pager; a child that dies ends the wait."""
+PIECE_BYTES = 256 << 20
+"""Copied at a time, a second or less: the parent is told after each."""
+
+NO_PIPE, NO_PAGER = -1, -2
+"""In ``FORK.failed``, beside errno: what the parent could not get before it forked."""
+
+FORK = np.dtype(
+    [
+        ("heap_address", "i8"),  # HEAP record, 0: no heap is guarded
+        ("announced", "i8"),  # forks that Python has begun
+        ("thread", "i8"),  # pthread_self of one that forks, 0: none does
+        ("failed", "i8"),  # why the child's copies are not complete: errno, NO_PIPE, NO_PAGER
+        ("reading", "i4"),  # the pipe whose end tells that the child is done, -1: there is none
+        ("writing", "i4"),
+        ("polled", "i4"),  # struct pollfd
+        ("events", "i2"),
+        ("found", "i2"),
+        ("byte", "i8"),  # room for what comes out of the pipe
+        ("table_address", "i8"),  # the pool's table in this process
+        ("table_bytes", "i8"),
+        ("recording_address", "i8"),  # the recording's ring, 0: there is none
+        ("recording_bytes", "i8"),
+        # What follows means something only in a paged job (zico.heap.paged): functions, and the pages' whereabouts.
+        ("hold_address", "i8"),
+        ("go_on_address", "i8"),
+        ("copy_address", "i8"),
+        ("states_address", "i8"),
+        ("tickets_address", "i8"),
+        ("memory_fd", "i8"),
+        ("stack_address", "i8"),
+    ],
+    align=True,
+)
+"""What the compiled functions know of this process; one, as there is one heap that hooks serve from."""
+
+Record = Any
+
+_SYMBOL = "zico_process_fork"
+_RECORD = np.zeros(1, FORK)  # never freed: handlers cannot be unregistered
+llvmlite.binding.add_symbol(_SYMBOL, _RECORD.ctypes.data)
+_fork_address = symbol_address(_SYMBOL)
+
+_ATTACHED, _FORKED = int(Attached.YES), int(Attached.FORKED)
+_I4, _I64, _VOID = types.int32, types.int64, types.void
+_PIPE_AT, _POLLED_AT, _BYTE_AT = (int(FORK.fields[name][1]) for name in ("reading", "polled", "byte"))  # type: ignore[index]
+_POLLIN = 1
+_POLL_MS = 1000
+_DEADLINE_NS = int(DEADLINE_S * 1e9)
+_FAILED = -1
+_CLOEXEC = os.O_CLOEXEC
+_EINTR = errno.EINTR
+_READ_WRITE, _RESERVED, _FIXED = host.PROT_READ_WRITE, host.RESERVED, host.RESERVED | host.MAP_FIXED
+_MOVE_TO = 1 | 2  # MREMAP_MAYMOVE, MREMAP_FIXED
+_HUGE_PAGES = 14  # MADV_HUGEPAGE
+
+_pipe2 = types.ExternalFunction("pipe2", _I4(_I64, _I4))
+_poll = types.ExternalFunction("poll", _I4(_I64, _I64, _I4))
+_read = types.ExternalFunction("read", _I64(_I4, _I64, _I64))
+_write = types.ExternalFunction("write", _I64(_I4, _I64, _I64))
+_close = types.ExternalFunction("close", _I4(_I4))
+_mmap = types.ExternalFunction("mmap", _I64(_I64, _I64, _I4, _I4, _I4, _I64))
+_mremap = types.ExternalFunction("mremap", _I64(_I64, _I64, _I64, _I4, _I64))
+_madvise = types.ExternalFunction("madvise", _I4(_I64, _I64, _I4))
+_memcpy = types.ExternalFunction("memcpy", _I64(_I64, _I64, _I64))
+_errno_location = types.ExternalFunction("__errno_location", _I64())
 
 
-@compiled
-def lock(heap: Any) -> None:  # noqa: ANN401 - the HEAP record
-    """Enter the heap's critical section."""
+@inlined
+def _fork() -> Record:
+    return record_at(_fork_address(), FORK)
+
+
+@inlined
+def _errno() -> int:
+    return array_at(_errno_location(), 1, np.int32)[0]
+
+
+# -- in the parent --------------------------------------------------------------------------------------------------
+
+
+@callback(_VOID(_I64))
+def _announce(amount: int) -> None:
+    """Count a fork that Python begins (1) or has ended (-1)."""
+    _fork().announced += amount
+
+
+@callback(_VOID())
+def _prepare() -> None:
+    """Let the heap stand still; waits for whoever is inside it, and for the pager of a paged job."""
+    fork = _fork()
+    if fork.heap_address == 0 or fork.announced <= 0:
+        return
+    heap = record_at(fork.heap_address, HEAP)
+    if heap.attached != _ATTACHED:
+        return
     private_lock(heap.mutex_address)
+    fork.thread = this_thread()
+    fork.failed = 0
+    if _pipe2(address_of(fork) + _PIPE_AT, _CLOEXEC) != 0:
+        fork.reading = np.int32(-1)
+        fork.failed = NO_PIPE
+    if fork.hold_address != 0 and call(fork.hold_address, (fork.heap_address, _DEADLINE_NS)) == 0:
+        fork.failed = NO_PAGER
 
 
 @compiled
-def unlock(heap: Any) -> None:  # noqa: ANN401 - the HEAP record
-    """Leave it."""
+def _await_end(fork: Record) -> None:
+    """Wait until nobody has the pipe's other end, as long as pieces keep coming."""
+    keep_out_of_line()
+    fork.polled = fork.reading
+    fork.events = np.int16(_POLLIN)
+    until_ns = monotonic_ns() + _DEADLINE_NS
+    while monotonic_ns() < until_ns:
+        fork.found = np.int16(0)
+        _poll(address_of(fork) + _POLLED_AT, 1, _POLL_MS)
+        if fork.found != 0:  # else time has passed, or a signal has come
+            got = _read(fork.reading, address_of(fork) + _BYTE_AT, 1)
+            if got == 0 or (got < 0 and _errno() != _EINTR):
+                return
+            until_ns = monotonic_ns() + _DEADLINE_NS
+
+
+@callback(_VOID())
+def _in_parent() -> None:
+    """Wait until the child has copied, or is dead, then let other threads allocate again."""
+    fork = _fork()
+    if fork.thread != this_thread():
+        return
+    if fork.reading >= 0:
+        _close(fork.writing)
+        _await_end(fork)
+        _close(fork.reading)
+    if fork.go_on_address != 0:
+        call(fork.go_on_address, (fork.heap_address,))
+    fork.thread = 0
+    private_unlock(record_at(fork.heap_address, HEAP).mutex_address)
+
+
+# -- in the child ---------------------------------------------------------------------------------------------------
+
+
+@compiled
+def _copy(fork: Record, address: int, size_bytes: int) -> int:
+    """Put a private copy of mapped memory at its address; returns 0 or errno."""
+    keep_out_of_line()
+    done = 0
+    while done < size_bytes:
+        length = min(size_bytes - done, PIECE_BYTES)
+        copy = _mmap(0, length, _READ_WRITE, _RESERVED, -1, 0)
+        if copy == _FAILED:
+            return _errno()
+        _madvise(copy, length, _HUGE_PAGES)  # a hint: fewer faults while copying
+        _memcpy(copy, address + done, length)
+        if _mremap(copy, length, length, _MOVE_TO, address + done) == _FAILED:
+            return _errno()
+        done += length
+        _write(fork.writing, address_of(fork), 1)  # any byte: the parent goes on waiting
+    return 0
+
+
+@compiled
+def _copy_slots(fork: Record, heap: Record) -> int:
+    """Copy each run of slots with live tensors; of a paged job only those of the next tier."""
+    keep_out_of_line()
+    slots = slots_of(heap)
+    n_slots = heap.window_bytes >> heap.region_shift
+    slot = heap.spill_offset >> heap.region_shift if fork.copy_address != 0 else 0
+    while slot < n_slots:
+        first = slot
+        while slot < n_slots and slots[slot].live > 0:
+            slot += 1
+        if slot > first:
+            status = _copy(fork, heap.base + (first << heap.region_shift), (slot - first) << heap.region_shift)
+            if status != 0:
+                return status
+        slot += 1
+    return 0
+
+
+@compiled
+def _leave_pool(fork: Record, heap: Record) -> int:
+    """Replace everything that is shared with others by private memory; returns 0 or errno."""
+    keep_out_of_line()
+    status = _copy_slots(fork, heap)
+    if status == 0 and fork.copy_address != 0:
+        status = call(
+            fork.copy_address,
+            (
+                fork.heap_address,
+                fork.states_address,
+                fork.tickets_address,
+                fork.memory_fd,
+                fork.stack_address,
+                np.int64(fork.writing),
+            ),
+        )
+    if status == 0:
+        status = _copy(fork, fork.table_address, fork.table_bytes)
+    if status == 0 and fork.recording_address != 0:
+        empty = _mmap(fork.recording_address, fork.recording_bytes, _READ_WRITE, _FIXED, -1, 0)
+        status = _errno() if empty == _FAILED else 0
+    return status
+
+
+@callback(_VOID())
+def _in_child() -> None:
+    """Copy what the parent has, leave the pool, and let the parent go on."""
+    fork = _fork()
+    fork.announced = 0
+    if fork.thread != this_thread():
+        return
+    heap = record_at(fork.heap_address, HEAP)
+    if fork.failed == 0:
+        fork.failed = _leave_pool(fork, heap)
+    heap.attached = np.int32(_FORKED)
+    heap.ring_address = 0
+    heap.plan_fd = -1
+    heap.relief_fd = -1
+    fork.thread = 0
     private_unlock(heap.mutex_address)
+    if fork.reading >= 0:
+        _close(fork.reading)
+        _close(fork.writing)
+
+
+# -- from Python ----------------------------------------------------------------------------------------------------
+
+_announce_now = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(_announce.address)
+"""With the global lock held, as ``fork`` is called."""
+
+
+def _register() -> None:
+    """Let the C library call the three functions; they cannot be unregistered."""
+    libc = ctypes.CDLL(None)
+    handlers = (ctypes.c_void_p(function.address) for function in (_prepare, _in_parent, _in_child))
+    if hasattr(libc, "__register_atfork"):  # glibc links pthread_atfork into each program
+        libc["__register_atfork"](*handlers, None)
+    else:
+        libc.pthread_atfork(*handlers)
 
 
 class ForkGuard:
-    """Makes ``os.fork`` safe for one heap; registered for the life of the process."""
+    """Makes Python's forks safe for one heap, the last one that was guarded; for the life of the process."""
 
     def __init__(self, heap: Heap, on_child: Callable[[], None]) -> None:
-        """Watch forks from now on; ``on_child`` runs in a child when its copies are made."""
+        """Guard forks from now on; ``on_child`` runs in a child when its copies are made."""
         self._heap = heap
         self._on_child = on_child
-        self._pipe: tuple[int, int] | None = None
-        self._stands = True
-        os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
+        self._has_left = False
+        is_first = not _RECORD[0]["heap_address"]
+        self._fill()
+        if is_first:
+            _register()
+        os.register_at_fork(before=self._before, after_in_parent=self._after, after_in_child=self._in_child)
 
-    @property
-    def _is_member(self) -> bool:
-        return bool(self._heap.record[0]["attached"] == Attached.YES)
+    def _fill(self) -> None:
+        fork, heap = _RECORD[0], self._heap
+        fork["table_address"], fork["table_bytes"] = heap.pool.window.handle, heap.pool.window.size_bytes
+        if heap.ring is not None:
+            fork["recording_address"], fork["recording_bytes"] = heap.ring.address, heap.ring.size_bytes
+        if heap.paged is not None:
+            from zico.heap import paged
+
+            for name in ("hold", "go_on", "copy"):
+                fork[f"{name}_address"] = getattr(paged, name).address
+            for name in ("states_address", "tickets_address"):
+                fork[name] = heap.paged.arrays[name]
+            fork["memory_fd"] = heap.paged.memory_fd
+            fork["stack_address"] = heap.paged.tiers.record.ctypes.data
+        fork["heap_address"] = heap.record.ctypes.data
 
     def _before(self) -> None:
-        if self._is_member:
-            self._pipe = os.pipe()
-            lock(self._heap.record[0])
-            if self._heap.paged is not None:
-                self._stands = self._heap.paged.hold_still(COPY_DEADLINE_S)
+        _announce_now(1)
 
-    def _in_parent(self) -> None:
-        """Wait until the child has copied, then let other threads allocate again."""
-        if self._pipe is None:
-            return
-        reading, writing = self._pipe
-        self._pipe = None
-        os.close(writing)
-        poll = select.poll()
-        poll.register(reading, select.POLLIN)
-        poll.poll(COPY_DEADLINE_S * 1000)  # ends by the child's close, or by its death
-        os.close(reading)
-        if self._heap.paged is not None:
-            self._heap.paged.go_on()
-        unlock(self._heap.record[0])
+    def _after(self) -> None:
+        _announce_now(-1)
 
     def _in_child(self) -> None:
-        if self._pipe is None:
+        if self._has_left or self._heap.record[0]["attached"] != Attached.FORKED:
             return
-        reading, writing = self._pipe
-        self._pipe = None
-        os.close(reading)
-        shared = 0
+        self._has_left = True
+        failed = int(_RECORD[0]["failed"])
+        if failed:
+            _die(failed)
         if self._heap.paged is not None:
-            shared = int(self._heap.record[0]["spill_offset"]) // self._heap.pool.region_bytes
-            self._copy_paged(self._heap.paged)
-        for first, count in live_runs(self._heap.slots["live"][shared:]):
-            _make_private(self._heap, shared + first, count)
-        self._heap.record[0]["attached"] = Attached.FORKED
-        os.close(writing)
-        unlock(self._heap.record[0])
+            self._heap.paged.close_in_child()
         self._on_child()
 
-    def _copy_paged(self, paged: PagedMemory) -> None:
-        """Put copies of the blocks in use where the window was in the parent."""
-        try:
-            if not self._stands:
-                _die("the pager did not stand still")
-            for first, count in live_runs(paged.live):
-                paged.copy_private(first, count)
-            paged.close_in_child()
-        except (DriverError, OSError) as error:
-            _die(str(error))
 
-
-def live_runs(live: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
-    """Return (first, count) of each run of slots with live blocks."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], (live > 0).astype(np.int8), [0]))))
-    return [(int(first), int(end - first)) for first, end in edges.reshape(-1, 2)]
-
-
-def _make_private(heap: Heap, first: int, count: int) -> None:
-    """Replace a run of shared slots by a private copy at the same addresses."""
-    region_bytes = heap.pool.region_bytes
-    try:
-        host.make_private(heap.base + first * region_bytes, count * region_bytes)
-    except DriverError as error:
-        _die(str(error))
-
-
-def _die(reason: str) -> None:
+def _die(failed: int) -> None:
     """End a child that would otherwise write into its parent's tensors."""
+    reasons = {
+        NO_PIPE: "the parent could not make a pipe: raise its limit on open files (ulimit -n)",
+        NO_PAGER: f"the pager did not stand still within {DEADLINE_S:g} s",
+    }
+    reason = reasons.get(failed) or f"no private copy of the parent's tensors: {os.strerror(failed)}"
     os.write(2, f"zico: forked process {os.getpid()} ends: {reason}\n".encode())
     os._exit(1)

@@ -10,26 +10,38 @@ Guarantees
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import numpy as np
 from numba import types
 
-from zico.compiled import array_at, callback, inlined, record_at, release_fence, write_bytes
+from zico.compiled import array_at, callback, futex_wait, inlined, monotonic_ns, record_at, release_fence, write_bytes
+from zico.driver import host
 from zico.driver.mapping import DEVICE, discard_piece
 from zico.heap.layout import HEAP
 from zico.heap.records import job_of, pool_of, slots_of, wanted_of
-from zico.paging.sheet import LEAST, RING, SHEET
+from zico.paging.sheet import LEAST, RING, SHEET, State
 from zico.pool import regions
 from zico.pool.layout import NOBODY
 from zico.pool.regions import GRANTED, NEVER, WAIT
 from zico.pool.shared import cap_of, header_of
+from zico.tiers import stores
+from zico.tiers.layout import STACK
 from zico.trace import curve
 
 _I64 = types.int64
 _I4 = np.dtype("i4")
 _I8 = np.dtype("i8")
 _NAME_MASK = (1 << 62) - 1
+_WRITTEN, _CLEAN, _OUT = int(State.WRITTEN), int(State.CLEAN), int(State.OUT)
+_STANDS_AT = int(SHEET.fields["stands"][1])  # type: ignore[index]
+_READ_WRITE, _PRIVATE = host.PROT_READ_WRITE, host.RESERVED | host.MAP_FIXED
+_EIO, _EINTR = errno.EIO, errno.EINTR
+
+_mmap = types.ExternalFunction("mmap", types.int64(_I64, _I64, types.int32, types.int32, types.int32, _I64))
+_pread = types.ExternalFunction("pread", types.int64(types.int32, _I64, _I64, _I64))
+_errno_location = types.ExternalFunction("__errno_location", types.int64())
 
 Record = Any
 
@@ -166,3 +178,83 @@ def give_way(heap_address: int, n: int) -> int:
         return 0
     sheet.asking = 0
     return 1
+
+
+# -- forks (zico.heap.fork) -----------------------------------------------------------------------------------------
+
+
+@callback(_I64(_I64, _I64))
+def hold(heap_address: int, within_ns: int) -> int:
+    """Let the pager change nothing from now on; waits until it does so. 0: it did not in time."""
+    heap = record_at(heap_address, HEAP)
+    sheet = sheet_of(heap)
+    number = sheet.stands + np.int32(1)
+    sheet.holds = number
+    wake_pager(heap)
+    until_ns = monotonic_ns() + within_ns
+    while sheet.stands != number:
+        if monotonic_ns() > until_ns:
+            return 0
+        futex_wait(heap.sheet_address + _STANDS_AT, sheet.stands, pool_of(heap).poll_address)
+    return 1
+
+
+@callback(types.void(_I64))
+def go_on(heap_address: int) -> None:
+    """Let the pager go on."""
+    heap = record_at(heap_address, HEAP)
+    sheet_of(heap).holds = np.int32(0)
+    wake_pager(heap)
+
+
+@inlined
+def _read_whole(descriptor: int, address: int, length: int, offset: int) -> int:
+    """Read a piece of memory that a descriptor stands for; returns 0 or errno."""
+    done = 0
+    while done < length:
+        got = _pread(np.int32(descriptor), address + done, length - done, offset + done)
+        if got > 0:
+            done += got
+        elif got == 0:
+            return _EIO
+        else:
+            status = array_at(_errno_location(), 1, _I4)[0]
+            if status != _EINTR:
+                return status
+    return 0
+
+
+@callback(_I64(_I64, _I64, _I64, _I64, _I64, _I64))
+def copy(
+    heap_address: int, states_address: int, tickets_address: int, memory_fd: int, stack_address: int, told_fd: int
+) -> int:
+    """In a forked child, while the pager stands still: put private copies where blocks were in the parent.
+
+    The window of a paged job is not in its child at all: what the child touched there would be filled with zeros for
+    both processes. Each block that is copied is told by a byte.
+
+    Returns:
+        0 or errno: no memory, or what is out cannot be had back.
+    """
+    heap = record_at(heap_address, HEAP)
+    sheet = sheet_of(heap)
+    shift = sheet.block_shift
+    live = array_at(heap.live_address, sheet.n_blocks, _I4)
+    states = array_at(states_address, sheet.n_blocks, _I4)
+    tickets = array_at(tickets_address, sheet.n_blocks, _I4)
+    for block in range(sheet.n_blocks):
+        if live[block] == 0:
+            continue
+        at = heap.base + (block << shift)
+        if _mmap(at, 1 << shift, _READ_WRITE, _PRIVATE, -1, 0) != at:
+            return array_at(_errno_location(), 1, _I4)[0]
+        status = 0
+        if states[block] in (_WRITTEN, _CLEAN):
+            status = _read_whole(memory_fd, at, 1 << shift, block << shift)
+        elif states[block] == _OUT:
+            ticket: int = np.int64(tickets[block])  # type: ignore[assignment]  # tickets have 64 bits elsewhere
+            status = stores.get(record_at(stack_address, STACK), ticket, at, 1 << shift)
+        if status != 0:
+            return status
+        write_bytes(told_fd, heap_address, 1)
+    return 0

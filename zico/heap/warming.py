@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from zico.heap import allocator, fork, hooks, resting, stepping  # noqa: F401 - hooks compile when they are imported
+from zico.heap import allocator, fork, hooks, resting, stepping  # noqa: F401 - callbacks compile when imported
 from zico.heap.build import Heap
 from zico.heap.layout import GRANULE_BYTES, HEAP
 from zico.heap.planning import Planning
@@ -30,8 +30,6 @@ def warm() -> None:
             heap = Heap(member, HEAP_RECORD)
             record = HEAP_RECORD[0]
             _follow_a_plan(heap, record)
-            fork.lock(record)
-            fork.unlock(record)
             resting.end_step(record)
             stepping.begin_step(record)
             heap.close()
@@ -47,6 +45,7 @@ def warm() -> None:
 def _follow_a_plan(heap: Heap, record: Any) -> None:  # noqa: ANN401 - the HEAP record
     """Iterate until the heap follows a plan: then everything that a job's thread calls is compiled, too."""
     planning = Planning(heap)
+    planning.load()
     for _ in range(_MOST_ITERATIONS):
         for address in [allocator.allocate(record, GRANULE_BYTES, 64) for _ in range(_TENSORS)]:
             allocator.free(record, address)

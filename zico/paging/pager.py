@@ -13,18 +13,17 @@ import mmap
 import os
 import select
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from zico.driver.host import HostDriver, place_private
+from zico.driver.host import HostDriver
 from zico.driver.owned import close_descriptors
 from zico.driver.userfault import USERFAULT, Reach, fill_userfault, open_userfault, watch
-from zico.errors import ConfigError, DriverError
+from zico.errors import ConfigError
 from zico.paging.layout import ALL, Sizes, lay_out
 from zico.paging.pager_layout import PAGER
-from zico.paging.sheet import MAGIC, NO_TICKET, SHEET, VERSION, State, offsets
+from zico.paging.sheet import MAGIC, NO_TICKET, SHEET, VERSION, offsets
 from zico.pool.layout import NOBODY
 from zico.tiers.stack import TierStack
 from zico.units import MIB, format_bytes
@@ -109,41 +108,6 @@ class PagedMemory:
         return _view(self.arrays["live_address"], np.dtype("i4"), int(self.sheet["n_blocks"]))
 
     # -- forks ------------------------------------------------------------------------------------------------------
-
-    def hold_still(self, deadline_s: float) -> bool:
-        """Let the pager change nothing from now on; waits until it does so, false: it did not in time."""
-        self.sheet["holds"] = 1
-        os.eventfd_write(self.wake_fd, 1)
-        end_s = time.monotonic() + deadline_s
-        while not self.sheet["stands"]:
-            if time.monotonic() > end_s:
-                return False
-            select.select([], [], [], _LOOK_S)
-        return True
-
-    def go_on(self) -> None:
-        """Let the pager go on."""
-        self.sheet["holds"] = 0
-        os.eventfd_write(self.wake_fd, 1)
-
-    def copy_private(self, first: int, count: int) -> None:
-        """In a forked child, while the pager stands still: put private copies where blocks were in the parent.
-
-        Raises:
-            DriverError: No memory, or what is out cannot be had back.
-            OSError: As the kernel says.
-        """
-        shift = int(self.sheet["block_shift"])
-        address = int(self.sheet["window"]) + (first << shift)
-        place_private(address, count << shift)
-        states = _view(self.arrays["states_address"], np.dtype("i4"), int(self.sheet["n_blocks"]))
-        tickets = _view(self.arrays["tickets_address"], np.dtype("i4"), len(states))
-        for block in range(first, first + count):
-            at, length = int(self.sheet["window"]) + (block << shift), 1 << shift
-            if states[block] in (State.WRITTEN, State.CLEAN):
-                os.preadv(self.memory_fd, [(ctypes.c_char * length).from_address(at)], block << shift)
-            elif states[block] == State.OUT and (status := self.tiers.get(int(tickets[block]), at, length)):
-                raise DriverError("a private copy", status, f"{os.strerror(status)}, of what is out")
 
     def close_in_child(self) -> None:
         """Close a forked child's copies of the descriptors: the parent's memory is not its own."""

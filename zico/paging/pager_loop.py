@@ -28,6 +28,7 @@ from zico.compiled import (
     keep_out_of_line,
     monotonic_ns,
     record_at,
+    release_fence,
 )
 from zico.driver import userfault
 from zico.driver.userfault import PROTECTED, WRITES
@@ -347,11 +348,12 @@ def page(pager: Record) -> int:
 def _stand_still(pager: Record) -> None:
     """Change nothing while a child of the job copies what it has."""
     sheet = sheet_of(pager)
-    if sheet.holds != 0:
-        sheet.stands = 1
-        while sheet.holds != 0 and pager.stops == 0:
-            userfault.await_any(user_of(pager), (pager.wake_fd, -1, -1), LOOK_MS)
-        sheet.stands = 0
+    number = sheet.holds
+    while number != 0 and pager.stops == 0:
+        release_fence()
+        sheet.stands = number
+        userfault.await_any(user_of(pager), (pager.wake_fd, -1, -1), LOOK_MS)
+        number = sheet.holds
 
 
 @compiled

@@ -19,7 +19,7 @@ import enum
 import numpy as np
 
 MAGIC = 0x5A49434F_50414745  # "ZICOPAGE"
-VERSION = 2
+VERSION = 3
 
 RING = 1 << 14
 """Events that a pager may be behind; further back they are lost, and only prefetching suffers."""
@@ -73,8 +73,8 @@ SHEET = np.dtype(
         ("tier_blocks", "i8"),  # that the tier has room for
         ("asked", "i8"),  # regions that others were promised, ever
         ("asking", "i8"),  # 1: the last of these are on their way
-        ("holds", "i4"),  # a fork wants the pager to stand still
-        ("stands", "i4"),  # written by the pager: it does (futex word)
+        ("holds", "i4"),  # number of the fork that wants the pager to stand still, 0: none does
+        ("stands", "i4"),  # written by the pager: number of the last fork that it has stood still for
         # Written by the pager.
         ("pager_pid", "i8"),
         ("takeovers", "i8"),

@@ -31,6 +31,8 @@ _LEAST_NS = 20_000_000
 class _Mapped:
     """The ring's memory, seen as records."""
 
+    size_bytes = FILE_BYTES
+
     def __init__(self, descriptor: int) -> None:
         self._mapping = mmap.mmap(descriptor, FILE_BYTES)
         self.header: Any = np.frombuffer(self._mapping, RING, 1)[0:1]
