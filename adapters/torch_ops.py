@@ -63,6 +63,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc] # torch has no types
         self._heap = heap
         self._address = int(heap.record.ctypes.data)
         self._op = ctypes.c_int64.from_address(self._address + HEAP.fields["op"][1])  # type: ignore[index]
+        self._ring = ctypes.c_int64.from_address(self._address + HEAP.fields["ring_address"][1])  # type: ignore[index]
         self._number_of = heap.ring.number_of
         self._known: dict[Any, _Known] = {}
 
@@ -74,6 +75,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc] # torch has no types
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         """Run an operation and record it."""
+        if not self._ring.value:  # a forked child records nothing
+            return func(*args, **kwargs or {})
         known = self._known.get(func) or self._learn(func)
         op = self._op
         outer, op.value = op.value, known.name

@@ -2,6 +2,10 @@
 
 A thread of the job sleeps until the heap hands it a finished log, plans without the GIL, and installs the answer. No
 allocation waits for it, and a job whose thread never gets to run goes on as it would without plans.
+
+Guarantees
+    The thread imports nothing and compiles nothing, so that a fork meets it without a lock of Python's or Numba's: a
+    child could never get such a lock.
 """
 
 from __future__ import annotations
@@ -14,7 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.errors import ProblemError
-from zico.heap.layout import ALIGNMENT_BYTES, PLACE, PLAN_ENTRIES
+from zico.heap import following
+from zico.heap.classes import size_of
+from zico.heap.layout import ALIGNMENT_BYTES, GRANULE_BYTES, HEAP, LIFETIME, PLACE, PLAN_ENTRIES
+from zico.planners.problem import Problem
+from zico.planners.regions import Options, place
 from zico.trace.circle import cut_open
 from zico.trace.curve import is_flat
 from zico.trace.lifetimes import NEVER
@@ -29,6 +37,8 @@ a tenth of a percent (benchmarks/results/regions.md), while the jobs train."""
 _FEWEST_BINS = 16
 _NEARLY_WHOLE = 16
 _NOTHING = np.empty(0, np.int64)
+_REHEARSED = 16
+"""Tensors of the iteration that is planned to load what planning calls."""
 
 
 class Planning:
@@ -42,8 +52,22 @@ class Planning:
         heap.record[0]["plan_fd"] = self._wake_fd
 
     def start(self) -> None:
-        """Start the thread; it sleeps until an iteration has been logged."""
+        """Load what plans are made with and start the thread; it sleeps until an iteration has been logged."""
+        self.load()
         threading.Thread(target=self._run, name="zico-planner", daemon=True).start()
+
+    def load(self) -> None:
+        """Compile or load all that ``plan_handed`` calls, by a plan that nobody follows."""
+        nobody: Any = np.zeros(1, HEAP)
+        nobody["mutex_address"] = nobody.ctypes.data + HEAP.fields["mutex"][1]  # type: ignore[index]
+        lifetimes = np.zeros(_REHEARSED, LIFETIME)
+        lifetimes["key"] = GRANULE_BYTES
+        lifetimes["lower"] = np.arange(_REHEARSED)
+        lifetimes["upper"] = lifetimes["lower"] + 2
+        keys, offsets = self._plan(lifetimes, 0, 2 * _REHEARSED)
+        following.fill(self._tables[0].ctypes.data, keys, offsets, len(keys))
+        following.install(nobody[0], 0)
+        is_flat(self._profile)
 
     def close(self) -> None:
         """Ask for no more plans; for a heap without a thread."""
@@ -60,8 +84,6 @@ class Planning:
 
     def plan_handed(self) -> None:
         """Plan the log that the heap has handed over, and install the answer."""
-        from zico.heap import following
-
         record = self._heap.record[0]
         log = record["handed"]
         keys, offsets = self._plan(self._heap.handed[: int(log["n"])], int(log["begin"]), int(log["end"]))
@@ -74,10 +96,6 @@ class Planning:
 
     def _plan(self, lifetimes: Any, begin: int, end: int) -> tuple[Int64s, Int64s]:  # noqa: ANN401 - of LIFETIME
         """Return the keys of the tensors that have places, and these."""
-        from zico.heap.classes import size_of
-        from zico.planners.problem import Problem
-        from zico.planners.regions import Options, place
-
         n_ticks = end - begin
         size_bytes = size_of(lifetimes["key"])
         upper = np.where(lifetimes["upper"] > 0, lifetimes["upper"] - begin, NEVER)
@@ -105,9 +123,13 @@ class Planning:
         inside = offsets + size_bytes[planned] <= self._heap.arena_bytes
         return keys[inside], offsets[inside]
 
+    @property
+    def _profile(self) -> Any:  # noqa: ANN401 - one PROFILE record
+        return self._heap.pool.jobs[int(self._heap.pool.member[0]["job"])]["profile"]
+
     def _times(self, cut: int, n_ticks: int) -> Int64s | None:
         """Return when the ticks of the line begin, by the job's profile; ``None``: it does not say."""
-        profile = self._heap.pool.jobs[int(self._heap.pool.member[0]["job"])]["profile"]
+        profile = self._profile
         n_bins = int(profile["n_bins"])
         if int(profile["duration_ns"]) <= 0 or n_bins < _FEWEST_BINS or is_flat(profile):
             return None

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from zico.heap import resting, stepping
+from zico.heap.layout import Attached
 from zico.swapping.schedule import EARLIER, LEAD_NS
 from zico.tiers.layout import KIND_NAMES, MEMORY
 
@@ -77,6 +78,7 @@ class Resting:
         """Slots that came back ahead of the next step."""
         self._rested = 0
         """Slots that had rested, ever, when the last ones of these came."""
+        stepping.wake_ahead(self._heap)  # does nothing yet but to be compiled or loaded, so that the thread need not
         swapper.on_event = self._note_event
         threading.Thread(target=self._bring, name="zico-resting", daemon=True).start()
 
@@ -95,6 +97,8 @@ class Resting:
 
     def begin_step(self) -> None:
         """Have the state back; waits until it is, unless that cannot be."""
+        if self._heap["attached"] != Attached.YES:
+            return
         late_ns = int(self._heap["late_ns"])
         began_ns = time.monotonic_ns()
         stepping.begin_step(self._heap)
@@ -104,6 +108,8 @@ class Resting:
 
     def end_step(self) -> None:
         """Let it rest from now on, where memory is short."""
+        if self._heap["attached"] != Attached.YES:
+            return
         resting.end_step(self._heap)
         self._swapper.publish()
 

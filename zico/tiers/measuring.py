@@ -29,6 +29,8 @@ _FIGURES = ("out_bytes", "in_bytes", "out_ns", "in_ns", "refused", "peak", "rece
 def measure(stack: Any, shared: Any) -> None:  # noqa: ANN401 - a STACK record, its SHARED records
     """Fill in the rates of all tiers, which nothing else uses yet; figures count from 0 afterwards.
 
+    All that moves payloads is compiled or loaded when this returns.
+
     Bandwidth is measured with ``LARGE_BYTES``, or what the tier can hold.
 
     Raises:
@@ -46,6 +48,8 @@ def measure(stack: Any, shared: Any) -> None:  # noqa: ANN401 - a STACK record, 
             one["latency_ns"][way] = small_ns[way]
             one["recent_bytes"][way] = large
             one["recent_ns"][way] = max(large_ns[way] - small_ns[way], 1.0)
+    if (ticket := int(stores.put(stack, source.ctypes.data, ALIGNMENT_BYTES))) >= 0:
+        stores.drop(stack, ticket)
     for name in _FIGURES:
         shared[name] = 0
     stores.trim(stack)
