@@ -62,7 +62,7 @@ def start(heap: Heap, environ: Mapping[str, str]) -> Swapper:
     threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()
     record["relief_fd"] = asked_fd
     allow(heap, wishes)
-    os.register_at_fork(after_in_child=swapper.leave_to_parent)
+    os.register_at_fork(before=swapper.hold, after_in_parent=swapper.go_on, after_in_child=swapper.leave_to_parent)
     return swapper
 
 

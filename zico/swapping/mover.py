@@ -21,13 +21,13 @@ import contextlib
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from zico.errors import SwapError
 from zico.swapping.idle import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from zico.swapping.idle import Idle
 
@@ -111,6 +111,7 @@ class Mover:
         self._lock = threading.RLock()
         self._arrival = threading.Condition(self._lock)
         self._getting = threading.Lock()
+        self._held: list[Any] = []
         self._out: queue.SimpleQueue[tuple[Idle, int, int] | threading.Event | None] = queue.SimpleQueue()
         self._in: queue.SimpleQueue[Idle | None] = queue.SimpleQueue()
         self._forgotten: collections.deque[int] = collections.deque()
@@ -120,16 +121,37 @@ class Mover:
         for name, work in (("zico-swap-out", self._send_all), ("zico-swap-in", self._fetch_all)):
             threading.Thread(target=work, name=name, daemon=True).start()
 
-    def leave_to_parent(self) -> None:
-        """Move nothing any more: for a forked child, which has neither the threads nor a right to the tier.
+    # -- forks ----------------------------------------------------------------------------------------------------
 
-        It can still bring back, for itself, what was away at the fork.
+    def hold(self, deadline_s: float) -> bool:
+        """Let nothing move and the tier forget nothing; waits for copies out of it, false: they took too long."""
+        self._held = [lock for lock in (self._getting, self._lock) if lock.acquire(timeout=deadline_s)]
+        return len(self._held) == 2  # noqa: PLR2004 - both
+
+    def go_on(self) -> None:
+        """Go on after ``hold``."""
+        for lock in reversed(self._held):
+            lock.release()
+        self._held = []
+
+    def leave_to_parent(self, away: Iterable[Idle]) -> None:
+        """Bring everything here and move nothing any more: for a forked child, which has none of the threads.
+
+        Raises:
+            SwapError: The tier does not give something back.
         """
         self._is_child = True
-        self._lock = threading.RLock()
-        self._arrival = threading.Condition(self._lock)
-        self._getting = threading.Lock()
         self._publish = lambda _figures: None
+        self.go_on()
+        for idle in away:
+            if idle.place in (Place.AWAY, Place.COMING):
+                errno = self.tier.get(idle.ticket, idle.settle(), idle.size_bytes)
+                if errno:
+                    raise SwapError(f"{idle.size_bytes} bytes of a tensor cannot be read back (errno {errno})")
+                idle.arrive()
+            idle.place = Place.HERE
+            idle.is_begun = False
+            idle.ticket = -1  # the parent's
 
     def publish(self) -> None:
         """Have the figures read again."""
@@ -239,7 +261,7 @@ class Mover:
                         self._publish(self.figures)
                     return began_ns > 0, take()
                 began_ns = began_ns or time.monotonic_ns()
-                if idle.is_begun and not self._is_child:
+                if idle.is_begun:
                     self._await(idle)
                     continue
                 idle.place = Place.COMING
@@ -332,7 +354,8 @@ class Mover:
 
     def tidy(self) -> None:
         """Let what has been forgotten go soon, though nothing leaves."""
-        self._out.put(threading.Event())
+        if not self._is_child:
+            self._out.put(threading.Event())
 
     def close(self) -> None:
         """End the threads once everything asked for has been done; for tests, since jobs swap until they end."""
@@ -346,9 +369,9 @@ class Mover:
         return done.wait(within_s)
 
     def _forget_all(self) -> None:
-        while self._forgotten:
-            self.tier.drop(self._forgotten.popleft())
-        with self._lock:
+        with self._lock:  # so that a fork finds in the tier what is away
+            while self._forgotten:
+                self.tier.drop(self._forgotten.popleft())
             while self._dead_bytes:
                 self.figures.away_bytes -= self._dead_bytes.popleft()
             self._publish(self.figures)

@@ -16,11 +16,14 @@ Guarantees
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from zico.errors import SwapError, ZicoError
 from zico.swapping.idle import Place
 from zico.swapping.schedule import SAVED, USED
 
@@ -45,6 +48,8 @@ AHEAD = 2
 """Without a plan: tensors that come back ahead of their use at a time."""
 LANDING_S = 1.0
 """Longer than any copy takes from a tier that is of use."""
+FORK_S = 60.0
+"""Longest that a fork waits for copies on their way, and a parent for its child's."""
 _LOOK_BACK = 16
 MOST_EVENTS = 1 << 17
 """Of an iteration; beyond that something else is going on."""
@@ -78,6 +83,8 @@ class Swapper:
         self._gauge = gauge
         self._learner = learner
         self._lock = threading.RLock()
+        self._stands = True
+        self._pipe: tuple[int, int] | None = None
         self._idle: dict[int, weakref.ref[Idle]] = {}
         """By number; of earlier iterations only what is still alive, below zero."""
         self._wishes: list[weakref.ref[Idle]] = []
@@ -245,10 +252,40 @@ class Swapper:
 
     # -- forks ----------------------------------------------------------------------------------------------------
 
+    def hold(self) -> None:
+        """Let nothing move before a fork; waits for copies that come back."""
+        self._stands = self._lock.acquire(timeout=FORK_S)
+        self._stands = self._mover.hold(FORK_S) and self._stands
+        if any(idle.place in (Place.AWAY, Place.COMING) for idle in self._all()):
+            self._pipe = os.pipe()
+
+    def go_on(self) -> None:
+        """Go on after a fork; waits until the child has what was away, or is dead."""
+        if self._pipe is not None:
+            reading, writing = self._pipe
+            self._pipe = None
+            os.close(writing)
+            select.select([reading], [], [], FORK_S)
+            os.close(reading)
+        self._mover.go_on()
+        if self._stands:
+            self._lock.release()
+
     def leave_to_parent(self) -> None:
-        """Move nothing any more: for a forked child."""
-        self._lock = threading.RLock()
-        self._mover.leave_to_parent()
+        """Have everything here and move nothing any more: for a forked child."""
+        self.on_event = lambda: None
+        try:
+            if not self._stands:
+                raise SwapError(f"what is being copied did not stand still within {FORK_S:g} s")
+            self._lock.release()
+            self._mover.leave_to_parent(self._all())
+        except ZicoError as error:
+            os.write(2, f"zico: forked process {os.getpid()} ends: {error}\n".encode())
+            os._exit(1)
+        if self._pipe is not None:
+            for descriptor in self._pipe:
+                os.close(descriptor)
+            self._pipe = None
 
     # -- somebody waits -------------------------------------------------------------------------------------------
 
