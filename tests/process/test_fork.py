@@ -6,14 +6,20 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import FRAMEWORK, MIB, pool
-from scripts import alone, checks_in, job, run_checks
+from harness import FRAMEWORK, MIB, PATIENCE_S, clean_environment, pool
+from light_job import can_page
+from scripts import Script, alone, checks_in, job, run_checks
+
+from zico.broker.saving import Wish
+from zico.launch.environment import job_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SCRIPT = FRAMEWORK / "fork_checks.py"
+STRESS = FRAMEWORK / "fork_stress_checks.py"
 LOSSES = "check_losses_with_workers"
+CANNOT_PAGE = pytest.mark.skipif(not can_page(), reason="this user may not serve page faults")
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +48,24 @@ def test_a_data_loader_with_workers_behaves_as_without_zico(found: dict[str, Any
 def test_the_end_is_clean(found: dict[str, Any]) -> None:
     """The parent ends with 0 and says nothing."""
     assert found["exit"] == {"code": 0, "stderr": ""}
+
+
+@functools.cache
+def stressed(save: str) -> dict[str, Any]:
+    """Run the checks that fork at every moment in a job that saves memory so, once, and see that the pool is empty."""
+    with pool(regions=256, region_bytes=MIB) as made:
+        wish = Wish(save, tier="memory:1GiB")
+        environment = job_environment(clean_environment(), made.socket, "forks", wish=wish)
+        results = run_checks(STRESS, lambda *arguments: Script([str(argument) for argument in arguments], environment))
+        made.settled(lambda look: look.granted == 0, "everything is free")
+        assert len(made.client.report().jobs) == 1  # no child has joined
+    return results
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+@pytest.mark.parametrize("save", ["none", "swap", pytest.param("page", marks=CANNOT_PAGE)])
+@pytest.mark.parametrize("name", checks_in(STRESS))
+def test_invariant_10_at_every_moment(save: str, name: str) -> None:
+    """Invariant 10: what the check's docstring says is true of a job that saves memory in this way."""
+    found = stressed(save)
+    assert found[name] == "ok", found
