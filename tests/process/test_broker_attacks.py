@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -59,6 +60,21 @@ def test_too_many_connections_are_refused_and_the_rest_served(undisturbed: Broke
     end_s = time.monotonic() + 5
     while not is_served(undisturbed):
         assert time.monotonic() < end_s
+
+
+def test_a_broker_without_descriptors_turns_connections_away(undisturbed: Broker) -> None:
+    """A connection for which the broker has no descriptor is hung up on; others, and new ones after, are served."""
+    pid = undisturbed.process.pid
+    undisturbed.client.status()
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    highest = max(int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir())
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+    with contextlib.ExitStack() as connections:
+        ends = [connections.enter_context(raw(undisturbed)) for _ in range(highest)]
+        assert replies(ends[-1]) == []
+        undisturbed.client.status()
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    assert is_served(undisturbed)
 
 
 def is_served(broker: Broker) -> bool:

@@ -60,6 +60,7 @@ class Server:
         open_fds = SPARE_FDS + len(keeper.descriptors)
         room = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - open_fds) // FDS_PER_LINK
         self._max_links = min(MAX_LINKS, room)
+        self._spare_fd = -1
         self._stops = False
         self._is_orphan = False
 
@@ -70,6 +71,7 @@ class Server:
             stop_fd: Anything written to it ends the loop.
             parent_pidfd: Of the process without which the broker has no reason to live; stays the caller's.
         """
+        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._watch(self._listener.socket.fileno(), self._on_accept)
         self._watch(self._keeper.notify_fd, self._on_notify)
         self._watch(stop_fd, self._on_stop)
@@ -120,6 +122,9 @@ class Server:
             connection, _ = self._listener.socket.accept()
         except (BlockingIOError, ConnectionError):
             return
+        except OSError as error:
+            self._turn_away(error)
+            return
         link = Link(connection, time.monotonic_ns())
         self._links.add(link)
         self._watch(connection.fileno(), functools.partial(self._on_link, link))
@@ -128,6 +133,23 @@ class Server:
                 self._refuse(link, f"this broker serves user {os.geteuid()}, you are {link.peer.uid}")
             elif len(self._links) > self._max_links:
                 self._refuse(link, f"all {self._max_links} connections are taken")
+
+    def _turn_away(self, error: OSError) -> None:
+        """Hang up on a connection for which no descriptor is left, by the one that is kept for this.
+
+        The selector would announce the connection for ever otherwise.
+        """
+        _log.warning("turned a connection away: %s", error.strerror)
+        self._drop_spare()
+        with contextlib.suppress(OSError):
+            self._listener.socket.accept()[0].close()
+        with contextlib.suppress(OSError):
+            self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _drop_spare(self) -> None:
+        spare_fd, self._spare_fd = self._spare_fd, -1
+        if spare_fd >= 0:
+            os.close(spare_fd)
 
     def _on_link(self, link: Link, events: int) -> None:
         """Move one connection on."""
@@ -307,6 +329,7 @@ class Server:
             self._unwatch_process(member)
         self._keeper.let_go()
         self._selector.close()
+        self._drop_spare()
 
 
 def _wrong_version(version: int) -> str:

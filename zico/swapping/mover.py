@@ -111,7 +111,6 @@ class Mover:
         self._lock = threading.RLock()
         self._arrival = threading.Condition(self._lock)
         self._getting = threading.Lock()
-        self._held: list[Any] = []
         self._out: queue.SimpleQueue[tuple[Idle, int, int] | threading.Event | None] = queue.SimpleQueue()
         self._in: queue.SimpleQueue[Idle | None] = queue.SimpleQueue()
         self._forgotten: collections.deque[int] = collections.deque()
@@ -123,27 +122,23 @@ class Mover:
 
     # -- forks ----------------------------------------------------------------------------------------------------
 
-    def hold(self, deadline_s: float) -> bool:
-        """Let nothing move and the tier forget nothing; waits for copies out of it, false: they took too long."""
-        self._held = [lock for lock in (self._getting, self._lock) if lock.acquire(timeout=deadline_s)]
-        return len(self._held) == 2  # noqa: PLR2004 - both
+    @property
+    def locks(self) -> tuple[Any, ...]:
+        """Return the locks under which nothing moves and the tier forgets nothing, in the order to take them."""
+        return self._getting, self._lock
 
-    def go_on(self) -> None:
-        """Go on after ``hold``."""
-        for lock in reversed(self._held):
-            lock.release()
-        self._held = []
-
-    def leave_to_parent(self, away: Iterable[Idle]) -> None:
+    def leave_to_parent(self, known: Iterable[Idle]) -> None:
         """Bring everything here and move nothing any more: for a forked child, which has none of the threads.
+
+        Args:
+            known: All that may be away; the caller had the locks over the fork.
 
         Raises:
             SwapError: The tier does not give something back.
         """
         self._is_child = True
         self._publish = lambda _figures: None
-        self.go_on()
-        for idle in away:
+        for idle in known:
             if idle.place in (Place.AWAY, Place.COMING):
                 errno = self.tier.get(idle.ticket, idle.settle(), idle.size_bytes)
                 if errno:

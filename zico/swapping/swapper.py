@@ -83,7 +83,8 @@ class Swapper:
         self._gauge = gauge
         self._learner = learner
         self._lock = threading.RLock()
-        self._stands = True
+        self._held: list[Any] = []
+        """Locks that a thread that forks has taken."""
         self._pipe: tuple[int, int] | None = None
         self._idle: dict[int, weakref.ref[Idle]] = {}
         """By number; of earlier iterations only what is still alive, below zero."""
@@ -252,40 +253,46 @@ class Swapper:
 
     # -- forks ----------------------------------------------------------------------------------------------------
 
+    @property
+    def _locks(self) -> tuple[Any, ...]:
+        return self._lock, *self._mover.locks
+
     def hold(self) -> None:
         """Let nothing move before a fork; waits for copies that come back."""
-        self._stands = self._lock.acquire(timeout=FORK_S)
-        self._stands = self._mover.hold(FORK_S) and self._stands
+        self._held = [lock for lock in self._locks if lock.acquire(timeout=FORK_S)]
         if any(idle.place in (Place.AWAY, Place.COMING) for idle in self._all()):
             self._pipe = os.pipe()
 
     def go_on(self) -> None:
         """Go on after a fork; waits until the child has what was away, or is dead."""
-        if self._pipe is not None:
-            reading, writing = self._pipe
-            self._pipe = None
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            reading, writing = pipe
             os.close(writing)
             select.select([reading], [], [], FORK_S)
             os.close(reading)
-        self._mover.go_on()
-        if self._stands:
-            self._lock.release()
+        self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for lock in reversed(held):
+            lock.release()
 
     def leave_to_parent(self) -> None:
         """Have everything here and move nothing any more: for a forked child."""
         self.on_event = lambda: None
+        stands = len(self._held) == len(self._locks)
+        self._release()
         try:
-            if not self._stands:
+            if not stands:
                 raise SwapError(f"what is being copied did not stand still within {FORK_S:g} s")
-            self._lock.release()
             self._mover.leave_to_parent(self._all())
         except ZicoError as error:
             os.write(2, f"zico: forked process {os.getpid()} ends: {error}\n".encode())
             os._exit(1)
-        if self._pipe is not None:
-            for descriptor in self._pipe:
-                os.close(descriptor)
-            self._pipe = None
+        pipe, self._pipe = self._pipe, None
+        for descriptor in pipe or ():
+            os.close(descriptor)
 
     # -- somebody waits -------------------------------------------------------------------------------------------
 
