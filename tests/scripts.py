@@ -100,12 +100,14 @@ def place_of(pool: Pool, name: str, within_s: float = PATIENCE_S) -> int:
     return until(found, within_s, f"{name} joins")[0]
 
 
-def run_checks(script: Path, start: Callable[..., Script], *arguments: object) -> dict[str, Any]:
+def run_checks(
+    script: Path, start: Callable[..., Script], *arguments: object, within_s: float = PATIENCE_S
+) -> dict[str, Any]:
     """Run a script of checks to its end; returns what it found by the check's name."""
     with tempfile.TemporaryDirectory(prefix="zc-") as directory:
         results = Path(directory) / "results.json"
         with start(script, results, *arguments) as process:
-            done = process.finish()
+            done = process.finish(within_s)
         assert results.exists(), done.stderr
         found: dict[str, Any] = json.loads(results.read_text())
     return found | {"exit": {"code": done.returncode, "stderr": done.stderr}}

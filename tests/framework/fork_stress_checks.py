@@ -200,7 +200,7 @@ def check_a_fork_at_every_step_of_planning() -> None:
     thread.start()
     forks = 0
     while asks.get(timeout=DEADLINE_S) == "stands":
-        work = (allocates, forks_again)[forks % 2] if forks % 16 else lambda: train(1) == expected
+        work = (allocates, forks_again)[forks % 8 == 1] if forks % 32 else lambda: train(1) == expected
         assert ended(child_of(work)) == 0, f"step {forks}"
         forks += 1
         answers.put("go on")
@@ -226,7 +226,7 @@ def check_many_forks_while_planning_and_allocating() -> None:
     def plan() -> None:
         assert len(planning._plan(lifetimes, begin, end)) == 2
 
-    with beside(churn, 2), beside(plan):
+    with beside(churn), beside(plan):
         for number in range(FORKS):
             work = works[number % 3] if number % 20 else lambda: train(1) == expected
             code = ended(child_of(work, os._exit if number % 100 else sys.exit))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SCRIPT = FRAMEWORK / "fork_checks.py"
 STRESS = FRAMEWORK / "fork_stress_checks.py"
+STRESS_S = 3 * PATIENCE_S
+"""For hundreds of forks beside threads that compute, on a machine that is busy; a minute on one that is not."""
 LOSSES = "check_losses_with_workers"
 CANNOT_PAGE = pytest.mark.skipif(not can_page(), reason="this user may not serve page faults")
 
@@ -56,13 +58,17 @@ def stressed(save: str) -> dict[str, Any]:
     with pool(regions=256, region_bytes=MIB) as made:
         wish = Wish(save, tier="memory:1GiB")
         environment = job_environment(clean_environment(), made.socket, "forks", wish=wish)
-        results = run_checks(STRESS, lambda *arguments: Script([str(argument) for argument in arguments], environment))
+        results = run_checks(
+            STRESS,
+            lambda *arguments: Script([str(argument) for argument in arguments], environment),
+            within_s=STRESS_S,
+        )
         made.settled(lambda look: look.granted == 0, "everything is free")
         assert len(made.client.report().jobs) == 1  # no child has joined
     return results
 
 
-@pytest.mark.timeout(2 * PATIENCE_S)
+@pytest.mark.timeout(STRESS_S + PATIENCE_S)
 @pytest.mark.parametrize("save", ["none", "swap", pytest.param("page", marks=CANNOT_PAGE)])
 @pytest.mark.parametrize("name", checks_in(STRESS))
 def test_invariant_10_at_every_moment(save: str, name: str) -> None:
