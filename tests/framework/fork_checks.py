@@ -93,6 +93,8 @@ def ended(child: int) -> int:
     descriptor = os.pidfd_open(child)
     try:
         if not select.select([descriptor], [], [], DEADLINE_S)[0]:
+            os.kill(child, signal.SIGUSR2)  # it says on stderr where it hangs, if it has asked for that
+            select.select([descriptor], [], [], 1)
             os.kill(child, signal.SIGKILL)
     finally:
         os.close(descriptor)
