@@ -142,12 +142,19 @@ def write(result: Mapping[str, Any], text: str, directory: Path | None) -> None:
     print(text)
     if directory is None:
         return
+    save(result, text, directory)
+    print(f"written: {directory / result['name']}.json and .md")
+
+
+def save(result: Mapping[str, Any], text: str, directory: Path) -> None:
+    """Write ``text`` and the result to ``directory``; a file is whole whenever it is there."""
     directory.mkdir(parents=True, exist_ok=True)
-    name = result["name"]
     figures = json.dumps(result, indent=1).replace(sys.executable, "python")  # a result names no machine's path
-    (directory / f"{name}.json").write_text(figures + "\n")
-    (directory / f"{name}.md").write_text(f"# {result['question']}\n\n{text}\n{provenance(result)}")
-    print(f"written: {directory / name}.json and .md")
+    page = f"# {result['question']}\n\n{text}\n{provenance(result)}"
+    for kind, content in (("json", figures + "\n"), ("md", page)):
+        part = directory / f"{result['name']}.{kind}.part"
+        part.write_text(content)
+        part.replace(part.with_suffix(""))
 
 
 def note(text: str) -> None:

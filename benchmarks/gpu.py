@@ -2,7 +2,8 @@
 
 Driver operations, tensors through PyTorch, then jobs of ``gpu_job.py``: one alone with and without Zico, pairs in 60 to
 100 % of the sum of their peaks. Throughput as in ``colocation.py``, one round of it. What a mark on the device costs is
-``progress.py``'s. ``--device host`` runs tiny jobs on the host, to see that the script works.
+``progress.py``'s. ``--device host`` runs tiny jobs on the host, to see that the script works. Results are written after
+each part, so a run that is cut short leaves what it had.
 
 Managed memory is not among the peers: it may never be asked for beyond what the card has free, and within that
 nothing is paged.
@@ -147,7 +148,8 @@ def text_of(result: dict[str, Any]) -> str:
         ]
         parts.append(f"{result['driver']['device']}\n")
         parts.append(common.table((f"{REGION_BYTES // MIB} MiB, us", "median", "min", "max"), rows))
-    parts.append(heap.torch_table(result["torch"]))
+    if "torch" in result:
+        parts.append(heap.torch_table(result["torch"]))
     rows = [
         (
             name,
@@ -188,24 +190,31 @@ def main() -> int:
         options.seconds, options.warm_up = 2.0, 1
     result = common.document("gpu", QUESTION, {key: getattr(options, key) for key in ("device", "seconds", "warm_up")})
     result["settings"]["policies"] = ["zico"]
+    result |= {"alone": {}, "pairs": {}}
+    directory = common.output_directory(options)
+
+    def keep() -> None:
+        if directory is not None:
+            common.save(result, text_of(result), directory)
+
     if options.device != "host":
         try:
             result["driver"] = driver_operations()
         except (ConfigError, DriverError) as error:
             sys.exit(f"gpu.py measures on a CUDA device, and there is none that Zico can use: {error}")
+        keep()
     rounds, batches = (1, 2) if options.smoke else (5, 20)
     result["torch"] = heap.measure_torch(rounds, batches, device=options.device)
+    keep()
     chosen = pairs(options.device)
-    result["alone"] = {}
     for model, job in {job.arguments[0]: job for pair in chosen for job in pair.jobs}.items():
         result["alone"][model] = figures = alone(job, options.device, options)
+        keep()
         common.note(f"{model} alone: {figures['zico'] / figures['plain']:.3f} of its speed without Zico")
     curves = (CURVE_SHARES, *[SHARES] * (len(chosen) - 1))
-    result["pairs"] = {
-        pair.name: measure_pair(pair, (70,) if options.smoke else shares, options)
-        for pair, shares in zip(chosen, curves, strict=True)
-    }
-    directory = common.output_directory(options)
+    for pair, shares in zip(chosen, curves, strict=True):
+        result["pairs"][pair.name] = measure_pair(pair, (70,) if options.smoke else shares, options)
+        keep()
     common.write(result, text_of(result), directory)
     if directory is not None:
         colocation_text.draw(result, directory / "gpu.png")

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from multiprocessing.connection import Listener
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,6 @@ from zico.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
 
 QUESTION = "What does a tensor's memory cost from the pool, against the C library?"
 TENSOR_BYTES = MIB
@@ -43,6 +43,10 @@ PAIRS_PER_ITERATION = 1024
 BATCH = 16
 GOAL_PAIR_NS = 150
 END_S = 20.0
+START_S = 300.0
+"""For a worker's start, which compiles the first time."""
+ANSWER_S = 120.0
+"""For one answer of a worker: some seconds at most, where it does not hang."""
 
 
 # -- compiled -------------------------------------------------------------------------------------------------------
@@ -172,21 +176,69 @@ def threaded(pairs: Pairs, count: int, iterations: int) -> dict[str, float]:
 @contextlib.contextmanager
 def worker(device: str, *, pooled: bool) -> Iterator[Connection]:
     """Start a worker, under ``zico run`` if ``pooled``; it ends with the block."""
-    with tempfile.TemporaryDirectory(prefix="zico-heap-") as directory, Listener(f"{directory}/socket") as listener:
+    with tempfile.TemporaryDirectory(prefix="zico-heap-") as directory, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{directory}/socket")
+        listener.listen()
         run = (*common.ZICO, "run", "--quiet", "--device", device, "--budget", "1GiB", "--") if pooled else ()
         kind = "cpu" if device == "host" else "cuda"
         argv = (*run, sys.executable, str(Path(torch_worker.__file__)), f"{directory}/socket", kind)
         process = subprocess.Popen(argv, stderr=subprocess.PIPE)
         try:
-            with listener.accept() as connection:
-                if connection.recv() is not pooled:
+            with accepted(listener, process) as connection:
+                if answer(connection) is not pooled:
                     message = f"the worker is {'not ' if pooled else ''}in a pool"
                     raise RuntimeError(message)
                 yield connection
         finally:
+            _end(process)
+
+
+def accepted(listener: socket.socket, process: subprocess.Popen[bytes]) -> Connection:
+    """Return the worker's connection.
+
+    Raises:
+        TimeoutError: The worker has not connected in time.
+        RuntimeError: It ended before.
+    """
+    end = os.pidfd_open(process.pid)
+    try:
+        ready = wait([listener, end], START_S)
+    finally:
+        os.close(end)
+    if listener in ready:
+        return Connection(listener.accept()[0].detach())
+    if ready:
+        message = "the worker ended before it connected"
+        raise RuntimeError(message)
+    message = f"the worker did not connect within {START_S:.0f} s"
+    raise TimeoutError(message)
+
+
+def answer(connection: Connection) -> Any:  # noqa: ANN401 - whatever was asked for
+    """Return what a worker answers.
+
+    Raises:
+        TimeoutError: It has not answered in time.
+        EOFError: It ended.
+    """
+    if not connection.poll(ANSWER_S):
+        message = f"the worker did not answer within {ANSWER_S:.0f} s"
+        raise TimeoutError(message)
+    return connection.recv()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a worker that nobody asks any more, kill it if it does not end, and pass its errors on if it failed."""
+    for stop in (process.terminate, process.kill):
+        try:
             _, errors = process.communicate(timeout=END_S)
-            if process.returncode:
-                sys.stderr.buffer.write(errors)
+            break
+        except subprocess.TimeoutExpired:
+            stop()
+    else:
+        _, errors = process.communicate(timeout=END_S)
+    if process.returncode:
+        sys.stderr.buffer.write(errors)
 
 
 def measure_torch(rounds: int, batches: int, live_mib: int = 0, device: str = "host") -> dict[str, Any]:
@@ -203,7 +255,7 @@ def measure_torch(rounds: int, batches: int, live_mib: int = 0, device: str = "h
             for name, ask in asks.items():
                 for kind, connection in ends if index % 2 == 0 else reversed(ends):
                     connection.send(ask)
-                    raw[name][kind].append(_quantiles("", connection.recv()))
+                    raw[name][kind].append(_quantiles("", answer(connection)))
     return {name: {**kinds, "ratio": ratio(kinds)} for name, kinds in raw.items()}
 
 

@@ -9,6 +9,7 @@ Guarantees
     * No CUDA toolkit, no package besides Numba and no device is needed.
     * The PTX is of the oldest version and for the oldest architecture that have the instructions. A driver accepts PTX
       of its own version and all before, and compiles it for any later architecture: so one image serves all devices.
+      PTX that is newer than ``NEWEST_PTX_VERSION`` is refused here, before a driver refuses it in a job.
     * What was compiled once is read from the cache; two processes that compile at once write the same bytes.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +44,8 @@ PTX_VERSION = (6, 3)
 
 Source: PTX ISA, "Release Notes", https://docs.nvidia.com/cuda/parallel-thread-execution/#release-notes
 """
+NEWEST_PTX_VERSION = (9, 0)
+"""CUDA 13.0's. LLVM ignores a version that it does not know and writes one of its own choice: so the text is asked."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def ptx(kernel: Kernel) -> str:
     """Compile a kernel to PTX with one entry, ``kernel.name``.
 
     Raises:
-        ConfigError: The installed llvmlite has no back end for NVIDIA's devices.
+        ConfigError: The installed llvmlite has no back end for NVIDIA's devices, or one that writes too new a version.
     """
     machine = _machine()
     module = _merged(kernel)
@@ -91,6 +95,13 @@ def ptx(kernel: Kernel) -> str:
     passes.getModulePassManager().run(module, passes)
     text = str(machine.emit_assembly(module))
     assert ".extern" not in text, f"kernel {kernel.name} does what no instruction is for: {text}"  # noqa: S101
+    version = tuple(map(int, re.findall(r"^\.version (\d+)\.(\d+)$", text, re.MULTILINE)[0]))
+    if version > NEWEST_PTX_VERSION:
+        message = (
+            f"the installed llvmlite {llvmlite.__version__} writes PTX {version[0]}.{version[1]}, which the driver of "
+            f"CUDA 13.0 refuses: install a version of llvmlite that writes PTX {PTX_VERSION[0]}.{PTX_VERSION[1]}"
+        )
+        raise ConfigError(message)
     return text
 
 

@@ -47,6 +47,21 @@ def test_any_driver_accepts_the_version(kernel: Kernel) -> None:
 
 
 @every_kernel
+def test_no_version_is_newer_than_cuda_13_0(kernel: Kernel) -> None:
+    """The version is at most 9.0, the newest that a driver of CUDA 13.0 accepts."""
+    (version,) = re.findall(r"^\.version (\d+)\.(\d+)$", compilation.ptx(kernel), re.MULTILINE)
+    assert tuple(map(int, version)) <= compilation.NEWEST_PTX_VERSION == (9, 0)
+
+
+def test_a_newer_version_is_refused_before_it_is_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PTX above the newest accepted version is refused in one sentence, and no image is written."""
+    monkeypatch.setattr(compilation, "NEWEST_PTX_VERSION", (6, 2))
+    with pytest.raises(ConfigError, match=r"llvmlite \S+ writes PTX 6.3, which the driver .* refuses: install"):
+        compilation.image(progress.PROGRESS)
+    assert not list(cache.rglob("*.ptx"))
+
+
+@every_kernel
 def test_the_entry_has_the_name_and_the_parameters(kernel: Kernel) -> None:
     """One entry, of the kernel's name, takes one 64-bit word for each parameter; nothing is left to be linked."""
     text = compilation.ptx(kernel)

@@ -1,8 +1,14 @@
-"""Tests that need a GPU: without one they fail and say so, and here nothing may be skipped."""
+"""Tests that need a GPU: without one they fail and say so, and here nothing may be skipped.
+
+A driver that hangs cannot be interrupted, neither by a signal nor by an exception. So a timer of faulthandler's, which
+needs neither Python nor the lock of Python, ends the whole run with the stack of every thread.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +19,30 @@ from zico.errors import ZicoError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+
+RESCUE_S = 240.0
+"""More than pytest-timeout gives a test, which ends that test alone where the driver lets it."""
+stderr_fd = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the standard error from before tests' output is caught."""
+    config.stash[stderr_fd] = os.dup(2)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Start the timer, before any fixture."""
+    faulthandler.dump_traceback_later(RESCUE_S, exit=True, file=item.config.stash[stderr_fd])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """Stop the timer, behind all fixtures."""
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(wrapper=True)
