@@ -15,6 +15,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
+from zico.autoload import complain
 from zico.errors import HookError
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def enable(joined: Session) -> None:
     """
     refuse_settings(os.environ)
     import torch
-    from zico.adapters import torch_raising
+    from zico.adapters import torch_cache_info, torch_raising
 
     from zico.heap import stream_hooks
 
@@ -157,6 +158,10 @@ def enable(joined: Session) -> None:
     except (AttributeError, TypeError, RuntimeError) as error:
         message = f"PyTorch {torch.__version__} does not take Zico's allocator: {error}"
         raise HookError(message) from error
+    try:
+        torch_cache_info.install(torch)
+    except HookError as error:
+        complain("cuDNN cannot time its algorithms in this job", error)
     answer(joined, torch)
     refuse_captures(torch)
 

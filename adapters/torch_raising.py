@@ -137,11 +137,11 @@ def prepare(torch: Any) -> int:  # noqa: ANN401 - the module
         # Each library may have a type_info of its own; what counts is the one of the library that catches.
         catching = ctypes.CDLL(str(folder / "libtorch_python.so"))
         runtime = ctypes.CDLL("libstdc++.so.6")
-        raiser["constructor"] = _address(core, _CONSTRUCTOR)
-        raiser["type_info"] = _address(catching, _TYPE_INFO)
-        raiser["allocate"] = _address(runtime, "__cxa_allocate_exception")
-        raiser["throw"] = _address(runtime, "__cxa_throw")
-    except (OSError, AttributeError) as error:
+        raiser["constructor"] = address_in(core, _CONSTRUCTOR)
+        raiser["type_info"] = address_in(catching, _TYPE_INFO)
+        raiser["allocate"] = address_in(runtime, "__cxa_allocate_exception")
+        raiser["throw"] = address_in(runtime, "__cxa_throw")
+    except (OSError, ValueError) as error:
         message = f"PyTorch {torch.__version__} has no exception that Zico could raise: {error}"
         raise HookError(message) from error
     address = _RAISER.ctypes.data
@@ -154,5 +154,10 @@ def prepare(torch: Any) -> int:  # noqa: ANN401 - the module
     return int(raise_out_of_memory.address)
 
 
-def _address(library: ctypes.CDLL, symbol: str) -> int:
+def address_in(library: ctypes.CDLL, symbol: str) -> int:
+    """Return the address of a library's symbol.
+
+    Raises:
+        ValueError: It has none of that name.
+    """
     return ctypes.addressof(ctypes.c_char.in_dll(library, symbol))

@@ -1,0 +1,83 @@
+"""PyTorch on a GPU as a job on the driver's twin: ``torch_cuda_job.py FOLDER``.
+
+The build of PyTorch for the processor has no allocator for CUDA. FOLDER/lib has libraries that stand
+in for it (``torch_cuda_library.cpp``); the functions of Python that lead there stand in as well.
+What the job saw is printed as JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from zico.adapters import torch as adapter
+
+if TYPE_CHECKING:
+    from zico import session
+
+LONG_S = 100
+MIB = 1 << 20
+RAISED_BYTES = 1024
+
+
+def stand_in(folder: Path) -> ctypes.CDLL:
+    """Let PyTorch's functions lead to the stand-in; returns it."""
+    library = ctypes.CDLL(str(folder / "lib" / "libtorch_cuda.so"))
+    library.make.restype = ctypes.c_uint64
+    library.largest_workspace.restype = ctypes.c_int64
+    library.allocator_name.restype = ctypes.c_char_p
+
+    def make_allocator(allocate: int, free: int) -> SimpleNamespace:
+        return SimpleNamespace(set_record_stream_fn=lambda _function: None, functions=(allocate, free))
+
+    def use(allocator: SimpleNamespace) -> None:
+        library.use_allocator(*map(ctypes.c_uint64, allocator.functions))
+
+    core: Any = torch._C
+    core._cuda_getAllocatorBackend = lambda: "native"
+    core._cuda_customAllocator = make_allocator
+    torch.cuda.memory._CUDAAllocator = lambda allocator: allocator  # type: ignore[misc,assignment]
+    torch.cuda.memory.change_current_allocator = use  # type: ignore[assignment]
+    torch.__file__ = str(folder / "__init__.py")
+    return library
+
+
+def make(library: ctypes.CDLL, size_bytes: int, device: int) -> tuple[int, str]:
+    """Make a tensor on a device; returns its address, and what was raised instead."""
+    raised = ctypes.create_string_buffer(RAISED_BYTES)
+    address = library.make(ctypes.c_uint64(size_bytes), device, raised, ctypes.c_uint64(RAISED_BYTES))
+    return address, raised.value.decode()
+
+
+def look(library: ctypes.CDLL, joined: session.Session) -> dict[str, Any]:
+    """Ask for the largest workspace, before and after a tensor is made."""
+    largest = [library.largest_workspace()]
+    in_pool = 0 <= make(library, 4 * MIB, 0)[0] - joined.heap.base < int(joined.heap.record[0]["window_bytes"])
+    largest.append(library.largest_workspace())
+    return {
+        "largest": largest,
+        "name": library.allocator_name().decode(),
+        "in_pool": in_pool,
+    }
+
+
+def main() -> None:
+    """Join, look, tell."""
+    faulthandler.dump_traceback_later(LONG_S, exit=True)
+    library = stand_in(Path(sys.argv[1]))
+    joined = adapter.enable()
+    assert joined is not None
+    found = look(library, joined)
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    main()
