@@ -40,6 +40,10 @@ GRAPHS = (
     "CUDA graphs, whose tensors would have to stay where they are between replays: train without torch.cuda.graph and "
     "make_graphed_callables, and let torch.compile use mode='default' or 'max-autotune-no-cudagraphs'"
 )
+OTHER_DEVICE = (
+    "zico: this tensor is for another GPU than the pool's, cuda:{ordinal}: put it there, or let the process see "
+    "that GPU alone by CUDA_VISIBLE_DEVICES={uuid} (zico run does)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +146,12 @@ def enable(joined: Session) -> None:
 
     from zico.heap import stream_hooks
 
-    stream_hooks.OTHERS_RECORD[0]["out_of_memory"] = torch_raising.prepare(torch)
+    facts = joined.pool.driver.facts  # type: ignore[attr-defined]  # a CUDA device's driver
+    refusal = OTHER_DEVICE.format(ordinal=facts.ordinal, uuid=facts.uuid)
+    others = stream_hooks.OTHERS_RECORD[0]
+    others["out_of_memory"] = torch_raising.prepare(torch)
+    others["device"] = facts.ordinal
+    others["refuse_device"] = torch_raising.prepare_refusal(torch, refusal)
     core, memory = torch._C, torch.cuda.memory  # noqa: SLF001 - the only door
     try:
         backend = memory.get_allocator_backend()

@@ -99,6 +99,18 @@ def test_what_can_never_be_had_is_told_with_the_figures(heap: Heap) -> None:
     assert live_bytes(heap) == 0
 
 
+def test_a_request_for_another_device_is_refused(heap: Heap) -> None:
+    """Only the pool's device is served where somebody refuses the others; then nothing is taken."""
+    refused: list[None] = []
+    function = ctypes.CFUNCTYPE(None)(lambda: refused.append(None))
+    stream_hooks.OTHERS_RECORD[0]["device"] = 1
+    stream_hooks.OTHERS_RECORD[0]["refuse_device"] = ctypes.cast(function, ctypes.c_void_p).value
+    assert (allocate(MIB, 0, STREAM), live_bytes(heap), len(refused)) == (0, 0, 1)
+    address = allocate(MIB, 1, STREAM)
+    assert (address != 0, live_bytes(heap), len(refused)) == (True, MIB, 1)
+    free(address, MIB, 1, STREAM)
+
+
 def largest_workspace() -> int:
     """Return what PyTorch's ``cacheInfo`` is answered."""
     out = np.full(1, -1, np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -50,10 +51,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    """Give a broker on a GPU."""
+    """Give a broker on the first of two GPUs."""
     compile_once()
     with tempfile.TemporaryDirectory(prefix="zt-") as directory:
-        settings: dict[str, Any] = {"attributes": {"COMPUTE_CAPABILITY_MAJOR": 6}}
+        settings: dict[str, Any] = {"devices": 2, "attributes": {"COMPUTE_CAPABILITY_MAJOR": 6}}
         environ = environment(Path(directory) / "site", total_bytes=256 * MIB, **settings)
         made = Broker(Path(directory), environ, "--budget-bytes", str(BUDGET_BYTES))
         with made.process, made.client:
@@ -63,7 +64,7 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def seen(broker: Broker, folder: Path) -> dict[str, Any]:
-    """Give what a job saw that asked for workspaces."""
+    """Give what a job saw that asked for workspaces, and for memory of both GPUs."""
     with Process(str(FRAMEWORK / "torch_cuda_job.py"), str(folder), **in_pool(broker)) as job:
         found: dict[str, Any] = json.loads(job.line())
         code, errors = job.finish()
@@ -79,8 +80,16 @@ def test_cudnn_may_try_workspaces_as_large_as_what_is_free(seen: dict[str, Any])
     """PyTorch's question for the largest workspace is answered with the budget's free bytes."""
     assert seen["largest"] == [BUDGET_BYTES, BUDGET_BYTES - 4 * MIB]
     assert seen["name"] == "pluggable"
-    assert seen["in_pool"]
     assert (seen["exit"], seen["errors"]) == (0, "")
+
+
+def test_a_tensor_of_another_gpu_is_refused_with_what_to_do(seen: dict[str, Any]) -> None:
+    """A request on a GPU that is not the pool's raises one sentence and takes nothing."""
+    assert seen["in_pool"]
+    address, raised = seen["other_device"]
+    assert (address, seen["kept_bytes"]) == (0, 0)
+    assert "this tensor is for another GPU than the pool's, cuda:0" in raised
+    assert re.search("CUDA_VISIBLE_DEVICES=GPU-[0-9a-f-]{36} ", raised)
 
 
 def test_a_build_that_is_laid_out_otherwise_is_told(folder: Path, tmp_path: Path) -> None:

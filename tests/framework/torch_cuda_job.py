@@ -56,14 +56,18 @@ def make(library: ctypes.CDLL, size_bytes: int, device: int) -> tuple[int, str]:
 
 
 def look(library: ctypes.CDLL, joined: session.Session) -> dict[str, Any]:
-    """Ask for the largest workspace, before and after a tensor is made."""
+    """Ask for workspaces, and for memory of both devices."""
     largest = [library.largest_workspace()]
     in_pool = 0 <= make(library, 4 * MIB, 0)[0] - joined.heap.base < int(joined.heap.record[0]["window_bytes"])
     largest.append(library.largest_workspace())
+    live_bytes = int(joined.record["live_bytes"])
+    address, raised = make(library, MIB, 1)
     return {
         "largest": largest,
         "name": library.allocator_name().decode(),
         "in_pool": in_pool,
+        "other_device": [address, raised],
+        "kept_bytes": int(joined.record["live_bytes"]) - live_bytes,
     }
 
 
