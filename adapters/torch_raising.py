@@ -90,10 +90,10 @@ def _throw(_typing: Any, raiser: Any, text_address: Any, location_address: Any) 
     return types.int64(types.UniTuple(types.int64, 4), types.int64, types.int64), codegen
 
 
-_RAISERS = np.zeros(2, RAISER)
+RAISERS = np.zeros(2, RAISER)
 """What raises that memory is out, and what raises a refusal."""
 _REFUSAL_OFFSET = RAISER.itemsize
-llvmlite.binding.add_symbol(SYMBOL, _RAISERS.ctypes.data)  # before what refers to it is compiled
+llvmlite.binding.add_symbol(SYMBOL, RAISERS.ctypes.data)  # before what refers to it is compiled
 _raiser_address = symbol_address(SYMBOL)
 
 
@@ -167,7 +167,7 @@ def prepare_refusal(torch: Any, text: str) -> int:  # noqa: ANN401 - the module
 def _fill(number: int, torch: Any, name: str, text: str) -> None:  # noqa: ANN401 - the module
     """Fill one of the records: which class of exception to throw, with which text."""
     folder = Path(torch.__file__).parent / "lib"
-    raiser = _RAISERS[number]
+    raiser = RAISERS[number]
     try:
         core = ctypes.CDLL(str(folder / "libc10.so"))
         # Each library may have a type_info of its own; what counts is the one of the library that catches.
@@ -180,7 +180,7 @@ def _fill(number: int, torch: Any, name: str, text: str) -> None:  # noqa: ANN40
     except (OSError, ValueError) as error:
         message = f"PyTorch {torch.__version__} has no exception that Zico could raise: {error}"
         raise HookError(message) from error
-    address = _RAISERS.ctypes.data + number * RAISER.itemsize
+    address = RAISERS.ctypes.data + number * RAISER.itemsize
     for field, written in (("text_bytes", text), ("function", "allocate"), ("file", "zico")):
         raiser[field][: len(written)] = np.frombuffer(written.encode(), np.uint8)
     raiser["text_length"] = len(text)

@@ -22,7 +22,7 @@ from zico.errors import HookError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 BUDGET_BYTES = 32 * MIB
 FRAMEWORK = Path(__file__).parent
 BUILD_S = 60
@@ -65,7 +65,7 @@ def broker() -> Iterator[Broker]:
 @pytest.fixture(scope="module")
 def seen(broker: Broker, folder: Path) -> dict[str, Any]:
     """Give what a job saw that asked for workspaces, and for memory of both GPUs."""
-    with Process(str(FRAMEWORK / "torch_cuda_job.py"), str(folder), **in_pool(broker)) as job:
+    with Process(str(FRAMEWORK / "torch_cuda_job.py"), str(folder), "look", **in_pool(broker)) as job:
         found: dict[str, Any] = json.loads(job.line())
         code, errors = job.finish()
     return {**found, "exit": code, "errors": errors}
@@ -90,6 +90,17 @@ def test_a_tensor_of_another_gpu_is_refused_with_what_to_do(seen: dict[str, Any]
     assert (address, seen["kept_bytes"]) == (0, 0)
     assert "this tensor is for another GPU than the pool's, cuda:0" in raised
     assert re.search("CUDA_VISIBLE_DEVICES=GPU-[0-9a-f-]{36} ", raised)
+
+
+def test_frees_may_come_when_the_interpreter_is_gone(broker: Broker, folder: Path) -> None:
+    """A static destructor frees tensors of the pool after Python has ended, and the job exits with 0.
+
+    Nothing that such a free needs goes with the interpreter.
+    """
+    with Process(str(FRAMEWORK / "torch_cuda_job.py"), str(folder), "leave", **in_pool(broker)) as job:
+        assert json.loads(job.line()) == {"live_bytes": 5 * 64 * KIB}
+        output, errors = job.process.communicate(timeout=BUILD_S)
+    assert (output, job.process.returncode, errors) == (f"at the end {64 * KIB}\n", 0, "")
 
 
 def test_a_build_that_is_laid_out_otherwise_is_told(folder: Path, tmp_path: Path) -> None:

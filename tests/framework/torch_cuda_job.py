@@ -1,4 +1,4 @@
-"""PyTorch on a GPU as a job on the driver's twin: ``torch_cuda_job.py FOLDER``.
+"""PyTorch on a GPU as a job on the driver's twin: ``torch_cuda_job.py FOLDER ORDER``.
 
 The build of PyTorch for the processor has no allocator for CUDA. FOLDER/lib has libraries that stand
 in for it (``torch_cuda_library.cpp``); the functions of Python that lead there stand in as well.
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import json
+import os
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,11 +21,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from zico.adapters import torch as adapter
 
+from zico import lookup, session
+from zico.heap import process, stream_hooks
+
 if TYPE_CHECKING:
-    from zico import session
+    from collections.abc import Callable
 
 LONG_S = 100
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 RAISED_BYTES = 1024
 
 
@@ -71,13 +77,37 @@ def look(library: ctypes.CDLL, joined: session.Session) -> dict[str, Any]:
     }
 
 
+def report_deaths(joined: session.Session) -> None:
+    """Write a line to stderr for each thing that frees need and that goes with the interpreter."""
+    names = ("allocate", "free", "record_stream", "take", "give", "OTHERS_RECORD", "OWN_RECORD")
+    needed = {name: getattr(stream_hooks, name) for name in names}
+    needed |= {"HEAP_RECORD": process.HEAP_RECORD, "session": joined}
+    for name, thing in needed.items():
+        lookup.keep(weakref.ref(thing, functools.partial(_report, os.write, f"{name} is gone\n".encode())))
+
+
+def _report(write: Callable[[int, bytes], int], line: bytes, _reference: object) -> None:
+    write(2, line)
+
+
+def leave(library: ctypes.CDLL, joined: session.Session) -> dict[str, Any]:
+    """Leave tensors to the end of the process.
+
+    Another one keeps their region: its release would need a mark, and the twin's marks are Python.
+    """
+    make(library, 64 * KIB, 0)
+    report_deaths(joined)
+    library.leave(4, ctypes.c_void_p(joined.record["live_bytes"].__array_interface__["data"][0]))
+    return {"live_bytes": int(joined.record["live_bytes"])}
+
+
 def main() -> None:
-    """Join, look, tell."""
+    """Join, do what is asked, tell."""
     faulthandler.dump_traceback_later(LONG_S, exit=True)
     library = stand_in(Path(sys.argv[1]))
     joined = adapter.enable()
     assert joined is not None
-    found = look(library, joined)
+    found = {"look": look, "leave": leave}[sys.argv[2]](library, joined)
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
     faulthandler.cancel_dump_traceback_later()

@@ -71,6 +71,12 @@ def give(address: int, stream: int) -> int:
 
 
 OWN_RECORD[0] = (take.address, give.address)
+NEEDED_TO_THE_END = (process.HEAP_RECORD, OTHERS_RECORD, OWN_RECORD, take, give)
+"""What every hook below uses. Destructors may free tensors when the interpreter is gone.
+
+An adapter therefore keeps these, its session and the hooks that it hands out
+(``zico.lookup.keep``). With one of them all machine code stays: Numba has one engine for it.
+"""
 
 
 @inlined
