@@ -15,6 +15,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
+from zico.autoload import complain
 from zico.errors import HookError
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ REFUSED = {
 GRAPHS = (
     "CUDA graphs, whose tensors would have to stay where they are between replays: train without torch.cuda.graph and "
     "make_graphed_callables, and let torch.compile use mode='default' or 'max-autotune-no-cudagraphs'"
+)
+OTHER_DEVICE = (
+    "zico: this tensor is for another GPU than the pool's, cuda:{ordinal}: put it there, or let the process see "
+    "that GPU alone by CUDA_VISIBLE_DEVICES={uuid} (zico run does)"
 )
 
 
@@ -137,11 +142,17 @@ def enable(joined: Session) -> None:
     """
     refuse_settings(os.environ)
     import torch
-    from zico.adapters import torch_raising
+    from zico.adapters import torch_cache_info, torch_raising
 
+    from zico import lookup
     from zico.heap import stream_hooks
 
-    stream_hooks.OTHERS_RECORD[0]["out_of_memory"] = torch_raising.prepare(torch)
+    facts = joined.pool.driver.facts  # type: ignore[attr-defined]  # a CUDA device's driver
+    refusal = OTHER_DEVICE.format(ordinal=facts.ordinal, uuid=facts.uuid)
+    others = stream_hooks.OTHERS_RECORD[0]
+    others["out_of_memory"] = torch_raising.prepare(torch)
+    others["device"] = facts.ordinal
+    others["refuse_device"] = torch_raising.prepare_refusal(torch, refusal)
     core, memory = torch._C, torch.cuda.memory  # noqa: SLF001 - the only door
     try:
         backend = memory.get_allocator_backend()
@@ -153,10 +164,17 @@ def enable(joined: Session) -> None:
             raise HookError(message)
         allocator = core._cuda_customAllocator(stream_hooks.allocate.address, stream_hooks.free.address)  # noqa: SLF001
         allocator.set_record_stream_fn(stream_hooks.record_stream.address)
+        # PyTorch's static destructors free tensors after the interpreter is gone.
+        hooks = (stream_hooks.allocate, stream_hooks.free, stream_hooks.record_stream)
+        lookup.keep(joined, torch_raising.RAISERS, *stream_hooks.NEEDED_TO_THE_END, *hooks)
         memory.change_current_allocator(memory._CUDAAllocator(allocator))  # noqa: SLF001 - as CUDAPluggableAllocator does
     except (AttributeError, TypeError, RuntimeError) as error:
         message = f"PyTorch {torch.__version__} does not take Zico's allocator: {error}"
         raise HookError(message) from error
+    try:
+        torch_cache_info.install(torch)
+    except HookError as error:
+        complain("cuDNN cannot time its algorithms in this job", error)
     answer(joined, torch)
     refuse_captures(torch)
 

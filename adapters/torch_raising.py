@@ -1,4 +1,4 @@
-"""Raise ``torch.OutOfMemoryError`` from compiled code, where PyTorch checks no result.
+"""Raise PyTorch's own errors from compiled code, where PyTorch checks no result.
 
 A pluggable CUDA allocator that returns null makes a tensor at address 0: PyTorch does not look
 (``CUDAPluggableAllocator::allocate``), and the next kernel faults. So the failure is thrown as PyTorch's own C++
@@ -6,7 +6,8 @@ exception, made by PyTorch's own constructor; the unwinder passes through Numba'
 
 Guarantees
     Nothing is allocated but the exception itself; no Python runs, so the GIL may be held or not.
-    Where PyTorch's libraries lack a symbol, ``prepare`` says so and nothing has been changed.
+    Where PyTorch's libraries lack a symbol, ``prepare`` and ``prepare_refusal`` say so and nothing
+    has been changed.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from numba.extending import intrinsic
 from zico.compiled import callback, inlined, record_at, symbol_address
 from zico.errors import HookError
 
-_CONSTRUCTOR = "_ZN3c1016OutOfMemoryErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
-_TYPE_INFO = "_ZTIN3c1016OutOfMemoryErrorE"
+_CONSTRUCTOR = "_ZN3c10{}C1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+_TYPE_INFO = "_ZTIN3c10{}E"
+_OUT_OF_MEMORY_ERROR, _ERROR = "16OutOfMemoryError", "5Error"
+"""Classes of the namespace ``c10``, as the symbols above name them."""
 _EXCEPTION_BYTES = 1024  # more than any version's c10::Error, whose size no symbol tells
 
 SYMBOL = "zico_torch_raiser"
@@ -49,6 +52,7 @@ RAISER = np.dtype(
         ("text_bytes_address", "i8"),
         ("text_address", "i8"),
         ("location_address", "i8"),
+        ("text_length", "i8"),
         ("text_bytes", "u1", (256,)),
         ("function", "u1", (16,)),
         ("file", "u1", (16,)),
@@ -86,8 +90,10 @@ def _throw(_typing: Any, raiser: Any, text_address: Any, location_address: Any) 
     return types.int64(types.UniTuple(types.int64, 4), types.int64, types.int64), codegen
 
 
-_RAISER = np.zeros(1, RAISER)
-llvmlite.binding.add_symbol(SYMBOL, _RAISER.ctypes.data)  # before what refers to it is compiled
+RAISERS = np.zeros(2, RAISER)
+"""What raises that memory is out, and what raises a refusal."""
+_REFUSAL_OFFSET = RAISER.itemsize
+llvmlite.binding.add_symbol(SYMBOL, RAISERS.ctypes.data)  # before what refers to it is compiled
 _raiser_address = symbol_address(SYMBOL)
 
 
@@ -105,6 +111,18 @@ def _write(text: Any, last: int, size_bytes: int) -> None:  # noqa: ANN401 - an 
         i -= 1
 
 
+@inlined
+def _raise(raiser: Any) -> None:  # noqa: ANN401 - one RAISER record
+    """Throw what a record describes."""
+    # The constructor moves from its argument, which it is handed by reference, and keeps these bytes; it is never
+    # destroyed, so nobody frees them.
+    raiser.text[0] = raiser.text_bytes_address
+    raiser.text[1] = raiser.text_length
+    raiser.text[2] = raiser.text_length
+    functions = (raiser.constructor, raiser.allocate, raiser.throw, raiser.type_info)
+    _throw(functions, raiser.text_address, raiser.location_address)
+
+
 @callback(types.void(types.int64, types.int64, types.int64))
 def raise_out_of_memory(requested_bytes: int, held_bytes: int, budget_bytes: int) -> None:
     """Throw ``c10::OutOfMemoryError`` through the caller; the message has the three figures. Never returns.
@@ -115,13 +133,13 @@ def raise_out_of_memory(requested_bytes: int, held_bytes: int, budget_bytes: int
     _write(raiser.text_bytes, _LAST_DIGITS[0], requested_bytes)
     _write(raiser.text_bytes, _LAST_DIGITS[1], held_bytes)
     _write(raiser.text_bytes, _LAST_DIGITS[2], budget_bytes)
-    # The constructor moves from its argument, which it is handed by reference, and keeps these bytes; it is never
-    # destroyed, so nobody frees them.
-    raiser.text[0] = raiser.text_bytes_address
-    raiser.text[1] = len(_TEXT)
-    raiser.text[2] = len(_TEXT)
-    functions = (raiser.constructor, raiser.allocate, raiser.throw, raiser.type_info)
-    _throw(functions, raiser.text_address, raiser.location_address)
+    _raise(raiser)
+
+
+@callback(types.void())
+def raise_refusal() -> None:
+    """Throw ``c10::Error`` with the text given to ``prepare_refusal``. Never returns."""
+    _raise(record_at(_raiser_address() + _REFUSAL_OFFSET, RAISER))
 
 
 def prepare(torch: Any) -> int:  # noqa: ANN401 - the module
@@ -130,29 +148,52 @@ def prepare(torch: Any) -> int:  # noqa: ANN401 - the module
     Raises:
         HookError: This build of PyTorch lacks one.
     """
+    _fill(0, torch, _OUT_OF_MEMORY_ERROR, _TEXT)
+    return int(raise_out_of_memory.address)
+
+
+def prepare_refusal(torch: Any, text: str) -> int:  # noqa: ANN401 - the module
+    """Find PyTorch's symbols; returns the address of ``raise_refusal``.
+
+    In Python that is a ``RuntimeError`` with this text, of at most 256 characters.
+
+    Raises:
+        HookError: This build of PyTorch lacks one.
+    """
+    _fill(1, torch, _ERROR, text)
+    return int(raise_refusal.address)
+
+
+def _fill(number: int, torch: Any, name: str, text: str) -> None:  # noqa: ANN401 - the module
+    """Fill one of the records: which class of exception to throw, with which text."""
     folder = Path(torch.__file__).parent / "lib"
-    raiser = _RAISER[0]
+    raiser = RAISERS[number]
     try:
         core = ctypes.CDLL(str(folder / "libc10.so"))
         # Each library may have a type_info of its own; what counts is the one of the library that catches.
         catching = ctypes.CDLL(str(folder / "libtorch_python.so"))
         runtime = ctypes.CDLL("libstdc++.so.6")
-        raiser["constructor"] = _address(core, _CONSTRUCTOR)
-        raiser["type_info"] = _address(catching, _TYPE_INFO)
-        raiser["allocate"] = _address(runtime, "__cxa_allocate_exception")
-        raiser["throw"] = _address(runtime, "__cxa_throw")
-    except (OSError, AttributeError) as error:
+        raiser["constructor"] = address_in(core, _CONSTRUCTOR.format(name))
+        raiser["type_info"] = address_in(catching, _TYPE_INFO.format(name))
+        raiser["allocate"] = address_in(runtime, "__cxa_allocate_exception")
+        raiser["throw"] = address_in(runtime, "__cxa_throw")
+    except (OSError, ValueError) as error:
         message = f"PyTorch {torch.__version__} has no exception that Zico could raise: {error}"
         raise HookError(message) from error
-    address = _RAISER.ctypes.data
-    for field, text in (("text_bytes", _TEXT), ("function", "allocate"), ("file", "zico")):
-        raiser[field][: len(text)] = np.frombuffer(text.encode(), np.uint8)
+    address = RAISERS.ctypes.data + number * RAISER.itemsize
+    for field, written in (("text_bytes", text), ("function", "allocate"), ("file", "zico")):
+        raiser[field][: len(written)] = np.frombuffer(written.encode(), np.uint8)
+    raiser["text_length"] = len(text)
     raiser["text_bytes_address"] = address + RAISER.fields["text_bytes"][1]  # type: ignore[index]
     raiser["location"] = address + RAISER.fields["function"][1], address + RAISER.fields["file"][1], 0  # type: ignore[index]
     raiser["text_address"] = address + RAISER.fields["text"][1]  # type: ignore[index]
     raiser["location_address"] = address + RAISER.fields["location"][1]  # type: ignore[index]
-    return int(raise_out_of_memory.address)
 
 
-def _address(library: ctypes.CDLL, symbol: str) -> int:
+def address_in(library: ctypes.CDLL, symbol: str) -> int:
+    """Return the address of a library's symbol.
+
+    Raises:
+        ValueError: It has none of that name.
+    """
     return ctypes.addressof(ctypes.c_char.in_dll(library, symbol))

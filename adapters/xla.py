@@ -76,7 +76,7 @@ def redirect(library_prefix: str) -> None:
         HookError: The library is not loaded, or does not look functions up; nothing has been changed.
     """
     from zico import lookup
-    from zico.heap import memory_queries, process, stream_hooks
+    from zico.heap import memory_queries, stream_hooks
 
     functions = {name: getattr(stream_hooks, function) for name, function in ALLOCATIONS.items()}
     functions |= {name: getattr(memory_queries, function) for name, function in QUERIES.items()}
@@ -85,8 +85,7 @@ def redirect(library_prefix: str) -> None:
     replacements = {name: int(function.address) for name, function in functions.items()}
     lookup.substitute(library_prefix, replacements, originals)
     # XLA frees what is left when its library is unloaded, after the interpreter is gone.
-    lookup.keep(process.HEAP_RECORD, memory_queries.OTHERS_RECORD, *functions.values())
-    lookup.keep(stream_hooks.OTHERS_RECORD, stream_hooks.OWN_RECORD, stream_hooks.take, stream_hooks.give)
+    lookup.keep(memory_queries.OTHERS_RECORD, *stream_hooks.NEEDED_TO_THE_END, *functions.values())
 
 
 def _place(hooks: Any, field: str) -> int:  # noqa: ANN401 - a module

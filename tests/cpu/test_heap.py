@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from heap_machine import HeapMachine
 from hypothesis import settings
@@ -54,6 +57,24 @@ def test_the_last_block_to_leave_a_region_returns_it(tenant: Tenant) -> None:
     assert tenant.job["held"] == 2
     tenant.free(second)
     assert tenant.job["held"] == 0
+
+
+def test_nothing_is_reserved_for_the_bookkeeping(tenant: Tenant) -> None:
+    """The kernel charges the heap's arrays when they are touched, unless it is strict."""
+    if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":
+        pytest.skip("the kernel ignores MAP_NORESERVE where it is strict (vm.overcommit_memory=2)")
+    array = tenant.heap.zeros(np.dtype("u1"), 1 << 30)
+    assert {"nr"} == {"nr", "ac"} & flags_at(array.ctypes.data)
+
+
+def flags_at(address: int) -> set[str]:
+    """Return the kernel's flags of the mapping at an address (proc_pid_smaps(5))."""
+    mappings = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+    for mapping in filter(None, mappings):
+        start, end = (int(number, 16) for number in mapping.split()[0].split("-"))
+        if start <= address < end:
+            return set(mapping.partition("VmFlags:")[2].split())
+    return set()
 
 
 def test_the_steady_state_maps_nothing(tenant: Tenant) -> None:

@@ -10,7 +10,7 @@ import pytest
 from members import join
 from software_device import SoftwareDevice
 
-from zico.heap import stream_hooks
+from zico.heap import memory_queries, stream_hooks
 from zico.heap.build import Heap
 from zico.heap.process import HEAP_RECORD
 from zico.pool.table import PoolTable
@@ -30,6 +30,7 @@ mem_alloc_async = ctypes.CFUNCTYPE(I32, ctypes.c_void_p, I64, I64)(stream_hooks.
 mem_alloc_from_pool_async = ctypes.CFUNCTYPE(I32, ctypes.c_void_p, I64, I64, I64)(
     stream_hooks.mem_alloc_from_pool_async.address
 )
+cache_info = ctypes.CFUNCTYPE(None, I64, ctypes.c_int8, ctypes.c_void_p)(memory_queries.cache_info.address)
 mem_free_async = ctypes.CFUNCTYPE(I32, I64, I64)(stream_hooks.mem_free_async.address)
 
 
@@ -96,6 +97,43 @@ def test_what_can_never_be_had_is_told_with_the_figures(heap: Heap) -> None:
     assert heard == [(64 * MIB, MIB, 4 * MIB)]
     free(held, MIB, 0, STREAM)
     assert live_bytes(heap) == 0
+
+
+def test_a_request_for_another_device_is_refused(heap: Heap) -> None:
+    """Only the pool's device is served where somebody refuses the others; then nothing is taken."""
+    refused: list[None] = []
+    function = ctypes.CFUNCTYPE(None)(lambda: refused.append(None))
+    stream_hooks.OTHERS_RECORD[0]["device"] = 1
+    stream_hooks.OTHERS_RECORD[0]["refuse_device"] = ctypes.cast(function, ctypes.c_void_p).value
+    assert (allocate(MIB, 0, STREAM), live_bytes(heap), len(refused)) == (0, 0, 1)
+    address = allocate(MIB, 1, STREAM)
+    assert (address != 0, live_bytes(heap), len(refused)) == (True, MIB, 1)
+    free(address, MIB, 1, STREAM)
+
+
+def largest_workspace() -> int:
+    """Return what PyTorch's ``cacheInfo`` is answered."""
+    out = np.full(1, -1, np.int64)
+    cache_info(0, 0, out.ctypes.data)
+    return int(out[0])
+
+
+def test_a_workspace_may_be_what_can_be_had_without_waiting(heap: Heap) -> None:
+    """It is what nobody holds, within the job's limit, and what the job holds unused; 0 without a heap."""
+    assert largest_workspace() == 4 * MIB
+    address = allocate(MIB // 2, 0, STREAM)
+    assert largest_workspace() == 3 * MIB + MIB // 2
+    heap.pool.header["granted"] += 1
+    assert largest_workspace() == 2 * MIB + MIB // 2
+    heap.pool.header["granted"] -= 1
+    (job,) = (job for job in heap.pool.jobs if job["pid"])
+    job["limit"] = 2
+    assert largest_workspace() == MIB + MIB // 2
+    job["limit"] = 0
+    free(address, MIB // 2, 0, STREAM)
+    attached, heap.record[0]["attached"] = int(heap.record[0]["attached"]), 0
+    assert largest_workspace() == 0
+    heap.record[0]["attached"] = attached
 
 
 @pytest.mark.parametrize("from_pool", [False, True])

@@ -14,6 +14,7 @@ from zico import elf
 from zico.compiled import array_at, call, callback, symbol_address
 
 GIB = 1 << 30
+REFUSAL = "zico: not on this device"
 _SYMBOL = "zico_test_raise"
 _FUNCTION = np.array([torch_raising.prepare(torch)], np.int64)
 llvmlite.binding.add_symbol(_SYMBOL, _FUNCTION.ctypes.data)
@@ -29,7 +30,7 @@ def failing(_out_address: int, _alignment: int, size_bytes: int) -> int:
 
 
 def main() -> None:
-    """Allocate through the failing function, see the message, allocate again through the real one."""
+    """Allocate through the failing function, see its messages, allocate again through the real one."""
     libc10 = elf.find_loaded("libc10.so")
     originals = elf.replace_imports(libc10, {"posix_memalign": int(failing.address)}).originals
     messages = []
@@ -38,6 +39,11 @@ def main() -> None:
             torch.empty(size, dtype=torch.uint8)
         except RuntimeError as error:
             messages.append(str(error))
+    _FUNCTION[0] = torch_raising.prepare_refusal(torch, REFUSAL)
+    try:
+        torch.empty(1)
+    except RuntimeError as error:
+        messages.append(f"{type(error).__name__}: {error}")
     elf.replace_imports(libc10, originals)
     sys.stdout.write("\n".join(messages) + f"\n{int(torch.ones(1000).sum())}\n")
 

@@ -10,17 +10,18 @@ import torch
 from zico.adapters import torch_cuda
 
 from zico.errors import HookError
+from zico.heap import stream_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 MIB = 1 << 20
 CORE = ("_cuda_memoryStats", "_cuda_resetPeakMemoryStats", "_cuda_resetAccumulatedMemoryStats", "_cuda_emptyCache")
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Return a session with figures, and a PyTorch that believes its CUDA part to be in use and asks this session."""
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """Give a session with figures, and a PyTorch that believes its CUDA part to be in use and asks this session."""
     record = {
         "allocations": 10,
         "live_bytes": 3 * MIB,
@@ -30,7 +31,8 @@ def session(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "peak_held": 5,
         "oom_count": 1,
     }
-    pool = SimpleNamespace(region_bytes=4 * MIB, free_and_total_bytes=lambda: (280 * MIB, 400 * MIB))
+    driver = SimpleNamespace(facts=SimpleNamespace(ordinal=0, uuid="GPU-0"))
+    pool = SimpleNamespace(region_bytes=4 * MIB, free_and_total_bytes=lambda: (280 * MIB, 400 * MIB), driver=driver)
     made = SimpleNamespace(record=record, pool=pool, heap=SimpleNamespace(record=[{"events": 16}]))
     for name in (*CORE, *torch_cuda.REFUSED):
         monkeypatch.setattr(torch._C, name, None, raising=False)
@@ -39,7 +41,8 @@ def session(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda.memory, "_get_device_index", lambda *_, **__: 0)
     torch_cuda.answer(made, torch)
-    return made
+    yield made
+    stream_hooks.OTHERS_RECORD[0] = 0
 
 
 def test_pytorchs_functions_answer_from_the_session(session: SimpleNamespace) -> None:

@@ -16,13 +16,14 @@ CHECKS = Path(__file__).with_name("raising_checks.py")
 
 
 def test_a_refused_allocation_raises_with_the_figures_and_the_process_goes_on() -> None:
-    """Sizes are in MiB, rounded up; a second failure overwrites the first one's digits; later tensors work."""
+    """Sizes are in MiB, rounded up; each failure has its digits; a refusal is no lack of memory; later tensors work."""
     done = subprocess.run((sys.executable, str(CHECKS)), capture_output=True, text=True, check=True, timeout=120)
     text = [" ".join(line.split()) for line in done.stdout.splitlines()]
     story = "more while holding 3072 MiB, and the whole budget is 4096 MiB: raise --budget or use a smaller batch"
     assert text == [
         f"CUDA out of memory. zico: needs 5120 MiB {story}",
         f"CUDA out of memory. zico: needs 1 MiB {story}",
+        "RuntimeError: zico: not on this device",
         "1000",
     ]
 
@@ -32,3 +33,5 @@ def test_a_build_without_the_symbols_is_refused_with_a_sentence(tmp_path: Path) 
     strange = SimpleNamespace(__file__=str(tmp_path / "__init__.py"), __version__="9.9")
     with pytest.raises(HookError, match=r"PyTorch 9\.9 has no exception that Zico could raise: .*libc10"):
         torch_raising.prepare(strange)
+    with pytest.raises(HookError, match=r"PyTorch 9\.9 has no exception that Zico could raise: .*libc10"):
+        torch_raising.prepare_refusal(strange, "text")

@@ -238,8 +238,13 @@ class Heap:
         arena["gaps_address"] = gaps.ctypes.data
 
     def zeros(self, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - an array of dtype
-        """Return zeroed records in anonymous memory that costs nothing until touched."""
-        mapping = mmap.mmap(-1, max(dtype.itemsize * count, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        """Return zeroed records in anonymous memory that costs nothing until touched.
+
+        In modes 0 and 1 of ``vm.overcommit_memory`` the kernel charges nothing for these arrays.
+        Mode 2 ignores ``MAP_NORESERVE`` and charges them in full, as all private memory that can be
+        written (mmap(2), proc_sys_vm(5)).
+        """
+        mapping = mmap.mmap(-1, max(dtype.itemsize * count, 1), host.RESERVED)
         array = np.frombuffer(mapping, dtype, count)
         self._keep.append((mapping, array))
         return array

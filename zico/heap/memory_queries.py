@@ -1,4 +1,4 @@
-"""What a framework is told of a GPU's memory when it asks the driver: the budget instead of the device.
+"""What a framework is told of a GPU's memory when it asks: the budget instead of the device.
 
 Where this process's heap serves nobody, the driver is asked.
 """
@@ -64,3 +64,23 @@ def device_total_mem(total_address: int, device: int) -> int:
         return _NOT_INITIALIZED
     status: int = np.int32(call(others.device_total_mem, (total_address, device)))  # type: ignore[assignment]
     return status
+
+
+@callback(types.void(types.int64, types.int8, types.int64))
+def cache_info(_allocator: int, _device: int, largest_address: int) -> None:
+    """Stand in for PyTorch's ``CUDAAllocator::cacheInfo``: what this job can have without waiting.
+
+    PyTorch asks how large a workspace cuDNN may try. Its own allocator answers with the largest free
+    block. Here it is what nobody holds, within the job's limit, and what the job holds unused.
+    """
+    heap: Any = record_at(_heap_address(), HEAP)
+    free_bytes = 0
+    if heap.attached == _ATTACHED:
+        header = header_of(pool_of(heap))
+        me = job_of(heap)
+        free_regions = max(header.budget_regions - header.granted, 0)
+        if me.limit > 0:
+            free_regions = min(free_regions, max(me.limit - me.held, 0))
+        unused_bytes = max((me.held << heap.pool_shift) - me.live_bytes, 0)
+        free_bytes = (free_regions << heap.pool_shift) + unused_bytes
+    array_at(largest_address, 1, _I64)[0] = free_bytes

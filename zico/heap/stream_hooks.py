@@ -23,6 +23,8 @@ from zico.pool.shared import header_of
 OTHERS = np.dtype(
     [
         ("out_of_memory", "i8"),  # called with requested, held and budget in bytes; may raise; 0: nobody wants to know
+        ("device", "i8"),  # the pool's, as this process numbers devices
+        ("refuse_device", "i8"),  # called for a request on another device; may raise; 0: nobody looks at devices
         ("free_async", "i8"),  # cuMemFreeAsync, 0 if not known
     ]
 )
@@ -69,6 +71,12 @@ def give(address: int, stream: int) -> int:
 
 
 OWN_RECORD[0] = (take.address, give.address)
+NEEDED_TO_THE_END = (process.HEAP_RECORD, OTHERS_RECORD, OWN_RECORD, take, give)
+"""What every hook below uses. Destructors may free tensors when the interpreter is gone.
+
+An adapter therefore keeps these, its session and the hooks that it hands out
+(``zico.lookup.keep``). With one of them all machine code stays: Numba has one engine for it.
+"""
 
 
 @inlined
@@ -87,16 +95,21 @@ def _freed(address: int, stream: int) -> bool:
 
 
 @callback(types.int64(types.int64, types.int32, types.int64))
-def allocate(size_bytes: int, _device: int, stream: int) -> int:
-    """Return ``size_bytes`` for a stream's work from now on; 0 for none, if ``out_of_memory`` has not raised."""
+def allocate(size_bytes: int, device: int, stream: int) -> int:
+    """Return ``size_bytes`` for a stream's work from now on; 0 for none, where nothing has raised.
+
+    The pool's memory is mapped for the pool's device alone: another one's kernels would fault on it.
+    """
+    others: Any = record_at(_others_address(), OTHERS)
+    if others.refuse_device != 0 and device != others.device:
+        call(others.refuse_device, ())
+        return 0
     address = _allocated(size_bytes, stream)
-    if address == 0 and size_bytes > 0:
-        others: Any = record_at(_others_address(), OTHERS)
-        if others.out_of_memory != 0:
-            heap: Any = record_at(_heap_address(), HEAP)
-            held_bytes = job_of(heap).held << heap.pool_shift
-            budget_bytes = header_of(pool_of(heap)).budget_regions << heap.pool_shift
-            call(others.out_of_memory, (size_bytes, held_bytes, budget_bytes))
+    if address == 0 and size_bytes > 0 and others.out_of_memory != 0:
+        heap: Any = record_at(_heap_address(), HEAP)
+        held_bytes = job_of(heap).held << heap.pool_shift
+        budget_bytes = header_of(pool_of(heap)).budget_regions << heap.pool_shift
+        call(others.out_of_memory, (size_bytes, held_bytes, budget_bytes))
     return address
 
 

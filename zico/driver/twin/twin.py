@@ -125,9 +125,11 @@ class Twin(ManagedFunctions):
     def cuDeviceGetAttribute(self, attrib: Value, dev: Value) -> int:
         """Return an attribute."""
         self._device(dev)
-        name = attrib.name.removeprefix(_ATTRIBUTE)
-        refuse_unless(name != "HOST_NUMA_ID" or self.host_bytes > 0)  # older drivers do not know it
-        return self.attribute(name)
+        # By number: one number has several names, and which of them ``attrib`` says depends on the bindings' version.
+        kinds = real.CUdevice_attribute.__members__
+        names = {name.removeprefix(_ATTRIBUTE) for name, kind in kinds.items() if number(kind) == number(attrib)}
+        refuse_unless("HOST_NUMA_ID" not in names or self.host_bytes > 0)  # older drivers do not know it
+        return next((value for name in sorted(names) if (value := self.attribute(name))), 0)
 
     def attribute(self, name: str) -> int:
         """Return an attribute of the devices, without ``CU_DEVICE_ATTRIBUTE_``."""
