@@ -119,12 +119,13 @@ def test_a_gpus_memory_for_a_run() -> None:
 
 
 def test_the_management_library_knows_better_and_names_the_holders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Free bytes and holders are the library's, where it is there."""
-    with gpus(total_bytes=512 * MIB):
+    """Free bytes and holders are the library's, where it is there, and no context is made to ask for them."""
+    with gpus(total_bytes=512 * MIB) as twin:
         identity = facts_of("cuda:0").uuid
         Library(Memory(512 * MIB, 100 * MIB), [Process(os.getpid(), 412 * MIB)], uuid=identity).install(monkeypatch)
         memory = memory_of(of_flag("cuda:0"))
         assert memory.available_bytes == 100 * MIB
+        assert twin.contexts_made == 0
         assert memory.held_by.endswith(f" (process {os.getpid()}) 412 MiB")
 
 

@@ -125,6 +125,37 @@ def test_without_a_budget_a_job_has_its_reserve(tmp_path: Path, reserve: str) ->
         assert "budget 3 GiB (--budget), reserve 1 GiB a job (--reserve), jobs 1 (the commands)" in run.stderr
 
 
+COUNT = """
+import atexit
+import os
+import sys
+
+def note():
+    words = " ".join(sys.orig_argv)
+    names = {{"zico.broker": "broker", "zico run": "run", "session.attach": "job"}}
+    role = next((name for part, name in names.items() if part in words), "other")
+    with open({path!r}, "a") as file:
+        file.write(f"{{role}} {{bindings.default_api().contexts_made}}\\n")
+
+atexit.register(note)
+"""
+
+
+@pytest.mark.parametrize("has_library", [True, False])
+@pytest.mark.parametrize("needs_context", [True, False])
+def test_facts_cost_no_context(tmp_path: Path, *, has_library: bool, needs_context: bool) -> None:
+    """A job makes its framework's; a broker one if the driver wants it; a run one if no library knows free bytes."""
+    compile_once()
+    path = tmp_path / "made"
+    more = (nvml(256 * MIB) if has_library else "") + COUNT.format(path=str(path))
+    settings = {"attributes": {"COMPUTE_CAPABILITY_MAJOR": 6}, "needs_context": needs_context}
+    twin = environment(tmp_path / "site", more, total_bytes=256 * MIB, **settings)
+    with ZicoRun(*ON_GPU, "--budget", "64MiB", python(TRAIN.format(regions=3)), **twin) as run:
+        assert run.finish() == 0, run.stderr
+    made = sorted(line for line in path.read_text().splitlines() if not line.startswith("other"))
+    assert made == [f"broker {int(needs_context)}", "job 1", f"run {int(not has_library)}"]
+
+
 def test_a_budget_that_leaves_less_than_the_reserve_has_one_warning(twin: dict[str, str]) -> None:
     """The run goes on, and a quiet one says so too."""
     with ZicoRun(*ON_GPU, "--quiet", python("print('trained')"), **twin) as run:
