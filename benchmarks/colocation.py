@@ -5,7 +5,8 @@ a budget, without Zico, and one after the other with all cores each. Rounds go t
 second one backwards, so that what else the machine does falls on all alike.
 
 Throughput of a run is the mean over its jobs of iterations per second, over the same job's together with no budget
-(``--budget none``) in the same round. ``together.py`` says how iterations per second are measured.
+(``--budget none``, which on a GPU leaves each job its reserve) in the same round. ``together.py`` says how iterations
+per second are measured.
 
 One after the other: the jobs' work of one second together with no budget is done by each job alone with all cores, one
 after the other; the time that takes is the sum over the jobs of (rate together / rate alone), and its reciprocal is the

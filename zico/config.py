@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from zico.errors import ConfigError
@@ -28,9 +29,14 @@ DEFAULT_CUDA_REGION_BYTES = 64 * MIB
 DEFAULT_AVAILABLE_PERCENT = 80
 """Share of the memory available now that a run takes when no budget is given.
 
-On the host device the same memory also holds interpreters, libraries and data sets, on a GPU the frameworks' contexts
-and workspaces; neither is in the budget.
+On the host device the same memory also holds interpreters, libraries and data sets, on a GPU what others start
+meanwhile; neither is in the budget.
 """
+DEFAULT_CUDA_RESERVE = "1GiB"
+"""A context takes about half of it; libraries such as cuBLAS and cuDNN allocate workspaces beside the framework."""
+DEFAULT_EXPECTED_JOBS = "2"
+"""For a broker that is started before its jobs."""
+MAX_EXPECTED_JOBS = 1000
 
 DEFAULT_MOST_REGIONS = 1 << 16
 """What a budget on the host may be raised to unless something else is said: a table of 2 MiB."""
@@ -94,6 +100,8 @@ class Flags:
     save: str | None = None
     limit: str | None = None
     tier: str | None = None
+    reserve: str | None = None
+    jobs: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +126,11 @@ class Settings:
     policy: Setting[str]
     region_bytes: Setting[int]
     budget_bytes: Setting[int]
+    reserve_bytes: Setting[int]
+    """What each job is expected to need of the device outside the pool, for its context and for workspaces."""
+    expected_jobs: Setting[int]
+    warning: str
+    """What the user should know of the budget; empty as a rule."""
     grace_s: Setting[float]
     """How long an ending job may take after each signal."""
     log_level: Setting[str]
@@ -148,6 +161,7 @@ def resolve(
     memory: DeviceMemory,
     policies: Collection[str],
     file: SettingsFile = NO_FILE,
+    n_jobs: int | None = None,
 ) -> Settings:
     """Return the settings of a run. Starts and changes nothing.
 
@@ -157,6 +171,7 @@ def resolve(
         memory: Of the device that ``device_of`` returns for the same flags, environment and file.
         policies: The names that are accepted.
         file: The user's settings file.
+        n_jobs: How many jobs there will be; ``None`` where only the user can know.
 
     Raises:
         ConfigError: A value is not acceptable; the message names it, its origin and what would be accepted.
@@ -166,7 +181,12 @@ def resolve(
     is_host = device.value == HOST
     default_region_bytes = DEFAULT_REGION_BYTES if is_host else DEFAULT_CUDA_REGION_BYTES
     region = _region(sources.chosen("region"), memory, max(default_region_bytes, memory.granularity_bytes))
-    budget = _budget(sources.chosen("budget"), region.value, memory)
+    reserve = _reserve(sources.chosen("reserve", "0" if is_host else DEFAULT_CUDA_RESERVE), memory)
+    jobs = _expected_jobs(sources, n_jobs)
+    reserved_bytes = reserve.value * jobs.value
+    budget = _budget(sources.chosen("budget"), region.value, memory, reserved_bytes)
+    most = _most(sources.chosen("most"), budget, region.value, memory, reserved_bytes)
+    taken = most if memory.is_taken_at_once and most.value > budget.value else budget
     mps = _parsed(sources.chosen("mps"), _parse_switch)
     if mps.value and is_host:
         raise ConfigError(f"{mps.origin}: MPS is a service of GPUs: choose one too, as in --device cuda:0")
@@ -176,11 +196,14 @@ def resolve(
         policy=_policy(sources.chosen("policy", DEFAULT_POLICY), policies),
         region_bytes=region,
         budget_bytes=budget,
+        reserve_bytes=reserve,
+        expected_jobs=jobs,
+        warning=_warning(taken, memory, reserved_bytes),
         grace_s=_parsed(sources.chosen("grace", str(DEFAULT_GRACE_S)), _parse_grace),
         log_level=_one_of(sources.chosen("log-level", DEFAULT_LOG_LEVEL), LOG_LEVELS, "log level"),
         isolate=_parsed(sources.chosen("isolate"), _parse_switch),
         mps=mps,
-        most_bytes=_most(sources.chosen("most"), budget, region.value, memory),
+        most_bytes=most,
         shares={name: sources.chosen(name) for name in SHARES},
         saving={name: sources.chosen(name) for name in SAVING},
     )
@@ -269,11 +292,56 @@ def _region(chosen: Setting[str], memory: DeviceMemory, default_bytes: int) -> S
     return _parsed(chosen, parse)
 
 
-def _budget(chosen: Setting[str], region_bytes: int, memory: DeviceMemory) -> Setting[int]:
-    """Return the budget in whole regions, rounded down so that it is never exceeded."""
+def _reserve(chosen: Setting[str], memory: DeviceMemory) -> Setting[int]:
+    def parse(text: str) -> int:
+        if text.strip().lower() in {"0", "none"}:
+            return 0
+        # A device may well be smaller: then the reserve only causes the warning beside an explicit budget.
+        whole_bytes = memory.total_bytes if text.strip().endswith("%") else sys.maxsize
+        return parse_size(text, whole_bytes=whole_bytes)
+
+    return _parsed(chosen, parse)
+
+
+def _expected_jobs(sources: _Sources, n_jobs: int | None) -> Setting[int]:
+    """Return how many jobs are to find room for what they need outside the pool."""
+    if n_jobs is not None:
+        return Setting(n_jobs, "the commands")
 
     def parse(text: str) -> int:
-        wanted_bytes = _wanted_bytes(text, memory)
+        if not text.isdecimal() or not 1 <= int(text) <= MAX_EXPECTED_JOBS:
+            raise ConfigError(f"{text!r} is no number of jobs: give a number from 1 to {MAX_EXPECTED_JOBS}")
+        return int(text)
+
+    return _parsed(sources.chosen("jobs", DEFAULT_EXPECTED_JOBS), parse)
+
+
+def _room_bytes(memory: DeviceMemory) -> int:
+    """Return what a pool could take; some of a GPU is always taken, so all of it could never be had."""
+    return memory.available_bytes if memory.is_taken_at_once else memory.total_bytes
+
+
+def _warning(taken: Setting[int], memory: DeviceMemory, reserved_bytes: int) -> str:
+    """Return what is to be said of a pool that leaves less than the reserve; the user may know better."""
+    left_bytes = _room_bytes(memory) - taken.value
+    if left_bytes >= reserved_bytes:
+        return ""
+    return (
+        f"warning: {taken.origin}: {format_bytes(taken.value)} leave {format_bytes(left_bytes)} of the device for what "
+        f"jobs need outside the pool, less than the reserve of {format_bytes(reserved_bytes)}"
+    )
+
+
+def _budget(chosen: Setting[str], region_bytes: int, memory: DeviceMemory, reserved_bytes: int) -> Setting[int]:
+    """Return the budget in whole regions, rounded down so that it is never exceeded.
+
+    ``none`` and percentages are of what is left beside the reserve, so that they never take it.
+    """
+
+    def parse(text: str) -> int:
+        is_share = text.strip().lower() == "none" or text.strip().endswith("%")
+        whole_bytes = _left(_room_bytes(memory), region_bytes, reserved_bytes) if is_share else memory.total_bytes
+        wanted_bytes = parse_size(text, whole_bytes=whole_bytes)
         budget_bytes = wanted_bytes // region_bytes * region_bytes
         if budget_bytes == 0:
             raise ConfigError(
@@ -291,12 +359,28 @@ def _budget(chosen: Setting[str], region_bytes: int, memory: DeviceMemory) -> Se
 
     if chosen.value:
         return _parsed(chosen, parse)
-    origin = f"default: {DEFAULT_AVAILABLE_PERCENT} % of the {format_bytes(memory.available_bytes)} available"
-    default_bytes = memory.available_bytes * DEFAULT_AVAILABLE_PERCENT // 100
-    return _parsed(Setting(f"{default_bytes}B", origin), parse)
+    share_bytes = memory.available_bytes * DEFAULT_AVAILABLE_PERCENT // 100
+    left_bytes = _left(memory.available_bytes, region_bytes, reserved_bytes)
+    available = format_bytes(memory.available_bytes)
+    if share_bytes <= left_bytes:
+        origin = f"default: {DEFAULT_AVAILABLE_PERCENT} % of the {available} available"
+        return _parsed(Setting(f"{share_bytes}B", origin), parse)
+    return _parsed(Setting(f"{left_bytes}B", f"default: the {available} available less the reserve"), parse)
 
 
-def _most(chosen: Setting[str], budget: Setting[int], region_bytes: int, memory: DeviceMemory) -> Setting[int]:
+def _left(room_bytes: int, region_bytes: int, reserved_bytes: int) -> int:
+    """Return what of the room is left beside the reserve."""
+    if reserved_bytes and room_bytes - reserved_bytes < region_bytes:
+        raise ConfigError(
+            f"the reserve of {format_bytes(reserved_bytes)} leaves less than one region of {format_bytes(room_bytes)}: "
+            "give --budget a size or a smaller --reserve, or end what holds memory"
+        )
+    return room_bytes - reserved_bytes
+
+
+def _most(
+    chosen: Setting[str], budget: Setting[int], region_bytes: int, memory: DeviceMemory, reserved_bytes: int
+) -> Setting[int]:
     """Return what the budget may be raised to, in whole regions.
 
     On the host that costs address space and a table only; a device takes it at once.
@@ -305,16 +389,10 @@ def _most(chosen: Setting[str], budget: Setting[int], region_bytes: int, memory:
         free_of_cost_bytes = min(memory.total_bytes, DEFAULT_MOST_REGIONS * region_bytes)
         most_bytes = budget.value if memory.is_taken_at_once else max(budget.value, free_of_cost_bytes)
         return Setting(most_bytes // region_bytes * region_bytes, chosen.origin)
-    most = _budget(chosen, region_bytes, memory)
+    most = _budget(chosen, region_bytes, memory, reserved_bytes)
     if most.value < budget.value:
         raise ConfigError(
             f"{most.origin}: {format_bytes(most.value)} is below the budget of {format_bytes(budget.value)}, which may "
             "be raised to it: give at least that"
         )
     return most
-
-
-def _wanted_bytes(text: str, memory: DeviceMemory) -> int:
-    if memory.is_taken_at_once and text.strip().lower() == "none":
-        return memory.available_bytes  # some of a GPU is always taken: all of it could never be had
-    return parse_size(text, whole_bytes=memory.total_bytes)

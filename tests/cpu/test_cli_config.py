@@ -9,6 +9,7 @@ from zico.config import (
     NO_FILE,
     DeviceMemory,
     Flags,
+    Setting,
     Settings,
     SettingsFile,
     device_of,
@@ -34,9 +35,9 @@ def resolved(flags: Flags | None = None, file: SettingsFile = NO_FILE, **environ
     return resolve(flags or Flags(), environ, MEMORY, POLICIES, file)
 
 
-def on_gpu(memory: DeviceMemory = GPU, **flags: str) -> Settings:
-    """Resolve for a GPU of 80 GiB with 60 GiB free."""
-    return resolve(Flags(**{"device": "cuda", **flags}), {}, memory, POLICIES)
+def on_gpu(memory: DeviceMemory = GPU, n_jobs: int | None = 2, **flags: str) -> Settings:
+    """Resolve for two jobs on a GPU of 80 GiB with 60 GiB free."""
+    return resolve(Flags(**{"device": "cuda", **flags}), {}, memory, POLICIES, n_jobs=n_jobs)
 
 
 def test_a_flag_beats_the_environment_and_that_beats_the_default() -> None:
@@ -56,7 +57,7 @@ def test_the_default_budget_is_80_percent_of_what_is_available() -> None:
 
 
 def test_percent_and_none_are_of_the_whole_device() -> None:
-    """A percentage and ``none`` refer to the device's memory, not to what is available."""
+    """On the host a percentage and ``none`` refer to the device's memory, not to what is available."""
     assert resolved(Flags(budget="50%")).budget_bytes.value == 8 * GIB
     assert resolved(Flags(budget="none")).budget_bytes.value == 16 * GIB
 
@@ -152,14 +153,65 @@ def test_a_budget_above_the_free_memory_names_who_holds_the_rest() -> None:
         "python (process 7) 20 GiB: give a smaller --budget or end those"
     )
     with pytest.raises(ConfigError, match="the rest is held by others"):
-        on_gpu(DeviceMemory(80 * GIB, 60 * GIB, is_taken_at_once=True), budget="90%")
+        on_gpu(DeviceMemory(80 * GIB, 60 * GIB, is_taken_at_once=True), budget="70GiB")
     assert on_gpu(budget="60GiB").budget_bytes.value == 60 * GIB
 
 
-def test_no_budget_is_what_is_free() -> None:
-    """``none`` takes all that is free, since all of a GPU can never be had; the host's is the whole memory still."""
-    assert on_gpu(budget="none").budget_bytes.value == 60 * GIB
+def test_none_and_percentages_on_a_gpu_leave_each_job_its_reserve() -> None:
+    """They are of what is free less 1 GiB for each job; on the host, where nothing is reserved, of the whole memory."""
+    assert on_gpu(budget="none").budget_bytes.value == on_gpu(budget="100%").budget_bytes.value == 58 * GIB
+    assert on_gpu(budget="50%", n_jobs=4).budget_bytes.value == 28 * GIB
+    assert on_gpu(budget="10G", most="none").most_bytes.value == 58 * GIB
+    assert (on_gpu(budget="none").reserve_bytes.origin, resolved().reserve_bytes.value) == ("default", 0)
+    assert on_gpu(budget="none", reserve="3GiB").budget_bytes.value == 54 * GIB
+    assert [on_gpu(budget="none", reserve=text).budget_bytes.value for text in ("0", "none")] == [60 * GIB] * 2
     assert resolved(Flags(budget="none")).budget_bytes.value == 16 * GIB
+
+
+def test_the_default_budget_leaves_the_reserve_where_that_is_more_than_a_fifth() -> None:
+    """On a small GPU 20 % are less than its jobs need, so that the default is what is free less the reserve."""
+    small = DeviceMemory(8 * GIB, 6 * GIB, granularity_bytes=2 * MIB, is_taken_at_once=True)
+    budget = on_gpu(small).budget_bytes
+    assert (budget.value, budget.origin) == (4 * GIB, "default: the 6 GiB available less the reserve")
+
+
+@pytest.mark.parametrize("budget", [{}, {"budget": "none"}, {"budget": "50%"}, {"budget": "4G", "most": "none"}])
+def test_a_reserve_that_leaves_no_region_is_refused(budget: dict[str, str]) -> None:
+    """The sentence has the reserve, the free bytes and both ways out."""
+    says = r"the reserve of 60 GiB leaves less than one region of 60 GiB: give --budget a size or a smaller --reserve"
+    with pytest.raises(ConfigError, match=says):
+        on_gpu(n_jobs=60, **budget)
+
+
+def test_a_size_that_leaves_less_than_the_reserve_is_taken_with_a_warning() -> None:
+    """The user may know better; the line has the option, both figures and the reserve."""
+    assert on_gpu(budget="58GiB").warning == ""
+    assert on_gpu(budget="59GiB").warning == (
+        "warning: --budget: 59 GiB leave 1 GiB of the device for what jobs need outside the pool, less than the "
+        "reserve of 2 GiB"
+    )
+    assert on_gpu(budget="10GiB", most="60GiB").warning.startswith("warning: --most: 60 GiB leave 0 B of the device")
+    assert resolved(Flags(budget="16GiB")).warning == ""
+    tiny = DeviceMemory(GIB // 2, GIB // 2, granularity_bytes=2 * MIB, is_taken_at_once=True)
+    assert on_gpu(tiny, budget="64MiB").warning.endswith("less than the reserve of 2 GiB")
+
+
+def test_the_reserve_comes_from_a_flag_a_variable_or_the_file() -> None:
+    """The reserve follows the precedence of all settings, and on the host whoever asks for one has it."""
+    file = SettingsFile("/etc/z.toml", {"reserve": "3G"})
+    assert resolved(Flags(budget="none", reserve="1G"), file, ZICO_RESERVE="2G").budget_bytes.value == 14 * GIB
+    assert resolved(Flags(budget="none"), file, ZICO_RESERVE="2G").budget_bytes.value == 12 * GIB
+    assert resolved(Flags(budget="none"), file).budget_bytes.value == 10 * GIB
+
+
+def test_a_broker_assumes_two_jobs_unless_it_is_told() -> None:
+    """Who starts a broker may say how many jobs are to come; a run has counted its commands and asks nobody."""
+    assert on_gpu(n_jobs=None, budget="none").budget_bytes.value == 58 * GIB
+    assert on_gpu(n_jobs=None, budget="none", jobs="5").budget_bytes.value == 55 * GIB
+    assert on_gpu(n_jobs=3, budget="none", jobs="5").expected_jobs == Setting(3, "the commands")
+    for text in ("0", "-1", "1.5", "many", "1001"):
+        with pytest.raises(ConfigError, match=r"--jobs: .* is no number of jobs: give a number from 1 to 1000"):
+            on_gpu(n_jobs=None, jobs=text)
 
 
 def test_the_hosts_budget_may_exceed_what_is_available() -> None:

@@ -18,12 +18,14 @@ from zico.config import DeviceMemory, Flags, Setting, resolve
 from zico.driver.cuda import bindings
 from zico.driver.cuda.driver import CudaDriver
 from zico.driver.host import HostDriver
+from zico.driver.twin.entry import Refused
 from zico.driver.twin.twin import Twin
 from zico.errors import ConfigError, DriverError
 from zico.launch.checks import cuda_checks, plan_check
 from zico.launch.devices import VISIBLE_VARIABLE, device_variables, memory_of
 from zico.report.model import PoolFigures, RunReport, from_json, to_json
 from zico.report.table import pool_lines
+from zico.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -117,13 +119,37 @@ def test_a_gpus_memory_for_a_run() -> None:
 
 
 def test_the_management_library_knows_better_and_names_the_holders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Free bytes and holders are the library's, where it is there."""
-    with gpus(total_bytes=512 * MIB):
+    """Free bytes and holders are the library's, where it is there, and no context is made to ask for them."""
+    with gpus(total_bytes=512 * MIB) as twin:
         identity = facts_of("cuda:0").uuid
         Library(Memory(512 * MIB, 100 * MIB), [Process(os.getpid(), 412 * MIB)], uuid=identity).install(monkeypatch)
         memory = memory_of(of_flag("cuda:0"))
         assert memory.available_bytes == 100 * MIB
+        assert twin.contexts_made == 0
         assert memory.held_by.endswith(f" (process {os.getpid()}) 412 MiB")
+
+
+@pytest.mark.parametrize(("reserve", "fit"), [("1GiB", 2), ("512MiB", 1), ("0", 0)])
+def test_beside_a_pool_without_budget_each_job_has_room_for_its_context(
+    monkeypatch: pytest.MonkeyPatch, reserve: str, fit: int
+) -> None:
+    """The reserve holds a context and a workspace for each job; without one no job can make its context."""
+    with gpus(total_bytes=8 * GIB, context_bytes=512 * MIB) as twin:
+        Library(Memory(8 * GIB, 8 * GIB), [], uuid=facts_of("cuda:0").uuid).install(monkeypatch)
+        flags = Flags(device="cuda:0", budget="none", reserve=reserve)
+        budget = resolve(flags, {}, memory_of(of_flag("cuda:0")), ("zico",), n_jobs=2).budget_bytes.value
+        driver = CudaDriver(0)
+        with driver.create_memory(budget, "pool", 64 * MIB):
+            made = 0
+            with contextlib.suppress(Refused):
+                for made in range(3):  # noqa: B007 - how many came before the one that was refused
+                    context = twin.make_context()
+                    twin.cuCtxSetCurrent(context)
+                    if int(twin.workspace(512 * MIB)[0]) != 0:
+                        break
+            twin.cuCtxSetCurrent(0)
+        assert made == fit
+        driver.close()
 
 
 @pytest.mark.parametrize(
@@ -151,10 +177,10 @@ def test_without_a_driver_the_sentence_says_what_to_install() -> None:
 
 def test_jobs_see_the_chosen_one_of_several_gpus() -> None:
     """With several GPUs the jobs' variable names the chosen one; with one the user's own setting stands."""
-    several = DeviceMemory(1 << 30, 1 << 30, identity="GPU-5")
+    several = DeviceMemory(16 << 30, 16 << 30, identity="GPU-5")
     settings = resolve(Flags(device="cuda:1"), {}, several, ("zico",))
     assert device_variables(settings) == {VISIBLE_VARIABLE: "GPU-5"}
-    settings = resolve(Flags(device="cuda:0"), {}, DeviceMemory(1 << 30, 1 << 30), ("zico",))
+    settings = resolve(Flags(device="cuda:0"), {}, DeviceMemory(16 << 30, 16 << 30), ("zico",))
     assert device_variables(settings) == {}
 
 

@@ -12,7 +12,7 @@ from twin_device import MIB
 
 from zico.driver.cuda import bindings
 from zico.driver.cuda.driver import CudaDriver
-from zico.driver.cuda.facts import device_count, device_uuids, probe, require
+from zico.driver.cuda.facts import device_count, device_uuids, free_bytes, probe, require
 from zico.driver.twin.twin import Twin
 from zico.errors import ConfigError, DriverError
 
@@ -24,8 +24,9 @@ def test_facts_are_what_the_driver_says() -> None:
         facts = probe(1, twin)
         assert twin.leaks() == {}
         assert int(twin.cuCtxGetCurrent()[1]) == 0
+        assert twin.contexts_made == 0
     assert (facts.ordinal, facts.count, facts.driver_text, facts.compute_capability) == (1, 2, "12.4", (8, 9))
-    assert (facts.total_bytes, facts.free_bytes, facts.granularity_bytes) == (64 * MIB, 64 * MIB, 4 * MIB)
+    assert (facts.total_bytes, facts.granularity_bytes) == (64 * MIB, 4 * MIB)
     assert (facts.has_virtual_memory, facts.exports_descriptors) == (True, True)
     assert (facts.waits_on_stream, facts.registers_host) == (False, True)
     assert facts.name == "Zico's software twin 1"
@@ -57,6 +58,15 @@ def test_a_device_that_lacks_something_is_refused_with_a_remedy(settings: dict[s
             with pytest.raises(DriverError, match=sentence):
                 open_device()
         assert twin.leaks() == {}
+
+
+def test_only_the_question_for_free_bytes_makes_a_context() -> None:
+    """A driver is opened without one; free bytes take one, which counts as taken and is given back."""
+    with Twin(total_bytes=64 * MIB, context_bytes=2 * MIB) as twin:
+        CudaDriver(0, twin).close()
+        assert twin.contexts_made == 0
+        assert free_bytes(0, twin) == 62 * MIB
+        assert (twin.contexts_made, twin.leaks()) == (1, {})
 
 
 def test_uuids_are_told_without_a_context() -> None:

@@ -263,15 +263,17 @@ def test_two_processes_share_memory_truly(twin: Twin) -> None:
     assert twin.read(address, 6) == b"child!"
 
 
-def test_imported_memory_is_its_creators(twin: Twin) -> None:
-    """Memory of another process takes nothing of what this one may create."""
+def test_imported_memory_is_taken_as_created_memory_is(twin: Twin) -> None:
+    """Memory of another process lies on the same device, so that this one may create only what is left."""
     handle = create(twin)
     descriptor = twin.cuMemExportToShareableHandle(handle, FD, 0)[1]
-    with Twin(total_bytes=UNIT) as other:
+    with Twin(total_bytes=2 * UNIT) as other:
         other.cuInit(0)
-        assert status(other.cuMemImportFromShareableHandle(descriptor, FD)) == "SUCCESS"
-        assert (other.used_bytes, twin.used_bytes) == (0, UNIT)
+        for _ in range(2):
+            assert status(other.cuMemImportFromShareableHandle(descriptor, FD)) == "SUCCESS"
+        assert (other.used_bytes, twin.used_bytes) == (UNIT, UNIT)
         create(other)
+        assert status(other.cuMemCreate(UNIT, prop(), 0)) == "OUT_OF_MEMORY"
     os.close(descriptor)
 
 
@@ -321,6 +323,25 @@ def test_the_primary_context_ends_with_its_last_holder(twin: Twin) -> None:
     twin.cuDevicePrimaryCtxRelease(0)
     assert status(twin.cuMemGetInfo()) == "CONTEXT_IS_DESTROYED"
     assert status(twin.cuCtxSetCurrent(first)) == "INVALID_CONTEXT"
+
+
+def test_contexts_and_workspaces_take_memory_of_the_device() -> None:
+    """A context is charged when it is made, once, and a workspace with it, until the context ends."""
+    with Twin(total_bytes=4 * UNIT, context_bytes=UNIT) as twin:
+        twin.cuInit(0)
+        for _ in range(2):
+            context = int(twin.cuDevicePrimaryCtxRetain(0)[1])
+        assert (twin.used_bytes, twin.contexts_made) == (UNIT, 1)
+        twin.cuCtxSetCurrent(context)
+        assert status(twin.workspace(UNIT)) == "SUCCESS"
+        assert int(twin.cuMemGetInfo()[1]) == 2 * UNIT
+        assert status(twin.workspace(3 * UNIT)) == status(twin.cuMemCreate(3 * UNIT, prop(), 0)) == "OUT_OF_MEMORY"
+        create(twin, 2 * UNIT)
+        with pytest.raises(Refused, match="OUT_OF_MEMORY"):
+            twin.make_context()
+        for _ in range(2):
+            twin.cuDevicePrimaryCtxRelease(0)
+        assert twin.used_bytes == 2 * UNIT
 
 
 def test_a_call_fails_when_it_is_told_to(twin: Twin) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from driver_contract import Device, DriverContract, NextTierContract, TimelineContract, create, reserve
 
 from zico.driver import mapping
-from zico.driver.cuda.facts import probe
+from zico.driver.cuda.facts import free_bytes, probe
 from zico.driver.record import DEVICE, FUNCTIONS
 
 PATIENCE_S = 120.0
@@ -44,7 +44,7 @@ def test_the_device_can_all_that_zico_asks() -> None:
     assert facts.registers_host
     assert facts.granularity_bytes > 0
     assert facts.granularity_bytes & (facts.granularity_bytes - 1) == 0
-    assert 0 < facts.free_bytes <= facts.total_bytes
+    assert 0 < free_bytes(0) <= facts.total_bytes
 
 
 CREATE = """

@@ -27,6 +27,17 @@ bindings.use(Twin(**{settings!r}))
 {more}
 """
 
+_NVML = """
+import operator
+import sys
+import types
+sys.path.insert(0, {directory!r})
+from fake_nvml import Library, Memory
+from zico.driver.cuda.facts import device_uuids
+library = Library(Memory({free_bytes}, {free_bytes}), [], uuid=device_uuids()[0])
+library.install(types.SimpleNamespace(setitem=operator.setitem))
+"""
+
 
 @functools.cache
 def compile_once() -> None:
@@ -39,6 +50,11 @@ def environment(directory: Path, more: str = "", **settings: Any) -> dict[str, s
     directory.mkdir(exist_ok=True)
     (directory / "sitecustomize.py").write_text(_SITE.format(settings=settings, more=more))
     return {"PYTHONPATH": os.pathsep.join([str(directory), str(ROOT)])}
+
+
+def nvml(free_bytes: int) -> str:
+    """Return what a process runs to have a management library that says how much of the first device is free."""
+    return _NVML.format(directory=str(ROOT / "tests" / "cpu"), free_bytes=free_bytes)
 
 
 class Process:

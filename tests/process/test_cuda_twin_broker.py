@@ -157,7 +157,8 @@ def test_a_broker_in_a_terminal_serves_a_gpu() -> None:
     with tempfile.TemporaryDirectory(prefix="zt-") as directory:
         environ = environment(Path(directory) / "site", **SETTINGS)
         socket = Path(directory) / "s"
-        command = ("-m", "zico", "broker", "--device", "cuda", "--budget", "256MiB", "--region", "2MiB")
+        command = ("-m", "zico", "broker", "--device", "cuda", "--budget", "256MiB", "--region", "2MiB", "--jobs", "7")
+        environ["ZICO_RESERVE"] = "128MiB"
         with Process(*command, "--socket", str(socket), **environ) as broker, BrokerClient(socket, 20) as client:
             assert broker.line() == "ready"
             assert (client.status().device, client.status().budget_bytes) == ("cuda:0", 256 * MIB)
@@ -165,3 +166,5 @@ def test_a_broker_in_a_terminal_serves_a_gpu() -> None:
             code, errors = broker.finish()
     assert code == 0
     assert "device cuda:0 (--device)" in errors
+    assert "reserve 128 MiB a job (ZICO_RESERVE), jobs 7 (--jobs)" in errors
+    assert "zico: warning: --budget: 256 MiB leave 768 MiB of the device" in errors

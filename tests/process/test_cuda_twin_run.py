@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import fake_mps
 import pytest
-from cuda_twin import compile_once, environment
+from cuda_twin import compile_once, environment, nvml
 from zico_process import ZicoRun, descendants, is_alive, python, survivors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 ON_GPU = ("--device", "cuda:0", "--region", "2MiB", "--name", "a")
 SHOW = "import os; [print(name, os.environ.get(name), flush=True) for name in {names}]"
 FOREVER = "import signal; print('here', flush=True); signal.pause()"
@@ -103,6 +103,65 @@ def test_a_budget_above_the_free_memory_is_refused(tmp_path: Path) -> None:
     with ZicoRun(*ON_GPU, python("pass"), **twin) as run:
         assert run.finish() == 2
     assert "64 MiB, and 56 MiB of the device's 256 MiB are free, the rest is held by others" in run.stderr
+
+
+@pytest.mark.parametrize("reserve", ["1GiB", "0"])
+def test_without_a_budget_a_job_has_its_reserve(tmp_path: Path, reserve: str) -> None:
+    """Beside all that is free less its reserve a job makes its context and a workspace; without, it cannot join."""
+    compile_once()
+    settings = {"total_bytes": GIB * 4, "context_bytes": 512 * MIB, "attributes": {"COMPUTE_CAPABILITY_MAJOR": 6}}
+    twin = environment(tmp_path / "site", nvml(4 * GIB), **settings)
+    job = python(TRAIN.format(regions=3) + "print('workspace', int(twin.workspace(512 << 20)[0]))\n")
+    options = ("--device", "cuda:0", "--name", "a", "--budget", "none", "--reserve", reserve)
+    with ZicoRun(*options, job, **twin) as run:
+        code = run.finish()
+    if reserve == "0":
+        assert code == 1
+        assert "CUDA_ERROR_OUT_OF_MEMORY" in run.stderr
+        assert "cuDevicePrimaryCtxRetain" in run.stderr
+    else:
+        assert code == 0, run.stderr
+        assert "a | workspace 0" in run.stdout
+        assert "budget 3 GiB (--budget), reserve 1 GiB a job (--reserve), jobs 1 (the commands)" in run.stderr
+
+
+COUNT = """
+import atexit
+import os
+import sys
+
+def note():
+    words = " ".join(sys.orig_argv)
+    names = {{"zico.broker": "broker", "zico run": "run", "session.attach": "job"}}
+    role = next((name for part, name in names.items() if part in words), "other")
+    with open({path!r}, "a") as file:
+        file.write(f"{{role}} {{bindings.default_api().contexts_made}}\\n")
+
+atexit.register(note)
+"""
+
+
+@pytest.mark.parametrize("has_library", [True, False])
+@pytest.mark.parametrize("needs_context", [True, False])
+def test_facts_cost_no_context(tmp_path: Path, *, has_library: bool, needs_context: bool) -> None:
+    """A job makes its framework's; a broker one if the driver wants it; a run one if no library knows free bytes."""
+    compile_once()
+    path = tmp_path / "made"
+    more = (nvml(256 * MIB) if has_library else "") + COUNT.format(path=str(path))
+    settings = {"attributes": {"COMPUTE_CAPABILITY_MAJOR": 6}, "needs_context": needs_context}
+    twin = environment(tmp_path / "site", more, total_bytes=256 * MIB, **settings)
+    with ZicoRun(*ON_GPU, "--budget", "64MiB", python(TRAIN.format(regions=3)), **twin) as run:
+        assert run.finish() == 0, run.stderr
+    made = sorted(line for line in path.read_text().splitlines() if not line.startswith("other"))
+    assert made == [f"broker {int(needs_context)}", "job 1", f"run {int(not has_library)}"]
+
+
+def test_a_budget_that_leaves_less_than_the_reserve_has_one_warning(twin: dict[str, str]) -> None:
+    """The run goes on, and a quiet one says so too."""
+    with ZicoRun(*ON_GPU, "--quiet", python("print('trained')"), **twin) as run:
+        assert run.finish() == 0, run.stderr
+    assert run.stderr.count("zico: warning: ZICO_BUDGET: 64 MiB leave 192 MiB of the device") == 1
+    assert "a | trained" in run.stdout
 
 
 def test_the_device_may_come_from_the_environment_or_a_file(twin: dict[str, str], tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from zico.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
+    from zico.driver.cuda.facts import DeviceFacts
+
 LOOK_NS = 1_000_000_000
 """Between two questions, each of which takes a system call per process."""
 _MOST_HOLDERS = 3
@@ -69,6 +71,23 @@ def use_of(identity: str) -> DeviceUse | None:
         is_known = all(size is not None and psutil.pid_exists(pid) for pid, size in held.items())
         return DeviceUse(int(memory.total), int(memory.free), held if is_known else None)
     return None
+
+
+def use_now(facts: DeviceFacts) -> DeviceUse:
+    """Return how a CUDA device is used now.
+
+    Where no management library knows, a context is made for a moment, since the driver tells nobody else; the answer
+    is then low by what that takes.
+
+    Raises:
+        DriverError: The driver cannot tell either.
+    """
+    use = use_of(facts.uuid)
+    if use is not None:
+        return use._replace(free_bytes=min(use.free_bytes, facts.total_bytes))
+    from zico.driver.cuda.facts import free_bytes
+
+    return DeviceUse(facts.total_bytes, free_bytes(facts.ordinal), None)
 
 
 def _library() -> Any | None:  # noqa: ANN401 - a module without types

@@ -7,12 +7,15 @@ from pathlib import Path
 import click
 
 from zico.cli.options import described, pool_options, settings_from
-from zico.config import SOCKET_VARIABLE, Flags
+from zico.config import DEFAULT_EXPECTED_JOBS, SOCKET_VARIABLE, Flags
 from zico.launch.rundir import default_socket
 
 
 @click.command()
 @pool_options
+@click.option(
+    "--jobs", metavar="N", help=f"How many jobs --reserve is multiplied by (default: {DEFAULT_EXPECTED_JOBS})."
+)
 @click.option(
     "--socket", type=click.Path(path_type=Path), help="Where to listen (default: the user's runtime directory)."
 )
@@ -20,6 +23,8 @@ from zico.launch.rundir import default_socket
 def broker(  # noqa: PLR0913 - one parameter per option
     *,
     budget: str | None,
+    reserve: str | None,
+    jobs: str | None,
     device: str | None,
     policy: str | None,
     region: str | None,
@@ -31,11 +36,21 @@ def broker(  # noqa: PLR0913 - one parameter per option
 ) -> int:
     """Serve a pool until Ctrl-C; prints "ready" when jobs can join."""
     flags = Flags(
-        budget=budget, device=device, policy=policy, region=region, log_level=log_level, isolate=isolate, most=most
+        budget=budget,
+        reserve=reserve,
+        jobs=jobs,
+        device=device,
+        policy=policy,
+        region=region,
+        log_level=log_level,
+        isolate=isolate,
+        most=most,
     )
     settings = settings_from(flags)
     path = socket or default_socket()
     click.echo(f"zico: {described(settings)}", err=True)
+    if settings.warning:
+        click.echo(f"zico: {settings.warning}", err=True)
     click.echo(f"zico: jobs join with {SOCKET_VARIABLE}={path}", err=True)
 
     from zico.broker.__main__ import main

@@ -34,7 +34,7 @@ def doctor(ctx: click.Context, *, as_json: bool, budget: str) -> int:
     argv = ctx.meta.get(AFTER_DASHES, ())
     if argv == () and AFTER_DASHES in ctx.meta:
         raise ConfigError("no command after --: give a program and its arguments")
-    found = diagnose(settings_from(Flags(budget=budget)), argv)
+    found = diagnose(settings_from(Flags(budget=budget), n_jobs=1), argv)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:

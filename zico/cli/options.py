@@ -10,6 +10,7 @@ import click
 
 from zico.config import (
     DEFAULT_CUDA_REGION_BYTES,
+    DEFAULT_CUDA_RESERVE,
     DEFAULT_POLICY,
     DEFAULT_REGION_BYTES,
     LOG_LEVELS,
@@ -28,6 +29,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _POOL_OPTIONS = (
     click.option("--budget", metavar="SIZE", help="Memory for all jobs together: 2G, 512MiB, 50% or none (all)."),
+    click.option(
+        "--reserve",
+        metavar="SIZE",
+        help="Left of the device for each job's context and workspaces (default: none, on a GPU "
+        f"{DEFAULT_CUDA_RESERVE}).",
+    ),
     click.option("--device", metavar="DEVICE", help="host (the default), cuda or cuda:N."),
     click.option("--policy", metavar="NAME", help=f"Who may go on: {', '.join(REAL)} (default: {DEFAULT_POLICY})."),
     click.option(
@@ -53,15 +60,15 @@ def pool_options(function: Function) -> Function:
     return function
 
 
-def settings_from(flags: Flags) -> Settings:
-    """Return the settings of these flags, this environment and this machine.
+def settings_from(flags: Flags, n_jobs: int | None = None) -> Settings:
+    """Return the settings of these flags, this environment and this machine, for so many jobs if that is known.
 
     Raises:
         ConfigError: One of them cannot be used.
     """
     file = read_settings()
     memory = memory_of(device_of(flags, os.environ, file))
-    settings = resolve(flags, os.environ, memory, POLICIES, file)
+    settings = resolve(flags, os.environ, memory, POLICIES, file, n_jobs)
     try:
         check_real(settings.policy.value)
     except ConfigError as error:
@@ -73,10 +80,14 @@ def described(settings: Settings) -> str:
     """Return the settings with their origins, as one line."""
     parts = {
         "budget": (format_bytes(settings.budget_bytes.value), settings.budget_bytes.origin),
+        "reserve": (f"{format_bytes(settings.reserve_bytes.value)} a job", settings.reserve_bytes.origin),
+        "jobs": (str(settings.expected_jobs.value), settings.expected_jobs.origin),
         "device": (settings.device.value, settings.device.origin),
         "policy": (settings.policy.value, settings.policy.origin),
         "region": (format_bytes(settings.region_bytes.value), settings.region_bytes.origin),
     }
+    if not settings.reserve_bytes.value:
+        del parts["reserve"], parts["jobs"]
     if settings.isolate.value:
         parts["isolate"] = ("on", settings.isolate.origin)
     return ", ".join(f"{name} {value} ({origin})" for name, (value, origin) in parts.items())

@@ -71,6 +71,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     ctx: click.Context,
     *,
     budget: str | None,
+    reserve: str | None,
     device: str | None,
     policy: str | None,
     region: str | None,
@@ -98,6 +99,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     """
     flags = Flags(
         budget=budget,
+        reserve=reserve,
         device=device,
         policy=policy,
         region=region,
@@ -113,11 +115,14 @@ def run(  # noqa: PLR0913 - one parameter per option
         limit=",".join(limits) or None,
         tier=tier,
     )
-    settings = settings_from(flags)
-    wanted = _with_shares(_commands(commands, ctx.meta.get(AFTER_DASHES), names), settings)
+    named = _commands(commands, ctx.meta.get(AFTER_DASHES), names)
+    settings = settings_from(flags, len(named))
+    wanted = _with_shares(named, settings)
     _prepare(json_path, report_dir)
     with Display([command.name for command in wanted], quiet=quiet) as display:
         display.message(described(settings))
+        if settings.warning:
+            display.problem(settings.warning)
         report, code = _supervised(wanted, settings, display, report_dir)
     write_table(report, sys.stderr)
     _write(report, json_path, report_dir)

@@ -35,7 +35,7 @@ def run_recorded(words: Sequence[str], output: Path, *, iterations: int | None, 
         TraceError: The file cannot be written, or no process of the command has joined: nothing is written.
     """
     (command,) = name_commands([tuple(words)], ())
-    settings = settings_from(Flags(budget="none"))
+    settings = settings_from(Flags(budget="none"), n_jobs=1)
     with run_directory() as directory, Display([command.name], quiet=quiet) as display:
         with Recording(output, directory, command.name, iterations=iterations) as recording:
             environ = {**os.environ, **recording.environment, **({OPS_VARIABLE: "1"} if ops else {})}

@@ -8,6 +8,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from zico.broker.devices import devices_here, has_usable_driver
+from zico.broker.outside import use_now
 from zico.errors import DriverError
 from zico.launch.mps import CONTROL, daemon_at
 from zico.session import PLAN_VARIABLE
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from zico.broker.devices import DeviceFacts
+    from zico.broker.outside import DeviceUse
 
 _ABSENT = frozenset((36, 100))  # as zico.driver.cuda says that there is no driver library, or no device
 _REGION_HINT = "what --region must be a power-of-two multiple of"
@@ -47,18 +49,18 @@ def plan_check(environ: Mapping[str, str] = os.environ) -> Iterator[Check]:
 def cuda_checks(environ: Mapping[str, str] = os.environ) -> Iterator[Check]:
     """Yield what each CUDA device can do, or why there is none; where there is no GPU that is no fault."""
     try:
-        found = devices_here()
+        found = [(facts, use_now(facts)) for facts in devices_here()]
     except DriverError as error:
         yield Check("cuda", error.status in _ABSENT, f"no GPU to be used here, only the host device: {error.detail}")
         return
-    for facts in found:
-        yield from _device_checks(facts)
+    for facts, use in found:
+        yield from _device_checks(facts, use)
     yield _mps_check(environ)
 
 
-def _device_checks(facts: DeviceFacts) -> Iterator[Check]:
+def _device_checks(facts: DeviceFacts, use: DeviceUse) -> Iterator[Check]:
     device = f"cuda:{facts.ordinal}"
-    free = f"{format_bytes(facts.free_bytes)} of {format_bytes(facts.total_bytes)} free"
+    free = f"{format_bytes(use.free_bytes)} of {format_bytes(facts.total_bytes)} free"
     yield Check(device, passed=True, detail=f"{facts.name}, {facts.uuid}, {free}")
     usable = has_usable_driver(facts)
     advice = "" if usable else ": Zico needs 12.0, update the NVIDIA driver"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zico.broker.devices import HOST, facts_of
-from zico.broker.outside import use_of
+from zico.broker.outside import use_now
 from zico.config import DeviceMemory
 from zico.errors import ConfigError, DriverError
 from zico.launch.memory import host_memory
@@ -18,10 +18,7 @@ VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def memory_of(device: Setting[str]) -> DeviceMemory:
-    """Return the memory of a device, asking its driver.
-
-    Where no management library is installed, the free bytes of a GPU lack a context of ours, without which its driver
-    does not tell them.
+    """Return the memory of a device.
 
     Raises:
         ConfigError: The device cannot be used; the message says why and where its name came from.
@@ -30,16 +27,16 @@ def memory_of(device: Setting[str]) -> DeviceMemory:
         return host_memory()
     try:
         facts = facts_of(device.value)
+        use = use_now(facts)
     except (ConfigError, DriverError) as error:
         reason = error.detail if isinstance(error, DriverError) else error
         raise ConfigError(f"{device.origin}: {reason}") from None
-    use = use_of(facts.uuid)
     return DeviceMemory(
         total_bytes=facts.total_bytes,
-        available_bytes=facts.free_bytes if use is None else min(use.free_bytes, facts.total_bytes),
+        available_bytes=use.free_bytes,
         granularity_bytes=facts.granularity_bytes,
         is_taken_at_once=True,
-        held_by="" if use is None else use.holders,
+        held_by=use.holders,
         identity=facts.uuid if facts.count > 1 else "",
     )
 

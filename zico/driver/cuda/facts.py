@@ -34,7 +34,6 @@ class DeviceFacts:
     """The newest CUDA that the driver knows: 1000 * major + 10 * minor."""
     compute_capability: tuple[int, int]
     total_bytes: int
-    free_bytes: int
     granularity_bytes: int
     """What memory, mappings and addresses must be multiples of; 0 without virtual memory management."""
     has_virtual_memory: bool
@@ -75,7 +74,7 @@ def _uuid(call: Calls, device: Any) -> str:  # noqa: ANN401 - a CUdevice
 
 
 def probe(ordinal: int, api: object | None = None) -> DeviceFacts:
-    """Ask for everything about a device; holds a context for a moment, since only that tells the free bytes.
+    """Ask for everything about a device that can be told without a context.
 
     Raises:
         DriverError: No driver, no device, or a driver that fails.
@@ -92,7 +91,6 @@ def probe(ordinal: int, api: object | None = None) -> DeviceFacts:
     device = call("cuDeviceGet", ordinal)
     ask = _asker(call, device)
     has_virtual_memory = bool(ask("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"))
-    free_bytes, _ = memory_info(call, device)
     return DeviceFacts(
         ordinal=ordinal,
         count=count,
@@ -101,7 +99,6 @@ def probe(ordinal: int, api: object | None = None) -> DeviceFacts:
         driver_version=int(call("cuDriverGetVersion")),
         compute_capability=(ask("COMPUTE_CAPABILITY_MAJOR"), ask("COMPUTE_CAPABILITY_MINOR")),
         total_bytes=int(call("cuDeviceTotalMem", device)),
-        free_bytes=free_bytes,
         granularity_bytes=granularity(call, ordinal) if has_virtual_memory else 0,
         has_virtual_memory=has_virtual_memory,
         exports_descriptors=bool(ask("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED")),
@@ -157,6 +154,16 @@ def granularity(call: Calls, ordinal: int) -> int:
     return int(call("cuMemGetAllocationGranularity", properties(call, ordinal), option))
 
 
+def free_bytes(ordinal: int, api: object | None = None) -> int:
+    """Return a device's free bytes; makes a context for a moment where this process has none, and counts it as taken.
+
+    Raises:
+        DriverError: No driver, no device, or no room for a context.
+    """
+    call = Calls(api)
+    return memory_info(call, call("cuDeviceGet", ordinal))[0]
+
+
 def memory_info(call: Calls, device: Any, context: PrimaryContext | None = None) -> tuple[int, int]:  # noqa: ANN401
     """Return free and total bytes; without a context of the caller's one is held for a moment."""
     with contextlib.ExitStack() as undo:
@@ -164,5 +171,5 @@ def memory_info(call: Calls, device: Any, context: PrimaryContext | None = None)
             context = PrimaryContext(call, device)
             undo.callback(context.close)
         with context.current():
-            free_bytes, total_bytes = call("cuMemGetInfo")
-    return int(free_bytes), int(total_bytes)
+            free, total = call("cuMemGetInfo")
+    return int(free), int(total)

@@ -82,7 +82,7 @@ class ManagedFunctions(KernelFunctions, abc.ABC):
             refuse_unless(bytesize > 0 and flags == _GLOBAL)
             refuse_unless(self.attribute("MANAGED_MEMORY"), "NOT_SUPPORTED")
             lent_bytes = sum(one.size_bytes for one in self._managed.values())
-            refuse_unless(lent_bytes + bytesize <= self.device_bytes - self._held_bytes(on_host=False), "OUT_OF_MEMORY")
+            refuse_unless(lent_bytes + bytesize <= self.device_bytes - self.fixed_bytes, "OUT_OF_MEMORY")
             size_bytes = -(-bytesize // PAGE_BYTES) * PAGE_BYTES
             memory = self._from_host(lambda: self.host.create_memory(size_bytes, "twin-managed"))
             window = self._from_host(lambda: self.host.reserve(size_bytes + _ALIGNMENT_BYTES))

@@ -77,7 +77,9 @@ class MemoryFunctions(Core):
         self.host_node = 0
         self._next_handle = 0x5A000001  # so that a handle is taken for nothing else
         self._handles: dict[int, Handle] = {}
-        self._created: set[int] = set()  # inodes
+        self.context_bytes = 0
+        """What a context takes of the device."""
+        self._workspaces: dict[int, int] = {}  # context -> bytes
         self._windows: dict[int, tuple[int, Owned]] = {}  # address -> bytes, what was reserved
         self._mappings: dict[int, Mapping] = {}
         self._registered: dict[int, int] = {}  # host address -> bytes
@@ -86,8 +88,14 @@ class MemoryFunctions(Core):
 
     @property
     def used_bytes(self) -> int:
-        """Return the bytes of the device that this process created and that a handle or mapping here still holds."""
-        return self._held_bytes(on_host=False)
+        """Return the bytes of the device that are held."""
+        return self.fixed_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Return the bytes of the device that handles, mappings, contexts and workspaces of this process hold."""
+        outside_bytes = len(self._contexts) * self.context_bytes + sum(self._workspaces.values())
+        return self._held_bytes(on_host=False) + outside_bytes
 
     @property
     def pinned_bytes(self) -> int:
@@ -95,8 +103,8 @@ class MemoryFunctions(Core):
         return self._held_bytes(on_host=True)
 
     def _held_bytes(self, *, on_host: bool) -> int:
-        mine = [one for one in self._handles.values() if one.inode in self._created and one.on_host == on_host]
-        return sum({one.inode: one.memory.size_bytes for one in mine}.values())
+        held = [one for one in self._handles.values() if one.on_host == on_host]
+        return sum({one.inode: one.memory.size_bytes for one in held}.values())
 
     @entry()
     def cuMemGetAllocationGranularity(self, prop: Value, _option: Value) -> int:
@@ -112,10 +120,9 @@ class MemoryFunctions(Core):
         with self.lock:
             on_host = self._check_properties(prop)
             refuse_unless(size > 0 and size % self._granularity(on_host=on_host) == 0 and flags == 0)
-            limit_bytes = self.host_bytes if on_host else self.device_bytes
-            refuse_unless(self._held_bytes(on_host=on_host) + size <= limit_bytes, "OUT_OF_MEMORY")
+            free_bytes = self.host_bytes - self.pinned_bytes if on_host else self.device_bytes - self.fixed_bytes
+            refuse_unless(size <= free_bytes, "OUT_OF_MEMORY")
             memory = self._from_host(lambda: self.host.create_memory(size, _LABEL))
-            self._created.add(_inode(memory))
             return self._add(memory, int(prop.requestedHandleTypes), on_host=on_host)
 
     @entry(virtual=True)

@@ -1,7 +1,7 @@
 """The twin itself: devices, contexts, and what tests ask of it.
 
 Known limitations
-    The default stream does not wait for the others. Memory used in other processes is not counted.
+    The default stream does not wait for the others. Of memory used in other processes only what was imported counts.
 """
 # ruff: noqa: N802 - the driver's names
 
@@ -48,6 +48,7 @@ class Twin(ManagedFunctions):
         attributes: dict[str, int] | None = None,
         host_bytes: int = 0,
         host_granularity_bytes: int | None = None,
+        context_bytes: int = 0,
     ) -> None:
         """Build the devices.
 
@@ -61,6 +62,7 @@ class Twin(ManagedFunctions):
             attributes: Device attributes that differ, without ``CU_DEVICE_ATTRIBUTE_``.
             host_bytes: Memory of the host that can be pinned and mapped; 0: the driver is too old for that.
             host_granularity_bytes: What that must come in multiples of; ``None``: as the device's.
+            context_bytes: What a context takes of its device.
         """
         self._attributes = _ATTRIBUTES | (attributes or {})
         has_memory_ops = bool(self._attributes["CAN_USE_64_BIT_STREAM_MEM_OPS"])
@@ -68,6 +70,9 @@ class Twin(ManagedFunctions):
         self.needs_context = needs_context
         self.host_bytes = host_bytes
         self.host_granularity_bytes = host_granularity_bytes or granularity_bytes
+        self.context_bytes = context_bytes
+        self.contexts_made = 0
+        """How many contexts there have been."""
         self.host_node = max(self._attributes.get("HOST_NUMA_ID", 0), 0)
         self._driver_version = driver_version
         self._primary: dict[int, tuple[int, int]] = {}  # device -> context, how often retained
@@ -196,12 +201,23 @@ class Twin(ManagedFunctions):
     def make_context(self, device: int = 0) -> int:
         """Make a context, as a framework may that does not use the primary one."""
         with self.lock:
+            refuse_unless(self.fixed_bytes + self.context_bytes <= self.device_bytes, "OUT_OF_MEMORY")
             self._next_context += 0x100
             self._contexts[self._next_context] = device
+            self.contexts_made += 1
             return self._next_context
+
+    @entry(context=True)
+    def workspace(self, size_bytes: int) -> None:
+        """Take memory in this thread's context until it ends, as libraries do for their workspaces."""
+        with self.lock:
+            refuse_unless(self.fixed_bytes + size_bytes <= self.device_bytes, "OUT_OF_MEMORY")
+            context = self.current_context()
+            self._workspaces[context] = self._workspaces.get(context, 0) + size_bytes
 
     def _end_context(self, context: int) -> list[Stream]:
         del self._contexts[context]
+        self._workspaces.pop(context, None)
         self._poison.pop(context, None)
         mine = [handle for handle, stream in self._streams.items() if stream.context == context]
         ended = [self._streams.pop(handle) for handle in mine]
