@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from zico_process import ZicoRun, python
 
+from zico.paths import cache_root
+
 PROGRAM = Path(__file__).with_name("cached_program.py")
 DEADLINE_S = 120.0
 NOBODY = 65534
@@ -102,10 +104,12 @@ def test_a_cache_that_was_closed_too_late_is_refused_as_well(tmp_path: Path, own
     assert f"as {shared / 'code'} " in said
 
 
-def test_a_run_says_it_once_and_its_jobs_get_the_cache_that_passed(shared: Path) -> None:
+def test_a_run_says_it_once_and_its_jobs_get_the_cache_that_passed(own: Path, shared: Path) -> None:
     """However many jobs there are, ``zico run`` has one sentence, and each job finds the directory in its place."""
+    (own / "zico").symlink_to(cache_root())  # where everything is compiled already
     code = "import os; print('cache at', os.environ['ZICO_CACHE_DIR']); import zico.compiled"
-    with ZicoRun("--quiet", python(code), python(code), ZICO_CACHE_DIR=str(shared)) as run:
+    caches = {"ZICO_CACHE_DIR": str(shared), "XDG_CACHE_HOME": str(own)}
+    with ZicoRun("--quiet", python(code), python(code), **caches) as run:
         assert run.finish() == 0
         (told,) = [line for line in run.stderr.splitlines() if "machine code is kept in" in line]
         kept = told.partition(" kept in ")[2].partition(" and not in ")[0]
