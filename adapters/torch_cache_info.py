@@ -10,8 +10,8 @@ Guarantees
     Nothing is written unless the object is of that class and the table has the function once.
     One object changes, by one aligned store; the class and its other objects do not.
 
-The symbols and tables of PyTorch 2.11.0, 2.12.0 and 2.13.0 were looked at, in the builds for CUDA 13
-on x86-64. Has not run on a GPU.
+The symbols and the table's entries were read in the builds of PyTorch 2.11.0, 2.12.0 and 2.13.0 for
+CUDA 13 on x86-64. ``install`` has run on those libraries without a GPU. Has not run on a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from zico.adapters.torch_raising import address_in
+from zico.adapters.torch_raising import FUNCTIONS_OFFSET, address_in
 
 from zico import lookup
 from zico.errors import HookError
@@ -31,8 +31,6 @@ _CURRENT_ALLOCATOR = "_ZN3c104cuda20CUDACachingAllocator9allocatorE"
 _TABLE = "_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE"
 _CACHE_INFO = "_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator9cacheInfoEaPm"
 
-_WORD_BYTES = 8
-_BEFORE_FUNCTIONS = 2  # words: offset to top, type (Itanium C++ ABI, 2.5.2)
 _WITH_SYMBOL = 1  # RTLD_DL_SYMENT
 
 
@@ -75,14 +73,13 @@ def install(torch: Any) -> None:  # noqa: ANN401 - the module
         raise _refusal(torch, str(error)) from error
     table = _words_of(table_address)
     (places,) = np.nonzero(table == function)
-    functions_offset = _BEFORE_FUNCTIONS * _WORD_BYTES
-    if allocator.value == 0 or _word_at(allocator.value).value != table_address + functions_offset:
+    if allocator.value == 0 or _word_at(allocator.value).value != table_address + FUNCTIONS_OFFSET:
         raise _refusal(torch, "its current allocator is no CUDAPluggableAllocator")
     if len(places) != 1:
         raise _refusal(torch, f"its table of virtual functions names cacheInfo {len(places)} times")
     table[places[0]] = memory_queries.cache_info.address
     lookup.keep(table, memory_queries.cache_info)
-    _word_at(allocator.value).value = table.ctypes.data + functions_offset
+    _word_at(allocator.value).value = table.ctypes.data + FUNCTIONS_OFFSET
 
 
 def _refusal(torch: Any, why: str) -> HookError:  # noqa: ANN401 - the module

@@ -1,11 +1,16 @@
 """Raise PyTorch's own errors from compiled code, where PyTorch checks no result.
 
 A pluggable CUDA allocator that returns null makes a tensor at address 0: PyTorch does not look
-(``CUDAPluggableAllocator::allocate``), and the next kernel faults. So the failure is thrown as PyTorch's own C++
-exception, made by PyTorch's own constructor; the unwinder passes through Numba's machine code, which has unwind tables.
+(``CUDAPluggableAllocator::allocate``), and the next kernel faults. So the failure is thrown as
+PyTorch's own C++ exception. The unwinder passes through Numba's machine code, which has unwind tables.
+
+``c10::OutOfMemoryError`` derives from ``c10::Error`` and adds no member. So both are made as a
+compiler makes them: ``c10::Error``'s constructor runs, then the first word becomes the address of the
+class's virtual functions. The builds of PyTorch 2.11 and 2.12 export no constructor of the former.
 
 Guarantees
-    Nothing is allocated but the exception itself; no Python runs, so the GIL may be held or not.
+    Nothing is allocated but the exception and its strings, about 900 bytes, which are not freed.
+    No Python runs, so the GIL may be held or not.
     Where PyTorch's libraries lack a symbol, ``prepare`` and ``prepare_refusal`` say so and nothing
     has been changed.
 """
@@ -25,8 +30,10 @@ from numba.extending import intrinsic
 from zico.compiled import callback, inlined, record_at, symbol_address
 from zico.errors import HookError
 
-_CONSTRUCTOR = "_ZN3c10{}C1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
-_TYPE_INFO = "_ZTIN3c10{}E"
+_CONSTRUCTOR = "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+"""The one that constructors of derived classes call."""
+_TYPE_INFO, _TABLE = "_ZTIN3c10{}E", "_ZTVN3c10{}E"
+FUNCTIONS_OFFSET = 16  # in a table of virtual functions, behind offset to top and type (Itanium C++ ABI, 2.5.2)
 _OUT_OF_MEMORY_ERROR, _ERROR = "16OutOfMemoryError", "5Error"
 """Classes of the namespace ``c10``, as the symbols above name them."""
 _EXCEPTION_BYTES = 1024  # more than any version's c10::Error, whose size no symbol tells
@@ -47,6 +54,7 @@ RAISER = np.dtype(
         ("allocate", "i8"),  # __cxa_allocate_exception
         ("throw", "i8"),  # __cxa_throw
         ("type_info", "i8"),
+        ("functions_address", "i8"),  # the exception's first word
         ("location", "i8", (3,)),  # c10::SourceLocation: function, file, line
         ("text", "i8", (4,)),  # std::string of the C++11 ABI: address, length, capacity
         ("text_bytes_address", "i8"),
@@ -65,10 +73,11 @@ _I64 = ir.IntType(64)
 
 @intrinsic
 def _throw(_typing: Any, raiser: Any, text_address: Any, location_address: Any) -> Any:  # noqa: ANN401 - Numba's protocol
-    """Construct the exception and throw it. ``raiser`` is (constructor, allocate, throw, type_info)."""
+    """Construct the exception and throw it. ``raiser`` is its first five fields."""
 
     def codegen(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:  # noqa: ANN401 - LLVM builders
-        constructor, allocate, throw, type_info = (builder.extract_value(values[0], i) for i in range(4))
+        fields = (builder.extract_value(values[0], i) for i in range(5))
+        constructor, allocate, throw, type_info, functions_address = fields
         location = ir.LiteralStructType(
             [_I64] * 3
         ).as_pointer()  # larger than two registers: on the stack (psABI 3.2.3)
@@ -83,11 +92,13 @@ def _throw(_typing: Any, raiser: Any, text_address: Any, location_address: Any) 
             [exception, builder.inttoptr(values[2], location), values[1]],
             arg_attrs={1: ["byval"]},
         )
-        builder.call(function(throw, ir.VoidType(), _I64, _I64, _I64), [exception, type_info, ir.Constant(_I64, 0)])
+        builder.store(functions_address, builder.inttoptr(exception, _I64.as_pointer()))
+        no_destructor = ir.Constant(_I64, 0)
+        builder.call(function(throw, ir.VoidType(), _I64, _I64, _I64), [exception, type_info, no_destructor])
         return ir.Constant(_I64, 0)
 
     del raiser, text_address, location_address
-    return types.int64(types.UniTuple(types.int64, 4), types.int64, types.int64), codegen
+    return types.int64(types.UniTuple(types.int64, 5), types.int64, types.int64), codegen
 
 
 RAISERS = np.zeros(2, RAISER)
@@ -114,13 +125,13 @@ def _write(text: Any, last: int, size_bytes: int) -> None:  # noqa: ANN401 - an 
 @inlined
 def _raise(raiser: Any) -> None:  # noqa: ANN401 - one RAISER record
     """Throw what a record describes."""
-    # The constructor moves from its argument, which it is handed by reference, and keeps these bytes; it is never
-    # destroyed, so nobody frees them.
+    # The constructor moves from its argument, which it is handed by reference, and keeps these bytes. The exception is
+    # thrown without a destructor, which would free them.
     raiser.text[0] = raiser.text_bytes_address
     raiser.text[1] = raiser.text_length
     raiser.text[2] = raiser.text_length
-    functions = (raiser.constructor, raiser.allocate, raiser.throw, raiser.type_info)
-    _throw(functions, raiser.text_address, raiser.location_address)
+    first = (raiser.constructor, raiser.allocate, raiser.throw, raiser.type_info, raiser.functions_address)
+    _throw(first, raiser.text_address, raiser.location_address)
 
 
 @callback(types.void(types.int64, types.int64, types.int64))
@@ -173,8 +184,9 @@ def _fill(number: int, torch: Any, name: str, text: str) -> None:  # noqa: ANN40
         # Each library may have a type_info of its own; what counts is the one of the library that catches.
         catching = ctypes.CDLL(str(folder / "libtorch_python.so"))
         runtime = ctypes.CDLL("libstdc++.so.6")
-        raiser["constructor"] = address_in(core, _CONSTRUCTOR.format(name))
+        raiser["constructor"] = address_in(core, _CONSTRUCTOR)
         raiser["type_info"] = address_in(catching, _TYPE_INFO.format(name))
+        raiser["functions_address"] = address_in(catching, _TABLE.format(name)) + FUNCTIONS_OFFSET
         raiser["allocate"] = address_in(runtime, "__cxa_allocate_exception")
         raiser["throw"] = address_in(runtime, "__cxa_throw")
     except (OSError, ValueError) as error:

@@ -1,8 +1,13 @@
-"""Checks of raising through PyTorch's C++ frames, in a process of their own: ``raising_checks.py``."""
+"""Checks of raising through PyTorch's C++ frames, in a process of their own: ``raising_checks.py``.
+
+PyTorch's allocator for the processor turns every error into ``c10::Error``. So the function fails that
+libtorch_cpu.so asks for that allocator; errors leave it as they leave the allocator for CUDA.
+"""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import llvmlite.binding
 import numpy as np
@@ -13,38 +18,58 @@ from zico.adapters import torch_raising
 from zico import elf
 from zico.compiled import array_at, call, callback, symbol_address
 
+if TYPE_CHECKING:
+    import ctypes
+
 GIB = 1 << 30
 REFUSAL = "zico: not on this device"
+GET_ALLOCATOR = "_ZN3c1015GetCPUAllocatorEv"
 _SYMBOL = "zico_test_raise"
-_FUNCTION = np.array([torch_raising.prepare(torch)], np.int64)
-llvmlite.binding.add_symbol(_SYMBOL, _FUNCTION.ctypes.data)
-_function_address = symbol_address(_SYMBOL)
+_CALL = np.zeros(2, np.int64)  # which function, with how many bytes
+llvmlite.binding.add_symbol(_SYMBOL, _CALL.ctypes.data)
+_call_address = symbol_address(_SYMBOL)
 _I64 = np.dtype("i8")
+_address_in = torch_raising.address_in
 
 
-@callback(types.int32(types.int64, types.int64, types.int64))
-def failing(_out_address: int, _alignment: int, size_bytes: int) -> int:
-    """Stand in for ``posix_memalign``: every request is refused by raising."""
-    call(array_at(_function_address(), 1, _I64)[0], (size_bytes, 3 * GIB, 4 * GIB))
-    return 12
+@callback(types.int64())
+def failing() -> int:
+    """Stand in for ``c10::GetCPUAllocator``: every request is refused by raising."""
+    asked = array_at(_call_address(), 2, _I64)
+    call(asked[0], (asked[1], 3 * GIB, 4 * GIB))
+    return 0
+
+
+def address_in_old_builds(library: ctypes.CDLL, symbol: str) -> int:
+    """Hide what PyTorch 2.11 and 2.12 do not export: libc10.so names no ``c10::OutOfMemoryError`` there."""
+    if "OutOfMemoryError" in symbol and library._name.endswith("libc10.so"):
+        raise ValueError(symbol)
+    return _address_in(library, symbol)
+
+
+def what_is_raised() -> str:
+    """Make a tensor; return the error's class and text."""
+    try:
+        torch.empty(1)
+    except Exception as error:  # noqa: BLE001 - whichever it is
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
 
 
 def main() -> None:
-    """Allocate through the failing function, see its messages, allocate again through the real one."""
-    libc10 = elf.find_loaded("libc10.so")
-    originals = elf.replace_imports(libc10, {"posix_memalign": int(failing.address)}).originals
+    """Make tensors with the failing function, see its messages, make one with the real function."""
+    torch_raising.address_in = address_in_old_builds
+    _CALL[0] = torch_raising.prepare(torch)
+    libtorch_cpu = elf.find_loaded("libtorch_cpu.so")
+    torch.empty(1)  # binds the import
+    originals = elf.replace_imports(libtorch_cpu, {GET_ALLOCATOR: int(failing.address)}).originals
     messages = []
-    for size in (5 * GIB, 1):
-        try:
-            torch.empty(size, dtype=torch.uint8)
-        except RuntimeError as error:
-            messages.append(str(error))
-    _FUNCTION[0] = torch_raising.prepare_refusal(torch, REFUSAL)
-    try:
-        torch.empty(1)
-    except RuntimeError as error:
-        messages.append(f"{type(error).__name__}: {error}")
-    elf.replace_imports(libc10, originals)
+    for size_bytes in (5 * GIB, 1):
+        _CALL[1] = size_bytes
+        messages.append(what_is_raised())
+    _CALL[0] = torch_raising.prepare_refusal(torch, REFUSAL)
+    messages.append(what_is_raised())
+    elf.replace_imports(libtorch_cpu, originals)
     sys.stdout.write("\n".join(messages) + f"\n{int(torch.ones(1000).sum())}\n")
 
 

@@ -88,8 +88,16 @@ def test_a_tensor_of_another_gpu_is_refused_with_what_to_do(seen: dict[str, Any]
     assert seen["in_pool"]
     address, raised = seen["other_device"]
     assert (address, seen["kept_bytes"]) == (0, 0)
+    assert raised.startswith("N3c105ErrorE: zico: ")
     assert "this tensor is for another GPU than the pool's, cuda:0" in raised
     assert re.search("CUDA_VISIBLE_DEVICES=GPU-[0-9a-f-]{36} ", raised)
+
+
+def test_a_tensor_beyond_the_budget_is_out_of_memory(seen: dict[str, Any]) -> None:
+    """A request that can never be served raises PyTorch's own class, by its type and by its virtual functions."""
+    address, raised = seen["beyond_budget"]
+    assert (address, raised.split(": ")[:2]) == (0, ["N3c1016OutOfMemoryErrorE", "CUDA out of memory. zico"])
+    assert re.search(" 1024 MiB more .* whole budget is +32 MiB: raise --budget", raised)
 
 
 def test_frees_may_come_when_the_interpreter_is_gone(broker: Broker, folder: Path) -> None:

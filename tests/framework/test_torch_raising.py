@@ -16,13 +16,17 @@ CHECKS = Path(__file__).with_name("raising_checks.py")
 
 
 def test_a_refused_allocation_raises_with_the_figures_and_the_process_goes_on() -> None:
-    """Sizes are in MiB, rounded up; each failure has its digits; a refusal is no lack of memory; later tensors work."""
+    """The class is ``torch.OutOfMemoryError``, with symbols that every build of PyTorch exports.
+
+    Sizes are in MiB, rounded up, and each failure has its digits. A refusal is no lack of memory.
+    Later tensors work.
+    """
     done = subprocess.run((sys.executable, str(CHECKS)), capture_output=True, text=True, check=True, timeout=120)
     text = [" ".join(line.split()) for line in done.stdout.splitlines()]
     story = "more while holding 3072 MiB, and the whole budget is 4096 MiB: raise --budget or use a smaller batch"
     assert text == [
-        f"CUDA out of memory. zico: needs 5120 MiB {story}",
-        f"CUDA out of memory. zico: needs 1 MiB {story}",
+        f"OutOfMemoryError: CUDA out of memory. zico: needs 5120 MiB {story}",
+        f"OutOfMemoryError: CUDA out of memory. zico: needs 1 MiB {story}",
         "RuntimeError: zico: not on this device",
         "1000",
     ]

@@ -68,12 +68,14 @@ def look(library: ctypes.CDLL, joined: session.Session) -> dict[str, Any]:
     largest.append(library.largest_workspace())
     live_bytes = int(joined.record["live_bytes"])
     address, raised = make(library, MIB, 1)
+    kept_bytes = int(joined.record["live_bytes"]) - live_bytes
     return {
         "largest": largest,
         "name": library.allocator_name().decode(),
         "in_pool": in_pool,
         "other_device": [address, raised],
-        "kept_bytes": int(joined.record["live_bytes"]) - live_bytes,
+        "kept_bytes": kept_bytes,
+        "beyond_budget": make(library, 1024 * MIB, 0),
     }
 
 

@@ -5,8 +5,8 @@ Built twice: with -DCORE it is libc10_cuda.so, without libtorch_cuda.so. Names, 
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <stdexcept>
+#include <typeinfo>
 #include <vector>
 
 namespace c10::cuda::CUDACachingAllocator {
@@ -75,12 +75,12 @@ int64_t largest_workspace() {
   }
   return (int64_t)largest;
 }
-/* Make a tensor on a device; what was raised instead is copied. */
+/* Make a tensor on a device; the class and text of what was raised instead are copied. */
 uint64_t make(uint64_t bytes, int device, char *raised, uint64_t room) {
   try {
     return (uint64_t)allocator.load()->raw_alloc(bytes, device, STREAM);
   } catch (const std::exception &error) {
-    std::strncpy(raised, error.what(), room - 1);
+    std::snprintf(raised, room, "%s: %s", typeid(error).name(), error.what());
     return 0;
   }
 }
