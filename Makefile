@@ -107,6 +107,9 @@ bench-gpu: $(GPU_SETUP) ## Measure what needs a GPU (about eight minutes; OFFLIN
 	$(GPU_PYTHON) benchmarks/progress.py
 	$(GPU_PYTHON) benchmarks/gpu.py
 
+first-hour: $(GPU_SETUP) ## Find out on a GPU what the manual leaves open, part by part, into build/first-hour (an hour)
+	$(GPU_PYTHON) benchmarks/first_hour.py --out build/first-hour
+
 size: setup ## Print lines per file and the longest functions
 	$(BIN)/python tests/size.py
 
@@ -119,4 +122,4 @@ inplace: ## Make the checkout importable without installing (PYTHONSAFEPATH=1 PY
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report
 
-.PHONY: help setup demo test test-cpu test-gpu lint types bench bench-smoke evaluation bench-gpu size inplace clean
+.PHONY: help setup demo test test-cpu test-gpu lint types bench bench-smoke evaluation bench-gpu first-hour size inplace clean

@@ -156,3 +156,17 @@ def test_rates_are_taken_where_all_jobs_iterate() -> None:
     argv = [sys.executable, "-c", RATES]
     done = subprocess.run(argv, cwd=BENCHMARKS, capture_output=True, text=True, check=True, timeout=SMOKE_S)
     assert done.stdout.strip() == "(14.0, 15.0) [1.0, 2.0]"
+
+
+def test_the_first_hour_is_rehearsed_and_resumed_on_the_twin(tmp_path: Path) -> None:
+    """A part leaves its figures and exit code in the summary, and a second run does not repeat it."""
+    script = [sys.executable, str(BENCHMARKS / "first_hour.py"), "--out", str(tmp_path), "--twin", "--part", "a"]
+    first = subprocess.run(script, capture_output=True, text=True, timeout=120, check=False)
+    assert first.returncode == 0, first.stderr
+    part = json.loads((tmp_path / "summary.json").read_text())["parts"]["a"]
+    assert (part["state"], part["exit_code"]) == ("passed", 0)
+    assert part["figures"]["killed_with_forked_child"]
+    assert all(one["met"] is None for one in part["expected"]), "figures of a rehearsal are not judged"
+    again = subprocess.run(script, capture_output=True, text=True, timeout=120, check=False)
+    assert again.returncode == 0
+    assert again.stderr.strip() == "a: its result is there"
