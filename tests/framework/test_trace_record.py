@@ -92,8 +92,11 @@ def test_of_a_long_program_some_iterations_have_operations(tmp_path: Path) -> No
     found = find_iterations(trace, lifetimes(trace))
     have = found.number[with_operations(trace, found)].tolist()
     assert have[:3] == [1, 2, 3]
-    assert len(have) in (5, 7, 9)
-    for first, second in zip(have[3::2], have[4::2], strict=True):
+    later = have[3:]
+    assert 2 <= len(later) <= 6, "a turn is of two iterations, and at least 16 lie between two turns"
+    if len(later) % 2:  # the program may end in the middle of a turn: how long a turn waits is measured
+        assert later.pop() == found.number[-1]
+    for first, second in zip(later[::2], later[1::2], strict=True):
         assert second == first + 1
     assert swap_iteration(trace).number in have
     with pytest.raises(TraceError, match=r"no operations of iteration 7 \(of these it has: 1, 2, 3, "):
