@@ -34,6 +34,9 @@ TESTED_VERSION = "14.2"
 LIMIT_VARIABLE = "CUPY_GPU_MEMORY_LIMIT"
 PER_THREAD_STREAM = 2
 """``cudaStreamPerThread``: the handle of the default stream of whichever thread uses it."""
+MOST_STREAMS = 64
+"""Streams that are kept alive, since the heap may mark them later; further ones get memory for
+all streams."""
 
 
 class Allocator:
@@ -42,7 +45,6 @@ class Allocator:
     def __init__(self, joined: Session, cupy: Any) -> None:  # noqa: ANN401 - the module
         """Allocate from a session's pool."""
         from zico.heap import python_hooks
-        from zico.heap.streams import NO_SLOT
 
         self._session = joined
         self._memory = cupy.cuda.memory
@@ -52,7 +54,6 @@ class Allocator:
         self._elsewhere = cupy.get_default_memory_pool().malloc
         self._ordinal = joined.pool.driver.facts.ordinal  # type: ignore[attr-defined]  # a CUDA device's driver
         self._hooks = python_hooks
-        self._most_streams = NO_SLOT
         self._streams: dict[int, Any] = {}
 
     def __call__(self, size_bytes: int) -> Any:  # noqa: ANN401 - a cupy.cuda.MemoryPointer
@@ -66,10 +67,10 @@ class Allocator:
         stream = self._current_stream()
         handle, hooks = stream.ptr, self._hooks
         allocate = hooks.allocate
-        if handle == PER_THREAD_STREAM:
+        if handle == PER_THREAD_STREAM or (handle not in self._streams and len(self._streams) == MOST_STREAMS):
             handle, allocate = hooks.LEGACY_STREAM, hooks.allocate_for_all
-        elif handle not in self._streams and len(self._streams) < self._most_streams:
-            self._streams[handle] = stream
+        else:
+            self._streams.setdefault(handle, stream)
         block = self._block(size_bytes, handle, allocate.address, hooks.free.address, self._ordinal)
         if block.ptr == 0 and size_bytes > 0:
             raise self._out_of_memory(size_bytes)

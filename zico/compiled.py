@@ -82,6 +82,11 @@ def inlined(function: F) -> F:
     return _decorated(function, njit(nogil=True, error_model="numpy", forceinline=True))
 
 
+def interpreted(function: F) -> F:
+    """Return a compiled function as Python runs it, for few calls: nothing is compiled for it."""
+    return function.py_func  # type: ignore[attr-defined]
+
+
 def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:  # noqa: ANN401 - a Numba signature
     """Compile a function with a C address (``.address``); it loads or compiles when it is decorated."""
 

@@ -112,14 +112,20 @@ def synchronize(address: int) -> int:
 class DeviceTimeline:
     """The functions, and everything on the device that they need; closed only by tests, as the heap is."""
 
-    def __init__(self, pool: PoolTable) -> None:
+    def __init__(self, pool: PoolTable, spacing_bytes: int | None = None) -> None:
         """Load the kernels and register the counters with the pool's device.
+
+        Args:
+            pool: Of a CUDA device.
+            spacing_bytes: Freed on a stream between two marks, whoever is there; ``None``: by
+                ``Timeline.spacing_bytes`` and ``alone_bytes``.
 
         Raises:
             ConfigError: The device can neither wait by itself nor by a kernel.
             DriverError: It refuses; nothing is left behind.
         """
         driver = cast("CudaDriver", pool.driver)
+        spacing = {} if spacing_bytes is None else dict.fromkeys(("spacing_bytes", "alone_bytes"), spacing_bytes)
         self._words = mmap.mmap(-1, _REGISTERED_BYTES)  # zico.kernels.spin: the words "stop" and "given up"
         self._array = np.frombuffer(self._words, np.int64)
         with contextlib.ExitStack() as undo:
@@ -134,6 +140,7 @@ class DeviceTimeline:
                 synchronize.address,
                 pool.register_counters(),
                 context_address=self._door.ctypes.data,
+                **spacing,
                 scrub_address=zero.address if launcher[0]["scrub"] else 0,
             )
             self._undo = undo.pop_all()

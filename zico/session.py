@@ -247,7 +247,7 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
             membership.close_descriptors()
         _refuse_kind(membership, framework, kind)
         pool = undo.enter_context(membership.map_pool())
-        timeline = _device_timeline(pool, kind)
+        timeline = _device_timeline(pool, kind, settings.pop("spacing_bytes", None))
         if timeline is not None:
             undo.callback(timeline.close)
             settings["timeline"] = timeline.functions
@@ -264,13 +264,13 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
     return session
 
 
-def _device_timeline(pool: PoolTable, kind: str) -> DeviceTimeline | None:
+def _device_timeline(pool: PoolTable, kind: str, spacing_bytes: int | None) -> DeviceTimeline | None:
     """Return the way onto the device's timeline, ``None`` on the host, which works before the processor's eyes."""
     if kind == "host":
         return None
     from zico.device_timeline import DeviceTimeline
 
-    return DeviceTimeline(pool)
+    return DeviceTimeline(pool, spacing_bytes)
 
 
 def _refuse_kind(membership: Membership, framework: str, kind: str) -> None:
@@ -290,6 +290,10 @@ def _guard_forks(session: Session) -> None:
 
         ForkGuard(session.heap, session.membership.leave)
     else:  # nothing to copy: a child cannot reach a GPU's memory that its parent has mapped
+        from zico.driver.cuda.bindings import let_go_of_device_files
+
+        os.register_at_fork(after_in_child=let_go_of_device_files)
+        # After it: to the broker an open connection means that the driver's files may be open, too.
         os.register_at_fork(after_in_child=session.detach_fork)
 
 
@@ -315,6 +319,8 @@ def _settings(environment: Mapping[str, str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if threshold := environment.get("ZICO_THRESHOLD"):
         settings["threshold_bytes"] = parse_size(threshold, whole_bytes=sys.maxsize)
+    if spacing := environment.get("ZICO_SPACING"):
+        settings["spacing_bytes"] = 0 if spacing.strip() == "0" else parse_size(spacing, whole_bytes=sys.maxsize)
     if limit := environment.get("ZICO_WAIT_LIMIT_S"):
         settings["wait_limit_s"] = _wait_limit_s(limit)
     if directory := environment.get("ZICO_SPILL_DIR"):

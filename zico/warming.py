@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+_DEVICE_MODULES = (
+    ("zico.heap.python_hooks",),
+    (
+        *("zico.device_timeline", "zico.heap.device", "zico.heap.managed", "zico.heap.memory_queries"),
+        *("zico.heap.pinned", "zico.heap.stream_hooks", "zico.lookup"),
+    ),
+)
+"""What only jobs on a GPU call, compiled by being imported: what takes longest, and the rest."""
 
 
 def warm(*kinds: str, isolate: bool = False, paging: bool = False) -> None:
@@ -21,26 +33,57 @@ def warm(*kinds: str, isolate: bool = False, paging: bool = False) -> None:
     tiers.warm()
     rehearse()
     if isolate:
-        import zico.heap.isolation  # compiled by being imported, as all that follows
+        _warm_isolation()
     if paging:
-        from zico.errors import DriverError
-
-        with contextlib.suppress(DriverError):
-            warming.warm_paging()
+        _warm_paging()
     if "cuda" in kinds:
-        import zico.device_timeline
-        import zico.heap.device
-        import zico.heap.managed
-        import zico.heap.memory_queries
-        import zico.heap.pinned
-        import zico.heap.python_hooks
-        import zico.heap.stream_hooks
-        import zico.lookup  # noqa: F401
+        for names in _DEVICE_MODULES:
+            _import(names)
 
 
-if __name__ == "__main__":
+def warm_side_by_side() -> None:
+    """Put into the cache what any job and any broker calls: first what they share, then the rest on all processors.
+
+    Raises:
+        Exception: The first one that a part raised.
+    """
+    from zico.heap import warming
+    from zico.tiers import warming as tiers
+
+    warming.warm()
+    # Forked, the parts have what is compiled so far.
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as processes:
+        parts = [processes.submit(_import, names) for names in _DEVICE_MODULES]
+        parts += [processes.submit(part) for part in (_warm_policies, _warm_paging, _warm_isolation, tiers.warm)]
+        for part in parts:
+            part.result()
+
+
+def _import(names: tuple[str, ...]) -> None:
+    for name in names:
+        importlib.import_module(name)
+
+
+def _warm_isolation() -> None:
+    _import(("zico.heap.isolation",))
+
+
+def _warm_paging() -> None:
+    from zico.errors import DriverError
+    from zico.heap import warming
+
+    with contextlib.suppress(DriverError):
+        warming.warm_paging()
+
+
+def _warm_policies() -> None:
+    from zico.scheduler.planner import rehearse
     from zico.scheduler.policies import REAL, policy_named
 
     for name in REAL:
         policy_named(name)
-    warm("host", "cuda", isolate=True, paging=True)
+    rehearse()
+
+
+if __name__ == "__main__":
+    warm_side_by_side()

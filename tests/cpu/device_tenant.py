@@ -36,19 +36,27 @@ class Tensor:
     stream: int
     tag: int
     written: bool = False
+    users: set[int] = dataclasses.field(default_factory=set)
 
 
 class DeviceTenant:
     """A member with a heap and streams on a device; ``faults`` are patterns that somebody else has overwritten."""
 
     def __init__(
-        self, pool: PoolTable, device: SoftwareDevice, *, streams: int = 2, spacing_bytes: int = 0, wait_limit_s: float
+        self,
+        pool: PoolTable,
+        device: SoftwareDevice,
+        *,
+        streams: int = 2,
+        spacing_bytes: int = 0,
+        alone_bytes: int = 0,
+        wait_limit_s: float,
     ) -> None:
         """Join and build the heap."""
         self.pool, self.device = pool, device
         self.member = join(pool)
         self.record = np.zeros(1, HEAP)
-        timeline = device.timeline(self.member, spacing_bytes)
+        timeline = device.timeline(self.member, spacing_bytes, alone_bytes)
         self.heap = Heap(self.member, self.record, wait_limit_s=wait_limit_s, timeline=timeline)
         self.streams = [next(_handles) for _ in range(streams)]
         self.live: list[Tensor] = []
@@ -80,11 +88,16 @@ class DeviceTenant:
         on_stream.free_on(self.record[0], tensor.address, tensor.stream)
 
     def use_on(self, tensor: Tensor, stream: int) -> None:
-        """Let a kernel on another stream check the pattern, behind an event after the tensor's first kernel."""
+        """Let a kernel on another stream check the pattern, behind an event after the tensor's first kernel.
+
+        The heap is told once a stream, as PyTorch's programs do.
+        """
         handle = self.streams[stream]
         self.device.wait_until(handle, lambda: tensor.written)
         self.device.launch(handle, lambda: self._check(tensor))
-        on_stream.record_stream(self.record[0], tensor.address, handle)
+        if handle not in tensor.users:
+            on_stream.record_stream(self.record[0], tensor.address, handle)
+        tensor.users.add(handle)
 
     def free_all(self) -> None:
         """Free every tensor."""

@@ -5,7 +5,6 @@ A test class inherits ``DriverContract`` and has a fixture ``device`` that retur
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import os
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 
 from zico.driver import managed, mapping, next_tier
-from zico.driver.cuda.copies import CopyStream
 from zico.driver.cuda.managed import allocate
 from zico.driver.host import HostDriver
 from zico.driver.owned import close_descriptors
@@ -290,32 +288,6 @@ class TimelineContract:
             words[0] = 1 << 62
             driver.synchronize(stream.handle)
             assert words[1] == 1
-
-    def test_copies_follow_a_stream_and_come_back(self, device: Device, page: mmap.mmap) -> None:
-        """What another stream was still to write is in the copy; it comes back to another place."""
-        driver, unit, address = (
-            device.driver,
-            device.driver.granularity_bytes,
-            np.frombuffer(page, np.int64).ctypes.data,
-        )
-        with (
-            driver.register_host(address, mmap.PAGESIZE) as host,
-            create(device, 1) as memory,
-            reserve(device, 1) as window,
-            driver.create_stream() as stream,
-            contextlib.closing(CopyStream(driver)) as copies,
-        ):
-            driver.map(window, 0, memory, 0, unit)
-            driver.wait_value(stream.handle, host.device_address + 8, 1)
-            driver.write_value(stream.handle, window.handle, 77)
-            copies.follow(stream.handle)
-            copies.to_host(address + 64, window.handle, 8)
-            page[8:16] = (1).to_bytes(8, "little")
-            copies.finish()
-            assert page[64:72] == (77).to_bytes(8, "little")
-            copies.to_device(window.handle + 128, address + 64, 8)
-            copies.finish()
-            assert device.read(window.handle + 128, 8) == (77).to_bytes(8, "little")
 
     def test_a_counter_can_lie_in_memory_shared_by_processes(self, device: Device) -> None:
         """Pages of a memfd, as the pool's table is one, can be registered, twice mapped here."""

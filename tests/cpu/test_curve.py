@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -129,6 +130,16 @@ def test_a_claim_bounds_the_rest_of_the_iteration(held: list[int], shift: int, d
     assert max(held[max(0, (progress >> shift) - 1) :], default=0) <= claim <= max(held)
     if progress > record["n_events"] + max(8, int(record["n_events"]) >> 4):
         assert claim == max(held)
+
+
+@pytest.mark.parametrize(("n_bins", "guard"), [(1, 1), (24, 1), (64, 2), (100, 3), (128, 4), (CURVE_BINS, 4)])
+def test_a_claim_falls_a_thirty_second_of_an_iteration_late(n_bins: int, guard: int) -> None:
+    """From so many bins behind a drop on the claim is what comes; one bin earlier it is what was."""
+    profile, claims = make([9] + [3] * (n_bins - 1), shift=2), np.zeros(CURVE_BINS, "i4")
+    curve.suffix_maximum(profile, claims)
+    bin_of_drop = min(1, n_bins - 1)
+    levels = [int(claim_at(profile, claims, number << 2)) for number in range(n_bins)]
+    assert levels == [9 if number < bin_of_drop + guard else 3 for number in range(n_bins)]
 
 
 def test_a_flat_profile_claims_its_peak_at_any_time() -> None:

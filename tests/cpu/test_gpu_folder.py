@@ -44,6 +44,20 @@ def test_plain_pytest_collects_the_folder() -> None:
     assert "test_two_processes_share_memory" in done.stdout
 
 
+def test_the_folder_passes_on_the_twin() -> None:
+    """The tests themselves work: all of them pass where the driver's software twin stands in for a GPU."""
+    done = run("tests/gpu", "--twin", "--quiet")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout
+
+
+def test_without_a_gpu_the_folder_fails() -> None:
+    """Nothing is skipped: a run without a GPU is no pass."""
+    done = run("tests/gpu/test_kernels.py", "--quiet")
+    assert done.returncode == 1
+    assert "the tests in tests/gpu need a GPU" in done.stdout
+
+
 def test_a_driver_that_hangs_ends_the_run(tmp_path: Path) -> None:
     """A call that never returns and holds Python's lock ends the run, which says where it was."""
     own = (ROOT / "tests/gpu/conftest.py").read_text()
@@ -61,6 +75,6 @@ def test_what_needs_a_gpu_runs_offline(target: str) -> None:
     """With ``OFFLINE=1`` the target makes no virtual environment and calls no installer."""
     command = ["make", "--dry-run", target, "OFFLINE=1", "PYTHON=python3"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-    assert "python3 -m pytest tests/gpu" in done.stdout or "python3 benchmarks/gpu.py" in done.stdout
+    assert "python3 -m pytest tests/gpu" in done.stdout or "python3 benchmarks/gpu/pairs.py" in done.stdout
     assert "-m venv" not in done.stdout
     assert "-m pip" not in done.stdout

@@ -38,7 +38,9 @@ class IsolatedHeapMachine(HeapMachine):
         dead = self.tenants[which]
         assert isinstance(dead, IsolatedTenant)
         dead.die()
-        self.tenants[which] = self.stack.enter_context(IsolatedTenant(dead.member, wait_limit_s=0.002))
+        heir = self.stack.enter_context(IsolatedTenant(dead.member, wait_limit_s=0.002))
+        heir.record[0]["rest_limit"] = self.n
+        self.tenants[which] = heir
 
     @invariant()
     def maps_only_what_is_used(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from members import HOUR_NS, acquire, check_counters, give_profile, grab, job_of, joined, make_pool, release
 from pool_model import INSIDE
 
-from zico.pool import safety, waiting
+from zico.pool import rules, waiting
 from zico.pool.layout import CURVE_BINS, NOBODY, JobState
 from zico.pool.regions import GRANTED, WAIT
 
@@ -147,8 +147,8 @@ def test_an_unprofiled_job_grows_alone_and_not_for_ever(pool: PoolTable) -> None
         pool.header["alone_since_ns"] = time.monotonic_ns() + HOUR_NS
         assert acquire(b, [NOBODY])[0] == WAIT
         for change in (
-            ("header", "alone_since_ns", time.monotonic_ns() - 2 * safety.ALONE_FRESH_NS),
-            ("job", "alone_spent_ns", safety.ALONE_LIMIT_NS + 1),
+            ("header", "alone_since_ns", time.monotonic_ns() - 2 * rules.ALONE_FRESH_NS),
+            ("job", "alone_spent_ns", rules.ALONE_LIMIT_NS + 1),
             ("job", "profiled", 1),
         ):
             record = pool.header if change[0] == "header" else pool.jobs[job_of(a)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler_cases import WORKS, Debt, Eager, smallest_budget, some_order_works
 from scheduler_model import Model, Work
 
-from zico.scheduler.claims import is_safe
+from zico.pool.rules import is_safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

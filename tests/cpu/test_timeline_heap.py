@@ -15,7 +15,6 @@ from timeline_machine import HeapTimelineMachine
 
 from zico.heap import allocator, on_stream
 from zico.heap.layout import CHUNK_BYTES, MAX_DEFERRED
-from zico.pool.layout import STREAMS
 
 HeapTimelineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 TestHeapTimeline = HeapTimelineMachine.TestCase
@@ -272,30 +271,6 @@ def test_a_full_list_of_waiting_frees_is_handed_over(device: SoftwareDevice, *, 
         job.free_all()
         assert device.waits == int(not refuses)
         assert device.synchronized == int(refuses)
-        job.settle()
-        job.check_empty()
-        assert not job.faults
-
-
-def test_more_streams_than_slots_are_slow_and_right(device: SoftwareDevice) -> None:
-    """A stream too many takes memory behind the first stream, and its frees wait for the device."""
-    with jobs(device, 40, 1, streams=STREAMS + 2) as (job,):
-        for stream in range(STREAMS):
-            assert job.allocate(MIB, stream) is not None
-        first = job.allocate(MIB, 0)
-        assert first is not None
-        job.free(first)
-        late = job.allocate(MIB, STREAMS)
-        small = job.allocate(100, STREAMS + 1)
-        assert late is not None
-        assert small is not None
-        assert late.address == first.address
-        assert not device.step(late.stream), "the first stream has not used it yet"
-        assert device.synchronized == 0
-        job.free(late)
-        job.free(small)
-        assert device.synchronized == 2
-        job.free_all()
         job.settle()
         job.check_empty()
         assert not job.faults

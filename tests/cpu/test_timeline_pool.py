@@ -14,8 +14,8 @@ from members import check_counters, counters, free_list, issued, join, make_pool
 from software_device import SoftwareDevice
 from timeline_jobs import Job, Use, joined, make_timeline_pool
 
-from zico.pool import ahead, mutex, regions
-from zico.pool.layout import NOBODY
+from zico.pool import ahead, deaths, mutex, regions, waiting
+from zico.pool.layout import NOBODY, JobState
 from zico.pool.regions import BEHIND, GRANTED, WAIT
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from zico.pool.table import PoolTable
 
 N_REGIONS = 6
+ABSENT_PID = 1 << 30
+"""More than any process number (proc(5), pid_max)."""
 
 
 # -- any order of things --------------------------------------------------------------------------------------------
@@ -41,6 +43,7 @@ class TimelineMachine(RuleBasedStateMachine):
         self.n = n
         self.jobs: list[Job] = []
         self.dead: list[Job] = []
+        self.buried: list[Job] = []
         self.uses: dict[int, list[Use]] = {r: [] for r in range(n)}
         self.before = counters(self.pool).copy()
 
@@ -49,6 +52,8 @@ class TimelineMachine(RuleBasedStateMachine):
         if not hasattr(self, "stack"):
             return
         with self.stack:
+            while self.buried:
+                self._reap(self.buried[0])
             for job in self.jobs:
                 for slot in range(2):
                     if job.issued(slot) < self._last_fence(job, slot):
@@ -124,6 +129,26 @@ class TimelineMachine(RuleBasedStateMachine):
         """Invariant 5: a job dies with its device work; what it held and had released is free once A's fences pass."""
         job = self._pick(data)
         self.jobs.remove(job)
+        self._reap(job)
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def die_before_its_work(self, data: st.DataObject) -> None:
+        """Invariant 5: a job's process dies and its device work goes on: nobody gets what it held."""
+        job = self._pick(data)
+        self.jobs.remove(job)
+        self.buried.append(job)
+        self.pool.bury(job.number)
+
+    @precondition(lambda self: self.buried)
+    @rule()
+    def context_ends(self) -> None:
+        """The rest of a dead job's device work is dropped, and its regions come back."""
+        self._reap(self.buried[0])
+
+    def _reap(self, job: Job) -> None:
+        if job in self.buried:
+            self.buried.remove(job)
         self.dead.append(job)
         self.device.kill(job.streams)
         held = len(job.held)
@@ -153,7 +178,7 @@ class TimelineMachine(RuleBasedStateMachine):
         now = counters(self.pool)
         assert (now >= self.before).all()
         self.before = now.copy()
-        for job in self.jobs:
+        for job in self.jobs + self.buried:
             mine = np.flatnonzero(self.pool.regions["owner"] == job.number).tolist()
             assert sorted(job.held) == mine
 
@@ -390,3 +415,23 @@ def test_a_waiting_neighbour_makes_the_bound_shrink() -> None:
         b.acquire(0, [NOBODY])
         assert pool.jobs[b.number]["ahead_cap"] == ahead.START_REGIONS - 1
         pool.header["waiters"] = pool.jobs[b.number]["waiting_threads"] = 0
+
+
+def test_without_a_broker_a_dead_jobs_regions_come_back_after_a_while(pool: PoolTable) -> None:
+    """Invariants 2 and 5: nobody can tell whether the device still works for it, so whoever waits lets time pass."""
+    with joined(pool, 2) as (_, (a, b)):
+        a.acquire(0, [NOBODY] * 4)
+        pool.jobs[a.number]["pid"] = ABSENT_PID
+        pool.jobs[a.number]["waiting_threads"] = pool.header["waiters"] = 1
+        deaths.reap_dead(b.member.member[0])
+        assert (pool.jobs[a.number]["state"], pool.header["waiters"]) == (JobState.LEAVING, 0)
+        sequence = int(pool.header["sequence"])
+        deaths.reap_dead(b.member.member[0])
+        assert pool.header["sequence"] == sequence, "a look changes nothing, so a standstill stays one"
+        assert b.acquire(0, [NOBODY])[0] == WAIT
+        pool.jobs[b.number]["waiting_threads"] = 1
+        assert waiting.patience_ns(b.member.member[0], 1) == waiting.STUCK_BESIDE_RUNNING_NS > deaths.LINGER_NS
+        pool.jobs[a.number]["died_ns"] -= deaths.LINGER_NS
+        deaths.reap_dead(b.member.member[0])
+        assert waiting.patience_ns(b.member.member[0], 1) == waiting.STUCK_NS
+        assert b.acquire(0, [NOBODY] * 4)[0] == GRANTED

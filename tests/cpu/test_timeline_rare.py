@@ -14,7 +14,6 @@ from harness import until
 from members import check_counters, counters, fence, issued, job_of, join
 from software_device import SoftwareDevice
 
-from zico.heap import on_stream
 from zico.pool import ahead, mutex, regions
 from zico.pool.layout import NOBODY, STREAMS, JobState
 from zico.pool.regions import BEHIND
@@ -114,21 +113,6 @@ def test_a_grant_demands_no_wait_for_what_is_clear() -> None:
 # -- streams --------------------------------------------------------------------------------------------------------
 
 
-def test_a_tensor_of_a_stream_too_many_is_freed_behind_the_whole_device(device: SoftwareDevice) -> None:
-    """Whoever frees it: no counter says how far a stream without a slot has come."""
-    with job_on(device, streams=STREAMS + 1) as job:
-        for stream in range(STREAMS):
-            job.allocate(MIB, stream)
-        tensor = job.allocate(MIB, STREAMS)
-        assert tensor is not None
-        job.live.remove(tensor)
-        on_stream.free_on(job.record[0], tensor.address, job.streams[0])
-        assert device.synchronized == 1
-        job.free_all()
-        job.settle()
-        job.check_empty()
-
-
 def test_a_free_that_waits_for_a_stream_marks_it_at_once_while_somebody_waits(device: SoftwareDevice) -> None:
     """Invariant 7: with marks far apart, others who wait for memory need not wait for the next one."""
     with job_on(device, spacing_bytes=64 * MIB) as job:
@@ -144,28 +128,6 @@ def test_a_free_that_waits_for_a_stream_marks_it_at_once_while_somebody_waits(de
                 job.member.header[who] = 0
         job.settle()
         job.check_empty()
-
-
-def test_a_stream_too_many_waits_for_what_was_freed_in_a_region_that_stays(device: SoftwareDevice) -> None:
-    """Invariant 2: no region changed hands, so no mark was due; the stream waits for the first one all the same."""
-    with job_on(device, streams=STREAMS + 1) as job:
-        for stream in range(STREAMS):
-            job.allocate(MIB // 4, stream)
-        for _ in range(3):  # until it is known to be a temporary, and lies where it is going to stay
-            device.drain()
-            tensor = job.allocate(MIB // 2)
-            assert tensor is not None
-            device.drain()
-            job.free(tensor)
-        late = job.allocate(MIB // 2, STREAMS)
-        assert late is not None
-        assert late.address == tensor.address
-        assert not device.step(late.stream), "the first stream has not checked the tensor that lay there"
-        device.drain()
-        job.free_all()
-        job.settle()
-        job.check_empty()
-        assert not job.faults
 
 
 def test_streams_that_use_each_others_tensors_do_not_wait_in_a_circle(device: SoftwareDevice) -> None:
@@ -242,25 +204,3 @@ def test_a_mark_that_was_refused_is_tried_again_for_who_waits(device: SoftwareDe
         assert device.marks == issued(job.member)[job_of(job.member), 0] == 1
         job.settle()
         job.check_empty()
-
-
-def test_what_the_device_does_not_tell_of_is_not_used_again(device: SoftwareDevice) -> None:
-    """Invariant 2: a tensor of a stream too many stays out of use if the device cannot be waited for at its free."""
-    with job_on(device, streams=STREAMS + 1) as job:
-        for stream in range(STREAMS):
-            assert job.allocate(100, stream) is not None
-        for size in (100, MIB):
-            late = job.allocate(size, STREAMS)
-            assert late is not None
-            device.refuses = lambda kind, _stream: kind == "synchronize"
-            before = int(job.record[0]["failures"])
-            job.free(late)
-            device.refuses = lambda _kind, _stream: False
-            assert job.record[0]["failures"] == before + 1
-            again = job.allocate(size)
-            assert again is not None
-            assert again.address != late.address
-            on_stream.free_on(job.record[0], late.address, late.stream)
-        assert job.record[0]["bad_frees"] == 2
-        device.drain()
-        assert not job.faults

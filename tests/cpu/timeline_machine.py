@@ -12,28 +12,36 @@ from members import check_counters, counters
 from software_device import SoftwareDevice
 
 from zico.heap import allocator, on_stream
+from zico.pool.layout import STREAMS
 
+N_STREAMS = 5
 SIZES = st.one_of(st.integers(1, 32 * KIB), st.integers(32 * KIB, 300 * KIB), st.integers(300 * KIB, 3 * MIB))
 
 
 class HeapTimelineMachine(RuleBasedStateMachine):
-    """Two jobs with two streams each allocate, use, free, share and die, while the device goes on at will."""
+    """Two jobs with more streams than slots do anything; the device goes on at will."""
 
     isolate = False
 
-    @initialize(n=st.integers(3, 10), spacing=st.sampled_from([0, 0, 2 * REGION_BYTES]))
-    def begin(self, n: int, spacing: int) -> None:
+    @initialize(
+        n=st.integers(3, 10),
+        spacing=st.sampled_from([0, 0, 2 * REGION_BYTES]),
+        alone=st.sampled_from([0, 4 * REGION_BYTES]),
+        slots=st.sampled_from([2, 3, STREAMS]),
+    )
+    def begin(self, n: int, spacing: int, alone: int, slots: int) -> None:
         """Make the pool, the device and the jobs."""
         self.stack = contextlib.ExitStack()
         self.pool = self.stack.enter_context(make_device_pool(n, isolate=self.isolate))
         self.device = SoftwareDevice()
-        self.spacing = spacing
+        self.spacing, self.slots = {"spacing_bytes": spacing, "alone_bytes": alone}, slots
         self.tenants = [self._join() for _ in range(2)]
         self.before = counters(self.pool).copy()
         self.faults: list[str] = []
 
     def _join(self) -> DeviceTenant:
-        tenant = DeviceTenant(self.pool, self.device, spacing_bytes=self.spacing, wait_limit_s=0.002)
+        tenant = DeviceTenant(self.pool, self.device, streams=N_STREAMS, wait_limit_s=0.002, **self.spacing)
+        tenant.record[0]["most_streams"] = self.slots
         self.stack.callback(tenant.close)
         return tenant
 
@@ -55,7 +63,7 @@ class HeapTimelineMachine(RuleBasedStateMachine):
     def _pick(self, data: st.DataObject) -> DeviceTenant:
         return self.tenants[data.draw(st.integers(0, 1))]
 
-    @rule(data=st.data(), sizes=st.lists(SIZES, min_size=1, max_size=4), stream=st.integers(0, 1))
+    @rule(data=st.data(), sizes=st.lists(SIZES, min_size=1, max_size=4), stream=st.integers(0, N_STREAMS - 1))
     def allocate(self, data: st.DataObject, sizes: list[int], stream: int) -> None:
         """A job allocates for a stream; kernels of that stream use what it got."""
         tenant = self._pick(data)
@@ -76,7 +84,7 @@ class HeapTimelineMachine(RuleBasedStateMachine):
         tenant.free_all()
         allocator.mark(tenant.record[0])
 
-    @rule(data=st.data(), which=st.integers(0, 1 << 20), stream=st.integers(0, 1))
+    @rule(data=st.data(), which=st.integers(0, 1 << 20), stream=st.integers(0, N_STREAMS - 1))
     def use_elsewhere(self, data: st.DataObject, which: int, stream: int) -> None:
         """A tensor is used on another stream, too."""
         tenant = self._pick(data)

@@ -36,6 +36,7 @@ class TwinTenant:
         *,
         streams: int = 2,
         spacing_bytes: int = 0,
+        alone_bytes: int = 0,
         wait_limit_s: float = 0.002,
         name: str = "job",
         managed_bytes: int = 0,
@@ -54,7 +55,8 @@ class TwinTenant:
             self.member.member[0]["slice"] = (0, SLICE_NS)
             self._timeline = DeviceTimeline(self.member)
             undo.callback(self._timeline.close)
-            functions = dataclasses.replace(self._timeline.functions, spacing_bytes=spacing_bytes)
+            spacing = {"spacing_bytes": spacing_bytes, "alone_bytes": alone_bytes}
+            functions = dataclasses.replace(self._timeline.functions, **spacing)
             self.managed = undo.enter_context(allocate(self.driver, managed_bytes)) if managed_bytes else None
             options: dict[str, Any] = {"wait_limit_s": wait_limit_s, "managed": self.managed}
             self.heap = Heap(self.member, self.record, timeline=functions, **options)

@@ -1,5 +1,7 @@
 """Tests that need a GPU: without one they fail and say so, and here nothing may be skipped.
 
+``--twin`` rehearses them on the driver's software twin, which shows that the tests themselves work, and no more.
+
 A driver that hangs cannot be interrupted, neither by a signal nor by an exception. So a timer of faulthandler's, which
 needs neither Python nor the lock of Python, ends the whole run with the stack of every thread.
 """
@@ -9,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,12 +26,40 @@ if TYPE_CHECKING:
 
 RESCUE_S = 240.0
 """More than pytest-timeout gives a test, which ends that test alone where the driver lets it."""
+TWIN = "ZICO_TEST_ON_TWIN"
+"""In the environment of the tests and of the processes that they start: the twin stands in for the driver."""
+_TWIN_BYTES = 8 << 30
 stderr_fd = pytest.StashKey[int]()
+
+
+def use_twin() -> None:
+    """Let a software twin, with kernels that are written in Python, be the driver of this process."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
+    from twin_kernels import register
+
+    from zico.driver.cuda import bindings
+    from zico.driver.twin.twin import Twin
+
+    twin = Twin(total_bytes=_TWIN_BYTES, host_bytes=_TWIN_BYTES)
+    register(twin)
+    bindings.use(twin)
+
+
+if TWIN in os.environ:
+    use_twin()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer the rehearsal."""
+    parser.addoption("--twin", action="store_true", help="rehearse on the driver's software twin")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the standard error from before tests' output is caught."""
     config.stash[stderr_fd] = os.dup(2)
+    if config.getoption("--twin"):
+        os.environ[TWIN] = "1"
+        use_twin()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -22,6 +22,8 @@ class TestGpu(DriverContract, TimelineContract, NextTierContract):
 
 def run(code: str, *arguments: str, descriptors: tuple[int, ...] = ()) -> str:
     """Run a script in a process of its own, which has no CUDA context yet; returns what it printed."""
+    here = os.path.dirname(__file__)  # noqa: PTH120 - a string for sys.path
+    code = f"import sys; sys.path.insert(0, {here!r})\n{code}"
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         pass_fds=descriptors,
@@ -48,8 +50,8 @@ def test_the_device_can_all_that_zico_asks() -> None:
 
 
 CREATE = """
-from zico.driver.cuda.driver import CudaDriver
-driver = CudaDriver(0)
+from conftest import CudaDevice
+driver = CudaDevice().driver
 memory = driver.create_memory(2 * driver.granularity_bytes, "t", driver.granularity_bytes)
 driver.export_pieces(memory)
 print(driver.needs_context, driver.context.retained)
@@ -81,9 +83,7 @@ def test_two_processes_share_memory(device: Device) -> None:
         driver.map(window, 0, memory, 0, 2 * unit)
         device.write(window.handle + unit, b"parent")
         descriptors = driver.export_pieces(memory)
-        here = os.path.dirname(__file__)  # noqa: PTH120 - a string for sys.path
-        code = f"import sys; sys.path.insert(0, {here!r})\n{READ}"
-        run(code, *map(str, descriptors), descriptors=tuple(descriptors))
+        run(READ, *map(str, descriptors), descriptors=tuple(descriptors))
         for descriptor in descriptors:
             os.close(descriptor)
         assert device.read(window.handle + unit, 6) == b"child!"

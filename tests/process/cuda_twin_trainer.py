@@ -5,8 +5,11 @@ Orders come line by line on stdin, an answer to each goes to stdout.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import select
+import signal
 import sys
 from typing import Any
 
@@ -35,6 +38,9 @@ class Trainer:
         self._done(self.twin.cuMemHostRegister(self._gate.ctypes.data, mmap.PAGESIZE, 3))
         self._gate_on_device = int(self._done(self.twin.cuMemHostGetDevicePointer(self._gate.ctypes.data, 0))[0])
         self._held: list[tuple[int, int]] = []
+        if path := os.environ.get("DEVICE_FILE"):  # a named pipe, for what the driver's files are on a real GPU
+            bindings.DEVICE_FILES = (path,)
+            os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def _use_context(self) -> None:
         """Make the context current, as a framework does in its own threads."""
@@ -90,6 +96,40 @@ class Trainer:
         found = session.status()
         assert found is not None
         return f"{found['device']} {found['held_bytes']} {found['tensor_bytes']}"
+
+    def queue(self, value: int, after_ms: int) -> str:
+        """Let the device write into the last tensor after a while, even if this process is dead by then.
+
+        The device is a process. It drops the work, as a driver does, when nobody has its file open any more.
+        """
+        path = os.environ["DEVICE_FILE"]
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            held = select.poll()
+            held.register(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 0)
+            os.write(writing, b"ready")
+            has_ended = held.poll(after_ms)
+            if not has_ended:
+                ctypes.memset(self._held[-1][0], value, 1)
+            os.close(os.open(f"{path}-{'dropped' if has_ended else 'written'}", os.O_CREAT | os.O_WRONLY))
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as said:
+            said.read(len("ready"))
+        return "queued"
+
+    def fork_worker(self, by_c_code: int) -> str:
+        """Fork a child that lives on, by Python or as C code does, which Python does not see; say its number."""
+        pid = ctypes.CDLL(None).fork() if by_c_code else os.fork()
+        if pid == 0:
+            os.closerange(0, 3)
+            signal.pause()
+            os._exit(0)
+        return str(pid)
+
+    def marks(self) -> str:
+        """Say how many marks the heap has put on streams."""
+        return str(self._heap["marks"])
 
     def fork(self) -> str:
         """Let a forked child ask to join, and say what it is told."""

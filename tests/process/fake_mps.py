@@ -1,11 +1,11 @@
-"""A control program of MPS for tests: a true daemon that is started, found by its directory, and told to quit."""
+"""A control program of MPS for tests: a true daemon that is started, found by its directory, asked, told to quit."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
-from zico.launch.mps import CONTROL
+from zico.broker.lingering import CONTROL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,8 +52,15 @@ if sys.argv[1:] == ["-d"]:
         if how == "complains":
             sys.exit(3)
 else:
+    word = sys.stdin.read()
+    if word.startswith("get_"):
+        if how == "hangs":
+            signal.pause()
+        answers = dict(line.split(":") for line in open({notes!r} + "-answers"))
+        print(answers[word.strip()], end="")
+        sys.exit(0)
     with open(control, "w") as daemon:
-        daemon.write(sys.stdin.read())
+        daemon.write(word)
 """
 
 

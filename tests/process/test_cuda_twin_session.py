@@ -80,6 +80,29 @@ def test_memory_changes_hands_on_the_devices_timeline(broker: Broker) -> None:
         assert second.ask("look") == "2 2"
 
 
+@pytest.mark.parametrize(("spacing", "alone", "beside"), [("1GiB", 0, 0), ("0", 3, 3), ("", 1, 3)])
+def test_marks_are_as_far_apart_as_the_user_says(broker: Broker, spacing: str, alone: int, beside: int) -> None:
+    """``ZICO_SPACING`` holds whoever is there; without it, alone, half of what is free is unmarked."""
+
+    def marks_of(job: Process) -> int:
+        """Free three regions of sixteen, one by one."""
+        before = int(job.ask("marks"))
+        for value in (1, 2, 3):
+            assert job.ask(f"alloc 1 {value}") == "allocated"
+        for _ in range(3):
+            assert job.ask("free") == "freed"
+        return int(job.ask("marks")) - before
+
+    with trainer(broker, "a", **({"ZICO_SPACING": spacing} if spacing else {})) as job:
+        assert job.ask("alloc 10 1") == "allocated"
+        assert marks_of(job) == alone
+        before = int(job.ask("marks"))
+        assert job.ask("step") == "stepped"
+        assert int(job.ask("marks")) - before == int(spacing != "0")
+        with trainer(broker, "b"):
+            assert marks_of(job) == beside
+
+
 def test_a_stream_that_waits_for_a_killed_job_goes_on_within_a_second(broker: Broker) -> None:
     """Invariant 5: the broker advances a dead job's counters when its process is gone, so no stream waits for it."""
     with trainer(broker, "b") as second:

@@ -11,9 +11,11 @@ import fake_mps
 import pytest
 from zico_process import is_alive, survivors
 
+from zico.broker import lingering
+from zico.broker.lingering import PIPE_VARIABLE, daemon_at
 from zico.errors import CommandError, ConfigError
 from zico.launch import mps
-from zico.launch.mps import LOG_VARIABLE, PIPE_VARIABLE, MpsDaemon, daemon_at
+from zico.launch.mps import LOG_VARIABLE, MpsDaemon
 from zico.launch.ward import Ward
 
 if TYPE_CHECKING:
@@ -147,3 +149,16 @@ def test_the_users_own_daemon_is_found(tmp_path: Path) -> None:
     (tmp_path / "control").touch()
     assert daemon_at({PIPE_VARIABLE: str(tmp_path)}) == tmp_path
     assert daemon_at({PIPE_VARIABLE: str(tmp_path / "none")}) is None
+
+
+def test_the_clients_of_all_servers_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker learns which processes a daemon's servers still have; where it cannot, it knows that it does not."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert lingering.mps_clients(tmp_path) is None, "there is no control program"
+    answers = fake_mps.install(tmp_path).with_name("notes-answers")
+    assert lingering.mps_clients(tmp_path) is None, "it fails"
+    answers.write_text("get_server_list:11 12\nget_client_list 11:101 102\nget_client_list 12:103\n")
+    assert lingering.mps_clients(tmp_path) == {101, 102, 103}
+    monkeypatch.setattr(lingering, "ANSWER_S", 0.2)
+    fake_mps.install(tmp_path, "hangs")
+    assert lingering.mps_clients(tmp_path) is None, "it does not answer in time"

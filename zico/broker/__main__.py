@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from zico.broker.devices import HOST, HOST_DEVICE, facts_of, open_device
 from zico.broker.keeper import Keeper
 from zico.broker.limits import SPARE_FDS, make_room
+from zico.broker.lingering import Contexts, daemon_at
 from zico.broker.listener import Listener
 from zico.broker.outside import Outside
 from zico.broker.server import FDS_PER_LINK, MAX_LINKS, Server
@@ -81,7 +82,8 @@ def serve(options: argparse.Namespace) -> None:
         listener = owned.enter_context(Listener(options.socket))
         outside = None if device == HOST_DEVICE else Outside(device.identity, table.memory.size_bytes)
         keeper = Keeper(table, memory_fds, policy, device=device, outside=outside, record_path=options.record)
-        server = Server(keeper, listener)
+        contexts = None if device == HOST_DEVICE else Contexts(device.identity, options.mps_pipes)
+        server = Server(keeper, listener, contexts)
         os.write(options.ready_fd, b"ready\n")
         server.serve(stop_fd=stop_fd, parent_pidfd=parent_pidfd)
 
@@ -175,6 +177,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default=HOST, help="host or cuda:N (default: host)")
     parser.add_argument("--isolate", action="store_true", help="unmap what comes back, and scrub it before it goes out")
     parser.add_argument("--paging", action="store_true", help="compile what serves page faults beforehand, too")
+    parser.add_argument(
+        "--mps-pipes", type=Path, default=daemon_at(os.environ), help="directory of the MPS daemon that serves the jobs"
+    )
     parser.add_argument("--policy", default="zico", help="NAME or NAME:KEY=VALUE,KEY=VALUE (default: zico)")
     parser.add_argument("--record", type=Path, help="file (.npz) for what happened, written at the end")
     parser.add_argument(

@@ -155,6 +155,16 @@ class Keeper:
         self._table.mark_leaving(member.job)
         self._evaluate_soon()
 
+    def bury(self, member: Member) -> None:
+        """Grant a dead member nothing more; its regions stay its own until ``reap``."""
+        member.leaving = True
+        self._table.bury(member.job)
+        self._evaluate_soon()
+
+    def held_bytes(self, member: Member) -> int:
+        """Return what a member holds now."""
+        return self._regions_bytes(self._table.jobs[member.job]["held"])
+
     def reap(self, member: Member) -> None:
         """Keep the member's last figures, free its regions and its place."""
         now_ns = time.monotonic_ns()

@@ -10,16 +10,19 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import psutil
 
 from zico.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
     from zico.driver.cuda.facts import DeviceFacts
+
+Answer = TypeVar("Answer")
 
 LOOK_NS = 1_000_000_000
 """Between two questions, each of which takes a system call per process."""
@@ -57,20 +60,41 @@ class OutsideFigures(NamedTuple):
 
 def use_of(identity: str) -> DeviceUse | None:
     """Return how the GPU with that UUID is used now, ``None`` where that cannot be known."""
+    return _asked(identity, _use)
+
+
+def is_listed(identity: str, pid: int) -> bool:
+    """Tell whether the GPU with that UUID still lists a process that is dead here.
+
+    False where nobody knows: without the library, or where it numbers processes as another pid namespace does.
+    """
+    pids = _asked(identity, _pids) or set()
+    return pid in pids and all(psutil.pid_exists(other) for other in pids - {pid})
+
+
+def _asked(identity: str, question: Callable[[Any, Any], Answer]) -> Answer | None:
+    """Return what the library answers about the GPU with that UUID, ``None`` where it does not."""
     nvml = _library()
     if nvml is None:
         return None
     with contextlib.suppress(nvml.NVMLError), contextlib.ExitStack() as undo:
         nvml.nvmlInit()
         undo.callback(nvml.nvmlShutdown)
-        device = nvml.nvmlDeviceGetHandleByUUID(identity)
-        memory = nvml.nvmlDeviceGetMemoryInfo(device)
-        processes = nvml.nvmlDeviceGetComputeRunningProcesses(device)
-        held = {int(process.pid): process.usedGpuMemory for process in processes}
-        # In a container the numbers may be those of another pid namespace.
-        is_known = all(size is not None and psutil.pid_exists(pid) for pid, size in held.items())
-        return DeviceUse(int(memory.total), int(memory.free), held if is_known else None)
+        return question(nvml, nvml.nvmlDeviceGetHandleByUUID(identity))
     return None
+
+
+def _use(nvml: Any, device: Any) -> DeviceUse:  # noqa: ANN401 - a module and a handle without types
+    memory = nvml.nvmlDeviceGetMemoryInfo(device)
+    processes = nvml.nvmlDeviceGetComputeRunningProcesses(device)
+    held = {int(process.pid): process.usedGpuMemory for process in processes}
+    # In a container the numbers may be those of another pid namespace.
+    is_known = all(size is not None and psutil.pid_exists(pid) for pid, size in held.items())
+    return DeviceUse(int(memory.total), int(memory.free), held if is_known else None)
+
+
+def _pids(nvml: Any, device: Any) -> set[int]:  # noqa: ANN401 - a module and a handle without types
+    return {int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(device)}
 
 
 def use_now(facts: DeviceFacts) -> DeviceUse:

@@ -6,8 +6,9 @@ Theory of operation
     for the pool is the keeper's (``zico.broker.keeper``). Nothing in the loop blocks on a peer.
 
 Guarantees
-    A member's regions come back when its process is dead, at once; a connection that closes earlier makes it
-    LEAVING, since its process may still use the memory. A peer that breaks the protocol is told so and
+    A member's regions come back at once when its process is dead, on a GPU when its context has ended
+    (``zico.broker.lingering``); a connection that closes earlier makes it LEAVING, since its process may still use
+    the memory. A peer that breaks the protocol is told so and
     dropped, and nobody else notices. So is a peer whom the broker cannot answer.
 
 Known limitation: a member whose process the kernel does not let us watch (another pid namespace on a kernel
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, assert_never
 from zico.broker import messages as m
 from zico.broker import transport
 from zico.broker.limits import SPARE_FDS
+from zico.broker.lingering import Lingering
 from zico.broker.link import PATIENCE_NS, Link
 from zico.broker.state import State
 from zico.errors import BrokerError, LocalProtocolError, RemoteProtocolError
@@ -36,6 +38,7 @@ from zico.pool.layout import NAME_BYTES
 
 if TYPE_CHECKING:
     from zico.broker.keeper import Keeper
+    from zico.broker.lingering import Contexts
     from zico.broker.listener import Listener
     from zico.broker.members import Member
 
@@ -51,9 +54,17 @@ Handler = Callable[[int], None]
 class Server:
     """Serve one pool until told to stop; keeper and listener stay their owners' to close."""
 
-    def __init__(self, keeper: Keeper, listener: Listener) -> None:
-        """Begin with no connection; nothing happens before ``serve``."""
+    def __init__(self, keeper: Keeper, listener: Listener, contexts: Contexts | None = None) -> None:
+        """Begin with no connection; nothing happens before ``serve``.
+
+        Args:
+            keeper: Of the pool.
+            listener: Where clients connect.
+            contexts: Of dead jobs on the pool's GPU; ``None``: a job's work ends with its process.
+        """
         self._keeper = keeper
+        self._contexts = contexts
+        self._dead: list[Lingering] = []
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._links: set[Link] = set()
@@ -92,6 +103,7 @@ class Server:
             handler(events)
         now_ns = time.monotonic_ns()
         self._end_patience(now_ns)
+        self._settle_dead(now_ns)
         self._keeper.act(now_ns)
 
     def _timeout_s(self) -> float:
@@ -305,9 +317,25 @@ class Server:
                 self._keeper.reap(member)
 
     def _on_death(self, link: Link, member: Member, _events: int) -> None:
-        """Take everything back from a member whose process is dead, whoever else has its connection."""
+        """Take everything back from a member whose process is dead, now or when its work on a GPU is done."""
         link.member = None
         self._unwatch_process(member)
+        if self._contexts is not None:
+            self._keeper.bury(member)
+            self._dead.append(Lingering(member, link, time.monotonic_ns()))
+        else:
+            self._reap(link, member)
+
+    def _settle_dead(self, now_ns: int) -> None:
+        """Take back what dead members held whose contexts have ended. Members are looked at every ``SAMPLE_NS``."""
+        for dead in list(self._dead):
+            held_bytes = self._keeper.held_bytes(dead.member)
+            if self._contexts is None or self._contexts.has_ended(dead, held_bytes, now_ns):
+                self._dead.remove(dead)
+                self._reap(dead.link, dead.member)
+
+    def _reap(self, link: Link, member: Member) -> None:
+        """Take everything back from a dead member, whoever else has its connection."""
         self._keeper.reap(member)
         if link.is_open:
             self._drop(link)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING
 
 from zico.broker.messages import Share
-from zico.scheduler.layout import FADE_ITERATIONS
+from zico.compiled import interpreted
+from zico.pool import rules
 from zico.scheduler.shares import floor_of, floors
 
 if TYPE_CHECKING:
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from zico.scheduler.state import JobView, PoolView, Profile
 
+
+_fading = interpreted(rules.fading)
+_recent_throughput = interpreted(rules.recent_throughput)
 
 DEFAULT_SHARE = Share()
 NO_SHARES: Mapping[int, Share] = {}
@@ -28,16 +31,10 @@ class _Got:
     time_ns: float = 0.0
 
     def share(self, now_ns: int, profile: Profile | None) -> float:
-        """Return the throughput over alone's; it falls, too, while an iteration takes longer than alone.
-
-        A job that has not ended one counts as having just done one alone: kept from it, it is owed something as well.
-        """
+        """Return the recent throughput over alone's, 1 for a job without a profile."""
         if profile is None:
             return 1.0
-        late_ns = max(0, now_ns - self.at_ns - profile.duration_ns)
-        if self.time_ns == 0:
-            return profile.duration_ns / (profile.duration_ns + late_ns)
-        return min(1.0, self.work_ns / (self.time_ns + late_ns))
+        return _recent_throughput(self.work_ns, self.time_ns, now_ns - self.at_ns, profile.duration_ns)
 
     def note(self, iteration: int, now_ns: int, profile: Profile) -> None:
         """Count iterations that have ended since the last look."""
@@ -45,7 +42,7 @@ class _Got:
         if done_ns <= 0:
             return
         passed_ns = now_ns - self.at_ns
-        keeps = math.exp(-passed_ns / (FADE_ITERATIONS * done_ns))
+        keeps = _fading(passed_ns, done_ns)
         self.work_ns = keeps * self.work_ns + done_ns
         self.time_ns = keeps * self.time_ns + passed_ns
         self.iteration, self.at_ns = iteration, now_ns

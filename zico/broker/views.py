@@ -9,12 +9,16 @@ import numpy.typing as npt
 
 from zico.broker.messages import MAX_COUNT
 from zico.broker.speeds import Look
+from zico.compiled import interpreted
+from zico.pool import rules
 from zico.pool.layout import NO_MORE, NOBODY, JobState, SaveMode
-from zico.pool.safety import ALONE_FRESH_NS, ALONE_LIMIT_NS, ALONE_WAIT_NS, STILL_ITERATIONS, STILL_NS
 from zico.scheduler.state import JobView, Less, Phase, PoolView, Profile
 
 Record = npt.NDArray[np.void]
 """The header, or the jobs' records, as ``PoolTable.snapshot`` copies them."""
+
+_grows_alone = interpreted(rules.grows_alone)
+_is_still = interpreted(rules.is_still)
 
 PHASES = {
     JobState.RUNNING: Phase.RUNNING,
@@ -134,8 +138,8 @@ def looks_of(jobs: Record, now_ns: int) -> dict[int, Look]:
     profiles = {name: jobs["profile"][name][places] for name in ("n_events", "duration_ns", "n_bins")}
     known = (own["profiled"] == 1) & (profiles["n_bins"] > 1)  # a single bin is of an iteration that set things up
     n_events = np.where(known, profiles["n_events"], 0)
-    still_ns = now_ns - own["started_ns"] - own["iteration_waited_ns"]
-    still = known & (own["waiting_threads"] == 0) & (still_ns > STILL_ITERATIONS * profiles["duration_ns"] + STILL_NS)
+    inside_ns = now_ns - own["started_ns"] - own["iteration_waited_ns"]
+    still = known & _is_still(own["waiting_threads"] > 0, inside_ns, profiles["duration_ns"])
     # A job that was admitted has not begun before it has woken.
     inside = (own["state"] == JobState.RUNNING) & (own["started_ns"] >= own["last_boundary_ns"]) & ~still
     columns = (
@@ -154,18 +158,14 @@ def looks_of(jobs: Record, now_ns: int) -> dict[int, Look]:
 
 
 def alone_job(header: Record, jobs: Record, now_ns: int) -> int | None:
-    """Return the job without a profile that keeps the others at their boundaries, by the rule of the compiled code.
-
-    One that does not grow any more loses that right: it may never iterate.
-    """
+    """Return the job without a profile that keeps the others at their boundaries."""
     job = int(header["alone_job"])
-    if job == NOBODY or jobs[job]["alone_spent_ns"] > ALONE_LIMIT_NS:
+    if job == NOBODY:
         return None
-    if jobs[job]["waiting_threads"]:
-        is_fresh = now_ns - jobs[job]["need_since_ns"] < ALONE_WAIT_NS
-    else:
-        is_fresh = now_ns - header["alone_since_ns"] < ALONE_FRESH_NS
-    return job if is_fresh else None
+    names = ("alone_spent_ns", "waiting_threads", "need_since_ns")
+    spent_ns, waits, since_ns = (int(jobs[job][name]) for name in names)
+    grown_ns = now_ns - int(header["alone_since_ns"])
+    return job if _grows_alone(spent_ns, waits > 0, now_ns - since_ns, grown_ns) else None
 
 
 def jobs_in(mask: int) -> tuple[int, ...]:

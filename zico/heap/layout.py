@@ -74,7 +74,7 @@ MAX_DEFERRED = 1 << 13
 """Frees that wait for other streams at a time; then the tensors' own streams wait on the device."""
 
 OTHER_STREAM = 1 << STREAMS
-"""In a tensor's uses, which have a bit for each stream slot: also by a stream that has no slot."""
+"""In a tensor's uses, which have a bit for each stream slot: also by streams that no slot stands for."""
 FREED = 1 << (STREAMS + 1)
 """In a tensor's uses: freed, and waits for other streams."""
 CELL_LIVES = 1 << (STREAMS + 2)
@@ -124,12 +124,13 @@ STREAM = np.dtype(
         ("handle", "i8"),
         ("counter_address", "i8"),  # on the device
         ("unmarked_bytes", "i8"),  # freed on it since its last mark
+        ("users", "i8"),  # live tensors that say they were used on it
         ("awaited", "i8", (STREAMS,)),  # values of the job's other streams that it waits for
         ("chunks", "i4", (len(CELL_SIZES),)),  # the first chunk with a free cell of each size, or NOBODY
     ],
     align=True,
 )
-"""A stream that has a slot."""
+"""A slot and the stream that has it."""
 
 CHUNK = np.dtype(
     [
@@ -262,6 +263,10 @@ HEAP = np.dtype(
         ("n_deferred", "i8"),
         ("deferred_next", "i8"),  # which one is looked at next
         ("spacing_bytes", "i8"),  # freed on a stream between two marks, unless somebody waits
+        ("alone_bytes", "i8"),  # the same for the first stream while no other job is there
+        ("unmarked_bytes", "i8"),  # of all streams
+        ("taken_over", "i8"),  # the slot that another stream has taken over last, 0: none yet
+        ("mixed", "i8"),  # bit k: a tensor that was used in slot k may mean a stream that lost it
         ("timeline_address", "i8"),  # first argument of the three functions
         ("mark_address", "i8"),
         ("await_address", "i8"),

@@ -11,7 +11,7 @@ from typing import Any
 from zico.compiled import call, compiled, inlined, keep_out_of_line, keep_small, private_lock, private_unlock
 from zico.heap import blocks, cells, following, gaps, placing, streams, tensors, waits
 from zico.heap.allocator import LARGEST, address_of, count, record_held, serve
-from zico.heap.layout import CELL_STEP_BYTES, CHUNK_BYTES, GRANULE_BYTES, NO_TENSOR, OTHER_STREAM
+from zico.heap.layout import CELL_STEP_BYTES, CHUNK_BYTES, GRANULE_BYTES, NO_TENSOR
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
 from zico.heap.records import EXTRA, MAIN, SPILL, block_at, job_of, tick
 from zico.heap.streams import NO_SLOT
@@ -35,20 +35,32 @@ def allocate_on(heap: Record, size_bytes: int, stream: int) -> int:
     me = job_of(heap)
     private_lock(heap.mutex_address)
     slot = streams.slot_of(heap, stream)
-    own = MAIN if slot == NO_SLOT else slot
     if heap.n_deferred > 0:
         tensors.tend(heap, tensors.FEW)
-    if size_bytes <= cells.MOST_BYTES:
-        offset = _serve_cell(heap, me, own, size_bytes)
+    if heap.unmarked_bytes > 0:
+        streams.keep_up(heap)
+    if slot == NO_SLOT:
+        offset = NEVER_FITS
+    elif size_bytes <= cells.MOST_BYTES:
+        offset = _serve_cell(heap, me, slot, size_bytes)
     else:
-        offset = _serve_block(heap, me, own, size_bytes)
-    if offset >= 0 and slot == NO_SLOT:
-        streams.follow_main(heap, stream)
-        tensors.uses_at(heap, offset)[0] |= OTHER_STREAM
+        offset = _serve_block(heap, me, slot, size_bytes)
+    if offset >= 0 and streams.stream_at(heap, slot).handle != stream:
+        offset = _follow(heap, me, offset, slot, stream)
     if heap.managed_address != 0 and offset >= 0:
-        call(heap.born_address, (heap.address, offset, own))
+        call(heap.born_address, (heap.address, offset, slot))
     private_unlock(heap.mutex_address)
     return address_of(heap, offset)
+
+
+@compiled
+def _follow(heap: Record, me: Record, offset: int, slot: int, stream: int) -> int:
+    """Give a tensor to a stream that lost its slot while it waited; returns as ``serve``."""
+    keep_out_of_line()
+    if streams.follow(heap, slot, stream):
+        return offset
+    tensors.bury(heap, me, offset, NO_SLOT)
+    return NEVER_FITS
 
 
 @compiled
@@ -140,7 +152,7 @@ def record_stream(heap: Record, address: int, stream: int) -> None:
     private_lock(heap.mutex_address)
     slot = streams.slot_of(heap, stream)
     if 0 <= offset < heap.window_bytes and len(tensors.uses_at(heap, offset)) == 1:
-        tensors.uses_at(heap, offset)[0] |= 1 << slot
+        tensors.note_use(heap, offset, slot)
     private_unlock(heap.mutex_address)
 
 

@@ -1,27 +1,44 @@
 """Streams of a device that works behind the processor's back: slots, marks, waits.
 
 Theory of operation
-    A stream gets a slot when it is first seen. What is freed on it may be used again on it at once, since a stream
-    keeps order; so its tensors lie in arenas of its own, and between streams only regions change hands, through the
-    pool, with fences (``zico.pool.fences``).
+    A stream gets a slot when it is first seen. What is freed on it may be used again on it at once,
+    since a stream keeps order. So its tensors lie in arenas of its own. Between streams only regions
+    change hands, through the pool, with fences (``zico.pool.fences``).
 
-    A *mark* on a stream sets its counter when all that was put there before is done. A region is released with the
-    fence of the next mark, and marks are put on the stream when ``spacing_bytes`` were freed since the last, or at once
-    while anybody waits for memory; further before this job waits itself, at its boundaries, and when it leaves.
+    A *mark* on a stream sets its counter when all that was put there before is done. A region is
+    released with the fence of the next mark. Marks are put on a stream when ``spacing_bytes`` were
+    freed since the last, or at once while anybody waits for memory; further before this job waits
+    itself, at its boundaries, and when it leaves.
+
+    A job that is alone in its pool marks for nobody but itself. Its first stream is marked every
+    ``alone_bytes``, or when half of the free memory is unmarked, whichever comes first. Its other
+    streams are marked as ever: a stream that was destroyed must not be marked, and only the first
+    one is taken to last. Each allocation marks what has become due: others have come or wait, or
+    free memory has become scarce.
+
+    When all slots are taken, a further stream takes one over. It waits on the device for all that
+    the old stream was given, so a slot's order goes on from stream to stream. A slot is *idle* if
+    its arena is empty, all its marks have come, and no live tensor says that it was used there.
+    Then there is nothing to wait for, and the old stream may have been destroyed.
 
 Guarantees
-    7. A wait on the device ends without anybody's processor: streams wait only for marks that are already on their
-       streams, and those only for what was there before; so in the order of time nothing waits for anything later.
-    With the default spacing of 0 bytes every release is marked before it is seen, so nobody ever waits for a mark that
-    has yet to be put on a stream.
+    7. A wait on the device ends without anybody's processor: streams wait only for marks that are
+       already on their streams, and those only for what was there before; so in the order of time
+       nothing waits for anything later.
+    Two jobs with the default spacing of 0 bytes mark every release before it is seen. Nobody waits
+    for a mark that has yet to be put on a stream, but for what a job freed while it was alone.
 
 Known limitations
-    With a greater spacing a job that frees less than it and then makes no call for memory (at a prompt, in a long
-    operation) keeps at most so many bytes a stream from others who begin to wait only after that, until its next call.
-    More than ``STREAMS`` streams: tensors of the further ones come from the first one's arenas, behind a wait for it,
-    and a free waits for the whole device. Correct, and slow.
-    A stream's handle is taken for the stream: one that is destroyed with work on it, and whose handle is used again at
-    once, must have been waited for.
+    A job that frees less than its spacing and then allocates nothing more (at a prompt, in a long
+    operation) keeps at most so many bytes a stream from others who begin to wait only after that,
+    until its next call. By default that is what it freed while it was alone: at most 1 GiB, and at
+    most half of what was free then.
+    A tensor is freed behind the whole device if a stream that it was used on (``record_stream``)
+    has lost its slot meanwhile. Slots without such tensors are taken over first.
+    Where more streams than slots take turns, a turn costs a mark and a wait.
+    A stream's handle is taken for the stream. One that is destroyed with work on it, and whose
+    handle is used again at once, must have been waited for. One must not be destroyed before its
+    memory is freed.
 """
 
 from __future__ import annotations
@@ -29,15 +46,16 @@ from __future__ import annotations
 from typing import Any
 
 from zico.compiled import call, compiled, inlined, keep_out_of_line, record_at
+from zico.heap.gaps import gaps_of
 from zico.heap.layout import STREAM
-from zico.heap.records import MAIN, pool_of
+from zico.heap.records import MAIN, SPILL, arena_of, pool_of
 from zico.pool import regions
-from zico.pool.fences import fence_of, issued_of, pair_of
+from zico.pool.fences import fence_of, has_passed, issued_of, pair_of
 from zico.pool.layout import COUNTER_BYTES, NOBODY, STREAMS
-from zico.pool.shared import header_of
+from zico.pool.shared import EMPTY, header_of, job_at
 
 NO_SLOT = STREAMS
-"""What ``slot_of`` answers for a stream too many."""
+"""What ``slot_of`` answers for a stream that the device puts behind no other."""
 
 _STREAM_BYTES = STREAM.itemsize
 _STATUS = 0xFFFFFFFF  # a C function that returns an int says nothing about the upper half of the register
@@ -54,7 +72,10 @@ def stream_at(heap: Record, slot: int) -> Record:
 
 @inlined
 def slot_of(heap: Record, handle: int) -> int:
-    """Return a stream's slot, or ``NO_SLOT``. Inside the heap's mutex, as all that follows."""
+    """Return a stream's slot, which it keeps until another takes it over, or ``NO_SLOT``.
+
+    Inside the heap's mutex, as all that follows.
+    """
     for slot in range(heap.n_streams):
         if stream_at(heap, slot).handle == handle:
             return slot
@@ -66,7 +87,7 @@ def _new_slot(heap: Record, handle: int) -> int:
     keep_out_of_line()
     slot = heap.n_streams
     if slot == heap.most_streams:
-        return NO_SLOT
+        return _take_over(heap, handle)
     stream = stream_at(heap, slot)
     stream.handle = handle
     stream.counter_address = heap.counters_address + pair_of(pool_of(heap).job, slot) * COUNTER_BYTES
@@ -74,6 +95,60 @@ def _new_slot(heap: Record, handle: int) -> int:
         stream.chunks[size_class] = NOBODY
     heap.n_streams = slot + 1
     return slot
+
+
+@compiled
+def _take_over(heap: Record, handle: int) -> int:
+    """Give a stream the slot of another: an idle one, else the one taken over longest ago.
+
+    The first stream keeps its slot. Tensors that say they were used in a busy slot may mean either
+    of its streams from now on.
+    """
+    keep_out_of_line()
+    n = heap.most_streams - 1
+    chosen = NO_SLOT
+    for i in range(n):
+        slot = 1 + (heap.taken_over + i) % n
+        if _is_idle(heap, slot):
+            return _hand_slot(heap, slot, handle)
+        if chosen == NO_SLOT and stream_at(heap, slot).users == 0:
+            chosen = slot
+    if chosen == NO_SLOT:
+        chosen = 1 + heap.taken_over % n
+    if not follow(heap, chosen, handle):
+        return NO_SLOT
+    if stream_at(heap, chosen).users > 0:
+        heap.mixed |= 1 << chosen
+    return _hand_slot(heap, chosen, handle)
+
+
+@inlined
+def _hand_slot(heap: Record, slot: int, handle: int) -> int:
+    stream_at(heap, slot).handle = handle
+    heap.taken_over = slot
+    return slot
+
+
+@inlined
+def _is_idle(heap: Record, slot: int) -> bool:
+    """Tell whether nothing that the stream in a slot was given can matter any more."""
+    pool = pool_of(heap)
+    stream = stream_at(heap, slot)
+    arena = arena_of(heap, SPILL + slot)
+    pair = pair_of(pool.job, slot)
+    is_empty = arena.n_gaps == 1 and gaps_of(arena)[0].size_bytes == arena.end - arena.start
+    is_marked = stream.unmarked_bytes == 0 and has_passed(pool, fence_of(pair, issued_of(pool)[pair]))
+    return is_empty and is_marked and stream.users == 0
+
+
+@compiled
+def follow(heap: Record, slot: int, handle: int) -> bool:
+    """Let a stream go on behind all that a slot's one was given; false if the device refuses."""
+    keep_out_of_line()
+    pair = pair_of(pool_of(heap).job, slot)
+    if mark(heap, slot) and wait_on_device(heap, handle, pair, issued_of(pool_of(heap))[pair]):
+        return True
+    return synchronize(heap)
 
 
 # -- marks ----------------------------------------------------------------------------------------------------------
@@ -90,20 +165,43 @@ def mark(heap: Record, slot: int) -> bool:
         heap.failures += 1
         return False
     issued_of(pool)[pair] = value  # only now: whoever sees this may wait for it
+    heap.unmarked_bytes -= stream.unmarked_bytes
     stream.unmarked_bytes = 0
     heap.marks += 1
     return True
+
+
+@inlined
+def _is_alone(pool: Record) -> bool:
+    """Tell whether no other job is in the pool."""
+    for j in range(header_of(pool).places):
+        if j != pool.job and job_at(pool, j).state != EMPTY:
+            return False
+    return True
+
+
+@compiled
+def _due_bytes(heap: Record, slot: int) -> int:
+    """Return after how many freed bytes a mark is due on a stream: none while anybody waits."""
+    pool = pool_of(heap)
+    header = header_of(pool)
+    if header.waiters > 0 or header.boundary_waiters > 0:
+        return 0
+    if slot != MAIN or not _is_alone(pool):
+        return heap.spacing_bytes
+    free_bytes = (header.budget_regions - header.granted) << heap.pool_shift
+    return max(heap.spacing_bytes, min(heap.alone_bytes, free_bytes >> 1))
 
 
 @compiled
 def fence_for(heap: Record, slot: int, freed_bytes: int) -> int:
     """Return the fence of what is being freed on a stream, and put the mark there if it is time for one."""
     pool = pool_of(heap)
-    header = header_of(pool)
     stream = stream_at(heap, slot)
     value = issued_of(pool)[pair_of(pool.job, slot)] + 1
     stream.unmarked_bytes += freed_bytes
-    if stream.unmarked_bytes >= heap.spacing_bytes or header.waiters > 0 or header.boundary_waiters > 0:
+    heap.unmarked_bytes += freed_bytes
+    if stream.unmarked_bytes >= _due_bytes(heap, slot):
         mark(heap, slot)
     return fence_of(pair_of(pool.job, slot), value)
 
@@ -126,15 +224,29 @@ def release(heap: Record, slot: int, given: Array, n: int) -> int:
 
 
 @compiled
-def flush(heap: Record) -> None:
-    """Put a mark on each stream on which something was freed since its last one."""
+def _mark_streams(heap: Record, everything: bool) -> None:  # noqa: FBT001 - compiled
+    """Mark every stream with bytes freed since its last mark, or only those where that is due."""
     keep_out_of_line()
     marked = False
     for slot in range(heap.n_streams):
-        if stream_at(heap, slot).unmarked_bytes > 0 and mark(heap, slot):
+        unmarked_bytes = stream_at(heap, slot).unmarked_bytes
+        is_due = unmarked_bytes > 0 and (everything or unmarked_bytes >= _due_bytes(heap, slot))
+        if is_due and mark(heap, slot):
             marked = True
     if marked:
         regions.announce(pool_of(heap))
+
+
+@compiled
+def flush(heap: Record) -> None:
+    """Put a mark on each stream on which something was freed since its last one."""
+    _mark_streams(heap, True)  # noqa: FBT003 - compiled
+
+
+@compiled
+def keep_up(heap: Record) -> None:
+    """Put the marks that have become due since the last allocation, for others or for itself."""
+    _mark_streams(heap, False)  # noqa: FBT003 - compiled
 
 
 # -- waits on the device --------------------------------------------------------------------------------------------
@@ -205,13 +317,3 @@ def synchronize(heap: Record) -> bool:
         return True
     heap.failures += 1
     return False
-
-
-@compiled
-def follow_main(heap: Record, handle: int) -> None:
-    """Let a stream without a slot begin only when the first stream's work so far is done."""
-    keep_out_of_line()
-    pool = pool_of(heap)
-    pair = pair_of(pool.job, MAIN)
-    if not (mark(heap, MAIN) and wait_on_device(heap, handle, pair, issued_of(pool)[pair])):
-        synchronize(heap)

@@ -61,6 +61,26 @@ def owner_at(heap: Record, offset: int) -> int:
 
 
 @compiled
+def note_use(heap: Record, offset: int, slot: int) -> None:
+    """Note that the tensor at an offset is used in a slot (or ``streams.NO_SLOT``)."""
+    uses = uses_at(heap, offset)
+    if slot != streams.NO_SLOT and uses[0] >> slot & 1 == 0:
+        streams.stream_at(heap, slot).users += 1
+    uses[0] |= 1 << slot
+
+
+@inlined
+def _forget_uses(heap: Record, uses: int) -> None:
+    """Note that a tensor with such uses lives no more."""
+    for slot in range(STREAMS):
+        if uses >> slot & 1:
+            stream = streams.stream_at(heap, slot)
+            stream.users -= 1
+            if stream.users == 0:
+                heap.mixed &= ~(1 << slot)
+
+
+@compiled
 def bury(heap: Record, me: Record, offset: int, slot: int) -> None:
     """End the life of a tensor that there is, freed on the stream in a slot (or ``streams.NO_SLOT``).
 
@@ -71,6 +91,10 @@ def bury(heap: Record, me: Record, offset: int, slot: int) -> None:
     if cells.chunk_at(heap, offset) == NOBODY:
         blocks.end(heap, me, offset)
     used = uses[0] | 1 << slot
+    if uses[0] & (OTHER_STREAM - 1) != 0:
+        if uses[0] & heap.mixed != 0:
+            used |= OTHER_STREAM
+        _forget_uses(heap, uses[0])
     if offset < heap.spill_offset:
         me.live_bytes -= bytes_at(heap, offset)
     else:

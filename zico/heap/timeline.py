@@ -20,10 +20,13 @@ from zico.heap.layout import (
     USES,
 )
 from zico.pool.layout import NOBODY, STREAMS
+from zico.units import GIB
 
 if TYPE_CHECKING:
     from zico.heap.build import Heap
 
+ALONE_BYTES = GIB
+"""Freed between two marks while nobody else is there: 16 regions of the default size."""
 SIDE_STREAMS = STREAMS - 1
 """Streams that have an arena of their own: all that have slots, but the first."""
 
@@ -45,6 +48,9 @@ class Timeline:
     spacing_bytes: int = 0
     """Freed on a stream between two marks. 0: a mark for every region that is released, and every free that waits for
     another stream."""
+    alone_bytes: int = ALONE_BYTES
+    """The same on the first stream while no other job is there, where it is more; at most half of
+    what is free."""
     scrub_address: int = 0
     """``scrub(context, stream, address, bytes)``: let the stream zero a region. 0: the device cannot."""
 
@@ -72,8 +78,10 @@ def fill(heap: Heap, timeline: Timeline) -> None:
     if heap.managed is None:
         _fill_next_tier(heap)
     record["timeline_address"] = timeline.context_address
-    for field in ("mark_address", "await_address", "synchronize_address", "counters_address", "spacing_bytes"):
+    for field in ("mark_address", "await_address", "synchronize_address", "counters_address"):
         record[field] = getattr(timeline, field)
+    record["spacing_bytes"] = timeline.spacing_bytes
+    record["alone_bytes"] = timeline.alone_bytes
     if heap.pool.header["isolate"]:
         if timeline.scrub_address == 0:
             raise ConfigError("this device cannot scrub memory, which --isolate needs: leave --isolate out")

@@ -38,6 +38,7 @@ def warm() -> None:
         pool.set_limit(job, _TENSORS)
         pool.admit(job)
         pool.snapshot()
+        pool.bury(job)
         pool.reap(job)
     HEAP_RECORD[0] = 0
 

@@ -37,7 +37,14 @@ class BrokerProcess:
     """A broker that serves the jobs of one run."""
 
     def __init__(
-        self, run_dir: Path, settings: Settings, ward: Ward, message: Callable[[str], None], *, pages: bool = False
+        self,
+        run_dir: Path,
+        settings: Settings,
+        ward: Ward,
+        message: Callable[[str], None],
+        *,
+        pages: bool = False,
+        mps_pipes: Path | None = None,
     ) -> None:
         """Start it; ``wait_ready`` says when jobs may be started.
 
@@ -47,6 +54,7 @@ class BrokerProcess:
             ward: Will end the broker if we are killed.
             message: Called with each line that the broker writes.
             pages: Some job may page.
+            mps_pipes: Directory of an MPS daemon that serves the jobs and not the broker.
         """
         self.socket = run_dir / SOCKET_NAME
         self.record = run_dir / RECORD_NAME
@@ -59,7 +67,7 @@ class BrokerProcess:
             self._ready_fd, told_fd = os.pipe2(os.O_CLOEXEC)
             undo.callback(os.close, self._ready_fd)
             try:
-                argv = self._argv(settings, told_fd, pages=pages)
+                argv = self._argv(settings, told_fd, pages=pages, mps_pipes=mps_pipes)
                 self._child = Child(argv, os.environ, stdin=subprocess.DEVNULL, pass_fds=(told_fd,))
             finally:
                 os.close(told_fd)
@@ -121,7 +129,7 @@ class BrokerProcess:
             ward.remove(self._child.pid)
             self._child.kill()
 
-    def _argv(self, settings: Settings, ready_fd: int, *, pages: bool) -> list[str]:
+    def _argv(self, settings: Settings, ready_fd: int, *, pages: bool, mps_pipes: Path | None) -> list[str]:
         return [
             sys.executable,
             "-m",
@@ -133,6 +141,7 @@ class BrokerProcess:
             *("--device", settings.device.value),
             *(["--isolate"] if settings.isolate.value else []),
             *(["--paging"] if pages else []),
+            *([] if mps_pipes is None else ["--mps-pipes", str(mps_pipes)]),
             *("--policy", settings.policy.value),
             *("--record", str(self.record)),
             *("--ready-fd", str(ready_fd)),

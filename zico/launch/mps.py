@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from zico.broker.lingering import CONTROL, PIPE_VARIABLE
 from zico.errors import CommandError, ConfigError
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
     from zico.launch.ward import Ward
 
-CONTROL = "nvidia-cuda-mps-control"
-PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 START_S = 20.0
 QUIT_S = 5.0
@@ -39,13 +38,6 @@ POLL_S = 0.02
 _PROC = Path("/proc")
 _NAME = CONTROL[:15]  # as the kernel cuts it (proc(5), comm); the daemon and its servers have it in common
 _DEAD_STATES = frozenset("ZX")
-_DEFAULT_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - where clients look when nothing is set (manual of MPS)
-
-
-def daemon_at(environ: Mapping[str, str]) -> Path | None:
-    """Return the directory of a daemon that processes in ``environ`` use anyway, ``None`` if there is none."""
-    directory = Path(environ.get(PIPE_VARIABLE) or _DEFAULT_PIPES)
-    return directory if (directory / "control").exists() else None
 
 
 class MpsDaemon:
@@ -63,8 +55,9 @@ class MpsDaemon:
                 f"--mps: there is no {CONTROL} on PATH: it comes with the NVIDIA driver; or run without --mps"
             )
         self._program = found
-        self._pipes = run_dir / "mps"
-        self.variables = {PIPE_VARIABLE: str(self._pipes), LOG_VARIABLE: str(run_dir / "mps-log")}
+        self.pipes = run_dir / "mps"
+        """The directory by which clients and the control program find the daemon."""
+        self.variables = {PIPE_VARIABLE: str(self.pipes), LOG_VARIABLE: str(run_dir / "mps-log")}
         """What makes a process a client of this daemon."""
         for directory in self.variables.values():
             Path(directory).mkdir(mode=0o700)
@@ -131,7 +124,7 @@ class MpsDaemon:
 
     def _processes(self) -> list[int]:
         """Return the living processes of this daemon: those of its name that were started with its directory."""
-        mark = f"{PIPE_VARIABLE}={self._pipes}".encode()
+        mark = f"{PIPE_VARIABLE}={self.pipes}".encode()
         return [pid for pid in psutil.pids() if _is_ours(_PROC / str(pid), mark)]
 
 

@@ -20,6 +20,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+from zico.broker.lingering import daemon_at
 from zico.config import HOST
 from zico.errors import CommandError
 from zico.launch import signals
@@ -28,7 +29,7 @@ from zico.launch.devices import device_variables
 from zico.launch.environment import job_environment
 from zico.launch.jobs import Job
 from zico.launch.listener import Listener, Stream
-from zico.launch.mps import MpsDaemon, daemon_at
+from zico.launch.mps import MpsDaemon
 from zico.launch.processes import FIRST_EXIT_CODE_OF_A_SIGNAL
 from zico.launch.rundir import run_directory
 from zico.launch.ward import Ward
@@ -134,9 +135,11 @@ class Supervisor:
         with signals.forwarded_to(self._heard), contextlib.ExitStack() as stack:
             ward = Ward(run_dir)
             stack.callback(ward.close)
-            self._share_device(run_dir, ward, stack)
+            mps_pipes = self._share_device(run_dir, ward, stack)
             pages = any(job.command.wish.save in _MAY_PAGE for job in self._jobs)
-            broker = BrokerProcess(run_dir, self._settings, ward, self._listener.problem, pages=pages)
+            broker = BrokerProcess(
+                run_dir, self._settings, ward, self._listener.problem, pages=pages, mps_pipes=mps_pipes
+            )
             self.record = broker.record
             stack.callback(broker.close, ward)
             stack.callback(self._kill, ward)
@@ -145,16 +148,22 @@ class Supervisor:
             await broker.end()
         return Outcome(tuple(self._outcome(job) for job in self._jobs), report)
 
-    def _share_device(self, run_dir: Path, ward: Ward, stack: contextlib.ExitStack) -> None:
-        """Let the jobs' kernels overlap on a GPU if that is wanted; say how they share it otherwise."""
+    def _share_device(self, run_dir: Path, ward: Ward, stack: contextlib.ExitStack) -> Path | None:
+        """Let the jobs' kernels overlap on a GPU if that is wanted; say how they share it otherwise.
+
+        Returns:
+            The directory of the MPS daemon that was started for the jobs, if one was.
+        """
         if self._settings.mps.value:
             daemon = MpsDaemon(run_dir, self._environ)
             stack.callback(daemon.close, ward)
             daemon.start(ward)
             self._environ |= daemon.variables
-        elif self._settings.device.value != HOST:
+            return daemon.pipes
+        if self._settings.device.value != HOST:
             found = daemon_at(self._environ)
             self._listener.message(TIME_SLICES if found is None else f"jobs share the GPU by the MPS daemon at {found}")
+        return None
 
     async def _run_jobs(self, broker: BrokerProcess, ward: Ward) -> Report | None:
         """Run all jobs to their ends and return the broker's figures of them."""

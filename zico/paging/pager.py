@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from zico.driver.host import HostDriver
+from zico.driver.host import RESERVED, HostDriver
 from zico.driver.owned import close_descriptors
 from zico.driver.userfault import USERFAULT, Reach, fill_userfault, open_userfault, watch
 from zico.errors import ConfigError
@@ -307,7 +307,7 @@ def _map_at(base: int, descriptor: int, size_bytes: int) -> None:
 
 def _zeros(size_bytes: int) -> Any:  # noqa: ANN401 - an array of bytes
     """Return zeroed memory that costs nothing until it is touched."""
-    return np.frombuffer(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    return np.frombuffer(mmap.mmap(-1, size_bytes, RESERVED), np.uint8)
 
 
 def _view(address: int, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - records by field name

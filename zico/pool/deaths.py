@@ -1,5 +1,12 @@
 """What jobs held that have left or are dead: given to the pool, by the broker, or without one by whoever waits.
 
+Theory of operation
+    On the host a job's work ends with its process. A GPU goes on with what it was given until the driver ends the
+    job's context. The driver does that when nobody has its files open any more; a forked child may. The broker
+    therefore first *buries* a dead job: the job gets nothing more and keeps its regions. When nothing holds its
+    context (``zico.broker.lingering``), the broker reaps it. Without a broker nobody can tell, so a waiting job reaps
+    it after ``LINGER_NS``.
+
 Guarantees
     5. What a dead job held is free again, and nobody waits for it; a death in here is made good by the next one.
 """
@@ -8,12 +15,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from zico.compiled import compiled, inlined, keep_out_of_line, process_is_gone
+from zico.compiled import compiled, inlined, keep_out_of_line, monotonic_ns, process_is_gone
 from zico.pool.fences import overtake
 from zico.pool.layout import NOBODY
 from zico.pool.mutex import append, forget, lock, unlock
 from zico.pool.regions import note_change, tell
 from zico.pool.shared import BOUNDARY, EMPTY, LEAVING, header_of, job_at, regions_of
+
+LINGER_NS = 20_000_000_000
+"""A dead job's regions are taken back after this time, even if its context cannot be seen to end.
+
+Nobody gives a dead job's streams more work, and the driver queues about a thousand launches a stream. It is below
+``STUCK_BESIDE_RUNNING_NS``: a job that waits for these regions does not go to the next tier meanwhile.
+"""
 
 Record = Any
 
@@ -40,14 +54,8 @@ def _reap(pool: Record, job: int) -> int:
     if record.state == EMPTY:
         return 0
     overtake(pool, job)  # first: whoever dies further down leaves a job to be reaped, or one that nobody waits for
-    if record.state == BOUNDARY:
-        header.boundary_waiters -= 1
-    header.waiters -= record.waiting_threads
-    record.waiting_threads = 0
+    _end_waits(header, record, job)
     record.state = EMPTY
-    header.notified = 0  # it may have died between noting that it would write the eventfd and writing it
-    if header.alone_job == job:
-        header.alone_job = NOBODY
     regions = regions_of(pool)
     count = 0
     for r in range(header.n_regions):
@@ -59,6 +67,18 @@ def _reap(pool: Record, job: int) -> int:
     header.granted -= count
     record.held = 0
     return count
+
+
+@inlined
+def _end_waits(header: Record, record: Record, job: int) -> None:
+    """Count a dead job's threads among the waiting ones no longer."""
+    if record.state == BOUNDARY:
+        header.boundary_waiters -= 1
+    header.waiters -= record.waiting_threads
+    record.waiting_threads = 0
+    header.notified = 0  # it may have died between noting that it would write the eventfd and writing it
+    if header.alone_job == job:
+        header.alone_job = NOBODY
 
 
 @compiled
@@ -79,10 +99,34 @@ def leave(pool: Record, job: int) -> None:
 
 
 @compiled
+def bury(pool: Record, job: int) -> None:
+    """Grant a dead job nothing more; it keeps its regions until it is reaped. A second time does nothing."""
+    keep_out_of_line()
+    header = header_of(pool)
+    record = job_at(pool, job)
+    wake = notify = False
+    lock(pool)
+    if record.state != EMPTY and record.died_ns == 0:  # else every look of a waiting job would wake all the others
+        _end_waits(header, record, job)
+        record.state = LEAVING
+        record.died_ns = monotonic_ns()
+        wake, notify = note_change(header)
+    unlock(pool)
+    tell(pool, wake, notify)
+
+
+@compiled
 def reap_dead(pool: Record) -> None:
-    """Take back what jobs held whose process is gone: the broker's work, done by whoever waits when it is dead."""
+    """Take back what jobs held whose process is gone: the broker's work, done by whoever waits when it is dead.
+
+    Where a device may still do their work, they are buried first and reaped after ``LINGER_NS``.
+    """
     keep_out_of_line()
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        if j != pool.job and job.state != EMPTY and process_is_gone(job.pid):
+        if j == pool.job or job.state == EMPTY or not process_is_gone(job.pid):
+            continue
+        if header_of(pool).on_timeline == 0 or (job.died_ns != 0 and monotonic_ns() - job.died_ns >= LINGER_NS):
             reap(pool, j)
+        else:
+            bury(pool, j)

@@ -18,7 +18,7 @@ import numpy as np
 from zico.trace.layout import CURVE, CURVE_BINS
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 7
+VERSION = 8
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
@@ -54,7 +54,7 @@ class JobState(enum.IntEnum):
     BOUNDARY = 2
     """Between iterations, waiting to be admitted to the next."""
     LEAVING = 3
-    """Its connection is closed but its process lives: keeps what it holds, gets nothing more."""
+    """Its connection is closed, but its process lives, or its work on the device may: keeps what it holds, no more."""
 
 
 class SaveMode(enum.IntEnum):
@@ -152,6 +152,7 @@ JOB = np.dtype(
         ("boundary_waited_ns", "i8"),
         ("need_waited_ns", "i8"),
         ("alone_spent_ns", "i8"),  # how long it has kept the others from starting iterations
+        ("died_ns", "i8"),  # when its process was found dead while the device may still do its work, else 0
         ("waits_for", "u8"),  # bit j: waits for job j
         ("spilled_bytes", "i8"),  # those of them placed in the next tier
         ("evict", "i8"),  # regions that it is asked to evict where it waits, 0: none, or NO_MORE
@@ -175,7 +176,7 @@ JOB = np.dtype(
         ("managed_bytes", "i8"),  # of managed memory that is its window on a GPU, 0: none
         ("profile", CURVE),  # what an iteration does, learned; held is the envelope of recent iterations
         ("claims", "i4", (CURVE_BINS,)),  # most regions held from this bin to the end
-        ("padding", "u1", (80,)),  # to whole cache lines, so that two jobs never write to the same one
+        ("padding", "u1", (72,)),  # to whole cache lines, so that two jobs never write to the same one
     ],
     align=True,
 )

@@ -4,7 +4,7 @@ Theory of operation
     A region is free or has one owner. Free regions form a list, least recently released first. A job first gets the
     region that is still mapped at the slot it needs (affinity: no system call), else the head of the list, whose
     last owner is most likely in its trough. A grant is refused if it would leave a state in which some job that could
-    have finished its iteration no longer can (the banker's rule with claims, ``zico.scheduler.claims``).
+    have finished its iteration no longer can (the banker's rule with claims, ``zico.pool.rules``).
 
     On a device that works behind the processor's back a region is released with a fence (``zico.pool.fences``) and may
     be granted before that has passed, if it is issued: the answer is ``BEHIND``, and the member record says for which

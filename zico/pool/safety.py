@@ -5,21 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from zico.compiled import compiled, inlined, keep_out_of_line, monotonic_ns
+from zico.pool import rules
 from zico.pool.layout import NOBODY
 from zico.pool.shared import EMPTY, RUNNING, header_of, job_at, lends, within_limit
-from zico.scheduler.claims import is_safe
 from zico.trace import curve
-
-ALONE_FRESH_NS = 1_000_000_000
-"""A job without a profile keeps the others from starting iterations for so long after it last grew."""
-ALONE_LIMIT_NS = 30_000_000_000
-"""... and for so long in all: a job that never iterates must not hold up the others."""
-ALONE_WAIT_NS = 5_000_000_000
-"""... and for so long while it waits for memory itself: whoever holds it may never reach a boundary."""
-
-STILL_ITERATIONS = 4
-STILL_NS = 1_000_000_000
-"""A job that has been in its iteration for so many times its usual time and this longer stands still."""
 
 Record = Any
 Array = Any
@@ -57,17 +46,6 @@ def least_lacking(pool: Record) -> int:
     return best
 
 
-@inlined
-def _residual_of(job: Record) -> int:
-    """Return the regions that the job keeps when its iteration ends.
-
-    What it has evicted it need not take back, and what is evicted first does not persist.
-    """
-    if job.evicted == 0:
-        return job.persistent
-    return max(job.persistent - job.evicted, min(job.persistent, job.held))
-
-
 @compiled
 def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
     """Tell whether ``n`` more regions for the requester, then claiming ``claim``, leave everybody able to finish.
@@ -86,27 +64,27 @@ def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
         free += job.held if lent else 0
         held[j] = job.held if job.state != EMPTY and not lent else 0
         claims[j] = claim_of(job) if job.state != EMPTY else 0
-        residual[j] = _residual_of(job) if job.state != EMPTY else 0
+        residual[j] = rules.residual(job.persistent, job.held, job.evicted) if job.state != EMPTY else 0
         must_finish[j] = 1 if job.state == RUNNING and job.profiled == 1 else 0
     known = job_at(pool, requester).profiled
     held[requester] += n
     claims[requester] = max(claim, held[requester])
     must_finish[requester] = known
-    if is_safe(free - n, held, claims, residual, must_finish, done, header.places):
+    if rules.is_safe(free - n, held, claims, residual, must_finish, done, header.places):
         return True
-    if _leave_out_still(pool, requester, must_finish) and is_safe(
+    if _leave_out_still(pool, requester, must_finish) and rules.is_safe(
         free - n, held, claims, residual, must_finish, done, header.places
     ):
         return True
     held[requester] -= n
     must_finish[requester] = 0
-    if is_safe(free, held, claims, residual, must_finish, done, header.places):
+    if rules.is_safe(free, held, claims, residual, must_finish, done, header.places):
         return False
     for j in range(header_of(pool).places):
         must_finish[j] = done[j] if must_finish[j] else 0
     held[requester] += n
     must_finish[requester] = known
-    return is_safe(free - n, held, claims, residual, must_finish, done, header.places)
+    return rules.is_safe(free - n, held, claims, residual, must_finish, done, header.places)
 
 
 @compiled
@@ -128,17 +106,14 @@ def is_crowded(pool: Record) -> bool:
 
 @compiled
 def _leave_out_still(pool: Record, requester: int, must_finish: Array) -> bool:
-    """Strike those off that have been in their iteration for so long that they do something else; tells if any were.
-
-    They may be stopped, at a prompt, or done with training.
-    """
+    """Strike those off that stand still; tells if any were."""
     keep_out_of_line()
     now_ns = monotonic_ns()
     some = False
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        limit_ns = STILL_ITERATIONS * job.profile.duration_ns + STILL_NS
-        still = job.waiting_threads == 0 and now_ns - job.started_ns - job.iteration_waited_ns > limit_ns
+        inside_ns = now_ns - job.started_ns - job.iteration_waited_ns
+        still = rules.is_still(job.waiting_threads > 0, inside_ns, job.profile.duration_ns)
         if must_finish[j] and still and j != requester:
             must_finish[j] = 0
             some = True
@@ -156,11 +131,10 @@ def someone_else_grows_alone(pool: Record, me: int, now_ns: int) -> bool:
     if other in (NOBODY, me):
         return False
     job = job_at(pool, other)
-    if job.state != RUNNING or job.profiled == 1 or job.alone_spent_ns > ALONE_LIMIT_NS:
+    if job.state != RUNNING or job.profiled == 1:
         return False
-    if job.waiting_threads > 0:
-        return now_ns - job.need_since_ns < ALONE_WAIT_NS
-    return now_ns - header.alone_since_ns < ALONE_FRESH_NS
+    waits, waited_ns, grown_ns = job.waiting_threads > 0, now_ns - job.need_since_ns, now_ns - header.alone_since_ns
+    return rules.grows_alone(job.alone_spent_ns, waits, waited_ns, grown_ns)
 
 
 @inlined
@@ -168,7 +142,7 @@ def _grow_alone(pool: Record, job: Record, now_ns: int) -> None:
     """Take or renew the right to grow alone."""
     header = header_of(pool)
     if header.alone_job == pool.job:
-        job.alone_spent_ns += min(now_ns - header.alone_since_ns, ALONE_FRESH_NS)
+        job.alone_spent_ns += min(now_ns - header.alone_since_ns, rules.ALONE_FRESH_NS)
     header.alone_job = pool.job
     header.alone_since_ns = now_ns
 

@@ -265,6 +265,10 @@ class PoolTable:
         """Grant a job nothing more; it keeps what it holds until ``reap``."""
         deaths.leave(self.member[0], job)
 
+    def bury(self, job: int) -> None:
+        """Grant a dead job nothing more; its regions stay its own until ``reap``: the device may still do its work."""
+        deaths.bury(self.member[0], job)
+
     def free_and_total_bytes(self) -> tuple[int, int]:
         """Return what nobody holds of the budget now, at least 0, and the budget."""
         budget = int(self.header["budget_regions"])

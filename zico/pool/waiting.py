@@ -152,6 +152,8 @@ def patience_ns(pool: Record, has_next_tier: int) -> int:
         job = job_at(pool, j)
         if job.state == RUNNING and (job.waiting_threads == 0 or _device_is_behind(pool, j)):
             return STUCK_BESIDE_RUNNING_NS
+        if job.state != EMPTY and job.died_ns != 0:  # its regions come back within LINGER_NS
+            return STUCK_BESIDE_RUNNING_NS
     return STUCK_NS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zico.compiled import compiled, inlined
-from zico.scheduler.claims import is_safe
+from zico.pool.rules import is_safe
 from zico.scheduler.demand import job_at, stands_still
 from zico.scheduler.layout import NO_TIME, NOBODY, Reason
 from zico.scheduler.shifting import waits_for_safety

@@ -26,18 +26,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from zico.compiled import compiled, inlined, record_at
+from zico.pool.rules import is_still
 from zico.scheduler.layout import JOB, PROFILE, Phase
+from zico.trace.curve import claim_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Int64s = NDArray[np.int64]
 
-_GUARD_BINS = 1  # a claim falls a bin later than the profile says: threads reorder allocations a little
-_END_SLACK_EVENTS = 8  # as the table's claims have it: an iteration that ends later than this is another one
-_END_SLACK_SHIFT = 4
-_STILL_ITERATIONS = 4
-_STILL_NS = 1_000_000_000
 _FEW = 24  # so many are sorted by insertion
 _GROUP = 1 << 14  # so many changes are sorted at once: they fit into a processor's second cache
 _GROUP_SPANS = 1024
@@ -75,22 +72,15 @@ def is_iterating(job: Record) -> bool:
     return job.phase == _RUNNING and job.profile_address != 0
 
 
-@inlined
-def expected_end(profile: Record) -> int:
-    """Return the event up to which an iteration may be the profile's: one that goes on is another one."""
-    return profile.n_events + max(_END_SLACK_EVENTS, profile.n_events >> _END_SLACK_SHIFT)
-
-
 @compiled
 def claim_of(job: Record) -> int:
     """Return the most regions that the job may still come to hold in its iteration, its next one at a boundary."""
     if job.profile_address == 0:
         return job.held
     profile = profile_at(job)
-    if job.phase == _BOUNDARY or job.progress > expected_end(profile):
+    if job.phase == _BOUNDARY:
         return max(job.held, profile.peak)
-    step = (job.progress >> profile.shift) - _GUARD_BINS
-    return max(job.held, profile.claims[max(0, min(step, profile.n_bins - 1))])
+    return max(job.held, claim_at(profile, profile.claims, job.progress))
 
 
 @compiled
@@ -109,12 +99,8 @@ def position_ns(job: Record, now_ns: int) -> int:
 
 @compiled
 def stands_still(job: Record, now_ns: int) -> bool:
-    """Tell whether the job has been in its iteration for so long that it does something else: nobody waits for that.
-
-    It may be stopped, at a prompt, or done with training. Its progress does not say so, since that does not move.
-    """
-    limit_ns = _STILL_ITERATIONS * profile_at(job).duration_ns + _STILL_NS
-    return job.need == 0 and now_ns - job.started_ns > limit_ns
+    """Tell whether nobody is to wait for a job's iteration any more (``zico.pool.rules``)."""
+    return is_still(job.need > 0, now_ns - job.started_ns, profile_at(job).duration_ns)
 
 
 @compiled

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from zico.compiled import compiled, inlined, record_at
-from zico.scheduler.claims import is_safe
+from zico.pool.rules import is_safe
 from zico.scheduler.demand import claim_of, job_at, span_at
 from zico.scheduler.layout import NOBODY, Phase
 from zico.scheduler.tenants import (
@@ -23,6 +23,7 @@ from zico.scheduler.tenants import (
     step_ends_ns,
     tenant_of,
 )
+from zico.trace.curve import claim_at
 
 _RUNNING = int(Phase.RUNNING)
 _LOG_BYTES = LOG.itemsize
@@ -139,11 +140,11 @@ def _claim_falls_at(tenant: Record) -> int:
     profile = profile_of(tenant)
     begin_ns, end_ns = profile.step_ns[tenant.step], step_ends_ns(tenant)
     now_in = span_at(profile.bin_ns, profile.n_bins, begin_ns)
-    claims = profile.claims
+    claim = claim_at(profile, profile.claims, now_in << profile.shift)
     for later in range(now_in + 1, profile.n_bins):
         if profile.bin_ns[later] >= end_ns:
             break
-        if claims[later - 1] < claims[max(now_in - 1, 0)]:
+        if claim_at(profile, profile.claims, later << profile.shift) < claim:
             share = float(profile.bin_ns[later] - begin_ns) / float(end_ns - begin_ns)
             return int(tenant.step_since + np.ceil(share * tenant.step_length))
     return FOREVER

@@ -14,8 +14,6 @@ MOST_BINS = 256
 """Of a profile: as many as a job's record in the shared table has."""
 NOBODY = -1
 NO_TIME = -1
-FADE_ITERATIONS = 16.0
-"""How far back a job's recent throughput looks, in its own iterations."""
 BLOCKERS = 64
 """Who keeps a job waiting is told of the first so many jobs of a scene, a bit for each."""
 

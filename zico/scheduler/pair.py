@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.compiled import compiled, record_at
-from zico.scheduler.claims import is_safe
+from zico.pool.rules import is_safe
 from zico.scheduler.cycles import NO_ARC, best_arcs, prune
 from zico.scheduler.layout import PROFILE
 

@@ -13,8 +13,8 @@ import numpy as np
 from numba import types
 
 from zico.compiled import callback, compiled, inlined, record_at
+from zico.pool.rules import is_safe
 from zico.scheduler.claiming import decide_by_claims
-from zico.scheduler.claims import is_safe
 from zico.scheduler.demand import is_iterating, job_at, position_ns, profile_at, stands_still
 from zico.scheduler.layout import NO_TIME, NOBODY, Phase, Reason
 from zico.scheduler.learning import LEARNT, is_of, learn

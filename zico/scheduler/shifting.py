@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.compiled import compiled
-from zico.scheduler.claims import is_safe
+from zico.pool.rules import is_safe
 from zico.scheduler.demand import coarse, is_passing_at, job_at, profile_at, reserved, total
 from zico.scheduler.layout import NO_TIME, NOBODY, Phase, Reason
 from zico.scheduler.shift import NEVER, smallest_delay

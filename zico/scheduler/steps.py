@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from zico.compiled import array_at, compiled, inlined, keep_in_line, keep_out_of_line
-from zico.scheduler.demand import expected_end
+from zico.pool.rules import fading
 from zico.scheduler.events import push
 from zico.scheduler.grants import hold
-from zico.scheduler.layout import FADE_ITERATIONS, MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY, Phase
+from zico.scheduler.layout import MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY, Phase
 from zico.scheduler.paging import page_out_all, page_step
 from zico.scheduler.tenants import (
     PHASE,
@@ -21,6 +21,7 @@ from zico.scheduler.tenants import (
     step_ends_ns,
     tenant_of,
 )
+from zico.trace.curve import expected_end
 
 _RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
 _BYTE = np.dtype(np.uint8)
@@ -158,7 +159,7 @@ def _end_iteration(run: Record, number: int) -> None:
 def _fade(run: Record, tenant: Record, work_ns: int) -> None:
     """Count an iteration into the job's recent throughput."""
     passed = float(run.now_ns - tenant.served_at_ns)
-    keeps = np.exp(-passed / (FADE_ITERATIONS * work_ns))
+    keeps = fading(passed, work_ns)
     tenant.served_work = keeps * tenant.served_work + work_ns
     tenant.served_time = keeps * tenant.served_time + passed
     tenant.served_at_ns = run.now_ns

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.compiled import array_at, compiled, inlined, record_at
+from zico.pool.rules import recent_throughput
 from zico.scheduler.demand import job_at
 from zico.scheduler.layout import NO_TIME, NOBODY, PROFILE, SCENE, Phase, Reason
 
@@ -263,19 +264,6 @@ def show_place(run: Record, tenant: Record, job: Record) -> None:
     job.progress = 0 if tenant.phase == _BOUNDARY else progress_of(run, tenant)
 
 
-@inlined
-def _served(run: Record, tenant: Record) -> float:
-    """Return a tenant's recent throughput; it falls, too, while an iteration takes longer than alone.
-
-    A job that has not ended one counts as having just done one alone: kept from its first, it is owed something, too.
-    """
-    alone_ns = profile_of(tenant).duration_ns
-    late_ns = max(0, run.now_ns - tenant.served_at_ns - alone_ns)
-    if tenant.served_time == 0:
-        return alone_ns / (alone_ns + late_ns)
-    return tenant.served_work / (tenant.served_time + late_ns)
-
-
 @compiled
 def _show(run: Record, number: int, job: Record) -> None:
     """Fill the JOB record that a policy sees of a tenant."""
@@ -286,7 +274,8 @@ def _show(run: Record, number: int, job: Record) -> None:
     job.waiting_since_ns = 0 if tenant.waiting_since_ns == NO_TIME else max(1, tenant.waiting_since_ns)
     job.need = need_of(tenant)
     job.number = number
-    job.served = _served(run, tenant)
+    since_ns, duration_ns = run.now_ns - tenant.served_at_ns, profile_of(tenant).duration_ns
+    job.served = recent_throughput(tenant.served_work, tenant.served_time, since_ns, duration_ns)
     job.floor = tenant.floor
     job.weight = tenant.weight
     job.priority = tenant.priority

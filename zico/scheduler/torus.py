@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from zico.compiled import compiled
-from zico.scheduler.claims import is_safe
+from zico.pool.rules import is_safe
 from zico.scheduler.cycles import NO_ARC, best_arcs, prune
 from zico.scheduler.packed import packed
 from zico.scheduler.pair import cells_of

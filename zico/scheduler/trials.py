@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zico.pool.rules import FADE_ITERATIONS
 from zico.scheduler import torus
-from zico.scheduler.layout import FADE_ITERATIONS
 from zico.scheduler.learning import MOST_JOBS
 from zico.scheduler.packed import Compiled
 from zico.scheduler.planned import Way, decide

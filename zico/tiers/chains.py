@@ -225,7 +225,7 @@ def trim_a_little(store: Record, now_ns: int) -> None:
 def _begin_epoch(store: Record, now_ns: int) -> None:
     shared = shared_of(store)
     shared.epoch_ns = now_ns
-    shared.trim_at = shared.n_blocks if shared.kind == FILE or shared.pinned != 0 else shared.recent_peak
+    shared.trim_at = shared.n_blocks if shared.kind == FILE else shared.recent_peak
     shared.recent_peak = shared.used
 
 

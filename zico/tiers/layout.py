@@ -56,7 +56,6 @@ SHARED = np.dtype(
         ("recent_peak", "i8"),  # since epoch_ns
         ("epoch_ns", "i8"),  # CLOCK_MONOTONIC
         ("trim_at", "i8"),  # free blocks from here on need no pages any more
-        ("pinned", "i8"),  # 1: pages stay, a device knows them
         ("out_bytes", "i8"),  # payload moved; one thread at a time writes each direction's figures
         ("in_bytes", "i8"),
         ("out_ns", "i8"),

@@ -12,7 +12,7 @@ Theory of operation
     whose number of events differs (validation in between) does not replace the profile until it comes twice.
 
 Guarantees
-    * A claim never falls below what the profile still expects from the bin before the current one on.
+    * A claim never falls below what the profile still expects from ``guard_of`` bins before the current one on.
     * Beyond the expected end of an iteration the claim is the whole peak again: nothing is known there.
 """
 
@@ -29,7 +29,9 @@ UNPROFILED_SHIFT = 40
 _TYPICAL_SLACK_EVENTS = 8
 _TYPICAL_SLACK_SHIFT = 4  # or a sixteenth of the iteration
 _DECAY_SHIFT = 3  # an eighth an iteration: a peak that does not come back is forgotten in about ten
-_GUARD_BINS = 4  # a fortieth of an iteration or less: levels vary by a region or two from one to the next
+GUARD_BINS = 4
+"""A claim falls at most so many bins later than the profile says; see ``guard_of``."""
+_GUARD_SHIFT = 5
 
 Record = Any
 
@@ -106,10 +108,15 @@ def is_flat(profile: Record) -> bool:
 
 
 @inlined
+def expected_end(profile: Record) -> int:
+    """Return the event up to which an iteration may be the profile's: one that goes on is another one."""
+    return profile.n_events + max(_TYPICAL_SLACK_EVENTS, profile.n_events >> _TYPICAL_SLACK_SHIFT)
+
+
+@inlined
 def is_typical(profile: Record, n_events: int) -> bool:
     """Tell whether an iteration of ``n_events`` is the one that the profile describes."""
-    slack = max(_TYPICAL_SLACK_EVENTS, profile.n_events >> _TYPICAL_SLACK_SHIFT)
-    return abs(n_events - profile.n_events) <= slack
+    return abs(n_events - profile.n_events) <= expected_end(profile) - profile.n_events
 
 
 @compiled
@@ -168,10 +175,24 @@ def suffix_maximum(profile: Record, claims: Any) -> int:  # noqa: ANN401 - an in
 
 
 @inlined
+def guard_of(profile: Record) -> int:
+    """Return by how many bins a claim falls later than the profile says: a thirty-second of an iteration, 1 to 4 bins.
+
+    Levels vary by a region or two from one iteration to the next, and threads reorder allocations a little.
+    """
+    return max(1, min(profile.n_bins >> _GUARD_SHIFT, GUARD_BINS))
+
+
+@inlined
 def claim_at(profile: Record, claims: Any, progress: int) -> int:  # noqa: ANN401 - an int32 array
-    """Return the most regions that the rest of the iteration may hold, by the profile."""
-    slack = max(_TYPICAL_SLACK_EVENTS, profile.n_events >> _TYPICAL_SLACK_SHIFT)
-    if progress > profile.n_events + slack:
+    """Return the most regions that the rest of the iteration may hold, by the profile.
+
+    Args:
+        profile: A CURVE, or the scheduler's PROFILE.
+        claims: For each of its bins the most regions held from it on.
+        progress: Events of the iteration so far.
+    """
+    if progress > expected_end(profile):
         return claims[0]
-    index = (progress >> profile.shift) - _GUARD_BINS
+    index = (progress >> profile.shift) - guard_of(profile)
     return claims[max(0, min(index, profile.n_bins - 1))]

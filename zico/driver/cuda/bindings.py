@@ -6,7 +6,10 @@ put the driver's software twin (``zico.driver.twin``) in their place, by argumen
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
+from pathlib import Path
 from typing import Any
 
 from zico.driver.record import FUNCTIONS
@@ -19,6 +22,9 @@ INVALID_CONTEXT = 201
 NOT_SUPPORTED = 801
 NO_DRIVER = 36  # CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER, also where there is no driver at all
 
+DEVICE_FILES = ("/dev/nvidia", "/dev/dxg")
+"""How the names of the driver's files begin, on Linux and on Windows' Linux."""
+_OPEN_FILES = Path("/proc/self/fd")
 _LIBRARY = "libcuda.so.1"
 _NO_BINDINGS = "the package cuda.bindings is missing: pip install cuda-python"
 _NO_LIBRARY = (
@@ -78,6 +84,19 @@ def default_api() -> Any:  # noqa: ANN401 - a module without types, or the twin
     except ImportError as error:
         raise DriverError("import of cuda.bindings", NO_DRIVER, f"{_NO_BINDINGS} ({error})") from error
     return driver
+
+
+def let_go_of_device_files() -> None:
+    """Let a forked child, which cannot use CUDA, keep no file of the driver open: it would keep contexts alive.
+
+    The numbers stay taken, by ``/dev/null``: the driver's library in the child may still close them.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for number in list(_OPEN_FILES.iterdir()):
+        with contextlib.suppress(OSError):  # the one by which the directory was read
+            if str(number.readlink()).startswith(DEVICE_FILES):
+                os.dup2(null, int(number.name), inheritable=False)
+    os.close(null)
 
 
 def check(function: str, result: Any) -> Any:  # noqa: ANN401 - what the function returned

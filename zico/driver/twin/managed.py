@@ -33,6 +33,8 @@ _ACCESSED_BY = int(real.CUmem_advise.CU_MEM_ADVISE_SET_ACCESSED_BY)
 _NOT_ACCESSED_BY = int(real.CUmem_advise.CU_MEM_ADVISE_UNSET_ACCESSED_BY)
 _ON_DEVICE = int(real.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
 _ON_HOST = int(real.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST)
+_NOWHERE = int(real.CUmemLocationType.CU_MEM_LOCATION_TYPE_INVALID)
+_LAST_PREFETCH = int(real.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE)
 _LENT = b""
 """Stored for a page on the host whose bytes are at its address: a kernel has used them over the bus."""
 
@@ -49,6 +51,8 @@ class Managed:
     """What the pages that are on the host hold, by page."""
     advised: set[tuple[int, int]] = dataclasses.field(default_factory=set)
     """Advice and kind of place that all of it has been given."""
+    told: dict[int, int] = dataclasses.field(default_factory=dict)
+    """The kind of place that a page was last told to go to."""
 
     def pages(self, start: int, size_bytes: int) -> range:
         """Return the pages of a range."""
@@ -121,11 +125,21 @@ class ManagedFunctions(KernelFunctions, abc.ABC):
         """Move a range to a place when the stream gets there."""
         start = number(dev_ptr)
         with self.lock:
-            self._managed_at(start, count)
+            one = self._managed_at(start, count)
             refuse_unless(flags == 0)
             to_device = self._check_place(location)
+            one.told |= dict.fromkeys(one.pages(start, count), int(location.type))
         name = "prefetch in" if to_device else "prefetch out"
         self.stream(stream).put(Operation(name, lambda: self._move(start, count, to_device=to_device)))
+
+    @entry(context=True)
+    def cuMemRangeGetAttribute(self, data_size: int, attribute: Value, dev_ptr: Value, count: int) -> Value:
+        """Return the kind of place that all of a range was last told to go to; nothing else is known."""
+        with self.lock:
+            one = self._managed_at(number(dev_ptr), count)
+            refuse_unless((data_size, int(attribute)) == (4, _LAST_PREFETCH))
+            places = {one.told.get(page, _NOWHERE) for page in one.pages(number(dev_ptr), count)}
+            return places.pop() if len(places) == 1 else _NOWHERE
 
     def _check_place(self, location: Value) -> bool:
         """Tell whether a place is the device."""

@@ -1,6 +1,8 @@
-"""The banker's rule: may this state go on, whatever the speeds, without anybody having to be stopped?
+"""The rules by which jobs go on: one copy for the pool, the policies and the simulator, compiled.
 
-Theory of operation
+What a job may still come to hold is ``zico.trace.curve.claim_at``; what the rules make of that is here.
+
+The banker's rule: may this state go on, whatever the speeds, without anybody having to be stopped?
     Each job in an iteration has a claim (the most regions it may still come to hold) and a residual (what it keeps
     when the iteration ends). A state is *safe* if there is an order in which one job after the other gets all of its
     claim, ends its iteration and leaves only its residual behind. With 10 regions in all, 2 of them free::
@@ -18,14 +20,15 @@ Theory of operation
 
 Guarantees
     * From a safe state, if every grant leaves the state safe and every claim is right, every job ends its iteration.
-    * No allocation, no exception, at most O(n^2), O(n) if all needs fit at once.
+    * No allocation, no exception. ``is_safe`` takes at most O(n^2), and O(n) if all needs fit at once.
 
 Source: Dijkstra, EWD 623; Habermann, CACM 12(7), 1969 (safe order found greedily).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 from zico.compiled import compiled, inlined
 
@@ -35,6 +38,20 @@ if TYPE_CHECKING:
 
     Int64s = NDArray[np.int64]
     Flags = NDArray[np.uint8]
+
+STILL_ITERATIONS = 4
+STILL_NS = 1_000_000_000
+"""A job that has been in its iteration for so many times its usual time and this longer stands still."""
+
+ALONE_FRESH_NS = 1_000_000_000
+"""A job without a profile keeps the others from starting iterations for so long after it last grew."""
+ALONE_LIMIT_NS = 30_000_000_000
+"""... and for so long in all: a job that never iterates must not hold up the others."""
+ALONE_WAIT_NS = 5_000_000_000
+"""... and for so long while it waits for memory itself: whoever holds it may never reach a boundary."""
+
+FADE_ITERATIONS = 16.0
+"""How far back a job's recent throughput looks, in its own iterations."""
 
 _CANNOT = 2  # in done, while the takers are gone through
 
@@ -110,3 +127,67 @@ def is_safe(free: int, held: Int64s, claim: Int64s, residual: Int64s, must_finis
         done[i] = 1 if done[i] == 1 else 0
         safe = safe and done[i] == 1
     return safe
+
+
+@inlined
+def residual(persistent: int, held: int, evicted: int) -> int:
+    """Return the regions that a job keeps when its iteration ends.
+
+    What it has evicted it need not take back, and what is evicted first does not persist.
+    """
+    return max(persistent - evicted, min(persistent, held)) if evicted > 0 else persistent
+
+
+@inlined
+def is_still(waits: Any, inside_ns: Any, duration_ns: Any) -> Any:  # noqa: ANN401 - numbers, or arrays
+    """Tell whether a job has been in its iteration for so long that it does something else: nobody waits for that.
+
+    It may be stopped, at a prompt, or done with training. Its progress does not say so, since that does not move.
+
+    Args:
+        waits: Whether it waits for memory.
+        inside_ns: Since it was admitted, without its waits for memory.
+        duration_ns: Of its usual iteration.
+    """
+    return (inside_ns > STILL_ITERATIONS * duration_ns + STILL_NS) & (waits == 0)
+
+
+@inlined
+def grows_alone(spent_ns: int, waits: bool, waited_ns: int, grown_ns: int) -> bool:  # noqa: FBT001 - compiled
+    """Tell whether a job without a profile keeps the others at their boundaries.
+
+    One that does not grow any more loses that right: it may never iterate.
+
+    Args:
+        spent_ns: How long it has kept them there so far.
+        waits: Whether it waits for memory.
+        waited_ns: So long, if it does.
+        grown_ns: Since it last grew.
+    """
+    if spent_ns > ALONE_LIMIT_NS:
+        return False
+    return waited_ns < ALONE_WAIT_NS if waits else grown_ns < ALONE_FRESH_NS
+
+
+@inlined
+def fading(passed_ns: float, work_ns: float) -> float:
+    """Return what is left of earlier work and time in a job's recent throughput when more work has taken a while."""
+    return math.exp(-passed_ns / (FADE_ITERATIONS * work_ns))
+
+
+@inlined
+def recent_throughput(work_ns: float, time_ns: float, since_ns: int, duration_ns: int) -> float:
+    """Return a job's throughput over alone's; it falls, too, while an iteration takes longer than alone.
+
+    A job that has not ended one counts as having just done one alone: kept from it, it is owed something as well.
+
+    Args:
+        work_ns: Work done, in time alone, and
+        time_ns: the time that it took, both fading; 0: none yet.
+        since_ns: The time since the last iteration's end.
+        duration_ns: Of an iteration alone.
+    """
+    late_ns = max(0, since_ns - duration_ns)
+    if time_ns == 0:
+        return duration_ns / (duration_ns + late_ns)
+    return min(1.0, work_ns / (time_ns + late_ns))

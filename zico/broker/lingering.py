@@ -1,0 +1,160 @@
+"""Whether a dead job's work on its GPU may still go on: what holds the job's context, as far as can be seen.
+
+The driver ends a context when the last process closes its files. Three signs tell that this has not happened:
+
+* The job's connection is still open. A forked child inherits it together with the driver's files. The job's fork
+  hook closes both; a child that C code has forked keeps both.
+* NVIDIA's management library still lists the process.
+* An MPS server still lists the client. Such a server tears clients down in its own time.
+
+After ``LINGER_NS`` the regions are taken back all the same.
+
+Known limitations: not seen on a real GPU yet. A forked child also inherits mappings of the driver's files, which
+may keep them open; then only the second sign tells.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zico.broker.outside import is_listed
+from zico.pool.deaths import LINGER_NS
+from zico.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zico.broker.link import Link
+    from zico.broker.members import Member
+
+LOOK_NS = 100_000_000
+"""Between two questions to the management library or to MPS."""
+SAY_AFTER_NS = 1_000_000_000
+"""A context that ends within this time is worth no line."""
+CONTROL = "nvidia-cuda-mps-control"
+PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+ANSWER_S = 2.0
+_log = logging.getLogger(__name__)
+
+_DEFAULT_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - where clients look when nothing is set (manual of MPS)
+
+
+def daemon_at(environ: Mapping[str, str]) -> Path | None:
+    """Return the directory of an MPS daemon that processes in ``environ`` use anyway, ``None`` if there is none."""
+    directory = Path(environ.get(PIPE_VARIABLE) or _DEFAULT_PIPES)
+    return directory if (directory / "control").exists() else None
+
+
+def mps_clients(pipes: Path) -> frozenset[int] | None:
+    """Return the clients of all servers of a daemon; ``None`` if it does not tell within ``ANSWER_S`` a question."""
+    servers = _asked(pipes, "get_server_list")
+    if servers is None:
+        return None
+    clients: set[int] = set()
+    for server in servers:
+        found = _asked(pipes, f"get_client_list {server}")
+        if found is None:
+            return None
+        clients |= found
+    return frozenset(clients)
+
+
+def _asked(pipes: Path, question: str) -> set[int] | None:
+    program = shutil.which(CONTROL)
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(  # noqa: S603 - the program that the user's PATH names
+            [program],
+            input=question + "\n",
+            capture_output=True,
+            text=True,
+            env={**os.environ, PIPE_VARIABLE: str(pipes)},
+            timeout=ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return {int(word) for word in done.stdout.split() if word.isdigit()} if done.returncode == 0 else None
+
+
+class _MpsList:
+    """The clients of an MPS daemon, asked for by a thread: the control program may take seconds."""
+
+    def __init__(self, pipes: Path) -> None:
+        self._pipes = pipes
+        self._thread: threading.Thread | None = None
+        self._found: tuple[int, frozenset[int] | None] | None = None
+
+    def may_have(self, pid: int, since_ns: int, now_ns: int) -> bool:
+        """Tell whether a process may be a client still; asks again if no answer is younger than ``since_ns``."""
+        if self._found is None or self._found[0] < max(since_ns, now_ns - LOOK_NS):
+            self._ask(now_ns)
+        if self._found is None or self._found[0] < since_ns or self._found[1] is None:
+            return True
+        return pid in self._found[1]
+
+    def _ask(self, now_ns: int) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._answer, args=(now_ns,), daemon=True)
+            self._thread.start()
+
+    def _answer(self, asked_ns: int) -> None:
+        self._found = (asked_ns, mps_clients(self._pipes))
+
+
+@dataclasses.dataclass(eq=False)
+class Lingering:
+    """A dead job whose regions are not taken back yet."""
+
+    member: Member
+    link: Link
+    """By which it was connected: open as long as a forked child has its end, too."""
+    died_ns: int
+    asked_ns: int = 0
+    """When the management library was asked last."""
+    listed: bool = True
+    """What it said."""
+    said: bool = False
+    """Whether a line about it has been written."""
+
+
+class Contexts:
+    """Looks after the contexts of dead jobs on one GPU."""
+
+    def __init__(self, identity: str, mps_pipes: Path | None = None) -> None:
+        """Look at the GPU with that UUID, whose jobs are clients of the MPS daemon with that directory, if any."""
+        self._identity = identity
+        self._mps = None if mps_pipes is None else _MpsList(mps_pipes)
+
+    def has_ended(self, dead: Lingering, held_bytes: int, now_ns: int) -> bool:
+        """Tell whether a dead job's regions can be taken back; writes one line if that takes long."""
+        holder = self._holder(dead, now_ns)
+        if not holder:
+            return True
+        age_ns = now_ns - dead.died_ns
+        if age_ns >= min(SAY_AFTER_NS, LINGER_NS) and not dead.said:
+            dead.said = True
+            _log.warning(
+                "%s (process %d) has ended, but %s, so its work on the GPU may go on: its %s stay held until that "
+                "ends, %g s at most",
+                *(dead.member.name, dead.member.pid, holder, format_bytes(held_bytes), LINGER_NS / 1e9),
+            )
+        return age_ns >= LINGER_NS
+
+    def _holder(self, dead: Lingering, now_ns: int) -> str:
+        """Return what still holds a dead job's context, as a part of a sentence; empty if nothing is seen to."""
+        if dead.link.is_open:
+            return "a process that it has forked has its files open"
+        if self._mps is not None and self._mps.may_have(dead.member.pid, dead.died_ns, now_ns):
+            return "the MPS server has it among its clients, or does not tell"
+        if now_ns - dead.asked_ns >= LOOK_NS:
+            dead.asked_ns, dead.listed = now_ns, is_listed(self._identity, dead.member.pid)
+        return "the driver lists its process" if dead.listed else ""
