@@ -76,6 +76,7 @@ bench: setup ## Measure everything and write benchmarks/results (about eight hou
 	$(BIN)/python benchmarks/page_host.py
 	$(BIN)/python benchmarks/page_host.py --example lm
 	$(BIN)/python benchmarks/saving.py
+	$(BIN)/python benchmarks/marks.py
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/heap.py --smoke
@@ -97,6 +98,7 @@ bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(BIN)/python benchmarks/page_host.py --smoke
 	$(BIN)/python benchmarks/page_host.py --example lm --smoke
 	$(BIN)/python benchmarks/saving.py --smoke
+	$(BIN)/python benchmarks/marks.py --smoke
 	$(BIN)/python benchmarks/evaluation.py --smoke
 
 evaluation: setup ## Simulate the published evaluation and write docs/evaluation.md (about ten minutes)
@@ -104,11 +106,12 @@ evaluation: setup ## Simulate the published evaluation and write docs/evaluation
 
 bench-gpu: $(GPU_SETUP) ## Measure what needs a GPU (about eight minutes; OFFLINE=1: with PYTHON as it is)
 	$(GPU_PYTHON) -m zico.warming
-	$(GPU_PYTHON) benchmarks/progress.py
-	$(GPU_PYTHON) benchmarks/gpu.py
+	$(GPU_PYTHON) benchmarks/gpu/progress.py
+	$(GPU_PYTHON) benchmarks/gpu/alone.py
+	$(GPU_PYTHON) benchmarks/gpu/pairs.py
 
 first-hour: $(GPU_SETUP) ## Find out on a GPU what the manual leaves open, part by part, into build/first-hour (an hour)
-	$(GPU_PYTHON) benchmarks/first_hour.py --out build/first-hour
+	$(GPU_PYTHON) benchmarks/gpu/first_hour.py --out build/first-hour
 
 size: setup ## Print lines per file and the longest functions
 	$(BIN)/python tests/size.py

@@ -35,7 +35,7 @@ import common
 import live
 import numpy as np
 import together
-from agreement_text import LOW_SHARE, TWINS, TWINS_SHARE, UNEQUAL_SHARE, are_twins, text_of
+from agreement_text import LOW_SHARE, TWINS, TWINS_SHARE, UNEQUAL_SHARE, again_text, are_twins, text_of
 from together import Job
 
 from zico.report.files import JSON_NAME
@@ -44,6 +44,7 @@ from zico.scheduler.from_problem import profile_of
 from zico.scheduler.oracle import possible
 from zico.scheduler.policies import policy_named
 from zico.scheduler.simulate import Load, Simulation
+from zico.scheduler.state import Profile
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -348,6 +349,34 @@ def _kept(result: dict[str, Any], options: Namespace) -> dict[str, Any]:
     }
 
 
+def simulated_again(form: str, options: Namespace) -> None:
+    """Simulate the pairs of the committed result with today's rules, and write both beside what was real."""
+    found = json.loads((common.RESULTS / f"{NAMES[form]}.json").read_text())
+    settings = {"measured_at": found["commit"], "measured": found["date"]}
+    result = common.document(f"{NAMES[form]}-again", QUESTION, settings)
+    result["pairs"] = {name: list(_again(pair)) for name, pair in found["pairs"].items()}
+    common.write(result, again_text(result), common.output_directory(options))
+
+
+def _again(pair: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield for each row of a pair what was real, what was simulated then, and what is simulated now."""
+    loads = [_load_of(job) for job in pair["jobs"]]
+    slowdown = (1.0, 1.0, pair["slowdown"])
+    base, _ = simulated(loads, "zico", pair["budgets"][str(UNLIMITED)], slowdown)
+    for row in pair["rows"]:
+        now, _ = simulated(loads, row["policy"], pair["budgets"][str(row["share"])], slowdown)
+        real = row["throughput"]["median"]
+        kept = {name: row[name] for name in ("policy", "share")}
+        yield kept | {"real": real, "then": row["simulated"], "now": over(now, base)}
+
+
+def _load_of(job: dict[str, Any]) -> Load:
+    """Return the job that a result tells of."""
+    t_ns, held = zip(*job["curve"], strict=True)
+    profile = Profile(held, t_ns, round(job["iteration_s"] * 1e9), 0, len(held))
+    return Load(job["name"], profile, job["persistent"], jitter=job["jitter"])
+
+
 def main() -> int:
     """Measure, print, write; returns the exit code, 1 if a run failed."""
     parser = common.parser(__doc__)
@@ -360,7 +389,11 @@ def main() -> int:
     parser.add_argument("--policy", action="append", help=f"default: {', '.join(POLICIES)}")
     parser.add_argument("--form", choices=("trained", "paced"), default="trained")
     parser.add_argument("--pair", action="append", help="a pair's name (default: all); others stay as they are")
+    parser.add_argument("--again", action="store_true", help="measure nothing: simulate the committed result anew")
     options = parser.parse_args()
+    if options.again:
+        simulated_again(options.form, options)
+        return 0
     options.policy = options.policy or list(POLICIES)
     if options.smoke:
         options.seconds, options.settle, options.alone_seconds, options.repeat = 4.0, 1.0, 1.0, 1

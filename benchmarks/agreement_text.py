@@ -54,6 +54,22 @@ def text_of(result: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def again_text(result: dict[str, Any]) -> str:
+    """Return what was simulated then and is simulated now beside what was real, and how far both are off."""
+    rows = [(name, row) for name, pair in result["pairs"].items() for row in pair]
+    off = {when: [abs(row[when] / row["real"] - 1) for _, row in rows] for when in ("then", "now")}
+    cells = [
+        (
+            *(name, f"{row['share']} %", row["policy"], f"{row['real']:.3f}"),
+            *(f"{row[when]:.3f}, {row[when] / row['real'] - 1:+.1%}" for when in off),
+        )
+        for name, row in rows
+    ]
+    means = ", ".join(f"{when} {sum(each) / len(each):.1%} and {max(each):.1%}" for when, each in off.items())
+    table = common.table(("pair", "budget", "policy", "real", "simulated then", "simulated now"), cells)
+    return f"{table}\nOff by, on average and at most: {means}.\n"
+
+
 def _cells(name: str, row: dict[str, Any]) -> tuple[str, ...]:
     of = row["throughput"]
     reached = f"{of['median'] / row['possible']:.3f}" if row["possible"] else "-"

@@ -121,17 +121,17 @@ class Runner:
             alone = together.run_plain([job], *self._until_time(), deadline_s=self._deadline_s)
             self.alone_losses.append(alone.losses[0])
 
-    def attempt(self, configuration: Configuration) -> dict[str, Any]:
+    def attempt(self, configuration: Configuration, told: Sequence[str] = ()) -> dict[str, Any]:
         """Run the pair so and return the raw figures, or why there are none: one run must not end all others."""
         try:
-            return self.run(configuration)
+            return self.run(configuration, told)
         except subprocess.CalledProcessError as error:
             return {"failed": f"a job ended with exit code {error.returncode}; what it said is in this run's output"}
         except (ValueError, OSError, subprocess.SubprocessError) as error:
             return {"failed": f"{type(error).__name__}: {error}"}
 
-    def run(self, configuration: Configuration) -> dict[str, Any]:
-        """Run the pair so and return the raw figures."""
+    def run(self, configuration: Configuration, told: Sequence[str] = ()) -> dict[str, Any]:
+        """Run the pair so, with further options of ``zico run``, and return the raw figures."""
         switch = () if configuration.plans else ("env", "ZICO_PLAN=off")
         jobs = [dataclasses.replace(job, before=switch) for job in self._pair.jobs]
         if configuration.policy == ONE_BY_ONE:
@@ -139,7 +139,7 @@ class Runner:
         if configuration.policy == PLAIN:
             return self._figures(together.run_plain(jobs, *self._until_time(), deadline_s=self._deadline_s))
         budget = NO_BUDGET if configuration.share is None else f"{self.budget_bytes(configuration.share)}B"
-        told = () if configuration.save == "none" else ("--save", configuration.save)
+        told = told if configuration.save == "none" else (*told, "--save", configuration.save)
         return self._figures(self._zico(jobs, configuration.policy, budget, *self._until_time(), told=told))
 
     def budget_bytes(self, share: int) -> int:

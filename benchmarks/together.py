@@ -110,12 +110,13 @@ def count_at(ends: Sequence[float], t_s: float) -> float:
 
 def run_plain(jobs: Sequence[Job], *extra: str, deadline_s: float) -> Together:
     """Run the jobs as processes of their own, all at once, without Zico."""
-    with _scratch() as directory, contextlib.ExitStack() as stack:
-        processes = {
-            job.name: stack.enter_context(_process(job.argv(directory / f"{job.name}.json", *extra), directory))
-            for job in jobs
-        }
-        ends = _ends(processes, [job.name for job in jobs], deadline_s)
+    with _scratch() as directory:
+        with contextlib.ExitStack() as stack:  # which looks at exit codes, so before the losses are read
+            processes = {
+                job.name: stack.enter_context(_process(job.argv(directory / f"{job.name}.json", *extra), directory))
+                for job in jobs
+            }
+            ends = _ends(processes, [job.name for job in jobs], deadline_s)
         return Together(ends, _losses(jobs, directory), None)
 
 

@@ -1,8 +1,11 @@
 """What does the first hour on a GPU answer? Runs the parts in order, each with its own deadline and exit code.
 
-``DIR/summary.json`` is written anew after each part; ``DIR/log.txt`` holds what the parts printed. A second run with
-the same DIR goes on with the parts that have no result yet. ``--twin`` rehearses without a GPU: on the driver's
-software twin, or on the host device where a script has no mode for the twin. No figure of a rehearsal is judged.
+``DIR/summary.json`` is written anew after each part, and while a part measures; ``DIR/log.txt`` holds what the parts
+printed. A second run with the same DIR goes on with the parts that have no result yet. The compile cache is filled
+beside the parts that need none of it.
+
+``--twin`` rehearses every part with the same scripts, without a GPU: on the driver's software twin, and on the host
+device where a framework computes, which it cannot on the twin. No figure of a rehearsal is judged.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import common
 import driver_facts
@@ -42,6 +47,13 @@ LEAST_S = 5.0
 """A part is not begun with less time than this."""
 GOAL_ALONE = 0.99
 """Throughput of a job alone with Zico, over that without."""
+GOAL_TRACKING = 0.01
+"""Share of a job's time that marks on the device may take."""
+FEW_MAPS = 1.0
+"""Regions mapped an iteration, below which a hand-over counts as one without calls of the driver."""
+
+GPU = Path(__file__).resolve().parent
+_ON_HOST = ("--smoke", "--device", "host")
 
 Figures = dict[str, Any]
 Expected = list[dict[str, Any]]
@@ -72,25 +84,77 @@ def _tests(work: Path, *, judged: bool) -> tuple[Figures, Expected]:
     return figures, [_expect("tests that failed", 0, len(failed), met=met)]
 
 
-def _jobs(work: Path, *, judged: bool) -> tuple[Figures, Expected]:
-    """Return what ``gpu.py`` has measured so far, and which of its goals are reached."""
-    import gpu
-
-    found = json.loads((work / "gpu.json").read_text())
+def _alone(work: Path, *, judged: bool) -> tuple[Figures, Expected]:
+    """Return what ``alone.py`` has measured so far, and what of it is as expected."""
+    found = json.loads((work / "gpu_alone.json").read_text())
     said = []
-    for name, alone in found["alone"].items():
-        ratio = alone["zico"] / alone["plain"]
-        said.append(_expect(f"{name} alone", GOAL_ALONE, ratio, met=ratio >= GOAL_ALONE if judged else None))
-        same = alone["losses_equal"]
-        said.append(_expect(f"{name} alone, losses equal", expected=True, found=same, met=same if judged else None))
-    for name, pair in found["pairs"].items():
-        first, second = name.split("+")
-        share, goal = gpu.GOAL_EQUAL if first == second else gpu.GOAL_UNEQUAL
-        summary = pair["summary"].get(f"zico {share} %")
-        ratio = summary["throughput"]["median"] if summary else None
-        met = ratio is not None and ratio >= goal
-        said.append(_expect(f"{name} at {share} %", goal, ratio, met=met if judged else None))
-    return {key: found[key] for key in ("driver", "torch", "alone", "pairs") if key in found}, said
+    for name, case in found["cases"].items():
+        if "failed" in case:
+            said.append(_expect(f"{name}: runs that failed", 0, len(case["failed"]), met=False if judged else None))
+            continue
+        ratio, same = case["ratio"], case["losses_equal"]
+        said.append(_expect(f"{name}: speed", GOAL_ALONE, ratio, met=ratio >= GOAL_ALONE if judged else None))
+        if name != "cudnn.benchmark":  # which may choose another algorithm in each run
+            said.append(_expect(f"{name}: losses equal", expected=True, found=same, met=same if judged else None))
+        counted = next(run["counted"] for run in case["runs"] if run["way"] == "zico")
+        maps = counted["maps"] / max(counted["iterations"], 1)
+        said.append(_expect(f"{name}: maps an iteration", FEW_MAPS, maps, met=maps < FEW_MAPS if judged else None))
+        refused = counted["failures"]
+        said.append(_expect(f"{name}: marks refused", 0, refused, met=refused == 0 if judged else None))
+        if name == "out of memory":
+            error = counted["refused_by"]
+            met = error == "OutOfMemoryError" if judged else None
+            said.append(_expect(f"{name}: error raised", "OutOfMemoryError", error, met=met))
+    return {key: found[key] for key in ("cases", "torch") if key in found}, said
+
+
+def _pairs(name: str) -> Callable[..., tuple[Figures, Expected]]:
+    """Gather what ``pairs.py`` has measured so far, and what of it is as expected."""
+
+    def gather(work: Path, *, judged: bool) -> tuple[Figures, Expected]:
+        import pairs
+
+        found = json.loads((work / f"{name}.json").read_text())
+        share, goal = pairs.GOAL
+        said = []
+        for pair, figures in found["pairs"].items():
+            summary = figures["summary"]
+            ours = summary.get(f"zico {share} %", {}).get("throughput", {}).get("median")
+            met = ours is not None and ours >= goal
+            said.append(_expect(f"{pair} at {share} %: throughput", goal, ours, met=met if judged else None))
+            same = all(one.get("losses_equal", True) for one in summary.values())
+            said.append(_expect(f"{pair}: losses equal", expected=True, found=same, met=same if judged else None))
+            for peer in ("without Zico", "MPS, none no budget", f"serial {share} %"):
+                if peer in summary:
+                    theirs = summary[peer]["throughput"]["median"]
+                    met = ours is not None and ours > theirs
+                    said.append(_expect(f"{pair}: above {peer}", theirs, ours, met=met if judged else None))
+        if "killed" in found:
+            same = bool(found["killed"].get("losses_equal"))
+            what = "one job killed: the other's losses"
+            said.append(_expect(what, expected=True, found=same, met=same if judged else None))
+        return {key: found[key] for key in ("pairs", "killed") if key in found}, said
+
+    return gather
+
+
+def _programs(work: Path, *, judged: bool) -> tuple[Figures, Expected]:
+    """Return which programs passed."""
+    found = json.loads((work / "gpu_programs.json").read_text())["programs"]
+    said = [
+        _expect(name, expected=True, found=one.get("why", one["passed"]), met=one["passed"] if judged else None)
+        for name, one in found.items()
+    ]
+    return {"programs": found}, said
+
+
+def _marks(work: Path, *, judged: bool) -> tuple[Figures, Expected]:
+    """Return what marks cost, and the share of a job's time that the spacing by default takes."""
+    found = json.loads((work / "gpu_spacing.json").read_text())["cases"]
+    first: dict[str, Any] = next(iter(found.values()), {})
+    cost = 1 - first["ratio"] if "ratio" in first else None
+    met = cost is not None and cost <= GOAL_TRACKING
+    return {"cases": found}, [_expect("share of time", GOAL_TRACKING, cost, met=met if judged else None)]
 
 
 def _result(name: str, *keys: str) -> Callable[..., tuple[Figures, Expected]]:
@@ -117,39 +181,60 @@ class Part:
     """Behind the interpreter; ``{work}`` is a folder of the part's own."""
     gather: Callable[..., tuple[Figures, Expected]]
     """Takes that folder, also when the part was killed; returns figures and expected figures."""
-    rehearsal: tuple[str, ...] | None = None
-    """The command with ``--twin``; ``None``: the part is not rehearsed."""
+    rehearsal: tuple[str, ...]
+    """The command with ``--twin``."""
     compiles: bool = True
     """Whether it needs the compile cache."""
 
 
 def _script(name: str, *arguments: str) -> tuple[str, ...]:
-    return (str(common.ROOT / "benchmarks" / name), *arguments, "-o", "{work}")
+    return (str(GPU / name), *arguments, "-o", "{work}")
 
 
 def _pytest(folder: str) -> tuple[str, ...]:
     return ("-m", "pytest", folder, "--quiet", "--junitxml={work}/tests.xml")
 
 
-_FACTS = (str(common.ROOT / "benchmarks" / "driver_facts.py"), "-o", "{work}/facts.json")
+_FACTS = (str(GPU / "driver_facts.py"), "-o", "{work}/facts.json")
+_KEPT = ("--deselect", "tests/gpu/test_managed.py")
 
 PARTS: dict[str, Part] = {
     "a": Part(driver_facts.QUESTION, 300, _FACTS, _facts, (*_FACTS, "--twin"), compiles=False),
     "b": Part(
-        "Do kernels, driver, managed memory and next tier keep their contracts?",
-        *(480, _pytest("tests/gpu"), _tests, _pytest("tests/cpu/test_cuda_driver.py")),
+        "Do kernels, driver and next tier keep their contracts?",
+        *(480, (*_pytest("tests/gpu"), *_KEPT), _tests, (*_pytest("tests/gpu"), *_KEPT, "--twin")),
     ),
     "c": Part(
-        "What does Zico cost a job alone, and bring pairs of jobs? (c and d of the plan)",
-        *(590, _script("gpu.py"), _jobs, _script("gpu.py", "--smoke", "--device", "host")),
+        "What does Zico cost a job that has the GPU to itself?",
+        *(590, _script("alone.py"), _alone, _script("alone.py", *_ON_HOST)),
     ),
-    "e": Part(
+    "d": Part(
+        "What do pairs gain, and what becomes of one when the other is killed?",
+        *(590, _script("pairs.py"), _pairs("gpu_pairs"), _script("pairs.py", *_ON_HOST)),
+    ),
+    "e-marks": Part(
         "What does a mark on the device cost, by kernel, by stream operation and by event?",
-        *(180, _script("progress.py"), _result("progress", "device", "ways")),
+        *(120, _script("progress.py"), _result("progress", "device", "ways"), _script("progress.py", "--smoke")),
+    ),
+    "e-spacing": Part(
+        "What do marks cost a job alone, at several distances?",
+        *(360, _script("alone.py", "--spacing"), _marks, _script("alone.py", "--spacing", *_ON_HOST)),
+    ),
+    "e-pairs": Part(
+        "What do the paper's kinds of pairs gain?",
+        *(590, _script("pairs.py", "--paper"), _pairs("gpu_pairs_paper"), _script("pairs.py", "--paper", *_ON_HOST)),
+    ),
+    "f": Part(
+        "Do CuPy, JAX, Numba, isolated jobs and compute-sanitizer work in a pool?",
+        *(480, _script("programs.py"), _programs, _script("programs.py", "--smoke")),
     ),
     "g": Part(
-        "What does paging in managed memory cost? Last, and at most half of what is free.",
-        *(480, _script("gpu_paging.py"), _result("gpu_paging"), _script("gpu_paging.py", "--smoke")),
+        "Does managed memory keep its contract? Last, and at most half of what is free.",
+        *(240, _pytest("tests/gpu/test_managed.py"), _tests, (*_pytest("tests/gpu/test_managed.py"), "--twin")),
+    ),
+    "g-cost": Part(
+        "What does paging in managed memory cost?",
+        *(480, _script("managed.py"), _result("gpu_paging"), _script("managed.py", "--smoke")),
     ),
 }
 """In the order in which they run."""
@@ -226,7 +311,7 @@ class Hour:
         """Describe this run and its machine; returns why nothing can run here, or nothing."""
         described = common.document("first_hour", QUESTION, {"twin": self._twin})
         run = {key: described[key] for key in ("commit", "date", "machine", "versions")}
-        argv = [sys.executable, str(common.ROOT / "benchmarks" / "driver_facts.py"), "--fact", "device"]
+        argv = [sys.executable, str(GPU / "driver_facts.py"), "--fact", "device"]
         argv += ["--twin"] * self._twin
         why = ""
         try:
@@ -279,9 +364,6 @@ class Hour:
         """Run one part and write its result."""
         part = PARTS[name]
         command = part.rehearsal if self._twin else part.command
-        if command is None:
-            self.cannot_run(name, "it is not rehearsed on the twin")
-            return
         if part.compiles:
             self._wait_for_cache()
         deadline_s = min(part.deadline_s, self._left_s())

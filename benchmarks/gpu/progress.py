@@ -1,9 +1,10 @@
 """What does a mark on a GPU's timeline cost, by kernel, by stream operation and by event?
 
-Needs a CUDA device. Three ways to tell that a stream has come this far: Zico's progress kernel,
-``cuStreamWriteValue64`` into the same counter, and ``cuEventRecord`` (which only its own process can ask). For each the
-time that the caller spends, one mark at a time from compiled code, and the time that the device spends, with no other
-work and between pieces of work.
+Three ways to tell that a stream has come this far: Zico's progress kernel, ``cuStreamWriteValue64`` into the same
+counter, and ``cuEventRecord`` (which only its own process can ask). For each the time that the caller spends, one mark
+at a time from compiled code, and the time that the device spends, with no other work and between pieces of work.
+
+Needs a CUDA device; ``--smoke`` runs on the driver's software twin, to see that the script works.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import contextlib
 import ctypes
 import mmap
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import common
 import numpy as np
@@ -63,8 +67,8 @@ def timed_events(record: int, event: int, stream: int, times: Times) -> int:
 class Timeline:
     """A stream, the counter that it writes, a region to work on, and events around what is timed."""
 
-    def __init__(self, driver: CudaDriver, stack: contextlib.ExitStack) -> None:
-        """Make what is needed; ``stack`` undoes it."""
+    def __init__(self, driver: CudaDriver, record: int, stack: contextlib.ExitStack) -> None:
+        """Make what is needed; ``record`` is the address of ``cuEventRecord``, and ``stack`` undoes all."""
         self._driver = driver
         self._page = page = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)  # kept: the device writes to it
         registered = stack.enter_context(contextlib.closing(driver.register_host(page.ctypes.data, mmap.PAGESIZE)))
@@ -83,8 +87,7 @@ class Timeline:
         by_operation = by_kernel.copy()
         by_operation["progress"] = 0
         self._launchers = {"kernel": by_kernel, "stream operation": by_operation}
-        library = ctypes.CDLL("libcuda.so.1")
-        self._record = ctypes.cast(library.cuEventRecord, ctypes.c_void_p).value or 0
+        self._record = record
 
     def marks(self, way: str, count: int) -> Times:
         """Make marks; returns the nanoseconds of each call."""
@@ -175,23 +178,43 @@ def text_of(result: dict[str, Any]) -> str:
     return f"{common.table(header, rows)}\n{result['device']}.\n\n{note}"
 
 
+@contextlib.contextmanager
+def devices(*, smoke: bool) -> Iterator[tuple[object | None, int]]:
+    """Give the driver's functions, ``None`` for the real ones, and the address of ``cuEventRecord``."""
+    if smoke:
+        sys.path.insert(0, str(common.ROOT / "tests" / "cpu"))
+        from twin_kernels import register  # type: ignore[import-not-found]  # what the kernels mean, in Python
+
+        from zico.driver.twin.twin import Twin
+
+        with Twin(total_bytes=1024 * MIB) as twin:
+            register(twin)
+            record: Any = twin.cuEventRecord
+            kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p)
+            kept = kind(lambda event, stream: int(record(event, stream)[0]))
+            yield twin, ctypes.cast(kept, ctypes.c_void_p).value or 0
+    else:
+        yield None, ctypes.cast(ctypes.CDLL("libcuda.so.1").cuEventRecord, ctypes.c_void_p).value or 0
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = common.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=50, help=f"of {MARKS} marks each")
     options = parser.parse_args()
-    rounds = 2 if options.smoke else options.rounds
-    try:
-        driver = CudaDriver(0)
-    except (DriverError, ConfigError) as error:
-        sys.exit(f"progress.py measures on a CUDA device, and there is none that Zico can use: {error}")
-    result = common.document("progress", QUESTION, {"rounds": rounds, "marks": MARKS, "work_bytes": WORK_BYTES})
-    facts = driver.facts
-    result["device"] = f"{facts.name}, driver for CUDA {facts.driver_text}"
+    rounds = 1 if options.smoke else options.rounds
     with contextlib.ExitStack() as stack:
+        try:
+            api, record = stack.enter_context(devices(smoke=options.smoke))
+            driver = CudaDriver(0, api)
+        except (DriverError, ConfigError, OSError) as error:
+            sys.exit(f"progress.py measures on a CUDA device, and there is none that Zico can use: {error}")
+        result = common.document("progress", QUESTION, {"rounds": rounds, "marks": MARKS, "work_bytes": WORK_BYTES})
+        facts = driver.facts
+        result["device"] = f"{facts.name}, driver for CUDA {facts.driver_text}"
         stack.callback(driver.close)
         stack.enter_context(driver.context.current())
-        result["ways"] = measure(Timeline(driver, stack), rounds)
+        result["ways"] = measure(Timeline(driver, record, stack), rounds)
     common.write(result, text_of(result), common.output_directory(options))
 
 

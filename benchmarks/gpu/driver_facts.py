@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import functools
 import json
 import mmap
 import os
@@ -21,10 +22,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import common
 
 from zico.driver.cuda import CudaDriver, bindings
 from zico.driver.cuda.facts import probe
+from zico.driver.owned import close_descriptors
 from zico.errors import ConfigError, DriverError
 from zico.units import GIB, MIB
 
@@ -291,12 +295,15 @@ def context() -> dict[str, Any]:
     return {"mib": (before - during) / MIB, "milliseconds": milliseconds}
 
 
-def _forking(descriptor: int) -> None:
-    """Hold a region and its descriptors, and let a forked child hold the descriptors, too."""
+def _forking(descriptor: int, *, lets_go: bool = False) -> None:
+    """Hold a region; a forked child keeps the driver's files and the region's descriptors, or lets go of them."""
     driver = CudaDriver(0)
     memory = driver.create_memory(REGION_BYTES, "facts")
     held = driver.export_pieces(memory)
     if os.fork() == 0:
+        if lets_go:
+            close_descriptors(held)
+            bindings.let_go_of_device_files()
         os.read(descriptor, 1)  # until the fact's process closes its end
         os._exit(0)
     _say(str(len(held)))
@@ -304,7 +311,15 @@ def _forking(descriptor: int) -> None:
 
 
 def killed_with_forked_child() -> dict[str, Any]:
-    """Say when a killed process's memory comes back: while its forked child lives, or only afterwards."""
+    """Say when a killed process's memory comes back: while its forked child lives, or only afterwards.
+
+    A child that lets go of the driver's files, as a job's do, still has mappings of them.
+    """
+    kept, let_go = (_killed(helper) for helper in ("forking", "letting_go"))
+    return kept | {"back_while_child_that_let_go_lives": let_go["back_while_child_lives"]}
+
+
+def _killed(helper: str) -> dict[str, Any]:
     reading, writing = os.pipe()
     with contextlib.closing(CudaDriver(0)) as driver, driver.context.current():
 
@@ -312,9 +327,9 @@ def killed_with_forked_child() -> dict[str, Any]:
             return (driver.free_bytes() or 0) >= before
 
         before = driver.free_bytes() or 0
-        with Helper("forking", reading) as helper:
+        with Helper(helper, reading) as process:
             taken = before - (driver.free_bytes() or 0)
-            helper.kill()
+            process.kill()
             while_child_lives = until(is_back, PATIENCE_S / 4)
             os.close(writing)
             afterwards = until(is_back, PATIENCE_S / 4)
@@ -330,7 +345,12 @@ FACTS: dict[str, Callable[[], dict[str, Any]]] = {
         *(stream_write, wait_across_processes, context, killed_with_forked_child),
     )
 }
-HELPERS: dict[str, Callable[[int], None]] = {"peer": _peer, "context": _context, "forking": _forking}
+HELPERS: dict[str, Callable[[int], None]] = {
+    "peer": _peer,
+    "context": _context,
+    "forking": _forking,
+    "letting_go": functools.partial(_forking, lets_go=True),
+}
 
 EXPECTED: tuple[tuple[str, str, object], ...] = (
     ("device", "has_virtual_memory", True),
@@ -344,6 +364,7 @@ EXPECTED: tuple[tuple[str, str, object], ...] = (
     ("stream_write", "arrived", True),
     ("wait_across_processes", "round_trips", ROUND_TRIPS),
     ("killed_with_forked_child", "back_afterwards", True),
+    ("killed_with_forked_child", "back_while_child_that_let_go_lives", True),
 )
 """Fact, figure, and what the design takes it to be (docs/design/cuda.md). Times are asked for, not expected."""
 

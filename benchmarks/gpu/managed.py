@@ -14,7 +14,10 @@ import dataclasses
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import common
 import numpy as np
@@ -245,7 +248,7 @@ def main() -> None:
                     common.note(f"{share} %, {way.name}")
                     result["runs"].append(measure(api, network, way, share, options.iterations))
     except (DriverError, ConfigError) as error:
-        sys.exit(f"gpu_paging.py: {error}")
+        sys.exit(f"managed.py: {error}")
     common.write(result, text_of(result), common.output_directory(options))
 
 

@@ -1,4 +1,4 @@
-"""Train a model of ``models/`` for a while: ``gpu_job.py resnet50 --batch 64 --seconds 8 --losses FILE``.
+"""Train a model of ``models/`` for a while: ``job.py resnet50 --batch 64 --seconds 8 --losses FILE``.
 
 Iterations are told when the device has ended them, not when they were launched: the loss of an iteration is read while
 the next ones are on their way, so that the processor runs ahead as it does in training that seldom looks at its loss.
@@ -12,17 +12,20 @@ import collections
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to be deterministic
 
+import numpy as np
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 MODELS = {
     "resnet50": ("resnet", {}),
@@ -35,6 +38,10 @@ MODELS = {
 """Name -> module, and arguments that keep iterations short."""
 AHEAD = 2
 """Iterations that are launched before the loss of one is read."""
+LOADED_FLOATS = 1 << 20
+"""In a batch that a data loader's worker makes."""
+TOO_MANY_BYTES = 1 << 45
+"""More than any device has."""
 
 
 def parsed() -> argparse.Namespace:
@@ -47,6 +54,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after the first iteration")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--losses", type=Path, help="write every loss here, in hexadecimal")
+    parser.add_argument("--figures", type=Path, help="write here what was counted: iterations, marks, failures")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16: by autocast")
+    parser.add_argument("--benchmark", action="store_true", help="let cuDNN time its algorithms")
+    parser.add_argument("--workers", type=int, default=0, help="of a data loader, one batch an iteration")
+    parser.add_argument("--oom", action="store_true", help="first ask for more than any device has, then train")
+    parser.add_argument("--killed-at", type=int, default=0, help="end by SIGKILL when so many are launched")
     return parser.parse_args()
 
 
@@ -55,14 +68,47 @@ def build(options: argparse.Namespace) -> Callable[[], torch.Tensor]:
     torch.set_default_device(options.device)
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
-    torch.use_deterministic_algorithms(mode=True, warn_only=True)
-    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(mode=not options.benchmark, warn_only=True)
+    torch.backends.cudnn.benchmark = options.benchmark
     module, arguments = MODELS[options.model]
-    sys.path.insert(0, str(Path(__file__).with_name("models")))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
     step: Callable[[], torch.Tensor] = getattr(importlib.import_module(module), options.model)(
         options.batch, **arguments
     )
+    if options.dtype == "bfloat16":
+        step = torch.autocast(options.device, dtype=torch.bfloat16)(step)
     return step
+
+
+class Batches(IterableDataset):  # type: ignore[misc] # torch has no types
+    """Endless batches of floats, made in the workers."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Yield them."""
+        generator = np.random.default_rng(1)
+        while True:
+            yield torch.from_numpy(generator.random(LOADED_FLOATS, np.float32))
+
+
+def loaded(step: Callable[[], torch.Tensor], options: argparse.Namespace) -> Callable[[], torch.Tensor]:
+    """Return the step with a batch of a data loader's workers brought to the device in each iteration."""
+    batches = iter(DataLoader(Batches(), batch_size=None, num_workers=options.workers))
+
+    def both() -> torch.Tensor:
+        brought = next(batches).to(options.device)
+        loss = step()
+        return loss + 0 * brought.sum()
+
+    return both
+
+
+def refused(options: argparse.Namespace) -> str:
+    """Ask for more than any device has; returns the name of the error."""
+    try:
+        torch.empty(TOO_MANY_BYTES, dtype=torch.uint8, device=options.device)
+    except (RuntimeError, MemoryError) as error:  # PyTorch's error on a GPU is a RuntimeError
+        return type(error).__name__
+    return ""
 
 
 class Launched:
@@ -95,6 +141,8 @@ def train(step: Callable[[], torch.Tensor], options: argparse.Namespace) -> list
     ends_s = float("inf")
     for n in range(options.iterations):
         launched.append(Launched(step()))
+        if n + 1 == options.killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)  # what was launched may still run
         if len(launched) > AHEAD or n == 0:
             losses.append(launched.popleft().ended(len(losses) + 1))
         if n == 0:
@@ -106,10 +154,22 @@ def train(step: Callable[[], torch.Tensor], options: argparse.Namespace) -> list
     return losses
 
 
+def counted() -> dict[str, int]:
+    """Return what Zico's heap has counted, zeros for a job without one."""
+    session = importlib.import_module("zico.session").current() if "zico.session" in sys.modules else None
+    record: Any = {} if session is None else session.heap.record[0]
+    return {name: 0 if session is None else int(record[name]) for name in ("marks", "failures")}
+
+
 def main() -> None:
     """Train and write the losses."""
     options = parsed()
-    losses = train(build(options), options)
+    error = refused(options) if options.oom else ""
+    step = build(options)
+    losses = train(loaded(step, options) if options.workers else step, options)
+    if options.figures:
+        figures = {"iterations": len(losses), "refused_by": error, **counted()}
+        options.figures.write_text(json.dumps(figures))
     if options.losses:
         options.losses.write_text(json.dumps([loss.hex() for loss in losses]))
 

@@ -1,0 +1,266 @@
+"""How many marks does a job put on its GPU's stream, and what share of an iteration would that take?
+
+An iteration of each model of the zoo is replayed through the heap that jobs on a GPU have, on a device of software
+whose streams are done at once: alone in its pool, alone in a pool that hardly holds its peak, and with a second job
+beside it, at several spacings. The heap counts its marks. What they cost is predicted: marks times ``--mark-ns``, over
+the least time that the iteration can take by a device's data sheet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any
+
+import common
+import numpy as np
+import zoo
+from numba import types
+
+from zico.compiled import array_at, callback, compiled
+from zico.heap import allocator, on_stream
+from zico.heap.build import Heap
+from zico.heap.layout import HEAP
+from zico.heap.planning import Planning
+from zico.heap.timeline import ALONE_BYTES, Timeline
+from zico.planners.from_trace import iteration_problem
+from zico.pool.table import PoolTable
+from zico.trace.roofline import device_model
+from zico.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from zico.planners.problem import Problem
+    from zico.trace.roofline import DeviceModel
+
+QUESTION = "How many marks does a job put on its GPU's stream, and what share of an iteration would that take?"
+REGION_BYTES = 64 * MIB
+BUDGET_BYTES = 72 * GIB
+TIGHT = 1.05
+"""The tight pool's regions over the most that the job holds in the roomy one."""
+SPACINGS = {"default": None, "0": 0, "64 MiB": 64 * MIB, "256 MiB": 256 * MIB, "1 GiB": GIB}
+COMPANIES = ("alone", "alone, tight", "beside another")
+MOST_ITERATIONS = 12
+"""Until the job follows a plan of its own; some never do."""
+MARK_NS = 3000.0
+GOAL = 0.01
+STREAM = 1
+_I64 = types.int64
+_I8 = np.dtype("i8")
+
+
+# -- the replay -----------------------------------------------------------------------------------------------------
+
+
+@callback(_I64(_I64, _I64, _I64, _I64))
+def mark_at_once(_context: int, _stream: int, counter: int, value: int) -> int:
+    """Be a stream that is done with everything: the mark comes at once."""
+    array_at(counter, 1, _I8)[0] = value
+    return 0
+
+
+@callback(_I64(_I64, _I64, _I64, _I64))
+def go_on(_context: int, _stream: int, _counter: int, _value: int) -> int:
+    """Wait for what has come."""
+    return 0
+
+
+@callback(_I64(_I64))
+def be_done(_context: int) -> int:
+    """Wait for everything, all of which has come."""
+    return 0
+
+
+@compiled
+def replay(heap: Any, calls: Any, addresses: Any) -> int:  # noqa: ANN401 - a record and arrays
+    """Make calls (number of the tensor, bytes; 0 bytes frees it); returns how many allocations were refused."""
+    refused = 0
+    for i in range(len(calls)):
+        tensor = calls[i, 0]
+        if calls[i, 1] > 0:
+            addresses[tensor] = on_stream.allocate_on(heap, calls[i, 1], STREAM)
+            if addresses[tensor] <= 0:
+                refused += 1
+        elif addresses[tensor] > 0:
+            on_stream.free_on(heap, addresses[tensor], STREAM)
+    return refused
+
+
+def calls_of(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return what a job allocates once, and the calls of each iteration."""
+    n_ticks = int(problem.upper.max())
+    persists = (problem.lower == 0) & (problem.upper == n_ticks)
+    kept, own = np.flatnonzero(persists), np.flatnonzero(~persists)
+    births = np.stack([problem.lower[own], np.ones(len(own), np.int64), own, problem.size_bytes[own]], axis=1)
+    deaths = np.stack([problem.upper[own], np.zeros(len(own), np.int64), own, np.zeros(len(own), np.int64)], axis=1)
+    rows = np.concatenate([births, deaths])
+    rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]  # at one tick frees come first
+    return np.stack([kept, problem.size_bytes[kept]], axis=1), np.ascontiguousarray(rows[:, 2:])
+
+
+@contextlib.contextmanager
+def heap_in_pool(n_regions: int, spacing_bytes: int | None, *, beside: bool) -> Iterator[Heap]:
+    """Make a pool with one or two jobs, and the heap of the first."""
+    with contextlib.ExitStack() as stack:
+        made = PoolTable.create(
+            budget_bytes=n_regions * REGION_BYTES,
+            region_bytes=REGION_BYTES,
+            use_claims=False,  # nobody is there who would admit a job at its boundary
+            self_admit=True,
+            on_timeline=True,
+        )
+        pool = stack.enter_context(made)
+        job = pool.join(os.getpid(), "benchmark")
+        if beside:
+            pool.join(os.getpid(), "another")
+        memory_fd, table_fd, notify_fd = map(os.dup, (pool.memory_fd, pool.table_fd, pool.notify_fd))
+        member = stack.enter_context(PoolTable.join_pool(memory_fd, table_fd, notify_fd, job))
+        spacing = {} if spacing_bytes is None else {"spacing_bytes": spacing_bytes, "alone_bytes": spacing_bytes}
+        counters = int(member.member[0]["counters_address"])
+        timeline = Timeline(mark_at_once.address, go_on.address, be_done.address, counters, **spacing)
+        heap = Heap(member, np.zeros(1, HEAP), timeline=timeline, wait_limit_s=0.0)
+        stack.callback(heap.close)
+        yield heap
+
+
+def counted(problem: Problem, n_regions: int, spacing_bytes: int | None, *, beside: bool) -> dict[str, Any]:
+    """Return what one iteration does once the job follows a plan of its own."""
+    kept, calls = calls_of(problem)
+    addresses = np.zeros(len(problem), np.int64)
+    with heap_in_pool(n_regions, spacing_bytes, beside=beside) as heap:
+        record = heap.record[0]
+        job = heap.pool.jobs[int(heap.pool.member[0]["job"])]
+        planning = Planning(heap)
+        refused = replay(record, kept, addresses)
+        allocator.mark(record)
+        for _ in range(MOST_ITERATIONS):
+            refused += replay(record, calls, addresses)
+            allocator.mark(record)
+            if record["plan_asked"] and not record["next_plan_address"]:
+                planning.plan_handed()
+            if record["plans"]:
+                break
+        refused += replay(record, calls, addresses)  # the first that follows it
+        allocator.mark(record)
+        marks, maps = int(record["marks"]), int(job["maps"])
+        refused += replay(record, calls, addresses)
+        allocator.mark(record)
+        figures = {
+            "marks": int(record["marks"]) - marks,
+            "maps": int(job["maps"]) - maps,
+            "plans": int(record["plans"]),
+            "refused": int(refused),
+            "peak_regions": int(job["peak_held"]),
+        }
+        planning.close()
+        return figures
+
+
+# -- the time -------------------------------------------------------------------------------------------------------
+
+
+def devices() -> dict[str, DeviceModel]:
+    """Return the devices whose iterations are compared, by what is said of them.
+
+    In bfloat16 every operation has the peak of half precision and moves half of the bytes: less time than any real
+    iteration, whose sums and optimizer stay in single precision.
+    """
+    h100 = device_model("h100-sxm")
+    half = dataclasses.replace(h100, fp32=h100.fp16, tf32=h100.fp16, bandwidth=2 * h100.bandwidth)
+    return {"V100, float32": device_model("v100-32gb"), "H100, float32": h100, "H100, bfloat16": half}
+
+
+def least_s(model: zoo.Model, device: DeviceModel) -> float:
+    """Return the least seconds of an iteration by a device's data sheet."""
+    trace = zoo.fake_trace(model.build(), device)
+    return float(iteration_problem(trace).iteration.tick_ns[-1]) / 1e9
+
+
+def measure(model: zoo.Model, *, smoke: bool) -> dict[str, Any]:
+    """Return the marks and times of one model."""
+    problem = iteration_problem(zoo.zoo_trace(model)).problem
+    roomy = BUDGET_BYTES // REGION_BYTES
+    peak = counted(problem, roomy, None, beside=False)["peak_regions"]
+    pools = dict(zip(COMPANIES, (roomy, int(peak * TIGHT) + 1, roomy), strict=True))
+    spacings = dict(list(SPACINGS.items())[: 2 if smoke else None])
+    ways = {
+        company: {
+            spacing: counted(problem, n_regions, n_bytes, beside=company == COMPANIES[2])
+            for spacing, n_bytes in spacings.items()
+        }
+        for company, n_regions in pools.items()
+    }
+    chosen = list(devices().items())[-1 if smoke else 0 :]
+    return {"ways": ways, "least_s": {name: least_s(model, device) for name, device in chosen}}
+
+
+# -- what is shown --------------------------------------------------------------------------------------------------
+
+
+def share(row: dict[str, Any], company: str, spacing: str, device: str, mark_ns: float) -> float:
+    """Return which share of an iteration the marks take."""
+    found: float = row["ways"][company][spacing]["marks"] * mark_ns / 1e9 / row["least_s"][device]
+    return found
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """Return the figures as Markdown."""
+    models, mark_ns = result["models"], result["settings"]["mark_ns"]
+    spacings = list(next(iter(models.values()))["ways"][COMPANIES[0]])
+    parts = []
+    for company in COMPANIES:
+        rows = [
+            (name, *(str(row["ways"][company][spacing]["marks"]) for spacing in spacings))
+            for name, row in models.items()
+        ]
+        parts += [f"Marks an iteration, {company}:\n", common.table((f"{company}, spacing", *spacings), rows)]
+    names = list(next(iter(models.values()))["least_s"])
+    header = ("model, default spacing", *(f"{company}: {name}" for company in COMPANIES for name in names), "alone")
+    rows = []
+    for name, row in models.items():
+        shares = [share(row, company, "default", device, mark_ns) for company in COMPANIES for device in names]
+        is_met = max(shares[: len(names)]) <= GOAL
+        rows.append((name, *(f"{one:.2%}" for one in shares), "met" if is_met else "missed"))
+    parts += [
+        f"Predicted share of an iteration at {mark_ns:.0f} ns a mark; the goal alone is at most {GOAL:.0%}:\n",
+        common.table(header, rows),
+        _TEXT.format(mark_ns=mark_ns, alone=ALONE_BYTES // MIB, tight=TIGHT),
+    ]
+    return "\n".join(parts)
+
+
+_TEXT = """
+*Predicted, not measured on a GPU.* A mark asks for the current context and whether the stream captures, and launches a
+kernel. {mark_ns:.0f} ns of a processor for that is an estimate: launches are commonly said to take 2 to 3 us.
+`gpu/progress.py` measures it. The times are lower bounds by data sheets, so real shares are smaller. In bfloat16 every
+operation has the peak of half precision and half of its bytes, while marks are counted for tensors of single precision.
+A program whose processor runs ahead of its GPU hides the marks altogether.
+
+The default spacing alone is {alone} MiB, at most half of what is free; beside another job every release is marked.
+The tight pool has {tight} times the regions that the job holds at its peak. Regions have 64 MiB, so a spacing of 64 MiB
+is as 0. All tensors are on one stream.
+"""
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--model", choices=zoo.ZOO, action="append", help="only this one; may be repeated")
+    parser.add_argument("--mark-ns", type=float, default=MARK_NS, help="nanoseconds of a mark (gpu/progress.py)")
+    options = parser.parse_args()
+    names = options.model or (["DCGAN"] if options.smoke else list(zoo.ZOO))
+    settings = {"region_bytes": REGION_BYTES, "budget_bytes": BUDGET_BYTES, "tight": TIGHT, "mark_ns": options.mark_ns}
+    result = common.document("marks", QUESTION, settings)
+    result["models"] = {}
+    for name in names:
+        common.note(name)
+        result["models"][name] = measure(zoo.ZOO[name], smoke=options.smoke)
+    common.write(result, text_of(result), common.output_directory(options))
+
+
+if __name__ == "__main__":
+    main()
