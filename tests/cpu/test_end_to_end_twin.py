@@ -25,7 +25,7 @@ WITHOUT_KERNELS = {"COMPUTE_CAPABILITY_MAJOR": 6}
 """Marks and waits are stream operations."""
 BY_KERNEL = {"CAN_USE_64_BIT_STREAM_MEM_OPS": 0}
 """Marks and waits are kernels."""
-SMALL, MIDDLE, LARGE = 32 * KIB, 400 * KIB, 3 * REGION_BYTES
+TINY, SMALL, MIDDLE, LARGE = 12, 32 * KIB, 400 * KIB, 3 * REGION_BYTES
 WHICH = st.integers(0, 1 << 20)
 
 
@@ -94,7 +94,7 @@ class EndToEndMachine(RuleBasedStateMachine):
         for _ in range(doings):
             doing, stream = rng.choice("aaaaffuue"), rng.randrange(self.options["streams"])
             if doing == "a":
-                size_bytes = rng.randint(1, rng.choice([SMALL, MIDDLE, LARGE]))
+                size_bytes = rng.randint(1, rng.choice([TINY, SMALL, MIDDLE, LARGE]))
                 if would_fit(tenant, size_bytes):
                     tenant.allocate(size_bytes, stream)
             elif doing == "e" and rng.random() < 0.3:

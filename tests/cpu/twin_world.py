@@ -180,7 +180,8 @@ class World:
         self.faults += [f"{tensor.number} writes where {number} is not done" for number in late]
         tensor.before = []
         if self.pool.header["isolate"]:
-            words = np.frombuffer(self.twin.read(tensor.address, tensor.size_bytes // _WORD_BYTES * _WORD_BYTES), "i8")
+            n_words = max(tensor.size_bytes // _WORD_BYTES, 1)  # a smaller tensor has a whole word of its block, too
+            words = np.frombuffer(self.twin.read(tensor.address, n_words * _WORD_BYTES), "i8")
             left = {self._owners[number] for number in words[words != 0].tolist()} - {tensor.owner}
             self.faults += [f"{tensor.number} can read what another job has written"] * bool(left)
         for place in self._places(tensor):
