@@ -71,7 +71,7 @@ class Server:
         open_fds = SPARE_FDS + len(keeper.descriptors)
         room = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - open_fds) // FDS_PER_LINK
         self._max_links = min(MAX_LINKS, room)
-        self._spare_fd = -1
+        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._stops = False
         self._is_orphan = False
 
@@ -82,7 +82,6 @@ class Server:
             stop_fd: Anything written to it ends the loop.
             parent_pidfd: Of the process without which the broker has no reason to live; stays the caller's.
         """
-        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._watch(self._listener.socket.fileno(), self._on_accept)
         self._watch(self._keeper.notify_fd, self._on_notify)
         self._watch(stop_fd, self._on_stop)
