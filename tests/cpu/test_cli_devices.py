@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import fake_nvml
 import pytest
 from fake_nvml import Library, Memory, Process
+from twin.entry import Refused
+from twin.twin import Twin
 from twin_device import MIB
 
 from zico.broker.devices import HOST_DEVICE, Device, facts_of, open_device, open_driver
@@ -18,8 +20,6 @@ from zico.config import DeviceMemory, Flags, Setting, resolve
 from zico.driver.cuda import bindings
 from zico.driver.cuda.driver import CudaDriver
 from zico.driver.host import HostDriver
-from zico.driver.twin.entry import Refused
-from zico.driver.twin.twin import Twin
 from zico.errors import ConfigError, DriverError
 from zico.launch.checks import cuda_checks, plan_check
 from zico.launch.devices import VISIBLE_VARIABLE, device_variables, memory_of
