@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
+from lab.lms_vdnn import lms, tensors_of, vdnn
 
-from zico.paging.baselines import lms, tensors_of, vdnn
 from zico.paging.layout import ALL, DEEPUM, DEGREE, PREEVICT, PREFETCH, TUNE, Sizes
 from zico.paging.simulate import Device, Paging
 from zico.paging.workload import Naming, Workload, workload
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-    from zico.paging.baselines import Tensors
+    from lab.lms_vdnn import Tensors
+
     from zico.trace.events import Trace
 
 QUESTION = "What does paging with learned prefetch bring on a GPU, by the simulator, beside what was published?"

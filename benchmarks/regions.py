@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
+from lab.dynamic_fit import DYNAMIC, ByClass
 
-from zico.planners.dynamic import DYNAMIC, ByClass
 from zico.planners.judge import held_regions, judge, live_bytes
 from zico.planners.plan import NoPlan
 from zico.planners.problem import Problem

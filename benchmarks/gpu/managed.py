@@ -215,7 +215,8 @@ def text_of(result: dict[str, Any]) -> str:
 def devices(*, smoke: bool) -> Iterator[tuple[object | None, str]]:
     """Give the driver to use, ``None`` for the real one, and what the device is called."""
     if smoke:
-        from zico.driver.twin.twin import Twin
+        sys.path.insert(0, str(common.ROOT / "tests"))
+        from twin.twin import Twin
 
         with Twin(total_bytes=1024 * MIB, attributes={"COMPUTE_CAPABILITY_MAJOR": 6}) as twin:  # marks by stream
             yield twin, "the driver's software twin"

@@ -182,10 +182,9 @@ def text_of(result: dict[str, Any]) -> str:
 def devices(*, smoke: bool) -> Iterator[tuple[object | None, int]]:
     """Give the driver's functions, ``None`` for the real ones, and the address of ``cuEventRecord``."""
     if smoke:
-        sys.path.insert(0, str(common.ROOT / "tests" / "cpu"))
-        from twin_kernels import register  # type: ignore[import-not-found]  # what the kernels mean, in Python
-
-        from zico.driver.twin.twin import Twin
+        sys.path.insert(0, str(common.ROOT / "tests"))
+        from twin.meanings import register
+        from twin.twin import Twin
 
         with Twin(total_bytes=1024 * MIB) as twin:
             register(twin)

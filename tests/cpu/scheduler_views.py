@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from zico.scheduler import demand, shift
 from zico.scheduler.packed import Scene
 from zico.scheduler.state import PoolView
@@ -12,7 +14,6 @@ from zico.scheduler.state import PoolView
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from zico.scheduler.state import JobView, Profile
@@ -76,7 +77,7 @@ def total_of(now_ns: int, jobs: Sequence[JobView]) -> Staircase:
 
 def level_at(staircase: Staircase, t_ns: int) -> int:
     """Return the regions held at a time from now."""
-    return int(demand.level_at(tuple(staircase), t_ns))
+    return int(staircase.level[np.searchsorted(staircase.t_ns, t_ns, side="right") - 1])
 
 
 def smallest_delay(others: Staircase, job: JobView, profile: Profile, budget: int) -> Shift:

@@ -10,8 +10,8 @@ from test_device_timeline import Way, pool_on
 from test_isolate_twin import REGION_BYTES, jobs
 from test_twin_memory import status
 from test_twin_timeline import Timeline
+from twin.meanings import register
 from twin_device import MIB, TwinDevice
-from twin_kernels import register
 
 from zico.heap import on_stream
 

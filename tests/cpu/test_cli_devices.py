@@ -9,8 +9,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import fake_nvml
+import msgspec
 import pytest
 from fake_nvml import Library, Memory, Process
+from twin.entry import Refused
+from twin.twin import Twin
 from twin_device import MIB
 
 from zico.broker.devices import HOST_DEVICE, Device, facts_of, open_device, open_driver
@@ -18,12 +21,10 @@ from zico.config import DeviceMemory, Flags, Setting, resolve
 from zico.driver.cuda import bindings
 from zico.driver.cuda.driver import CudaDriver
 from zico.driver.host import HostDriver
-from zico.driver.twin.entry import Refused
-from zico.driver.twin.twin import Twin
 from zico.errors import ConfigError, DriverError
 from zico.launch.checks import cuda_checks, plan_check
 from zico.launch.devices import VISIBLE_VARIABLE, device_variables, memory_of
-from zico.report.model import PoolFigures, RunReport, from_json, to_json
+from zico.report.model import PoolFigures, RunReport, to_json
 from zico.report.table import pool_lines
 from zico.units import GIB
 
@@ -270,7 +271,7 @@ def test_a_report_has_what_lies_outside_the_pool_where_it_is_known() -> None:
     lines = "\n".join(pool_lines(known))
     assert "peak physical by the driver 1 MiB" in lines
     assert "outside the pool: framework contexts and workspaces 3 MiB, other processes 5 MiB" in lines
-    assert from_json(to_json(known)) == known
+    assert msgspec.json.decode(to_json(known), type=RunReport) == known
     unknown = RunReport(device="host", policy="zico", budget_bytes=MIB, pool=PoolFigures(), jobs=())
     assert "outside the pool" not in "\n".join(pool_lines(unknown))
     assert "as long as alone" not in "\n".join(pool_lines(unknown))
@@ -278,4 +279,4 @@ def test_a_report_has_what_lies_outside_the_pool_where_it_is_known() -> None:
     assert "as long as alone 1.40 times with 2 jobs, 1.90 times with 3 jobs" in "\n".join(pool_lines(together))
     assert "peak physical by the kernel" in "\n".join(pool_lines(unknown))
     assert b"context_bytes" not in to_json(unknown)
-    assert from_json(to_json(unknown)) == unknown
+    assert msgspec.json.decode(to_json(unknown), type=RunReport) == unknown

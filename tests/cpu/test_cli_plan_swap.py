@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from trace_cases import MIB, Loop, train
 
 from zico.cli import main
-from zico.planners.swap.files import read_plan
+from zico.planners.swap.files import PlanFile
 from zico.trace.events import Kind
 from zico.trace.files import write_trace
 
@@ -64,7 +65,7 @@ def test_a_limit_is_planned_for(trace: str, tmp_path: Path, capsys: pytest.Captu
     assert (row["planner"], row["answer"]) == ("swdoa", "planned")
     assert row["peak_bytes"] <= report["limit_bytes"] <= row["packed_bytes"] + 8 * MIB
     assert row["moved_bytes"] == 2 * 8 * MIB * row["swaps"]
-    written = read_plan(plan.read_bytes())
+    written = msgspec.json.decode(plan.read_bytes(), type=PlanFile)
     assert (len(written.swaps), written.limit_bytes) == (row["swaps"], report["limit_bytes"])
     assert {asked.op.split()[0] for asked in written.out} == {"forward"}
     assert picture.read_bytes().startswith(b"\x89PNG")

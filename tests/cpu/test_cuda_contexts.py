@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from driver_contract import create, reserve
 from threads import result_in_thread
+from twin.twin import Twin
 from twin_device import MIB, TwinDevice
 
 from zico.driver import mapping
 from zico.driver.cuda.driver import CudaDriver
 from zico.driver.record import DEVICE, FUNCTIONS
-from zico.driver.twin.twin import Twin
 from zico.errors import DriverError
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from driver_contract import (
     open_descriptors,
     reserve,
 )
+from twin.twin import Twin
 from twin_device import MIB, TwinDevice
 
 from zico.driver.cuda.driver import CudaDriver
@@ -27,7 +28,6 @@ from zico.driver.cuda.managed import allocate
 from zico.driver.host import HostDriver
 from zico.driver.owned import close_descriptors
 from zico.driver.record import DEVICE, MOVER
-from zico.driver.twin.twin import Twin
 from zico.errors import DriverError
 
 if TYPE_CHECKING:

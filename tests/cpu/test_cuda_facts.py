@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from cuda.bindings import driver as real
+from twin.twin import Twin
 from twin_device import MIB
 
 from zico.driver.cuda import bindings
 from zico.driver.cuda.driver import CudaDriver
 from zico.driver.cuda.facts import device_count, device_uuids, free_bytes, probe, require
-from zico.driver.twin.twin import Twin
 from zico.errors import ConfigError, DriverError
 
 

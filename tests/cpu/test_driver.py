@@ -13,8 +13,8 @@ import members
 import numpy as np
 import pytest
 from driver_contract import DriverContract, open_descriptors
+from twin.faulty import FaultyDriver
 
-from zico.driver.faulty import FaultyDriver
 from zico.driver.host import HostDriver
 from zico.driver.owned import Owned
 from zico.errors import BrokerError, ConfigError, DriverError

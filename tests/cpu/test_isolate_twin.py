@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from twin.meanings import register
 from twin_device import MIB, TwinDevice
-from twin_kernels import register
 
 from zico.device_timeline import DeviceTimeline
 from zico.errors import ConfigError

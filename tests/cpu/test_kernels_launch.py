@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twin.meanings import register
 from twin_device import TwinDevice
-from twin_kernels import register
 from zico.kernels import launch, prepare, progress, scrub, spin
 
 from zico.compiled import array_at, compiled, libc_address, monotonic_ns

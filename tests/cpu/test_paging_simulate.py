@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lab.lms_vdnn import Step, Tensors, lms, tensors_of, vdnn
 
 from zico.errors import ConfigError, TraceError
-from zico.paging.baselines import Step, Tensors, lms, tensors_of, vdnn
 from zico.paging.layout import ALL, BLOCK_BYTES, DEEPUM, INVALIDATE, PREEVICT, PREFETCH
 from zico.paging.simulate import Device, Paging
 from zico.paging.workload import Naming, Workload, workload

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab.dynamic_fit import DYNAMIC, ByClass
 from planner_cases import crowd, problems
 
 from zico.planners.classic import Classic, Fit, Order, order_of, place_in_order, smartpool
-from zico.planners.dynamic import DYNAMIC, ByClass
 from zico.planners.judge import judge
 from zico.planners.plan import NoPlan, Plan, Reason
 from zico.planners.problem import Problem

@@ -264,7 +264,7 @@ def test_what_an_outcome_says() -> None:
     assert outcome.normalised == (1.0, 1.0)
     assert outcome.left_ns == (1_000 * MS, 0)
     assert outcome.present_ns == (1_000 * MS, 1_500 * MS)
-    assert outcome.iterations_per_s == outcome.alone_per_s == (10.0, 10.0)
+    assert outcome.iterations_per_s == (10.0, 10.0)
     assert outcome.waited_s == (0.0, 0.0)
     assert (outcome.jain, outcome.deadlocks) == (1.0, 0)
     unfair = dataclasses.replace(outcome, normalised=(0.6, 0.2))

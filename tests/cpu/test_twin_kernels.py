@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from driver_contract import create, reserve
+from twin.meanings import IMAGE, register
 from twin_device import TwinDevice
-from twin_kernels import IMAGE, register
 from zico.kernels import launch, progress, scrub, spin
 from zico.kernels.launch import LAUNCHER
 from zico.kernels.prepare import KERNELS

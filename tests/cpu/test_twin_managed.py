@@ -7,10 +7,10 @@ import ctypes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twin.managed import PAGE_BYTES
 from twin_device import MIB, TwinDevice
 
 from zico.driver.cuda.managed import allocate
-from zico.driver.twin.managed import PAGE_BYTES
 from zico.errors import DriverError
 
 UNIT = 2 * MIB

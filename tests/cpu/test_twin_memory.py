@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from cuda.bindings import driver as real
+from twin.entry import Refused
+from twin.memory import ALIAS
+from twin.twin import Twin
 from twin_device import DEADLINE_S, MIB
-
-from zico.driver.twin.entry import Refused
-from zico.driver.twin.memory import ALIAS
-from zico.driver.twin.twin import Twin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -235,7 +234,7 @@ CHILD = """
 import sys
 from cuda.bindings import driver as real
 from test_twin_memory import FD, access
-from zico.driver.twin.twin import Twin
+from twin.twin import Twin
 UNIT = 2 << 20
 with Twin() as twin:
     twin.cuInit(0)

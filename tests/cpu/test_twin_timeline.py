@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_twin_memory import mapped, status
+from twin.twin import Twin
 from twin_device import DEADLINE_S, MIB
-
-from zico.driver.twin.twin import Twin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Self
 
+from twin.entry import Refused
+from twin.twin import Twin
+
 from zico.driver.cuda.driver import CudaDriver
-from zico.driver.twin.entry import Refused
-from zico.driver.twin.twin import Twin
 
 if TYPE_CHECKING:
     from types import TracebackType

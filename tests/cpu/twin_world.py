@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from members import check_counters
+from twin.entry import SUCCESS
+from twin.meanings import register
+from twin.twin import Twin
 from twin_device import MIB
-from twin_kernels import register
 
 from zico.driver.cuda.driver import CudaDriver
 from zico.driver.record import FUNCTIONS
-from zico.driver.twin.entry import SUCCESS
-from zico.driver.twin.twin import Twin
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:

@@ -34,11 +34,11 @@ stderr_fd = pytest.StashKey[int]()
 
 def use_twin() -> None:
     """Let a software twin, with kernels that are written in Python, be the driver of this process."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
-    from twin_kernels import register
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from twin.meanings import register
+    from twin.twin import Twin
 
     from zico.driver.cuda import bindings
-    from zico.driver.twin.twin import Twin
 
     twin = Twin(total_bytes=_TWIN_BYTES, host_bytes=_TWIN_BYTES)
     register(twin)

@@ -21,7 +21,7 @@ PATIENCE_S = 150.0
 
 _SITE = """
 from zico.driver.cuda import bindings
-from zico.driver.twin.twin import Twin
+from twin.twin import Twin
 
 bindings.use(Twin(**{settings!r}))
 {more}
@@ -49,7 +49,7 @@ def environment(directory: Path, more: str = "", **settings: Any) -> dict[str, s
     """Return variables for processes with a twin of these settings; ``more``: what each of them runs first."""
     directory.mkdir(exist_ok=True)
     (directory / "sitecustomize.py").write_text(_SITE.format(settings=settings, more=more))
-    return {"PYTHONPATH": os.pathsep.join([str(directory), str(ROOT)])}
+    return {"PYTHONPATH": os.pathsep.join([str(directory), str(ROOT), str(ROOT / "tests")])}
 
 
 def nvml(free_bytes: int) -> str:

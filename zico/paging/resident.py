@@ -201,12 +201,6 @@ def note_active(paging: Record, block: int) -> None:
 
 
 @compiled
-def is_resident(paging: Record, block: int) -> bool:
-    """Tell whether a block is there."""
-    return (block_at(paging, block).state & RESIDENT) != 0
-
-
-@compiled
 def was_written(paging: Record, block: int) -> bool:
     """Tell whether a block was written to during its last stay, or came writable, so that nobody knows."""
     return (block_at(paging, block).state & WAS_WRITTEN) != 0

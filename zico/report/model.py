@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from zico.broker.messages import JobStatus, RefusedRequest, Saving, Status
-from zico.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,21 +121,6 @@ def jain_index(values: Sequence[float]) -> float:
 def to_json(report: RunReport) -> bytes:
     """Return the report as indented JSON with a line end."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
-
-
-def from_json(text: bytes) -> RunReport:
-    """Return the report that ``text`` holds; fields that are not known are left out.
-
-    Raises:
-        ConfigError: It is no report of this schema.
-    """
-    try:
-        report = msgspec.json.decode(text, type=RunReport)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"this is no report of a run: {error}") from None
-    if report.schema_version != RUN_SCHEMA:
-        raise ConfigError(f"the report's schema is {report.schema_version!r}, this version reads {RUN_SCHEMA!r}")
-    return report
 
 
 class JobProgress(msgspec.Struct, frozen=True):

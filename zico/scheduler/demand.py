@@ -21,7 +21,7 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,15 +43,6 @@ _BOUNDARY = int(Phase.BOUNDARY)
 _JOB_BYTES = JOB.itemsize
 
 Record = Any
-
-
-class Staircase(NamedTuple):
-    """Regions over time from now on."""
-
-    t_ns: Int64s
-    """Rising, from 0."""
-    level: Int64s
-    """From ``t_ns[i]`` on; the last one for ever."""
 
 
 @inlined
@@ -267,13 +258,6 @@ def coarse(staircase: tuple[Int64s, Int64s], most: int) -> tuple[Int64s, Int64s]
             out_ns[n], out[n] = begin_ns + span_ns, before
             n += 1
     return out_ns[:n], out[:n]
-
-
-@compiled
-def level_at(staircase: tuple[Int64s, Int64s], at_ns: int) -> int:
-    """Return the regions held at that time from now."""
-    t_ns, levels = staircase
-    return levels[np.searchsorted(t_ns, at_ns, side="right") - 1]
 
 
 @compiled

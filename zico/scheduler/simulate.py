@@ -120,8 +120,6 @@ class Outcome:
     longest_wait_ns: int
     iterations_per_s: tuple[float, ...] = ()
     """Ended while it was there and after the warm-up."""
-    alone_per_s: tuple[float, ...] = ()
-    """Of the first profile, alone."""
     present_ns: tuple[int, ...] = ()
     """How long it was there after the warm-up."""
     left_ns: tuple[int, ...] = ()
@@ -294,7 +292,6 @@ class Simulation:
             decisions=int(run["decisions"]),
             longest_wait_ns=max([int(run["longest_wait_ns"]), *self._waits_ns(until_ns)]),
             iterations_per_s=tuple((tenants["counted"] * rate * 1e9).tolist()),
-            alone_per_s=tuple(1e9 / load.profile.duration_ns for load in self.loads),
             present_ns=tuple(present_ns.tolist()),
             left_ns=tuple(tenants["left_ns"].tolist()),
             faulted=float(run["faulted"]),

@@ -48,9 +48,6 @@ class Tier(Protocol):
     def drop(self, ticket: int) -> None:
         """Forget it."""
 
-    def why(self, result: int) -> str:
-        """Return a sentence on why ``put`` gave no ticket."""
-
 
 class Figures:
     """What has been moved and what that has cost; bytes, counts and nanoseconds."""

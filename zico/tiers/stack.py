@@ -25,7 +25,6 @@ from zico.tiers.layout import (
     BOUNCE_BYTES,
     COMPRESSED,
     FILE,
-    FULL,
     KIND_NAMES,
     MAGIC,
     MAX_TIERS,
@@ -187,14 +186,6 @@ class TierStack:
     def usage(self) -> tuple[TierUse, ...]:
         """Return what each tier holds and has moved."""
         return tuple(use_of(shared) for shared in self.shared)
-
-    def why(self, result: int) -> str:
-        """Return a sentence on why ``put`` gave no ticket."""
-        names = ", ".join(f"{use.kind} {format_bytes(use.capacity_bytes)}" for use in self.usage())
-        if result == FULL:
-            return f"no room is left where memory goes ({names}): give more by ZICO_TIER, or raise the limit"
-        errors = [f"{KIND_NAMES[one['kind']]}: {os.strerror(int(one['error']))}" for one in self.shared if one["error"]]
-        return f"memory could not leave ({names}): {', '.join(errors)}"
 
     def close(self) -> None:
         """Unmap and close; payloads that no other process can reach are gone."""

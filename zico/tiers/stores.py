@@ -22,7 +22,7 @@ from zico.tiers.copying import copy_in, copy_out
 from zico.tiers.layout import COMPRESSED, END, FAILED, FULL, MEMORY, STACK, STORE, TIER_BITS, TIER_MASK
 from zico.tiers.rates import IN, OUT, note
 
-__all__ = ["FAILED", "FULL", "STACK", "came_back", "drop", "get", "put", "reserve", "where"]
+__all__ = ["FAILED", "FULL", "STACK", "drop", "get", "put", "reserve", "where"]
 
 _TIERS = STACK.fields["tiers"][1]  # type: ignore[index]
 _STORE_BYTES = STORE.itemsize
@@ -137,12 +137,6 @@ def reserve(stack: Record, tier: int, size_bytes: int) -> int:
     store = tier_of(stack, tier)
     first = chains.take(store, chains.blocks_for(store, size_bytes))
     return FULL if first == FULL else (first << TIER_BITS) | tier
-
-
-@compiled
-def came_back(stack: Record, ticket: int, size_bytes: int, ns: int) -> None:
-    """Let a payload count that somebody has copied from ``where``, and what that took."""
-    note(shared_of(tier_of(stack, ticket & TIER_MASK)), IN, size_bytes, ns)
 
 
 @compiled

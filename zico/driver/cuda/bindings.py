@@ -1,7 +1,7 @@
 """The one door to the CUDA driver: every call goes through ``Calls``, every status through ``check``.
 
-The functions are those of ``cuda.bindings.driver``: each returns a tuple whose first element is a ``CUresult``. Tests
-put the driver's software twin (``zico.driver.twin``) in their place, by argument or by ``use``.
+The functions are those of ``cuda.bindings.driver``: each returns a tuple whose first element is a ``CUresult``. Another
+object with these functions takes their place by argument or by ``use``.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def use(api: object | None) -> None:
     _override[:] = [] if api is None else [api]
 
 
-def default_api() -> Any:  # noqa: ANN401 - a module without types, or the twin
+def default_api() -> Any:  # noqa: ANN401 - a module without types, or what stands in for it
     """Return what ``use`` set, else ``cuda.bindings.driver``, imported now.
 
     Raises:

@@ -43,8 +43,6 @@ class Circulation:
 
     flow: Int64s
     """Of each arc."""
-    potential: Int64s
-    """Of each node: ``cost + potential[tail] - potential[head]`` is negative only on arcs that are full."""
     missing: int
     """Units of the least flows that the network cannot carry; 0 if the circulation is feasible."""
 
@@ -79,7 +77,7 @@ def cheapest_circulation(
     _star(tree, depth, potential, len(tail), gives)
     _pivot_all((tails, heads, room, costs), flow, state, tree, (depth, potential))
     missing = int(flow[len(tail) :].sum()) // 2
-    return Circulation(flow[: len(tail)] + least, potential[:-1], missing)
+    return Circulation(flow[: len(tail)] + least, missing)
 
 
 @compiled

@@ -18,7 +18,6 @@ from zico.planners.swap.fast_run import (
     BACK_NS,
     BACKS,
     BYTES,
-    DEADLOCK,
     DURATION,
     ENDS,
     FREE,
@@ -31,7 +30,6 @@ from zico.planners.swap.fast_run import (
     N_STATE,
     NEVER,
     NONE,
-    OP,
     OP_END,
     OUT_END,
     OUT_NS,
@@ -75,8 +73,6 @@ class FastReplay:
     out_begin_ns: Int64s
     """Of each swap; far below zero if it never left."""
     back_begin_ns: Int64s
-    stuck_op: int
-    """Where it came to a ``deadlock``, else -1."""
 
     @property
     def is_good(self) -> bool:
@@ -145,7 +141,6 @@ class Replayer:
             op_begin_ns=begins[max(last - 1, 0) * n : max(last, 1) * n] - began_ns,
             out_begin_ns=np.where(moved[0] == NONE, -NEVER, moved[0] - began_ns),
             back_begin_ns=np.where(moved[1] == NONE, -NEVER, moved[1] - began_ns),
-            stuck_op=int(state[OP]) % n if rule == DEADLOCK else NONE,
         )
 
     def _swaps(self, plan: SwapPlan) -> Int64s:

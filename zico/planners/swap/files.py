@@ -9,14 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
-
-from zico.errors import ProblemError
-from zico.planners.swap.plan import SwapPlan, Transfers
 
 if TYPE_CHECKING:
     from zico.planners.swap.from_trace import SwapIteration
-    from zico.planners.swap.problem import Int64s
+    from zico.planners.swap.plan import SwapPlan, Transfers
 
 SCHEMA = "zico.swap_plan.v1"
 
@@ -62,17 +58,6 @@ class PlanFile(msgspec.Struct, frozen=True):
     back: list[Asked]
     schema_version: str = SCHEMA
 
-    def plan(self) -> SwapPlan:
-        """Return the plan as planners give it."""
-
-        def column(name: str) -> Int64s:
-            return np.array([getattr(swap, name) for swap in self.swaps], np.int64)
-
-        return SwapPlan(
-            *(column("tensor"), column("gap"), column("first_byte"), column("size_bytes")),
-            *(_transfers(self.out), _transfers(self.back), self.planner, 0.0),
-        )
-
 
 def plan_json(found: SwapIteration, plan: SwapPlan, limit_bytes: int | None) -> bytes:
     """Return the file's bytes."""
@@ -106,24 +91,3 @@ def plan_json(found: SwapIteration, plan: SwapPlan, limit_bytes: int | None) -> 
         back=asked(plan.back),
     )
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
-
-
-def read_plan(content: bytes) -> PlanFile:
-    """Return what a file's bytes say.
-
-    Raises:
-        ProblemError: They are no swap plan of this version.
-    """
-    try:
-        found = msgspec.json.decode(content, type=PlanFile)
-    except msgspec.DecodeError as error:
-        raise ProblemError(f"no swap plan ({error}): make one by zico plan --swap -o") from None
-    if found.schema_version != SCHEMA:
-        raise ProblemError(f"a swap plan of version {found.schema_version!r}, this is {SCHEMA!r}: make it anew")
-    return found
-
-
-def _transfers(asked: list[Asked]) -> Transfers:
-    return Transfers(
-        *(np.array([getattr(one, name) for one in asked], np.int64) for name in ("swap", "at", "delay_ns"))
-    )

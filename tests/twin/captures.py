@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.driver.twin.entry import Value, entry, number, real, refuse_unless
-from zico.driver.twin.streams import StreamFunctions
+from twin.entry import Value, entry, number, real, refuse_unless
+from twin.streams import StreamFunctions
 
 if TYPE_CHECKING:
-    from zico.driver.twin.timeline import Operation
+    from twin.timeline import Operation
 
 _STATUS = real.CUstreamCaptureStatus
 

@@ -11,12 +11,12 @@ import threading
 import types
 from typing import TYPE_CHECKING, Self
 
-from zico.driver.twin.entry import Value, entry, number, real, refuse_unless
-from zico.driver.twin.functions import Addresses
-from zico.driver.twin.managed import ManagedFunctions
+from twin.entry import Value, entry, number, real, refuse_unless
+from twin.functions import Addresses
+from twin.managed import ManagedFunctions
 
 if TYPE_CHECKING:
-    from zico.driver.twin.timeline import Stream
+    from twin.timeline import Stream
 
 _FIRST_CONTEXT = 0xC0000000
 _ATTRIBUTE = "CU_DEVICE_ATTRIBUTE_"
@@ -83,7 +83,7 @@ class Twin(ManagedFunctions):
         """Return the real module's types; its functions are only those defined here."""
         if name.startswith("CU"):
             return getattr(real, name)
-        message = f"the twin has no {name}: add it to zico/driver/twin"
+        message = f"the twin has no {name}: add it to tests/twin"
         raise AttributeError(message)
 
     # -- devices ----------------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ import ctypes
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from zico.driver.twin.captures import CaptureFunctions
-from zico.driver.twin.entry import Value, entry, number, real, refuse_unless
-from zico.driver.twin.timeline import Operation
+from twin.captures import CaptureFunctions
+from twin.entry import Value, entry, number, real, refuse_unless
+from twin.timeline import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,7 @@ class KernelFunctions(CaptureFunctions):
         """Run a kernel when the stream gets there; its arguments are read now, as on the real one."""
         *shape, shared_bytes, stream, parameters, extra = launch
         blocks, threads = shape[:3], shape[3:]
-        refuse_unless(len(shape) == 6 and min(shape) > 0 and shared_bytes >= 0 and number(extra) == 0)  # noqa: PLR2004
+        refuse_unless(len(shape) == 6 and min(shape) > 0 and shared_bytes >= 0 and number(extra) == 0)
         refuse_unless(threads[0] * threads[1] * threads[2] <= _MOST_THREADS and max(blocks) < 1 << 31)
         refuse_unless(number(f) in self._functions, "INVALID_HANDLE")
         kernel = self.kernels[self._functions[number(f)][1]]

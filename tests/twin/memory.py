@@ -14,8 +14,8 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
+from twin.entry import Core, Refused, Value, entry, number, real, refuse_unless
 from zico.driver.host import HostDriver
-from zico.driver.twin.entry import Core, Refused, Value, entry, number, real, refuse_unless
 from zico.errors import DriverError
 
 if TYPE_CHECKING:

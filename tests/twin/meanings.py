@@ -13,10 +13,10 @@ from zico.kernels.progress import PROGRESS
 from zico.kernels.scrub import SCRUB
 from zico.kernels.spin import SPIN
 
-from zico.driver.twin.entry import refuse_unless
+from twin.entry import refuse_unless
 
 if TYPE_CHECKING:
-    from zico.driver.twin.twin import Twin
+    from twin.twin import Twin
 
 IMAGE = " ".join(kernel.name for kernel in KERNELS).encode()
 """What the twin takes for an image with all kernels in it."""
@@ -28,7 +28,8 @@ _never = threading.Event()
 def _array(twin: Twin, address: int, count: int, dtype: type) -> Any:  # noqa: ANN401 - an array of dtype
     """View the device's memory; call it with the twin's lock held."""
     size_bytes = count * np.dtype(dtype).itemsize
-    return np.frombuffer((ctypes.c_char * size_bytes).from_address(twin.locate(address, size_bytes)), dtype)
+    memory: Any = (ctypes.c_char * size_bytes).from_address(twin.locate(address, size_bytes))
+    return np.frombuffer(memory, dtype)
 
 
 def register(twin: Twin) -> None:

@@ -17,9 +17,9 @@ import ctypes
 import dataclasses
 from typing import TYPE_CHECKING
 
-from zico.driver.twin.entry import Value, entry, number, real, refuse_unless
-from zico.driver.twin.kernels import KernelFunctions
-from zico.driver.twin.timeline import Operation
+from twin.entry import Value, entry, number, real, refuse_unless
+from twin.kernels import KernelFunctions
+from twin.timeline import Operation
 
 if TYPE_CHECKING:
     from zico.driver.owned import Memory, Owned

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from zico.driver.twin.entry import Refused, refuse_unless
+from twin.entry import Refused, refuse_unless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

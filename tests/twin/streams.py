@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import threading
 import time
 
-from zico.driver.twin.entry import Value, entry, number, real, refuse_unless
-from zico.driver.twin.memory import ALIAS, MemoryFunctions
-from zico.driver.twin.timeline import Operation, Stream, run_shuffled
+from twin.entry import Value, entry, number, real, refuse_unless
+from twin.memory import ALIAS, MemoryFunctions
+from twin.timeline import Operation, Stream, run_shuffled
 
 _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
 _EQ = 1  # CU_STREAM_WAIT_VALUE_EQ
@@ -22,6 +23,7 @@ class _Event:
     recorded: int = 0
     completed: int = 0
     at_s: float = 0.0
+    changed: threading.Condition = dataclasses.field(default_factory=threading.Condition)
 
 
 class StreamFunctions(MemoryFunctions):
@@ -190,7 +192,9 @@ class StreamFunctions(MemoryFunctions):
             ticket = found.recorded
 
         def complete() -> None:
-            found.completed, found.at_s = max(found.completed, ticket), time.monotonic()
+            with found.changed:
+                found.completed, found.at_s = max(found.completed, ticket), time.monotonic()
+                found.changed.notify_all()
 
         self.stream(stream).put(Operation("record event", complete))
 
@@ -204,10 +208,9 @@ class StreamFunctions(MemoryFunctions):
     def cuEventSynchronize(self, event: Value) -> None:
         """Wait until a place is reached."""
         found = self._event(event)
-        end_s = time.monotonic() + self.wait_deadline_s
-        while found.completed < found.recorded:
-            refuse_unless(time.monotonic() < end_s, "LAUNCH_TIMEOUT")
-            time.sleep(0.0002)
+        with found.changed:
+            reached = found.changed.wait_for(lambda: found.completed >= found.recorded, self.wait_deadline_s)
+        refuse_unless(reached, "LAUNCH_TIMEOUT")
 
     @entry(context=True)
     def cuStreamWaitEvent(self, stream: Value, event: Value, flags: int) -> None:

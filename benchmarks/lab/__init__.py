@@ -1,0 +1,1 @@
+"""What measures Zico but is not Zico: published baselines that no command offers."""
