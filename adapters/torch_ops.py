@@ -62,8 +62,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc] # torch has no types
             raise ValueError(message)
         self._heap = heap
         self._address = int(heap.record.ctypes.data)
-        self._op = ctypes.c_int64.from_address(self._address + HEAP.fields["op"][1])  # type: ignore[index]
-        self._ring = ctypes.c_int64.from_address(self._address + HEAP.fields["ring_address"][1])  # type: ignore[index]
+        self._op = ctypes.c_int64.from_address(self._address + HEAP.fields["op"][1])
+        self._ring = ctypes.c_int64.from_address(self._address + HEAP.fields["ring_address"][1])
         self._number_of = heap.ring.number_of
         self._known: dict[Any, _Known] = {}
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import llvmlite.binding
 import numpy as np
@@ -29,6 +29,7 @@ from numba.extending import intrinsic
 
 from zico.compiled import callback, inlined, record_at, symbol_address
 from zico.errors import HookError
+from zico.records import I8, Numbers, Record, dtype_of
 
 _CONSTRUCTOR = "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 """The one that constructors of derived classes call."""
@@ -48,25 +49,27 @@ _LAST_DIGITS = tuple(i for i, character in enumerate(_TEXT) if character == "0")
 _MIB_SHIFT = 20
 _ROUND_UP = (1 << _MIB_SHIFT) - 1
 
-RAISER = np.dtype(
-    [
-        ("constructor", "i8"),
-        ("allocate", "i8"),  # __cxa_allocate_exception
-        ("throw", "i8"),  # __cxa_throw
-        ("type_info", "i8"),
-        ("functions_address", "i8"),  # the exception's first word
-        ("location", "i8", (3,)),  # c10::SourceLocation: function, file, line
-        ("text", "i8", (4,)),  # std::string of the C++11 ABI: address, length, capacity
-        ("text_bytes_address", "i8"),
-        ("text_address", "i8"),
-        ("location_address", "i8"),
-        ("text_length", "i8"),
-        ("text_bytes", "u1", (256,)),
-        ("function", "u1", (16,)),
-        ("file", "u1", (16,)),
-    ],
-    align=True,
-)
+
+class Raiser(Record):
+    """What it takes to throw one exception."""
+
+    constructor: I8
+    allocate: I8  # __cxa_allocate_exception
+    throw: I8  # __cxa_throw
+    type_info: I8
+    functions_address: I8  # the exception's first word
+    location: Annotated[Numbers, "i8", (3,)]  # c10::SourceLocation: function, file, line
+    text: Annotated[Numbers, "i8", (4,)]  # std::string of the C++11 ABI: address, length, capacity
+    text_bytes_address: I8
+    text_address: I8
+    location_address: I8
+    text_length: I8
+    text_bytes: Annotated[Numbers, "u1", (256,)]
+    function: Annotated[Numbers, "u1", (16,)]
+    file: Annotated[Numbers, "u1", (16,)]
+
+
+RAISER = dtype_of(Raiser)
 
 _I64 = ir.IntType(64)
 
@@ -123,7 +126,7 @@ def _write(text: Any, last: int, size_bytes: int) -> None:  # noqa: ANN401 - an 
 
 
 @inlined
-def _raise(raiser: Any) -> None:  # noqa: ANN401 - one RAISER record
+def _raise(raiser: Raiser) -> None:
     """Throw what a record describes."""
     # The constructor moves from its argument, which it is handed by reference, and keeps these bytes. The exception is
     # thrown without a destructor, which would free them.
@@ -196,10 +199,10 @@ def _fill(number: int, torch: Any, name: str, text: str) -> None:  # noqa: ANN40
     for field, written in (("text_bytes", text), ("function", "allocate"), ("file", "zico")):
         raiser[field][: len(written)] = np.frombuffer(written.encode(), np.uint8)
     raiser["text_length"] = len(text)
-    raiser["text_bytes_address"] = address + RAISER.fields["text_bytes"][1]  # type: ignore[index]
-    raiser["location"] = address + RAISER.fields["function"][1], address + RAISER.fields["file"][1], 0  # type: ignore[index]
-    raiser["text_address"] = address + RAISER.fields["text"][1]  # type: ignore[index]
-    raiser["location_address"] = address + RAISER.fields["location"][1]  # type: ignore[index]
+    raiser["text_bytes_address"] = address + RAISER.fields["text_bytes"][1]
+    raiser["location"] = address + RAISER.fields["function"][1], address + RAISER.fields["file"][1], 0
+    raiser["text_address"] = address + RAISER.fields["text"][1]
+    raiser["location_address"] = address + RAISER.fields["location"][1]
 
 
 def address_in(library: ctypes.CDLL, symbol: str) -> int:

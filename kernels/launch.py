@@ -11,27 +11,28 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from zico.compiled import call, compiled, inlined
+from zico.records import I8, Record, dtype_of
 
-Record = Any
 
-LAUNCHER = np.dtype(
-    [
-        ("launch_kernel", "i8"),  # C functions of the driver
-        ("write_value", "i8"),
-        ("wait_value", "i8"),  # both 0: the device has no stream memory operations
-        ("progress", "i8"),  # kernels, all 0: the device is too old for them
-        ("spin", "i8"),
-        ("scrub", "i8"),
-        ("stop", "i8"),  # words that the device can reach: see zico.kernels.spin
-        ("given_up", "i8"),
-    ]
-)
+class Launcher(Record, align=False):
+    """What it takes to put work on a stream."""
+
+    launch_kernel: I8  # C functions of the driver
+    write_value: I8
+    wait_value: I8  # both 0: the device has no stream memory operations
+    progress: I8  # kernels, all 0: the device is too old for them
+    spin: I8
+    scrub: I8
+    stop: I8  # words that the device can reach: see zico.kernels.spin
+    given_up: I8
+
+
+LAUNCHER = dtype_of(Launcher)
 
 SUCCESS = 0
 INVALID_VALUE = 1
@@ -87,18 +88,18 @@ def _cu_launch_kernel(
 
 
 @inlined
-def launch(launcher: Record, kernel: int, blocks: int, threads: int, stream: int, arguments: tuple[int, ...]) -> int:
+def launch(launcher: Launcher, kernel: int, blocks: int, threads: int, stream: int, arguments: tuple[int, ...]) -> int:
     """Put a kernel on a stream: ``blocks`` of ``threads``, with 64-bit arguments."""
     return _cu_launch_kernel(launcher.launch_kernel, kernel, blocks, threads, stream, arguments)
 
 
 @compiled
-def write_value(launcher: Record, stream: int, counter: int, value: int) -> int:
+def write_value(launcher: Launcher, stream: int, counter: int, value: int) -> int:
     """Let the stream write a value to the counter at a device address when its work so far is done."""
     return call(launcher.write_value, (stream, counter, value, _WRITE_VALUE_DEFAULT)) & _STATUS
 
 
 @compiled
-def wait_value(launcher: Record, stream: int, counter: int, value: int) -> int:
+def wait_value(launcher: Launcher, stream: int, counter: int, value: int) -> int:
     """Let the stream go on only when the counter at a device address has reached a value."""
     return call(launcher.wait_value, (stream, counter, value, _WAIT_VALUE_GEQ)) & _STATUS

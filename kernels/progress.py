@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from zico.kernels.compilation import Kernel
 from zico.kernels.instructions import store_release
-from zico.kernels.launch import INVALID_VALUE, WORD_BYTES, Record, launch, write_value
+from zico.kernels.launch import INVALID_VALUE, WORD_BYTES, launch, write_value
 
 from zico.compiled import compiled
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from zico.kernels.launch import Launcher
 
 
 def meaning(counter: npt.NDArray[np.int64], value: int) -> None:
@@ -33,7 +34,7 @@ PROGRESS = Kernel(progress, meaning)
 
 
 @compiled
-def mark(launcher: Record, stream: int, counter: int, value: int) -> int:
+def mark(launcher: Launcher, stream: int, counter: int, value: int) -> int:
     """Let a stream set its counter to ``value`` when all its work so far is done; returns a ``CUresult``.
 
     Tell others of the mark only after this returned 0: what they wait for must already be on the stream.

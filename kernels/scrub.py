@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from zico.kernels.compilation import Kernel
 from zico.kernels.instructions import block, blocks, store_zeros, thread, threads
-from zico.kernels.launch import INVALID_VALUE, NOT_SUPPORTED, SUCCESS, Record, launch
+from zico.kernels.launch import INVALID_VALUE, NOT_SUPPORTED, SUCCESS, launch
 
 from zico.compiled import compiled
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from zico.kernels.launch import Launcher
 
 STORE_BYTES = 16
 """The widest store that all devices have."""
@@ -41,7 +42,7 @@ SCRUB = Kernel(scrub, meaning)
 
 
 @compiled
-def zero(launcher: Record, stream: int, region: int, size_bytes: int) -> int:
+def zero(launcher: Launcher, stream: int, region: int, size_bytes: int) -> int:
     """Let a stream zero a region; returns a ``CUresult``, ``NOT_SUPPORTED`` where the kernel was not loaded."""
     if region % STORE_BYTES != 0 or size_bytes % STORE_BYTES != 0 or size_bytes < 0:
         return INVALID_VALUE

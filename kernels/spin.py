@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from zico.kernels.compilation import Kernel
 from zico.kernels.instructions import load_acquire, rest, store_release
-from zico.kernels.launch import INVALID_VALUE, WORD_BYTES, Record, launch, wait_value
+from zico.kernels.launch import INVALID_VALUE, WORD_BYTES, launch, wait_value
 
 from zico.compiled import compiled
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from zico.kernels.launch import Launcher
 
 FIRST_REST_NS = 64
 LAST_REST_NS = 8192
@@ -59,7 +60,7 @@ SPIN = Kernel(spin, meaning)
 
 
 @compiled
-def wait(launcher: Record, stream: int, counter: int, value: int) -> int:
+def wait(launcher: Launcher, stream: int, counter: int, value: int) -> int:
     """Let a stream go on only when a counter has reached ``value``; returns a ``CUresult`` and does not wait itself.
 
     The mark must be on its stream already: a device runs what was put on it in order, so a wait that stands before the

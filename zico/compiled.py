@@ -19,7 +19,7 @@ import os
 import platform
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 from llvmlite import ir
@@ -31,6 +31,8 @@ from zico.sources import closure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from zico.records import Layout, R, Records
 
 F = TypeVar("F")
 
@@ -135,7 +137,7 @@ keep_in_line = _attribute("alwaysinline")
 
 
 @intrinsic
-def record_at(_typing: Any, address: Any, dtype: Any) -> Any:  # noqa: ANN401, ARG001 - Numba's protocol
+def _record_at(_typing: Any, address: Any, dtype: Any) -> Any:  # noqa: ANN401, ARG001 - Numba's protocol
     """View the record of a NumPy ``dtype`` that lies at an integer address, without a copy."""
     record = dtype.dtype
 
@@ -143,6 +145,15 @@ def record_at(_typing: Any, address: Any, dtype: Any) -> Any:  # noqa: ANN401, A
         return builder.inttoptr(args[0], context.get_value_type(record))
 
     return record(types.int64, dtype), codegen
+
+
+if TYPE_CHECKING:  # what a caller sees; the function itself is written to Numba's protocol
+
+    def record_at(address: int, dtype: Layout[R]) -> R:
+        """View the record of a dtype that lies at an integer address, without a copy."""
+
+else:
+    record_at = _record_at
 
 
 @intrinsic
@@ -155,8 +166,12 @@ def _pointer(_typing: Any, address: Any) -> Any:  # noqa: ANN401, ARG001 - Numba
     return types.voidptr(types.int64), codegen
 
 
+@overload
+def array_at(address: int, length: int, dtype: Layout[R]) -> Records[R]: ...
+@overload
+def array_at(address: int, length: int, dtype: Any) -> Any: ...  # noqa: ANN401 - an array of dtype
 @inlined
-def array_at(address: int, length: int, dtype: Any) -> Any:  # noqa: ANN401 - an array of dtype
+def array_at(address: int, length: int, dtype: Any) -> Any:
     """View ``length`` elements of ``dtype`` at an integer address as an array, without a copy."""
     return carray(_pointer(address), length, dtype)
 

@@ -16,44 +16,45 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numba import types
 
 from zico.compiled import call, callback, inlined, record_at
-from zico.driver.mapping import DEVICE, enter_context, leave_context
+from zico.driver.mapping import enter_context, leave_context
 from zico.driver.mapping import status as status_of
+from zico.driver.record import DeviceRecord
 from zico.heap.timeline import Timeline
 from zico.kernels import progress, scrub, spin
-from zico.kernels.launch import LAUNCHER, WORD_BYTES
+from zico.kernels.launch import WORD_BYTES, Launcher
 from zico.kernels.prepare import prepare
+from zico.records import I4, I8, Record, dtype_of
 
 if TYPE_CHECKING:
     from zico.driver.cuda.driver import CudaDriver
     from zico.pool.table import PoolTable
 
-DOOR = np.dtype(
-    [
-        ("launcher", LAUNCHER),
-        ("device", DEVICE),
-        ("capturing", "i4"),  # cuStreamIsCapturing writes here
-        ("kept_out", "i8"),  # of graphs: refused, since the stream captured
-    ],
-    align=True,
-)
-"""What the functions below are given as their context."""
+
+class Door(Record):
+    """What the functions below are given as their context."""
+
+    launcher: Launcher
+    device: DeviceRecord
+    capturing: I4  # cuStreamIsCapturing writes here
+    kept_out: I8  # of graphs: refused, since the stream captured
+
+
+DOOR = dtype_of(Door)
 
 _I64 = types.int64
 _REGISTERED_BYTES = mmap.PAGESIZE
-_CAPTURING = DOOR.fields["capturing"][1]  # type: ignore[index]
+_CAPTURING = DOOR.fields["capturing"][1]
 _CAPTURE_UNSUPPORTED = 900  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-
-Record = Any
 
 
 @inlined
-def _capture_of(address: int, door: Record, stream: int) -> int:
+def _capture_of(address: int, door: Door, stream: int) -> int:
     """Return 0 where something may be put on a stream, else the status that says why not."""
     door.capturing = 0
     refused = status_of(call(door.device.cuStreamIsCapturing, (stream, address + _CAPTURING)))

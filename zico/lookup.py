@@ -12,7 +12,7 @@ A library may look functions up while it is unloaded, when the interpreter is go
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import llvmlite.binding
 import numpy as np
@@ -21,6 +21,7 @@ from numba import types
 from zico import elf
 from zico.compiled import array_at, call, callback, libc_address, record_at, symbol_address
 from zico.errors import HookError
+from zico.records import I8, Numbers, Record, Records, dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,12 +29,28 @@ if TYPE_CHECKING:
 MOST = 16
 NAME_BYTES = 64
 
-ENTRY = np.dtype(
-    [("name", "u1", (NAME_BYTES,)), ("replacement", "i8"), ("original", "i8"), ("keep_address", "i8")], align=True
-)
-"""A name, zero-terminated; what is answered; what the C library answered last, 0 before anybody asked; where else that
-is written, 0 for nowhere."""
-TABLE = np.dtype([("dlsym", "i8"), ("n", "i8"), ("entries", ENTRY, (MOST,))], align=True)
+
+class Entry(Record):
+    """A name and what is answered for it."""
+
+    name: Annotated[Numbers, "u1", (NAME_BYTES,)]  # zero-terminated
+    replacement: I8  # what is answered
+    original: I8  # what the C library answered last, 0 before anybody asked
+    keep_address: I8  # where else that is written, 0 for nowhere
+
+
+ENTRY = dtype_of(Entry)
+
+
+class Table(Record):
+    """All names that are looked up here."""
+
+    dlsym: I8
+    n: I8
+    entries: Annotated[Records[Entry], Entry, (MOST,)]
+
+
+TABLE = dtype_of(Table)
 
 SYMBOL = "zico_lookup_table"
 _TABLE = np.zeros(1, TABLE)
@@ -47,7 +64,7 @@ _I64 = np.dtype("i8")
 @callback(types.int64(types.int64, types.int64))
 def dlsym(handle: int, name_address: int) -> int:
     """Stand in for ``dlsym(3)``."""
-    table: Any = record_at(_table_address(), TABLE)
+    table = record_at(_table_address(), TABLE)
     found = call(table.dlsym, (handle, name_address))
     if found == 0:
         return 0

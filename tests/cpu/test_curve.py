@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zico.compiled import compiled
-from zico.pool.layout import CURVE, CURVE_BINS
 from zico.trace import curve
+from zico.trace.layout import CURVE, CURVE_BINS
 
 Record = Any
 FLAT = curve.UNPROFILED_SHIFT

@@ -6,17 +6,13 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import Any
-
 from zico.compiled import call, compiled, keep_out_of_line, record_at
 from zico.driver.mapping import enter_context, leave_context, status
 from zico.driver.record import DEVICE, MOVER
 
 __all__ = ["move"]
 
-_CONTEXT = MOVER.fields["context"][1]  # type: ignore[index]
-
-Record = Any
+_CONTEXT = MOVER.fields["context"][1]
 
 
 @compiled

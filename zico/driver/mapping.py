@@ -7,7 +7,7 @@ Known limitations
 from __future__ import annotations
 
 import mmap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
@@ -17,6 +17,9 @@ from numba.extending import intrinsic
 from zico.compiled import array_at, call, compiled, inlined, keep_out_of_line
 from zico.driver import host
 from zico.driver.record import CUDA, DEVICE, FUNCTIONS, HOST
+
+if TYPE_CHECKING:
+    from zico.driver.record import DeviceRecord
 
 __all__ = [
     "CUDA",
@@ -34,7 +37,6 @@ __all__ = [
     "unmap_piece",
 ]
 
-Record = Any
 
 _SHARED_FIXED = mmap.MAP_SHARED | host.MAP_FIXED
 _PRIVATE_FIXED = mmap.MAP_PRIVATE | host.MAP_FIXED
@@ -44,8 +46,8 @@ _NONE = host.PROT_NONE
 _PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
 _U64 = np.dtype("u8")
 _STATUS_MASK = 0xFFFFFFFF  # a CUresult is 32 bits wide; the upper half of the register is anything
-_CURRENT = DEVICE.fields["current"][1]  # type: ignore[index]
-_ACCESS = DEVICE.fields["access"][1]  # type: ignore[index]
+_CURRENT = DEVICE.fields["current"][1]
+_ACCESS = DEVICE.fields["access"][1]
 
 
 @intrinsic
@@ -65,7 +67,7 @@ def status(result: int) -> int:
 
 
 @compiled
-def map_piece(device: Record, address: int, piece: int, was_mapped: int) -> bool:
+def map_piece(device: DeviceRecord, address: int, piece: int, was_mapped: int) -> bool:
     """Map a piece of the device's memory at an address of a window, readable and writable.
 
     Args:
@@ -90,7 +92,7 @@ def map_piece(device: Record, address: int, piece: int, was_mapped: int) -> bool
 
 
 @compiled
-def unmap_piece(device: Record, address: int) -> bool:
+def unmap_piece(device: DeviceRecord, address: int) -> bool:
     """Turn the piece-sized addresses at ``address`` into mere reserved ones; false if the device refused."""
     keep_out_of_line()
     if device.kind == HOST:
@@ -102,7 +104,7 @@ def unmap_piece(device: Record, address: int) -> bool:
 
 
 @compiled
-def discard_piece(device: Record, piece: int) -> bool:
+def discard_piece(device: DeviceRecord, piece: int) -> bool:
     """Give the physical bytes of a piece back, so that zeros are there; false if that cannot be, as on CUDA."""
     keep_out_of_line()
     length = device.piece_bytes
@@ -112,7 +114,7 @@ def discard_piece(device: Record, piece: int) -> bool:
 
 
 @compiled
-def detach_piece(device: Record, address: int, piece: int) -> bool:
+def detach_piece(device: DeviceRecord, address: int, piece: int) -> bool:
     """Map the piece at ``address``, where it is mapped and being written to, so that later writes are this process's.
 
     Reads see the piece where this process has not written since: until ``own_pages`` the piece must stay as it is. The
@@ -130,7 +132,7 @@ def detach_piece(device: Record, address: int, piece: int) -> bool:
 
 
 @compiled
-def own_pages(device: Record, address: int) -> bool:
+def own_pages(device: DeviceRecord, address: int) -> bool:
     """Let the kernel make a private copy of each page that ``detach_piece`` has left shared.
 
     Returns:
@@ -142,14 +144,14 @@ def own_pages(device: Record, address: int) -> bool:
 
 
 @compiled
-def free_bytes(device: Record) -> int:
+def free_bytes(device: DeviceRecord) -> int:
     """Return the machine's memory that holds nothing, not even a file's pages."""
     keep_out_of_line()
     return call(device.sysconf, (host.FREE_PAGES,)) * mmap.PAGESIZE
 
 
 @inlined
-def _map_handle(device: Record, address: int, piece: int, was_mapped: int) -> bool:
+def _map_handle(device: DeviceRecord, address: int, piece: int, was_mapped: int) -> bool:
     length = device.piece_bytes
     if was_mapped != 0:
         call(device.cuMemUnmap, (address, length))  # whether it worked shows at once: nothing maps over a mapping
@@ -163,7 +165,7 @@ def _map_handle(device: Record, address: int, piece: int, was_mapped: int) -> bo
 
 
 @inlined
-def enter_context(device: Record) -> int:
+def enter_context(device: DeviceRecord) -> int:
     """Make the primary context current in this thread, on a CUDA device; returns whose has to be put back, or 0.
 
     Where there was none ours stays, as the CUDA runtime would leave it.
@@ -178,7 +180,7 @@ def enter_context(device: Record) -> int:
 
 
 @inlined
-def leave_context(device: Record, others: int) -> None:
+def leave_context(device: DeviceRecord, others: int) -> None:
     """Give the thread its own context back."""
     if others != 0:
         call(device.cuCtxSetCurrent, (others,))

@@ -8,24 +8,25 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import call, compiled, inlined, keep_out_of_line
 from zico.driver.mapping import address_of, enter_context, leave_context, status
 from zico.driver.record import DEVICE
 
+if TYPE_CHECKING:
+    from zico.driver.record import DeviceRecord
+
 __all__ = ["map_pinned", "unmap_pinned"]
 
 _ACCESSES = 2
-_ACCESS = DEVICE.fields["pinned_access"][1]  # type: ignore[index]
-_PROPERTIES = DEVICE.fields["pinned_properties"][1]  # type: ignore[index]
-_CREATED = DEVICE.fields["created"][1]  # type: ignore[index]
-
-Record = Any
+_ACCESS = DEVICE.fields["pinned_access"][1]
+_PROPERTIES = DEVICE.fields["pinned_properties"][1]
+_CREATED = DEVICE.fields["created"][1]
 
 
 @compiled
-def map_pinned(device: Record, address: int) -> int:
+def map_pinned(device: DeviceRecord, address: int) -> int:
     """Create a piece of pinned memory and map it where nothing is mapped, for the device and the processor.
 
     Args:
@@ -46,7 +47,7 @@ def map_pinned(device: Record, address: int) -> int:
 
 
 @inlined
-def _create(device: Record) -> int:
+def _create(device: DeviceRecord) -> int:
     device.created = 0
     record = address_of(device)
     arguments = (record + _CREATED, device.piece_bytes, record + _PROPERTIES, 0)
@@ -54,7 +55,7 @@ def _create(device: Record) -> int:
 
 
 @inlined
-def _map(device: Record, address: int, handle: int) -> bool:
+def _map(device: DeviceRecord, address: int, handle: int) -> bool:
     length = device.piece_bytes
     if status(call(device.cuMemMap, (address, length, 0, handle, 0))) != 0:
         return False
@@ -65,7 +66,7 @@ def _map(device: Record, address: int, handle: int) -> bool:
 
 
 @compiled
-def unmap_pinned(device: Record, address: int, handle: int) -> bool:
+def unmap_pinned(device: DeviceRecord, address: int, handle: int) -> bool:
     """Unmap a piece that nobody uses any more and give it back; false if the driver refused: it is still there."""
     keep_out_of_line()
     others = enter_context(device)

@@ -24,7 +24,7 @@ import fcntl
 import mmap
 import os
 import platform
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from zico.compiled import array_at, call, compiled, inlined, keep_out_of_line
 from zico.driver import host
 from zico.driver.mapping import address_of
 from zico.errors import DriverError
+from zico.records import I2, I4, I8, U1, U8, Numbers, Record, dtype_of
 
 SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}.get(platform.machine(), -1)
 DEVICE_PATH = "/dev/userfaultfd"
@@ -77,35 +78,98 @@ MESSAGES = 16
 GAVE_UP = 1 << 20  # tries
 POLLED = 3
 
-RANGE = np.dtype([("start", "u8"), ("length", "u8")])
-COPY = np.dtype([("to", "u8"), ("source", "u8"), ("length", "u8"), ("mode", "u8"), ("done", "i8")])
-ZERO = np.dtype([("start", "u8"), ("length", "u8"), ("mode", "u8"), ("done", "i8")])
-PROTECTION = np.dtype([("start", "u8"), ("length", "u8"), ("mode", "u8")])
-MESSAGE = np.dtype([("event", "u1"), ("unused", "u1", (7,)), ("flags", "u8"), ("address", "u8"), ("thread", "u8")])
-POLL = np.dtype([("descriptor", "i4"), ("events", "i2"), ("found", "i2")])
 
-USERFAULT = np.dtype(
-    [
-        ("descriptor", "i8"),
-        ("ioctl", "i8"),  # addresses of functions of the C library
-        ("read", "i8"),
-        ("poll", "i8"),
-        ("errno_address", "i8"),  # of __errno_location
-        ("copy", COPY),
-        ("zero", ZERO),
-        ("protection", PROTECTION),
-        ("range", RANGE),
-        ("messages", "u8", (MESSAGES * 4,)),
-        ("polled", "i8", (POLLED,)),
-    ]
-)
-"""One process's way to one descriptor, with room for the structures that the kernel reads."""
+class Range(Record, align=False):
+    """``struct uffdio_range`` of linux/userfaultfd.h."""
 
-Record = Any
+    start: U8
+    length: U8
+
+
+RANGE = dtype_of(Range)
+
+
+class Copy(Record, align=False):
+    """``struct uffdio_copy``."""
+
+    to: U8
+    source: U8
+    length: U8
+    mode: U8
+    done: I8
+
+
+COPY = dtype_of(Copy)
+
+
+class Zero(Record, align=False):
+    """``struct uffdio_zeropage``, whose range is the first two fields."""
+
+    start: U8
+    length: U8
+    mode: U8
+    done: I8
+
+
+ZERO = dtype_of(Zero)
+
+
+class Protection(Record, align=False):
+    """``struct uffdio_writeprotect``, whose range is the first two fields."""
+
+    start: U8
+    length: U8
+    mode: U8
+
+
+PROTECTION = dtype_of(Protection)
+
+
+class Message(Record, align=False):
+    """``struct uffd_msg`` of a page fault."""
+
+    event: U1
+    unused: Annotated[Numbers, "u1", (7,)]
+    flags: U8
+    address: U8
+    thread: U8
+
+
+MESSAGE = dtype_of(Message)
+
+
+class Poll(Record, align=False):
+    """``struct pollfd``."""
+
+    descriptor: I4
+    events: I2
+    found: I2
+
+
+POLL = dtype_of(Poll)
+
+
+class UserfaultRecord(Record, align=False):
+    """One process's way to one descriptor, with room for the structures that the kernel reads."""
+
+    descriptor: I8
+    ioctl: I8  # addresses of functions of the C library
+    read: I8
+    poll: I8
+    errno_address: I8  # of __errno_location
+    copy: Copy
+    zero: Zero
+    protection: Protection
+    range: Range
+    messages: Annotated[Numbers, "u8", (MESSAGES * 4,)]
+    polled: Annotated[Numbers, "i8", (POLLED,)]
+
+
+USERFAULT = dtype_of(UserfaultRecord)
+
 
 _COPY_AT, _ZERO_AT, _PROTECTION_AT, _RANGE_AT, _MESSAGES_AT, _POLLED_AT = (
-    int(USERFAULT.fields[name][1])  # type: ignore[index]
-    for name in ("copy", "zero", "protection", "range", "messages", "polled")
+    int(USERFAULT.fields[name][1]) for name in ("copy", "zero", "protection", "range", "messages", "polled")
 )
 _MESSAGES_BYTES = MESSAGES * MESSAGE.itemsize
 _STATUS_MASK = 0xFFFFFFFF
@@ -207,13 +271,13 @@ def _failed(result: int) -> bool:
 
 
 @inlined
-def error_of(user: Record) -> int:
+def error_of(user: UserfaultRecord) -> int:
     """Return this thread's ``errno``."""
     return array_at(call(user.errno_address, (0,)), 1, _I4)[0]
 
 
 @compiled
-def fill(user: Record, to: int, source: int, length: int, mode: int) -> int:
+def fill(user: UserfaultRecord, to: int, source: int, length: int, mode: int) -> int:
     """Copy pages in where they are missing; wakes nobody.
 
     Args:
@@ -245,7 +309,7 @@ def fill(user: Record, to: int, source: int, length: int, mode: int) -> int:
 
 
 @compiled
-def zero(user: Record, to: int, length: int) -> int:
+def zero(user: UserfaultRecord, to: int, length: int) -> int:
     """Fill pages with zeros where they are missing; wakes nobody. Returns as ``fill``."""
     keep_out_of_line()
     done = 0
@@ -277,7 +341,7 @@ def _advanced(done: int, told: int) -> tuple[int, int]:
 
 
 @compiled
-def protect(user: Record, start: int, length: int, protects: int) -> int:
+def protect(user: UserfaultRecord, start: int, length: int, protects: int) -> int:
     """Protect a range of the other process against writes (1) or no longer (0); wakes nobody. 0, or an errno.
 
     When it returns, every write that was not stopped is in the pages.
@@ -296,7 +360,7 @@ def protect(user: Record, start: int, length: int, protects: int) -> int:
 
 
 @compiled
-def wake(user: Record, start: int, length: int) -> None:
+def wake(user: UserfaultRecord, start: int, length: int) -> None:
     """Let every thread that sleeps on a range try again."""
     keep_out_of_line()
     user.range.start = start
@@ -305,7 +369,7 @@ def wake(user: Record, start: int, length: int) -> None:
 
 
 @compiled
-def poison(user: Record, start: int, length: int) -> int:
+def poison(user: UserfaultRecord, start: int, length: int) -> int:
     """Let every touch of what is missing in a range end in SIGBUS (Linux 6.6); 0, or an errno."""
     keep_out_of_line()
     user.zero.start = start
@@ -317,7 +381,7 @@ def poison(user: Record, start: int, length: int) -> int:
 
 
 @compiled
-def read_messages(user: Record) -> int:
+def read_messages(user: UserfaultRecord) -> int:
     """Read what faults there are into the record, without waiting; returns how many, at most ``MESSAGES``."""
     keep_out_of_line()
     got = call(user.read, (user.descriptor, address_of(user) + _MESSAGES_AT, _MESSAGES_BYTES))
@@ -325,13 +389,13 @@ def read_messages(user: Record) -> int:
 
 
 @inlined
-def message_at(user: Record, i: int) -> Record:
+def message_at(user: UserfaultRecord, i: int) -> Message:
     """Return a message that was read."""
     return array_at(address_of(user) + _MESSAGES_AT, MESSAGES, MESSAGE)[i]
 
 
 @compiled
-def await_any(user: Record, descriptors: tuple[int, int, int], timeout_ms: int) -> int:
+def await_any(user: UserfaultRecord, descriptors: tuple[int, int, int], timeout_ms: int) -> int:
     """Sleep until one of three descriptors is readable (-1: none), or time is up; returns which, a bit each.
 
     Args:
@@ -342,9 +406,9 @@ def await_any(user: Record, descriptors: tuple[int, int, int], timeout_ms: int) 
     keep_out_of_line()
     polled = array_at(address_of(user) + _POLLED_AT, POLLED, POLL)
     for i in range(POLLED):
-        polled[i].descriptor = np.int32(descriptors[i])
-        polled[i].events = np.int16(_POLLIN)
-        polled[i].found = np.int16(0)
+        polled[i].descriptor = descriptors[i]
+        polled[i].events = _POLLIN
+        polled[i].found = 0
     call(user.poll, (address_of(user) + _POLLED_AT, POLLED, timeout_ms))
     found = 0
     for i in range(POLLED):

@@ -25,7 +25,7 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import (
     call,
@@ -50,20 +50,22 @@ from zico.pool.layout import NOBODY
 from zico.trace import online, ring
 from zico.trace.events import NO_NAME
 
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+    from zico.pool.layout import Job
+
 NOT_SERVED = 0
 """The request is for the real allocator: no address space is left, or the job has left the pool."""
 OUT_OF_MEMORY = -1
 
 LARGEST = 1 << 60  # bytes: so that nothing overflows on the way to being refused
 
-Record = Any
-
 
 # -- allocation -----------------------------------------------------------------------------------------------------
 
 
 @compiled
-def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
+def allocate(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
     """Return the address of ``size_bytes`` in the window, waiting for regions if need be.
 
     Returns:
@@ -81,7 +83,7 @@ def allocate(heap: Record, size_bytes: int, alignment: int) -> int:
 
 
 @inlined
-def address_of(heap: Record, offset: int) -> int:
+def address_of(heap: HeapRecord, offset: int) -> int:
     """Return what the caller of an allocation gets: the address, or why there is none."""
     if offset >= 0:
         return heap.base + offset
@@ -89,7 +91,7 @@ def address_of(heap: Record, offset: int) -> int:
 
 
 @compiled
-def serve(heap: Record, me: Record, slot: int, size_bytes: int, rounded: int, alignment: int) -> int:
+def serve(heap: HeapRecord, me: Job, slot: int, size_bytes: int, rounded: int, alignment: int) -> int:
     """Find room for a tensor, inside the heap's mutex; returns its offset or why there is none (``placing``).
 
     Args:
@@ -138,7 +140,7 @@ def serve(heap: Record, me: Record, slot: int, size_bytes: int, rounded: int, al
 
 
 @compiled
-def _look_for_boundary(heap: Record, me: Record, size_bytes: int) -> None:
+def _look_for_boundary(heap: HeapRecord, me: Job, size_bytes: int) -> None:
     """End the iteration here if nothing marks boundaries and one is found. Leaves the mutex while it waits."""
     begins = online.begins(heap.tracker, min(size_bytes, LARGEST), me.live_bytes)
     if begins and heap.tracker.events > heap.grace:
@@ -148,7 +150,7 @@ def _look_for_boundary(heap: Record, me: Record, size_bytes: int) -> None:
 
 
 @inlined
-def count(heap: Record, me: Record, offset: int, size_bytes: int, rounded: int) -> None:
+def count(heap: HeapRecord, me: Job, offset: int, size_bytes: int, rounded: int) -> None:
     """Count a tensor that has got its place."""
     me.allocations += 1
     if offset < heap.spill_offset:
@@ -160,14 +162,14 @@ def count(heap: Record, me: Record, offset: int, size_bytes: int, rounded: int) 
 
 
 @inlined
-def _record_birth(heap: Record, offset: int, size_bytes: int) -> None:
+def _record_birth(heap: HeapRecord, offset: int, size_bytes: int) -> None:
     block_at(heap, offset).number = heap.tensors
     ring.put(heap.ring_address, ring.ALLOC, heap.tensors, size_bytes, heap.op)
     heap.tensors += 1
 
 
 @inlined
-def record_held(heap: Record, me: Record) -> None:
+def record_held(heap: HeapRecord, me: Job) -> None:
     """Record the regions held, if they are not what was recorded last."""
     if me.held != heap.recorded_held:
         heap.recorded_held = me.held
@@ -178,7 +180,7 @@ def record_held(heap: Record, me: Record) -> None:
 
 
 @compiled
-def free(heap: Record, address: int) -> None:
+def free(heap: HeapRecord, address: int) -> None:
     """Free a tensor of the window; regions that became empty go back to the pool before this returns."""
     keep_small()
     offset = address - heap.base
@@ -204,7 +206,7 @@ def free(heap: Record, address: int) -> None:
 
 
 @compiled
-def boundary(heap: Record) -> None:
+def boundary(heap: HeapRecord) -> None:
     """End the iteration and begin the next one, waiting in between until that is admitted."""
     keep_out_of_line()
     pool = pool_of(heap)
@@ -233,7 +235,7 @@ def boundary(heap: Record) -> None:
 
 
 @compiled
-def mark(heap: Record) -> None:
+def mark(heap: HeapRecord) -> None:
     """Take an explicit boundary; from now on no period is looked for."""
     heap.marked = 1
     boundary(heap)

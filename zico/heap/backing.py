@@ -12,7 +12,7 @@ Guarantees
 from __future__ import annotations
 
 import mmap
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,17 +28,17 @@ from zico.pool.layout import NOBODY
 from zico.pool.regions import BEHIND, GRANTED, NEVER
 from zico.trace import curve
 
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+
 _PROTECTION = host.PROT_READ_WRITE
 _SHARED_FIXED = mmap.MAP_SHARED | host.MAP_FIXED
 _PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
 _TRIES = 4  # a signal interrupts fallocate(2)
 
-Record = Any
-Array = Any
-
 
 @inlined
-def back(heap: Record, arena: int, offset: int, size_bytes: int) -> int:
+def back(heap: HeapRecord, arena: int, offset: int, size_bytes: int) -> int:
     """Put memory behind every slot of a range that has none; returns as ``regions.acquire``, at best ``GRANTED``."""
     slots = slots_of(heap)
     wanted = wanted_of(heap)
@@ -62,7 +62,7 @@ def back(heap: Record, arena: int, offset: int, size_bytes: int) -> int:
 
 
 @compiled
-def _map_granted(heap: Record, first: int, last: int, n: int, status: int) -> int:
+def _map_granted(heap: HeapRecord, first: int, last: int, n: int, status: int) -> int:
     """Make what was granted ready to be used; returns all of it to the pool if that cannot be."""
     keep_out_of_line()
     if heap.ready_address != 0:
@@ -77,7 +77,7 @@ def _map_granted(heap: Record, first: int, last: int, n: int, status: int) -> in
 
 
 @compiled
-def map_slots(heap: Record, first: int, last: int) -> bool:
+def map_slots(heap: HeapRecord, first: int, last: int) -> bool:
     """Map what was granted where it is not mapped already; false if the device refuses."""
     keep_in_line()
     slots = slots_of(heap)
@@ -101,13 +101,13 @@ def map_slots(heap: Record, first: int, last: int) -> bool:
 
 
 @inlined
-def address_of(heap: Record, slot: int) -> int:
+def address_of(heap: HeapRecord, slot: int) -> int:
     """Return where a slot begins."""
     return heap.base + (slot << heap.region_shift)
 
 
 @inlined
-def leave(heap: Record, offset: int, size_bytes: int) -> None:
+def leave(heap: HeapRecord, offset: int, size_bytes: int) -> None:
     """Take a block off its slots; regions that became empty go back to the pool."""
     if heap.left_address != 0 and offset < heap.spill_offset:
         call(heap.left_address, (heap.address, offset, size_bytes))
@@ -136,7 +136,7 @@ def leave(heap: Record, offset: int, size_bytes: int) -> None:
 
 
 @compiled
-def _back_from_next_tier(heap: Record, first: int, last: int) -> int:
+def _back_from_next_tier(heap: HeapRecord, first: int, last: int) -> int:
     """Map memory of the next tier behind slots that have nothing; ``NEVER``: there is none, or no more."""
     keep_out_of_line()
     if heap.overflow_address != 0:
@@ -145,7 +145,7 @@ def _back_from_next_tier(heap: Record, first: int, last: int) -> int:
 
 
 @compiled
-def _back_from_file(heap: Record, first: int, last: int) -> int:
+def _back_from_file(heap: HeapRecord, first: int, last: int) -> int:
     """Map a stretch of the spill file behind slots that have nothing; space on its disk is set aside for them first."""
     keep_out_of_line()
     slots = slots_of(heap)
@@ -172,7 +172,7 @@ def _back_from_file(heap: Record, first: int, last: int) -> int:
 
 
 @compiled
-def _discard(heap: Record, slot: int) -> None:
+def _discard(heap: HeapRecord, slot: int) -> None:
     """Give what the next tier has put behind an empty slot back."""
     keep_out_of_line()
     if heap.overflow_address != 0:
@@ -183,20 +183,20 @@ def _discard(heap: Record, slot: int) -> None:
 
 
 @inlined
-def _fallocate(heap: Record, slot: int, mode: int) -> int:
+def _fallocate(heap: HeapRecord, slot: int, mode: int) -> int:
     offset = (slot << heap.region_shift) - heap.spill_offset
     return call(heap.fallocate_address, (heap.spill_fd, mode, offset, 1 << heap.region_shift))
 
 
 @compiled
-def _punch(heap: Record, slot: int) -> None:
+def _punch(heap: HeapRecord, slot: int) -> None:
     """Give the disk's space behind an empty slot back."""
     keep_out_of_line()
     _fallocate(heap, slot, _PUNCH)
 
 
 @compiled
-def _set_aside(heap: Record, first: int, last: int) -> bool:
+def _set_aside(heap: HeapRecord, first: int, last: int) -> bool:
     """Let the disk have space for all empty slots, so that no touch of them is a SIGBUS; false: it has too little."""
     keep_out_of_line()
     slots = slots_of(heap)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import inlined
 from zico.heap import backing, classes, following, gaps
 from zico.heap.records import arena_at, arena_of, block_at, slots_of
 from zico.pool.layout import NOBODY
 
-Record = Any
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+    from zico.pool.layout import Job
 
 
 @inlined
-def enter(heap: Record, offset: int, size_bytes: int, iteration: int, entry: int, lifetime: int) -> None:
+def enter(heap: HeapRecord, offset: int, size_bytes: int, iteration: int, entry: int, lifetime: int) -> None:
     """Enter a block, now that its place is certain.
 
     Args:
@@ -37,14 +39,14 @@ def enter(heap: Record, offset: int, size_bytes: int, iteration: int, entry: int
 
 
 @inlined
-def is_block(heap: Record, offset: int) -> bool:
+def is_block(heap: HeapRecord, offset: int) -> bool:
     """Tell whether a block begins at an offset of the window."""
     block = block_at(heap, offset)
     return block.size_bytes != 0 and block.start == offset
 
 
 @inlined
-def end(heap: Record, me: Record, offset: int) -> None:
+def end(heap: HeapRecord, me: Job, offset: int) -> None:
     """Learn from the life of a tensor that ends now."""
     block = block_at(heap, offset)
     iterations_ago = me.iteration - block.iteration
@@ -54,7 +56,7 @@ def end(heap: Record, me: Record, offset: int) -> None:
 
 
 @inlined
-def give(heap: Record, offset: int) -> None:
+def give(heap: HeapRecord, offset: int) -> None:
     """Return a block's range to its arena, and regions that became empty to the pool."""
     block = block_at(heap, offset)
     size_bytes = block.size_bytes

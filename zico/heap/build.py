@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from zico.heap.planning import Planning
     from zico.paging.pager import PagedMemory, Pager
     from zico.pool.table import PoolTable
+    from zico.records import Layout
     from zico.tiers.stack import TierStack
     from zico.trace.ringfile import RingFile
 
@@ -213,7 +214,7 @@ class Heap:
             heap[field] = libc_address(name)
         for name in ("posix_memalign", "aligned_alloc", "free"):
             heap[f"real_{name}"] = libc_address(name)
-        heap["mutex_address"] = self.record.ctypes.data + HEAP.fields["mutex"][1]  # type: ignore[index]
+        heap["mutex_address"] = self.record.ctypes.data + HEAP.fields["mutex"][1]
 
     def _fill_planning(self, heap: Any) -> None:  # noqa: ANN401 - the HEAP record
         """Lay out the logs of iterations and what is handed to the planner."""
@@ -237,7 +238,7 @@ class Heap:
         arena["n_gaps"] = int(size_bytes > 0)
         arena["gaps_address"] = gaps.ctypes.data
 
-    def zeros(self, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - an array of dtype
+    def zeros(self, dtype: np.dtype[Any] | Layout[Any], count: int) -> Any:  # noqa: ANN401 - an array of dtype
         """Return zeroed records in anonymous memory that costs nothing until touched.
 
         In modes 0 and 1 of ``vm.overcommit_memory`` the kernel charges nothing for these arrays.

@@ -9,7 +9,7 @@ is touched::
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from zico.heap.layout import (
 from zico.heap.streams import stream_at
 from zico.pool.layout import NOBODY
 
+if TYPE_CHECKING:
+    from zico.heap.layout import Chunk, HeapRecord, Stream
+
 MOST_BYTES = CELL_SIZES[-1]
 """The largest tensor that gets a cell."""
 NOTHING = -1
@@ -36,8 +39,6 @@ _I32 = np.dtype("i4")
 _SIZES = np.array(CELL_SIZES, np.int64)
 # Class of a size of so many steps, rounded up; entry 0 is never asked for.
 _CLASSES = np.searchsorted(_SIZES, np.arange(MOST_BYTES // CELL_STEP_BYTES + 1) * CELL_STEP_BYTES).astype(np.uint8)
-
-Record = Any
 
 
 @inlined
@@ -53,30 +54,30 @@ def bytes_of(size_class: int) -> int:
 
 
 @inlined
-def _chunk(heap: Record, number: int) -> Record:
+def _chunk(heap: HeapRecord, number: int) -> Chunk:
     return record_at(heap.chunks_address + number * _CHUNK_RECORD_BYTES, CHUNK)
 
 
 @inlined
-def chunk_at(heap: Record, offset: int) -> int:
+def chunk_at(heap: HeapRecord, offset: int) -> int:
     """Return the number of the chunk that an offset lies in, ``NOBODY`` if none is there."""
     return array_at(heap.chunk_of_address, heap.window_bytes >> CHUNK_SHIFT, _I32)[offset >> CHUNK_SHIFT] - 1
 
 
 @inlined
-def slot_at(heap: Record, number: int) -> int:
+def slot_at(heap: HeapRecord, number: int) -> int:
     """Return the stream slot that a chunk's cells are for."""
     return _chunk(heap, number).slot
 
 
 @inlined
-def bytes_at(heap: Record, number: int) -> int:
+def bytes_at(heap: HeapRecord, number: int) -> int:
     """Return the size of a chunk's cells."""
     return _chunk(heap, number).cell_bytes
 
 
 @inlined
-def uses_at(heap: Record, number: int, offset: int) -> Any:  # noqa: ANN401 - an array of one int32
+def uses_at(heap: HeapRecord, number: int, offset: int) -> Any:  # noqa: ANN401 - an array of one int32
     """Return the uses of the cell that begins at an offset; an array of none if none does."""
     chunk = _chunk(heap, number)
     index = (offset - chunk.offset) // chunk.cell_bytes
@@ -85,7 +86,7 @@ def uses_at(heap: Record, number: int, offset: int) -> Any:  # noqa: ANN401 - an
 
 
 @compiled
-def take(heap: Record, slot: int, size_class: int) -> int:
+def take(heap: HeapRecord, slot: int, size_class: int) -> int:
     """Return the offset of a free cell, or ``NOTHING`` if a chunk is needed first (``claim``)."""
     stream = stream_at(heap, slot)
     number = stream.chunks[size_class]
@@ -102,11 +103,11 @@ def take(heap: Record, slot: int, size_class: int) -> int:
     chunk.n_live += 1
     if chunk.n_live == chunk.n_cells:
         _unlink(heap, stream, number)
-    return chunk.offset + index * chunk.cell_bytes
+    return int(chunk.offset + index * chunk.cell_bytes)
 
 
 @compiled
-def claim(heap: Record) -> int:
+def claim(heap: HeapRecord) -> int:
     """Take a chunk record for ``adopt``, or ``disclaim``; returns its number, ``NOBODY`` if there is none left."""
     keep_out_of_line()
     number = heap.idle_chunk
@@ -119,7 +120,7 @@ def claim(heap: Record) -> int:
 
 
 @compiled
-def disclaim(heap: Record, number: int) -> None:
+def disclaim(heap: HeapRecord, number: int) -> None:
     """Give a chunk record back."""
     keep_out_of_line()
     _chunk(heap, number).next = heap.idle_chunk
@@ -127,7 +128,7 @@ def disclaim(heap: Record, number: int) -> None:
 
 
 @compiled
-def adopt(heap: Record, number: int, offset: int, slot: int, size_class: int) -> None:
+def adopt(heap: HeapRecord, number: int, offset: int, slot: int, size_class: int) -> None:
     """Cut the block of a chunk's size that begins at an offset into cells."""
     keep_out_of_line()
     chunk = _chunk(heap, number)
@@ -144,12 +145,12 @@ def adopt(heap: Record, number: int, offset: int, slot: int, size_class: int) ->
 
 
 @inlined
-def _note_chunk(heap: Record, offset: int, entry: int) -> None:
+def _note_chunk(heap: HeapRecord, offset: int, entry: int) -> None:
     array_at(heap.chunk_of_address, heap.window_bytes >> CHUNK_SHIFT, _I32)[offset >> CHUNK_SHIFT] = entry
 
 
 @compiled
-def give(heap: Record, number: int, offset: int) -> None:
+def give(heap: HeapRecord, number: int, offset: int) -> None:
     """Free a cell; the chunk goes back to its arena when it was the last one."""
     chunk = _chunk(heap, number)
     stream = stream_at(heap, chunk.slot)
@@ -168,7 +169,7 @@ def give(heap: Record, number: int, offset: int) -> None:
 
 
 @inlined
-def _link(heap: Record, stream: Record, number: int) -> None:
+def _link(heap: HeapRecord, stream: Stream, number: int) -> None:
     chunk = _chunk(heap, number)
     first = stream.chunks[chunk.size_class]
     chunk.previous = NOBODY
@@ -179,7 +180,7 @@ def _link(heap: Record, stream: Record, number: int) -> None:
 
 
 @inlined
-def _unlink(heap: Record, stream: Record, number: int) -> None:
+def _unlink(heap: HeapRecord, stream: Stream, number: int) -> None:
     chunk = _chunk(heap, number)
     if chunk.previous == NOBODY:
         stream.chunks[chunk.size_class] = chunk.next

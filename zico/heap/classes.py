@@ -7,13 +7,17 @@ Two keys that collide cost a worse place, never correctness.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zico.compiled import array_at, compiled, inlined
 from zico.heap.layout import COUNT, COUNTS, KEYS, Arena
 from zico.trace import curve
+
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+    from zico.pool.layout import Job
 
 _U8 = np.dtype("u1")
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # Fibonacci hashing, Knuth TAOCP 3, 6.4
@@ -36,8 +40,6 @@ EXTRA = int(Arena.EXTRA)
 SHORT = int(Arena.SHORT)
 PERSISTENT = int(Arena.PERSISTENT)
 
-Record = Any
-
 
 @inlined
 def _hash(value: int, shift: int) -> int:
@@ -45,7 +47,7 @@ def _hash(value: int, shift: int) -> int:
 
 
 @inlined
-def key_of(heap: Record, iteration: int, size_bytes: int) -> int:
+def key_of(heap: HeapRecord, iteration: int, size_bytes: int) -> int:
     """Count the next tensor of this size in this iteration and return its key: size and occurrence."""
     counts = array_at(heap.counts_address, COUNTS, COUNT)
     i = _hash(size_bytes, _COUNT_SHIFT)
@@ -74,7 +76,7 @@ def class_of(key: int) -> int:
 
 
 @inlined
-def arena_for(heap: Record, entry: int, size_bytes: int) -> int:
+def arena_for(heap: HeapRecord, entry: int, size_bytes: int) -> int:
     """Return the arena of the class that the tensor had last time.
 
     Of one that has not been seen to die only the size is known. Many weights are smaller than most feature maps, and
@@ -87,7 +89,7 @@ def arena_for(heap: Record, entry: int, size_bytes: int) -> int:
 
 
 @compiled
-def learn(heap: Record, job: Record, entry: int, lived_events: int, same_iteration: bool) -> None:  # noqa: FBT001
+def learn(heap: HeapRecord, job: Job, entry: int, lived_events: int, same_iteration: bool) -> None:  # noqa: FBT001
     """Note the class that a tensor turns out to have had when it dies."""
     limit = SHORT_EVENTS
     if not curve.is_flat(job.profile):

@@ -11,7 +11,7 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from numba import types
 
@@ -26,13 +26,14 @@ from zico.pool.fences import NO_FENCE, has_passed
 from zico.pool.layout import NOBODY
 from zico.pool.regions import BEHIND, GRANTED, NEVER, WAIT
 
-_I64 = types.int64
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
 
-Record = Any
+_I64 = types.int64
 
 
 @inlined
-def _may_be_mapped(heap: Record, first: int, last: int) -> bool:
+def _may_be_mapped(heap: HeapRecord, first: int, last: int) -> bool:
     """Tell whether the device has done this process's work on what is to be replaced in the empty slots of a run."""
     slots = slots_of(heap)
     wanted = wanted_of(heap)
@@ -48,7 +49,7 @@ def _may_be_mapped(heap: Record, first: int, last: int) -> bool:
 
 
 @compiled
-def _scrub(heap: Record, first: int, last: int, stream_slot: int) -> bool:
+def _scrub(heap: HeapRecord, first: int, last: int, stream_slot: int) -> bool:
     """Let the stream scrub what others have used of the regions of a run's empty slots; false if the device refused."""
     keep_out_of_line()
     slots = slots_of(heap)
@@ -62,7 +63,7 @@ def _scrub(heap: Record, first: int, last: int, stream_slot: int) -> bool:
 
 
 @inlined
-def _prepare(heap: Record, first: int, last: int, status: int) -> int:
+def _prepare(heap: HeapRecord, first: int, last: int, status: int) -> int:
     """Map, put the waits on the stream that the grant demands, and behind them the scrubbing."""
     slot = slot_at(heap, first << heap.region_shift)
     if not _may_be_mapped(heap, first, last):

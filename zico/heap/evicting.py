@@ -28,7 +28,7 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,6 +40,10 @@ from zico.pool import regions
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NO_MORE, NOBODY
 
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+    from zico.pool.layout import Job
+
 RETURN_NS = 5_000_000_000
 """How long a job waits for what it has evicted before it goes on without; a regular iteration ends by then."""
 OWNED = 1
@@ -47,11 +51,9 @@ SHARED = 0
 _SPARE_SHIFT = 1
 """At most half of the machine's free memory is taken: running out kills somebody."""
 
-Record = Any
-
 
 @inlined
-def _address_of(heap: Record, slot: int) -> int:
+def _address_of(heap: HeapRecord, slot: int) -> int:
     return heap.base + (slot << heap.region_shift)
 
 
@@ -59,14 +61,14 @@ def _address_of(heap: Record, slot: int) -> int:
 
 
 @inlined
-def obey(heap: Record, me: Record) -> None:
+def obey(heap: HeapRecord, me: Job) -> None:
     """Evict what the job is asked for, if it is. Inside the heap's mutex, by a thread that waits."""
     if me.evict > 0:
         evict(heap, me)
 
 
 @compiled
-def evict(heap: Record, me: Record) -> None:
+def evict(heap: HeapRecord, me: Job) -> None:
     """Give back so many regions with live tensors as the job is asked for, or as can be."""
     keep_out_of_line()
     asked = me.evict
@@ -83,13 +85,13 @@ def evict(heap: Record, me: Record) -> None:
 
 
 @inlined
-def patience_ns(heap: Record) -> int:
+def patience_ns(heap: HeapRecord) -> int:
     """Return how long the job waits for what it has evicted."""
     return min(RETURN_NS, heap.wait_limit_ns)
 
 
 @inlined
-def room(heap: Record, me: Record) -> int:
+def room(heap: HeapRecord, me: Job) -> int:
     """Return the regions' worth of memory that the next tier may still take."""
     limit_bytes = heap.spill_limit_bytes - heap.spill_live_bytes - ((me.evicted + heap.resting) << heap.region_shift)
     spare_bytes = free_bytes(record_at(heap.device_address, DEVICE)) >> _SPARE_SHIFT
@@ -97,7 +99,7 @@ def room(heap: Record, me: Record) -> int:
 
 
 @compiled
-def _evict(heap: Record, me: Record, most: int, kind: int) -> int:
+def _evict(heap: HeapRecord, me: Job, most: int, kind: int) -> int:
     """Evict slots with pages of the kind given, from the last one on; returns how many.
 
     Feature maps lie behind what persists, and are freed sooner: the mapping is shared again then.
@@ -112,7 +114,7 @@ def _evict(heap: Record, me: Record, most: int, kind: int) -> int:
 
 
 @compiled
-def part(heap: Record, first: int, end: int, most: int, kind: int, instead: int) -> int:
+def part(heap: HeapRecord, first: int, end: int, most: int, kind: int, instead: int) -> int:
     """Part slots with pages of the kind given from their regions, from the last one on; those are still the job's.
 
     Args:
@@ -144,7 +146,7 @@ def part(heap: Record, first: int, end: int, most: int, kind: int, instead: int)
 
 
 @inlined
-def _part(heap: Record, slot: int) -> bool:
+def _part(heap: HeapRecord, slot: int) -> bool:
     """Let no page of a slot depend on its region; false: some may, and the region must stay."""
     device = record_at(heap.device_address, DEVICE)
     slots = slots_of(heap)
@@ -160,13 +162,13 @@ def _part(heap: Record, slot: int) -> bool:
 
 
 @inlined
-def is_complete(heap: Record, me: Record) -> bool:
+def is_complete(heap: HeapRecord, me: Job) -> bool:
     """Get back what the job has evicted, if it can be had; tells whether nothing is out. Never waits."""
     return me.evicted == 0 or take_back(heap, me)
 
 
 @compiled
-def take_back(heap: Record, me: Record) -> bool:
+def take_back(heap: HeapRecord, me: Job) -> bool:
     """Acquire regions for all evicted slots; false if they cannot be had now."""
     keep_out_of_line()
     slots = slots_of(heap)
@@ -193,7 +195,7 @@ def take_back(heap: Record, me: Record) -> bool:
 
 
 @compiled
-def drop(heap: Record, me: Record, slot: int) -> bool:
+def drop(heap: HeapRecord, me: Job, slot: int) -> bool:
     """Let the private pages of an empty slot go; tells whether it has a region, which has to go back, too."""
     keep_out_of_line()
     slots = slots_of(heap)

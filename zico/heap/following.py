@@ -16,7 +16,7 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,6 +47,10 @@ from zico.heap.layout import (
 )
 from zico.pool.layout import MEMBER, NOBODY
 
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord, Lifetime, Log
+    from zico.records import Records
+
 NO_PLACE = -1
 
 LONG = int(Arena.LONG)
@@ -63,17 +67,16 @@ _LOG_BYTES = LOG.itemsize
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # Fibonacci hashing, Knuth TAOCP 3, 6.4
 _SHIFT = 64 - PLAN_ENTRIES.bit_length() + 1
 
-Record = Any
 Array = Any
 
 
 @inlined
-def _log_at(heap: Record, index: int) -> Record:
+def _log_at(heap: HeapRecord, index: int) -> Log:
     return record_at(heap.logs_address + index * _LOG_BYTES, LOG)
 
 
 @inlined
-def _lifetimes(log: Record) -> Array:
+def _lifetimes(log: Log) -> Records[Lifetime]:
     return array_at(log.lifetimes_address, MAX_LIFETIMES, LIFETIME)
 
 
@@ -81,7 +84,7 @@ def _lifetimes(log: Record) -> Array:
 
 
 @inlined
-def log_birth(heap: Record, key: int, size_bytes: int, planned: bool) -> int:  # noqa: FBT001 - a fact to log
+def log_birth(heap: HeapRecord, key: int, size_bytes: int, planned: bool) -> int:  # noqa: FBT001 - a fact to log
     """Enter a tensor in the log of the iteration in flight; returns its index there, NOBODY if the log is full."""
     log = _log_at(heap, heap.log)
     log.bytes += size_bytes
@@ -99,7 +102,7 @@ def log_birth(heap: Record, key: int, size_bytes: int, planned: bool) -> int:  #
 
 
 @inlined
-def log_death(heap: Record, index: int, iterations_ago: int) -> None:
+def log_death(heap: HeapRecord, index: int, iterations_ago: int) -> None:
     """Note that a tensor of this iteration or the one before has died; older ones persist."""
     if index != NOBODY and iterations_ago < LOGS - 1:
         log = heap.log - iterations_ago
@@ -117,7 +120,7 @@ def _entry_of(key: int) -> int:
 
 
 @inlined
-def place_of(heap: Record, key: int) -> int:
+def place_of(heap: HeapRecord, key: int) -> int:
     """Return where in the window the plan has the tensor, or ``NO_PLACE``."""
     if heap.plan_address == 0:
         return NO_PLACE
@@ -149,7 +152,7 @@ def fill(table_address: int, keys: Array, offsets: Array, n: int) -> None:
 
 
 @compiled
-def turn(heap: Record, iteration: int) -> None:
+def turn(heap: HeapRecord, iteration: int) -> None:
     """Close the log of the iteration that has ended, and see whether a plan is there or wanted. Inside the mutex.
 
     Args:
@@ -184,7 +187,7 @@ def turn(heap: Record, iteration: int) -> None:
 
 
 @inlined
-def _ask(heap: Record, final: Record, iteration: int) -> None:
+def _ask(heap: HeapRecord, final: Log, iteration: int) -> None:
     """Hand a finished log to the planner, unless it has one."""
     if heap.plan_fd < 0 or heap.plan_asked != 0 or not _FEW <= final.n < MAX_LIFETIMES:
         return
@@ -203,7 +206,7 @@ def _ask(heap: Record, final: Record, iteration: int) -> None:
 
 
 @compiled
-def _list_lying(heap: Record, iteration: int) -> int:
+def _list_lying(heap: HeapRecord, iteration: int) -> int:
     """List what persists in the arena that is planned: what lies between its gaps and is older than an iteration."""
     keep_out_of_line()
     arena = record_at(heap.arenas_address + LONG * _ARENA_BYTES, ARENA)
@@ -227,7 +230,7 @@ def _list_lying(heap: Record, iteration: int) -> int:
 
 
 @compiled
-def install(heap: Record, table_address: int) -> None:
+def install(heap: HeapRecord, table_address: int) -> None:
     """Let a filled table take over at the next boundary; 0: the planner found nothing worth following."""
     private_lock(heap.mutex_address)
     if table_address != 0:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import llvmlite.binding
 import numpy as np
@@ -50,11 +50,13 @@ from zico.driver.mapping import address_of
 from zico.heap.layout import HEAP, Attached
 from zico.heap.records import slots_of
 from zico.heap.relief import this_thread
+from zico.records import I2, I4, I8, Record, dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zico.heap.build import Heap
+    from zico.heap.layout import HeapRecord
 
 DEADLINE_S = 60.0
 """How long a parent waits for the child's next copied piece, or for its pager; a child that dies ends the wait."""
@@ -64,36 +66,36 @@ PIECE_BYTES = 256 << 20
 NO_PIPE, NO_PAGER = -1, -2
 """In ``FORK.failed``, beside errno: what the parent could not get before it forked."""
 
-FORK = np.dtype(
-    [
-        ("heap_address", "i8"),  # HEAP record, 0: no heap is guarded
-        ("announced", "i8"),  # forks that Python has begun
-        ("thread", "i8"),  # pthread_self of one that forks, 0: none does
-        ("failed", "i8"),  # why the child's copies are not complete: errno, NO_PIPE, NO_PAGER
-        ("reading", "i4"),  # the pipe whose end tells that the child is done, -1: there is none
-        ("writing", "i4"),
-        ("polled", "i4"),  # struct pollfd
-        ("events", "i2"),
-        ("found", "i2"),
-        ("byte", "i8"),  # room for what comes out of the pipe
-        ("table_address", "i8"),  # the pool's table in this process
-        ("table_bytes", "i8"),
-        ("recording_address", "i8"),  # the recording's ring, 0: there is none
-        ("recording_bytes", "i8"),
-        # What follows means something only in a paged job (zico.heap.paged): functions, and the pages' whereabouts.
-        ("hold_address", "i8"),
-        ("go_on_address", "i8"),
-        ("copy_address", "i8"),
-        ("states_address", "i8"),
-        ("tickets_address", "i8"),
-        ("memory_fd", "i8"),
-        ("stack_address", "i8"),
-    ],
-    align=True,
-)
-"""What the compiled functions know of this process; one, as there is one heap that hooks serve from."""
 
-Record = Any
+class ForkRecord(Record):
+    """What the compiled functions know of this process; one, as there is one heap that hooks serve from."""
+
+    heap_address: I8  # HEAP record, 0: no heap is guarded
+    announced: I8  # forks that Python has begun
+    thread: I8  # pthread_self of one that forks, 0: none does
+    failed: I8  # why the child's copies are not complete: errno, NO_PIPE, NO_PAGER
+    reading: I4  # the pipe whose end tells that the child is done, -1: there is none
+    writing: I4
+    polled: I4  # struct pollfd
+    events: I2
+    found: I2
+    byte: I8  # room for what comes out of the pipe
+    table_address: I8  # the pool's table in this process
+    table_bytes: I8
+    recording_address: I8  # the recording's ring, 0: there is none
+    recording_bytes: I8
+    # What follows means something only in a paged job (zico.heap.paged): functions, and the pages' whereabouts.
+    hold_address: I8
+    go_on_address: I8
+    copy_address: I8
+    states_address: I8
+    tickets_address: I8
+    memory_fd: I8
+    stack_address: I8
+
+
+FORK = dtype_of(ForkRecord)
+
 
 _SYMBOL = "zico_process_fork"
 _RECORD = np.zeros(1, FORK)  # never freed: handlers cannot be unregistered
@@ -102,7 +104,7 @@ _fork_address = symbol_address(_SYMBOL)
 
 _ATTACHED, _FORKED = int(Attached.YES), int(Attached.FORKED)
 _I4, _I64, _VOID = types.int32, types.int64, types.void
-_PIPE_AT, _POLLED_AT, _BYTE_AT = (int(FORK.fields[name][1]) for name in ("reading", "polled", "byte"))  # type: ignore[index]
+_PIPE_AT, _POLLED_AT, _BYTE_AT = (int(FORK.fields[name][1]) for name in ("reading", "polled", "byte"))
 _POLLIN = 1
 _POLL_MS = 1000
 _DEADLINE_NS = int(DEADLINE_S * 1e9)
@@ -126,7 +128,7 @@ _errno_location = types.ExternalFunction("__errno_location", _I64())
 
 
 @inlined
-def _fork() -> Record:
+def _fork() -> ForkRecord:
     return record_at(_fork_address(), FORK)
 
 
@@ -157,21 +159,21 @@ def _prepare() -> None:
     fork.thread = this_thread()
     fork.failed = 0
     if _pipe2(address_of(fork) + _PIPE_AT, _CLOEXEC) != 0:
-        fork.reading = np.int32(-1)
+        fork.reading = -1
         fork.failed = NO_PIPE
     if fork.hold_address != 0 and call(fork.hold_address, (fork.heap_address, _DEADLINE_NS)) == 0:
         fork.failed = NO_PAGER
 
 
 @compiled
-def _await_end(fork: Record) -> None:
+def _await_end(fork: ForkRecord) -> None:
     """Wait until nobody has the pipe's other end, as long as pieces keep coming."""
     keep_out_of_line()
     fork.polled = fork.reading
-    fork.events = np.int16(_POLLIN)
+    fork.events = _POLLIN
     until_ns = monotonic_ns() + _DEADLINE_NS
     while monotonic_ns() < until_ns:
-        fork.found = np.int16(0)
+        fork.found = 0
         _poll(address_of(fork) + _POLLED_AT, 1, _POLL_MS)
         if fork.found != 0:  # else time has passed, or a signal has come
             got = _read(fork.reading, address_of(fork) + _BYTE_AT, 1)
@@ -200,7 +202,7 @@ def _in_parent() -> None:
 
 
 @compiled
-def _copy(fork: Record, address: int, size_bytes: int) -> int:
+def _copy(fork: ForkRecord, address: int, size_bytes: int) -> int:
     """Put a private copy of mapped memory at its address; returns 0 or errno."""
     keep_out_of_line()
     done = 0
@@ -219,7 +221,7 @@ def _copy(fork: Record, address: int, size_bytes: int) -> int:
 
 
 @compiled
-def _copy_slots(fork: Record, heap: Record) -> int:
+def _copy_slots(fork: ForkRecord, heap: HeapRecord) -> int:
     """Copy each run of slots with live tensors; of a paged job only those of the next tier."""
     keep_out_of_line()
     slots = slots_of(heap)
@@ -238,7 +240,7 @@ def _copy_slots(fork: Record, heap: Record) -> int:
 
 
 @compiled
-def _leave_pool(fork: Record, heap: Record) -> int:
+def _leave_pool(fork: ForkRecord, heap: HeapRecord) -> int:
     """Replace everything that is shared with others by private memory; returns 0 or errno."""
     keep_out_of_line()
     status = _copy_slots(fork, heap)
@@ -272,7 +274,7 @@ def _in_child() -> None:
     heap = record_at(fork.heap_address, HEAP)
     if fork.failed == 0:
         fork.failed = _leave_pool(fork, heap)
-    heap.attached = np.int32(_FORKED)
+    heap.attached = _FORKED
     heap.ring_address = 0
     heap.plan_fd = -1
     heap.relief_fd = -1

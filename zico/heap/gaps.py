@@ -9,18 +9,20 @@ cache line or two, and the lowest address that fits keeps the top of the arena e
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import array_at, compiled, inlined, keep_out_of_line, keep_small
 from zico.heap.layout import GAP, MAX_GAPS, SLOT
 
-NOTHING = -1
+if TYPE_CHECKING:
+    from zico.heap.layout import ArenaRecord, Gap
+    from zico.records import Records
 
-Record = Any
+NOTHING = -1
 
 
 @inlined
-def gaps_of(arena: Record) -> Any:  # noqa: ANN401 - an array of GAP
+def gaps_of(arena: ArenaRecord) -> Records[Gap]:
     """Return the arena's gaps; those behind ``n_gaps`` mean nothing."""
     return array_at(arena.gaps_address, MAX_GAPS, GAP)
 
@@ -45,7 +47,9 @@ def empty_slots(slots_address: int, region_shift: int, start: int, size_bytes: i
 
 
 @compiled
-def find(arena: Record, slots_address: int, region_shift: int, size_bytes: int, alignment: int, most_new: int) -> int:
+def find(
+    arena: ArenaRecord, slots_address: int, region_shift: int, size_bytes: int, alignment: int, most_new: int
+) -> int:
     """Return the gap in which the range needs the fewest new regions, the lowest of these.
 
     ``NOTHING`` if every gap is too small or needs more than ``most_new``.
@@ -67,7 +71,7 @@ def find(arena: Record, slots_address: int, region_shift: int, size_bytes: int, 
 
 
 @inlined
-def around(arena: Record, start: int, size_bytes: int) -> int:
+def around(arena: ArenaRecord, start: int, size_bytes: int) -> int:
     """Return the gap that contains a range, or ``NOTHING``."""
     gaps = gaps_of(arena)
     index = _first_after(arena, start + 1) - 1
@@ -77,7 +81,7 @@ def around(arena: Record, start: int, size_bytes: int) -> int:
 
 
 @compiled
-def take(arena: Record, index: int, start: int, size_bytes: int) -> int:
+def take(arena: ArenaRecord, index: int, start: int, size_bytes: int) -> int:
     """Cut a range out of a gap; returns its offset. The caller has checked that it lies within."""
     keep_small()
     gaps = gaps_of(arena)
@@ -97,7 +101,7 @@ def take(arena: Record, index: int, start: int, size_bytes: int) -> int:
 
 
 @compiled
-def give(arena: Record, start: int, size_bytes: int) -> None:
+def give(arena: ArenaRecord, start: int, size_bytes: int) -> None:
     """Return a range, merging it with the gaps on either side."""
     keep_small()
     gaps = gaps_of(arena)
@@ -118,13 +122,13 @@ def give(arena: Record, start: int, size_bytes: int) -> None:
 
 
 @inlined
-def is_full(arena: Record) -> bool:
+def is_full(arena: ArenaRecord) -> bool:
     """Tell whether one more cut might not find room for the gaps that it leaves."""
     return arena.n_gaps >= MAX_GAPS // 2
 
 
 @inlined
-def _first_after(arena: Record, offset: int) -> int:
+def _first_after(arena: ArenaRecord, offset: int) -> int:
     gaps = gaps_of(arena)
     low = 0
     high = arena.n_gaps
@@ -138,7 +142,7 @@ def _first_after(arena: Record, offset: int) -> int:
 
 
 @compiled
-def _insert(arena: Record, index: int, start: int, size_bytes: int) -> None:
+def _insert(arena: ArenaRecord, index: int, start: int, size_bytes: int) -> None:
     keep_out_of_line()
     gaps = gaps_of(arena)
     for i in range(arena.n_gaps, index, -1):
@@ -150,7 +154,7 @@ def _insert(arena: Record, index: int, start: int, size_bytes: int) -> None:
 
 
 @compiled
-def _remove(arena: Record, index: int) -> None:
+def _remove(arena: ArenaRecord, index: int) -> None:
     keep_out_of_line()
     gaps = gaps_of(arena)
     for i in range(index, arena.n_gaps - 1):

@@ -5,7 +5,7 @@ They hold no GIL, contain no Python and may run on any thread, before, during an
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import types
@@ -14,6 +14,9 @@ from zico.compiled import array_at, call, callback, inlined, record_at, symbol_a
 from zico.heap import allocator, process
 from zico.heap.layout import HEAP, Attached
 
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+
 _heap_address = symbol_address(process.SYMBOL)
 _ATTACHED = int(Attached.YES)
 _I64 = np.dtype("i8")
@@ -21,7 +24,7 @@ ENOMEM = 12
 
 
 @inlined
-def _heap() -> Any:  # noqa: ANN401 - the HEAP record
+def _heap() -> HeapRecord:
     return record_at(_heap_address(), HEAP)
 
 

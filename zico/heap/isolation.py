@@ -10,7 +10,7 @@ Guarantees (numbers as in docs/design/invariants.md)
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import types
@@ -25,13 +25,14 @@ from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NOBODY
 from zico.pool.regions import GRANTED, NEVER
 
-_I64 = types.int64
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
 
-Record = Any
+_I64 = types.int64
 
 
 @compiled
-def _scrub(heap: Record, first: int, last: int) -> bool:
+def _scrub(heap: HeapRecord, first: int, last: int) -> bool:
     """Scrub what others have used of the regions for the empty slots of a run, none of which is mapped yet."""
     keep_out_of_line()
     slots = slots_of(heap)
@@ -52,7 +53,7 @@ def _scrub(heap: Record, first: int, last: int) -> bool:
 
 
 @compiled
-def _part(heap: Record, first: int, last: int) -> None:
+def _part(heap: HeapRecord, first: int, last: int) -> None:
     """Unmap the empty slots of a run and return their regions; one that the kernel does not unmap stays the job's."""
     keep_out_of_line()
     slots = slots_of(heap)

@@ -17,11 +17,13 @@ a block to the arena that it lies in. There, each stream but the first has an ar
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import numpy as np
 
 from zico.pool.layout import STREAMS
-from zico.trace.online import TRACKER
+from zico.records import I4, I8, Numbers, Record, dtype_of
+from zico.trace.online import Tracker
 
 GRANULE_SHIFT = 16
 GRANULE_BYTES = 1 << GRANULE_SHIFT
@@ -90,13 +92,37 @@ class Attached(enum.IntEnum):
     """A child of the job: allocates privately; a free inside the window does nothing."""
 
 
-GAP = np.dtype([("start", "i8"), ("size_bytes", "i8")], align=True)
+class Gap(Record):
+    """A free range of an arena."""
 
-ARENA = np.dtype([("start", "i8"), ("end", "i8"), ("n_gaps", "i8"), ("gaps_address", "i8")], align=True)
-"""A stretch of the window and its sorted gaps."""
+    start: I8
+    size_bytes: I8
 
-SLOT = np.dtype([("live", "i4"), ("region", "i4"), ("mapped", "i4")], align=True)
-"""Blocks that touch the slot; the region held for it, or held there last; the one mapped there (each or NOBODY)."""
+
+GAP = dtype_of(Gap)
+
+
+class ArenaRecord(Record):
+    """A stretch of the window and its sorted gaps."""
+
+    start: I8
+    end: I8
+    n_gaps: I8
+    gaps_address: I8
+
+
+ARENA = dtype_of(ArenaRecord)
+
+
+class Slot(Record):
+    """Blocks that touch the slot; the region held for it, or held there last; the one mapped there (each or NOBODY)."""
+
+    live: I4
+    region: I4
+    mapped: I4
+
+
+SLOT = dtype_of(Slot)
 NO_TENSOR = -1
 """In place of a tensor's number in a recorded trace: there is none."""
 PRIVATE = -3
@@ -105,219 +131,269 @@ PRIVATE = -3
 RESTS = -4
 """In ``region``: the slot's tensors rest, outside the budget (``zico.heap.resting``)."""
 
-BLOCK = np.dtype(
-    [
-        ("size_bytes", "i8"),
-        ("start", "i8"),
-        ("birth", "i8"),
-        ("iteration", "i4"),
-        ("key", "i4"),  # of its class
-        ("lifetime", "i4"),  # index into the log of its iteration, or NOBODY
-        ("number", "i4"),  # of the tensor in a recorded trace
-    ],
-    align=True,
-)
-"""A live tensor, by the granule in which it starts: its size, its offset, and what is known of it at its birth."""
 
-STREAM = np.dtype(
-    [
-        ("handle", "i8"),
-        ("counter_address", "i8"),  # on the device
-        ("unmarked_bytes", "i8"),  # freed on it since its last mark
-        ("users", "i8"),  # live tensors that say they were used on it
-        ("awaited", "i8", (STREAMS,)),  # values of the job's other streams that it waits for
-        ("chunks", "i4", (len(CELL_SIZES),)),  # the first chunk with a free cell of each size, or NOBODY
-    ],
-    align=True,
-)
-"""A slot and the stream that has it."""
+class Block(Record):
+    """A live tensor, by the granule in which it starts: its size, its offset, and what is known of it at its birth."""
 
-CHUNK = np.dtype(
-    [
-        ("offset", "i8"),
-        ("cell_bytes", "i4"),
-        ("size_class", "i4"),
-        ("slot", "i4"),  # of the stream that its cells are for
-        ("previous", "i4"),  # chunks of that stream and size with free cells, NOBODY at the ends
-        ("next", "i4"),  # also: idle chunk records
-        ("n_cells", "i4"),
-        ("n_live", "i4"),
-        ("n_fresh", "i4"),  # cells from this one on have never been used
-        ("n_stacked", "i4"),
-        ("stack", "u2", (MOST_CELLS,)),  # used before and free
-        ("uses", "i4", (MOST_CELLS,)),
-    ],
-    align=True,
-)
-"""A chunk that is cut into cells."""
+    size_bytes: I8
+    start: I8
+    birth: I8
+    iteration: I4
+    key: I4  # of its class
+    lifetime: I4  # index into the log of its iteration, or NOBODY
+    number: I4  # of the tensor in a recorded trace
 
-DEFERRED = np.dtype([("offset", "i8"), ("uses", "i8"), ("values", "i8", (STREAMS,))])
-"""A tensor that is freed when the counters of the streams in ``uses`` have reached the values."""
 
-GUARD = np.dtype(
-    [
-        ("fence", "i8"),  # of its last release: until it has passed, this process's device work may use the mapping
-        ("leaves", "i4"),  # 1: the mapping must go (zico.heap.leaving)
-        ("listed", "i4"),  # 1: the slot is in the list there
-    ]
-)
-"""What guards a slot's mapping."""
+BLOCK = dtype_of(Block)
+
+
+class Stream(Record):
+    """A slot and the stream that has it."""
+
+    handle: I8
+    counter_address: I8  # on the device
+    unmarked_bytes: I8  # freed on it since its last mark
+    users: I8  # live tensors that say they were used on it
+    awaited: Annotated[Numbers, "i8", (STREAMS,)]  # values of the job's other streams that it waits for
+    chunks: Annotated[Numbers, "i4", (len(CELL_SIZES),)]  # the first chunk with a free cell of each size, or NOBODY
+
+
+STREAM = dtype_of(Stream)
+
+
+class Chunk(Record):
+    """A chunk that is cut into cells."""
+
+    offset: I8
+    cell_bytes: I4
+    size_class: I4
+    slot: I4  # of the stream that its cells are for
+    previous: I4  # chunks of that stream and size with free cells, NOBODY at the ends
+    next: I4  # also: idle chunk records
+    n_cells: I4
+    n_live: I4
+    n_fresh: I4  # cells from this one on have never been used
+    n_stacked: I4
+    stack: Annotated[Numbers, "u2", (MOST_CELLS,)]  # used before and free
+    uses: Annotated[Numbers, "i4", (MOST_CELLS,)]
+
+
+CHUNK = dtype_of(Chunk)
+
+
+class Deferred(Record, align=False):
+    """A tensor that is freed when the counters of the streams in ``uses`` have reached the values."""
+
+    offset: I8
+    uses: I8
+    values: Annotated[Numbers, "i8", (STREAMS,)]
+
+
+DEFERRED = dtype_of(Deferred)
+
+
+class Guard(Record, align=False):
+    """What guards a slot's mapping."""
+
+    fence: I8  # of its last release: until it has passed, this process's device work may use the mapping
+    leaves: I4  # 1: the mapping must go (zico.heap.leaving)
+    listed: I4  # 1: the slot is in the list there
+
+
+GUARD = dtype_of(Guard)
 
 USES = np.dtype("i4")
 """Streams besides its own that a tensor was used on, a bit each."""
 
-COUNT = np.dtype([("size_bytes", "i8"), ("iteration", "i4"), ("n", "i4")], align=True)
 
-LIFETIME = np.dtype([("key", "i8"), ("lower", "i8"), ("upper", "i8")], align=True)
-"""A tensor of an iteration: size and occurrence, and the heap's events at its birth and death (0: it lives)."""
+class Count(Record):
+    """Tensors of one size in an iteration, counted."""
 
-LOG = np.dtype(
-    [
-        ("n", "i8"),
-        ("begin", "i8"),  # the heap's events when the iteration began
-        ("end", "i8"),  # and when it ended
-        ("bytes", "i8"),  # of its tensors
-        ("planned_bytes", "i8"),  # of those that lie where the plan has them
-        ("lifetimes_address", "i8"),
-    ],
-    align=True,
-)
-"""What one iteration allocated. Final when the next one has ended: by then what it left over has died or persists."""
+    size_bytes: I8
+    iteration: I4
+    n: I4
 
-LYING = np.dtype([("offset", "i8"), ("size_bytes", "i8")], align=True)
-"""A tensor that a plan has to be made round."""
 
-PLACE = np.dtype([("key", "i8"), ("offset", "i8")], align=True)
-"""Where the plan has a tensor, by size and occurrence; key 0: an empty entry of the table."""
+COUNT = dtype_of(Count)
 
-HEAP = np.dtype(
-    [
-        # What every allocation and free reads comes first, on as few cache lines as can be.
-        ("attached", "i4"),
-        ("region_shift", "i4"),
-        ("mutex", "i4"),  # private: zico.compiled.private_lock
-        ("marked", "i4"),  # 1: boundaries are marked by an adapter or a call, so no period is looked for
-        ("events", "i8"),  # allocations and frees, ever
-        ("base", "i8"),  # the window
-        ("window_bytes", "i8"),
-        ("spill_offset", "i8"),  # where ARENA_SPILL begins
-        ("threshold_bytes", "i8"),
-        ("mutex_address", "i8"),
-        ("member_address", "i8"),
-        ("arenas_address", "i8"),
-        ("slots_address", "i8"),
-        ("blocks_address", "i8"),
-        ("classes_address", "i8"),
-        ("counts_address", "i8"),
-        ("wanted_address", "i8"),
-        ("logs_address", "i8"),
-        ("log", "i8"),  # the log of the iteration in flight
-        ("plan_address", "i8"),  # table of PLACE, 0: there is no plan
-        ("planned_offset", "i8"),  # where the arena begins that plans are made for
-        ("ring_address", "i8"),  # where events are recorded, 0: nowhere
-        ("real_posix_memalign", "i8"),
-        ("real_free", "i8"),
-        ("device_address", "i8"),  # DEVICE record, from which regions are mapped
-        ("spill_fd", "i8"),  # the next tier's file on the host device, -1: there is none
-        ("spill_limit_bytes", "i8"),
-        ("spill_live_bytes", "i8"),
-        ("stuck_iteration", "i8"),  # the last iteration in which nobody could go on, counted from one
-        ("wait_limit_ns", "i8"),
-        ("return_until_ns", "i8"),  # the job waits until then for what it has evicted; 0: it does not
-        ("map_address", "i8"),  # mmap(2) and fallocate(2) for the next tier
-        ("fallocate_address", "i8"),
-        ("spill_sparse", "i8"),  # its file system sets no space aside: a full one shows as SIGBUS
-        ("real_aligned_alloc", "i8"),
-        ("bad_frees", "i8"),  # frees inside the window of what is no live block
-        ("grace", "i8"),  # allocations before a boundary that was found rather than marked counts
-        ("tracker", TRACKER),  # finds iterations where nothing marks them
-        ("next_plan_address", "i8"),  # a table that takes over at the next boundary, 0 if none
-        ("next_plan_iteration", "i8"),  # no plan is asked for before
-        ("plan_interval", "i8"),  # iterations; doubles with every plan that is not followed
-        ("shortfall", "i8"),  # iterations in a row that the plan does not describe
-        ("plan_fd", "i8"),  # eventfd that wakes the planner, -1 if there is none
-        ("plan_asked", "i4"),  # 1: the log in handed_address waits for the planner
-        ("plans", "i8"),  # plans followed, ever
-        ("handed", LOG),
-        ("lying_address", "i8"),  # handed with it: LYING, what persists where plans are made for
-        ("n_lying", "i8"),
-        ("op", "i8"),  # name of the operation that runs, as an adapter tells, or NO_NAME
-        ("recorded_held", "i8"),  # regions held by the last event that says so
-        ("tensors", "i8"),  # allocations, ever: numbers of tensors in a recorded trace
-        # What follows means something only where a device works behind the processor's back (zico.heap.streams).
-        ("n_streams", "i8"),  # slots in use; 0 on the host device
-        ("address", "i8"),  # of this record
-        ("ready_address", "i8"),  # functions of zico.heap.device
-        ("release_address", "i8"),
-        ("bring_up_address", "i8"),
-        ("streams_address", "i8"),
-        ("side_offset", "i8"),  # where the arenas of the streams from slot 1 on begin; else the next tier's
-        ("side_bytes", "i8"),  # size of one of these
-        ("guards_address", "i8"),
-        ("uses_address", "i8"),  # of blocks, by granule
-        ("chunks_address", "i8"),
-        ("chunk_of_address", "i8"),  # by window offset >> CHUNK_SHIFT: number of the chunk + 1, or 0
-        ("n_chunks", "i8"),  # chunk records used so far
-        ("idle_chunk", "i8"),  # the first of those used before and free, or NOBODY
-        ("deferred_address", "i8"),
-        ("n_deferred", "i8"),
-        ("deferred_next", "i8"),  # which one is looked at next
-        ("spacing_bytes", "i8"),  # freed on a stream between two marks, unless somebody waits
-        ("alone_bytes", "i8"),  # the same for the first stream while no other job is there
-        ("unmarked_bytes", "i8"),  # of all streams
-        ("taken_over", "i8"),  # the slot that another stream has taken over last, 0: none yet
-        ("mixed", "i8"),  # bit k: a tensor that was used in slot k may mean a stream that lost it
-        ("timeline_address", "i8"),  # first argument of the three functions
-        ("mark_address", "i8"),
-        ("await_address", "i8"),
-        ("synchronize_address", "i8"),
-        ("counters_address", "i8"),  # on the device
-        ("marks", "i8"),  # ever
-        ("failures", "i8"),  # marks, waits and scrubs that the device refused, ever
-        ("overflow_address", "i8"),  # functions of zico.heap.pinned, 0: this device has no next tier
-        ("retire_address", "i8"),
-        ("pinned_address", "i8"),  # handles of the next tier's memory, a u8 a slot
-        # What follows means something only in a pool that isolates jobs.
-        ("scrubs", "i8"),  # regions scrubbed, ever
-        ("scrub_address", "i8"),  # 0 on the host device, whose kernel scrubs
-        ("leaving_address", "i8"),  # slots whose mappings must go (zico.heap.leaving)
-        ("n_leaving", "i8"),
-        ("leaving_next", "i8"),  # which one is looked at next
-        # What follows means something only in a job that swaps (zico.heap.relief).
-        ("relief_fd", "i8"),  # eventfd that asks for relief, -1: nobody is there to be asked
-        ("relief_asked", "i8"),  # questions, ever
-        ("relief_answered", "i8"),
-        ("relief_sequence", "i8"),  # how pool and heap were at the last one
-        ("patient_thread", "i8"),  # pthread_self of one that allocates for later, 0: none
-        ("leaving_bytes", "i8"),  # of tensors that are being copied to a tier, and go when they have been
-        # What follows means something only where an optimizer's state can rest (zico.heap.resting).
-        ("apart_thread", "i8"),  # pthread_self of one whose tensors go to RESTING, 0: none
-        ("may_rest", "i8"),  # 1: between two steps
-        ("rest_limit", "i8"),  # most slots that may rest
-        ("restable", "i8"),  # slots in use in RESTING when the last step ended
-        ("resting", "i8"),  # slots that rest
-        ("rested", "i8"),  # ever
-        ("woken", "i8"),  # ever
-        ("late", "i8"),  # steps that found some not back yet
-        ("late_ns", "i8"),  # for which these waited
-        # What follows means something only where the window is managed memory (zico.heap.managed).
-        ("pool_shift", "i8"),  # log2 of the pool's regions, everywhere; slots are smaller there
-        ("most_streams", "i8"),  # streams that get a slot, everywhere; fewer there
-        ("managed_address", "i8"),  # MANAGED record, 0: the window is no managed memory
-        ("back_address", "i8"),  # functions of zico.heap.managed
-        ("born_address", "i8"),
-        ("used_address", "i8"),
-        # What follows means something only where the job's faults are served (zico.heap.paged); back_address, too.
-        ("entered_address", "i8"),  # functions of zico.heap.paged
-        ("left_address", "i8"),
-        ("yield_address", "i8"),
-        ("frugal", "i8"),  # 1: what comes next is placed although no region is to be had for it
-        ("sheet_address", "i8"),  # what the job shares with its pager (zico.paging.sheet)
-        ("live_address", "i8"),  # arrays of the sheet
-        ("births_address", "i8"),
-        ("regions_address", "i8"),
-        ("events_address", "i8"),
-        ("pager_fd", "i8"),  # eventfd that wakes the pager
-    ],
-    align=True,
-)
+
+class Lifetime(Record):
+    """A tensor of an iteration: size and occurrence, and the heap's events at its birth and death (0: it lives)."""
+
+    key: I8
+    lower: I8
+    upper: I8
+
+
+LIFETIME = dtype_of(Lifetime)
+
+
+class Log(Record):
+    """What one iteration allocated. It is final when the next one has ended.
+
+    By then what it left over has died or persists.
+    """
+
+    n: I8
+    begin: I8  # the heap's events when the iteration began
+    end: I8  # and when it ended
+    bytes: I8  # of its tensors
+    planned_bytes: I8  # of those that lie where the plan has them
+    lifetimes_address: I8
+
+
+LOG = dtype_of(Log)
+
+
+class Lying(Record):
+    """A tensor that a plan has to be made round."""
+
+    offset: I8
+    size_bytes: I8
+
+
+LYING = dtype_of(Lying)
+
+
+class Place(Record):
+    """Where the plan has a tensor, by size and occurrence; key 0: an empty entry of the table."""
+
+    key: I8
+    offset: I8
+
+
+PLACE = dtype_of(Place)
+
+
+class HeapRecord(Record):
+    """The heap as a whole."""
+
+    # What every allocation and free reads comes first, on as few cache lines as can be.
+    attached: I4
+    region_shift: I4
+    mutex: I4  # private: zico.compiled.private_lock
+    marked: I4  # 1: boundaries are marked by an adapter or a call, so no period is looked for
+    events: I8  # allocations and frees, ever
+    base: I8  # the window
+    window_bytes: I8
+    spill_offset: I8  # where ARENA_SPILL begins
+    threshold_bytes: I8
+    mutex_address: I8
+    member_address: I8
+    arenas_address: I8
+    slots_address: I8
+    blocks_address: I8
+    classes_address: I8
+    counts_address: I8
+    wanted_address: I8
+    logs_address: I8
+    log: I8  # the log of the iteration in flight
+    plan_address: I8  # table of PLACE, 0: there is no plan
+    planned_offset: I8  # where the arena begins that plans are made for
+    ring_address: I8  # where events are recorded, 0: nowhere
+    real_posix_memalign: I8
+    real_free: I8
+    device_address: I8  # DEVICE record, from which regions are mapped
+    spill_fd: I8  # the next tier's file on the host device, -1: there is none
+    spill_limit_bytes: I8
+    spill_live_bytes: I8
+    stuck_iteration: I8  # the last iteration in which nobody could go on, counted from one
+    wait_limit_ns: I8
+    return_until_ns: I8  # the job waits until then for what it has evicted; 0: it does not
+    map_address: I8  # mmap(2) and fallocate(2) for the next tier
+    fallocate_address: I8
+    spill_sparse: I8  # its file system sets no space aside: a full one shows as SIGBUS
+    real_aligned_alloc: I8
+    bad_frees: I8  # frees inside the window of what is no live block
+    grace: I8  # allocations before a boundary that was found rather than marked counts
+    tracker: Tracker  # finds iterations where nothing marks them
+    next_plan_address: I8  # a table that takes over at the next boundary, 0 if none
+    next_plan_iteration: I8  # no plan is asked for before
+    plan_interval: I8  # iterations; doubles with every plan that is not followed
+    shortfall: I8  # iterations in a row that the plan does not describe
+    plan_fd: I8  # eventfd that wakes the planner, -1 if there is none
+    plan_asked: I4  # 1: the log in handed_address waits for the planner
+    plans: I8  # plans followed, ever
+    handed: Log
+    lying_address: I8  # handed with it: LYING, what persists where plans are made for
+    n_lying: I8
+    op: I8  # name of the operation that runs, as an adapter tells, or NO_NAME
+    recorded_held: I8  # regions held by the last event that says so
+    tensors: I8  # allocations, ever: numbers of tensors in a recorded trace
+    # What follows means something only where a device works behind the processor's back (zico.heap.streams).
+    n_streams: I8  # slots in use; 0 on the host device
+    address: I8  # of this record
+    ready_address: I8  # functions of zico.heap.device
+    release_address: I8
+    bring_up_address: I8
+    streams_address: I8
+    side_offset: I8  # where the arenas of the streams from slot 1 on begin; else the next tier's
+    side_bytes: I8  # size of one of these
+    guards_address: I8
+    uses_address: I8  # of blocks, by granule
+    chunks_address: I8
+    chunk_of_address: I8  # by window offset >> CHUNK_SHIFT: number of the chunk + 1, or 0
+    n_chunks: I8  # chunk records used so far
+    idle_chunk: I8  # the first of those used before and free, or NOBODY
+    deferred_address: I8
+    n_deferred: I8
+    deferred_next: I8  # which one is looked at next
+    spacing_bytes: I8  # freed on a stream between two marks, unless somebody waits
+    alone_bytes: I8  # the same for the first stream while no other job is there
+    unmarked_bytes: I8  # of all streams
+    taken_over: I8  # the slot that another stream has taken over last, 0: none yet
+    mixed: I8  # bit k: a tensor that was used in slot k may mean a stream that lost it
+    timeline_address: I8  # first argument of the three functions
+    mark_address: I8
+    await_address: I8
+    synchronize_address: I8
+    counters_address: I8  # on the device
+    marks: I8  # ever
+    failures: I8  # marks, waits and scrubs that the device refused, ever
+    overflow_address: I8  # functions of zico.heap.pinned, 0: this device has no next tier
+    retire_address: I8
+    pinned_address: I8  # handles of the next tier's memory, a u8 a slot
+    # What follows means something only in a pool that isolates jobs.
+    scrubs: I8  # regions scrubbed, ever
+    scrub_address: I8  # 0 on the host device, whose kernel scrubs
+    leaving_address: I8  # slots whose mappings must go (zico.heap.leaving)
+    n_leaving: I8
+    leaving_next: I8  # which one is looked at next
+    # What follows means something only in a job that swaps (zico.heap.relief).
+    relief_fd: I8  # eventfd that asks for relief, -1: nobody is there to be asked
+    relief_asked: I8  # questions, ever
+    relief_answered: I8
+    relief_sequence: I8  # how pool and heap were at the last one
+    patient_thread: I8  # pthread_self of one that allocates for later, 0: none
+    leaving_bytes: I8  # of tensors that are being copied to a tier, and go when they have been
+    # What follows means something only where an optimizer's state can rest (zico.heap.resting).
+    apart_thread: I8  # pthread_self of one whose tensors go to RESTING, 0: none
+    may_rest: I8  # 1: between two steps
+    rest_limit: I8  # most slots that may rest
+    restable: I8  # slots in use in RESTING when the last step ended
+    resting: I8  # slots that rest
+    rested: I8  # ever
+    woken: I8  # ever
+    late: I8  # steps that found some not back yet
+    late_ns: I8  # for which these waited
+    # What follows means something only where the window is managed memory (zico.heap.managed).
+    pool_shift: I8  # log2 of the pool's regions, everywhere; slots are smaller there
+    most_streams: I8  # streams that get a slot, everywhere; fewer there
+    managed_address: I8  # MANAGED record, 0: the window is no managed memory
+    back_address: I8  # functions of zico.heap.managed
+    born_address: I8
+    used_address: I8
+    # What follows means something only where the job's faults are served (zico.heap.paged); back_address, too.
+    entered_address: I8  # functions of zico.heap.paged
+    left_address: I8
+    yield_address: I8
+    frugal: I8  # 1: what comes next is placed although no region is to be had for it
+    sheet_address: I8  # what the job shares with its pager (zico.paging.sheet)
+    live_address: I8  # arrays of the sheet
+    births_address: I8
+    regions_address: I8
+    events_address: I8
+    pager_fd: I8  # eventfd that wakes the pager
+
+
+HEAP = dtype_of(HeapRecord)

@@ -14,7 +14,7 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,23 +26,26 @@ from zico.heap.records import pool_of, slots_of
 from zico.pool.fences import has_passed
 from zico.pool.layout import NOBODY
 
+if TYPE_CHECKING:
+    from zico.heap.layout import Guard, HeapRecord
+    from zico.records import Records
+
 FEW = 4
 """How many slots in the list a grant or release looks at, besides as many as it may add."""
 
 _I32 = np.dtype("i4")
 
-Record = Any
 Array = Any
 
 
 @inlined
-def guards_of(heap: Record) -> Array:
+def guards_of(heap: HeapRecord) -> Records[Guard]:
     """Return what guards the slots' mappings."""
     return array_at(heap.guards_address, heap.window_bytes >> heap.region_shift, GUARD)
 
 
 @compiled
-def stay(heap: Record, first: int, last: int) -> None:
+def stay(heap: HeapRecord, first: int, last: int) -> None:
     """Keep the mappings of the empty slots of a run: they are going to be used."""
     keep_out_of_line()
     for slot in range(first, last + 1):
@@ -51,7 +54,7 @@ def stay(heap: Record, first: int, last: int) -> None:
 
 
 @compiled
-def part(heap: Record, first: int, last: int) -> None:
+def part(heap: HeapRecord, first: int, last: int) -> None:
     """Let the mappings of the empty slots of a run go when the device has finished with them."""
     keep_out_of_line()
     slots = slots_of(heap)
@@ -67,12 +70,12 @@ def part(heap: Record, first: int, last: int) -> None:
 
 
 @inlined
-def _list(heap: Record) -> Array:
+def _list(heap: HeapRecord) -> Array:
     return array_at(heap.leaving_address, heap.window_bytes >> heap.region_shift, _I32)
 
 
 @compiled
-def tend(heap: Record, most: int) -> None:
+def tend(heap: HeapRecord, most: int) -> None:
     """Look at slots in the list, at most so many, and unmap those that the device has finished with."""
     keep_out_of_line()
     if most >= heap.n_leaving:
@@ -92,7 +95,7 @@ def tend(heap: Record, most: int) -> None:
 
 
 @inlined
-def _unmap(heap: Record, slot: int, fence: int) -> bool:
+def _unmap(heap: HeapRecord, slot: int, fence: int) -> bool:
     """Unmap a slot if the device has finished with it; false if it is mapped still."""
     slots = slots_of(heap)
     if slots[slot].mapped != NOBODY:

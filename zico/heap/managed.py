@@ -28,7 +28,7 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import types
@@ -51,6 +51,10 @@ from zico.pool.regions import BEHIND, GRANTED, WAIT
 from zico.pool.shared import cap_of, header_of
 from zico.trace import curve
 
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+    from zico.heap.managed_layout import ManagedRecord
+
 MOST_AHEAD = 64
 """Blocks that one allocation asks for ahead (128 MiB): what a bus of 16 GB/s moves in 8 ms."""
 
@@ -59,14 +63,12 @@ _I64 = types.int64
 _I8 = np.dtype("i8")
 _I4 = np.dtype("i4")
 
-Record = Any
-
 
 # -- touches --------------------------------------------------------------------------------------------------------
 
 
 @compiled
-def _bring(heap: Record, managed: Record, first: int, last: int) -> None:
+def _bring(heap: HeapRecord, managed: ManagedRecord, first: int, last: int) -> None:
     """Let blocks that are touched now be there; none of them goes for another."""
     paging = paging_of(managed)
     missing = 0
@@ -84,7 +86,7 @@ def _bring(heap: Record, managed: Record, first: int, last: int) -> None:
 
 
 @compiled
-def _learn(heap: Record, managed: Record, first: int, last: int, others: int) -> None:
+def _learn(heap: HeapRecord, managed: ManagedRecord, first: int, last: int, others: int) -> None:
     """Let the tables know that blocks are touched; ``others``: least tensors in a block for what is there to matter."""
     paging = paging_of(managed)
     slots = slots_of(heap)
@@ -101,7 +103,7 @@ def _learn(heap: Record, managed: Record, first: int, last: int, others: int) ->
 
 
 @compiled
-def _look_ahead(heap: Record, managed: Record) -> None:
+def _look_ahead(heap: HeapRecord, managed: ManagedRecord) -> None:
     """Bring in what the next executions touch, as far as there is room or what is not touched sooner can go.
 
     Where nothing lives, what comes there is written first: such a block comes when a tensor is allocated in it.
@@ -124,7 +126,7 @@ def _look_ahead(heap: Record, managed: Record) -> None:
 
 
 @compiled
-def _turn(heap: Record, managed: Record) -> None:
+def _turn(heap: HeapRecord, managed: ManagedRecord) -> None:
     """Begin an iteration: find what lives and was not touched in the last one, and bring it back if it is out."""
     keep_out_of_line()
     paging = paging_of(managed)
@@ -187,7 +189,7 @@ def used(heap_address: int, offset: int, slot: int) -> None:
 
 
 @inlined
-def _needed(heap: Record, managed: Record) -> int:
+def _needed(heap: HeapRecord, managed: ManagedRecord) -> int:
     """Return the regions that the job should hold: for all that lives, as far as it may."""
     per_region = 1 << managed.blocks_shift
     regions_of_live = (managed.live + per_region - 1) >> managed.blocks_shift
@@ -195,7 +197,7 @@ def _needed(heap: Record, managed: Record) -> int:
 
 
 @compiled
-def _acquire_one(heap: Record, managed: Record) -> int:
+def _acquire_one(heap: HeapRecord, managed: ManagedRecord) -> int:
     """Acquire a region by number; one that the device still uses is left to those that need its memory."""
     pool = pool_of(heap)
     wanted = wanted_of(heap)
@@ -236,7 +238,7 @@ def back(heap_address: int, first: int, last: int, n: int) -> int:
 
 
 @compiled
-def _give_back_spare(heap: Record, managed: Record) -> None:
+def _give_back_spare(heap: HeapRecord, managed: ManagedRecord) -> None:
     """Return to the pool what the job holds beyond what lives or what it may hold, and let go as much."""
     keep_out_of_line()
     me = job_of(heap)
@@ -254,7 +256,7 @@ def _give_back_spare(heap: Record, managed: Record) -> None:
 
 
 @inlined
-def _is_wanted(heap: Record) -> bool:
+def _is_wanted(heap: HeapRecord) -> bool:
     """Tell whether somebody else waits for memory, or the job holds more than it may."""
     me = job_of(heap)
     header = header_of(pool_of(heap))

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import numpy as np
+from zico.driver.record import Mover
+from zico.records import I8, Record, dtype_of
 
-from zico.driver.record import MOVER
 
-MANAGED = np.dtype(
-    [
-        ("mover", MOVER),
-        ("paging_address", "i8"),  # PAGING record of the tables
-        ("touched_address", "i8"),  # the iteration of each block's last touch + 1, an i8 each
-        ("held_address", "i8"),  # regions held, by number, an i4 each
-        ("n_held", "i8"),
-        ("n_regions", "i8"),  # of the pool
-        ("blocks_shift", "i8"),  # log2 of the blocks in a region
-        ("iteration", "i8"),  # the job's, when a tensor was allocated last
-        ("live", "i8"),  # blocks in which something lives
-        ("resident", "i8"),  # blocks that are there by our count
-        ("n_silent", "i8"),  # blocks that live and were not touched in the last iteration: they go last
-        ("busy", "i8"),  # a bit for each stream slot that was given work since our stream last waited
-        ("first_out", "i8"),  # blocks that have counted as gone, and are to be ordered out
-        ("n_out", "i8"),
-        ("first_in", "i8"),  # and in, afterwards
-        ("n_in", "i8"),
-        # Counted in blocks, ever.
-        ("touches", "i8"),
-        ("missed", "i8"),  # of those, of blocks with something in them that were out
-        ("prefetched", "i8"),
-        ("peak", "i8"),  # most that were resident by our count
-    ],
-    align=True,
-)
-"""One job's steering. All of it inside the heap's mutex."""
-MOVER_OFFSET = MANAGED.fields["mover"][1]  # type: ignore[index]
+class ManagedRecord(Record):
+    """One job's steering. All of it inside the heap's mutex."""
+
+    mover: Mover
+    paging_address: I8  # PAGING record of the tables
+    touched_address: I8  # the iteration of each block's last touch + 1, an i8 each
+    held_address: I8  # regions held, by number, an i4 each
+    n_held: I8
+    n_regions: I8  # of the pool
+    blocks_shift: I8  # log2 of the blocks in a region
+    iteration: I8  # the job's, when a tensor was allocated last
+    live: I8  # blocks in which something lives
+    resident: I8  # blocks that are there by our count
+    n_silent: I8  # blocks that live and were not touched in the last iteration: they go last
+    busy: I8  # a bit for each stream slot that was given work since our stream last waited
+    first_out: I8  # blocks that have counted as gone, and are to be ordered out
+    n_out: I8
+    first_in: I8  # and in, afterwards
+    n_in: I8
+    # Counted in blocks, ever.
+    touches: I8
+    missed: I8  # of those, of blocks with something in them that were out
+    prefetched: I8
+    peak: I8  # most that were resident by our count
+
+
+MANAGED = dtype_of(ManagedRecord)
+MOVER_OFFSET = MANAGED.fields["mover"][1]

@@ -5,8 +5,6 @@ Where this process's heap serves nobody, the driver is asked.
 
 from __future__ import annotations
 
-from typing import Any
-
 import llvmlite.binding
 import numpy as np
 from numba import types
@@ -16,9 +14,17 @@ from zico.heap import process
 from zico.heap.layout import HEAP, Attached
 from zico.heap.records import job_of, pool_of
 from zico.pool.shared import header_of
+from zico.records import I8, Record, dtype_of
 
-OTHERS = np.dtype([("mem_get_info", "i8"), ("device_total_mem", "i8")])
-"""The driver's functions, 0 if not known."""
+
+class Others(Record, align=False):
+    """The driver's functions, 0 if not known."""
+
+    mem_get_info: I8
+    device_total_mem: I8
+
+
+OTHERS = dtype_of(Others)
 
 _SYMBOL = "zico_memory_queries"
 OTHERS_RECORD = np.zeros(1, OTHERS)
@@ -38,14 +44,14 @@ def mem_get_info(free_address: int, total_address: int) -> int:
 
     What other jobs hold counts as free: it can be had by waiting, and frameworks size themselves by it at their start.
     """
-    heap: Any = record_at(_heap_address(), HEAP)
+    heap = record_at(_heap_address(), HEAP)
     if heap.attached == _ATTACHED:
         budget_regions = header_of(pool_of(heap)).budget_regions
         free_regions = max(budget_regions - job_of(heap).held, 0)
         array_at(free_address, 1, _I64)[0] = free_regions << heap.pool_shift
         array_at(total_address, 1, _I64)[0] = budget_regions << heap.pool_shift
         return _SUCCESS
-    others: Any = record_at(_others_address(), OTHERS)
+    others = record_at(_others_address(), OTHERS)
     if others.mem_get_info == 0:
         return _NOT_INITIALIZED
     status: int = np.int32(call(others.mem_get_info, (free_address, total_address)))  # type: ignore[assignment]
@@ -55,11 +61,11 @@ def mem_get_info(free_address: int, total_address: int) -> int:
 @callback(types.int32(types.int64, types.int64))
 def device_total_mem(total_address: int, device: int) -> int:
     """Stand in for ``cuDeviceTotalMem``: the budget, whichever device; the process uses the pool's alone."""
-    heap: Any = record_at(_heap_address(), HEAP)
+    heap = record_at(_heap_address(), HEAP)
     if heap.attached == _ATTACHED:
         array_at(total_address, 1, _I64)[0] = header_of(pool_of(heap)).budget_regions << heap.pool_shift
         return _SUCCESS
-    others: Any = record_at(_others_address(), OTHERS)
+    others = record_at(_others_address(), OTHERS)
     if others.device_total_mem == 0:
         return _NOT_INITIALIZED
     status: int = np.int32(call(others.device_total_mem, (total_address, device)))  # type: ignore[assignment]
@@ -73,7 +79,7 @@ def cache_info(_allocator: int, _device: int, largest_address: int) -> None:
     PyTorch asks how large a workspace cuDNN may try. Its own allocator answers with the largest free
     block. Here it is what nobody holds, within the job's limit, and what the job holds unused.
     """
-    heap: Any = record_at(_heap_address(), HEAP)
+    heap = record_at(_heap_address(), HEAP)
     free_bytes = 0
     if heap.attached == _ATTACHED:
         header = header_of(pool_of(heap))

@@ -9,7 +9,7 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,31 +23,34 @@ from zico.paging.layout import NONE, PAGING
 from zico.paging.resident import note_arrival, note_departure, release
 from zico.pool.fences import issued_of, pair_of
 
-_I8 = np.dtype("i8")
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+    from zico.heap.managed_layout import ManagedRecord
+    from zico.paging.layout import PagingRecord
 
-Record = Any
+_I8 = np.dtype("i8")
 
 
 @inlined
-def managed_of(heap: Record) -> Record:
+def managed_of(heap: HeapRecord) -> ManagedRecord:
     """Return how the job's window is steered."""
     return record_at(heap.managed_address, MANAGED)
 
 
 @inlined
-def paging_of(managed: Record) -> Record:
+def paging_of(managed: ManagedRecord) -> PagingRecord:
     """Return what is learned."""
     return record_at(managed.paging_address, PAGING)
 
 
 @inlined
-def allowance(heap: Record, managed: Record) -> int:
+def allowance(heap: HeapRecord, managed: ManagedRecord) -> int:
     """Return the blocks that may be resident."""
     return job_of(heap).held << managed.blocks_shift
 
 
 @compiled
-def _follow(heap: Record, managed: Record) -> None:
+def _follow(heap: HeapRecord, managed: ManagedRecord) -> None:
     """Let our stream wait for what the job's streams were given until now, so that nothing goes that is being used."""
     keep_out_of_line()
     pool = pool_of(heap)
@@ -59,7 +62,7 @@ def _follow(heap: Record, managed: Record) -> None:
 
 
 @inlined
-def _order(heap: Record, first: int, n: int, location: int) -> bool:
+def _order(heap: HeapRecord, first: int, n: int, location: int) -> bool:
     """Order a run of blocks to a place."""
     address = heap.base + (first << heap.region_shift)
     if move(heap.managed_address + MOVER_OFFSET, address, n << heap.region_shift, location):
@@ -69,7 +72,7 @@ def _order(heap: Record, first: int, n: int, location: int) -> bool:
 
 
 @compiled
-def _flush_out(heap: Record, managed: Record) -> None:
+def _flush_out(heap: HeapRecord, managed: ManagedRecord) -> None:
     """Order what is to go out; what the driver refuses counts as there."""
     keep_out_of_line()
     paging = paging_of(managed)
@@ -85,7 +88,7 @@ def _flush_out(heap: Record, managed: Record) -> None:
 
 
 @compiled
-def flush(heap: Record, managed: Record) -> None:
+def flush(heap: HeapRecord, managed: ManagedRecord) -> None:
     """Order what is to go out, and then what is to come in; what the driver refuses counts as where it was."""
     if managed.n_out > 0:
         _flush_out(heap, managed)
@@ -104,7 +107,7 @@ def flush(heap: Record, managed: Record) -> None:
 
 
 @compiled
-def send(heap: Record, managed: Record, block: int) -> None:
+def send(heap: HeapRecord, managed: ManagedRecord, block: int) -> None:
     """Let a resident block go out, in one order with its neighbours."""
     first, n = managed.first_in, managed.n_in
     if first <= block < first + n:
@@ -121,7 +124,7 @@ def send(heap: Record, managed: Record, block: int) -> None:
 
 
 @compiled
-def fetch(heap: Record, managed: Record, block: int) -> None:
+def fetch(heap: HeapRecord, managed: ManagedRecord, block: int) -> None:
     """Let a block that is out come in, in one order with its neighbours."""
     if managed.n_in > 0 and block != managed.first_in + managed.n_in:
         flush(heap, managed)
@@ -133,7 +136,7 @@ def fetch(heap: Record, managed: Record, block: int) -> None:
 
 
 @compiled
-def make_room(heap: Record, managed: Record, n: int) -> None:
+def make_room(heap: HeapRecord, managed: ManagedRecord, n: int) -> None:
     """Let blocks go until ``n`` more may be resident, or none is left that can."""
     paging = paging_of(managed)
     lacking = managed.resident + n - allowance(heap, managed)
@@ -148,7 +151,7 @@ def make_room(heap: Record, managed: Record, n: int) -> None:
 
 
 @compiled
-def _give_up_silent(managed: Record) -> None:
+def _give_up_silent(managed: ManagedRecord) -> None:
     """Let what is used unseen be evicted as everything else, since nothing else is left."""
     keep_out_of_line()
     paging = paging_of(managed)

@@ -6,7 +6,7 @@ Small tensors are cells (``zico.heap.cells``); those of streams but the first li
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import call, compiled, inlined, keep_out_of_line, keep_small, private_lock, private_unlock
 from zico.heap import blocks, cells, following, gaps, placing, streams, tensors, waits
@@ -19,11 +19,13 @@ from zico.pool.layout import NOBODY
 from zico.trace import ring
 from zico.trace.events import NO_NAME
 
-Record = Any
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+    from zico.pool.layout import Job
 
 
 @compiled
-def allocate_on(heap: Record, size_bytes: int, stream: int) -> int:
+def allocate_on(heap: HeapRecord, size_bytes: int, stream: int) -> int:
     """Return the address of ``size_bytes`` for a stream's work from now on; else as ``allocate``.
 
     Args:
@@ -54,7 +56,7 @@ def allocate_on(heap: Record, size_bytes: int, stream: int) -> int:
 
 
 @compiled
-def _follow(heap: Record, me: Record, offset: int, slot: int, stream: int) -> int:
+def _follow(heap: HeapRecord, me: Job, offset: int, slot: int, stream: int) -> int:
     """Give a tensor to a stream that lost its slot while it waited; returns as ``serve``."""
     keep_out_of_line()
     if streams.follow(heap, slot, stream):
@@ -64,14 +66,14 @@ def _follow(heap: Record, me: Record, offset: int, slot: int, stream: int) -> in
 
 
 @compiled
-def _serve_block(heap: Record, me: Record, slot: int, size_bytes: int) -> int:
+def _serve_block(heap: HeapRecord, me: Job, slot: int, size_bytes: int) -> int:
     """Find room for a tensor of at least a granule on a stream."""
     rounded = gaps.align_up(max(min(size_bytes, LARGEST), GRANULE_BYTES), CELL_STEP_BYTES)
     return serve(heap, me, slot, size_bytes, rounded, CELL_STEP_BYTES)
 
 
 @compiled
-def _serve_cell(heap: Record, me: Record, slot: int, size_bytes: int) -> int:
+def _serve_cell(heap: HeapRecord, me: Job, slot: int, size_bytes: int) -> int:
     """Find room for a small tensor on a stream; returns as ``serve``."""
     size_class = cells.class_of(size_bytes)
     offset = cells.take(heap, slot, size_class)
@@ -88,7 +90,7 @@ def _serve_cell(heap: Record, me: Record, slot: int, size_bytes: int) -> int:
 
 
 @compiled
-def _cut(heap: Record, me: Record, number: int, slot: int, size_class: int) -> int:
+def _cut(heap: HeapRecord, me: Job, number: int, slot: int, size_class: int) -> int:
     """Find room for a chunk and take its first cell, or one that is freed meanwhile; returns as ``serve``."""
     keep_out_of_line()
     arena = EXTRA if slot == MAIN else SPILL + slot
@@ -111,7 +113,7 @@ def _cut(heap: Record, me: Record, number: int, slot: int, size_class: int) -> i
 
 
 @compiled
-def free_on(heap: Record, address: int, stream: int) -> None:
+def free_on(heap: HeapRecord, address: int, stream: int) -> None:
     """Free a tensor of which a stream has been given its last use; what it lay in is the stream's to use again.
 
     Where the tensor is another stream's, or was used on others (``record_stream``), it is freed when they have all
@@ -139,14 +141,14 @@ def free_on(heap: Record, address: int, stream: int) -> None:
 
 
 @inlined
-def _record_death(heap: Record, offset: int) -> None:
+def _record_death(heap: HeapRecord, offset: int) -> None:
     if cells.chunk_at(heap, offset) == NOBODY:
         block = block_at(heap, offset)
         ring.put(heap.ring_address, ring.FREE, block.number, block.size_bytes, NO_NAME)
 
 
 @compiled
-def record_stream(heap: Record, address: int, stream: int) -> None:
+def record_stream(heap: HeapRecord, address: int, stream: int) -> None:
     """Note that a stream uses a tensor that is another's: its free waits for what that stream was given until then."""
     offset = address - heap.base
     private_lock(heap.mutex_address)
@@ -157,7 +159,7 @@ def record_stream(heap: Record, address: int, stream: int) -> None:
 
 
 @compiled
-def settle(heap: Record) -> None:
+def settle(heap: HeapRecord) -> None:
     """Put the marks that are due on the streams, and free what the device has finished with: before the job leaves."""
     private_lock(heap.mutex_address)
     waits.bring_up(heap)

@@ -11,7 +11,7 @@ Guarantees
 from __future__ import annotations
 
 import errno
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import types
@@ -30,12 +30,16 @@ from zico.tiers import stores
 from zico.tiers.layout import STACK
 from zico.trace import curve
 
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+    from zico.paging.sheet import SheetRecord
+
 _I64 = types.int64
 _I4 = np.dtype("i4")
 _I8 = np.dtype("i8")
 _NAME_MASK = (1 << 62) - 1
 _WRITTEN, _CLEAN, _OUT = int(State.WRITTEN), int(State.CLEAN), int(State.OUT)
-_STANDS_AT = int(SHEET.fields["stands"][1])  # type: ignore[index]
+_STANDS_AT = int(SHEET.fields["stands"][1])
 _READ_WRITE, _PRIVATE = host.PROT_READ_WRITE, host.RESERVED | host.MAP_FIXED
 _EIO, _EINTR = errno.EIO, errno.EINTR
 
@@ -43,17 +47,15 @@ _mmap = types.ExternalFunction("mmap", types.int64(_I64, _I64, types.int32, type
 _pread = types.ExternalFunction("pread", types.int64(types.int32, _I64, _I64, _I64))
 _errno_location = types.ExternalFunction("__errno_location", types.int64())
 
-Record = Any
-
 
 @inlined
-def sheet_of(heap: Record) -> Record:
+def sheet_of(heap: HeapRecord) -> SheetRecord:
     """Return what the job shares with its pager."""
     return record_at(heap.sheet_address, SHEET)
 
 
 @inlined
-def _let_count(heap: Record, n: int) -> int:
+def _let_count(heap: HeapRecord, n: int) -> int:
     """Give the memory of regions that were granted to the kernel, and let pages of the job's own count for them."""
     granted = wanted_of(heap)
     sheet = sheet_of(heap)
@@ -76,14 +78,14 @@ def _let_count(heap: Record, n: int) -> int:
 
 
 @inlined
-def _tell(heap: Record, sheet: Record, event: int) -> None:
+def _tell(heap: HeapRecord, sheet: SheetRecord, event: int) -> None:
     array_at(heap.events_address, RING, _I8)[sheet.events & (RING - 1)] = event
     release_fence()
     sheet.events += 1
 
 
 @inlined
-def wake_pager(heap: Record) -> None:
+def wake_pager(heap: HeapRecord) -> None:
     """Let the pager look whether there is something to do that no fault tells."""
     write_bytes(heap.pager_fd, pool_of(heap).one_address, 8)
 
@@ -188,7 +190,7 @@ def hold(heap_address: int, within_ns: int) -> int:
     """Let the pager change nothing from now on; waits until it does so. 0: it did not in time."""
     heap = record_at(heap_address, HEAP)
     sheet = sheet_of(heap)
-    number = sheet.stands + np.int32(1)
+    number: int = sheet.stands + np.int32(1)  # type: ignore[assignment] # 32 bits, as what it is compared with
     sheet.holds = number
     wake_pager(heap)
     until_ns = monotonic_ns() + within_ns
@@ -203,7 +205,7 @@ def hold(heap_address: int, within_ns: int) -> int:
 def go_on(heap_address: int) -> None:
     """Let the pager go on."""
     heap = record_at(heap_address, HEAP)
-    sheet_of(heap).holds = np.int32(0)
+    sheet_of(heap).holds = 0
     wake_pager(heap)
 
 

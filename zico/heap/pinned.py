@@ -16,7 +16,7 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import types
@@ -31,20 +31,22 @@ from zico.heap.records import job_of, slots_of
 from zico.pool.layout import NOBODY
 from zico.pool.regions import GRANTED, NEVER
 
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+
 _I64 = types.int64
 _U64 = np.dtype("u8")
 
-Record = Any
 Array = Any
 
 
 @inlined
-def _handles_of(heap: Record) -> Array:
+def _handles_of(heap: HeapRecord) -> Array:
     return array_at(heap.pinned_address, heap.window_bytes >> heap.region_shift, _U64)
 
 
 @compiled
-def _map(heap: Record, slot: int) -> bool:
+def _map(heap: HeapRecord, slot: int) -> bool:
     """Map new memory behind a slot of which nothing is mapped; false if the driver refuses."""
     keep_out_of_line()
     handle = map_pinned(record_at(heap.device_address, DEVICE), address_of(heap, slot))
@@ -57,7 +59,7 @@ def _map(heap: Record, slot: int) -> bool:
 
 
 @compiled
-def _unmap(heap: Record, slot: int) -> None:
+def _unmap(heap: HeapRecord, slot: int) -> None:
     """Give the memory behind an empty slot back; what the driver does not unmap stays, for the next tensor there."""
     keep_out_of_line()
     handle: int = np.int64(_handles_of(heap)[slot])  # type: ignore[assignment]  # one type for compiled code

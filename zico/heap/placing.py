@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import compiled, inlined, keep_out_of_line, keep_small
 from zico.heap import backing, following, gaps
 from zico.heap.records import EXTRA, LONG, PERSISTENT, RESTING, SHORT, SPILL, arena_of
 from zico.pool.regions import GONE, GRANTED, WAIT
+
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
 
 MUST_WAIT = -1
 NEVER_FITS = -2
@@ -15,11 +18,9 @@ NO_SPACE = -3
 
 _ANY = 1 << 40  # regions: more than any window has
 
-Record = Any
-
 
 @compiled
-def place(heap: Record, index: int, planned: int, size_bytes: int, alignment: int) -> int:
+def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment: int) -> int:
     """Find a range and get it its regions; nothing is changed unless both succeed. Inside the heap's mutex.
 
     Args:
@@ -55,7 +56,7 @@ def place(heap: Record, index: int, planned: int, size_bytes: int, alignment: in
 
 
 @compiled
-def _elsewhere(heap: Record, size_bytes: int, alignment: int) -> int:
+def _elsewhere(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
     """Find a range in any arena of the first stream, where addresses are short: else as ``place``."""
     keep_out_of_line()
     for host in (LONG, PERSISTENT, EXTRA, SHORT):
@@ -66,7 +67,7 @@ def _elsewhere(heap: Record, size_bytes: int, alignment: int) -> int:
 
 
 @compiled
-def as_guest(heap: Record, size_bytes: int, alignment: int) -> int:
+def as_guest(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
     """Find a range in regions that the job holds anyway, in any arena of the first stream; ``NEVER_FITS``: none.
 
     For who may hold no more regions: a worse place for this tensor, and for some that come later, is better than a
@@ -84,12 +85,12 @@ def as_guest(heap: Record, size_bytes: int, alignment: int) -> int:
 
 
 @inlined
-def _start(heap: Record, index: int, gap: int, alignment: int) -> int:
+def _start(heap: HeapRecord, index: int, gap: int, alignment: int) -> int:
     return gaps.align_up(gaps.gaps_of(arena_of(heap, index))[gap].start, alignment)
 
 
 @compiled
-def _take(heap: Record, index: int, gap: int, offset: int, size_bytes: int) -> int:
+def _take(heap: HeapRecord, index: int, gap: int, offset: int, size_bytes: int) -> int:
     """Take a range in a gap, with regions behind it; returns its offset, or why it cannot be had."""
     keep_small()
     arena = arena_of(heap, index)
@@ -104,6 +105,6 @@ def _take(heap: Record, index: int, gap: int, offset: int, size_bytes: int) -> i
 
 
 @inlined
-def _is_backed(heap: Record, offset: int, size_bytes: int) -> bool:
+def _is_backed(heap: HeapRecord, offset: int, size_bytes: int) -> bool:
     """Tell whether a range needs no new region."""
     return gaps.empty_slots(heap.slots_address, heap.region_shift, offset, size_bytes) == 0

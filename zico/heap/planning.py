@@ -59,7 +59,7 @@ class Planning:
     def load(self) -> None:
         """Compile or load all that ``plan_handed`` calls, by a plan that nobody follows."""
         nobody: Any = np.zeros(1, HEAP)
-        nobody["mutex_address"] = nobody.ctypes.data + HEAP.fields["mutex"][1]  # type: ignore[index]
+        nobody["mutex_address"] = nobody.ctypes.data + HEAP.fields["mutex"][1]
         lifetimes = np.zeros(_REHEARSED, LIFETIME)
         lifetimes["key"] = GRANULE_BYTES
         lifetimes["lower"] = np.arange(_REHEARSED)

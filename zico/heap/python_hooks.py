@@ -8,8 +8,6 @@ The arguments are in CuPy's order (``cupy.cuda.CFunctionAllocator``), whose ``pa
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import types
 
 from zico.compiled import callback, private_lock, private_unlock, record_at, symbol_address
@@ -30,7 +28,7 @@ _ATTACHED = int(Attached.YES)
 def allocate(stream: int, size_bytes: int, _device: int) -> int:
     """Return ``size_bytes`` for a stream's work from now on, 0 if there are none; waits for regions."""
     thread = _give_up_lock()
-    heap: Any = record_at(_heap_address(), HEAP)
+    heap = record_at(_heap_address(), HEAP)
     address = 0
     if size_bytes > 0 and heap.attached == _ATTACHED:
         address = max(on_stream.allocate_on(heap, size_bytes, stream), 0)
@@ -45,7 +43,7 @@ def allocate_for_all(_stream: int, size_bytes: int, _device: int) -> int:
     For callers that cannot say which streams are going to use the memory.
     """
     thread = _give_up_lock()
-    heap: Any = record_at(_heap_address(), HEAP)
+    heap = record_at(_heap_address(), HEAP)
     address = 0
     if size_bytes > 0 and heap.attached == _ATTACHED:
         address = max(on_stream.allocate_on(heap, size_bytes, LEGACY_STREAM), 0)
@@ -62,7 +60,7 @@ def allocate_for_all(_stream: int, size_bytes: int, _device: int) -> int:
 def free(stream: int, address: int, _device: int) -> None:
     """Free a tensor of which its stream has been given the last use; what is not the pool's is ignored."""
     thread = _give_up_lock()
-    heap: Any = record_at(_heap_address(), HEAP)
+    heap = record_at(_heap_address(), HEAP)
     if heap.attached == _ATTACHED and 0 <= address - heap.base < heap.window_bytes:
         on_stream.free_on(heap, address, stream)
     _take_lock(thread)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,11 @@ from zico.pool.layout import MEMBER
 from zico.pool.regions import announce
 from zico.pool.shared import header_of, job_at
 from zico.trace import curve
+
+if TYPE_CHECKING:
+    from zico.heap.layout import ArenaRecord, Block, HeapRecord, Slot
+    from zico.pool.layout import Job, Member
+    from zico.records import Records
 
 PERSISTENT = int(Arena.PERSISTENT)
 LONG = int(Arena.LONG)
@@ -25,31 +30,30 @@ MAIN = 0
 _ARENA_BYTES = ARENA.itemsize
 _I32 = np.dtype("i4")
 
-Record = Any
 Array = Any
 
 
 @inlined
-def pool_of(heap: Record) -> Record:
+def pool_of(heap: HeapRecord) -> Member:
     """Return this process's member record of the pool."""
     return record_at(heap.member_address, MEMBER)
 
 
 @inlined
-def job_of(heap: Record) -> Record:
+def job_of(heap: HeapRecord) -> Job:
     """Return this process's job record in the shared table."""
     pool = pool_of(heap)
     return job_at(pool, pool.job)
 
 
 @inlined
-def arena_of(heap: Record, index: int) -> Record:
+def arena_of(heap: HeapRecord, index: int) -> ArenaRecord:
     """Return an arena."""
     return record_at(heap.arenas_address + index * _ARENA_BYTES, ARENA)
 
 
 @inlined
-def arena_at(heap: Record, offset: int) -> int:
+def arena_at(heap: HeapRecord, offset: int) -> int:
     """Return the number of the arena in which an offset lies."""
     index = SPILL
     while offset < arena_of(heap, index).start:
@@ -60,7 +64,7 @@ def arena_at(heap: Record, offset: int) -> int:
 
 
 @inlined
-def slot_at(heap: Record, offset: int) -> int:
+def slot_at(heap: HeapRecord, offset: int) -> int:
     """Return the stream slot whose arena an offset lies in; the main stream's arenas and the next tier are slot 0's."""
     if offset < heap.side_offset or offset >= heap.spill_offset:
         return 0
@@ -68,25 +72,25 @@ def slot_at(heap: Record, offset: int) -> int:
 
 
 @inlined
-def slots_of(heap: Record) -> Array:
+def slots_of(heap: HeapRecord) -> Records[Slot]:
     """Return the slots of the window."""
     return array_at(heap.slots_address, heap.window_bytes >> heap.region_shift, SLOT)
 
 
 @inlined
-def block_at(heap: Record, offset: int) -> Record:
+def block_at(heap: HeapRecord, offset: int) -> Block:
     """Return the record of the block that begins in the granule of an offset, if one does."""
     return array_at(heap.blocks_address, heap.window_bytes >> GRANULE_SHIFT, BLOCK)[offset >> GRANULE_SHIFT]
 
 
 @inlined
-def wanted_of(heap: Record) -> Array:
+def wanted_of(heap: HeapRecord) -> Array:
     """Return the scratch array of regions."""
     return array_at(heap.wanted_address, heap.window_bytes >> heap.region_shift, _I32)
 
 
 @inlined
-def tick(heap: Record, me: Record) -> None:
+def tick(heap: HeapRecord, me: Job) -> None:
     """Advance the job's progress by one event; opens a new bin of the curve when one is due."""
     heap.events += 1
     progress = me.progress + 1
@@ -96,7 +100,7 @@ def tick(heap: Record, me: Record) -> None:
 
 
 @compiled
-def _open_bin(heap: Record, me: Record) -> None:
+def _open_bin(heap: HeapRecord, me: Job) -> None:
     """Open a bin of the curve, and wake whoever waits for memory where the job's claim falls with it.
 
     A claim that falls may make a grant safe although nothing is given back.

@@ -15,7 +15,7 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from numba import types
 
@@ -23,30 +23,33 @@ from zico.compiled import compiled, inlined, keep_out_of_line, write_bytes
 from zico.heap.placing import MUST_WAIT, NEVER_FITS, NO_SPACE
 from zico.heap.records import SPILL, pool_of
 
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+    from zico.pool.layout import Job
+
 NOBODY_TO_ASK = -1
 _EVENTS_SHIFT = 32
 """The pool's sequence has 32 bits; what comes free inside a region changes the heap's events alone."""
 
-Record = Any
 
 this_thread = types.ExternalFunction("pthread_self", types.int64())
 
 
 @inlined
-def is_patient(heap: Record) -> bool:
+def is_patient(heap: HeapRecord) -> bool:
     """Tell whether the calling thread allocates for later."""
     return heap.patient_thread != 0 and heap.patient_thread == this_thread()
 
 
 @inlined
-def wants_guests(heap: Record, me: Record, arena: int, offset: int) -> bool:
+def wants_guests(heap: HeapRecord, me: Job, arena: int, offset: int) -> bool:
     """Tell whether a tensor for which no region is to be had goes wherever the job's own regions have room for it."""
     at_limit = offset == NEVER_FITS or (offset == MUST_WAIT and me.over != 0)
     return heap.relief_fd != NOBODY_TO_ASK and arena < SPILL and at_limit
 
 
 @compiled
-def comes(heap: Record, me: Record, offset: int, sequence: int) -> bool:
+def comes(heap: HeapRecord, me: Job, offset: int, sequence: int) -> bool:
     """Tell whether memory of the job is about to come free, asking for it if need be. Inside the heap's mutex.
 
     Args:

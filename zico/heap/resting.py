@@ -27,7 +27,7 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import compiled, inlined, keep_out_of_line, private_lock, private_unlock
 from zico.heap import evicting
@@ -39,18 +39,20 @@ from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NOBODY
 from zico.pool.shared import cap_of
 
-_ATTACHED = int(Attached.YES)
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+    from zico.pool.layout import Job
 
-Record = Any
+_ATTACHED = int(Attached.YES)
 
 
 @inlined
-def _first(heap: Record) -> int:
+def _first(heap: HeapRecord) -> int:
     return arena_of(heap, RESTING).start >> heap.region_shift
 
 
 @inlined
-def _end(heap: Record) -> int:
+def _end(heap: HeapRecord) -> int:
     return arena_of(heap, RESTING).end >> heap.region_shift
 
 
@@ -58,7 +60,7 @@ def _end(heap: Record) -> int:
 
 
 @inlined
-def makes_room(heap: Record, me: Record, offset: int) -> bool:
+def makes_room(heap: HeapRecord, me: Job, offset: int) -> bool:
     """Let rest what a tensor lacks that finds no place inside what the job may hold; tells whether to look again."""
     if heap.may_rest == 0 or offset == NO_SPACE or (offset != NEVER_FITS and me.over == 0):
         return False
@@ -66,7 +68,7 @@ def makes_room(heap: Record, me: Record, offset: int) -> bool:
 
 
 @compiled
-def rest(heap: Record, me: Record, most: int) -> int:
+def rest(heap: HeapRecord, me: Job, most: int) -> int:
     """Let so many slots rest, or as many as can; returns how many. Inside the heap's mutex."""
     keep_out_of_line()
     if heap.may_rest == 0:
@@ -77,7 +79,7 @@ def rest(heap: Record, me: Record, most: int) -> int:
 
 
 @compiled
-def _rest(heap: Record, most: int, kind: int) -> int:
+def _rest(heap: HeapRecord, most: int, kind: int) -> int:
     keep_out_of_line()
     n = evicting.part(heap, _first(heap), _end(heap), most, kind, RESTS)
     if n > 0:
@@ -91,7 +93,7 @@ def _rest(heap: Record, most: int, kind: int) -> int:
 
 
 @compiled
-def _turn(heap: Record, before: int, after: int, most: int) -> int:
+def _turn(heap: HeapRecord, before: int, after: int, most: int) -> int:
     """Let slots in use that have one thing for a region have another; returns how many, at most as many as given."""
     keep_out_of_line()
     slots = slots_of(heap)
@@ -104,7 +106,7 @@ def _turn(heap: Record, before: int, after: int, most: int) -> int:
 
 
 @compiled
-def expect(heap: Record, me: Record, most: int) -> None:
+def expect(heap: HeapRecord, me: Job, most: int) -> None:
     """Let so many slots that rest be evicted ones instead, which come back as soon as that can be."""
     keep_out_of_line()
     n = _turn(heap, RESTS, NOBODY, most)
@@ -113,7 +115,7 @@ def expect(heap: Record, me: Record, most: int) -> None:
 
 
 @compiled
-def let_rest(heap: Record, me: Record) -> None:
+def let_rest(heap: HeapRecord, me: Job) -> None:
     """Let slots of the arena that are evicted rest instead, so that nobody expects them back before a step."""
     keep_out_of_line()
     n = _turn(heap, NOBODY, RESTS, me.evicted)
@@ -122,7 +124,7 @@ def let_rest(heap: Record, me: Record) -> None:
 
 
 @compiled
-def end_step(heap: Record) -> None:
+def end_step(heap: HeapRecord) -> None:
     """Let what is not needed until the next step rest from now on, when memory is short."""
     keep_out_of_line()
     if heap.attached != _ATTACHED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import compiled, keep_out_of_line, monotonic_ns, private_lock, private_unlock
 from zico.heap import evicting, resting, waits
@@ -11,13 +11,15 @@ from zico.heap.records import job_of, pool_of
 from zico.pool.shared import cap_of
 from zico.trace import curve
 
-_ATTACHED = int(Attached.YES)
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+    from zico.pool.layout import Job
 
-Record = Any
+_ATTACHED = int(Attached.YES)
 
 
 @compiled
-def begin_step(heap: Record) -> None:
+def begin_step(heap: HeapRecord) -> None:
     """Have back in the budget what rests; nothing rests until ``resting.end_step``.
 
     Waits for regions, but not for good (``zico.heap.evicting``). What would be beyond what the job may hold is not
@@ -35,7 +37,7 @@ def begin_step(heap: Record) -> None:
 
 
 @compiled
-def wake_ahead(heap: Record) -> int:
+def wake_ahead(heap: HeapRecord) -> int:
     """Have back in the budget as much of what rests as there is room for, before the step; returns the slots.
 
     Waits for nothing. What finds no room later in this iteration can send it away again.
@@ -59,7 +61,7 @@ def wake_ahead(heap: Record) -> int:
 
 
 @compiled
-def _wake(heap: Record, me: Record) -> None:
+def _wake(heap: HeapRecord, me: Job) -> None:
     keep_out_of_line()
     began_ns = monotonic_ns()
     before = heap.resting

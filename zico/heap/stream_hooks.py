@@ -8,8 +8,6 @@ All of them reach the heap by the addresses of two functions: compiled into each
 
 from __future__ import annotations
 
-from typing import Any
-
 import llvmlite.binding
 import numpy as np
 from numba import types
@@ -19,18 +17,29 @@ from zico.heap import on_stream, process
 from zico.heap.layout import HEAP, Attached
 from zico.heap.records import job_of, pool_of
 from zico.pool.shared import header_of
+from zico.records import I8, Record, dtype_of
 
-OTHERS = np.dtype(
-    [
-        ("out_of_memory", "i8"),  # called with requested, held and budget in bytes; may raise; 0: nobody wants to know
-        ("device", "i8"),  # the pool's, as this process numbers devices
-        ("refuse_device", "i8"),  # called for a request on another device; may raise; 0: nobody looks at devices
-        ("free_async", "i8"),  # cuMemFreeAsync, 0 if not known
-    ]
-)
-"""Functions of others that these hooks call."""
-OWN = np.dtype([("take", "i8"), ("give", "i8")])
-"""The two that reach the heap."""
+
+class Others(Record, align=False):
+    """Functions of others that these hooks call."""
+
+    out_of_memory: I8  # called with requested, held and budget in bytes; may raise; 0: nobody wants to know
+    device: I8  # the pool's, as this process numbers devices
+    refuse_device: I8  # called for a request on another device; may raise; 0: nobody looks at devices
+    free_async: I8  # cuMemFreeAsync, 0 if not known
+
+
+OTHERS = dtype_of(Others)
+
+
+class Own(Record, align=False):
+    """The two that reach the heap."""
+
+    take: I8
+    give: I8
+
+
+OWN = dtype_of(Own)
 
 _SYMBOL = "zico_stream_hooks"
 OTHERS_RECORD = np.zeros(1, OTHERS)
@@ -52,7 +61,7 @@ _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 @callback(types.int64(types.int64, types.int64))
 def take(size_bytes: int, stream: int) -> int:
     """Return an address, 0 if there is none; waits for regions."""
-    heap: Any = record_at(_heap_address(), HEAP)
+    heap = record_at(_heap_address(), HEAP)
     if size_bytes <= 0 or heap.attached != _ATTACHED:
         return 0
     address = on_stream.allocate_on(heap, size_bytes, stream)
@@ -62,7 +71,7 @@ def take(size_bytes: int, stream: int) -> int:
 @callback(types.int64(types.int64, types.int64))
 def give(address: int, stream: int) -> int:
     """Free a tensor of the pool; 0 if it is none."""
-    heap: Any = record_at(_heap_address(), HEAP)
+    heap = record_at(_heap_address(), HEAP)
     if not 0 <= address - heap.base < heap.window_bytes:
         return 0
     if heap.attached == _ATTACHED:
@@ -81,13 +90,13 @@ An adapter therefore keeps these, its session and the hooks that it hands out
 
 @inlined
 def _allocated(size_bytes: int, stream: int) -> int:
-    own: Any = record_at(_own_address(), OWN)
+    own = record_at(_own_address(), OWN)
     return int(call(own.take, (size_bytes, stream)))
 
 
 @inlined
 def _freed(address: int, stream: int) -> bool:
-    own: Any = record_at(_own_address(), OWN)
+    own = record_at(_own_address(), OWN)
     return bool(call(own.give, (address, stream)) != 0)
 
 
@@ -100,13 +109,13 @@ def allocate(size_bytes: int, device: int, stream: int) -> int:
 
     The pool's memory is mapped for the pool's device alone: another one's kernels would fault on it.
     """
-    others: Any = record_at(_others_address(), OTHERS)
+    others = record_at(_others_address(), OTHERS)
     if others.refuse_device != 0 and device != others.device:
         call(others.refuse_device, ())
         return 0
     address = _allocated(size_bytes, stream)
     if address == 0 and size_bytes > 0 and others.out_of_memory != 0:
-        heap: Any = record_at(_heap_address(), HEAP)
+        heap = record_at(_heap_address(), HEAP)
         held_bytes = job_of(heap).held << heap.pool_shift
         budget_bytes = header_of(pool_of(heap)).budget_regions << heap.pool_shift
         call(others.out_of_memory, (size_bytes, held_bytes, budget_bytes))
@@ -122,7 +131,7 @@ def free(address: int, _size_bytes: int, _device: int, stream: int) -> None:
 @callback(types.void(types.int64, types.int64))
 def record_stream(address: int, stream: int) -> None:
     """Note that another stream uses a tensor: its free waits for what that stream was given until then."""
-    heap: Any = record_at(_heap_address(), HEAP)
+    heap = record_at(_heap_address(), HEAP)
     if 0 <= address - heap.base < heap.window_bytes and heap.attached == _ATTACHED:
         on_stream.record_stream(heap, address, stream)
 
@@ -156,7 +165,7 @@ def mem_free_async(address: int, stream: int) -> int:
     """Stand in for ``cuMemFreeAsync``; what the driver allocated goes back to the driver."""
     if _freed(address, stream):
         return _SUCCESS
-    others: Any = record_at(_others_address(), OTHERS)
+    others = record_at(_others_address(), OTHERS)
     if others.free_async == 0:
         return _INVALID_VALUE
     status: int = np.int32(call(others.free_async, (address, stream)))  # type: ignore[assignment]

@@ -43,7 +43,7 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zico.compiled import call, compiled, inlined, keep_out_of_line, record_at
 from zico.heap.gaps import gaps_of
@@ -54,24 +54,27 @@ from zico.pool.fences import fence_of, has_passed, issued_of, pair_of
 from zico.pool.layout import COUNTER_BYTES, NOBODY, STREAMS
 from zico.pool.shared import EMPTY, header_of, job_at
 
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord, Stream
+    from zico.pool.layout import Member
+
 NO_SLOT = STREAMS
 """What ``slot_of`` answers for a stream that the device puts behind no other."""
 
 _STREAM_BYTES = STREAM.itemsize
 _STATUS = 0xFFFFFFFF  # a C function that returns an int says nothing about the upper half of the register
 
-Record = Any
 Array = Any
 
 
 @inlined
-def stream_at(heap: Record, slot: int) -> Record:
+def stream_at(heap: HeapRecord, slot: int) -> Stream:
     """Return the record of the stream in a slot."""
     return record_at(heap.streams_address + slot * _STREAM_BYTES, STREAM)
 
 
 @inlined
-def slot_of(heap: Record, handle: int) -> int:
+def slot_of(heap: HeapRecord, handle: int) -> int:
     """Return a stream's slot, which it keeps until another takes it over, or ``NO_SLOT``.
 
     Inside the heap's mutex, as all that follows.
@@ -83,7 +86,7 @@ def slot_of(heap: Record, handle: int) -> int:
 
 
 @compiled
-def _new_slot(heap: Record, handle: int) -> int:
+def _new_slot(heap: HeapRecord, handle: int) -> int:
     keep_out_of_line()
     slot = heap.n_streams
     if slot == heap.most_streams:
@@ -98,7 +101,7 @@ def _new_slot(heap: Record, handle: int) -> int:
 
 
 @compiled
-def _take_over(heap: Record, handle: int) -> int:
+def _take_over(heap: HeapRecord, handle: int) -> int:
     """Give a stream the slot of another: an idle one, else the one taken over longest ago.
 
     The first stream keeps its slot. Tensors that say they were used in a busy slot may mean either
@@ -123,14 +126,14 @@ def _take_over(heap: Record, handle: int) -> int:
 
 
 @inlined
-def _hand_slot(heap: Record, slot: int, handle: int) -> int:
+def _hand_slot(heap: HeapRecord, slot: int, handle: int) -> int:
     stream_at(heap, slot).handle = handle
     heap.taken_over = slot
     return slot
 
 
 @inlined
-def _is_idle(heap: Record, slot: int) -> bool:
+def _is_idle(heap: HeapRecord, slot: int) -> bool:
     """Tell whether nothing that the stream in a slot was given can matter any more."""
     pool = pool_of(heap)
     stream = stream_at(heap, slot)
@@ -142,7 +145,7 @@ def _is_idle(heap: Record, slot: int) -> bool:
 
 
 @compiled
-def follow(heap: Record, slot: int, handle: int) -> bool:
+def follow(heap: HeapRecord, slot: int, handle: int) -> bool:
     """Let a stream go on behind all that a slot's one was given; false if the device refuses."""
     keep_out_of_line()
     pair = pair_of(pool_of(heap).job, slot)
@@ -155,7 +158,7 @@ def follow(heap: Record, slot: int, handle: int) -> bool:
 
 
 @compiled
-def mark(heap: Record, slot: int) -> bool:
+def mark(heap: HeapRecord, slot: int) -> bool:
     """Put a mark on a stream; false if the device refused, and what was freed since the last stays unmarked."""
     pool = pool_of(heap)
     stream = stream_at(heap, slot)
@@ -172,7 +175,7 @@ def mark(heap: Record, slot: int) -> bool:
 
 
 @inlined
-def _is_alone(pool: Record) -> bool:
+def _is_alone(pool: Member) -> bool:
     """Tell whether no other job is in the pool."""
     for j in range(header_of(pool).places):
         if j != pool.job and job_at(pool, j).state != EMPTY:
@@ -181,7 +184,7 @@ def _is_alone(pool: Record) -> bool:
 
 
 @compiled
-def _due_bytes(heap: Record, slot: int) -> int:
+def _due_bytes(heap: HeapRecord, slot: int) -> int:
     """Return after how many freed bytes a mark is due on a stream: none while anybody waits."""
     pool = pool_of(heap)
     header = header_of(pool)
@@ -194,7 +197,7 @@ def _due_bytes(heap: Record, slot: int) -> int:
 
 
 @compiled
-def fence_for(heap: Record, slot: int, freed_bytes: int) -> int:
+def fence_for(heap: HeapRecord, slot: int, freed_bytes: int) -> int:
     """Return the fence of what is being freed on a stream, and put the mark there if it is time for one."""
     pool = pool_of(heap)
     stream = stream_at(heap, slot)
@@ -207,14 +210,14 @@ def fence_for(heap: Record, slot: int, freed_bytes: int) -> int:
 
 
 @compiled
-def mark_up_to(heap: Record, slot: int, value: int) -> bool:
+def mark_up_to(heap: HeapRecord, slot: int, value: int) -> bool:
     """Put a mark on a stream unless its marks have reached a value already; false if the device refused."""
     pool = pool_of(heap)
     return issued_of(pool)[pair_of(pool.job, slot)] >= value or mark(heap, slot)
 
 
 @compiled
-def release(heap: Record, slot: int, given: Array, n: int) -> int:
+def release(heap: HeapRecord, slot: int, given: Array, n: int) -> int:
     """Return regions that the stream's work so far may still use; returns their fence."""
     fence = fence_for(heap, slot, n << heap.region_shift)
     someone_waits = regions.give_back(pool_of(heap), given, n, fence)
@@ -224,7 +227,7 @@ def release(heap: Record, slot: int, given: Array, n: int) -> int:
 
 
 @compiled
-def _mark_streams(heap: Record, everything: bool) -> None:  # noqa: FBT001 - compiled
+def _mark_streams(heap: HeapRecord, everything: bool) -> None:  # noqa: FBT001 - compiled
     """Mark every stream with bytes freed since its last mark, or only those where that is due."""
     keep_out_of_line()
     marked = False
@@ -238,13 +241,13 @@ def _mark_streams(heap: Record, everything: bool) -> None:  # noqa: FBT001 - com
 
 
 @compiled
-def flush(heap: Record) -> None:
+def flush(heap: HeapRecord) -> None:
     """Put a mark on each stream on which something was freed since its last one."""
     _mark_streams(heap, True)  # noqa: FBT003 - compiled
 
 
 @compiled
-def keep_up(heap: Record) -> None:
+def keep_up(heap: HeapRecord) -> None:
     """Put the marks that have become due since the last allocation, for others or for itself."""
     _mark_streams(heap, False)  # noqa: FBT003 - compiled
 
@@ -253,7 +256,7 @@ def keep_up(heap: Record) -> None:
 
 
 @compiled
-def wait_on_device(heap: Record, handle: int, pair: int, value: int) -> bool:
+def wait_on_device(heap: HeapRecord, handle: int, pair: int, value: int) -> bool:
     """Let a stream go on only when a counter has reached a value; false if the device refused."""
     counter_address = heap.counters_address + pair * COUNTER_BYTES
     if call(heap.await_address, (heap.timeline_address, handle, counter_address, value)) & _STATUS == 0:
@@ -263,7 +266,7 @@ def wait_on_device(heap: Record, handle: int, pair: int, value: int) -> bool:
 
 
 @compiled
-def scrub(heap: Record, slot: int, address: int) -> bool:
+def scrub(heap: HeapRecord, slot: int, address: int) -> bool:
     """Let a stream zero the region at an address of the window; false if the device refused."""
     handle = stream_at(heap, slot).handle
     arguments = (heap.timeline_address, handle, address, 1 << heap.region_shift)
@@ -275,7 +278,7 @@ def scrub(heap: Record, slot: int, address: int) -> bool:
 
 
 @compiled
-def wait_for_own(heap: Record, slot: int, other: int, value: int) -> bool:
+def wait_for_own(heap: HeapRecord, slot: int, other: int, value: int) -> bool:
     """Let a stream wait for another one of its job, unless it does already; false if the device refused."""
     stream = stream_at(heap, slot)
     if stream.awaited[other] >= value:
@@ -287,7 +290,7 @@ def wait_for_own(heap: Record, slot: int, other: int, value: int) -> bool:
 
 
 @compiled
-def obey(heap: Record, slot: int) -> bool:
+def obey(heap: HeapRecord, slot: int) -> bool:
     """Put the waits that the last grant demands on a stream; false if the device refused one."""
     keep_out_of_line()
     pool = pool_of(heap)
@@ -300,7 +303,7 @@ def obey(heap: Record, slot: int) -> bool:
 
 
 @compiled
-def drop_waits(heap: Record) -> None:
+def drop_waits(heap: HeapRecord) -> None:
     """Forget the waits that the last grant demands."""
     keep_out_of_line()
     pool = pool_of(heap)
@@ -310,7 +313,7 @@ def drop_waits(heap: Record) -> None:
 
 
 @compiled
-def synchronize(heap: Record) -> bool:
+def synchronize(heap: HeapRecord) -> bool:
     """Wait, here, until the device has done all that this process has asked for; false if it refuses to tell."""
     keep_out_of_line()
     if call(heap.synchronize_address, (heap.timeline_address,)) & _STATUS == 0:

@@ -8,7 +8,7 @@ goes on behind those marks, and what was freed is handed on like everything else
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zico.compiled import array_at, compiled, inlined, keep_out_of_line, record_at
 from zico.heap import blocks, cells, streams
@@ -25,17 +25,20 @@ from zico.heap.records import block_at, pool_of, slot_at
 from zico.pool.fences import at, counters_of, pair_of, value_in
 from zico.pool.layout import NOBODY, STREAMS
 
+if TYPE_CHECKING:
+    from zico.heap.layout import Deferred, HeapRecord
+    from zico.pool.layout import Job
+
 FEW = 4
 """How many waiting tensors a call for memory looks at: more than it can add."""
 
 _DEFERRED_BYTES = DEFERRED.itemsize
 
-Record = Any
 Array = Any
 
 
 @inlined
-def uses_at(heap: Record, offset: int) -> Array:
+def uses_at(heap: HeapRecord, offset: int) -> Array:
     """Return the uses of the tensor that begins at an offset as an array of one, or of none if there is no tensor."""
     number = cells.chunk_at(heap, offset)
     if number != NOBODY:
@@ -47,21 +50,21 @@ def uses_at(heap: Record, offset: int) -> Array:
 
 
 @inlined
-def bytes_at(heap: Record, offset: int) -> int:
+def bytes_at(heap: HeapRecord, offset: int) -> int:
     """Return the size of the range of the tensor at an offset."""
     number = cells.chunk_at(heap, offset)
     return cells.bytes_at(heap, number) if number != NOBODY else block_at(heap, offset).size_bytes
 
 
 @inlined
-def owner_at(heap: Record, offset: int) -> int:
+def owner_at(heap: HeapRecord, offset: int) -> int:
     """Return the slot of the stream that the tensor at an offset belongs to."""
     number = cells.chunk_at(heap, offset)
     return cells.slot_at(heap, number) if number != NOBODY else slot_at(heap, offset)
 
 
 @compiled
-def note_use(heap: Record, offset: int, slot: int) -> None:
+def note_use(heap: HeapRecord, offset: int, slot: int) -> None:
     """Note that the tensor at an offset is used in a slot (or ``streams.NO_SLOT``)."""
     uses = uses_at(heap, offset)
     if slot != streams.NO_SLOT and uses[0] >> slot & 1 == 0:
@@ -70,7 +73,7 @@ def note_use(heap: Record, offset: int, slot: int) -> None:
 
 
 @inlined
-def _forget_uses(heap: Record, uses: int) -> None:
+def _forget_uses(heap: HeapRecord, uses: int) -> None:
     """Note that a tensor with such uses lives no more."""
     for slot in range(STREAMS):
         if uses >> slot & 1:
@@ -81,7 +84,7 @@ def _forget_uses(heap: Record, uses: int) -> None:
 
 
 @compiled
-def bury(heap: Record, me: Record, offset: int, slot: int) -> None:
+def bury(heap: HeapRecord, me: Job, offset: int, slot: int) -> None:
     """End the life of a tensor that there is, freed on the stream in a slot (or ``streams.NO_SLOT``).
 
     The next tier is no stream's own, so what lay there is freed when the device has done everything. Where the device
@@ -109,7 +112,7 @@ def bury(heap: Record, me: Record, offset: int, slot: int) -> None:
 
 
 @compiled
-def _give(heap: Record, offset: int) -> None:
+def _give(heap: HeapRecord, offset: int) -> None:
     """Let a tensor's range be used again by its stream, with no other's work on it left."""
     uses = array_at(heap.uses_address, heap.window_bytes >> GRANULE_SHIFT, USES)
     number = cells.chunk_at(heap, offset)
@@ -121,12 +124,12 @@ def _give(heap: Record, offset: int) -> None:
 
 
 @inlined
-def _deferred(heap: Record, index: int) -> Record:
+def _deferred(heap: HeapRecord, index: int) -> Deferred:
     return record_at(heap.deferred_address + index * _DEFERRED_BYTES, DEFERRED)
 
 
 @compiled
-def _defer(heap: Record, offset: int, elsewhere: int) -> None:
+def _defer(heap: HeapRecord, offset: int, elsewhere: int) -> None:
     """Put a mark on each stream that a tensor was used on, and free it when all have come there."""
     keep_out_of_line()
     if heap.n_deferred == MAX_DEFERRED:
@@ -145,7 +148,7 @@ def _defer(heap: Record, offset: int, elsewhere: int) -> None:
 
 
 @compiled
-def tend(heap: Record, most: int) -> None:
+def tend(heap: HeapRecord, most: int) -> None:
     """Look at waiting tensors, at most so many, and free those whose streams have come to their marks."""
     keep_out_of_line()
     counters = counters_of(pool_of(heap))
@@ -165,7 +168,7 @@ def tend(heap: Record, most: int) -> None:
 
 
 @compiled
-def hand_over(heap: Record) -> None:
+def hand_over(heap: HeapRecord) -> None:
     """Free every waiting tensor; its own stream waits for the others. What the device refuses to wait for stays."""
     keep_out_of_line()
     tend(heap, heap.n_deferred)
@@ -182,7 +185,7 @@ def hand_over(heap: Record) -> None:
 
 
 @compiled
-def _end_waiting(heap: Record, entry: Record) -> None:
+def _end_waiting(heap: HeapRecord, entry: Deferred) -> None:
     """Take a tensor off the list, whose last entry takes its place, and free it."""
     keep_out_of_line()
     offset = entry.offset

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,16 +12,18 @@ from zico.heap.placing import MUST_WAIT, NEVER_FITS, NO_SPACE
 from zico.heap.records import SPILL, pool_of
 from zico.pool import reserve, waiting
 
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+    from zico.pool.layout import Job
+
 NEVER_NS = 200_000_000
 """How long another thread of the job may take to free something before a request is refused for good."""
 SPILLS = -1
 
-Record = Any
-
 
 @compiled
 def for_place(  # noqa: C901, PLR0912, PLR0915 - one loop, in which each end of the wait is a line
-    heap: Record, me: Record, arena: int, planned: int, size_bytes: int, alignment: int
+    heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: int, alignment: int
 ) -> tuple[int, int]:
     """Wait until a place is found; returns arena and offset. Enters and leaves inside the heap's mutex."""
     keep_out_of_line()
@@ -84,7 +86,7 @@ def for_place(  # noqa: C901, PLR0912, PLR0915 - one loop, in which each end of 
 
 
 @compiled
-def for_return(heap: Record, me: Record) -> None:
+def for_return(heap: HeapRecord, me: Job) -> None:
     """Wait for what the job has evicted, unless it is to go on without. Enters and leaves inside the heap's mutex."""
     keep_out_of_line()
     if heap.return_until_ns == 0:
@@ -114,7 +116,7 @@ def for_return(heap: Record, me: Record) -> None:
 
 
 @compiled
-def _is_stuck(heap: Record, me: Record, still_ns: int) -> bool:
+def _is_stuck(heap: HeapRecord, me: Job, still_ns: int) -> bool:
     """Tell whether nobody can go on, nothing having moved for so long, and this job is to find a way."""
     keep_out_of_line()
     pool = pool_of(heap)
@@ -125,7 +127,7 @@ def _is_stuck(heap: Record, me: Record, still_ns: int) -> bool:
 
 
 @compiled
-def _next_tier(heap: Record, me: Record, sequence: int, now_ns: int, asked_ns: int, deadline_ns: int) -> int:
+def _next_tier(heap: HeapRecord, me: Job, sequence: int, now_ns: int, asked_ns: int, deadline_ns: int) -> int:
     """Find a way on: without what the job has evicted, else with what others evict, else its tensor is to spill.
 
     Returns:
@@ -151,14 +153,14 @@ def _next_tier(heap: Record, me: Record, sequence: int, now_ns: int, asked_ns: i
 
 
 @inlined
-def bring_up(heap: Record) -> None:
+def bring_up(heap: HeapRecord) -> None:
     """Let the device have its say before anybody waits (``zico.heap.device``)."""
     if heap.n_streams > 0:
         call(heap.bring_up_address, (heap.address,))
 
 
 @compiled
-def refuse(me: Record, size_bytes: int) -> None:
+def refuse(me: Job, size_bytes: int) -> None:
     """Note a request that the budget can never meet."""
     keep_out_of_line()
     me.oom_request_bytes = size_bytes

@@ -11,22 +11,23 @@ What comes behind the last is forgotten. Blocks are stored as block + 1.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zico.compiled import array_at, compiled, inlined
 from zico.paging.layout import NONE, TABLE_HEAD
 
+if TYPE_CHECKING:
+    from zico.paging.layout import PagingRecord
+
 _WORD = np.dtype("i4")
 _WORD_BYTES = 4
 _EPOCH, _START, _END = range(3)
 
-Record = Any
-
 
 @compiled
-def table_of(paging: Record, execution: int) -> Any:  # noqa: ANN401 - an array of int32
+def table_of(paging: PagingRecord, execution: int) -> Any:  # noqa: ANN401 - an array of int32
     """Return an execution's block table as words, empty at its first sight."""
     words = array_at(
         paging.tables_address + (execution - 1) * paging.table_words * _WORD_BYTES, paging.table_words, _WORD
@@ -63,7 +64,7 @@ def set_end(table: Any, block: int) -> None:  # noqa: ANN401 - as table_of retur
 
 
 @compiled
-def entry_of(paging: Record, table: Any, block: int) -> int:  # noqa: ANN401 - as table_of returns
+def entry_of(paging: PagingRecord, table: Any, block: int) -> int:  # noqa: ANN401 - as table_of returns
     """Return where a block's entry begins in its table, or ``NONE``."""
     words = 1 + paging.successors
     first = TABLE_HEAD + (block & (paging.rows - 1)) * paging.ways * words
@@ -74,7 +75,7 @@ def entry_of(paging: Record, table: Any, block: int) -> int:  # noqa: ANN401 - a
 
 
 @compiled
-def link(paging: Record, table: Any, block: int, successor: int) -> None:  # noqa: ANN401 - as table_of returns
+def link(paging: PagingRecord, table: Any, block: int, successor: int) -> None:  # noqa: ANN401 - as table_of returns
     """Note that a block faulted after another one."""
     words = 1 + paging.successors
     first = TABLE_HEAD + (block & (paging.rows - 1)) * paging.ways * words

@@ -12,21 +12,22 @@ furthest goes is optimal: L. Belady, "A study of replacement algorithms for a vi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import compiled
 from zico.paging.layout import CLEAN, FURTHEST, HELD, IDLE, IDLE_DIRTY, IDLE_INACTIVE, NONE, PREEVICT
 from zico.paging.prefetch import walk
 from zico.paging.resident import block_at, list_at, list_due, renew
 
+if TYPE_CHECKING:
+    from zico.paging.layout import PagingRecord
+
 _PRESSED = 1 << 16
 """Instances for which a job counts as too large after a block had to go in which something lived."""
 
-Record = Any
-
 
 @compiled
-def choose_victim(paging: Record) -> int:
+def choose_victim(paging: PagingRecord) -> int:
     """Return the resident block that a waiting fault should take the place of, or ``NONE``. It is not removed yet."""
     walk(paging)
     block = _idle(paging)
@@ -37,7 +38,7 @@ def choose_victim(paging: Record) -> int:
 
 
 @compiled
-def choose_victim_ahead(paging: Record) -> int:
+def choose_victim_ahead(paging: PagingRecord) -> int:
     """Return a resident block that may go before its room is needed, or ``NONE``. It is not removed yet."""
     if not paging.flags & PREEVICT:
         return NONE
@@ -49,7 +50,7 @@ def choose_victim_ahead(paging: Record) -> int:
 
 
 @compiled
-def choose_to_clean(paging: Record) -> int:
+def choose_to_clean(paging: PagingRecord) -> int:
     """Return a resident block to copy out while it stays, or ``NONE``: with ``CLEAN``, what would go next but is dirty.
 
     Nothing is returned to a job for which no block had to go lately in which something lived.
@@ -60,7 +61,7 @@ def choose_to_clean(paging: Record) -> int:
 
 
 @compiled
-def _idle(paging: Record) -> int:
+def _idle(paging: PagingRecord) -> int:
     """Return the first block that is not expected: of the inactive ones, else of the clean ones, else of all."""
     block = _oldest(paging, IDLE_INACTIVE)
     if block == NONE:
@@ -73,7 +74,7 @@ def _idle(paging: Record) -> int:
 
 
 @compiled
-def _oldest(paging: Record, number: int) -> int:
+def _oldest(paging: PagingRecord, number: int) -> int:
     """Return the first block of a list that is not held, or ``NONE``."""
     ordered = list_at(paging, number)
     for _ in range(ordered.n):
@@ -85,7 +86,7 @@ def _oldest(paging: Record, number: int) -> int:
 
 
 @compiled
-def _furthest(paging: Record, least: int) -> int:
+def _furthest(paging: PagingRecord, least: int) -> int:
     """Return the block that is due last, but not before an instance; or ``NONE``."""
     at = paging.furthest
     while at >= least:

@@ -12,18 +12,19 @@ where three were never seen (``SHORTER``).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zico.compiled import array_at, compiled, inlined, keep_out_of_line
 from zico.paging.layout import ANY, CONTEXT, NAME, SHORTER, WAYS_OF_CONTEXTS
 
+if TYPE_CHECKING:
+    from zico.paging.layout import PagingRecord
+
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # Fibonacci hashing, Knuth TAOCP 3, 6.4
 _HALF = 32
 _MOST_BEFORE = 3
-
-Record = Any
 
 
 @inlined
@@ -36,7 +37,7 @@ def _mixed(value: int) -> int:
 
 
 @compiled
-def number_of(paging: Record, name: int) -> int:
+def number_of(paging: PagingRecord, name: int) -> int:
     """Return an execution's number, a new one if the name is seen for the first time.
 
     With more than ``most_executions`` names all is forgotten first: a job that never repeats would fill any table.
@@ -57,7 +58,7 @@ def number_of(paging: Record, name: int) -> int:
 
 
 @compiled
-def forget(paging: Record) -> None:
+def forget(paging: PagingRecord) -> None:
     """Forget all executions, but not which blocks are there. Block tables are cleared when they are used again."""
     keep_out_of_line()
     names = array_at(paging.names_address, paging.names, NAME)
@@ -83,7 +84,7 @@ def _kept(history: Any, i: int, n_before: int) -> int:  # noqa: ANN401 - an arra
 
 
 @compiled
-def _bucket(paging: Record, history: Any, n_before: int, current: int) -> int:  # noqa: ANN401 - an array of three
+def _bucket(paging: PagingRecord, history: Any, n_before: int, current: int) -> int:  # noqa: ANN401 - an array of three
     key = current
     for i in range(_MOST_BEFORE):
         key = _mixed(key) + (key << 20) + _kept(history, i, n_before)
@@ -91,7 +92,7 @@ def _bucket(paging: Record, history: Any, n_before: int, current: int) -> int:  
 
 
 @compiled
-def _find(paging: Record, history: Any, n_before: int, current: int) -> int:  # noqa: ANN401 - an array of three
+def _find(paging: PagingRecord, history: Any, n_before: int, current: int) -> int:  # noqa: ANN401 - an array of three
     """Return the slot of a tuple, or of the one to replace minus the number of slots."""
     contexts = array_at(paging.contexts_address, paging.contexts, CONTEXT)
     first = _bucket(paging, history, n_before, current)
@@ -111,7 +112,7 @@ def _find(paging: Record, history: Any, n_before: int, current: int) -> int:  # 
 
 
 @compiled
-def learn(paging: Record, history: Any, current: int, following: int) -> None:  # noqa: ANN401 - an array of three
+def learn(paging: PagingRecord, history: Any, current: int, following: int) -> None:  # noqa: ANN401 - an array of three
     """Note what followed an execution that ran after those in ``history``, the latest first."""
     contexts = array_at(paging.contexts_address, paging.contexts, CONTEXT)
     n_before = _MOST_BEFORE
@@ -125,12 +126,12 @@ def learn(paging: Record, history: Any, current: int, following: int) -> None:  
             for j in range(_MOST_BEFORE):
                 contexts[i].before[j] = _kept(history, j, n_before)
         contexts[i].next = following
-        contexts[i].used = np.int32(paging.now & 0x7FFFFFFF)
+        contexts[i].used = paging.now & 0x7FFFFFFF
         n_before -= 1 if paging.flags & SHORTER else _MOST_BEFORE + 1
 
 
 @compiled
-def following(paging: Record, history: Any, current: int) -> int:  # noqa: ANN401 - an array of three
+def following(paging: PagingRecord, history: Any, current: int) -> int:  # noqa: ANN401 - an array of three
     """Return the execution predicted to follow, 0 if nothing is known: what came last time, most predecessors first."""
     contexts = array_at(paging.contexts_address, paging.contexts, CONTEXT)
     n_before = _MOST_BEFORE

@@ -13,13 +13,13 @@ page.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Annotated, Any
 
 from zico.errors import ConfigError
+from zico.records import I4, I8, Numbers, Record, dtype_of
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 BLOCK_BYTES = 2 << 20
@@ -81,22 +81,31 @@ HELD = 32
 WORD_SHIFT = 5
 WORDS = SPAN >> WORD_SHIFT
 
-BLOCK = np.dtype(
-    [
-        ("dues", "i8", (WORDS,)),  # a bit for each instance that is expected to touch it, 32 to a word
-        ("cleared", "i8"),  # instances before have no bit
-        ("due", "i8"),  # the first of them, 0: it is not expected
-        ("seen", "i8"),  # by the visit of this number
-        ("previous", "i4"),  # in the list it is in: neighbours + 1, 0 at the ends
-        ("next", "i4"),
-        ("state", "i4"),
-    ],
-    align=True,
-)
-"""What is known of one block."""
 
-LIST = np.dtype([("first", "i4"), ("last", "i4"), ("n", "i8")], align=True)
-"""Blocks in an order: block + 1, 0 for none."""
+class Block(Record):
+    """What is known of one block."""
+
+    dues: Annotated[Numbers, "i8", (WORDS,)]  # a bit for each instance that is expected to touch it, 32 to a word
+    cleared: I8  # instances before have no bit
+    due: I8  # the first of them, 0: it is not expected
+    seen: I8  # by the visit of this number
+    previous: I4  # in the list it is in: neighbours + 1, 0 at the ends
+    next: I4
+    state: I4
+
+
+BLOCK = dtype_of(Block)
+
+
+class BlockList(Record):
+    """Blocks in an order: block + 1, 0 for none."""
+
+    first: I4
+    last: I4
+    n: I8
+
+
+LIST = dtype_of(BlockList)
 
 # Lists by number: resident blocks by when they are due, absent ones by when they are due, resident ones that are not.
 ABSENT = SPAN
@@ -105,70 +114,87 @@ IDLE = IDLE_INACTIVE + 1
 IDLE_DIRTY = IDLE_INACTIVE + 2
 LISTS = IDLE_INACTIVE + 3
 
-NAME = np.dtype([("name", "i8"), ("number", "i8")], align=True)
-"""The number of an execution, by its name; 0: nothing is here."""
 
-CONTEXT = np.dtype([("before", "i4", (3,)), ("current", "i4"), ("next", "i4"), ("used", "i4")], align=True)
-"""One tuple of the execution table: what followed ``current`` after these three; ANY where fewer were asked for."""
+class Name(Record):
+    """The number of an execution, by its name; 0: nothing is here."""
+
+    name: I8
+    number: I8
+
+
+NAME = dtype_of(Name)
+
+
+class Context(Record):
+    """One tuple of the execution table: what followed ``current`` after these three; ANY where fewer were asked for."""
+
+    before: Annotated[Numbers, "i4", (3,)]
+    current: I4
+    next: I4
+    used: I4
+
+
+CONTEXT = dtype_of(Context)
 ANY = -1
 
-PAGING = np.dtype(
-    [
-        ("flags", "i8"),
-        ("degree", "i8"),
-        ("n_blocks", "i8"),
-        ("rows", "i8"),
-        ("ways", "i8"),
-        ("successors", "i8"),
-        ("table_words", "i8"),  # of one execution's block table
-        ("most_executions", "i8"),
-        ("n_executions", "i8"),
-        ("names", "i8"),  # slots
-        ("contexts", "i8"),  # slots
-        ("epoch", "i8"),  # how often all was forgotten because there were too many executions
-        ("now", "i8"),  # instances ever
-        ("current", "i4"),  # the execution that runs, 0 before the first
-        ("last_fault", "i4"),  # of this instance, block + 1; 0: none yet
-        ("history", "i4", (3,)),  # the executions before, the latest first
-        ("chaining", "i4"),  # 1: the chain goes on; 0: it ended
-        ("chain_at", "i8"),  # the instance that the chain is in
-        ("chain", "i4"),  # its execution
-        ("chain_history", "i4", (3,)),
-        ("predicted", "i4", (MOST_DEGREE * 2,)),  # execution by instance
-        ("visit", "i8"),  # of an instance by the chain, counted
-        ("frontier", "i8"),  # blocks of this visit, the first of which have been looked at
-        ("n_frontier", "i8"),
-        ("nearest", "i8"),  # no absent block is due before
-        ("furthest", "i8"),  # no resident block is due after
-        ("next_due", "i8"),  # when the block that was prefetched last is, 0: none waits
-        ("pressed", "i8"),  # the last instance in which a block had to go in which something lived, 0: none
-        ("blocks_address", "i8"),
-        ("names_address", "i8"),
-        ("contexts_address", "i8"),
-        ("tables_address", "i8"),
-        ("frontier_address", "i8"),
-        ("lists_address", "i8"),
-        # Counted, ever.
-        ("faults", "i8"),
-        ("late", "i8"),  # of blocks that were expected
-        ("prefetched", "i8"),  # by next_prefetch
-        ("early", "i8"),  # victims that were expected
-        ("cleaned", "i8"),  # by choose_to_clean
-        ("mispredicted", "i8"),  # instances that were not the predicted execution
-        ("ended", "i8"),  # chains that found no prediction
-        ("overflows", "i8"),  # tuples of the execution table that others replaced
-        # Of the degree's tuning.
-        ("lost_ns", "i8"),  # since the iteration began
-        ("best_ns", "i8"),  # lost at the best degree
-        ("best_degree", "i8"),  # 0 before the first trial
-        ("direction", "i8"),  # of the trial, 0: none
-        ("turned", "i8"),  # 1: the other direction was tried, or need not be
-        ("trial", "i8"),  # iterations of it, or since the last one
-        ("trial_ns", "i8"),  # the least that one of them lost
-    ],
-    align=True,
-)
-"""One job's learned paging."""
+
+class PagingRecord(Record):
+    """One job's learned paging."""
+
+    flags: I8
+    degree: I8
+    n_blocks: I8
+    rows: I8
+    ways: I8
+    successors: I8
+    table_words: I8  # of one execution's block table
+    most_executions: I8
+    n_executions: I8
+    names: I8  # slots
+    contexts: I8  # slots
+    epoch: I8  # how often all was forgotten because there were too many executions
+    now: I8  # instances ever
+    current: I4  # the execution that runs, 0 before the first
+    last_fault: I4  # of this instance, block + 1; 0: none yet
+    history: Annotated[Numbers, "i4", (3,)]  # the executions before, the latest first
+    chaining: I4  # 1: the chain goes on; 0: it ended
+    chain_at: I8  # the instance that the chain is in
+    chain: I4  # its execution
+    chain_history: Annotated[Numbers, "i4", (3,)]
+    predicted: Annotated[Numbers, "i4", (MOST_DEGREE * 2,)]  # execution by instance
+    visit: I8  # of an instance by the chain, counted
+    frontier: I8  # blocks of this visit, the first of which have been looked at
+    n_frontier: I8
+    nearest: I8  # no absent block is due before
+    furthest: I8  # no resident block is due after
+    next_due: I8  # when the block that was prefetched last is, 0: none waits
+    pressed: I8  # the last instance in which a block had to go in which something lived, 0: none
+    blocks_address: I8
+    names_address: I8
+    contexts_address: I8
+    tables_address: I8
+    frontier_address: I8
+    lists_address: I8
+    # Counted, ever.
+    faults: I8
+    late: I8  # of blocks that were expected
+    prefetched: I8  # by next_prefetch
+    early: I8  # victims that were expected
+    cleaned: I8  # by choose_to_clean
+    mispredicted: I8  # instances that were not the predicted execution
+    ended: I8  # chains that found no prediction
+    overflows: I8  # tuples of the execution table that others replaced
+    # Of the degree's tuning.
+    lost_ns: I8  # since the iteration began
+    best_ns: I8  # lost at the best degree
+    best_degree: I8  # 0 before the first trial
+    direction: I8  # of the trial, 0: none
+    turned: I8  # 1: the other direction was tried, or need not be
+    trial: I8  # iterations of it, or since the last one
+    trial_ns: I8  # the least that one of them lost
+
+
+PAGING = dtype_of(PagingRecord)
 
 
 @dataclasses.dataclass(frozen=True)

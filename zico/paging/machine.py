@@ -15,7 +15,7 @@ Source: section 2 of "DeepUM" (J. Jung, J. Kim, J. Lee, ASPLOS 2023), figure 3.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,75 +24,79 @@ from zico.paging.eviction import choose_to_clean, choose_victim, choose_victim_a
 from zico.paging.layout import INACTIVE, NONE, PREEVICT, PREFETCH
 from zico.paging.prefetch import next_prefetch, note_fault
 from zico.paging.resident import block_at, hold, is_expected, note_arrival, note_cleaned, note_departure, release
+from zico.records import I4, I8, Record, dtype_of
 
-PAGE = np.dtype(
-    [
-        ("ready_ns", "i8"),  # when a resident block is there
-        ("room_ns", "i8"),  # in the ring of rooms to come: when
-        ("has_content", "i4"),  # of use to anybody
-        ("has_copy", "i4"),  # in the next tier, as the content is
-    ],
-    align=True,
-)
-"""What the machine knows of a block."""
+if TYPE_CHECKING:
+    from zico.paging.layout import PagingRecord
 
-MACHINE = np.dtype(
-    [
-        ("now_ns", "i8"),
-        ("moved_ns", "i8"),  # until when the background has been followed
-        ("in_ns", "i8"),  # when each engine is free
-        ("out_ns", "i8"),
-        ("capacity", "i8"),  # in blocks, as all that follows
-        ("free", "i8"),
-        ("reserve", "i8"),  # free ones that pre-eviction aims at
-        ("leaving_head", "i8"),  # rooms to come: the ring's ends
-        ("leaving_tail", "i8"),
-        ("next_in", "i8"),  # block that waits for room, or NONE
-        ("batch", "i8"),  # blocks touched at once, whose faults are handled together
-        ("fault_ns", "i8"),  # of a batch
-        ("block_fault_ns", "i8"),  # of each block in it
-        ("in_block_ns", "i8"),
-        ("out_block_ns", "i8"),
-        ("keeps_copies", "i8"),  # 1: the next tier keeps what was brought in, so that clean blocks need not go back
-        ("pages_address", "i8"),
-        # Counted, ever.
-        ("faults", "i8"),
-        ("late", "i8"),  # of blocks on their way
-        ("moved_in", "i8"),
-        ("moved_out", "i8"),
-        ("dropped", "i8"),
-        ("lost_ns", "i8"),  # from a fault until its operation goes on
-    ],
-    align=True,
-)
-"""One device in the simulator."""
+
+class Page(Record):
+    """What the machine knows of a block."""
+
+    ready_ns: I8  # when a resident block is there
+    room_ns: I8  # in the ring of rooms to come: when
+    has_content: I4  # of use to anybody
+    has_copy: I4  # in the next tier, as the content is
+
+
+PAGE = dtype_of(Page)
+
+
+class Machine(Record):
+    """One device in the simulator."""
+
+    now_ns: I8
+    moved_ns: I8  # until when the background has been followed
+    in_ns: I8  # when each engine is free
+    out_ns: I8
+    capacity: I8  # in blocks, as all that follows
+    free: I8
+    reserve: I8  # free ones that pre-eviction aims at
+    leaving_head: I8  # rooms to come: the ring's ends
+    leaving_tail: I8
+    next_in: I8  # block that waits for room, or NONE
+    batch: I8  # blocks touched at once, whose faults are handled together
+    fault_ns: I8  # of a batch
+    block_fault_ns: I8  # of each block in it
+    in_block_ns: I8
+    out_block_ns: I8
+    keeps_copies: I8  # 1: the next tier keeps what was brought in, so that clean blocks need not go back
+    pages_address: I8
+    # Counted, ever.
+    faults: I8
+    late: I8  # of blocks on their way
+    moved_in: I8
+    moved_out: I8
+    dropped: I8
+    lost_ns: I8  # from a fault until its operation goes on
+
+
+MACHINE = dtype_of(Machine)
 
 _PAGE_BYTES = PAGE.itemsize
 NEVER = 1 << 62
 """When a block is there that is not."""
 
-Record = Any
-
 
 @inlined
-def page_at(machine: Record, block: int) -> Record:
+def page_at(machine: Machine, block: int) -> Page:
     """Return what the machine knows of a block."""
     return record_at(machine.pages_address + block * _PAGE_BYTES, PAGE)
 
 
 @inlined
-def _must_copy(machine: Record, paging: Record, block: int) -> bool:
+def _must_copy(machine: Machine, paging: PagingRecord, block: int) -> bool:
     """Tell whether a resident block has content that is nowhere else."""
     page = page_at(machine, block)
     is_kept = page.has_copy and machine.keeps_copies
-    return page.has_content and not is_kept and not block_at(paging, block).state & INACTIVE
+    return bool(page.has_content and not is_kept and not block_at(paging, block).state & INACTIVE)
 
 
 # -- room -------------------------------------------------------------------------------------------------------------
 
 
 @compiled
-def _settle(machine: Record, n_blocks: int, until_ns: int) -> None:
+def _settle(machine: Machine, n_blocks: int, until_ns: int) -> None:
     """Count rooms as free that have become so."""
     while machine.leaving_head < machine.leaving_tail:
         if page_at(machine, machine.leaving_head % n_blocks).room_ns > until_ns:
@@ -102,7 +106,7 @@ def _settle(machine: Record, n_blocks: int, until_ns: int) -> None:
 
 
 @compiled
-def _send_out(machine: Record, paging: Record, block: int, from_ns: int) -> int:
+def _send_out(machine: Machine, paging: PagingRecord, block: int, from_ns: int) -> int:
     """Evict a block from a time on; returns when its room is free."""
     page = page_at(machine, block)
     if _must_copy(machine, paging, block):
@@ -118,7 +122,7 @@ def _send_out(machine: Record, paging: Record, block: int, from_ns: int) -> int:
 
 
 @compiled
-def _bring_in(machine: Record, paging: Record, block: int, from_ns: int) -> int:
+def _bring_in(machine: Machine, paging: PagingRecord, block: int, from_ns: int) -> int:
     """Move a block into a free room from a time on; returns when it is there."""
     page = page_at(machine, block)
     machine.free -= 1
@@ -135,7 +139,7 @@ def _bring_in(machine: Record, paging: Record, block: int, from_ns: int) -> int:
 
 
 @compiled
-def _room_for_fault(machine: Record, paging: Record, from_ns: int) -> int:
+def _room_for_fault(machine: Machine, paging: PagingRecord, from_ns: int) -> int:
     """Make room on the critical path; returns when there is."""
     _settle(machine, paging.n_blocks, from_ns)
     if machine.free > 0:
@@ -151,7 +155,7 @@ def _room_for_fault(machine: Record, paging: Record, from_ns: int) -> int:
 
 
 @compiled
-def fault(machine: Record, paging: Record, blocks: Any, learns: int) -> None:  # noqa: ANN401 - an array of int32
+def fault(machine: Machine, paging: PagingRecord, blocks: Any, learns: int) -> None:  # noqa: ANN401 - an array of int32
     """Bring in those of some blocks, all of which are held, that are not there; the clock goes on until all are."""
     ready_ns = machine.now_ns
     missing = 0
@@ -182,7 +186,7 @@ def fault(machine: Record, paging: Record, blocks: Any, learns: int) -> None:  #
 
 
 @compiled
-def advance(machine: Record, paging: Record, until_ns: int) -> None:
+def advance(machine: Machine, paging: PagingRecord, until_ns: int) -> None:
     """Let the clock go on, and blocks be moved meanwhile."""
     while (
         _move_in(machine, paging, until_ns) or _move_out(machine, paging, until_ns) or _clean(machine, paging, until_ns)
@@ -193,7 +197,7 @@ def advance(machine: Record, paging: Record, until_ns: int) -> None:
 
 
 @compiled
-def _move_out(machine: Record, paging: Record, until_ns: int) -> bool:
+def _move_out(machine: Machine, paging: PagingRecord, until_ns: int) -> bool:
     """Begin to evict one block ahead of need; tells whether that could begin before the time is over."""
     coming = machine.leaving_tail - machine.leaving_head
     if not paging.flags & PREEVICT or machine.free + coming >= machine.reserve:
@@ -213,7 +217,7 @@ def _move_out(machine: Record, paging: Record, until_ns: int) -> bool:
 
 
 @compiled
-def _clean(machine: Record, paging: Record, until_ns: int) -> bool:
+def _clean(machine: Machine, paging: PagingRecord, until_ns: int) -> bool:
     """Begin to copy out one block that stays; tells whether that could begin before the time is over."""
     start_ns = max(machine.out_ns, machine.moved_ns)
     block = choose_to_clean(paging) if start_ns < until_ns and machine.keeps_copies else NONE
@@ -228,13 +232,13 @@ def _clean(machine: Record, paging: Record, until_ns: int) -> bool:
 
 
 @inlined
-def _note_room(machine: Record, n_blocks: int, room_ns: int) -> None:
+def _note_room(machine: Machine, n_blocks: int, room_ns: int) -> None:
     page_at(machine, machine.leaving_tail % n_blocks).room_ns = room_ns
     machine.leaving_tail += 1
 
 
 @compiled
-def _move_in(machine: Record, paging: Record, until_ns: int) -> bool:
+def _move_in(machine: Machine, paging: PagingRecord, until_ns: int) -> bool:
     """Begin to prefetch one block; tells whether that could begin before the time is over."""
     start_ns = max(machine.in_ns, machine.moved_ns)
     if not paging.flags & PREFETCH or start_ns >= until_ns or not _choose_next(machine, paging):
@@ -251,7 +255,7 @@ def _move_in(machine: Record, paging: Record, until_ns: int) -> bool:
 
 
 @compiled
-def _choose_next(machine: Record, paging: Record) -> bool:
+def _choose_next(machine: Machine, paging: PagingRecord) -> bool:
     """Set the block to prefetch next, that of before if it is still of use; tells whether there is one."""
     waits = machine.next_in
     if waits != NONE and page_at(machine, waits).ready_ns == NEVER:
@@ -263,7 +267,7 @@ def _choose_next(machine: Record, paging: Record) -> bool:
 
 
 @compiled
-def _room_for_prefetch(machine: Record, paging: Record, from_ns: int) -> int:
+def _room_for_prefetch(machine: Machine, paging: PagingRecord, from_ns: int) -> int:
     """Return when a room will be free, ``NEVER`` if that is not known yet."""
     if machine.leaving_head == machine.leaving_tail:
         victim = NONE if paging.flags & PREEVICT else choose_victim(paging)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from zico.driver.owned import Owned
+    from zico.records import Layout
 
 BLOCK_BYTES = 2 * MIB
 OWN_DESCRIPTORS = 4
@@ -310,6 +311,6 @@ def _zeros(size_bytes: int) -> Any:  # noqa: ANN401 - an array of bytes
     return np.frombuffer(mmap.mmap(-1, size_bytes, RESERVED), np.uint8)
 
 
-def _view(address: int, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
+def _view(address: int, dtype: np.dtype[Any] | Layout[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
     buffer: Any = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
     return np.frombuffer(buffer, dtype, count)

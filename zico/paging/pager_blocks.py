@@ -23,7 +23,7 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,13 @@ from zico.paging.resident import note_arrival, note_cleaned, note_departure, not
 from zico.paging.sheet import NO_TICKET, SHEET, State
 from zico.tiers import stores
 from zico.tiers.layout import FULL, STACK
+
+if TYPE_CHECKING:
+    from zico.driver.userfault import UserfaultRecord
+    from zico.paging.layout import PagingRecord
+    from zico.paging.pager_layout import PagerRecord
+    from zico.paging.sheet import SheetRecord
+    from zico.tiers.layout import StackRecord
 
 ABSENT = int(State.ABSENT)
 FILLING = int(State.FILLING)
@@ -60,7 +67,6 @@ _PIECE_SHIFT = 18
 _PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
 _I4 = np.dtype("i4")
 
-Record = Any
 Array = Any
 
 
@@ -68,92 +74,92 @@ Array = Any
 
 
 @inlined
-def sheet_of(pager: Record) -> Record:
+def sheet_of(pager: PagerRecord) -> SheetRecord:
     """Return what both sides share."""
     return record_at(pager.sheet_address, SHEET)
 
 
 @inlined
-def user_of(pager: Record) -> Record:
+def user_of(pager: PagerRecord) -> UserfaultRecord:
     """Return this process's way to the job's faults."""
     return record_at(pager.user_address, USERFAULT)
 
 
 @inlined
-def paging_of(pager: Record) -> Record:
+def paging_of(pager: PagerRecord) -> PagingRecord:
     """Return what is learned, for this process alone."""
     return record_at(pager.paging_address, PAGING)
 
 
 @inlined
-def states_of(pager: Record) -> Array:
+def states_of(pager: PagerRecord) -> Array:
     """Return the blocks' states."""
     return array_at(pager.states_address, record_at(pager.sheet_address, SHEET).n_blocks, _I4)
 
 
 @inlined
-def tickets_of(pager: Record) -> Array:
+def tickets_of(pager: PagerRecord) -> Array:
     """Return the blocks' tickets."""
     return array_at(pager.tickets_address, record_at(pager.sheet_address, SHEET).n_blocks, _I4)
 
 
 @inlined
-def kept_of(pager: Record) -> Array:
+def kept_of(pager: PagerRecord) -> Array:
     """Return the births of what the tickets stand for."""
     return array_at(pager.kept_address, record_at(pager.sheet_address, SHEET).n_blocks, _I4)
 
 
 @inlined
-def live_of(pager: Record) -> Array:
+def live_of(pager: PagerRecord) -> Array:
     """Return how many tensors lie in each block."""
     return array_at(pager.live_address, record_at(pager.sheet_address, SHEET).n_blocks, _I4)
 
 
 @inlined
-def births_of(pager: Record) -> Array:
+def births_of(pager: PagerRecord) -> Array:
     """Return how often each block began to be used."""
     return array_at(pager.births_address, record_at(pager.sheet_address, SHEET).n_blocks, _I4)
 
 
 @inlined
-def stack_of(pager: Record) -> Record:
+def stack_of(pager: PagerRecord) -> StackRecord:
     """Return this process's way to the tiers."""
     return record_at(pager.stack_address, STACK)
 
 
 @inlined
-def start_of_block(pager: Record, block: int) -> int:
+def start_of_block(pager: PagerRecord, block: int) -> int:
     """Return where a block begins in the job."""
     sheet = sheet_of(pager)
     return sheet.window + (block << sheet.block_shift)
 
 
 @inlined
-def length_of(pager: Record) -> int:
+def length_of(pager: PagerRecord) -> int:
     """Return the bytes of a block."""
     return 1 << sheet_of(pager).block_shift
 
 
 @inlined
-def wake(pager: Record, block: int) -> None:
+def wake(pager: PagerRecord, block: int) -> None:
     """Let whoever waits for a block try again."""
     userfault.wake(user_of(pager), start_of_block(pager, block), length_of(pager))
 
 
 @inlined
-def invalidates(pager: Record) -> bool:
+def invalidates(pager: PagerRecord) -> bool:
     """Tell whether what nobody needs is dropped; without, it is copied like everything else."""
     return paging_of(pager).flags & INVALIDATE != 0
 
 
 @inlined
-def is_stale(pager: Record, block: int) -> bool:
+def is_stale(pager: PagerRecord, block: int) -> bool:
     """Tell whether nobody needs what the ticket stands for."""
     return invalidates(pager) and births_of(pager)[block] != kept_of(pager)[block]
 
 
 @compiled
-def forget(pager: Record, block: int) -> None:
+def forget(pager: PagerRecord, block: int) -> None:
     """Give a ticket back that the block's state does not need any more."""
     ticket = tickets_of(pager)[block]
     if ticket != NO_TICKET:
@@ -165,7 +171,7 @@ def forget(pager: Record, block: int) -> None:
 
 
 @compiled
-def bring_in(pager: Record, block: int, writes: bool, touched: int) -> int:  # noqa: FBT001 - a fact of the fault
+def bring_in(pager: PagerRecord, block: int, writes: bool, touched: int) -> int:  # noqa: FBT001 - a fact of the fault
     """Put a block's contents into its pages and wake whoever waits; there must be room.
 
     Args:
@@ -212,7 +218,7 @@ def bring_in(pager: Record, block: int, writes: bool, touched: int) -> int:  # n
 
 
 @compiled
-def _put_pages(pager: Record, block: int, source: int, mode: int, touched: int) -> int:
+def _put_pages(pager: PagerRecord, block: int, source: int, mode: int, touched: int) -> int:
     """Put contents, or zeros if ``source`` is 0, where pages of a block are missing; returns 0, or an errno.
 
     With ``PIECES``, what somebody waits for comes first, and who waits for a piece is woken when that is there.
@@ -239,7 +245,7 @@ def _put_pages(pager: Record, block: int, source: int, mode: int, touched: int) 
 
 
 @compiled
-def _fill(pager: Record, block: int, touched: int) -> int:
+def _fill(pager: PagerRecord, block: int, touched: int) -> int:
     sheet = sheet_of(pager)
     _count_resident(sheet)
     states_of(pager)[block] = FILLING
@@ -254,13 +260,13 @@ def _fill(pager: Record, block: int, touched: int) -> int:
 
 
 @inlined
-def _count_resident(sheet: Record) -> None:
+def _count_resident(sheet: SheetRecord) -> None:
     sheet.resident += 1
     sheet.peak_resident = max(sheet.peak_resident, sheet.resident)
 
 
 @compiled
-def let_write(pager: Record, block: int) -> None:
+def let_write(pager: PagerRecord, block: int) -> None:
     """Take the protection of a block's pages away; what the tier has of it is worth nothing then."""
     keep_out_of_line()
     states_of(pager)[block] = WRITTEN
@@ -274,7 +280,7 @@ def let_write(pager: Record, block: int) -> None:
 
 
 @compiled
-def put_out(pager: Record, block: int) -> int:
+def put_out(pager: PagerRecord, block: int) -> int:
     """Let a resident block have no pages any more: copied, or dropped where that loses nothing.
 
     Returns:
@@ -311,7 +317,7 @@ def put_out(pager: Record, block: int) -> int:
 
 
 @compiled
-def copy_ahead(pager: Record, block: int) -> int:
+def copy_ahead(pager: PagerRecord, block: int) -> int:
     """Copy a block that is ``WRITTEN`` and stays, so that it can leave at once later; returns as ``put_out``."""
     keep_out_of_line()
     states = states_of(pager)
@@ -336,7 +342,7 @@ def copy_ahead(pager: Record, block: int) -> int:
 
 
 @compiled
-def finish_leaving(pager: Record, block: int) -> int:
+def finish_leaving(pager: PagerRecord, block: int) -> int:
     """Give the pages of a block back whose contents are in the tier."""
     keep_out_of_line()
     _punch(pager, block)
@@ -346,7 +352,7 @@ def finish_leaving(pager: Record, block: int) -> int:
 
 
 @compiled
-def drop(pager: Record, block: int) -> int:
+def drop(pager: PagerRecord, block: int) -> int:
     """Give the pages of a block back in which nothing lives; they must be protected."""
     keep_out_of_line()
     states_of(pager)[block] = DROPPING
@@ -357,7 +363,7 @@ def drop(pager: Record, block: int) -> int:
 
 
 @inlined
-def _punch(pager: Record, block: int) -> None:
+def _punch(pager: PagerRecord, block: int) -> None:
     sheet = sheet_of(pager)
     offset = block << sheet.block_shift
     call(pager.fallocate, (pager.memory_fd, _PUNCH, offset, length_of(pager)))

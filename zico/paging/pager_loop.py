@@ -16,7 +16,7 @@ Guarantees
 from __future__ import annotations
 
 import signal
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -61,6 +61,9 @@ from zico.paging.tuning import note_iteration, note_lost
 from zico.pool.layout import MEMBER
 from zico.pool.shared import job_at
 
+if TYPE_CHECKING:
+    from zico.paging.pager_layout import PagerRecord
+
 IDLE_MS = 50
 """The longest sleep: a wake-up that was lost costs no more."""
 LOOK_MS = 1
@@ -72,14 +75,12 @@ _SIGBUS = int(signal.SIGBUS)
 _I4 = np.dtype("i4")
 _I8 = np.dtype("i8")
 
-Record = Any
-
 
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
 @compiled
-def serve_faults(pager: Record) -> bool:
+def serve_faults(pager: PagerRecord) -> bool:
     """Serve all faults there are; false: there was none."""
     user = user_of(pager)
     n = userfault.read_messages(user)
@@ -89,7 +90,7 @@ def serve_faults(pager: Record) -> bool:
         message = userfault.message_at(user, i)
         if message.event == userfault.FAULT:
             flags: int = np.int64(message.flags)  # type: ignore[assignment]
-            offset = np.int64(message.address) - sheet.window
+            offset: int = np.int64(message.address) - sheet.window  # type: ignore[assignment]
             _serve(pager, offset >> sheet.block_shift, offset & ((1 << sheet.block_shift) - 1), flags)
     if n > 0:
         lost_ns = monotonic_ns() - began_ns
@@ -99,7 +100,7 @@ def serve_faults(pager: Record) -> bool:
 
 
 @compiled
-def _serve(pager: Record, block: int, touched: int, flags: int) -> None:
+def _serve(pager: PagerRecord, block: int, touched: int, flags: int) -> None:
     states = states_of(pager)
     if flags & PROTECTED:
         if states[block] in (CLEAN, WRITTEN):
@@ -114,7 +115,7 @@ def _serve(pager: Record, block: int, touched: int, flags: int) -> None:
 
 
 @compiled
-def _serve_missing(pager: Record, block: int, touched: int, writes: bool) -> None:  # noqa: FBT001 - a fact of the fault
+def _serve_missing(pager: PagerRecord, block: int, touched: int, writes: bool) -> None:  # noqa: FBT001 - a fact of the fault
     sheet = sheet_of(pager)
     if pager.starving_since_ns == 0:  # else it is the same fault once more
         take_in_events(pager)
@@ -133,7 +134,7 @@ def _serve_missing(pager: Record, block: int, touched: int, writes: bool) -> Non
 
 
 @compiled
-def comes_writable(pager: Record, block: int) -> bool:
+def comes_writable(pager: PagerRecord, block: int) -> bool:
     """Tell whether a block is to come without protection, as it is likely to be written to: with ``WRITABLE``.
 
     Protection that was in vain costs a fault for each of its pages, more than a copy that was in vain.
@@ -145,7 +146,7 @@ def comes_writable(pager: Record, block: int) -> bool:
 
 
 @compiled
-def _starve(pager: Record, block: int) -> None:
+def _starve(pager: PagerRecord, block: int) -> None:
     """Let a fault wait for room a little; whoever faulted comes back."""
     keep_out_of_line()
     now_ns = monotonic_ns()
@@ -159,7 +160,7 @@ def _starve(pager: Record, block: int) -> None:
 
 
 @compiled
-def give_up(pager: Record, block: int) -> None:
+def give_up(pager: PagerRecord, block: int) -> None:
     """Let whoever touches a block die rather than see what was never there; says why, once.
 
     Where the kernel cannot do that (before Linux 6.6), the process gets the signal that the touch would have raised.
@@ -182,7 +183,7 @@ def give_up(pager: Record, block: int) -> None:
 
 
 @inlined
-def _report(pager: Record, ahead_ns: int) -> None:
+def _report(pager: PagerRecord, ahead_ns: int) -> None:
     """Write the job's figures where reports find them; ``ahead_ns`` were spent while nobody waited."""
     sheet = sheet_of(pager)
     pool = record_at(pager.member_address, MEMBER)
@@ -197,7 +198,7 @@ def _report(pager: Record, ahead_ns: int) -> None:
 
 
 @compiled
-def take_in_events(pager: Record) -> bool:
+def take_in_events(pager: PagerRecord) -> bool:
     """Take in what the heap has put in the ring, and that an iteration began; tells whether there was anything."""
     sheet = sheet_of(pager)
     paging = paging_of(pager)
@@ -236,7 +237,7 @@ def take_in_events(pager: Record) -> bool:
 
 
 @compiled
-def _look_at_all(pager: Record) -> None:
+def _look_at_all(pager: PagerRecord) -> None:
     """See in which blocks something lives."""
     keep_out_of_line()
     live = live_of(pager)
@@ -251,7 +252,7 @@ def _look_at_all(pager: Record) -> None:
 
 
 @compiled
-def look_ahead(pager: Record) -> bool:
+def look_ahead(pager: PagerRecord) -> bool:
     """Do one thing that no fault waits for; false: there was nothing to do."""
     if give_region_back(pager):
         return True
@@ -272,13 +273,13 @@ def look_ahead(pager: Record) -> bool:
 
 
 @inlined
-def _is_short(pager: Record) -> bool:
+def _is_short(pager: PagerRecord) -> bool:
     """Tell whether there is no more room than is kept for faults."""
     return sheet_of(pager).resident >= frames(pager) - min(SPARE, frames(pager) >> 2)
 
 
 @compiled
-def _clean(pager: Record) -> bool:
+def _clean(pager: PagerRecord) -> bool:
     """Copy a block out while it stays, until as much has gone in this iteration as came back in the last one.
 
     More would be in vain, and a block that stays and is written to costs faults of all its pages besides.
@@ -291,7 +292,7 @@ def _clean(pager: Record) -> bool:
 
 
 @compiled
-def _prefetch(pager: Record, block: int) -> bool:
+def _prefetch(pager: PagerRecord, block: int) -> bool:
     """Bring an expected block in if there is room, or can be; who faults while room is made comes first."""
     paging = paging_of(pager)
     states = states_of(pager)
@@ -318,7 +319,7 @@ STOPPED = 0
 
 
 @compiled
-def page(pager: Record) -> int:
+def page(pager: PagerRecord) -> int:
     """Serve the job's faults until told to stop; takes over what another pager has left."""
     sheet = sheet_of(pager)
     user = user_of(pager)
@@ -345,7 +346,7 @@ def page(pager: Record) -> int:
 
 
 @inlined
-def _stand_still(pager: Record) -> None:
+def _stand_still(pager: PagerRecord) -> None:
     """Change nothing while a child of the job copies what it has."""
     sheet = sheet_of(pager)
     number = sheet.holds
@@ -357,7 +358,7 @@ def _stand_still(pager: Record) -> None:
 
 
 @compiled
-def stand_by(pager: Record, broker_pidfd: int) -> int:
+def stand_by(pager: PagerRecord, broker_pidfd: int) -> int:
     """Wait in the job until the broker is dead, or lets go, and be the pager from then on."""
     sheet = sheet_of(pager)
     pager.runs = 1

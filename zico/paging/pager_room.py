@@ -7,7 +7,7 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,29 +37,30 @@ from zico.pool.fences import NO_FENCE
 from zico.pool.layout import MEMBER, NOBODY, JobState
 from zico.pool.shared import cap_of, header_of, job_at
 
+if TYPE_CHECKING:
+    from zico.paging.pager_layout import PagerRecord
+
 _MOST_TRIES = 64
 _BOUNDARY = int(JobState.BOUNDARY)
 _I4 = np.dtype("i4")
 
-Record = Any
-
 
 @inlined
-def allowed(pager: Record) -> int:
+def allowed(pager: PagerRecord) -> int:
     """Return the regions that stand for what is resident."""
     sheet = sheet_of(pager)
     return sheet.acquired - sheet.returned
 
 
 @inlined
-def frames(pager: Record) -> int:
+def frames(pager: PagerRecord) -> int:
     """Return the blocks that may be resident."""
     sheet = sheet_of(pager)
     return allowed(pager) << (sheet.region_shift - sheet.block_shift)
 
 
 @compiled
-def let_stay(pager: Record, block: int) -> None:
+def let_stay(pager: PagerRecord, block: int) -> None:
     """Let a block that somebody has waited for stay until others have, too."""
     paging = paging_of(pager)
     n = pager.n_recent
@@ -71,7 +72,7 @@ def let_stay(pager: Record, block: int) -> None:
 
 
 @compiled
-def _let_leave(pager: Record) -> None:
+def _let_leave(pager: PagerRecord) -> None:
     """Let everything leave."""
     keep_out_of_line()
     for i in range(min(RECENT, pager.n_recent)):
@@ -80,7 +81,7 @@ def _let_leave(pager: Record) -> None:
 
 
 @compiled
-def make_room(pager: Record, most: int) -> bool:
+def make_room(pager: PagerRecord, most: int) -> bool:
     """Let blocks go until at most so many are resident; false if that cannot be."""
     tries = 0
     while sheet_of(pager).resident > most:
@@ -102,7 +103,7 @@ def make_room(pager: Record, most: int) -> bool:
 
 
 @compiled
-def sweep(pager: Record) -> None:
+def sweep(pager: PagerRecord) -> None:
     """Give back all tickets of what nobody needs any more, or what is resident, too."""
     keep_out_of_line()
     states = states_of(pager)
@@ -117,7 +118,7 @@ def sweep(pager: Record) -> None:
 
 
 @compiled
-def give_region_back(pager: Record) -> bool:
+def give_region_back(pager: PagerRecord) -> bool:
     """Give one region back if the job holds more than it may, or more than it needs.
 
     It needs what lives at once, at the most since the beginning of its last whole iteration; while others wait, what

@@ -6,7 +6,7 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import compiled, inlined, keep_out_of_line
 from zico.driver import userfault
@@ -35,11 +35,12 @@ from zico.paging.resident import note_arrival, note_written
 from zico.paging.sheet import NO_TICKET
 from zico.tiers import stores
 
-Record = Any
+if TYPE_CHECKING:
+    from zico.paging.pager_layout import PagerRecord
 
 
 @compiled
-def take_over(pager: Record) -> None:
+def take_over(pager: PagerRecord) -> None:
     """Bring every block that a dead pager had in hand into a state to go on from, and wake whoever waits."""
     keep_out_of_line()
     sheet = sheet_of(pager)
@@ -63,7 +64,7 @@ def take_over(pager: Record) -> None:
 
 
 @inlined
-def _go_on(pager: Record, block: int, state: int) -> None:
+def _go_on(pager: PagerRecord, block: int, state: int) -> None:
     """Take up what a dead pager was doing with a block."""
     states = states_of(pager)
     user = user_of(pager)
@@ -83,7 +84,7 @@ def _go_on(pager: Record, block: int, state: int) -> None:
 
 
 @compiled
-def _come_again(pager: Record, block: int) -> None:
+def _come_again(pager: PagerRecord, block: int) -> None:
     """Put in what is missing of a block. The job may have written to the rest: the ticket is worth nothing then."""
     source = stores.where(stack_of(pager), tickets_of(pager)[block])
     status = 0

@@ -18,7 +18,7 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,20 +28,21 @@ from zico.paging.executions import following, learn, number_of
 from zico.paging.layout import ABSENT, APPEND, BIRTHS, NONE, PREEVICT, PREFETCH, RESIDENT, SPAN
 from zico.paging.resident import block_at, end_instance, expect, hold, is_expected, list_at, list_due
 
+if TYPE_CHECKING:
+    from zico.paging.layout import PagingRecord
+
 MOST_VISITS = 4096
 """Blocks and executions that one call walks through, so that nobody waits long for it."""
 
 _I32 = np.dtype("i4")
 _NO_BLOCK = 0  # in lists, where blocks are counted from one
 
-Record = Any
-
 
 # -- what happens -----------------------------------------------------------------------------------------------------
 
 
 @compiled
-def note_execution(paging: Record, name: int) -> None:
+def note_execution(paging: PagingRecord, name: int) -> None:
     """Note that the job starts an execution; that of before is over."""
     number = number_of(paging, name)
     if paging.current > 0:
@@ -61,7 +62,7 @@ def note_execution(paging: Record, name: int) -> None:
 
 
 @compiled
-def note_fault(paging: Record, block: int) -> None:
+def note_fault(paging: PagingRecord, block: int) -> None:
     """Note that the job waits for a block: learn from it, and let the chain begin there if it did not lead there."""
     paging.faults += 1
     was_expected = paging.chaining and is_expected(paging, block)
@@ -74,14 +75,14 @@ def note_fault(paging: Record, block: int) -> None:
 
 
 @compiled
-def note_birth(paging: Record, block: int) -> None:
+def note_birth(paging: PagingRecord, block: int) -> None:
     """Note that something comes to lie in a block in which nothing lay. Without ``BIRTHS`` that teaches nothing."""
     if paging.flags & BIRTHS and paging.current > 0:
         _learn_fault(paging, block)
 
 
 @compiled
-def _learn_fault(paging: Record, block: int) -> None:
+def _learn_fault(paging: PagingRecord, block: int) -> None:
     table = table_of(paging, paging.current)
     start, end = start_of(table), end_of(table)
     if paging.last_fault != _NO_BLOCK:
@@ -99,7 +100,7 @@ def _learn_fault(paging: Record, block: int) -> None:
 
 
 @compiled
-def _begin_at(paging: Record, block: int) -> None:
+def _begin_at(paging: PagingRecord, block: int) -> None:
     """Let the chain begin in the execution that runs, at a block or, if that is ``NONE``, behind it."""
     paging.chaining = 1
     paging.chain_at = paging.now
@@ -110,7 +111,7 @@ def _begin_at(paging: Record, block: int) -> None:
 
 
 @inlined
-def _enter(paging: Record, block: int) -> None:
+def _enter(paging: PagingRecord, block: int) -> None:
     """Begin to visit an execution at a block."""
     paging.visit += 1
     paging.frontier = 0
@@ -120,7 +121,7 @@ def _enter(paging: Record, block: int) -> None:
 
 
 @inlined
-def _reach(paging: Record, block: int) -> None:
+def _reach(paging: PagingRecord, block: int) -> None:
     known = block_at(paging, block)
     if known.seen != paging.visit:
         known.seen = paging.visit
@@ -129,7 +130,7 @@ def _reach(paging: Record, block: int) -> None:
 
 
 @compiled
-def walk(paging: Record) -> None:
+def walk(paging: PagingRecord) -> None:
     """Let the chain go on, until it is ``degree`` ahead, has ended, or for ``MOST_VISITS`` steps."""
     if not paging.flags & (PREFETCH | PREEVICT) or not paging.chaining:
         return
@@ -156,7 +157,7 @@ def walk(paging: Record) -> None:
 
 
 @compiled
-def _visit(paging: Record, table: Any) -> None:  # noqa: ANN401 - as table_of returns
+def _visit(paging: PagingRecord, table: Any) -> None:  # noqa: ANN401 - as table_of returns
     """Expect the next block of the frontier, and reach what faulted after it."""
     block = int(array_at(paging.frontier_address, paging.n_blocks, _I32)[paging.frontier])
     paging.frontier += 1
@@ -172,7 +173,7 @@ def _visit(paging: Record, table: Any) -> None:  # noqa: ANN401 - as table_of re
 
 
 @compiled
-def next_prefetch(paging: Record) -> int:
+def next_prefetch(paging: PagingRecord) -> int:
     """Return the block to bring in next, held until it arrives or ``release`` says that it will not; or ``NONE``."""
     paging.next_due = 0
     if not paging.flags & PREFETCH:

@@ -12,7 +12,7 @@ Without ``PREEVICT`` resident blocks are idle, whatever is expected: all go in t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import compiled, inlined, record_at
 from zico.paging.layout import (
@@ -36,22 +36,23 @@ from zico.paging.layout import (
     WRITTEN,
 )
 
+if TYPE_CHECKING:
+    from zico.paging.layout import Block, BlockList, PagingRecord
+
 _BLOCK_BYTES = BLOCK.itemsize
 _LIST_BYTES = LIST.itemsize
 _WORD = 1 << WORD_SHIFT
 _NO_LIST = -1
 
-Record = Any
-
 
 @inlined
-def block_at(paging: Record, block: int) -> Record:
+def block_at(paging: PagingRecord, block: int) -> Block:
     """Return what is known of a block."""
     return record_at(paging.blocks_address + block * _BLOCK_BYTES, BLOCK)
 
 
 @inlined
-def list_at(paging: Record, number: int) -> Record:
+def list_at(paging: PagingRecord, number: int) -> BlockList:
     """Return a list by its number."""
     return record_at(paging.lists_address + number * _LIST_BYTES, LIST)
 
@@ -66,7 +67,7 @@ def list_due(instance: int) -> int:
 
 
 @compiled
-def _list_of(paging: Record, known: Record) -> int:
+def _list_of(paging: PagingRecord, known: Block) -> int:
     """Return the list that a block belongs to, or ``_NO_LIST``."""
     state = known.state
     if not state & RESIDENT:
@@ -79,7 +80,7 @@ def _list_of(paging: Record, known: Record) -> int:
 
 
 @compiled
-def _append(paging: Record, block: int) -> None:
+def _append(paging: PagingRecord, block: int) -> None:
     """Put a block at the end of its list, if it belongs to one."""
     known = block_at(paging, block)
     number = _list_of(paging, known)
@@ -101,7 +102,7 @@ def _append(paging: Record, block: int) -> None:
 
 
 @compiled
-def _unlink(paging: Record, block: int) -> None:
+def _unlink(paging: PagingRecord, block: int) -> None:
     """Take a block out of its list, if it is in one."""
     known = block_at(paging, block)
     number = _list_of(paging, known)
@@ -120,14 +121,14 @@ def _unlink(paging: Record, block: int) -> None:
 
 
 @compiled
-def renew(paging: Record, block: int) -> None:
+def renew(paging: PagingRecord, block: int) -> None:
     """Put a block at the end of its list."""
     _unlink(paging, block)
     _append(paging, block)
 
 
 @compiled
-def _change(paging: Record, block: int, without: int, by: int) -> None:
+def _change(paging: PagingRecord, block: int, without: int, by: int) -> None:
     """Take bits off a block's state and add others. It keeps its place unless it comes into another list."""
     known = block_at(paging, block)
     before, state = known.state, (known.state & ~without) | by
@@ -146,7 +147,7 @@ def _change(paging: Record, block: int, without: int, by: int) -> None:
 
 
 @compiled
-def note_arrival(paging: Record, block: int) -> None:
+def note_arrival(paging: PagingRecord, block: int) -> None:
     """Note that a block is there now, clean, and not held any more."""
     if block_at(paging, block).state & RESIDENT:
         _change(paging, block, HELD, 0)
@@ -155,7 +156,7 @@ def note_arrival(paging: Record, block: int) -> None:
 
 
 @compiled
-def note_departure(paging: Record, block: int) -> None:
+def note_departure(paging: PagingRecord, block: int) -> None:
     """Note that a block is no longer there, and keep in mind whether it was written during its stay."""
     state = block_at(paging, block).state
     if state & RESIDENT:
@@ -164,44 +165,44 @@ def note_departure(paging: Record, block: int) -> None:
 
 
 @compiled
-def hold(paging: Record, block: int) -> None:
+def hold(paging: PagingRecord, block: int) -> None:
     """Let a block be no victim and not be prefetched: somebody waits for it, or uses it."""
     _change(paging, block, 0, HELD)
 
 
 @compiled
-def release(paging: Record, block: int) -> None:
+def release(paging: PagingRecord, block: int) -> None:
     """End a block's being held, as its arrival does."""
     _change(paging, block, HELD, 0)
 
 
 @compiled
-def note_written(paging: Record, block: int) -> None:
+def note_written(paging: PagingRecord, block: int) -> None:
     """Note that a resident block was written to."""
     _change(paging, block, 0, DIRTY | WRITTEN)
 
 
 @compiled
-def note_cleaned(paging: Record, block: int) -> None:
+def note_cleaned(paging: PagingRecord, block: int) -> None:
     """Note that a resident block was copied out, and nothing was written to it since the copy began."""
     _change(paging, block, DIRTY, 0)
 
 
 @compiled
-def note_inactive(paging: Record, block: int) -> None:
+def note_inactive(paging: PagingRecord, block: int) -> None:
     """Note that nothing lives in a block any more. Without ``INVALIDATE`` that changes nothing."""
     if paging.flags & INVALIDATE:
         _change(paging, block, 0, INACTIVE)
 
 
 @compiled
-def note_active(paging: Record, block: int) -> None:
+def note_active(paging: PagingRecord, block: int) -> None:
     """Note that something lives in a block."""
     _change(paging, block, INACTIVE, 0)
 
 
 @compiled
-def was_written(paging: Record, block: int) -> bool:
+def was_written(paging: PagingRecord, block: int) -> bool:
     """Tell whether a block was written to during its last stay, or came writable, so that nobody knows."""
     return (block_at(paging, block).state & WAS_WRITTEN) != 0
 
@@ -210,7 +211,7 @@ def was_written(paging: Record, block: int) -> bool:
 
 
 @compiled
-def expect(paging: Record, block: int, instance: int) -> None:
+def expect(paging: PagingRecord, block: int, instance: int) -> None:
     """Note that an instance, the one that runs or one of the next ``MOST_DEGREE``, is expected to touch a block."""
     known = block_at(paging, block)
     _forget_past(known, paging.now)
@@ -220,7 +221,7 @@ def expect(paging: Record, block: int, instance: int) -> None:
 
 
 @compiled
-def end_instance(paging: Record, instance: int) -> None:
+def end_instance(paging: PagingRecord, instance: int) -> None:
     """Note that an instance is over: what was due then is due at its next one, or idle as what came last."""
     for number in (list_due(instance), ABSENT + list_due(instance)):
         ordered = list_at(paging, number)
@@ -230,7 +231,7 @@ def end_instance(paging: Record, instance: int) -> None:
 
 
 @compiled
-def is_expected(paging: Record, block: int) -> bool:
+def is_expected(paging: PagingRecord, block: int) -> bool:
     """Tell whether the instance that runs, or one up to ``degree`` ahead, is expected to touch a block."""
     known = block_at(paging, block)
     if 0 < known.due < paging.now:  # it was not in a list by when it is due
@@ -239,14 +240,14 @@ def is_expected(paging: Record, block: int) -> bool:
 
 
 @compiled
-def _set_due(paging: Record, block: int, due: int) -> None:
+def _set_due(paging: PagingRecord, block: int, due: int) -> None:
     _unlink(paging, block)
     block_at(paging, block).due = due
     _append(paging, block)
 
 
 @compiled
-def _forget_past(known: Record, now: int) -> None:
+def _forget_past(known: Block, now: int) -> None:
     """Clear the bits of instances that are over."""
     if now - known.cleared >= SPAN:
         known.dues[:] = 0
@@ -261,7 +262,7 @@ def _forget_past(known: Record, now: int) -> None:
 
 
 @compiled
-def _next_due(paging: Record, known: Record) -> int:
+def _next_due(paging: PagingRecord, known: Block) -> int:
     """Return the first instance from now on that is expected to touch a block, 0 if none is."""
     _forget_past(known, paging.now)
     first = paging.now >> WORD_SHIFT

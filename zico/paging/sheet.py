@@ -15,8 +15,9 @@ go on, whatever instruction the last one died at.
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
-import numpy as np
+from zico.records import I4, I8, Numbers, Record, dtype_of
 
 MAGIC = 0x5A49434F_50414745  # "ZICOPAGE"
 VERSION = 3
@@ -53,58 +54,58 @@ class State(enum.IntEnum):
     """Nobody needs it; the pages are being given back."""
 
 
-SHEET = np.dtype(
-    [
-        ("magic", "i8"),
-        ("version", "i8"),
-        ("n_blocks", "i8"),
-        ("block_shift", "i8"),
-        ("n_regions", "i8"),
-        ("region_shift", "i8"),
-        ("window", "i8"),  # where it begins in the job
-        ("flags", "i8"),  # parts of zico.paging.layout that are on
-        ("reach", "i8"),  # zico.driver.userfault.Reach
-        ("pid", "i8"),  # of the job
-        # Written by the heap.
-        ("events", "i8"),  # ever put in the ring
-        ("acquired", "i8"),  # regions, ever
-        ("live_slots", "i8"),  # slots in which something lives
-        ("most_live", "i8"),  # of them at once, since the pager has seen the iteration begin
-        ("tier_blocks", "i8"),  # that the tier has room for
-        ("asked", "i8"),  # regions that others were promised, ever
-        ("asking", "i8"),  # 1: the last of these are on their way
-        ("holds", "i4"),  # number of the fork that wants the pager to stand still, 0: none does
-        ("stands", "i4"),  # written by the pager: number of the last fork that it has stood still for
-        # Written by the pager.
-        ("pager_pid", "i8"),
-        ("takeovers", "i8"),
-        ("returned", "i8"),  # regions, ever
-        ("yielded", "i8"),  # of those that others were promised, ever
-        ("resident", "i8"),  # blocks that have pages, or are about to
-        ("peak_resident", "i8"),
-        ("out_now", "i8"),  # blocks whose contents are in the tier alone
-        ("error", "i8"),  # errno of the first failure that data was lost by, or 0
-        ("refused", "i8"),  # times the tier took nothing
-        # Counted, ever.
-        ("faults", "i8"),  # on what was missing
-        ("written_faults", "i8"),  # on what was protected
-        ("last_faults", "i8"),  # in the last iteration
-        ("begun_faults", "i8"),  # when the present iteration began
-        ("iteration", "i8"),  # which that is
-        ("late", "i8"),  # faults on what was about to be prefetched
-        ("prefetched", "i8"),
-        ("evicted", "i8"),  # copied out
-        ("dropped", "i8"),  # given up without a copy: unchanged, or nothing lives there
-        ("out_bytes", "i8"),
-        ("in_bytes", "i8"),
-        ("zeroed_bytes", "i8"),
-        ("waited_ns", "i8"),  # between a fault's arrival here and its end
-        ("lost_events", "i8"),
-        ("padding", "i8", (7,)),
-    ],
-    align=True,
-)
-"""What both sides know of the job's pages."""
+class SheetRecord(Record):
+    """What both sides know of the job's pages."""
+
+    magic: I8
+    version: I8
+    n_blocks: I8
+    block_shift: I8
+    n_regions: I8
+    region_shift: I8
+    window: I8  # where it begins in the job
+    flags: I8  # parts of zico.paging.layout that are on
+    reach: I8  # zico.driver.userfault.Reach
+    pid: I8  # of the job
+    # Written by the heap.
+    events: I8  # ever put in the ring
+    acquired: I8  # regions, ever
+    live_slots: I8  # slots in which something lives
+    most_live: I8  # of them at once, since the pager has seen the iteration begin
+    tier_blocks: I8  # that the tier has room for
+    asked: I8  # regions that others were promised, ever
+    asking: I8  # 1: the last of these are on their way
+    holds: I4  # number of the fork that wants the pager to stand still, 0: none does
+    stands: I4  # written by the pager: number of the last fork that it has stood still for
+    # Written by the pager.
+    pager_pid: I8
+    takeovers: I8
+    returned: I8  # regions, ever
+    yielded: I8  # of those that others were promised, ever
+    resident: I8  # blocks that have pages, or are about to
+    peak_resident: I8
+    out_now: I8  # blocks whose contents are in the tier alone
+    error: I8  # errno of the first failure that data was lost by, or 0
+    refused: I8  # times the tier took nothing
+    # Counted, ever.
+    faults: I8  # on what was missing
+    written_faults: I8  # on what was protected
+    last_faults: I8  # in the last iteration
+    begun_faults: I8  # when the present iteration began
+    iteration: I8  # which that is
+    late: I8  # faults on what was about to be prefetched
+    prefetched: I8
+    evicted: I8  # copied out
+    dropped: I8  # given up without a copy: unchanged, or nothing lives there
+    out_bytes: I8
+    in_bytes: I8
+    zeroed_bytes: I8
+    waited_ns: I8  # between a fault's arrival here and its end
+    lost_events: I8
+    padding: Annotated[Numbers, "i8", (7,)]
+
+
+SHEET = dtype_of(SheetRecord)
 
 
 def offsets(n_blocks: int, n_regions: int) -> tuple[dict[str, int], int]:

@@ -23,9 +23,10 @@ from zico.paging.tuning import note_iteration, note_lost
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from zico.paging.layout import PagingRecord
+    from zico.paging.machine import Machine
     from zico.paging.workload import Workload
 
-Record = Any
 Array = Any
 
 _NS = 1e9
@@ -162,7 +163,7 @@ class Paging:
 
 
 @compiled
-def _iterate(machine: Record, paging: Record, numbers: Array, blocks: Array, flags: Array) -> None:
+def _iterate(machine: Machine, paging: PagingRecord, numbers: Array, blocks: Array, flags: Array) -> None:
     """Run all executions of an iteration."""
     name, duration_ns, first_touch, first_change = numbers
     touched, changed = blocks
@@ -182,7 +183,7 @@ def _iterate(machine: Record, paging: Record, numbers: Array, blocks: Array, fla
 
 
 @compiled
-def _change(machine: Record, paging: Record, changed: Array, becomes_active: Array) -> None:
+def _change(machine: Machine, paging: PagingRecord, changed: Array, becomes_active: Array) -> None:
     """Note which blocks something lives in now, and in which nothing does any more."""
     for k in range(len(changed)):
         if becomes_active[k]:
@@ -196,7 +197,9 @@ def _change(machine: Record, paging: Record, changed: Array, becomes_active: Arr
 
 
 @compiled
-def _execute(machine: Record, paging: Record, touches: Array, writes: Array, duration_ns: int, learns: int) -> None:
+def _execute(
+    machine: Machine, paging: PagingRecord, touches: Array, writes: Array, duration_ns: int, learns: int
+) -> None:
     """Run one execution: touch what it touches, a batch at a time, and let time go by between."""
     n = len(touches)
     done_ns = 0

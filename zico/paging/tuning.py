@@ -15,10 +15,13 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import compiled, inlined
 from zico.paging.layout import MOST_DEGREE, TUNE
+
+if TYPE_CHECKING:
+    from zico.paging.layout import PagingRecord
 
 LEAST_DEGREE = 8
 """Source: the least that DeepUM's authors tried."""
@@ -28,17 +31,15 @@ _REST = 64
 _GAIN = 50  # better by a 50th
 _WORTH = 100  # of an iteration's time: what is lost in less is not worth a trial
 
-Record = Any
-
 
 @compiled
-def note_lost(paging: Record, lost_ns: int) -> None:
+def note_lost(paging: PagingRecord, lost_ns: int) -> None:
     """Note that the job has waited so long for blocks."""
     paging.lost_ns += lost_ns
 
 
 @compiled
-def note_iteration(paging: Record, took_ns: int) -> None:
+def note_iteration(paging: PagingRecord, took_ns: int) -> None:
     """Note that an iteration is over, which took so long or ``0``. With ``TUNE``, the next may have another degree."""
     lost_ns = paging.lost_ns
     paging.lost_ns = 0
@@ -63,7 +64,7 @@ def _is_worth_a_trial(lost_ns: int, took_ns: int) -> bool:
 
 
 @compiled
-def _conclude(paging: Record, took_ns: int) -> None:
+def _conclude(paging: PagingRecord, took_ns: int) -> None:
     """Go on, turn back or rest, as the trial of a degree went."""
     direction = paging.direction
     better = _GAIN * (paging.best_ns - paging.trial_ns) > paging.best_ns
@@ -85,7 +86,7 @@ def _conclude(paging: Record, took_ns: int) -> None:
 
 
 @compiled
-def _try(paging: Record, direction: int) -> None:
+def _try(paging: PagingRecord, direction: int) -> None:
     """Go from the degree of now to the next one in a direction, 2 up or -2 down, or rest if there is none."""
     degree = paging.degree * 2 if direction > 0 else paging.degree // 2
     if LEAST_DEGREE <= degree <= MOST_DEGREE:
@@ -97,7 +98,7 @@ def _try(paging: Record, direction: int) -> None:
 
 
 @compiled
-def _rest(paging: Record) -> None:
+def _rest(paging: PagingRecord) -> None:
     paging.direction = 0
     paging.turned = 0
     paging.trial = 0

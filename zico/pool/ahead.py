@@ -8,19 +8,20 @@ doubles when it has kept the device waiting, and loses a quarter whenever anothe
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import compiled, inlined, keep_out_of_line
 from zico.pool.fences import NO_FENCE, at, counters_of, has_passed, issued_of, job_in, pair_of
 from zico.pool.shared import header_of, job_at, regions_of
+
+if TYPE_CHECKING:
+    from zico.pool.layout import Member
 
 START_REGIONS = 4
 """256 MiB of regions of the default size: with releases so coarse no published model lost more than 3 % (methods.md
 1.5), so a device that is behind by so much has enough to do. From here a few doublings reach any bound."""
 LEAST_REGIONS = 1
 _LOSS_SHIFT = 2  # gentler than the growth: too low a bound idles a device, too high a one only delays a neighbour
-
-Record = Any
 
 
 @compiled
@@ -43,7 +44,7 @@ def tuned(cap: int, most: int, starved: bool, others_wait: bool) -> int:  # noqa
 
 
 @compiled
-def count_ahead(pool: Record) -> int:
+def count_ahead(pool: Member) -> int:
     """Count the regions that this job's processor has taken or released and its device has not. Inside the mutex."""
     keep_out_of_line()
     regions = regions_of(pool)
@@ -57,7 +58,7 @@ def count_ahead(pool: Record) -> int:
 
 
 @inlined
-def may_run_ahead(pool: Record, slot: int, n: int) -> bool:
+def may_run_ahead(pool: Member, slot: int, n: int) -> bool:
     """Tell whether this job may take ``n`` more regions before their fences have passed; tunes its bound.
 
     With nothing ahead it may take any number, so that no request is too large; what is ahead comes to be behind

@@ -5,7 +5,7 @@ Called by address from ``zico.pool.regions``, so that the host device's function
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import types
@@ -18,14 +18,15 @@ from zico.pool.mutex import give_to
 from zico.pool.regions import BEHIND, WAIT
 from zico.pool.shared import header_of, regions_of
 
-_I32 = np.dtype("i4")
+if TYPE_CHECKING:
+    from zico.pool.layout import Member, Region
+    from zico.records import Records
 
-Record = Any
-Array = Any
+_I32 = np.dtype("i4")
 
 
 @inlined
-def _is_takable(pool: Record, regions: Array, r: int, slot: int) -> bool:
+def _is_takable(pool: Member, regions: Records[Region], r: int, slot: int) -> bool:
     """Tell whether the region is free, a wait for its fence would end, and nothing but that fence guards it."""
     return (
         regions[r].owner == NOBODY
@@ -35,7 +36,7 @@ def _is_takable(pool: Record, regions: Array, r: int, slot: int) -> bool:
 
 
 @inlined
-def _demand_wait(pool: Record, fence: int, slot: int) -> None:
+def _demand_wait(pool: Member, fence: int, slot: int) -> None:
     """Enter in the member record that the stream must wait for a fence, once per counter, for the largest value."""
     if is_clear(pool, fence, slot):
         return

@@ -13,7 +13,7 @@ Theory of operation
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zico.compiled import compiled, inlined, keep_out_of_line
 from zico.pool.layout import NOBODY, PARKED
@@ -21,12 +21,14 @@ from zico.pool.mutex import append, lock, unlink, unlock
 from zico.pool.regions import note_change, tell
 from zico.pool.shared import header_of, job_at, regions_of
 
-Record = Any
+if TYPE_CHECKING:
+    from zico.pool.layout import Member
+
 Array = Any
 
 
 @compiled
-def set_budget(pool: Record, regions: int, parked: Array) -> int:
+def set_budget(pool: Member, regions: int, parked: Array) -> int:
     """Let jobs hold so many regions together from now on, promise it to those that are there, then do as ``settle``."""
     keep_out_of_line()
     header = header_of(pool)
@@ -43,7 +45,7 @@ def set_budget(pool: Record, regions: int, parked: Array) -> int:
 
 
 @compiled
-def set_limit(pool: Record, job: int, regions: int) -> None:
+def set_limit(pool: Member, job: int, regions: int) -> None:
     """Let a job hold so many regions from now on, 0: as many as the budget has."""
     keep_out_of_line()
     lock(pool)
@@ -54,7 +56,7 @@ def set_limit(pool: Record, job: int, regions: int) -> None:
 
 
 @compiled
-def settle(pool: Record, parked: Array) -> int:
+def settle(pool: Member, parked: Array) -> int:
     """Park what has come back beyond the budget.
 
     Args:
@@ -72,7 +74,7 @@ def settle(pool: Record, parked: Array) -> int:
 
 
 @inlined
-def _settle(pool: Record, parked: Array) -> int:
+def _settle(pool: Member, parked: Array) -> int:
     """Let as many regions circulate as the budget has, or as are held while that is more."""
     header = header_of(pool)
     regions = regions_of(pool)

@@ -13,7 +13,7 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import compiled, inlined, keep_out_of_line, monotonic_ns, process_is_gone
 from zico.pool.fences import overtake
@@ -22,6 +22,9 @@ from zico.pool.mutex import append, forget, lock, unlock
 from zico.pool.regions import note_change, tell
 from zico.pool.shared import BOUNDARY, EMPTY, LEAVING, header_of, job_at, regions_of
 
+if TYPE_CHECKING:
+    from zico.pool.layout import Header, Job, Member
+
 LINGER_NS = 20_000_000_000
 """A dead job's regions are taken back after this time, even if its context cannot be seen to end.
 
@@ -29,11 +32,9 @@ Nobody gives a dead job's streams more work, and the driver queues about a thous
 ``STUCK_BESIDE_RUNNING_NS``: a job that waits for these regions does not go to the next tier meanwhile.
 """
 
-Record = Any
-
 
 @compiled
-def reap(pool: Record, job: int) -> int:
+def reap(pool: Member, job: int) -> int:
     """Take back everything held by a job whose process is gone, and free its place; returns the number of regions.
 
     Whoever waits on the device for the dead goes on: only when the process is gone is its device work, too.
@@ -48,7 +49,7 @@ def reap(pool: Record, job: int) -> int:
 
 
 @inlined
-def _reap(pool: Record, job: int) -> int:
+def _reap(pool: Member, job: int) -> int:
     header = header_of(pool)
     record = job_at(pool, job)
     if record.state == EMPTY:
@@ -70,7 +71,7 @@ def _reap(pool: Record, job: int) -> int:
 
 
 @inlined
-def _end_waits(header: Record, record: Record, job: int) -> None:
+def _end_waits(header: Header, record: Job, job: int) -> None:
     """Count a dead job's threads among the waiting ones no longer."""
     if record.state == BOUNDARY:
         header.boundary_waiters -= 1
@@ -82,7 +83,7 @@ def _end_waits(header: Record, record: Record, job: int) -> None:
 
 
 @compiled
-def leave(pool: Record, job: int) -> None:
+def leave(pool: Member, job: int) -> None:
     """Grant a job nothing more; it keeps what it holds until it is reaped."""
     header = header_of(pool)
     record = job_at(pool, job)
@@ -99,7 +100,7 @@ def leave(pool: Record, job: int) -> None:
 
 
 @compiled
-def bury(pool: Record, job: int) -> None:
+def bury(pool: Member, job: int) -> None:
     """Grant a dead job nothing more; it keeps its regions until it is reaped. A second time does nothing."""
     keep_out_of_line()
     header = header_of(pool)
@@ -116,7 +117,7 @@ def bury(pool: Record, job: int) -> None:
 
 
 @compiled
-def reap_dead(pool: Record) -> None:
+def reap_dead(pool: Member) -> None:
     """Take back what jobs held whose process is gone: the broker's work, done by whoever waits when it is dead.
 
     Where a device may still do their work, they are buried first and reaped after ``LINGER_NS``.

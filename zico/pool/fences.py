@@ -15,12 +15,15 @@ On the host device every fence is 0.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zico.compiled import array_at, inlined
 from zico.pool.layout import COUNTER_BYTES, MAX_JOBS, STREAMS
+
+if TYPE_CHECKING:
+    from zico.pool.layout import Member
 
 NO_FENCE = 0
 VALUE_BITS = 53
@@ -30,7 +33,6 @@ _VALUE_MASK = (1 << VALUE_BITS) - 1
 _WORDS = COUNTER_BYTES // 8
 _I64 = np.dtype("i8")
 
-Record = Any
 Array = Any
 
 
@@ -65,7 +67,7 @@ def value_in(fence: int) -> int:
 
 
 @inlined
-def counters_of(pool: Record) -> Array:
+def counters_of(pool: Member) -> Array:
     """Return the counters; the one of a pair is at ``at(pair)``."""
     return array_at(pool.counters_address, PAIRS * _WORDS, _I64)
 
@@ -77,31 +79,31 @@ def at(pair: int) -> int:
 
 
 @inlined
-def issued_of(pool: Record) -> Array:
+def issued_of(pool: Member) -> Array:
     """Return the last value for which each pair has a mark on its stream."""
     return array_at(pool.issued_address, PAIRS, _I64)
 
 
 @inlined
-def has_passed(pool: Record, fence: int) -> bool:
+def has_passed(pool: Member, fence: int) -> bool:
     """Tell whether the device has finished with what the fence guards."""
     return counters_of(pool)[at(pair_in(fence))] >= value_in(fence)
 
 
 @inlined
-def is_issued(pool: Record, fence: int) -> bool:
+def is_issued(pool: Member, fence: int) -> bool:
     """Tell whether the fence will be passed without anybody's processor."""
     return issued_of(pool)[pair_in(fence)] >= value_in(fence)
 
 
 @inlined
-def is_clear(pool: Record, fence: int, slot: int) -> bool:
+def is_clear(pool: Member, fence: int, slot: int) -> bool:
     """Tell whether this process's stream in a slot may touch what the fence guards, without a wait."""
     return fence == NO_FENCE or pair_in(fence) == pair_of(pool.job, slot) or has_passed(pool, fence)
 
 
 @inlined
-def overtake(pool: Record, job: int) -> None:
+def overtake(pool: Member, job: int) -> None:
     """Let every fence that a dead job has issued be passed; its device work has ended with its process.
 
     The counters do not fall back for the next job in the place: it goes on from there.

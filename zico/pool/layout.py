@@ -12,10 +12,10 @@ be rebuilt from it, which is what makes a death at any instruction recoverable.
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
-import numpy as np
-
-from zico.trace.layout import CURVE, CURVE_BINS
+from zico.records import I4, I8, U8, Numbers, Record, dtype_of
+from zico.trace.layout import CURVE_BINS, Curve
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
 VERSION = 8
@@ -69,144 +69,150 @@ class SaveMode(enum.IntEnum):
     AUTO = 3
 
 
-HEADER = np.dtype(
-    [
-        ("magic", "i8"),
-        ("version", "i8"),
-        ("region_bytes", "i8"),
-        ("n_regions", "i8"),
-        ("mutex", "u1", (MUTEX_BYTES,)),
-        ("budget_regions", "i8"),  # any number up to n_regions, also while jobs run
-        ("granted", "i8"),  # regions owned by jobs
-        ("parked", "i8"),  # regions that the budget leaves out
-        ("peak_granted", "i8"),
-        ("free_head", "i4"),  # least recently released first
-        ("free_tail", "i4"),
-        ("use_claims", "i4"),  # 1: every grant must leave the state safe
-        ("self_admit", "i4"),  # 1: a job whose whole iteration fits whatever the others do starts without asking
-        ("alone_job", "i4"),  # the unprofiled job that is growing now, or NOBODY
-        ("sequence", "i4"),  # futex word: changes whenever a wait may have ended
-        ("waiters", "i4"),  # threads that wait in an allocation
-        ("notified", "i4"),  # 1: the broker's eventfd has been written and not yet read
-        ("boundary_waiters", "i4"),  # jobs in BOUNDARY that the broker must look at when memory comes back
-        ("broker_pid", "i4"),
-        ("places", "i4"),  # job records in use so far; those behind are empty
-        ("on_timeline", "i4"),  # 1: a region may be granted before its fence has passed, the new owner's stream waits
-        ("crowded", "i4"),  # 1: what jobs keep between iterations leaves some job no room for one; then they lend it
-        ("isolate", "i4"),  # 1: jobs unmap what they give back, and scrub what another has used
-        ("alone_since_ns", "i8"),  # when alone_job last grew (CLOCK_MONOTONIC)
-        ("recoveries", "i8"),  # times the mutex's owner had died
-        ("stalls", "i8"),  # times no job could go on and one had to use the next tier
-    ],
-    align=True,
-)
+class Header(Record):
+    """The pool as a whole."""
 
-REGION = np.dtype(
-    [
-        ("owner", "i4"),  # job, NOBODY or PARKED
-        ("last_owner", "i4"),  # whose bytes are in it: who released it last or has scrubbed it, or NOBODY
-        ("previous", "i4"),  # free list, NOBODY at the ends
-        ("next", "i4"),
-        ("fence", "i8"),  # of its last release (zico.pool.fences)
-        ("before", "i8"),  # the fence behind which that owner had got it, if it had not passed at the release
-    ],
-    align=True,
-)
+    magic: I8
+    version: I8
+    region_bytes: I8
+    n_regions: I8
+    mutex: Annotated[Numbers, "u1", (MUTEX_BYTES,)]
+    budget_regions: I8  # any number up to n_regions, also while jobs run
+    granted: I8  # regions owned by jobs
+    parked: I8  # regions that the budget leaves out
+    peak_granted: I8
+    free_head: I4  # least recently released first
+    free_tail: I4
+    use_claims: I4  # 1: every grant must leave the state safe
+    self_admit: I4  # 1: a job whose whole iteration fits whatever the others do starts without asking
+    alone_job: I4  # the unprofiled job that is growing now, or NOBODY
+    sequence: I4  # futex word: changes whenever a wait may have ended
+    waiters: I4  # threads that wait in an allocation
+    notified: I4  # 1: the broker's eventfd has been written and not yet read
+    boundary_waiters: I4  # jobs in BOUNDARY that the broker must look at when memory comes back
+    broker_pid: I4
+    places: I4  # job records in use so far; those behind are empty
+    on_timeline: I4  # 1: a region may be granted before its fence has passed, the new owner's stream waits
+    crowded: I4  # 1: what jobs keep between iterations leaves some job no room for one; then they lend it
+    isolate: I4  # 1: jobs unmap what they give back, and scrub what another has used
+    alone_since_ns: I8  # when alone_job last grew (CLOCK_MONOTONIC)
+    recoveries: I8  # times the mutex's owner had died
+    stalls: I8  # times no job could go on and one had to use the next tier
 
-JOB = np.dtype(
-    [
-        # What every allocation and free touches comes first, on as few cache lines as can be.
-        ("progress", "i8"),  # allocations and frees since the iteration began; single writer
-        ("live_bytes", "i8"),  # tensors in the pool
-        ("peak_live_bytes", "i8"),
-        ("requested_bytes", "i8"),  # all tensors over the threshold, ever
-        ("pooled_bytes", "i8"),  # those of them served from the pool
-        ("allocations", "i8"),
-        ("started_ns", "i8"),  # when the current iteration was admitted
-        ("iteration_waited_ns", "i8"),  # of this iteration, in allocations
-        ("iteration", "i8"),  # iterations completed
-        ("held", "i8"),  # regions owned
-        ("peak_held", "i8"),
-        ("evicted", "i8"),  # regions' worth of live memory in the next tier, to come back; single writer
-        ("current", CURVE),  # the iteration in flight
-        ("name", f"S{NAME_BYTES}"),
-        ("state", "i4"),  # JobState
-        ("pid", "i4"),
-        ("profiled", "i4"),  # 1: profile and claims are known
-        ("atypical", "i4"),  # iterations in a row that the profile does not describe
-        ("waiting_threads", "i4"),  # threads of it that wait in an allocation
-        ("over", "i4"),  # 1: its last request exceeds what it may hold, whatever the others give back
-        ("broker_admits", "i4"),  # set by the broker to the low bits of the iteration it lets start (futex word)
-        ("need", "i8"),  # regions asked for by a thread that waits in an allocation, else 0
-        ("persistent", "i8"),  # regions held at the last boundary
-        ("claim_peak", "i8"),  # most regions any recent iteration held
-        ("claim_floor", "i8"),  # the least claim, from admission until the job has woken; else 0
-        ("limit", "i8"),  # regions that it may hold by a limit of its own, 0: none
-        ("promised", "i8"),  # the largest budget since it joined: what needs more is refused, what needs less waits
-        ("claim_extra", "i8"),  # regions by which this iteration has exceeded its profile
-        ("ahead_cap", "i8"),  # regions by which it may run ahead of its device (zico.pool.ahead), 0: not tuned yet
-        ("first_boundary_ns", "i8"),  # when the first and the last iteration ended (throughput between them)
-        ("last_boundary_ns", "i8"),
-        ("boundary_since_ns", "i8"),  # when the wait at the boundary began, 0 if none
-        ("need_since_ns", "i8"),  # when the wait in an allocation began, 0 if none
-        ("boundary_waited_ns", "i8"),
-        ("need_waited_ns", "i8"),
-        ("alone_spent_ns", "i8"),  # how long it has kept the others from starting iterations
-        ("died_ns", "i8"),  # when its process was found dead while the device may still do its work, else 0
-        ("waits_for", "u8"),  # bit j: waits for job j
-        ("spilled_bytes", "i8"),  # those of them placed in the next tier
-        ("evict", "i8"),  # regions that it is asked to evict where it waits, 0: none, or NO_MORE
-        ("evictions", "i8"),  # regions evicted, ever
-        ("maps", "i8"),  # regions that had to be mapped anew (affinity missed)
-        ("oom_request_bytes", "i8"),  # of the last refused request, 0 if none
-        ("oom_held", "i8"),
-        ("oom_count", "i8"),
-        ("save", "i8"),  # SaveMode: what it does when its own peak exceeds what it may hold
-        ("auto", "i8"),  # 1: the broker chooses what it may hold, from what follows, which the job tells
-        ("wanted", "i8"),  # regions that it would hold without a limit, 0: not known
-        ("less_limit", "i8", (MOST_WAYS,)),  # regions that it can do with, 0: no more of them
-        ("less_ns", "i8", (MOST_WAYS,)),  # and how long an iteration takes then
-        ("out_bytes", "i8"),  # copied to a tier, ever; this and what follows is written by whoever copies for the job
-        ("in_bytes", "i8"),  # copied back
-        ("out_now_bytes", "i8"),  # of live tensors, in a tier and nowhere else now
-        ("copy_waited_ns", "i8"),  # its threads waited for copies or page faults
-        ("copy_hidden_ns", "i8"),  # copying that nobody waited for
-        ("faults", "i8"),  # page faults that were served
-        ("late", "i8"),  # planned or expected arrivals that a thread had to wait for
-        ("managed_bytes", "i8"),  # of managed memory that is its window on a GPU, 0: none
-        ("profile", CURVE),  # what an iteration does, learned; held is the envelope of recent iterations
-        ("claims", "i4", (CURVE_BINS,)),  # most regions held from this bin to the end
-        ("padding", "u1", (72,)),  # to whole cache lines, so that two jobs never write to the same one
-    ],
-    align=True,
-)
 
-MEMBER = np.dtype(
-    [
-        ("header_address", "i8"),
-        ("mutex_address", "i8"),
-        ("regions_address", "i8"),
-        ("jobs_address", "i8"),
-        ("issued_address", "i8"),
-        ("counters_address", "i8"),
-        ("address", "i8"),  # of this record
-        ("behind_address", "i8"),  # of zico.pool.behind.take_behind, where regions are granted behind fences
-        ("job", "i8"),  # this process's job, NOBODY in the broker
-        ("notify_fd", "i8"),  # eventfd that wakes the broker
-        ("slice", "i8", (2,)),  # timespec: the longest sleep before a wait looks around again
-        ("slice_address", "i8"),
-        ("poll", "i8", (2,)),  # timespec: the same where a wait may end by what the device does
-        ("poll_address", "i8"),
-        ("one", "i8"),  # what is written to the eventfd
-        ("one_address", "i8"),
-        ("scratch", "i8", (5, MAX_JOBS)),  # the banker's arrays
-        ("n_waits", "i8"),  # waits that the last grant demands of the stream before it touches what was granted
-        ("wait_pairs", "i4", (MAX_JOBS * STREAMS,)),
-        ("wait_values", "i8", (MAX_JOBS * STREAMS,)),  # by pair, 0: none
-    ],
-    align=True,
-)
-"""One process's private view of the table: addresses differ from process to process."""
+HEADER = dtype_of(Header)
+
+
+class Region(Record):
+    """One region of the pool."""
+
+    owner: I4  # job, NOBODY or PARKED
+    last_owner: I4  # whose bytes are in it: who released it last or has scrubbed it, or NOBODY
+    previous: I4  # free list, NOBODY at the ends
+    next: I4
+    fence: I8  # of its last release (zico.pool.fences)
+    before: I8  # the fence behind which that owner had got it, if it had not passed at the release
+
+
+REGION = dtype_of(Region)
+
+
+class Job(Record):
+    """One job of the pool."""
+
+    # What every allocation and free touches comes first, on as few cache lines as can be.
+    progress: I8  # allocations and frees since the iteration began; single writer
+    live_bytes: I8  # tensors in the pool
+    peak_live_bytes: I8
+    requested_bytes: I8  # all tensors over the threshold, ever
+    pooled_bytes: I8  # those of them served from the pool
+    allocations: I8
+    started_ns: I8  # when the current iteration was admitted
+    iteration_waited_ns: I8  # of this iteration, in allocations
+    iteration: I8  # iterations completed
+    held: I8  # regions owned
+    peak_held: I8
+    evicted: I8  # regions' worth of live memory in the next tier, to come back; single writer
+    current: Curve  # the iteration in flight
+    name: Annotated[bytes, f"S{NAME_BYTES}"]
+    state: I4  # JobState
+    pid: I4
+    profiled: I4  # 1: profile and claims are known
+    atypical: I4  # iterations in a row that the profile does not describe
+    waiting_threads: I4  # threads of it that wait in an allocation
+    over: I4  # 1: its last request exceeds what it may hold, whatever the others give back
+    broker_admits: I4  # set by the broker to the low bits of the iteration it lets start (futex word)
+    need: I8  # regions asked for by a thread that waits in an allocation, else 0
+    persistent: I8  # regions held at the last boundary
+    claim_peak: I8  # most regions any recent iteration held
+    claim_floor: I8  # the least claim, from admission until the job has woken; else 0
+    limit: I8  # regions that it may hold by a limit of its own, 0: none
+    promised: I8  # the largest budget since it joined: what needs more is refused, what needs less waits
+    claim_extra: I8  # regions by which this iteration has exceeded its profile
+    ahead_cap: I8  # regions by which it may run ahead of its device (zico.pool.ahead), 0: not tuned yet
+    first_boundary_ns: I8  # when the first and the last iteration ended (throughput between them)
+    last_boundary_ns: I8
+    boundary_since_ns: I8  # when the wait at the boundary began, 0 if none
+    need_since_ns: I8  # when the wait in an allocation began, 0 if none
+    boundary_waited_ns: I8
+    need_waited_ns: I8
+    alone_spent_ns: I8  # how long it has kept the others from starting iterations
+    died_ns: I8  # when its process was found dead while the device may still do its work, else 0
+    waits_for: U8  # bit j: waits for job j
+    spilled_bytes: I8  # those of them placed in the next tier
+    evict: I8  # regions that it is asked to evict where it waits, 0: none, or NO_MORE
+    evictions: I8  # regions evicted, ever
+    maps: I8  # regions that had to be mapped anew (affinity missed)
+    oom_request_bytes: I8  # of the last refused request, 0 if none
+    oom_held: I8
+    oom_count: I8
+    save: I8  # SaveMode: what it does when its own peak exceeds what it may hold
+    auto: I8  # 1: the broker chooses what it may hold, from what follows, which the job tells
+    wanted: I8  # regions that it would hold without a limit, 0: not known
+    less_limit: Annotated[Numbers, "i8", (MOST_WAYS,)]  # regions that it can do with, 0: no more of them
+    less_ns: Annotated[Numbers, "i8", (MOST_WAYS,)]  # and how long an iteration takes then
+    out_bytes: I8  # copied to a tier, ever; this and what follows is written by whoever copies for the job
+    in_bytes: I8  # copied back
+    out_now_bytes: I8  # of live tensors, in a tier and nowhere else now
+    copy_waited_ns: I8  # its threads waited for copies or page faults
+    copy_hidden_ns: I8  # copying that nobody waited for
+    faults: I8  # page faults that were served
+    late: I8  # planned or expected arrivals that a thread had to wait for
+    managed_bytes: I8  # of managed memory that is its window on a GPU, 0: none
+    profile: Curve  # what an iteration does, learned; held is the envelope of recent iterations
+    claims: Annotated[Numbers, "i4", (CURVE_BINS,)]  # most regions held from this bin to the end
+    padding: Annotated[Numbers, "u1", (72,)]  # to whole cache lines, so that two jobs never write to the same one
+
+
+JOB = dtype_of(Job)
+
+
+class Member(Record):
+    """One process's private view of the table: addresses differ from process to process."""
+
+    header_address: I8
+    mutex_address: I8
+    regions_address: I8
+    jobs_address: I8
+    issued_address: I8
+    counters_address: I8
+    address: I8  # of this record
+    behind_address: I8  # of zico.pool.behind.take_behind, where regions are granted behind fences
+    job: I8  # this process's job, NOBODY in the broker
+    notify_fd: I8  # eventfd that wakes the broker
+    slice: Annotated[Numbers, "i8", (2,)]  # timespec: the longest sleep before a wait looks around again
+    slice_address: I8
+    poll: Annotated[Numbers, "i8", (2,)]  # timespec: the same where a wait may end by what the device does
+    poll_address: I8
+    one: I8  # what is written to the eventfd
+    one_address: I8
+    scratch: Annotated[Numbers, "i8", (5, MAX_JOBS)]  # the banker's arrays
+    n_waits: I8  # waits that the last grant demands of the stream before it touches what was granted
+    wait_pairs: Annotated[Numbers, "i4", (MAX_JOBS * STREAMS,)]
+    wait_values: Annotated[Numbers, "i8", (MAX_JOBS * STREAMS,)]  # by pair, 0: none
+
+
+MEMBER = dtype_of(Member)
 
 
 def table_bytes(n_regions: int) -> int:

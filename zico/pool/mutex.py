@@ -6,7 +6,7 @@ The truth is ``REGION.owner`` and the fences; every counter and the list are reb
 from __future__ import annotations
 
 import signal
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import (
     EBUSY,
@@ -27,8 +27,9 @@ from zico.pool.fences import NO_FENCE, job_in
 from zico.pool.layout import NOBODY, PARKED
 from zico.pool.shared import BOUNDARY, EMPTY, header_of, job_at, regions_of
 
-Record = Any
-Array = Any
+if TYPE_CHECKING:
+    from zico.pool.layout import Header, Member, Region
+    from zico.records import Records
 
 
 INSIDE_FOR_LONG_NS = 50_000_000
@@ -37,7 +38,7 @@ _CONTINUE, _STOP = int(signal.SIGCONT), int(signal.SIGSTOP)
 
 
 @inlined
-def lock(pool: Record) -> None:
+def lock(pool: Member) -> None:
     """Enter the critical section; repairs the table if the last one inside died there."""
     code = mutex_try_lock(pool.mutex_address)
     if code != 0:
@@ -45,7 +46,7 @@ def lock(pool: Record) -> None:
 
 
 @compiled
-def _lock_after(pool: Record, code: int) -> None:
+def _lock_after(pool: Member, code: int) -> None:
     """Enter behind whoever is inside or has died there.
 
     Whoever was stopped inside (SIGSTOP, Ctrl-Z) is continued until it is out, and stopped again: the kernel ends a
@@ -67,13 +68,13 @@ def _lock_after(pool: Record, code: int) -> None:
 
 
 @inlined
-def unlock(pool: Record) -> None:
+def unlock(pool: Member) -> None:
     """Leave the critical section."""
     mutex_unlock(pool.mutex_address)
 
 
 @compiled
-def recover(pool: Record) -> None:
+def recover(pool: Member) -> None:
     """Rebuild counters and the free list from the owners."""
     keep_out_of_line()
     header = header_of(pool)
@@ -111,13 +112,13 @@ def recover(pool: Record) -> None:
 
 
 @inlined
-def _forget_if_gone(pool: Record, regions: Array, r: int, job: int) -> None:
+def _forget_if_gone(pool: Member, regions: Records[Region], r: int, job: int) -> None:
     if job != NOBODY and job_at(pool, job).state == EMPTY:
         forget(regions, r, job)
 
 
 @inlined
-def forget(regions: Array, r: int, job: int) -> None:
+def forget(regions: Records[Region], r: int, job: int) -> None:
     """Take a dead job's fences off a region. What it had got behind another's fence is behind that one again."""
     if regions[r].before != NO_FENCE and job_in(regions[r].before) == job:
         regions[r].before = NO_FENCE
@@ -129,7 +130,7 @@ def forget(regions: Array, r: int, job: int) -> None:
 
 
 @inlined
-def append(header: Record, regions: Array, r: int) -> None:
+def append(header: Header, regions: Records[Region], r: int) -> None:
     """Put a free region at the end of the list."""
     regions[r].previous = header.free_tail
     regions[r].next = NOBODY
@@ -141,7 +142,7 @@ def append(header: Record, regions: Array, r: int) -> None:
 
 
 @inlined
-def unlink(header: Record, regions: Array, r: int) -> None:
+def unlink(header: Header, regions: Records[Region], r: int) -> None:
     """Take a region out of the list."""
     before = regions[r].previous
     after = regions[r].next
@@ -156,19 +157,19 @@ def unlink(header: Record, regions: Array, r: int) -> None:
 
 
 @inlined
-def give_to(pool: Record, header: Record, regions: Array, r: int) -> None:
+def give_to(pool: Member, header: Header, regions: Records[Region], r: int) -> None:
     """Take a free region out of the list for this process's job."""
     unlink(header, regions, r)
     regions[r].owner = pool.job
 
 
 @compiled
-def lock_for_python(pool: Record) -> None:
+def lock_for_python(pool: Member) -> None:
     """Enter the critical section from Python; keep it short."""
     lock(pool)
 
 
 @compiled
-def unlock_for_python(pool: Record) -> None:
+def unlock_for_python(pool: Member) -> None:
     """Leave it."""
     unlock(pool)

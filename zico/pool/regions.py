@@ -23,7 +23,7 @@ Guarantees (numbers as in docs/design/invariants.md)
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zico.compiled import call, compiled, futex_wake_all, inlined, keep_out_of_line, release_fence, write_bytes
 from zico.pool.fences import NO_FENCE, has_passed, is_clear, pair_in
@@ -31,6 +31,10 @@ from zico.pool.layout import HEADER, NAMED, NOBODY
 from zico.pool.mutex import append, give_to, lock, unlock
 from zico.pool.safety import least_lacking, may_grant
 from zico.pool.shared import LEAVING, cap_of, header_of, job_at, regions_of
+
+if TYPE_CHECKING:
+    from zico.pool.layout import Header, Member, Region
+    from zico.records import Records
 
 GRANTED = 0
 WAIT = 1
@@ -41,9 +45,8 @@ BEHIND = 4
 HOST_SLOT = 0
 """Where no device works behind the processor's back, everything is on one timeline."""
 
-_SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])  # type: ignore[index]
+_SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])
 
-Record = Any
 Array = Any
 
 
@@ -51,13 +54,13 @@ Array = Any
 
 
 @compiled
-def try_acquire(pool: Record, wanted: Array, n: int) -> int:
+def try_acquire(pool: Member, wanted: Array, n: int) -> int:
     """Grant ``n`` regions to this process's job as ``acquire`` does, on the host device."""
     return acquire(pool, wanted, n, HOST_SLOT)
 
 
 @compiled
-def acquire(pool: Record, wanted: Array, n: int, slot: int) -> int:
+def acquire(pool: Member, wanted: Array, n: int, slot: int) -> int:
     """Grant ``n`` regions to this process's job, all or none; never waits.
 
     Args:
@@ -88,7 +91,7 @@ def acquire(pool: Record, wanted: Array, n: int, slot: int) -> int:
 
 
 @compiled
-def take_back(pool: Record, wanted: Array, n: int) -> bool:
+def take_back(pool: Member, wanted: Array, n: int) -> bool:
     """Grant the regions for ``n`` regions' worth of evicted memory, all or none; never waits.
 
     What is evicted still counts until then, and not after, so that the job's claim stays what it was. While another
@@ -108,7 +111,7 @@ def take_back(pool: Record, wanted: Array, n: int) -> bool:
 
 
 @inlined
-def _take(pool: Record, wanted: Array, n: int, slot: int) -> int:
+def _take(pool: Member, wanted: Array, n: int, slot: int) -> int:
     header = header_of(pool)
     regions = regions_of(pool)
     missing = 0
@@ -145,19 +148,19 @@ def _take(pool: Record, wanted: Array, n: int, slot: int) -> int:
 
 
 @inlined
-def _is_takable(pool: Record, regions: Array, r: int, slot: int) -> bool:
+def _is_takable(pool: Member, regions: Records[Region], r: int, slot: int) -> bool:
     """Tell whether the region is free and needs no wait. Where its fence is clear, so is the one before it."""
     return regions[r].owner == NOBODY and (regions[r].fence == NO_FENCE or _is_clear(pool, regions[r].fence, slot))
 
 
 @compiled
-def _is_clear(pool: Record, fence: int, slot: int) -> bool:
+def _is_clear(pool: Member, fence: int, slot: int) -> bool:
     keep_out_of_line()
     return is_clear(pool, fence, slot)
 
 
 @compiled
-def _take_behind(pool: Record, wanted: Array, n: int, missing: int, slot: int) -> int:
+def _take_behind(pool: Member, wanted: Array, n: int, missing: int, slot: int) -> int:
     """Take what is missing behind fences that are issued, or take back what has been taken."""
     keep_out_of_line()
     status = WAIT
@@ -169,7 +172,7 @@ def _take_behind(pool: Record, wanted: Array, n: int, missing: int, slot: int) -
 
 
 @inlined
-def _untake(header: Record, regions: Array, wanted: Array, n: int) -> None:
+def _untake(header: Header, regions: Records[Region], wanted: Array, n: int) -> None:
     """Undo a half-done grant; the counters have not been touched yet."""
     for i in range(n):
         r = wanted[i]
@@ -179,13 +182,13 @@ def _untake(header: Record, regions: Array, wanted: Array, n: int) -> None:
 
 
 @inlined
-def has_others_bytes(pool: Record, r: int) -> bool:
+def has_others_bytes(pool: Member, r: int) -> bool:
     """Tell whether this job's region may hold what another has left there: whoever is not known to be us."""
     return regions_of(pool)[r].last_owner != pool.job
 
 
 @inlined
-def note_scrubbed(pool: Record, r: int) -> None:
+def note_scrubbed(pool: Member, r: int) -> None:
     """Note that nothing of another job is left in this job's region; from here on what is there is this job's.
 
     Only once it is so: who dies before leaves the region to be scrubbed by the next.
@@ -197,13 +200,13 @@ def note_scrubbed(pool: Record, r: int) -> None:
 
 
 @compiled
-def release(pool: Record, given: Array, n: int) -> None:
+def release(pool: Member, given: Array, n: int) -> None:
     """Return ``n`` regions of this process's job to the pool as ``give_back`` does, on the host device."""
     give_back(pool, given, n, NO_FENCE)
 
 
 @compiled
-def give_back(pool: Record, given: Array, n: int, fence: int) -> bool:
+def give_back(pool: Member, given: Array, n: int, fence: int) -> bool:
     """Return ``n`` regions of this process's job to the pool and wake whoever waits for memory.
 
     Args:
@@ -236,7 +239,7 @@ def give_back(pool: Record, given: Array, n: int, fence: int) -> bool:
 
 
 @inlined
-def _guard(pool: Record, regions: Array, r: int, fence: int) -> None:
+def _guard(pool: Member, regions: Records[Region], r: int, fence: int) -> None:
     """Put a fence on a region that is being released, in front of the one behind which the releasing job had got it.
 
     Where that was a fence of the same stream, what is before it stays.
@@ -251,7 +254,7 @@ def _guard(pool: Record, regions: Array, r: int, fence: int) -> None:
 
 
 @compiled
-def give_back_unused(pool: Record, given: Array, n: int) -> None:
+def give_back_unused(pool: Member, given: Array, n: int) -> None:
     """Undo a grant of which nothing has been used: the regions' fences are what they were before it."""
     keep_out_of_line()
     header = header_of(pool)
@@ -268,7 +271,7 @@ def give_back_unused(pool: Record, given: Array, n: int) -> None:
 
 
 @compiled
-def announce(pool: Record) -> None:
+def announce(pool: Member) -> None:
     """Wake whoever waits for memory: a grant may be possible that was not, although no region has come back."""
     keep_out_of_line()
     lock(pool)
@@ -278,7 +281,7 @@ def announce(pool: Record) -> None:
 
 
 @inlined
-def note_change(header: Record) -> tuple[bool, bool]:
+def note_change(header: Header) -> tuple[bool, bool]:
     """Note, inside the mutex, that a wait may have ended; returns whom ``tell`` must wake afterwards."""
     header.sequence += 1
     notify = header.boundary_waiters > 0 and header.notified == 0
@@ -288,7 +291,7 @@ def note_change(header: Record) -> tuple[bool, bool]:
 
 
 @inlined
-def tell(pool: Record, wake: bool, notify: bool) -> None:  # noqa: FBT001 - two independent facts, compiled
+def tell(pool: Member, wake: bool, notify: bool) -> None:  # noqa: FBT001 - two independent facts, compiled
     """Wake waiting allocations and the broker, outside the mutex."""
     if wake:
         futex_wake_all(pool.header_address + _SEQUENCE_OFFSET)

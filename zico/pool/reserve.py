@@ -16,7 +16,7 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import compiled, futex_wake_all, inlined, keep_out_of_line
 from zico.pool.layout import JOB, NOBODY
@@ -25,19 +25,20 @@ from zico.pool.regions import note_change, tell
 from zico.pool.safety import remaining_of
 from zico.pool.shared import BOUNDARY, RUNNING, header_of, job_at
 
+if TYPE_CHECKING:
+    from zico.pool.layout import Member
+
 NOBODY_CAN = 0
 ASKED = 1
 PENDING = 2
 
 _JOB_BYTES = JOB.itemsize
-_ADMITS_OFFSET = int(JOB.fields["broker_admits"][1])  # type: ignore[index]
+_ADMITS_OFFSET = int(JOB.fields["broker_admits"][1])
 _ADMITS_MASK = 0x3FFFFFFF
-
-Record = Any
 
 
 @compiled
-def ask(pool: Record, sequence: int) -> int:
+def ask(pool: Member, sequence: int) -> int:
     """Ask blocked jobs for what this one lacks.
 
     Args:
@@ -69,7 +70,7 @@ def ask(pool: Record, sequence: int) -> int:
 
 
 @inlined
-def _lack(pool: Record) -> int:
+def _lack(pool: Member) -> int:
     """Return the regions without which this job cannot end its iteration, or which its tensor needs at least."""
     header = header_of(pool)
     me = job_at(pool, pool.job)
@@ -78,13 +79,13 @@ def _lack(pool: Record) -> int:
 
 
 @inlined
-def _is_blocked(pool: Record, j: int) -> bool:
+def _is_blocked(pool: Member, j: int) -> bool:
     job = job_at(pool, j)
     return j != pool.job and (job.state == BOUNDARY or (job.state == RUNNING and job.waiting_threads > 0))
 
 
 @inlined
-def _is_pending(pool: Record) -> bool:
+def _is_pending(pool: Member) -> bool:
     for j in range(header_of(pool).places):
         if _is_blocked(pool, j) and job_at(pool, j).evict > 0:
             return True
@@ -92,7 +93,7 @@ def _is_pending(pool: Record) -> bool:
 
 
 @compiled
-def _ask_for(pool: Record, lack: int) -> bool:
+def _ask_for(pool: Member, lack: int) -> bool:
     """Ask for so many regions, as few jobs as can be; false if there is nobody."""
     keep_out_of_line()
     some = False
@@ -109,7 +110,7 @@ def _ask_for(pool: Record, lack: int) -> bool:
 
 
 @inlined
-def _best(pool: Record) -> int:
+def _best(pool: Member) -> int:
     """Return the blocked job to ask next: at a boundary rather than in an allocation, and with the most regions."""
     best = NOBODY
     for j in range(header_of(pool).places):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zico.compiled import compiled, inlined, keep_out_of_line, monotonic_ns
 from zico.pool import rules
@@ -10,12 +10,14 @@ from zico.pool.layout import NOBODY
 from zico.pool.shared import EMPTY, RUNNING, header_of, job_at, lends, within_limit
 from zico.trace import curve
 
-Record = Any
+if TYPE_CHECKING:
+    from zico.pool.layout import Job, Member
+
 Array = Any
 
 
 @inlined
-def claim_of(job: Record) -> int:
+def claim_of(job: Job) -> int:
     """Return the most regions that the job may still come to hold in its current iteration.
 
     Without those that it has evicted: it can end its iteration although they stay where they are.
@@ -27,13 +29,13 @@ def claim_of(job: Record) -> int:
 
 
 @inlined
-def remaining_of(job: Record) -> int:
+def remaining_of(job: Job) -> int:
     """Return the regions that a job which waits for some still lacks to end its iteration, as far as is known."""
     return max(job.need, claim_of(job) - job.held)
 
 
 @compiled
-def least_lacking(pool: Record) -> int:
+def least_lacking(pool: Member) -> int:
     """Return the job that waits in an allocation and lacks the least, or ``NOBODY``."""
     keep_out_of_line()
     best = NOBODY
@@ -47,7 +49,7 @@ def least_lacking(pool: Record) -> int:
 
 
 @compiled
-def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
+def stays_safe(pool: Member, requester: int, n: int, claim: int) -> bool:
     """Tell whether ``n`` more regions for the requester, then claiming ``claim``, leave everybody able to finish.
 
     What others lend at their boundaries counts as free: it comes when somebody waits for it.
@@ -88,7 +90,7 @@ def stays_safe(pool: Record, requester: int, n: int, claim: int) -> bool:
 
 
 @compiled
-def is_crowded(pool: Record) -> bool:
+def is_crowded(pool: Member) -> bool:
     """Tell whether some job's iteration does not fit beside what all others keep between theirs."""
     keep_out_of_line()
     header = header_of(pool)
@@ -105,7 +107,7 @@ def is_crowded(pool: Record) -> bool:
 
 
 @compiled
-def _leave_out_still(pool: Record, requester: int, must_finish: Array) -> bool:
+def _leave_out_still(pool: Member, requester: int, must_finish: Array) -> bool:
     """Strike those off that stand still; tells if any were."""
     keep_out_of_line()
     now_ns = monotonic_ns()
@@ -124,7 +126,7 @@ def _leave_out_still(pool: Record, requester: int, must_finish: Array) -> bool:
 
 
 @inlined
-def someone_else_grows_alone(pool: Record, me: int, now_ns: int) -> bool:
+def someone_else_grows_alone(pool: Member, me: int, now_ns: int) -> bool:
     """Tell whether a job without a profile is growing, so that no other may start an iteration."""
     header = header_of(pool)
     other = header.alone_job
@@ -138,7 +140,7 @@ def someone_else_grows_alone(pool: Record, me: int, now_ns: int) -> bool:
 
 
 @inlined
-def _grow_alone(pool: Record, job: Record, now_ns: int) -> None:
+def _grow_alone(pool: Member, job: Job, now_ns: int) -> None:
     """Take or renew the right to grow alone."""
     header = header_of(pool)
     if header.alone_job == pool.job:
@@ -151,7 +153,7 @@ def _grow_alone(pool: Record, job: Record, now_ns: int) -> None:
 
 
 @inlined
-def may_grant(pool: Record, me: Record, n: int) -> bool:
+def may_grant(pool: Member, me: Job, n: int) -> bool:
     """Tell whether budget and claims allow this process's job ``n`` more regions; notes that it grows."""
     header = header_of(pool)
     if header.granted + n > header.budget_regions:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from zico.driver.api import Driver
     from zico.driver.owned import Owned
+    from zico.records import Layout
 
 SLICE_NS = 50_000_000
 """The longest sleep of a compiled wait before it looks around."""
@@ -75,7 +76,7 @@ class PoolTable:
     def _notice_places(self, base: int) -> None:
         member = self.member[0]
         member["header_address"] = base
-        member["mutex_address"] = base + HEADER.fields["mutex"][1]  # type: ignore[index]
+        member["mutex_address"] = base + HEADER.fields["mutex"][1]
         member["regions_address"] = base + layout.regions_offset()
         member["job"] = NOBODY
         member["address"] = self.member.ctypes.data
@@ -84,9 +85,9 @@ class PoolTable:
         member["poll"] = (0, POLL_NS)
         member["one"] = 1
         address = self.member.ctypes.data
-        member["slice_address"] = address + MEMBER.fields["slice"][1]  # type: ignore[index]
-        member["poll_address"] = address + MEMBER.fields["poll"][1]  # type: ignore[index]
-        member["one_address"] = address + MEMBER.fields["one"][1]  # type: ignore[index]
+        member["slice_address"] = address + MEMBER.fields["slice"][1]
+        member["poll_address"] = address + MEMBER.fields["poll"][1]
+        member["one_address"] = address + MEMBER.fields["one"][1]
 
     def _notice_size(self) -> None:
         base = self.window.handle
@@ -349,7 +350,7 @@ def _host_driver(driver: Driver) -> Driver:
     return driver if driver.name == HostDriver.name else HostDriver()
 
 
-def _view(address: int, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
+def _view(address: int, dtype: np.dtype[Any] | Layout[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
     """View records at an address as an array; valid while the mapping is."""
     buffer: Any = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
     return np.frombuffer(buffer, dtype, count)

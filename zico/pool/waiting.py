@@ -8,7 +8,7 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,9 +22,12 @@ from zico.pool.safety import is_crowded, least_lacking, remaining_of, someone_el
 from zico.pool.shared import BOUNDARY, EMPTY, RUNNING, header_of, job_at, lends, within_limit
 from zico.trace import curve
 
+if TYPE_CHECKING:
+    from zico.pool.layout import Job, Member
+
 _JOB_BYTES = JOB.itemsize
-_SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])  # type: ignore[index]
-_ADMITS_OFFSET = int(JOB.fields["broker_admits"][1])  # type: ignore[index]
+_SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])
+_ADMITS_OFFSET = int(JOB.fields["broker_admits"][1])
 _ADMITS_MASK = 0x3FFFFFFF
 
 STUCK_NS = 200_000_000
@@ -33,14 +36,12 @@ STUCK_BESIDE_RUNNING_NS = 30_000_000_000
 """... and for so long where some job runs, but neither allocates nor frees: it may be at a prompt."""
 NEVER_STUCK_NS = 1 << 62
 
-Record = Any
-
 
 # -- waiting in an allocation ---------------------------------------------------------------------------------------
 
 
 @compiled
-def start_waiting(pool: Record, need: int) -> None:
+def start_waiting(pool: Member, need: int) -> None:
     """Note that a thread of this job waits for ``need`` regions; from now on every release wakes it."""
     keep_out_of_line()
     me = job_at(pool, pool.job)
@@ -60,7 +61,7 @@ def start_waiting(pool: Record, need: int) -> None:
 
 
 @inlined
-def _call_lenders(pool: Record) -> bool:
+def _call_lenders(pool: Member) -> bool:
     """Let those who lend at their boundaries not fall asleep before they have looked; tells whether there are any."""
     some = False
     for j in range(header_of(pool).places):
@@ -72,7 +73,7 @@ def _call_lenders(pool: Record) -> bool:
 
 
 @inlined
-def _note_holders(pool: Record, me: Record) -> None:
+def _note_holders(pool: Member, me: Job) -> None:
     """Write down whom an allocation waits for: everyone else who holds memory."""
     mask = np.uint64(0)
     for j in range(header_of(pool).places):
@@ -83,7 +84,7 @@ def _note_holders(pool: Record, me: Record) -> None:
 
 
 @compiled
-def stop_waiting(pool: Record) -> None:
+def stop_waiting(pool: Member) -> None:
     """Note that a thread of this job waits no longer, and add up the time."""
     keep_out_of_line()
     me = job_at(pool, pool.job)
@@ -103,13 +104,13 @@ def stop_waiting(pool: Record) -> None:
 
 
 @inlined
-def sequence_of(pool: Record) -> int:
+def sequence_of(pool: Member) -> int:
     """Read the word that changes whenever a wait may have ended; read it before asking, sleep on it after."""
     return header_of(pool).sequence
 
 
 @compiled
-def sleep_until_change(pool: Record, sequence: int) -> None:
+def sleep_until_change(pool: Member, sequence: int) -> None:
     """Sleep until the pool changes or a slice has passed; then see to the dead if the broker is dead.
 
     Slices are short where the device may end the wait by passing a fence, since it wakes nobody.
@@ -121,7 +122,7 @@ def sleep_until_change(pool: Record, sequence: int) -> None:
 
 
 @compiled
-def standstill(pool: Record) -> int:
+def standstill(pool: Member) -> int:
     """Return a number that stays the same while no processor or device makes progress."""
     keep_out_of_line()
     header = header_of(pool)
@@ -136,7 +137,7 @@ def standstill(pool: Record) -> int:
 
 
 @compiled
-def patience_ns(pool: Record, has_next_tier: int) -> int:
+def patience_ns(pool: Member, has_next_tier: int) -> int:
     """Return how long a standstill must last before it counts as stuck.
 
     What exceeds the budget or the job's limit waits for nobody: it goes to the next tier soon, while others go on. On a
@@ -158,7 +159,7 @@ def patience_ns(pool: Record, has_next_tier: int) -> int:
 
 
 @inlined
-def _device_is_behind(pool: Record, job: int) -> bool:
+def _device_is_behind(pool: Member, job: int) -> bool:
     """Tell whether a job's device has yet to come to some mark."""
     for slot in range(STREAMS):
         pair = pair_of(job, slot)
@@ -168,7 +169,7 @@ def _device_is_behind(pool: Record, job: int) -> bool:
 
 
 @compiled
-def note_stall(pool: Record) -> None:
+def note_stall(pool: Member) -> None:
     """Count a state that nobody could leave."""
     keep_out_of_line()
     lock(pool)
@@ -177,7 +178,7 @@ def note_stall(pool: Record) -> None:
 
 
 @compiled
-def is_first_to_yield(pool: Record) -> bool:
+def is_first_to_yield(pool: Member) -> bool:
     """Tell whether this job is one that should go on by the next tier.
 
     The one that lacks the least, and whoever wants more than it may hold.
@@ -192,7 +193,7 @@ def is_first_to_yield(pool: Record) -> bool:
 
 
 @compiled
-def finish_iteration(pool: Record) -> bool:
+def finish_iteration(pool: Member) -> bool:
     """End the iteration: learn from it, and either begin the next (True) or stand at the boundary (False)."""
     header = header_of(pool)
     me = job_at(pool, pool.job)
@@ -228,7 +229,7 @@ def finish_iteration(pool: Record) -> bool:
 
 
 @inlined
-def _learn(me: Record) -> None:
+def _learn(me: Job) -> None:
     if me.profiled == 0:
         curve.flatten(me.profile, me.current)
         me.profiled = 1
@@ -248,7 +249,7 @@ def _learn(me: Record) -> None:
 
 
 @inlined
-def _may_start_unasked(pool: Record, now_ns: int) -> bool:
+def _may_start_unasked(pool: Member, now_ns: int) -> bool:
     """Tell whether the next iteration fits whatever the others do."""
     header = header_of(pool)
     if header.self_admit == 0:
@@ -265,7 +266,7 @@ def _may_start_unasked(pool: Record, now_ns: int) -> bool:
 
 
 @compiled
-def admit(pool: Record, job: int) -> bool:
+def admit(pool: Member, job: int) -> bool:
     """Let a job at its boundary begin its next iteration, unless that would be unsafe; wakes it."""
     keep_out_of_line()
     header = header_of(pool)
@@ -295,7 +296,7 @@ def admit(pool: Record, job: int) -> bool:
 
 
 @inlined
-def _nobody_runs(pool: Record) -> bool:
+def _nobody_runs(pool: Member) -> bool:
     """Tell whether all jobs stand at boundaries: then one must start, even if it will overflow into the next tier."""
     for j in range(header_of(pool).places):
         if job_at(pool, j).state == RUNNING:
@@ -304,7 +305,7 @@ def _nobody_runs(pool: Record) -> bool:
 
 
 @compiled
-def await_admission(pool: Record) -> bool:
+def await_admission(pool: Member) -> bool:
     """Sleep at the boundary until admitted; if the broker has died, start as soon as that is safe.
 
     Returns:
@@ -328,7 +329,7 @@ def await_admission(pool: Record) -> bool:
 
 
 @compiled
-def _others_lack(pool: Record) -> int:
+def _others_lack(pool: Member) -> int:
     """Return the regions that are not free and that others who wait lack for their iterations, within their limits."""
     keep_out_of_line()
     header = header_of(pool)
@@ -341,7 +342,7 @@ def _others_lack(pool: Record) -> int:
 
 
 @compiled
-def begin_iteration(pool: Record) -> None:
+def begin_iteration(pool: Member) -> None:
     """Start the records of the new iteration; called by the job itself, which is their single writer."""
     me = job_at(pool, pool.job)
     me.iteration_waited_ns = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import compiled, inlined
 from zico.pool.rules import is_safe
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from zico.scheduler.layout import Scene
+
 MOST_JUDGED = 64
 """So many of those that wait are looked at one by one in a decision; whoever is further behind waits for them."""
 
 _UNSAFE, _TURN = int(Reason.UNSAFE), int(Reason.TURN)
 EVERYBODY = 1 << 30
 """No limit on how many are in an iteration at a time."""
-
-Record = Any
 
 
 @inlined
@@ -43,7 +43,7 @@ def _needs(sums: NDArray[np.int64], index: int) -> int:
 
 
 @compiled
-def waits_for_its_turn(scene: Record, index: int, inside: NDArray[np.uint8]) -> None:
+def waits_for_its_turn(scene: Scene, index: int, inside: NDArray[np.uint8]) -> None:
     """Wait for one of those that are in an iteration, or begin one now, to end it."""
     waits(scene, index, _TURN, NO_TIME)
     for other in range(scene.n):
@@ -52,7 +52,7 @@ def waits_for_its_turn(scene: Record, index: int, inside: NDArray[np.uint8]) -> 
 
 
 @compiled
-def decide_by_claims(scene: Record, most_inside: int) -> None:
+def decide_by_claims(scene: Scene, most_inside: int) -> None:
     """Decide for every job at its boundary, in turn, while fewer than ``most_inside`` jobs are in an iteration."""
     order = in_turn(scene)
     alone = alone_in(scene)

@@ -21,7 +21,7 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from zico.trace.curve import claim_at
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from zico.scheduler.layout import ProfileRecord, Scene, SceneJob
+
     Int64s = NDArray[np.int64]
 
 _FEW = 24  # so many are sorted by insertion
@@ -42,29 +44,27 @@ _RUNNING = int(Phase.RUNNING)
 _BOUNDARY = int(Phase.BOUNDARY)
 _JOB_BYTES = JOB.itemsize
 
-Record = Any
-
 
 @inlined
-def job_at(scene: Record, index: int) -> Record:
+def job_at(scene: Scene, index: int) -> SceneJob:
     """Return the JOB record at an index of a scene."""
     return record_at(scene.jobs_address + index * _JOB_BYTES, JOB)
 
 
 @inlined
-def profile_at(job: Record) -> Record:
+def profile_at(job: SceneJob) -> ProfileRecord:
     """Return the PROFILE record of a job that has one."""
     return record_at(job.profile_address, PROFILE)
 
 
 @inlined
-def is_iterating(job: Record) -> bool:
+def is_iterating(job: SceneJob) -> bool:
     """Tell whether the job is inside an iteration whose profile is known."""
     return job.phase == _RUNNING and job.profile_address != 0
 
 
 @compiled
-def claim_of(job: Record) -> int:
+def claim_of(job: SceneJob) -> int:
     """Return the most regions that the job may still come to hold in its iteration, its next one at a boundary."""
     if job.profile_address == 0:
         return job.held
@@ -75,7 +75,7 @@ def claim_of(job: Record) -> int:
 
 
 @compiled
-def position_ns(job: Record, now_ns: int) -> int:
+def position_ns(job: SceneJob, now_ns: int) -> int:
     """Return how far into its profile's time a job has come, at most the whole of it."""
     profile = profile_at(job)
     last = profile.n_bins - 1
@@ -89,7 +89,7 @@ def position_ns(job: Record, now_ns: int) -> int:
 
 
 @compiled
-def stands_still(job: Record, now_ns: int) -> bool:
+def stands_still(job: SceneJob, now_ns: int) -> bool:
     """Tell whether nobody is to wait for a job's iteration any more (``zico.pool.rules``)."""
     return is_still(job.need > 0, now_ns - job.started_ns, profile_at(job).duration_ns)
 
@@ -108,13 +108,13 @@ def span_at(begins_ns: Int64s, n: int, at_ns: int) -> int:
 
 
 @inlined
-def step_at(profile: Record, at_ns: int) -> int:
+def step_at(profile: ProfileRecord, at_ns: int) -> int:
     """Return which of the profile's steps an instant of its time lies in."""
     return span_at(profile.step_ns, profile.n_steps, at_ns)
 
 
 @compiled
-def is_passing_at(job: Record, now_ns: int, delay_ns: int, after_ns: int) -> bool:
+def is_passing_at(job: SceneJob, now_ns: int, delay_ns: int, after_ns: int) -> bool:
     """Tell whether a job holds more at a time from now than in the end, by what ``remaining`` or ``planned`` say.
 
     Args:
@@ -149,7 +149,7 @@ def level(regions: int) -> tuple[Int64s, Int64s]:
 
 
 @compiled
-def total(scene: Record) -> tuple[Int64s, Int64s]:
+def total(scene: Scene) -> tuple[Int64s, Int64s]:
     """Return what all jobs of a scene hold from now on if none begins anything new.
 
     Of very many jobs groups are added whose staircases are made coarse first, so that it takes time in proportion.
@@ -182,7 +182,7 @@ def total(scene: Record) -> tuple[Int64s, Int64s]:
 
 
 @compiled
-def _put_changes(job: Record, now_ns: int, when_ns: Int64s, change: Int64s, n: int) -> tuple[int, int]:
+def _put_changes(job: SceneJob, now_ns: int, when_ns: Int64s, change: Int64s, n: int) -> tuple[int, int]:
     """Put behind the first ``n`` when and by how much a job's regions change; returns how many those are, and its now.
 
     A job that has overrun its profile is expected to take as long again as it has overrun, so that whoever waits for
@@ -207,7 +207,7 @@ def _put_changes(job: Record, now_ns: int, when_ns: Int64s, change: Int64s, n: i
 
 
 @compiled
-def reserved(promised: tuple[Int64s, Int64s], job: Record, delay_ns: int) -> tuple[Int64s, Int64s]:
+def reserved(promised: tuple[Int64s, Int64s], job: SceneJob, delay_ns: int) -> tuple[Int64s, Int64s]:
     """Return what is promised, a job at rest at its boundary included, if that job starts after ``delay_ns``."""
     t_ns, levels = promised
     profile = profile_at(job)

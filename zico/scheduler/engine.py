@@ -19,7 +19,7 @@ Guarantees
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,6 +45,9 @@ from zico.scheduler.tenants import (
 )
 from zico.scheduler.turns import decision_at
 
+if TYPE_CHECKING:
+    from zico.scheduler.tenants import RunRecord
+
 
 class Stop(enum.IntEnum):
     """Why ``advance`` returned."""
@@ -61,11 +64,9 @@ _BYTE = np.dtype(np.uint8)
 _SCENE_BYTES, _JOB_BYTES, _SAMPLE_BYTES = SCENE.itemsize, JOB.itemsize, SAMPLE.itemsize
 _SAMPLE_STEP = 8  # of the decisions so far, one eighth goes by until the next is kept
 
-Record = Any
-
 
 @compiled
-def _serve(run: Record) -> None:
+def _serve(run: RunRecord) -> None:
     """Grant what is safe, longest waiting first, until nobody gets any more; let the satisfied go on."""
     granted = True
     while granted and run.n_blocked > 0:
@@ -85,7 +86,7 @@ def _serve(run: Record) -> None:
 
 
 @compiled
-def _decide(run: Record) -> None:
+def _decide(run: RunRecord) -> None:
     """Ask the policy; start those that it starts, and note when it wants to be asked again."""
     show_all(run)
     if run.decisions == run.sample_at:
@@ -112,7 +113,7 @@ def _decide(run: Record) -> None:
 
 
 @compiled
-def _obey(run: Record) -> int:
+def _obey(run: RunRecord) -> int:
     """Stop, let go on and copy out whom the policy says; returns when it wants to be asked again because of them."""
     keep_out_of_line()
     scene, present = scene_of(run), present_in(run)
@@ -131,7 +132,7 @@ def _obey(run: Record) -> int:
 
 
 @compiled
-def _keep(run: Record) -> None:
+def _keep(run: RunRecord) -> None:
     """Copy the scene for ``decision_cost``; ever fewer of those that are seen."""
     keep_out_of_line()
     scene = scene_of(run)
@@ -150,7 +151,7 @@ def _keep(run: Record) -> None:
 
 
 @compiled
-def _overflow(run: Record) -> None:
+def _overflow(run: RunRecord) -> None:
     """Give the one that has been blocked for the longest what it needs from outside the budget: nobody could go on."""
     run.stalls += 1
     if blocked_in_turn(run) > 0:
@@ -160,7 +161,7 @@ def _overflow(run: Record) -> None:
 
 
 @compiled
-def _settle(run: Record, event: int) -> None:
+def _settle(run: RunRecord, event: int) -> None:
     """Give what can be given, decide who starts, and see that somebody goes on."""
     _serve(run)
     if event != _RETRY and (run.n_waiting > 0 or ((run.pauses or run.watches) and run.n_present > 0)):
@@ -172,7 +173,7 @@ def _settle(run: Record, event: int) -> None:
 
 
 @compiled
-def _change_budget(run: Record) -> None:
+def _change_budget(run: RunRecord) -> None:
     """Take the next budget; where more is granted, nothing more is until enough has come back."""
     keep_out_of_line()
     budgets = array_at(run.budgets_address, run.n_budgets, BUDGET)
@@ -183,13 +184,13 @@ def _change_budget(run: Record) -> None:
 
 
 @inlined
-def _in_time(run: Record, at: int, factor: float) -> int:
+def _in_time(run: RunRecord, at: int, factor: float) -> int:
     """Return when it will be that late on the work clock, if no more and no fewer jobs work until then."""
-    return run.now_ns + np.int64(np.ceil((at - run.clock) * factor))
+    return run.now_ns + int(np.ceil((at - run.clock) * factor))
 
 
 @inlined
-def _next(run: Record, factor: float) -> tuple[int, int]:
+def _next(run: RunRecord, factor: float) -> tuple[int, int]:
     """Return what happens next, and when."""
     event, next_ns = _LOOK, run.look_at_ns
     if run.retry_at < FOREVER and _in_time(run, run.retry_at, factor) <= next_ns:
@@ -206,7 +207,7 @@ def _next(run: Record, factor: float) -> tuple[int, int]:
 
 
 @compiled
-def _come_about(run: Record, event: int) -> None:
+def _come_about(run: RunRecord, event: int) -> None:
     """Do what happens besides steps."""
     if event == _ARRIVAL:
         arrive(run)
@@ -217,7 +218,7 @@ def _come_about(run: Record, event: int) -> None:
 
 
 @compiled
-def advance(run: Record, until_ns: int) -> int:
+def advance(run: RunRecord, until_ns: int) -> int:
     """Go on to a time, or until the policy wants to plan; returns a ``Stop``."""
     while True:
         if run.changed and run.plans:
@@ -232,7 +233,7 @@ def advance(run: Record, until_ns: int) -> int:
         elif event == _RETRY:
             run.clock = run.retry_at
         else:
-            run.clock += np.int64((next_ns - run.now_ns) / factor)
+            run.clock += int((next_ns - run.now_ns) / factor)
         run.now_ns = next_ns
         ended = True
         if event == _STEP:

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import array_at, inlined, record_at
 from zico.scheduler.tenants import EVENT
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-Record = Any
+    from zico.records import Records
+    from zico.scheduler.tenants import RunRecord, StepEnd
 
 
 @inlined
-def _queue(run: Record, n: int) -> NDArray[Any]:
+def _queue(run: RunRecord, n: int) -> Records[StepEnd]:
     return array_at(run.queue_address, n, EVENT)
 
 
 @inlined
-def first_at(run: Record) -> int:
+def first_at(run: RunRecord) -> int:
     """Return when, on the work clock, the next step ends; there must be one."""
     return record_at(run.queue_address, EVENT).at
 
 
 @inlined
-def _is_before(one: Record, at: int, order: int) -> bool:
+def _is_before(one: StepEnd, at: int, order: int) -> bool:
     return one.at < at or (one.at == at and one.order < order)
 
 
 @inlined
-def _put(queue: NDArray[Any], i: int, at: int, order: int, tenant: int) -> None:
+def _put(queue: Records[StepEnd], i: int, at: int, order: int, tenant: int) -> None:
     event = queue[i]
     event.at = at
     event.order = order
@@ -38,7 +37,7 @@ def _put(queue: NDArray[Any], i: int, at: int, order: int, tenant: int) -> None:
 
 
 @inlined
-def push(run: Record, at: int, tenant: int) -> None:
+def push(run: RunRecord, at: int, tenant: int) -> None:
     """Add a step that ends at a time."""
     run.order += 1
     run.n_queued += 1
@@ -54,7 +53,7 @@ def push(run: Record, at: int, tenant: int) -> None:
 
 
 @inlined
-def pop(run: Record) -> int:
+def pop(run: RunRecord) -> int:
     """Take the first out; returns its tenant."""
     n = run.n_queued - 1
     run.n_queued = n

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,14 +25,16 @@ from zico.scheduler.tenants import (
 )
 from zico.trace.curve import claim_at
 
+if TYPE_CHECKING:
+    from zico.scheduler.layout import SceneJob
+    from zico.scheduler.tenants import RunRecord, Tenant
+
 _RUNNING = int(Phase.RUNNING)
 _LOG_BYTES = LOG.itemsize
 
-Record = Any
-
 
 @inlined
-def hold(run: Record, number: int, regions: int) -> None:
+def hold(run: RunRecord, number: int, regions: int) -> None:
     """Let a tenant hold so many regions, no more and no fewer."""
     tenant = tenant_of(run, number)
     run.granted += regions - tenant.held
@@ -47,7 +49,7 @@ def hold(run: Record, number: int, regions: int) -> None:
 
 
 @compiled
-def _is_safe_after(run: Record, grown: int, regions: int) -> bool:
+def _is_safe_after(run: RunRecord, grown: int, regions: int) -> bool:
     """Tell whether all that are in an iteration can end it once a job has so many regions more.
 
     Claims fall while iterations go on, and lower ones make no state unsafe: where the claims last seen do, where
@@ -57,7 +59,7 @@ def _is_safe_after(run: Record, grown: int, regions: int) -> bool:
 
 
 @compiled
-def _can_all_end(run: Record, grown: int, regions: int) -> bool:
+def _can_all_end(run: RunRecord, grown: int, regions: int) -> bool:
     """Tell so by the claims last seen."""
     scene, present = scene_of(run), present_in(run)
     held, claim, residual = scratch_words(run, 0), scratch_words(run, 1), scratch_words(run, 2)
@@ -74,7 +76,7 @@ def _can_all_end(run: Record, grown: int, regions: int) -> bool:
 
 
 @compiled
-def _see_claims(run: Record) -> bool:
+def _see_claims(run: RunRecord) -> bool:
     """Note what those that are in an iteration claim where they are now; tells whether any claims less than before."""
     scene, present = scene_of(run), present_in(run)
     fell = False
@@ -88,13 +90,13 @@ def _see_claims(run: Record) -> bool:
 
 
 @compiled
-def _see_claim(run: Record, tenant: Record, job: Record) -> None:
+def _see_claim(run: RunRecord, tenant: Tenant, job: SceneJob) -> None:
     show_place(run, tenant, job)
     tenant.claim = claim_of(job)
 
 
 @compiled
-def may_take(run: Record, number: int) -> int:
+def may_take(run: RunRecord, number: int) -> int:
     """Return how many of the regions that a job needs it may take now: if some leave a safe state, fewer do."""
     tenant = tenant_of(run, number)
     most = max(0, min(run.budget - run.granted, need_of(tenant)))
@@ -117,7 +119,7 @@ def may_take(run: Record, number: int) -> int:
 
 
 @compiled
-def blocked_in_turn(run: Record) -> int:
+def blocked_in_turn(run: RunRecord) -> int:
     """Put those that are blocked into scratch, the longest waiting first; returns how many they are."""
     blocked = scratch_words(run, 5)
     present = present_in(run)
@@ -135,7 +137,7 @@ def blocked_in_turn(run: Record) -> int:
 
 
 @compiled
-def _claim_falls_at(tenant: Record) -> int:
+def _claim_falls_at(tenant: Tenant) -> int:
     """Return when, on the work clock, a job's claim next falls within the step that it is in."""
     profile = profile_of(tenant)
     begin_ns, end_ns = profile.step_ns[tenant.step], step_ends_ns(tenant)
@@ -151,7 +153,7 @@ def _claim_falls_at(tenant: Record) -> int:
 
 
 @compiled
-def plan_retry(run: Record) -> None:
+def plan_retry(run: RunRecord) -> None:
     """Note when those that are blocked should ask again: at latest when a claim falls."""
     run.retry_at = FOREVER
     if run.n_blocked == 0 or not run.use_claims:

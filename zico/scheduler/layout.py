@@ -7,8 +7,9 @@ Addresses stand for what lies elsewhere; who makes a record keeps what it points
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
-import numpy as np
+from zico.records import F8, I4, I8, U8, Numbers, Record, dtype_of
 
 MOST_BINS = 256
 """Of a profile: as many as a job's record in the shared table has."""
@@ -54,80 +55,83 @@ class Reason(enum.IntEnum):
     """All come to their boundaries first, and begin together."""
 
 
-PROFILE = np.dtype(
-    [
-        ("duration_ns", "i8"),
-        ("tick_ns", "i8"),  # no prediction is finer: the width of a bin, were all equal
-        ("n_events", "i8"),
-        ("peak", "i8"),
-        ("shift", "i4"),  # bin i is from event i << shift on
-        ("n_bins", "i4"),
-        ("n_steps", "i4"),
-        ("bin_ns", "i8", (MOST_BINS + 1,)),  # when each bin begins, and when the last one ends
-        ("claims", "i4", (MOST_BINS,)),  # the most regions held from each bin on
-        ("step_ns", "i8", (MOST_BINS,)),  # bins of equal levels joined: when each run of them begins
-        ("level", "i8", (MOST_BINS,)),
-    ],
-    align=True,
-)
-"""A profile, converted once: what a whole iteration holds, and what it may still come to hold."""
+class ProfileRecord(Record):
+    """A profile, converted once: what a whole iteration holds, and what it may still come to hold."""
 
-JOB = np.dtype(
-    [
-        ("profile_address", "i8"),  # 0 until the first iteration has ended
-        ("phase", "i8"),
-        ("held", "i8"),
-        ("persistent", "i8"),
-        ("kept", "i8"),  # regions that the others cannot have when its iteration has ended
-        ("progress", "i8"),
-        ("started_ns", "i8"),
-        ("waiting_since_ns", "i8"),
-        ("need", "i8"),
-        ("number", "i8"),  # of its place in the pool: plans know it by that
-        ("served", "f8"),  # its recent throughput over alone's
-        ("floor", "f8"),  # the least that it is owed of that
-        ("weight", "f8"),  # what its throughput counts beside the others'
-        ("priority", "i8"),  # whose turn comes before that of any lower one
-        ("iteration", "i8"),  # so many have ended
-        ("left", "i8"),  # iterations until it leaves; 0: unknown
-    ],
-    align=True,
-)
-"""One job at one instant; the fields are those of ``zico.scheduler.state.JobView``."""
+    duration_ns: I8
+    tick_ns: I8  # no prediction is finer: the width of a bin, were all equal
+    n_events: I8
+    peak: I8
+    shift: I4  # bin i is from event i << shift on
+    n_bins: I4
+    n_steps: I4
+    bin_ns: Annotated[Numbers, "i8", (MOST_BINS + 1,)]  # when each bin begins, and when the last one ends
+    claims: Annotated[Numbers, "i4", (MOST_BINS,)]  # the most regions held from each bin on
+    step_ns: Annotated[Numbers, "i8", (MOST_BINS,)]  # bins of equal levels joined: when each run of them begins
+    level: Annotated[Numbers, "i8", (MOST_BINS,)]
 
-DECISION = np.dtype(
-    [
-        ("starts", "i8"),
-        ("until_ns", "i8"),  # NO_TIME: only an event can change it
-        ("reason", "i8"),
-        ("against", "i8"),  # a job's index in the scene, or NOBODY
-        ("blockers", "u8"),
-        # -- for policies whose manner is to pause
-        ("pauses", "i8"),  # a running job stops at its next step's end, and goes on once this is 0
-        ("evicts", "i8"),  # what a waiting job holds is copied out, and back before it starts
-        ("yields", "i8"),  # its pages go first
-    ],
-    align=True,
-)
-"""What a policy says of a job at its boundary; of any other job only those that pause say something."""
+
+PROFILE = dtype_of(ProfileRecord)
+
+
+class SceneJob(Record):
+    """One job at one instant; the fields are those of ``zico.scheduler.state.JobView``."""
+
+    profile_address: I8  # 0 until the first iteration has ended
+    phase: I8
+    held: I8
+    persistent: I8
+    kept: I8  # regions that the others cannot have when its iteration has ended
+    progress: I8
+    started_ns: I8
+    waiting_since_ns: I8
+    need: I8
+    number: I8  # of its place in the pool: plans know it by that
+    served: F8  # its recent throughput over alone's
+    floor: F8  # the least that it is owed of that
+    weight: F8  # what its throughput counts beside the others'
+    priority: I8  # whose turn comes before that of any lower one
+    iteration: I8  # so many have ended
+    left: I8  # iterations until it leaves; 0: unknown
+
+
+JOB = dtype_of(SceneJob)
+
+
+class DecisionRecord(Record):
+    """What a policy says of a job at its boundary; of any other job only those that pause say something."""
+
+    starts: I8
+    until_ns: I8  # NO_TIME: only an event can change it
+    reason: I8
+    against: I8  # a job's index in the scene, or NOBODY
+    blockers: U8
+    # -- for policies whose manner is to pause
+    pauses: I8  # a running job stops at its next step's end, and goes on once this is 0
+    evicts: I8  # what a waiting job holds is copied out, and back before it starts
+    yields: I8  # its pages go first
+
+
+DECISION = dtype_of(DecisionRecord)
 
 MEMORY_BYTES = 128
 MEMO_BYTES = 64
 """What a policy may remember of all jobs that are there, and of each: zeros whenever those are others."""
 
-SCENE = np.dtype(
-    [
-        ("now_ns", "i8"),
-        ("budget", "i8"),
-        ("n", "i8"),
-        ("alone", "i8"),  # the index of the job whose first iteration grows, or NOBODY
-        ("jobs_address", "i8"),
-        ("decisions_address", "i8"),
-        ("plan_address", "i8"),  # of what a policy has worked out about these jobs; 0: nothing
-        ("options_address", "i8"),  # of its parameters, 64-bit floats in the order of their declaration
-        ("memory_address", "i8"),  # of MEMORY_BYTES that it changes as it likes
-        ("memos_address", "i8"),  # of MEMO_BYTES for each job, in the order of the scene
-    ],
-    align=True,
-)
-"""All jobs of a pool at one instant."""
+
+class Scene(Record):
+    """All jobs of a pool at one instant."""
+
+    now_ns: I8
+    budget: I8
+    n: I8
+    alone: I8  # the index of the job whose first iteration grows, or NOBODY
+    jobs_address: I8
+    decisions_address: I8
+    plan_address: I8  # of what a policy has worked out about these jobs; 0: nothing
+    options_address: I8  # of its parameters, 64-bit floats in the order of their declaration
+    memory_address: I8  # of MEMORY_BYTES that it changes as it likes
+    memos_address: I8  # of MEMO_BYTES for each job, in the order of the scene
+
+
+SCENE = dtype_of(Scene)

@@ -17,12 +17,14 @@ Theory of operation
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Annotated
 
 from zico.compiled import compiled
+from zico.records import F8, I8, Numbers, Record, Records, dtype_of
 from zico.scheduler.demand import is_iterating, job_at, position_ns, profile_at
+
+if TYPE_CHECKING:
+    from zico.scheduler.layout import Scene, SceneJob
 
 MOST_WAYS = 6
 MOST_JOBS = 64
@@ -42,37 +44,44 @@ BETTER_BY = 0.008
 _CHOICE = 2
 _OWED = 0.97  # of its floor: an iteration more or less must not decide
 
-WAY = np.dtype(
-    [("way", "i8"), ("setting", "i8"), ("promise", "f8"), ("rounds", "f8"), ("got", "f8", (MOST_JOBS,))], align=True
-)
-"""A way, what it promised, and what each job got in so many rounds of use, in rounds of running alone."""
 
-LEARNT = np.dtype(
-    [
-        ("n_jobs", "i8"),
-        ("jobs", "i8", (MOST_JOBS,)),  # their numbers
-        ("worth", "f8", (MOST_JOBS,)),  # what the throughput of each counts; together 1
-        ("length", "f8", (MOST_JOBS,)),  # of an iteration of each, in rounds
-        ("round_ns", "i8"),
-        ("n_ways", "i8"),
-        ("ways", WAY, (MOST_WAYS,)),
-        ("used", "i8"),
-        ("doubted", "i8"),  # promises are
-        ("since_ns", "i8"),  # what was done until then is counted
-        ("counts", "i8"),  # 0: from then on nothing is, until things have settled
-        ("done", "f8", (MOST_JOBS,)),  # iterations
-        ("gathers", "i8"),  # before the way in use decides, all come to their boundaries
-        ("gathered_ns", "i8"),  # when they were; 0: never
-    ],
-    align=True,
-)
-"""What is known of some jobs and of the ways to decide on them."""
+class WayRecord(Record):
+    """A way, what it promised, and what each job got in so many rounds of use, in rounds of running alone."""
 
-Record = Any
+    way: I8
+    setting: I8
+    promise: F8
+    rounds: F8
+    got: Annotated[Numbers, "f8", (MOST_JOBS,)]
+
+
+WAY = dtype_of(WayRecord)
+
+
+class Learnt(Record):
+    """What is known of some jobs and of the ways to decide on them."""
+
+    n_jobs: I8
+    jobs: Annotated[Numbers, "i8", (MOST_JOBS,)]  # their numbers
+    worth: Annotated[Numbers, "f8", (MOST_JOBS,)]  # what the throughput of each counts; together 1
+    length: Annotated[Numbers, "f8", (MOST_JOBS,)]  # of an iteration of each, in rounds
+    round_ns: I8
+    n_ways: I8
+    ways: Annotated[Records[WayRecord], WayRecord, (MOST_WAYS,)]
+    used: I8
+    doubted: I8  # promises are
+    since_ns: I8  # what was done until then is counted
+    counts: I8  # 0: from then on nothing is, until things have settled
+    done: Annotated[Numbers, "f8", (MOST_JOBS,)]  # iterations
+    gathers: I8  # before the way in use decides, all come to their boundaries
+    gathered_ns: I8  # when they were; 0: never
+
+
+LEARNT = dtype_of(Learnt)
 
 
 @compiled
-def is_of(known: Record, scene: Record) -> bool:
+def is_of(known: Learnt, scene: Scene) -> bool:
     """Tell whether the scene is of the jobs that this is about."""
     if scene.n != known.n_jobs:
         return False
@@ -83,7 +92,7 @@ def is_of(known: Record, scene: Record) -> bool:
 
 
 @compiled
-def _done(job: Record, now_ns: int) -> float:
+def _done(job: SceneJob, now_ns: int) -> float:
     """Return how many iterations a job has done."""
     done = float(job.iteration)
     if is_iterating(job):
@@ -92,7 +101,7 @@ def _done(job: Record, now_ns: int) -> float:
 
 
 @compiled
-def _gave(known: Record, scene: Record, way: Record) -> float:
+def _gave(known: Learnt, scene: Scene, way: WayRecord) -> float:
     """Return what a way that was used gave, less what jobs lacked of what they are owed."""
     gave = 0.0
     for i in range(scene.n):
@@ -102,7 +111,7 @@ def _gave(known: Record, scene: Record, way: Record) -> float:
 
 
 @compiled
-def _value(known: Record, scene: Record, way: Record) -> float:
+def _value(known: Learnt, scene: Scene, way: WayRecord) -> float:
     """Return what a way is worth: the mean of what it promised and gave."""
     if way.rounds == 0.0:
         hopeless = way.promise < _HOPELESS * known.ways[known.used].promise
@@ -112,7 +121,7 @@ def _value(known: Record, scene: Record, way: Record) -> float:
 
 
 @compiled
-def learn(known: Record, scene: Record) -> None:
+def learn(known: Learnt, scene: Scene) -> None:
     """Measure the way in use, and change it if another one is worth more."""
     if known.n_ways < _CHOICE:
         return
@@ -134,13 +143,13 @@ def learn(known: Record, scene: Record) -> None:
 
 
 @compiled
-def _settle(known: Record, scene: Record) -> None:
+def _settle(known: Learnt, scene: Scene) -> None:
     """Count nothing for a while."""
     known.since_ns, known.counts = scene.now_ns - (_LOOK_ROUNDS - _SETTLE_ROUNDS) * known.round_ns, 0
 
 
 @compiled
-def _count(known: Record, scene: Record) -> None:
+def _count(known: Learnt, scene: Scene) -> None:
     """Count what was done since the last look for the way in use."""
     used = known.ways[known.used]
     rounds = (scene.now_ns - known.since_ns) / known.round_ns
@@ -152,7 +161,7 @@ def _count(known: Record, scene: Record) -> None:
 
 
 @compiled
-def _changes(known: Record, scene: Record) -> bool:
+def _changes(known: Learnt, scene: Scene) -> bool:
     """Use the way that is worth the most, if it is worth noticeably more; tells whether that is another one."""
     best = known.used
     used = known.ways[best]

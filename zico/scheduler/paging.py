@@ -19,19 +19,20 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import compiled, keep_out_of_line
 from zico.scheduler.grants import hold
 from zico.scheduler.tenants import FOREVER, present_in, profile_of, step_ends_ns, tenant_of
 
-_NOTHING = 1e-9  # regions
+if TYPE_CHECKING:
+    from zico.scheduler.tenants import RunRecord
 
-Record = Any
+_NOTHING = 1e-9  # regions
 
 
 @compiled
-def page_step(run: Record, number: int) -> None:
+def page_step(run: RunRecord, number: int) -> None:
     """Let a tenant have all that its step holds, and take the time for what has to be brought in."""
     keep_out_of_line()
     tenant = tenant_of(run, number)
@@ -54,7 +55,7 @@ def page_step(run: Record, number: int) -> None:
 
 
 @compiled
-def page_out_all(run: Record, number: int) -> None:
+def page_out_all(run: RunRecord, number: int) -> None:
     """Forget a tenant's pages."""
     keep_out_of_line()
     tenant = tenant_of(run, number)
@@ -63,7 +64,7 @@ def page_out_all(run: Record, number: int) -> None:
 
 
 @compiled
-def _bring_in(run: Record, number: int, regions: float) -> float:
+def _bring_in(run: RunRecord, number: int, regions: float) -> float:
     """Make so many more regions of a tenant resident; returns how many others had to go."""
     tenant = tenant_of(run, number)
     regions = min(regions, float(run.budget))
@@ -77,7 +78,7 @@ def _bring_in(run: Record, number: int, regions: float) -> float:
 
 
 @compiled
-def _evict(run: Record, number: int, regions: float) -> None:
+def _evict(run: RunRecord, number: int, regions: float) -> None:
     """Send so many regions out, those of whom they are missed least first."""
     for stays in range(2):
         while regions > _NOTHING:
@@ -89,7 +90,7 @@ def _evict(run: Record, number: int, regions: float) -> None:
 
 
 @compiled
-def _longest_idle(run: Record, number: int, yields: int) -> int:
+def _longest_idle(run: RunRecord, number: int, yields: int) -> int:
     """Return who has pages and has not worked for the longest, of all but one; below 0: nobody."""
     found, since_ns = -1, FOREVER
     for other in present_in(run):
@@ -101,7 +102,7 @@ def _longest_idle(run: Record, number: int, yields: int) -> int:
 
 
 @compiled
-def _send_out(run: Record, number: int, regions: float) -> float:
+def _send_out(run: RunRecord, number: int, regions: float) -> float:
     """Send out so many of a tenant's regions, or all; returns how many."""
     tenant = tenant_of(run, number)
     gone = min(regions, tenant.resident)
@@ -111,7 +112,7 @@ def _send_out(run: Record, number: int, regions: float) -> float:
 
 
 @compiled
-def _send_out_alike(run: Record, yields: int, regions: float) -> float:
+def _send_out_alike(run: RunRecord, yields: int, regions: float) -> float:
     """Send out so many regions of all, each in proportion to what it has; returns how many."""
     there = 0.0
     for other in present_in(run):

@@ -25,17 +25,20 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
 from zico.compiled import compiled, record_at
 from zico.pool.rules import is_safe
+from zico.records import F8, I8, Numbers, Record, dtype_of
 from zico.scheduler.cycles import NO_ARC, best_arcs, prune
 from zico.scheduler.layout import PROFILE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from zico.scheduler.layout import ProfileRecord
 
     Int64s = NDArray[np.int64]
 
@@ -52,22 +55,21 @@ _FAVOUR = 8.0  # how much more the favoured job's progress counts
 _MOST_ROUNDS = 300
 _N_ACTIONS = 3
 
-PAIR = np.dtype(
-    [
-        ("cell_ns", "i8"),
-        ("n_cells", "i8", (2,)),
-        ("mean", "f8"),  # of both jobs' throughputs over alone's, as they count, by the actions that favour neither
-        ("actions", "i1", (FAVOURS, 2, MOST_CELLS)),  # with one at its boundary: at each cell of the other
-    ],
-    align=True,
-)
-"""What two jobs do best. ``actions[f, k, c]`` is for job ``k`` at its boundary and the other at its cell ``c``."""
 
-Record = Any
+class PairRecord(Record):
+    """What two jobs do best. ``actions[f, k, c]`` is for job ``k`` at its boundary and the other at its cell ``c``."""
+
+    cell_ns: I8
+    n_cells: Annotated[Numbers, "i8", (2,)]
+    mean: F8  # of both jobs' throughputs over alone's, as they count, by the actions that favour neither
+    actions: Annotated[Numbers, "i1", (FAVOURS, 2, MOST_CELLS)]  # with one at its boundary: at each cell of the other
+
+
+PAIR = dtype_of(PairRecord)
 
 
 @compiled
-def cell_length_ns(a: Record, b: Record) -> int:
+def cell_length_ns(a: ProfileRecord, b: ProfileRecord) -> int:
     """Return the length of a cell; 0 if the iterations are too unequal to be laid beside each other."""
     longer, shorter = max(a.duration_ns, b.duration_ns), min(a.duration_ns, b.duration_ns)
     cell_ns = min(longer // CELLS, shorter // LEAST_CELLS)
@@ -75,7 +77,7 @@ def cell_length_ns(a: Record, b: Record) -> int:
 
 
 @compiled
-def cells_of(profile: Record, cell_ns: int, keeps: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+def cells_of(profile: ProfileRecord, cell_ns: int, keeps: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
     """Return, per cell: the most held in it; what is held while waiting to begin it; the claim; when it first rises."""
     n = max(1, (profile.duration_ns + cell_ns // 2) // cell_ns)
     level, before, claim = np.zeros(n, np.int64), np.full(n, keeps, np.int64), np.zeros(n, np.int64)
@@ -165,7 +167,7 @@ def solve(
     budget: int,
     together: float,
     worth: NDArray[np.float64],
-    pair: Record,
+    pair: PairRecord,
 ) -> bool:
     """Fill in what two jobs do best; false if their iterations are too unequal, or never fit.
 

@@ -7,20 +7,21 @@ scene is of other jobs, or one does not do what its profile says, shift decides.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numba import types
 
 from zico.compiled import callback, compiled, inlined, record_at
 from zico.pool.rules import is_safe
+from zico.records import Record, Records, dtype_of
 from zico.scheduler.claiming import decide_by_claims
 from zico.scheduler.demand import is_iterating, job_at, position_ns, profile_at, stands_still
 from zico.scheduler.layout import NO_TIME, NOBODY, Phase, Reason
-from zico.scheduler.learning import LEARNT, is_of, learn
-from zico.scheduler.pair import BOTH, FIRST, PAIR, SECOND
+from zico.scheduler.learning import Learnt, is_of, learn
+from zico.scheduler.pair import BOTH, FIRST, SECOND, PairRecord
 from zico.scheduler.shifting import MARGIN_SHIFT, decide_by_shift, waits_for_safety
-from zico.scheduler.torus import TORUS
+from zico.scheduler.torus import TorusRecord
 from zico.scheduler.turns import (
     LONGEST_WAITING,
     banker_of,
@@ -37,6 +38,8 @@ from zico.scheduler.turns import (
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from zico.scheduler.layout import Scene, SceneJob
 
 
 class Way(enum.IntEnum):
@@ -55,8 +58,17 @@ class Way(enum.IntEnum):
 FIRST_SHIFT, FIRST_MASK, MARGIN_MASK, FIRST_FIT = 8, 255, 255, 1 << 16
 PAIRS = 2
 """Schedules of a pair that a plan may have."""
-PLAN = np.dtype([("learnt", LEARNT), ("pairs", PAIR, (PAIRS,)), ("torus", TORUS)], align=True)
-"""How certain jobs are to be decided on."""
+
+
+class PlanRecord(Record):
+    """How certain jobs are to be decided on."""
+
+    learnt: Learnt
+    pairs: Annotated[Records[PairRecord], PairRecord, (PAIRS,)]
+    torus: TorusRecord
+
+
+PLAN = dtype_of(PlanRecord)
 
 _SHIFT, _CLAIMS, _BY_PAIR, _BY_TORUS = int(Way.SHIFT), int(Way.CLAIMS), int(Way.PAIR), int(Way.TORUS)
 _RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
@@ -66,11 +78,9 @@ _PASSED_OVER = 3  # iterations of each job, one after the other
 _OF_FLOOR = 2 / 3  # so that no way comes to its floors by this in its trials
 _PAIR = 2
 
-Record = Any
-
 
 @compiled
-def _is_planned(scene: Record) -> bool:
+def _is_planned(scene: Scene) -> bool:
     """Tell whether the scene is of the jobs that the plan is for, each fits, and all do what their profiles say."""
     if not is_of(record_at(scene.plan_address, PLAN).learnt, scene):
         return False
@@ -85,7 +95,7 @@ def _is_planned(scene: Record) -> bool:
 
 
 @compiled
-def _favour(scene: Record) -> int:
+def _favour(scene: Scene) -> int:
     """Return which job is owed something, if only one is, else that the sum counts."""
     first, second = job_at(scene, 0), job_at(scene, 1)
     owed_first, owed_second = first.served < first.floor, second.served < second.floor
@@ -95,7 +105,7 @@ def _favour(scene: Record) -> int:
 
 
 @compiled
-def _decide_pair(scene: Record, schedule: int) -> None:
+def _decide_pair(scene: Scene, schedule: int) -> None:
     """Decide for the jobs of a pair that are at their boundaries."""
     pair = record_at(scene.plan_address, PLAN).pairs[schedule]
     actions = pair.actions[_favour(scene)]
@@ -121,7 +131,7 @@ def _decide_pair(scene: Record, schedule: int) -> None:
 
 
 @compiled
-def _wait_for_cell(scene: Record, pair: Record, actions: Any, index: int, cell: int, at_ns: int) -> None:  # noqa: ANN401
+def _wait_for_cell(scene: Scene, pair: PairRecord, actions: Any, index: int, cell: int, at_ns: int) -> None:  # noqa: ANN401
     """Wait until the other job is where it is best to start beside it."""
     other = 1 - index
     own = FIRST if index == 0 else SECOND
@@ -135,7 +145,7 @@ def _wait_for_cell(scene: Record, pair: Record, actions: Any, index: int, cell: 
 
 
 @compiled
-def _node(scene: Record, torus: Record, at_ns: NDArray[np.int64], later: int) -> int:
+def _node(scene: Scene, torus: TorusRecord, at_ns: NDArray[np.int64], later: int) -> int:
     """Return where the jobs are on the torus if those inside go on for so many cells, none past its end."""
     node = 0
     for i in range(scene.n):
@@ -147,7 +157,7 @@ def _node(scene: Record, torus: Record, at_ns: NDArray[np.int64], later: int) ->
 
 
 @compiled
-def _decide_torus(scene: Record) -> None:
+def _decide_torus(scene: Scene) -> None:
     """Decide for those of a few jobs that are at their boundaries."""
     torus = record_at(scene.plan_address, PLAN).torus
     free, sums, flags = banker_of(scene)
@@ -179,7 +189,7 @@ def _decide_torus(scene: Record) -> None:
 
 
 @compiled
-def _is_starved(scene: Record) -> bool:
+def _is_starved(scene: Scene) -> bool:
     """Keep all at their boundaries where somebody inside has been without memory for longer than two of any iteration.
 
     With right profiles that does not happen. With wrong ones a job can wait for ever for what others, whose iterations
@@ -201,13 +211,13 @@ def _is_starved(scene: Record) -> bool:
 
 
 @inlined
-def _is_new(job: Record) -> bool:
+def _is_new(job: SceneJob) -> bool:
     """Tell whether of a job only its first iteration is known: that it has held at most so much, at any time."""
     return job.iteration == 1 and profile_at(job).n_bins == 1
 
 
 @compiled
-def _passed_over(scene: Record) -> int:
+def _passed_over(scene: Scene) -> int:
     """Return who goes next, if it fits, whatever the way, or ``NOBODY``.
 
     That is who has ended its first iteration only, which traces and compiles: by what that took its next one would be
@@ -238,7 +248,7 @@ def _passed_over(scene: Record) -> int:
 
 
 @compiled
-def _serve(scene: Record, index: int) -> None:
+def _serve(scene: Scene, index: int) -> None:
     """Let one job start as soon as that is safe, and nobody else before; the others are looked at again right after."""
     free, sums, flags = banker_of(scene)
     flags[0, index] = 1
@@ -256,7 +266,7 @@ def _serve(scene: Record, index: int) -> None:
 
 
 @compiled
-def _gathers(known: Record, scene: Record) -> bool:
+def _gathers(known: Learnt, scene: Scene) -> bool:
     """Keep those at their boundaries there until all are; tells whether it does.
 
     Which cycle jobs settle into depends on where they stand when it begins: all at their boundaries, as in the trials
@@ -286,7 +296,7 @@ def _gathers(known: Record, scene: Record) -> bool:
 
 
 @compiled
-def _decide_by_plan(scene: Record, known: Record) -> None:
+def _decide_by_plan(scene: Scene, known: Learnt) -> None:
     """Decide by the way in use."""
     used = known.ways[known.used]
     if used.way == _BY_PAIR and _is_planned(scene):

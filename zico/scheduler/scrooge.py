@@ -18,7 +18,7 @@ Source: G. Lim et al., "Zico: Efficient GPU Memory Sharing for Concurrent DNN Tr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,13 +28,13 @@ from zico.scheduler.demand import added, job_at, level, profile_at
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Int64s = NDArray[np.int64]
+    from zico.scheduler.layout import ProfileRecord, Scene, SceneJob
 
-Record = Any
+    Int64s = NDArray[np.int64]
 
 
 @compiled
-def _feature_maps(profile: Record) -> Int64s:
+def _feature_maps(profile: ProfileRecord) -> Int64s:
     """Return for each step the regions held from then on until the peak, or from the peak until then."""
     n = profile.n_steps
     levels = np.empty(n, np.int64)
@@ -50,7 +50,7 @@ def _feature_maps(profile: Record) -> Int64s:
 
 
 @compiled
-def iteration_demand(job: Record, lasts_ns: int, since_ns: int) -> tuple[Int64s, Int64s]:
+def iteration_demand(job: SceneJob, lasts_ns: int, since_ns: int) -> tuple[Int64s, Int64s]:
     """Return what a job is predicted to hold from now on, so long after its iteration has begun.
 
     Args:
@@ -70,7 +70,7 @@ def iteration_demand(job: Record, lasts_ns: int, since_ns: int) -> tuple[Int64s,
     t_ns, levels = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     k = -1
     for i in range(n):
-        begin_ns = np.int64(profile.step_ns[i] * stretched) - since_ns
+        begin_ns = int(profile.step_ns[i] * stretched) - since_ns
         k += 1 if begin_ns > 0 or k < 0 else 0
         t_ns[k], levels[k] = max(0, begin_ns), maps[i] + temporary
     levels[0] = max(levels[0], job.held)
@@ -79,7 +79,7 @@ def iteration_demand(job: Record, lasts_ns: int, since_ns: int) -> tuple[Int64s,
 
 
 @compiled
-def fits_now(scene: Record, index: int, others: tuple[Int64s, Int64s], lasts_ns: int, budget: int) -> bool:
+def fits_now(scene: Scene, index: int, others: tuple[Int64s, Int64s], lasts_ns: int, budget: int) -> bool:
     """Tell whether a job's whole iteration, begun now, is predicted to fit beside what all others hold."""
     own = iteration_demand(job_at(scene, index), lasts_ns, 0)
     return bool(np.max(added(others, own)[1]) <= budget)

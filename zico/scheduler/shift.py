@@ -18,7 +18,7 @@ Source: the delay search of the Zico paper (USENIX ATC 2021, section 4), which p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import compiled
 from zico.scheduler.demand import profile_at
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from zico.scheduler.layout import SceneJob
+
     Int64s = NDArray[np.int64]
 
 NEVER = -1
@@ -34,11 +36,9 @@ NEVER = -1
 
 _PLENTY = 1 << 62  # of regions
 
-Record = Any
-
 
 @compiled
-def smallest_delay(others: tuple[Int64s, Int64s], job: Record, budget: int) -> tuple[int, int]:
+def smallest_delay(others: tuple[Int64s, Int64s], job: SceneJob, budget: int) -> tuple[int, int]:
     """Return the smallest delay after which the job's whole next iteration fits, and what forbids a start now.
 
     Args:

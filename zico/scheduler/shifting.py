@@ -42,6 +42,8 @@ from zico.scheduler.turns import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from zico.scheduler.layout import Scene, SceneJob
+
     Int64s = NDArray[np.int64]
 
 MARGIN_SHIFT = 5
@@ -60,11 +62,9 @@ _NO_PLAN = -1
 _MEETS, _UNSAFE = int(Reason.MEETS), int(Reason.UNSAFE)
 _RUNNING = int(Phase.RUNNING)
 
-Record = Any
-
 
 @compiled
-def decide_by_shift(scene: Record, margin_shift: int, first: int, first_fit: int) -> None:
+def decide_by_shift(scene: Scene, margin_shift: int, first: int, first_fit: int) -> None:
     """Decide for every job at its boundary.
 
     Args:
@@ -114,13 +114,13 @@ def decide_by_shift(scene: Record, margin_shift: int, first: int, first_fit: int
 
 
 @compiled
-def _start_all(scene: Record, order: Int64s) -> None:
+def _start_all(scene: Scene, order: Int64s) -> None:
     for index in order:
         starts(scene, index)
 
 
 @compiled
-def _delay(scene: Record, job: Record, promised: tuple[Int64s, Int64s], margin_shift: int) -> tuple[int, int]:
+def _delay(scene: Scene, job: SceneJob, promised: tuple[Int64s, Int64s], margin_shift: int) -> tuple[int, int]:
     """Return after what delay a job fits beside what all, itself at rest included, hold; with the margin if it can."""
     budget = scene.budget + job.held
     delay_ns, conflict_ns = smallest_delay(promised, job, budget - (scene.budget >> margin_shift))
@@ -128,7 +128,7 @@ def _delay(scene: Record, job: Record, promised: tuple[Int64s, Int64s], margin_s
 
 
 @compiled
-def waits_for_safety(scene: Record, index: int) -> None:
+def waits_for_safety(scene: Scene, index: int) -> None:
     """Wait for whoever is in an iteration: profiles were wrong, and one more job might block them all."""
     waits(scene, index, _UNSAFE, NO_TIME)
     for other in range(scene.n):
@@ -137,7 +137,7 @@ def waits_for_safety(scene: Record, index: int) -> None:
 
 
 @compiled
-def _starts_or_is_next(scene: Record, index: int, banker: tuple[int, Any, Any]) -> bool:
+def _starts_or_is_next(scene: Scene, index: int, banker: tuple[int, Any, Any]) -> bool:
     """Start a job if the state with its claim is safe, else let it wait; tells whether to plan with its iteration."""
     free, sums, flags = banker
     flags[0, index] = 1
@@ -150,7 +150,7 @@ def _starts_or_is_next(scene: Record, index: int, banker: tuple[int, Any, Any]) 
 
 
 @compiled
-def _somebody_is_to_lend(scene: Record) -> bool:
+def _somebody_is_to_lend(scene: Scene) -> bool:
     """Tell whether what somebody inside keeps is free once it has ended, which claims do not count on."""
     for i in range(scene.n):
         job = job_at(scene, i)
@@ -160,7 +160,7 @@ def _somebody_is_to_lend(scene: Record) -> bool:
 
 
 @compiled
-def _blame(scene: Record, index: int, delays_ns: NDArray[np.int64], conflict_ns: int) -> None:
+def _blame(scene: Scene, index: int, delays_ns: NDArray[np.int64], conflict_ns: int) -> None:
     """Say who holds more than in the end when memory would be short; all others if none does."""
     for other in range(scene.n):
         passing = is_passing_at(job_at(scene, other), scene.now_ns, delays_ns[other], conflict_ns)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import compiled
 from zico.scheduler.demand import job_at
 from zico.scheduler.layout import NOBODY, Phase
 from zico.scheduler.turns import blocked_by, decision_at, starts, waits
 
-_BOUNDARY, _RUNNING = int(Phase.BOUNDARY), int(Phase.RUNNING)
+if TYPE_CHECKING:
+    from zico.scheduler.layout import Scene
 
-Record = Any
+_BOUNDARY, _RUNNING = int(Phase.BOUNDARY), int(Phase.RUNNING)
 
 
 @compiled
-def goes_on(scene: Record, index: int, until_ns: int) -> None:
+def goes_on(scene: Scene, index: int, until_ns: int) -> None:
     """Let a job begin its next iteration, or go on within the one that it is in; to be looked at again at a time."""
     starts(scene, index)
     decision = decision_at(scene, index)
@@ -24,7 +25,7 @@ def goes_on(scene: Record, index: int, until_ns: int) -> None:
 
 
 @compiled
-def stands_back(scene: Record, index: int, reason: int, until_ns: int, other: int) -> None:
+def stands_back(scene: Scene, index: int, reason: int, until_ns: int, other: int) -> None:
     """Keep a job at its boundary, or pause it within its iteration, while another has the device."""
     waits(scene, index, reason, until_ns)
     decision = decision_at(scene, index)
@@ -35,6 +36,6 @@ def stands_back(scene: Record, index: int, reason: int, until_ns: int, other: in
 
 
 @compiled
-def is_inside(scene: Record, index: int) -> bool:
+def is_inside(scene: Scene, index: int) -> bool:
     """Tell whether a job is inside an iteration."""
     return job_at(scene, index).phase == _RUNNING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,14 +23,15 @@ from zico.scheduler.tenants import (
 )
 from zico.trace.curve import expected_end
 
+if TYPE_CHECKING:
+    from zico.scheduler.tenants import RunRecord, Tenant
+
 _RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
 _BYTE = np.dtype(np.uint8)
 
-Record = Any
-
 
 @inlined
-def _uniform(tenant: Record) -> float:
+def _uniform(tenant: Tenant) -> float:
     """Draw from -1 to 1. Source: splitmix64 of Steele, Lea and Flood, OOPSLA 2014."""
     tenant.random += np.uint64(0x9E3779B97F4A7C15)
     z = tenant.random
@@ -41,14 +42,14 @@ def _uniform(tenant: Record) -> float:
 
 
 @inlined
-def _end_wait(run: Record, tenant: Record) -> None:
+def _end_wait(run: RunRecord, tenant: Tenant) -> None:
     if tenant.waiting_since_ns != NO_TIME:
         tenant.waited_ns += max(0, run.now_ns - max(tenant.waiting_since_ns, run.warm_up_ns))
     tenant.waiting_since_ns = NO_TIME
 
 
 @compiled
-def go_on(run: Record, number: int) -> None:
+def go_on(run: RunRecord, number: int) -> None:
     """Begin the work of a step whose regions are there."""
     keep_in_line()
     tenant = tenant_of(run, number)
@@ -63,7 +64,7 @@ def go_on(run: Record, number: int) -> None:
 
 
 @compiled
-def _begin_step(run: Record, number: int) -> None:
+def _begin_step(run: RunRecord, number: int) -> None:
     """Give back what the step does not hold; go on, or wait for what it holds more."""
     keep_in_line()
     tenant = tenant_of(run, number)
@@ -85,7 +86,7 @@ def _begin_step(run: Record, number: int) -> None:
 
 
 @compiled
-def begin(run: Record, number: int) -> None:
+def begin(run: RunRecord, number: int) -> None:
     """Begin an iteration."""
     tenant = tenant_of(run, number)
     if tenant.phase == _BOUNDARY:
@@ -106,7 +107,7 @@ def begin(run: Record, number: int) -> None:
 
 
 @compiled
-def end_step(run: Record, number: int) -> bool:
+def end_step(run: RunRecord, number: int) -> bool:
     """End the work of a step; tells whether that was the iteration's last."""
     keep_in_line()
     tenant = tenant_of(run, number)
@@ -131,7 +132,7 @@ def end_step(run: Record, number: int) -> bool:
 
 
 @compiled
-def _end_iteration(run: Record, number: int) -> None:
+def _end_iteration(run: RunRecord, number: int) -> None:
     """Come to the boundary with what the job keeps, or leave."""
     tenant = tenant_of(run, number)
     _fade(run, tenant, profile_of(tenant).duration_ns)
@@ -156,7 +157,7 @@ def _end_iteration(run: Record, number: int) -> None:
 
 
 @compiled
-def _fade(run: Record, tenant: Record, work_ns: int) -> None:
+def _fade(run: RunRecord, tenant: Tenant, work_ns: int) -> None:
     """Count an iteration into the job's recent throughput."""
     passed = float(run.now_ns - tenant.served_at_ns)
     keeps = fading(passed, work_ns)
@@ -166,7 +167,7 @@ def _fade(run: Record, tenant: Record, work_ns: int) -> None:
 
 
 @compiled
-def arrive(run: Record) -> None:
+def arrive(run: RunRecord) -> None:
     """Let the next in, which begins at once, unless first iterations, too, ask for leave and not for memory alone."""
     number = arrival_of(run, run.n_arrived)
     run.n_arrived += 1
@@ -186,7 +187,7 @@ def arrive(run: Record) -> None:
 
 
 @compiled
-def _leave(run: Record, number: int) -> None:
+def _leave(run: RunRecord, number: int) -> None:
     """Take a job out whose last iteration has ended."""
     tenant = tenant_of(run, number)
     hold(run, number, 0)
@@ -205,7 +206,7 @@ def _leave(run: Record, number: int) -> None:
 
 
 @compiled
-def _forget(run: Record) -> None:
+def _forget(run: RunRecord) -> None:
     """Let the policy know that the jobs are others."""
     run.changed = 1
     array_at(run.memory_address, MEMORY_BYTES, _BYTE)[:] = 0
@@ -216,7 +217,7 @@ def _forget(run: Record) -> None:
 
 
 @compiled
-def resume(run: Record, number: int) -> None:
+def resume(run: RunRecord, number: int) -> None:
     """Let a suspended tenant go on with its next step."""
     tenant = tenant_of(run, number)
     tenant.suspended = 0
@@ -225,7 +226,7 @@ def resume(run: Record, number: int) -> None:
 
 
 @compiled
-def copy_out(run: Record, number: int) -> None:
+def copy_out(run: RunRecord, number: int) -> None:
     """Begin to copy out what a tenant holds at its boundary."""
     tenant = tenant_of(run, number)
     tenant.copying = 1
@@ -234,7 +235,7 @@ def copy_out(run: Record, number: int) -> None:
 
 
 @compiled
-def _end_copy(run: Record, number: int) -> None:
+def _end_copy(run: RunRecord, number: int) -> None:
     keep_out_of_line()
     tenant = tenant_of(run, number)
     tenant.copying = 0
@@ -243,7 +244,7 @@ def _end_copy(run: Record, number: int) -> None:
 
 
 @compiled
-def _change_phase(run: Record, tenant: Record) -> None:
+def _change_phase(run: RunRecord, tenant: Tenant) -> None:
     """Give a tenant the profiles that it has, or is believed to have, after so many iterations."""
     keep_out_of_line()
     phases = array_at(tenant.phases_address, tenant.n_phases, PHASE)

@@ -13,8 +13,6 @@ from zico.scheduler.tenants import SAMPLE
 REPEATS = 20
 _JOB_BYTES = JOB.itemsize
 
-Record = Any
-
 
 @compiled
 def _least_ns(policy_address: int, scene_address: int, memory: Any, memos: Any, repeats: int) -> int:  # noqa: ANN401

@@ -14,12 +14,13 @@ Known limitations
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 
 from zico.compiled import compiled
 from zico.pool.rules import is_safe
+from zico.records import I8, Numbers, Record, dtype_of
 from zico.scheduler.cycles import NO_ARC, best_arcs, prune
 from zico.scheduler.packed import packed
 from zico.scheduler.pair import cells_of
@@ -41,17 +42,16 @@ MOST_NODES = 24_000
 _LEAST_CELLS = 4  # of the shortest iteration
 _MOST_ROUNDS = 300
 
-TORUS = np.dtype(
-    [
-        ("cell_ns", "i8"),
-        ("n_cells", "i8", (MOST_JOBS,)),
-        ("actions", "i1", (MOST_NODES,)),  # the set of those that go on, as bits; 0: nothing is known
-    ],
-    align=True,
-)
-"""What a few jobs do best, at each node."""
 
-Record = Any
+class TorusRecord(Record):
+    """What a few jobs do best, at each node."""
+
+    cell_ns: I8
+    n_cells: Annotated[Numbers, "i8", (MOST_JOBS,)]
+    actions: Annotated[Numbers, "i1", (MOST_NODES,)]  # the set of those that go on, as bits; 0: nothing is known
+
+
+TORUS = dtype_of(TorusRecord)
 
 
 class Cells(NamedTuple):
@@ -165,7 +165,7 @@ def best(
     return arcs, chosen
 
 
-def solve(loads: Sequence[Load], budget: int, worth: Floats, slowdown: Sequence[float], torus: Record) -> bool:
+def solve(loads: Sequence[Load], budget: int, worth: Floats, slowdown: Sequence[float], torus: TorusRecord) -> bool:
     """Find the best schedule that Zico can follow; false if there is none, or the jobs are too many or too unequal."""
     if len(loads) > MOST_JOBS:
         return False

@@ -13,6 +13,8 @@ from zico.scheduler.layout import BLOCKERS, DECISION, NO_TIME, NOBODY, SCENE, Ph
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from zico.scheduler.layout import DecisionRecord, Scene, SceneJob
+
 _DECISION_BYTES = DECISION.itemsize
 _FEW = 24  # so many are sorted by insertion, without a call
 _RUNNING = int(Phase.RUNNING)
@@ -25,30 +27,29 @@ has got the least lately."""
 _FINE = 1 << 20
 _OWED = 1 << 40  # above any priority
 
-Record = Any
 Array = Any
 
 
 @inlined
-def scene_at(address: int) -> Record:
+def scene_at(address: int) -> Scene:
     """Return the scene at an address."""
     return record_at(address, SCENE)
 
 
 @inlined
-def decision_at(scene: Record, index: int) -> Record:
+def decision_at(scene: Scene, index: int) -> DecisionRecord:
     """Return the DECISION record of the job at an index."""
     return record_at(scene.decisions_address + index * _DECISION_BYTES, DECISION)
 
 
 @compiled
-def in_turn(scene: Record) -> NDArray[np.int64]:
+def in_turn(scene: Scene) -> NDArray[np.int64]:
     """Return the indices of the jobs at their boundaries: who is owed, then by priority, then who waits longest."""
     return in_order(scene, LONGEST_WAITING)
 
 
 @inlined
-def _key(job: Record, first: int) -> int:
+def _key(job: SceneJob, first: int) -> int:
     """Return what is least for the job that comes first."""
     if first == LEAST_SERVED:
         return int(job.served * _FINE)
@@ -59,7 +60,7 @@ def _key(job: Record, first: int) -> int:
 
 
 @compiled
-def in_order(scene: Record, first: int) -> NDArray[np.int64]:
+def in_order(scene: Scene, first: int) -> NDArray[np.int64]:
     """Return the indices of the jobs at their boundaries.
 
     Who has got less than it is owed comes before all others, so that priorities starve nobody; then it goes by
@@ -96,13 +97,13 @@ def in_order(scene: Record, first: int) -> NDArray[np.int64]:
 
 
 @compiled
-def alone_in(scene: Record) -> int:
+def alone_in(scene: Scene) -> int:
     """Return the index of the job whose first iteration is growing now, if it still runs, else ``NOBODY``."""
     return scene.alone if scene.alone >= 0 and job_at(scene, scene.alone).phase == _RUNNING else NOBODY
 
 
 @compiled
-def starts(scene: Record, index: int) -> None:
+def starts(scene: Scene, index: int) -> None:
     """Decide that a job begins its next iteration now."""
     decision = decision_at(scene, index)
     decision.starts = 1
@@ -113,7 +114,7 @@ def starts(scene: Record, index: int) -> None:
 
 
 @compiled
-def waits(scene: Record, index: int, reason: int, until_ns: int) -> None:
+def waits(scene: Scene, index: int, reason: int, until_ns: int) -> None:
     """Decide that a job stays at its boundary; who keeps it there is to be added by ``blocked_by``."""
     starts(scene, index)
     decision = decision_at(scene, index)
@@ -123,7 +124,7 @@ def waits(scene: Record, index: int, reason: int, until_ns: int) -> None:
 
 
 @inlined
-def blocked_by(scene: Record, index: int, other: int) -> None:
+def blocked_by(scene: Scene, index: int, other: int) -> None:
     """Add to those who keep a waiting job at its boundary."""
     decision = decision_at(scene, index)
     if decision.against == NOBODY:
@@ -133,20 +134,20 @@ def blocked_by(scene: Record, index: int, other: int) -> None:
 
 
 @compiled
-def waits_for_alone(scene: Record, index: int, alone: int) -> None:
+def waits_for_alone(scene: Scene, index: int, alone: int) -> None:
     """Wait for the end of a job's first iteration, of which nothing is known."""
     waits(scene, index, _ALONE, NO_TIME)
     blocked_by(scene, index, alone)
 
 
 @inlined
-def kept_regions(job: Record) -> int:
+def kept_regions(job: SceneJob) -> int:
     """Return what of a job stays when its iteration has ended; what it holds now if it is in none that is known."""
     return job.kept if is_iterating(job) else job.held
 
 
 @compiled
-def kept_by_all(scene: Record) -> int:
+def kept_by_all(scene: Scene) -> int:
     """Return the regions that stay when all iterations have ended."""
     kept = 0
     for i in range(scene.n):
@@ -155,7 +156,7 @@ def kept_by_all(scene: Record) -> int:
 
 
 @compiled
-def fits_beside_kept(scene: Record, index: int, kept: int) -> bool:
+def fits_beside_kept(scene: Scene, index: int, kept: int) -> bool:
     """Tell whether a job's iteration fits once the others' have ended, all keeping ``kept``; true if it is unknown."""
     job = job_at(scene, index)
     most = job.held if job.profile_address == 0 else profile_at(job).peak
@@ -163,7 +164,7 @@ def fits_beside_kept(scene: Record, index: int, kept: int) -> bool:
 
 
 @compiled
-def waits_to_fit(scene: Record, index: int) -> None:
+def waits_to_fit(scene: Scene, index: int) -> None:
     """Wait for somebody to leave or to let go of memory that does not come back at the end of an iteration."""
     waits(scene, index, _MISFIT, NO_TIME)
     for other in range(scene.n):
@@ -174,7 +175,7 @@ def waits_to_fit(scene: Record, index: int) -> None:
 
 
 @compiled
-def peaks_together(scene: Record) -> int:
+def peaks_together(scene: Scene) -> int:
     """Return what all jobs together could ever hold at once; ``NOBODY`` knows if one has no profile."""
     together = 0
     for i in range(scene.n):
@@ -186,7 +187,7 @@ def peaks_together(scene: Record) -> int:
 
 
 @compiled
-def unstick(scene: Record, order: Array) -> None:
+def unstick(scene: Scene, order: Array) -> None:
     """Start the first in turn if nobody starts and nobody is left to wait for.
 
     Its iteration exceeds the budget and will overflow into the next tier of memory: slow, but the jobs move.
@@ -200,7 +201,7 @@ def unstick(scene: Record, order: Array) -> None:
 
 
 @compiled
-def banker_of(scene: Record) -> tuple[int, Array, Array]:
+def banker_of(scene: Scene) -> tuple[int, Array, Array]:
     """Return the state that the banker's rule judges: what is free; held, claim, residual in rows; who must finish."""
     sums = np.empty((3, scene.n), np.int64)
     flags = np.zeros((2, scene.n), np.uint8)

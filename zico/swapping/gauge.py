@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zico.heap.build import Heap
+    from zico.records import Layout
     from zico.swapping.mover import Figures
     from zico.swapping.schedule import Int64s
     from zico.swapping.ways import Way
@@ -34,7 +35,7 @@ class HeapGauge:
         self._job = heap.pool.jobs[int(heap.pool.member[0]["job"])]
         self._header = heap.pool.header
         self._region_bytes = heap.pool.region_bytes
-        self._word_address = int(heap.pool.member[0]["header_address"]) + HEADER.fields["sequence"][1]  # type: ignore[index]
+        self._word_address = int(heap.pool.member[0]["header_address"]) + HEADER.fields["sequence"][1]
         self._logs = _view(int(self._heap["logs_address"]), LOG, LOGS)
         self._lifetimes = [_view(int(log["lifetimes_address"]), LIFETIME, MAX_LIFETIMES) for log in self._logs]
 
@@ -136,7 +137,7 @@ class HeapGauge:
         return Ended(begin, self.live_bytes() - since - done[-1] + done, int(self._job["last_boundary_ns"]))
 
 
-def _view(address: int, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
+def _view(address: int, dtype: np.dtype[Any] | Layout[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
     """View records of the heap, which never go."""
     buffer: Any = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
     return np.frombuffer(buffer, dtype)

@@ -7,7 +7,7 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,11 +15,13 @@ from zico.compiled import add_at, array_at, compare_exchange, compiled, inlined,
 from zico.tiers.calls import prepare, punch
 from zico.tiers.layout import EMPTY, END, FILE, FULL, KEPT, SHARED, TAKEN, TIER_BITS, TIER_MASK, WORD_BYTES
 
-Record = Any
+if TYPE_CHECKING:
+    from zico.tiers.layout import Shared, StoreRecord
+
 Array = Any
 
 _I32 = np.dtype("i4")
-_USED = SHARED.fields["used"][1]  # type: ignore[index]
+_USED = SHARED.fields["used"][1]
 _PREPARED_BYTES = 64 << 20
 """What the disk is asked for at a time: some milliseconds, and little where a job needs little."""
 EPOCH_NS = 10_000_000_000
@@ -31,13 +33,13 @@ _NO_PAGES = TAKEN
 
 
 @inlined
-def shared_of(store: Record) -> Record:
+def shared_of(store: StoreRecord) -> Shared:
     """Return what all processes know of the tier."""
     return record_at(store.shared_address, SHARED)
 
 
 @inlined
-def words_of(store: Record) -> Array:
+def words_of(store: StoreRecord) -> Array:
     """Return the words of the tier's blocks."""
     return array_at(store.words_address, record_at(store.shared_address, SHARED).n_blocks, _I32)
 
@@ -64,20 +66,20 @@ def word_of(following: int, pages: int) -> int:
 
 
 @compiled
-def is_taken(store: Record, i: int) -> bool:
+def is_taken(store: StoreRecord, i: int) -> bool:
     """Tell whether there is such a block, and in a chain: what follows a stale ticket may find anything."""
     return 0 <= i < shared_of(store).n_blocks and words_of(store)[i] >= TAKEN
 
 
 @compiled
-def blocks_for(store: Record, size_bytes: int) -> int:
+def blocks_for(store: StoreRecord, size_bytes: int) -> int:
     """Return the blocks that so many bytes take."""
     keep_in_line()
     return -(-size_bytes // shared_of(store).block_bytes)
 
 
 @compiled
-def take(store: Record, n: int) -> int:
+def take(store: StoreRecord, n: int) -> int:
     """Make a chain of ``n`` free blocks, the lowest there are.
 
     Returns:
@@ -113,7 +115,7 @@ def take(store: Record, n: int) -> int:
 
 
 @compiled
-def _claim(store: Record, i: int) -> bool:
+def _claim(store: StoreRecord, i: int) -> bool:
     word = words_of(store)[i]
     if word >= TAKEN:
         return False
@@ -122,13 +124,13 @@ def _claim(store: Record, i: int) -> bool:
 
 
 @compiled
-def _link(store: Record, i: int, following: int) -> None:
+def _link(store: StoreRecord, i: int, following: int) -> None:
     words = words_of(store)
     words[i] = word_of(following, int(has_pages(words[i])))
 
 
 @compiled
-def _refuse(store: Record, n: int, first: int) -> int:
+def _refuse(store: StoreRecord, n: int, first: int) -> int:
     """Undo a taking of ``n`` blocks that has come as far as the chain that begins with ``first``."""
     shared = shared_of(store)
     _release(store, first)
@@ -138,7 +140,7 @@ def _refuse(store: Record, n: int, first: int) -> int:
 
 
 @compiled
-def _prepare(store: Record, i: int) -> bool:
+def _prepare(store: StoreRecord, i: int) -> bool:
     """Let the disk set space aside for a block and some behind it; any number may do this at once."""
     shared = shared_of(store)
     if shared.kind != FILE:
@@ -156,7 +158,7 @@ def _prepare(store: Record, i: int) -> bool:
 
 
 @compiled
-def _release(store: Record, first: int) -> int:
+def _release(store: StoreRecord, first: int) -> int:
     """Free a chain's blocks; returns how many, not yet taken off ``used``."""
     words = words_of(store)
     shared = shared_of(store)
@@ -172,13 +174,13 @@ def _release(store: Record, first: int) -> int:
 
 
 @compiled
-def free(store: Record, first: int) -> None:
+def free(store: StoreRecord, first: int) -> None:
     """Free a chain. Forget its index before: a death in here leaves some of its blocks free and some not."""
     add_at(store.shared_address + _USED, -_release(store, first))
 
 
 @compiled
-def keep_only(store: Record, tier: int, tickets: Array) -> int:
+def keep_only(store: StoreRecord, tier: int, tickets: Array) -> int:
     """Free every block that no chain of these tickets leads to, and count anew; returns how many were lost.
 
     Nobody else may use the tier meanwhile. Tickets of other tiers, and what is less than 0, say nothing.
@@ -207,14 +209,14 @@ def keep_only(store: Record, tier: int, tickets: Array) -> int:
 
 
 @compiled
-def trim(store: Record) -> int:
+def trim(store: StoreRecord) -> int:
     """Give back the pages of free blocks above the most that were in use since the last call; returns the bytes."""
     _begin_epoch(store, shared_of(store).epoch_ns)
     return _punch(store, shared_of(store).n_blocks)
 
 
 @compiled
-def trim_a_little(store: Record, now_ns: int) -> None:
+def trim_a_little(store: StoreRecord, now_ns: int) -> None:
     """Do the same bit by bit: what ``EPOCH_NS`` did not need goes in the next calls, a few milliseconds each."""
     if now_ns - shared_of(store).epoch_ns > EPOCH_NS:
         _begin_epoch(store, now_ns)
@@ -222,7 +224,7 @@ def trim_a_little(store: Record, now_ns: int) -> None:
 
 
 @compiled
-def _begin_epoch(store: Record, now_ns: int) -> None:
+def _begin_epoch(store: StoreRecord, now_ns: int) -> None:
     shared = shared_of(store)
     shared.epoch_ns = now_ns
     shared.trim_at = shared.n_blocks if shared.kind == FILE else shared.recent_peak
@@ -230,7 +232,7 @@ def _begin_epoch(store: Record, now_ns: int) -> None:
 
 
 @compiled
-def _punch(store: Record, most: int) -> int:
+def _punch(store: StoreRecord, most: int) -> int:
     """Give back the pages of so many free blocks at most; returns the bytes."""
     shared = shared_of(store)
     words = words_of(store)

@@ -14,7 +14,7 @@ What would take nearly as many blocks as it would uncompressed is refused, and g
 from __future__ import annotations
 
 import errno
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from zico.tiers.calls import write_at
 from zico.tiers.chains import has_pages, is_taken, next_of, shared_of, word_of, words_of
 from zico.tiers.layout import END, FULL
 from zico.tiers.packing import NUMBER_BYTES, join, pack, split, unpack
+
+if TYPE_CHECKING:
+    from zico.tiers.layout import StoreRecord
 
 PIECE_BYTES = 1 << 18
 """Fits a processor's second cache, and is long enough for Zstandard's tables to pay."""
@@ -48,15 +51,12 @@ _U8 = np.dtype("u1")
 _I32 = np.dtype("i4")
 _U32 = np.dtype("u4")
 
-Record = Any
-Array = Any
-
 
 # -- out ------------------------------------------------------------------------------------------------------------
 
 
 @compiled
-def compress_out(store: Record, address: int, size_bytes: int, always: int) -> tuple[int, int]:
+def compress_out(store: StoreRecord, address: int, size_bytes: int, always: int) -> tuple[int, int]:
     """Put a payload into a new chain.
 
     Args:
@@ -89,13 +89,15 @@ def compress_out(store: Record, address: int, size_bytes: int, always: int) -> t
 
 
 @compiled
-def _give_up(store: Record, first: int, status: int) -> tuple[int, int]:
+def _give_up(store: StoreRecord, first: int, status: int) -> tuple[int, int]:
     chains.free(store, first)
     return FULL, status
 
 
 @compiled
-def _append(store: Record, last: int, at: int, blocks: int, most: int, size_bytes: int) -> tuple[int, int, int, int]:
+def _append(
+    store: StoreRecord, last: int, at: int, blocks: int, most: int, size_bytes: int
+) -> tuple[int, int, int, int]:
     """Write the piece in the bounce buffer behind what a chain has, which may come to have the most blocks.
 
     Returns:
@@ -123,7 +125,7 @@ def _append(store: Record, last: int, at: int, blocks: int, most: int, size_byte
 
 
 @compiled
-def _compress(store: Record, address: int, size_bytes: int) -> int:
+def _compress(store: StoreRecord, address: int, size_bytes: int) -> int:
     """Leave a piece with its form and length in the second half of the bounce buffer; returns the bytes of all."""
     piece = store.bounce_address[_OUT] + PIECE_BYTES
     content = piece + _HEAD_BYTES
@@ -156,7 +158,7 @@ def _leave_out_zeros(address: int, size_bytes: int, content: int) -> int:
 
 
 @compiled
-def _write(store: Record, block: int, at: int, address: int, size_bytes: int) -> int:
+def _write(store: StoreRecord, block: int, at: int, address: int, size_bytes: int) -> int:
     offset = block * shared_of(store).block_bytes + at
     if has_pages(words_of(store)[block]):
         call(store.memcpy, (store.map_address + offset, address, size_bytes))
@@ -165,7 +167,7 @@ def _write(store: Record, block: int, at: int, address: int, size_bytes: int) ->
 
 
 @compiled
-def _link(store: Record, block: int, following: int) -> None:
+def _link(store: StoreRecord, block: int, following: int) -> None:
     """Let a chain go on behind a block that is full: it has pages now."""
     words_of(store)[block] = word_of(following, 1)
 
@@ -174,7 +176,7 @@ def _link(store: Record, block: int, following: int) -> None:
 
 
 @compiled
-def compress_in(store: Record, first: int, address: int, size_bytes: int) -> int:
+def compress_in(store: StoreRecord, first: int, address: int, size_bytes: int) -> int:
     """Copy what a chain holds to memory; returns 0 or an errno, ``EINVAL``: there is no such chain, or not so long."""
     piece = store.bounce_address[_IN] + PIECE_BYTES
     block = first
@@ -197,7 +199,7 @@ def compress_in(store: Record, first: int, address: int, size_bytes: int) -> int
 
 
 @compiled
-def _read(store: Record, block: int, at: int, address: int, size_bytes: int) -> tuple[int, int]:
+def _read(store: StoreRecord, block: int, at: int, address: int, size_bytes: int) -> tuple[int, int]:
     """Copy bytes out of a chain; returns where it goes on, the block ``END`` if it does not."""
     block_bytes = shared_of(store).block_bytes
     done = 0
@@ -215,7 +217,7 @@ def _read(store: Record, block: int, at: int, address: int, size_bytes: int) -> 
 
 
 @compiled
-def _expand(store: Record, form: int, n: int, address: int, size_bytes: int) -> bool:
+def _expand(store: StoreRecord, form: int, n: int, address: int, size_bytes: int) -> bool:
     """Turn a piece in the second half of the bounce buffer into what it was; false if it cannot be."""
     split_address = store.bounce_address[_IN]
     piece = split_address + PIECE_BYTES

@@ -9,22 +9,23 @@ what the cache keeps has not left the machine's memory.
 from __future__ import annotations
 
 import errno
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zico.compiled import call, compiled
 from zico.tiers.calls import read_at, write_at
 from zico.tiers.chains import has_pages, is_taken, next_of, shared_of, word_of, words_of
 from zico.tiers.layout import ALIGNMENT_BYTES, BOUNCE_BYTES
 
+if TYPE_CHECKING:
+    from zico.tiers.layout import StoreRecord
+
 _EINVAL = errno.EINVAL
 _OUT = 0
 _IN = 1
 
-Record = Any
-
 
 @compiled
-def copy_out(store: Record, first: int, address: int, size_bytes: int) -> int:
+def copy_out(store: StoreRecord, first: int, address: int, size_bytes: int) -> int:
     """Copy memory into a chain of enough blocks; returns 0 or an errno."""
     block_bytes = shared_of(store).block_bytes
     done = 0
@@ -44,7 +45,7 @@ def copy_out(store: Record, first: int, address: int, size_bytes: int) -> int:
 
 
 @compiled
-def copy_in(store: Record, first: int, address: int, size_bytes: int) -> int:
+def copy_in(store: StoreRecord, first: int, address: int, size_bytes: int) -> int:
     """Copy what a chain holds to memory; returns 0 or an errno, ``EINVAL``: there is no such chain, or not so long."""
     block_bytes = shared_of(store).block_bytes
     done = 0
@@ -66,7 +67,7 @@ def copy_in(store: Record, first: int, address: int, size_bytes: int) -> int:
 
 
 @compiled
-def _run(store: Record, i: int) -> tuple[int, int]:
+def _run(store: StoreRecord, i: int) -> tuple[int, int]:
     """Return how many blocks of a chain lie side by side from one on, all with or without pages, and the next one."""
     words = words_of(store)
     n = 1
@@ -79,7 +80,7 @@ def _run(store: Record, i: int) -> tuple[int, int]:
 
 
 @compiled
-def _fill_memory(store: Record, i: int, n: int, address: int, size_bytes: int) -> int:
+def _fill_memory(store: StoreRecord, i: int, n: int, address: int, size_bytes: int) -> int:
     words = words_of(store)
     offset = i * shared_of(store).block_bytes
     if has_pages(words[i]):
@@ -92,7 +93,7 @@ def _fill_memory(store: Record, i: int, n: int, address: int, size_bytes: int) -
 
 
 @compiled
-def _whole_pieces(store: Record, address: int, size_bytes: int) -> int:
+def _whole_pieces(store: StoreRecord, address: int, size_bytes: int) -> int:
     """Return how many bytes of a payload a file takes from, or gives to, where they are."""
     if store.direct == 0:
         return size_bytes
@@ -100,12 +101,12 @@ def _whole_pieces(store: Record, address: int, size_bytes: int) -> int:
 
 
 @compiled
-def _rounded(store: Record, size_bytes: int) -> int:
+def _rounded(store: StoreRecord, size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES if store.direct else size_bytes
 
 
 @compiled
-def _write_file(store: Record, address: int, size_bytes: int, offset: int) -> int:
+def _write_file(store: StoreRecord, address: int, size_bytes: int, offset: int) -> int:
     done = _whole_pieces(store, address, size_bytes)
     status = write_at(store, address, done, offset)
     bounce = store.bounce_address[_OUT]
@@ -118,7 +119,7 @@ def _write_file(store: Record, address: int, size_bytes: int, offset: int) -> in
 
 
 @compiled
-def _read_file(store: Record, address: int, size_bytes: int, offset: int) -> int:
+def _read_file(store: StoreRecord, address: int, size_bytes: int, offset: int) -> int:
     done = _whole_pieces(store, address, size_bytes)
     status = read_at(store, address, done, offset)
     bounce = store.bounce_address[_IN]

@@ -12,7 +12,9 @@ and nothing that another process waits for can die with one.
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Annotated
+
+from zico.records import I8, Numbers, Record, Records, dtype_of
 
 MAGIC = 0x5A49434F_54494552  # "ZICOTIER"
 MAX_TIERS = 4
@@ -42,53 +44,64 @@ ALIGNMENT_BYTES = 4096
 BOUNCE_BYTES = 1 << 20
 """Two of these in each process, one a direction, for what is not aligned."""
 
-SHARED = np.dtype(
-    [
-        ("magic", "i8"),
-        ("kind", "i8"),
-        ("block_bytes", "i8"),
-        ("n_blocks", "i8"),
-        ("words_offset", "i8"),  # from the memfd's start
-        ("prepared", "i8"),  # blocks for which the disk has set space aside
-        ("hint", "i8"),  # hardly any block below this is free
-        ("used", "i8"),  # blocks in chains
-        ("peak", "i8"),
-        ("recent_peak", "i8"),  # since epoch_ns
-        ("epoch_ns", "i8"),  # CLOCK_MONOTONIC
-        ("trim_at", "i8"),  # free blocks from here on need no pages any more
-        ("out_bytes", "i8"),  # payload moved; one thread at a time writes each direction's figures
-        ("in_bytes", "i8"),
-        ("out_ns", "i8"),
-        ("in_ns", "i8"),
-        ("refused", "i8"),  # times there was no room
-        ("error", "i8"),  # errno of the last failure
-        ("latency_ns", "f8", (2,)),  # out, in: measured at start
-        ("recent_bytes", "f8", (2,)),  # decaying
-        ("recent_ns", "f8", (2,)),  # decaying, without latency
-    ]
-)
-"""One tier, as every process sees it."""
 
-STORE = np.dtype(
-    [
-        ("shared_address", "i8"),
-        ("words_address", "i8"),
-        ("descriptor", "i8"),
-        ("map_address", "i8"),  # of a memory tier; 0 for a file
-        ("bounce_address", "i8", (2,)),  # out, in
-        ("direct", "i8"),  # 1: the file is open with O_DIRECT
-        ("memcpy", "i8"),  # addresses of functions of the C library
-        ("pread", "i8"),
-        ("pwrite", "i8"),
-        ("fallocate", "i8"),
-        ("errno_location", "i8"),
-        ("compressor", "i8"),  # a compressed tier's: contexts of Zstandard and its functions' addresses
-        ("expander", "i8"),
-        ("compress", "i8"),
-        ("expand", "i8"),
-    ]
-)
-"""One process's way to one tier."""
+class Shared(Record, align=False):
+    """One tier, as every process sees it."""
 
-STACK = np.dtype([("n_tiers", "i8"), ("tiers", STORE, (MAX_TIERS,))])
-"""One process's way to a stack of tiers, the first is asked first."""
+    magic: I8
+    kind: I8
+    block_bytes: I8
+    n_blocks: I8
+    words_offset: I8  # from the memfd's start
+    prepared: I8  # blocks for which the disk has set space aside
+    hint: I8  # hardly any block below this is free
+    used: I8  # blocks in chains
+    peak: I8
+    recent_peak: I8  # since epoch_ns
+    epoch_ns: I8  # CLOCK_MONOTONIC
+    trim_at: I8  # free blocks from here on need no pages any more
+    out_bytes: I8  # payload moved; one thread at a time writes each direction's figures
+    in_bytes: I8
+    out_ns: I8
+    in_ns: I8
+    refused: I8  # times there was no room
+    error: I8  # errno of the last failure
+    latency_ns: Annotated[Numbers, "f8", (2,)]  # out, in: measured at start
+    recent_bytes: Annotated[Numbers, "f8", (2,)]  # decaying
+    recent_ns: Annotated[Numbers, "f8", (2,)]  # decaying, without latency
+
+
+SHARED = dtype_of(Shared)
+
+
+class StoreRecord(Record, align=False):
+    """One process's way to one tier."""
+
+    shared_address: I8
+    words_address: I8
+    descriptor: I8
+    map_address: I8  # of a memory tier; 0 for a file
+    bounce_address: Annotated[Numbers, "i8", (2,)]  # out, in
+    direct: I8  # 1: the file is open with O_DIRECT
+    memcpy: I8  # addresses of functions of the C library
+    pread: I8
+    pwrite: I8
+    fallocate: I8
+    errno_location: I8
+    compressor: I8  # a compressed tier's: contexts of Zstandard and its functions' addresses
+    expander: I8
+    compress: I8
+    expand: I8
+
+
+STORE = dtype_of(StoreRecord)
+
+
+class StackRecord(Record, align=False):
+    """One process's way to a stack of tiers, the first is asked first."""
+
+    n_tiers: I8
+    tiers: Annotated[Records[StoreRecord], StoreRecord, (MAX_TIERS,)]
+
+
+STACK = dtype_of(StackRecord)

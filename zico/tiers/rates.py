@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zico.compiled import compiled
+
+if TYPE_CHECKING:
+    from zico.tiers.layout import Shared
 
 WINDOW_BYTES = 256.0 * (1 << 20)
 OUT = 0
 IN = 1
 _NS = 1e-9
-
-Record = Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Rates:
 
 
 @compiled
-def note(shared: Record, direction: int, size_bytes: int, ns: int) -> None:
+def note(shared: Shared, direction: int, size_bytes: int, ns: int) -> None:
     """Let a copy count: its payload in bytes, and what it took."""
     if direction == OUT:
         shared.out_bytes += size_bytes

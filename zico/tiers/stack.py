@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from zico.records import Layout
     from zico.tiers.wishes import TierWish
 
 BLOCK_BYTES = 2 * MIB
@@ -249,6 +250,6 @@ def _bounce_buffers(undo: contextlib.ExitStack) -> int:
     return window.handle
 
 
-def _view(address: int, dtype: np.dtype[Any], count: int) -> Any:  # noqa: ANN401 - an array of records
+def _view(address: int, dtype: np.dtype[Any] | Layout[Any], count: int) -> Any:  # noqa: ANN401 - an array of records
     buffer: Any = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
     return np.frombuffer(buffer, dtype, count)

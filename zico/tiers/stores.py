@@ -11,7 +11,7 @@ Known limitations
 from __future__ import annotations
 
 import errno
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zico.compiled import compiled, inlined, monotonic_ns, record_at
 from zico.driver.mapping import address_of
@@ -22,24 +22,26 @@ from zico.tiers.copying import copy_in, copy_out
 from zico.tiers.layout import COMPRESSED, END, FAILED, FULL, MEMORY, STACK, STORE, TIER_BITS, TIER_MASK
 from zico.tiers.rates import IN, OUT, note
 
+if TYPE_CHECKING:
+    from zico.tiers.layout import StackRecord, StoreRecord
+
 __all__ = ["FAILED", "FULL", "STACK", "drop", "get", "put", "reserve", "where"]
 
-_TIERS = STACK.fields["tiers"][1]  # type: ignore[index]
+_TIERS = STACK.fields["tiers"][1]
 _STORE_BYTES = STORE.itemsize
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
-Record = Any
 Array = Any
 
 
 @inlined
-def tier_of(stack: Record, tier: int) -> Record:
+def tier_of(stack: StackRecord, tier: int) -> StoreRecord:
     """Return this process's way to a tier of the stack."""
     return record_at(address_of(stack) + _TIERS + tier * _STORE_BYTES, STORE)
 
 
 @compiled
-def put(stack: Record, address: int, size_bytes: int) -> int:
+def put(stack: StackRecord, address: int, size_bytes: int) -> int:
     """Copy memory to the first tier that has room.
 
     Args:
@@ -61,7 +63,7 @@ def put(stack: Record, address: int, size_bytes: int) -> int:
 
 
 @compiled
-def put_into(stack: Record, tier: int, address: int, size_bytes: int) -> int:
+def put_into(stack: StackRecord, tier: int, address: int, size_bytes: int) -> int:
     """Copy memory to one tier, as ``put`` does."""
     store = tier_of(stack, tier)
     shared = shared_of(store)
@@ -86,7 +88,7 @@ def put_into(stack: Record, tier: int, address: int, size_bytes: int) -> int:
 
 
 @compiled
-def _copy_out(store: Record, address: int, size_bytes: int) -> tuple[int, int]:
+def _copy_out(store: StoreRecord, address: int, size_bytes: int) -> tuple[int, int]:
     first = chains.take(store, chains.blocks_for(store, size_bytes))
     status = 0 if first == FULL else copy_out(store, first, address, size_bytes)
     if status != 0:
@@ -96,7 +98,7 @@ def _copy_out(store: Record, address: int, size_bytes: int) -> tuple[int, int]:
 
 
 @compiled
-def get(stack: Record, ticket: int, address: int, size_bytes: int) -> int:
+def get(stack: StackRecord, ticket: int, address: int, size_bytes: int) -> int:
     """Copy a payload to memory; it stays where it is. Returns 0, or an errno: then the memory holds anything."""
     store = tier_of(stack, ticket & TIER_MASK)
     start = monotonic_ns()
@@ -112,13 +114,13 @@ def get(stack: Record, ticket: int, address: int, size_bytes: int) -> int:
 
 
 @compiled
-def drop(stack: Record, ticket: int) -> None:
+def drop(stack: StackRecord, ticket: int) -> None:
     """Forget a payload. Forget its ticket before: of a payload whose dropper has died nothing can be read."""
     chains.free(tier_of(stack, ticket & TIER_MASK), ticket >> TIER_BITS)
 
 
 @compiled
-def where(stack: Record, ticket: int) -> int:
+def where(stack: StackRecord, ticket: int) -> int:
     """Return the address at which all of a payload can be read without a copy, or 0: it must be got."""
     store = tier_of(stack, ticket & TIER_MASK)
     first = ticket >> TIER_BITS
@@ -132,7 +134,7 @@ def where(stack: Record, ticket: int) -> int:
 
 
 @compiled
-def reserve(stack: Record, tier: int, size_bytes: int) -> int:
+def reserve(stack: StackRecord, tier: int, size_bytes: int) -> int:
     """Take room in one tier for a payload that somebody else copies to ``where``; returns its ticket, or ``FULL``."""
     store = tier_of(stack, tier)
     first = chains.take(store, chains.blocks_for(store, size_bytes))
@@ -140,7 +142,7 @@ def reserve(stack: Record, tier: int, size_bytes: int) -> int:
 
 
 @compiled
-def keep_only(stack: Record, tickets: Array) -> int:
+def keep_only(stack: StackRecord, tickets: Array) -> int:
     """Free all blocks that no payload of these tickets needs; returns how many. Nobody else may use the stack."""
     lost = 0
     for tier in range(stack.n_tiers):
@@ -149,7 +151,7 @@ def keep_only(stack: Record, tickets: Array) -> int:
 
 
 @compiled
-def trim(stack: Record) -> int:
+def trim(stack: StackRecord) -> int:
     """Give physical memory back that no payload has needed since the last call, at once; returns the bytes.
 
     ``put`` does so bit by bit with what ten seconds have not needed. This is for who puts nothing any more.

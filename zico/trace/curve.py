@@ -18,10 +18,13 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from zico.compiled import compiled, inlined, keep_out_of_line
 from zico.trace.layout import CURVE_BINS
+
+if TYPE_CHECKING:
+    from zico.trace.layout import Curve
 
 UNPROFILED_SHIFT = 40
 """Bin width of a profile that says only "at most so much, at any time"."""
@@ -33,11 +36,25 @@ GUARD_BINS = 4
 """A claim falls at most so many bins later than the profile says; see ``guard_of``."""
 _GUARD_SHIFT = 5
 
-Record = Any
+
+class Bins(Protocol):
+    """What has bins: a Curve, or the scheduler's ProfileRecord."""
+
+    @property
+    def shift(self) -> int:
+        """A bin is ``2**shift`` progress events wide."""
+
+    @property
+    def n_bins(self) -> int:
+        """Bins in use."""
+
+    @property
+    def n_events(self) -> int:
+        """Progress at the iteration's end."""
 
 
 @compiled
-def begin(curve: Record, shift: int, held: int) -> None:
+def begin(curve: Curve, shift: int, held: int) -> None:
     """Start an empty curve at the present height."""
     curve.shift = shift
     curve.n_bins = 1
@@ -48,7 +65,7 @@ def begin(curve: Record, shift: int, held: int) -> None:
 
 
 @compiled
-def halve(curve: Record) -> None:
+def halve(curve: Curve) -> None:
     """Merge neighbouring bins: the higher level, the earlier time."""
     keep_out_of_line()
     n_bins = (curve.n_bins + 1) // 2
@@ -63,7 +80,7 @@ def halve(curve: Record) -> None:
 
 
 @compiled
-def extend(curve: Record, progress: int, held: int, t_ns: int) -> None:
+def extend(curve: Curve, progress: int, held: int, t_ns: int) -> None:
     """Open bins up to the one of ``progress``, at the present height and time."""
     keep_out_of_line()
     while progress >> curve.shift >= CURVE_BINS:
@@ -78,14 +95,14 @@ def extend(curve: Record, progress: int, held: int, t_ns: int) -> None:
 
 
 @inlined
-def raise_to(curve: Record, held: int) -> None:
+def raise_to(curve: Curve, held: int) -> None:
     """Note a new height within the current bin."""
     last = curve.n_bins - 1
     curve.held[last] = max(curve.held[last], held)
 
 
 @compiled
-def peak(curve: Record) -> int:
+def peak(curve: Curve) -> int:
     """Return the most regions held."""
     most = 0
     for i in range(curve.n_bins):
@@ -94,7 +111,7 @@ def peak(curve: Record) -> int:
 
 
 @compiled
-def flatten(profile: Record, current: Record) -> None:
+def flatten(profile: Curve, current: Curve) -> None:
     """Make a profile that knows only the peak, for an iteration that contained the job's set-up."""
     begin(profile, UNPROFILED_SHIFT, peak(current))
     profile.n_events = 1 << UNPROFILED_SHIFT
@@ -102,25 +119,25 @@ def flatten(profile: Record, current: Record) -> None:
 
 
 @inlined
-def is_flat(profile: Record) -> bool:
+def is_flat(profile: Curve) -> bool:
     """Tell whether the profile knows only the peak."""
     return profile.shift == UNPROFILED_SHIFT
 
 
 @inlined
-def expected_end(profile: Record) -> int:
+def expected_end(profile: Bins) -> int:
     """Return the event up to which an iteration may be the profile's: one that goes on is another one."""
     return profile.n_events + max(_TYPICAL_SLACK_EVENTS, profile.n_events >> _TYPICAL_SLACK_SHIFT)
 
 
 @inlined
-def is_typical(profile: Record, n_events: int) -> bool:
+def is_typical(profile: Bins, n_events: int) -> bool:
     """Tell whether an iteration of ``n_events`` is the one that the profile describes."""
     return abs(n_events - profile.n_events) <= expected_end(profile) - profile.n_events
 
 
 @compiled
-def replace(profile: Record, current: Record) -> None:
+def replace(profile: Curve, current: Curve) -> None:
     """Take the finished iteration as the profile."""
     keep_out_of_line()
     profile.shift = current.shift
@@ -133,7 +150,7 @@ def replace(profile: Record, current: Record) -> None:
 
 
 @compiled
-def merge(profile: Record, current: Record) -> None:
+def merge(profile: Curve, current: Curve) -> None:
     """Fold a typical iteration in: envelope of levels with decay, mean of old and new times.
 
     Changes ``current`` to the common bin width.
@@ -165,7 +182,7 @@ def merge(profile: Record, current: Record) -> None:
 
 
 @compiled
-def suffix_maximum(profile: Record, claims: Any) -> int:  # noqa: ANN401 - an int32 array
+def suffix_maximum(profile: Curve, claims: Any) -> int:  # noqa: ANN401 - an int32 array
     """Write for each bin the most regions held from it on; returns the peak."""
     most = 0
     for i in range(profile.n_bins - 1, -1, -1):
@@ -175,7 +192,7 @@ def suffix_maximum(profile: Record, claims: Any) -> int:  # noqa: ANN401 - an in
 
 
 @inlined
-def guard_of(profile: Record) -> int:
+def guard_of(profile: Bins) -> int:
     """Return by how many bins a claim falls later than the profile says: a thirty-second of an iteration, 1 to 4 bins.
 
     Levels vary by a region or two from one iteration to the next, and threads reorder allocations a little.
@@ -184,11 +201,11 @@ def guard_of(profile: Record) -> int:
 
 
 @inlined
-def claim_at(profile: Record, claims: Any, progress: int) -> int:  # noqa: ANN401 - an int32 array
+def claim_at(profile: Bins, claims: Any, progress: int) -> int:  # noqa: ANN401 - an int32 array
     """Return the most regions that the rest of the iteration may hold, by the profile.
 
     Args:
-        profile: A CURVE, or the scheduler's PROFILE.
+        profile: What an iteration does.
         claims: For each of its bins the most regions held from it on.
         progress: Events of the iteration so far.
     """

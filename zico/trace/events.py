@@ -11,9 +11,10 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
-import numpy as np
+from zico.records import I2, I4, I8, U1, Record, dtype_of
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 NO_NAME = -1
@@ -40,18 +41,19 @@ class Kind(enum.IntEnum):
     """From now on the job holds regions of ``size_bytes`` in all."""
 
 
-EVENT = np.dtype(
-    [
-        ("t_ns", "i8"),  # from the beginning of the trace, CLOCK_MONOTONIC or the model's clock
-        ("tensor", "i8"),  # number of the tensor, or of the iteration
-        ("size_bytes", "i8"),  # bytes; nanoseconds for an OP; a count for DROPPED
-        ("name", "i4"),  # index into Trace.names, or NO_NAME
-        ("stream", "i2"),
-        ("kind", "u1"),  # Kind
-        ("flags", "u1"),  # reserved, 0
-    ]
-)
-"""One event, 32 bytes."""
+class EventRecord(Record, align=False):
+    """One event, 32 bytes."""
+
+    t_ns: I8  # from the beginning of the trace, CLOCK_MONOTONIC or the model's clock
+    tensor: I8  # number of the tensor, or of the iteration
+    size_bytes: I8  # bytes; nanoseconds for an OP; a count for DROPPED
+    name: I4  # index into Trace.names, or NO_NAME
+    stream: I2
+    kind: U1  # Kind
+    flags: U1  # reserved, 0
+
+
+EVENT = dtype_of(EventRecord)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,15 @@ Theory of operation
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zico.compiled import compiled, inlined
+from zico.records import I4, I8, Record, dtype_of
+
+if TYPE_CHECKING:
+    from zico.records import Records
 
 SHORTEST = 4
 """Allocations that an iteration has at least."""
@@ -29,26 +33,27 @@ LOOSE = 0
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _SLACK_SHIFT = 4
 
-GROUP = np.dtype(
-    [
-        ("mark", "i8"),
-        ("first", "i8"),
-        ("last", "i8"),
-        ("last_but_one", "i8"),
-        ("gap", "i8"),  # the distance that most sightings agree on
-        ("covered", "i8"),  # allocations in gaps of that length
-        ("at", "i8"),  # where one of these gaps begins, about the middle one
-        ("count", "i4"),
-        ("votes", "i4"),
-        ("agreeing", "i4"),
-        ("order", "i4"),
-        ("loop", "i4"),
-    ]
-)
-"""All sightings of one mark."""
+
+class Group(Record, align=False):
+    """All sightings of one mark."""
+
+    mark: I8
+    first: I8
+    last: I8
+    last_but_one: I8
+    gap: I8  # the distance that most sightings agree on
+    covered: I8  # allocations in gaps of that length
+    at: I8  # where one of these gaps begins, about the middle one
+    count: I4
+    votes: I4
+    agreeing: I4
+    order: I4
+    loop: I4
+
+
+GROUP = dtype_of(Group)
 
 Array = Any
-Record = Any
 
 
 @inlined
@@ -75,13 +80,13 @@ def mark_at(sizes: Array, live_bytes: Array, i: int, width: int) -> int:
 
 
 @inlined
-def is_regular(group: Record) -> bool:
+def is_regular(group: Group) -> bool:
     """Tell whether most distances between a mark's sightings agree."""
     return group.gap >= SHORTEST and 5 * group.agreeing >= 3 * (group.count - group.order) > 0
 
 
 @compiled
-def number(sizes: Array, live_bytes: Array, width: int, ids: Array, table: Array, groups: Array) -> int:
+def number(sizes: Array, live_bytes: Array, width: int, ids: Array, table: Array, groups: Records[Group]) -> int:
     """Number the marks in the order of their first sighting; returns how many there are."""
     n = len(sizes)
     n_groups = 0
@@ -111,7 +116,7 @@ def number(sizes: Array, live_bytes: Array, width: int, ids: Array, table: Array
 
 
 @compiled
-def elect(n: int, ids: Array, groups: Array, n_groups: int, order: int) -> None:
+def elect(n: int, ids: Array, groups: Records[Group], n_groups: int, order: int) -> None:
     """Let the distances between sightings vote (Boyer and Moore), and count for each mark those that agree.
 
     Of order 2 are the distances over two sightings, for marks that are seen twice in an iteration; so as not to take

@@ -14,13 +14,17 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zico.compiled import array_at, compiled, inlined, keep_out_of_line
+from zico.records import I8, Record, dtype_of
 from zico.trace.marks import GROUP, LOOSE, NO_LOOP, SINGLE, STRICT, mark_at, slack
 from zico.trace.repeats import LOOP, MOST_LOOPS, find_loop
+
+if TYPE_CHECKING:
+    from zico.trace.repeats import Loop
 
 HISTORY = 1 << 16
 """Allocations looked back at: three times an iteration of 20 thousand."""
@@ -28,26 +32,28 @@ FIRST_SEARCH = 16
 _LOST_AFTER = 3  # iterations without their mark: another loop cannot be found sooner anyway
 _PATIENCE = 16  # iterations that validation may take without being one
 
-TRACKER = np.dtype(
-    [
-        ("memory_address", "i8"),  # MEMORY_BYTES, any content
-        ("n", "i8"),  # allocations in the history
-        ("events", "i8"),  # allocations ever
-        ("next_search", "i8"),  # of all of the history: when as many allocations again have come
-        ("lost_at", "i8"),  # where in the history the part since the last loss begins
-        ("next_lost_search", "i8"),  # of that part alone
-        ("since", "i8"),  # allocations since the iteration began
-        ("gap", "i8"),  # an iteration's length, 0 while none is known
-        ("rise", "i8"),  # by how many bytes memory rises in it
-        ("mark", "i8"),
-        ("width", "i8"),
-        ("former_gap", "i8"),  # the loop that was lost, 0 if none was
-        ("former_mark", "i8"),
-        ("former_width", "i8"),
-        ("former_rise", "i8"),
-    ]
-)
-"""What is known of one job's iterations; begins as zeros and an address."""
+
+class Tracker(Record, align=False):
+    """What is known of one job's iterations; begins as zeros and an address."""
+
+    memory_address: I8  # MEMORY_BYTES, any content
+    n: I8  # allocations in the history
+    events: I8  # allocations ever
+    next_search: I8  # of all of the history: when as many allocations again have come
+    lost_at: I8  # where in the history the part since the last loss begins
+    next_lost_search: I8  # of that part alone
+    since: I8  # allocations since the iteration began
+    gap: I8  # an iteration's length, 0 while none is known
+    rise: I8  # by how many bytes memory rises in it
+    mark: I8
+    width: I8
+    former_gap: I8  # the loop that was lost, 0 if none was
+    former_mark: I8
+    former_width: I8
+    former_rise: I8
+
+
+TRACKER = dtype_of(Tracker)
 
 _I64 = np.dtype("i8")
 _I32 = np.dtype("i4")
@@ -59,11 +65,9 @@ _TABLE_AT = _IDS_AT + HISTORY * 4
 MEMORY_BYTES = _TABLE_AT + 4 * HISTORY * 4
 """Address space of one tracker; little of it is touched as long as iterations are short."""
 
-Record = Any
-
 
 @compiled
-def begins(tracker: Record, size_bytes: int, live_bytes: int) -> bool:
+def begins(tracker: Tracker, size_bytes: int, live_bytes: int) -> bool:
     """Note an allocation and the bytes live before it; tells whether an iteration begins with it."""
     sizes = array_at(tracker.memory_address, HISTORY, _I64)
     live = array_at(tracker.memory_address + _LIVE_AT, HISTORY, _I64)
@@ -102,7 +106,7 @@ def begins(tracker: Record, size_bytes: int, live_bytes: int) -> bool:
 
 
 @compiled
-def _search(tracker: Record, begin: int) -> None:
+def _search(tracker: Tracker, begin: int) -> None:
     """Look for the iteration in the history from ``begin`` on, with marks as strict as its noise allows."""
     keep_out_of_line()
     n = tracker.n - begin
@@ -126,7 +130,7 @@ def _search(tracker: Record, begin: int) -> None:
 
 
 @inlined
-def _is_news(tracker: Record, loop: Record, width: int, order: int) -> bool:
+def _is_news(tracker: Tracker, loop: Loop, width: int, order: int) -> bool:
     """Tell whether this is another loop than the one known, and no validation after which the lost one comes back."""
     if tracker.gap > 0 and abs(tracker.gap - loop.gap) <= slack(loop.gap):
         return order == 1 and width >= tracker.width
@@ -136,7 +140,7 @@ def _is_news(tracker: Record, loop: Record, width: int, order: int) -> bool:
 
 
 @compiled
-def _lose(tracker: Record) -> None:
+def _lose(tracker: Tracker) -> None:
     """Forget the loop but for its mark, and look at what has come since the last sighting of it."""
     keep_out_of_line()
     tracker.former_gap = tracker.gap
@@ -149,7 +153,7 @@ def _lose(tracker: Record) -> None:
 
 
 @inlined
-def _keep_last(tracker: Record, kept: int) -> None:
+def _keep_last(tracker: Tracker, kept: int) -> None:
     sizes = array_at(tracker.memory_address, HISTORY, _I64)
     live = array_at(tracker.memory_address + _LIVE_AT, HISTORY, _I64)
     dropped = tracker.n - kept

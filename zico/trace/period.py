@@ -26,12 +26,15 @@ from zico.trace.repeats import LOOP, MOST_LOOPS, find_loop
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from zico.records import Records
+    from zico.trace.marks import Group
+    from zico.trace.repeats import Loop
+
 NO_PERIOD = 0
 REPEATS = 3
 """Times in a row that an iteration is seen before it counts as one."""
 
 Array = Any
-Record = Any
 
 _MOST_SEARCHES = 32
 _ORDINARY = 1 << 20  # marks the marks of one pass in the middle
@@ -119,7 +122,7 @@ def _search(sizes: NDArray[np.int64], live_bytes: NDArray[np.int64], offset: int
 
 
 @inlined
-def _is_whole(before: Array, begin: int, end: int, loop: Record) -> bool:
+def _is_whole(before: Array, begin: int, end: int, loop: Loop) -> bool:
     """Tell whether this has an iteration's length, and at least half of the marks of an ordinary one."""
     return abs(end - begin - loop.gap) <= slack(loop.gap) and 2 * (before[end] - before[begin]) >= loop.marks
 
@@ -137,7 +140,7 @@ def _near(live_bytes: Array, around: int, gap: int, level: int) -> int:
 
 
 @compiled
-def _cut(live_bytes: Array, ids: Array, groups: Array, loop: Record, cuts: Array) -> tuple[int, int]:
+def _cut(live_bytes: Array, ids: Array, groups: Records[Group], loop: Loop, cuts: Array) -> tuple[int, int]:
     """Write where what begins, unordered, and whether it is an iteration; returns how many, and the end of the last."""
     n = len(ids)
     gap = loop.gap
@@ -167,7 +170,7 @@ def _cut(live_bytes: Array, ids: Array, groups: Array, loop: Record, cuts: Array
 
 
 @inlined
-def _count_marks(ids: Array, groups: Array, loop: Record, before: Array) -> int:
+def _count_marks(ids: Array, groups: Records[Group], loop: Loop, before: Array) -> int:
     """Write how many marks of an ordinary pass come before each place; returns where the loop first begins."""
     anchor = groups[loop.anchor]
     for i in range(anchor.at, min(len(ids), anchor.at + loop.gap)):
@@ -185,7 +188,7 @@ def _fill(
     before: Array,
     begin: int,
     end: int,
-    loop: Record,
+    loop: Loop,
     cuts: Array,
     count: int,
 ) -> tuple[int, int, int]:

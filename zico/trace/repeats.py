@@ -22,12 +22,15 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from zico.compiled import compiled, inlined, keep_out_of_line
+from zico.records import I8, Record, dtype_of
 from zico.trace.marks import NO_LOOP, STRICT, elect, is_regular, number, slack
+
+if TYPE_CHECKING:
+    from zico.records import Records
+    from zico.trace.marks import Group
 
 MOST_LOOPS = 16
 
@@ -38,15 +41,25 @@ _FEW = 8  # an eighth of the marks is no accident either
 _SAME_BEGINNING = 4  # allocations that a validation has in common with a step, at its beginning
 _LOW_SHIFT = 5  # lowest points, and both ends of an iteration, may differ by a 32nd of the rise
 
-LOOP = np.dtype([("gap", "i8"), ("leader", "i8"), ("anchor", "i8"), ("rise", "i8"), ("weight", "i8"), ("marks", "i8")])
-"""Marks that agree on a length: how many, the one seen most regularly, and the one with which the loop begins."""
+
+class Loop(Record, align=False):
+    """Marks that agree on a length: how many, the one seen most regularly, and the one with which the loop begins."""
+
+    gap: I8
+    leader: I8
+    anchor: I8
+    rise: I8
+    weight: I8
+    marks: I8
+
+
+LOOP = dtype_of(Loop)
 
 Array = Any
-Record = Any
 
 
 @compiled
-def _collect(groups: Array, n_groups: int, loops: Array) -> int:
+def _collect(groups: Records[Group], n_groups: int, loops: Records[Loop]) -> int:
     """Put regular marks of about the same length together; of too many loops, keep those that cover most."""
     n_loops = 0
     for order in range(1, 3):
@@ -66,7 +79,7 @@ def _collect(groups: Array, n_groups: int, loops: Array) -> int:
 
 
 @compiled
-def _assign(groups: Array, n_groups: int, loops: Array, n_loops: int) -> None:
+def _assign(groups: Records[Group], n_groups: int, loops: Records[Loop], n_loops: int) -> None:
     """Give each regular mark to the loop nearest in length."""
     for g in range(n_groups):
         group = groups[g]
@@ -83,14 +96,14 @@ def _assign(groups: Array, n_groups: int, loops: Array, n_loops: int) -> None:
 
 
 @inlined
-def _belongs(group: Record, leader: Record) -> bool:
+def _belongs(group: Group, leader: Group) -> bool:
     """Tell whether two marks agree on the length, and were seen during the same time."""
     same_time = group.first <= leader.last and group.last >= leader.first
     return same_time and abs(leader.gap - group.gap) <= slack(leader.gap)
 
 
 @inlined
-def _loop_for(group: Record, groups: Array, loops: Array, n_loops: int) -> int:
+def _loop_for(group: Group, groups: Records[Group], loops: Records[Loop], n_loops: int) -> int:
     """Return the loop of the mark's length; else a new one, or the one to give up for it."""
     least = 0
     for k in range(n_loops):
@@ -111,7 +124,7 @@ def _range_of(live_bytes: Array, begin: int, end: int) -> tuple[int, int]:
 
 
 @inlined
-def _rise_of(live_bytes: Array, ids: Array, groups: Array, loop: Record) -> int:
+def _rise_of(live_bytes: Array, ids: Array, groups: Records[Group], loop: Loop) -> int:
     """Return the most by which memory rises in a pass after which it is where it was, 0 if it never is."""
     leader = groups[loop.leader]
     most = 0
@@ -129,7 +142,7 @@ def _rise_of(live_bytes: Array, ids: Array, groups: Array, loop: Record) -> int:
 
 
 @compiled
-def _measure(live_bytes: Array, ids: Array, groups: Array, loops: Array, n_loops: int) -> int:
+def _measure(live_bytes: Array, ids: Array, groups: Records[Group], loops: Records[Loop], n_loops: int) -> int:
     """Set each loop's rise, 0 if memory does not return or hardly moves; returns the loop of most marks."""
     low, high = _range_of(live_bytes, len(ids) // 2, len(ids))
     least = (high - low + 1) // 2
@@ -154,7 +167,7 @@ def _measure(live_bytes: Array, ids: Array, groups: Array, loops: Array, n_loops
 
 @compiled
 def _is_outer(
-    sizes: Array, live_bytes: Array, ids: Array, groups: Array, inner: Record, outer: Record, heaviest: int
+    sizes: Array, live_bytes: Array, ids: Array, groups: Records[Group], inner: Loop, outer: Loop, heaviest: int
 ) -> bool:
     """Tell whether what comes between the inner loop's runs belongs to an iteration that contains the runs."""
     leader = groups[outer.leader]
@@ -177,7 +190,7 @@ def _is_outer(
 
 
 @inlined
-def _is_another(sizes: Array, live_bytes: Array, previous: int, i: int, inner: Record) -> bool:
+def _is_another(sizes: Array, live_bytes: Array, previous: int, i: int, inner: Loop) -> bool:
     """Tell whether what follows the pass that begins before ``previous`` is neither a pass nor a short end of one."""
     begin = previous - inner.gap
     for j in range(begin, previous):
@@ -195,7 +208,7 @@ def _is_another(sizes: Array, live_bytes: Array, previous: int, i: int, inner: R
 
 
 @compiled
-def _anchor(live_bytes: Array, groups: Array, n_groups: int, k: int, loop: Record) -> None:
+def _anchor(live_bytes: Array, groups: Records[Group], n_groups: int, k: int, loop: Loop) -> None:
     """Choose with which mark the loop begins: at the lowest point, before the longest rise, after quiet."""
     low = live_bytes[groups[loop.leader].at]
     for g in range(n_groups):
@@ -217,7 +230,7 @@ def _anchor(live_bytes: Array, groups: Array, n_groups: int, k: int, loop: Recor
 
 
 @inlined
-def _rise_after(live_bytes: Array, group: Record, k: int, low: int, gap: int) -> int:
+def _rise_after(live_bytes: Array, group: Group, k: int, low: int, gap: int) -> int:
     """Return for how many allocations memory stays above where it is; 0 unless a low mark of that loop."""
     end = group.at + 1
     if group.loop != k or live_bytes[group.at] != low:
@@ -240,7 +253,7 @@ def _quiet_before(live_bytes: Array, at: int, low: int, stretch: int) -> int:
 
 @compiled
 def find_loop(
-    sizes: Array, live_bytes: Array, width: int, ids: Array, table: Array, groups: Array, loops: Array
+    sizes: Array, live_bytes: Array, width: int, ids: Array, table: Array, groups: Records[Group], loops: Records[Loop]
 ) -> int:
     """Return the index in ``loops`` of the iteration, or ``NO_LOOP``.
 

@@ -12,8 +12,6 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
-
 from zico.compiled import (
     array_at,
     compiled,
@@ -34,8 +32,6 @@ HELD = int(Kind.HELD)
 
 _HEADER_BYTES = RING.itemsize
 _MASK = RING_EVENTS - 1
-
-Record = Any
 
 
 @inlined

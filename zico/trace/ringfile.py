@@ -70,7 +70,7 @@ class RingFile(_Mapped):
             if descriptor >= 0:
                 os.close(descriptor)
         header = self.header[0]
-        header["framework"] = framework.encode()[: RING.fields["framework"][0].itemsize]  # type: ignore[index]
+        header["framework"] = framework.encode()[: RING.fields["framework"][0].itemsize]
         header["threshold_bytes"] = threshold_bytes
         header["start_ticks"], header["start_ns"] = ring.now_ticks(), time.monotonic_ns()
         self._numbers: dict[str, int] = {}

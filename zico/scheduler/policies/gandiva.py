@@ -11,12 +11,13 @@ does not pay is reverted follows from its text; how the pair of a trial is chose
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import types
 
 from zico.compiled import array_at, callback, compiled, inlined, record_at
+from zico.records import I8, Record, dtype_of
 from zico.scheduler.demand import job_at, profile_at
 from zico.scheduler.layout import MEMO_BYTES, NOBODY, Reason
 from zico.scheduler.packed import Compiled
@@ -25,6 +26,9 @@ from zico.scheduler.slices import goes_on, is_inside, stands_back
 from zico.scheduler.state import Manner
 from zico.scheduler.turns import decision_at, scene_at
 
+if TYPE_CHECKING:
+    from zico.scheduler.layout import Scene, SceneJob
+
 PARAMETERS = (
     Parameter("slice", "60s", Unit.TIME, "for how long a job, or a pair, has the device", least="1ms"),
     Parameter("pack", "on", Unit.CHOICE, "whether two jobs are tried together", ("on", "off")),
@@ -32,24 +36,40 @@ PARAMETERS = (
 _SLICE, _PACK = range(2)
 _ON = 0.0
 _N_OPTIONS = len(PARAMETERS)
-MEMORY = np.dtype([("began_ns", "i8"), ("ends_ns", "i8"), ("holder", "i8"), ("packed", "i8")])
-"""The present slice, 0 before the first one: whose it is, and whether it is shared with the next in order."""
-MEMO = np.dtype([("iteration", "i8"), ("reverted", "i8")])
-"""A job's iterations when the slice began; whether to share a slice with the next in order has not paid."""
+
+
+class Memory(Record, align=False):
+    """The present slice, 0 before the first one: whose it is, and whether it is shared with the next in order."""
+
+    began_ns: I8
+    ends_ns: I8
+    holder: I8
+    packed: I8
+
+
+MEMORY = dtype_of(Memory)
+
+
+class Memo(Record, align=False):
+    """A job's iterations when the slice began; whether to share a slice with the next in order has not paid."""
+
+    iteration: I8
+    reverted: I8
+
+
+MEMO = dtype_of(Memo)
 
 _FLOAT64 = np.dtype(np.float64)
 _QUANTUM = int(Reason.QUANTUM)
 
-Record = Any
-
 
 @inlined
-def _memo_of(scene: Record, index: int) -> Record:
+def _memo_of(scene: Scene, index: int) -> Memo:
     return record_at(scene.memos_address + index * MEMO_BYTES, MEMO)
 
 
 @compiled
-def _worked_ns(scene: Record, index: int) -> int:
+def _worked_ns(scene: Scene, index: int) -> int:
     """Return the work that a job has done in the present slice, in time alone."""
     job = job_at(scene, index)
     if job.profile_address == 0:
@@ -58,12 +78,12 @@ def _worked_ns(scene: Record, index: int) -> int:
 
 
 @compiled
-def _peak(job: Record) -> int:
+def _peak(job: SceneJob) -> int:
     return job.held if job.profile_address == 0 else profile_at(job).peak
 
 
 @compiled
-def _judge(scene: Record) -> None:
+def _judge(scene: Scene) -> None:
     """Remember it if two jobs together did not do more than one would have done."""
     memory = record_at(scene.memory_address, MEMORY)
     if memory.packed:
@@ -72,7 +92,7 @@ def _judge(scene: Record) -> None:
 
 
 @compiled
-def _pass_on(scene: Record, slice_ns: int, packs: bool) -> None:  # noqa: FBT001 - compiled
+def _pass_on(scene: Scene, slice_ns: int, packs: bool) -> None:  # noqa: FBT001 - compiled
     """Begin the next slice."""
     memory = record_at(scene.memory_address, MEMORY)
     if memory.ends_ns > 0:

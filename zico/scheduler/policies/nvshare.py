@@ -10,6 +10,7 @@ import numpy as np
 from numba import types
 
 from zico.compiled import array_at, callback, record_at
+from zico.records import I8, Record, dtype_of
 from zico.scheduler.layout import Reason
 from zico.scheduler.packed import Compiled
 from zico.scheduler.parameters import Parameter, Unit
@@ -18,8 +19,16 @@ from zico.scheduler.state import Manner
 from zico.scheduler.turns import scene_at
 
 PARAMETERS = (Parameter("quantum", "30s", Unit.TIME, "for how long a job has the device", least="1ms"),)
-MEMORY = np.dtype([("ends_ns", "i8"), ("holder", "i8")])
-"""Whose quantum it is, and when it ends; 0: it has not begun."""
+
+
+class Memory(Record, align=False):
+    """Whose quantum it is, and when it ends; 0: it has not begun."""
+
+    ends_ns: I8
+    holder: I8
+
+
+MEMORY = dtype_of(Memory)
 
 _FLOAT64 = np.dtype(np.float64)
 _QUANTUM = int(Reason.QUANTUM)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from numba import types
 
@@ -13,13 +13,14 @@ from zico.scheduler.packed import Compiled
 from zico.scheduler.state import Manner
 from zico.scheduler.turns import in_turn, scene_at, starts, waits
 
-_SHARE = int(Reason.SHARE)
+if TYPE_CHECKING:
+    from zico.scheduler.layout import Scene
 
-Record = Any
+_SHARE = int(Reason.SHARE)
 
 
 @compiled
-def share_of(scene: Record, index: int) -> int:
+def share_of(scene: Scene, index: int) -> int:
     """Return the regions that are a job's own."""
     weights = 0.0
     for i in range(scene.n):

@@ -9,7 +9,7 @@ who joins which lane as in its published code.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import types
@@ -36,6 +36,8 @@ from zico.scheduler.turns import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from zico.scheduler.layout import Scene
+
     Int64s = NDArray[np.int64]
 
 PARAMETERS = (
@@ -55,11 +57,9 @@ _FLOAT64 = np.dtype(np.float64)
 _LANE, _TURN = int(Reason.LANE), int(Reason.TURN)
 _BOUNDARY = int(Phase.BOUNDARY)
 
-Record = Any
-
 
 @compiled
-def lanes_of(scene: Record, most: int) -> Int64s:
+def lanes_of(scene: Scene, most: int) -> Int64s:
     """Return each job's lane, by the order in which they came; ``NOBODY`` for one that is unknown or fits into none.
 
     A job opens a lane as large as its need if that fits, else joins the one that has to grow the least for it.
@@ -90,7 +90,7 @@ def lanes_of(scene: Record, most: int) -> Int64s:
 
 
 @compiled
-def _rank(scene: Record, index: int, order: int) -> float:
+def _rank(scene: Scene, index: int, order: int) -> float:
     """Return what a job of a lane is chosen by: the least goes first."""
     job = job_at(scene, index)
     if order == _FIFO:
@@ -101,7 +101,7 @@ def _rank(scene: Record, index: int, order: int) -> float:
 
 
 @compiled
-def _best(scene: Record, waiting: Int64s, lanes: Int64s, lane: int, order: int) -> int:
+def _best(scene: Scene, waiting: Int64s, lanes: Int64s, lane: int, order: int) -> int:
     """Return whose turn it is in a lane."""
     best, least = NOBODY, 0.0
     for index in waiting:
@@ -113,7 +113,7 @@ def _best(scene: Record, waiting: Int64s, lanes: Int64s, lane: int, order: int) 
 
 
 @compiled
-def _occupants(scene: Record, lanes: Int64s) -> Int64s:
+def _occupants(scene: Scene, lanes: Int64s) -> Int64s:
     """Return who is inside an iteration in each lane."""
     occupants = np.full(scene.n + 1, NOBODY, np.int64)
     for i in range(scene.n):
@@ -124,7 +124,7 @@ def _occupants(scene: Record, lanes: Int64s) -> Int64s:
 
 
 @compiled
-def _waits_for(scene: Record, index: int, reason: int, other: int) -> None:
+def _waits_for(scene: Scene, index: int, reason: int, other: int) -> None:
     waits(scene, index, reason, NO_TIME)
     blocked_by(scene, index, other)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from numba import types
 
@@ -25,15 +25,14 @@ from zico.scheduler.turns import (
 )
 
 if TYPE_CHECKING:
+    from zico.scheduler.layout import Scene
     from zico.scheduler.state import CompiledPolicy
 
 _TURN = int(Reason.TURN)
 
-Record = Any
-
 
 @compiled
-def _occupant(scene: Record) -> int:
+def _occupant(scene: Scene) -> int:
     """Return who is inside an iteration; one that has never ended any, or stands still, may never do so."""
     for i in range(scene.n):
         job = job_at(scene, i)

@@ -8,12 +8,13 @@ Source: G. Lim et al., "Zico: Efficient GPU Memory Sharing for Concurrent DNN Tr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import types
 
 from zico.compiled import array_at, callback, compiled, inlined, record_at
+from zico.records import I8, Record, dtype_of
 from zico.scheduler.demand import added, is_iterating, job_at, level, profile_at, stands_still
 from zico.scheduler.layout import MEMO_BYTES, NOBODY, Phase, Reason
 from zico.scheduler.packed import Compiled
@@ -37,6 +38,8 @@ from zico.scheduler.turns import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from zico.scheduler.layout import Scene
+
     Int64s = NDArray[np.int64]
 
 PARAMETERS = (
@@ -57,25 +60,39 @@ _POLL, _RAMP, _STEP, _PROFILE, _FALLBACK, _PROFILING = range(6)
 _KEEP = 1.0
 _N_OPTIONS = len(PARAMETERS)
 
-MEMORY = np.dtype([("begun", "i8"), ("one_by_one", "i8")])
-"""Iterations begun by these jobs, and how many more of them begin one at a time."""
-MEMO = np.dtype([("asked_ns", "i8"), ("iteration", "i8"), ("lasted_ns", "i8")])
-"""When a job last asked, how many of its iterations were seen to end, and how long the last of them took."""
+
+class Memory(Record, align=False):
+    """Iterations begun by these jobs, and how many more of them begin one at a time."""
+
+    begun: I8
+    one_by_one: I8
+
+
+MEMORY = dtype_of(Memory)
+
+
+class Memo(Record, align=False):
+    """When a job last asked, how many of its iterations were seen to end, and how long the last of them took."""
+
+    asked_ns: I8
+    iteration: I8
+    lasted_ns: I8
+
+
+MEMO = dtype_of(Memo)
 
 _FLOAT64 = np.dtype(np.float64)
 _RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
 _MEETS, _TURN = int(Reason.MEETS), int(Reason.TURN)
 
-Record = Any
-
 
 @inlined
-def _memo_of(scene: Record, index: int) -> Record:
+def _memo_of(scene: Scene, index: int) -> Memo:
     return record_at(scene.memos_address + index * MEMO_BYTES, MEMO)
 
 
 @compiled
-def _learn(scene: Record, options: NDArray[np.float64]) -> None:
+def _learn(scene: Scene, options: NDArray[np.float64]) -> None:
     """Note how long iterations took that have ended, and whether a job waits inside one: a prediction has failed."""
     for i in range(scene.n):
         job, memo = job_at(scene, i), _memo_of(scene, i)
@@ -90,20 +107,20 @@ def _learn(scene: Record, options: NDArray[np.float64]) -> None:
 
 
 @inlined
-def _lasts_ns(scene: Record, index: int) -> int:
+def _lasts_ns(scene: Scene, index: int) -> int:
     lasted_ns = _memo_of(scene, index).lasted_ns
     return lasted_ns if lasted_ns > 0 else profile_at(job_at(scene, index)).duration_ns
 
 
 @inlined
-def _is_inside(scene: Record, index: int) -> bool:
+def _is_inside(scene: Scene, index: int) -> bool:
     """Tell whether a job is in an iteration whose end is worth waiting for."""
     job = job_at(scene, index)
     return is_iterating(job) and not stands_still(job, scene.now_ns)
 
 
 @compiled
-def _first(scene: Record, profiling_ns: int) -> int:
+def _first(scene: Scene, profiling_ns: int) -> int:
     """Return who is in its first iteration, for no longer than others wait for one, or ``NOBODY``."""
     for i in range(scene.n):
         job = job_at(scene, i)
@@ -114,7 +131,7 @@ def _first(scene: Record, profiling_ns: int) -> int:
 
 
 @compiled
-def _demand(scene: Record) -> tuple[Int64s, Int64s]:
+def _demand(scene: Scene) -> tuple[Int64s, Int64s]:
     """Return what all jobs are predicted to hold from now on if nobody begins."""
     promised = level(0)
     resting = 0
@@ -128,7 +145,7 @@ def _demand(scene: Record) -> tuple[Int64s, Int64s]:
 
 
 @compiled
-def _waits_and_asks(scene: Record, index: int, poll_ns: int) -> None:
+def _waits_and_asks(scene: Scene, index: int, poll_ns: int) -> None:
     """Wait a quantum, for all that are inside an iteration or begin one now."""
     one_by_one = record_at(scene.memory_address, MEMORY).one_by_one > 0
     reason = _TURN if one_by_one or job_at(scene, index).profile_address == 0 else _MEETS
@@ -141,13 +158,13 @@ def _waits_and_asks(scene: Record, index: int, poll_ns: int) -> None:
 
 
 @compiled
-def _waits_for_first(scene: Record, index: int, first: int, profiling_ns: int) -> None:
+def _waits_for_first(scene: Scene, index: int, first: int, profiling_ns: int) -> None:
     waits_for_alone(scene, index, first)
     decision_at(scene, index).until_ns = max(scene.now_ns, job_at(scene, first).started_ns) + profiling_ns
 
 
 @compiled
-def _goes(scene: Record, index: int, inside: int, promised: tuple[Int64s, Int64s], budget: int) -> bool:
+def _goes(scene: Scene, index: int, inside: int, promised: tuple[Int64s, Int64s], budget: int) -> bool:
     """Tell whether a job that asks may begin beside those that are inside an iteration."""
     job = job_at(scene, index)
     if inside == NOBODY:
@@ -158,7 +175,7 @@ def _goes(scene: Record, index: int, inside: int, promised: tuple[Int64s, Int64s
 
 
 @compiled
-def _begins(scene: Record, index: int) -> None:
+def _begins(scene: Scene, index: int) -> None:
     starts(scene, index)
     memory = record_at(scene.memory_address, MEMORY)
     memory.begun += 1
@@ -166,7 +183,7 @@ def _begins(scene: Record, index: int) -> None:
 
 
 @compiled
-def _budget(scene: Record, options: NDArray[np.float64]) -> int:
+def _budget(scene: Scene, options: NDArray[np.float64]) -> int:
     """Return what predictions may use by now."""
     begun = record_at(scene.memory_address, MEMORY).begun
     return int(scene.budget * min(1.0, options[_RAMP] + options[_STEP] * begun))

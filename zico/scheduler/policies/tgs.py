@@ -8,12 +8,13 @@ adaptive rate control by the first job's own progress, and managed memory in whi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import types
 
 from zico.compiled import array_at, callback, compiled, record_at
+from zico.records import F8, I8, Record, dtype_of
 from zico.scheduler.demand import job_at
 from zico.scheduler.layout import Reason
 from zico.scheduler.packed import Compiled
@@ -22,6 +23,9 @@ from zico.scheduler.slices import goes_on, stands_back
 from zico.scheduler.state import Manner
 from zico.scheduler.turns import decision_at, scene_at
 
+if TYPE_CHECKING:
+    from zico.scheduler.layout import Scene
+
 PARAMETERS = (
     Parameter("tolerance", "0.05", Unit.SHARE, "what the first job may lose of its throughput and still lose nothing"),
     Parameter("period", "5s", Unit.TIME, "after which the share of time is set anew", least="1ms"),
@@ -29,18 +33,25 @@ PARAMETERS = (
 )
 _TOLERANCE, _PERIOD, _RISE = range(3)
 _N_OPTIONS = len(PARAMETERS)
-MEMORY = np.dtype([("began_ns", "i8"), ("ends_ns", "i8"), ("share", "f8")])
-"""The present period, 0 before the first one, and the share of it in which the others run."""
+
+
+class Memory(Record, align=False):
+    """The present period, 0 before the first one, and the share of it in which the others run."""
+
+    began_ns: I8
+    ends_ns: I8
+    share: F8
+
+
+MEMORY = dtype_of(Memory)
 
 _HALF = 0.5
 _FLOAT64 = np.dtype(np.float64)
 _YIELDS = int(Reason.YIELDS)
 
-Record = Any
-
 
 @compiled
-def _first(scene: Record) -> int:
+def _first(scene: Scene) -> int:
     """Return who comes first."""
     first = 0
     for i in range(1, scene.n):
