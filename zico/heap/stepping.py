@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from zico.compiled import compiled, keep_out_of_line, monotonic_ns, private_lock, private_unlock
+from zico.compiled import compiled, entry, keep_out_of_line, monotonic_ns, private_lock, private_unlock
 from zico.heap import evicting, resting, waits
-from zico.heap.layout import Attached
+from zico.heap.layout import HEAP, Attached
 from zico.heap.records import job_of, pool_of
 from zico.pool.shared import cap_of
 from zico.trace import curve
@@ -16,7 +16,7 @@ _ATTACHED = int(Attached.YES)
 Record = Any
 
 
-@compiled
+@entry(HEAP)
 def begin_step(heap: Record) -> None:
     """Have back in the budget what rests; nothing rests until ``resting.end_step``.
 
@@ -34,7 +34,7 @@ def begin_step(heap: Record) -> None:
     private_unlock(heap.mutex_address)
 
 
-@compiled
+@entry(HEAP)
 def wake_ahead(heap: Record) -> int:
     """Have back in the budget as much of what rests as there is room for, before the step; returns the slots.
 

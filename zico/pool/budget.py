@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from zico.compiled import compiled, inlined, keep_out_of_line
-from zico.pool.layout import NOBODY, PARKED
+import numpy as np
+
+from zico.compiled import entry, inlined, keep_out_of_line
+from zico.pool.layout import MEMBER, NOBODY, PARKED
 from zico.pool.mutex import append, lock, unlink, unlock
 from zico.pool.regions import note_change, tell
 from zico.pool.shared import header_of, job_at, regions_of
@@ -25,7 +27,7 @@ Record = Any
 Array = Any
 
 
-@compiled
+@entry(MEMBER, int, [np.int32])
 def set_budget(pool: Record, regions: int, parked: Array) -> int:
     """Let jobs hold so many regions together from now on, promise it to those that are there, then do as ``settle``."""
     keep_out_of_line()
@@ -42,7 +44,7 @@ def set_budget(pool: Record, regions: int, parked: Array) -> int:
     return count
 
 
-@compiled
+@entry(MEMBER, int, int)
 def set_limit(pool: Record, job: int, regions: int) -> None:
     """Let a job hold so many regions from now on, 0: as many as the budget has."""
     keep_out_of_line()
@@ -53,7 +55,7 @@ def set_limit(pool: Record, job: int, regions: int) -> None:
     tell(pool, wake, notify)
 
 
-@compiled
+@entry(MEMBER, [np.int32])
 def settle(pool: Record, parked: Array) -> int:
     """Park what has come back beyond the budget.
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import compiled, record_at
+from zico.compiled import compiled, entry, record_at
 from zico.pool.rules import is_safe
 from zico.scheduler.cycles import NO_ARC, best_arcs, prune
 from zico.scheduler.layout import PROFILE
@@ -74,7 +74,7 @@ def cell_length_ns(a: Record, b: Record) -> int:
     return cell_ns if cell_ns > 0 and longer // cell_ns < MOST_CELLS else 0
 
 
-@compiled
+@entry(PROFILE, int, int)
 def cells_of(profile: Record, cell_ns: int, keeps: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
     """Return, per cell: the most held in it; what is held while waiting to begin it; the claim; when it first rises."""
     n = max(1, (profile.duration_ns + cell_ns // 2) // cell_ns)
@@ -157,7 +157,7 @@ def arcs_of(
     return arcs
 
 
-@compiled
+@entry(int, int, [np.int64], int, float, [np.float64], PAIR)
 def solve(
     a_address: int,
     b_address: int,
