@@ -77,14 +77,14 @@ def compiled(function: F) -> F:
     """Compile ``function`` for compiled callers, and for Python at its first call: no GIL, no Python objects."""
     if fault():
         return _decorated(function, njit(nogil=True, cache=True, error_model="numpy"))
-    return _function(function)
+    return _built(function)
 
 
 def inlined(function: F) -> F:
     """Compile as ``compiled`` does, and merge the body into its compiled callers."""
     if fault():
         return _decorated(function, njit(nogil=True, error_model="numpy", forceinline=True))
-    return _function(function, in_line=True)
+    return _built(function, in_line=True)
 
 
 def entry(*kinds: Any) -> Callable[[F], F]:  # noqa: ANN401 - types of arguments
@@ -96,12 +96,12 @@ def entry(*kinds: Any) -> Callable[[F], F]:  # noqa: ANN401 - types of arguments
     """
 
     def decorate(function: F) -> F:
-        return compiled(function) if fault() else _function(function, (tuple(argument(kind) for kind in kinds),))
+        return compiled(function) if fault() else _built(function, (tuple(argument(kind) for kind in kinds),))
 
     return decorate
 
 
-def _function(function: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - the decorated one, as Numba's
+def _built(function: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - the decorated one, as Numba's
     return Function(function, *args, **options)
 
 
