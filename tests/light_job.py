@@ -20,7 +20,6 @@ from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.fork import ForkGuard
 from zico.heap.layout import GRANULE_BYTES, HEAP
-from zico.heap.warming import warm, warm_paging
 from zico.paged_job import serve_pages
 from zico.paging.pager import block_bytes_for
 from zico.pool import mutex
@@ -28,6 +27,8 @@ from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
 from zico.tiers.stack import TierStack
 from zico.tiers.wishes import parse_tiers
+from zico.warming import ISOLATION, JOBS, PAGING
+from zico.warming import load as load_programs
 
 BLOCKS = 24
 _I64 = np.dtype("i8")
@@ -238,11 +239,7 @@ def can_page() -> bool:
 
 def load() -> None:
     """Load or compile everything that a job calls."""
-    import zico.heap.isolation  # noqa: F401 - compiled by being imported
-
-    warm()
-    if can_page():
-        warm_paging()
+    load_programs(*JOBS, *ISOLATION, *(PAGING if can_page() else ()))
     region_bytes = 1 << 16
     made = PoolTable.create(budget_bytes=4 * region_bytes, region_bytes=region_bytes, use_claims=True, self_admit=True)
     with made:

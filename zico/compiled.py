@@ -2,8 +2,8 @@
 
 Guarantees:
     * Functions decorated here hold no GIL, raise nothing and allocate nothing.
-    * Machine code is cached on disk under a key of the function's source file and all that it imports: Numba's own
-      cache notices a change in a function's file but not in the files of the functions it calls.
+    * Machine code is kept on disk under a key of all sources that it is made of. ``zico.programs`` compiles functions
+      together, whole; on a version of Numba that it does not know, Numba compiles and keeps each by itself.
 
 Known limitations:
     * Linux on x86-64 and aarch64 only (system call numbers, size of ``pthread_mutex_t``).
@@ -27,6 +27,7 @@ from numba import carray, cfunc, config, njit, types
 from numba.extending import intrinsic
 
 from zico.paths import code_directory
+from zico.programs import Callback, Function, argument, fault
 from zico.sources import closure
 
 if TYPE_CHECKING:
@@ -75,13 +76,35 @@ def _project_cache(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def compiled(function: F) -> F:
-    """Compile ``function`` at its first call: no GIL, no Python objects, cached on disk."""
-    return _decorated(function, njit(nogil=True, cache=True, error_model="numpy"))
+    """Compile ``function`` for compiled callers, and for Python at its first call: no GIL, no Python objects."""
+    if fault():
+        return _decorated(function, njit(nogil=True, cache=True, error_model="numpy"))
+    return _built(function)
 
 
 def inlined(function: F) -> F:
     """Compile as ``compiled`` does, and merge the body into its compiled callers."""
-    return _decorated(function, njit(nogil=True, error_model="numpy", forceinline=True))
+    if fault():
+        return _decorated(function, njit(nogil=True, error_model="numpy", forceinline=True))
+    return _built(function, in_line=True)
+
+
+def entry(*kinds: Any) -> Callable[[F], F]:  # noqa: ANN401 - types of arguments
+    """Compile as ``compiled`` does, and for Python together with the other entries of its program.
+
+    Args:
+        kinds: Of the arguments that Python gives: ``int``, ``float``, ``bool``, the ``dtype`` of a record, ``[dtype]``
+            for an array of one dimension, a named tuple of such, or a type of Numba.
+    """
+
+    def decorate(function: F) -> F:
+        return compiled(function) if fault() else _built(function, (tuple(argument(kind) for kind in kinds),))
+
+    return decorate
+
+
+def _built(function: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - the decorated one, as Numba's
+    return Function(function, *args, **options)
 
 
 def interpreted(function: F) -> F:
@@ -90,10 +113,15 @@ def interpreted(function: F) -> F:
 
 
 def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:  # noqa: ANN401 - a Numba signature
-    """Compile a function with a C address (``.address``); it loads or compiles when it is decorated."""
+    """Compile a function with a C address, together with the other entries of its program.
 
-    def decorate(function: Callable[..., Any]) -> Any:  # noqa: ANN401 - a Numba CFunc
-        return _decorated(function, cfunc(signature, nopython=True, cache=True, error_model="numpy"))
+    ``.address`` loads the program, or compiles it.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:  # noqa: ANN401 - a Callback
+        if fault():
+            return _decorated(function, cfunc(signature, nopython=True, cache=True, error_model="numpy"))
+        return Callback(function, signature)
 
     return decorate
 

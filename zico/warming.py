@@ -1,89 +1,59 @@
-"""Compile what jobs and brokers call before they do: minutes the first time, nothing where the cache has it."""
+"""Compile what jobs and brokers call before they do: a minute the first time, nothing where it is kept on disk."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
-_DEVICE_MODULES = (
-    ("zico.heap.python_hooks",),
-    (
-        *("zico.device_timeline", "zico.heap.device", "zico.heap.managed", "zico.heap.memory_queries"),
-        *("zico.heap.pinned", "zico.heap.stream_hooks", "zico.lookup"),
-    ),
-)
-"""What only jobs on a GPU call, compiled by being imported: what takes longest, and the rest."""
+from zico.programs import program
+
+JOBS = ("heap", "zico.planners.regions_search", "zico.tiers.stores", "zico.pool.behind")
+BROKERS = ("pool", "scheduler", "zico.tiers.stores")
+PAGING = ("zico.paging.pager_loop", "zico.heap.paged")
+ISOLATION = ("zico.heap.isolation",)
+CUDA = ("cuda_hooks", "cuda")
 
 
 def warm(*kinds: str, isolate: bool = False, paging: bool = False) -> None:
-    """Put the machine code that jobs and brokers call into the cache on disk, and load the brokers'.
+    """Put the machine code that jobs and brokers call into the cache on disk, and load the broker's.
+
+    Waits until it is compiled, on all processors.
 
     Args:
         kinds: Of devices: ``host``, ``cuda``. What both share is compiled in any case.
         isolate: Also what jobs call in a pool that isolates them.
-        paging: Also what serves the faults of jobs on the host device, where this process may have its own served.
+        paging: Also what serves the faults of jobs on the host device.
     """
-    from zico.heap import warming
-    from zico.scheduler.planner import rehearse
-    from zico.tiers import warming as tiers
-
-    warming.warm()
-    tiers.warm()
-    rehearse()
-    if isolate:
-        _warm_isolation()
-    if paging:
-        _warm_paging()
-    if "cuda" in kinds:
-        for names in _DEVICE_MODULES:
-            _import(names)
+    cuda = CUDA if "cuda" in kinds else ()
+    compile_all(*JOBS, *BROKERS, *cuda, *(ISOLATION if isolate else ()), *(PAGING if paging else ()))
+    load(*BROKERS)
 
 
-def warm_side_by_side() -> None:
-    """Put into the cache what any job and any broker calls: first what they share, then the rest on all processors.
+def load(*names: str) -> None:
+    """Load programs into this process, and compile what is not kept yet."""
+    compile_all(*names)
+    for name in names:
+        program(name).load()
+
+
+def compile_all(*names: str) -> None:
+    """Compile programs that are not kept yet, each in a process of its own, as many at a time as processors are there.
 
     Raises:
-        Exception: The first one that a part raised.
+        Exception: The first one that a process raised.
     """
-    from zico.heap import warming
-    from zico.tiers import warming as tiers
-
-    warming.warm()
-    # Forked, the parts have what is compiled so far.
+    missing = [name for name in dict.fromkeys(names) if not program(name).is_kept]
+    if not missing:
+        return
+    # Forked, so that no process imports Numba once more.
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as processes:
-        parts = [processes.submit(_import, names) for names in _DEVICE_MODULES]
-        parts += [processes.submit(part) for part in (_warm_policies, _warm_paging, _warm_isolation, tiers.warm)]
-        for part in parts:
-            part.result()
+        for done in [processes.submit(_compile, name) for name in missing]:
+            done.result()
 
 
-def _import(names: tuple[str, ...]) -> None:
-    for name in names:
-        importlib.import_module(name)
-
-
-def _warm_isolation() -> None:
-    _import(("zico.heap.isolation",))
-
-
-def _warm_paging() -> None:
-    from zico.errors import DriverError
-    from zico.heap import warming
-
-    with contextlib.suppress(DriverError):
-        warming.warm_paging()
-
-
-def _warm_policies() -> None:
-    from zico.scheduler.planner import rehearse
-    from zico.scheduler.policies import REAL, policy_named
-
-    for name in REAL:
-        policy_named(name)
-    rehearse()
+def _compile(name: str) -> None:
+    program(name).make()
 
 
 if __name__ == "__main__":
-    warm_side_by_side()
+    compile_all(*JOBS, *BROKERS, *PAGING, *ISOLATION, *CUDA)

@@ -226,7 +226,7 @@ def test_compiling_is_announced(
     capsys.readouterr()
     assert main(arguments) == 0
     assert not capsys.readouterr().err
-    monkeypatch.setattr("zico.compiled.cache_directory", lambda source: tmp_path / source.stem)
+    monkeypatch.setattr("zico.programs.code_directory", lambda: tmp_path)
     assert main(arguments) == 0
     assert capsys.readouterr().err == "zico: compiling, once per machine: up to a minute\n"
     assert main([*arguments, "--quiet"]) == 0

@@ -10,9 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from numba.core import config
 
-from zico import compiled, paths
+from zico import paths
 from zico.errors import ConfigError
 from zico.launch import doctor
 
@@ -230,17 +229,3 @@ def test_the_doctor_says_it_and_creates_nothing(
     assert doctor._check_cache() == doctor.Check("compiled code", passed=True, detail=f"kept in {private / 'new'}")
     assert not [*shared.iterdir(), *private.iterdir()]
     assert not capsys.readouterr().err
-
-
-def test_numba_looks_nowhere_else(private: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever locators are chosen for Numba, functions of Zico are loaded from its own directory for code."""
-    monkeypatch.setenv("ZICO_CACHE_DIR", str(private))
-    monkeypatch.setattr(config, "CACHE_LOCATOR_CLASSES", "InTreeCacheLocator")
-    monkeypatch.setattr(compiled, "cache_directory", compiled.cache_directory.__wrapped__)
-
-    @compiled.compiled
-    def one() -> int:
-        return 1
-
-    assert Path(one._cache.cache_path).is_relative_to(private / "code")
-    assert config.CACHE_LOCATOR_CLASSES == "InTreeCacheLocator"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zico
-from zico import compiled, sources
+from zico import programs, sources
 
 if TYPE_CHECKING:
     import pytest
@@ -60,11 +60,12 @@ def test_kernels_and_adapters_beside_the_package_are_found(tmp_path: Path) -> No
     assert sources.imported.__wrapped__(tmp_path / "zico/q.py", tmp_path / "zico") == frozenset()
 
 
-def _directory(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def _file(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sources.imported.cache_clear()
-    monkeypatch.setattr(compiled, "closure", lambda source: sources.closure.__wrapped__(source, package))
-    directory: Path = compiled.cache_directory.__wrapped__(package / "a.py")
-    return directory
+    programs._digest.cache_clear()
+    monkeypatch.setattr(programs, "closure", lambda source: sources.closure.__wrapped__(source, package))
+    monkeypatch.setattr(programs, "_source", lambda module: package / f"{module}.py")
+    return programs.Program("a", ("a",)).file
 
 
 def test_the_cache_moves_when_a_source_it_is_made_of_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,15 +73,15 @@ def test_the_cache_moves_when_a_source_it_is_made_of_changes(tmp_path: Path, mon
     monkeypatch.setenv("ZICO_CACHE_DIR", str(tmp_path / "cache"))
     package = tmp_path / "package"
     _write(package, {"a.py": "from zico import b\n", "b.py": "x = 1\n", "other.py": "x = 1\n"})
-    first = _directory(package, monkeypatch)
+    first = _file(package, monkeypatch)
     _write(package, {"other.py": "x = 2\n"})
-    assert _directory(package, monkeypatch) == first
+    assert _file(package, monkeypatch) == first
     _write(package, {"b.py": "x = 2\n"})
-    second = _directory(package, monkeypatch)
+    second = _file(package, monkeypatch)
     _write(package, {"a.py": "from zico import b  # and more\n"})
-    third = _directory(package, monkeypatch)
+    third = _file(package, monkeypatch)
     _write(package, {"a.py": "from zico import b\n", "b.py": "x = 1\n"})
-    assert _directory(package, monkeypatch) == first
+    assert _file(package, monkeypatch) == first
     assert len({first, second, third}) == 3
     assert first.parent == tmp_path / "cache" / "code"
 

@@ -1,16 +1,24 @@
-"""A program with one function in Zico's cache: calls it, and says where the cache has its index."""
+"""A program with one compiled function: calls it, and says where its machine code is kept.
+
+An argument is what the function multiplies by.
+"""
 
 from __future__ import annotations
 
-from zico.compiled import compiled
+import sys
+
+from zico.compiled import entry
+from zico.programs import program_of
+
+FACTOR = int(sys.argv[1]) if len(sys.argv) > 1 else 2
 
 
-@compiled
-def twice(number: int) -> int:
-    """Double a number."""
-    return 2 * number
+@entry(int)
+def scaled(number: int) -> int:
+    """Multiply a number."""
+    return FACTOR * number
 
 
 if __name__ == "__main__":
-    print(twice(21))  # noqa: T201 - the test reads it
-    print(twice._cache._cache_file._index_path)  # noqa: T201
+    print(scaled(21))  # noqa: T201 - the test reads it
+    print(program_of("__main__").file)  # noqa: T201

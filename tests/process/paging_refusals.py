@@ -20,11 +20,11 @@ from zico.broker.saving import Wish
 from zico.driver.userfault import REQUEST_POISON, SYS_USERFAULTFD, Reach
 from zico.heap import allocator
 from zico.heap.process import HEAP_RECORD
-from zico.heap.warming import warm, warm_paging
 from zico.paged_job import open_heap
 from zico.pool.table import PoolTable
 from zico.tiers.stack import TierStack
 from zico.tiers.wishes import TierWish
+from zico.warming import JOBS, PAGING, load
 
 NOBODY = 65534
 FRAMES = 4
@@ -69,9 +69,7 @@ def load_tiers() -> None:
 
 def refused() -> None:
     """Open the heap of a job that wishes to page and may not; it works without."""
-    import zico.heap.paged  # noqa: F401 - compiled by being imported
-
-    warm()
+    load(*JOBS, *PAGING)
     load_tiers()
     region_bytes = 1 << 16
     made = PoolTable.create(budget_bytes=8 * region_bytes, region_bytes=region_bytes, use_claims=True, self_admit=True)
@@ -90,7 +88,7 @@ def refused() -> None:
 
 def user_mode() -> None:
     """Page without privileges: what the process touches itself comes, and a system call says that it cannot."""
-    warm_paging()
+    load(*PAGING)
     with PagedWindow(FRAMES) as window:  # loads what nobody may not read, the cache being this user's
         window.blocks[:] = 0
     become_nobody()

@@ -124,16 +124,12 @@ def policies_of(text: str) -> tuple[str, ...]:
 
 
 def is_to_be_compiled(text: str) -> bool:
-    """Tell whether the simulator, or a policy of a list, has no machine code yet; policies are made when imported."""
-    from zico.compiled import cache_directory
-    from zico.sources import PACKAGE, closure
+    """Tell whether the simulator, or a policy of a list, has no machine code yet."""
+    from zico.programs import program, program_of
 
-    scheduler = PACKAGE / "scheduler"
-    sources = {scheduler / "engine.py"}
-    for name in {name.strip().partition(":")[0] for name in _NEXT_POLICY.split(text)} & set(POLICIES):
-        used = closure(scheduler / "policies" / f"{name}.py")
-        sources |= {file for file in used if scheduler in file.parents and "\n@callback(" in file.read_text()}
-    return not all(any(cache_directory(source).rglob("*.nbi")) for source in sources)
+    names = {name.strip().partition(":")[0] for name in _NEXT_POLICY.split(text)} & set(POLICIES)
+    programs = {program("scheduler"), *(program_of(policy_named(name).function.__module__) for name in names)}
+    return not all(one.is_kept for one in programs)
 
 
 def region_bytes_of(text: str | None) -> int | None:

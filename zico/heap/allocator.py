@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from zico.compiled import (
     call,
     compiled,
+    entry,
     inlined,
     keep_in_line,
     keep_out_of_line,
@@ -41,6 +42,7 @@ from zico.compiled import (
 from zico.heap import blocks, classes, evicting, following, gaps, placing, relief, waits
 from zico.heap.layout import (
     ALIGNMENT_BYTES,
+    HEAP,
     MAX_ALIGNMENT_BYTES,
 )
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
@@ -64,7 +66,7 @@ LARGEST = 1 << 60  # bytes: so that nothing overflows on the way to being refuse
 # -- allocation -----------------------------------------------------------------------------------------------------
 
 
-@compiled
+@entry(HEAP, int, int)
 def allocate(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
     """Return the address of ``size_bytes`` in the window, waiting for regions if need be.
 
@@ -179,7 +181,7 @@ def record_held(heap: HeapRecord, me: Job) -> None:
 # -- free -----------------------------------------------------------------------------------------------------------
 
 
-@compiled
+@entry(HEAP, int)
 def free(heap: HeapRecord, address: int) -> None:
     """Free a tensor of the window; regions that became empty go back to the pool before this returns."""
     keep_small()
@@ -234,7 +236,7 @@ def boundary(heap: HeapRecord) -> None:
     private_unlock(heap.mutex_address)
 
 
-@compiled
+@entry(HEAP)
 def mark(heap: HeapRecord) -> None:
     """Take an explicit boundary; from now on no period is looked for."""
     heap.marked = 1

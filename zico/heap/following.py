@@ -23,6 +23,7 @@ import numpy as np
 from zico.compiled import (
     array_at,
     compiled,
+    entry,
     inlined,
     keep_out_of_line,
     private_lock,
@@ -36,6 +37,7 @@ from zico.heap.layout import (
     BLOCK,
     FIRST_PLAN_INTERVAL,
     GRANULE_SHIFT,
+    HEAP,
     LIFETIME,
     LOG,
     LOGS,
@@ -133,7 +135,7 @@ def place_of(heap: HeapRecord, key: int) -> int:
     return heap.planned_offset + table[i].offset
 
 
-@compiled
+@entry(int, [np.int64], [np.int64], int)
 def fill(table_address: int, keys: Array, offsets: Array, n: int) -> None:
     """Write a plan into a table; of equal keys the first counts."""
     table = array_at(table_address, PLAN_ENTRIES, PLACE)
@@ -229,7 +231,7 @@ def _list_lying(heap: HeapRecord, iteration: int) -> int:
     return n
 
 
-@compiled
+@entry(HEAP, int)
 def install(heap: HeapRecord, table_address: int) -> None:
     """Let a filled table take over at the next boundary; 0: the planner found nothing worth following."""
     private_lock(heap.mutex_address)

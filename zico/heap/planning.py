@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zico.compiled import entry
 from zico.errors import ProblemError
 from zico.heap import following
 from zico.heap.classes import size_of
 from zico.heap.layout import ALIGNMENT_BYTES, GRANULE_BYTES, HEAP, LIFETIME, PLACE, PLAN_ENTRIES
 from zico.planners.problem import Problem
 from zico.planners.regions import Options, place
+from zico.pool.layout import JOB
 from zico.trace.circle import cut_open
 from zico.trace.curve import is_flat
 from zico.trace.lifetimes import NEVER
@@ -67,7 +69,7 @@ class Planning:
         keys, offsets = self._plan(lifetimes, 0, 2 * _REHEARSED)
         following.fill(self._tables[0].ctypes.data, keys, offsets, len(keys))
         following.install(nobody[0], 0)
-        is_flat(self._profile)
+        _knows_times(self._job)
 
     def close(self) -> None:
         """Ask for no more plans; for a heap without a thread."""
@@ -124,16 +126,22 @@ class Planning:
         return keys[inside], offsets[inside]
 
     @property
-    def _profile(self) -> Any:  # noqa: ANN401 - one PROFILE record
-        return self._heap.pool.jobs[int(self._heap.pool.member[0]["job"])]["profile"]
+    def _job(self) -> Any:  # noqa: ANN401 - one JOB record
+        return self._heap.pool.jobs[int(self._heap.pool.member[0]["job"])]
 
     def _times(self, cut: int, n_ticks: int) -> Int64s | None:
         """Return when the ticks of the line begin, by the job's profile; ``None``: it does not say."""
-        profile = self._profile
-        n_bins = int(profile["n_bins"])
-        if int(profile["duration_ns"]) <= 0 or n_bins < _FEWEST_BINS or is_flat(profile):
+        if not _knows_times(self._job):
             return None
+        profile = self._job["profile"]
+        n_bins = int(profile["n_bins"])
         ticks = np.append(np.arange(n_bins) << int(profile["shift"]), n_ticks)
         t_ns = np.append(profile["t_ns"][:n_bins], profile["duration_ns"])
         durations = np.diff(np.interp(np.arange(n_ticks + 1), ticks, t_ns))
         return np.concatenate([[0], np.cumsum(np.roll(durations, -cut))]).astype(np.int64)
+
+
+@entry(JOB)
+def _knows_times(job: Any) -> bool:  # noqa: ANN401 - one JOB record
+    """Tell whether a job's profile says when the events of an iteration come."""
+    return job.profile.duration_ns > 0 and job.profile.n_bins >= _FEWEST_BINS and not is_flat(job.profile)

@@ -29,9 +29,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.compiled import compiled, inlined, keep_out_of_line, private_lock, private_unlock
+from zico.compiled import compiled, entry, inlined, keep_out_of_line, private_lock, private_unlock
 from zico.heap import evicting
-from zico.heap.layout import RESTS, Attached
+from zico.heap.layout import HEAP, RESTS, Attached
 from zico.heap.placing import NEVER_FITS, NO_SPACE
 from zico.heap.records import RESTING, arena_of, job_of, pool_of, slots_of, wanted_of
 from zico.pool import regions
@@ -123,7 +123,7 @@ def let_rest(heap: HeapRecord, me: Job) -> None:
     me.evicted -= n
 
 
-@compiled
+@entry(HEAP)
 def end_step(heap: HeapRecord) -> None:
     """Let what is not needed until the next step rest from now on, when memory is short."""
     keep_out_of_line()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.compiled import compiled, keep_out_of_line, monotonic_ns, private_lock, private_unlock
+from zico.compiled import compiled, entry, keep_out_of_line, monotonic_ns, private_lock, private_unlock
 from zico.heap import evicting, resting, waits
-from zico.heap.layout import Attached
+from zico.heap.layout import HEAP, Attached
 from zico.heap.records import job_of, pool_of
 from zico.pool.shared import cap_of
 from zico.trace import curve
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ATTACHED = int(Attached.YES)
 
 
-@compiled
+@entry(HEAP)
 def begin_step(heap: HeapRecord) -> None:
     """Have back in the budget what rests; nothing rests until ``resting.end_step``.
 
@@ -36,7 +36,7 @@ def begin_step(heap: HeapRecord) -> None:
     private_unlock(heap.mutex_address)
 
 
-@compiled
+@entry(HEAP)
 def wake_ahead(heap: HeapRecord) -> int:
     """Have back in the budget as much of what rests as there is room for, before the step; returns the slots.
 

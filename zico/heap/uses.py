@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zico.compiled import array_at, compiled, keep_out_of_line, private_lock, private_unlock, record_at
+from zico.compiled import array_at, entry, keep_out_of_line, private_lock, private_unlock, record_at
 from zico.heap import blocks
 from zico.heap.layout import HEAP, NO_TENSOR
 from zico.heap.records import block_at
@@ -18,7 +18,7 @@ _READ, _WRITE = int(Kind.READ), int(Kind.WRITE)
 _I64 = np.dtype("i8")
 
 
-@compiled
+@entry(int, int, int, int, int, int, int)
 def record_op(
     heap_address: int, tensors_address: int, n_read: int, n_written: int, n_made: int, name: int, begin_ticks: int
 ) -> None:

@@ -24,6 +24,7 @@ from zico.compiled import (
     array_at,
     call,
     compiled,
+    entry,
     inlined,
     keep_out_of_line,
     monotonic_ns,
@@ -52,6 +53,7 @@ from zico.paging.pager_blocks import (
     user_of,
     wake,
 )
+from zico.paging.pager_layout import PAGER
 from zico.paging.pager_room import allowed, frames, give_region_back, let_stay, make_room
 from zico.paging.pager_takeover import take_over
 from zico.paging.prefetch import next_prefetch, note_birth, note_execution, note_fault
@@ -318,7 +320,7 @@ def _prefetch(pager: PagerRecord, block: int) -> bool:
 STOPPED = 0
 
 
-@compiled
+@entry(PAGER)
 def page(pager: PagerRecord) -> int:
     """Serve the job's faults until told to stop; takes over what another pager has left."""
     sheet = sheet_of(pager)
@@ -357,7 +359,7 @@ def _stand_still(pager: PagerRecord) -> None:
         number = sheet.holds
 
 
-@compiled
+@entry(PAGER, int)
 def stand_by(pager: PagerRecord, broker_pidfd: int) -> int:
     """Wait in the job until the broker is dead, or lets go, and be the pager from then on."""
     sheet = sheet_of(pager)

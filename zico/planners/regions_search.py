@@ -16,8 +16,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numba import types
 
-from zico.compiled import compiled, inlined, monotonic_ns
+from zico.compiled import compiled, entry, inlined, monotonic_ns
 from zico.planners.regions_packing import (
     EVERYWHERE,
     EXCESS,
@@ -304,7 +305,7 @@ def _improve(p: Packing, found: Found, effort: Effort, most_moves: int, deadline
     found.figures[MOVES] += moves
 
 
-@compiled
+@entry(Packing, Found, types.int64[:, ::1], [np.int64], Effort, int)
 def search(p: Packing, found: Found, orders: Ints, piled: Ints, effort: Effort, deadline_ns: int) -> int:
     """Build a packing in each order, improve the best; returns ``BUILT`` and leaves the best in ``found``, or why not.
 

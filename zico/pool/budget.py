@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zico.compiled import compiled, inlined, keep_out_of_line
-from zico.pool.layout import NOBODY, PARKED
+import numpy as np
+
+from zico.compiled import entry, inlined, keep_out_of_line
+from zico.pool.layout import MEMBER, NOBODY, PARKED
 from zico.pool.mutex import append, lock, unlink, unlock
 from zico.pool.regions import note_change, tell
 from zico.pool.shared import header_of, job_at, regions_of
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 Array = Any
 
 
-@compiled
+@entry(MEMBER, int, [np.int32])
 def set_budget(pool: Member, regions: int, parked: Array) -> int:
     """Let jobs hold so many regions together from now on, promise it to those that are there, then do as ``settle``."""
     keep_out_of_line()
@@ -44,7 +46,7 @@ def set_budget(pool: Member, regions: int, parked: Array) -> int:
     return count
 
 
-@compiled
+@entry(MEMBER, int, int)
 def set_limit(pool: Member, job: int, regions: int) -> None:
     """Let a job hold so many regions from now on, 0: as many as the budget has."""
     keep_out_of_line()
@@ -55,7 +57,7 @@ def set_limit(pool: Member, job: int, regions: int) -> None:
     tell(pool, wake, notify)
 
 
-@compiled
+@entry(MEMBER, [np.int32])
 def settle(pool: Member, parked: Array) -> int:
     """Park what has come back beyond the budget.
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.compiled import compiled, inlined, keep_out_of_line, monotonic_ns, process_is_gone
+from zico.compiled import compiled, entry, inlined, keep_out_of_line, monotonic_ns, process_is_gone
 from zico.pool.fences import overtake
-from zico.pool.layout import NOBODY
+from zico.pool.layout import MEMBER, NOBODY
 from zico.pool.mutex import append, forget, lock, unlock
 from zico.pool.regions import note_change, tell
 from zico.pool.shared import BOUNDARY, EMPTY, LEAVING, header_of, job_at, regions_of
@@ -33,7 +33,7 @@ Nobody gives a dead job's streams more work, and the driver queues about a thous
 """
 
 
-@compiled
+@entry(MEMBER, int)
 def reap(pool: Member, job: int) -> int:
     """Take back everything held by a job whose process is gone, and free its place; returns the number of regions.
 
@@ -82,7 +82,7 @@ def _end_waits(header: Header, record: Job, job: int) -> None:
         header.alone_job = NOBODY
 
 
-@compiled
+@entry(MEMBER, int)
 def leave(pool: Member, job: int) -> None:
     """Grant a job nothing more; it keeps what it holds until it is reaped."""
     header = header_of(pool)
@@ -99,7 +99,7 @@ def leave(pool: Member, job: int) -> None:
     tell(pool, wake, notify)
 
 
-@compiled
+@entry(MEMBER, int)
 def bury(pool: Member, job: int) -> None:
     """Grant a dead job nothing more; it keeps its regions until it is reaped. A second time does nothing."""
     keep_out_of_line()

@@ -13,6 +13,7 @@ from zico.compiled import (
     EOWNERDEAD,
     ETIMEDOUT,
     compiled,
+    entry,
     inlined,
     keep_out_of_line,
     mutex_consistent,
@@ -24,7 +25,7 @@ from zico.compiled import (
     thread_is_stopped,
 )
 from zico.pool.fences import NO_FENCE, job_in
-from zico.pool.layout import NOBODY, PARKED
+from zico.pool.layout import MEMBER, NOBODY, PARKED
 from zico.pool.shared import BOUNDARY, EMPTY, header_of, job_at, regions_of
 
 if TYPE_CHECKING:
@@ -163,13 +164,13 @@ def give_to(pool: Member, header: Header, regions: Records[Region], r: int) -> N
     regions[r].owner = pool.job
 
 
-@compiled
+@entry(MEMBER)
 def lock_for_python(pool: Member) -> None:
     """Enter the critical section from Python; keep it short."""
     lock(pool)
 
 
-@compiled
+@entry(MEMBER)
 def unlock_for_python(pool: Member) -> None:
     """Leave it."""
     unlock(pool)

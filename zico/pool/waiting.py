@@ -12,10 +12,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import compiled, futex_wait, futex_wake_all, inlined, keep_out_of_line, monotonic_ns, process_is_gone
+from zico.compiled import (
+    compiled,
+    entry,
+    futex_wait,
+    futex_wake_all,
+    inlined,
+    keep_out_of_line,
+    monotonic_ns,
+    process_is_gone,
+)
 from zico.pool.deaths import reap_dead
 from zico.pool.fences import at, counters_of, issued_of, pair_of
-from zico.pool.layout import HEADER, JOB, NOBODY, STREAMS
+from zico.pool.layout import HEADER, JOB, MEMBER, NOBODY, STREAMS
 from zico.pool.mutex import lock, unlock
 from zico.pool.regions import note_change, tell
 from zico.pool.safety import is_crowded, least_lacking, remaining_of, someone_else_grows_alone, stays_safe
@@ -265,7 +274,7 @@ def _may_start_unasked(pool: Member, now_ns: int) -> bool:
     return total <= header.budget_regions and not someone_else_grows_alone(pool, pool.job, now_ns)
 
 
-@compiled
+@entry(MEMBER, int)
 def admit(pool: Member, job: int) -> bool:
     """Let a job at its boundary begin its next iteration, unless that would be unsafe; wakes it."""
     keep_out_of_line()

@@ -19,8 +19,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numba import types
 
-from zico.compiled import compiled
+from zico.compiled import compiled, entry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +35,7 @@ _RATIO_SLACK = 1e-12
 _VALUE_SLACK = 1e-9
 
 
-@compiled
+@entry(types.int64[:, ::1])
 def prune(arcs: Int64s) -> None:
     """Take out, by ``NO_ARC``, every arc that leads where no arc leads on."""
     dead = np.zeros(len(arcs), np.uint8)
@@ -54,7 +55,7 @@ def prune(arcs: Int64s) -> None:
                 found = True
 
 
-@compiled
+@entry(types.int64[:, ::1], [np.float64], [np.float64], int)
 def best_arcs(arcs: Int64s, gain: Floats, length: Floats, most_rounds: int) -> tuple[Int8s, Floats]:
     """Return the arc that each node follows in a best run, and the ratio that it comes to.
 

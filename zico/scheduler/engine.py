@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import array_at, call, compiled, inlined, keep_out_of_line
+from zico.compiled import array_at, call, compiled, entry, inlined, keep_out_of_line
 from zico.scheduler.demand import job_at
 from zico.scheduler.events import first_at, pop
 from zico.scheduler.grants import blocked_in_turn, hold, may_take, plan_retry
@@ -32,6 +32,7 @@ from zico.scheduler.steps import arrive, begin, copy_out, end_step, go_on, resum
 from zico.scheduler.tenants import (
     BUDGET,
     FOREVER,
+    RUN,
     SAMPLE,
     SAMPLES,
     arrival_of,
@@ -217,7 +218,7 @@ def _come_about(run: RunRecord, event: int) -> None:
         _change_budget(run)
 
 
-@compiled
+@entry(RUN, int)
 def advance(run: RunRecord, until_ns: int) -> int:
     """Go on to a time, or until the policy wants to plan; returns a ``Stop``."""
     while True:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from zico.compiled import compiled, record_at
+from zico.compiled import compiled, entry, record_at
 from zico.pool.rules import is_safe
 from zico.records import F8, I8, Numbers, Record, dtype_of
 from zico.scheduler.cycles import NO_ARC, best_arcs, prune
@@ -76,7 +76,7 @@ def cell_length_ns(a: ProfileRecord, b: ProfileRecord) -> int:
     return cell_ns if cell_ns > 0 and longer // cell_ns < MOST_CELLS else 0
 
 
-@compiled
+@entry(PROFILE, int, int)
 def cells_of(profile: ProfileRecord, cell_ns: int, keeps: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
     """Return, per cell: the most held in it; what is held while waiting to begin it; the claim; when it first rises."""
     n = max(1, (profile.duration_ns + cell_ns // 2) // cell_ns)
@@ -159,7 +159,7 @@ def arcs_of(
     return arcs
 
 
-@compiled
+@entry(int, int, [np.int64], int, float, [np.float64], PAIR)
 def solve(
     a_address: int,
     b_address: int,

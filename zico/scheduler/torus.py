@@ -17,8 +17,9 @@ import math
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
+from numba import types
 
-from zico.compiled import compiled
+from zico.compiled import compiled, entry
 from zico.pool.rules import is_safe
 from zico.records import I8, Numbers, Record, dtype_of
 from zico.scheduler.cycles import NO_ARC, best_arcs, prune
@@ -98,7 +99,7 @@ def _n_cells(duration_ns: int, cell_ns: int) -> int:
     return max(1, (duration_ns + cell_ns // 2) // cell_ns)
 
 
-@compiled
+@entry([np.int64], types.int64[:, ::1], types.int64[:, ::1], types.int64[:, ::1], [np.int64], int, bool)
 def arcs_of(
     n_cells: Int64s,
     level: Int64s,

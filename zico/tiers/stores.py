@@ -13,7 +13,9 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Any
 
-from zico.compiled import compiled, inlined, monotonic_ns, record_at
+import numpy as np
+
+from zico.compiled import compiled, entry, inlined, monotonic_ns, record_at
 from zico.driver.mapping import address_of
 from zico.tiers import chains
 from zico.tiers.chains import shared_of
@@ -40,7 +42,7 @@ def tier_of(stack: StackRecord, tier: int) -> StoreRecord:
     return record_at(address_of(stack) + _TIERS + tier * _STORE_BYTES, STORE)
 
 
-@compiled
+@entry(STACK, int, int)
 def put(stack: StackRecord, address: int, size_bytes: int) -> int:
     """Copy memory to the first tier that has room.
 
@@ -62,7 +64,7 @@ def put(stack: StackRecord, address: int, size_bytes: int) -> int:
     return without
 
 
-@compiled
+@entry(STACK, int, int, int)
 def put_into(stack: StackRecord, tier: int, address: int, size_bytes: int) -> int:
     """Copy memory to one tier, as ``put`` does."""
     store = tier_of(stack, tier)
@@ -97,7 +99,7 @@ def _copy_out(store: StoreRecord, address: int, size_bytes: int) -> tuple[int, i
     return first, status
 
 
-@compiled
+@entry(STACK, int, int, int)
 def get(stack: StackRecord, ticket: int, address: int, size_bytes: int) -> int:
     """Copy a payload to memory; it stays where it is. Returns 0, or an errno: then the memory holds anything."""
     store = tier_of(stack, ticket & TIER_MASK)
@@ -113,13 +115,13 @@ def get(stack: StackRecord, ticket: int, address: int, size_bytes: int) -> int:
     return status
 
 
-@compiled
+@entry(STACK, int)
 def drop(stack: StackRecord, ticket: int) -> None:
     """Forget a payload. Forget its ticket before: of a payload whose dropper has died nothing can be read."""
     chains.free(tier_of(stack, ticket & TIER_MASK), ticket >> TIER_BITS)
 
 
-@compiled
+@entry(STACK, int)
 def where(stack: StackRecord, ticket: int) -> int:
     """Return the address at which all of a payload can be read without a copy, or 0: it must be got."""
     store = tier_of(stack, ticket & TIER_MASK)
@@ -141,7 +143,7 @@ def reserve(stack: StackRecord, tier: int, size_bytes: int) -> int:
     return FULL if first == FULL else (first << TIER_BITS) | tier
 
 
-@compiled
+@entry(STACK, [np.int64])
 def keep_only(stack: StackRecord, tickets: Array) -> int:
     """Free all blocks that no payload of these tickets needs; returns how many. Nobody else may use the stack."""
     lost = 0
@@ -150,7 +152,7 @@ def keep_only(stack: StackRecord, tickets: Array) -> int:
     return lost
 
 
-@compiled
+@entry(STACK)
 def trim(stack: StackRecord) -> int:
     """Give physical memory back that no payload has needed since the last call, at once; returns the bytes.
 

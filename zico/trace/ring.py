@@ -12,15 +12,7 @@ Guarantees
 
 from __future__ import annotations
 
-from zico.compiled import (
-    array_at,
-    compiled,
-    inlined,
-    keep_small,
-    record_at,
-    release_fence,
-    ticks,
-)
+from zico.compiled import array_at, compiled, entry, inlined, keep_small, record_at, release_fence, ticks
 from zico.trace.events import EVENT, Kind
 from zico.trace.layout import RING, RING_EVENTS
 
@@ -66,7 +58,7 @@ def put_op(ring_address: int, name: int, begin_ticks: int) -> None:
     _put(ring_address, OP, 0, ticks() - begin_ticks, name, begin_ticks)
 
 
-@compiled
+@entry()
 def now_ticks() -> int:
     """Read the clock that events are stamped with."""
     return ticks()

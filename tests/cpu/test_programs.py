@@ -1,0 +1,244 @@
+"""Programs: what is lowered, linked, kept and loaded; and what Numba does where its internals are not as expected."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from zico import programs
+from zico.programs import Program, program_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+DEADLINE_S = 120.0
+
+SOURCE = """
+from typing import NamedTuple
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+from zico.compiled import array_at, callback, compiled, entry, inlined
+
+PAIR = np.dtype([("a", "i8"), ("b", "f8")])
+
+
+class Row(NamedTuple):
+    numbers: NDArray[np.int64]
+    factor: int
+
+
+@inlined
+def half(number):
+    return number // 2
+
+
+@compiled
+def both(number):
+    return half(number) + 1
+
+
+@entry(int)
+def rounded(number):
+    return 2 * both(number)
+
+
+@entry(PAIR, [np.int64], float, bool)
+def weighed(pair, numbers, weight, up):
+    pair.a = numbers.sum()
+    return pair.a * weight + pair.b if up else 0.0
+
+
+@entry(Row)
+def scaled(row):
+    return row.numbers * row.factor, row.factor
+
+
+@callback(types.int32(types.int32))
+def negated(number):
+    return -number
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give an empty cache."""
+    (tmp_path / "cache").mkdir(0o700)
+    monkeypatch.setenv("ZICO_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "code"
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def made(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:  # noqa: ARG001
+    """Give a maker of modules that were never imported before, whose programs are kept in an empty cache."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(source: str) -> ModuleType:
+        name = f"made_{os.getpid()}_{next(_numbers)}"
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+        return importlib.import_module(name)
+
+    return make
+
+
+def kept(cache: Path) -> list[str]:
+    """Return the names of the files of machine code."""
+    return sorted(file.name.rpartition("-")[0] for file in cache.glob("*.o"))
+
+
+def test_this_version_of_numba_has_all_that_is_used() -> None:
+    """Where this fails, Zico works but compiles for minutes: see which name of Numba's has moved, and follow it."""
+    assert programs.fault() == ""
+
+
+def test_entries_of_a_module_are_one_file(made: Callable[[str], ModuleType], cache: Path) -> None:
+    """Numbers, records, arrays and named tuples go in; numbers and arrays come out; C calls what has an address."""
+    module: Any = made(SOURCE)
+    assert not kept(cache)
+    assert module.rounded(9) == 10
+    pair, up = np.zeros(1, module.PAIR), True
+    pair["b"] = 0.5
+    assert module.weighed(pair[0], np.arange(4), 1.5, up) == 9.5
+    assert pair["a"][0] == 6
+    numbers, factor = module.scaled(module.Row(np.arange(3), 7))
+    assert (numbers.tolist(), factor) == ([0, 7, 14], 7)
+    assert module.negated.ctypes(3) == -3
+    assert module.negated(3) == -3
+    assert kept(cache) == [module.__name__]
+
+
+def test_other_arguments_are_a_program_of_their_own(made: Callable[[str], ModuleType], cache: Path) -> None:
+    """A function that Python calls with types that no entry named is compiled for them, and kept."""
+    module: Any = made(SOURCE)
+    assert module.both(5) == 3
+    assert module.both(5.0) == 3.0
+    assert [name.partition("-")[0] for name in kept(cache)] == [module.__name__, *[f"{module.__name__}.both"] * 2]
+
+
+def test_another_process_loads_and_compiles_nothing(made: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    """It needs neither Numba's compiler nor the optimizer: both are gone there."""
+    module: Any = made(SOURCE)
+    module.rounded(1)
+    module.both(1)
+    script = f"""
+        import numpy as np
+        from zico import programs
+        programs.Program._compile = programs.Function.lower = None
+        import {module.__name__} as module
+        numbers, _ = module.scaled(module.Row(np.arange(2), 3))
+        print(module.rounded(4), module.both(4), numbers.tolist(), module.negated.ctypes(1))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.stdout == "6 3 [0, 3] -1\n", done.stderr
+
+
+def test_a_file_is_for_its_sources_alone(made: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another source, another version of the compilers, or another processor is another file."""
+    file = program_of(made(SOURCE).__name__).file
+    assert program_of(made(SOURCE + "\n# more\n").__name__).file.name.rpartition("-")[2] != file.name.rpartition("-")[2]
+    name = file.name.rpartition("-")[0]
+    assert program_of(name).file == file
+    monkeypatch.setattr(programs, "_toolchain", lambda: b"another")
+    assert program_of(name).file != file
+
+
+def test_whoever_needs_the_same_waits_for_the_first(
+    made: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that want a program at once compile it once; each gets it."""
+    module: Any = made(SOURCE)
+    monkeypatch.setenv("PYTHONPATH", str(Path(module.__file__).parent))
+    script = f"""
+        from zico import programs
+        plain = programs.Program._compile
+        def noisy(self):
+            print("compiled")
+            return plain(self)
+        programs.Program._compile = noisy
+        import {module.__name__} as module
+        print(module.rounded(8))
+    """
+
+    def run(_number: int) -> list[str]:
+        command = [sys.executable, "-c", textwrap.dedent(script)]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+        ).stdout.splitlines()
+
+    with ThreadPoolExecutor(3) as threads:
+        said = list(threads.map(run, range(3)))
+    assert sorted(line for lines in said for line in lines) == ["10", "10", "10", "compiled"]
+
+
+def test_what_a_file_cannot_hold_is_refused(made: Callable[[str], ModuleType]) -> None:
+    """A record that would be returned to Python is one sentence, and so is a function that captures variables."""
+    module: Any = made(SOURCE + "\n\n@compiled\ndef first(pairs):\n    return pairs[0]\n")
+    with pytest.raises(TypeError, match="return numbers, or arrays of numbers"):
+        module.first(np.zeros(1, module.PAIR))
+    with pytest.raises(TypeError, match="captures step"):
+        made(
+            """
+            from zico.compiled import compiled
+
+            def maker(step):
+                @compiled
+                def made(number):
+                    return number + step
+
+            maker(1)
+            """
+        )
+
+
+def test_numba_alone_does_as_well(made: Callable[[str], ModuleType], cache: Path, tmp_path: Path) -> None:
+    """On a version of Numba whose internals have moved its own decorators take over, and with its cache."""
+    made(SOURCE)
+    name = next(tmp_path.glob("made_*.py")).stem
+    script = f"""
+        import numpy as np
+        from zico import programs
+        programs._FAULT = "numba.core.codegen has no JITCodeLibrary"
+        import {name} as module
+        numbers, _ = module.scaled(module.Row(np.arange(2), 3))
+        print(module.rounded(4), module.both(4), numbers.tolist(), module.negated.ctypes(1))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.stdout == "6 3 [0, 3] -1\n", done.stderr
+    assert not kept(cache)
+    assert list(cache.rglob("*.nbi"))
+
+
+def test_programs_of_several_modules_have_all_their_entries() -> None:
+    """Each module that a group names exists and has entries; a forgotten one would be compiled for nobody."""
+    for name, modules in programs.GROUPS.items():
+        entries = {entry.function.py_func.__module__ for entry in Program(name, modules)._entries()}
+        assert entries == set(modules), name

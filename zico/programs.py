@@ -1,0 +1,509 @@
+"""Programs: compiled functions that become machine code together, whole, and are kept in one file.
+
+How it works
+    A function that compiled code calls is lowered to LLVM's intermediate representation, once, and nothing more. A
+    program links what its entries reach, keeps only the entries visible, optimises once, and emits one object file.
+    A later process loads that file and needs neither type inference nor LLVM's optimiser.
+
+Guarantees
+    * The name of a program's file holds a digest of all sources that it is made of, of the versions of Numba and LLVM,
+      and of the processor. A file of another name is never loaded.
+    * A file appears whole. Processes that need a program at the same time wait for the one that compiles it.
+
+All of Numba that is not public stands here. ``fault`` tells whether this version of Numba has it; where it has not,
+``zico.compiled`` uses Numba's own, slower, ways.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import importlib
+import inspect
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+import llvmlite
+import numba
+import numpy as np
+from llvmlite import binding as llvm
+from numba import types
+from numba.np import numpy_support
+
+from zico.paths import code_directory
+from zico.sources import closure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+Types = tuple[Any, ...]  # of Numba
+
+GROUPS = {
+    "heap": (
+        *("zico.heap.allocator", "zico.heap.hooks", "zico.heap.fork", "zico.heap.following", "zico.heap.planning"),
+        *("zico.heap.resting", "zico.heap.stepping", "zico.heap.uses"),
+    ),
+    "pool": ("zico.pool.budget", "zico.pool.deaths", "zico.pool.mutex", "zico.pool.waiting"),
+    "scheduler": (
+        *("zico.scheduler.cycles", "zico.scheduler.engine", "zico.scheduler.pair", "zico.scheduler.planned"),
+        *("zico.scheduler.policies.claims", "zico.scheduler.policies.none", "zico.scheduler.policies.salus"),
+        *("zico.scheduler.policies.serial", "zico.scheduler.policies.shift", "zico.scheduler.torus"),
+    ),
+    "cuda_hooks": ("zico.heap.memory_queries", "zico.heap.python_hooks", "zico.heap.stream_hooks"),
+    "cuda": ("zico.device_timeline", "zico.heap.device", "zico.heap.managed", "zico.heap.pinned", "zico.lookup"),
+}
+"""Modules whose entries become one program. Every other module's entries are a program of their own."""
+
+_LEAN_PASSES = (
+    *("TranslateByteCode", "FixupArgs", "IRProcessing", "RewriteSemanticConstants", "DeadBranchPrune"),
+    *("GenericRewrites", "ReconstructSSA", "DeadBranchPrune", "NopythonTypeInference", "PreLowerStripPhis"),
+    *("NopythonRewrites", "IRLegalization", "NativeLowering", "NoPythonBackend"),
+)
+"""Numba's passes for code without closures, generators, with blocks and parallel loops."""
+
+
+def fault() -> str:
+    """Return what of Numba's internals is missing in this version, or an empty text."""
+    return _FAULT
+
+
+# -- what is lowered ------------------------------------------------------------------------------------------------
+
+try:
+    from numba._dynfunc import Environment, make_function
+    from numba.core import compiler, sigutils, typed_passes, typing, untyped_passes
+    from numba.core.cgutils import normalize_ir_text
+    from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
+    from numba.core.registry import CPUDispatcher, cpu_target
+    from numba.core.runtime import _nrt_python
+    from numba.core.targetconfig import ConfigStack
+
+    _PASSES = tuple(getattr(untyped_passes, name, None) or getattr(typed_passes, name) for name in _LEAN_PASSES)
+    _FAULT = ""
+except (ImportError, AttributeError) as error:  # pragma: no cover - on another version of Numba
+    _FAULT = str(error)
+    JITCodeLibrary = CPUDispatcher = _FunctionCompiler = object
+    global_compiler_lock = contextlib.nullcontext()
+
+
+class Library(JITCodeLibrary):  # type: ignore[misc]
+    """The intermediate representation of some functions, and which libraries they call."""
+
+    def __init__(self, codegen: Any, name: str) -> None:  # noqa: ANN401 - Numba's
+        """Start empty."""
+        super().__init__(codegen, name)
+        self._texts: list[str] = []
+
+    def add_ir_module(self, ir_module: Any) -> None:  # noqa: ANN401 - llvmlite's
+        """Add functions; they are parsed where a program is linked."""
+        self._texts.append(normalize_ir_text(str(ir_module)))
+
+    def add_linking_library(self, library: Any) -> None:  # noqa: ANN401 - Numba's
+        """Note a library that functions of this one call."""
+        self._linking_libraries.append(library)
+
+    def link(self) -> Any:  # noqa: ANN401 - llvmlite's
+        """Return a module with everything that the functions reach."""
+        module = llvm.parse_assembly(str(self._codegen._create_empty_module(self.name)))
+        seen: dict[Any, None] = {}
+        todo = [self]
+        while todo:
+            library = todo.pop()
+            if library in seen:
+                continue
+            seen[library] = None
+            if isinstance(library, Library):
+                for text in library._texts:
+                    module.link_in(llvm.parse_assembly(text))
+                todo += library._linking_libraries
+        for library in seen:  # last: of Numba's own, only what is referred to by then is linked
+            if not isinstance(library, Library):
+                module.link_in(library._get_module_for_linking(), preserve=True)
+        return module
+
+    def finalize(self) -> None:
+        """Become machine code alone, for a caller that Numba itself compiles."""
+        self._raise_if_finalized()
+        own = {function.name for text in self._texts for function in llvm.parse_assembly(text).functions}
+        self._final_module = self.link()
+        _keep(self._final_module, own)
+        _optimise(self._codegen, self._final_module)
+        self._finalize_final_module()
+
+
+def _keep(module: Any, names: Iterable[str]) -> None:  # noqa: ANN401 - llvmlite's
+    """Hide everything in a module but some names, so that what nothing reaches is dropped."""
+    kept = set(names)
+    for value in (*module.functions, *module.global_variables):
+        if not value.is_declaration and value.name not in kept and not value.name.startswith("llvm."):
+            value.linkage = "internal"
+
+
+def _optimise(codegen: Any, module: Any) -> None:  # noqa: ANN401 - Numba's and llvmlite's
+    module.data_layout = codegen._data_layout
+    manager, builder = codegen._module_pass_manager()
+    manager.run(module, builder)
+    module.verify()
+
+
+class _Pipeline(compiler.CompilerBase):  # type: ignore[misc]
+    """Numba's passes, less what Zico's functions have no use for, and without its bookkeeping."""
+
+    def _compile_core(self) -> Any:  # noqa: ANN401 - Numba's
+        state = self.state
+        state.library = Library(state.targetctx.codegen(), state.func_id.func_qualname)
+        with ConfigStack().enter(state.flags.copy()):
+            for kind in _PASSES:
+                one = kind()
+                one.analysis = collections.defaultdict(lambda: None)
+                one.run_initialization(state)
+                one.run_pass(state)
+                one.run_finalizer(state)
+        state.pipeline = None  # else state and pipeline keep each other
+        return state.cr
+
+
+class _Lowering(_FunctionCompiler):  # type: ignore[misc]
+    def _customize_flags(self, flags: Any) -> Any:  # noqa: ANN401 - Numba's
+        flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
+        return flags
+
+
+class Function(CPUDispatcher):  # type: ignore[misc]
+    """A function that compiled code calls, and Python through a program."""
+
+    def __init__(self, function: Callable[..., Any], entries: tuple[Types, ...] = (), *, in_line: bool = False) -> None:
+        """Prepare to compile.
+
+        Args:
+            function: What Python would run.
+            entries: The types of arguments with which Python calls it as part of its module's program.
+            in_line: Its callers take it in.
+        """
+        options = {"nopython": True, "nogil": True, "boundscheck": None, "error_model": "numpy", "forceinline": in_line}
+        if function.__code__.co_freevars:
+            captured = ", ".join(function.__code__.co_freevars)
+            message = f"{function.__qualname__} captures {captured}, which the name of its file would not tell"
+            raise TypeError(message)
+        super().__init__(function, {}, options, _Pipeline)
+        self.__wrapped__ = function
+        self._lowering = _Lowering(function, self.targetdescr, options, {}, _Pipeline)
+        self._lowered: dict[Types, Any] = {}
+        if entries:
+            _register(function.__module__, *(_Entry(self, one) for one in entries))
+
+    def lower(self, arguments: Types, returned: Any = None) -> Any:  # noqa: ANN401 - Numba's
+        """Return what Numba makes of the function for some types of arguments, without machine code."""
+        if arguments not in self._lowered:
+            result = self._lowering.compile(arguments, returned)
+            key = object.__new__(_Key)
+            self.targetctx.insert_user_function(key, result.fndesc, [result.library])
+            self._lowered[arguments] = result._replace(entry_point=key)
+        return self._lowered[arguments]
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:  # noqa: ANN401 - Numba's
+        """Tell a caller that is being compiled what this returns."""
+        signature, args = self._compiler.fold_argument_types(args, kws)
+        self.lower(tuple(args))
+        name = self.py_func.__name__
+        signatures = [one.signature for one in self._lowered.values()]
+        return typing.make_concrete_template(name, key=name, signatures=signatures), signature, args, {}
+
+    def get_overload(self, sig: Any) -> Any:  # noqa: ANN401 - Numba's
+        """Return what stands for the function in code that is being compiled."""
+        return self._lowered[tuple(sigutils.normalize_signature(sig)[0])].entry_point
+
+    def compile(self, sig: Any) -> Any:  # noqa: ANN401 - Numba's
+        """Return what Python calls for some types of arguments; loads or compiles the program that it is in."""
+        arguments = tuple(sigutils.normalize_signature(sig)[0])
+        with global_compiler_lock:
+            if arguments not in self.overloads:
+                program_of(self.py_func.__module__).load()
+            if arguments not in self.overloads:
+                _stray(self, arguments).load()
+            return self.overloads[arguments].entry_point
+
+    def accept(self, arguments: Types, callable_: Callable[..., Any]) -> None:
+        """Let calls from Python with some types of arguments go to machine code."""
+        self._insert([one._code for one in arguments], callable_, objectmode=False)
+        self.overloads[arguments] = _Overload(callable_, types.none(*arguments))
+
+
+class _Key:
+    """What stands for a lowered function in the tables of Numba's target."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Overload:
+    entry_point: Callable[..., Any]
+    signature: Any
+    objectmode: bool = False
+
+
+class Callback:
+    """A function with an address that C calls; Python that calls it runs its source."""
+
+    def __init__(self, function: Callable[..., Any], signature: Any) -> None:  # noqa: ANN401 - Numba's
+        """Be an entry of its module's program."""
+        functools.update_wrapper(self, function)
+        self._function = Function(function)
+        self._signature = signature
+        self._address = 0
+        _register(function.__module__, _CEntry(self))
+
+    @property
+    def address(self) -> int:
+        """Return the address; loads or compiles the program."""
+        if not self._address:
+            program_of(self.__module__).load()
+        return self._address
+
+    @property
+    def ctypes(self) -> Any:  # noqa: ANN401 - a ctypes function
+        """Return the machine code as ctypes calls it."""
+        from numba.core.typing.ctypes_utils import to_ctypes
+
+        kinds = [to_ctypes(one) for one in (self._signature.return_type, *self._signature.args)]
+        return ctypes.CFUNCTYPE(*kinds)(self.address)
+
+    def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - as the function
+        """Run the source."""
+        return self.__wrapped__(*args)  # type: ignore[attr-defined]
+
+
+# -- entries --------------------------------------------------------------------------------------------------------
+
+
+class _Entry:
+    """A function that Python calls with some types of arguments."""
+
+    def __init__(self, function: Function, arguments: Types) -> None:
+        self.function, self.arguments = function, arguments
+        self.constants: list[str] = []
+
+    def wrap(self, library: Library, prefix: str) -> dict[str, str]:
+        """Put into a library how Python calls it; returns the names that it has there and the ones it is to get."""
+        result = self.function.lower(self.arguments)
+        library.add_linking_library(result.library)
+        context, description = result.target_context, result.fndesc
+        context.create_cpython_wrapper(library, description, result.environment, result.call_helper, release_gil=True)
+        self.constants = [_name_of(one) for one in result.environment.consts]
+        return {description.llvm_cpython_wrapper_name: prefix, description.env_name: f"{prefix}.environment"}
+
+    def take(self, address: Callable[[str], int], prefix: str, constants: list[str]) -> None:
+        """Let Python call what has been loaded."""
+        function = self.function.py_func
+        environment = Environment(function.__globals__)
+        environment.consts.extend(np.dtype(one) for one in constants)
+        ctypes.c_void_p.from_address(address(f"{prefix}.environment")).value = id(environment)
+        module = sys.modules[function.__module__]
+        made = make_function(module, function.__name__, "", address(prefix), environment, (environment,))
+        self.function.accept(self.arguments, made)
+
+
+class _CEntry:
+    """A function that C calls."""
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback, self.function = callback, callback._function
+        self.constants: list[str] = []
+
+    def wrap(self, library: Library, prefix: str) -> dict[str, str]:
+        """Put into a library how C calls it."""
+        signature = self.callback._signature
+        result = self.function.lower(tuple(signature.args), signature.return_type)
+        library.add_linking_library(result.library)
+        arguments = (library, result.fndesc, result.environment, result.call_helper)
+        result.target_context.create_cfunc_wrapper(*arguments)
+        return {result.fndesc.llvm_cfunc_wrapper_name: prefix}
+
+    def take(self, address: Callable[[str], int], prefix: str, _constants: list[str]) -> None:
+        """Give the callback its address."""
+        self.callback._address = address(prefix)
+
+
+def _name_of(constant: object) -> str:
+    """Return the name of a type of array elements: what Numba refers to where a function returns an array."""
+    if isinstance(constant, np.dtype) and constant.names is None:
+        return constant.str
+    message = f"a compiled function cannot give Python {constant!r}: return numbers, or arrays of numbers"
+    raise TypeError(message)
+
+
+_registered: dict[str, list[Any]] = collections.defaultdict(list)
+
+
+def _register(module: str, *entries: Any) -> None:  # noqa: ANN401 - either kind of entry
+    _registered[module] += entries
+
+
+def argument(kind: Any) -> Any:  # noqa: ANN401 - a Numba type
+    """Return the type of an argument; see ``zico.compiled.entry``."""
+    if isinstance(kind, list):
+        return types.Array(numpy_support.from_dtype(np.dtype(kind[0])), 1, "C")
+    if isinstance(kind, np.dtype):
+        return numpy_support.from_dtype(kind)
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        return types.BaseTuple.from_types([argument(one) for one in get_type_hints(kind).values()], kind)
+    if get_origin(kind) is np.ndarray:
+        return argument([get_args(get_args(kind)[1])[0]])
+    return {int: types.int64, float: types.float64, bool: types.boolean}.get(kind, kind)
+
+
+# -- programs -------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def program(name: str) -> Program:
+    """Return a program of ``GROUPS``, or the one of a module."""
+    return Program(name, GROUPS.get(name, (name,)))
+
+
+def program_of(module: str) -> Program:
+    """Return the program that a module's entries are part of."""
+    return program(next((name for name, modules in GROUPS.items() if module in modules), module))
+
+
+class Program:
+    """Entries that become machine code together."""
+
+    def __init__(self, name: str, modules: tuple[str, ...], entries: tuple[_Entry, ...] = ()) -> None:
+        """Prepare; ``entries``: instead of all that the modules have."""
+        self.name = name
+        self._modules = modules
+        self._given = entries
+        self._loaded = False
+
+    @property
+    def file(self) -> Path:
+        """Return where the machine code is kept."""
+        digest = hashlib.sha256(_toolchain())
+        for source in sorted({source for module in self._modules for source in closure(_source(module))}):
+            digest.update(f"{source.name}\n".encode() + _digest(source))
+        return code_directory() / f"{self.name}-{digest.hexdigest()[:16]}.o"
+
+    @property
+    def is_kept(self) -> bool:
+        """Tell whether the machine code is there, so that nothing needs to be compiled."""
+        return self.file.exists()
+
+    def make(self) -> None:
+        """Put the machine code on disk; waits for another process that compiles it."""
+        with global_compiler_lock:
+            self._read()
+
+    def load(self) -> None:
+        """Let callbacks have addresses and Python's calls arrive; compiles first where no file is there.
+
+        Waits for another process that compiles it.
+        """
+        with global_compiler_lock:
+            if self._loaded:
+                return
+            head, _, code = self._read().partition(b"\n")
+            address = _linked(code)
+            for number, (entry, constants) in enumerate(zip(self._entries(), json.loads(head), strict=True)):
+                entry.take(address, self._prefix(number), constants)
+            self._loaded = True
+
+    def _read(self) -> bytes:
+        file = self.file
+        with contextlib.suppress(FileNotFoundError):
+            return file.read_bytes()
+        with _alone(file):
+            with contextlib.suppress(FileNotFoundError):
+                return file.read_bytes()
+            code = self._compile()
+            with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
+                new.write(code)
+            Path(new.name).replace(file)
+        return code
+
+    def _entries(self) -> list[Any]:
+        if self._given:
+            return list(self._given)
+        for module in self._modules:
+            importlib.import_module(module)
+        return [entry for module in self._modules for entry in _registered[module]]
+
+    def _prefix(self, number: int) -> str:
+        return f"zico.{self.name}.{number}"
+
+    def _compile(self) -> bytes:
+        codegen = cpu_target.target_context.codegen()
+        library = Library(codegen, self.name)
+        names: dict[str, str] = {}
+        entries = self._entries()
+        for number, entry in enumerate(entries):
+            names |= entry.wrap(library, self._prefix(number))
+        module = library.link()
+        _keep(module, names)
+        for old, new in names.items():
+            with contextlib.suppress(NameError):
+                module.get_function(old).name = new
+                continue
+            module.get_global_variable(old).name = new
+        _optimise(codegen, module)
+        head = json.dumps([entry.constants for entry in entries]).encode()
+        return head + b"\n" + codegen._tm.emit_object(module)
+
+
+def _stray(function: Function, arguments: Types) -> Program:
+    """Return a program of one function, for types of arguments that it did not name."""
+    module = function.py_func.__module__
+    kinds = hashlib.sha256(repr([str(one) for one in arguments]).encode()).hexdigest()[:16]
+    return Program(f"{module}.{function.py_func.__name__}-{kinds}", (module,), (_Entry(function, arguments),))
+
+
+def _source(module: str) -> Path:
+    return Path(inspect.getfile(importlib.import_module(module)))
+
+
+@functools.cache
+def _digest(source: Path) -> bytes:
+    return hashlib.sha256(source.read_bytes()).digest()
+
+
+@functools.cache
+def _toolchain() -> bytes:
+    codegen = cpu_target.target_context.codegen()
+    return repr((numba.__version__, llvmlite.__version__, sys.version_info, codegen.magic_tuple())).encode()
+
+
+@functools.cache
+def _engine() -> Any:  # noqa: ANN401 - llvmlite's
+    codegen = cpu_target.target_context.codegen()
+    for name, address in _nrt_python.c_helpers.items():  # Numba does so when it first compiles
+        llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(str(codegen._create_empty_module("zico"))), codegen._tm)
+
+
+def _linked(code: bytes) -> Callable[[str], int]:
+    """Load an object file; returns what tells the address of a name in it."""
+    engine = _engine()
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+
+    def address(name: str) -> int:
+        return int(engine.get_function_address(name) or engine.get_global_value_address(name))
+
+    return address
+
+
+@contextlib.contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Wait until no other process compiles the same."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
