@@ -26,8 +26,8 @@ import hashlib
 import importlib
 import inspect
 import json
+import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
@@ -71,17 +71,18 @@ _LEAN_PASSES = (
 
 
 def fault() -> str:
-    """Return what of Numba's internals is missing in this version, or an empty text."""
-    return _FAULT
+    """Return why Numba is to compile alone: what is missing, or ``ZICO_COMPILER=numba``; an empty text: it is not."""
+    return _FAULT or ("ZICO_COMPILER is numba" if os.environ.get("ZICO_COMPILER") == "numba" else "")
 
 
 # -- what is lowered ------------------------------------------------------------------------------------------------
 
 try:
     from numba._dynfunc import Environment, make_function
-    from numba.core import compiler, sigutils, typed_passes, typing, untyped_passes
+    from numba.core import sigutils, typed_passes, typing, untyped_passes
     from numba.core.cgutils import normalize_ir_text
     from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler import CompilerBase
     from numba.core.compiler_lock import global_compiler_lock
     from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
     from numba.core.registry import CPUDispatcher, cpu_target
@@ -92,8 +93,7 @@ try:
     _FAULT = ""
 except (ImportError, AttributeError) as error:  # pragma: no cover - on another version of Numba
     _FAULT = str(error)
-    JITCodeLibrary = CPUDispatcher = _FunctionCompiler = object
-    global_compiler_lock = contextlib.nullcontext()
+    JITCodeLibrary = CompilerBase = CPUDispatcher = _FunctionCompiler = object
 
 
 class Library(JITCodeLibrary):  # type: ignore[misc]
@@ -156,7 +156,7 @@ def _optimise(codegen: Any, module: Any) -> None:  # noqa: ANN401 - Numba's and 
     module.verify()
 
 
-class _Pipeline(compiler.CompilerBase):  # type: ignore[misc]
+class _Pipeline(CompilerBase):  # type: ignore[misc]
     """Numba's passes, less what Zico's functions have no use for, and without its bookkeeping."""
 
     def _compile_core(self) -> Any:  # noqa: ANN401 - Numba's
@@ -259,6 +259,7 @@ class Callback:
         self._function = Function(function)
         self._signature = signature
         self._address = 0
+        self._engine: Any = None  # keeps the machine code for as long as somebody keeps this
         _register(function.__module__, _CEntry(self))
 
     @property
@@ -291,23 +292,31 @@ class _Entry:
         self.function, self.arguments = function, arguments
         self.constants: list[str] = []
 
-    def wrap(self, library: Library, prefix: str) -> dict[str, str]:
+    @property
+    def symbol(self) -> str:
+        """Return its name in the machine code, which no other entry of any program has."""
+        kinds = hashlib.sha256(repr([str(one) for one in self.arguments]).encode()).hexdigest()[:16]
+        return f"{_full_name(self.function)}-{kinds}"
+
+    def wrap(self, library: Library) -> dict[str, str]:
         """Put into a library how Python calls it; returns the names that it has there and the ones it is to get."""
         result = self.function.lower(self.arguments)
         library.add_linking_library(result.library)
         context, description = result.target_context, result.fndesc
         context.create_cpython_wrapper(library, description, result.environment, result.call_helper, release_gil=True)
         self.constants = [_name_of(one) for one in result.environment.consts]
-        return {description.llvm_cpython_wrapper_name: prefix, description.env_name: f"{prefix}.environment"}
+        symbol = self.symbol
+        return {description.llvm_cpython_wrapper_name: symbol, description.env_name: f"{symbol}.environment"}
 
-    def take(self, address: Callable[[str], int], prefix: str, constants: list[str]) -> None:
+    def take(self, engine: Any, constants: list[str]) -> None:  # noqa: ANN401 - llvmlite's
         """Let Python call what has been loaded."""
         function = self.function.py_func
         environment = Environment(function.__globals__)
         environment.consts.extend(np.dtype(one) for one in constants)
-        ctypes.c_void_p.from_address(address(f"{prefix}.environment")).value = id(environment)
-        module = sys.modules[function.__module__]
-        made = make_function(module, function.__name__, "", address(prefix), environment, (environment,))
+        symbol = self.symbol
+        ctypes.c_void_p.from_address(engine.get_global_value_address(f"{symbol}.environment")).value = id(environment)
+        module, address = sys.modules[function.__module__], engine.get_function_address(symbol)
+        made = make_function(module, function.__name__, "", address, environment, (environment, engine))
         self.function.accept(self.arguments, made)
 
 
@@ -318,18 +327,28 @@ class _CEntry:
         self.callback, self.function = callback, callback._function
         self.constants: list[str] = []
 
-    def wrap(self, library: Library, prefix: str) -> dict[str, str]:
+    @property
+    def symbol(self) -> str:
+        """Return its name in the machine code, which no other entry of any program has."""
+        return _full_name(self.function)
+
+    def wrap(self, library: Library) -> dict[str, str]:
         """Put into a library how C calls it."""
         signature = self.callback._signature
         result = self.function.lower(tuple(signature.args), signature.return_type)
         library.add_linking_library(result.library)
         arguments = (library, result.fndesc, result.environment, result.call_helper)
         result.target_context.create_cfunc_wrapper(*arguments)
-        return {result.fndesc.llvm_cfunc_wrapper_name: prefix}
+        return {result.fndesc.llvm_cfunc_wrapper_name: self.symbol}
 
-    def take(self, address: Callable[[str], int], prefix: str, _constants: list[str]) -> None:
+    def take(self, engine: Any, _constants: list[str]) -> None:  # noqa: ANN401 - llvmlite's
         """Give the callback its address."""
-        self.callback._address = address(prefix)
+        self.callback._engine = engine
+        self.callback._address = engine.get_function_address(self.symbol)
+
+
+def _full_name(function: Function) -> str:
+    return f"{function.py_func.__module__}.{function.py_func.__qualname__}"
 
 
 def _name_of(constant: object) -> str:
@@ -395,10 +414,13 @@ class Program:
     @property
     def is_kept(self) -> bool:
         """Tell whether the machine code is there, so that nothing needs to be compiled."""
-        return self.file.exists()
+        return not fault() and self.file.exists()
 
     def make(self) -> None:
         """Put the machine code on disk; waits for another process that compiles it."""
+        if fault():
+            self._entries()  # Numba's own decorators compile when they decorate, or at the first call
+            return
         with global_compiler_lock:
             self._read()
 
@@ -407,13 +429,19 @@ class Program:
 
         Waits for another process that compiles it.
         """
+        if fault():
+            self._entries()
+            return
         with global_compiler_lock:
             if self._loaded:
                 return
             head, _, code = self._read().partition(b"\n")
-            address = _linked(code)
-            for number, (entry, constants) in enumerate(zip(self._entries(), json.loads(head), strict=True)):
-                entry.take(address, self._prefix(number), constants)
+            engine = _engine()
+            engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            engine.finalize_object()
+            constants = json.loads(head)
+            for entry in self._entries():
+                entry.take(engine, constants[entry.symbol])
             self._loaded = True
 
     def _read(self) -> bytes:
@@ -424,9 +452,9 @@ class Program:
             with contextlib.suppress(FileNotFoundError):
                 return file.read_bytes()
             code = self._compile()
-            with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
-                new.write(code)
-            Path(new.name).replace(file)
+            with contextlib.suppress(OSError):  # on a full disk the next process compiles again
+                file.with_suffix(".new").write_bytes(code)
+                file.with_suffix(".new").replace(file)
         return code
 
     def _entries(self) -> list[Any]:
@@ -436,16 +464,13 @@ class Program:
             importlib.import_module(module)
         return [entry for module in self._modules for entry in _registered[module]]
 
-    def _prefix(self, number: int) -> str:
-        return f"zico.{self.name}.{number}"
-
     def _compile(self) -> bytes:
         codegen = cpu_target.target_context.codegen()
         library = Library(codegen, self.name)
         names: dict[str, str] = {}
         entries = self._entries()
-        for number, entry in enumerate(entries):
-            names |= entry.wrap(library, self._prefix(number))
+        for entry in entries:
+            names |= entry.wrap(library)
         module = library.link()
         _keep(module, names)
         for old, new in names.items():
@@ -454,15 +479,14 @@ class Program:
                 continue
             module.get_global_variable(old).name = new
         _optimise(codegen, module)
-        head = json.dumps([entry.constants for entry in entries]).encode()
+        head = json.dumps({entry.symbol: entry.constants for entry in entries}).encode()
         return head + b"\n" + codegen._tm.emit_object(module)
 
 
 def _stray(function: Function, arguments: Types) -> Program:
     """Return a program of one function, for types of arguments that it did not name."""
-    module = function.py_func.__module__
-    kinds = hashlib.sha256(repr([str(one) for one in arguments]).encode()).hexdigest()[:16]
-    return Program(f"{module}.{function.py_func.__name__}-{kinds}", (module,), (_Entry(function, arguments),))
+    entry = _Entry(function, arguments)
+    return Program(entry.symbol, (function.py_func.__module__,), (entry,))
 
 
 def _source(module: str) -> Path:
@@ -486,18 +510,6 @@ def _engine() -> Any:  # noqa: ANN401 - llvmlite's
     for name, address in _nrt_python.c_helpers.items():  # Numba does so when it first compiles
         llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
     return llvm.create_mcjit_compiler(llvm.parse_assembly(str(codegen._create_empty_module("zico"))), codegen._tm)
-
-
-def _linked(code: bytes) -> Callable[[str], int]:
-    """Load an object file; returns what tells the address of a name in it."""
-    engine = _engine()
-    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-
-    def address(name: str) -> int:
-        return int(engine.get_function_address(name) or engine.get_global_value_address(name))
-
-    return address
 
 
 @contextlib.contextmanager

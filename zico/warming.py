@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from zico.programs import program
 
 JOBS = ("heap", "zico.planners.regions_search", "zico.tiers.stores", "zico.pool.behind")
-BROKERS = ("pool", "scheduler", "zico.tiers.stores")
+BROKERS = ("scheduler", "pool", "zico.tiers.stores")
 PAGING = ("zico.paging.pager_loop", "zico.heap.paged")
 ISOLATION = ("zico.heap.isolation",)
 CUDA = ("cuda_hooks", "cuda")
@@ -25,7 +25,7 @@ def warm(*kinds: str, isolate: bool = False, paging: bool = False) -> None:
         paging: Also what serves the faults of jobs on the host device.
     """
     cuda = CUDA if "cuda" in kinds else ()
-    compile_all(*JOBS, *BROKERS, *cuda, *(ISOLATION if isolate else ()), *(PAGING if paging else ()))
+    compile_all(*cuda, *BROKERS, *JOBS, *(PAGING if paging else ()), *(ISOLATION if isolate else ()))
     load(*BROKERS)
 
 
@@ -56,4 +56,4 @@ def _compile(name: str) -> None:
 
 
 if __name__ == "__main__":
-    compile_all(*JOBS, *BROKERS, *PAGING, *ISOLATION, *CUDA)
+    compile_all(*CUDA, *BROKERS, *JOBS, *PAGING, *ISOLATION)  # what takes longest first

@@ -218,8 +218,12 @@ def test_numba_alone_does_as_well(made: Callable[[str], ModuleType], cache: Path
     name = next(tmp_path.glob("made_*.py")).stem
     script = f"""
         import numpy as np
+        import numba.core.lowering
+        del numba._dynfunc.Environment
         from zico import programs
-        programs._FAULT = "numba.core.codegen has no JITCodeLibrary"
+        assert "Environment" in programs.fault()
+        programs.program_of("{name}").load()
+        assert not programs.program_of("{name}").is_kept
         import {name} as module
         numbers, _ = module.scaled(module.Row(np.arange(2), 3))
         print(module.rounded(4), module.both(4), numbers.tolist(), module.negated.ctypes(1))

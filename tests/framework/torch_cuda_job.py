@@ -81,7 +81,7 @@ def look(library: ctypes.CDLL, joined: session.Session) -> dict[str, Any]:
 
 def report_deaths(joined: session.Session) -> None:
     """Write a line to stderr for each thing that frees need and that goes with the interpreter."""
-    names = ("allocate", "free", "record_stream", "take", "give", "OTHERS_RECORD", "OWN_RECORD")
+    names = ("allocate", "free", "record_stream", "OTHERS_RECORD")
     needed = {name: getattr(stream_hooks, name) for name in names}
     needed |= {"HEAP_RECORD": process.HEAP_RECORD, "session": joined}
     for name, thing in needed.items():

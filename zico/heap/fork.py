@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 from typing import TYPE_CHECKING
 
@@ -287,8 +288,11 @@ def _in_child() -> None:
 
 # -- from Python ----------------------------------------------------------------------------------------------------
 
-_announce_now = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(_announce.address)
-"""With the global lock held, as ``fork`` is called."""
+
+@functools.cache
+def _announcer() -> Callable[[int], None]:
+    """Return what counts a fork, called with Python's global lock held, as ``fork`` is."""
+    return ctypes.PYFUNCTYPE(None, ctypes.c_int64)(_announce.address)
 
 
 def _register() -> None:
@@ -309,6 +313,7 @@ class ForkGuard:
         self._heap = heap
         self._on_child = on_child
         self._has_left = False
+        self._announce = _announcer()
         is_first = not _RECORD[0]["heap_address"]
         self._fill()
         if is_first:
@@ -332,10 +337,10 @@ class ForkGuard:
         fork["heap_address"] = heap.record.ctypes.data
 
     def _before(self) -> None:
-        _announce_now(1)
+        self._announce(1)
 
     def _after(self) -> None:
-        _announce_now(-1)
+        self._announce(-1)
 
     def _in_child(self) -> None:
         if self._has_left or self._heap.record[0]["attached"] != Attached.FORKED:

@@ -2,8 +2,6 @@
 
 They hold no GIL, contain no Python and may run on any thread. Tensors that are not the pool's (from before Zico came)
 go to the driver's own functions.
-
-All of them reach the heap by the addresses of two functions: compiled into each of them, it would compile for minutes.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import llvmlite.binding
 import numpy as np
 from numba import types
 
-from zico.compiled import array_at, call, callback, inlined, record_at, symbol_address
+from zico.compiled import array_at, call, callback, compiled, inlined, record_at, symbol_address
 from zico.heap import on_stream, process
 from zico.heap.layout import HEAP, Attached
 from zico.heap.records import job_of, pool_of
@@ -32,23 +30,10 @@ class Others(Record, align=False):
 OTHERS = dtype_of(Others)
 
 
-class Own(Record, align=False):
-    """The two that reach the heap."""
-
-    take: I8
-    give: I8
-
-
-OWN = dtype_of(Own)
-
 _SYMBOL = "zico_stream_hooks"
 OTHERS_RECORD = np.zeros(1, OTHERS)
 llvmlite.binding.add_symbol(_SYMBOL, OTHERS_RECORD.ctypes.data)  # before what refers to it is compiled
 _others_address = symbol_address(_SYMBOL)
-_OWN_SYMBOL = "zico_stream_hooks_own"
-OWN_RECORD = np.zeros(1, OWN)
-llvmlite.binding.add_symbol(_OWN_SYMBOL, OWN_RECORD.ctypes.data)
-_own_address = symbol_address(_OWN_SYMBOL)
 _heap_address = symbol_address(process.SYMBOL)
 
 _ATTACHED = int(Attached.YES)
@@ -58,8 +43,8 @@ _INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
-@callback(types.int64(types.int64, types.int64))
-def take(size_bytes: int, stream: int) -> int:
+@compiled
+def _allocated(size_bytes: int, stream: int) -> int:
     """Return an address, 0 if there is none; waits for regions."""
     heap = record_at(_heap_address(), HEAP)
     if size_bytes <= 0 or heap.attached != _ATTACHED:
@@ -68,36 +53,23 @@ def take(size_bytes: int, stream: int) -> int:
     return max(address, 0)
 
 
-@callback(types.int64(types.int64, types.int64))
-def give(address: int, stream: int) -> int:
-    """Free a tensor of the pool; 0 if it is none."""
+@compiled
+def _freed(address: int, stream: int) -> bool:
+    """Free a tensor of the pool; tells whether it is one."""
     heap = record_at(_heap_address(), HEAP)
     if not 0 <= address - heap.base < heap.window_bytes:
-        return 0
+        return False
     if heap.attached == _ATTACHED:
         on_stream.free_on(heap, address, stream)
-    return 1
+    return True
 
 
-OWN_RECORD[0] = (take.address, give.address)
-NEEDED_TO_THE_END = (process.HEAP_RECORD, OTHERS_RECORD, OWN_RECORD, take, give)
+NEEDED_TO_THE_END = (process.HEAP_RECORD, OTHERS_RECORD)
 """What every hook below uses. Destructors may free tensors when the interpreter is gone.
 
 An adapter therefore keeps these, its session and the hooks that it hands out
-(``zico.lookup.keep``). With one of them all machine code stays: Numba has one engine for it.
+(``zico.lookup.keep``). A hook keeps all machine code: there is one engine for it.
 """
-
-
-@inlined
-def _allocated(size_bytes: int, stream: int) -> int:
-    own = record_at(_own_address(), OWN)
-    return int(call(own.take, (size_bytes, stream)))
-
-
-@inlined
-def _freed(address: int, stream: int) -> bool:
-    own = record_at(_own_address(), OWN)
-    return bool(call(own.give, (address, stream)) != 0)
 
 
 # -- PyTorch: torch._C._cuda_customAllocator ------------------------------------------------------------------------
