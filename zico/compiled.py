@@ -224,6 +224,20 @@ def symbol_address(name: str) -> Any:  # noqa: ANN401 - a Numba intrinsic
     return address
 
 
+# -- numbers --------------------------------------------------------------------------------------------------------
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@inlined
+def spread(value: Any, shift: int) -> int:  # noqa: ANN401 - an integer of either sign
+    """Return the bits from ``shift`` on of a 64-bit product that depends on all bits of a value: a hash.
+
+    Unsigned, since signed overflow is undefined in compiled code. Source: Fibonacci hashing, D. Knuth, TAOCP 3, 6.4.
+    """
+    return int(np.int64((np.uint64(value) * _GOLDEN) >> np.uint64(shift)))
+
+
 # -- calls out ------------------------------------------------------------------------------------------------------
 
 _I64 = ir.IntType(64)

@@ -77,6 +77,12 @@ def wake(address: int) -> None:
     compiled.futex_wake_all(address)
 
 
+@compiled.compiled
+def spread_if_positive(number: int) -> int:
+    """Spread a number of which the compiler knows the sign."""
+    return compiled.spread(number, 32) if number > 0 else -1
+
+
 class Word:
     """A word to sleep on."""
 
@@ -93,6 +99,12 @@ class Word:
         """Change the word, then wake."""
         self._words[0] += 1
         wake(self._words.ctypes.data)
+
+
+def test_a_hash_is_the_same_wherever_it_is_computed() -> None:
+    """A product that overflows is cut off, also where the compiler could take it not to overflow."""
+    for number in (1, 2, 3, 4, 1003, (1 << 31) - 1, (1 << 62) + 5):
+        assert spread_if_positive(number) == (number * 0x9E3779B97F4A7C15) % (1 << 64) >> 32
 
 
 def test_the_clock_is_pythons() -> None:

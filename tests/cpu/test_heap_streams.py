@@ -11,7 +11,9 @@ from device_tenant import DeviceTenant, Tensor
 from harness import until
 from software_device import SoftwareDevice
 
+from zico.compiled import compiled
 from zico.heap import allocator, on_stream
+from zico.heap.streams import stream_at
 from zico.pool.layout import STREAMS
 
 ALONE_BYTES = 8 * MIB
@@ -279,9 +281,13 @@ def test_a_tensor_of_a_lost_slot_is_freed_behind_the_whole_device(device: Softwa
 
 def users(job: DeviceTenant) -> Any:  # noqa: ANN401 - an array
     """Return of how many live tensors each slot says that they were used there."""
-    from zico.heap.streams import stream_at
+    return [users_of(job.record[0], slot) for slot in range(int(job.record[0]["n_streams"]))]
 
-    return [stream_at(job.record[0], slot).users for slot in range(int(job.record[0]["n_streams"]))]
+
+@compiled
+def users_of(heap: Any, slot: int) -> int:  # noqa: ANN401 - a HEAP record
+    """Return how many live tensors say that they were used on the stream of a slot."""
+    return int(stream_at(heap, slot).users)
 
 
 def test_a_stream_that_loses_its_slot_while_it_waits_follows_the_next_one(device: SoftwareDevice) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from zico.compiled import array_at, compiled
 from zico.paging import layout
 from zico.paging.eviction import choose_to_clean, choose_victim, choose_victim_ahead
 from zico.paging.layout import (
@@ -51,10 +51,9 @@ Record = Any
 BLOCKS = 24
 
 
-@compiled
-def records_of(address: int, n: int, dtype: Any) -> Any:  # noqa: ANN401 - arrays of a dtype
-    """Return an array that lies at an address."""
-    return array_at(address, n, dtype)
+def records_of(address: int, n: int, dtype: np.dtype[Any]) -> Any:  # noqa: ANN401 - an array of the dtype
+    """Return the array that lies at an address."""
+    return np.frombuffer((ctypes.c_char * (n * dtype.itemsize)).from_address(address), dtype)
 
 
 class Policy(RuleBasedStateMachine):
@@ -66,8 +65,8 @@ class Policy(RuleBasedStateMachine):
         sizes = Sizes(BLOCKS, rows=4, executions=6, contexts=64)
         self.memory = np.zeros(sizes.total_bytes, np.uint8)
         self.paging = lay_out(self.memory, sizes, flags, degree=3)
-        self.blocks = np.asarray(records_of(int(self.paging["blocks_address"]), BLOCKS, BLOCK))
-        self.lists = np.asarray(records_of(int(self.paging["lists_address"]), LISTS, LIST))
+        self.blocks = records_of(int(self.paging["blocks_address"]), BLOCKS, BLOCK)
+        self.lists = records_of(int(self.paging["lists_address"]), LISTS, LIST)
         self.flags = flags
         self.there: set[int] = set()
         self.held: set[int] = set()

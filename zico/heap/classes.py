@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import array_at, compiled, inlined
+from zico.compiled import array_at, compiled, inlined, spread
 from zico.heap.layout import COUNT, COUNTS, KEYS, Arena
 from zico.trace import curve
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from zico.pool.layout import Job
 
 _U8 = np.dtype("u1")
-_MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # Fibonacci hashing, Knuth TAOCP 3, 6.4
 _COUNT_SHIFT = 64 - COUNTS.bit_length() + 1
 _KEY_SHIFT = 64 - KEYS.bit_length() + 1
 
@@ -42,15 +41,10 @@ PERSISTENT = int(Arena.PERSISTENT)
 
 
 @inlined
-def _hash(value: int, shift: int) -> int:
-    return int(np.int64(np.uint64(value * _MIX) >> np.uint64(shift)))
-
-
-@inlined
 def key_of(heap: HeapRecord, iteration: int, size_bytes: int) -> int:
     """Count the next tensor of this size in this iteration and return its key: size and occurrence."""
     counts = array_at(heap.counts_address, COUNTS, COUNT)
-    i = _hash(size_bytes, _COUNT_SHIFT)
+    i = spread(size_bytes, _COUNT_SHIFT)
     for _ in range(_PROBES):
         count = counts[i]
         if count.iteration != iteration or count.size_bytes == 0:
@@ -72,7 +66,7 @@ def size_of(keys: Any) -> Any:  # noqa: ANN401 - an int, or an array of them
 @inlined
 def class_of(key: int) -> int:
     """Return the entry of the class table for a key."""
-    return _hash(key, _KEY_SHIFT)
+    return spread(key, _KEY_SHIFT)
 
 
 @inlined

@@ -29,6 +29,7 @@ from zico.compiled import (
     private_lock,
     private_unlock,
     record_at,
+    spread,
     write_bytes,
 )
 from zico.heap.gaps import gaps_of
@@ -66,7 +67,6 @@ _NEARLY_ALL_SHIFT = 4  # a plan that places all but a sixteenth of the bytes des
 _LONGEST_INTERVAL = 1 << 10
 _ARENA_BYTES = ARENA.itemsize
 _LOG_BYTES = LOG.itemsize
-_MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # Fibonacci hashing, Knuth TAOCP 3, 6.4
 _SHIFT = 64 - PLAN_ENTRIES.bit_length() + 1
 
 Array = Any
@@ -118,7 +118,7 @@ def log_death(heap: HeapRecord, index: int, iterations_ago: int) -> None:
 
 @inlined
 def _entry_of(key: int) -> int:
-    return int(np.int64(np.uint64(key * _MIX) >> np.uint64(_SHIFT)))
+    return spread(key, _SHIFT)
 
 
 @inlined

@@ -16,21 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import array_at, compiled, inlined, keep_out_of_line
+from zico.compiled import array_at, compiled, inlined, keep_out_of_line, spread
 from zico.paging.layout import ANY, CONTEXT, NAME, SHORTER, WAYS_OF_CONTEXTS
 
 if TYPE_CHECKING:
     from zico.paging.layout import PagingRecord
 
-_MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # Fibonacci hashing, Knuth TAOCP 3, 6.4
 _HALF = 32
+_KEY_SHIFT = np.uint64(20)
 _MOST_BEFORE = 3
-
-
-@inlined
-def _mixed(value: int) -> int:
-    """Return the upper half of a product that depends on all bits of a value."""
-    return int(np.int64(np.uint64(value * _MIX) >> np.uint64(_HALF)))
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -43,14 +37,14 @@ def number_of(paging: PagingRecord, name: int) -> int:
     With more than ``most_executions`` names all is forgotten first: a job that never repeats would fill any table.
     """
     names = array_at(paging.names_address, paging.names, NAME)
-    i = _mixed(name) & (paging.names - 1)
+    i = spread(name, _HALF) & (paging.names - 1)
     while names[i].number != 0:
         if names[i].name == name:
             return int(names[i].number)
         i = (i + 1) & (paging.names - 1)
     if paging.n_executions == paging.most_executions:
         forget(paging)
-        i = _mixed(name) & (paging.names - 1)
+        i = spread(name, _HALF) & (paging.names - 1)
     paging.n_executions += 1
     names[i].name = name
     names[i].number = paging.n_executions
@@ -85,10 +79,10 @@ def _kept(history: Any, i: int, n_before: int) -> int:  # noqa: ANN401 - an arra
 
 @compiled
 def _bucket(paging: PagingRecord, history: Any, n_before: int, current: int) -> int:  # noqa: ANN401 - an array of three
-    key = current
+    key = np.uint64(current)
     for i in range(_MOST_BEFORE):
-        key = _mixed(key) + (key << 20) + _kept(history, i, n_before)
-    return (_mixed(key) & (paging.contexts // WAYS_OF_CONTEXTS - 1)) * WAYS_OF_CONTEXTS
+        key = np.uint64(spread(key, _HALF)) + (key << _KEY_SHIFT) + np.uint64(_kept(history, i, n_before))
+    return (spread(key, _HALF) & (paging.contexts // WAYS_OF_CONTEXTS - 1)) * WAYS_OF_CONTEXTS
 
 
 @compiled

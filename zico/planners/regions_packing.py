@@ -43,6 +43,8 @@ _SAME = 1e-12
 PLACED, STAMP, TARGET, SLOTS, SLOT_TICKS, SEED, DIRTY, STATES = range(8)
 INTEGRAL, EXCESS, FIGURES = range(3)
 
+_FACTOR, _INCREMENT = np.uint64(6364136223846793005), np.uint64(1442695040888963407)
+
 
 class Packing(NamedTuple):
     """Tensors, where they lie, and the slots held over time. A tuple of arrays, as compiled code wants it."""
@@ -100,9 +102,10 @@ class Packing(NamedTuple):
 def below(state: Ints, bound: int) -> int:
     """Return a random integer from 0 to ``bound`` - 1, which is at most 2**31.
 
+    Unsigned, since signed overflow is undefined in compiled code.
     Source: the generator of D. Knuth's MMIX, x * 6364136223846793005 + 1442695040888963407 modulo 2**64.
     """
-    state[SEED] = state[SEED] * 6364136223846793005 + 1442695040888963407
+    state[SEED] = np.int64(np.uint64(state[SEED]) * _FACTOR + _INCREMENT)
     return int(((state[SEED] >> 32) & 0x7FFFFFFF) % bound)
 
 
