@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from zico.programs import Program, program_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from types import ModuleType
 
 DEADLINE_S = 120.0
@@ -101,6 +101,14 @@ def kept(cache: Path) -> list[str]:
     return sorted(file.name.rpartition("-")[0] for file in cache.glob("*.o"))
 
 
+def printed(script: str, path: Path) -> str:
+    """Return what another process prints that finds modules there."""
+    command, environ = [sys.executable, "-c", textwrap.dedent(script)], os.environ | {"PYTHONPATH": str(path)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_this_version_of_numba_has_all_that_is_used() -> None:
     """Where this fails, Zico works but compiles for minutes: see which name of Numba's has moved, and follow it."""
     assert programs.fault() == ""
@@ -143,15 +151,7 @@ def test_another_process_loads_and_compiles_nothing(made: Callable[[str], Module
         numbers, _ = module.scaled(module.Row(np.arange(2), 3))
         print(module.rounded(4), module.both(4), numbers.tolist(), module.negated.ctypes(1))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.stdout == "6 3 [0, 3] -1\n", done.stderr
+    assert printed(script, tmp_path) == "6 3 [0, 3] -1\n"
 
 
 def test_a_file_is_for_its_sources_alone(made: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,12 +164,9 @@ def test_a_file_is_for_its_sources_alone(made: Callable[[str], ModuleType], monk
     assert program_of(name).file != file
 
 
-def test_whoever_needs_the_same_waits_for_the_first(
-    made: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_needs_the_same_waits_for_the_first(made: Callable[[str], ModuleType], tmp_path: Path) -> None:
     """Processes that want a program at once compile it once; each gets it."""
     module: Any = made(SOURCE)
-    monkeypatch.setenv("PYTHONPATH", str(Path(module.__file__).parent))
     script = f"""
         from zico import programs
         plain = programs.Program._compile
@@ -181,15 +178,9 @@ def test_whoever_needs_the_same_waits_for_the_first(
         print(module.rounded(8))
     """
 
-    def run(_number: int) -> list[str]:
-        command = [sys.executable, "-c", textwrap.dedent(script)]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=DEADLINE_S, check=True
-        ).stdout.splitlines()
-
     with ThreadPoolExecutor(3) as threads:
-        said = list(threads.map(run, range(3)))
-    assert sorted(line for lines in said for line in lines) == ["10", "10", "10", "compiled"]
+        said = list(threads.map(printed, [script] * 3, [tmp_path] * 3))
+    assert sorted("".join(said).split()) == ["10", "10", "10", "compiled"]
 
 
 def test_what_a_file_cannot_hold_is_refused(made: Callable[[str], ModuleType]) -> None:
@@ -228,15 +219,7 @@ def test_numba_alone_does_as_well(made: Callable[[str], ModuleType], cache: Path
         numbers, _ = module.scaled(module.Row(np.arange(2), 3))
         print(module.rounded(4), module.both(4), numbers.tolist(), module.negated.ctypes(1))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.stdout == "6 3 [0, 3] -1\n", done.stderr
+    assert printed(script, tmp_path) == "6 3 [0, 3] -1\n"
     assert not kept(cache)
     assert list(cache.rglob("*.nbi"))
 
