@@ -37,7 +37,8 @@ def main(framework: str) -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, autoload.Finder)]
     importlib.import_module(framework)
     timed("import numba", importlib.import_module)("numba")
-    timed("load compiled code", importlib.import_module)("zico.heap.hooks")
+    hooks = timed("import what is compiled", importlib.import_module)("zico.heap.hooks")
+    timed("load compiled code", getattr)(hooks.free, "address")
     modules = ("zico.broker.client", "zico.heap.build", "zico.heap.fork", "zico.pool.table", "zico.elf")
     for module in modules:
         timed("import the rest of zico", importlib.import_module)(module)
