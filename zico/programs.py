@@ -214,7 +214,7 @@ class Function(CPUDispatcher):  # type: ignore[misc]
         """Return what Numba makes of the function for some types of arguments, without machine code."""
         if arguments not in self._lowered:
             result = self._lowering.compile(arguments, returned)
-            key = object.__new__(_Key)
+            key = _Key()
             self.targetctx.insert_user_function(key, result.fndesc, [result.library])
             self._lowered[arguments] = result._replace(entry_point=key)
         return self._lowered[arguments]
@@ -441,7 +441,7 @@ class Program:
             self._entries()
             return
         with global_compiler_lock:
-            if self._loaded:
+            if self._loaded or not self._entries():
                 return
             head, _, code = self._read().partition(b"\n")
             engine = _engine()

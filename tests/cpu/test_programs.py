@@ -138,6 +138,13 @@ def test_other_arguments_are_a_program_of_their_own(made: Callable[[str], Module
     assert [name.partition("-")[0] for name in kept(cache)] == [module.__name__, *[f"{module.__name__}.both"] * 2]
 
 
+def test_a_module_without_entries_has_no_file(made: Callable[[str], ModuleType], cache: Path) -> None:
+    """Only what Python calls of it is kept."""
+    module: Any = made("from zico.compiled import compiled\n\n@compiled\ndef twice(number):\n    return 2 * number\n")
+    assert module.twice(4) == 8
+    assert [name.partition("-")[0] for name in kept(cache)] == [f"{module.__name__}.twice"]
+
+
 def test_another_process_loads_and_compiles_nothing(made: Callable[[str], ModuleType], tmp_path: Path) -> None:
     """It needs neither Numba's compiler nor the optimizer: both are gone there."""
     module: Any = made(SOURCE)
