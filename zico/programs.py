@@ -8,7 +8,7 @@ How it works
 Guarantees
     * The name of a program's file holds a digest of all sources that it is made of, of the versions of Numba and LLVM,
       and of the processor. A file of another name is never loaded.
-    * A file appears whole. Processes that need a program at the same time wait for the one that compiles it.
+    * A file appears whole. Processes that need a program at once wait for the one that compiles it, for a limited time.
 
 All of Numba that is not public stands here. ``fault`` tells whether this version of Numba has it; where it has not,
 ``zico.compiled`` uses Numba's own, slower, ways.
@@ -28,6 +28,7 @@ import inspect
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
@@ -61,6 +62,10 @@ GROUPS = {
     "cuda": ("zico.device_timeline", "zico.heap.device", "zico.heap.managed", "zico.heap.pinned", "zico.lookup"),
 }
 """Modules whose entries become one program. Every other module's entries are a program of their own."""
+
+PATIENCE_S = 300.0
+"""Longest wait for another process that compiles the same program: it may have been stopped."""
+_POLL_S = 0.05
 
 _LEAN_PASSES = (
     *("TranslateByteCode", "FixupArgs", "IRProcessing", "RewriteSemanticConstants", "DeadBranchPrune"),
@@ -460,9 +465,10 @@ class Program:
             with contextlib.suppress(FileNotFoundError):
                 return file.read_bytes()
             code = self._compile()
+            new = file.with_suffix(f".{os.getpid()}")
             with contextlib.suppress(OSError):  # on a full disk the next process compiles again
-                file.with_suffix(".new").write_bytes(code)
-                file.with_suffix(".new").replace(file)
+                new.write_bytes(code)
+                new.replace(file)
         return code
 
     def _entries(self) -> list[Any]:
@@ -521,8 +527,13 @@ def _engine() -> Any:  # noqa: ANN401 - llvmlite's
 
 @contextlib.contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Wait until no other process compiles the same."""
+    """Wait until no other process compiles the same; go on beside one that takes longer than ``PATIENCE_S``."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    end_s = time.monotonic() + PATIENCE_S
     with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while time.monotonic() < end_s:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(_POLL_S)
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import itertools
 import os
@@ -188,6 +189,19 @@ def test_whoever_needs_the_same_waits_for_the_first(made: Callable[[str], Module
     with ThreadPoolExecutor(3) as threads:
         said = list(threads.map(printed, [script] * 3, [tmp_path] * 3))
     assert sorted("".join(said).split()) == ["10", "10", "10", "compiled"]
+
+
+def test_a_process_that_is_stopped_while_it_compiles_holds_nobody_up(
+    made: Callable[[str], ModuleType], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is waited for so long, and not longer."""
+    module: Any = made(SOURCE)
+    monkeypatch.setattr(programs, "PATIENCE_S", 0.2)
+    file = program_of(module.__name__).file
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert module.rounded(9) == 10
+    assert kept(cache) == [module.__name__]
 
 
 def test_what_a_file_cannot_hold_is_refused(made: Callable[[str], ModuleType]) -> None:
