@@ -14,6 +14,8 @@ from members import tenants
 from threads import DEADLINE_S, in_thread, until
 
 from zico.heap.layout import GRANULE_BYTES
+from zico.swapping.gauge import HeapGauge
+from zico.swapping.mover import Figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,6 +105,22 @@ def test_it_asks_again_when_what_left_was_not_enough() -> None:
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
         assert not any(a.is_spilled(address) for address in a.live)
+        a.free_all()
+
+
+def test_it_asks_again_when_a_tensor_has_arrived() -> None:
+    """What has come back, or was kept by the tier, changes neither pool nor heap, and may now leave."""
+    with tenants(8, 1, wait_limit_s=DEADLINE_S) as (a,), asked(a) as descriptor:
+        block = a.allocate(3 * GRANULE_BYTES)
+        thread = begin_to_wait(a, 4, 2)
+        number = await_question(a, descriptor)
+        a.record[0]["leaving_bytes"] = GRANULE_BYTES
+        a.record[0]["relief_answered"] = number
+        HeapGauge(a.heap).publish(Figures())
+        assert await_question(a, descriptor) == 2
+        a.free(block)
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
         a.free_all()
 
 

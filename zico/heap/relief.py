@@ -10,7 +10,8 @@ has dealt with, and how many bytes leave.
 
 Guarantees
     7. The wait for relief ends at the wait limit like every other. An answer by which nothing leaves ends it at once:
-       the next question is put when the pool has changed, or the heap: what leaves need not empty a region.
+       the next question is put when the pool has changed, or the heap, or where a tensor is: what came back idle can
+       leave again, and what leaves need not empty a region.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from zico.pool.layout import Job
 
 NOBODY_TO_ASK = -1
+NOT_ASKED = -1
+"""No state of pool and heap: the last answer says nothing about what has moved since."""
 _EVENTS_SHIFT = 32
 """The pool's sequence has 32 bits; what comes free inside a region changes the heap's events alone."""
 
@@ -64,7 +67,7 @@ def comes(heap: HeapRecord, me: Job, offset: int, sequence: int) -> bool:
     if heap.leaving_bytes > 0 or heap.relief_answered < heap.relief_asked:
         return True
     state = sequence + (heap.events << _EVENTS_SHIFT)
-    if heap.relief_asked > 0 and heap.relief_sequence == state:
+    if heap.relief_sequence == state:
         return False
     heap.relief_sequence = state
     heap.relief_asked += 1

@@ -10,6 +10,7 @@ import numpy as np
 from zico.compiled import FUTEX_WAKE, SYS_FUTEX, WAKE_ALL
 from zico.heap.classes import SIZE_BITS
 from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
+from zico.heap.relief import NOT_ASKED
 from zico.pool.layout import HEADER, MOST_WAYS, SaveMode
 from zico.swapping.learning import Ended
 
@@ -81,8 +82,9 @@ class HeapGauge:
         return int(self._job["need"]) * self._region_bytes
 
     def publish(self, figures: Figures) -> None:
-        """Write down what has been moved where reports and waiting threads find it."""
+        """Write down what has been moved where reports and waiting threads find it, and let those ask again."""
         heap, job = self._heap, self._job
+        heap["relief_sequence"] = NOT_ASKED
         heap["leaving_bytes"] = figures.leaving_bytes
         job["out_bytes"] = figures.out_bytes + int(heap["rested"]) * self._region_bytes
         job["in_bytes"] = figures.in_bytes + int(heap["woken"]) * self._region_bytes

@@ -8,7 +8,7 @@ import select
 import threading
 from typing import TYPE_CHECKING
 
-from zico.heap.relief import NOBODY_TO_ASK
+from zico.heap.relief import NOBODY_TO_ASK, NOT_ASKED
 from zico.swapping.gauge import HeapGauge
 from zico.swapping.learning import Learner
 from zico.swapping.mover import Mover
@@ -60,6 +60,7 @@ def start(heap: Heap, environ: Mapping[str, str]) -> Swapper:
     swapper = Swapper(mover, gauge, Learner(gauge.ended, gauge.cap_bytes, rates, tell))
     asked_fd = os.eventfd(0, os.EFD_CLOEXEC)
     threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()
+    record["relief_sequence"] = NOT_ASKED
     record["relief_fd"] = asked_fd
     allow(heap, wishes)
     os.register_at_fork(before=swapper.hold, after_in_parent=swapper.go_on, after_in_child=swapper.leave_to_parent)

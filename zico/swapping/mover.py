@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Taken = TypeVar("Taken")
 
 _SLICE_S = 1.0
+_NOT_READ = -1
 
 
 class Tier(Protocol):
@@ -311,6 +312,7 @@ class Mover:
 
     def _bring(self, idle: Idle) -> None:
         address = idle.settle()
+        errno = _NOT_READ
         self.figures.landing_bytes += idle.size_bytes
         try:
             with self._getting:
@@ -318,18 +320,22 @@ class Mover:
                 errno = self.tier.get(idle.ticket, address, idle.size_bytes)
                 self.figures.moving_ns += time.monotonic_ns() - began_ns
         finally:
-            self.figures.landing_bytes -= idle.size_bytes
+            with self._lock:  # what lands counts as landing until it is here: relief waits for it, and sends it again
+                self.figures.landing_bytes -= idle.size_bytes
+                if errno == 0:
+                    self._note_arrival(idle)
         if errno:
             raise SwapError(f"{idle.size_bytes} bytes of a tensor cannot be read back (errno {errno})")
-        with self._lock:
-            idle.arrive()
-            idle.place = Place.HERE
-            idle.is_begun = False
-            self.figures.in_bytes += idle.size_bytes
-            self.figures.away_bytes -= idle.size_bytes
-            self._publish(self.figures)
-            self.on_moved(idle, -idle.size_bytes)
-            self._arrival.notify_all()
+
+    def _note_arrival(self, idle: Idle) -> None:
+        idle.arrive()
+        idle.place = Place.HERE
+        idle.is_begun = False
+        self.figures.in_bytes += idle.size_bytes
+        self.figures.away_bytes -= idle.size_bytes
+        self._publish(self.figures)
+        self.on_moved(idle, -idle.size_bytes)
+        self._arrival.notify_all()
 
     # -- what nobody needs any more -------------------------------------------------------------------------------
 
