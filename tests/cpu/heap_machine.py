@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from members import Tenant, check_counters, free_list, job_of, tenants
 
-from zico.heap import allocator, evicting, resting, stepping
+from zico.heap import allocator, evicting, resting
 from zico.heap.layout import GRANULE_BYTES, Arena
 from zico.pool.layout import NO_MORE, NOBODY
 
@@ -167,7 +167,7 @@ class HeapMachine(RuleBasedStateMachine):
         heap, job = tenant.record[0], tenant.job
         before = int(job["held"] + job["evicted"] + heap["resting"])
         rested = bool(heap["resting"])  # else what is evicted has its own time to come back
-        stepping.begin_step(heap)
+        resting.begin_step(heap)
         assert job["held"] + job["evicted"] + heap["resting"] == before
         assert resting.rest(heap, job, 1) == 0
         if rested and len(self.tenants) == 1 and before <= self.n:

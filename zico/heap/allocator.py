@@ -39,7 +39,7 @@ from zico.compiled import (
     private_unlock,
     write_bytes,
 )
-from zico.heap import blocks, classes, evicting, following, gaps, placing, relief, waits
+from zico.heap import backing, blocks, classes, evicting, following, gaps, placing, reclaim
 from zico.heap.layout import (
     ALIGNMENT_BYTES,
     HEAP,
@@ -117,19 +117,21 @@ def serve(heap: HeapRecord, me: Job, slot: int, size_bytes: int, rounded: int, a
     if slot == MAIN:
         key = classes.key_of(heap, me.iteration, rounded)
         entry = classes.class_of(key)
-        if heap.apart_thread != 0 and heap.apart_thread == relief.this_thread():
+        if heap.apart_thread != 0 and heap.apart_thread == reclaim.this_thread():
             arena = RESTING
         else:
             arena = classes.arena_for(heap, entry, rounded)
             planned = following.place_of(heap, key)
     offset = placing.place(heap, arena, planned, rounded, alignment) if fits else NEVER_FITS
     if not fits:
-        waits.refuse(me, rounded)
+        reclaim.refuse(me, rounded)
     elif offset in (MUST_WAIT, NEVER_FITS):
-        arena, offset = waits.for_place(heap, me, arena, planned, rounded, alignment)
+        offset = reclaim.find_place(heap, me, arena, planned, rounded, alignment)
     if offset >= 0:
         if slot == MAIN:
-            by_plan = offset == planned or (planned != following.NO_PLACE and arena == SHORT)  # or a guest instead
+            by_plan = offset == planned or (
+                planned != following.NO_PLACE and arena == SHORT and offset < heap.spill_offset
+            )
             lifetime = following.log_birth(heap, key, rounded, by_plan)
         blocks.enter(heap, offset, rounded, me.iteration, entry, lifetime)
         if heap.entered_address != 0:
@@ -214,7 +216,7 @@ def boundary(heap: HeapRecord) -> None:
     pool = pool_of(heap)
     me = job_of(heap)
     private_lock(heap.mutex_address)
-    waits.bring_up(heap)
+    backing.bring_up(heap)
     before = me.iteration
     admitted = waiting.finish_iteration(pool)
     if me.iteration != before:
@@ -230,7 +232,7 @@ def boundary(heap: HeapRecord) -> None:
     private_lock(heap.mutex_address)
     waiting.begin_iteration(pool)
     if not evicting.is_complete(heap, me):
-        waits.for_return(heap, me)
+        evicting.await_return(heap, me)
     if heap.ring_address != 0:
         ring.put(heap.ring_address, ring.BEGIN, me.iteration, 0, NO_NAME)
     private_unlock(heap.mutex_address)

@@ -132,6 +132,13 @@ def leave(heap: HeapRecord, offset: int, size_bytes: int) -> None:
             call(heap.release_address, (heap.address, first, last, n))
 
 
+@inlined
+def bring_up(heap: HeapRecord) -> None:
+    """Let the device have its say before anybody waits (``zico.heap.device``)."""
+    if heap.n_streams > 0:
+        call(heap.bring_up_address, (heap.address,))
+
+
 # -- the next tier --------------------------------------------------------------------------------------------------
 
 

@@ -32,11 +32,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import call, compiled, inlined, keep_out_of_line, monotonic_ns, record_at
+from zico.compiled import (
+    call,
+    compiled,
+    inlined,
+    keep_out_of_line,
+    monotonic_ns,
+    private_lock,
+    private_unlock,
+    record_at,
+)
 from zico.driver.mapping import DEVICE, detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
 from zico.heap.layout import PRIVATE, RESTS
 from zico.heap.records import pool_of, slots_of, wanted_of
-from zico.pool import regions
+from zico.pool import regions, waiting
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NO_MORE, NOBODY
 
@@ -158,6 +167,20 @@ def _part(heap: HeapRecord, slot: int) -> bool:
     return own_pages(device, _address_of(heap, slot))
 
 
+# -- when nobody moves ------------------------------------------------------------------------------------------------
+
+
+@compiled
+def is_stuck(heap: HeapRecord, me: Job, still_ns: int) -> bool:
+    """Tell whether nobody can go on, nothing having moved for so long, and this job is to find a way."""
+    keep_out_of_line()
+    pool = pool_of(heap)
+    patience_ns = waiting.patience_ns(pool, int(heap.overflow_address != 0))
+    if patience_ns == waiting.STUCK_NS and heap.stuck_iteration == me.iteration + 1:
+        patience_ns = -1  # it was stuck before, and so it is now: the others wait until it ends its iteration
+    return still_ns > patience_ns and waiting.is_first_to_yield(pool)
+
+
 # -- back in the budget ---------------------------------------------------------------------------------------------
 
 
@@ -192,6 +215,36 @@ def take_back(heap: HeapRecord, me: Job) -> bool:
             i += 1
     heap.return_until_ns = 0
     return True
+
+
+@compiled
+def await_return(heap: HeapRecord, me: Job) -> None:
+    """Wait for what the job has evicted, unless it is to go on without. Enters and leaves inside the heap's mutex."""
+    keep_out_of_line()
+    if heap.return_until_ns == 0:
+        return
+    pool = pool_of(heap)
+    still_since_ns = monotonic_ns()
+    heap.return_until_ns = still_since_ns + patience_ns(heap)
+    before = -1
+    waiting.start_waiting(pool, me.evicted)
+    while True:
+        obey(heap, me)
+        sequence = waiting.sequence_of(pool)
+        if is_complete(heap, me):
+            break
+        now_ns = monotonic_ns()
+        now = waiting.standstill(pool)
+        if now != before:
+            before = now
+            still_since_ns = now_ns
+        if now_ns > heap.return_until_ns or is_stuck(heap, me, now_ns - still_since_ns):
+            heap.return_until_ns = 0
+            break
+        private_unlock(heap.mutex_address)
+        waiting.sleep_until_change(pool, sequence)
+        private_lock(heap.mutex_address)
+    waiting.stop_waiting(pool)
 
 
 @compiled

@@ -298,6 +298,7 @@ class HeapRecord(Record):
     spill_limit_bytes: I8
     spill_live_bytes: I8
     stuck_iteration: I8  # the last iteration in which nobody could go on, counted from one
+    others_asked_ns: I8  # when blocked jobs were asked to evict, 0: not in this wait
     wait_limit_ns: I8
     return_until_ns: I8  # the job waits until then for what it has evicted; 0: it does not
     map_address: I8  # mmap(2) and fallocate(2) for the next tier
@@ -359,7 +360,7 @@ class HeapRecord(Record):
     leaving_address: I8  # slots whose mappings must go (zico.heap.leaving)
     n_leaving: I8
     leaving_next: I8  # which one is looked at next
-    # What follows means something only in a job that swaps (zico.heap.relief).
+    # What follows means something only in a job that swaps (zico.heap.reclaim).
     relief_fd: I8  # eventfd that asks for relief, -1: nobody is there to be asked
     relief_asked: I8  # questions, ever
     relief_answered: I8

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zico.compiled import call, compiled, inlined, keep_out_of_line, keep_small, private_lock, private_unlock
-from zico.heap import blocks, cells, following, gaps, placing, streams, tensors, waits
+from zico.heap import backing, blocks, cells, following, gaps, placing, reclaim, streams, tensors
 from zico.heap.allocator import LARGEST, address_of, count, record_held, serve
 from zico.heap.layout import CELL_STEP_BYTES, CHUNK_BYTES, GRANULE_BYTES, NO_TENSOR
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
@@ -101,7 +101,7 @@ def _cut(heap: HeapRecord, me: Job, number: int, slot: int, size_class: int) -> 
         if offset != cells.NOTHING:
             cells.disclaim(heap, number)
             return offset
-        _, chunk = waits.for_place(heap, me, arena, following.NO_PLACE, CHUNK_BYTES, CHUNK_BYTES)
+        chunk = reclaim.find_place(heap, me, arena, following.NO_PLACE, CHUNK_BYTES, CHUNK_BYTES)
     if chunk < 0:
         cells.disclaim(heap, number)
         offset = cells.take(heap, slot, size_class)
@@ -162,5 +162,5 @@ def record_stream(heap: HeapRecord, address: int, stream: int) -> None:
 def settle(heap: HeapRecord) -> None:
     """Put the marks that are due on the streams, and free what the device has finished with: before the job leaves."""
     private_lock(heap.mutex_address)
-    waits.bring_up(heap)
+    backing.bring_up(heap)
     private_unlock(heap.mutex_address)

@@ -29,15 +29,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.compiled import compiled, entry, inlined, keep_out_of_line, private_lock, private_unlock
+from zico.compiled import (
+    compiled,
+    entry,
+    inlined,
+    keep_out_of_line,
+    monotonic_ns,
+    private_lock,
+    private_unlock,
+)
 from zico.heap import evicting
 from zico.heap.layout import HEAP, RESTS, Attached
-from zico.heap.placing import NEVER_FITS, NO_SPACE
 from zico.heap.records import RESTING, arena_of, job_of, pool_of, slots_of, wanted_of
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NOBODY
 from zico.pool.shared import cap_of
+from zico.trace import curve
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
@@ -57,14 +65,6 @@ def _end(heap: HeapRecord) -> int:
 
 
 # -- out ------------------------------------------------------------------------------------------------------------
-
-
-@inlined
-def makes_room(heap: HeapRecord, me: Job, offset: int) -> bool:
-    """Let rest what a tensor lacks that finds no place inside what the job may hold; tells whether to look again."""
-    if heap.may_rest == 0 or offset == NO_SPACE or (offset != NEVER_FITS and me.over == 0):
-        return False
-    return rest(heap, me, max(me.held + me.need - cap_of(pool_of(heap), me), 1)) > 0
 
 
 @compiled
@@ -106,7 +106,7 @@ def _turn(heap: HeapRecord, before: int, after: int, most: int) -> int:
 
 
 @compiled
-def expect(heap: HeapRecord, me: Job, most: int) -> None:
+def _expect(heap: HeapRecord, me: Job, most: int) -> None:
     """Let so many slots that rest be evicted ones instead, which come back as soon as that can be."""
     keep_out_of_line()
     n = _turn(heap, RESTS, NOBODY, most)
@@ -115,7 +115,7 @@ def expect(heap: HeapRecord, me: Job, most: int) -> None:
 
 
 @compiled
-def let_rest(heap: HeapRecord, me: Job) -> None:
+def _let_rest(heap: HeapRecord, me: Job) -> None:
     """Let slots of the arena that are evicted rest instead, so that nobody expects them back before a step."""
     keep_out_of_line()
     n = _turn(heap, NOBODY, RESTS, me.evicted)
@@ -131,7 +131,7 @@ def end_step(heap: HeapRecord) -> None:
         return
     me = job_of(heap)
     private_lock(heap.mutex_address)
-    let_rest(heap, me)
+    _let_rest(heap, me)
     slots = slots_of(heap)
     heap.restable = 0
     for slot in range(_first(heap), _end(heap)):
@@ -139,3 +139,62 @@ def end_step(heap: HeapRecord) -> None:
             heap.restable += 1
     heap.may_rest = 1
     private_unlock(heap.mutex_address)
+
+
+@entry(HEAP)
+def begin_step(heap: HeapRecord) -> None:
+    """Have back in the budget what rests; nothing rests until ``end_step``.
+
+    Waits for regions, but not for good (``zico.heap.evicting``). What would be beyond what the job may hold is not
+    waited for: it stays where it is, and counts as overflowed.
+    """
+    keep_out_of_line()
+    if heap.attached != _ATTACHED:
+        return
+    me = job_of(heap)
+    private_lock(heap.mutex_address)
+    heap.may_rest = 0
+    if heap.resting > 0:
+        _wake(heap, me)
+    private_unlock(heap.mutex_address)
+
+
+@entry(HEAP)
+def wake_ahead(heap: HeapRecord) -> int:
+    """Have back in the budget as much of what rests as there is room for, before the step; returns the slots.
+
+    Waits for nothing. What finds no room later in this iteration can send it away again.
+    """
+    keep_out_of_line()
+    me = job_of(heap)
+    n = 0
+    private_lock(heap.mutex_address)
+    room = cap_of(pool_of(heap), me) - me.held
+    if heap.attached == _ATTACHED and heap.may_rest != 0 and me.evicted == 0 and min(heap.resting, room) > 0:
+        n = min(heap.resting, room)
+        _expect(heap, me, n)
+        if evicting.is_complete(heap, me):
+            heap.woken += n
+            curve.raise_to(me.current, me.held)
+        else:
+            _let_rest(heap, me)
+            n = 0
+    private_unlock(heap.mutex_address)
+    return n
+
+
+@compiled
+def _wake(heap: HeapRecord, me: Job) -> None:
+    keep_out_of_line()
+    began_ns = monotonic_ns()
+    before = heap.resting
+    _expect(heap, me, max(cap_of(pool_of(heap), me) - me.held - me.evicted, 0))
+    if not evicting.is_complete(heap, me):
+        heap.return_until_ns = began_ns + evicting.patience_ns(heap)
+        evicting.await_return(heap, me)
+    heap.late += 1
+    heap.late_ns += monotonic_ns() - began_ns
+    out = heap.resting + me.evicted
+    heap.woken += max(before - out, 0)
+    me.spilled_bytes += out << heap.pool_shift
+    curve.raise_to(me.current, me.held + me.evicted)

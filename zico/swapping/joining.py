@@ -8,7 +8,7 @@ import select
 import threading
 from typing import TYPE_CHECKING
 
-from zico.heap.relief import NOBODY_TO_ASK, NOT_ASKED
+from zico.heap.reclaim import NOBODY_TO_ASK, NOT_ASKED
 from zico.swapping.gauge import HeapGauge
 from zico.swapping.learning import Learner
 from zico.swapping.mover import Mover

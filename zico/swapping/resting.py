@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from zico.heap import resting, stepping
+from zico.heap import resting
 from zico.heap.layout import Attached
 from zico.swapping.schedule import EARLIER, LEAD_NS
 from zico.tiers.layout import KIND_NAMES, MEMORY
@@ -78,7 +78,7 @@ class Resting:
         """Slots that came back ahead of the next step."""
         self._rested = 0
         """Slots that had rested, ever, when the last ones of these came."""
-        stepping.wake_ahead(self._heap)  # does nothing yet but to be compiled or loaded, so that the thread need not
+        resting.wake_ahead(self._heap)  # does nothing yet but to be compiled or loaded, so that the thread need not
         swapper.on_event = self._note_event
         threading.Thread(target=self._bring, name="zico-resting", daemon=True).start()
 
@@ -101,7 +101,7 @@ class Resting:
             return
         late_ns = int(self._heap["late_ns"])
         began_ns = time.monotonic_ns()
-        stepping.begin_step(self._heap)
+        resting.begin_step(self._heap)
         went_again = int(self._heap["rested"]) - self._rested
         self._lead.turn(began_ns, int(self._heap["late_ns"]) - late_ns, was_in_vain=2 * went_again > self._brought > 0)
         self._brought = 0
@@ -121,5 +121,5 @@ class Resting:
         while True:
             self._due.wait()  # no deadline: nobody waits for this thread
             self._due.clear()
-            self._brought += stepping.wake_ahead(self._heap)
+            self._brought += resting.wake_ahead(self._heap)
             self._rested = int(self._heap["rested"])

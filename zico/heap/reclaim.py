@@ -1,0 +1,280 @@
+"""How a job without room for a tensor goes on: one ladder, from what costs nothing to what is slow but always works.
+
+Theory of operation
+    An allocation that finds no place climbs down a ladder. It looks again whenever something has changed, and each
+    time it takes the first rung that helps::
+
+        own holes      a worse place, in regions that the job holds anyway
+        rest           optimizer state that the next step needs first leaves      (``zico.heap.resting``)
+        swap           idle tensors leave for a tier, by a thread of the job      (``zico.swapping``)
+        ask others     blocked jobs evict what this one lacks                     (``zico.pool.reserve``)
+        spill          the tensor goes to the next tier
+
+    The last two are for a pool in which nobody can go on, or a wait that has lasted for the wait limit. Before them a
+    paged job goes on without a region, and another one without those that it has evicted.
+
+    A rung returns the tensor's offset, or what it has found out: ``AGAIN``, memory has come free; ``COMING``, memory
+    is about to, so the allocation sleeps; ``NOTHING``, the next rung is to try. The allocation holds no lock while it
+    sleeps, and needs no Python.
+
+    The swapping thread is woken by an eventfd. It answers in two words of the heap's record: how many questions it has
+    dealt with, and how many bytes leave. A thread that brings a tensor back before it is needed is *patient*: it asks
+    for nothing, and takes nothing from the next tier, since that would send away what is needed sooner. A thread that
+    needs what it brings ends its patience.
+
+Guarantees
+    7. Every wait ends at the wait limit. An answer by which nothing leaves ends the wait for swapping at once. The
+       next question is put when the pool has changed, or the heap, or where a tensor is: what came back idle can leave
+       again, and what leaves need not empty a region.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from numba import types
+
+from zico.compiled import compiled, inlined, keep_out_of_line, monotonic_ns, private_lock, private_unlock, write_bytes
+from zico.heap import backing, evicting, following, placing, resting
+from zico.heap.placing import MUST_WAIT, NEVER_FITS, NO_SPACE
+from zico.heap.records import SPILL, pool_of
+from zico.pool import reserve, waiting
+from zico.pool.shared import cap_of
+
+if TYPE_CHECKING:
+    from zico.heap.layout import HeapRecord
+    from zico.pool.layout import Job
+
+AGAIN = -4
+COMING = -5
+NOTHING = -6
+
+REFUSED_NS = 200_000_000
+"""How long another thread of the job may take to free something before a request is refused for good."""
+NOBODY_TO_ASK = -1
+NOT_ASKED = -1
+"""No state of pool and heap: the last answer says nothing about what has moved since."""
+_EVENTS_SHIFT = 32
+"""The pool's sequence has 32 bits; what comes free inside a region changes the heap's events alone."""
+
+this_thread = types.ExternalFunction("pthread_self", types.int64())
+
+
+class Request(NamedTuple):
+    """A tensor without a place, and how things stand."""
+
+    arena: int
+    planned: int
+    size_bytes: int
+    alignment: int
+    why: int  # there is no place: MUST_WAIT or NEVER_FITS
+    sequence: int  # of the pool, before the heap was looked through
+    now_ns: int
+    is_stuck: bool  # nobody can go on, and this job is to find a way
+    is_late: bool  # the wait limit has passed
+    refused_ns: int  # how long the budget has been too small for it
+
+
+@compiled
+def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: int, alignment: int) -> int:
+    """Wait until there is a place for a tensor. Enters and leaves inside the heap's mutex.
+
+    Args:
+        heap: The HEAP record.
+        me: The JOB record.
+        arena: Where it belongs, unless the plan has a place for it.
+        planned: That place, or ``following.NO_PLACE``.
+        size_bytes: Rounded up to the least alignment.
+        alignment: A power of two.
+
+    Returns:
+        An offset; ``NEVER_FITS``; ``NO_SPACE``: the real allocator is to serve it.
+    """
+    keep_out_of_line()
+    pool = pool_of(heap)
+    began_ns = still_since_ns = monotonic_ns()
+    fits_since_ns = began_ns
+    before = -1
+    if me.waiting_threads == 0:
+        heap.others_asked_ns = 0
+    waiting.start_waiting(pool, (size_bytes + (1 << heap.pool_shift) - 1) >> heap.pool_shift)
+    while True:
+        backing.bring_up(heap)
+        evicting.obey(heap, me)
+        sequence = waiting.sequence_of(pool)
+        now_ns = monotonic_ns()
+        now = waiting.standstill(pool)
+        if now != before:
+            before = now
+            still_since_ns = now_ns
+        is_late = now_ns > began_ns + heap.wait_limit_ns
+        found = _own_holes(heap, me, arena, planned, size_bytes, alignment, now_ns)
+        if found != NEVER_FITS or (heap.n_deferred > 0 and not is_late):
+            fits_since_ns = now_ns
+        if found in (MUST_WAIT, NEVER_FITS):
+            is_stuck = evicting.is_stuck(heap, me, now_ns - still_since_ns)
+            refused_ns = now_ns - fits_since_ns
+            request = Request(
+                arena, planned, size_bytes, alignment, found, sequence, now_ns, is_stuck, is_late, refused_ns
+            )
+            found = _climb_down(heap, me, request)
+        if found == COMING:
+            private_unlock(heap.mutex_address)
+            waiting.sleep_until_change(pool, sequence)
+            private_lock(heap.mutex_address)
+        elif found != AGAIN:
+            break
+    waiting.stop_waiting(pool)
+    if found == NEVER_FITS:
+        refuse(me, size_bytes)
+    return found
+
+
+@compiled
+def _climb_down(heap: HeapRecord, me: Job, request: Request) -> int:
+    """Take the first rung that helps; returns as a rung does, or ``NEVER_FITS``."""
+    keep_out_of_line()
+    found = _rest(heap, me, request)
+    if found == NOTHING:
+        found = _swap(heap, me, request)
+    if found == NOTHING and request.why == NEVER_FITS:
+        found = NEVER_FITS if request.refused_ns > REFUSED_NS else COMING
+    if found == NOTHING and not request.is_stuck and not request.is_late:
+        found = COMING  # others move, and may make room
+    if found == NOTHING:
+        found = _do_without(heap, request)
+    if found == NOTHING:
+        found = _ask_others(heap, me, request)
+    if found == NOTHING:
+        found = _spill(heap, me, request)
+    return found
+
+
+@compiled
+def refuse(me: Job, size_bytes: int) -> None:
+    """Note a request that the budget can never meet."""
+    keep_out_of_line()
+    me.oom_request_bytes = size_bytes
+    me.oom_held = me.held
+    me.oom_count += 1
+
+
+@inlined
+def _at_limit(me: Job, why: int) -> bool:
+    """Tell whether the job is in its own way: no other job can help beyond its limit, or the whole budget."""
+    return why == NEVER_FITS or me.over != 0
+
+
+# -- own holes ------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def _own_holes(
+    heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: int, alignment: int, now_ns: int
+) -> int:
+    """Place a tensor where it belongs, or in any hole where the job may hold no more; returns an offset or why not.
+
+    While the job waits for what it has evicted it takes nothing new.
+    """
+    if not evicting.is_complete(heap, me) and now_ns <= heap.return_until_ns:
+        return MUST_WAIT
+    offset = placing.place(heap, arena, planned, size_bytes, alignment)
+    swaps = heap.relief_fd != NOBODY_TO_ASK and arena < SPILL
+    if swaps and offset in (MUST_WAIT, NEVER_FITS) and _at_limit(me, offset):
+        offset = max(offset, placing.as_guest(heap, size_bytes, alignment))
+    return offset
+
+
+# -- rest -----------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def _rest(heap: HeapRecord, me: Job, request: Request) -> int:
+    """Let optimizer state rest: what the tensor lacks, or all that it needs where nobody moves."""
+    most = 0
+    if _at_limit(me, request.why):
+        most = max(me.held + me.need - cap_of(pool_of(heap), me), 1)
+    elif request.is_stuck and not _is_patient(heap):
+        most = me.need
+    return AGAIN if most > 0 and resting.rest(heap, me, most) > 0 else NOTHING
+
+
+# -- swap -----------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def _is_patient(heap: HeapRecord) -> bool:
+    """Tell whether the calling thread allocates for later."""
+    return heap.patient_thread != 0 and heap.patient_thread == this_thread()
+
+
+@compiled
+def _swap(heap: HeapRecord, me: Job, request: Request) -> int:
+    """Have idle tensors leave; a patient thread waits until others have what they need."""
+    keep_out_of_line()
+    if request.is_late:
+        return NOTHING
+    if _is_patient(heap):
+        return COMING
+    if heap.relief_fd == NOBODY_TO_ASK or not _at_limit(me, request.why):
+        return NOTHING
+    if heap.leaving_bytes > 0 or heap.relief_answered < heap.relief_asked:
+        return COMING
+    state = request.sequence + (heap.events << _EVENTS_SHIFT)
+    if heap.relief_sequence == state:
+        return NOTHING
+    heap.relief_sequence = state
+    heap.relief_asked += 1
+    write_bytes(heap.relief_fd, pool_of(heap).one_address, 8)
+    return COMING
+
+
+# -- others, and the next tier --------------------------------------------------------------------------------------
+
+
+@compiled
+def _do_without(heap: HeapRecord, request: Request) -> int:
+    """Go on without a region where the job is paged, else without what the job has evicted."""
+    keep_out_of_line()
+    if request.is_stuck and heap.entered_address != 0:
+        heap.frugal = 1
+        offset = placing.place(heap, request.arena, request.planned, request.size_bytes, request.alignment)
+        heap.frugal = 0
+        if offset >= 0:
+            return offset
+    if heap.return_until_ns == 0:
+        return NOTHING
+    heap.return_until_ns = 0
+    return AGAIN
+
+
+@compiled
+def _ask_others(heap: HeapRecord, me: Job, request: Request) -> int:
+    """Have blocked jobs evict what this one lacks."""
+    keep_out_of_line()
+    if request.is_late or me.over != 0:
+        return NOTHING
+    answer = reserve.ask(pool_of(heap), request.sequence)
+    if answer == reserve.ASKED:
+        _note_stall(heap, me)
+    if answer == reserve.ASKED or heap.others_asked_ns == 0:
+        heap.others_asked_ns = request.now_ns
+    is_patient = request.now_ns - heap.others_asked_ns <= waiting.STUCK_NS
+    return COMING if answer != reserve.NOBODY_CAN and is_patient else NOTHING
+
+
+@compiled
+def _spill(heap: HeapRecord, me: Job, request: Request) -> int:
+    """Put the tensor into the next tier; returns an offset, ``NEVER_FITS`` or ``NO_SPACE``."""
+    keep_out_of_line()
+    _note_stall(heap, me)
+    offset = placing.place(heap, SPILL, following.NO_PLACE, request.size_bytes, request.alignment)
+    return offset if offset >= 0 or offset == NO_SPACE else NEVER_FITS
+
+
+@compiled
+def _note_stall(heap: HeapRecord, me: Job) -> None:
+    """Remember that nobody could go on in this iteration: the job is then quick to find a way."""
+    keep_out_of_line()
+    waiting.note_stall(pool_of(heap))
+    heap.stuck_iteration = me.iteration + 1
