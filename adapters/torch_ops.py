@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from zico.heap import uses
-from zico.heap.layout import HEAP
+from zico.heap.layout import HEAP, RECORDING
 from zico.trace import ring
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc] # torch has no types
             raise ValueError(message)
         self._heap = heap
         self._address = int(heap.record.ctypes.data)
-        self._op = ctypes.c_int64.from_address(self._address + HEAP.fields["op"][1])
+        op_offset = HEAP.fields["recording"][1] + RECORDING.fields["op"][1]
+        self._op = ctypes.c_int64.from_address(self._address + op_offset)
         self._ring = ctypes.c_int64.from_address(self._address + HEAP.fields["ring_address"][1])
         self._number_of = heap.ring.number_of
         self._known: dict[Any, _Known] = {}

@@ -98,16 +98,16 @@ def measure_calls(options: Namespace) -> dict[str, Any]:
         replayed(calls, 4)  # classes are learned
         figures["classes"] = repeated(calls, options, lambda: None)
         planning = Planning(heap)
-        while HEAP_RECORD[0]["plans"] == 0:
+        while HEAP_RECORD[0]["planning"]["followed"] == 0:
             replayed(calls, 1)
-            if HEAP_RECORD[0]["plan_asked"] and not HEAP_RECORD[0]["next_plan_address"]:
+            if HEAP_RECORD[0]["planning"]["asked"] and not HEAP_RECORD[0]["planning"]["next_address"]:
                 planning.plan_handed()
         replayed(calls, 2)
         figures["plan"] = repeated(calls, options, lambda: None)
         with RingReader(Path(directory) / "ring") as reader:
             writer = RingFile(reader.path, "benchmark", 0)
             figures["event_ns"] = common.spread(event_ns(writer, reader) for _ in range(options.repeat))
-            HEAP_RECORD[0]["op"], HEAP_RECORD[0]["ring_address"] = NO_NAME, writer.address
+            HEAP_RECORD[0]["recording"]["op"], HEAP_RECORD[0]["ring_address"] = NO_NAME, writer.address
             figures["plan, recorded"] = repeated(calls, options, lambda: emptied(reader))
             HEAP_RECORD[0]["ring_address"] = 0
             figures["dropped"] = int(reader.header[0]["dropped"])

@@ -140,19 +140,19 @@ def counted(problem: Problem, n_regions: int, spacing_bytes: int | None, *, besi
         for _ in range(MOST_ITERATIONS):
             refused += replay(record, calls, addresses)
             allocator.mark(record)
-            if record["plan_asked"] and not record["next_plan_address"]:
+            if record["planning"]["asked"] and not record["planning"]["next_address"]:
                 planning.plan_handed()
-            if record["plans"]:
+            if record["planning"]["followed"]:
                 break
         refused += replay(record, calls, addresses)  # the first that follows it
         allocator.mark(record)
-        marks, maps = int(record["marks"]), int(job["maps"])
+        marks, maps = int(record["streams"]["marks"]), int(job["maps"])
         refused += replay(record, calls, addresses)
         allocator.mark(record)
         figures = {
-            "marks": int(record["marks"]) - marks,
+            "marks": int(record["streams"]["marks"]) - marks,
             "maps": int(job["maps"]) - maps,
-            "plans": int(record["plans"]),
+            "plans": int(record["planning"]["followed"]),
             "refused": int(refused),
             "peak_regions": int(job["peak_held"]),
         }

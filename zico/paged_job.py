@@ -112,7 +112,7 @@ def serve_pages(heap: Heap, membership: Membership) -> None:
 
     if heap.paged.reach == Reach.USER_MODE:
         complain("system calls that are given memory which is out fail with EFAULT", ConfigError(REMEDY))
-    wait_limit_s = float(heap.record[0]["wait_limit_ns"]) / 1e9
+    wait_limit_s = float(heap.record[0]["wait"]["limit_ns"]) / 1e9
     pager = Pager(heap.paged.export(), heap.pool.member, wait_limit_s)
     pager.load()  # the broker finds it compiled
     heap.paged.sheet["pager_pid"] = _ASKED

@@ -158,7 +158,7 @@ def counted() -> dict[str, int]:
     """Return what Zico's heap has counted, zeros for a job without one."""
     session = importlib.import_module("zico.session").current() if "zico.session" in sys.modules else None
     record: Any = {} if session is None else session.heap.record[0]
-    return {name: 0 if session is None else int(record[name]) for name in ("marks", "failures")}
+    return {name: 0 if session is None else int(record["streams"][name]) for name in ("marks", "failures")}
 
 
 def main() -> None:

@@ -114,7 +114,7 @@ class DeviceTenant:
     def check_empty(self) -> None:
         """Nothing is held, lent or waiting, and every arena is one gap."""
         record = self.record[0]
-        assert (self.job["held"], self.job["live_bytes"], record["n_deferred"]) == (0, 0, 0)
+        assert (self.job["held"], self.job["live_bytes"], record["streams"]["n_deferred"]) == (0, 0, 0)
         assert record["bad_frees"] == 0
         assert (self.heap.slots["live"] == 0).all()
         assert (self.heap.arenas["n_gaps"] == 1).all()

@@ -248,7 +248,7 @@ class Tenant:
         pooled_slots = [slot for slot in touching if slot < first_spilled]
         backed = [slot for slot in pooled_slots if self.heap.slots["region"][slot] >= 0]
         resting = [slot for slot in pooled_slots if self.heap.slots["region"][slot] == RESTS]
-        assert self.record[0]["resting"] == len(resting)
+        assert self.record[0]["rest"]["resting"] == len(resting)
         assert self.job["evicted"] == len(pooled_slots) - len(backed) - len(resting)
         mine = [r for r, owner in enumerate(owners(self.member)) if owner == job_of(self.member)]
         assert sorted(self.heap.slots["region"][backed]) == mine
@@ -256,7 +256,7 @@ class Tenant:
         assert all(mapped[slot] in (region[slot], PRIVATE) for slot in pooled_slots)
         pooled = sum(_rounded(size) for address, size in self.live.items() if not self.is_spilled(address))
         assert self.job["live_bytes"] == pooled
-        assert self.record[0]["spill_live_bytes"] == (len(touching) - len(pooled_slots)) << shift
+        assert self.record[0]["spill"]["live_bytes"] == (len(touching) - len(pooled_slots)) << shift
         for arena in Arena:
             assert self.gaps(arena) == self._expected_gaps(arena)
 

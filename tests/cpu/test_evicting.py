@@ -194,7 +194,7 @@ def test_a_job_that_cannot_evict_keeps_what_it_has(refuses: str) -> None:
     with tenants(8, 1, claims=False) as (a,):
         kept = a.allocate(6 * GRANULE_BYTES)
         if refuses == "limit":
-            a.record[0]["spill_limit_bytes"] = 0
+            a.record[0]["spill"]["limit_bytes"] = 0
         else:
             field = {"memory": "sysconf", "pages": "madvise", "mapping": "mmap"}[refuses]
             good = int(a.heap.device[0][field])

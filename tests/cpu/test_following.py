@@ -70,7 +70,7 @@ class Loop:
         """Iterate, planning at once whenever the heap asks."""
         for _ in range(iterations):
             self.iterate(steps)
-            if self.tenant.record[0]["plan_asked"] and not self.tenant.record[0]["next_plan_address"]:
+            if self.tenant.record[0]["planning"]["asked"] and not self.tenant.record[0]["planning"]["next_address"]:
                 assert self.tenant.heap.planning is not None
                 self.tenant.heap.planning.plan_handed()
 
@@ -91,7 +91,7 @@ def test_a_repeated_iteration_is_planned_and_followed(loop: Loop) -> None:
     before = loop.places
     loop.iterate(steps)
     assert loop.places == before
-    assert loop.tenant.record[0]["plans"] == 1
+    assert loop.tenant.record[0]["planning"]["followed"] == 1
 
 
 def test_a_followed_plan_holds_no_more_than_learned_classes_do(loop: Loop) -> None:
@@ -147,7 +147,7 @@ def test_a_deviation_stays_where_it_is(loop: Loop) -> None:
     loop.tenant.free(kept)
     loop.iterate(steps)
     assert loop.places == before
-    assert loop.tenant.record[0]["plans"] == 1
+    assert loop.tenant.record[0]["planning"]["followed"] == 1
 
 
 def test_a_lasting_change_brings_a_new_plan(loop: Loop) -> None:
@@ -156,7 +156,7 @@ def test_a_lasting_change_brings_a_new_plan(loop: Loop) -> None:
     larger = [(name, granules * 2 if granules > 0 else granules) for name, granules in training(12)]
     loop.learn(larger, 12)
     assert loop.planned == set(loop.places)
-    assert loop.tenant.record[0]["plans"] == 2
+    assert loop.tenant.record[0]["planning"]["followed"] == 2
 
 
 def test_a_plan_is_made_round_what_persists() -> None:
@@ -171,7 +171,7 @@ def test_a_plan_is_made_round_what_persists() -> None:
         assert loop.planned == set(loop.places)
         for address in kept:
             tenant.check(address)
-        assert tenant.record[0]["n_lying"] == len(kept)
+        assert tenant.record[0]["planning"]["n_lying"] == len(kept)
         shared = {(address - tenant.base) // tenant.member.region_bytes for address in kept}
         assert shared & {place // tenant.member.region_bytes for place in loop.places.values()}
 
@@ -194,7 +194,7 @@ def test_iterations_that_never_repeat_ask_less_and_less(loop: Loop) -> None:
     for iteration in range(80):
         steps = [(f"t{i}", rng.randrange(1, 20)) for i in range(12)]
         loop.iterate(steps + [(f"t{i}", -1) for i in range(12)])
-        if loop.tenant.record[0]["plan_asked"] and not loop.tenant.record[0]["next_plan_address"]:
+        if loop.tenant.record[0]["planning"]["asked"] and not loop.tenant.record[0]["planning"]["next_address"]:
             asked.append(iteration)
             assert loop.tenant.heap.planning is not None
             loop.tenant.heap.planning.plan_handed()
@@ -212,7 +212,7 @@ def test_the_thread_answers_without_being_waited_for() -> None:
         loop = Loop(tenant)
         steps = training()
         deadline = time.monotonic() + DEADLINE_S
-        while not tenant.record[0]["plans"] and time.monotonic() < deadline:
+        while not tenant.record[0]["planning"]["followed"] and time.monotonic() < deadline:
             loop.iterate(steps)
             threading.Event().wait(0.001)
         loop.iterate(steps)

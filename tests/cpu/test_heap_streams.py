@@ -197,7 +197,7 @@ def test_streams_by_turns_never_wait_for_the_whole_device(device: SoftwareDevice
             for choice in range(turn % 4):
                 device.step_any(choice)
         assert device.synchronized == 0
-        assert job.record[0]["n_streams"] == STREAMS
+        assert job.record[0]["streams"]["n"] == STREAMS
         finish(job)
         assert device.synchronized == 0
 
@@ -213,7 +213,7 @@ def test_an_idle_streams_slot_is_taken_over_unasked(device: SoftwareDevice) -> N
         for stream in range(STREAMS, STREAMS + 3):
             allocated(job, MIB, stream)
         assert (device.marks, device.waits, device.synchronized) == (marks, waits, 0)
-        assert job.record[0]["failures"] == 0
+        assert job.record[0]["streams"]["failures"] == 0
         finish(job)
 
 
@@ -248,7 +248,7 @@ def test_slots_that_live_tensors_name_are_taken_over_last(device: SoftwareDevice
         job.use_on(shared, 1)
         for stream in (2, 3, 4, 2):
             allocated(job, MIB, stream)
-        assert job.record[0]["mixed"] == 0
+        assert job.record[0]["streams"]["mixed"] == 0
         job.use_on(shared, 1)
         job.free(shared)
         assert device.synchronized == 0
@@ -265,13 +265,13 @@ def test_a_tensor_of_a_lost_slot_is_freed_behind_the_whole_device(device: Softwa
         other = allocated(job)
         job.use_on(other, 2)
         allocated(job, MIB, 3)
-        assert job.record[0]["mixed"] == 1 << 1
+        assert job.record[0]["streams"]["mixed"] == 1 << 1
         job.use_on(shared, 1)  # the heap does not hear of this use
         job.free(other)
         assert device.synchronized == 0
         job.free(shared)
         assert device.synchronized == 1
-        assert job.record[0]["mixed"] == 0
+        assert job.record[0]["streams"]["mixed"] == 0
         again = allocated(job)
         job.use_on(again, 3)
         job.free(again)
@@ -281,7 +281,7 @@ def test_a_tensor_of_a_lost_slot_is_freed_behind_the_whole_device(device: Softwa
 
 def users(job: DeviceTenant) -> Any:  # noqa: ANN401 - an array
     """Return of how many live tensors each slot says that they were used there."""
-    return [users_of(job.record[0], slot) for slot in range(int(job.record[0]["n_streams"]))]
+    return [users_of(job.record[0], slot) for slot in range(int(job.record[0]["streams"]["n"]))]
 
 
 @compiled
@@ -325,7 +325,7 @@ def test_where_a_stream_cannot_follow_the_whole_device_is_waited_for(device: Sof
         device.refuses = lambda _kind, _stream: False
         assert device.synchronized == 1
         assert len(device.queues[new.stream]) == 1, "only its first kernel"
-        job.record[0]["failures"] = 0
+        job.record[0]["streams"]["failures"] = 0
         finish(job)
 
 

@@ -137,12 +137,12 @@ def test_a_wait_ends_at_its_limit() -> None:
         b.free(address)
 
 
-@pytest.mark.parametrize("field", ["spill_fd", "spill_limit_bytes"])
+@pytest.mark.parametrize("field", ["fd", "limit_bytes"])
 def test_without_a_next_tier_the_limit_is_out_of_memory(field: str) -> None:
     """Where no file can be had, or no more of it, a wait that reaches its limit is refused and reported."""
     with tenants(8, 2, claims=False, wait_limit_s=0.01) as (a, b):
         a.allocate(8 * GRANULE_BYTES)
-        b.record[0][field] = -1
+        b.record[0]["spill"][field] = -1
         assert b.allocate(GRANULE_BYTES) == allocator.OUT_OF_MEMORY
         assert b.job["oom_count"] == 1
         a.free_all()
@@ -153,10 +153,10 @@ def test_the_next_tier_gives_its_disk_blocks_back() -> None:
     """What is freed in the next tier leaves the file; the file never exceeds its limit."""
     with tenants(4, 2, claims=False, wait_limit_s=0.002) as (a, b):
         a.allocate(4 * GRANULE_BYTES)
-        descriptor = int(b.record[0]["spill_fd"])
+        descriptor = int(b.record[0]["spill"]["fd"])
         while (address := b.allocate(GRANULE_BYTES)) > 0:
             assert b.is_spilled(address)
-        assert len(b.live) * GRANULE_BYTES == b.record[0]["spill_limit_bytes"]
+        assert len(b.live) * GRANULE_BYTES == b.record[0]["spill"]["limit_bytes"]
         os.fsync(descriptor)
         assert os.fstat(descriptor).st_blocks > 0
         b.check_structure()
@@ -195,7 +195,7 @@ def test_a_missing_spill_directory_means_no_next_tier(tmp_path: Path) -> None:
     with make_pool(4) as pool, members.join(pool) as member:
         record = np.zeros(1, HEAP)
         Heap(member, record, spill_directory=str(tmp_path / "none")).close()
-        assert record[0]["spill_fd"] == -1
+        assert record[0]["spill"]["fd"] == -1
 
 
 def test_a_spill_file_that_may_not_grow_means_no_next_tier(tmp_path: Path) -> None:
@@ -211,6 +211,6 @@ def test_a_spill_file_that_may_not_grow_means_no_next_tier(tmp_path: Path) -> No
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, handler)
-        assert record[0]["spill_fd"] == -1
+        assert record[0]["spill"]["fd"] == -1
         assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - names, not paths
         assert list(tmp_path.iterdir()) == []

@@ -39,7 +39,7 @@ class IsolatedHeapMachine(HeapMachine):
         assert isinstance(dead, IsolatedTenant)
         dead.die()
         heir = self.stack.enter_context(IsolatedTenant(dead.member, wait_limit_s=0.002))
-        heir.record[0]["rest_limit"] = self.n
+        heir.record[0]["rest"]["limit"] = self.n
         self.tenants[which] = heir
 
     @invariant()
@@ -141,14 +141,14 @@ def test_what_comes_back_to_its_job_is_not_scrubbed(pair: list[IsolatedTenant]) 
     """A job that gets a region back that nobody else has had finds its own bytes, at the same place."""
     a, _ = pair
     address = fill(a, 0xAA, 4)
-    assert a.record[0]["scrubs"] == 4, "nobody knows who had them"
+    assert a.record[0]["scrubbing"]["scrubs"] == 4, "nobody knows who had them"
     allocator.free(a.record[0], address)
     for _ in range(3):
         again = take(a, 4)
         assert again == address
         assert set(ctypes.string_at(again, 4 * REGION_BYTES)) == {0xAA}
         allocator.free(a.record[0], again)
-    assert a.record[0]["scrubs"] == 4
+    assert a.record[0]["scrubbing"]["scrubs"] == 4
 
 
 def test_scrubbing_gives_the_memory_back(pair: list[IsolatedTenant]) -> None:

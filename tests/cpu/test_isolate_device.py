@@ -36,7 +36,7 @@ def guards(tenant: DeviceTenant) -> Any:  # noqa: ANN401 - an array of GUARD
 
 def leaving(tenant: DeviceTenant) -> list[int]:
     """Return the slots whose mappings are to go."""
-    address, n = (int(tenant.record[0][name]) for name in ("leaving_address", "n_leaving"))
+    address, n = (int(tenant.record[0]["scrubbing"][name]) for name in ("leaving_address", "n_leaving"))
     array = next(array for _, array in tenant.heap._keep if array.ctypes.data == address)
     return [int(slot) for slot in array[:n]]
 

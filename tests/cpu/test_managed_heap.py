@@ -316,11 +316,11 @@ def test_an_order_that_is_refused_leaves_the_count_right(world: World, job: Twin
     world.twin._addresses.do["cuMemPrefetchAsync_v2"] = real
     made.append(got(job.allocate(SLOT_BYTES)))
     settle(job)
-    assert job.record[0]["failures"] == 1
+    assert job.record[0]["streams"]["failures"] == 1
     assert world.twin.managed_resident_bytes <= (BUDGET + 1) * SLOT_BYTES
     for tensor in made:
         job.free(tensor)
-    job.record[0]["failures"] = 0
+    job.record[0]["streams"]["failures"] = 0
     world.twin.refused.clear()
 
 

@@ -65,12 +65,12 @@ def test_a_job_that_nobody_can_help_goes_on_in_pinned_memory() -> None:
         assert all(job.is_spilled(tensor) for tensor in tensors)
         assert job.job["held"] == job.job["live_bytes"] == 0
         assert job.job["spilled_bytes"] == sum(tensor.size_bytes for tensor in tensors)
-        assert world.twin.pinned_bytes == job.record[0]["spill_live_bytes"] > 0
+        assert world.twin.pinned_bytes == job.record[0]["spill"]["live_bytes"] > 0
         job.check()
         for number, tensor in enumerate(tensors):
             job.use_on(tensor, 1 - tensor.stream)
             job.free(tensor, number % 2)
-        assert world.twin.pinned_bytes == job.record[0]["spill_live_bytes"] == 0
+        assert world.twin.pinned_bytes == job.record[0]["spill"]["live_bytes"] == 0
         job.check_empty()
 
 
@@ -143,9 +143,9 @@ def work(job: TwinTenant, rng: random.Random) -> None:
             int(job.job["held"]) + size_bytes // REGION_BYTES + 2 <= BUDGET
         ):  # else it is refused, after a fifth of a second
             record = job.record[0]
-            spilled_bytes = int(record["spill_live_bytes"]) + -(-size_bytes // REGION_BYTES) * REGION_BYTES
+            spilled_bytes = int(record["spill"]["live_bytes"]) + -(-size_bytes // REGION_BYTES) * REGION_BYTES
             # The next tier has a limit, too, which a slow device lets a job reach.
-            assert job.allocate(size_bytes, stream) or spilled_bytes > record["spill_limit_bytes"]
+            assert job.allocate(size_bytes, stream) or spilled_bytes > record["spill"]["limit_bytes"]
     elif doing == "e" and rng.random() < 0.3:
         job.end_iteration()
     elif job.live and doing != "e":
@@ -177,7 +177,7 @@ def test_too_little_pinned_memory_refuses_and_keeps_nothing(short: str) -> None:
     host_bytes = 2 * REGION_BYTES if short == "of the driver" else HOST_BYTES
     with full_world(host_bytes=host_bytes) as (world, job):
         if short == "by the limit":
-            job.record[0]["spill_limit_bytes"] = 2 * REGION_BYTES
+            job.record[0]["spill"]["limit_bytes"] = 2 * REGION_BYTES
         if short == "of the machine":
             good = int(job.heap.device[0]["sysconf"])
             job.heap.device[0]["sysconf"] = libc_address("usleep")  # 0 for so short an interval: no page is free
@@ -197,7 +197,7 @@ def state(world: World, job: TwinTenant) -> Any:  # noqa: ANN401 - to be compare
     record = job.record[0]
     held = {kind: count for kind, count in world.twin.leaks().items() if kind != "events"}
     gaps = job.heap.arenas["n_gaps"].tolist()
-    return slots, job.heap.pinned.tolist(), held, gaps, int(record["spill_live_bytes"]), int(job.job["held"])
+    return slots, job.heap.pinned.tolist(), held, gaps, int(record["spill"]["live_bytes"]), int(job.job["held"])
 
 
 @pytest.mark.parametrize("function", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])
@@ -240,11 +240,11 @@ def test_memory_that_the_driver_does_not_unmap_serves_the_next_tensor() -> None:
     with full_world(host_bytes=HOST_BYTES) as (world, job):
         world.twin.fail_next("cuMemUnmap")
         job.free(got(job.allocate(REGION_BYTES)))
-        assert job.record[0]["spill_live_bytes"] == world.twin.pinned_bytes == REGION_BYTES
+        assert job.record[0]["spill"]["live_bytes"] == world.twin.pinned_bytes == REGION_BYTES
         tensor = got(job.allocate(REGION_BYTES))
         assert world.twin.pinned_bytes == REGION_BYTES
         job.free(tensor)
-        assert job.record[0]["spill_live_bytes"] == world.twin.pinned_bytes == 0
+        assert job.record[0]["spill"]["live_bytes"] == world.twin.pinned_bytes == 0
         world.twin.refused.clear()
 
 

@@ -56,7 +56,7 @@ def test_memory_for_all_streams_waits_for_the_device_at_both_ends(place: Place, 
     free(0, address, 0)
     assert launched == ["before", "use"]
     assert (place.live_bytes, place.device.synchronized) == (0, 2)
-    assert place.heap.record[0]["n_deferred"] == 0
+    assert place.heap.record[0]["streams"]["n_deferred"] == 0
 
 
 def test_memory_that_others_still_use_is_waited_for_before_any_stream_gets_it(place: Place) -> None:

@@ -29,13 +29,13 @@ LONGER_THAN_A_STANDSTILL_S = 0.5
 def asked(tenant: Tenant) -> Iterator[int]:
     """Be there to be asked; gives the descriptor that is written to."""
     descriptor = os.eventfd(0, os.EFD_CLOEXEC)
-    tenant.record[0]["relief_fd"] = descriptor
+    tenant.record[0]["swap"]["fd"] = descriptor
     try:
         yield descriptor
     finally:
-        tenant.record[0]["relief_fd"] = -1
-        tenant.record[0]["leaving_bytes"] = 0
-        tenant.record[0]["relief_answered"] = tenant.record[0]["relief_asked"]
+        tenant.record[0]["swap"]["fd"] = -1
+        tenant.record[0]["swap"]["leaving_bytes"] = 0
+        tenant.record[0]["swap"]["answered"] = tenant.record[0]["swap"]["asked"]
         until(lambda: tenant.job["waiting_threads"] == 0)  # before the pool goes, also where a test has failed
         os.close(descriptor)
 
@@ -46,7 +46,7 @@ def await_question(tenant: Tenant, descriptor: int) -> int:
     poll.register(descriptor, select.POLLIN)
     assert poll.poll(DEADLINE_S * 1000), "nobody asks"
     os.eventfd_read(descriptor)
-    return int(tenant.record[0]["relief_asked"])
+    return int(tenant.record[0]["swap"]["asked"])
 
 
 def begin_to_wait(tenant: Tenant, limit: int, wanted: int) -> threading.Thread:
@@ -61,17 +61,17 @@ def test_a_job_at_its_limit_gets_what_leaves() -> None:
         block = a.allocate(3 * GRANULE_BYTES)
         thread = begin_to_wait(a, 4, 2)
         number = await_question(a, descriptor)
-        a.record[0]["leaving_bytes"] = 3 * GRANULE_BYTES
-        a.record[0]["relief_answered"] = number
+        a.record[0]["swap"]["leaving_bytes"] = 3 * GRANULE_BYTES
+        a.record[0]["swap"]["answered"] = number
         thread.join(LONGER_THAN_A_STANDSTILL_S)
         assert thread.is_alive(), "it waits for what leaves"
         a.free(block)
-        a.record[0]["leaving_bytes"] = 0
+        a.record[0]["swap"]["leaving_bytes"] = 0
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
         (address,) = a.live
         assert not a.is_spilled(address)
-        assert a.record[0]["relief_asked"] == 1
+        assert a.record[0]["swap"]["asked"] == 1
         a.free_all()
 
 
@@ -80,11 +80,11 @@ def test_an_answer_by_which_nothing_leaves_ends_the_wait() -> None:
     with tenants(8, 1, wait_limit_s=DEADLINE_S) as (a,), asked(a) as descriptor:
         a.allocate(3 * GRANULE_BYTES)
         thread = begin_to_wait(a, 4, 2)
-        a.record[0]["relief_answered"] = await_question(a, descriptor)
+        a.record[0]["swap"]["answered"] = await_question(a, descriptor)
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
         assert [a.is_spilled(address) for address in sorted(a.live)] == [False, True]
-        assert a.record[0]["relief_asked"] == 1, "the pool is as it was, so there is nothing to ask again"
+        assert a.record[0]["swap"]["asked"] == 1, "the pool is as it was, so there is nothing to ask again"
         a.free_all()
 
 
@@ -94,14 +94,14 @@ def test_it_asks_again_when_what_left_was_not_enough() -> None:
         blocks = [a.allocate(GRANULE_BYTES) for _ in range(4)]
         thread = begin_to_wait(a, 4, 2)
         number = await_question(a, descriptor)
-        a.record[0]["leaving_bytes"] = GRANULE_BYTES
-        a.record[0]["relief_answered"] = number
+        a.record[0]["swap"]["leaving_bytes"] = GRANULE_BYTES
+        a.record[0]["swap"]["answered"] = number
         a.free(blocks[0])
-        a.record[0]["leaving_bytes"] = 0
+        a.record[0]["swap"]["leaving_bytes"] = 0
         again = await_question(a, descriptor)
         assert again == 2
         a.free(blocks[1])
-        a.record[0]["relief_answered"] = again
+        a.record[0]["swap"]["answered"] = again
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
         assert not any(a.is_spilled(address) for address in a.live)
@@ -114,8 +114,8 @@ def test_it_asks_again_when_a_tensor_has_arrived() -> None:
         block = a.allocate(3 * GRANULE_BYTES)
         thread = begin_to_wait(a, 4, 2)
         number = await_question(a, descriptor)
-        a.record[0]["leaving_bytes"] = GRANULE_BYTES
-        a.record[0]["relief_answered"] = number
+        a.record[0]["swap"]["leaving_bytes"] = GRANULE_BYTES
+        a.record[0]["swap"]["answered"] = number
         HeapGauge(a.heap).publish(Figures())
         assert await_question(a, descriptor) == 2
         a.free(block)
@@ -131,14 +131,14 @@ def test_it_asks_again_when_what_left_emptied_no_region() -> None:
         thread = begin_to_wait(a, 2, 2)
         number = await_question(a, descriptor)
         sequence = int(a.member.header["sequence"])
-        a.record[0]["leaving_bytes"] = GRANULE_BYTES
-        a.record[0]["relief_answered"] = number
+        a.record[0]["swap"]["leaving_bytes"] = GRANULE_BYTES
+        a.record[0]["swap"]["answered"] = number
         a.free(blocks[0])
         assert a.member.header["sequence"] == sequence
-        a.record[0]["leaving_bytes"] = 0
+        a.record[0]["swap"]["leaving_bytes"] = 0
         again = await_question(a, descriptor)
         a.free(blocks[1])
-        a.record[0]["relief_answered"] = again
+        a.record[0]["swap"]["answered"] = again
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
         assert not any(a.is_spilled(address) for address in a.live)
@@ -156,7 +156,7 @@ def test_who_may_hold_no_more_goes_wherever_there_is_room(has_relief: bool) -> N
         guest = a.allocate(GRANULE_BYTES)
         assert a.is_spilled(guest) != has_relief
         assert a.job["held"] == 1
-        assert a.record[0]["relief_asked"] == 0
+        assert a.record[0]["swap"]["asked"] == 0
         a.check_structure()
         a.free_all()
 
@@ -182,13 +182,13 @@ def test_what_exceeds_the_whole_budget_is_refused_only_without_relief(answered: 
         thread = in_thread(lambda: a.allocate(2 * GRANULE_BYTES))
         number = await_question(a, descriptor)
         if answered:
-            a.record[0]["leaving_bytes"] = 3 * GRANULE_BYTES
-        a.record[0]["relief_answered"] = number
+            a.record[0]["swap"]["leaving_bytes"] = 3 * GRANULE_BYTES
+        a.record[0]["swap"]["answered"] = number
         if answered:
             thread.join(LONGER_THAN_A_STANDSTILL_S)
             assert thread.is_alive()
             a.free(block)
-            a.record[0]["leaving_bytes"] = 0
+            a.record[0]["swap"]["leaving_bytes"] = 0
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
         assert int(a.job["oom_count"]) == int(not answered)
@@ -204,7 +204,7 @@ def test_who_waits_for_another_job_does_not_ask() -> None:
         a.free(block)
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
-        assert b.record[0]["relief_asked"] == 0
+        assert b.record[0]["swap"]["asked"] == 0
         b.free_all()
 
 
@@ -215,14 +215,14 @@ def test_a_thread_that_allocates_for_later_neither_asks_nor_overflows() -> None:
         a.member.set_limit(0, 4)
 
         def allocate_for_later() -> None:
-            a.record[0]["patient_thread"] = threading.get_ident()
+            a.record[0]["swap"]["patient_thread"] = threading.get_ident()
             a.allocate(2 * GRANULE_BYTES)
 
         thread = in_thread(allocate_for_later)
         thread.join(LONGER_THAN_A_STANDSTILL_S)
         assert thread.is_alive()
-        assert a.record[0]["relief_asked"] == 0
-        a.record[0]["patient_thread"] = 0
+        assert a.record[0]["swap"]["asked"] == 0
+        a.record[0]["swap"]["patient_thread"] = 0
         await_question(a, descriptor)
         a.free(block)
         thread.join(DEADLINE_S)

@@ -27,14 +27,14 @@ MS = 1_000_000
 @contextlib.contextmanager
 def apart(tenant: Tenant) -> Iterator[None]:
     """Let what this thread allocates lie where it can rest."""
-    tenant.record[0]["apart_thread"] = threading.get_ident()
+    tenant.record[0]["rest"]["thread"] = threading.get_ident()
     yield
-    tenant.record[0]["apart_thread"] = 0
+    tenant.record[0]["rest"]["thread"] = 0
 
 
 def state(tenant: Tenant, n: int, *, most: int = REST_LIMIT) -> int:
     """Let an optimizer allocate ``n`` regions in its first step; returns where."""
-    tenant.record[0]["rest_limit"] = most
+    tenant.record[0]["rest"]["limit"] = most
     resting.begin_step(tenant.record[0])
     with apart(tenant):
         address = tenant.allocate(n * GRANULE_BYTES)
@@ -44,7 +44,7 @@ def state(tenant: Tenant, n: int, *, most: int = REST_LIMIT) -> int:
 
 def figures(tenant: Tenant, *names: str) -> list[int]:
     """Return figures of the heap."""
-    return [int(tenant.record[0][name]) for name in names]
+    return [int(tenant.record[0]["rest"][name]) for name in names]
 
 
 def test_it_rests_when_memory_is_short_and_is_back_before_the_step() -> None:

@@ -82,7 +82,7 @@ def test_a_tensor_used_elsewhere_lives_until_that_stream_has_done_its_work(heap:
     address = allocate(MIB, 0, STREAM)
     record_stream(address, OTHER)
     free(address, MIB, 0, STREAM)
-    assert heap.record[0]["n_deferred"] == 1
+    assert heap.record[0]["streams"]["n_deferred"] == 1
     assert allocate(MIB, 0, STREAM) != address
 
 

@@ -157,7 +157,7 @@ def test_a_freed_tensor_waits_for_the_streams_that_used_it(device: SoftwareDevic
             assert tensor is not None
             job.use_on(tensor, 1)
             job.free(tensor)
-            assert job.record[0]["n_deferred"] == 1
+            assert job.record[0]["streams"]["n_deferred"] == 1
             while device.step(job.streams[0]):
                 pass
             other = job.allocate(size)
@@ -165,7 +165,7 @@ def test_a_freed_tensor_waits_for_the_streams_that_used_it(device: SoftwareDevic
             assert other.address != tensor.address
             device.drain()
             job.free(other)
-            assert job.record[0]["n_deferred"] == 0
+            assert job.record[0]["streams"]["n_deferred"] == 0
             again = job.allocate(size)
             assert again is not None
             assert again.address in (tensor.address, other.address)
@@ -185,7 +185,7 @@ def test_a_tensor_freed_on_another_stream_waits_for_it(device: SoftwareDevice) -
         job.live.remove(tensor)
         device.launch(job.streams[1], lambda: None)
         on_stream.free_on(job.record[0], tensor.address, job.streams[1])
-        assert job.record[0]["n_deferred"] == 1
+        assert job.record[0]["streams"]["n_deferred"] == 1
         job.free_all()
         job.settle()
         job.check_empty()
@@ -200,7 +200,7 @@ def test_a_job_that_stands_still_keeps_nothing_it_has_freed(device: SoftwareDevi
             assert tensor is not None
             a.use_on(tensor, 1)
             a.free(tensor)
-        assert a.record[0]["n_deferred"] == 4
+        assert a.record[0]["streams"]["n_deferred"] == 4
         a.free_all()
         before = device.waits
         allocator.mark(a.record[0])
@@ -285,7 +285,7 @@ def test_a_refused_call_of_the_device_loses_nothing(device: SoftwareDevice, what
         if what == "mark":
             device.refuses = lambda kind, _stream: kind == "mark"
             a.free(tensor)
-            assert a.record[0]["failures"] == 1
+            assert a.record[0]["streams"]["failures"] == 1
             assert b.allocate(MIB) is None
             device.refuses = lambda _kind, _stream: False
             on_stream.settle(a.record[0])
@@ -331,10 +331,10 @@ def test_small_tensors_are_cells_of_a_chunk(device: SoftwareDevice) -> None:
 def test_without_chunk_records_small_tensors_are_blocks(device: SoftwareDevice) -> None:
     """When there is no room for one more chunk a small tensor gets a granule, and everything is right."""
     with jobs(device, 4, 1) as (job,):
-        job.record[0]["n_chunks"] = 1 << 14
+        job.record[0]["cells"]["n_chunks"] = 1 << 14
         made = [job.allocate(100) for _ in range(3)]
         assert len({tensor.address >> 16 for tensor in made if tensor}) == 3
-        job.record[0]["n_chunks"] = 0
+        job.record[0]["cells"]["n_chunks"] = 0
         job.free_all()
         job.settle()
         job.check_empty()

@@ -138,7 +138,7 @@ def test_streams_that_use_each_others_tensors_do_not_wait_in_a_circle(device: So
             assert tensor is not None
             job.use_on(tensor, 1 - stream)
         job.free_all()
-        assert (device.marks, job.record[0]["n_deferred"]) == (0, 2)
+        assert (device.marks, job.record[0]["streams"]["n_deferred"]) == (0, 2)
         job.settle()
         job.check_empty()
         assert not job.faults
@@ -159,7 +159,7 @@ def test_each_freed_tensor_waits_for_its_own_users(device: SoftwareDevice, users
             pass
         for _ in range(3):
             assert job.allocate(100) is not None
-            assert job.record[0]["n_deferred"] == 1
+            assert job.record[0]["streams"]["n_deferred"] == 1
         job.free_all()
         job.settle()
         job.check_empty()
@@ -200,7 +200,7 @@ def test_a_mark_that_was_refused_is_tried_again_for_who_waits(device: SoftwareDe
         device.refuses = lambda _kind, _stream: next(answers, False)
         job.free(tensor)
         job.member.header["waiters"] = 0
-        assert job.record[0]["failures"] == 1
+        assert job.record[0]["streams"]["failures"] == 1
         assert device.marks == issued(job.member)[job_of(job.member), 0] == 1
         job.settle()
         job.check_empty()

@@ -120,7 +120,7 @@ class HeapTimelineMachine(RuleBasedStateMachine):
         assert not self.faults
         for tenant in self.tenants:
             assert not tenant.faults
-            assert tenant.record[0]["bad_frees"] == tenant.record[0]["failures"] == 0
+            assert tenant.record[0]["bad_frees"] == tenant.record[0]["streams"]["failures"] == 0
         check_counters(self.pool)
         now = counters(self.pool)
         assert (now >= self.before).all()

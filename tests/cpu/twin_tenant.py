@@ -148,14 +148,14 @@ class TwinTenant:
         """Nothing was freed twice or refused by the device, no wait is left over, and the bytes of tensors add up."""
         record = self.record[0]
         assert self.member.member[0]["n_waits"] == 0
-        assert (record["bad_frees"], record["failures"]) == (0, 0)
+        assert (record["bad_frees"], record["streams"]["failures"]) == (0, 0)
         pooled = [tensor for tensor in self.live if not self.is_spilled(tensor)]
         assert self.job["live_bytes"] == sum(_range_bytes(tensor.size_bytes) for tensor in pooled)
 
     def check_empty(self) -> None:
         """Nothing is lent or waiting, every arena is one gap, and nothing is held but what stays without pressure."""
         assert self.job["held"] == 0 or self.managed is not None
-        assert (self.job["live_bytes"], self.record[0]["n_deferred"]) == (0, 0)
+        assert (self.job["live_bytes"], self.record[0]["streams"]["n_deferred"]) == (0, 0)
         assert (self.heap.slots["live"] == 0).all()
         assert (self.heap.arenas["n_gaps"] == (self.heap.arenas["end"] > self.heap.arenas["start"])).all()
 

@@ -166,8 +166,8 @@ def check_threads_of_ours_do_not_compile() -> None:
     lock.acquire = noting
     try:
         end_s = time.monotonic() + DEADLINE_S
-        plans = int(joined().heap.record[0]["plans"])
-        while int(joined().heap.record[0]["plans"]) == plans:
+        plans = int(joined().heap.record[0]["planning"]["followed"])
+        while int(joined().heap.record[0]["planning"]["followed"]) == plans:
             train(8)
             assert time.monotonic() < end_s, "no plan is made"
     finally:
@@ -215,8 +215,8 @@ def check_many_forks_while_planning_and_allocating() -> None:
     expected = train(1)
     planning, heap = joined().heap.planning, joined().heap
     assert planning is not None
-    log = heap.record[0]["handed"]
-    lifetimes, begin, end = heap.handed[: int(log["n"])].copy(), int(log["begin"]), int(log["end"])
+    log = heap.record[0]["planning"]["handed"]
+    lifetimes, begin, end = heap.planning.handed[: int(log["n"])].copy(), int(log["begin"]), int(log["end"])
     assert len(lifetimes)
     kept = torch.full((FLOATS,), 6.0)
     works = (allocates, forks_again, lambda: bool((kept == 6.0).all()))

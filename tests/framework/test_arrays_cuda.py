@@ -120,7 +120,7 @@ def test_an_array_is_freed_on_the_stream_it_was_allocated_on(cupy: Cupy, place: 
     other = cupy.alloc(MIB)
     cupy.stream = Stream(FIRST)
     again = cupy.alloc(MIB)
-    assert (again.ptr, other.ptr != address, place.heap.record[0]["n_deferred"]) == (address, True, 0)
+    assert (again.ptr, other.ptr != address, place.heap.record[0]["streams"]["n_deferred"]) == (address, True, 0)
 
 
 def test_on_each_threads_default_stream_an_array_waits_for_the_device(cupy: Cupy, place: Place) -> None:
@@ -144,7 +144,7 @@ def test_streams_that_the_heap_knows_are_kept(cupy: Cupy, place: Place) -> None:
     cupy.stream = Stream(100)
     gc.collect()
     kept = [stream() is not None for stream in alive]
-    assert int(place.heap.record[0]["n_streams"]) == STREAMS
+    assert int(place.heap.record[0]["streams"]["n"]) == STREAMS
     assert kept == [True] * MOST_STREAMS + [False] * 2
     assert place.device.synchronized == 2 * 2, "for what the further ones got, and its frees"
 

@@ -106,7 +106,7 @@ def away(training: Training) -> Iterator[list[torch.Tensor]]:
     state_bytes = sum(tensor.nbytes for tensor in training.state())
     with limited(held_bytes):
         others = [torch.empty(state_bytes - MIB, dtype=torch.uint8)]
-        assert heap()["resting"] > 0
+        assert heap()["rest"]["resting"] > 0
         yield others
 
 
@@ -129,12 +129,12 @@ def check_less_memory_gives_the_same_bits() -> None:
         bits, peak = expected.bits(), int(record()["peak_held"])
         del expected
         before = {name: int(record()[name]) for name in ("out_bytes", "in_bytes", "spilled_bytes")}
-        rested = int(heap()["rested"])
+        rested = int(heap()["rest"]["rested"])
         with limited(round(share * peak) * joined().pool.region_bytes):
             record()["peak_held"] = 0
             assert trained(make).bits() == bits
             assert record()["peak_held"] <= round(share * peak)
-        assert heap()["rested"] > rested
+        assert heap()["rest"]["rested"] > rested
         assert record()["spilled_bytes"] == before["spilled_bytes"]
         assert min(int(record()[name]) - before[name] for name in ("out_bytes", "in_bytes")) > 0
 
@@ -145,7 +145,7 @@ def check_it_is_at_its_address_before_the_step() -> None:
     addresses = [tensor.data_ptr() for tensor in training.state()]
     training.backward()
     seen: list[int] = []
-    training.optimizer.register_step_pre_hook(lambda *_: seen.append(int(heap()["resting"])))
+    training.optimizer.register_step_pre_hook(lambda *_: seen.append(int(heap()["rest"]["resting"])))
     with away(training) as others:
         others.clear()
         training.optimizer.step()
@@ -205,15 +205,15 @@ def check_two_optimizers() -> None:
     """Each of two states is back before either steps, with some room for what is still being copied then."""
     training = Training(layers=3)
     other = Training(layers=3)
-    rested = int(heap()["rested"])
+    rested = int(heap()["rest"]["rested"])
     with limited(int(record()["held"]) * joined().pool.region_bytes + 2 * MIB):
         for _ in range(STEPS):
             training.backward()
             other.backward()
             training.optimizer.step()
-            assert heap()["resting"] == 0
+            assert heap()["rest"]["resting"] == 0
             other.optimizer.step()
-    assert heap()["rested"] > rested
+    assert heap()["rest"]["rested"] > rested
     assert training.bits() == other.bits()
 
 
@@ -237,7 +237,7 @@ def check_nothing_is_left() -> None:
         pass
     del training
     gc.collect()
-    assert (int(heap()["resting"]), int(record()["live_bytes"])) == (0, 0)
+    assert (int(heap()["rest"]["resting"]), int(record()["live_bytes"])) == (0, 0)
     assert (int(record()["held"]), int(record()["evicted"])) == (0, 0)
 
 

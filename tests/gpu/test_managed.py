@@ -116,7 +116,7 @@ def test_a_job_that_needs_more_than_it_may_hold_finds_what_it_wrote(job: Paged) 
         allocator.mark(job.record[0])
     assert (job.read(weights, size_bytes) == 99).all()
     job.free(weights)
-    assert job.record[0]["failures"] == 0
+    assert job.record[0]["streams"]["failures"] == 0
     assert job.steering["prefetched"] > 0
 
 

@@ -100,6 +100,6 @@ def test_a_job_that_nobody_can_help_goes_on(jobs: tuple[Job, Job]) -> None:
     for address in addresses:
         job.free(address)
     record = job.record[0]
-    assert (record["spill_live_bytes"], record["failures"], record["bad_frees"]) == (0, 0, 0)
+    assert (record["spill"]["live_bytes"], record["streams"]["failures"], record["bad_frees"]) == (0, 0, 0)
     header = job.member.header
     assert header["peak_granted"] == header["budget_regions"] == REGIONS

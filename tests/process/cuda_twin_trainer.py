@@ -129,7 +129,7 @@ class Trainer:
 
     def marks(self) -> str:
         """Say how many marks the heap has put on streams."""
-        return str(self._heap["marks"])
+        return str(self._heap["streams"]["marks"])
 
     def fork(self) -> str:
         """Let a forked child ask to join, and say what it is told."""

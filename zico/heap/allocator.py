@@ -106,7 +106,7 @@ def serve(heap: HeapRecord, me: Job, slot: int, size_bytes: int, rounded: int, a
     """
     keep_in_line()
     keep_small()
-    fits = size_bytes <= me.promised << heap.pool_shift or heap.entered_address != 0
+    fits = size_bytes <= me.promised << heap.pool_shift or heap.backing.entered != 0
     key = lifetime = entry = NOBODY
     planned = following.NO_PLACE
     arena = SPILL + slot
@@ -117,7 +117,7 @@ def serve(heap: HeapRecord, me: Job, slot: int, size_bytes: int, rounded: int, a
     if slot == MAIN:
         key = classes.key_of(heap, me.iteration, rounded)
         entry = classes.class_of(key)
-        if heap.apart_thread != 0 and heap.apart_thread == reclaim.this_thread():
+        if heap.rest.thread != 0 and heap.rest.thread == reclaim.this_thread():
             arena = RESTING
         else:
             arena = classes.arena_for(heap, entry, rounded)
@@ -134,8 +134,8 @@ def serve(heap: HeapRecord, me: Job, slot: int, size_bytes: int, rounded: int, a
             )
             lifetime = following.log_birth(heap, key, rounded, by_plan)
         blocks.enter(heap, offset, rounded, me.iteration, entry, lifetime)
-        if heap.entered_address != 0:
-            call(heap.entered_address, (heap.address, offset, rounded, key))
+        if heap.backing.entered != 0:
+            call(heap.backing.entered, (heap.address, offset, rounded, key))
         count(heap, me, offset, size_bytes, rounded)
         if heap.ring_address != 0:
             _record_birth(heap, offset, size_bytes)
@@ -167,16 +167,16 @@ def count(heap: HeapRecord, me: Job, offset: int, size_bytes: int, rounded: int)
 
 @inlined
 def _record_birth(heap: HeapRecord, offset: int, size_bytes: int) -> None:
-    block_at(heap, offset).number = heap.tensors
-    ring.put(heap.ring_address, ring.ALLOC, heap.tensors, size_bytes, heap.op)
-    heap.tensors += 1
+    block_at(heap, offset).number = heap.recording.tensors
+    ring.put(heap.ring_address, ring.ALLOC, heap.recording.tensors, size_bytes, heap.recording.op)
+    heap.recording.tensors += 1
 
 
 @inlined
 def record_held(heap: HeapRecord, me: Job) -> None:
     """Record the regions held, if they are not what was recorded last."""
-    if me.held != heap.recorded_held:
-        heap.recorded_held = me.held
+    if me.held != heap.recording.held:
+        heap.recording.held = me.held
         ring.put(heap.ring_address, ring.HELD, 0, me.held << heap.pool_shift, NO_NAME)
 
 
@@ -222,8 +222,8 @@ def boundary(heap: HeapRecord) -> None:
     if me.iteration != before:
         following.turn(heap, me.iteration)
     private_unlock(heap.mutex_address)
-    if heap.entered_address != 0:
-        write_bytes(heap.pager_fd, pool.one_address, 8)
+    if heap.backing.entered != 0:
+        write_bytes(heap.paged.pager_fd, pool.one_address, 8)
     if not admitted:
         while not waiting.await_admission(pool):
             private_lock(heap.mutex_address)

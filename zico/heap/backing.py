@@ -53,8 +53,8 @@ def back(heap: HeapRecord, arena: int, offset: int, size_bytes: int) -> int:
         return GRANTED
     if arena == SPILL:
         return _back_from_next_tier(heap, first, last)
-    if heap.back_address != 0:
-        return call(heap.back_address, (heap.address, first, last, n))
+    if heap.backing.back != 0:
+        return call(heap.backing.back, (heap.address, first, last, n))
     status = regions.acquire(pool_of(heap), wanted, n, max(arena - SPILL, 0))
     if status in (GRANTED, BEHIND):
         return _map_granted(heap, first, last, n, status)
@@ -65,8 +65,8 @@ def back(heap: HeapRecord, arena: int, offset: int, size_bytes: int) -> int:
 def _map_granted(heap: HeapRecord, first: int, last: int, n: int, status: int) -> int:
     """Make what was granted ready to be used; returns all of it to the pool if that cannot be."""
     keep_out_of_line()
-    if heap.ready_address != 0:
-        status = call(heap.ready_address, (heap.address, first, last, n, status))
+    if heap.backing.ready != 0:
+        status = call(heap.backing.ready, (heap.address, first, last, n, status))
     elif not map_slots(heap, first, last):
         regions.give_back_unused(pool_of(heap), wanted_of(heap), n)
         status = NEVER
@@ -93,7 +93,9 @@ def map_slots(heap: HeapRecord, first: int, last: int) -> bool:
         if slots[slot].mapped != region:
             was_mapped = int(slots[slot].mapped != NOBODY)
             slots[slot].mapped = NOBODY
-            if not map_piece(record_at(heap.device_address, DEVICE), address_of(heap, slot), region, was_mapped):
+            if not map_piece(
+                record_at(heap.backing.device_address, DEVICE), address_of(heap, slot), region, was_mapped
+            ):
                 return False
             slots[slot].mapped = region
             me.maps += 1
@@ -109,8 +111,8 @@ def address_of(heap: HeapRecord, slot: int) -> int:
 @inlined
 def leave(heap: HeapRecord, offset: int, size_bytes: int) -> None:
     """Take a block off its slots; regions that became empty go back to the pool."""
-    if heap.left_address != 0 and offset < heap.spill_offset:
-        call(heap.left_address, (heap.address, offset, size_bytes))
+    if heap.backing.left != 0 and offset < heap.spill_offset:
+        call(heap.backing.left, (heap.address, offset, size_bytes))
         return
     slots = slots_of(heap)
     given = wanted_of(heap)
@@ -126,17 +128,17 @@ def leave(heap: HeapRecord, offset: int, size_bytes: int) -> None:
                 given[n] = slots[slot].region
                 n += 1
     if n > 0:
-        if heap.release_address == 0:
+        if heap.backing.release == 0:
             regions.give_back(pool_of(heap), given, n, NO_FENCE)
         else:
-            call(heap.release_address, (heap.address, first, last, n))
+            call(heap.backing.release, (heap.address, first, last, n))
 
 
 @inlined
 def bring_up(heap: HeapRecord) -> None:
     """Let the device have its say before anybody waits (``zico.heap.device``)."""
-    if heap.n_streams > 0:
-        call(heap.bring_up_address, (heap.address,))
+    if heap.streams.n > 0:
+        call(heap.backing.bring_up, (heap.address,))
 
 
 # -- the next tier --------------------------------------------------------------------------------------------------
@@ -146,8 +148,8 @@ def bring_up(heap: HeapRecord) -> None:
 def _back_from_next_tier(heap: HeapRecord, first: int, last: int) -> int:
     """Map memory of the next tier behind slots that have nothing; ``NEVER``: there is none, or no more."""
     keep_out_of_line()
-    if heap.overflow_address != 0:
-        return call(heap.overflow_address, (heap.address, first, last))
+    if heap.backing.overflow != 0:
+        return call(heap.backing.overflow, (heap.address, first, last))
     return _back_from_file(heap, first, last)
 
 
@@ -162,19 +164,19 @@ def _back_from_file(heap: HeapRecord, first: int, last: int) -> int:
     for slot in range(first, last + 1):
         if slots[slot].live == 0:
             new_bytes += length
-    if heap.spill_fd < 0 or heap.spill_live_bytes + new_bytes > heap.spill_limit_bytes:
+    if heap.spill.fd < 0 or heap.spill.live_bytes + new_bytes > heap.spill.limit_bytes:
         return NEVER
-    if heap.spill_sparse == 0 and not _set_aside(heap, first, last):
+    if heap.spill.is_sparse == 0 and not _set_aside(heap, first, last):
         return NEVER
     for slot in range(first, last + 1):
         if slots[slot].mapped == NOBODY:
             address = address_of(heap, slot)
             at = (slot - spill_slot) << heap.region_shift
-            arguments = (address, length, _PROTECTION, _SHARED_FIXED, heap.spill_fd, at)
-            if call(heap.map_address, arguments) != address:
+            arguments = (address, length, _PROTECTION, _SHARED_FIXED, heap.spill.fd, at)
+            if call(heap.spill.map_address, arguments) != address:
                 return NEVER
             slots[slot].mapped = slot
-    heap.spill_live_bytes += new_bytes
+    heap.spill.live_bytes += new_bytes
     return GRANTED
 
 
@@ -182,17 +184,17 @@ def _back_from_file(heap: HeapRecord, first: int, last: int) -> int:
 def _discard(heap: HeapRecord, slot: int) -> None:
     """Give what the next tier has put behind an empty slot back."""
     keep_out_of_line()
-    if heap.overflow_address != 0:
-        call(heap.retire_address, (heap.address, slot))
+    if heap.backing.overflow != 0:
+        call(heap.backing.retire, (heap.address, slot))
         return
     _punch(heap, slot)
-    heap.spill_live_bytes -= 1 << heap.region_shift
+    heap.spill.live_bytes -= 1 << heap.region_shift
 
 
 @inlined
 def _fallocate(heap: HeapRecord, slot: int, mode: int) -> int:
     offset = (slot << heap.region_shift) - heap.spill_offset
-    return call(heap.fallocate_address, (heap.spill_fd, mode, offset, 1 << heap.region_shift))
+    return call(heap.spill.fallocate_address, (heap.spill.fd, mode, offset, 1 << heap.region_shift))
 
 
 @compiled

@@ -49,6 +49,8 @@ from zico.trace.events import NO_NAME
 from zico.trace.online import MEMORY_BYTES
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from zico.driver.cuda.managed import Managed
     from zico.heap.planning import Planning
     from zico.paging.pager import PagedMemory, Pager
@@ -185,6 +187,7 @@ class Heap:
         for arena, (start, size_bytes) in zip(self.arenas, self._ranges, strict=True):
             self._fill_arena(arena, start, size_bytes)
         heap["region_shift"] = self.slot_bytes.bit_length() - 1
+        heap["address"] = self.record.ctypes.data
         heap["pool_shift"] = region_bytes.bit_length() - 1
         heap["most_streams"] = 1 + len(self._ranges) - len(Arena)
         heap["base"] = self.base
@@ -204,14 +207,14 @@ class Heap:
         heap["tracker"]["memory_address"] = self.zeros(np.dtype("u1"), MEMORY_BYTES).ctypes.data
         self.device = self.zeros(DEVICE, 1)
         self.pool.driver.fill_device(self.device[0], self.pool.memory)
-        heap["device_address"] = self.device.ctypes.data
-        heap["spill_fd"] = self._spill_fd
-        heap["spill_sparse"] = self._spill_fd >= 0 and not _sets_space_aside(self._spill_fd)
-        heap["spill_limit_bytes"] = _SPILL_SHARE * int(self.pool.header["budget_regions"]) * region_bytes
-        heap["wait_limit_ns"] = int(wait_limit_s * 1e9)
-        heap["relief_fd"] = -1
-        for field, name in (("map_address", "mmap"), ("fallocate_address", "fallocate")):
-            heap[field] = libc_address(name)
+        heap["backing"]["device_address"] = self.device.ctypes.data
+        heap["spill"]["fd"] = self._spill_fd
+        heap["spill"]["is_sparse"] = self._spill_fd >= 0 and not _sets_space_aside(self._spill_fd)
+        heap["spill"]["limit_bytes"] = _SPILL_SHARE * int(self.pool.header["budget_regions"]) * region_bytes
+        heap["wait"]["limit_ns"] = int(wait_limit_s * 1e9)
+        heap["swap"]["fd"] = -1
+        heap["spill"]["map_address"] = libc_address("mmap")
+        heap["spill"]["fallocate_address"] = libc_address("fallocate")
         for name in ("posix_memalign", "aligned_alloc", "free"):
             heap[f"real_{name}"] = libc_address(name)
         heap["mutex_address"] = self.record.ctypes.data + HEAP.fields["mutex"][1]
@@ -222,13 +225,13 @@ class Heap:
         for log in logs:
             log["lifetimes_address"] = self.zeros(LIFETIME, MAX_LIFETIMES).ctypes.data
         self.handed = self.zeros(LIFETIME, MAX_LIFETIMES)
-        heap["handed"]["lifetimes_address"] = self.handed.ctypes.data
+        heap["planning"]["handed"]["lifetimes_address"] = self.handed.ctypes.data
         heap["logs_address"] = logs.ctypes.data
         self.lying = self.zeros(LYING, MAX_LIFETIMES)
-        heap["lying_address"] = self.lying.ctypes.data
+        heap["planning"]["lying_address"] = self.lying.ctypes.data
         heap["planned_offset"] = self._ranges[Arena.LONG][0]
-        heap["plan_fd"] = -1
-        heap["plan_interval"] = FIRST_PLAN_INTERVAL
+        heap["planning"]["fd"] = -1
+        heap["planning"]["interval"] = FIRST_PLAN_INTERVAL
 
     def _fill_arena(self, arena: Any, start: int, size_bytes: int) -> None:  # noqa: ANN401 - one ARENA record
         gaps = self.zeros(GAP, MAX_GAPS)
@@ -262,7 +265,7 @@ class Heap:
     def record_to(self, ring: RingFile) -> None:
         """Record every allocation and free from now on."""
         self.ring = ring
-        self.record[0]["op"] = NO_NAME
+        self.record[0]["recording"]["op"] = NO_NAME
         self.record[0]["ring_address"] = ring.address
 
     def _page(self, undo: contextlib.ExitStack, tiers: TierStack, flags: int | None) -> None:
@@ -281,24 +284,23 @@ class Heap:
         )
         undo.callback(self.paged.close)
         record = self.record[0]
-        record["address"] = self.record.ctypes.data
         for field in ("live_address", "births_address", "regions_address"):
-            record[field] = self.paged.arrays[field]
-        record["events_address"] = self.paged.arrays["ring_address"]
-        record["pager_fd"] = self.paged.wake_fd
-        record["sheet_address"] = self.paged.address
-        functions = {"back": paged.back, "entered": paged.enter, "left": paged.leave, "yield": paged.give_way}
-        for name, function in functions.items():
-            record[f"{name}_address"] = function.address
+            record["paged"][field] = self.paged.arrays[field]
+        record["paged"]["events_address"] = self.paged.arrays["ring_address"]
+        record["paged"]["pager_fd"] = self.paged.wake_fd
+        record["paged"]["sheet_address"] = self.paged.address
+        self.back_with(paged, "back", "entered", "left", "give_way")
+
+    def back_with(self, module: ModuleType, *names: str) -> None:
+        """Let functions of a module do what the plain host's way would: those named, of ``Backing``, from now on."""
+        for name in names:
+            self.record[0]["backing"][name] = getattr(module, name).address
 
     def _isolate(self) -> None:
         """Let regions be scrubbed before they are mapped here, and unmapped before they go back: on the host device."""
         from zico.heap import isolation  # compiled or loaded by this, so only where it is needed
 
-        record = self.record[0]
-        record["address"] = self.record.ctypes.data
-        for name in ("ready", "release"):
-            record[f"{name}_address"] = getattr(isolation, name).address
+        self.back_with(isolation, "ready", "release")
 
     def _steer(self, managed: Managed) -> None:
         """Let what is resident of the window be steered."""

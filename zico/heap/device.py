@@ -70,7 +70,7 @@ def _prepare(heap: HeapRecord, first: int, last: int, status: int) -> int:
         return WAIT
     if not map_slots(heap, first, last) or (status == BEHIND and not streams.obey(heap, slot)):
         return NEVER
-    if heap.scrub_address != 0 and not _scrub(heap, first, last, slot):
+    if heap.scrubbing.address != 0 and not _scrub(heap, first, last, slot):
         streams.synchronize(heap)  # scrubbing that is on the stream must not come to the regions' next owners
         return NEVER
     return GRANTED
@@ -89,7 +89,7 @@ def ready(heap_address: int, first: int, last: int, n: int, status: int) -> int:
     if status != GRANTED:
         streams.drop_waits(heap)
         regions.give_back_unused(pool_of(heap), wanted_of(heap), n)
-    if heap.scrub_address != 0:
+    if heap.scrubbing.address != 0:
         if status == GRANTED:
             leaving.stay(heap, first, last)
         else:
@@ -106,7 +106,7 @@ def release(heap_address: int, first: int, last: int, n: int) -> None:
     for slot in range(first, last + 1):
         if slots_of(heap)[slot].live == 0:
             guards_of(heap)[slot].fence = fence
-    if heap.scrub_address != 0:
+    if heap.scrubbing.address != 0:
         leaving.part(heap, first, last)
         leaving.tend(heap, leaving.FEW + n)
 
@@ -117,4 +117,4 @@ def bring_up(heap_address: int) -> None:
     heap = record_at(heap_address, HEAP)
     tensors.hand_over(heap)
     streams.flush(heap)
-    leaving.tend(heap, heap.n_leaving)
+    leaving.tend(heap, heap.scrubbing.n_leaving)

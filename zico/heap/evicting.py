@@ -81,8 +81,8 @@ def evict(heap: HeapRecord, me: Job) -> None:
     """Give back so many regions with live tensors as the job is asked for, or as can be."""
     keep_out_of_line()
     asked = me.evict
-    if heap.yield_address != 0:
-        if call(heap.yield_address, (heap.address, asked)) != 0:
+    if heap.backing.give_way != 0:
+        if call(heap.backing.give_way, (heap.address, asked)) != 0:
             me.evict = NO_MORE
         return
     n = min(asked, room(heap, me))
@@ -90,20 +90,22 @@ def evict(heap: HeapRecord, me: Job) -> None:
     done += _evict(heap, me, n - done, SHARED)
     me.evict = 0 if done == asked else NO_MORE
     if done > 0:
-        heap.return_until_ns = monotonic_ns() + patience_ns(heap)
+        heap.wait.return_until_ns = monotonic_ns() + patience_ns(heap)
 
 
 @inlined
 def patience_ns(heap: HeapRecord) -> int:
     """Return how long the job waits for what it has evicted."""
-    return min(RETURN_NS, heap.wait_limit_ns)
+    return min(RETURN_NS, heap.wait.limit_ns)
 
 
 @inlined
 def room(heap: HeapRecord, me: Job) -> int:
     """Return the regions' worth of memory that the next tier may still take."""
-    limit_bytes = heap.spill_limit_bytes - heap.spill_live_bytes - ((me.evicted + heap.resting) << heap.region_shift)
-    spare_bytes = free_bytes(record_at(heap.device_address, DEVICE)) >> _SPARE_SHIFT
+    limit_bytes = (
+        heap.spill.limit_bytes - heap.spill.live_bytes - ((me.evicted + heap.rest.resting) << heap.region_shift)
+    )
+    spare_bytes = free_bytes(record_at(heap.backing.device_address, DEVICE)) >> _SPARE_SHIFT
     return max(min(limit_bytes, spare_bytes), 0) >> heap.region_shift
 
 
@@ -157,7 +159,7 @@ def part(heap: HeapRecord, first: int, end: int, most: int, kind: int, instead: 
 @inlined
 def _part(heap: HeapRecord, slot: int) -> bool:
     """Let no page of a slot depend on its region; false: some may, and the region must stay."""
-    device = record_at(heap.device_address, DEVICE)
+    device = record_at(heap.backing.device_address, DEVICE)
     slots = slots_of(heap)
     if slots[slot].mapped != PRIVATE:
         region: int = np.int64(slots[slot].region)  # type: ignore[assignment]  # bytes need 64 bits
@@ -175,8 +177,8 @@ def is_stuck(heap: HeapRecord, me: Job, still_ns: int) -> bool:
     """Tell whether nobody can go on, nothing having moved for so long, and this job is to find a way."""
     keep_out_of_line()
     pool = pool_of(heap)
-    patience_ns = waiting.patience_ns(pool, int(heap.overflow_address != 0))
-    if patience_ns == waiting.STUCK_NS and heap.stuck_iteration == me.iteration + 1:
+    patience_ns = waiting.patience_ns(pool, int(heap.backing.overflow != 0))
+    if patience_ns == waiting.STUCK_NS and heap.wait.stuck_iteration == me.iteration + 1:
         patience_ns = -1  # it was stuck before, and so it is now: the others wait until it ends its iteration
     return still_ns > patience_ns and waiting.is_first_to_yield(pool)
 
@@ -204,7 +206,7 @@ def take_back(heap: HeapRecord, me: Job) -> bool:
         return False
     for i in range(n):
         region: int = np.int64(granted[i])  # type: ignore[assignment]  # bytes need 64 bits
-        if not discard_piece(record_at(heap.device_address, DEVICE), region):
+        if not discard_piece(record_at(heap.backing.device_address, DEVICE), region):
             me.evicted += n
             regions.give_back_unused(pool, granted, n)
             return False
@@ -213,7 +215,7 @@ def take_back(heap: HeapRecord, me: Job) -> bool:
         if slots[slot].live > 0 and slots[slot].region == NOBODY:
             slots[slot].region = granted[i]
             i += 1
-    heap.return_until_ns = 0
+    heap.wait.return_until_ns = 0
     return True
 
 
@@ -221,11 +223,11 @@ def take_back(heap: HeapRecord, me: Job) -> bool:
 def await_return(heap: HeapRecord, me: Job) -> None:
     """Wait for what the job has evicted, unless it is to go on without. Enters and leaves inside the heap's mutex."""
     keep_out_of_line()
-    if heap.return_until_ns == 0:
+    if heap.wait.return_until_ns == 0:
         return
     pool = pool_of(heap)
     still_since_ns = monotonic_ns()
-    heap.return_until_ns = still_since_ns + patience_ns(heap)
+    heap.wait.return_until_ns = still_since_ns + patience_ns(heap)
     before = -1
     waiting.start_waiting(pool, me.evicted)
     while True:
@@ -238,8 +240,8 @@ def await_return(heap: HeapRecord, me: Job) -> None:
         if now != before:
             before = now
             still_since_ns = now_ns
-        if now_ns > heap.return_until_ns or is_stuck(heap, me, now_ns - still_since_ns):
-            heap.return_until_ns = 0
+        if now_ns > heap.wait.return_until_ns or is_stuck(heap, me, now_ns - still_since_ns):
+            heap.wait.return_until_ns = 0
             break
         private_unlock(heap.mutex_address)
         waiting.sleep_until_change(pool, sequence)
@@ -252,11 +254,13 @@ def drop(heap: HeapRecord, me: Job, slot: int) -> bool:
     """Let the private pages of an empty slot go; tells whether it has a region, which has to go back, too."""
     keep_out_of_line()
     slots = slots_of(heap)
-    if unmap_piece(record_at(heap.device_address, DEVICE), _address_of(heap, slot)):  # else the next mapping does it
+    if unmap_piece(
+        record_at(heap.backing.device_address, DEVICE), _address_of(heap, slot)
+    ):  # else the next mapping does it
         slots[slot].mapped = NOBODY
     region = slots[slot].region
     if region == RESTS:
-        heap.resting -= 1
+        heap.rest.resting -= 1
         slots[slot].region = NOBODY
     elif region == NOBODY:
         me.evicted -= 1

@@ -166,19 +166,19 @@ def turn(heap: HeapRecord, iteration: int) -> None:
     final = _log_at(heap, (heap.log + LOGS - 1) % LOGS)
     ended.end = heap.events
     if ended.planned_bytes >= ended.bytes - (ended.bytes >> _NEARLY_ALL_SHIFT):
-        heap.shortfall = 0
-        heap.plan_interval = FIRST_PLAN_INTERVAL
+        heap.planning.shortfall = 0
+        heap.planning.interval = FIRST_PLAN_INTERVAL
     else:
-        heap.shortfall += 1
-    if heap.next_plan_address != 0:
-        heap.plan_address = heap.next_plan_address
-        heap.next_plan_address = 0
-        heap.plan_asked = 0
-        heap.plans += 1
-        heap.shortfall = 0
-        heap.next_plan_iteration = iteration + heap.plan_interval
-        heap.plan_interval = min(2 * heap.plan_interval, _LONGEST_INTERVAL)
-    elif heap.shortfall >= _PATIENCE and iteration >= heap.next_plan_iteration:
+        heap.planning.shortfall += 1
+    if heap.planning.next_address != 0:
+        heap.plan_address = heap.planning.next_address
+        heap.planning.next_address = 0
+        heap.planning.asked = 0
+        heap.planning.followed += 1
+        heap.planning.shortfall = 0
+        heap.planning.next_iteration = iteration + heap.planning.interval
+        heap.planning.interval = min(2 * heap.planning.interval, _LONGEST_INTERVAL)
+    elif heap.planning.shortfall >= _PATIENCE and iteration >= heap.planning.next_iteration:
         _ask(heap, final, iteration)
     heap.log = (heap.log + 1) % LOGS
     fresh = _log_at(heap, heap.log)
@@ -191,20 +191,20 @@ def turn(heap: HeapRecord, iteration: int) -> None:
 @inlined
 def _ask(heap: HeapRecord, final: Log, iteration: int) -> None:
     """Hand a finished log to the planner, unless it has one."""
-    if heap.plan_fd < 0 or heap.plan_asked != 0 or not _FEW <= final.n < MAX_LIFETIMES:
+    if heap.planning.fd < 0 or heap.planning.asked != 0 or not _FEW <= final.n < MAX_LIFETIMES:
         return
     source = _lifetimes(final)
-    copy = _lifetimes(heap.handed)
+    copy = _lifetimes(heap.planning.handed)
     for i in range(final.n):
         copy[i].key = source[i].key
         copy[i].lower = source[i].lower
         copy[i].upper = source[i].upper
-    heap.handed.n = final.n
-    heap.handed.begin = final.begin
-    heap.handed.end = final.end
-    heap.n_lying = _list_lying(heap, iteration)
-    heap.plan_asked = 1
-    write_bytes(heap.plan_fd, record_at(heap.member_address, MEMBER).one_address, 8)
+    heap.planning.handed.n = final.n
+    heap.planning.handed.begin = final.begin
+    heap.planning.handed.end = final.end
+    heap.planning.n_lying = _list_lying(heap, iteration)
+    heap.planning.asked = 1
+    write_bytes(heap.planning.fd, record_at(heap.member_address, MEMBER).one_address, 8)
 
 
 @compiled
@@ -214,7 +214,7 @@ def _list_lying(heap: HeapRecord, iteration: int) -> int:
     arena = record_at(heap.arenas_address + LONG * _ARENA_BYTES, ARENA)
     gaps = gaps_of(arena)
     blocks = array_at(heap.blocks_address, heap.window_bytes >> GRANULE_SHIFT, BLOCK)
-    lying = array_at(heap.lying_address, MAX_LIFETIMES, LYING)
+    lying = array_at(heap.planning.lying_address, MAX_LIFETIMES, LYING)
     n = 0
     offset = arena.start
     for g in range(arena.n_gaps):
@@ -236,9 +236,9 @@ def install(heap: HeapRecord, table_address: int) -> None:
     """Let a filled table take over at the next boundary; 0: the planner found nothing worth following."""
     private_lock(heap.mutex_address)
     if table_address != 0:
-        heap.next_plan_address = table_address
+        heap.planning.next_address = table_address
     else:
-        heap.plan_asked = 0
-        heap.next_plan_iteration += heap.plan_interval
-        heap.plan_interval = min(2 * heap.plan_interval, _LONGEST_INTERVAL)
+        heap.planning.asked = 0
+        heap.planning.next_iteration += heap.planning.interval
+        heap.planning.interval = min(2 * heap.planning.interval, _LONGEST_INTERVAL)
     private_unlock(heap.mutex_address)

@@ -277,8 +277,8 @@ def _in_child() -> None:
         fork.failed = _leave_pool(fork, heap)
     heap.attached = _FORKED
     heap.ring_address = 0
-    heap.plan_fd = -1
-    heap.relief_fd = -1
+    heap.planning.fd = -1
+    heap.swap.fd = -1
     fork.thread = 0
     private_unlock(heap.mutex_address)
     if fork.reading >= 0:

@@ -45,10 +45,10 @@ def _scrub(heap: HeapRecord, first: int, last: int) -> bool:
         i += 1
         slots[slot].region = region
         if regions.has_others_bytes(pool, region):
-            if not discard_piece(record_at(heap.device_address, DEVICE), region):
+            if not discard_piece(record_at(heap.backing.device_address, DEVICE), region):
                 return False
             regions.note_scrubbed(pool, region)
-            heap.scrubs += 1
+            heap.scrubbing.scrubs += 1
     return True
 
 
@@ -62,7 +62,7 @@ def _part(heap: HeapRecord, first: int, last: int) -> None:
     for slot in range(first, last + 1):
         if slots[slot].live == 0 and slots[slot].region >= 0:  # else it was evicted
             there = slots[slot].mapped != NOBODY
-            if not there or unmap_piece(record_at(heap.device_address, DEVICE), address_of(heap, slot)):
+            if not there or unmap_piece(record_at(heap.backing.device_address, DEVICE), address_of(heap, slot)):
                 slots[slot].mapped = NOBODY
                 given[n] = slots[slot].region
                 n += 1

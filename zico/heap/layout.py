@@ -265,10 +265,157 @@ class Place(Record):
 PLACE = dtype_of(Place)
 
 
-class HeapRecord(Record):
-    """The heap as a whole."""
+class Backing(Record):
+    """What is behind the window: C functions by address, chosen when the job attaches; 0: the plain host's way.
 
-    # What every allocation and free reads comes first, on as few cache lines as can be.
+    A pool that isolates jobs, a paged job, a GPU, its managed memory and its pinned memory each put a module here
+    (``zico.heap.build.Heap.back_with``). The first argument of each function is the heap's address.
+    """
+
+    device_address: I8  # DEVICE record, from which regions are mapped
+    back: I8  # put memory behind empty slots, instead of regions that are mapped
+    ready: I8  # make granted regions ready for use
+    release: I8  # return the regions of empty slots
+    entered: I8  # a tensor lies in a range
+    left: I8  # it does no more
+    give_way: I8  # evict for others
+    bring_up: I8  # let the device have its say before the job stands still
+    born: I8  # a stream allocates
+    used: I8  # a stream frees
+    overflow: I8  # put the next tier behind slots; 0 on a GPU: it has none
+    retire: I8  # give that back
+
+
+class Spill(Record):
+    """The next tier: a file on the host device, pinned memory on a GPU."""
+
+    fd: I8  # of the file, -1: there is none
+    limit_bytes: I8  # most that may lie there
+    live_bytes: I8  # that lie there now
+    is_sparse: I8  # its file system sets no space aside: a full one shows as SIGBUS
+    map_address: I8  # mmap(2) and fallocate(2)
+    fallocate_address: I8
+    pinned_address: I8  # handles of its memory on a GPU, a u8 a slot
+
+
+class Wait(Record):
+    """What allocations that wait remember (``zico.heap.reclaim``)."""
+
+    limit_ns: I8  # after which an allocation goes to the next tier
+    stuck_iteration: I8  # the last iteration in which nobody could go on, counted from one
+    others_asked_ns: I8  # when blocked jobs were asked to evict, 0: not in this wait
+    return_until_ns: I8  # the job waits until then for what it has evicted; 0: it does not
+    frugal: I8  # 1: what comes next is placed although no region is to be had for it
+
+
+class Swap(Record):
+    """Questions to the thread that swaps, and its answers (``zico.heap.reclaim``)."""
+
+    fd: I8  # eventfd that asks for relief, -1: nobody is there to be asked
+    asked: I8  # questions, ever
+    answered: I8
+    sequence: I8  # how pool and heap were at the last one
+    patient_thread: I8  # pthread_self of one that allocates for later, 0: none
+    leaving_bytes: I8  # of tensors that are being copied to a tier, and go when they have been
+
+
+class Rest(Record):
+    """Optimizer state that can leave between steps (``zico.heap.resting``)."""
+
+    thread: I8  # pthread_self of one whose tensors go to RESTING, 0: none
+    may_rest: I8  # 1: between two steps
+    limit: I8  # most slots that may rest
+    restable: I8  # slots in use in RESTING when the last step ended
+    resting: I8  # slots that rest
+    rested: I8  # ever
+    woken: I8  # ever
+    late: I8  # steps that found some not back yet
+    late_ns: I8  # for which these waited
+
+
+class Planning(Record):
+    """What the heap hands to the planner, and gets from it (``zico.heap.following``)."""
+
+    next_address: I8  # a table that takes over at the next boundary, 0 if none
+    next_iteration: I8  # no plan is asked for before
+    interval: I8  # iterations; doubles with every plan that is not followed
+    shortfall: I8  # iterations in a row that the plan does not describe
+    fd: I8  # eventfd that wakes the planner, -1 if there is none
+    asked: I4  # 1: ``handed`` waits for the planner
+    followed: I8  # plans followed, ever
+    handed: Log
+    lying_address: I8  # handed with it: LYING, what persists where plans are made for
+    n_lying: I8
+
+
+class Recording(Record):
+    """Where events are recorded: what the last one said."""
+
+    op: I8  # name of the operation that runs, as an adapter tells, or NO_NAME
+    held: I8  # regions held by the last event that says so
+    tensors: I8  # allocations, ever: numbers of tensors in a recorded trace
+
+
+RECORDING = dtype_of(Recording)
+
+
+class Cells(Record):
+    """Chunks that are cut into cells (``zico.heap.cells``)."""
+
+    chunks_address: I8
+    chunk_of_address: I8  # by window offset >> CHUNK_SHIFT: number of the chunk + 1, or 0
+    n_chunks: I8  # chunk records used so far
+    idle_chunk: I8  # the first of those used before and free, or NOBODY
+
+
+class Streams(Record):
+    """A device that works behind the processor's back (``zico.heap.streams``)."""
+
+    n: I8  # slots in use; 0 on the host device
+    address: I8  # STREAM records
+    guards_address: I8
+    uses_address: I8  # of blocks, by granule
+    deferred_address: I8
+    n_deferred: I8
+    deferred_next: I8  # which one is looked at next
+    spacing_bytes: I8  # freed on a stream between two marks, unless somebody waits
+    alone_bytes: I8  # the same for the first stream while no other job is there
+    unmarked_bytes: I8  # of all streams
+    taken_over: I8  # the slot that another stream has taken over last, 0: none yet
+    mixed: I8  # bit k: a tensor that was used in slot k may mean a stream that lost it
+    context_address: I8  # first argument of the three functions
+    mark_address: I8
+    await_address: I8
+    synchronize_address: I8
+    counters_address: I8  # on the device
+    marks: I8  # ever
+    failures: I8  # marks, waits and scrubs that the device refused, ever
+
+
+class Scrubbing(Record):
+    """A pool that isolates jobs (``zico.heap.leaving``)."""
+
+    scrubs: I8  # regions scrubbed, ever
+    address: I8  # 0 on the host device, whose kernel scrubs
+    leaving_address: I8  # slots whose mappings must go (zico.heap.leaving)
+    n_leaving: I8
+    leaving_next: I8  # which one is looked at next
+
+
+class Paged(Record):
+    """A job whose faults are served (``zico.heap.paged``)."""
+
+    sheet_address: I8  # what the job shares with its pager (zico.paging.sheet)
+    live_address: I8  # arrays of the sheet
+    births_address: I8
+    regions_address: I8
+    events_address: I8
+    pager_fd: I8  # eventfd that wakes the pager
+
+
+class HeapRecord(Record):
+    """The heap as a whole. What every allocation and free reads comes first, on as few cache lines as can be."""
+
     attached: I4
     region_shift: I4
     mutex: I4  # private: zico.compiled.private_lock
@@ -293,108 +440,27 @@ class HeapRecord(Record):
     ring_address: I8  # where events are recorded, 0: nowhere
     real_posix_memalign: I8
     real_free: I8
-    device_address: I8  # DEVICE record, from which regions are mapped
-    spill_fd: I8  # the next tier's file on the host device, -1: there is none
-    spill_limit_bytes: I8
-    spill_live_bytes: I8
-    stuck_iteration: I8  # the last iteration in which nobody could go on, counted from one
-    others_asked_ns: I8  # when blocked jobs were asked to evict, 0: not in this wait
-    wait_limit_ns: I8
-    return_until_ns: I8  # the job waits until then for what it has evicted; 0: it does not
-    map_address: I8  # mmap(2) and fallocate(2) for the next tier
-    fallocate_address: I8
-    spill_sparse: I8  # its file system sets no space aside: a full one shows as SIGBUS
     real_aligned_alloc: I8
     bad_frees: I8  # frees inside the window of what is no live block
     grace: I8  # allocations before a boundary that was found rather than marked counts
     tracker: Tracker  # finds iterations where nothing marks them
-    next_plan_address: I8  # a table that takes over at the next boundary, 0 if none
-    next_plan_iteration: I8  # no plan is asked for before
-    plan_interval: I8  # iterations; doubles with every plan that is not followed
-    shortfall: I8  # iterations in a row that the plan does not describe
-    plan_fd: I8  # eventfd that wakes the planner, -1 if there is none
-    plan_asked: I4  # 1: the log in handed_address waits for the planner
-    plans: I8  # plans followed, ever
-    handed: Log
-    lying_address: I8  # handed with it: LYING, what persists where plans are made for
-    n_lying: I8
-    op: I8  # name of the operation that runs, as an adapter tells, or NO_NAME
-    recorded_held: I8  # regions held by the last event that says so
-    tensors: I8  # allocations, ever: numbers of tensors in a recorded trace
-    # What follows means something only where a device works behind the processor's back (zico.heap.streams).
-    n_streams: I8  # slots in use; 0 on the host device
     address: I8  # of this record
-    ready_address: I8  # functions of zico.heap.device
-    release_address: I8
-    bring_up_address: I8
-    streams_address: I8
     side_offset: I8  # where the arenas of the streams from slot 1 on begin; else the next tier's
     side_bytes: I8  # size of one of these
-    guards_address: I8
-    uses_address: I8  # of blocks, by granule
-    chunks_address: I8
-    chunk_of_address: I8  # by window offset >> CHUNK_SHIFT: number of the chunk + 1, or 0
-    n_chunks: I8  # chunk records used so far
-    idle_chunk: I8  # the first of those used before and free, or NOBODY
-    deferred_address: I8
-    n_deferred: I8
-    deferred_next: I8  # which one is looked at next
-    spacing_bytes: I8  # freed on a stream between two marks, unless somebody waits
-    alone_bytes: I8  # the same for the first stream while no other job is there
-    unmarked_bytes: I8  # of all streams
-    taken_over: I8  # the slot that another stream has taken over last, 0: none yet
-    mixed: I8  # bit k: a tensor that was used in slot k may mean a stream that lost it
-    timeline_address: I8  # first argument of the three functions
-    mark_address: I8
-    await_address: I8
-    synchronize_address: I8
-    counters_address: I8  # on the device
-    marks: I8  # ever
-    failures: I8  # marks, waits and scrubs that the device refused, ever
-    overflow_address: I8  # functions of zico.heap.pinned, 0: this device has no next tier
-    retire_address: I8
-    pinned_address: I8  # handles of the next tier's memory, a u8 a slot
-    # What follows means something only in a pool that isolates jobs.
-    scrubs: I8  # regions scrubbed, ever
-    scrub_address: I8  # 0 on the host device, whose kernel scrubs
-    leaving_address: I8  # slots whose mappings must go (zico.heap.leaving)
-    n_leaving: I8
-    leaving_next: I8  # which one is looked at next
-    # What follows means something only in a job that swaps (zico.heap.reclaim).
-    relief_fd: I8  # eventfd that asks for relief, -1: nobody is there to be asked
-    relief_asked: I8  # questions, ever
-    relief_answered: I8
-    relief_sequence: I8  # how pool and heap were at the last one
-    patient_thread: I8  # pthread_self of one that allocates for later, 0: none
-    leaving_bytes: I8  # of tensors that are being copied to a tier, and go when they have been
-    # What follows means something only where an optimizer's state can rest (zico.heap.resting).
-    apart_thread: I8  # pthread_self of one whose tensors go to RESTING, 0: none
-    may_rest: I8  # 1: between two steps
-    rest_limit: I8  # most slots that may rest
-    restable: I8  # slots in use in RESTING when the last step ended
-    resting: I8  # slots that rest
-    rested: I8  # ever
-    woken: I8  # ever
-    late: I8  # steps that found some not back yet
-    late_ns: I8  # for which these waited
-    # What follows means something only where the window is managed memory (zico.heap.managed).
     pool_shift: I8  # log2 of the pool's regions, everywhere; slots are smaller there
     most_streams: I8  # streams that get a slot, everywhere; fewer there
     managed_address: I8  # MANAGED record, 0: the window is no managed memory
-    back_address: I8  # functions of zico.heap.managed
-    born_address: I8
-    used_address: I8
-    # What follows means something only where the job's faults are served (zico.heap.paged); back_address, too.
-    entered_address: I8  # functions of zico.heap.paged
-    left_address: I8
-    yield_address: I8
-    frugal: I8  # 1: what comes next is placed although no region is to be had for it
-    sheet_address: I8  # what the job shares with its pager (zico.paging.sheet)
-    live_address: I8  # arrays of the sheet
-    births_address: I8
-    regions_address: I8
-    events_address: I8
-    pager_fd: I8  # eventfd that wakes the pager
+    backing: Backing
+    rest: Rest
+    streams: Streams
+    wait: Wait
+    swap: Swap
+    spill: Spill
+    planning: Planning
+    recording: Recording
+    cells: Cells
+    scrubbing: Scrubbing
+    paged: Paged
 
 
 HEAP = dtype_of(HeapRecord)

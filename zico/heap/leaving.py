@@ -41,7 +41,7 @@ Array = Any
 @inlined
 def guards_of(heap: HeapRecord) -> Records[Guard]:
     """Return what guards the slots' mappings."""
-    return array_at(heap.guards_address, heap.window_bytes >> heap.region_shift, GUARD)
+    return array_at(heap.streams.guards_address, heap.window_bytes >> heap.region_shift, GUARD)
 
 
 @compiled
@@ -65,33 +65,33 @@ def part(heap: HeapRecord, first: int, last: int) -> None:
         guard.leaves = 1
         if guard.listed == 0:
             guard.listed = 1
-            _list(heap)[heap.n_leaving] = slot
-            heap.n_leaving += 1
+            _list(heap)[heap.scrubbing.n_leaving] = slot
+            heap.scrubbing.n_leaving += 1
 
 
 @inlined
 def _list(heap: HeapRecord) -> Array:
-    return array_at(heap.leaving_address, heap.window_bytes >> heap.region_shift, _I32)
+    return array_at(heap.scrubbing.leaving_address, heap.window_bytes >> heap.region_shift, _I32)
 
 
 @compiled
 def tend(heap: HeapRecord, most: int) -> None:
     """Look at slots in the list, at most so many, and unmap those that the device has finished with."""
     keep_out_of_line()
-    if most >= heap.n_leaving:
-        heap.leaving_next = 0  # from there on what takes another's place has not been looked at
-    for _ in range(min(most, heap.n_leaving)):
-        if heap.leaving_next >= heap.n_leaving:
-            heap.leaving_next = 0
-        slot: int = np.int64(_list(heap)[heap.leaving_next])  # type: ignore[assignment]  # bytes need 64 bits
+    if most >= heap.scrubbing.n_leaving:
+        heap.scrubbing.leaving_next = 0  # from there on what takes another's place has not been looked at
+    for _ in range(min(most, heap.scrubbing.n_leaving)):
+        if heap.scrubbing.leaving_next >= heap.scrubbing.n_leaving:
+            heap.scrubbing.leaving_next = 0
+        slot: int = np.int64(_list(heap)[heap.scrubbing.leaving_next])  # type: ignore[assignment]  # bytes need 64 bits
         guard = guards_of(heap)[slot]
         if guard.leaves != 0 and not _unmap(heap, slot, guard.fence):
-            heap.leaving_next += 1
+            heap.scrubbing.leaving_next += 1
             continue
         guard.leaves = 0
         guard.listed = 0
-        heap.n_leaving -= 1
-        _list(heap)[heap.leaving_next] = _list(heap)[heap.n_leaving]  # the last one takes its place
+        heap.scrubbing.n_leaving -= 1
+        _list(heap)[heap.scrubbing.leaving_next] = _list(heap)[heap.scrubbing.n_leaving]  # the last one takes its place
 
 
 @inlined
@@ -101,7 +101,7 @@ def _unmap(heap: HeapRecord, slot: int, fence: int) -> bool:
     if slots[slot].mapped != NOBODY:
         if not has_passed(pool_of(heap), fence):
             return False
-        if not unmap_piece(record_at(heap.device_address, DEVICE), address_of(heap, slot)):
+        if not unmap_piece(record_at(heap.backing.device_address, DEVICE), address_of(heap, slot)):
             return False
         slots[slot].mapped = NOBODY
     return True

@@ -156,6 +156,5 @@ def fill(heap: Heap, memory: Managed) -> None:
     window = format_bytes(int(target["window_bytes"]))
     heap.no_next_tier = f"its window of managed memory has {window}: raise ZICO_PAGED_BYTES"
     target["managed_address"] = heap.steering.ctypes.data
-    target["scrub_address"] = 0  # what is in managed memory was never another process's
-    for name in ("back", "born", "used", "release", "bring_up"):
-        target[f"{name}_address"] = getattr(managed, name).address
+    target["scrubbing"]["address"] = 0  # what is in managed memory was never another process's
+    heap.back_with(managed, "back", "born", "used", "release", "bring_up")

@@ -54,7 +54,7 @@ def _follow(heap: HeapRecord, managed: ManagedRecord) -> None:
     """Let our stream wait for what the job's streams were given until now, so that nothing goes that is being used."""
     keep_out_of_line()
     pool = pool_of(heap)
-    for slot in range(heap.n_streams):
+    for slot in range(heap.streams.n):
         if managed.busy >> slot & 1 != 0 and streams.mark(heap, slot):
             pair = pair_of(pool.job, slot)
             streams.wait_on_device(heap, managed.mover.stream, pair, issued_of(pool)[pair])
@@ -67,7 +67,7 @@ def _order(heap: HeapRecord, first: int, n: int, location: int) -> bool:
     address = heap.base + (first << heap.region_shift)
     if move(heap.managed_address + MOVER_OFFSET, address, n << heap.region_shift, location):
         return True
-    heap.failures += 1
+    heap.streams.failures += 1
     return False
 
 

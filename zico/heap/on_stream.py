@@ -37,9 +37,9 @@ def allocate_on(heap: HeapRecord, size_bytes: int, stream: int) -> int:
     me = job_of(heap)
     private_lock(heap.mutex_address)
     slot = streams.slot_of(heap, stream)
-    if heap.n_deferred > 0:
+    if heap.streams.n_deferred > 0:
         tensors.tend(heap, tensors.FEW)
-    if heap.unmarked_bytes > 0:
+    if heap.streams.unmarked_bytes > 0:
         streams.keep_up(heap)
     if slot == NO_SLOT:
         offset = NEVER_FITS
@@ -50,7 +50,7 @@ def allocate_on(heap: HeapRecord, size_bytes: int, stream: int) -> int:
     if offset >= 0 and streams.stream_at(heap, slot).handle != stream:
         offset = _follow(heap, me, offset, slot, stream)
     if heap.managed_address != 0 and offset >= 0:
-        call(heap.born_address, (heap.address, offset, slot))
+        call(heap.backing.born, (heap.address, offset, slot))
     private_unlock(heap.mutex_address)
     return address_of(heap, offset)
 
@@ -129,13 +129,13 @@ def free_on(heap: HeapRecord, address: int, stream: int) -> None:
         if heap.ring_address != 0:
             _record_death(heap, offset)
         if heap.managed_address != 0:
-            call(heap.used_address, (heap.address, offset, slot))
+            call(heap.backing.used, (heap.address, offset, slot))
         tensors.bury(heap, me, offset, slot)
         if heap.ring_address != 0:
             record_held(heap, me)
     else:
         heap.bad_frees += 1
-    if heap.n_deferred > 0:
+    if heap.streams.n_deferred > 0:
         tensors.tend(heap, tensors.FEW)
     private_unlock(heap.mutex_address)
 

@@ -51,7 +51,7 @@ _errno_location = types.ExternalFunction("__errno_location", types.int64())
 @inlined
 def sheet_of(heap: HeapRecord) -> SheetRecord:
     """Return what the job shares with its pager."""
-    return record_at(heap.sheet_address, SHEET)
+    return record_at(heap.paged.sheet_address, SHEET)
 
 
 @inlined
@@ -61,10 +61,10 @@ def _let_count(heap: HeapRecord, n: int) -> int:
     sheet = sheet_of(heap)
     for i in range(n):
         region: int = np.int64(granted[i])  # type: ignore[assignment]  # bytes need 64 bits
-        if not discard_piece(record_at(heap.device_address, DEVICE), region):
+        if not discard_piece(record_at(heap.backing.device_address, DEVICE), region):
             regions.give_back_unused(pool_of(heap), granted, n)
             return NEVER
-    there = array_at(heap.regions_address, sheet.n_regions, _I4)
+    there = array_at(heap.paged.regions_address, sheet.n_regions, _I4)
     place = 0
     for i in range(n):
         while there[place] != NOBODY:  # the pager empties places, only this fills them
@@ -79,7 +79,7 @@ def _let_count(heap: HeapRecord, n: int) -> int:
 
 @inlined
 def _tell(heap: HeapRecord, sheet: SheetRecord, event: int) -> None:
-    array_at(heap.events_address, RING, _I8)[sheet.events & (RING - 1)] = event
+    array_at(heap.paged.events_address, RING, _I8)[sheet.events & (RING - 1)] = event
     release_fence()
     sheet.events += 1
 
@@ -87,7 +87,7 @@ def _tell(heap: HeapRecord, sheet: SheetRecord, event: int) -> None:
 @inlined
 def wake_pager(heap: HeapRecord) -> None:
     """Let the pager look whether there is something to do that no fault tells."""
-    write_bytes(heap.pager_fd, pool_of(heap).one_address, 8)
+    write_bytes(heap.paged.pager_fd, pool_of(heap).one_address, 8)
 
 
 @callback(_I64(_I64, _I64, _I64, _I64))
@@ -114,11 +114,11 @@ def back(heap_address: int, _first: int, _last: int, n: int) -> int:
     status = regions.acquire(pool, granted, missing, 0)
     if status == GRANTED:
         return _let_count(heap, missing)
-    return GRANTED if status == WAIT and heap.frugal and me.held >= LEAST else status
+    return GRANTED if status == WAIT and heap.wait.frugal and me.held >= LEAST else status
 
 
 @callback(types.void(_I64, _I64, _I64, _I64))
-def enter(heap_address: int, offset: int, size_bytes: int, key: int) -> None:
+def entered(heap_address: int, offset: int, size_bytes: int, key: int) -> None:
     """Note that a tensor lies in a range, whose slots know already.
 
     The pager is told what comes: allocations follow each other as operations do.
@@ -132,8 +132,8 @@ def enter(heap_address: int, offset: int, size_bytes: int, key: int) -> None:
     for slot in range(offset >> heap.region_shift, ((offset + size_bytes - 1) >> heap.region_shift) + 1):
         sheet.live_slots += int(slots[slot].live == 1)
     sheet.most_live = max(sheet.most_live, sheet.live_slots)
-    live = array_at(heap.live_address, sheet.n_blocks, _I4)
-    births = array_at(heap.births_address, sheet.n_blocks, _I4)
+    live = array_at(heap.paged.live_address, sheet.n_blocks, _I4)
+    births = array_at(heap.paged.births_address, sheet.n_blocks, _I4)
     for block in range(offset >> sheet.block_shift, ((offset + size_bytes - 1) >> sheet.block_shift) + 1):
         if live[block] == 0:
             births[block] += np.int32(1)
@@ -142,7 +142,7 @@ def enter(heap_address: int, offset: int, size_bytes: int, key: int) -> None:
 
 
 @callback(types.void(_I64, _I64, _I64))
-def leave(heap_address: int, offset: int, size_bytes: int) -> None:
+def left(heap_address: int, offset: int, size_bytes: int) -> None:
     """Note that a tensor does not lie in a range any more."""
     heap = record_at(heap_address, HEAP)
     sheet = sheet_of(heap)
@@ -152,7 +152,7 @@ def leave(heap_address: int, offset: int, size_bytes: int) -> None:
         slots[slot].live -= 1
         emptied += int(slots[slot].live == 0)
     sheet.live_slots -= emptied
-    live = array_at(heap.live_address, sheet.n_blocks, _I4)
+    live = array_at(heap.paged.live_address, sheet.n_blocks, _I4)
     for block in range(offset >> sheet.block_shift, ((offset + size_bytes - 1) >> sheet.block_shift) + 1):
         live[block] -= np.int32(1)
         if live[block] == 0:
@@ -197,7 +197,7 @@ def hold(heap_address: int, within_ns: int) -> int:
     while sheet.stands != number:
         if monotonic_ns() > until_ns:
             return 0
-        futex_wait(heap.sheet_address + _STANDS_AT, sheet.stands, pool_of(heap).poll_address)
+        futex_wait(heap.paged.sheet_address + _STANDS_AT, sheet.stands, pool_of(heap).poll_address)
     return 1
 
 
@@ -241,7 +241,7 @@ def copy(
     heap = record_at(heap_address, HEAP)
     sheet = sheet_of(heap)
     shift = sheet.block_shift
-    live = array_at(heap.live_address, sheet.n_blocks, _I4)
+    live = array_at(heap.paged.live_address, sheet.n_blocks, _I4)
     states = array_at(states_address, sheet.n_blocks, _I4)
     tickets = array_at(tickets_address, sheet.n_blocks, _I4)
     for block in range(sheet.n_blocks):

@@ -42,19 +42,19 @@ Array = Any
 
 @inlined
 def _handles_of(heap: HeapRecord) -> Array:
-    return array_at(heap.pinned_address, heap.window_bytes >> heap.region_shift, _U64)
+    return array_at(heap.spill.pinned_address, heap.window_bytes >> heap.region_shift, _U64)
 
 
 @compiled
 def _map(heap: HeapRecord, slot: int) -> bool:
     """Map new memory behind a slot of which nothing is mapped; false if the driver refuses."""
     keep_out_of_line()
-    handle = map_pinned(record_at(heap.device_address, DEVICE), address_of(heap, slot))
+    handle = map_pinned(record_at(heap.backing.device_address, DEVICE), address_of(heap, slot))
     if handle == 0:
         return False
     _handles_of(heap)[slot] = handle
     slots_of(heap)[slot].mapped = slot
-    heap.spill_live_bytes += 1 << heap.region_shift
+    heap.spill.live_bytes += 1 << heap.region_shift
     return True
 
 
@@ -63,10 +63,10 @@ def _unmap(heap: HeapRecord, slot: int) -> None:
     """Give the memory behind an empty slot back; what the driver does not unmap stays, for the next tensor there."""
     keep_out_of_line()
     handle: int = np.int64(_handles_of(heap)[slot])  # type: ignore[assignment]  # one type for compiled code
-    if handle != 0 and unmap_pinned(record_at(heap.device_address, DEVICE), address_of(heap, slot), handle):
+    if handle != 0 and unmap_pinned(record_at(heap.backing.device_address, DEVICE), address_of(heap, slot), handle):
         _handles_of(heap)[slot] = 0
         slots_of(heap)[slot].mapped = NOBODY
-        heap.spill_live_bytes -= 1 << heap.region_shift
+        heap.spill.live_bytes -= 1 << heap.region_shift
 
 
 @callback(_I64(_I64, _I64, _I64))

@@ -51,7 +51,7 @@ class Planning:
         self._heap = heap
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._tables = [heap.zeros(PLACE, PLAN_ENTRIES) for _ in range(2)]
-        heap.record[0]["plan_fd"] = self._wake_fd
+        heap.record[0]["planning"]["fd"] = self._wake_fd
 
     def start(self) -> None:
         """Load what plans are made with and start the thread; it sleeps until an iteration has been logged."""
@@ -73,7 +73,7 @@ class Planning:
 
     def close(self) -> None:
         """Ask for no more plans; for a heap without a thread."""
-        self._heap.record[0]["plan_fd"] = -1
+        self._heap.record[0]["planning"]["fd"] = -1
         os.close(self._wake_fd)
 
     def _run(self) -> None:
@@ -87,7 +87,7 @@ class Planning:
     def plan_handed(self) -> None:
         """Plan the log that the heap has handed over, and install the answer."""
         record = self._heap.record[0]
-        log = record["handed"]
+        log = record["planning"]["handed"]
         keys, offsets = self._plan(self._heap.handed[: int(log["n"])], int(log["begin"]), int(log["end"]))
         table_address = 0
         if len(keys):
@@ -104,7 +104,7 @@ class Planning:
         line = cut_open(lifetimes["lower"] - begin, upper, size_bytes, n_ticks)
         # What lives for nearly a whole iteration has two of its kind alive at once whenever one comes a little early.
         planned = ~line.persists & (line.upper - line.lower < n_ticks - n_ticks // _NEARLY_WHOLE)
-        lying = self._heap.lying[: int(self._heap.record[0]["n_lying"])]
+        lying = self._heap.lying[: int(self._heap.record[0]["planning"]["n_lying"])]
         if not planned.any():
             return _NOTHING, _NOTHING
         problem = Problem(

@@ -96,7 +96,7 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
     fits_since_ns = began_ns
     before = -1
     if me.waiting_threads == 0:
-        heap.others_asked_ns = 0
+        heap.wait.others_asked_ns = 0
     waiting.start_waiting(pool, (size_bytes + (1 << heap.pool_shift) - 1) >> heap.pool_shift)
     while True:
         backing.bring_up(heap)
@@ -107,9 +107,9 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
         if now != before:
             before = now
             still_since_ns = now_ns
-        is_late = now_ns > began_ns + heap.wait_limit_ns
+        is_late = now_ns > began_ns + heap.wait.limit_ns
         found = _own_holes(heap, me, arena, planned, size_bytes, alignment, now_ns)
-        if found != NEVER_FITS or (heap.n_deferred > 0 and not is_late):
+        if found != NEVER_FITS or (heap.streams.n_deferred > 0 and not is_late):
             fits_since_ns = now_ns
         if found in (MUST_WAIT, NEVER_FITS):
             is_stuck = evicting.is_stuck(heap, me, now_ns - still_since_ns)
@@ -176,10 +176,10 @@ def _own_holes(
 
     While the job waits for what it has evicted it takes nothing new.
     """
-    if not evicting.is_complete(heap, me) and now_ns <= heap.return_until_ns:
+    if not evicting.is_complete(heap, me) and now_ns <= heap.wait.return_until_ns:
         return MUST_WAIT
     offset = placing.place(heap, arena, planned, size_bytes, alignment)
-    swaps = heap.relief_fd != NOBODY_TO_ASK and arena < SPILL
+    swaps = heap.swap.fd != NOBODY_TO_ASK and arena < SPILL
     if swaps and offset in (MUST_WAIT, NEVER_FITS) and _at_limit(me, offset):
         offset = max(offset, placing.as_guest(heap, size_bytes, alignment))
     return offset
@@ -205,7 +205,7 @@ def _rest(heap: HeapRecord, me: Job, request: Request) -> int:
 @inlined
 def _is_patient(heap: HeapRecord) -> bool:
     """Tell whether the calling thread allocates for later."""
-    return heap.patient_thread != 0 and heap.patient_thread == this_thread()
+    return heap.swap.patient_thread != 0 and heap.swap.patient_thread == this_thread()
 
 
 @compiled
@@ -216,16 +216,16 @@ def _swap(heap: HeapRecord, me: Job, request: Request) -> int:
         return NOTHING
     if _is_patient(heap):
         return COMING
-    if heap.relief_fd == NOBODY_TO_ASK or not _at_limit(me, request.why):
+    if heap.swap.fd == NOBODY_TO_ASK or not _at_limit(me, request.why):
         return NOTHING
-    if heap.leaving_bytes > 0 or heap.relief_answered < heap.relief_asked:
+    if heap.swap.leaving_bytes > 0 or heap.swap.answered < heap.swap.asked:
         return COMING
     state = request.sequence + (heap.events << _EVENTS_SHIFT)
-    if heap.relief_sequence == state:
+    if heap.swap.sequence == state:
         return NOTHING
-    heap.relief_sequence = state
-    heap.relief_asked += 1
-    write_bytes(heap.relief_fd, pool_of(heap).one_address, 8)
+    heap.swap.sequence = state
+    heap.swap.asked += 1
+    write_bytes(heap.swap.fd, pool_of(heap).one_address, 8)
     return COMING
 
 
@@ -236,15 +236,15 @@ def _swap(heap: HeapRecord, me: Job, request: Request) -> int:
 def _do_without(heap: HeapRecord, request: Request) -> int:
     """Go on without a region where the job is paged, else without what the job has evicted."""
     keep_out_of_line()
-    if request.is_stuck and heap.entered_address != 0:
-        heap.frugal = 1
+    if request.is_stuck and heap.backing.entered != 0:
+        heap.wait.frugal = 1
         offset = placing.place(heap, request.arena, request.planned, request.size_bytes, request.alignment)
-        heap.frugal = 0
+        heap.wait.frugal = 0
         if offset >= 0:
             return offset
-    if heap.return_until_ns == 0:
+    if heap.wait.return_until_ns == 0:
         return NOTHING
-    heap.return_until_ns = 0
+    heap.wait.return_until_ns = 0
     return AGAIN
 
 
@@ -257,9 +257,9 @@ def _ask_others(heap: HeapRecord, me: Job, request: Request) -> int:
     answer = reserve.ask(pool_of(heap), request.sequence)
     if answer == reserve.ASKED:
         _note_stall(heap, me)
-    if answer == reserve.ASKED or heap.others_asked_ns == 0:
-        heap.others_asked_ns = request.now_ns
-    is_patient = request.now_ns - heap.others_asked_ns <= waiting.STUCK_NS
+    if answer == reserve.ASKED or heap.wait.others_asked_ns == 0:
+        heap.wait.others_asked_ns = request.now_ns
+    is_patient = request.now_ns - heap.wait.others_asked_ns <= waiting.STUCK_NS
     return COMING if answer != reserve.NOBODY_CAN and is_patient else NOTHING
 
 
@@ -277,4 +277,4 @@ def _note_stall(heap: HeapRecord, me: Job) -> None:
     """Remember that nobody could go on in this iteration: the job is then quick to find a way."""
     keep_out_of_line()
     waiting.note_stall(pool_of(heap))
-    heap.stuck_iteration = me.iteration + 1
+    heap.wait.stuck_iteration = me.iteration + 1

@@ -71,9 +71,9 @@ def _end(heap: HeapRecord) -> int:
 def rest(heap: HeapRecord, me: Job, most: int) -> int:
     """Let so many slots rest, or as many as can; returns how many. Inside the heap's mutex."""
     keep_out_of_line()
-    if heap.may_rest == 0:
+    if heap.rest.may_rest == 0:
         return 0
-    most = min(most, evicting.room(heap, me), heap.rest_limit - heap.resting)
+    most = min(most, evicting.room(heap, me), heap.rest.limit - heap.rest.resting)
     done = _rest(heap, most, evicting.OWNED)
     return done + _rest(heap, most - done, evicting.SHARED)
 
@@ -83,8 +83,8 @@ def _rest(heap: HeapRecord, most: int, kind: int) -> int:
     keep_out_of_line()
     n = evicting.part(heap, _first(heap), _end(heap), most, kind, RESTS)
     if n > 0:
-        heap.resting += n
-        heap.rested += n
+        heap.rest.resting += n
+        heap.rest.rested += n
         regions.give_back(pool_of(heap), wanted_of(heap), n, NO_FENCE)
     return n
 
@@ -110,7 +110,7 @@ def _expect(heap: HeapRecord, me: Job, most: int) -> None:
     """Let so many slots that rest be evicted ones instead, which come back as soon as that can be."""
     keep_out_of_line()
     n = _turn(heap, RESTS, NOBODY, most)
-    heap.resting -= n
+    heap.rest.resting -= n
     me.evicted += n
 
 
@@ -119,7 +119,7 @@ def _let_rest(heap: HeapRecord, me: Job) -> None:
     """Let slots of the arena that are evicted rest instead, so that nobody expects them back before a step."""
     keep_out_of_line()
     n = _turn(heap, NOBODY, RESTS, me.evicted)
-    heap.resting += n
+    heap.rest.resting += n
     me.evicted -= n
 
 
@@ -133,11 +133,11 @@ def end_step(heap: HeapRecord) -> None:
     private_lock(heap.mutex_address)
     _let_rest(heap, me)
     slots = slots_of(heap)
-    heap.restable = 0
+    heap.rest.restable = 0
     for slot in range(_first(heap), _end(heap)):
         if slots[slot].live > 0:
-            heap.restable += 1
-    heap.may_rest = 1
+            heap.rest.restable += 1
+    heap.rest.may_rest = 1
     private_unlock(heap.mutex_address)
 
 
@@ -153,8 +153,8 @@ def begin_step(heap: HeapRecord) -> None:
         return
     me = job_of(heap)
     private_lock(heap.mutex_address)
-    heap.may_rest = 0
-    if heap.resting > 0:
+    heap.rest.may_rest = 0
+    if heap.rest.resting > 0:
         _wake(heap, me)
     private_unlock(heap.mutex_address)
 
@@ -170,11 +170,11 @@ def wake_ahead(heap: HeapRecord) -> int:
     n = 0
     private_lock(heap.mutex_address)
     room = cap_of(pool_of(heap), me) - me.held
-    if heap.attached == _ATTACHED and heap.may_rest != 0 and me.evicted == 0 and min(heap.resting, room) > 0:
-        n = min(heap.resting, room)
+    if heap.attached == _ATTACHED and heap.rest.may_rest != 0 and me.evicted == 0 and min(heap.rest.resting, room) > 0:
+        n = min(heap.rest.resting, room)
         _expect(heap, me, n)
         if evicting.is_complete(heap, me):
-            heap.woken += n
+            heap.rest.woken += n
             curve.raise_to(me.current, me.held)
         else:
             _let_rest(heap, me)
@@ -187,14 +187,14 @@ def wake_ahead(heap: HeapRecord) -> int:
 def _wake(heap: HeapRecord, me: Job) -> None:
     keep_out_of_line()
     began_ns = monotonic_ns()
-    before = heap.resting
+    before = heap.rest.resting
     _expect(heap, me, max(cap_of(pool_of(heap), me) - me.held - me.evicted, 0))
     if not evicting.is_complete(heap, me):
-        heap.return_until_ns = began_ns + evicting.patience_ns(heap)
+        heap.wait.return_until_ns = began_ns + evicting.patience_ns(heap)
         evicting.await_return(heap, me)
-    heap.late += 1
-    heap.late_ns += monotonic_ns() - began_ns
-    out = heap.resting + me.evicted
-    heap.woken += max(before - out, 0)
+    heap.rest.late += 1
+    heap.rest.late_ns += monotonic_ns() - began_ns
+    out = heap.rest.resting + me.evicted
+    heap.rest.woken += max(before - out, 0)
     me.spilled_bytes += out << heap.pool_shift
     curve.raise_to(me.current, me.held + me.evicted)

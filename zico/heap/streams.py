@@ -70,7 +70,7 @@ Array = Any
 @inlined
 def stream_at(heap: HeapRecord, slot: int) -> Stream:
     """Return the record of the stream in a slot."""
-    return record_at(heap.streams_address + slot * _STREAM_BYTES, STREAM)
+    return record_at(heap.streams.address + slot * _STREAM_BYTES, STREAM)
 
 
 @inlined
@@ -79,7 +79,7 @@ def slot_of(heap: HeapRecord, handle: int) -> int:
 
     Inside the heap's mutex, as all that follows.
     """
-    for slot in range(heap.n_streams):
+    for slot in range(heap.streams.n):
         if stream_at(heap, slot).handle == handle:
             return slot
     return _new_slot(heap, handle)
@@ -88,15 +88,15 @@ def slot_of(heap: HeapRecord, handle: int) -> int:
 @compiled
 def _new_slot(heap: HeapRecord, handle: int) -> int:
     keep_out_of_line()
-    slot = heap.n_streams
+    slot = heap.streams.n
     if slot == heap.most_streams:
         return _take_over(heap, handle)
     stream = stream_at(heap, slot)
     stream.handle = handle
-    stream.counter_address = heap.counters_address + pair_of(pool_of(heap).job, slot) * COUNTER_BYTES
+    stream.counter_address = heap.streams.counters_address + pair_of(pool_of(heap).job, slot) * COUNTER_BYTES
     for size_class in range(len(stream.chunks)):
         stream.chunks[size_class] = NOBODY
-    heap.n_streams = slot + 1
+    heap.streams.n = slot + 1
     return slot
 
 
@@ -111,24 +111,24 @@ def _take_over(heap: HeapRecord, handle: int) -> int:
     n = heap.most_streams - 1
     chosen = NO_SLOT
     for i in range(n):
-        slot = 1 + (heap.taken_over + i) % n
+        slot = 1 + (heap.streams.taken_over + i) % n
         if _is_idle(heap, slot):
             return _hand_slot(heap, slot, handle)
         if chosen == NO_SLOT and stream_at(heap, slot).users == 0:
             chosen = slot
     if chosen == NO_SLOT:
-        chosen = 1 + heap.taken_over % n
+        chosen = 1 + heap.streams.taken_over % n
     if not follow(heap, chosen, handle):
         return NO_SLOT
     if stream_at(heap, chosen).users > 0:
-        heap.mixed |= 1 << chosen
+        heap.streams.mixed |= 1 << chosen
     return _hand_slot(heap, chosen, handle)
 
 
 @inlined
 def _hand_slot(heap: HeapRecord, slot: int, handle: int) -> int:
     stream_at(heap, slot).handle = handle
-    heap.taken_over = slot
+    heap.streams.taken_over = slot
     return slot
 
 
@@ -164,13 +164,16 @@ def mark(heap: HeapRecord, slot: int) -> bool:
     stream = stream_at(heap, slot)
     pair = pair_of(pool.job, slot)
     value = issued_of(pool)[pair] + 1
-    if call(heap.mark_address, (heap.timeline_address, stream.handle, stream.counter_address, value)) & _STATUS:
-        heap.failures += 1
+    if (
+        call(heap.streams.mark_address, (heap.streams.context_address, stream.handle, stream.counter_address, value))
+        & _STATUS
+    ):
+        heap.streams.failures += 1
         return False
     issued_of(pool)[pair] = value  # only now: whoever sees this may wait for it
-    heap.unmarked_bytes -= stream.unmarked_bytes
+    heap.streams.unmarked_bytes -= stream.unmarked_bytes
     stream.unmarked_bytes = 0
-    heap.marks += 1
+    heap.streams.marks += 1
     return True
 
 
@@ -191,9 +194,9 @@ def _due_bytes(heap: HeapRecord, slot: int) -> int:
     if header.waiters > 0 or header.boundary_waiters > 0:
         return 0
     if slot != MAIN or not _is_alone(pool):
-        return heap.spacing_bytes
+        return heap.streams.spacing_bytes
     free_bytes = (header.budget_regions - header.granted) << heap.pool_shift
-    return max(heap.spacing_bytes, min(heap.alone_bytes, free_bytes >> 1))
+    return max(heap.streams.spacing_bytes, min(heap.streams.alone_bytes, free_bytes >> 1))
 
 
 @compiled
@@ -203,7 +206,7 @@ def fence_for(heap: HeapRecord, slot: int, freed_bytes: int) -> int:
     stream = stream_at(heap, slot)
     value = issued_of(pool)[pair_of(pool.job, slot)] + 1
     stream.unmarked_bytes += freed_bytes
-    heap.unmarked_bytes += freed_bytes
+    heap.streams.unmarked_bytes += freed_bytes
     if stream.unmarked_bytes >= _due_bytes(heap, slot):
         mark(heap, slot)
     return fence_of(pair_of(pool.job, slot), value)
@@ -231,7 +234,7 @@ def _mark_streams(heap: HeapRecord, everything: bool) -> None:  # noqa: FBT001 -
     """Mark every stream with bytes freed since its last mark, or only those where that is due."""
     keep_out_of_line()
     marked = False
-    for slot in range(heap.n_streams):
+    for slot in range(heap.streams.n):
         unmarked_bytes = stream_at(heap, slot).unmarked_bytes
         is_due = unmarked_bytes > 0 and (everything or unmarked_bytes >= _due_bytes(heap, slot))
         if is_due and mark(heap, slot):
@@ -258,10 +261,10 @@ def keep_up(heap: HeapRecord) -> None:
 @compiled
 def wait_on_device(heap: HeapRecord, handle: int, pair: int, value: int) -> bool:
     """Let a stream go on only when a counter has reached a value; false if the device refused."""
-    counter_address = heap.counters_address + pair * COUNTER_BYTES
-    if call(heap.await_address, (heap.timeline_address, handle, counter_address, value)) & _STATUS == 0:
+    counter_address = heap.streams.counters_address + pair * COUNTER_BYTES
+    if call(heap.streams.await_address, (heap.streams.context_address, handle, counter_address, value)) & _STATUS == 0:
         return True
-    heap.failures += 1
+    heap.streams.failures += 1
     return False
 
 
@@ -269,11 +272,11 @@ def wait_on_device(heap: HeapRecord, handle: int, pair: int, value: int) -> bool
 def scrub(heap: HeapRecord, slot: int, address: int) -> bool:
     """Let a stream zero the region at an address of the window; false if the device refused."""
     handle = stream_at(heap, slot).handle
-    arguments = (heap.timeline_address, handle, address, 1 << heap.region_shift)
-    if call(heap.scrub_address, arguments) & _STATUS == 0:
-        heap.scrubs += 1
+    arguments = (heap.streams.context_address, handle, address, 1 << heap.region_shift)
+    if call(heap.scrubbing.address, arguments) & _STATUS == 0:
+        heap.scrubbing.scrubs += 1
         return True
-    heap.failures += 1
+    heap.streams.failures += 1
     return False
 
 
@@ -316,7 +319,7 @@ def drop_waits(heap: HeapRecord) -> None:
 def synchronize(heap: HeapRecord) -> bool:
     """Wait, here, until the device has done all that this process has asked for; false if it refuses to tell."""
     keep_out_of_line()
-    if call(heap.synchronize_address, (heap.timeline_address,)) & _STATUS == 0:
+    if call(heap.streams.synchronize_address, (heap.streams.context_address,)) & _STATUS == 0:
         return True
-    heap.failures += 1
+    heap.streams.failures += 1
     return False

@@ -45,7 +45,7 @@ def uses_at(heap: HeapRecord, offset: int) -> Array:
         uses = cells.uses_at(heap, number, offset)
         return uses[:1] if len(uses) == 1 and uses[0] & (CELL_LIVES | FREED) == CELL_LIVES else uses[:0]
     granule = offset >> GRANULE_SHIFT
-    uses = array_at(heap.uses_address, heap.window_bytes >> GRANULE_SHIFT, USES)[granule : granule + 1]
+    uses = array_at(heap.streams.uses_address, heap.window_bytes >> GRANULE_SHIFT, USES)[granule : granule + 1]
     return uses[:1] if blocks.is_block(heap, offset) and uses[0] & FREED == 0 else uses[:0]
 
 
@@ -80,7 +80,7 @@ def _forget_uses(heap: HeapRecord, uses: int) -> None:
             stream = streams.stream_at(heap, slot)
             stream.users -= 1
             if stream.users == 0:
-                heap.mixed &= ~(1 << slot)
+                heap.streams.mixed &= ~(1 << slot)
 
 
 @compiled
@@ -95,7 +95,7 @@ def bury(heap: HeapRecord, me: Job, offset: int, slot: int) -> None:
         blocks.end(heap, me, offset)
     used = uses[0] | 1 << slot
     if uses[0] & (OTHER_STREAM - 1) != 0:
-        if uses[0] & heap.mixed != 0:
+        if uses[0] & heap.streams.mixed != 0:
             used |= OTHER_STREAM
         _forget_uses(heap, uses[0])
     if offset < heap.spill_offset:
@@ -114,7 +114,7 @@ def bury(heap: HeapRecord, me: Job, offset: int, slot: int) -> None:
 @compiled
 def _give(heap: HeapRecord, offset: int) -> None:
     """Let a tensor's range be used again by its stream, with no other's work on it left."""
-    uses = array_at(heap.uses_address, heap.window_bytes >> GRANULE_SHIFT, USES)
+    uses = array_at(heap.streams.uses_address, heap.window_bytes >> GRANULE_SHIFT, USES)
     number = cells.chunk_at(heap, offset)
     if number != NOBODY:
         cells.give(heap, number, offset)
@@ -125,21 +125,21 @@ def _give(heap: HeapRecord, offset: int) -> None:
 
 @inlined
 def _deferred(heap: HeapRecord, index: int) -> Deferred:
-    return record_at(heap.deferred_address + index * _DEFERRED_BYTES, DEFERRED)
+    return record_at(heap.streams.deferred_address + index * _DEFERRED_BYTES, DEFERRED)
 
 
 @compiled
 def _defer(heap: HeapRecord, offset: int, elsewhere: int) -> None:
     """Put a mark on each stream that a tensor was used on, and free it when all have come there."""
     keep_out_of_line()
-    if heap.n_deferred == MAX_DEFERRED:
+    if heap.streams.n_deferred == MAX_DEFERRED:
         hand_over(heap)
-    if heap.n_deferred == MAX_DEFERRED:
+    if heap.streams.n_deferred == MAX_DEFERRED:
         if streams.synchronize(heap):
             _give(heap, offset)
         return
-    entry = _deferred(heap, heap.n_deferred)
-    heap.n_deferred += 1
+    entry = _deferred(heap, heap.streams.n_deferred)
+    heap.streams.n_deferred += 1
     entry.offset = offset
     entry.uses = elsewhere
     for slot in range(STREAMS):
@@ -153,10 +153,10 @@ def tend(heap: HeapRecord, most: int) -> None:
     keep_out_of_line()
     counters = counters_of(pool_of(heap))
     job = pool_of(heap).job
-    for _ in range(min(most, heap.n_deferred)):
-        if heap.deferred_next >= heap.n_deferred:
-            heap.deferred_next = 0
-        entry = _deferred(heap, heap.deferred_next)
+    for _ in range(min(most, heap.streams.n_deferred)):
+        if heap.streams.deferred_next >= heap.streams.n_deferred:
+            heap.streams.deferred_next = 0
+        entry = _deferred(heap, heap.streams.deferred_next)
         passed = True
         for slot in range(STREAMS):
             if entry.uses >> slot & 1 and counters[at(pair_of(job, slot))] < entry.values[slot]:
@@ -164,15 +164,17 @@ def tend(heap: HeapRecord, most: int) -> None:
         if passed:
             _end_waiting(heap, entry)
         else:
-            heap.deferred_next += 1
+            heap.streams.deferred_next += 1
 
 
 @compiled
 def hand_over(heap: HeapRecord) -> None:
     """Free every waiting tensor; its own stream waits for the others. What the device refuses to wait for stays."""
     keep_out_of_line()
-    tend(heap, heap.n_deferred)
-    for i in range(heap.n_deferred - 1, -1, -1):  # the latest first: waiting for its marks covers the earlier ones
+    tend(heap, heap.streams.n_deferred)
+    for i in range(
+        heap.streams.n_deferred - 1, -1, -1
+    ):  # the latest first: waiting for its marks covers the earlier ones
         entry = _deferred(heap, i)
         own = owner_at(heap, entry.offset)
         behind = True
@@ -189,8 +191,8 @@ def _end_waiting(heap: HeapRecord, entry: Deferred) -> None:
     """Take a tensor off the list, whose last entry takes its place, and free it."""
     keep_out_of_line()
     offset = entry.offset
-    heap.n_deferred -= 1
-    last = _deferred(heap, heap.n_deferred)
+    heap.streams.n_deferred -= 1
+    last = _deferred(heap, heap.streams.n_deferred)
     entry.offset = last.offset
     entry.uses = last.uses
     for slot in range(STREAMS):

@@ -64,29 +64,27 @@ def fill(heap: Heap, timeline: Timeline) -> None:
     from zico.heap import device  # compiled or loaded by this, so only where it is needed
 
     record = heap.record[0]
-    record["address"] = heap.record.ctypes.data
-    for name in ("ready", "release", "bring_up"):
-        record[f"{name}_address"] = getattr(device, name).address
+    heap.back_with(device, "ready", "release", "bring_up")
     window_bytes = int(record["window_bytes"])
-    record["streams_address"] = heap.zeros(STREAM, STREAMS).ctypes.data
-    record["guards_address"] = heap.zeros(GUARD, len(heap.slots)).ctypes.data
-    record["uses_address"] = heap.zeros(USES, window_bytes >> GRANULE_SHIFT).ctypes.data
-    record["chunks_address"] = heap.zeros(CHUNK, MAX_CHUNKS).ctypes.data
-    record["chunk_of_address"] = heap.zeros(np.dtype("i4"), (window_bytes >> CHUNK_SHIFT) + 1).ctypes.data
-    record["idle_chunk"] = NOBODY
-    record["deferred_address"] = heap.zeros(DEFERRED, MAX_DEFERRED).ctypes.data
+    record["streams"]["address"] = heap.zeros(STREAM, STREAMS).ctypes.data
+    record["streams"]["guards_address"] = heap.zeros(GUARD, len(heap.slots)).ctypes.data
+    record["streams"]["uses_address"] = heap.zeros(USES, window_bytes >> GRANULE_SHIFT).ctypes.data
+    record["cells"]["chunks_address"] = heap.zeros(CHUNK, MAX_CHUNKS).ctypes.data
+    record["cells"]["chunk_of_address"] = heap.zeros(np.dtype("i4"), (window_bytes >> CHUNK_SHIFT) + 1).ctypes.data
+    record["cells"]["idle_chunk"] = NOBODY
+    record["streams"]["deferred_address"] = heap.zeros(DEFERRED, MAX_DEFERRED).ctypes.data
     if heap.managed is None:
         _fill_next_tier(heap)
-    record["timeline_address"] = timeline.context_address
+    record["streams"]["context_address"] = timeline.context_address
     for field in ("mark_address", "await_address", "synchronize_address", "counters_address"):
-        record[field] = getattr(timeline, field)
-    record["spacing_bytes"] = timeline.spacing_bytes
-    record["alone_bytes"] = timeline.alone_bytes
+        record["streams"][field] = getattr(timeline, field)
+    record["streams"]["spacing_bytes"] = timeline.spacing_bytes
+    record["streams"]["alone_bytes"] = timeline.alone_bytes
     if heap.pool.header["isolate"]:
         if timeline.scrub_address == 0:
             raise ConfigError("this device cannot scrub memory, which --isolate needs: leave --isolate out")
-        record["scrub_address"] = timeline.scrub_address
-        record["leaving_address"] = heap.zeros(np.dtype("i4"), len(heap.slots)).ctypes.data
+        record["scrubbing"]["address"] = timeline.scrub_address
+        record["scrubbing"]["leaving_address"] = heap.zeros(np.dtype("i4"), len(heap.slots)).ctypes.data
 
 
 def _fill_next_tier(heap: Heap) -> None:
@@ -98,8 +96,6 @@ def _fill_next_tier(heap: Heap) -> None:
     except DriverError as error:
         heap.no_next_tier = str(error)
         return
-    record = heap.record[0]
     heap.pinned = heap.zeros(np.dtype("u8"), len(heap.slots))
-    record["pinned_address"] = heap.pinned.ctypes.data
-    for name in ("overflow", "retire"):
-        record[f"{name}_address"] = getattr(pinned, name).address
+    heap.record[0]["spill"]["pinned_address"] = heap.pinned.ctypes.data
+    heap.back_with(pinned, "overflow", "retire")

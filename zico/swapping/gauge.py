@@ -51,11 +51,11 @@ class HeapGauge:
 
     def restable_bytes(self) -> int:
         """Return what can be out of the pool wherever tensors are idle: the state of optimizers, in whole regions."""
-        return min(int(self._heap["restable"]), int(self._heap["rest_limit"])) * self._region_bytes
+        return min(int(self._heap["rest"]["restable"]), int(self._heap["rest"]["limit"])) * self._region_bytes
 
     def be_patient(self, thread: int) -> None:
         """Note which thread allocates for later, 0: none does."""
-        self._heap["patient_thread"] = thread
+        self._heap["swap"]["patient_thread"] = thread
 
     def has_room(self, size_bytes: int) -> bool:
         """Tell whether so much can be had at once, by what it may hold and by what lies free in its regions."""
@@ -84,14 +84,14 @@ class HeapGauge:
     def publish(self, figures: Figures) -> None:
         """Write down what has been moved where reports and waiting threads find it, and let those ask again."""
         heap, job = self._heap, self._job
-        heap["relief_sequence"] = NOT_ASKED
-        heap["leaving_bytes"] = figures.leaving_bytes
-        job["out_bytes"] = figures.out_bytes + int(heap["rested"]) * self._region_bytes
-        job["in_bytes"] = figures.in_bytes + int(heap["woken"]) * self._region_bytes
-        job["out_now_bytes"] = figures.away_bytes + int(heap["resting"]) * self._region_bytes
-        job["copy_waited_ns"] = figures.waited_ns + int(heap["late_ns"])
+        heap["swap"]["sequence"] = NOT_ASKED
+        heap["swap"]["leaving_bytes"] = figures.leaving_bytes
+        job["out_bytes"] = figures.out_bytes + int(heap["rest"]["rested"]) * self._region_bytes
+        job["in_bytes"] = figures.in_bytes + int(heap["rest"]["woken"]) * self._region_bytes
+        job["out_now_bytes"] = figures.away_bytes + int(heap["rest"]["resting"]) * self._region_bytes
+        job["copy_waited_ns"] = figures.waited_ns + int(heap["rest"]["late_ns"])
         job["copy_hidden_ns"] = figures.hidden_ns
-        job["late"] = figures.late + int(heap["late"])
+        job["late"] = figures.late + int(heap["rest"]["late"])
         self.wake()
 
     def wake(self) -> None:

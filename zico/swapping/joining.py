@@ -47,7 +47,7 @@ def start(heap: Heap, environ: Mapping[str, str]) -> Swapper:
 
     gauge = HeapGauge(heap)
     gauge.choose_swapping()
-    mover = Mover(tier, gauge.publish, int(record["wait_limit_ns"]) / 1e9, gauge.has_room, gauge.be_patient)
+    mover = Mover(tier, gauge.publish, int(record["wait"]["limit_ns"]) / 1e9, gauge.has_room, gauge.be_patient)
 
     def rates() -> Rates:
         return tier.rates()[0]
@@ -60,8 +60,8 @@ def start(heap: Heap, environ: Mapping[str, str]) -> Swapper:
     swapper = Swapper(mover, gauge, Learner(gauge.ended, gauge.cap_bytes, rates, tell))
     asked_fd = os.eventfd(0, os.EFD_CLOEXEC)
     threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()
-    record["relief_sequence"] = NOT_ASKED
-    record["relief_fd"] = asked_fd
+    record["swap"]["sequence"] = NOT_ASKED
+    record["swap"]["fd"] = asked_fd
     allow(heap, wishes)
     os.register_at_fork(before=swapper.hold, after_in_parent=swapper.go_on, after_in_child=swapper.leave_to_parent)
     return swapper
@@ -73,11 +73,11 @@ def _relieve(heap: Heap, gauge: HeapGauge, swapper: Swapper, asked_fd: int) -> N
     poll = select.poll()
     poll.register(asked_fd, select.POLLIN)
     with contextlib.ExitStack() as undo:
-        undo.callback(record.__setitem__, "relief_fd", NOBODY_TO_ASK)
+        undo.callback(record["swap"].__setitem__, "fd", NOBODY_TO_ASK)
         while True:
             poll.poll()  # no deadline: who asks goes on without an answer when its own deadline has passed
             os.eventfd_read(asked_fd)
-            asked = int(record["relief_asked"])
+            asked = int(record["swap"]["asked"])
             swapper.relieve(gauge.needed_bytes())
-            record["relief_answered"] = asked
+            record["swap"]["answered"] = asked
             gauge.wake()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def allow(heap: Heap, wishes: Sequence[TierWish]) -> None:
     """Let as much rest as the job's tiers have of memory: no other tier can hold what must stay at its address."""
     memory_bytes = sum(wish.size_bytes for wish in wishes if wish.kind == KIND_NAMES[MEMORY])
-    heap.record[0]["rest_limit"] = memory_bytes // heap.slot_bytes
+    heap.record[0]["rest"]["limit"] = memory_bytes // heap.slot_bytes
 
 
 class Lead:
@@ -93,17 +93,19 @@ class Resting:
 
     def put_apart(self, *, on: bool) -> None:
         """Put what this thread allocates from now on where it can rest, or no longer."""
-        self._heap["apart_thread"] = threading.get_ident() if on else 0
+        self._heap["rest"]["thread"] = threading.get_ident() if on else 0
 
     def begin_step(self) -> None:
         """Have the state back; waits until it is, unless that cannot be."""
         if self._heap["attached"] != Attached.YES:
             return
-        late_ns = int(self._heap["late_ns"])
+        late_ns = int(self._heap["rest"]["late_ns"])
         began_ns = time.monotonic_ns()
         resting.begin_step(self._heap)
-        went_again = int(self._heap["rested"]) - self._rested
-        self._lead.turn(began_ns, int(self._heap["late_ns"]) - late_ns, was_in_vain=2 * went_again > self._brought > 0)
+        went_again = int(self._heap["rest"]["rested"]) - self._rested
+        self._lead.turn(
+            began_ns, int(self._heap["rest"]["late_ns"]) - late_ns, was_in_vain=2 * went_again > self._brought > 0
+        )
         self._brought = 0
 
     def end_step(self) -> None:
@@ -114,7 +116,7 @@ class Resting:
         self._swapper.publish()
 
     def _note_event(self) -> None:
-        if self._lead.is_due(time.monotonic_ns()) and self._heap["resting"] > 0:
+        if self._lead.is_due(time.monotonic_ns()) and self._heap["rest"]["resting"] > 0:
             self._due.set()
 
     def _bring(self) -> None:
@@ -122,4 +124,4 @@ class Resting:
             self._due.wait()  # no deadline: nobody waits for this thread
             self._due.clear()
             self._brought += resting.wake_ahead(self._heap)
-            self._rested = int(self._heap["rested"])
+            self._rested = int(self._heap["rest"]["rested"])
