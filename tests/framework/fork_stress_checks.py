@@ -216,7 +216,7 @@ def check_many_forks_while_planning_and_allocating() -> None:
     planning, heap = joined().heap.planning, joined().heap
     assert planning is not None
     log = heap.record[0]["planning"]["handed"]
-    lifetimes, begin, end = heap.planning.handed[: int(log["n"])].copy(), int(log["begin"]), int(log["end"])
+    lifetimes, begin, end = heap.handed[: int(log["n"])].copy(), int(log["begin"]), int(log["end"])
     assert len(lifetimes)
     kept = torch.full((FLOATS,), 6.0)
     works = (allocates, forks_again, lambda: bool((kept == 6.0).all()))
