@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import members
@@ -17,6 +18,7 @@ from zico.errors import ConfigError
 from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.layout import GRANULE_BYTES, HEAP
+from zico.heap.reclaim import REFUSED_NS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -179,6 +181,30 @@ def test_busy_neighbours_do_not_turn_a_wait_into_a_refusal() -> None:
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
         assert a.job["oom_count"] == 0
+
+
+def test_a_wait_for_others_does_not_count_as_a_refusal() -> None:
+    """A request that waits for long, and only then exceeds the budget, has time to fit again."""
+    with tenants(8, 2, region_bytes=2 * GRANULE_BYTES, claims=False, wait_limit_s=DEADLINE_S) as (a, b):
+        a.member.member[0]["slice"] = (2 * int(DEADLINE_S), 0)  # so that it looks only when it is woken
+        a.record[0]["spill"]["limit_bytes"] = 0
+        half = a.allocate(GRANULE_BYTES)
+        a.allocate(7 * GRANULE_BYTES)
+        one, rest = (b.allocate(n * GRANULE_BYTES) for n in (2, 6))
+        thread = in_thread(lambda: a.allocate(6 * GRANULE_BYTES))
+        until(lambda: a.job["waiting_threads"] == 1)
+        until(lambda: time.monotonic_ns() - int(a.job["need_since_ns"]) > 2 * REFUSED_NS)
+        a.job["promised"] = 6
+        a.job["evict"] = 1  # can evict nothing, and says so when it looks
+        b.free(one)
+        until(lambda: a.job["evict"] != 1)
+        a.free(half)  # it looks inside the mutex that this takes
+        a.job["promised"] = 8
+        b.free(rest)
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+        assert a.job["oom_count"] == 0
+        a.free_all()
 
 
 # -- construction ---------------------------------------------------------------------------------------------------

@@ -303,7 +303,6 @@ class Wait(Record):
 
     limit_ns: I8  # after which an allocation goes to the next tier
     stuck_iteration: I8  # the last iteration in which nobody could go on, counted from one
-    others_asked_ns: I8  # when blocked jobs were asked to evict, 0: not in this wait
     return_until_ns: I8  # the job waits until then for what it has evicted; 0: it does not
     frugal: I8  # 1: what comes next is placed although no region is to be had for it
 

@@ -13,9 +13,15 @@ Theory of operation
     The last two are for a pool in which nobody can go on, or a wait that has lasted for the wait limit. Before them a
     paged job goes on without a region, and another one without those that it has evicted.
 
-    A rung returns the tensor's offset, or what it has found out: ``AGAIN``, memory has come free; ``COMING``, memory
-    is about to, so the allocation sleeps; ``NOTHING``, the next rung is to try. The allocation holds no lock while it
-    sleeps, and needs no Python.
+    A rung takes the request and why there is no place: ``MUST_WAIT`` or ``NEVER_FITS``. It returns the tensor's offset
+    or what it has found out:
+
+    * ``AGAIN``: memory has come free, so the allocation looks again.
+    * ``COMING``: memory is about to come free, so the allocation sleeps. ``ASKED``: the same, by other jobs.
+    * ``NOTHING``: the next rung is to try.
+    * ``NEVER_FITS`` or ``NO_SPACE``: no rung helps.
+
+    The allocation holds no lock while it sleeps, and needs no Python.
 
     The swapping thread is woken by an eventfd. It answers in two words of the heap's record: how many questions it has
     dealt with, and how many bytes leave. A thread that brings a tensor back before it is needed is *patient*: it asks
@@ -32,6 +38,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from numba import types
 
 from zico.compiled import compiled, inlined, keep_out_of_line, monotonic_ns, private_lock, private_unlock, write_bytes
@@ -48,6 +55,7 @@ if TYPE_CHECKING:
 AGAIN = -4
 COMING = -5
 NOTHING = -6
+ASKED = -7
 
 REFUSED_NS = 200_000_000
 """How long another thread of the job may take to free something before a request is refused for good."""
@@ -61,18 +69,18 @@ this_thread = types.ExternalFunction("pthread_self", types.int64())
 
 
 class Request(NamedTuple):
-    """A tensor without a place, and how things stand."""
+    """A tensor without a place, and how things stood before this look for one."""
 
     arena: int
     planned: int
     size_bytes: int
     alignment: int
-    why: int  # there is no place: MUST_WAIT or NEVER_FITS
-    sequence: int  # of the pool, before the heap was looked through
+    sequence: int  # of the pool
     now_ns: int
+    never_since_ns: int  # since when the budget has been too small for it, 0: it was not at the last look
+    asked_ns: int  # when blocked jobs were asked to evict, 0: not in this wait
     is_stuck: bool  # nobody can go on, and this job is to find a way
     is_late: bool  # the wait limit has passed
-    refused_ns: int  # how long the budget has been too small for it
 
 
 @compiled
@@ -93,10 +101,8 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
     keep_out_of_line()
     pool = pool_of(heap)
     began_ns = still_since_ns = monotonic_ns()
-    fits_since_ns = began_ns
+    never_since_ns = asked_ns = np.int64(0)
     before = -1
-    if me.waiting_threads == 0:
-        heap.wait.others_asked_ns = 0
     waiting.start_waiting(pool, (size_bytes + (1 << heap.pool_shift) - 1) >> heap.pool_shift)
     while True:
         backing.bring_up(heap)
@@ -107,18 +113,21 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
         if now != before:
             before = now
             still_since_ns = now_ns
+        is_stuck = evicting.is_stuck(heap, me, now_ns - still_since_ns)
         is_late = now_ns > began_ns + heap.wait.limit_ns
-        found = _own_holes(heap, me, arena, planned, size_bytes, alignment, now_ns)
-        if found != NEVER_FITS or (heap.streams.n_deferred > 0 and not is_late):
-            fits_since_ns = now_ns
-        if found in (MUST_WAIT, NEVER_FITS):
-            is_stuck = evicting.is_stuck(heap, me, now_ns - still_since_ns)
-            refused_ns = now_ns - fits_since_ns
-            request = Request(
-                arena, planned, size_bytes, alignment, found, sequence, now_ns, is_stuck, is_late, refused_ns
-            )
-            found = _climb_down(heap, me, request)
-        if found == COMING:
+        request = Request(
+            arena, planned, size_bytes, alignment, sequence, now_ns, never_since_ns, asked_ns, is_stuck, is_late
+        )
+        found = why = _own_holes(heap, me, request, MUST_WAIT)
+        if why != NEVER_FITS or (heap.streams.n_deferred > 0 and not is_late):
+            never_since_ns = np.int64(0)
+        elif never_since_ns == 0:
+            never_since_ns = now_ns
+        if why in (MUST_WAIT, NEVER_FITS):
+            found = _climb_down(heap, me, request, why)
+        if found == ASKED:
+            asked_ns = now_ns
+        if found in (COMING, ASKED):
             private_unlock(heap.mutex_address)
             waiting.sleep_until_change(pool, sequence)
             private_lock(heap.mutex_address)
@@ -131,22 +140,20 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
 
 
 @compiled
-def _climb_down(heap: HeapRecord, me: Job, request: Request) -> int:
-    """Take the first rung that helps; returns as a rung does, or ``NEVER_FITS``."""
+def _climb_down(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
+    """Take the first rung below the job's own holes that helps; returns as a rung does."""
     keep_out_of_line()
-    found = _rest(heap, me, request)
+    found = _rest(heap, me, request, why)
     if found == NOTHING:
-        found = _swap(heap, me, request)
-    if found == NOTHING and request.why == NEVER_FITS:
-        found = NEVER_FITS if request.refused_ns > REFUSED_NS else COMING
-    if found == NOTHING and not request.is_stuck and not request.is_late:
-        found = COMING  # others move, and may make room
+        found = _swap(heap, me, request, why)
     if found == NOTHING:
-        found = _do_without(heap, request)
+        found = _let_others_move(heap, me, request, why)
     if found == NOTHING:
-        found = _ask_others(heap, me, request)
+        found = _do_without(heap, me, request, why)
     if found == NOTHING:
-        found = _spill(heap, me, request)
+        found = _ask_others(heap, me, request, why)
+    if found == NOTHING:
+        found = _spill(heap, me, request, why)
     return found
 
 
@@ -169,19 +176,17 @@ def _at_limit(me: Job, why: int) -> bool:
 
 
 @inlined
-def _own_holes(
-    heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: int, alignment: int, now_ns: int
-) -> int:
-    """Place a tensor where it belongs, or in any hole where the job may hold no more; returns an offset or why not.
+def _own_holes(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
+    """Place a tensor where it belongs, or in any hole where the job may hold no more; else return why not.
 
     While the job waits for what it has evicted it takes nothing new.
     """
-    if not evicting.is_complete(heap, me) and now_ns <= heap.wait.return_until_ns:
-        return MUST_WAIT
-    offset = placing.place(heap, arena, planned, size_bytes, alignment)
-    swaps = heap.swap.fd != NOBODY_TO_ASK and arena < SPILL
+    if not evicting.is_complete(heap, me) and request.now_ns <= heap.wait.return_until_ns:
+        return why
+    offset = placing.place(heap, request.arena, request.planned, request.size_bytes, request.alignment)
+    swaps = heap.swap.fd != NOBODY_TO_ASK and request.arena < SPILL
     if swaps and offset in (MUST_WAIT, NEVER_FITS) and _at_limit(me, offset):
-        offset = max(offset, placing.as_guest(heap, size_bytes, alignment))
+        offset = max(offset, placing.as_guest(heap, request.size_bytes, request.alignment))
     return offset
 
 
@@ -189,12 +194,12 @@ def _own_holes(
 
 
 @inlined
-def _rest(heap: HeapRecord, me: Job, request: Request) -> int:
+def _rest(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     """Let optimizer state rest: what the tensor lacks, or all that it needs where nobody moves."""
     most = 0
-    if _at_limit(me, request.why):
+    if _at_limit(me, why):
         most = max(me.held + me.need - cap_of(pool_of(heap), me), 1)
-    elif request.is_stuck and not _is_patient(heap):
+    elif request.is_stuck and (request.is_late or not _is_patient(heap)):
         most = me.need
     return AGAIN if most > 0 and resting.rest(heap, me, most) > 0 else NOTHING
 
@@ -209,14 +214,14 @@ def _is_patient(heap: HeapRecord) -> bool:
 
 
 @compiled
-def _swap(heap: HeapRecord, me: Job, request: Request) -> int:
+def _swap(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     """Have idle tensors leave; a patient thread waits until others have what they need."""
     keep_out_of_line()
     if request.is_late:
         return NOTHING
     if _is_patient(heap):
         return COMING
-    if heap.swap.fd == NOBODY_TO_ASK or not _at_limit(me, request.why):
+    if heap.swap.fd == NOBODY_TO_ASK or not _at_limit(me, why):
         return NOTHING
     if heap.swap.leaving_bytes > 0 or heap.swap.answered < heap.swap.asked:
         return COMING
@@ -232,8 +237,19 @@ def _swap(heap: HeapRecord, me: Job, request: Request) -> int:
 # -- others, and the next tier --------------------------------------------------------------------------------------
 
 
+@inlined
+def _let_others_move(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  # noqa: ARG001 - as a rung
+    """Wait while others move, and may make room; refuse what the budget has been too small for all along."""
+    if why == NEVER_FITS:
+        frees_come = heap.streams.n_deferred > 0 and not request.is_late
+        since_ns = request.never_since_ns
+        is_sure = not frees_come and since_ns != 0 and request.now_ns - since_ns > REFUSED_NS
+        return NEVER_FITS if is_sure else COMING
+    return NOTHING if request.is_stuck or request.is_late else COMING
+
+
 @compiled
-def _do_without(heap: HeapRecord, request: Request) -> int:
+def _do_without(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  # noqa: ARG001 - as a rung
     """Go on without a region where the job is paged, else without what the job has evicted."""
     keep_out_of_line()
     if request.is_stuck and heap.backing.entered != 0:
@@ -249,7 +265,7 @@ def _do_without(heap: HeapRecord, request: Request) -> int:
 
 
 @compiled
-def _ask_others(heap: HeapRecord, me: Job, request: Request) -> int:
+def _ask_others(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  # noqa: ARG001 - as a rung
     """Have blocked jobs evict what this one lacks."""
     keep_out_of_line()
     if request.is_late or me.over != 0:
@@ -257,14 +273,16 @@ def _ask_others(heap: HeapRecord, me: Job, request: Request) -> int:
     answer = reserve.ask(pool_of(heap), request.sequence)
     if answer == reserve.ASKED:
         _note_stall(heap, me)
-    if answer == reserve.ASKED or heap.wait.others_asked_ns == 0:
-        heap.wait.others_asked_ns = request.now_ns
-    is_patient = request.now_ns - heap.wait.others_asked_ns <= waiting.STUCK_NS
-    return COMING if answer != reserve.NOBODY_CAN and is_patient else NOTHING
+        return ASKED
+    if answer == reserve.NOBODY_CAN:
+        return NOTHING
+    if request.asked_ns == 0:
+        return ASKED  # by another job or thread
+    return COMING if request.now_ns - request.asked_ns <= waiting.STUCK_NS else NOTHING
 
 
 @compiled
-def _spill(heap: HeapRecord, me: Job, request: Request) -> int:
+def _spill(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  # noqa: ARG001 - as a rung
     """Put the tensor into the next tier; returns an offset, ``NEVER_FITS`` or ``NO_SPACE``."""
     keep_out_of_line()
     _note_stall(heap, me)
