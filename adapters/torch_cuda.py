@@ -165,8 +165,8 @@ def enable(joined: Session) -> None:
         allocator = core._cuda_customAllocator(stream_hooks.allocate.address, stream_hooks.free.address)  # noqa: SLF001
         allocator.set_record_stream_fn(stream_hooks.record_stream.address)
         # PyTorch's static destructors free tensors after the interpreter is gone.
-        hooks = (stream_hooks.allocate, stream_hooks.free, stream_hooks.record_stream)
-        lookup.keep(joined, torch_raising.RAISERS, *stream_hooks.NEEDED_TO_THE_END, *hooks)
+        handed = (stream_hooks.allocate, stream_hooks.free, stream_hooks.record_stream)
+        lookup.keep(joined, torch_raising.RAISERS, *stream_hooks.NEEDED_TO_THE_END, *handed)
         memory.change_current_allocator(memory._CUDAAllocator(allocator))  # noqa: SLF001 - as CUDAPluggableAllocator does
     except (AttributeError, TypeError, RuntimeError) as error:
         message = f"PyTorch {torch.__version__} does not take Zico's allocator: {error}"

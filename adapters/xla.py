@@ -14,7 +14,7 @@ Known limitations
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zico.errors import HookError
 
@@ -80,17 +80,18 @@ def redirect(library_prefix: str) -> None:
 
     functions = {name: getattr(stream_hooks, function) for name, function in ALLOCATIONS.items()}
     functions |= {name: getattr(memory_queries, function) for name, function in QUERIES.items()}
-    originals = {name: _place(memory_queries, function) for name, function in QUERIES.items()}
-    originals["cuMemFreeAsync"] = _place(stream_hooks, "free_async")
+    originals = {name: _place(function) for name, function in (QUERIES | {"cuMemFreeAsync": "free_async"}).items()}
     replacements = {name: int(function.address) for name, function in functions.items()}
     lookup.substitute(library_prefix, replacements, originals)
     # XLA frees what is left when its library is unloaded, after the interpreter is gone.
-    lookup.keep(memory_queries.OTHERS_RECORD, *stream_hooks.NEEDED_TO_THE_END, *functions.values())
+    lookup.keep(*stream_hooks.NEEDED_TO_THE_END, *functions.values())
 
 
-def _place(hooks: Any, field: str) -> int:  # noqa: ANN401 - a module
-    """Return where the functions of a module look for one of the driver's."""
-    return int(hooks.OTHERS_RECORD.ctypes.data + hooks.OTHERS.fields[field][1])
+def _place(field: str) -> int:
+    """Return where the hooks look for one of the driver's functions."""
+    from zico.heap import stream_hooks
+
+    return int(stream_hooks.OTHERS_RECORD.ctypes.data + stream_hooks.OTHERS.fields[field][1])
 
 
 def _refuse_several_devices(joined: Session) -> None:

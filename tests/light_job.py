@@ -27,7 +27,7 @@ from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
 from zico.tiers.stack import TierStack
 from zico.tiers.wishes import parse_tiers
-from zico.warming import ISOLATION, JOBS, PAGING
+from zico.warming import JOBS, PAGING
 from zico.warming import load as load_programs
 
 BLOCKS = 24
@@ -239,7 +239,7 @@ def can_page() -> bool:
 
 def load() -> None:
     """Load or compile everything that a job calls."""
-    load_programs(*JOBS, *ISOLATION, *(PAGING if can_page() else ()))
+    load_programs(*JOBS, *(PAGING if can_page() else ()))
     region_bytes = 1 << 16
     made = PoolTable.create(budget_bytes=4 * region_bytes, region_bytes=region_bytes, use_claims=True, self_admit=True)
     with made:

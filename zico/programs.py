@@ -50,7 +50,7 @@ Types = tuple[Any, ...]  # of Numba
 GROUPS = {
     "heap": (
         *("zico.heap.allocator", "zico.heap.hooks", "zico.heap.fork", "zico.heap.following", "zico.heap.planning"),
-        *("zico.heap.resting", "zico.heap.uses"),
+        *("zico.heap.resting", "zico.heap.uses", "zico.heap.isolation"),
     ),
     "pool": ("zico.pool.budget", "zico.pool.deaths", "zico.pool.mutex", "zico.pool.waiting"),
     "scheduler": (

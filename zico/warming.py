@@ -10,22 +10,20 @@ from zico.programs import program
 JOBS = ("heap", "zico.planners.regions_search", "zico.tiers.stores", "zico.pool.behind")
 BROKERS = ("scheduler", "pool", "zico.tiers.stores")
 PAGING = ("zico.paging.pager_loop", "zico.heap.paged")
-ISOLATION = ("zico.heap.isolation",)
 CUDA = ("cuda_hooks", "cuda")
 
 
-def warm(*kinds: str, isolate: bool = False, paging: bool = False) -> None:
+def warm(*kinds: str, paging: bool = False) -> None:
     """Put the machine code that jobs and brokers call into the cache on disk, and load the broker's.
 
     Waits until it is compiled, on all processors.
 
     Args:
         kinds: Of devices: ``host``, ``cuda``. What both share is compiled in any case.
-        isolate: Also what jobs call in a pool that isolates them.
         paging: Also what serves the faults of jobs on the host device.
     """
     cuda = CUDA if "cuda" in kinds else ()
-    compile_all(*cuda, *BROKERS, *JOBS, *(PAGING if paging else ()), *(ISOLATION if isolate else ()))
+    compile_all(*cuda, *BROKERS, *JOBS, *(PAGING if paging else ()))
     load(*BROKERS)
 
 
@@ -56,4 +54,4 @@ def _compile(name: str) -> None:
 
 
 if __name__ == "__main__":
-    compile_all(*CUDA, *BROKERS, *JOBS, *PAGING, *ISOLATION)  # what takes longest first
+    compile_all(*CUDA, *BROKERS, *JOBS, *PAGING)  # what takes longest first

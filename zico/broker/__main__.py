@@ -75,7 +75,7 @@ def serve(options: argparse.Namespace) -> None:
             owned.callback(os.close, parent_pidfd)
         device, table, memory_fds = create_pool(options, policy, owned)
         if options.warm:
-            warm(device.kind, isolate=options.isolate, paging=options.paging and device == HOST_DEVICE)
+            warm(device.kind, paging=options.paging and device == HOST_DEVICE)
         # Only now, since compiling takes long and a signal may well end it: there is nothing to clean up yet.
         stop_fd = owned.enter_context(stop_signals())
         # Last, since from here on clients connect and expect an answer.

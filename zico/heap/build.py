@@ -21,6 +21,7 @@ from zico.compiled import libc_address
 from zico.driver import host
 from zico.driver.record import DEVICE
 from zico.errors import ConfigError
+from zico.heap import isolation
 from zico.heap import timeline as timelines
 from zico.heap.layout import (
     ARENA,
@@ -49,8 +50,6 @@ from zico.trace.events import NO_NAME
 from zico.trace.online import MEMORY_BYTES
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from zico.driver.cuda.managed import Managed
     from zico.heap.planning import Planning
     from zico.paging.pager import PagedMemory, Pager
@@ -289,18 +288,16 @@ class Heap:
         record["paged"]["events_address"] = self.paged.arrays["ring_address"]
         record["paged"]["pager_fd"] = self.paged.wake_fd
         record["paged"]["sheet_address"] = self.paged.address
-        self.back_with(paged, "back", "entered", "left", "give_way")
+        self.back_with(back=paged.back, entered=paged.entered, left=paged.left, give_way=paged.give_way)
 
-    def back_with(self, module: ModuleType, *names: str) -> None:
-        """Let functions of a module do what the plain host's way would: those named, of ``Backing``, from now on."""
-        for name in names:
-            self.record[0]["backing"][name] = getattr(module, name).address
+    def back_with(self, **functions: Any) -> None:  # noqa: ANN401 - compiled callbacks
+        """Let callbacks do from now on what the plain host's way would; the names are those of ``layout.Backing``."""
+        for name, function in functions.items():
+            self.record[0]["backing"][name] = function.address
 
     def _isolate(self) -> None:
         """Let regions be scrubbed before they are mapped here, and unmapped before they go back: on the host device."""
-        from zico.heap import isolation  # compiled or loaded by this, so only where it is needed
-
-        self.back_with(isolation, "ready", "release")
+        self.back_with(ready=isolation.ready, release=isolation.release)
 
     def _steer(self, managed: Managed) -> None:
         """Let what is resident of the window be steered."""

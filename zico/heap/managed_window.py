@@ -157,4 +157,6 @@ def fill(heap: Heap, memory: Managed) -> None:
     heap.no_next_tier = f"its window of managed memory has {window}: raise ZICO_PAGED_BYTES"
     target["managed_address"] = heap.steering.ctypes.data
     target["scrubbing"]["address"] = 0  # what is in managed memory was never another process's
-    heap.back_with(managed, "back", "born", "used", "release", "bring_up")
+    heap.back_with(
+        back=managed.back, born=managed.born, used=managed.used, release=managed.release, bring_up=managed.bring_up
+    )

@@ -5,7 +5,6 @@ Where this process's heap serves nobody, the driver is asked.
 
 from __future__ import annotations
 
-import llvmlite.binding
 import numpy as np
 from numba import types
 
@@ -13,23 +12,9 @@ from zico.compiled import array_at, call, callback, record_at, symbol_address
 from zico.heap import process
 from zico.heap.layout import HEAP, Attached
 from zico.heap.records import job_of, pool_of
+from zico.heap.stream_hooks import OTHERS, others_address
 from zico.pool.shared import header_of
-from zico.records import I8, Record, dtype_of
 
-
-class Others(Record, align=False):
-    """The driver's functions, 0 if not known."""
-
-    mem_get_info: I8
-    device_total_mem: I8
-
-
-OTHERS = dtype_of(Others)
-
-_SYMBOL = "zico_memory_queries"
-OTHERS_RECORD = np.zeros(1, OTHERS)
-llvmlite.binding.add_symbol(_SYMBOL, OTHERS_RECORD.ctypes.data)  # before what refers to it is compiled
-_others_address = symbol_address(_SYMBOL)
 _heap_address = symbol_address(process.SYMBOL)
 
 _ATTACHED = int(Attached.YES)
@@ -51,7 +36,7 @@ def mem_get_info(free_address: int, total_address: int) -> int:
         array_at(free_address, 1, _I64)[0] = free_regions << heap.pool_shift
         array_at(total_address, 1, _I64)[0] = budget_regions << heap.pool_shift
         return _SUCCESS
-    others = record_at(_others_address(), OTHERS)
+    others = record_at(others_address(), OTHERS)
     if others.mem_get_info == 0:
         return _NOT_INITIALIZED
     status: int = np.int32(call(others.mem_get_info, (free_address, total_address)))  # type: ignore[assignment]
@@ -65,7 +50,7 @@ def device_total_mem(total_address: int, device: int) -> int:
     if heap.attached == _ATTACHED:
         array_at(total_address, 1, _I64)[0] = header_of(pool_of(heap)).budget_regions << heap.pool_shift
         return _SUCCESS
-    others = record_at(_others_address(), OTHERS)
+    others = record_at(others_address(), OTHERS)
     if others.device_total_mem == 0:
         return _NOT_INITIALIZED
     status: int = np.int32(call(others.device_total_mem, (total_address, device)))  # type: ignore[assignment]

@@ -62,11 +62,11 @@ class Planning:
         """Compile or load all that ``plan_handed`` calls, by a plan that nobody follows."""
         nobody: Any = np.zeros(1, HEAP)
         nobody["mutex_address"] = nobody.ctypes.data + HEAP.fields["mutex"][1]
-        lifetimes = np.zeros(_REHEARSED, LIFETIME)
-        lifetimes["key"] = GRANULE_BYTES
-        lifetimes["lower"] = np.arange(_REHEARSED)
-        lifetimes["upper"] = lifetimes["lower"] + 2
-        keys, offsets = self._plan(lifetimes, 0, 2 * _REHEARSED)
+        rehearsed = np.zeros(_REHEARSED, LIFETIME)
+        rehearsed["key"] = GRANULE_BYTES
+        rehearsed["lower"] = np.arange(_REHEARSED)
+        rehearsed["upper"] = rehearsed["lower"] + 2
+        keys, offsets = self._plan(rehearsed, 0, 2 * _REHEARSED)
         following.fill(self._tables[0].ctypes.data, keys, offsets, len(keys))
         following.install(nobody[0], 0)
         _knows_times(self._job)

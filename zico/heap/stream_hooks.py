@@ -24,7 +24,9 @@ class Others(Record, align=False):
     out_of_memory: I8  # called with requested, held and budget in bytes; may raise; 0: nobody wants to know
     device: I8  # the pool's, as this process numbers devices
     refuse_device: I8  # called for a request on another device; may raise; 0: nobody looks at devices
-    free_async: I8  # cuMemFreeAsync, 0 if not known
+    free_async: I8  # the driver's own functions, 0 if not known
+    mem_get_info: I8
+    device_total_mem: I8
 
 
 OTHERS = dtype_of(Others)
@@ -33,7 +35,7 @@ OTHERS = dtype_of(Others)
 _SYMBOL = "zico_stream_hooks"
 OTHERS_RECORD = np.zeros(1, OTHERS)
 llvmlite.binding.add_symbol(_SYMBOL, OTHERS_RECORD.ctypes.data)  # before what refers to it is compiled
-_others_address = symbol_address(_SYMBOL)
+others_address = symbol_address(_SYMBOL)
 _heap_address = symbol_address(process.SYMBOL)
 
 _ATTACHED = int(Attached.YES)
@@ -81,7 +83,7 @@ def allocate(size_bytes: int, device: int, stream: int) -> int:
 
     The pool's memory is mapped for the pool's device alone: another one's kernels would fault on it.
     """
-    others = record_at(_others_address(), OTHERS)
+    others = record_at(others_address(), OTHERS)
     if others.refuse_device != 0 and device != others.device:
         call(others.refuse_device, ())
         return 0
@@ -137,7 +139,7 @@ def mem_free_async(address: int, stream: int) -> int:
     """Stand in for ``cuMemFreeAsync``; what the driver allocated goes back to the driver."""
     if _freed(address, stream):
         return _SUCCESS
-    others = record_at(_others_address(), OTHERS)
+    others = record_at(others_address(), OTHERS)
     if others.free_async == 0:
         return _INVALID_VALUE
     status: int = np.int32(call(others.free_async, (address, stream)))  # type: ignore[assignment]

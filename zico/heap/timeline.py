@@ -64,7 +64,7 @@ def fill(heap: Heap, timeline: Timeline) -> None:
     from zico.heap import device  # compiled or loaded by this, so only where it is needed
 
     record = heap.record[0]
-    heap.back_with(device, "ready", "release", "bring_up")
+    heap.back_with(ready=device.ready, release=device.release, bring_up=device.bring_up)
     window_bytes = int(record["window_bytes"])
     record["streams"]["address"] = heap.zeros(STREAM, STREAMS).ctypes.data
     record["streams"]["guards_address"] = heap.zeros(GUARD, len(heap.slots)).ctypes.data
@@ -98,4 +98,4 @@ def _fill_next_tier(heap: Heap) -> None:
         return
     heap.pinned = heap.zeros(np.dtype("u8"), len(heap.slots))
     heap.record[0]["spill"]["pinned_address"] = heap.pinned.ctypes.data
-    heap.back_with(pinned, "overflow", "retire")
+    heap.back_with(overflow=pinned.overflow, retire=pinned.retire)
