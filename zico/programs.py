@@ -52,7 +52,7 @@ GROUPS = {
         *("zico.heap.allocator", "zico.heap.hooks", "zico.heap.fork", "zico.heap.following", "zico.heap.planning"),
         *("zico.heap.resting", "zico.heap.uses", "zico.heap.isolation"),
     ),
-    "pool": ("zico.pool.budget", "zico.pool.deaths", "zico.pool.mutex", "zico.pool.waiting"),
+    "pool": ("zico.pool.regions", "zico.pool.deaths", "zico.pool.mutex", "zico.pool.waiting"),
     "scheduler": (
         *("zico.scheduler.cycles", "zico.scheduler.engine", "zico.scheduler.pair", "zico.scheduler.planned"),
         *("zico.scheduler.policies.claims", "zico.scheduler.policies.none", "zico.scheduler.policies.salus"),

@@ -19,7 +19,7 @@ from threads import DEADLINE_S, in_thread, until
 from zico.compiled import array_at, compiled, libc_address
 from zico.heap import allocator, evicting
 from zico.heap.layout import GRANULE_BYTES, PRIVATE
-from zico.pool import reserve, safety, waiting
+from zico.pool import regions, waiting
 from zico.pool.layout import NO_MORE, JobState, SaveMode
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def test_claims_count_as_free_what_is_lent() -> None:
         found = []
         for save, left in ((SaveMode.NONE, 0), (SaveMode.SWAP, 0), (SaveMode.SWAP, NO_MORE)):
             a.job["save"], a.job["evict"] = save, left
-            found.append(bool(safety.stays_safe(b.member.member[0], job_of(b.member), 0, 6)))
+            found.append(bool(regions.stays_safe(b.member.member[0], job_of(b.member), 0, 6)))
         assert found == [False, True, False]
         b.job["profiled"] = a.job["evict"] = 0
         until(lambda: pool.admit(job_of(a.member)) or not thread.is_alive())
@@ -383,15 +383,15 @@ def test_the_choice_is_that_of_the_model(jobs: list[_Job], mine: int, need: int,
     me = _Job(JobState.RUNNING, mine, need, 0)
     everyone = [me, *jobs]
     with _as_in(everyone, sum(job.held for job in everyone) + free or 1) as (pool, members):
-        answer = reserve.ask(members[0].member[0], int(pool.header["sequence"]))
+        answer = waiting.ask_to_evict(members[0].member[0], int(pool.header["sequence"]))
         asked = [int(pool.jobs[job_of(member)]["evict"]) for member in members]
         pending = any(job.is_blocked and job.evict > 0 for job in jobs)
         able = [job for job in jobs if job.is_blocked and job.evict == 0 and job.held > 0]
         if pending or not able:
-            assert answer == (reserve.PENDING if pending else reserve.NOBODY_CAN)
+            assert answer == (waiting.PENDING if pending else waiting.NOBODY_CAN)
             assert asked == [job.evict for job in everyone]
             return
-        assert answer == reserve.ASKED
+        assert answer == waiting.ASKED
         lack = need - free if need > free else need
         wishes = {i: asked[i] for i, job in enumerate(everyone) if asked[i] != job.evict}
         assert all(everyone[i] in able and 0 < wish <= everyone[i].held for i, wish in wishes.items())
@@ -406,10 +406,10 @@ def test_nobody_asks_where_a_device_works_behind_the_processor() -> None:
     with _as_in([_Job(JobState.RUNNING, 2, 2, 0), _Job(JobState.BOUNDARY, 4, 0, 0)], 6) as (pool, members):
         pool.header["on_timeline"] = 1
         sequence = int(pool.header["sequence"])
-        assert reserve.ask(members[0].member[0], sequence) == reserve.NOBODY_CAN
+        assert waiting.ask_to_evict(members[0].member[0], sequence) == waiting.NOBODY_CAN
         pool.header["on_timeline"] = 0
-        assert reserve.ask(members[0].member[0], sequence - 1) == reserve.PENDING, "it has not looked since"
-        assert reserve.ask(members[0].member[0], sequence) == reserve.ASKED
+        assert waiting.ask_to_evict(members[0].member[0], sequence - 1) == waiting.PENDING, "it has not looked since"
+        assert waiting.ask_to_evict(members[0].member[0], sequence) == waiting.ASKED
 
 
 def test_the_one_that_lacks_the_least_goes_on() -> None:

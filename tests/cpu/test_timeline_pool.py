@@ -14,7 +14,7 @@ from members import check_counters, counters, free_list, issued, join, make_pool
 from software_device import SoftwareDevice
 from timeline_jobs import Job, Use, joined, make_timeline_pool
 
-from zico.pool import ahead, deaths, mutex, regions, waiting
+from zico.pool import deaths, fences, mutex, regions, waiting
 from zico.pool.layout import NOBODY, JobState
 from zico.pool.regions import BEHIND, GRANTED, WAIT
 
@@ -351,19 +351,19 @@ def test_on_the_host_device_nobody_gets_ahead() -> None:
 
 def test_the_bound_tunes_itself() -> None:
     """It begins at the start value, doubles for a starved device, shrinks for others, and stays within its limits."""
-    assert ahead.tuned(0, 100, False, False) == ahead.START_REGIONS  # noqa: FBT003 - compiled
-    cap = ahead.START_REGIONS
+    assert fences.tuned(0, 100, False, False) == fences.START_REGIONS  # noqa: FBT003 - compiled
+    cap = fences.START_REGIONS
     seen = []
     for _ in range(8):
-        cap = ahead.tuned(cap, 100, True, True)  # noqa: FBT003 - compiled
+        cap = fences.tuned(cap, 100, True, True)  # noqa: FBT003 - compiled
         seen.append(cap)
     assert seen == [8, 16, 32, 64, 100, 100, 100, 100]
     for _ in range(40):
-        smaller = ahead.tuned(cap, 100, False, True)  # noqa: FBT003 - compiled
-        assert smaller < cap or cap == ahead.LEAST_REGIONS
+        smaller = fences.tuned(cap, 100, False, True)  # noqa: FBT003 - compiled
+        assert smaller < cap or cap == fences.LEAST_REGIONS
         cap = smaller
-    assert cap == ahead.LEAST_REGIONS
-    assert ahead.tuned(3, 100, False, False) == 3  # noqa: FBT003 - compiled
+    assert cap == fences.LEAST_REGIONS
+    assert fences.tuned(3, 100, False, False) == 3  # noqa: FBT003 - compiled
 
 
 def test_what_is_ahead_is_counted_from_the_table() -> None:
@@ -374,9 +374,9 @@ def test_what_is_ahead_is_counted_from_the_table() -> None:
         b.acquire(0, [0])
         b.acquire(0, [1])
         b.release([0])
-        assert [ahead.count_ahead(job.member.member[0]) for job in (a, b)] == [2, 2]
+        assert [fences.count_ahead(job.member.member[0]) for job in (a, b)] == [2, 2]
         device.drain()
-        assert [ahead.count_ahead(job.member.member[0]) for job in (a, b)] == [0, 0]
+        assert [fences.count_ahead(job.member.member[0]) for job in (a, b)] == [0, 0]
 
 
 def test_a_job_does_not_run_further_ahead_than_its_bound() -> None:
@@ -385,13 +385,13 @@ def test_a_job_does_not_run_further_ahead_than_its_bound() -> None:
         a.acquire(0, [NOBODY] * 16)
         a.release(list(range(16)))
         b.mark(0)
-        for _ in range(ahead.START_REGIONS):
+        for _ in range(fences.START_REGIONS):
             assert b.acquire(0, [NOBODY])[0] == BEHIND
         assert b.acquire(0, [NOBODY])[0] == WAIT
-        assert pool.jobs[b.number]["ahead_cap"] == ahead.START_REGIONS
+        assert pool.jobs[b.number]["ahead_cap"] == fences.START_REGIONS
         counters(pool)[b.number, 0] = b.issued(0)  # its device has done all it was given
         assert b.acquire(0, [NOBODY])[0] == BEHIND
-        assert pool.jobs[b.number]["ahead_cap"] == 2 * ahead.START_REGIONS
+        assert pool.jobs[b.number]["ahead_cap"] == 2 * fences.START_REGIONS
 
 
 def test_a_request_larger_than_the_bound_is_served_when_nothing_is_ahead() -> None:
@@ -399,7 +399,7 @@ def test_a_request_larger_than_the_bound_is_served_when_nothing_is_ahead() -> No
     with make_timeline_pool(16) as pool, joined(pool, 2) as (_, (a, b)):
         a.acquire(0, [NOBODY] * 16)
         a.release(list(range(16)))
-        assert b.acquire(0, [NOBODY] * (2 * ahead.START_REGIONS))[0] == BEHIND
+        assert b.acquire(0, [NOBODY] * (2 * fences.START_REGIONS))[0] == BEHIND
 
 
 def test_a_waiting_neighbour_makes_the_bound_shrink() -> None:
@@ -410,10 +410,10 @@ def test_a_waiting_neighbour_makes_the_bound_shrink() -> None:
         b.acquire(0, [NOBODY])
         pool.header["waiters"] = 1
         b.acquire(0, [NOBODY])
-        assert pool.jobs[b.number]["ahead_cap"] == ahead.START_REGIONS - 1
+        assert pool.jobs[b.number]["ahead_cap"] == fences.START_REGIONS - 1
         pool.jobs[b.number]["waiting_threads"] = 1
         b.acquire(0, [NOBODY])
-        assert pool.jobs[b.number]["ahead_cap"] == ahead.START_REGIONS - 1
+        assert pool.jobs[b.number]["ahead_cap"] == fences.START_REGIONS - 1
         pool.header["waiters"] = pool.jobs[b.number]["waiting_threads"] = 0
 
 

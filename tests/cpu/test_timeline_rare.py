@@ -14,7 +14,7 @@ from harness import until
 from members import check_counters, counters, fence, issued, job_of, join
 from software_device import SoftwareDevice
 
-from zico.pool import ahead, mutex, regions
+from zico.pool import fences, mutex, regions
 from zico.pool.layout import NOBODY, STREAMS, JobState
 from zico.pool.regions import BEHIND
 from zico.pool.table import PoolTable
@@ -78,7 +78,7 @@ def test_a_release_that_death_cut_short_is_repaired() -> None:
 
 def test_with_nothing_ahead_a_busy_job_is_served_far_above_its_bound() -> None:
     """Invariant 7: what is above the bound must not wait for what does not come, also where the device has work."""
-    n = 3 * ahead.START_REGIONS
+    n = 3 * fences.START_REGIONS
     with make_pool(n) as pool, join(pool) as a, join(pool) as b:
         acquire(a, n)
         issued(pool)[job_of(a), 0] = issued(pool)[job_of(b), 0] = 1

@@ -32,10 +32,9 @@ from members import (
 )
 
 from zico.compiled import compiled
-from zico.pool import deaths, regions, reserve, waiting
+from zico.pool import deaths, regions, waiting
 from zico.pool.fences import fence_of, pair_of
-from zico.pool.layout import NOBODY, JobState
-from zico.pool.shared import header_of
+from zico.pool.layout import NOBODY, JobState, header_of
 
 if TYPE_CHECKING:
     from zico.pool.table import PoolTable
@@ -83,7 +82,7 @@ def come_back(pool: Record, array: Record, _other: int, stop: int) -> None:
 def beg(pool: Record, _array: Record, _other: int, stop: int) -> None:
     """Ask blocked jobs to evict."""
     stop_here(stop)
-    reserve.ask(pool, header_of(pool).sequence)
+    waiting.ask_to_evict(pool, header_of(pool).sequence)
     stop_here(stop)
 
 

@@ -46,9 +46,8 @@ from zico.paging.resident import hold, is_expected, note_active, note_inactive, 
 from zico.paging.resident import release as end_hold
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
-from zico.pool.layout import NOBODY
+from zico.pool.layout import NOBODY, cap_of, header_of
 from zico.pool.regions import BEHIND, GRANTED, WAIT
-from zico.pool.shared import cap_of, header_of
 from zico.trace import curve
 
 if TYPE_CHECKING:

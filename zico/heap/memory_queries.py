@@ -13,7 +13,7 @@ from zico.heap import process
 from zico.heap.layout import HEAP, Attached
 from zico.heap.records import job_of, pool_of
 from zico.heap.stream_hooks import OTHERS, others_address
-from zico.pool.shared import header_of
+from zico.pool.layout import header_of
 
 _heap_address = symbol_address(process.SYMBOL)
 

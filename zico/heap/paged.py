@@ -23,9 +23,8 @@ from zico.heap.layout import HEAP
 from zico.heap.records import job_of, pool_of, slots_of, wanted_of
 from zico.paging.sheet import LEAST, RING, SHEET, State
 from zico.pool import regions
-from zico.pool.layout import NOBODY
+from zico.pool.layout import NOBODY, cap_of, header_of
 from zico.pool.regions import GRANTED, NEVER, WAIT
-from zico.pool.shared import cap_of, header_of
 from zico.tiers import stores
 from zico.tiers.layout import STACK
 from zico.trace import curve

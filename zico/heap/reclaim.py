@@ -7,7 +7,7 @@ Theory of operation
         own holes      a worse place, in regions that the job holds anyway
         rest           optimizer state that the next step needs first leaves      (``zico.heap.resting``)
         swap           idle tensors leave for a tier, by a thread of the job      (``zico.swapping``)
-        ask others     blocked jobs evict what this one lacks                     (``zico.pool.reserve``)
+        ask others     blocked jobs evict what this one lacks                     (``zico.pool.waiting``)
         spill          the tensor goes to the next tier
 
     The last two are for a pool in which nobody can go on, or a wait that has lasted for the wait limit. Before them a
@@ -45,8 +45,8 @@ from zico.compiled import compiled, inlined, keep_out_of_line, monotonic_ns, pri
 from zico.heap import backing, evicting, following, placing, resting
 from zico.heap.placing import MUST_WAIT, NEVER_FITS, NO_SPACE
 from zico.heap.records import SPILL, pool_of
-from zico.pool import reserve, waiting
-from zico.pool.shared import cap_of
+from zico.pool import waiting
+from zico.pool.layout import cap_of
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
@@ -270,11 +270,11 @@ def _ask_others(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  
     keep_out_of_line()
     if request.is_late or me.over != 0:
         return NOTHING
-    answer = reserve.ask(pool_of(heap), request.sequence)
-    if answer == reserve.ASKED:
+    answer = waiting.ask_to_evict(pool_of(heap), request.sequence)
+    if answer == waiting.ASKED:
         _note_stall(heap, me)
         return ASKED
-    if answer == reserve.NOBODY_CAN:
+    if answer == waiting.NOBODY_CAN:
         return NOTHING
     if request.asked_ns == 0:
         return ASKED  # by another job or thread

@@ -8,9 +8,8 @@ import numpy as np
 
 from zico.compiled import array_at, compiled, inlined, keep_out_of_line, monotonic_ns, record_at
 from zico.heap.layout import ARENA, BLOCK, GRANULE_SHIFT, SLOT, Arena
-from zico.pool.layout import MEMBER
+from zico.pool.layout import MEMBER, header_of, job_at
 from zico.pool.regions import announce
-from zico.pool.shared import header_of, job_at
 from zico.trace import curve
 
 if TYPE_CHECKING:

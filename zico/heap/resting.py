@@ -43,8 +43,7 @@ from zico.heap.layout import HEAP, RESTS, Attached
 from zico.heap.records import RESTING, arena_of, job_of, pool_of, slots_of, wanted_of
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
-from zico.pool.layout import NOBODY
-from zico.pool.shared import cap_of
+from zico.pool.layout import NOBODY, cap_of
 from zico.trace import curve
 
 if TYPE_CHECKING:

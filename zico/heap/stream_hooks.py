@@ -14,7 +14,7 @@ from zico.compiled import array_at, call, callback, compiled, inlined, record_at
 from zico.heap import on_stream, process
 from zico.heap.layout import HEAP, Attached
 from zico.heap.records import job_of, pool_of
-from zico.pool.shared import header_of
+from zico.pool.layout import header_of
 from zico.records import I8, Record, dtype_of
 
 

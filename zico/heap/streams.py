@@ -51,8 +51,7 @@ from zico.heap.layout import STREAM
 from zico.heap.records import MAIN, SPILL, arena_of, pool_of
 from zico.pool import regions
 from zico.pool.fences import fence_of, has_passed, issued_of, pair_of
-from zico.pool.layout import COUNTER_BYTES, NOBODY, STREAMS
-from zico.pool.shared import EMPTY, header_of, job_at
+from zico.pool.layout import COUNTER_BYTES, EMPTY, NOBODY, STREAMS, header_of, job_at
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord, Stream

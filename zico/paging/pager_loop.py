@@ -60,8 +60,7 @@ from zico.paging.prefetch import next_prefetch, note_birth, note_execution, note
 from zico.paging.resident import is_expected, note_active, note_inactive, release, was_written
 from zico.paging.sheet import LEAST, RING
 from zico.paging.tuning import note_iteration, note_lost
-from zico.pool.layout import MEMBER
-from zico.pool.shared import job_at
+from zico.pool.layout import MEMBER, job_at
 
 if TYPE_CHECKING:
     from zico.paging.pager_layout import PagerRecord

@@ -34,8 +34,7 @@ from zico.paging.pager_layout import RECENT
 from zico.paging.resident import hold, release, renew
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
-from zico.pool.layout import MEMBER, NOBODY, JobState
-from zico.pool.shared import cap_of, header_of, job_at
+from zico.pool.layout import MEMBER, NOBODY, JobState, cap_of, header_of, job_at
 
 if TYPE_CHECKING:
     from zico.paging.pager_layout import PagerRecord

@@ -11,12 +11,10 @@ import numpy as np
 from numba import types
 
 from zico.compiled import array_at, callback, inlined, record_at
-from zico.pool.ahead import may_run_ahead
-from zico.pool.fences import NO_FENCE, is_clear, is_issued, pair_in, value_in
-from zico.pool.layout import MEMBER, NAMED, NOBODY
+from zico.pool.fences import NO_FENCE, is_clear, is_issued, may_run_ahead, pair_in, value_in
+from zico.pool.layout import MEMBER, NAMED, NOBODY, header_of, regions_of
 from zico.pool.mutex import give_to
 from zico.pool.regions import BEHIND, WAIT
-from zico.pool.shared import header_of, regions_of
 
 if TYPE_CHECKING:
     from zico.pool.layout import Member, Region

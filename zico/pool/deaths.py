@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 from zico.compiled import compiled, entry, inlined, keep_out_of_line, monotonic_ns, process_is_gone
 from zico.pool.fences import overtake
-from zico.pool.layout import MEMBER, NOBODY
+from zico.pool.layout import BOUNDARY, EMPTY, LEAVING, MEMBER, NOBODY, header_of, job_at, regions_of
 from zico.pool.mutex import append, forget, lock, unlock
 from zico.pool.regions import note_change, tell
-from zico.pool.shared import BOUNDARY, EMPTY, LEAVING, header_of, job_at, regions_of
 
 if TYPE_CHECKING:
     from zico.pool.layout import Header, Job, Member

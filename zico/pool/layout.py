@@ -6,16 +6,22 @@ the broker's Python read the same records; every write that more than one proces
 ``HEADER.mutex``, except words that have a single writer (a job's own ``progress`` and marks, a stream's own counter).
 
 The truth about ownership is ``REGION.owner`` alone. Counters (``granted``, ``free``, ``held``) and the free list can
-be rebuilt from it, which is what makes a death at any instruction recoverable.
+be rebuilt from it, which is what makes a death at any instruction recoverable. Compiled code finds
+the records through one process's member record.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+from zico.compiled import array_at, inlined, record_at
 from zico.records import I4, I8, U8, Numbers, Record, dtype_of
 from zico.trace.layout import CURVE_BINS, Curve
+
+if TYPE_CHECKING:
+    from zico.records import Records
+
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
 VERSION = 8
@@ -149,7 +155,7 @@ class Job(Record):
     limit: I8  # regions that it may hold by a limit of its own, 0: none
     promised: I8  # the largest budget since it joined: what needs more is refused, what needs less waits
     claim_extra: I8  # regions by which this iteration has exceeded its profile
-    ahead_cap: I8  # regions by which it may run ahead of its device (zico.pool.ahead), 0: not tuned yet
+    ahead_cap: I8  # regions by which it may run ahead of its device (zico.pool.fences), 0: not tuned yet
     first_boundary_ns: I8  # when the first and the last iteration ended (throughput between them)
     last_boundary_ns: I8
     boundary_since_ns: I8  # when the wait at the boundary began, 0 if none
@@ -243,3 +249,56 @@ def counters_offset(n_regions: int) -> int:
     """Return where the counters begin, in bytes, aligned to a page."""
     end = issued_offset(n_regions) + MAX_JOBS * STREAMS * 8
     return -(-end // PAGE_BYTES) * PAGE_BYTES
+
+
+# -- the records from compiled code -----------------------------------------------------------------------------------
+
+
+EMPTY = int(JobState.EMPTY)
+RUNNING = int(JobState.RUNNING)
+BOUNDARY = int(JobState.BOUNDARY)
+LEAVING = int(JobState.LEAVING)
+_SWAP = int(SaveMode.SWAP)
+
+_JOB_BYTES = JOB.itemsize
+
+
+@inlined
+def header_of(pool: Member) -> Header:
+    """Return the shared header."""
+    return record_at(pool.header_address, HEADER)
+
+
+@inlined
+def cap_of(pool: Member, job: Job) -> int:
+    """Return the most regions that a job may hold now: the budget, or its own limit where that is lower."""
+    budget = header_of(pool).budget_regions
+    return min(budget, job.limit) if job.limit > 0 else budget
+
+
+@inlined
+def within_limit(job: Job, regions: int) -> int:
+    """Return that many regions, or the job's limit where that is lower, but no fewer than it holds."""
+    return max(job.held, min(regions, job.limit) if job.limit > 0 else regions)
+
+
+@inlined
+def lends(pool: Member, job: Job) -> bool:
+    """Tell whether a job stands at its boundary and evicts what the others wait for.
+
+    Those do that swap, and all do where some job's iteration would else never fit beside what the others keep.
+    """
+    may = job.save == _SWAP or header_of(pool).crowded == 1
+    return bool(may and job.state == BOUNDARY and job.evict != NO_MORE)
+
+
+@inlined
+def regions_of(pool: Member) -> Records[Region]:
+    """Return the shared region records."""
+    return array_at(pool.regions_address, header_of(pool).n_regions, REGION)
+
+
+@inlined
+def job_at(pool: Member, job: int) -> Job:
+    """Return a shared job record."""
+    return record_at(pool.jobs_address + job * _JOB_BYTES, JOB)

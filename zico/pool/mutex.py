@@ -25,8 +25,7 @@ from zico.compiled import (
     thread_is_stopped,
 )
 from zico.pool.fences import NO_FENCE, job_in
-from zico.pool.layout import MEMBER, NOBODY, PARKED
-from zico.pool.shared import BOUNDARY, EMPTY, header_of, job_at, regions_of
+from zico.pool.layout import BOUNDARY, EMPTY, MEMBER, NOBODY, PARKED, header_of, job_at, regions_of
 
 if TYPE_CHECKING:
     from zico.pool.layout import Header, Member, Region

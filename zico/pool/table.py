@@ -16,8 +16,8 @@ import numpy as np
 from zico.driver.host import HostDriver
 from zico.driver.owned import close_descriptors
 from zico.errors import BrokerError, ConfigError
-from zico.pool import budget as budgets
 from zico.pool import deaths, layout, mutex, waiting
+from zico.pool import regions as budgets
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, MEMBER, NOBODY, REGION, JobState
 from zico.units import format_bytes
 

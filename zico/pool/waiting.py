@@ -4,6 +4,17 @@ Guarantees
     7. Every sleep ends after one slice at the latest and then looks around: at dead processes if the broker is gone,
        at a state in which nobody can go on, at the caller's deadline.
     A waiting thread sleeps on a futex in the shared table. Whoever ends the wait needs nothing from this process.
+    The job that asks others to evict is not asked, nor is one that runs. No regions change hands here.
+
+Blocked jobs as a reserve
+    When every job in an iteration waits and nothing moves, some profile was wrong, and no order is left in which all
+    can end. The job that lacks the least asks blocked ones to evict what it lacks to end its iteration: jobs at their
+    boundary first, whose threads have the least to do, then whoever holds the most, so that few are asked. Victims
+    evict only what is lacking.
+
+    Only its owner can change what is mapped in a process, so nothing is taken. The wish stands in the owner's record,
+    and the thread of it that waits (``zico.pool.waiting``) obeys (``zico.heap.evicting``). One that does not answer,
+    since it is stopped, is not asked again, nor is one that has nothing more to give.
 """
 
 from __future__ import annotations
@@ -24,15 +35,35 @@ from zico.compiled import (
 )
 from zico.pool.deaths import reap_dead
 from zico.pool.fences import at, counters_of, issued_of, pair_of
-from zico.pool.layout import HEADER, JOB, MEMBER, NOBODY, STREAMS
+from zico.pool.layout import (
+    BOUNDARY,
+    EMPTY,
+    HEADER,
+    JOB,
+    MEMBER,
+    NOBODY,
+    RUNNING,
+    STREAMS,
+    header_of,
+    job_at,
+    lends,
+    within_limit,
+)
 from zico.pool.mutex import lock, unlock
-from zico.pool.regions import note_change, tell
-from zico.pool.safety import is_crowded, least_lacking, remaining_of, someone_else_grows_alone, stays_safe
-from zico.pool.shared import BOUNDARY, EMPTY, RUNNING, header_of, job_at, lends, within_limit
+from zico.pool.regions import (
+    is_crowded,
+    least_lacking,
+    note_change,
+    remaining_of,
+    someone_else_grows_alone,
+    stays_safe,
+    tell,
+)
 from zico.trace import curve
 
 if TYPE_CHECKING:
     from zico.pool.layout import Job, Member
+
 
 _JOB_BYTES = JOB.itemsize
 _SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])
@@ -360,3 +391,102 @@ def begin_iteration(pool: Member) -> None:
     me.claim_extra = 0
     me.claim_floor = 0  # last: from here on progress says what may come
     curve.begin(me.current, 0 if curve.is_flat(me.profile) else me.profile.shift, me.held + me.evicted)
+
+
+# -- blocked jobs as a reserve ----------------------------------------------------------------------------------------
+
+
+NOBODY_CAN = 0
+ASKED = 1
+PENDING = 2
+
+
+@compiled
+def ask_to_evict(pool: Member, sequence: int) -> int:
+    """Ask blocked jobs for what this one lacks.
+
+    Args:
+        pool: This process's member record.
+        sequence: As it was before the job last looked whether it can go on.
+
+    Returns:
+        ``ASKED``; ``PENDING``: somebody has been asked and has not answered, or has since; ``NOBODY_CAN``.
+    """
+    keep_out_of_line()
+    header = header_of(pool)
+    if header.on_timeline == 1 or job_at(pool, pool.job).over:  # nobody can help who wants more than it may hold
+        return NOBODY_CAN
+    lock(pool)
+    if header.sequence != sequence or _is_pending(pool):
+        answer = PENDING
+    elif _ask_for(pool, _lack(pool)):
+        answer = ASKED
+    else:
+        answer = NOBODY_CAN
+    wake, notify = note_change(header) if answer == ASKED else (False, False)
+    unlock(pool)
+    if answer == ASKED:
+        tell(pool, wake, notify)
+        for j in range(header.places):
+            if job_at(pool, j).state == BOUNDARY and job_at(pool, j).evict > 0:
+                futex_wake_all(pool.jobs_address + j * _JOB_BYTES + _ADMITS_OFFSET)
+    return answer
+
+
+@inlined
+def _lack(pool: Member) -> int:
+    """Return the regions without which this job cannot end its iteration, or which its tensor needs at least."""
+    header = header_of(pool)
+    me = job_at(pool, pool.job)
+    lack = remaining_of(me) + header.granted - header.budget_regions
+    return lack if lack > 0 else me.need
+
+
+@inlined
+def _is_blocked(pool: Member, j: int) -> bool:
+    job = job_at(pool, j)
+    return j != pool.job and (job.state == BOUNDARY or (job.state == RUNNING and job.waiting_threads > 0))
+
+
+@inlined
+def _is_pending(pool: Member) -> bool:
+    for j in range(header_of(pool).places):
+        if _is_blocked(pool, j) and job_at(pool, j).evict > 0:
+            return True
+    return False
+
+
+@compiled
+def _ask_for(pool: Member, lack: int) -> bool:
+    """Ask for so many regions, as few jobs as can be; false if there is nobody."""
+    keep_out_of_line()
+    some = False
+    while lack > 0:
+        best = _best(pool)
+        if best == NOBODY:
+            break
+        job = job_at(pool, best)
+        job.evict = min(lack, job.held)
+        job.broker_admits = (job.broker_admits + 1) & _ADMITS_MASK  # so that it does not fall asleep at its boundary
+        lack -= job.evict
+        some = True
+    return some
+
+
+@inlined
+def _best(pool: Member) -> int:
+    """Return the blocked job to ask next: at a boundary rather than in an allocation, and with the most regions."""
+    best = NOBODY
+    for j in range(header_of(pool).places):
+        job = job_at(pool, j)
+        if not _is_blocked(pool, j) or job.evict != 0 or job.held == 0:
+            continue
+        if best == NOBODY:
+            best = j
+            continue
+        other = job_at(pool, best)
+        at_boundary = int(job.state == BOUNDARY)
+        others = int(other.state == BOUNDARY)
+        if at_boundary > others or (at_boundary == others and job.held > other.held):
+            best = j
+    return best
