@@ -44,7 +44,7 @@ class Allocator:
 
     def __init__(self, joined: Session, cupy: Any) -> None:  # noqa: ANN401 - the module
         """Allocate from a session's pool."""
-        from zico.heap import python_hooks
+        from zico.heap.cuda import python_hooks
 
         self._session = joined
         self._memory = cupy.cuda.memory

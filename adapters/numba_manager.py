@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from numba.cuda.cudadrv import driver
 
-from zico.heap import python_hooks
+from zico.heap.cuda import python_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -25,7 +25,7 @@ from zico.adapters.torch_raising import FUNCTIONS_OFFSET, address_in
 
 from zico import lookup
 from zico.errors import HookError
-from zico.heap import memory_queries
+from zico.heap.cuda import hooks
 
 _CURRENT_ALLOCATOR = "_ZN3c104cuda20CUDACachingAllocator9allocatorE"
 _TABLE = "_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE"
@@ -77,8 +77,8 @@ def install(torch: Any) -> None:  # noqa: ANN401 - the module
         raise _refusal(torch, "its current allocator is no CUDAPluggableAllocator")
     if len(places) != 1:
         raise _refusal(torch, f"its table of virtual functions names cacheInfo {len(places)} times")
-    table[places[0]] = memory_queries.cache_info.address
-    lookup.keep(table, memory_queries.cache_info)
+    table[places[0]] = hooks.cache_info.address
+    lookup.keep(table, hooks.cache_info)
     _word_at(allocator.value).value = table.ctypes.data + FUNCTIONS_OFFSET
 
 

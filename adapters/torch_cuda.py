@@ -145,11 +145,11 @@ def enable(joined: Session) -> None:
     from zico.adapters import torch_cache_info, torch_raising
 
     from zico import lookup
-    from zico.heap import stream_hooks
+    from zico.heap.cuda import hooks
 
     facts = joined.pool.driver.facts  # type: ignore[attr-defined]  # a CUDA device's driver
     refusal = OTHER_DEVICE.format(ordinal=facts.ordinal, uuid=facts.uuid)
-    others = stream_hooks.OTHERS_RECORD[0]
+    others = hooks.OTHERS_RECORD[0]
     others["out_of_memory"] = torch_raising.prepare(torch)
     others["device"] = facts.ordinal
     others["refuse_device"] = torch_raising.prepare_refusal(torch, refusal)
@@ -162,11 +162,11 @@ def enable(joined: Session) -> None:
                 "tensor: let Zico come first"
             )
             raise HookError(message)
-        allocator = core._cuda_customAllocator(stream_hooks.allocate.address, stream_hooks.free.address)  # noqa: SLF001
-        allocator.set_record_stream_fn(stream_hooks.record_stream.address)
+        allocator = core._cuda_customAllocator(hooks.allocate.address, hooks.free.address)  # noqa: SLF001
+        allocator.set_record_stream_fn(hooks.record_stream.address)
         # PyTorch's static destructors free tensors after the interpreter is gone.
-        handed = (stream_hooks.allocate, stream_hooks.free, stream_hooks.record_stream)
-        lookup.keep(joined, torch_raising.RAISERS, *stream_hooks.NEEDED_TO_THE_END, *handed)
+        handed = (hooks.allocate, hooks.free, hooks.record_stream)
+        lookup.keep(joined, torch_raising.RAISERS, *hooks.NEEDED_TO_THE_END, *handed)
         memory.change_current_allocator(memory._CUDAAllocator(allocator))  # noqa: SLF001 - as CUDAPluggableAllocator does
     except (AttributeError, TypeError, RuntimeError) as error:
         message = f"PyTorch {torch.__version__} does not take Zico's allocator: {error}"

@@ -2,8 +2,8 @@
 
 Costs some microseconds an operation, so ``zico trace --ops`` asks for it, and of a program that marks its iterations
 only some are recorded. What an operation's schema says is looked up once; tensors are told apart by where their
-storages begin, in one compiled call (``zico.heap.uses``). Operations of compiled graphs (``torch.compile``) are not
-seen one by one, nor are those of other threads than the one that imported PyTorch and its backward passes.
+storages begin, in one compiled call (``zico.heap.allocator``). Operations of compiled graphs (``torch.compile``) are
+not seen one by one, nor are those of other threads than the one that imported PyTorch and its backward passes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from zico.heap import uses
+from zico.heap import allocator
 from zico.heap.layout import HEAP, RECORDING
 from zico.trace import ring
 
@@ -104,9 +104,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc] # torch has no types
             addresses = (ctypes.c_int64 * len(tensors))(*tensors)
             n_made = len(tensors) - n_read - n_written
             at = ctypes.addressof(addresses)
-            uses.record_op(self._address, at, n_read, n_written, n_made, known.name, begin_ticks)
+            allocator.record_op(self._address, at, n_read, n_written, n_made, known.name, begin_ticks)
         else:
-            uses.record_op(self._address, 0, 0, 0, 0, known.name, begin_ticks)
+            allocator.record_op(self._address, 0, 0, 0, 0, known.name, begin_ticks)
         return result
 
     def _learn(self, func: Any) -> _Known:  # noqa: ANN401 - an operation

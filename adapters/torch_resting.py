@@ -1,7 +1,7 @@
 """The state of PyTorch's optimizers rests between their steps: by PyTorch's own hooks around every step.
 
 An optimizer makes its state in its first step, or when a state is loaded into it; what is allocated then is put where
-it can rest (``zico.heap.resting``).
+it can rest (``zico.heap.state_offload``).
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ ALLOCATIONS = {
     "cuMemAllocFromPoolAsync": "mem_alloc_from_pool_async",
     "cuMemFreeAsync": "mem_free_async",
 }
-"""The driver's name and the function of ``zico.heap.stream_hooks`` that stands in."""
+"""The driver's name and the function of ``zico.heap.cuda.hooks`` that stands in."""
 
 QUERIES = {"cuMemGetInfo_v2": "mem_get_info", "cuDeviceTotalMem_v2": "device_total_mem"}
-"""The driver's name and the function of ``zico.heap.memory_queries`` that stands in."""
+"""The driver's name and the function of ``zico.heap.cuda.hooks`` that stands in."""
 
 SETTINGS = {"TF_CUDA_MALLOC_ASYNC_SUPPORTED_PREALLOC": ("0",)}
 """Settings of XLA's allocator in both frameworks; see ``settle``."""
@@ -76,22 +76,22 @@ def redirect(library_prefix: str) -> None:
         HookError: The library is not loaded, or does not look functions up; nothing has been changed.
     """
     from zico import lookup
-    from zico.heap import memory_queries, stream_hooks
+    from zico.heap.cuda import hooks
 
-    functions = {name: getattr(stream_hooks, function) for name, function in ALLOCATIONS.items()}
-    functions |= {name: getattr(memory_queries, function) for name, function in QUERIES.items()}
+    functions = {name: getattr(hooks, function) for name, function in ALLOCATIONS.items()}
+    functions |= {name: getattr(hooks, function) for name, function in QUERIES.items()}
     originals = {name: _place(function) for name, function in (QUERIES | {"cuMemFreeAsync": "free_async"}).items()}
     replacements = {name: int(function.address) for name, function in functions.items()}
     lookup.substitute(library_prefix, replacements, originals)
     # XLA frees what is left when its library is unloaded, after the interpreter is gone.
-    lookup.keep(*stream_hooks.NEEDED_TO_THE_END, *functions.values())
+    lookup.keep(*hooks.NEEDED_TO_THE_END, *functions.values())
 
 
 def _place(field: str) -> int:
     """Return where the hooks look for one of the driver's functions."""
-    from zico.heap import stream_hooks
+    from zico.heap.cuda import hooks
 
-    return int(stream_hooks.OTHERS_RECORD.ctypes.data + stream_hooks.OTHERS.fields[field][1])
+    return int(hooks.OTHERS_RECORD.ctypes.data + hooks.OTHERS.fields[field][1])
 
 
 def _refuse_several_devices(joined: Session) -> None:

@@ -25,8 +25,8 @@ from heap import BUDGET_BYTES, REGION_BYTES, joined_pool
 from together import Job
 
 from zico.heap import allocator, hooks
-from zico.heap.planning import Planning
-from zico.heap.process import HEAP_RECORD
+from zico.heap.layout import HEAP_RECORD
+from zico.heap.plan_thread import Planning
 from zico.trace.events import NO_NAME
 from zico.trace.layout import RING_EVENTS
 from zico.trace.ringfile import RingFile, RingReader

@@ -27,7 +27,7 @@ import torch_worker
 from zico.compiled import libc_address
 from zico.heap import allocator, hooks
 from zico.heap.build import Heap
-from zico.heap.process import HEAP_RECORD
+from zico.heap.layout import HEAP_RECORD
 from zico.pool.table import PoolTable
 from zico.units import MIB
 

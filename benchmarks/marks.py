@@ -19,11 +19,12 @@ import zoo
 from numba import types
 
 from zico.compiled import array_at, callback, compiled
-from zico.heap import allocator, on_stream
+from zico.heap import allocator
 from zico.heap.build import Heap
+from zico.heap.cuda import on_stream
+from zico.heap.cuda.timeline import ALONE_BYTES, Timeline
 from zico.heap.layout import HEAP
-from zico.heap.planning import Planning
-from zico.heap.timeline import ALONE_BYTES, Timeline
+from zico.heap.plan_thread import Planning
 from zico.planners.from_trace import iteration_problem
 from zico.pool.table import PoolTable
 from zico.trace.roofline import device_model

@@ -25,7 +25,7 @@ from zico.compiled import call, callback, inlined, record_at
 from zico.driver.mapping import enter_context, leave_context
 from zico.driver.mapping import status as status_of
 from zico.driver.record import DeviceRecord
-from zico.heap.timeline import Timeline
+from zico.heap.cuda.timeline import Timeline
 from zico.kernels import progress, scrub, spin
 from zico.kernels.launch import WORD_BYTES, Launcher
 from zico.kernels.prepare import prepare

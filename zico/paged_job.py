@@ -39,7 +39,7 @@ def managed_settings(undo: contextlib.ExitStack, pool: PoolTable, job: int, wish
         complain(_NOT_SWAPPED, ZicoError("swapping on a GPU is not built yet: give page, or let it wait"))
     if wish.save != "page":
         return {}
-    from zico.heap.managed_window import VARIABLE, open_window
+    from zico.heap.cuda.managed_window import VARIABLE, open_window
 
     try:
         return {"managed": undo.enter_context(open_window(pool, job, os.environ.get(VARIABLE, "")))}
@@ -55,7 +55,7 @@ def open_heap(pool: PoolTable, job: int, settings: dict[str, Any], wish: Wish, f
     a region takes to leave and come back.
     """
     from zico.heap.build import Heap
-    from zico.heap.process import HEAP_RECORD
+    from zico.heap.layout import HEAP_RECORD
 
     pages = wish.save == "page" or (wish.save == "auto" and framework not in SWAPPING)
     if pages and "timeline" not in settings:

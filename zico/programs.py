@@ -49,8 +49,8 @@ Types = tuple[Any, ...]  # of Numba
 
 GROUPS = {
     "heap": (
-        *("zico.heap.allocator", "zico.heap.hooks", "zico.heap.fork", "zico.heap.following", "zico.heap.planning"),
-        *("zico.heap.resting", "zico.heap.uses", "zico.heap.isolation"),
+        *("zico.heap.allocator", "zico.heap.hooks", "zico.heap.fork", "zico.heap.history", "zico.heap.plan_thread"),
+        *("zico.heap.state_offload", "zico.heap.backing"),
     ),
     "pool": ("zico.pool.regions", "zico.pool.deaths", "zico.pool.mutex", "zico.pool.waiting"),
     "scheduler": (
@@ -58,8 +58,8 @@ GROUPS = {
         *("zico.scheduler.policies.claims", "zico.scheduler.policies.none", "zico.scheduler.policies.salus"),
         *("zico.scheduler.policies.serial", "zico.scheduler.policies.shift", "zico.scheduler.torus"),
     ),
-    "cuda_hooks": ("zico.heap.memory_queries", "zico.heap.python_hooks", "zico.heap.stream_hooks"),
-    "cuda": ("zico.device_timeline", "zico.heap.device", "zico.heap.managed", "zico.heap.pinned", "zico.lookup"),
+    "cuda_hooks": ("zico.heap.cuda.hooks", "zico.heap.cuda.python_hooks"),
+    "cuda": ("zico.device_timeline", "zico.heap.cuda.backing", "zico.heap.cuda.managed", "zico.lookup"),
 }
 """Modules whose entries become one program. Every other module's entries are a program of their own."""
 

@@ -26,10 +26,11 @@ from zico.device_timeline import DeviceTimeline
 from zico.driver.cuda import CudaDriver
 from zico.driver.cuda.managed import Managed, allocate
 from zico.errors import ConfigError, DriverError
-from zico.heap import allocator, on_stream
+from zico.heap import allocator
 from zico.heap.build import Heap
+from zico.heap.cuda import on_stream
+from zico.heap.cuda.managed_window import FLAGS
 from zico.heap.layout import HEAP
-from zico.heap.managed_window import FLAGS
 from zico.paging.layout import PAGING
 from zico.pool.table import PoolTable
 from zico.units import MIB, format_bytes

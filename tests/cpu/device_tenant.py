@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from members import is_mapped, job_of, join
 
-from zico.heap import on_stream
 from zico.heap.build import Heap
+from zico.heap.cuda import on_stream
 from zico.heap.layout import HEAP, Arena
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from members import Tenant, check_counters, free_list, job_of, tenants
 
-from zico.heap import allocator, evicting, resting
+from zico.heap import allocator, evicting, state_offload
 from zico.heap.layout import GRANULE_BYTES, Arena
 from zico.pool.layout import NO_MORE, NOBODY
 
@@ -150,12 +150,12 @@ class HeapMachine(RuleBasedStateMachine):
         tenant = self._pick(data)
         heap, job = tenant.record[0], tenant.job
         before = int(job["held"] + job["evicted"] + heap["rest"]["resting"])
-        resting.end_step(heap)
+        state_offload.end_step(heap)
         begin, end = (int(tenant.heap.arenas[Arena.RESTING][field]) // self.region_bytes for field in ("start", "end"))
         own = tenant.heap.slots["region"][begin:end][tenant.heap.slots["live"][begin:end] > 0]
         assert heap["rest"]["restable"] == len(own)
         assert (own != NOBODY).all()
-        done = resting.rest(heap, job, n)
+        done = state_offload.rest(heap, job, n)
         assert done <= min(n, int((own >= 0).sum()))
         assert job["held"] + job["evicted"] + heap["rest"]["resting"] == before
         assert len(self.tenants) > 1 or heap["spill"]["live_bytes"] or done == min(n, int((own >= 0).sum()))
@@ -167,9 +167,9 @@ class HeapMachine(RuleBasedStateMachine):
         heap, job = tenant.record[0], tenant.job
         before = int(job["held"] + job["evicted"] + heap["rest"]["resting"])
         rested = bool(heap["rest"]["resting"])  # else what is evicted has its own time to come back
-        resting.begin_step(heap)
+        state_offload.begin_step(heap)
         assert job["held"] + job["evicted"] + heap["rest"]["resting"] == before
-        assert resting.rest(heap, job, 1) == 0
+        assert state_offload.rest(heap, job, 1) == 0
         if rested and len(self.tenants) == 1 and before <= self.n:
             assert job["held"] == before
 

@@ -9,7 +9,7 @@ from members import join
 from software_device import SoftwareDevice
 
 from zico.heap.build import Heap
-from zico.heap.process import HEAP_RECORD
+from zico.heap.layout import HEAP_RECORD
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from zico.heap import allocator, classes, following
+from zico.heap import allocator, history
 from zico.heap.build import Heap
 from zico.heap.layout import GAP, HEAP, PLACE, PLAN_ENTRIES, PRIVATE, RESTS, Arena, Attached
 from zico.pool import regions
@@ -263,8 +263,8 @@ class Tenant:
     def follow(self, plan: dict[tuple[int, int], int]) -> None:
         """Put a plan in force: (rounded size, occurrence) to offset in the arena LONG."""
         table = self.heap.zeros(PLACE, PLAN_ENTRIES)
-        keys = np.array([size + (n << classes.SIZE_BITS) for size, n in plan], np.int64)
-        following.fill(table.ctypes.data, keys, np.array(list(plan.values()), np.int64), len(plan))
+        keys = np.array([size + (n << history.SIZE_BITS) for size, n in plan], np.int64)
+        history.fill_plan(table.ctypes.data, keys, np.array(list(plan.values()), np.int64), len(plan))
         self.record[0]["plan_address"] = table.ctypes.data
 
     def gaps(self, arena: int) -> list[tuple[int, int]]:

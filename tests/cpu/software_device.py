@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from members import is_mapped
 
-from zico.heap.timeline import Timeline
+from zico.heap.cuda.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

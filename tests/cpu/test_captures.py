@@ -13,7 +13,7 @@ from test_twin_timeline import Timeline
 from twin.meanings import register
 from twin_device import MIB, TwinDevice
 
-from zico.heap import on_stream
+from zico.heap.cuda import on_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from software_device import SoftwareDevice
 
-from zico.heap import on_stream
+from zico.heap.cuda import on_stream
 from zico.heap.layout import CELL_SIZES, CHUNK, CHUNK_BYTES, GRANULE_BYTES, MAX_CHUNKS
 from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zico.heap import classes
+from zico.heap import history
 from zico.heap.layout import COUNT, COUNTS, HEAP, KEYS, Arena
 from zico.pool.layout import JOB
 from zico.trace.curve import UNPROFILED_SHIFT
@@ -33,15 +33,15 @@ class Memory:
 
     def key(self, iteration: int, size_bytes: int) -> int:
         """Return the key of the next tensor."""
-        return int(classes.class_of(classes.key_of(self.heap, iteration, size_bytes)))
+        return int(history.class_of(history.key_of(self.heap, iteration, size_bytes)))
 
     def arena(self, key: int, size_bytes: int = 1 << 20) -> int:
         """Return where it goes."""
-        return int(classes.arena_for(self.heap, key, size_bytes))
+        return int(history.arena_for(self.heap, key, size_bytes))
 
     def dies(self, key: int, lived_events: int, *, same_iteration: bool = True) -> None:
         """Let a tensor die."""
-        classes.learn(self.heap, self._job[0], key, lived_events, same_iteration)
+        history.learn(self.heap, self._job[0], key, lived_events, same_iteration)
 
 
 def test_what_has_never_died_goes_to_the_long_arena() -> None:

@@ -12,7 +12,7 @@ import pytest
 from members import Tenant, tenants
 
 from zico.heap.layout import GRANULE_BYTES, PLACE, PLAN_ENTRIES
-from zico.heap.planning import Planning
+from zico.heap.plan_thread import Planning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -221,13 +221,13 @@ def test_the_thread_answers_without_being_waited_for() -> None:
 
 def test_a_table_finds_every_key_that_was_written(loop: Loop) -> None:
     """All keys of a full-sized plan are found with their offsets, others are not."""
-    from zico.heap import following
+    from zico.heap import history
 
     rng = np.random.default_rng(3)
     keys = np.unique(rng.integers(1, 1 << 50, 60_000))
     offsets = np.arange(len(keys)) * 64
     table = loop.tenant.heap.zeros(PLACE, PLAN_ENTRIES)
-    following.fill(table.ctypes.data, keys, offsets, len(keys))
+    history.fill_plan(table.ctypes.data, keys, offsets, len(keys))
     written = table[table["key"] != 0]
     assert dict(zip(written["key"].tolist(), written["offset"].tolist(), strict=True)) == dict(
         zip(keys.tolist(), offsets.tolist(), strict=True)
@@ -235,5 +235,5 @@ def test_a_table_finds_every_key_that_was_written(loop: Loop) -> None:
     loop.tenant.record[0]["plan_address"] = table.ctypes.data
     start = int(loop.tenant.record[0]["planned_offset"])
     for i in (0, 1, len(keys) // 2, len(keys) - 1):
-        assert following.place_of(loop.tenant.record[0], keys[i]) == start + offsets[i]
-        assert following.place_of(loop.tenant.record[0], keys[i] + 1) == following.NO_PLACE
+        assert history.planned_place(loop.tenant.record[0], keys[i]) == start + offsets[i]
+        assert history.planned_place(loop.tenant.record[0], keys[i] + 1) == history.NO_PLACE

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from zico.heap import gaps
+from zico.heap import free_list
 from zico.heap.layout import ARENA, GAP, MAX_GAPS, SLOT
 
 REGION_SHIFT = 12
@@ -87,14 +87,14 @@ class GapsMachine(RuleBasedStateMachine):
             for i, (a, b) in enumerate(self.free)
             if _up(a, alignment) + size <= b and self._new(_up(a, alignment), size) <= most_new
         ]
-        found = gaps.find(self.space.record, self.slots.ctypes.data, REGION_SHIFT, size, alignment, most_new)
+        found = free_list.find(self.space.record, self.slots.ctypes.data, REGION_SHIFT, size, alignment, most_new)
         if not fits:
-            assert found == gaps.NOTHING
+            assert found == free_list.NOTHING
             return
         assert found == min(fits, key=lambda i: (self._new(_up(self.free[i][0], alignment), size), i))
         a, b = self.free[found]
         start = _up(a, alignment)
-        assert gaps.take(self.space.record, found, start, size) == start
+        assert free_list.take(self.space.record, found, start, size) == start
         self.free[found : found + 1] = [r for r in ((a, start), (start + size, b)) if r[0] < r[1]]
         self.taken.append((start, start + size))
         self._count(start, start + size, 1)
@@ -104,11 +104,11 @@ class GapsMachine(RuleBasedStateMachine):
         """The gap round a range is found if there is one, and the range is cut out of it."""
         start, size = start * UNIT, size * UNIT
         round_it = [i for i, (a, b) in enumerate(self.free) if a <= start and start + size <= b]
-        found = gaps.around(self.space.record, start, size)
-        assert [found] == (round_it or [gaps.NOTHING])
+        found = free_list.around(self.space.record, start, size)
+        assert [found] == (round_it or [free_list.NOTHING])
         if round_it:
             a, b = self.free[found]
-            assert gaps.take(self.space.record, found, start, size) == start
+            assert free_list.take(self.space.record, found, start, size) == start
             self.free[found : found + 1] = [r for r in ((a, start), (start + size, b)) if r[0] < r[1]]
             self.taken.append((start, start + size))
             self._count(start, start + size, 1)
@@ -118,7 +118,7 @@ class GapsMachine(RuleBasedStateMachine):
     def give(self, data: st.DataObject) -> None:
         """A range that comes back merges with its neighbours."""
         start, end = self.taken.pop(data.draw(st.integers(0, len(self.taken) - 1)))
-        gaps.give(self.space.record, start, end - start)
+        free_list.give(self.space.record, start, end - start)
         self._count(start, end, -1)
         bisect.insort(self.free, (start, end))
         merged: list[tuple[int, int]] = []
@@ -147,7 +147,7 @@ def test_the_figure_in_the_module_is_true() -> None:
     slots = np.zeros(2, SLOT)
 
     def place(size: int) -> int:
-        index = gaps.find(space.record, slots.ctypes.data, REGION_SHIFT, size * UNIT, UNIT, ANY)
+        index = free_list.find(space.record, slots.ctypes.data, REGION_SHIFT, size * UNIT, UNIT, ANY)
         return space.get()[index][0] // UNIT
 
     assert (place(2), place(6)) == (0, 15)
@@ -160,7 +160,7 @@ def test_the_figure_in_the_module_is_true() -> None:
 @given(st.integers(0, 1 << 40), st.integers(0, 16))
 def test_align_up_is_the_next_multiple(offset: int, power: int) -> None:
     """The result is the smallest multiple of the alignment that is not below the offset."""
-    assert int(gaps.align_up(offset, 1 << power)) == _up(offset, 1 << power)
+    assert int(free_list.align_up(offset, 1 << power)) == _up(offset, 1 << power)
 
 
 def test_an_arena_refuses_cuts_long_before_its_arrays_are_full() -> None:
@@ -168,9 +168,9 @@ def test_an_arena_refuses_cuts_long_before_its_arrays_are_full() -> None:
     space = Space(0, 4 * MAX_GAPS * UNIT)
     room = [(2 * i * UNIT, (2 * i + 1) * UNIT) for i in range(MAX_GAPS)]
     space.set(room[: MAX_GAPS // 2 - 1])
-    assert not gaps.is_full(space.record)
+    assert not free_list.is_full(space.record)
     space.set(room[: MAX_GAPS // 2])
-    assert gaps.is_full(space.record)
+    assert free_list.is_full(space.record)
 
 
 def test_returned_ranges_never_overrun_the_arrays() -> None:
@@ -179,8 +179,8 @@ def test_returned_ranges_never_overrun_the_arrays() -> None:
     space.set([(2 * i * UNIT, (2 * i + 1) * UNIT) for i in range(MAX_GAPS)])
     before = space.get()
     for i in range(3):
-        gaps.give(space.record, (2 * MAX_GAPS + 2 * i + 1) * UNIT, UNIT)
-    gaps.give(space.record, UNIT, UNIT)
+        free_list.give(space.record, (2 * MAX_GAPS + 2 * i + 1) * UNIT, UNIT)
+    free_list.give(space.record, UNIT, UNIT)
     assert space.is_whole
     assert space.record["n_gaps"] <= MAX_GAPS
     after = space.get()

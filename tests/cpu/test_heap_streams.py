@@ -12,8 +12,9 @@ from harness import until
 from software_device import SoftwareDevice
 
 from zico.compiled import compiled
-from zico.heap import allocator, on_stream
-from zico.heap.streams import stream_at
+from zico.heap import allocator
+from zico.heap.cuda import on_stream
+from zico.heap.cuda.streams import stream_at
 from zico.pool.layout import STREAMS
 
 ALONE_BYTES = 8 * MIB

@@ -15,10 +15,10 @@ from software_device import SoftwareDevice
 from timeline_machine import HeapTimelineMachine
 
 from zico.errors import ConfigError
-from zico.heap import on_stream
 from zico.heap.build import Heap
+from zico.heap.cuda import on_stream
+from zico.heap.cuda.timeline import Timeline
 from zico.heap.layout import GUARD, HEAP
-from zico.heap.timeline import Timeline
 from zico.pool.fences import VALUE_BITS
 from zico.pool.layout import NOBODY
 

@@ -13,8 +13,8 @@ from twin_device import MIB, TwinDevice
 
 from zico.device_timeline import DeviceTimeline
 from zico.errors import ConfigError
-from zico.heap import on_stream
 from zico.heap.build import Heap
+from zico.heap.cuda import on_stream
 from zico.heap.layout import HEAP
 from zico.pool.table import PoolTable
 

@@ -15,8 +15,8 @@ from twin_tenant import TwinTenant
 from twin_world import REGION_BYTES, World
 
 from zico.errors import ConfigError, DriverError
+from zico.heap.cuda.managed_window import FLAGS, SIDE_STREAMS, SLOT_BYTES, cut, open_window
 from zico.heap.layout import Arena
-from zico.heap.managed_window import FLAGS, SIDE_STREAMS, SLOT_BYTES, cut, open_window
 from zico.paging.layout import PAGING
 
 if TYPE_CHECKING:

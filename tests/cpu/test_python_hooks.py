@@ -10,7 +10,7 @@ import pytest
 from device_tenant import DeviceTenant
 from hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
 
-from zico.heap import python_hooks
+from zico.heap.cuda import python_hooks
 from zico.heap.layout import Attached
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 WELL_SPELT = """
 from zico.heap.layout import HeapRecord
-from zico.heap.records import slots_of
+from zico.heap.layout import slots_of
 from zico.pool.layout import JOB, Job
 from zico.compiled import record_at
 from zico.trace.curve import claim_at

@@ -12,7 +12,7 @@ from members import PAGE_BYTES, Tenant, check_counters, tenants
 from test_evicting import _Writers as Writers
 from threads import DEADLINE_S, in_thread, until
 
-from zico.heap import resting
+from zico.heap import state_offload
 from zico.heap.layout import GRANULE_BYTES, Attached
 from zico.swapping.resting import Lead
 from zico.swapping.schedule import LEAD_NS
@@ -35,10 +35,10 @@ def apart(tenant: Tenant) -> Iterator[None]:
 def state(tenant: Tenant, n: int, *, most: int = REST_LIMIT) -> int:
     """Let an optimizer allocate ``n`` regions in its first step; returns where."""
     tenant.record[0]["rest"]["limit"] = most
-    resting.begin_step(tenant.record[0])
+    state_offload.begin_step(tenant.record[0])
     with apart(tenant):
         address = tenant.allocate(n * GRANULE_BYTES)
-    resting.end_step(tenant.record[0])
+    state_offload.end_step(tenant.record[0])
     return address
 
 
@@ -60,7 +60,7 @@ def test_it_rests_when_memory_is_short_and_is_back_before_the_step() -> None:
         a.check_structure()
         a.free(large)
         a.free(small)
-        resting.begin_step(a.record[0])
+        state_offload.begin_step(a.record[0])
         assert (a.job["held"], *figures(a, "resting", "rested", "woken", "late")) == (4, 0, 2, 2, 1)
         assert a.job["spilled_bytes"] == a.job["evictions"] == 0
         a.check(kept)
@@ -76,7 +76,7 @@ def test_what_rests_has_memory_once() -> None:
         large = a.allocate(8 * GRANULE_BYTES)
         a.free(large)
         resident = a.member.physical_bytes()
-        resting.begin_step(a.record[0])
+        state_offload.begin_step(a.record[0])
         assert a.member.physical_bytes() <= resident - 4 * PAGE_BYTES
         a.check(kept)
         a.free(kept)
@@ -87,11 +87,11 @@ def test_nothing_rests_in_a_step_nor_beyond_what_tiers_have() -> None:
     with tenants(16, 1) as (a,):
         a.member.set_limit(0, 8)
         state(a, 4, most=2)
-        resting.begin_step(a.record[0])
+        state_offload.begin_step(a.record[0])
         during = a.allocate(5 * GRANULE_BYTES)
         assert a.is_spilled(during)
         a.free(during)
-        resting.end_step(a.record[0])
+        state_offload.end_step(a.record[0])
         assert not a.is_spilled(a.allocate(6 * GRANULE_BYTES))
         assert figures(a, "resting") == [2]
         assert a.is_spilled(a.allocate(GRANULE_BYTES))
@@ -103,7 +103,7 @@ def test_what_has_no_room_in_a_step_stays_out_and_is_counted() -> None:
     with tenants(8, 1, wait_limit_s=DEADLINE_S) as (a,):
         kept = state(a, 4)
         a.allocate(6 * GRANULE_BYTES)
-        resting.begin_step(a.record[0])
+        state_offload.begin_step(a.record[0])
         assert (a.job["held"], *figures(a, "resting", "woken", "late")) == (8, 2, 0, 1)
         assert a.job["spilled_bytes"] == 2 * GRANULE_BYTES
         a.check(kept)
@@ -116,7 +116,7 @@ def test_a_step_waits_for_what_others_hold() -> None:
         kept = state(a, 4)
         a.free(a.allocate(8 * GRANULE_BYTES))
         theirs = b.allocate(6 * GRANULE_BYTES)
-        thread = in_thread(lambda: resting.begin_step(a.record[0]))
+        thread = in_thread(lambda: state_offload.begin_step(a.record[0]))
         until(lambda: a.job["waiting_threads"] > 0)
         b.free(theirs)
         thread.join(DEADLINE_S)
@@ -132,13 +132,13 @@ def test_what_does_not_come_back_rests_again() -> None:
         kept = state(a, 4)
         a.free(a.allocate(8 * GRANULE_BYTES))
         theirs = b.allocate(6 * GRANULE_BYTES)
-        resting.begin_step(a.record[0])
+        state_offload.begin_step(a.record[0])
         assert (a.job["evicted"], *figures(a, "resting", "late")) == (4, 0, 1)
-        resting.end_step(a.record[0])
+        state_offload.end_step(a.record[0])
         assert (a.job["evicted"], *figures(a, "resting")) == (0, 4)
         a.check_structure()
         b.free(theirs)
-        resting.begin_step(a.record[0])
+        state_offload.begin_step(a.record[0])
         assert a.job["held"] == 4
         a.check(kept)
         a.free_all()
@@ -149,19 +149,19 @@ def test_what_has_room_comes_back_ahead_of_the_step() -> None:
     with tenants(8, 1) as (a,):
         kept = state(a, 4)
         large = a.allocate(8 * GRANULE_BYTES)
-        assert (resting.wake_ahead(a.record[0]), *figures(a, "resting")) == (0, 4)
+        assert (state_offload.wake_ahead(a.record[0]), *figures(a, "resting")) == (0, 4)
         a.free(large)
         small = a.allocate(5 * GRANULE_BYTES)
-        assert (resting.wake_ahead(a.record[0]), *figures(a, "resting", "woken")) == (3, 1, 3)
+        assert (state_offload.wake_ahead(a.record[0]), *figures(a, "resting", "woken")) == (3, 1, 3)
         assert a.job["held"] == 8
         again = a.allocate(2 * GRANULE_BYTES)
         assert (a.job["held"], *figures(a, "resting")) == (8, 3)
         a.free(again)
         a.free(small)
-        assert resting.wake_ahead(a.record[0]) == 3
-        resting.begin_step(a.record[0])
+        assert state_offload.wake_ahead(a.record[0]) == 3
+        state_offload.begin_step(a.record[0])
         assert (a.job["held"], *figures(a, "resting", "late")) == (4, 0, 0)
-        assert resting.wake_ahead(a.record[0]) == 0
+        assert state_offload.wake_ahead(a.record[0]) == 0
         a.check(kept)
         a.free_all()
 
@@ -173,10 +173,10 @@ def test_what_others_hold_does_not_come_back_ahead_of_the_step() -> None:
         a.free(a.allocate(8 * GRANULE_BYTES))
         theirs = b.allocate(6 * GRANULE_BYTES)
         waited_ns = int(a.job["need_waited_ns"])
-        assert (resting.wake_ahead(a.record[0]), *figures(a, "resting", "woken")) == (0, 4, 0)
+        assert (state_offload.wake_ahead(a.record[0]), *figures(a, "resting", "woken")) == (0, 4, 0)
         assert (a.job["evicted"], a.job["need_waited_ns"]) == (0, waited_ns)
         b.free(theirs)
-        assert resting.wake_ahead(a.record[0]) == 4
+        assert state_offload.wake_ahead(a.record[0]) == 4
         a.check(kept)
         a.free_all()
 
@@ -244,9 +244,9 @@ def test_no_write_is_lost_while_it_rests_and_comes_back() -> None:
             other = a.allocate(2 * n * GRANULE_BYTES)
             assert figures(a, "resting") == [n]
             a.free(other)
-            resting.begin_step(a.record[0])
+            state_offload.begin_step(a.record[0])
             assert figures(a, "resting") == [0]
-            resting.end_step(a.record[0])
+            state_offload.end_step(a.record[0])
         writers.stop()
 
 
@@ -257,7 +257,7 @@ def test_a_process_that_is_in_no_pool_lets_nothing_rest(attached: Attached) -> N
         state(a, 4)
         a.allocate(6 * GRANULE_BYTES)
         a.record[0]["attached"] = attached
-        resting.begin_step(a.record[0])
-        resting.end_step(a.record[0])
+        state_offload.begin_step(a.record[0])
+        state_offload.end_step(a.record[0])
         assert (a.job["held"], *figures(a, "resting")) == (8, 2)
         a.free_all()

@@ -10,9 +10,9 @@ import pytest
 from members import join
 from software_device import SoftwareDevice
 
-from zico.heap import memory_queries, stream_hooks
 from zico.heap.build import Heap
-from zico.heap.process import HEAP_RECORD
+from zico.heap.cuda import hooks
+from zico.heap.layout import HEAP_RECORD
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ STREAM, OTHER = 11, 12
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY = 0, 1, 2
 I32, I64 = ctypes.c_int32, ctypes.c_int64
 
-allocate = ctypes.CFUNCTYPE(I64, I64, I32, I64)(stream_hooks.allocate.address)
-free = ctypes.CFUNCTYPE(None, I64, I64, I32, I64)(stream_hooks.free.address)
-record_stream = ctypes.CFUNCTYPE(None, I64, I64)(stream_hooks.record_stream.address)
-mem_alloc_async = ctypes.CFUNCTYPE(I32, ctypes.c_void_p, I64, I64)(stream_hooks.mem_alloc_async.address)
+allocate = ctypes.CFUNCTYPE(I64, I64, I32, I64)(hooks.allocate.address)
+free = ctypes.CFUNCTYPE(None, I64, I64, I32, I64)(hooks.free.address)
+record_stream = ctypes.CFUNCTYPE(None, I64, I64)(hooks.record_stream.address)
+mem_alloc_async = ctypes.CFUNCTYPE(I32, ctypes.c_void_p, I64, I64)(hooks.mem_alloc_async.address)
 mem_alloc_from_pool_async = ctypes.CFUNCTYPE(I32, ctypes.c_void_p, I64, I64, I64)(
-    stream_hooks.mem_alloc_from_pool_async.address
+    hooks.mem_alloc_from_pool_async.address
 )
-cache_info = ctypes.CFUNCTYPE(None, I64, ctypes.c_int8, ctypes.c_void_p)(memory_queries.cache_info.address)
-mem_free_async = ctypes.CFUNCTYPE(I32, I64, I64)(stream_hooks.mem_free_async.address)
+cache_info = ctypes.CFUNCTYPE(None, I64, ctypes.c_int8, ctypes.c_void_p)(hooks.cache_info.address)
+mem_free_async = ctypes.CFUNCTYPE(I32, I64, I64)(hooks.mem_free_async.address)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def heap() -> Iterator[Heap]:
         device.drain()
         made.close()
     HEAP_RECORD[:] = before
-    stream_hooks.OTHERS_RECORD[0] = 0
+    hooks.OTHERS_RECORD[0] = 0
 
 
 def live_bytes(heap: Heap) -> int:
@@ -92,7 +92,7 @@ def test_what_can_never_be_had_is_told_with_the_figures(heap: Heap) -> None:
     function = ctypes.CFUNCTYPE(None, I64, I64, I64)(lambda *figures: heard.append(figures))
     held = allocate(MIB, 0, STREAM)
     assert allocate(64 * MIB, 0, STREAM) == 0
-    stream_hooks.OTHERS_RECORD[0]["out_of_memory"] = ctypes.cast(function, ctypes.c_void_p).value
+    hooks.OTHERS_RECORD[0]["out_of_memory"] = ctypes.cast(function, ctypes.c_void_p).value
     assert allocate(64 * MIB, 0, STREAM) == 0
     assert heard == [(64 * MIB, MIB, 4 * MIB)]
     free(held, MIB, 0, STREAM)
@@ -103,8 +103,8 @@ def test_a_request_for_another_device_is_refused(heap: Heap) -> None:
     """Only the pool's device is served where somebody refuses the others; then nothing is taken."""
     refused: list[None] = []
     function = ctypes.CFUNCTYPE(None)(lambda: refused.append(None))
-    stream_hooks.OTHERS_RECORD[0]["device"] = 1
-    stream_hooks.OTHERS_RECORD[0]["refuse_device"] = ctypes.cast(function, ctypes.c_void_p).value
+    hooks.OTHERS_RECORD[0]["device"] = 1
+    hooks.OTHERS_RECORD[0]["refuse_device"] = ctypes.cast(function, ctypes.c_void_p).value
     assert (allocate(MIB, 0, STREAM), live_bytes(heap), len(refused)) == (0, 0, 1)
     address = allocate(MIB, 1, STREAM)
     assert (address != 0, live_bytes(heap), len(refused)) == (True, MIB, 1)
@@ -160,7 +160,7 @@ def test_what_the_driver_allocated_goes_back_to_the_driver(heap: Heap) -> None:
     function = ctypes.CFUNCTYPE(I32, I64, I64)(lambda address, stream: seen.append((address, stream)) or 700)
     outside = heap.base + int(heap.record[0]["window_bytes"])
     assert mem_free_async(outside, STREAM) == INVALID_VALUE
-    stream_hooks.OTHERS_RECORD[0]["free_async"] = ctypes.cast(function, ctypes.c_void_p).value
+    hooks.OTHERS_RECORD[0]["free_async"] = ctypes.cast(function, ctypes.c_void_p).value
     assert mem_free_async(outside, STREAM) == 700
     assert seen == [(outside, STREAM)]
     assert heap.record[0]["bad_frees"] == 0

@@ -13,7 +13,8 @@ from members import counters, issued
 from software_device import REFUSED, SoftwareDevice
 from timeline_machine import HeapTimelineMachine
 
-from zico.heap import allocator, on_stream
+from zico.heap import allocator
+from zico.heap.cuda import on_stream
 from zico.heap.layout import CHUNK_BYTES, MAX_DEFERRED
 
 HeapTimelineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)

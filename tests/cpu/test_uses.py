@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from members import join, make_pool
 
-from zico.heap import allocator, uses
+from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.layout import HEAP
 from zico.trace import ring, ringfile
@@ -44,7 +44,7 @@ class Place:
         numbers = [*read, *written, *made]
         tensors = (ctypes.c_int64 * max(1, len(numbers)))(*(self.addresses[number] for number in numbers))
         counts = (len(read), len(written), len(made))
-        uses.record_op(
+        allocator.record_op(
             int(self.heap.record.ctypes.data), ctypes.addressof(tensors), *counts, self.name, ring.now_ticks()
         )
         return [(Kind(event["kind"]), int(event["tensor"])) for event in self.reader.read()]

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from members import check_counters, counters
 from software_device import SoftwareDevice
 
-from zico.heap import allocator, on_stream
+from zico.heap import allocator
+from zico.heap.cuda import on_stream
 from zico.pool.layout import STREAMS
 
 N_STREAMS = 5

@@ -15,8 +15,9 @@ from twin_world import CHECK, IMAGE, WRITE, Tensor, World
 from zico.device_timeline import DeviceTimeline
 from zico.driver.cuda.driver import CudaDriver
 from zico.driver.cuda.managed import allocate
-from zico.heap import allocator, cells, on_stream
+from zico.heap import allocator
 from zico.heap.build import Heap
+from zico.heap.cuda import on_stream, slab
 from zico.heap.layout import CELL_SIZES, GRANULE_BYTES, HEAP
 from zico.pool.table import PoolTable
 
@@ -199,6 +200,6 @@ class TwinTenant:
 
 def _range_bytes(size_bytes: int) -> int:
     """Return what a tensor of a size takes."""
-    if size_bytes <= cells.MOST_BYTES:
+    if size_bytes <= slab.MOST_BYTES:
         return min(size for size in CELL_SIZES if size >= size_bytes)
     return -(-max(size_bytes, GRANULE_BYTES) // CELL_SIZES[0]) * CELL_SIZES[0]

@@ -10,7 +10,7 @@ import torch
 from zico.adapters import torch_cuda
 
 from zico.errors import HookError
-from zico.heap import stream_hooks
+from zico.heap.cuda import hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     monkeypatch.setattr(torch.cuda.memory, "_get_device_index", lambda *_, **__: 0)
     torch_cuda.answer(made, torch)
     yield made
-    stream_hooks.OTHERS_RECORD[0] = 0
+    hooks.OTHERS_RECORD[0] = 0
 
 
 def test_pytorchs_functions_answer_from_the_session(session: SimpleNamespace) -> None:

@@ -27,7 +27,8 @@ from test_cuda_twin_broker import Broker
 from zico.adapters import xla
 
 from zico.errors import HookError
-from zico.heap import memory_queries, process, stream_hooks
+from zico.heap import layout
+from zico.heap.cuda import hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,8 +49,8 @@ def place() -> Iterator[Place]:
     """Let this process's hooks serve from a pool that nobody else is in, and hardly wait for memory."""
     with put_in_place(wait_limit_s=0.01) as made:
         yield made
-    stream_hooks.OTHERS_RECORD[0] = 0
-    stream_hooks.OTHERS_RECORD[0] = 0
+    hooks.OTHERS_RECORD[0] = 0
+    hooks.OTHERS_RECORD[0] = 0
 
 
 class Library:
@@ -193,11 +194,11 @@ def test_the_memory_that_the_framework_sees_is_the_budget(place: Place, library:
 @pytest.mark.usefixtures("place")
 def test_a_question_that_nobody_can_answer_is_an_error() -> None:
     """With neither heap nor driver both questions fail; nothing is written."""
-    stream_hooks.OTHERS_RECORD[0] = 0
-    stream_hooks.OTHERS_RECORD[0] = 0
-    get_info = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(memory_queries.mem_get_info.address)
-    total = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64)(memory_queries.device_total_mem.address)
-    record: Any = process.HEAP_RECORD[0]
+    hooks.OTHERS_RECORD[0] = 0
+    hooks.OTHERS_RECORD[0] = 0
+    get_info = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(hooks.mem_get_info.address)
+    total = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64)(hooks.device_total_mem.address)
+    record: Any = layout.HEAP_RECORD[0]
     attached, record["attached"] = int(record["attached"]), 0
     out = ctypes.c_uint64(7)
     try:

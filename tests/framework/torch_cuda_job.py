@@ -22,7 +22,8 @@ import torch
 from zico.adapters import torch as adapter
 
 from zico import lookup, session
-from zico.heap import process, stream_hooks
+from zico.heap import layout
+from zico.heap.cuda import hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,8 +83,8 @@ def look(library: ctypes.CDLL, joined: session.Session) -> dict[str, Any]:
 def report_deaths(joined: session.Session) -> None:
     """Write a line to stderr for each thing that frees need and that goes with the interpreter."""
     names = ("allocate", "free", "record_stream", "OTHERS_RECORD")
-    needed = {name: getattr(stream_hooks, name) for name in names}
-    needed |= {"HEAP_RECORD": process.HEAP_RECORD, "session": joined}
+    needed = {name: getattr(hooks, name) for name in names}
+    needed |= {"HEAP_RECORD": layout.HEAP_RECORD, "session": joined}
     for name, thing in needed.items():
         lookup.keep(weakref.ref(thing, functools.partial(_report, os.write, f"{name} is gone\n".encode())))
 

@@ -17,8 +17,9 @@ from driver_contract import ManagedContract
 from zico.device_timeline import DeviceTimeline
 from zico.driver.cuda.driver import CudaDriver
 from zico.driver.cuda.managed import allocate
-from zico.heap import allocator, on_stream
+from zico.heap import allocator
 from zico.heap.build import Heap
+from zico.heap.cuda import on_stream
 from zico.heap.layout import HEAP
 from zico.pool.table import PoolTable
 

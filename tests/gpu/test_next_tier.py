@@ -11,8 +11,8 @@ import pytest
 
 from zico.device_timeline import DeviceTimeline
 from zico.driver.cuda.driver import CudaDriver
-from zico.heap import on_stream
 from zico.heap.build import Heap
+from zico.heap.cuda import on_stream
 from zico.heap.layout import HEAP
 from zico.pool.table import PoolTable
 

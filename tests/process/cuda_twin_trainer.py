@@ -18,7 +18,7 @@ import numpy as np
 from zico import session
 from zico.driver.cuda import bindings
 from zico.errors import HookError
-from zico.heap import on_stream
+from zico.heap.cuda import on_stream
 
 
 class Trainer:

@@ -19,7 +19,7 @@ from paged_window import BLOCK_BYTES, BLOCKS, PagedWindow
 from zico.broker.saving import Wish
 from zico.driver.userfault import REQUEST_POISON, SYS_USERFAULTFD, Reach
 from zico.heap import allocator
-from zico.heap.process import HEAP_RECORD
+from zico.heap.layout import HEAP_RECORD
 from zico.paged_job import open_heap
 from zico.pool.table import PoolTable
 from zico.tiers.stack import TierStack

@@ -41,7 +41,9 @@ except zico.errors.HookError as error:
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     compile_once()
-    subprocess.run([sys.executable, "-c", "import zico.heap.python_hooks"], cwd=ROOT, timeout=PATIENCE_S, check=True)
+    subprocess.run(
+        [sys.executable, "-c", "import zico.heap.cuda.python_hooks"], cwd=ROOT, timeout=PATIENCE_S, check=True
+    )
 
 
 def test_numbas_arrays_are_in_the_gpus_pool(tmp_path: Path) -> None:

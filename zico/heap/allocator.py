@@ -8,7 +8,7 @@ Theory of operation
     the region goes back only while the slot is evicted (``zico.heap.evicting``): by a thread of the job that waits.
 
     On the host device tensors over a threshold come here. On a device that works behind the processor's back all of
-    them come by ``zico.heap.on_stream``, which shares this.
+    them come by ``zico.heap.cuda.on_stream``, which shares this.
 
 Guarantees
     4. A live tensor never moves: what changes is at most the memory behind its addresses.
@@ -27,7 +27,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from zico.compiled import (
+    array_at,
     call,
     compiled,
     entry,
@@ -37,24 +40,34 @@ from zico.compiled import (
     keep_small,
     private_lock,
     private_unlock,
+    record_at,
     write_bytes,
 )
-from zico.heap import backing, blocks, classes, evicting, following, gaps, placing, reclaim
+from zico.heap import backing, evicting, free_list, history, placing, reclaim
 from zico.heap.layout import (
     ALIGNMENT_BYTES,
     HEAP,
+    MAIN,
     MAX_ALIGNMENT_BYTES,
+    NO_TENSOR,
+    RESTING,
+    SHORT,
+    SPILL,
+    block_at,
+    job_of,
+    pool_of,
+    tick,
 )
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
-from zico.heap.records import MAIN, RESTING, SHORT, SPILL, block_at, job_of, pool_of, tick
 from zico.pool import waiting
 from zico.pool.layout import NOBODY
 from zico.trace import online, ring
-from zico.trace.events import NO_NAME
+from zico.trace.events import NO_NAME, Kind
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
     from zico.pool.layout import Job
+
 
 NOT_SERVED = 0
 """The request is for the real allocator: no address space is left, or the job has left the pool."""
@@ -77,7 +90,7 @@ def allocate(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
     if alignment > MAX_ALIGNMENT_BYTES:
         return NOT_SERVED
     me = job_of(heap)
-    rounded = gaps.align_up(min(size_bytes, LARGEST), ALIGNMENT_BYTES)
+    rounded = free_list.align_up(min(size_bytes, LARGEST), ALIGNMENT_BYTES)
     private_lock(heap.mutex_address)
     offset = serve(heap, me, MAIN, size_bytes, rounded, max(alignment, ALIGNMENT_BYTES))
     private_unlock(heap.mutex_address)
@@ -108,20 +121,20 @@ def serve(heap: HeapRecord, me: Job, slot: int, size_bytes: int, rounded: int, a
     keep_small()
     fits = size_bytes <= me.promised << heap.pool_shift or heap.backing.entered != 0
     key = lifetime = entry = NOBODY
-    planned = following.NO_PLACE
+    planned = history.NO_PLACE
     arena = SPILL + slot
     if slot == MAIN and heap.marked == 0:
         _look_for_boundary(heap, me, size_bytes)
     tick(heap, me)
     me.requested_bytes += min(size_bytes, LARGEST)
     if slot == MAIN:
-        key = classes.key_of(heap, me.iteration, rounded)
-        entry = classes.class_of(key)
+        key = history.key_of(heap, me.iteration, rounded)
+        entry = history.class_of(key)
         if heap.rest.thread != 0 and heap.rest.thread == reclaim.this_thread():
             arena = RESTING
         else:
-            arena = classes.arena_for(heap, entry, rounded)
-            planned = following.place_of(heap, key)
+            arena = history.arena_for(heap, entry, rounded)
+            planned = history.planned_place(heap, key)
     offset = placing.place(heap, arena, planned, rounded, alignment) if fits else NEVER_FITS
     if not fits:
         reclaim.refuse(me, rounded)
@@ -130,10 +143,10 @@ def serve(heap: HeapRecord, me: Job, slot: int, size_bytes: int, rounded: int, a
     if offset >= 0:
         if slot == MAIN:
             by_plan = offset == planned or (
-                planned != following.NO_PLACE and arena == SHORT and offset < heap.spill_offset
+                planned != history.NO_PLACE and arena == SHORT and offset < heap.spill_offset
             )
-            lifetime = following.log_birth(heap, key, rounded, by_plan)
-        blocks.enter(heap, offset, rounded, me.iteration, entry, lifetime)
+            lifetime = history.log_birth(heap, key, rounded, by_plan)
+        placing.enter(heap, offset, rounded, me.iteration, entry, lifetime)
         if heap.backing.entered != 0:
             call(heap.backing.entered, (heap.address, offset, rounded, key))
         count(heap, me, offset, size_bytes, rounded)
@@ -190,12 +203,12 @@ def free(heap: HeapRecord, address: int) -> None:
     offset = address - heap.base
     me = job_of(heap)
     private_lock(heap.mutex_address)
-    if blocks.is_block(heap, offset):
+    if placing.is_block(heap, offset):
         block = block_at(heap, offset)
         size_bytes = block.size_bytes
         tick(heap, me)
-        blocks.end(heap, me, offset)
-        blocks.give(heap, offset)
+        placing.end(heap, me, offset)
+        placing.give(heap, offset)
         if offset < heap.spill_offset:
             me.live_bytes -= size_bytes
         if heap.ring_address != 0:
@@ -220,7 +233,7 @@ def boundary(heap: HeapRecord) -> None:
     before = me.iteration
     admitted = waiting.finish_iteration(pool)
     if me.iteration != before:
-        following.turn(heap, me.iteration)
+        history.end_iteration(heap, me.iteration)
     private_unlock(heap.mutex_address)
     if heap.backing.entered != 0:
         write_bytes(heap.paged.pager_fd, pool.one_address, 8)
@@ -243,3 +256,49 @@ def mark(heap: HeapRecord) -> None:
     """Take an explicit boundary; from now on no period is looked for."""
     heap.marked = 1
     boundary(heap)
+
+
+# -- recorded operations ----------------------------------------------------------------------------------------------
+
+
+MOST_OPERANDS = 1 << 12
+"""Tensors of one operation that are told apart: of more, foreach operations on large models, the rest is left out."""
+
+_READ, _WRITE = int(Kind.READ), int(Kind.WRITE)
+_I64 = np.dtype("i8")
+
+
+@entry(int, int, int, int, int, int, int)
+def record_op(
+    heap_address: int, tensors_address: int, n_read: int, n_written: int, n_made: int, name: int, begin_ticks: int
+) -> None:
+    """Record an operation that began at ``begin_ticks`` and ends now, behind what it read and wrote.
+
+    Args:
+        heap_address: A HEAP record that records.
+        tensors_address: Where tensors' storages begin, as i8: those read, those written, those returned; overwritten.
+        n_read: How many of them are read.
+        n_written: How many are written.
+        n_made: How many are returned: written, too, unless they share memory with what is read (a view).
+        name: Of the operation.
+        begin_ticks: By ``ring.now_ticks``.
+    """
+    keep_out_of_line()
+    heap = record_at(heap_address, HEAP)
+    n = min(n_read + n_written + n_made, MOST_OPERANDS)
+    tensors = array_at(tensors_address, n, _I64)
+    private_lock(heap.mutex_address)
+    if heap.ring_address != 0:
+        for i in range(n):
+            offset = tensors[i] - heap.base
+            inside = 0 <= offset < heap.window_bytes and placing.is_block(heap, offset)
+            tensors[i] = block_at(heap, offset).number if inside else NO_TENSOR
+        for i in range(n):
+            first = 0 if i < n_read or i >= n_read + n_written else n_read
+            seen = tensors[i] == NO_TENSOR
+            for j in range(first, i):
+                seen = seen or tensors[j] == tensors[i]
+            if not seen:
+                ring.put(heap.ring_address, _READ if i < n_read else _WRITE, tensors[i], 0, name)
+        ring.put_op(heap.ring_address, name, begin_ticks)
+    private_unlock(heap.mutex_address)

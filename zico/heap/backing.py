@@ -3,10 +3,15 @@
 A slot that was evicted (``zico.heap.evicting``) has pages of the process's own; a region stands for them, by number
 alone, while they are back in the budget.
 
-Guarantees
+In a pool that isolates jobs, a region is scrubbed before it is mapped and unmapped before it goes back. On the host
+device scrubbing is a hole in the region's physical memory. That is one call, whatever was touched, and makes nothing
+resident: what is read there are the kernel's zeros.
+
+Guarantees (numbers as in docs/design/invariants.md)
     A grant of several regions is all or nothing, also when mapping fails half-way.
-    On a device that works behind the processor's back: what ``zico.heap.device`` says, and in a pool that isolates jobs
-    what ``zico.heap.isolation`` says; both are called by address.
+    11. A region is mapped only while it is this job's, and what another job has left there is gone before it is mapped.
+    A region that comes back to the job that had it last is not scrubbed.
+    A device that works behind the processor's back has functions of its own (``zico.heap.cuda.backing``).
 """
 
 from __future__ import annotations
@@ -15,13 +20,13 @@ import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numba import types
 
-from zico.compiled import call, compiled, inlined, keep_in_line, keep_out_of_line, record_at
+from zico.compiled import call, callback, compiled, inlined, keep_in_line, keep_out_of_line, record_at
 from zico.driver import host
-from zico.driver.mapping import DEVICE, map_piece
+from zico.driver.mapping import DEVICE, discard_piece, map_piece, unmap_piece
 from zico.heap import evicting
-from zico.heap.layout import PRIVATE
-from zico.heap.records import SPILL, job_of, pool_of, slots_of, wanted_of
+from zico.heap.layout import HEAP, PRIVATE, SPILL, job_of, pool_of, slots_of, wanted_of
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NOBODY
@@ -30,6 +35,7 @@ from zico.trace import curve
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
+
 
 _PROTECTION = host.PROT_READ_WRITE
 _SHARED_FIXED = mmap.MAP_SHARED | host.MAP_FIXED
@@ -136,7 +142,7 @@ def leave(heap: HeapRecord, offset: int, size_bytes: int) -> None:
 
 @inlined
 def bring_up(heap: HeapRecord) -> None:
-    """Let the device have its say before anybody waits (``zico.heap.device``)."""
+    """Let the device have its say before anybody waits (``zico.heap.cuda.backing``)."""
     if heap.streams.n > 0:
         call(heap.backing.bring_up, (heap.address,))
 
@@ -219,3 +225,71 @@ def _set_aside(heap: HeapRecord, first: int, last: int) -> bool:
                         _punch(heap, earlier)
                 return False
     return True
+
+
+# -- a pool that isolates jobs ----------------------------------------------------------------------------------------
+
+
+_I64 = types.int64
+
+
+@compiled
+def _scrub(heap: HeapRecord, first: int, last: int) -> bool:
+    """Scrub what others have used of the regions for the empty slots of a run, none of which is mapped yet."""
+    keep_out_of_line()
+    slots = slots_of(heap)
+    pool = pool_of(heap)
+    i = 0
+    for slot in range(first, last + 1):
+        if slots[slot].live != 0:
+            continue
+        region: int = np.int64(wanted_of(heap)[i])  # type: ignore[assignment]  # bytes need 64 bits
+        i += 1
+        slots[slot].region = region
+        if regions.has_others_bytes(pool, region):
+            if not discard_piece(record_at(heap.backing.device_address, DEVICE), region):
+                return False
+            regions.note_scrubbed(pool, region)
+            heap.scrubbing.scrubs += 1
+    return True
+
+
+@compiled
+def _unmap_and_return(heap: HeapRecord, first: int, last: int) -> None:
+    """Unmap the empty slots of a run and return their regions; one that the kernel does not unmap stays the job's."""
+    keep_out_of_line()
+    slots = slots_of(heap)
+    given = wanted_of(heap)
+    n = 0
+    for slot in range(first, last + 1):
+        if slots[slot].live == 0 and slots[slot].region >= 0:  # else it was evicted
+            there = slots[slot].mapped != NOBODY
+            if not there or unmap_piece(record_at(heap.backing.device_address, DEVICE), address_of(heap, slot)):
+                slots[slot].mapped = NOBODY
+                given[n] = slots[slot].region
+                n += 1
+    if n > 0:
+        regions.give_back(pool_of(heap), given, n, NO_FENCE)
+
+
+@callback(_I64(_I64, _I64, _I64, _I64, _I64))
+def ready_isolated(heap_address: int, first: int, last: int, n: int, _status: int) -> int:
+    """Scrub and map the ``n`` regions that were granted for a run of slots.
+
+    Returns:
+        ``GRANTED``; ``NEVER``: the kernel has refused, and the regions are back in the pool.
+    """
+    heap = record_at(heap_address, HEAP)
+    if not _scrub(heap, first, last):
+        regions.give_back_unused(pool_of(heap), wanted_of(heap), n)
+        return NEVER
+    if not map_slots(heap, first, last):
+        _unmap_and_return(heap, first, last)
+        return NEVER
+    return GRANTED
+
+
+@callback(types.void(_I64, _I64, _I64, _I64))
+def release_isolated(heap_address: int, first: int, last: int, _n: int) -> None:
+    """Unmap the empty slots of a run, and only then return their regions."""
+    _unmap_and_return(record_at(heap_address, HEAP), first, last)

@@ -21,8 +21,8 @@ from zico.compiled import libc_address
 from zico.driver import host
 from zico.driver.record import DEVICE
 from zico.errors import ConfigError
-from zico.heap import isolation
-from zico.heap import timeline as timelines
+from zico.heap import backing
+from zico.heap.cuda import timeline as timelines
 from zico.heap.layout import (
     ARENA,
     BLOCK,
@@ -51,7 +51,7 @@ from zico.trace.online import MEMORY_BYTES
 
 if TYPE_CHECKING:
     from zico.driver.cuda.managed import Managed
-    from zico.heap.planning import Planning
+    from zico.heap.plan_thread import Planning
     from zico.paging.pager import PagedMemory, Pager
     from zico.pool.table import PoolTable
     from zico.records import Layout
@@ -164,7 +164,7 @@ class Heap:
 
     def _cut(self, managed: Managed) -> None:
         """Make managed memory the window; there is no file and no pinned memory behind it."""
-        from zico.heap import managed_window
+        from zico.heap.cuda import managed_window
 
         self.window = managed
         self.base = -(-managed.handle // MAX_ALIGNMENT_BYTES) * MAX_ALIGNMENT_BYTES
@@ -255,7 +255,7 @@ class Heap:
     def enable(self, *, plan: bool = False) -> None:
         """Serve requests from the pool from now on; ``plan``: plan iterations in a thread, once some have passed."""
         if plan:
-            from zico.heap.planning import Planning
+            from zico.heap.plan_thread import Planning
 
             self.planning = Planning(self)
             self.planning.start()
@@ -297,11 +297,11 @@ class Heap:
 
     def _isolate(self) -> None:
         """Let regions be scrubbed before they are mapped here, and unmapped before they go back: on the host device."""
-        self.back_with(ready=isolation.ready, release=isolation.release)
+        self.back_with(ready=backing.ready_isolated, release=backing.release_isolated)
 
     def _steer(self, managed: Managed) -> None:
         """Let what is resident of the window be steered."""
-        from zico.heap import managed_window
+        from zico.heap.cuda import managed_window
 
         managed_window.fill(self, managed)
 

@@ -23,7 +23,8 @@ Guarantees
 Known limitations
     What holds pages themselves across the eviction, and not addresses (``O_DIRECT`` reads in flight, buffers registered
     with io_uring or a network card), writes to pages that are not the tensor's any more, as it does over a fork.
-    Nobody evicts on a GPU (docs/design/memory.md, "What is missing"): there a job overflows (``zico.heap.pinned``).
+    Nobody evicts on a GPU (docs/design/memory.md, "What is missing"): there a job overflows
+    (``zico.heap.cuda.backing``).
 """
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ from zico.compiled import (
     record_at,
 )
 from zico.driver.mapping import DEVICE, detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
-from zico.heap.layout import PRIVATE, RESTS
-from zico.heap.records import pool_of, slots_of, wanted_of
+from zico.heap.layout import PRIVATE, RESTS, pool_of, slots_of, wanted_of
 from zico.pool import regions, waiting
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NO_MORE, NOBODY

@@ -48,9 +48,8 @@ from zico.compiled import (
 )
 from zico.driver import host
 from zico.driver.mapping import address_of
-from zico.heap.layout import HEAP, Attached
+from zico.heap.layout import HEAP, Attached, slots_of
 from zico.heap.reclaim import this_thread
-from zico.heap.records import slots_of
 from zico.records import I2, I4, I8, Record, dtype_of
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import numpy as np
 from numba import types
 
 from zico.compiled import array_at, call, callback, inlined, record_at, symbol_address
-from zico.heap import allocator, process
+from zico.heap import allocator, layout
 from zico.heap.layout import HEAP, Attached
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
 
-_heap_address = symbol_address(process.SYMBOL)
+_heap_address = symbol_address(layout.SYMBOL)
 _ATTACHED = int(Attached.YES)
 _I64 = np.dtype("i8")
 ENOMEM = 12

@@ -12,18 +12,30 @@ On a device that takes every tensor there are smaller ones, cells: a chunk is cu
 a block to the arena that it lies in. There, each stream but the first has an arena of its own, before the next tier's::
 
     ... | EXTRA [chunk: | cell | cell | ...] | RESTING | stream 1 ... | stream 2 ... | ...
+
+Compiled code finds the records by the functions below. This process's own heap record has a symbol, to which the hooks'
+machine code refers (``zico.heap.hooks``).
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import llvmlite.binding
 import numpy as np
 
-from zico.pool.layout import STREAMS
+from zico.compiled import array_at, compiled, inlined, keep_out_of_line, monotonic_ns, record_at
+from zico.pool.layout import MEMBER, STREAMS, header_of, job_at
+from zico.pool.regions import announce
 from zico.records import I4, I8, Numbers, Record, dtype_of
+from zico.trace import curve
 from zico.trace.online import Tracker
+
+if TYPE_CHECKING:
+    from zico.pool.layout import Job, Member
+    from zico.records import Records
+
 
 GRANULE_SHIFT = 16
 GRANULE_BYTES = 1 << GRANULE_SHIFT
@@ -129,7 +141,7 @@ PRIVATE = -3
 """In ``mapped``: pages of this process alone (``zico.heap.evicting``); where ``region`` is NOBODY they are evicted."""
 
 RESTS = -4
-"""In ``region``: the slot's tensors rest, outside the budget (``zico.heap.resting``)."""
+"""In ``region``: the slot's tensors rest, outside the budget (``zico.heap.state_offload``)."""
 
 
 class Block(Record):
@@ -196,7 +208,7 @@ class Guard(Record, align=False):
     """What guards a slot's mapping."""
 
     fence: I8  # of its last release: until it has passed, this process's device work may use the mapping
-    leaves: I4  # 1: the mapping must go (zico.heap.leaving)
+    leaves: I4  # 1: the mapping must go (zico.heap.cuda.backing)
     listed: I4  # 1: the slot is in the list there
 
 
@@ -319,7 +331,7 @@ class Swap(Record):
 
 
 class Rest(Record):
-    """Optimizer state that can leave between steps (``zico.heap.resting``)."""
+    """Optimizer state that can leave between steps (``zico.heap.state_offload``)."""
 
     thread: I8  # pthread_self of one whose tensors go to RESTING, 0: none
     may_rest: I8  # 1: between two steps
@@ -333,7 +345,7 @@ class Rest(Record):
 
 
 class Planning(Record):
-    """What the heap hands to the planner, and gets from it (``zico.heap.following``)."""
+    """What the heap hands to the planner, and gets from it (``zico.heap.history``)."""
 
     next_address: I8  # a table that takes over at the next boundary, 0 if none
     next_iteration: I8  # no plan is asked for before
@@ -359,7 +371,7 @@ RECORDING = dtype_of(Recording)
 
 
 class Cells(Record):
-    """Chunks that are cut into cells (``zico.heap.cells``)."""
+    """Chunks that are cut into cells (``zico.heap.cuda.slab``)."""
 
     chunks_address: I8
     chunk_of_address: I8  # by window offset >> CHUNK_SHIFT: number of the chunk + 1, or 0
@@ -368,7 +380,7 @@ class Cells(Record):
 
 
 class Streams(Record):
-    """A device that works behind the processor's back (``zico.heap.streams``)."""
+    """A device that works behind the processor's back (``zico.heap.cuda.streams``)."""
 
     n: I8  # slots in use; 0 on the host device
     address: I8  # STREAM records
@@ -392,11 +404,11 @@ class Streams(Record):
 
 
 class Scrubbing(Record):
-    """A pool that isolates jobs (``zico.heap.leaving``)."""
+    """A pool that isolates jobs (``zico.heap.cuda.backing``)."""
 
     scrubs: I8  # regions scrubbed, ever
     address: I8  # 0 on the host device, whose kernel scrubs
-    leaving_address: I8  # slots whose mappings must go (zico.heap.leaving)
+    leaving_address: I8  # slots whose mappings must go (zico.heap.cuda.backing)
     n_leaving: I8
     leaving_next: I8  # which one is looked at next
 
@@ -463,3 +475,115 @@ class HeapRecord(Record):
 
 
 HEAP = dtype_of(HeapRecord)
+
+
+# -- the records from compiled code -----------------------------------------------------------------------------------
+
+
+PERSISTENT = int(Arena.PERSISTENT)
+LONG = int(Arena.LONG)
+SHORT = int(Arena.SHORT)
+EXTRA = int(Arena.EXTRA)
+RESTING = int(Arena.RESTING)
+SPILL = int(Arena.SPILL)
+MAIN = 0
+"""The slot of the stream that was seen first, or the host: where tensors have classes, and plans."""
+
+_ARENA_BYTES = ARENA.itemsize
+_I32 = np.dtype("i4")
+
+Array = Any
+
+
+@inlined
+def pool_of(heap: HeapRecord) -> Member:
+    """Return this process's member record of the pool."""
+    return record_at(heap.member_address, MEMBER)
+
+
+@inlined
+def job_of(heap: HeapRecord) -> Job:
+    """Return this process's job record in the shared table."""
+    pool = pool_of(heap)
+    return job_at(pool, pool.job)
+
+
+@inlined
+def arena_of(heap: HeapRecord, index: int) -> ArenaRecord:
+    """Return an arena."""
+    return record_at(heap.arenas_address + index * _ARENA_BYTES, ARENA)
+
+
+@inlined
+def arena_at(heap: HeapRecord, offset: int) -> int:
+    """Return the number of the arena in which an offset lies."""
+    index = SPILL
+    while offset < arena_of(heap, index).start:
+        index -= 1
+    if index == RESTING and offset >= heap.side_offset:
+        return SPILL + slot_at(heap, offset)
+    return index
+
+
+@inlined
+def slot_at(heap: HeapRecord, offset: int) -> int:
+    """Return the stream slot whose arena an offset lies in; the main stream's arenas and the next tier are slot 0's."""
+    if offset < heap.side_offset or offset >= heap.spill_offset:
+        return 0
+    return 1 + (offset - heap.side_offset) // heap.side_bytes
+
+
+@inlined
+def slots_of(heap: HeapRecord) -> Records[Slot]:
+    """Return the slots of the window."""
+    return array_at(heap.slots_address, heap.window_bytes >> heap.region_shift, SLOT)
+
+
+@inlined
+def block_at(heap: HeapRecord, offset: int) -> Block:
+    """Return the record of the block that begins in the granule of an offset, if one does."""
+    return array_at(heap.blocks_address, heap.window_bytes >> GRANULE_SHIFT, BLOCK)[offset >> GRANULE_SHIFT]
+
+
+@inlined
+def wanted_of(heap: HeapRecord) -> Array:
+    """Return the scratch array of regions."""
+    return array_at(heap.wanted_address, heap.window_bytes >> heap.region_shift, _I32)
+
+
+@inlined
+def tick(heap: HeapRecord, me: Job) -> None:
+    """Advance the job's progress by one event; opens a new bin of the curve when one is due."""
+    heap.events += 1
+    progress = me.progress + 1
+    me.progress = progress
+    if progress >> me.current.shift >= me.current.n_bins:
+        _open_bin(heap, me)
+
+
+@compiled
+def _open_bin(heap: HeapRecord, me: Job) -> None:
+    """Open a bin of the curve, and wake whoever waits for memory where the job's claim falls with it.
+
+    A claim that falls may make a grant safe although nothing is given back.
+    """
+    keep_out_of_line()
+    progress = me.progress
+    t_ns = monotonic_ns() - me.started_ns - me.iteration_waited_ns
+    curve.extend(me.current, progress, me.held + me.evicted, t_ns)
+    pool = pool_of(heap)
+    if me.profiled == 1 and header_of(pool).waiters > me.waiting_threads:
+        before = max(0, progress - (1 << me.current.shift))
+        if curve.claim_at(me.profile, me.claims, progress) < curve.claim_at(me.profile, me.claims, before):
+            announce(pool)
+
+
+# -- this process's heap, where the compiled hooks find it ------------------------------------------------------------
+
+
+SYMBOL = "zico_process_heap"
+
+HEAP_RECORD = np.zeros(1, HEAP)
+"""Never freed, never moved: hooks may run until the last instruction of the process."""
+
+llvmlite.binding.add_symbol(SYMBOL, HEAP_RECORD.ctypes.data)

@@ -19,8 +19,7 @@ from numba import types
 from zico.compiled import array_at, callback, futex_wait, inlined, monotonic_ns, record_at, release_fence, write_bytes
 from zico.driver import host
 from zico.driver.mapping import DEVICE, discard_piece
-from zico.heap.layout import HEAP
-from zico.heap.records import job_of, pool_of, slots_of, wanted_of
+from zico.heap.layout import HEAP, job_of, pool_of, slots_of, wanted_of
 from zico.paging.sheet import LEAST, RING, SHEET, State
 from zico.pool import regions
 from zico.pool.layout import NOBODY, cap_of, header_of

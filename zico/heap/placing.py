@@ -1,16 +1,22 @@
-"""Where in the window a tensor goes: its place in the plan, or the lowest range that needs the fewest new regions."""
+"""Where in the window a block goes: its place in the plan, or the lowest range that needs the fewest new regions.
+
+A block is what lies in an arena: a tensor, or a chunk of small ones.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from zico.compiled import compiled, inlined, keep_out_of_line, keep_small
-from zico.heap import backing, following, gaps
-from zico.heap.records import EXTRA, LONG, PERSISTENT, RESTING, SHORT, SPILL, arena_of
+from zico.heap import backing, free_list, history
+from zico.heap.layout import EXTRA, LONG, PERSISTENT, RESTING, SHORT, SPILL, arena_at, arena_of, block_at, slots_of
+from zico.pool.layout import NOBODY
 from zico.pool.regions import GONE, GRANTED, WAIT
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
+    from zico.pool.layout import Job
+
 
 MUST_WAIT = -1
 NEVER_FITS = -2
@@ -31,10 +37,10 @@ def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment
         alignment: A power of two.
     """
     keep_small()
-    there = gaps.NOTHING
-    if planned != following.NO_PLACE and planned & (alignment - 1) == 0:
-        there = gaps.around(arena_of(heap, LONG), planned, size_bytes)
-        if there != gaps.NOTHING and (index != SHORT or _is_backed(heap, planned, size_bytes)):
+    there = free_list.NOTHING
+    if planned != history.NO_PLACE and planned & (alignment - 1) == 0:
+        there = free_list.around(arena_of(heap, LONG), planned, size_bytes)
+        if there != free_list.NOTHING and (index != SHORT or _is_backed(heap, planned, size_bytes)):
             return _take(heap, LONG, there, planned, size_bytes)
     if heap.plan_address != 0 and index == LONG:
         index = EXTRA
@@ -42,15 +48,15 @@ def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment
         # A temporary is a guest wherever there is room: it pins nothing for long, and needs no region of its own. So
         # is what the plan does not know. But nothing is a guest where a plan is followed: it would stand in the way.
         for host in (SHORT, EXTRA, LONG, PERSISTENT):
-            if (host == LONG and heap.plan_address != 0) or gaps.is_full(arena_of(heap, host)):
+            if (host == LONG and heap.plan_address != 0) or free_list.is_full(arena_of(heap, host)):
                 continue
-            gap = gaps.find(arena_of(heap, host), heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
-            if gap != gaps.NOTHING:
+            gap = free_list.find(arena_of(heap, host), heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
+            if gap != free_list.NOTHING:
                 return _take(heap, host, gap, _start(heap, host, gap, alignment), size_bytes)
-    if there != gaps.NOTHING:
+    if there != free_list.NOTHING:
         return _take(heap, LONG, there, planned, size_bytes)
-    gap = gaps.find(arena_of(heap, index), heap.slots_address, heap.region_shift, size_bytes, alignment, _ANY)
-    if gap == gaps.NOTHING:
+    gap = free_list.find(arena_of(heap, index), heap.slots_address, heap.region_shift, size_bytes, alignment, _ANY)
+    if gap == free_list.NOTHING:
         return NO_SPACE if heap.managed_address == 0 or index >= SPILL else _elsewhere(heap, size_bytes, alignment)
     return _take(heap, index, gap, _start(heap, index, gap, alignment), size_bytes)
 
@@ -60,8 +66,8 @@ def _elsewhere(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
     """Find a range in any arena of the first stream, where addresses are short: else as ``place``."""
     keep_out_of_line()
     for host in (LONG, PERSISTENT, EXTRA, SHORT):
-        gap = gaps.find(arena_of(heap, host), heap.slots_address, heap.region_shift, size_bytes, alignment, _ANY)
-        if gap != gaps.NOTHING:
+        gap = free_list.find(arena_of(heap, host), heap.slots_address, heap.region_shift, size_bytes, alignment, _ANY)
+        if gap != free_list.NOTHING:
             return _take(heap, host, gap, _start(heap, host, gap, alignment), size_bytes)
     return NEVER_FITS
 
@@ -76,17 +82,17 @@ def as_guest(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
     keep_out_of_line()
     for host in (SHORT, EXTRA, PERSISTENT, LONG):
         arena = arena_of(heap, host)
-        if gaps.is_full(arena):
+        if free_list.is_full(arena):
             continue
-        gap = gaps.find(arena, heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
-        if gap != gaps.NOTHING:
+        gap = free_list.find(arena, heap.slots_address, heap.region_shift, size_bytes, alignment, 0)
+        if gap != free_list.NOTHING:
             return _take(heap, host, gap, _start(heap, host, gap, alignment), size_bytes)
     return NEVER_FITS
 
 
 @inlined
 def _start(heap: HeapRecord, index: int, gap: int, alignment: int) -> int:
-    return gaps.align_up(gaps.gaps_of(arena_of(heap, index))[gap].start, alignment)
+    return free_list.align_up(free_list.gaps_of(arena_of(heap, index))[gap].start, alignment)
 
 
 @compiled
@@ -94,11 +100,11 @@ def _take(heap: HeapRecord, index: int, gap: int, offset: int, size_bytes: int) 
     """Take a range in a gap, with regions behind it; returns its offset, or why it cannot be had."""
     keep_small()
     arena = arena_of(heap, index)
-    if gaps.is_full(arena):
+    if free_list.is_full(arena):
         return NO_SPACE
     status = backing.back(heap, index, offset, size_bytes)
     if status == GRANTED:
-        return gaps.take(arena, gap, offset, size_bytes)
+        return free_list.take(arena, gap, offset, size_bytes)
     if status == WAIT:
         return MUST_WAIT
     return NO_SPACE if status == GONE else NEVER_FITS
@@ -107,4 +113,58 @@ def _take(heap: HeapRecord, index: int, gap: int, offset: int, size_bytes: int) 
 @inlined
 def _is_backed(heap: HeapRecord, offset: int, size_bytes: int) -> bool:
     """Tell whether a range needs no new region."""
-    return gaps.empty_slots(heap.slots_address, heap.region_shift, offset, size_bytes) == 0
+    return free_list.empty_slots(heap.slots_address, heap.region_shift, offset, size_bytes) == 0
+
+
+# -- blocks -----------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def enter(heap: HeapRecord, offset: int, size_bytes: int, iteration: int, entry: int, lifetime: int) -> None:
+    """Enter a block, now that its place is certain.
+
+    Args:
+        heap: The HEAP record.
+        offset: Where it begins.
+        size_bytes: Of the range.
+        iteration: The job's iteration.
+        entry: Of its class, ``NOBODY``: it has none.
+        lifetime: In the log of the iteration, or ``NOBODY``.
+    """
+    block = block_at(heap, offset)
+    block.size_bytes = size_bytes
+    block.start = offset
+    block.birth = heap.events
+    block.iteration = iteration
+    block.key = entry
+    block.lifetime = lifetime
+    slots = slots_of(heap)
+    for slot in range(offset >> heap.region_shift, ((offset + size_bytes - 1) >> heap.region_shift) + 1):
+        slots[slot].live += 1
+
+
+@inlined
+def is_block(heap: HeapRecord, offset: int) -> bool:
+    """Tell whether a block begins at an offset of the window."""
+    block = block_at(heap, offset)
+    return block.size_bytes != 0 and block.start == offset
+
+
+@inlined
+def end(heap: HeapRecord, me: Job, offset: int) -> None:
+    """Learn from the life of a tensor that ends now."""
+    block = block_at(heap, offset)
+    iterations_ago = me.iteration - block.iteration
+    if block.key != NOBODY:
+        history.learn(heap, me, block.key, heap.events - block.birth, iterations_ago == 0)
+    history.log_death(heap, block.lifetime, iterations_ago)
+
+
+@inlined
+def give(heap: HeapRecord, offset: int) -> None:
+    """Return a block's range to its arena, and regions that became empty to the pool."""
+    block = block_at(heap, offset)
+    size_bytes = block.size_bytes
+    block.size_bytes = 0
+    free_list.give(arena_of(heap, arena_at(heap, offset)), offset, size_bytes)
+    backing.leave(heap, offset, size_bytes)

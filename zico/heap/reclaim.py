@@ -5,7 +5,7 @@ Theory of operation
     time it takes the first rung that helps::
 
         own holes      a worse place, in regions that the job holds anyway
-        rest           optimizer state that the next step needs first leaves      (``zico.heap.resting``)
+        rest           optimizer state that the next step needs first leaves      (``zico.heap.state_offload``)
         swap           idle tensors leave for a tier, by a thread of the job      (``zico.swapping``)
         ask others     blocked jobs evict what this one lacks                     (``zico.pool.waiting``)
         spill          the tensor goes to the next tier
@@ -38,13 +38,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 from numba import types
 
 from zico.compiled import compiled, inlined, keep_out_of_line, monotonic_ns, private_lock, private_unlock, write_bytes
-from zico.heap import backing, evicting, following, placing, resting
+from zico.heap import backing, evicting, history, placing, state_offload
+from zico.heap.layout import SPILL, pool_of
 from zico.heap.placing import MUST_WAIT, NEVER_FITS, NO_SPACE
-from zico.heap.records import SPILL, pool_of
 from zico.pool import waiting
 from zico.pool.layout import cap_of
 
@@ -101,7 +100,7 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
     keep_out_of_line()
     pool = pool_of(heap)
     began_ns = still_since_ns = monotonic_ns()
-    never_since_ns = asked_ns = np.int64(0)
+    never_since_ns = asked_ns = 0
     before = -1
     waiting.start_waiting(pool, (size_bytes + (1 << heap.pool_shift) - 1) >> heap.pool_shift)
     while True:
@@ -120,7 +119,7 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
         )
         found = why = _own_holes(heap, me, request, MUST_WAIT)
         if why != NEVER_FITS or (heap.streams.n_deferred > 0 and not is_late):
-            never_since_ns = np.int64(0)
+            never_since_ns = 0
         elif never_since_ns == 0:
             never_since_ns = now_ns
         if why in (MUST_WAIT, NEVER_FITS):
@@ -201,7 +200,7 @@ def _rest(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
         most = max(me.held + me.need - cap_of(pool_of(heap), me), 1)
     elif request.is_stuck and (request.is_late or not _is_patient(heap)):
         most = me.need
-    return AGAIN if most > 0 and resting.rest(heap, me, most) > 0 else NOTHING
+    return AGAIN if most > 0 and state_offload.rest(heap, me, most) > 0 else NOTHING
 
 
 # -- swap -----------------------------------------------------------------------------------------------------------
@@ -286,7 +285,7 @@ def _spill(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  # noq
     """Put the tensor into the next tier; returns an offset, ``NEVER_FITS`` or ``NO_SPACE``."""
     keep_out_of_line()
     _note_stall(heap, me)
-    offset = placing.place(heap, SPILL, following.NO_PLACE, request.size_bytes, request.alignment)
+    offset = placing.place(heap, SPILL, history.NO_PLACE, request.size_bytes, request.alignment)
     return offset if offset >= 0 or offset == NO_SPACE else NEVER_FITS
 
 

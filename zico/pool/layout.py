@@ -29,7 +29,7 @@ MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
 STREAMS = 16
-"""Stream slots of a job, each with a counter; ``zico.heap.streams`` says what becomes of further streams."""
+"""Stream slots of a job, each with a counter; ``zico.heap.cuda.streams`` says what becomes of further streams."""
 COUNTER_BYTES = 64
 """A cache line for each counter, so that one stream's writes slow no other's waits."""
 PAGE_BYTES = 1 << 16

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.compiled import FUTEX_WAKE, SYS_FUTEX, WAKE_ALL
-from zico.heap.classes import SIZE_BITS
+from zico.heap.history import SIZE_BITS
 from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
 from zico.heap.reclaim import NOT_ASKED
 from zico.pool.layout import HEADER, MOST_WAYS, SaveMode

@@ -1,8 +1,8 @@
 """Lets the state of optimizers leave the pool between steps, and brings it back ahead of them.
 
-What makes it leave, and what a step still waits for, is compiled (``zico.heap.resting``). Here is when it begins to
-come back: a thread brings as much as there is room for, from the event of the iteration on behind which there is just
-enough time (``Lead``). Where it came too late, it begins earlier in the next iteration.
+What makes it leave, and what a step still waits for, is compiled (``zico.heap.state_offload``). Here is when it begins
+to come back: a thread brings as much as there is room for, from the event of the iteration on behind which there is
+just enough time (``Lead``). Where it came too late, it begins earlier in the next iteration.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from zico.heap import resting
+from zico.heap import state_offload
 from zico.heap.layout import Attached
 from zico.swapping.schedule import EARLIER, LEAD_NS
 from zico.tiers.layout import KIND_NAMES, MEMORY
@@ -78,7 +78,7 @@ class Resting:
         """Slots that came back ahead of the next step."""
         self._rested = 0
         """Slots that had rested, ever, when the last ones of these came."""
-        resting.wake_ahead(self._heap)  # does nothing yet but to be compiled or loaded, so that the thread need not
+        state_offload.wake_ahead(self._heap)  # only so that it is compiled or loaded before the thread needs it
         swapper.on_event = self._note_event
         threading.Thread(target=self._bring, name="zico-resting", daemon=True).start()
 
@@ -101,7 +101,7 @@ class Resting:
             return
         late_ns = int(self._heap["rest"]["late_ns"])
         began_ns = time.monotonic_ns()
-        resting.begin_step(self._heap)
+        state_offload.begin_step(self._heap)
         went_again = int(self._heap["rest"]["rested"]) - self._rested
         self._lead.turn(
             began_ns, int(self._heap["rest"]["late_ns"]) - late_ns, was_in_vain=2 * went_again > self._brought > 0
@@ -112,7 +112,7 @@ class Resting:
         """Let it rest from now on, where memory is short."""
         if self._heap["attached"] != Attached.YES:
             return
-        resting.end_step(self._heap)
+        state_offload.end_step(self._heap)
         self._swapper.publish()
 
     def _note_event(self) -> None:
@@ -123,5 +123,5 @@ class Resting:
         while True:
             self._due.wait()  # no deadline: nobody waits for this thread
             self._due.clear()
-            self._brought += resting.wake_ahead(self._heap)
+            self._brought += state_offload.wake_ahead(self._heap)
             self._rested = int(self._heap["rest"]["rested"])

@@ -14,17 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.compiled import array_at, compiled, inlined, keep_out_of_line, record_at
-from zico.heap import blocks
-from zico.heap.layout import (
-    CELL_LIVES,
-    CELL_SIZES,
-    CELL_STEP_BYTES,
-    CHUNK,
-    CHUNK_BYTES,
-    CHUNK_SHIFT,
-    MAX_CHUNKS,
-)
-from zico.heap.streams import stream_at
+from zico.heap import placing
+from zico.heap.cuda.streams import stream_at
+from zico.heap.layout import CELL_LIVES, CELL_SIZES, CELL_STEP_BYTES, CHUNK, CHUNK_BYTES, CHUNK_SHIFT, MAX_CHUNKS
 from zico.pool.layout import NOBODY
 
 if TYPE_CHECKING:
@@ -165,7 +157,7 @@ def give(heap: HeapRecord, number: int, offset: int) -> None:
         _unlink(heap, stream, number)
         _note_chunk(heap, chunk.offset, 0)
         disclaim(heap, number)
-        blocks.give(heap, chunk.offset)
+        placing.give(heap, chunk.offset)
 
 
 @inlined

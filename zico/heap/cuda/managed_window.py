@@ -11,8 +11,8 @@ import numpy as np
 from zico.driver.cuda.bindings import OUT_OF_MEMORY
 from zico.driver.cuda.managed import allocate
 from zico.errors import ConfigError, DriverError
+from zico.heap.cuda.managed import MANAGED
 from zico.heap.layout import Arena
-from zico.heap.managed_layout import MANAGED
 from zico.paging.layout import BLOCK_BYTES, DEEPUM, FURTHEST, SHORTER, Sizes, lay_out
 from zico.pool.layout import JobState
 from zico.units import format_bytes, parse_size
@@ -137,7 +137,7 @@ def fill(heap: Heap, memory: Managed) -> None:
     Raises:
         DriverError: The driver cannot be told to move memory.
     """
-    from zico.heap import managed  # compiled or loaded by this, so only where it is needed
+    from zico.heap.cuda import managed  # compiled or loaded by this, so only where it is needed
 
     n_blocks = len(heap.slots)
     n_regions = int(heap.pool.header["n_regions"])

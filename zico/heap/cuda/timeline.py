@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.errors import ConfigError, DriverError
-from zico.heap.layout import (
-    CHUNK,
-    CHUNK_SHIFT,
-    DEFERRED,
-    GRANULE_SHIFT,
-    GUARD,
-    MAX_CHUNKS,
-    MAX_DEFERRED,
-    STREAM,
-    USES,
-)
+from zico.heap.layout import CHUNK, CHUNK_SHIFT, DEFERRED, GRANULE_SHIFT, GUARD, MAX_CHUNKS, MAX_DEFERRED, STREAM, USES
 from zico.pool.layout import NOBODY, STREAMS
 from zico.units import GIB
 
@@ -61,10 +51,10 @@ def fill(heap: Heap, timeline: Timeline) -> None:
     Raises:
         ConfigError: The pool isolates jobs, and the device cannot scrub.
     """
-    from zico.heap import device  # compiled or loaded by this, so only where it is needed
+    from zico.heap.cuda import backing  # compiled or loaded by this, so only where it is needed
 
     record = heap.record[0]
-    heap.back_with(ready=device.ready, release=device.release, bring_up=device.bring_up)
+    heap.back_with(ready=backing.ready, release=backing.release, bring_up=backing.bring_up)
     window_bytes = int(record["window_bytes"])
     record["streams"]["address"] = heap.zeros(STREAM, STREAMS).ctypes.data
     record["streams"]["guards_address"] = heap.zeros(GUARD, len(heap.slots)).ctypes.data
@@ -89,7 +79,7 @@ def fill(heap: Heap, timeline: Timeline) -> None:
 
 def _fill_next_tier(heap: Heap) -> None:
     """Let tensors overflow into pinned memory of the host, or note in ``heap.no_next_tier`` why they cannot."""
-    from zico.heap import pinned
+    from zico.heap.cuda import backing
 
     try:
         heap.pool.driver.fill_pinned(heap.device[0], heap.pool.region_bytes)
@@ -98,4 +88,4 @@ def _fill_next_tier(heap: Heap) -> None:
         return
     heap.pinned = heap.zeros(np.dtype("u8"), len(heap.slots))
     heap.record[0]["spill"]["pinned_address"] = heap.pinned.ctypes.data
-    heap.back_with(overflow=pinned.overflow, retire=pinned.retire)
+    heap.back_with(overflow=backing.overflow, retire=backing.retire)

@@ -11,13 +11,14 @@ from __future__ import annotations
 from numba import types
 
 from zico.compiled import callback, private_lock, private_unlock, record_at, symbol_address
-from zico.heap import on_stream, process, streams, tensors
+from zico.heap import layout
+from zico.heap.cuda import on_stream, streams
 from zico.heap.layout import HEAP, OTHER_STREAM, Attached
 
 LEGACY_STREAM = 0
 """The handle of a context's default stream."""
 
-_heap_address = symbol_address(process.SYMBOL)
+_heap_address = symbol_address(layout.SYMBOL)
 _give_up_lock = types.ExternalFunction("PyEval_SaveThread", types.int64())
 _take_lock = types.ExternalFunction("PyEval_RestoreThread", types.void(types.int64))
 
@@ -49,7 +50,7 @@ def allocate_for_all(_stream: int, size_bytes: int, _device: int) -> int:
         address = max(on_stream.allocate_on(heap, size_bytes, LEGACY_STREAM), 0)
     if address != 0:
         private_lock(heap.mutex_address)
-        tensors.uses_at(heap, address - heap.base)[0] |= OTHER_STREAM
+        on_stream.uses_at(heap, address - heap.base)[0] |= OTHER_STREAM
         streams.synchronize(heap)  # the stream above may have to wait for what others still do there
         private_unlock(heap.mutex_address)
     _take_lock(thread)

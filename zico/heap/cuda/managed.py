@@ -11,8 +11,11 @@ Theory of operation
         free x       touch x's blocks: learned, nothing is moved
 
     What the job may have resident is what it holds in the pool's table, regions by number alone: the pool's own memory
-    behind them stays idle. Orders to move go to a stream of our own, those out behind what the job's streams were given
-    before, and these never wait for it: memory is the same wherever it is, so a wrong order costs time, never a byte.
+    behind them stays idle.
+
+    Orders to move go to a stream of our own. Those out go behind what the job's streams were given before, so that
+    nothing goes that is being used; those in go behind those out. The job's streams never wait for it: memory is the
+    same wherever it is, so a wrong order costs time, never a byte. Neighbours share one order.
 
     What lives and was not touched for a whole iteration is used in ways that are not seen, as weights are. It goes
     last, and comes back at a boundary if there is room.
@@ -34,32 +37,214 @@ import numpy as np
 from numba import types
 
 from zico.compiled import array_at, callback, compiled, inlined, keep_out_of_line, record_at
-from zico.heap import cells, streams, tensors
-from zico.heap.layout import HEAP
-from zico.heap.moving import allowance, fetch, flush, make_room, managed_of, paging_of, send
-from zico.heap.records import MAIN, block_at, job_of, pool_of, slots_of, wanted_of
-from zico.paging.eviction import choose_victim_ahead
-from zico.paging.layout import INACTIVE, NONE, RESIDENT
+from zico.driver.managed import move
+from zico.driver.record import Mover
+from zico.heap.cuda import on_stream, slab, streams
+from zico.heap.layout import HEAP, MAIN, block_at, job_of, pool_of, slots_of, wanted_of
+from zico.paging.eviction import choose_victim, choose_victim_ahead
+from zico.paging.layout import INACTIVE, NONE, PAGING, RESIDENT
 from zico.paging.prefetch import next_prefetch, note_execution, note_fault
 from zico.paging.resident import block_at as known_at
-from zico.paging.resident import hold, is_expected, note_active, note_inactive, renew
+from zico.paging.resident import (
+    hold,
+    is_expected,
+    note_active,
+    note_arrival,
+    note_departure,
+    note_inactive,
+    renew,
+)
 from zico.paging.resident import release as end_hold
 from zico.pool import regions
-from zico.pool.fences import NO_FENCE
+from zico.pool.fences import NO_FENCE, issued_of, pair_of
 from zico.pool.layout import NOBODY, cap_of, header_of
 from zico.pool.regions import BEHIND, GRANTED, WAIT
+from zico.records import I8, Record, dtype_of
 from zico.trace import curve
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
-    from zico.heap.managed_layout import ManagedRecord
+    from zico.paging.layout import PagingRecord
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+class ManagedRecord(Record):
+    """One job's steering. All of it inside the heap's mutex."""
+
+    mover: Mover
+    paging_address: I8  # PAGING record of the tables
+    touched_address: I8  # the iteration of each block's last touch + 1, an i8 each
+    held_address: I8  # regions held, by number, an i4 each
+    n_held: I8
+    n_regions: I8  # of the pool
+    blocks_shift: I8  # log2 of the blocks in a region
+    iteration: I8  # the job's, when a tensor was allocated last
+    live: I8  # blocks in which something lives
+    resident: I8  # blocks that are there by our count
+    n_silent: I8  # blocks that live and were not touched in the last iteration: they go last
+    busy: I8  # a bit for each stream slot that was given work since our stream last waited
+    first_out: I8  # blocks that have counted as gone, and are to be ordered out
+    n_out: I8
+    first_in: I8  # and in, afterwards
+    n_in: I8
+    # Counted in blocks, ever.
+    touches: I8
+    missed: I8  # of those, of blocks with something in them that were out
+    prefetched: I8
+    peak: I8  # most that were resident by our count
+
+
+MANAGED = dtype_of(ManagedRecord)
+MOVER_OFFSET = MANAGED.fields["mover"][1]
+
+
+# -- orders to the driver ---------------------------------------------------------------------------------------------
+
+
+_I8 = np.dtype("i8")
+
+
+@inlined
+def managed_of(heap: HeapRecord) -> ManagedRecord:
+    """Return how the job's window is steered."""
+    return record_at(heap.managed_address, MANAGED)
+
+
+@inlined
+def paging_of(managed: ManagedRecord) -> PagingRecord:
+    """Return what is learned."""
+    return record_at(managed.paging_address, PAGING)
+
+
+@inlined
+def allowance(heap: HeapRecord, managed: ManagedRecord) -> int:
+    """Return the blocks that may be resident."""
+    return job_of(heap).held << managed.blocks_shift
+
+
+@compiled
+def _follow(heap: HeapRecord, managed: ManagedRecord) -> None:
+    """Let our stream wait for what the job's streams were given until now, so that nothing goes that is being used."""
+    keep_out_of_line()
+    pool = pool_of(heap)
+    for slot in range(heap.streams.n):
+        if managed.busy >> slot & 1 != 0 and streams.mark(heap, slot):
+            pair = pair_of(pool.job, slot)
+            streams.wait_on_device(heap, managed.mover.stream, pair, issued_of(pool)[pair])
+    managed.busy = 0
+
+
+@inlined
+def _order(heap: HeapRecord, first: int, n: int, location: int) -> bool:
+    """Order a run of blocks to a place."""
+    address = heap.base + (first << heap.region_shift)
+    if move(heap.managed_address + MOVER_OFFSET, address, n << heap.region_shift, location):
+        return True
+    heap.streams.failures += 1
+    return False
+
+
+@compiled
+def _flush_out(heap: HeapRecord, managed: ManagedRecord) -> None:
+    """Order what is to go out; what the driver refuses counts as there."""
+    keep_out_of_line()
+    paging = paging_of(managed)
+    n = managed.n_out
+    managed.n_out = 0
+    _follow(heap, managed)
+    if _order(heap, managed.first_out, n, managed.mover.to_host):
+        job_of(heap).out_bytes += n << heap.region_shift
+    else:
+        for block in range(managed.first_out, managed.first_out + n):
+            note_arrival(paging, block)
+        managed.resident += n
+
+
+@compiled
+def flush(heap: HeapRecord, managed: ManagedRecord) -> None:
+    """Order what is to go out, and then what is to come in; what the driver refuses counts as where it was."""
+    if managed.n_out > 0:
+        _flush_out(heap, managed)
+    if managed.n_in == 0:
+        return
+    paging = paging_of(managed)
+    n = managed.n_in
+    managed.n_in = 0
+    if _order(heap, managed.first_in, n, managed.mover.to_device):
+        job_of(heap).in_bytes += n << heap.region_shift
+    else:
+        for block in range(managed.first_in, managed.first_in + n):
+            note_departure(paging, block)
+        managed.resident -= n
+    managed.peak = max(managed.peak, managed.resident)
+
+
+@compiled
+def send(heap: HeapRecord, managed: ManagedRecord, block: int) -> None:
+    """Let a resident block go out, in one order with its neighbours."""
+    first, n = managed.first_in, managed.n_in
+    if first <= block < first + n:
+        flush(heap, managed)
+    if managed.n_out > 0 and block == managed.first_out - 1:
+        managed.first_out = block
+    elif managed.n_out == 0 or block != managed.first_out + managed.n_out:
+        if managed.n_out > 0:
+            _flush_out(heap, managed)
+        managed.first_out = block
+    managed.n_out += 1
+    managed.resident -= 1
+    note_departure(paging_of(managed), block)
+
+
+@compiled
+def fetch(heap: HeapRecord, managed: ManagedRecord, block: int) -> None:
+    """Let a block that is out come in, in one order with its neighbours."""
+    if managed.n_in > 0 and block != managed.first_in + managed.n_in:
+        flush(heap, managed)
+    if managed.n_in == 0:
+        managed.first_in = block
+    managed.n_in += 1
+    managed.resident += 1
+    note_arrival(paging_of(managed), block)
+
+
+@compiled
+def make_room(heap: HeapRecord, managed: ManagedRecord, n: int) -> None:
+    """Let blocks go until ``n`` more may be resident, or none is left that can."""
+    paging = paging_of(managed)
+    lacking = managed.resident + n - allowance(heap, managed)
+    for _ in range(lacking):  # not until there is room: a driver that refuses every order would keep it away
+        block = choose_victim(paging)
+        if block == NONE and managed.n_silent > 0:
+            _give_up_silent(managed)
+            block = choose_victim(paging)
+        if block == NONE:
+            break
+        send(heap, managed, block)
+
+
+@compiled
+def _give_up_silent(managed: ManagedRecord) -> None:
+    """Let what is used unseen be evicted as everything else, since nothing else is left."""
+    keep_out_of_line()
+    paging = paging_of(managed)
+    touched = array_at(managed.touched_address, paging.n_blocks, _I8)
+    for block in range(paging.n_blocks):
+        if touched[block] < managed.iteration:
+            end_hold(paging, block)
+    managed.n_silent = 0
+
+
+# -- what is resident -------------------------------------------------------------------------------------------------
+
 
 MOST_AHEAD = 64
 """Blocks that one allocation asks for ahead (128 MiB): what a bus of 16 GB/s moves in 8 ms."""
 
 _NEW_AND_ANOTHER = 2
 _I64 = types.int64
-_I8 = np.dtype("i8")
 _I4 = np.dtype("i4")
 
 
@@ -162,7 +347,7 @@ def born(heap_address: int, offset: int, slot: int) -> None:
     if job_of(heap).iteration != managed.iteration:
         _turn(heap, managed)
     first = last = offset >> heap.region_shift
-    if cells.chunk_at(heap, offset) == NOBODY:
+    if slab.chunk_at(heap, offset) == NOBODY:
         block = block_at(heap, offset)
         last = (offset + block.size_bytes - 1) >> heap.region_shift
         name = block.key if slot == MAIN else -block.size_bytes - slot
@@ -179,7 +364,7 @@ def used(heap_address: int, offset: int, slot: int) -> None:
     heap = record_at(heap_address, HEAP)
     managed = managed_of(heap)
     managed.busy |= 1 << min(slot, streams.NO_SLOT - 1)
-    if cells.chunk_at(heap, offset) == NOBODY:
+    if slab.chunk_at(heap, offset) == NOBODY:
         last = (offset + block_at(heap, offset).size_bytes - 1) >> heap.region_shift
         _learn(heap, managed, offset >> heap.region_shift, last, 1)
 
@@ -283,7 +468,7 @@ def release(heap_address: int, first: int, last: int, n: int) -> None:
 def bring_up(heap_address: int) -> None:
     """Before the job may stand still: free what waits for other streams; under pressure, return what is not needed."""
     heap = record_at(heap_address, HEAP)
-    tensors.hand_over(heap)
+    on_stream.hand_over(heap)
     streams.flush(heap)
     if _is_wanted(heap):
         _give_back_spare(heap, managed_of(heap))

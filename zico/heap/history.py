@@ -1,17 +1,24 @@
-"""Follow a plan: the n-th tensor of a size goes where the plan has it, by one look into a table.
+"""What earlier iterations tell about a tensor: its class, and its place in the plan.
 
 Theory of operation
-    Every iteration's lifetimes are logged. When the plan in force, if any, does not describe what iterations do, a
-    finished log is handed to the planner (``zico.heap.planning``, a thread that the hot path never waits for) together
-    with what persists in the arena LONG, and the answer takes over at a boundary. A plan is made for that arena, round
-    what persists in it; from then on nothing else goes there::
+    The n-th tensor of a size within an iteration is taken to be the same tensor in every iteration. Size and occurrence
+    identify it, since threads reorder allocations of different sizes. Nothing is known from a graph or a name.
+
+    *Classes* are learned from lifetimes. What the tensor lived like last time decides its arena. Two keys that collide
+    cost a worse place, never correctness.
+
+    *Plans* say where a tensor goes, by one look into a table. Every iteration's lifetimes are logged. When the plan in
+    force, if any, does not describe what iterations do, a finished log is handed to the planner, together with what
+    persists in the arena LONG. The planner is a thread that the hot path never waits for (``zico.heap.plan_thread``).
+    Its answer takes over at a boundary. A plan is made for that arena, round what persists in it; from then on nothing
+    else goes there::
 
         arena LONG   | w  mmmmmmmmm m|mmm  w   tttt|mmmmmm         w: persists    m, t: planned
 
 Guarantees
     * A tensor goes to its place only if that is free, so a plan that does not fit what happens (another order, a longer
       life, a plan of yesterday) costs a worse place for the tensors concerned, and nothing else.
-    * Tensors are known by size and occurrence, so threads that reorder tensors of different sizes change nothing.
+    * Threads that reorder tensors of different sizes change nothing.
 """
 
 from __future__ import annotations
@@ -32,13 +39,16 @@ from zico.compiled import (
     spread,
     write_bytes,
 )
-from zico.heap.gaps import gaps_of
+from zico.heap.free_list import gaps_of
 from zico.heap.layout import (
     ARENA,
     BLOCK,
+    COUNT,
+    COUNTS,
     FIRST_PLAN_INTERVAL,
     GRANULE_SHIFT,
     HEAP,
+    KEYS,
     LIFETIME,
     LOG,
     LOGS,
@@ -49,14 +59,100 @@ from zico.heap.layout import (
     Arena,
 )
 from zico.pool.layout import MEMBER, NOBODY
+from zico.trace import curve
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord, Lifetime, Log
+    from zico.pool.layout import Job
     from zico.records import Records
+
+
+# -- classes of tensors -----------------------------------------------------------------------------------------------
+
+
+_U8 = np.dtype("u1")
+_COUNT_SHIFT = 64 - COUNTS.bit_length() + 1
+_KEY_SHIFT = 64 - KEYS.bit_length() + 1
+
+SHORT_EVENTS = 8
+"""A tensor freed within so many allocations and frees, or a 64th of the iteration, is a temporary."""
+_SHORT_SHIFT = 6
+
+SIZE_BITS = 40
+"""A key is size + (occurrence << SIZE_BITS): exact for tensors below 1 TiB."""
+_PROBES = 8  # more sizes than that with neighbouring hashes share a count: worse places, never wrong ones
+
+UNKNOWN = 0  # stored classes count from one
+_SMALL_SHIFT = 2  # smaller than a quarter of a region
+
+LONG = int(Arena.LONG)
+EXTRA = int(Arena.EXTRA)
+SHORT = int(Arena.SHORT)
+PERSISTENT = int(Arena.PERSISTENT)
+
+
+@inlined
+def key_of(heap: HeapRecord, iteration: int, size_bytes: int) -> int:
+    """Count the next tensor of this size in this iteration and return its key: size and occurrence."""
+    counts = array_at(heap.counts_address, COUNTS, COUNT)
+    i = spread(size_bytes, _COUNT_SHIFT)
+    for _ in range(_PROBES):
+        count = counts[i]
+        if count.iteration != iteration or count.size_bytes == 0:
+            count.iteration = iteration
+            count.size_bytes = size_bytes
+            count.n = 0
+        if count.size_bytes == size_bytes:
+            break
+        i = (i + 1) & (COUNTS - 1)
+    counts[i].n += 1
+    return size_bytes + (counts[i].n << SIZE_BITS)
+
+
+def size_of(keys: Any) -> Any:  # noqa: ANN401 - an int, or an array of them
+    """Return the size in bytes that is part of a key."""
+    return keys & ((1 << SIZE_BITS) - 1)
+
+
+@inlined
+def class_of(key: int) -> int:
+    """Return the entry of the class table for a key."""
+    return spread(key, _KEY_SHIFT)
+
+
+@inlined
+def arena_for(heap: HeapRecord, entry: int, size_bytes: int) -> int:
+    """Return the arena of the class that the tensor had last time.
+
+    Of one that has not been seen to die only the size is known. Many weights are smaller than most feature maps, and
+    would each keep a region from being given back: so small ones go to EXTRA, large ones to LONG.
+    """
+    known = array_at(heap.classes_address, KEYS, _U8)[entry]
+    if known == UNKNOWN and size_bytes < 1 << (heap.region_shift - _SMALL_SHIFT):
+        return EXTRA
+    return LONG if known == UNKNOWN else known - 1
+
+
+@compiled
+def learn(heap: HeapRecord, job: Job, entry: int, lived_events: int, same_iteration: bool) -> None:  # noqa: FBT001
+    """Note the class that a tensor turns out to have had when it dies."""
+    limit = SHORT_EVENTS
+    if not curve.is_flat(job.profile):
+        limit = max(limit, job.profile.n_events >> _SHORT_SHIFT)
+    if not same_iteration:
+        arena = PERSISTENT
+    elif lived_events <= limit:
+        arena = SHORT
+    else:
+        arena = LONG
+    array_at(heap.classes_address, KEYS, _U8)[entry] = arena + 1
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------
+
 
 NO_PLACE = -1
 
-LONG = int(Arena.LONG)
 
 _FEW = 8
 """Fewer tensors over the threshold are not worth a plan."""
@@ -122,7 +218,7 @@ def _entry_of(key: int) -> int:
 
 
 @inlined
-def place_of(heap: HeapRecord, key: int) -> int:
+def planned_place(heap: HeapRecord, key: int) -> int:
     """Return where in the window the plan has the tensor, or ``NO_PLACE``."""
     if heap.plan_address == 0:
         return NO_PLACE
@@ -136,7 +232,7 @@ def place_of(heap: HeapRecord, key: int) -> int:
 
 
 @entry(int, [np.int64], [np.int64], int)
-def fill(table_address: int, keys: Array, offsets: Array, n: int) -> None:
+def fill_plan(table_address: int, keys: Array, offsets: Array, n: int) -> None:
     """Write a plan into a table; of equal keys the first counts."""
     table = array_at(table_address, PLAN_ENTRIES, PLACE)
     for i in range(PLAN_ENTRIES):
@@ -154,7 +250,7 @@ def fill(table_address: int, keys: Array, offsets: Array, n: int) -> None:
 
 
 @compiled
-def turn(heap: HeapRecord, iteration: int) -> None:
+def end_iteration(heap: HeapRecord, iteration: int) -> None:
     """Close the log of the iteration that has ended, and see whether a plan is there or wanted. Inside the mutex.
 
     Args:
@@ -232,7 +328,7 @@ def _list_lying(heap: HeapRecord, iteration: int) -> int:
 
 
 @entry(HEAP, int)
-def install(heap: HeapRecord, table_address: int) -> None:
+def install_plan(heap: HeapRecord, table_address: int) -> None:
     """Let a filled table take over at the next boundary; 0: the planner found nothing worth following."""
     private_lock(heap.mutex_address)
     if table_address != 0:

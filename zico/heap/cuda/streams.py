@@ -46,9 +46,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zico.compiled import call, compiled, inlined, keep_out_of_line, record_at
-from zico.heap.gaps import gaps_of
-from zico.heap.layout import STREAM
-from zico.heap.records import MAIN, SPILL, arena_of, pool_of
+from zico.heap.free_list import gaps_of
+from zico.heap.layout import MAIN, SPILL, STREAM, arena_of, pool_of
 from zico.pool import regions
 from zico.pool.fences import fence_of, has_passed, issued_of, pair_of
 from zico.pool.layout import COUNTER_BYTES, EMPTY, NOBODY, STREAMS, header_of, job_at

@@ -39,8 +39,7 @@ from zico.compiled import (
     private_unlock,
 )
 from zico.heap import evicting
-from zico.heap.layout import HEAP, RESTS, Attached
-from zico.heap.records import RESTING, arena_of, job_of, pool_of, slots_of, wanted_of
+from zico.heap.layout import HEAP, RESTING, RESTS, Attached, arena_of, job_of, pool_of, slots_of, wanted_of
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NOBODY, cap_of

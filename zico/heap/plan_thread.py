@@ -19,8 +19,8 @@ import numpy as np
 
 from zico.compiled import entry
 from zico.errors import ProblemError
-from zico.heap import following
-from zico.heap.classes import size_of
+from zico.heap import history
+from zico.heap.history import size_of
 from zico.heap.layout import ALIGNMENT_BYTES, GRANULE_BYTES, HEAP, LIFETIME, PLACE, PLAN_ENTRIES
 from zico.planners.problem import Problem
 from zico.planners.regions import Options, place
@@ -67,8 +67,8 @@ class Planning:
         rehearsed["lower"] = np.arange(_REHEARSED)
         rehearsed["upper"] = rehearsed["lower"] + 2
         keys, offsets = self._plan(rehearsed, 0, 2 * _REHEARSED)
-        following.fill(self._tables[0].ctypes.data, keys, offsets, len(keys))
-        following.install(nobody[0], 0)
+        history.fill_plan(self._tables[0].ctypes.data, keys, offsets, len(keys))
+        history.install_plan(nobody[0], 0)
         _knows_times(self._job)
 
     def close(self) -> None:
@@ -93,8 +93,8 @@ class Planning:
         if len(keys):
             spare = next(table for table in self._tables if table.ctypes.data != record["plan_address"])
             table_address = spare.ctypes.data
-            following.fill(table_address, keys, offsets, len(keys))
-        following.install(record, table_address)
+            history.fill_plan(table_address, keys, offsets, len(keys))
+        history.install_plan(record, table_address)
 
     def _plan(self, lifetimes: Any, begin: int, end: int) -> tuple[Int64s, Int64s]:  # noqa: ANN401 - of LIFETIME
         """Return the keys of the tensors that have places, and these."""

@@ -1,0 +1,379 @@
+"""The allocator of a device that works behind the processor's back: every tensor comes here, with its stream.
+
+Small tensors are cells of a slab (``zico.heap.cuda.slab``); those of streams but the first lie in an arena of the
+stream's own (``zico.heap.cuda.streams``). What is said in ``zico.heap.allocator`` holds here, too.
+
+A tensor that other streams than its own were used on (``record_stream``) is freed for good only when each of them has
+come to a mark made at its free. Until then it is in a list that is looked at on later calls: nobody waits for it.
+Before the job may stand still (it waits, ends an iteration, leaves) the list is emptied: the tensor's own stream then
+goes on behind those marks, and what was freed is handed on like everything else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zico.compiled import (
+    array_at,
+    call,
+    compiled,
+    inlined,
+    keep_out_of_line,
+    keep_small,
+    private_lock,
+    private_unlock,
+    record_at,
+)
+from zico.heap import backing, free_list, history, placing, reclaim
+from zico.heap.allocator import LARGEST, address_of, count, record_held, serve
+from zico.heap.cuda import slab, streams
+from zico.heap.cuda.streams import NO_SLOT
+from zico.heap.layout import (
+    CELL_LIVES,
+    CELL_STEP_BYTES,
+    CHUNK_BYTES,
+    DEFERRED,
+    EXTRA,
+    FREED,
+    GRANULE_BYTES,
+    GRANULE_SHIFT,
+    MAIN,
+    MAX_DEFERRED,
+    NO_TENSOR,
+    OTHER_STREAM,
+    SPILL,
+    USES,
+    block_at,
+    job_of,
+    pool_of,
+    slot_at,
+    tick,
+)
+from zico.heap.placing import MUST_WAIT, NEVER_FITS
+from zico.pool.fences import at, counters_of, pair_of, value_in
+from zico.pool.layout import NOBODY, STREAMS
+from zico.trace import ring
+from zico.trace.events import NO_NAME
+
+if TYPE_CHECKING:
+    from zico.heap.layout import Deferred, HeapRecord
+    from zico.pool.layout import Job
+
+
+# -- tensors on streams -----------------------------------------------------------------------------------------------
+
+
+FEW = 4
+"""How many waiting tensors a call for memory looks at: more than it can add."""
+
+_DEFERRED_BYTES = DEFERRED.itemsize
+
+Array = Any
+
+
+@inlined
+def uses_at(heap: HeapRecord, offset: int) -> Array:
+    """Return the uses of the tensor that begins at an offset as an array of one, or of none if there is no tensor."""
+    number = slab.chunk_at(heap, offset)
+    if number != NOBODY:
+        uses = slab.uses_at(heap, number, offset)
+        return uses[:1] if len(uses) == 1 and uses[0] & (CELL_LIVES | FREED) == CELL_LIVES else uses[:0]
+    granule = offset >> GRANULE_SHIFT
+    uses = array_at(heap.streams.uses_address, heap.window_bytes >> GRANULE_SHIFT, USES)[granule : granule + 1]
+    return uses[:1] if placing.is_block(heap, offset) and uses[0] & FREED == 0 else uses[:0]
+
+
+@inlined
+def bytes_at(heap: HeapRecord, offset: int) -> int:
+    """Return the size of the range of the tensor at an offset."""
+    number = slab.chunk_at(heap, offset)
+    return slab.bytes_at(heap, number) if number != NOBODY else block_at(heap, offset).size_bytes
+
+
+@inlined
+def owner_at(heap: HeapRecord, offset: int) -> int:
+    """Return the slot of the stream that the tensor at an offset belongs to."""
+    number = slab.chunk_at(heap, offset)
+    return slab.slot_at(heap, number) if number != NOBODY else slot_at(heap, offset)
+
+
+@compiled
+def note_use(heap: HeapRecord, offset: int, slot: int) -> None:
+    """Note that the tensor at an offset is used in a slot (or ``streams.NO_SLOT``)."""
+    uses = uses_at(heap, offset)
+    if slot != streams.NO_SLOT and uses[0] >> slot & 1 == 0:
+        streams.stream_at(heap, slot).users += 1
+    uses[0] |= 1 << slot
+
+
+@inlined
+def _forget_uses(heap: HeapRecord, uses: int) -> None:
+    """Note that a tensor with such uses lives no more."""
+    for slot in range(STREAMS):
+        if uses >> slot & 1:
+            stream = streams.stream_at(heap, slot)
+            stream.users -= 1
+            if stream.users == 0:
+                heap.streams.mixed &= ~(1 << slot)
+
+
+@compiled
+def bury(heap: HeapRecord, me: Job, offset: int, slot: int) -> None:
+    """End the life of a tensor that there is, freed on the stream in a slot (or ``streams.NO_SLOT``).
+
+    The next tier is no stream's own, so what lay there is freed when the device has done everything. Where the device
+    must be waited for and refuses, what the tensor lay in stays this job's and is not used again.
+    """
+    uses = uses_at(heap, offset)
+    if slab.chunk_at(heap, offset) == NOBODY:
+        placing.end(heap, me, offset)
+    used = uses[0] | 1 << slot
+    if uses[0] & (OTHER_STREAM - 1) != 0:
+        if uses[0] & heap.streams.mixed != 0:
+            used |= OTHER_STREAM
+        _forget_uses(heap, uses[0])
+    if offset < heap.spill_offset:
+        me.live_bytes -= bytes_at(heap, offset)
+    else:
+        used |= OTHER_STREAM
+    elsewhere = used & (2 * OTHER_STREAM - 1) & ~(1 << owner_at(heap, offset))
+    if elsewhere == 0 or (elsewhere & OTHER_STREAM and streams.synchronize(heap)):
+        _give(heap, offset)
+        return
+    uses[0] |= FREED
+    if elsewhere & OTHER_STREAM == 0:
+        _defer(heap, offset, elsewhere)
+
+
+@compiled
+def _give(heap: HeapRecord, offset: int) -> None:
+    """Let a tensor's range be used again by its stream, with no other's work on it left."""
+    uses = array_at(heap.streams.uses_address, heap.window_bytes >> GRANULE_SHIFT, USES)
+    number = slab.chunk_at(heap, offset)
+    if number != NOBODY:
+        slab.give(heap, number, offset)
+    else:
+        uses[offset >> GRANULE_SHIFT] = 0
+        placing.give(heap, offset)
+
+
+@inlined
+def _deferred(heap: HeapRecord, index: int) -> Deferred:
+    return record_at(heap.streams.deferred_address + index * _DEFERRED_BYTES, DEFERRED)
+
+
+@compiled
+def _defer(heap: HeapRecord, offset: int, elsewhere: int) -> None:
+    """Put a mark on each stream that a tensor was used on, and free it when all have come there."""
+    keep_out_of_line()
+    if heap.streams.n_deferred == MAX_DEFERRED:
+        hand_over(heap)
+    if heap.streams.n_deferred == MAX_DEFERRED:
+        if streams.synchronize(heap):
+            _give(heap, offset)
+        return
+    entry = _deferred(heap, heap.streams.n_deferred)
+    heap.streams.n_deferred += 1
+    entry.offset = offset
+    entry.uses = elsewhere
+    for slot in range(STREAMS):
+        if elsewhere >> slot & 1:
+            entry.values[slot] = value_in(streams.fence_for(heap, slot, bytes_at(heap, offset)))
+
+
+@compiled
+def tend(heap: HeapRecord, most: int) -> None:
+    """Look at waiting tensors, at most so many, and free those whose streams have come to their marks."""
+    keep_out_of_line()
+    counters = counters_of(pool_of(heap))
+    job = pool_of(heap).job
+    for _ in range(min(most, heap.streams.n_deferred)):
+        if heap.streams.deferred_next >= heap.streams.n_deferred:
+            heap.streams.deferred_next = 0
+        entry = _deferred(heap, heap.streams.deferred_next)
+        passed = True
+        for slot in range(STREAMS):
+            if entry.uses >> slot & 1 and counters[at(pair_of(job, slot))] < entry.values[slot]:
+                passed = False
+        if passed:
+            _end_waiting(heap, entry)
+        else:
+            heap.streams.deferred_next += 1
+
+
+@compiled
+def hand_over(heap: HeapRecord) -> None:
+    """Free every waiting tensor; its own stream waits for the others. What the device refuses to wait for stays."""
+    keep_out_of_line()
+    tend(heap, heap.streams.n_deferred)
+    for i in range(
+        heap.streams.n_deferred - 1, -1, -1
+    ):  # the latest first: waiting for its marks covers the earlier ones
+        entry = _deferred(heap, i)
+        own = owner_at(heap, entry.offset)
+        behind = True
+        for slot in range(STREAMS):
+            if entry.uses >> slot & 1:
+                behind = behind and streams.mark_up_to(heap, slot, entry.values[slot])
+                behind = behind and streams.wait_for_own(heap, own, slot, entry.values[slot])
+        if behind:
+            _end_waiting(heap, entry)
+
+
+@compiled
+def _end_waiting(heap: HeapRecord, entry: Deferred) -> None:
+    """Take a tensor off the list, whose last entry takes its place, and free it."""
+    keep_out_of_line()
+    offset = entry.offset
+    heap.streams.n_deferred -= 1
+    last = _deferred(heap, heap.streams.n_deferred)
+    entry.offset = last.offset
+    entry.uses = last.uses
+    for slot in range(STREAMS):
+        entry.values[slot] = last.values[slot]
+    _give(heap, offset)
+
+
+# -- entries ----------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def allocate_on(heap: HeapRecord, size_bytes: int, stream: int) -> int:
+    """Return the address of ``size_bytes`` for a stream's work from now on; else as ``allocate``.
+
+    Args:
+        heap: The HEAP record.
+        size_bytes: At least 1.
+        stream: The stream's handle.
+    """
+    keep_small()
+    me = job_of(heap)
+    private_lock(heap.mutex_address)
+    slot = streams.slot_of(heap, stream)
+    if heap.streams.n_deferred > 0:
+        tend(heap, FEW)
+    if heap.streams.unmarked_bytes > 0:
+        streams.keep_up(heap)
+    if slot == NO_SLOT:
+        offset = NEVER_FITS
+    elif size_bytes <= slab.MOST_BYTES:
+        offset = _serve_cell(heap, me, slot, size_bytes)
+    else:
+        offset = _serve_block(heap, me, slot, size_bytes)
+    if offset >= 0 and streams.stream_at(heap, slot).handle != stream:
+        offset = _follow(heap, me, offset, slot, stream)
+    if heap.managed_address != 0 and offset >= 0:
+        call(heap.backing.born, (heap.address, offset, slot))
+    private_unlock(heap.mutex_address)
+    return address_of(heap, offset)
+
+
+@compiled
+def _follow(heap: HeapRecord, me: Job, offset: int, slot: int, stream: int) -> int:
+    """Give a tensor to a stream that lost its slot while it waited; returns as ``serve``."""
+    keep_out_of_line()
+    if streams.follow(heap, slot, stream):
+        return offset
+    bury(heap, me, offset, NO_SLOT)
+    return NEVER_FITS
+
+
+@compiled
+def _serve_block(heap: HeapRecord, me: Job, slot: int, size_bytes: int) -> int:
+    """Find room for a tensor of at least a granule on a stream."""
+    rounded = free_list.align_up(max(min(size_bytes, LARGEST), GRANULE_BYTES), CELL_STEP_BYTES)
+    return serve(heap, me, slot, size_bytes, rounded, CELL_STEP_BYTES)
+
+
+@compiled
+def _serve_cell(heap: HeapRecord, me: Job, slot: int, size_bytes: int) -> int:
+    """Find room for a small tensor on a stream; returns as ``serve``."""
+    size_class = slab.class_of(size_bytes)
+    offset = slab.take(heap, slot, size_class)
+    number = slab.claim(heap) if offset == slab.NOTHING else NOBODY
+    if offset == slab.NOTHING and number == NOBODY:
+        return _serve_block(heap, me, slot, size_bytes)
+    tick(heap, me)
+    me.requested_bytes += size_bytes
+    if offset == slab.NOTHING:
+        offset = _cut(heap, me, number, slot, size_class)
+    if offset >= 0:
+        count(heap, me, offset, size_bytes, slab.bytes_of(size_class))
+    return offset
+
+
+@compiled
+def _cut(heap: HeapRecord, me: Job, number: int, slot: int, size_class: int) -> int:
+    """Find room for a chunk and take its first cell, or one that is freed meanwhile; returns as ``serve``."""
+    keep_out_of_line()
+    arena = EXTRA if slot == MAIN else SPILL + slot
+    chunk = placing.place(heap, arena, history.NO_PLACE, CHUNK_BYTES, CHUNK_BYTES)
+    if chunk in (MUST_WAIT, NEVER_FITS):
+        hand_over(heap)  # a cell behind other streams' work is better than one that this thread waits for
+        offset = slab.take(heap, slot, size_class)
+        if offset != slab.NOTHING:
+            slab.disclaim(heap, number)
+            return offset
+        chunk = reclaim.find_place(heap, me, arena, history.NO_PLACE, CHUNK_BYTES, CHUNK_BYTES)
+    if chunk < 0:
+        slab.disclaim(heap, number)
+        offset = slab.take(heap, slot, size_class)
+        return offset if offset != slab.NOTHING else chunk
+    placing.enter(heap, chunk, CHUNK_BYTES, me.iteration, NOBODY, NOBODY)
+    block_at(heap, chunk).number = NO_TENSOR
+    slab.adopt(heap, number, chunk, slot, size_class)
+    return slab.take(heap, slot, size_class)
+
+
+@compiled
+def free_on(heap: HeapRecord, address: int, stream: int) -> None:
+    """Free a tensor of which a stream has been given its last use; what it lay in is the stream's to use again.
+
+    Where the tensor is another stream's, or was used on others (``record_stream``), it is freed when they have all
+    done what they were given until now.
+    """
+    keep_small()
+    offset = address - heap.base
+    me = job_of(heap)
+    private_lock(heap.mutex_address)
+    slot = streams.slot_of(heap, stream)
+    if 0 <= offset < heap.window_bytes and len(uses_at(heap, offset)) == 1:
+        tick(heap, me)
+        if heap.ring_address != 0:
+            _record_death(heap, offset)
+        if heap.managed_address != 0:
+            call(heap.backing.used, (heap.address, offset, slot))
+        bury(heap, me, offset, slot)
+        if heap.ring_address != 0:
+            record_held(heap, me)
+    else:
+        heap.bad_frees += 1
+    if heap.streams.n_deferred > 0:
+        tend(heap, FEW)
+    private_unlock(heap.mutex_address)
+
+
+@inlined
+def _record_death(heap: HeapRecord, offset: int) -> None:
+    if slab.chunk_at(heap, offset) == NOBODY:
+        block = block_at(heap, offset)
+        ring.put(heap.ring_address, ring.FREE, block.number, block.size_bytes, NO_NAME)
+
+
+@compiled
+def record_stream(heap: HeapRecord, address: int, stream: int) -> None:
+    """Note that a stream uses a tensor that is another's: its free waits for what that stream was given until then."""
+    offset = address - heap.base
+    private_lock(heap.mutex_address)
+    slot = streams.slot_of(heap, stream)
+    if 0 <= offset < heap.window_bytes and len(uses_at(heap, offset)) == 1:
+        note_use(heap, offset, slot)
+    private_unlock(heap.mutex_address)
+
+
+@compiled
+def settle(heap: HeapRecord) -> None:
+    """Put the marks that are due on the streams, and free what the device has finished with: before the job leaves."""
+    private_lock(heap.mutex_address)
+    backing.bring_up(heap)
+    private_unlock(heap.mutex_address)
