@@ -98,11 +98,11 @@ def _swap(joined: Session) -> None:
     from zico.adapters.torch_resting import Stepping
     from zico.adapters.torch_saving import Saving
 
-    from zico.swapping import joining, swapper
-    from zico.swapping.resting import Resting
+    from zico.offload import swap_joining, swapper
+    from zico.offload.state_return import Resting
 
     try:
-        joined.swapper = joining.start(joined.heap, os.environ)
+        joined.swapper = swap_joining.start(joined.heap, os.environ)
     except ZicoError as error:
         complain("this process does not swap", error)
         return

@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zico.swapping.resting import Resting
+    from zico.offload.state_return import Resting
 
 
 class Stepping:

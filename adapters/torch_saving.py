@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import _autograd, _storage_Use_Count
 
-from zico.swapping.idle import Idle
+from zico.offload.mover import Idle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zico.swapping.swapper import Swapper
+    from zico.offload.swapper import Swapper
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _CHANGED = (

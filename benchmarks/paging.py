@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import common
 import numpy as np
 from lab.lms_vdnn import lms, tensors_of, vdnn
+from lab.paging_simulation import Device, Paging
+from lab.paging_workload import Naming, Workload, workload
 
-from zico.paging.layout import ALL, DEEPUM, DEGREE, PREEVICT, PREFETCH, TUNE, Sizes
-from zico.paging.simulate import Device, Paging
-from zico.paging.workload import Naming, Workload, workload
+from zico.offload.paging_layout import ALL, DEEPUM, DEGREE, PREEVICT, PREFETCH, TUNE, Sizes
 from zico.planners.caching import reserved_by_caching
 from zico.planners.from_trace import iteration_problem
 from zico.units import KIB

@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import common
+from lab.paging_simulation import by_paging
 
-from zico.paging.less_of_trace import by_paging
 from zico.planners.from_trace import iteration_problem
 from zico.scheduler.compare import Pool, horizon_of, simulate
 from zico.scheduler.device_model import device_model_named

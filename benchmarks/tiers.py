@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import common
 import numpy as np
 
-from zico.tiers.stack import TierStack
-from zico.tiers.wishes import TierWish
+from zico.offload.destinations import TierWish
+from zico.offload.tiers import TierStack
 from zico.units import MIB, format_bytes
 
 if TYPE_CHECKING:

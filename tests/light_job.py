@@ -20,13 +20,13 @@ from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.fork import ForkGuard
 from zico.heap.layout import GRANULE_BYTES, HEAP
+from zico.offload.destinations import parse_tiers
+from zico.offload.pager import block_bytes_for
+from zico.offload.tiers import TierStack
 from zico.paged_job import serve_pages
-from zico.paging.pager import block_bytes_for
 from zico.pool import mutex
 from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
-from zico.tiers.stack import TierStack
-from zico.tiers.wishes import parse_tiers
 from zico.warming import JOBS, PAGING
 from zico.warming import load as load_programs
 
@@ -148,7 +148,7 @@ class Job:
     def figure(self, which: int) -> None:
         """Say one of the figures of its paging."""
         assert self._heap.paged is not None
-        self._say(int(self._heap.paged.sheet[FIGURES[which]]))
+        self._say(int(self._heap.paged.page_table[FIGURES[which]]))
 
     def free(self) -> None:
         """Free the block held last; says so, or else that it was not what has been written there."""

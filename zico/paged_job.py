@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from zico.broker.client import Membership
     from zico.broker.saving import Wish
     from zico.heap.build import Heap
+    from zico.offload.tiers import TierStack
     from zico.pool.table import PoolTable
-    from zico.tiers.stack import TierStack
 
 PARTS_VARIABLE = "ZICO_PAGING"
-"""Parts of paging that are on, a number (``zico.paging.layout``): for measuring what each is worth."""
+"""Parts of paging that are on, a number (``zico.offload.paging_layout``): for measuring what each is worth."""
 _ASKED = -1
-"""In ``SHEET.pager_pid``: the broker has been asked."""
+"""In ``PAGE_TABLE.pager_pid``: the broker has been asked."""
 _DEFAULT_TIERS = "memory"
 SWAPPING = frozenset({"torch"})
 """Frameworks whose adapters can let tensors leave and come back."""
@@ -81,9 +81,9 @@ def _tell(pool: PoolTable, job: int, tiers: TierStack) -> None:
 
 
 def _tiers(pool: PoolTable, wanted: str) -> TierStack:
-    from zico.paging.pager import block_bytes_for
-    from zico.tiers.stack import TierStack
-    from zico.tiers.wishes import parse_tiers
+    from zico.offload.destinations import parse_tiers
+    from zico.offload.pager import block_bytes_for
+    from zico.offload.tiers import TierStack
 
     return TierStack.create(parse_tiers(wanted or _DEFAULT_TIERS), block_bytes=block_bytes_for(pool.region_bytes))
 
@@ -108,14 +108,14 @@ def serve_pages(heap: Heap, membership: Membership) -> None:
     if heap.paged is None:
         return
     from zico.driver.userfault import REMEDY, Reach
-    from zico.paging.pager import Pager
+    from zico.offload.pager import Pager
 
     if heap.paged.reach == Reach.USER_MODE:
         complain("system calls that are given memory which is out fail with EFAULT", ConfigError(REMEDY))
     wait_limit_s = float(heap.record[0]["wait"]["limit_ns"]) / 1e9
     pager = Pager(heap.paged.export(), heap.pool.member, wait_limit_s)
     pager.load()  # the broker finds it compiled
-    heap.paged.sheet["pager_pid"] = _ASKED
+    heap.paged.page_table["pager_pid"] = _ASKED
     pidfd = membership.watch_broker()
     refused = membership.hand_over_pages(heap.paged.export(), wait_limit_s)
     if refused:

@@ -52,7 +52,7 @@ class Session:
         self.timeline = timeline
         self.frameworks: list[str] = []
         self.swapper: Any = None
-        """What moves idle tensors of this job (``zico.swapping.swapper.Swapper``), if anything does."""
+        """What moves idle tensors of this job (``zico.offload.swapper.Swapper``), if anything does."""
         self.at_boundaries: list[Callable[[], None]] = []
         """What to call when an iteration has been admitted, in the thread that marked it."""
         self._explicit = False

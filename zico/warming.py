@@ -7,9 +7,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 from zico.programs import program
 
-JOBS = ("heap", "zico.planners.regions_search", "zico.tiers.stores", "zico.pool.behind")
-BROKERS = ("scheduler", "pool", "zico.tiers.stores")
-PAGING = ("zico.paging.pager_loop", "zico.heap.paged")
+JOBS = ("heap", "zico.planners.regions_search", "zico.offload.stores", "zico.pool.behind")
+BROKERS = ("scheduler", "pool", "zico.offload.stores")
+PAGING = ("zico.offload.pager_loop", "zico.heap.paged")
 CUDA = ("cuda_hooks", "cuda")
 
 

@@ -31,7 +31,7 @@ from zico.heap.build import Heap
 from zico.heap.cuda import on_stream
 from zico.heap.cuda.managed_window import FLAGS
 from zico.heap.layout import HEAP
-from zico.paging.layout import PAGING
+from zico.offload.paging_layout import PAGING
 from zico.pool.table import PoolTable
 from zico.units import MIB, format_bytes
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from zico.driver.host import HostDriver
-from zico.paging.layout import ALL
-from zico.paging.pager import PagedMemory, Pager
+from zico.offload.destinations import TierWish
+from zico.offload.pager import PagedMemory, Pager
+from zico.offload.paging_layout import ALL
+from zico.offload.tiers import TierStack
 from zico.pool import regions
 from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
-from zico.tiers.stack import TierStack
-from zico.tiers.wishes import TierWish
 
 if TYPE_CHECKING:
     import threading
@@ -61,7 +61,7 @@ class PagedWindow:
                 flags=flags,
             )  # fmt: skip
             undo.callback(self.memory.close)
-            self.sheet = self.memory.sheet
+            self.page_table = self.memory.page_table
             self.blocks = np.frombuffer((ctypes.c_char * (blocks * block_bytes)).from_address(self.base), np.int64)
             self.blocks = self.blocks.reshape(blocks, -1)
             self.allow(frames)
@@ -75,8 +75,8 @@ class PagedWindow:
     # -- what the heap does -----------------------------------------------------------------------------------------
 
     def array(self, name: str) -> Any:  # noqa: ANN401 - an array
-        """Return one of the sheet's arrays of numbers, by the name of its address."""
-        count = int(self.sheet["n_regions" if name == "regions_address" else "n_blocks"])
+        """Return one of the page table's arrays of numbers, by the name of its address."""
+        count = int(self.page_table["n_regions" if name == "regions_address" else "n_blocks"])
         return np.frombuffer((ctypes.c_char * (4 * count)).from_address(self.memory.arrays[name]), _I4)
 
     def allow(self, frames: int) -> None:
@@ -85,18 +85,18 @@ class PagedWindow:
         assert regions.try_acquire(self.member[0], wanted, frames) == regions.GRANTED
         there = self.array("regions_address")
         there[np.flatnonzero(there == NOBODY)[:frames]] = wanted
-        self.sheet["acquired"] += frames
+        self.page_table["acquired"] += frames
 
     def use(self, block: int) -> None:
         """Let something live in a block."""
         self.array("births_address")[block] += 1
         self.array("live_address")[block] = 1
-        self.sheet["live_slots"] += 1
+        self.page_table["live_slots"] += 1
 
     def free(self, block: int) -> None:
         """Let nothing live in it."""
         self.array("live_address")[block] = 0
-        self.sheet["live_slots"] -= 1
+        self.page_table["live_slots"] -= 1
 
     @property
     def resident(self) -> int:
@@ -106,7 +106,7 @@ class PagedWindow:
     # -- the pager --------------------------------------------------------------------------------------------------
 
     def begin_pager(self) -> None:
-        """Start a thread that serves faults, with nothing but what the last one has left in the sheet."""
+        """Start a thread that serves faults, with nothing but what the last one has left in the page table."""
         self.pager = Pager(self.memory.export(), self.member, self._starving_s)
         self._thread = self.pager.start(self.pager.run)
 

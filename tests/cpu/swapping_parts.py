@@ -7,8 +7,7 @@ import threading
 
 import numpy as np
 
-from zico.swapping.idle import Idle
-from zico.swapping.mover import Figures, Mover
+from zico.offload.mover import Figures, Idle, Mover
 
 DEADLINE_S = 30.0
 SCRIBBLE = 0xEE

@@ -20,9 +20,9 @@ from paged_window import BLOCK_BYTES, BLOCKS, JOIN_S, PagedWindow
 from zico.compiled import array_at, compiled
 from zico.driver.userfault import open_userfault
 from zico.errors import ConfigError, DriverError
-from zico.paging.layout import ALL, INVALIDATE, PREEVICT, PREFETCH
-from zico.paging.pager import Pager
-from zico.tiers.wishes import TierWish
+from zico.offload.destinations import TierWish
+from zico.offload.pager import Pager
+from zico.offload.paging_layout import ALL, INVALIDATE, PREEVICT, PREFETCH
 
 FRAMES = 6
 PARTS = {"demand": 0, "prefetch": PREFETCH, "preevict": PREFETCH | PREEVICT, "all": ALL}
@@ -53,8 +53,8 @@ def test_what_does_not_fit_comes_back(flags: int) -> None:
             for block in reversed(range(BLOCKS)):
                 assert (window.blocks[block] == turn * 1000 + block).all()
                 assert window.resident <= FRAMES, "invariant 1, by the kernel"
-        assert window.sheet["peak_resident"] <= FRAMES
-        assert window.sheet["evicted"] >= BLOCKS - FRAMES
+        assert window.page_table["peak_resident"] <= FRAMES
+        assert window.page_table["evicted"] >= BLOCKS - FRAMES
 
 
 def test_a_file_serves_as_well() -> None:
@@ -67,10 +67,10 @@ def test_a_file_serves_as_well() -> None:
 
 
 @pytest.mark.parametrize(("field", "number"), [("block_shift", 2**62), ("block_shift", -1), ("n_blocks", 2**63 - 1)])
-def test_a_sheet_that_says_nonsense_is_refused(field: str, number: int) -> None:
+def test_a_page_table_that_says_nonsense_is_refused(field: str, number: int) -> None:
     """Whoever is to be a job's pager refuses sizes that no memory has, by one error."""
     with PagedWindow(FRAMES) as window:
-        window.sheet[field], window.sheet["region_shift"] = number, 2**63 - 1
+        window.page_table[field], window.page_table["region_shift"] = number, 2**63 - 1
         with pytest.raises(ConfigError, match="other sizes"):
             Pager(window.memory.export(), window.member)
 
@@ -81,11 +81,11 @@ def test_what_was_only_read_is_not_copied() -> None:
         for block in range(BLOCKS):
             window.blocks[block] = block
         assert window.blocks[:, 0].tolist() == list(range(BLOCKS))
-        copied = int(window.sheet["out_bytes"])
+        copied = int(window.page_table["out_bytes"])
         for _ in range(3):
             assert window.blocks[:, 0].tolist() == list(range(BLOCKS))
-        assert window.sheet["out_bytes"] <= copied + FRAMES * BLOCK_BYTES  # those that were there from the first turn
-        assert window.sheet["dropped"] >= 2 * BLOCKS
+        assert window.page_table["out_bytes"] <= copied + FRAMES * BLOCK_BYTES  # those there from the first turn
+        assert window.page_table["dropped"] >= 2 * BLOCKS
 
 
 def test_what_nobody_needs_is_neither_copied_out_nor_in() -> None:
@@ -97,10 +97,10 @@ def test_what_nobody_needs_is_neither_copied_out_nor_in() -> None:
             window.free(block)
         for block in range(BLOCKS):
             window.use(block)
-        before = int(window.sheet["in_bytes"])
+        before = int(window.page_table["in_bytes"])
         out = [block for block in range(BLOCKS - FRAMES) if not window.blocks[block].any()]
         assert len(out) == BLOCKS - FRAMES
-        assert window.sheet["in_bytes"] == before
+        assert window.page_table["in_bytes"] == before
 
 
 def test_without_invalidation_everything_is_copied() -> None:
@@ -109,7 +109,7 @@ def test_without_invalidation_everything_is_copied() -> None:
         for block in range(BLOCKS):
             window.blocks[block] = -1
             window.free(block)
-        assert window.sheet["evicted"] >= BLOCKS - FRAMES
+        assert window.page_table["evicted"] >= BLOCKS - FRAMES
         assert window.blocks[0].all()
 
 
@@ -161,7 +161,7 @@ def test_no_write_is_lost_while_blocks_leave() -> None:
             thread.start()
         for thread in threads:
             thread.join(10 * JOIN_S)
-        assert window.sheet["evicted"] > n_threads * turns, "blocks have left meanwhile"
+        assert window.page_table["evicted"] > n_threads * turns, "blocks have left meanwhile"
         assert (window.blocks == turns).all()
 
 

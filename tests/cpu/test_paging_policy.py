@@ -11,9 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from zico.paging import layout
-from zico.paging.eviction import choose_to_clean, choose_victim, choose_victim_ahead
-from zico.paging.layout import (
+from zico.offload import paging_layout
+from zico.offload.needed_next import (
+    choose_to_clean,
+    choose_victim,
+    choose_victim_ahead,
+    next_prefetch,
+    note_execution,
+    note_fault,
+)
+from zico.offload.paging_layout import (
     ABSENT,
     ALL,
     APPEND,
@@ -32,8 +39,8 @@ from zico.paging.layout import (
     Sizes,
     lay_out,
 )
-from zico.paging.prefetch import next_prefetch, note_execution, note_fault
-from zico.paging.resident import (
+from zico.offload.paging_tuning import LEAST_DEGREE, note_iteration, note_lost
+from zico.offload.residency import (
     hold,
     is_expected,
     note_active,
@@ -45,7 +52,6 @@ from zico.paging.resident import (
     release,
     was_written,
 )
-from zico.paging.tuning import LEAST_DEGREE, note_iteration, note_lost
 
 Record = Any
 BLOCKS = 24
@@ -190,10 +196,10 @@ class Policy(RuleBasedStateMachine):
         block = choose_to_clean(self.paging)
         if block != NONE:
             assert block in self.there - self.held
-            assert self.blocks["state"][block] & layout.DIRTY
+            assert self.blocks["state"][block] & paging_layout.DIRTY
             assert not is_expected(self.paging, block)
             note_cleaned(self.paging, block)
-            assert not self.blocks["state"][block] & layout.DIRTY
+            assert not self.blocks["state"][block] & paging_layout.DIRTY
 
     @invariant()
     def lists_are_whole(self) -> None:
@@ -210,7 +216,7 @@ class Policy(RuleBasedStateMachine):
                 assert not set(chain) & (self.there | self.held)
         assert sorted(found) == sorted(self.there)
         assert set(self.follow(IDLE_INACTIVE)) <= self.inactive
-        assert all(self.blocks["state"][block] & layout.DIRTY for block in self.follow(IDLE_DIRTY))
+        assert all(self.blocks["state"][block] & paging_layout.DIRTY for block in self.follow(IDLE_DIRTY))
 
     def follow(self, number: int) -> list[int]:
         """Return the blocks of a list, by both directions."""
@@ -369,7 +375,7 @@ def test_the_tuned_degree_is_no_worse_than_the_first(cost: list[int], first: int
     degrees = [8 << i for i in range(6)]
     for _ in range(64):
         degree = int(job.paging["degree"])
-        assert LEAST_DEGREE <= degree <= layout.MOST_DEGREE
+        assert LEAST_DEGREE <= degree <= paging_layout.MOST_DEGREE
         note_lost(job.paging, cost[degrees.index(degree)] * 1000)
         note_iteration(job.paging, 0)
     assert job.paging["direction"] == 0

@@ -10,9 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zico.errors import ConfigError
-from zico.paging.blocks import end_of, entry_of, link, set_end, set_start, start_of, table_of
-from zico.paging.executions import following, forget, learn, number_of
-from zico.paging.layout import DEEPUM, NONE, PAGING, SHORTER, Sizes, lay_out
+from zico.offload.needed_next import (
+    end_of,
+    entry_of,
+    following,
+    forget,
+    learn,
+    link,
+    number_of,
+    set_end,
+    set_start,
+    start_of,
+    table_of,
+)
+from zico.offload.paging_layout import DEEPUM, NONE, PAGING, SHORTER, Sizes, lay_out
 
 Record = Any
 SMALL = Sizes(blocks=64, rows=4, ways=2, successors=3, executions=8, contexts=1 << 10)

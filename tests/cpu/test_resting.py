@@ -14,8 +14,8 @@ from threads import DEADLINE_S, in_thread, until
 
 from zico.heap import state_offload
 from zico.heap.layout import GRANULE_BYTES, Attached
-from zico.swapping.resting import Lead
-from zico.swapping.schedule import LEAD_NS
+from zico.offload.state_return import Lead
+from zico.offload.swap_schedule import LEAD_NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

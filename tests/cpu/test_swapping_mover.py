@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from swapping_parts import DEADLINE_S, Array, Shelf, make_mover
 
 from zico.errors import SwapError
-from zico.swapping.idle import Place
+from zico.offload.mover import Place
 
 
 def test_out_and_back() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.swapping.schedule import SAVED, USED, Observed, Plan, plan
-from zico.tiers.rates import Rates
+from zico.offload.swap_schedule import SAVED, USED, Observed, Plan, plan
+from zico.offload.tier_layout import Rates
 from zico.units import MIB
 
 MS = 1_000_000

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from swapping_parts import DEADLINE_S, Array, Gauge, Shelf, make_mover
 
-from zico.swapping.idle import Place
-from zico.swapping.learning import Ended, Learner
-from zico.swapping.swapper import Swapper
-from zico.tiers.rates import Rates
+from zico.offload.mover import Place
+from zico.offload.swap_learning import Ended, Learner
+from zico.offload.swapper import Swapper
+from zico.offload.tier_layout import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zico.swapping.mover import Mover
+    from zico.offload.mover import Mover
 
 SIZE = 1000
 MS = 1_000_000

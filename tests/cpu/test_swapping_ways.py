@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.swapping.schedule import SAVED, USED, Observed, plan
-from zico.swapping.ways import played, ways
-from zico.tiers.rates import Rates
+from zico.offload.swap_learning import played, ways
+from zico.offload.swap_schedule import SAVED, USED, Observed, plan
+from zico.offload.tier_layout import Rates
 from zico.units import MIB
 
 MS = 1_000_000

@@ -16,11 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from threads import in_thread
 
 from zico.compiled import compiled, exchange
-from zico.tiers import chains, stores
-from zico.tiers.layout import END, FULL, TIER_MASK
-from zico.tiers.rates import OUT, note
-from zico.tiers.stack import TierStack
-from zico.tiers.wishes import TierWish
+from zico.offload import chains, stores
+from zico.offload.destinations import TierWish
+from zico.offload.tier_layout import END, FULL, OUT, TIER_MASK, note
+from zico.offload.tiers import TierStack
 from zico.units import MIB
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zico.errors import ConfigError
-from zico.tiers import stores, zstandard_library
-from zico.tiers.compressing import PIECE_BYTES
-from zico.tiers.layout import FULL, TIER_MASK
-from zico.tiers.packing import join, pack, split, unpack
-from zico.tiers.stack import TierStack
-from zico.tiers.wishes import TierWish
+from zico.offload import stores, tiers
+from zico.offload.compressing import PIECE_BYTES, join, pack, split, unpack
+from zico.offload.destinations import TierWish
+from zico.offload.tier_layout import FULL, TIER_MASK
+from zico.offload.tiers import TierStack
 from zico.units import MIB
 
 if TYPE_CHECKING:
@@ -168,9 +167,9 @@ def test_a_stale_ticket_or_too_long_a_payload_is_an_error(stack: TierStack) -> N
 
 def test_without_the_library_the_tier_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the library; other tiers need none."""
-    zstandard_library._library.cache_clear()
-    monkeypatch.setattr(zstandard_library, "NAME", "libnothing.so.1")
+    tiers._library.cache_clear()
+    monkeypatch.setattr(tiers, "NAME", "libnothing.so.1")
     with pytest.raises(ConfigError, match=r"needs libnothing.so.1: install"):
         TierStack.create((TierWish("compressed", MIB),), block_bytes=BLOCK)
     TierStack.create((TierWish("memory", MIB),), block_bytes=BLOCK).close()
-    zstandard_library._library.cache_clear()
+    tiers._library.cache_clear()

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from zico.errors import ConfigError
-from zico.tiers import files
-from zico.tiers import stack as stacks
-from zico.tiers.layout import FAILED, FULL, TIER_MASK
-from zico.tiers.stack import TierStack
-from zico.tiers.wishes import TierWish
+from zico.offload import destinations
+from zico.offload import tiers as stacks
+from zico.offload.destinations import TierWish
+from zico.offload.tier_layout import FAILED, FULL, TIER_MASK
+from zico.offload.tiers import TierStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -199,7 +199,7 @@ def test_without_direct_access_a_file_goes_through_the_page_cache(
     found = []
     for direct in (True, False):
         if not direct:
-            monkeypatch.setattr(files, "_try_direct", lambda _descriptor: None)
+            monkeypatch.setattr(destinations, "_try_direct", lambda _descriptor: None)
         with TierStack.create((TierWish("file", 64 * BLOCK),), block_bytes=BLOCK, directory=str(tmp_path)) as stack:
             found.append(bool(stack.record["tiers"][0][0]["direct"]))
             data = some(SIZE + 1)[1:]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zico.errors import ConfigError
-from zico.tiers.wishes import TierWish, parse_tiers, spill_directory
+from zico.offload.destinations import TierWish, parse_tiers, spill_directory
 from zico.units import GIB, MIB
 
 

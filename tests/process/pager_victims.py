@@ -18,11 +18,11 @@ sys.path.append(str(Path(__file__).parents[1] / "cpu"))  # run as a script, outs
 from paged_window import PagedWindow
 
 from zico.compiled import compiled
-from zico.paging import pager_blocks as blocks
-from zico.paging import pager_room as room
-from zico.paging.pager import Pager
-from zico.paging.pager_takeover import take_over
-from zico.paging.sheet import NO_TICKET, State
+from zico.offload import pager_blocks as blocks
+from zico.offload import pager_blocks as room
+from zico.offload.page_table import NO_TICKET, State
+from zico.offload.pager import Pager
+from zico.offload.pager_loop import take_over
 
 Record = Any
 DEADLINE_S = 900
@@ -136,7 +136,7 @@ class Trial(single_steps.Trial):
                 assert window.resident <= FRAMES, "invariant 1"
         window.end_pager()
         window.pool.snapshot()  # enters the mutex: whoever does so next ends what the dead one had begun
-        held = int(window.sheet["acquired"] - window.sheet["returned"])
+        held = int(window.page_table["acquired"] - window.page_table["returned"])
         tickets = window.array("tickets_address")
         (use,) = window.tiers.usage()
         assert use.used_bytes == (tickets != NO_TICKET).sum() * BLOCK_BYTES, "the tier has what is in use, and no more"

@@ -20,10 +20,10 @@ from zico.broker.saving import Wish
 from zico.driver.userfault import REQUEST_POISON, SYS_USERFAULTFD, Reach
 from zico.heap import allocator
 from zico.heap.layout import HEAP_RECORD
+from zico.offload.destinations import TierWish
+from zico.offload.tiers import TierStack
 from zico.paged_job import open_heap
 from zico.pool.table import PoolTable
-from zico.tiers.stack import TierStack
-from zico.tiers.wishes import TierWish
 from zico.warming import JOBS, PAGING, load
 
 NOBODY = 65534

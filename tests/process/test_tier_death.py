@@ -31,8 +31,8 @@ def deaths() -> dict[str, dict[str, Any]]:
 LIMITED = """
 import resource, sys
 import numpy as np
-from zico.tiers.stack import TierStack
-from zico.tiers.wishes import TierWish
+from zico.offload.tiers import TierStack
+from zico.offload.destinations import TierWish
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 16 << 20))
 data = np.random.default_rng(0).integers(0, 256, 3 << 20, dtype=np.uint8)

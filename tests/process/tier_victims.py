@@ -15,9 +15,9 @@ import single_steps
 from single_steps import stop_here
 
 from zico.compiled import compiled
-from zico.tiers import stores
-from zico.tiers.stack import TierStack
-from zico.tiers.wishes import TierWish
+from zico.offload import stores
+from zico.offload.destinations import TierWish
+from zico.offload.tiers import TierStack
 
 Record = Any
 BLOCK = 4096
@@ -69,7 +69,7 @@ OPERATIONS = {"put": put, "put_to_file": put, "put_compressed": put, "drop": dro
 
 
 def blocks_of(stack: TierStack, ticket: int) -> int:
-    """Count a payload's blocks as ``zico.tiers.layout`` describes them."""
+    """Count a payload's blocks as ``zico.offload.tier_layout`` describes them."""
     store = stack.record["tiers"][0][ticket & 3]
     words = (ctypes.c_int32 * N_BLOCKS).from_address(int(store["words_address"]))
     n, block = 0, ticket >> 2

@@ -137,7 +137,7 @@ def _of_all(text: str, origin: str, names: tuple[str, ...]) -> dict[str, SaveMod
 
 
 def _check_tier(text: str, origin: str) -> None:
-    from zico.tiers.wishes import parse_tiers  # needs NumPy
+    from zico.offload.destinations import parse_tiers  # needs NumPy
 
     try:
         parse_tiers(text)

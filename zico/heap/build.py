@@ -8,11 +8,8 @@ file, on a GPU pinned memory. Bookkeeping lies in anonymous memory that becomes 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import mmap
 import os
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +42,7 @@ from zico.heap.layout import (
     Arena,
     Attached,
 )
+from zico.offload.destinations import open_spill_file, sets_space_aside
 from zico.pool.layout import NOBODY
 from zico.trace.events import NO_NAME
 from zico.trace.online import MEMORY_BYTES
@@ -52,10 +50,10 @@ from zico.trace.online import MEMORY_BYTES
 if TYPE_CHECKING:
     from zico.driver.cuda.managed import Managed
     from zico.heap.plan_thread import Planning
-    from zico.paging.pager import PagedMemory, Pager
+    from zico.offload.pager import PagedMemory, Pager
+    from zico.offload.tiers import TierStack
     from zico.pool.table import PoolTable
     from zico.records import Layout
-    from zico.tiers.stack import TierStack
     from zico.trace.ringfile import RingFile
 
 _ARENA_SHARE = 2
@@ -96,7 +94,7 @@ class Heap:
             managed: Memory that is the window, on such a device; the caller's to close, after the heap. ``None``: a
                 window of its own, where regions are mapped.
             tiers: On the host device, where pages go of a job that may hold less than it needs; ``None``: nowhere.
-            paging: Parts of ``zico.paging.layout`` that are on, ``None``: all.
+            paging: Parts of ``zico.offload.paging_layout`` that are on, ``None``: all.
 
         Raises:
             ConfigError: The threshold is below a granule, the pool isolates jobs and the device cannot scrub, or there
@@ -158,7 +156,7 @@ class Heap:
         ]
         self.window = undo.enter_context(self.pool.driver.reserve(self._window_bytes + MAX_ALIGNMENT_BYTES))
         self.base = -(-self.window.handle // MAX_ALIGNMENT_BYTES) * MAX_ALIGNMENT_BYTES
-        self._spill_fd = _open_spill_file(spill_directory, self.arena_bytes) if timeline is None else -1
+        self._spill_fd = open_spill_file(spill_directory, self.arena_bytes) if timeline is None else -1
         if self._spill_fd >= 0:
             undo.callback(os.close, self._spill_fd)
 
@@ -208,7 +206,7 @@ class Heap:
         self.pool.driver.fill_device(self.device[0], self.pool.memory)
         heap["backing"]["device_address"] = self.device.ctypes.data
         heap["spill"]["fd"] = self._spill_fd
-        heap["spill"]["is_sparse"] = self._spill_fd >= 0 and not _sets_space_aside(self._spill_fd)
+        heap["spill"]["is_sparse"] = self._spill_fd >= 0 and not sets_space_aside(self._spill_fd)
         heap["spill"]["limit_bytes"] = _SPILL_SHARE * int(self.pool.header["budget_regions"]) * region_bytes
         heap["wait"]["limit_ns"] = int(wait_limit_s * 1e9)
         heap["swap"]["fd"] = -1
@@ -270,8 +268,8 @@ class Heap:
     def _page(self, undo: contextlib.ExitStack, tiers: TierStack, flags: int | None) -> None:
         """Put memory of the job's own behind the window, whose faults a pager serves."""
         from zico.heap import paged  # compiled or loaded by this, so only where it is needed
-        from zico.paging.layout import ALL
-        from zico.paging.pager import PagedMemory
+        from zico.offload.pager import PagedMemory
+        from zico.offload.paging_layout import ALL
 
         self.paged = PagedMemory(
             self.base,
@@ -287,7 +285,7 @@ class Heap:
             record["paged"][field] = self.paged.arrays[field]
         record["paged"]["events_address"] = self.paged.arrays["ring_address"]
         record["paged"]["pager_fd"] = self.paged.wake_fd
-        record["paged"]["sheet_address"] = self.paged.address
+        record["paged"]["page_table_address"] = self.paged.address
         self.back_with(back=paged.back, entered=paged.entered, left=paged.left, give_way=paged.give_way)
 
     def back_with(self, **functions: Any) -> None:  # noqa: ANN401 - compiled callbacks
@@ -324,29 +322,3 @@ class Heap:
         self.record[0]["attached"] = Attached.NO
         self.record[0]["window_bytes"] = 0
         self._undo.close()
-
-
-def _open_spill_file(directory: str | None, size_bytes: int) -> int:
-    """Return a sparse file without a name, or -1 where none can be had: then there is no next tier."""
-    directory = directory or os.environ.get("ZICO_SPILL_DIR") or ("/var/tmp" if os.path.isdir("/var/tmp") else None)  # noqa: S108, PTH112 - the FHS place for large temporary files
-    try:
-        descriptor, path = tempfile.mkstemp(prefix="zico-spill-", dir=directory)
-    except OSError:
-        return -1
-    os.unlink(path)  # noqa: PTH108
-    try:
-        os.ftruncate(descriptor, size_bytes)
-    except OSError:
-        os.close(descriptor)
-        return -1
-    return descriptor
-
-
-def _sets_space_aside(descriptor: int) -> bool:
-    """Tell whether the file system of an empty file can set space aside, be it full or not (fallocate(2))."""
-    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    if fallocate(descriptor, 0, 0, mmap.PAGESIZE) == 0:
-        fallocate(descriptor, host.KEEP_SIZE | host.PUNCH_HOLE, 0, mmap.PAGESIZE)
-        return True
-    return ctypes.get_errno() != errno.EOPNOTSUPP

@@ -416,8 +416,8 @@ class Scrubbing(Record):
 class Paged(Record):
     """A job whose faults are served (``zico.heap.paged``)."""
 
-    sheet_address: I8  # what the job shares with its pager (zico.paging.sheet)
-    live_address: I8  # arrays of the sheet
+    page_table_address: I8  # what the job shares with its pager (zico.offload.page_table)
+    live_address: I8  # arrays of the page table
     births_address: I8
     regions_address: I8
     events_address: I8

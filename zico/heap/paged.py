@@ -2,7 +2,7 @@
 
 A tensor gets its place whatever the job holds. As long as the job may hold more it acquires a region for each slot that
 comes into use, gives its memory to the kernel, and lets pages of the job's own count for it; which of them are there is
-the pager's to see to (``zico.paging.pager_loop``), and so is giving regions back. All of it inside the heap's mutex.
+the pager's to see to (``zico.offload.pager_loop``), and so is giving regions back. All of it inside the heap's mutex.
 
 Guarantees
     Live tensors are never more than regions and tier can take, so that the tier is not full when a block has to leave.
@@ -20,24 +20,24 @@ from zico.compiled import array_at, callback, futex_wait, inlined, monotonic_ns,
 from zico.driver import host
 from zico.driver.mapping import DEVICE, discard_piece
 from zico.heap.layout import HEAP, job_of, pool_of, slots_of, wanted_of
-from zico.paging.sheet import LEAST, RING, SHEET, State
+from zico.offload import stores
+from zico.offload.page_table import LEAST, PAGE_TABLE, RING, State
+from zico.offload.tier_layout import STACK
 from zico.pool import regions
 from zico.pool.layout import NOBODY, cap_of, header_of
 from zico.pool.regions import GRANTED, NEVER, WAIT
-from zico.tiers import stores
-from zico.tiers.layout import STACK
 from zico.trace import curve
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
-    from zico.paging.sheet import SheetRecord
+    from zico.offload.page_table import PageTable
 
 _I64 = types.int64
 _I4 = np.dtype("i4")
 _I8 = np.dtype("i8")
 _NAME_MASK = (1 << 62) - 1
 _WRITTEN, _CLEAN, _OUT = int(State.WRITTEN), int(State.CLEAN), int(State.OUT)
-_STANDS_AT = int(SHEET.fields["stands"][1])
+_STANDS_AT = int(PAGE_TABLE.fields["stands"][1])
 _READ_WRITE, _PRIVATE = host.PROT_READ_WRITE, host.RESERVED | host.MAP_FIXED
 _EIO, _EINTR = errno.EIO, errno.EINTR
 
@@ -47,39 +47,39 @@ _errno_location = types.ExternalFunction("__errno_location", types.int64())
 
 
 @inlined
-def sheet_of(heap: HeapRecord) -> SheetRecord:
+def page_table_of(heap: HeapRecord) -> PageTable:
     """Return what the job shares with its pager."""
-    return record_at(heap.paged.sheet_address, SHEET)
+    return record_at(heap.paged.page_table_address, PAGE_TABLE)
 
 
 @inlined
 def _let_count(heap: HeapRecord, n: int) -> int:
     """Give the memory of regions that were granted to the kernel, and let pages of the job's own count for them."""
     granted = wanted_of(heap)
-    sheet = sheet_of(heap)
+    table = page_table_of(heap)
     for i in range(n):
         region: int = np.int64(granted[i])  # type: ignore[assignment]  # bytes need 64 bits
         if not discard_piece(record_at(heap.backing.device_address, DEVICE), region):
             regions.give_back_unused(pool_of(heap), granted, n)
             return NEVER
-    there = array_at(heap.paged.regions_address, sheet.n_regions, _I4)
+    there = array_at(heap.paged.regions_address, table.n_regions, _I4)
     place = 0
     for i in range(n):
         while there[place] != NOBODY:  # the pager empties places, only this fills them
             place += 1
         there[place] = granted[i]
     release_fence()
-    sheet.acquired += n
+    table.acquired += n
     me = job_of(heap)
     curve.raise_to(me.current, me.held)
     return GRANTED
 
 
 @inlined
-def _tell(heap: HeapRecord, sheet: SheetRecord, event: int) -> None:
-    array_at(heap.paged.events_address, RING, _I8)[sheet.events & (RING - 1)] = event
+def _tell(heap: HeapRecord, table: PageTable, event: int) -> None:
+    array_at(heap.paged.events_address, RING, _I8)[table.events & (RING - 1)] = event
     release_fence()
-    sheet.events += 1
+    table.events += 1
 
 
 @inlined
@@ -95,12 +95,12 @@ def back(heap_address: int, _first: int, _last: int, n: int) -> int:
     ``NEVER``: neither what the job may hold nor its tier has room for them.
     """
     heap = record_at(heap_address, HEAP)
-    sheet = sheet_of(heap)
+    table = page_table_of(heap)
     pool = pool_of(heap)
     me = job_of(heap)
     cap = cap_of(pool, me)
-    needed = sheet.live_slots + n
-    in_tier = (sheet.tier_blocks - 1) >> (sheet.region_shift - sheet.block_shift)  # one stays free for an exchange
+    needed = table.live_slots + n
+    in_tier = (table.tier_blocks - 1) >> (table.region_shift - table.block_shift)  # one stays free for an exchange
     if needed > cap + in_tier:
         return NEVER
     missing = min(needed, cap) - me.held
@@ -124,18 +124,18 @@ def entered(heap_address: int, offset: int, size_bytes: int, key: int) -> None:
     heap = record_at(heap_address, HEAP)
     if offset >= heap.spill_offset:
         return
-    sheet = sheet_of(heap)
-    _tell(heap, sheet, key & _NAME_MASK)
+    table = page_table_of(heap)
+    _tell(heap, table, key & _NAME_MASK)
     slots = slots_of(heap)
     for slot in range(offset >> heap.region_shift, ((offset + size_bytes - 1) >> heap.region_shift) + 1):
-        sheet.live_slots += int(slots[slot].live == 1)
-    sheet.most_live = max(sheet.most_live, sheet.live_slots)
-    live = array_at(heap.paged.live_address, sheet.n_blocks, _I4)
-    births = array_at(heap.paged.births_address, sheet.n_blocks, _I4)
-    for block in range(offset >> sheet.block_shift, ((offset + size_bytes - 1) >> sheet.block_shift) + 1):
+        table.live_slots += int(slots[slot].live == 1)
+    table.most_live = max(table.most_live, table.live_slots)
+    live = array_at(heap.paged.live_address, table.n_blocks, _I4)
+    births = array_at(heap.paged.births_address, table.n_blocks, _I4)
+    for block in range(offset >> table.block_shift, ((offset + size_bytes - 1) >> table.block_shift) + 1):
         if live[block] == 0:
             births[block] += np.int32(1)
-            _tell(heap, sheet, ~(block << 1 | 1))
+            _tell(heap, table, ~(block << 1 | 1))
         live[block] += np.int32(1)
 
 
@@ -143,18 +143,18 @@ def entered(heap_address: int, offset: int, size_bytes: int, key: int) -> None:
 def left(heap_address: int, offset: int, size_bytes: int) -> None:
     """Note that a tensor does not lie in a range any more."""
     heap = record_at(heap_address, HEAP)
-    sheet = sheet_of(heap)
+    table = page_table_of(heap)
     slots = slots_of(heap)
     emptied = 0
     for slot in range(offset >> heap.region_shift, ((offset + size_bytes - 1) >> heap.region_shift) + 1):
         slots[slot].live -= 1
         emptied += int(slots[slot].live == 0)
-    sheet.live_slots -= emptied
-    live = array_at(heap.paged.live_address, sheet.n_blocks, _I4)
-    for block in range(offset >> sheet.block_shift, ((offset + size_bytes - 1) >> sheet.block_shift) + 1):
+    table.live_slots -= emptied
+    live = array_at(heap.paged.live_address, table.n_blocks, _I4)
+    for block in range(offset >> table.block_shift, ((offset + size_bytes - 1) >> table.block_shift) + 1):
         live[block] -= np.int32(1)
         if live[block] == 0:
-            _tell(heap, sheet, ~(block << 1))
+            _tell(heap, table, ~(block << 1))
     header = header_of(pool_of(heap))
     if emptied > 0 and (header.waiters > 0 or header.boundary_waiters > 0):
         wake_pager(heap)
@@ -168,15 +168,15 @@ def give_way(heap_address: int, n: int) -> int:
         1 when it has; 0 at the first call, which asks.
     """
     heap = record_at(heap_address, HEAP)
-    sheet = sheet_of(heap)
-    if sheet.asking == 0:
-        sheet.asking = 1
-        sheet.asked += min(n, max(job_of(heap).held - LEAST, 0))
+    table = page_table_of(heap)
+    if table.asking == 0:
+        table.asking = 1
+        table.asked += min(n, max(job_of(heap).held - LEAST, 0))
         wake_pager(heap)
         return 0
-    if sheet.asked > sheet.yielded:
+    if table.asked > table.yielded:
         return 0
-    sheet.asking = 0
+    table.asking = 0
     return 1
 
 
@@ -187,15 +187,15 @@ def give_way(heap_address: int, n: int) -> int:
 def hold(heap_address: int, within_ns: int) -> int:
     """Let the pager change nothing from now on; waits until it does so. 0: it did not in time."""
     heap = record_at(heap_address, HEAP)
-    sheet = sheet_of(heap)
-    number: int = sheet.stands + np.int32(1)  # type: ignore[assignment] # 32 bits, as what it is compared with
-    sheet.holds = number
+    table = page_table_of(heap)
+    number: int = table.stands + np.int32(1)  # type: ignore[assignment] # 32 bits, as what it is compared with
+    table.holds = number
     wake_pager(heap)
     until_ns = monotonic_ns() + within_ns
-    while sheet.stands != number:
+    while table.stands != number:
         if monotonic_ns() > until_ns:
             return 0
-        futex_wait(heap.paged.sheet_address + _STANDS_AT, sheet.stands, pool_of(heap).poll_address)
+        futex_wait(heap.paged.page_table_address + _STANDS_AT, table.stands, pool_of(heap).poll_address)
     return 1
 
 
@@ -203,7 +203,7 @@ def hold(heap_address: int, within_ns: int) -> int:
 def go_on(heap_address: int) -> None:
     """Let the pager go on."""
     heap = record_at(heap_address, HEAP)
-    sheet_of(heap).holds = 0
+    page_table_of(heap).holds = 0
     wake_pager(heap)
 
 
@@ -237,12 +237,12 @@ def copy(
         0 or errno: no memory, or what is out cannot be had back.
     """
     heap = record_at(heap_address, HEAP)
-    sheet = sheet_of(heap)
-    shift = sheet.block_shift
-    live = array_at(heap.paged.live_address, sheet.n_blocks, _I4)
-    states = array_at(states_address, sheet.n_blocks, _I4)
-    tickets = array_at(tickets_address, sheet.n_blocks, _I4)
-    for block in range(sheet.n_blocks):
+    table = page_table_of(heap)
+    shift = table.block_shift
+    live = array_at(heap.paged.live_address, table.n_blocks, _I4)
+    states = array_at(states_address, table.n_blocks, _I4)
+    tickets = array_at(tickets_address, table.n_blocks, _I4)
+    for block in range(table.n_blocks):
         if live[block] == 0:
             continue
         at = heap.base + (block << shift)

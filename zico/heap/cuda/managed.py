@@ -41,20 +41,11 @@ from zico.driver.managed import move
 from zico.driver.record import Mover
 from zico.heap.cuda import on_stream, slab, streams
 from zico.heap.layout import HEAP, MAIN, block_at, job_of, pool_of, slots_of, wanted_of
-from zico.paging.eviction import choose_victim, choose_victim_ahead
-from zico.paging.layout import INACTIVE, NONE, PAGING, RESIDENT
-from zico.paging.prefetch import next_prefetch, note_execution, note_fault
-from zico.paging.resident import block_at as known_at
-from zico.paging.resident import (
-    hold,
-    is_expected,
-    note_active,
-    note_arrival,
-    note_departure,
-    note_inactive,
-    renew,
-)
-from zico.paging.resident import release as end_hold
+from zico.offload.needed_next import choose_victim, choose_victim_ahead, next_prefetch, note_execution, note_fault
+from zico.offload.paging_layout import INACTIVE, NONE, PAGING, RESIDENT
+from zico.offload.residency import block_at as known_at
+from zico.offload.residency import hold, is_expected, note_active, note_arrival, note_departure, note_inactive, renew
+from zico.offload.residency import release as end_hold
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE, issued_of, pair_of
 from zico.pool.layout import NOBODY, cap_of, header_of
@@ -64,7 +55,7 @@ from zico.trace import curve
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
-    from zico.paging.layout import PagingRecord
+    from zico.offload.paging_layout import PagingRecord
 
 
 # -- records ----------------------------------------------------------------------------------------------------------

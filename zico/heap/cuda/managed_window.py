@@ -13,7 +13,7 @@ from zico.driver.cuda.managed import allocate
 from zico.errors import ConfigError, DriverError
 from zico.heap.cuda.managed import MANAGED
 from zico.heap.layout import Arena
-from zico.paging.layout import BLOCK_BYTES, DEEPUM, FURTHEST, SHORTER, Sizes, lay_out
+from zico.offload.paging_layout import BLOCK_BYTES, DEEPUM, FURTHEST, SHORTER, Sizes, lay_out
 from zico.pool.layout import JobState
 from zico.units import format_bytes, parse_size
 

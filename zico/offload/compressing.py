@@ -1,0 +1,322 @@
+"""Payloads into chains and out of them, compressed without loss.
+
+A payload is cut into pieces. Where enough of a piece's 4-byte numbers are zero these are left out, which takes hardly
+more time than a copy. Else the first bytes of all numbers come first, then the second ones and so on: of floats that
+makes one run of signs and exponents, which repeat, and three that hardly do; then Zstandard at its first level. What
+does not get smaller is kept as it is. Pieces follow each other through the chain's blocks::
+
+    block 7                             block 2
+    | zstd 90 | ninety bytes | zeros 51 | fifty-|one bytes | ...     form and length in 4 bytes, then so many bytes
+
+``split`` puts bytes of equal weight together; ``pack`` leaves out the numbers that are zero, of which feature maps
+behind a ReLU are full::
+
+    5 0 0 7   ->   1001 | 5 7          a bit a number, the first in the lowest, then those that are not zero
+
+What would take nearly as many blocks as it would uncompressed is refused, and goes to the next tier as it is.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zico.compiled import array_at, call, compiled
+from zico.offload import chains
+from zico.offload.chains import has_pages, is_taken, next_of, shared_of, word_of, words_of, write_at
+from zico.offload.tier_layout import END, FULL
+
+if TYPE_CHECKING:
+    from zico.offload.tier_layout import StoreRecord
+
+
+# -- packing ----------------------------------------------------------------------------------------------------------
+
+
+NUMBER_BYTES = 4
+_BITS = 32
+
+Array = Any
+
+
+@compiled
+def split(source: Array, target: Array) -> None:
+    """Put the first bytes of all 4-byte numbers first, then the second ones, and so on; the rest at the end."""
+    n = len(source) // NUMBER_BYTES
+    for i in range(n):
+        for place in range(NUMBER_BYTES):
+            target[place * n + i] = source[NUMBER_BYTES * i + place]
+    for i in range(NUMBER_BYTES * n, len(source)):
+        target[i] = source[i]
+
+
+@compiled
+def join(source: Array, target: Array) -> None:
+    """Undo ``split``."""
+    n = len(source) // NUMBER_BYTES
+    for i in range(n):
+        for place in range(NUMBER_BYTES):
+            target[NUMBER_BYTES * i + place] = source[place * n + i]
+    for i in range(NUMBER_BYTES * n, len(source)):
+        target[i] = source[i]
+
+
+@compiled
+def pack(source: Array, target: Array) -> int:
+    """Leave out zeros; returns the numbers written.
+
+    Args:
+        source: 4-byte numbers, unsigned, so that the zero with a sign is none.
+        target: Room for one more than all of them, and their bits.
+    """
+    n = len(source)
+    words = -(-n // _BITS)
+    end = words
+    for word in range(words):
+        bits = np.uint32(0)
+        for j in range(min(_BITS, n - word * _BITS)):
+            number = source[word * _BITS + j]
+            target[end] = number  # overwritten if it is zero: no branch to mispredict
+            there = np.uint32(number != 0)
+            bits |= there << np.uint32(j)
+            end += np.int64(there)  # type: ignore[assignment]
+        target[word] = bits
+    return end
+
+
+@compiled
+def unpack(source: Array, target: Array) -> int:
+    """Undo ``pack``; returns the numbers read. The source must have one more than were written."""
+    n = len(target)
+    words = -(-n // _BITS)
+    at = words
+    for word in range(words):
+        bits = source[word]
+        for j in range(min(_BITS, n - word * _BITS)):
+            there = (bits >> np.uint32(j)) & np.uint32(1)
+            target[word * _BITS + j] = source[at] * there
+            at += np.int64(there)  # type: ignore[assignment]
+    return at
+
+
+# -- the compressed tier ----------------------------------------------------------------------------------------------
+
+
+PIECE_BYTES = 1 << 18
+"""Fits a processor's second cache, and is long enough for Zstandard's tables to pay."""
+WORTH = 0.9
+"""What takes more of its size than this is not worth the time."""
+LEVEL = 1
+ENOUGH = 0.75
+"""Without its zeros a piece takes at most this of its size, or Zstandard is tried, which is twenty times as slow."""
+_HEAD_BYTES = 4
+_LENGTH_BITS = 24
+_LENGTH_MASK = (1 << _LENGTH_BITS) - 1
+_AS_IT_IS = 0
+_ZEROS = 1
+_ZSTD = 2
+_ROOM_BYTES = PIECE_BYTES + (PIECE_BYTES >> 7)
+"""More than ``ZSTD_compressBound`` of a piece."""
+_OUT = 0
+_IN = 1
+_EINVAL = errno.EINVAL
+_EIO = errno.EIO
+_U8 = np.dtype("u1")
+_I32 = np.dtype("i4")
+_U32 = np.dtype("u4")
+
+
+# -- out ------------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def compress_out(store: StoreRecord, address: int, size_bytes: int, always: int) -> tuple[int, int]:
+    """Put a payload into a new chain.
+
+    Args:
+        store: A ``STORE`` record of a compressed tier.
+        address: Where the payload is.
+        size_bytes: How much.
+        always: Not 0: also if it does not get smaller.
+
+    Returns:
+        The chain's first block and 0; or ``FULL`` and 0 if there is no room or it does not get smaller, or an errno.
+    """
+    most = chains.blocks_for(store, int(size_bytes * WORTH) if always == 0 else 2 * size_bytes)
+    first = chains.take(store, 1)
+    last = first
+    blocks = 1
+    at = 0
+    done = 0
+    while first != FULL and done < size_bytes:
+        length = min(PIECE_BYTES, size_bytes - done)
+        stored = _compress(store, address + done, length)
+        if always == 0 and done == 0 and stored > length * WORTH:  # the rest will hardly be better
+            return _give_up(store, first, 0)
+        last, at, blocks, status = _append(store, last, at, blocks, most, stored)
+        if last == FULL:
+            return _give_up(store, first, status)
+        done += length
+    if first != FULL:
+        _link(store, last, END)
+    return first, 0
+
+
+@compiled
+def _give_up(store: StoreRecord, first: int, status: int) -> tuple[int, int]:
+    chains.free(store, first)
+    return FULL, status
+
+
+@compiled
+def _append(
+    store: StoreRecord, last: int, at: int, blocks: int, most: int, size_bytes: int
+) -> tuple[int, int, int, int]:
+    """Write the piece in the bounce buffer behind what a chain has, which may come to have the most blocks.
+
+    Returns:
+        The chain's last block, how much of it is written, how many blocks there are, and an errno. The block is
+        ``FULL`` if not all of the piece could be written.
+    """
+    block_bytes = shared_of(store).block_bytes
+    done = 0
+    while done < size_bytes:
+        if at == block_bytes:
+            following = chains.take(store, 1) if blocks < most else FULL
+            if following == FULL:
+                return FULL, 0, 0, 0
+            _link(store, last, following)
+            last = following
+            blocks += 1
+            at = 0
+        n = min(size_bytes - done, block_bytes - at)
+        status = _write(store, last, at, store.bounce_address[_OUT] + PIECE_BYTES + done, n)
+        if status != 0:
+            return FULL, 0, 0, status
+        done += n
+        at += n
+    return last, at, blocks, 0
+
+
+@compiled
+def _compress(store: StoreRecord, address: int, size_bytes: int) -> int:
+    """Leave a piece with its form and length in the second half of the bounce buffer; returns the bytes of all."""
+    piece = store.bounce_address[_OUT] + PIECE_BYTES
+    content = piece + _HEAD_BYTES
+    form = _ZEROS
+    n = _leave_out_zeros(address, size_bytes, content)
+    if n > size_bytes * ENOUGH:
+        form = _ZSTD
+        split_address = store.bounce_address[_OUT]
+        split(array_at(address, size_bytes, _U8), array_at(split_address, size_bytes, _U8))
+        n = call(store.compress, (store.compressor, content, _ROOM_BYTES, split_address, size_bytes, LEVEL))
+        if n <= 0 or n >= size_bytes:  # an error is a number near 2**64
+            form = _AS_IT_IS
+            call(store.memcpy, (content, address, size_bytes))
+            n = size_bytes
+    array_at(piece, 1, _I32)[0] = form << _LENGTH_BITS | n
+    return n + _HEAD_BYTES
+
+
+@compiled
+def _leave_out_zeros(address: int, size_bytes: int, content: int) -> int:
+    """Write a piece without zeros and its last bytes that are no number; returns the bytes."""
+    if address % NUMBER_BYTES:
+        return size_bytes
+    n = size_bytes // NUMBER_BYTES
+    end = NUMBER_BYTES * pack(array_at(address, n, _U32), array_at(content, 2 * n + 1, _U32))
+    for i in range(NUMBER_BYTES * n, size_bytes):
+        array_at(content + end, 1, _U8)[0] = array_at(address + i, 1, _U8)[0]
+        end += 1
+    return end
+
+
+@compiled
+def _write(store: StoreRecord, block: int, at: int, address: int, size_bytes: int) -> int:
+    offset = block * shared_of(store).block_bytes + at
+    if has_pages(words_of(store)[block]):
+        call(store.memcpy, (store.map_address + offset, address, size_bytes))
+        return 0
+    return write_at(store, address, size_bytes, offset)
+
+
+@compiled
+def _link(store: StoreRecord, block: int, following: int) -> None:
+    """Let a chain go on behind a block that is full: it has pages now."""
+    words_of(store)[block] = word_of(following, 1)
+
+
+# -- in -------------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def compress_in(store: StoreRecord, first: int, address: int, size_bytes: int) -> int:
+    """Copy what a chain holds to memory; returns 0 or an errno, ``EINVAL``: there is no such chain, or not so long."""
+    piece = store.bounce_address[_IN] + PIECE_BYTES
+    block = first
+    at = 0
+    done = 0
+    while done < size_bytes:
+        block, at = _read(store, block, at, piece, _HEAD_BYTES)
+        head: int = np.int64(array_at(piece, 1, _I32)[0])  # type: ignore[assignment]
+        n = head & _LENGTH_MASK
+        length = min(PIECE_BYTES, size_bytes - done)
+        if block == END or n > length:
+            return _EINVAL
+        block, at = _read(store, block, at, piece, n)
+        if block == END:
+            return _EINVAL
+        if not _expand(store, head >> _LENGTH_BITS, n, address + done, length):
+            return _EIO
+        done += length
+    return 0
+
+
+@compiled
+def _read(store: StoreRecord, block: int, at: int, address: int, size_bytes: int) -> tuple[int, int]:
+    """Copy bytes out of a chain; returns where it goes on, the block ``END`` if it does not."""
+    block_bytes = shared_of(store).block_bytes
+    done = 0
+    while done < size_bytes:
+        if at == block_bytes and is_taken(store, block):
+            block = next_of(words_of(store)[block])
+            at = 0
+        if not is_taken(store, block):
+            return END, 0
+        n = min(size_bytes - done, block_bytes - at)
+        call(store.memcpy, (address + done, store.map_address + block * block_bytes + at, n))
+        done += n
+        at += n
+    return block, at
+
+
+@compiled
+def _expand(store: StoreRecord, form: int, n: int, address: int, size_bytes: int) -> bool:
+    """Turn a piece in the second half of the bounce buffer into what it was; false if it cannot be."""
+    split_address = store.bounce_address[_IN]
+    piece = split_address + PIECE_BYTES
+    if form == _ZEROS:
+        target = split_address if address % NUMBER_BYTES else address
+        whole = _put_in_zeros(piece, n, target, size_bytes)
+        if target != address:
+            call(store.memcpy, (address, target, size_bytes))
+        return whole
+    if form == _AS_IT_IS:
+        call(store.memcpy, (address, piece, size_bytes))
+        return n == size_bytes
+    if call(store.expand, (store.expander, split_address, size_bytes, piece, n)) != size_bytes:
+        return False
+    join(array_at(split_address, size_bytes, _U8), array_at(address, size_bytes, _U8))
+    return True
+
+
+@compiled
+def _put_in_zeros(piece: int, n: int, address: int, size_bytes: int) -> bool:
+    numbers = size_bytes // NUMBER_BYTES
+    end = NUMBER_BYTES * unpack(array_at(piece, 2 * numbers + 1, _U32), array_at(address, numbers, _U32))
+    for i in range(NUMBER_BYTES * numbers, size_bytes):
+        array_at(address + i, 1, _U8)[0] = array_at(piece + end, 1, _U8)[0]
+        end += 1
+    return end == n

@@ -1,0 +1,182 @@
+"""What a paged job and its pager share.
+
+One memfd, the job's *shared page table*, holds a ``PAGE_TABLE`` and arrays; another one, its *memory*, the pages of its
+window. A block of the window is a piece of both, at ``block << block_shift``::
+
+    states   i4 * n_blocks    written by the pager        live    i4 * n_blocks    written by the heap
+    tickets  i4 * n_blocks    written by the pager        births  i4 * n_blocks    written by the heap
+    kept     i4 * n_blocks    written by the pager        ring    i8 * RING        written by the heap
+    regions  i4 * n_regions   filled by the heap, emptied by the pager in one step
+
+There is one pager at a time: the broker's, after its death the job's own. What it writes is enough for the next one to
+go on, whatever instruction the last one died at.
+
+A pager keeps a record for itself (``PagerRecord``): addresses differ from process to process.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+from zico.records import I4, I8, Numbers, Record, dtype_of
+
+# -- shared page table ------------------------------------------------------------------------------------------------
+
+
+MAGIC = 0x5A49434F_50414745  # "ZICOPAGE"
+VERSION = 3
+
+RING = 1 << 14
+"""Events that a pager may be behind; further back they are lost, and only prefetching suffers."""
+
+LEAST = 4
+"""Regions with which a job goes on where no more are to be had: an operation's operands, and one for another thread."""
+
+NO_TICKET = -1
+
+
+class State(enum.IntEnum):
+    """Where a block's contents are, and what is being done with it."""
+
+    ABSENT = 0
+    """Nowhere: nothing was written to it, or what was there nobody needs. Reads as zeros."""
+    FILLING = 1
+    """Zeros are being put in where pages are missing."""
+    WRITTEN = 2
+    """In its pages alone, which the job may write to."""
+    CLEAN = 3
+    """In its pages, which are write-protected, and under its ticket in the tier."""
+    LEAVING = 4
+    """In its pages, which are write-protected and being copied; the ticket means nothing yet."""
+    PUNCHING = 5
+    """Under its ticket; the pages are being given back."""
+    OUT = 6
+    """Under its ticket alone."""
+    COMING = 7
+    """Under its ticket, and in those of its pages that are there."""
+    DROPPING = 8
+    """Nobody needs it; the pages are being given back."""
+
+
+class PageTable(Record):
+    """What both sides know of the job's pages."""
+
+    magic: I8
+    version: I8
+    n_blocks: I8
+    block_shift: I8
+    n_regions: I8
+    region_shift: I8
+    window: I8  # where it begins in the job
+    flags: I8  # parts of zico.offload.paging_layout that are on
+    reach: I8  # zico.driver.userfault.Reach
+    pid: I8  # of the job
+    # Written by the heap.
+    events: I8  # ever put in the ring
+    acquired: I8  # regions, ever
+    live_slots: I8  # slots in which something lives
+    most_live: I8  # of them at once, since the pager has seen the iteration begin
+    tier_blocks: I8  # that the tier has room for
+    asked: I8  # regions that others were promised, ever
+    asking: I8  # 1: the last of these are on their way
+    holds: I4  # number of the fork that wants the pager to stand still, 0: none does
+    stands: I4  # written by the pager: number of the last fork that it has stood still for
+    # Written by the pager.
+    pager_pid: I8
+    takeovers: I8
+    returned: I8  # regions, ever
+    yielded: I8  # of those that others were promised, ever
+    resident: I8  # blocks that have pages, or are about to
+    peak_resident: I8
+    out_now: I8  # blocks whose contents are in the tier alone
+    error: I8  # errno of the first failure that data was lost by, or 0
+    refused: I8  # times the tier took nothing
+    # Counted, ever.
+    faults: I8  # on what was missing
+    written_faults: I8  # on what was protected
+    last_faults: I8  # in the last iteration
+    begun_faults: I8  # when the present iteration began
+    iteration: I8  # which that is
+    late: I8  # faults on what was about to be prefetched
+    prefetched: I8
+    evicted: I8  # copied out
+    dropped: I8  # given up without a copy: unchanged, or nothing lives there
+    out_bytes: I8
+    in_bytes: I8
+    zeroed_bytes: I8
+    waited_ns: I8  # between a fault's arrival here and its end
+    lost_events: I8
+    padding: Annotated[Numbers, "i8", (7,)]
+
+
+PAGE_TABLE = dtype_of(PageTable)
+
+
+def offsets(n_blocks: int, n_regions: int) -> tuple[dict[str, int], int]:
+    """Return where each array begins in the page table, by the name of its address, and its size in bytes."""
+    found = {}
+    at = _rounded(PAGE_TABLE.itemsize)
+    for name in ("states", "tickets", "kept", "live", "births"):
+        found[f"{name}_address"] = at
+        at = _rounded(at + 4 * n_blocks)
+    found["regions_address"] = at
+    at = _rounded(at + 4 * n_regions)
+    found["ring_address"] = at
+    return found, _rounded(at + 8 * RING)
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // 4096) * 4096
+
+
+# -- the pager's own records ------------------------------------------------------------------------------------------
+
+
+RECENT = 8
+"""Blocks last brought in for faults that stay: more than one instruction touches, for each of two threads. Were one of
+them the victim of the next fault, the instruction would fault for ever."""
+
+
+class PagerRecord(Record):
+    """One process's way to one paged job."""
+
+    page_table_address: I8
+    states_address: I8
+    tickets_address: I8
+    kept_address: I8
+    live_address: I8
+    births_address: I8
+    regions_address: I8
+    ring_address: I8
+    memory_fd: I8
+    memory_address: I8  # of this process's own mapping, by which nothing is ever touched that is missing
+    user_address: I8  # USERFAULT record
+    stack_address: I8  # STACK record of the tiers
+    paging_address: I8  # PAGING record
+    member_address: I8  # MEMBER record whose job is the paged one
+    bounce_address: I8  # a block's worth of memory
+    fallocate: I8
+    wake_fd: I8  # eventfd that ends the pager's sleep
+    drain_address: I8  # where what was written to it is read
+    read: I8
+    events: I8  # taken from the ring
+    n_writable: I8  # blocks ever that could come writable
+    came_bytes: I8  # that had come from the tiers when the iteration began
+    went_bytes: I8  # ... and had gone to them
+    comes_bytes: I8  # that came during the last iteration: what had to leave for one
+    needed: I8  # regions that the last iteration has needed at most, for what lived at once
+    n_recent: I8  # blocks ever brought in for a fault
+    recent: Annotated[Numbers, "i4", (RECENT,)]  # the last ones, which do not leave
+    starving_since_ns: I8  # a fault waits for room, 0: none does
+    starving_limit_ns: I8
+    stops: I8  # set from Python: the loop is to end
+    runs: I8  # the thread is in compiled code, and needs nothing that a thread that faults may hold
+    gave_up: I8  # blocks ever that nobody can have back
+    message_address: I8  # what is said when data is lost
+    message_bytes: I8
+    write: I8
+    kill: I8
+
+
+PAGER = dtype_of(PagerRecord)

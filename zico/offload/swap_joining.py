@@ -1,0 +1,223 @@
+"""A swapper for a job: its tier, its heap as a gauge, and relief for its threads that wait.
+
+The gauge reads from the heap what the job holds and what its last iteration did to memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zico.compiled import FUTEX_WAKE, SYS_FUTEX, WAKE_ALL
+from zico.heap.history import SIZE_BITS
+from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
+from zico.heap.reclaim import NOBODY_TO_ASK, NOT_ASKED
+from zico.offload.destinations import parse_tiers
+from zico.offload.mover import Mover
+from zico.offload.state_return import allow
+from zico.offload.swap_learning import Ended, Learner, ways
+from zico.offload.swapper import Swapper
+from zico.offload.tiers import TierStack
+from zico.pool.layout import HEADER, MOST_WAYS, SaveMode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from zico.heap.build import Heap
+    from zico.offload.mover import Figures
+    from zico.offload.swap_learning import Way
+    from zico.offload.swap_schedule import Int64s, Observed
+    from zico.offload.tier_layout import Rates
+    from zico.records import Layout
+
+
+# -- what the heap knows ----------------------------------------------------------------------------------------------
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_SIZE_MASK = (1 << SIZE_BITS) - 1
+
+
+class HeapGauge:
+    """The heap of this process, and its job."""
+
+    def __init__(self, heap: Heap) -> None:
+        """Read from a heap that is in a pool."""
+        self._heap = heap.record[0]
+        self._job = heap.pool.jobs[int(heap.pool.member[0]["job"])]
+        self._header = heap.pool.header
+        self._region_bytes = heap.pool.region_bytes
+        self._word_address = int(heap.pool.member[0]["header_address"]) + HEADER.fields["sequence"][1]
+        self._logs = _view(int(self._heap["logs_address"]), LOG, LOGS)
+        self._lifetimes = [_view(int(log["lifetimes_address"]), LIFETIME, MAX_LIFETIMES) for log in self._logs]
+
+    def cap_bytes(self) -> int:
+        """Return what the job may hold: the budget, or its own limit where that is lower."""
+        budget, limit = int(self._header["budget_regions"]), int(self._job["limit"])
+        return (min(budget, limit) if limit else budget) * self._region_bytes
+
+    def live_bytes(self) -> int:
+        """Return what its tensors take in the pool, but for what rests between steps, or can."""
+        return max(0, int(self._job["live_bytes"]) - self.restable_bytes())
+
+    def restable_bytes(self) -> int:
+        """Return what can be out of the pool wherever tensors are idle: the state of optimizers, in whole regions."""
+        return min(int(self._heap["rest"]["restable"]), int(self._heap["rest"]["limit"])) * self._region_bytes
+
+    def be_patient(self, thread: int) -> None:
+        """Note which thread allocates for later, 0: none does."""
+        self._heap["swap"]["patient_thread"] = thread
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Tell whether so much can be had at once, by what it may hold and by what lies free in its regions."""
+        job = self._job
+        free_bytes = self.cap_bytes() - int(job["held"]) * self._region_bytes
+        if size_bytes + self._region_bytes <= free_bytes:
+            return True
+        return int(job["waiting_threads"]) == 0 and self.live_bytes() + 2 * size_bytes <= self.cap_bytes()
+
+    def tick(self) -> int:
+        """Return how many allocations and frees there have been."""
+        return int(self._heap["events"])
+
+    def iteration(self) -> int:
+        """Return how many iterations have ended."""
+        return int(self._job["iteration"])
+
+    def waited_ns(self) -> int:
+        """Return for how long it has waited for memory."""
+        return int(self._job["need_waited_ns"])
+
+    def needed_bytes(self) -> int:
+        """Return what a thread of it waits for."""
+        return int(self._job["need"]) * self._region_bytes
+
+    def publish(self, figures: Figures) -> None:
+        """Write down what has been moved where reports and waiting threads find it, and let those ask again."""
+        heap, job = self._heap, self._job
+        heap["swap"]["sequence"] = NOT_ASKED
+        heap["swap"]["leaving_bytes"] = figures.leaving_bytes
+        job["out_bytes"] = figures.out_bytes + int(heap["rest"]["rested"]) * self._region_bytes
+        job["in_bytes"] = figures.in_bytes + int(heap["rest"]["woken"]) * self._region_bytes
+        job["out_now_bytes"] = figures.away_bytes + int(heap["rest"]["resting"]) * self._region_bytes
+        job["copy_waited_ns"] = figures.waited_ns + int(heap["rest"]["late_ns"])
+        job["copy_hidden_ns"] = figures.hidden_ns
+        job["late"] = figures.late + int(heap["rest"]["late"])
+        self.wake()
+
+    def wake(self) -> None:
+        """Let a thread of the job that waits for memory look again: what has left need not have emptied a region."""
+        if int(self._job["waiting_threads"]):
+            _libc.syscall(SYS_FUTEX, ctypes.c_void_p(self._word_address), FUTEX_WAKE, WAKE_ALL, None, None, 0)
+
+    def choose_swapping(self) -> None:
+        """Let the job's record say that it swaps, where that was left open."""
+        self._job["save"] = SaveMode.SWAP
+
+    def leaves_it_to_the_broker(self) -> bool:
+        """Tell whether the broker chooses what the job may hold."""
+        return bool(self._job["auto"])
+
+    def tell(self, peak_bytes: int, found: Sequence[Way]) -> None:
+        """Tell the broker what the job would hold without a limit, and how long an iteration takes with less."""
+        job = self._job
+        job["less_limit"] = job["less_ns"] = 0
+        for i, way in enumerate(found[:MOST_WAYS]):
+            job["less_ns"][i] = way.duration_ns
+            job["less_limit"][i] = way.limit_bytes // self._region_bytes
+        job["wanted"] = -(-peak_bytes // self._region_bytes)
+
+    def ended(self) -> Ended | None:
+        """Return what the iteration that ended last did to memory; ``None`` if its log is not whole.
+
+        Nothing is locked: what other threads allocate or free meanwhile makes it that much wrong.
+        """
+        now = int(self._heap["log"])
+        log = self._logs[now - 1]
+        begin, end = int(log["begin"]), int(log["end"])
+        if not 0 < int(log["n"]) < MAX_LIFETIMES or end <= begin:
+            return None
+        change = np.zeros(end - begin + 1, np.int64)
+        since = 0
+        for index in (now, now - 1, now - 2):
+            lifetimes = self._lifetimes[index][: int(self._logs[index]["n"])].copy()
+            size_bytes = lifetimes["key"] & _SIZE_MASK
+            for ticks, sign in ((lifetimes["lower"], 1), (lifetimes["upper"], -1)):
+                inside = (ticks > begin) & (ticks <= end)
+                np.add.at(change, ticks[inside] - begin, sign * size_bytes[inside])
+                since += sign * int(size_bytes[ticks > end].sum())
+        done: Int64s = np.cumsum(change)
+        return Ended(begin, self.live_bytes() - since - done[-1] + done, int(self._job["last_boundary_ns"]))
+
+
+def _view(address: int, dtype: np.dtype[Any] | Layout[Any], count: int) -> Any:  # noqa: ANN401 - records by field name
+    """View records of the heap, which never go."""
+    buffer: Any = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
+    return np.frombuffer(buffer, dtype)
+
+
+# -- joining ----------------------------------------------------------------------------------------------------------
+
+
+TIER_VARIABLE = "ZICO_TIER"
+DEFAULT_TIER = "memory"
+BLOCK_BYTES = 256 << 10
+"""Of a job's own tiers: what is smaller than a few of these never leaves."""
+
+
+def start(heap: Heap, environ: Mapping[str, str]) -> Swapper:
+    """Let idle tensors of this process leave for a tier and come back; an adapter tells of them.
+
+    Starts threads, makes the tier that the environment asks for and measures it.
+
+    Raises:
+        ConfigError: There is no such tier, or it cannot be made.
+        DriverError: The kernel has no memory for it.
+    """
+    record = heap.record[0]
+    directory = environ.get("ZICO_SPILL_DIR")
+    wishes = parse_tiers(environ.get(TIER_VARIABLE) or DEFAULT_TIER, directory)
+    tier = TierStack.create(wishes, block_bytes=BLOCK_BYTES, directory=directory, label="zico-swap")
+
+    gauge = HeapGauge(heap)
+    gauge.choose_swapping()
+    mover = Mover(tier, gauge.publish, int(record["wait"]["limit_ns"]) / 1e9, gauge.has_room, gauge.be_patient)
+
+    def rates() -> Rates:
+        return tier.rates()[0]
+
+    def tell(seen: Observed, margin: float) -> None:
+        if gauge.leaves_it_to_the_broker():
+            peak_bytes = int(seen.load_bytes.max()) + gauge.restable_bytes()
+            gauge.tell(peak_bytes, ways(seen, rates(), margin))
+
+    swapper = Swapper(mover, gauge, Learner(gauge.ended, gauge.cap_bytes, rates, tell))
+    asked_fd = os.eventfd(0, os.EFD_CLOEXEC)
+    threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()
+    record["swap"]["sequence"] = NOT_ASKED
+    record["swap"]["fd"] = asked_fd
+    allow(heap, wishes)
+    os.register_at_fork(before=swapper.hold, after_in_parent=swapper.go_on, after_in_child=swapper.leave_to_parent)
+    return swapper
+
+
+def _relieve(heap: Heap, gauge: HeapGauge, swapper: Swapper, asked_fd: int) -> None:
+    """Answer allocations that wait, for as long as the process lives; if this fails nobody asks any more."""
+    record = heap.record[0]
+    poll = select.poll()
+    poll.register(asked_fd, select.POLLIN)
+    with contextlib.ExitStack() as undo:
+        undo.callback(record["swap"].__setitem__, "fd", NOBODY_TO_ASK)
+        while True:
+            poll.poll()  # no deadline: who asks goes on without an answer when its own deadline has passed
+            os.eventfd_read(asked_fd)
+            asked = int(record["swap"]["asked"])
+            swapper.relieve(gauge.needed_bytes())
+            record["swap"]["answered"] = asked
+            gauge.wake()

@@ -1,0 +1,300 @@
+"""From what iterations do to a plan: watch, plan when two in a row were alike, correct by what came late.
+
+A job tells a broker that chooses for it how long an iteration would take with how much less. The plan that would be
+made for a limit is played through on the observed iteration::
+
+    tick        1   2   3   4   5   6        what is alive must fit, less what has left: else wait for copies out
+    out         [a][b ]                      one after the other, from when each became idle
+    in                      [b ][a]          at the plan's events, from when it has left; a use waits for its end
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zico.offload import swap_schedule
+from zico.offload.swap_schedule import EARLIER, NS, SAVED, Observed, Plan, plan
+from zico.scheduler.state import LESS_SHARES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from zico.offload.swap_schedule import Int64s, Plan
+    from zico.offload.tier_layout import Rates
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+MARGIN_SHARE = 0.04
+"""Of what the job may hold, that a plan leaves for what lies between tensors in their regions."""
+_TENSE_SHARE = 0.01
+"""Of an iteration's time: who waits longer for memory in a planned one gets a plan with a greater margin."""
+_MARGIN_STEP = 0.02
+MOST_MARGIN = 0.2
+_FASTER_SHARE = 0.9
+"""An iteration that takes less than this share of the time of the one that was planned for is a better model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """The memory of the iteration that ended last."""
+
+    first_tick: int
+    load_bytes: Int64s
+    """What was alive at this tick and the ones behind it, to the end."""
+    end_ns: int
+
+
+class Learner:
+    """Watches iterations; has the plan for the next one."""
+
+    def __init__(
+        self,
+        ended: Callable[[], Ended | None],
+        cap_bytes: Callable[[], int],
+        rates: Callable[[], Rates],
+        tell: Callable[[Observed, float], None] = lambda _seen, _margin: None,
+    ) -> None:
+        """Begin with nothing known.
+
+        Args:
+            ended: Says what the iteration that ended last did to memory, ``None`` where that is not known.
+            cap_bytes: What the job may hold now.
+            rates: Of the tier, now.
+            tell: Told, in a thread, of an iteration that plans are made for, with the margin of the plan.
+        """
+        self._tell = tell
+        self._ended = ended
+        self._cap_bytes = cap_bytes
+        self._rates = rates
+        self._margin = MARGIN_SHARE
+        self._plan: Plan | None = None
+        self._cap_planned = 0
+        self._told: Observed | None = None
+        self._before: tuple[object, ...] = ()
+        self._earlier_ns: dict[int, float] = {}
+        self.planning: threading.Thread | None = None
+        """What makes a plan at the moment, or has made the last one."""
+        self.plans = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._codes: list[int] = []
+        self._ticks: list[int] = []
+        self._times: list[int] = []
+        self._sizes: list[int] = []
+        self._moved: list[tuple[int, int]] = []
+        self._late: list[int] = []
+
+    # -- watching -------------------------------------------------------------------------------------------------
+
+    def note_size(self, size_bytes: int) -> None:
+        """Note the size of the iteration's next tensor that becomes idle."""
+        self._sizes.append(size_bytes)
+
+    def note_event(self, code: int, tick: int, now_ns: int) -> None:
+        """Note an event."""
+        self._codes.append(code)
+        self._ticks.append(tick)
+        self._times.append(now_ns)
+
+    def note_moved(self, tick: int, size_bytes: int) -> None:
+        """Note what has left, or, below zero, come back."""
+        self._moved.append((tick, size_bytes))
+
+    def note_late(self, number: int) -> None:
+        """Note a tensor that was not back when it was needed."""
+        self._late.append(number)
+
+    # -- planning -------------------------------------------------------------------------------------------------
+
+    def skip(self) -> Plan | None:
+        """Begin anew: what was noted is no iteration; returns the plan for the next one."""
+        self._before = ()
+        self._start()
+        return self._plan
+
+    def turn(self, waited_ns: int) -> Plan | None:
+        """End an iteration; returns the plan for the next one, ``None`` as long as there is none.
+
+        Args:
+            waited_ns: For how long the job waited for memory in it.
+        """
+        signature = (tuple(self._codes), tuple(self._sizes))
+        if self._cap_bytes() != self._cap_planned:
+            self._plan = None  # it moves too much or too little
+        is_known = bool(self._codes) and signature == self._before
+        self._before = signature
+        if is_known and (self.planning is None or not self.planning.is_alive()):
+            self._reconsider(waited_ns)
+        self._start()
+        return self._plan
+
+    def _reconsider(self, waited_ns: int) -> None:
+        """Plan anew if what has happened is not what was planned for, or can be better."""
+        plan = self._plan
+        if plan is None or plan.observed.sequence != tuple(self._codes):
+            self._earlier_ns = {}
+            self._observe()
+            return
+        took_ns = self._times[-1] - self._times[0]
+        planned_ns = int(plan.observed.t_ns[plan.observed.event_tick[-1]])
+        is_tense = bool(plan.leaves) and waited_ns > _TENSE_SHARE * took_ns and self._margin < MOST_MARGIN
+        if is_tense:
+            self._margin += _MARGIN_STEP
+        rates = self._rates()
+        for number in self._late:
+            step_ns = EARLIER * rates.in_s(plan.observed.size_bytes[number]) * NS
+            self._earlier_ns[number] = self._earlier_ns.get(number, 0.0) + step_ns
+        if took_ns < _FASTER_SHARE * planned_ns:
+            self._observe()
+        elif self._late or is_tense:
+            self._make(plan.observed)
+
+    def _observe(self) -> None:
+        """Plan by the iteration that has ended."""
+        ended = self._ended()
+        if ended is None:
+            return
+        n = len(ended.load_bytes)
+        away = np.zeros(n, np.int64)
+        for tick, size_bytes in self._moved:
+            if tick - ended.first_tick < n:
+                away[max(tick - ended.first_tick, 0) :] += size_bytes
+        ticks = np.clip(np.array(self._ticks) - ended.first_tick, 0, n - 1)
+        times = np.maximum.accumulate(np.array([*self._times, ended.end_ns]))
+        t_ns = np.interp(np.arange(n), [*ticks, n], times - times[0]).astype(np.int64)
+        load = ended.load_bytes + np.maximum(away, 0)
+        self._make(Observed(tuple(self._codes), tuple(self._sizes), tuple(ticks.tolist()), load, t_ns))
+
+    def _make(self, seen: Observed) -> None:
+        """Make a plan in a thread; the iteration after it is ready follows it."""
+        cap_bytes = self._cap_bytes()
+        limit_bytes = int(cap_bytes * (1 - self._margin))
+        earlier_ns = dict(self._earlier_ns)
+
+        def work() -> None:
+            self._plan = swap_schedule.plan(seen, limit_bytes, self._rates(), earlier_ns)
+            self._cap_planned = cap_bytes
+            self.plans += 1
+            if seen is not self._told:
+                self._told = seen
+                self._tell(seen, self._margin)
+
+        self.planning = threading.Thread(target=work, name="zico-swap-plan", daemon=True)
+        self.planning.start()
+
+
+# -- operating points -------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """An iteration with less."""
+
+    limit_bytes: int
+    duration_ns: int
+
+
+def ways(seen: Observed, rates: Rates, margin: float, shares: Sequence[float] = LESS_SHARES) -> list[Way]:
+    """Return how long the iteration would take with shares of its peak, as far as it can do with them.
+
+    Args:
+        seen: The iteration.
+        rates: Of the tier.
+        margin: Of a limit, that plans leave for what lies between tensors in their regions.
+        shares: Of the peak, the largest first.
+    """
+    peak_bytes = int(seen.load_bytes.max(initial=0))
+    found: list[Way] = []
+    for share in shares:
+        limit_bytes = int(share * peak_bytes)
+        planned = plan(seen, int(limit_bytes * (1 - margin)), rates)
+        duration_ns = played(planned, limit_bytes, rates)
+        if duration_ns is None:
+            break
+        found.append(Way(limit_bytes, duration_ns))
+    return found
+
+
+def played(planned: Plan, limit_bytes: int, rates: Rates) -> int | None:
+    """Return how long an iteration takes by a plan within a limit; ``None`` if it does not fit."""
+    play = _Play(planned, rates)
+    seen = planned.observed
+    event = 0
+    for tick, load in enumerate(seen.load_bytes.tolist()):
+        play.now_ns = int(seen.t_ns[tick]) + play.late_ns
+        if not play.fit(load, limit_bytes):  # what was allocated at the tick is idle after it at the earliest
+            return None
+        while event < len(seen.sequence) and seen.event_tick[event] <= tick:
+            play.pass_event(event)
+            event += 1
+        if not play.fit(load, limit_bytes):
+            return None
+    return int(seen.t_ns[-1]) + play.late_ns
+
+
+class _Play:
+    """The clock, the two channels, and what is away."""
+
+    def __init__(self, planned: Plan, rates: Rates) -> None:
+        self.now_ns = 0
+        self.late_ns = 0
+        self._plan, self._rates = planned, rates
+        self._out_ns = self._in_ns = 0
+        self._left_ns: dict[int, int] = {}
+        self._leaving: list[int] = []  # in the order in which they end
+        self._back_ns: dict[int, int] = {}
+        self._away_bytes = 0
+
+    def pass_event(self, event: int) -> None:
+        """Let what is saved leave, have what is used here, and ask for what the plan wants back."""
+        seen = self._plan.observed
+        number, kind = divmod(seen.sequence[event], 2)
+        if kind == SAVED and number in self._plan.leaves:
+            self._out_ns = max(self._out_ns, self.now_ns) + round(self._rates.out_s(seen.size_bytes[number]) * NS)
+            self._left_ns[number] = self._out_ns
+            self._leaving.append(number)
+        elif kind != SAVED and number in self._left_ns:
+            if number not in self._back_ns:
+                self._fetch(number)
+            self._wait_until(self._back_ns[number])
+            del self._left_ns[number]
+        for other in self._plan.returns.get(event, ()):
+            if other in self._left_ns and other not in self._back_ns:
+                self._fetch(other)
+
+    def fit(self, load_bytes: int, limit_bytes: int) -> bool:
+        """Wait until what is alive and here fits; false if it never does."""
+        self._note_left()
+        while load_bytes - self._away_bytes > limit_bytes:
+            if not self._leaving:
+                return False
+            self._wait_until(self._left_ns[self._leaving[0]])
+            self._note_left()
+        return True
+
+    def _fetch(self, number: int) -> None:
+        """Bring something back; what has not left yet is simply kept."""
+        size_bytes = self._plan.observed.size_bytes[number]
+        if number in self._leaving:
+            self._leaving.remove(number)
+            self._back_ns[number] = self.now_ns
+            return
+        self._away_bytes -= size_bytes
+        self._in_ns = max(self._in_ns, self.now_ns) + round(self._rates.in_s(size_bytes) * NS)
+        self._back_ns[number] = self._in_ns
+
+    def _note_left(self) -> None:
+        while self._leaving and self._left_ns[self._leaving[0]] <= self.now_ns:
+            self._away_bytes += self._plan.observed.size_bytes[self._leaving.pop(0)]
+
+    def _wait_until(self, t_ns: int) -> None:
+        waited_ns = max(0, t_ns - self.now_ns)
+        self.late_ns += waited_ns
+        self.now_ns += waited_ns

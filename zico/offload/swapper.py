@@ -1,0 +1,345 @@
+"""Decides what leaves and comes back while an iteration runs: by a plan, or by what is known without one.
+
+Theory of operation
+    An adapter tells of every tensor that becomes idle (``saved``) and of every use (``used``). While the events of an
+    iteration are those of the plan, the plan's tensors leave as soon as nobody can reach them, and are fetched at the
+    plan's events. Without a plan, and from the first event that is not the plan's: what became idle first leaves as
+    soon as memory is nearly full, and after a use comes what became idle before that, as long as there is room, for
+    backward passes use last what was saved first.
+
+    In either case a thread of the job that waits for memory gets relief (``relieve``): whatever is idle and needed
+    last leaves.
+
+Guarantees
+    8. A plan that is wrong costs time, never correctness.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from zico.errors import SwapError, ZicoError
+from zico.offload.mover import Place
+from zico.offload.swap_schedule import SAVED, USED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from zico.offload.mover import Figures, Idle, Mover
+    from zico.offload.swap_learning import Learner
+    from zico.offload.swap_schedule import Plan
+
+Taken = TypeVar("Taken")
+
+LEAST_BYTES = 1 << 20
+"""Smaller tensors stay. Source: AutoSwap (Zhang et al., "Efficient memory management for GPU-based deep learning
+systems", 2019), section IV: candidates of at least 1 MB."""
+FULL_SHARE = 0.85
+"""Without a plan: of what the job may hold, above which idle tensors leave before anybody waits."""
+ROOM_SHARE = 0.9
+"""Without a plan: of what the job may hold, up to which tensors come back before they are needed."""
+AHEAD = 2
+"""Without a plan: tensors that come back ahead of their use at a time."""
+LANDING_S = 1.0
+"""Longer than any copy takes from a tier that is of use."""
+FORK_S = 60.0
+"""Longest that a fork waits for copies on their way, and a parent for its child's."""
+_LOOK_BACK = 16
+MOST_EVENTS = 1 << 17
+"""Of an iteration; beyond that something else is going on."""
+
+
+class Gauge(Protocol):
+    """What the job holds, as it is now."""
+
+    def cap_bytes(self) -> int:
+        """Return what it may hold."""
+
+    def live_bytes(self) -> int:
+        """Return what its tensors take."""
+
+    def tick(self) -> int:
+        """Return how many allocations and frees there have been."""
+
+    def iteration(self) -> int:
+        """Return how many iterations have ended."""
+
+    def waited_ns(self) -> int:
+        """Return for how long it has waited for memory."""
+
+
+class Swapper:
+    """Watches the idle tensors of a job and moves them."""
+
+    def __init__(self, mover: Mover, gauge: Gauge, learner: Learner) -> None:
+        """Start without a plan."""
+        self._mover = mover
+        self._gauge = gauge
+        self._learner = learner
+        self._lock = threading.RLock()
+        self._held: list[Any] = []
+        """Locks that a thread that forks has taken."""
+        self._pipe: tuple[int, int] | None = None
+        self._idle: dict[int, weakref.ref[Idle]] = {}
+        """By number; of earlier iterations only what is still alive, below zero."""
+        self._wishes: list[weakref.ref[Idle]] = []
+        self._due: list[int] = []
+        self._plan: Plan | None = None
+        self._event = 0
+        self._numbers = 0
+        self._iteration = gauge.iteration()
+        self._waited_before_ns = gauge.waited_ns()
+        self.most_events = MOST_EVENTS
+        self.follows_plans = True
+        """Switch it off to compare with what happens without plans."""
+        self.planned_iterations = 0
+        """Iterations in which everything happened as planned, and something was to leave."""
+        self.passive_iterations = 0
+        """All others."""
+        self.on_event: Callable[[], None] = lambda: None
+        """Told of every event."""
+        mover.on_moved = self._note_moved
+
+    @property
+    def tier(self) -> Any:  # noqa: ANN401 - a ``mover.Tier``, which may tell more
+        """Return where tensors go."""
+        return self._mover.tier
+
+    @property
+    def figures(self) -> Figures:
+        """Return what has been moved, and what that has cost."""
+        return self._mover.figures
+
+    @property
+    def planned_bytes(self) -> int:
+        """Return what leaves in an iteration by the plan in force."""
+        return self._plan.out_bytes if self._plan is not None else 0
+
+    # -- what the adapter tells -----------------------------------------------------------------------------------
+
+    def saved(self, idle: Idle) -> None:
+        """Note a tensor that is idle from now on, until it is used. Waits for nothing."""
+        with self._lock:
+            self._turn_if_due()
+            number = idle.ordinal = self._numbers
+            self._numbers += 1
+            self._idle[number] = weakref.ref(idle)
+            self._learner.note_size(idle.size_bytes)
+            plan = self._pass(2 * number + SAVED, idle.size_bytes)
+            if plan is None:
+                self._thin_out()
+            elif number in plan.leaves:
+                self._wishes.append(weakref.ref(idle))
+
+    def used(self, idle: Idle, take: Callable[[], Taken]) -> Taken:
+        """Have a tensor here that is needed now; waits until it is.
+
+        Args:
+            idle: The tensor.
+            take: Reaches for it, so that it is not idle any more.
+
+        Returns:
+            What ``take`` returns.
+
+        Raises:
+            SwapError: It cannot be brought back.
+        """
+        with self._lock:
+            self._turn_if_due()
+            plan = self._pass(2 * idle.ordinal + USED, 0)
+        was_late, taken = self._mover.need(idle, take)
+        if plan is None:
+            with self._lock:
+                self._fetch_before(idle.ordinal)
+        elif was_late:
+            self._learner.note_late(idle.ordinal)
+        return taken
+
+    def forget(self, idle: Idle) -> None:
+        """Let the tier's copy of a tensor go that nobody needs any more; from any thread at any moment."""
+        self._mover.forget_all_of(idle)
+
+    def _pass(self, code: int, size_bytes: int) -> Plan | None:
+        """Go by an event; returns the plan, if the iteration is still the plan's."""
+        event = self._event
+        self._event += 1
+        self.on_event()
+        self._learner.note_event(code, self._gauge.tick(), time.monotonic_ns() - self._waited_ns())
+        plan = self._plan
+        if plan is None:
+            return None
+        seen = plan.observed
+        is_other = event >= len(seen.sequence) or seen.sequence[event] != code
+        if is_other or (code & 1 == SAVED and seen.size_bytes[code >> 1] != size_bytes):
+            plan = None
+        self._plan = plan
+        if plan is None:
+            self._wishes, self._due = [], []
+            return None
+        self._wishes = [wish for wish in self._wishes if self._is_still_wished(wish)]
+        self._due.extend(plan.returns.get(event, ()))
+        self._due = [number for number in self._due if self._is_still_due(number)]
+        return plan
+
+    def _is_still_due(self, number: int) -> bool:
+        """Let what is to be back come, if there is room for it; tells whether to look again."""
+        idle = self._at(number)
+        return idle is not None and self._mover.fetch(idle)
+
+    def _is_still_wished(self, wish: weakref.ref[Idle]) -> bool:
+        """Let what is to leave go if nobody can reach it any more; tells whether to try again."""
+        idle = wish()
+        return idle is not None and not self._mover.send(idle) and idle.place is Place.HERE and not idle.stays
+
+    def _waited_ns(self) -> int:
+        return self._gauge.waited_ns() + self._mover.figures.waited_ns
+
+    def _at(self, number: int) -> Idle | None:
+        reference = self._idle.get(number)
+        return None if reference is None else reference()
+
+    # -- without a plan -------------------------------------------------------------------------------------------
+
+    def _thin_out(self) -> None:
+        """Let go what became idle first while memory is nearly full."""
+        full_bytes = int(FULL_SHARE * self._gauge.cap_bytes())
+        excess = self._gauge.live_bytes() - self._mover.figures.leaving_bytes - full_bytes
+        if excess > 0:
+            self._send(excess)
+
+    def _fetch_before(self, number: int) -> None:
+        """Bring back what became idle before, as long as there is room for it."""
+        room = int(ROOM_SHARE * self._gauge.cap_bytes()) - self._gauge.live_bytes()
+        ahead = 0
+        for earlier in range(number - 1, max(number - _LOOK_BACK, 0) - 1, -1):
+            idle = self._at(earlier)
+            if idle is None or idle.place in (Place.HERE, Place.LEAVING):
+                continue
+            room -= idle.size_bytes
+            if room < 0 or not self._mover.fetch(idle):
+                return
+            ahead += 1
+            if ahead == AHEAD:
+                return
+
+    def _send(self, wanted_bytes: int) -> int:
+        """Let idle tensors leave, those that became idle first first; returns the bytes."""
+        sent = 0
+        for idle in self._all():
+            if sent >= wanted_bytes:
+                break
+            if self._mover.send(idle):
+                sent += idle.size_bytes
+        return sent
+
+    def _all(self) -> Iterator[Idle]:
+        """Go through what is idle, what is needed last first."""
+        for number, reference in list(self._idle.items()):
+            idle = reference()
+            if idle is None:
+                self._idle.pop(number, None)
+            else:
+                yield idle
+
+    def publish(self) -> None:
+        """Write down what has been moved, by others than the mover, too."""
+        self._mover.publish()
+
+    # -- forks ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _locks(self) -> tuple[Any, ...]:
+        return self._lock, *self._mover.locks
+
+    def hold(self) -> None:
+        """Let nothing move before a fork; waits for copies that come back."""
+        self._held = [lock for lock in self._locks if lock.acquire(timeout=FORK_S)]
+        if any(idle.place in (Place.AWAY, Place.COMING) for idle in self._all()):
+            self._pipe = os.pipe()
+
+    def go_on(self) -> None:
+        """Go on after a fork; waits until the child has what was away, or is dead."""
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            reading, writing = pipe
+            os.close(writing)
+            select.select([reading], [], [], FORK_S)
+            os.close(reading)
+        self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for lock in reversed(held):
+            lock.release()
+
+    def leave_to_parent(self) -> None:
+        """Have everything here and move nothing any more: for a forked child."""
+        self.on_event = lambda: None
+        stands = len(self._held) == len(self._locks)
+        self._release()
+        try:
+            if not stands:
+                raise SwapError(f"what is being copied did not stand still within {FORK_S:g} s")
+            self._mover.leave_to_parent(self._all())
+        except ZicoError as error:
+            os.write(2, f"zico: forked process {os.getpid()} ends: {error}\n".encode())
+            os._exit(1)
+        pipe, self._pipe = self._pipe, None
+        for descriptor in pipe or ():
+            os.close(descriptor)
+
+    # -- somebody waits -------------------------------------------------------------------------------------------
+
+    def relieve(self, needed_bytes: int) -> None:
+        """Let so much leave that somebody who waits for memory can go on.
+
+        Waits only for what is being copied in, where nothing else can leave: it can when it is here.
+        """
+        while True:
+            with self._lock:
+                missing = needed_bytes - self._mover.figures.leaving_bytes
+                if missing <= 0 or self._send(missing) > 0:
+                    return
+            if not self._mover.await_landing(LANDING_S):
+                return
+
+    def settle(self, within_s: float) -> bool:
+        """Wait until nothing is leaving and what is forgotten has gone; false if that takes longer."""
+        return self._mover.settle(within_s)
+
+    # -- iterations -----------------------------------------------------------------------------------------------
+
+    def _turn_if_due(self) -> None:
+        """Begin the next iteration at its first event; one without a boundary is cut."""
+        iteration = self._gauge.iteration()
+        if iteration == self._iteration and self._event < self.most_events:
+            return
+        is_planned = self._plan is not None and self._event == len(self._plan.observed.sequence)
+        if is_planned and self._plan is not None and self._plan.leaves:
+            self.planned_iterations += 1
+        else:
+            self.passive_iterations += 1
+        waited_ns, self._waited_before_ns = self._gauge.waited_ns() - self._waited_before_ns, self._gauge.waited_ns()
+        if iteration == self._iteration + 1:
+            self._plan = self._learner.turn(waited_ns)
+            if not self.follows_plans:
+                self._plan = None
+        else:
+            self._plan = self._learner.skip()
+        living = list(self._all())
+        self._idle = {}
+        for position, idle in enumerate(living):  # of graphs that outlive their iteration
+            idle.ordinal = position - len(living)
+            self._idle[idle.ordinal] = weakref.ref(idle)
+        self._iteration = iteration
+        self._event = self._numbers = 0
+        self._wishes, self._due = [], []
+        self._mover.tidy()
+
+    def _note_moved(self, _idle: Idle, size_bytes: int) -> None:
+        self._learner.note_moved(self._gauge.tick(), size_bytes)

@@ -1,0 +1,376 @@
+"""A stack of tiers from Python: making it, handing it to another process, and what it has done.
+
+The process that makes it owns nothing that a second one could not go on with: all state is in one memfd, payloads are
+in descriptors that have no name. When the last of them is closed everything is gone.
+
+Zstandard's functions are called by address from compiled code. The package ``zstandard`` has them, too, but shows only
+Python what they do. ``libzstd.so.1`` is on every Linux that has ``dpkg``, ``rpm`` or ``systemd``; its functions are the
+same since version 1.0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import fcntl
+import functools
+import math
+import mmap
+import os
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from zico.driver.host import HostDriver
+from zico.driver.owned import close_descriptors
+from zico.errors import ConfigError
+from zico.offload import stores
+from zico.offload.compressing import PIECE_BYTES
+from zico.offload.destinations import ACCEPTED, is_direct, open_nameless, spill_directory
+from zico.offload.tier_layout import (
+    ALIGNMENT_BYTES,
+    BOUNCE_BYTES,
+    COMPRESSED,
+    FILE,
+    IN,
+    KIND_NAMES,
+    MAGIC,
+    MAX_TIERS,
+    MEMORY,
+    OUT,
+    SHARED,
+    STACK,
+    WORD_BYTES,
+    Rates,
+    TierUse,
+    rates_of,
+    use_of,
+)
+from zico.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from zico.offload.destinations import TierWish
+    from zico.records import Layout
+
+
+# -- the library that compresses --------------------------------------------------------------------------------------
+
+
+NAME = "libzstd.so.1"
+_CODEC_FUNCTIONS = ("ZSTD_compressCCtx", "ZSTD_decompressDCtx")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contexts:
+    """What one process compresses and expands with, one at a time each: two contexts and two functions' addresses."""
+
+    compressor: int
+    expander: int
+    compress: int
+    expand: int
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(NAME)
+    for name in ("ZSTD_createCCtx", "ZSTD_createDCtx"):
+        getattr(library, name).restype = ctypes.c_void_p
+        getattr(library, name).argtypes = ()
+    for name in ("ZSTD_freeCCtx", "ZSTD_freeDCtx"):
+        getattr(library, name).restype = ctypes.c_size_t
+        getattr(library, name).argtypes = (ctypes.c_void_p,)
+    return library
+
+
+def open_contexts(undo: contextlib.ExitStack) -> Contexts:
+    """Return new contexts, freed by ``undo``.
+
+    Raises:
+        ConfigError: The library is not there, or has no memory.
+    """
+    try:
+        library = _library()
+    except OSError as error:
+        raise ConfigError(f"a compressed tier needs {NAME}: install libzstd1 or libzstd, or leave it out") from error
+    compressor = library.ZSTD_createCCtx()
+    expander = library.ZSTD_createDCtx()
+    undo.callback(library.ZSTD_freeCCtx, compressor)
+    undo.callback(library.ZSTD_freeDCtx, expander)
+    if not compressor or not expander:
+        raise ConfigError("a compressed tier has no memory to begin with: leave it out")
+    addresses = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in _CODEC_FUNCTIONS]
+    return Contexts(compressor, expander, *(address or 0 for address in addresses))
+
+
+# -- measured rates ---------------------------------------------------------------------------------------------------
+
+
+LARGE_BYTES = {MEMORY: 32 * MIB, FILE: 8 * MIB, COMPRESSED: 2 * MIB}
+"""By kind: more than processors' caches keep where that matters."""
+TIMES = 2
+"""The first copy finds memory without pages and files without a history: the fastest counts, as later ones will be."""
+
+_FEATURES = PIECE_BYTES // 4
+"""Different numbers as of a layer behind a ReLU; compressed pieces know nothing of each other."""
+_FIGURES = ("out_bytes", "in_bytes", "out_ns", "in_ns", "refused", "peak", "recent_peak", "error")
+
+
+def measure(stack: Any, shared: Any) -> None:  # noqa: ANN401 - a STACK record, its SHARED records
+    """Fill in the rates of all tiers, which nothing else uses yet; figures count from 0 afterwards.
+
+    All that moves payloads is compiled or loaded when this returns.
+
+    Bandwidth is measured with ``LARGE_BYTES``, or what the tier can hold.
+
+    Raises:
+        ConfigError: A tier cannot be written to, as where its disk is full.
+    """
+    largest = max(LARGE_BYTES[int(one["kind"])] for one in shared)
+    source = np.frombuffer(mmap.mmap(-1, largest), np.float32)  # aligned, as what a pager moves is
+    features = np.maximum(np.random.default_rng(0).standard_normal(_FEATURES, np.float32), 0)
+    source.reshape(-1, _FEATURES)[:] = features
+    for tier, one in enumerate(shared):
+        large = min(LARGE_BYTES[int(one["kind"])], int(one["n_blocks"]) * int(one["block_bytes"]))
+        small_ns = _fastest(stack, tier, one, source.ctypes.data, ALIGNMENT_BYTES)
+        large_ns = _fastest(stack, tier, one, source.ctypes.data, large)
+        for way in (OUT, IN):
+            one["latency_ns"][way] = small_ns[way]
+            one["recent_bytes"][way] = large
+            one["recent_ns"][way] = max(large_ns[way] - small_ns[way], 1.0)
+    if (ticket := int(stores.put(stack, source.ctypes.data, ALIGNMENT_BYTES))) >= 0:
+        stores.drop(stack, ticket)
+    for name in _FIGURES:
+        shared[name] = 0
+    stores.trim(stack)
+
+
+def _fastest(stack: Any, tier: int, shared: Any, address: int, size_bytes: int) -> tuple[float, float]:  # noqa: ANN401
+    """Return the least that a copy out and a copy in have taken, in ns."""
+    best = [math.inf, math.inf]
+    for _ in range(TIMES):
+        before = (int(shared["out_ns"]), int(shared["in_ns"]))
+        ticket = int(stores.put_into(stack, tier, address, size_bytes))
+        if ticket < 0 or stores.get(stack, ticket, address, size_bytes) != 0:
+            reason = os.strerror(int(shared["error"]))
+            kind = KIND_NAMES[shared["kind"]]
+            raise ConfigError(f"the {kind} tier cannot be used: {reason}. Free some space, or give another")
+        stores.drop(stack, ticket)
+        best[OUT] = min(best[OUT], float(shared["out_ns"] - before[OUT]))
+        best[IN] = min(best[IN], float(shared["in_ns"] - before[IN]))
+    return best[OUT], best[IN]
+
+
+# -- the stack of tiers -----------------------------------------------------------------------------------------------
+
+
+BLOCK_BYTES = 2 * MIB
+_COMPRESSED_SHARE = 32
+_PAGE_BYTES = 1 << 16
+_MOST_BLOCKS = 1 << 28
+"""With a tier they fit 31 bits, also as a word."""
+_libc = ctypes.CDLL(None)
+_FUNCTIONS = {
+    "memcpy": "memcpy",
+    "pread": "pread",
+    "pwrite": "pwrite",
+    "fallocate": "fallocate",
+    "errno_location": "__errno_location",
+}
+
+
+class TierStack:
+    """One process's way to a stack of tiers; close it, or use it as a context manager.
+
+    Compiled code uses ``record`` with the functions of ``zico.offload.stores``, Python may use the methods, which wait
+    for the copy without holding the GIL.
+    """
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        """Take over the descriptors that ``export`` gave, also when this fails.
+
+        Raises:
+            ConfigError: They are none of a stack of tiers.
+        """
+        self.record: Any = np.zeros(1, STACK)
+        self._descriptors = tuple(descriptors)
+        with contextlib.ExitStack() as undo:
+            undo.callback(close_descriptors, self._descriptors)
+            base = self._map(undo, self._descriptors[0])
+            self.shared = _view(base, SHARED, len(self._descriptors) - 1)
+            if not 0 < len(self.shared) <= MAX_TIERS or not np.all(self.shared["magic"] == MAGIC):
+                raise ConfigError(f"{len(self._descriptors)} descriptors came that are no stack of tiers")
+            bounce = _bounce_buffers(undo)
+            for tier, shared in enumerate(self.shared):
+                self._fill(undo, tier, shared, base, bounce)
+            self.record["n_tiers"] = len(self.shared)
+            self._undo = undo.pop_all()
+
+    @classmethod
+    def create(
+        cls,
+        wishes: Sequence[TierWish],
+        *,
+        block_bytes: int = BLOCK_BYTES,
+        directory: str | None = None,
+        label: str = "tiers",
+    ) -> Self:
+        """Make the tiers and measure their rates. All or nothing.
+
+        Args:
+            wishes: What ``zico.offload.destinations.parse_tiers`` returns.
+            block_bytes: A multiple of 4096. A payload takes whole blocks; where it is compressed smaller ones.
+            directory: Where files are; ``None``: see ``zico.offload.destinations.spill_directory``.
+            label: For the kernel's lists of what a process has open.
+
+        Raises:
+            ConfigError: A tier is smaller than a block, or its file cannot be made or written.
+            DriverError: The kernel has no memory for it.
+        """
+        if block_bytes < ALIGNMENT_BYTES or block_bytes % ALIGNMENT_BYTES:
+            raise ConfigError(f"a tier's blocks have {block_bytes} bytes: give a multiple of {ALIGNMENT_BYTES}")
+        shared = _describe(wishes, block_bytes)
+        driver = HostDriver()
+        with contextlib.ExitStack() as undo:
+            descriptors = [_control(driver, shared, label)]
+            undo.callback(os.close, descriptors[0])
+            for one in shared:
+                if one["kind"] == FILE:
+                    descriptors.append(open_nameless(spill_directory(directory)))
+                else:
+                    size_bytes = int(one["n_blocks"] * one["block_bytes"])
+                    descriptors.append(driver.create_memory(size_bytes, f"{label}-memory").handle)
+                undo.callback(os.close, descriptors[-1])
+            undo.pop_all()
+            stack = cls(descriptors)
+        with contextlib.ExitStack() as undo:
+            undo.callback(stack.close)
+            measure(stack.record[0], stack.shared)
+            undo.pop_all()
+        return stack
+
+    def _map(self, undo: contextlib.ExitStack, descriptor: int) -> int:
+        driver = HostDriver()
+        memory = driver.import_memory(os.dup(descriptor))
+        with memory:
+            window = undo.enter_context(driver.reserve(memory.size_bytes))
+            driver.map(window, 0, memory, 0, memory.size_bytes)
+        return window.handle
+
+    def _fill(self, undo: contextlib.ExitStack, tier: int, shared: Any, base: int, bounce: int) -> None:  # noqa: ANN401 - a SHARED record
+        store = self.record["tiers"][0][tier]
+        descriptor = self._descriptors[1 + tier]
+        store["shared_address"] = base + tier * SHARED.itemsize
+        store["words_address"] = base + int(shared["words_offset"])
+        store["descriptor"] = descriptor
+        store["bounce_address"] = (bounce, bounce + BOUNCE_BYTES)
+        if shared["kind"] == FILE:
+            store["direct"] = is_direct(descriptor)
+        else:
+            store["map_address"] = self._map(undo, descriptor)
+        if shared["kind"] == COMPRESSED:
+            for field, value in dataclasses.asdict(open_contexts(undo)).items():
+                store[field] = value
+        for field, name in _FUNCTIONS.items():
+            store[field] = ctypes.cast(getattr(_libc, name), ctypes.c_void_p).value
+
+    def export(self) -> list[int]:
+        """Return new descriptors, for another process's ``TierStack``; the caller owns them."""
+        return [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 0) for descriptor in self._descriptors]
+
+    def put(self, address: int, size_bytes: int) -> int:
+        """Copy memory to the first tier that has room: ``zico.offload.stores.put``."""
+        return int(stores.put(self.record[0], address, size_bytes))
+
+    def get(self, ticket: int, address: int, size_bytes: int) -> int:
+        """Copy a payload to memory: ``zico.offload.stores.get``."""
+        return int(stores.get(self.record[0], ticket, address, size_bytes))
+
+    def drop(self, ticket: int) -> None:
+        """Forget a payload: ``zico.offload.stores.drop``."""
+        stores.drop(self.record[0], ticket)
+
+    def keep_only(self, tickets: Sequence[int]) -> int:
+        """Free all that no payload of these tickets needs, after a death: ``zico.offload.stores.keep_only``."""
+        return int(stores.keep_only(self.record[0], np.array(tickets, np.int64)))
+
+    def trim(self) -> int:
+        """Give physical memory back that nothing has needed since the last call: ``zico.offload.stores.trim``."""
+        return int(stores.trim(self.record[0]))
+
+    def rates(self) -> tuple[Rates, ...]:
+        """Return how fast each tier is now."""
+        return tuple(rates_of(shared) for shared in self.shared)
+
+    def usage(self) -> tuple[TierUse, ...]:
+        """Return what each tier holds and has moved."""
+        return tuple(use_of(shared) for shared in self.shared)
+
+    def close(self) -> None:
+        """Unmap and close; payloads that no other process can reach are gone."""
+        self.record["n_tiers"] = 0
+        self.shared = self.shared[:0]
+        self._undo.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Close."""
+        self.close()
+
+
+def _smaller(block_bytes: int) -> int:
+    """Return the blocks of a compressed tier: such that the last one of a payload, half used, is nothing much."""
+    return max(block_bytes // _COMPRESSED_SHARE // ALIGNMENT_BYTES, 1) * ALIGNMENT_BYTES
+
+
+def _describe(wishes: Sequence[TierWish], whole_bytes: int) -> Any:  # noqa: ANN401 - SHARED records
+    """Return what all processes are to know, with the words' places."""
+    if not 0 < len(wishes) <= MAX_TIERS:
+        raise ConfigError(f"{len(wishes)} tiers are wanted: give {ACCEPTED}")
+    shared = np.zeros(len(wishes), SHARED)
+    offset = shared.nbytes
+    for one, wish in zip(shared, wishes, strict=True):
+        kind = KIND_NAMES.index(wish.kind)
+        block_bytes = _smaller(whole_bytes) if kind == COMPRESSED else whole_bytes
+        n_blocks = min(wish.size_bytes // block_bytes, _MOST_BLOCKS)
+        if n_blocks < 1:
+            wanted, least = format_bytes(wish.size_bytes), format_bytes(block_bytes)
+            raise ConfigError(f"the {wish.kind} tier has {wanted}, which is less than one block: give at least {least}")
+        one["magic"] = MAGIC
+        one["kind"] = kind
+        one["block_bytes"] = block_bytes
+        one["n_blocks"] = n_blocks
+        one["words_offset"] = offset
+        offset += n_blocks * WORD_BYTES
+        offset += -offset % SHARED.itemsize
+    return shared
+
+
+def _control(driver: HostDriver, shared: Any, label: str) -> int:  # noqa: ANN401 - SHARED records
+    """Return the descriptor of new shared memory that begins with the records."""
+    last = shared[-1]
+    size_bytes = int(last["words_offset"] + last["n_blocks"] * WORD_BYTES)
+    size_bytes += -size_bytes % _PAGE_BYTES
+    descriptor = driver.create_memory(size_bytes, label).handle
+    os.pwrite(descriptor, shared.tobytes(), 0)
+    return descriptor
+
+
+def _bounce_buffers(undo: contextlib.ExitStack) -> int:
+    """Return the address of memory for both directions' bounces: pages that cost nothing until they are used."""
+    driver = HostDriver()
+    with driver.create_memory(2 * BOUNCE_BYTES, "bounce") as memory:
+        window = undo.enter_context(driver.reserve(memory.size_bytes))
+        driver.map(window, 0, memory, 0, memory.size_bytes)
+    return window.handle
+
+
+def _view(address: int, dtype: np.dtype[Any] | Layout[Any], count: int) -> Any:  # noqa: ANN401 - an array of records
+    buffer: Any = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
+    return np.frombuffer(buffer, dtype, count)
