@@ -76,7 +76,7 @@ class CellsMachine(RuleBasedStateMachine):
         self.job = self.stack.enter_context(job_on(self.device, n_regions))
         record = self.job.record[0]
         kind = ctypes.c_int32 * (int(record["window_bytes"]) // CHUNK_BYTES)
-        entries = kind.from_address(int(record["cells"]["chunk_of_address"]))
+        entries = kind.from_address(int(record["slab"]["chunk_of_address"]))
         self.chunk_of = np.frombuffer(entries, np.int32)
         self.freed = 0
         """The last tensor that was freed."""
@@ -187,16 +187,16 @@ class CellsMachine(RuleBasedStateMachine):
         assert {cell.chunk for cell in self.live} <= there <= chunks
         assert self.job.job["live_bytes"] == sum(cell.cell_bytes for cell in self.live)
         assert record["streams"]["n_deferred"] <= len(self.waiting)
-        assert record["cells"]["n_chunks"] - self._idle_records() == len(there), (
+        assert record["slab"]["n_chunks"] - self._idle_records() == len(there), (
             "a chunk's record is lost, or used twice"
         )
 
     def _idle_records(self) -> int:
         """Count the records of chunks that were used before and are free."""
         record = self.job.record[0]
-        kind = ctypes.c_char * (CHUNK.itemsize * int(record["cells"]["n_chunks"]))
-        chunks = np.frombuffer(kind.from_address(int(record["cells"]["chunks_address"])), CHUNK)
-        count, number = 0, int(record["cells"]["idle_chunk"])
+        kind = ctypes.c_char * (CHUNK.itemsize * int(record["slab"]["n_chunks"]))
+        chunks = np.frombuffer(kind.from_address(int(record["slab"]["chunks_address"])), CHUNK)
+        count, number = 0, int(record["slab"]["idle_chunk"])
         while number != NOBODY:
             count, number = count + 1, int(chunks[number]["next"])
             assert count <= len(chunks), "a record is in the list twice"
@@ -280,11 +280,11 @@ def test_a_chunk_that_goes_leaves_the_others_in_the_list(device: SoftwareDevice)
 def test_without_chunk_records_a_small_tensor_is_a_block_and_counted_once(device: SoftwareDevice) -> None:
     """Invariant 9: it takes a granule; it was requested once, and is one event of the iteration."""
     with job_on(device, 1) as job:
-        job.record[0]["cells"]["n_chunks"] = MAX_CHUNKS
+        job.record[0]["slab"]["n_chunks"] = MAX_CHUNKS
         assert job.allocate(100) is not None
         figures = ("requested_bytes", "pooled_bytes", "live_bytes", "allocations", "progress")
         assert [int(job.job[name]) for name in figures] == [100, 100, GRANULE_BYTES, 1, 1]
-        job.record[0]["cells"]["n_chunks"] = 0
+        job.record[0]["slab"]["n_chunks"] = 0
         job.free_all()
         job.settle()
         job.check_empty()

@@ -171,7 +171,7 @@ def test_a_plan_is_made_round_what_persists() -> None:
         assert loop.planned == set(loop.places)
         for address in kept:
             tenant.check(address)
-        assert tenant.record[0]["planning"]["n_lying"] == len(kept)
+        assert tenant.record[0]["planning"]["n_pinned"] == len(kept)
         shared = {(address - tenant.base) // tenant.member.region_bytes for address in kept}
         assert shared & {place // tenant.member.region_bytes for place in loop.places.values()}
 

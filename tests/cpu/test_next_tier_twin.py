@@ -197,7 +197,7 @@ def state(world: World, job: TwinTenant) -> Any:  # noqa: ANN401 - to be compare
     record = job.record[0]
     held = {kind: count for kind, count in world.twin.leaks().items() if kind != "events"}
     gaps = job.heap.arenas["n_gaps"].tolist()
-    return slots, job.heap.pinned.tolist(), held, gaps, int(record["spill"]["live_bytes"]), int(job.job["held"])
+    return slots, job.heap.pinned_handles.tolist(), held, gaps, int(record["spill"]["live_bytes"]), int(job.job["held"])
 
 
 @pytest.mark.parametrize("function", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])

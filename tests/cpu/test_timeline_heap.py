@@ -332,10 +332,10 @@ def test_small_tensors_are_cells_of_a_chunk(device: SoftwareDevice) -> None:
 def test_without_chunk_records_small_tensors_are_blocks(device: SoftwareDevice) -> None:
     """When there is no room for one more chunk a small tensor gets a granule, and everything is right."""
     with jobs(device, 4, 1) as (job,):
-        job.record[0]["cells"]["n_chunks"] = 1 << 14
+        job.record[0]["slab"]["n_chunks"] = 1 << 14
         made = [job.allocate(100) for _ in range(3)]
         assert len({tensor.address >> 16 for tensor in made if tensor}) == 3
-        job.record[0]["cells"]["n_chunks"] = 0
+        job.record[0]["slab"]["n_chunks"] = 0
         job.free_all()
         job.settle()
         job.check_empty()

@@ -34,10 +34,10 @@ from zico.heap.layout import (
     LIFETIME,
     LOG,
     LOGS,
-    LYING,
     MAX_ALIGNMENT_BYTES,
     MAX_GAPS,
     MAX_LIFETIMES,
+    PINNED,
     SLOT,
     Arena,
     Attached,
@@ -108,7 +108,7 @@ class Heap:
         self.record = record
         self.planning: Planning | None = None
         self.ring: RingFile | None = None
-        self.pinned: Any = None
+        self.pinned_handles: Any = None
         """Handles of the next tier's memory on a GPU, by slot."""
         self.paged: PagedMemory | None = None
         """The window's own memory where the job is paged on the host device."""
@@ -224,8 +224,8 @@ class Heap:
         self.handed = self.zeros(LIFETIME, MAX_LIFETIMES)
         heap["planning"]["handed"]["lifetimes_address"] = self.handed.ctypes.data
         heap["logs_address"] = logs.ctypes.data
-        self.lying = self.zeros(LYING, MAX_LIFETIMES)
-        heap["planning"]["lying_address"] = self.lying.ctypes.data
+        self.pinned = self.zeros(PINNED, MAX_LIFETIMES)
+        heap["planning"]["pinned_address"] = self.pinned.ctypes.data
         heap["planned_offset"] = self._ranges[Arena.LONG][0]
         heap["planning"]["fd"] = -1
         heap["planning"]["interval"] = FIRST_PLAN_INTERVAL
@@ -310,9 +310,9 @@ class Heap:
 
         for slot in np.flatnonzero(self.slots["mapped"] != NOBODY):
             address = self.base + int(slot) * self.pool.region_bytes
-            if self.pinned is not None and self.pinned[slot]:
-                unmap_pinned(self.device[0], address, int(self.pinned[slot]))
-                self.pinned[slot] = 0
+            if self.pinned_handles is not None and self.pinned_handles[slot]:
+                unmap_pinned(self.device[0], address, int(self.pinned_handles[slot]))
+                self.pinned_handles[slot] = 0
             else:
                 unmap_piece(self.device[0], address)
         self.slots["mapped"] = NOBODY

@@ -52,8 +52,8 @@ from zico.heap.layout import (
     LIFETIME,
     LOG,
     LOGS,
-    LYING,
     MAX_LIFETIMES,
+    PINNED,
     PLACE,
     PLAN_ENTRIES,
     Arena,
@@ -298,19 +298,19 @@ def _ask(heap: HeapRecord, final: Log, iteration: int) -> None:
     heap.planning.handed.n = final.n
     heap.planning.handed.begin = final.begin
     heap.planning.handed.end = final.end
-    heap.planning.n_lying = _list_lying(heap, iteration)
+    heap.planning.n_pinned = _list_pinned(heap, iteration)
     heap.planning.asked = 1
     write_bytes(heap.planning.fd, record_at(heap.member_address, MEMBER).one_address, 8)
 
 
 @compiled
-def _list_lying(heap: HeapRecord, iteration: int) -> int:
+def _list_pinned(heap: HeapRecord, iteration: int) -> int:
     """List what persists in the arena that is planned: what lies between its gaps and is older than an iteration."""
     keep_out_of_line()
     arena = record_at(heap.arenas_address + LONG * _ARENA_BYTES, ARENA)
     gaps = gaps_of(arena)
     blocks = array_at(heap.blocks_address, heap.window_bytes >> GRANULE_SHIFT, BLOCK)
-    lying = array_at(heap.planning.lying_address, MAX_LIFETIMES, LYING)
+    pinned = array_at(heap.planning.pinned_address, MAX_LIFETIMES, PINNED)
     n = 0
     offset = arena.start
     for g in range(arena.n_gaps):
@@ -319,8 +319,8 @@ def _list_lying(heap: HeapRecord, iteration: int) -> int:
             if block.size_bytes == 0 or block.start != offset:
                 break  # addresses that were lost when there were too many gaps
             if iteration - block.iteration >= LOGS - 1:
-                lying[n].offset = offset - arena.start
-                lying[n].size_bytes = block.size_bytes
+                pinned[n].offset = offset - arena.start
+                pinned[n].size_bytes = block.size_bytes
                 n += 1
             offset += block.size_bytes
         offset = gaps[g].start + gaps[g].size_bytes

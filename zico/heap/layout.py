@@ -257,14 +257,14 @@ class Log(Record):
 LOG = dtype_of(Log)
 
 
-class Lying(Record):
+class Pinned(Record):
     """A tensor that a plan has to be made round."""
 
     offset: I8
     size_bytes: I8
 
 
-LYING = dtype_of(Lying)
+PINNED = dtype_of(Pinned)
 
 
 class Place(Record):
@@ -355,8 +355,8 @@ class Planning(Record):
     asked: I4  # 1: ``handed`` waits for the planner
     followed: I8  # plans followed, ever
     handed: Log
-    lying_address: I8  # handed with it: LYING, what persists where plans are made for
-    n_lying: I8
+    pinned_address: I8  # handed with it: PINNED, what persists where plans are made for
+    n_pinned: I8
 
 
 class Recording(Record):
@@ -370,7 +370,7 @@ class Recording(Record):
 RECORDING = dtype_of(Recording)
 
 
-class Cells(Record):
+class Slab(Record):
     """Chunks that are cut into cells (``zico.heap.cuda.slab``)."""
 
     chunks_address: I8
@@ -469,7 +469,7 @@ class HeapRecord(Record):
     spill: Spill
     planning: Planning
     recording: Recording
-    cells: Cells
+    slab: Slab
     scrubbing: Scrubbing
     paged: Paged
 

@@ -104,24 +104,24 @@ class Planning:
         line = cut_open(lifetimes["lower"] - begin, upper, size_bytes, n_ticks)
         # What lives for nearly a whole iteration has two of its kind alive at once whenever one comes a little early.
         planned = ~line.persists & (line.upper - line.lower < n_ticks - n_ticks // _NEARLY_WHOLE)
-        lying = self._heap.lying[: int(self._heap.record[0]["planning"]["n_lying"])]
+        pinned = self._heap.pinned[: int(self._heap.record[0]["planning"]["n_pinned"])]
         if not planned.any():
             return _NOTHING, _NOTHING
         problem = Problem(
-            np.concatenate([np.zeros(len(lying), np.int64), line.lower[planned]]),
-            np.concatenate([np.full(len(lying), n_ticks), line.upper[planned]]),
-            np.concatenate([lying["size_bytes"], size_bytes[planned]]),
+            np.concatenate([np.zeros(len(pinned), np.int64), line.lower[planned]]),
+            np.concatenate([np.full(len(pinned), n_ticks), line.upper[planned]]),
+            np.concatenate([pinned["size_bytes"], size_bytes[planned]]),
             alignment_bytes=ALIGNMENT_BYTES,
             tick_ns=self._times(line.cut, n_ticks),
         )
-        at = np.concatenate([lying["offset"], np.full(int(planned.sum()), -1)])
+        at = np.concatenate([pinned["offset"], np.full(int(planned.sum()), -1)])
         try:
             placed = place(problem, self._heap.pool.region_bytes, DEADLINE_S, Options(improve=False), at)
         except ProblemError:  # too many slots to plan for: the job goes on without
             return _NOTHING, _NOTHING
         if placed.reason is not None:
             return _NOTHING, _NOTHING
-        keys, offsets = lifetimes["key"][planned], placed.offset_bytes[len(lying) :]
+        keys, offsets = lifetimes["key"][planned], placed.offset_bytes[len(pinned) :]
         inside = offsets + size_bytes[planned] <= self._heap.arena_bytes
         return keys[inside], offsets[inside]
 

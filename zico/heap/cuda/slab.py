@@ -47,13 +47,13 @@ def bytes_of(size_class: int) -> int:
 
 @inlined
 def _chunk(heap: HeapRecord, number: int) -> Chunk:
-    return record_at(heap.cells.chunks_address + number * _CHUNK_RECORD_BYTES, CHUNK)
+    return record_at(heap.slab.chunks_address + number * _CHUNK_RECORD_BYTES, CHUNK)
 
 
 @inlined
 def chunk_at(heap: HeapRecord, offset: int) -> int:
     """Return the number of the chunk that an offset lies in, ``NOBODY`` if none is there."""
-    return array_at(heap.cells.chunk_of_address, heap.window_bytes >> CHUNK_SHIFT, _I32)[offset >> CHUNK_SHIFT] - 1
+    return array_at(heap.slab.chunk_of_address, heap.window_bytes >> CHUNK_SHIFT, _I32)[offset >> CHUNK_SHIFT] - 1
 
 
 @inlined
@@ -102,12 +102,12 @@ def take(heap: HeapRecord, slot: int, size_class: int) -> int:
 def claim(heap: HeapRecord) -> int:
     """Take a chunk record for ``adopt``, or ``disclaim``; returns its number, ``NOBODY`` if there is none left."""
     keep_out_of_line()
-    number = heap.cells.idle_chunk
+    number = heap.slab.idle_chunk
     if number != NOBODY:
-        heap.cells.idle_chunk = _chunk(heap, number).next
-    elif heap.cells.n_chunks < MAX_CHUNKS:
-        number = heap.cells.n_chunks
-        heap.cells.n_chunks += 1
+        heap.slab.idle_chunk = _chunk(heap, number).next
+    elif heap.slab.n_chunks < MAX_CHUNKS:
+        number = heap.slab.n_chunks
+        heap.slab.n_chunks += 1
     return number
 
 
@@ -115,8 +115,8 @@ def claim(heap: HeapRecord) -> int:
 def disclaim(heap: HeapRecord, number: int) -> None:
     """Give a chunk record back."""
     keep_out_of_line()
-    _chunk(heap, number).next = heap.cells.idle_chunk
-    heap.cells.idle_chunk = number
+    _chunk(heap, number).next = heap.slab.idle_chunk
+    heap.slab.idle_chunk = number
 
 
 @compiled
@@ -138,7 +138,7 @@ def adopt(heap: HeapRecord, number: int, offset: int, slot: int, size_class: int
 
 @inlined
 def _note_chunk(heap: HeapRecord, offset: int, entry: int) -> None:
-    array_at(heap.cells.chunk_of_address, heap.window_bytes >> CHUNK_SHIFT, _I32)[offset >> CHUNK_SHIFT] = entry
+    array_at(heap.slab.chunk_of_address, heap.window_bytes >> CHUNK_SHIFT, _I32)[offset >> CHUNK_SHIFT] = entry
 
 
 @compiled

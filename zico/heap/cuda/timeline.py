@@ -59,9 +59,9 @@ def fill(heap: Heap, timeline: Timeline) -> None:
     record["streams"]["address"] = heap.zeros(STREAM, STREAMS).ctypes.data
     record["streams"]["guards_address"] = heap.zeros(GUARD, len(heap.slots)).ctypes.data
     record["streams"]["uses_address"] = heap.zeros(USES, window_bytes >> GRANULE_SHIFT).ctypes.data
-    record["cells"]["chunks_address"] = heap.zeros(CHUNK, MAX_CHUNKS).ctypes.data
-    record["cells"]["chunk_of_address"] = heap.zeros(np.dtype("i4"), (window_bytes >> CHUNK_SHIFT) + 1).ctypes.data
-    record["cells"]["idle_chunk"] = NOBODY
+    record["slab"]["chunks_address"] = heap.zeros(CHUNK, MAX_CHUNKS).ctypes.data
+    record["slab"]["chunk_of_address"] = heap.zeros(np.dtype("i4"), (window_bytes >> CHUNK_SHIFT) + 1).ctypes.data
+    record["slab"]["idle_chunk"] = NOBODY
     record["streams"]["deferred_address"] = heap.zeros(DEFERRED, MAX_DEFERRED).ctypes.data
     if heap.managed is None:
         _fill_next_tier(heap)
@@ -86,6 +86,6 @@ def _fill_next_tier(heap: Heap) -> None:
     except DriverError as error:
         heap.no_next_tier = str(error)
         return
-    heap.pinned = heap.zeros(np.dtype("u8"), len(heap.slots))
-    heap.record[0]["spill"]["pinned_address"] = heap.pinned.ctypes.data
+    heap.pinned_handles = heap.zeros(np.dtype("u8"), len(heap.slots))
+    heap.record[0]["spill"]["pinned_address"] = heap.pinned_handles.ctypes.data
     heap.back_with(overflow=backing.overflow, retire=backing.retire)
