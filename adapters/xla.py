@@ -3,7 +3,7 @@
 XLA finds each function of the driver by ``dlsym`` when it first calls it. With its stream-ordered allocator all its
 arrays and its programs' workspaces come by ``cuMemAllocFromPoolAsync`` and go by ``cuMemFreeAsync``, on one stream a
 device; both are answered with Zico's. The driver's own pool, which XLA still sets up, stays empty. Which binaries were
-looked at, and what was run without a GPU: ``docs/design/cuda.md``.
+looked at, and what was run without a GPU: ``docs/design/cuda_frameworks.md``.
 
 Known limitations
     XLA holds its allocator's lock while it waits for memory, and its frees wait for that lock: what another thread of
