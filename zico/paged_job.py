@@ -100,7 +100,7 @@ def _parts(environment: Mapping[str, str]) -> int | None:
     try:
         return int(text, 0)
     except ValueError:
-        raise ConfigError(f"{PARTS_VARIABLE}={text!r} is no number: give flags of zico.paging such as 0x7") from None
+        raise ConfigError(f"{PARTS_VARIABLE}={text!r} is no number: give flags such as 0x7") from None
 
 
 def serve_pages(heap: Heap, membership: Membership) -> None:

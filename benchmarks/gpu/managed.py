@@ -54,7 +54,7 @@ class Way:
 
     name: str
     flags: int
-    """Parts of ``zico.paging`` that are on."""
+    """Parts of ``zico.offload.paging_layout`` that are on."""
     over_bus: bool
     """What is out is used over the bus; else a touch faults and brings it in."""
 

@@ -1,4 +1,4 @@
-"""Idle memory, tiers and gauges for tests of ``zico.swapping``, without a framework."""
+"""Idle memory, tiers and gauges for tests of swapping (``zico.offload``), without a framework."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Wish:
     limit_bytes: int = 0
     """What it may hold, 0: as much as the budget has."""
     tier: str = ""
-    """Where memory goes, as ``zico.tiers`` reads it; empty: what is usual."""
+    """Where memory goes, as ``zico.offload.destinations`` reads it; empty: what is usual."""
 
 
 def parse_mode(text: str) -> SaveMode:

@@ -4,14 +4,15 @@ Theory of operation
     An allocation that finds no place climbs down a ladder. It looks again whenever something has changed, and each
     time it takes the first rung that helps::
 
-        own holes      a worse place, in regions that the job holds anyway
-        rest           optimizer state that the next step needs first leaves      (``zico.heap.state_offload``)
-        swap           idle tensors leave for a tier, by a thread of the job      (``zico.swapping``)
-        ask others     blocked jobs evict what this one lacks                     (``zico.pool.waiting``)
-        spill          the tensor goes to the next tier
+        own holes         a worse place, in regions that the job holds anyway
+        rest              optimizer state leaves until the next step needs it        (``zico.heap.state_offload``)
+        swap              a thread of the job sends idle tensors to a tier           (``zico.offload.swapper``)
+        let others move   while some job goes on, it may free memory
+        do without        go on without a region, or without what the job has evicted
+        ask others        blocked jobs evict what this one lacks                     (``zico.pool.waiting``)
+        spill             the tensor goes to the next tier
 
-    The last two are for a pool in which nobody can go on, or a wait that has lasted for the wait limit. Before them a
-    paged job goes on without a region, and another one without those that it has evicted.
+    The last three are for a pool in which nobody can go on, or a wait that has lasted for the wait limit.
 
     A rung takes the request and why there is no place: ``MUST_WAIT`` or ``NEVER_FITS``. It returns the tensor's offset
     or what it has found out:

@@ -38,7 +38,7 @@ class TierWish:
 def spill_directory(wanted: str | None = None) -> str:
     """Return where files of tiers are: as wanted, else ``ZICO_SPILL_DIR``, else the place for large temporary files."""
     large = "/var/tmp"  # noqa: S108 - the file system hierarchy standard, 5.15
-    return wanted or os.environ.get("ZICO_SPILL_DIR") or (large if Path(large).is_dir() else "/tmp")  # noqa: S108
+    return wanted or os.environ.get("ZICO_SPILL_DIR") or (large if Path(large).is_dir() else tempfile.gettempdir())
 
 
 def parse_tiers(text: str, directory: str | None = None) -> tuple[TierWish, ...]:

@@ -33,8 +33,8 @@ SIDE_STREAMS = 3
 """Streams that have an arena of their own, besides the first: addresses are as short as memory here."""
 SLOT_BYTES = BLOCK_BYTES
 FLAGS = DEEPUM | SHORTER | FURTHEST
-"""Parts of ``zico.paging`` that are on. All touches are learned, so that the first one of an execution is its start
-(``APPEND`` is off); what is clean or lost is not known (``CLEAN`` and ``TUNE`` are off)."""
+"""Parts of ``zico.offload.paging_layout`` that are on. All touches are learned, so that the first one of an execution
+is its start (``APPEND`` is off). What is clean or lost is not known (``CLEAN`` and ``TUNE`` are off)."""
 
 _SHARES = (12, 18, 2, 4, 0)
 """Of the window, in 48ths: the first stream's arenas in the order of ``Arena``. One that is full takes from others.
