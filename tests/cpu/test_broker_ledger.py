@@ -163,9 +163,12 @@ def test_a_report_has_the_figures_of_jobs_gone_and_present() -> None:
     report = ledger.report(BEGAN_NS + 7 * S)
     assert [job.name for job in report.jobs] == ["gone", "next"]
     assert report.jobs[0] == m.JobReport(
+        job=0,
         name="gone",
         pid=100,
         framework="torch",
+        state="gone",
+        held_bytes=5 * MIB,
         iterations=11,
         iterations_per_s=2.0,
         waited_s=3.0,
@@ -183,9 +186,7 @@ def test_a_report_has_the_figures_of_jobs_gone_and_present() -> None:
     )
     assert (report.jobs[1].iterations_per_s, report.jobs[1].pool_fraction, report.jobs[1].oom) == (0, 0, None)
     assert report.pool == m.PoolReport(
-        policy="zico",
         region_bytes=MIB,
-        budget_bytes=16 * MIB,
         peak_granted_bytes=9 * MIB,
         peak_physical_bytes=7 * MIB,
         recoveries=1,
