@@ -37,7 +37,7 @@ ALLOWED = {
     "tiers": {"driver"},
     "trace": set(),
     "planners": {"trace"},
-    "scheduler": {"trace", "planners", "pool.rules"},
+    "scheduler": {"trace", "planners", "pool.rules", "pool.layout"},
     "paging": {"trace", "planners", "driver", "tiers", "pool", "scheduler"},
     "pool": {"driver", "trace"},
     "heap": {"pool", "driver", "trace", "planners", "tiers", "paging"},

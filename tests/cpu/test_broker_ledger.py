@@ -20,7 +20,7 @@ from zico.broker.record import write_record
 from zico.broker.speeds import Look
 from zico.broker.views import ProfileCache, jobs_in, looks_of, mask_of, pool_view
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, NO_MORE, NOBODY, JobState, SaveMode
-from zico.scheduler.state import Decision, Phase, PoolView, Profile, Start, Wait
+from zico.scheduler.state import Decision, PoolView, Profile, Start, Wait
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,9 +90,9 @@ def test_a_view_has_every_job_that_has_a_place() -> None:
     view = pool_view(header, jobs, 42, ProfileCache())
     assert (view.now_ns, view.budget, view.alone_job) == (42, 16, 3)
     assert [(job.job, job.phase, job.profile is None) for job in view.jobs] == [
-        (0, Phase.RUNNING, True),
-        (3, Phase.BOUNDARY, False),
-        (9, Phase.LEAVING, True),
+        (0, JobState.RUNNING, True),
+        (3, JobState.BOUNDARY, False),
+        (9, JobState.LEAVING, True),
     ]
     assert (view.job(0).waiting_since_ns, view.job(0).need, view.job(0).held) == (7, 2, 4)
     waiting = view.job(3)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from zico.broker.savings import Savings
-from zico.scheduler.state import JobView, Less, Phase, PoolView, Profile
+from zico.pool.layout import JobState
+from zico.scheduler.state import JobView, Less, PoolView, Profile
 
 WITHIN_S = 30.0
 MS = 1_000_000
@@ -24,7 +25,7 @@ def job(number: int, *less: Less, peak: int = 100, limit: int = 0, wanted: int =
     return JobView(
         job=number,
         name=f"job-{number}",
-        phase=Phase.RUNNING,
+        phase=JobState.RUNNING,
         held=0,
         persistent=0,
         progress=0,

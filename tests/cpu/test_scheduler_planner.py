@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scheduler_cases import smallest_budget
 from scheduler_model import MS, Model, Outcome, Work, plateau, triangle
 
+from zico.pool.layout import JobState
 from zico.scheduler.packed import Compiled
 from zico.scheduler.pair import FIRST, SECOND
 from zico.scheduler.planned import PLAN, Way, decide
@@ -19,7 +20,7 @@ from zico.scheduler.planner import Plan, plan
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import GUARD
 from zico.scheduler.simulate import Simulation
-from zico.scheduler.state import JobView, Phase, PoolView, Start, Wait
+from zico.scheduler.state import JobView, PoolView, Start, Wait
 
 if TYPE_CHECKING:
     from zico.scheduler.state import CompiledPolicy
@@ -51,7 +52,7 @@ def view_of(works: list[Work], budget: int, floor: float = 0.0) -> PoolView:
             JobView(
                 job=i + 5,
                 name=load.name,
-                phase=Phase.BOUNDARY,
+                phase=JobState.BOUNDARY,
                 held=load.persistent,
                 persistent=load.persistent,
                 progress=0,
@@ -219,7 +220,7 @@ def decisions_along(policy: CompiledPolicy, pool: PoolView) -> list[str]:
     assert profile is not None
     said = []
     for step, held in enumerate(profile.held):
-        running = dataclasses.replace(first, phase=Phase.RUNNING, held=held, progress=step << profile.shift)
+        running = dataclasses.replace(first, phase=JobState.RUNNING, held=held, progress=step << profile.shift)
         view = dataclasses.replace(pool, now_ns=MS + profile.t_ns[step], jobs=(running, pool.jobs[1]))
         said += [type(decision).__name__ for decision in policy.decide(view).values()]
     return said
@@ -284,7 +285,7 @@ def running(view: PoolView, plan: Plan, *, since_ns: int) -> PoolView:
     assert first.profile is not None
     first = dataclasses.replace(
         first,
-        phase=Phase.RUNNING,
+        phase=JobState.RUNNING,
         held=max(first.profile.held),
         progress=first.profile.n_events // 2,
         started_ns=view.now_ns - since_ns,
@@ -413,7 +414,7 @@ def test_nobody_is_passed_over_for_longer_than_three_turns_of_all() -> None:
     assert waits.reason == "its turn comes after job2's iteration"
     undemanding = dataclasses.replace(late.jobs[2], floor=GUARD / 3 / 2)
     assert ZICO.decide(dataclasses.replace(late, jobs=(*late.jobs[:2], undemanding)))[6] == Start()
-    first = dataclasses.replace(late.jobs[0], phase=Phase.BOUNDARY, held=2, progress=0, waiting_since_ns=late.now_ns)
+    first = dataclasses.replace(late.jobs[0], phase=JobState.BOUNDARY, held=2, progress=0, waiting_since_ns=late.now_ns)
     decisions = ZICO.decide(dataclasses.replace(late, jobs=(first, *late.jobs[1:])))
     assert {job: type(decision) for job, decision in decisions.items()} == {5: Wait, 6: Wait, 7: Start}
 

@@ -51,7 +51,7 @@ from zico.broker.outside import OutsideFigures
 from zico.broker.samples import History
 from zico.broker.saving import MODES
 from zico.broker.speeds import Speeds
-from zico.broker.views import PHASES, ProfileCache, Record, count_of, jobs_in, looks_of, pool_view, profile_of
+from zico.broker.views import ProfileCache, Record, count_of, jobs_in, looks_of, pool_view, profile_of
 from zico.pool.layout import JOB, JobState
 
 if TYPE_CHECKING:
@@ -281,10 +281,10 @@ class Ledger:
     def _state_name(self, member: Member) -> str:
         if self._present.get(member.job) is not member:
             return "gone"
-        phase = PHASES.get(JobState(int(member.record["state"])))
-        if member.leaving or phase is None:
-            return "leaving" if member.leaving else "running"
-        return phase.value
+        if member.leaving:
+            return "leaving"
+        state = JobState(int(member.record["state"]))
+        return "running" if state is JobState.EMPTY else state.name.lower()  # joined after the last look
 
     def _waited_s(self, member: Member, kind: WaitKind, now_ns: int) -> float:
         """Return how long the member has waited, the wait that still lasts included."""

@@ -12,19 +12,13 @@ from zico.broker.speeds import Look
 from zico.compiled import interpreted
 from zico.pool import rules
 from zico.pool.layout import NO_MORE, NOBODY, JobState, SaveMode
-from zico.scheduler.state import JobView, Less, Phase, PoolView, Profile
+from zico.scheduler.state import JobView, Less, PoolView, Profile
 
 Record = npt.NDArray[np.void]
 """The header, or the jobs' records, as ``PoolTable.snapshot`` copies them."""
 
 _grows_alone = interpreted(rules.grows_alone)
 _is_still = interpreted(rules.is_still)
-
-PHASES = {
-    JobState.RUNNING: Phase.RUNNING,
-    JobState.BOUNDARY: Phase.BOUNDARY,
-    JobState.LEAVING: Phase.LEAVING,
-}
 
 _LOOKED_AT = (
     *("state", "profiled", "atypical", "waiting_threads", "progress", "iteration", "started_ns", "last_boundary_ns"),
@@ -82,12 +76,12 @@ def text_of(raw: bytes) -> str:
 
 def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) -> JobView:  # noqa: ANN401 - a numpy record
     """Return the job at place ``job``, which is not empty, of a pool in which all lend (``crowded``) or not."""
-    phase = PHASES[JobState(int(record["state"]))]
-    since_ns = record["boundary_since_ns"] if phase is Phase.BOUNDARY else record["need_since_ns"]
+    state = JobState(int(record["state"]))
+    since_ns = record["boundary_since_ns"] if state is JobState.BOUNDARY else record["need_since_ns"]
     return JobView(
         job=job,
         name=text_of(bytes(record["name"])),
-        phase=phase,
+        phase=state,
         held=int(record["held"]),
         persistent=int(record["persistent"]),
         progress=int(record["progress"]),

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.compiled import compiled, inlined, record_at
+from zico.pool.layout import JobState
 from zico.pool.rules import is_still
-from zico.scheduler.layout import JOB, PROFILE, Phase
+from zico.scheduler.layout import JOB, PROFILE
 from zico.trace.curve import claim_at
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 _FEW = 24  # so many are sorted by insertion
 _GROUP = 1 << 14  # so many changes are sorted at once: they fit into a processor's second cache
 _GROUP_SPANS = 1024
-_RUNNING = int(Phase.RUNNING)
-_BOUNDARY = int(Phase.BOUNDARY)
+_RUNNING = int(JobState.RUNNING)
+_BOUNDARY = int(JobState.BOUNDARY)
 _JOB_BYTES = JOB.itemsize
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.compiled import compiled, inlined, record_at
+from zico.pool.layout import JobState
 from zico.pool.rules import is_safe
 from zico.scheduler.demand import claim_of, job_at, span_at
-from zico.scheduler.layout import NOBODY, Phase
+from zico.scheduler.layout import NOBODY
 from zico.scheduler.tenants import (
     FOREVER,
     LOG,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from zico.scheduler.layout import SceneJob
     from zico.scheduler.tenants import RunRecord, Tenant
 
-_RUNNING = int(Phase.RUNNING)
+_RUNNING = int(JobState.RUNNING)
 _LOG_BYTES = LOG.itemsize
 
 

@@ -19,14 +19,6 @@ BLOCKERS = 64
 """Who keeps a job waiting is told of the first so many jobs of a scene, a bit for each."""
 
 
-class Phase(enum.IntEnum):
-    """Where a job is."""
-
-    RUNNING = 0
-    BOUNDARY = 1
-    LEAVING = 2
-
-
 class Reason(enum.IntEnum):
     """Why a job waits at its boundary."""
 

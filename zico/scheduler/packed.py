@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.errors import ProblemError
+from zico.pool.layout import JobState
 from zico.scheduler.layout import (
     BLOCKERS,
     DECISION,
@@ -20,7 +21,6 @@ from zico.scheduler.layout import (
     NOBODY,
     PROFILE,
     SCENE,
-    Phase,
     Reason,
 )
 from zico.scheduler.parameters import values
@@ -117,14 +117,14 @@ class Scene:
 
     def decided(self) -> dict[int, Decision]:
         """Return what a policy has decided, for every job at its boundary."""
-        waiting = np.flatnonzero(self.jobs["phase"] == Phase.BOUNDARY)
+        waiting = np.flatnonzero(self.jobs["phase"] == JobState.BOUNDARY)
         return {self._pool.jobs[i].job: decision_of(self.decisions[i], self._pool, i) for i in waiting.tolist()}
 
 
 def _row(job: JobView, known: Records | None) -> tuple[int | float, ...]:
     return (
         0 if known is None else known.ctypes.data,
-        Phase[job.phase.name],
+        job.phase,
         job.held_for_good,
         job.persistent,
         job.kept,
@@ -176,7 +176,7 @@ def _misfit(pool: PoolView, job: JobView) -> str:
 
 
 def _kept(job: JobView) -> int:
-    return job.kept if job.phase.name == "RUNNING" and job.profile is not None else job.held_for_good
+    return job.kept if job.phase is JobState.RUNNING and job.profile is not None else job.held_for_good
 
 
 class Memory:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from zico.pool.layout import JobState
 from zico.scheduler import torus
 from zico.scheduler.claiming import EVERYBODY
 from zico.scheduler.learning import BETTER_BY, MOST_JOBS, MOST_WAYS
@@ -26,7 +27,7 @@ from zico.scheduler.planned import FIRST_FIT, FIRST_SHIFT, PLAN, Way
 from zico.scheduler.shares import floors, worths
 from zico.scheduler.shifting import MARGIN_SHIFT
 from zico.scheduler.simulate import Load
-from zico.scheduler.state import JobView, Phase, PoolView, Profile
+from zico.scheduler.state import JobView, PoolView, Profile
 from zico.scheduler.trials import FEW, Trials, Tried, tried
 from zico.scheduler.turns import LEAST_SERVED, LONGEST, LONGEST_WAITING, SHORTEST
 
@@ -159,7 +160,7 @@ def alike(some: Sequence[Known], others: Sequence[Known]) -> bool:
 def rehearse() -> None:
     """Plan for a few small jobs, so that no plan that somebody could use comes late because its code is being made."""
     profile = Profile((1, 2, 3, 2, 1), (0, 1_000, 2_000, 3_000, 4_000), 5_000, 2, 20)
-    jobs = [JobView(number, "", Phase.BOUNDARY, 1, 1, 0, profile, 1, 0, 0, 0) for number in range(_PAIR + 1)]
+    jobs = [JobView(number, "", JobState.BOUNDARY, 1, 1, 0, profile, 1, 0, 0, 0) for number in range(_PAIR + 1)]
     for n in (_PAIR, _PAIR + 1):
         plan(PoolView(0, profile.peak + n - 1, tuple(jobs[:n])))
 

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.errors import ProblemError
+from zico.pool.layout import JobState
 from zico.scheduler.device_model import DeviceModel, taken_ahead
 from zico.scheduler.engine import Stop, advance
 from zico.scheduler.layout import DECISION, JOB, MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY, SCENE, Reason
-from zico.scheduler.layout import Phase as Code
 from zico.scheduler.packed import packed, sentence
 from zico.scheduler.shares import floors
-from zico.scheduler.state import JobView, Phase, PoolView
+from zico.scheduler.state import JobView, PoolView
 from zico.scheduler.tenants import (
     BUDGET,
     EVENT,
@@ -323,7 +323,7 @@ class Simulation:
         return JobView(
             job=number,
             name=load.name,
-            phase=Phase.RUNNING,
+            phase=JobState.RUNNING,
             held=int(tenant["held"]),
             persistent=int(tenant["persistent"]),
             progress=0,
@@ -349,7 +349,7 @@ class Simulation:
 
     def _waits_ns(self, now_ns: int) -> list[int]:
         """Return how long those wait that stand at a boundary."""
-        there = self.tenants[(self.tenants["present"] == 1) & (self.tenants["phase"] == Code.BOUNDARY)]
+        there = self.tenants[(self.tenants["present"] == 1) & (self.tenants["phase"] == JobState.BOUNDARY)]
         return [now_ns - since_ns for since_ns in there["waiting_since_ns"].tolist() if since_ns != NO_TIME]
 
     def _reason(self, number: int) -> str:

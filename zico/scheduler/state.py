@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from typing import TYPE_CHECKING, Protocol
+
+from zico.pool.layout import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-class Phase(enum.Enum):
-    """Where a job is."""
-
-    RUNNING = "running"
-    BOUNDARY = "boundary"
-    LEAVING = "leaving"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +57,7 @@ class JobView:
 
     job: int
     name: str
-    phase: Phase
+    phase: JobState
     held: int
     persistent: int
     """Regions that stay when the iteration ends."""
@@ -102,7 +95,7 @@ class JobView:
     @property
     def held_for_good(self) -> int:
         """Return the regions that the others cannot have while it stays where it is."""
-        return 0 if self.lends and self.phase is Phase.BOUNDARY else self.held
+        return 0 if self.lends and self.phase is JobState.BOUNDARY else self.held
 
     @property
     def kept(self) -> int:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.compiled import array_at, compiled, inlined, keep_in_line, keep_out_of_line
+from zico.pool.layout import JobState
 from zico.pool.rules import fading
 from zico.scheduler.events import push
 from zico.scheduler.grants import hold
-from zico.scheduler.layout import MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY, Phase
+from zico.scheduler.layout import MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY
 from zico.scheduler.paging import page_out_all, page_step
 from zico.scheduler.tenants import (
     PHASE,
@@ -26,7 +27,7 @@ from zico.trace.curve import expected_end
 if TYPE_CHECKING:
     from zico.scheduler.tenants import RunRecord, Tenant
 
-_RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
+_RUNNING, _BOUNDARY = int(JobState.RUNNING), int(JobState.BOUNDARY)
 _BYTE = np.dtype(np.uint8)
 
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from zico.compiled import array_at, compiled, inlined, record_at
+from zico.pool.layout import JobState
 from zico.pool.rules import recent_throughput
 from zico.records import F8, I4, I8, U8, Numbers, Record, dtype_of
 from zico.scheduler.demand import job_at
-from zico.scheduler.layout import NO_TIME, NOBODY, PROFILE, SCENE, Phase, Reason, Scene
+from zico.scheduler.layout import NO_TIME, NOBODY, PROFILE, SCENE, Reason, Scene
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -207,7 +208,7 @@ _FLOAT64 = np.dtype(np.float64)
 _FLAG = np.dtype(np.uint8)
 _TENANT_BYTES = TENANT.itemsize
 _WORD_BYTES = _INT64.itemsize
-_RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
+_RUNNING, _BOUNDARY = int(JobState.RUNNING), int(JobState.BOUNDARY)
 
 
 @inlined
