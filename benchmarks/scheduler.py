@@ -75,7 +75,6 @@ def scene(n: int, waiting: int, seed: int) -> PoolView:
                 iteration=9,
                 started_ns=DAY_NS - profile.t_ns[at],
                 waiting_since_ns=DAY_NS - number if is_waiting else 0,
-                need=0,
             )
         )
     budget = int(SHARE * sum(job.profile.peak for job in jobs if job.profile))
@@ -123,7 +122,15 @@ def plan_s(n: int, repeat: int) -> dict[str, float]:
     for seed in range(repeat + 1):
         jobs = loads(n, seed)
         views = tuple(
-            JobView(i, job.name, JobState.BOUNDARY, job.persistent, job.persistent, 0, job.profile, 1, 0, 0, 0)
+            JobView(
+                job=i,
+                name=job.name,
+                phase=JobState.BOUNDARY,
+                held=job.persistent,
+                persistent=job.persistent,
+                profile=job.profile,
+                iteration=1,
+            )
             for i, job in enumerate(jobs)
         )
         began = time.perf_counter()

@@ -92,12 +92,9 @@ def job(number: int, **changes: object) -> JobView:
         phase=JobState.RUNNING,
         held=40,
         persistent=4,
-        progress=0,
         profile=dataclasses.replace(PROFILE, **of_profile),  # type: ignore[arg-type]
         iteration=3,
         started_ns=1,
-        waiting_since_ns=0,
-        need=0,
     )
     return dataclasses.replace(view, **own)  # type: ignore[arg-type]
 

@@ -18,7 +18,15 @@ PROFILE = Profile(held=(4, 6, 4), t_ns=(0, 10 * MS, 20 * MS), duration_ns=30 * M
 def view(now_ns: int, *iterations: int, profile: Profile | None = PROFILE) -> PoolView:
     """Return jobs that have ended so many iterations."""
     jobs = (
-        JobView(number, f"job{number}", JobState.RUNNING, 4, 4, 0, profile, iteration, 0, 0, 0)
+        JobView(
+            job=number,
+            name=f"job{number}",
+            phase=JobState.RUNNING,
+            held=4,
+            persistent=4,
+            profile=profile,
+            iteration=iteration,
+        )
         for number, iteration in enumerate(iterations)
     )
     return PoolView(now_ns, 10, tuple(jobs))

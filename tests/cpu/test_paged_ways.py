@@ -28,7 +28,15 @@ WANTED = profile((0, 100, 100, 40, 90, 0))
 def job(limit: int = 0, iteration: int = 9, ns: int = NS) -> JobView:
     """Return a job that pages, whose last iteration took so long."""
     held = tuple(min(held, limit or held) for held in WANTED.held)
-    view = JobView(3, "a", JobState.RUNNING, 0, 0, 0, profile(held, ns), iteration, 0, 0, 0)
+    view = JobView(
+        job=3,
+        name="a",
+        phase=JobState.RUNNING,
+        held=0,
+        persistent=0,
+        profile=profile(held, ns),
+        iteration=iteration,
+    )
     return dataclasses.replace(view, limit=limit, less=TOLD)
 
 

@@ -27,7 +27,17 @@ def profile(*levels: int) -> Profile:
 
 def view_of(number: int, known: Profile | None, phase: JobState = JobState.BOUNDARY, **changes: object) -> JobView:
     """Return a job that holds one region and has waited the longer the smaller its number."""
-    job = JobView(number, f"job{number}", phase, 1, 1, 0, known, 1, 900 * MS, number + 1, 0)
+    job = JobView(
+        job=number,
+        name=f"job{number}",
+        phase=phase,
+        held=1,
+        persistent=1,
+        profile=known,
+        iteration=1,
+        started_ns=900 * MS,
+        waiting_since_ns=number + 1,
+    )
     return dataclasses.replace(job, **changes)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from zico.broker.messages import JobReport, PoolReport, RefusedRequest, Report, Saving, Status
+from zico.broker.messages import JobReport, PoolReport, RefusedRequest, Report, Saving, Status, WaitKind
 from zico.config import DeviceMemory, Flags, resolve
 from zico.errors import ConfigError
 from zico.launch.commands import split_commands
@@ -26,7 +26,7 @@ from zico.report.model import (
     to_json,
 )
 from zico.report.progress import live_table, memory_bar, plain_lines
-from zico.report.record import WaitKind, read_record
+from zico.report.record import read_record
 from zico.report.table import attention_lines, saving_rows, write_table
 from zico.units import GIB, MIB
 

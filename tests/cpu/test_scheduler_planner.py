@@ -55,12 +55,9 @@ def view_of(works: list[Work], budget: int, floor: float = 0.0) -> PoolView:
                 phase=JobState.BOUNDARY,
                 held=load.persistent,
                 persistent=load.persistent,
-                progress=0,
                 profile=load.profile,
                 iteration=3,
-                started_ns=0,
                 waiting_since_ns=1 + i,
-                need=0,
                 floor=floor,
             )
             for i, load in enumerate(loads)

@@ -53,7 +53,6 @@ def job(
         iteration=3,
         started_ns=NOW_NS - 5 * MS,
         waiting_since_ns=(number + 1 if since_ns is None else since_ns) if phase is JobState.BOUNDARY else 0,
-        need=0,
     )
 
 

@@ -32,12 +32,9 @@ JOB = JobView(
     phase=JobState.BOUNDARY,
     held=1,
     persistent=1,
-    progress=0,
     profile=None,
     iteration=1,
-    started_ns=0,
     waiting_since_ns=5,
-    need=0,
 )
 
 

@@ -35,8 +35,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from zico.broker.members import Marks, Member, WaitKind
+from zico.broker.members import Marks, Member
 from zico.broker.messages import (
+    DEFAULT_SHARE,
     MAX_REPORTED_JOBS,
     STATUS_SCHEMA,
     JobReport,
@@ -46,6 +47,7 @@ from zico.broker.messages import (
     Saving,
     Share,
     Status,
+    WaitKind,
 )
 from zico.broker.outside import OutsideFigures
 from zico.broker.samples import History
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
     from zico.scheduler.state import PoolView
 
 _NS = 1e-9
-DEFAULT_SHARE = Share()
 
 
 class Ledger:

@@ -7,6 +7,7 @@ travel with it: iterations, grants and waits go through the shared table.
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated, Literal
 
 import msgspec
@@ -96,6 +97,18 @@ class Share(msgspec.Struct, frozen=True):
     """Its turn comes before that of any lower one."""
     slo: Slo | None = None
     """By how much it may be slower than alone, 0.1: a tenth; ``None``: nothing is promised."""
+
+
+DEFAULT_SHARE = Share()
+
+
+class WaitKind(enum.IntEnum):
+    """Where a job waited."""
+
+    BOUNDARY = 0
+    """Between two iterations."""
+    ALLOCATION = 1
+    """Inside an allocation."""
 
 
 class Saving(msgspec.Struct, frozen=True):

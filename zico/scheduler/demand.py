@@ -59,6 +59,12 @@ def profile_at(job: SceneJob) -> ProfileRecord:
 
 
 @inlined
+def bin_ends_ns(profile: ProfileRecord, index: int) -> int:
+    """Return when, in a profile's time, a bin of it ends."""
+    return profile.t_ns[index + 1] if index + 1 < profile.n_bins else profile.duration_ns
+
+
+@inlined
 def is_iterating(job: SceneJob) -> bool:
     """Tell whether the job is inside an iteration whose profile is known."""
     return job.phase == _RUNNING and job.profile_address != 0
@@ -85,8 +91,8 @@ def position_ns(job: SceneJob, now_ns: int) -> int:
     step = min(job.progress >> profile.shift, last)
     begin = step << profile.shift
     events = max((profile.n_events - begin) if step == last else (1 << profile.shift), 1)
-    begin_ns = profile.bin_ns[step]
-    return begin_ns + (profile.bin_ns[step + 1] - begin_ns) * min(events, job.progress - begin) // events
+    begin_ns = profile.t_ns[step]
+    return begin_ns + (bin_ends_ns(profile, step) - begin_ns) * min(events, job.progress - begin) // events
 
 
 @compiled
