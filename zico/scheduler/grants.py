@@ -13,7 +13,6 @@ from zico.scheduler.demand import claim_of, span_at
 from zico.scheduler.tenants import (
     FOREVER,
     LOG,
-    grows_alone,
     job_of,
     need_of,
     present_in,
@@ -21,6 +20,7 @@ from zico.scheduler.tenants import (
     scratch_flags,
     scratch_words,
     see_place,
+    someone_grows_alone,
     step_ends_ns,
     tenant_of,
 )
@@ -103,7 +103,7 @@ def may_take(run: RunRecord, number: int) -> int:
     most = max(0, min(run.budget - run.granted, need_of(tenant)))
     if most == 0 or not run.use_claims:
         return most
-    if tenant.profiled == 0 and run.alone != number and grows_alone(run):
+    if tenant.profiled == 0 and run.alone != number and someone_grows_alone(run):
         return 0
     if _is_safe_after(run, number, most):
         return most
@@ -132,7 +132,7 @@ def grow_alone(run: RunRecord, number: int) -> None:
 @compiled
 def look_when_alone_ends(run: RunRecord) -> None:
     """See that those whom a first iteration keeps waiting are looked at when it may keep them no longer."""
-    if run.n_blocked + run.n_waiting > 0 and grows_alone(run):
+    if run.n_blocked + run.n_waiting > 0 and someone_grows_alone(run):
         tenant = tenant_of(run, run.alone)
         waits = need_of(tenant) > 0
         ends_ns = tenant.waiting_since_ns + ALONE_WAIT_NS if waits else run.alone_since_ns + ALONE_FRESH_NS

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from zico.compiled import array_at, compiled, inlined, record_at
-from zico.pool import rules
 from zico.pool.layout import JobState
+from zico.pool.rules import grows_alone, recent_throughput
 from zico.records import F8, I4, I8, U8, Numbers, Record, dtype_of
 from zico.scheduler.demand import bin_ends_ns, job_at
 from zico.scheduler.layout import JOB, NO_TIME, NOBODY, PROFILE, SCENE, Reason, Scene, SceneJob
@@ -305,13 +305,13 @@ def job_of(run: RunRecord, number: int) -> SceneJob:
 
 
 @inlined
-def grows_alone(run: RunRecord) -> bool:
+def someone_grows_alone(run: RunRecord) -> bool:
     """Tell whether a job without a profile keeps the others at their boundaries now."""
     if run.alone == NOBODY:
         return False
     tenant = tenant_of(run, run.alone)
     waited_ns, grown_ns = run.now_ns - tenant.waiting_since_ns, run.now_ns - run.alone_since_ns
-    return rules.grows_alone(tenant.alone_spent_ns, need_of(tenant) > 0, waited_ns, grown_ns)
+    return grows_alone(tenant.alone_spent_ns, need_of(tenant) > 0, waited_ns, grown_ns)
 
 
 @compiled
@@ -323,14 +323,14 @@ def show_all(run: RunRecord) -> None:
     scene.n = run.n_present
     scene.alone = NOBODY
     scene.plan_address = run.plan_address
-    alone = run.alone if grows_alone(run) else NOBODY
+    alone = run.alone if someone_grows_alone(run) else NOBODY
     present = present_in(run)
     for i in range(run.n_present):
         tenant = tenant_of(run, present[i])
         see_place(run, tenant)
         tenant.need = need_of(tenant)
         since_ns, duration_ns = run.now_ns - tenant.served_at_ns, profile_of(tenant).duration_ns
-        tenant.served = rules.recent_throughput(tenant.served_work, tenant.served_time, since_ns, duration_ns)
+        tenant.served = recent_throughput(tenant.served_work, tenant.served_time, since_ns, duration_ns)
         at = run.tenants_address + present[i] * _TENANT_BYTES
         array_at(scene.jobs_address + i * _JOB_BYTES, _JOB_WORDS, _INT64)[:] = array_at(at, _JOB_WORDS, _INT64)
         job_at(scene, i).waiting_since_ns = max(1, tenant.waiting_since_ns) if tenant.waiting_since_ns != NO_TIME else 0
