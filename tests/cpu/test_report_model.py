@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from zico.broker.messages import JobReport, PoolReport, RefusedRequest, Report, Saving, Status, WaitKind
-from zico.config import DeviceMemory, Flags, resolve
+from zico.config import DeviceMemory, Setting, resolve
 from zico.errors import ConfigError
 from zico.launch.commands import split_commands
 from zico.launch.result import run_report
@@ -44,7 +44,7 @@ PROMISED_JOB = {
     "pool_fraction",
 }
 PROMISED_POOL = {"peak_granted_bytes", "peak_physical_bytes", "sum_of_job_peaks_bytes"}
-SETTINGS = resolve(Flags(budget="64MiB"), {}, DeviceMemory(GIB, GIB), ["zico"])
+SETTINGS = resolve({"budget": Setting("64MiB", "--budget")}, DeviceMemory(GIB, GIB), ["zico"])
 
 
 def job_report(name: str, peak_bytes: int = 40 * MIB, oom: RefusedRequest | None = None) -> JobReport:
