@@ -80,7 +80,8 @@ def _serve(run: RunRecord) -> None:
             regions = may_take(run, number)
             if regions > 0:
                 hold(run, number, tenant_of(run, number).held + regions)
-                grow_alone(run, number)
+                if tenant_of(run, number).profiled == 0 and run.use_claims:
+                    grow_alone(run, number)
                 granted = True
             if need_of(tenant_of(run, number)) == 0:
                 run.n_blocked -= 1
@@ -173,7 +174,8 @@ def _settle(run: RunRecord, event: int) -> None:
     if run.n_blocked > 0 and run.n_busy == 0:
         _overflow(run)
     plan_retry(run)
-    look_when_alone_ends(run)
+    if run.alone != NOBODY:
+        look_when_alone_ends(run)
 
 
 @compiled

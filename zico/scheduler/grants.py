@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import compiled, inlined, record_at
+from zico.compiled import compiled, inlined, keep_out_of_line, record_at
 from zico.pool.layout import JobState
 from zico.pool.rules import ALONE_FRESH_NS, ALONE_WAIT_NS, is_safe
 from zico.scheduler.demand import claim_of, span_at
@@ -119,10 +119,9 @@ def may_take(run: RunRecord, number: int) -> int:
 
 @compiled
 def grow_alone(run: RunRecord, number: int) -> None:
-    """Take or renew the right to grow alone, where a job has none of it by its profile."""
+    """Let a job without a profile take or renew the right to grow alone."""
+    keep_out_of_line()
     tenant = tenant_of(run, number)
-    if tenant.profiled or not run.use_claims:
-        return
     if run.alone == number:
         tenant.alone_spent_ns += min(run.now_ns - run.alone_since_ns, ALONE_FRESH_NS)
     run.alone = number
@@ -132,6 +131,7 @@ def grow_alone(run: RunRecord, number: int) -> None:
 @compiled
 def look_when_alone_ends(run: RunRecord) -> None:
     """See that those whom a first iteration keeps waiting are looked at when it may keep them no longer."""
+    keep_out_of_line()
     if run.n_blocked + run.n_waiting > 0 and someone_grows_alone(run):
         tenant = tenant_of(run, run.alone)
         waits = need_of(tenant) > 0

@@ -331,8 +331,10 @@ def show_all(run: RunRecord) -> None:
         tenant.need = need_of(tenant)
         since_ns, duration_ns = run.now_ns - tenant.served_at_ns, profile_of(tenant).duration_ns
         tenant.served = recent_throughput(tenant.served_work, tenant.served_time, since_ns, duration_ns)
-        at = run.tenants_address + present[i] * _TENANT_BYTES
-        array_at(scene.jobs_address + i * _JOB_BYTES, _JOB_WORDS, _INT64)[:] = array_at(at, _JOB_WORDS, _INT64)
+        own = array_at(run.tenants_address + present[i] * _TENANT_BYTES, _JOB_WORDS, _INT64)
+        seen = array_at(scene.jobs_address + i * _JOB_BYTES, _JOB_WORDS, _INT64)
+        for word in range(_JOB_WORDS):
+            seen[word] = own[word]
         job_at(scene, i).waiting_since_ns = max(1, tenant.waiting_since_ns) if tenant.waiting_since_ns != NO_TIME else 0
         if present[i] == alone:
             scene.alone = i
