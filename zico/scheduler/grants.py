@@ -19,7 +19,7 @@ from zico.scheduler.tenants import (
     profile_of,
     scratch_flags,
     scratch_words,
-    see_place,
+    show_place,
     someone_grows_alone,
     step_ends_ns,
     tenant_of,
@@ -92,7 +92,7 @@ def _see_claims(run: RunRecord) -> bool:
 @compiled
 def _see_claim(run: RunRecord, number: int) -> None:
     tenant = tenant_of(run, number)
-    see_place(run, tenant)
+    show_place(run, tenant, job_of(run, number))
     tenant.claim = claim_of(job_of(run, number))
 
 

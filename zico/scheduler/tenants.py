@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class Tenant(SceneJob):
-    """One job of a simulation, behind what a policy sees of it; ``waiting_since_ns`` may be NO_TIME here."""
+    """One job of a simulation, behind what a policy sees of it.
+
+    ``waiting_since_ns`` may be NO_TIME here; ``need`` and ``served`` are worked out where a policy is shown them.
+    """
 
     true_address: I8  # of the PROFILE that it really has
     believed_address: I8  # of the one that the scheduler is told
@@ -292,10 +295,10 @@ def progress_of(run: RunRecord, tenant: Tenant) -> int:
 
 
 @compiled
-def see_place(run: RunRecord, tenant: Tenant) -> None:
-    """Note where in its iteration a tenant is, and the profile by which that tells what it may still come to hold."""
-    tenant.profile_address = tenant.believed_address if tenant.profiled else 0
-    tenant.progress = 0 if tenant.phase == _BOUNDARY else progress_of(run, tenant)
+def show_place(run: RunRecord, tenant: Tenant, job: SceneJob) -> None:
+    """Fill that part of a JOB record that tells what a tenant may still come to hold."""
+    job.profile_address = tenant.believed_address if tenant.profiled else 0
+    job.progress = 0 if tenant.phase == _BOUNDARY else progress_of(run, tenant)
 
 
 @inlined
@@ -326,15 +329,15 @@ def show_all(run: RunRecord) -> None:
     alone = run.alone if someone_grows_alone(run) else NOBODY
     present = present_in(run)
     for i in range(run.n_present):
-        tenant = tenant_of(run, present[i])
-        see_place(run, tenant)
-        tenant.need = need_of(tenant)
-        since_ns, duration_ns = run.now_ns - tenant.served_at_ns, profile_of(tenant).duration_ns
-        tenant.served = recent_throughput(tenant.served_work, tenant.served_time, since_ns, duration_ns)
+        tenant, job = tenant_of(run, present[i]), job_at(scene, i)
         own = array_at(run.tenants_address + present[i] * _TENANT_BYTES, _JOB_WORDS, _INT64)
         seen = array_at(scene.jobs_address + i * _JOB_BYTES, _JOB_WORDS, _INT64)
         for word in range(_JOB_WORDS):
             seen[word] = own[word]
-        job_at(scene, i).waiting_since_ns = max(1, tenant.waiting_since_ns) if tenant.waiting_since_ns != NO_TIME else 0
+        show_place(run, tenant, job)
+        job.need = need_of(tenant)
+        job.waiting_since_ns = 0 if tenant.waiting_since_ns == NO_TIME else max(1, tenant.waiting_since_ns)
+        since_ns, duration_ns = run.now_ns - tenant.served_at_ns, profile_of(tenant).duration_ns
+        job.served = recent_throughput(tenant.served_work, tenant.served_time, since_ns, duration_ns)
         if present[i] == alone:
             scene.alone = i
