@@ -38,8 +38,8 @@ import together
 from agreement_text import LOW_SHARE, TWINS, TWINS_SHARE, UNEQUAL_SHARE, again_text, are_twins, text_of
 from together import Job
 
+from zico.broker.messages import WaitKind
 from zico.report.files import JSON_NAME
-from zico.report.record import WaitKind
 from zico.scheduler.from_problem import profile_of
 from zico.scheduler.oracle import possible
 from zico.scheduler.policies import policy_named
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from zico.report.record import Record
+
 
 QUESTION = "Does the simulator say what really happens, and how near does that come to what is possible?"
 NAMES = {"trained": "agreement", "paced": "agreement-paced"}

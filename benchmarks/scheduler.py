@@ -10,10 +10,11 @@ import common
 import numpy as np
 from loops import call_often
 
+from zico.pool.layout import JobState
 from zico.scheduler.packed import Scene
 from zico.scheduler.policies import policy_named
 from zico.scheduler.simulate import Load, Simulation
-from zico.scheduler.state import JobView, Phase, PoolView, Profile
+from zico.scheduler.state import JobView, PoolView, Profile
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -66,7 +67,7 @@ def scene(n: int, waiting: int, seed: int) -> PoolView:
             JobView(
                 job=number,
                 name=str(number),
-                phase=Phase.BOUNDARY if is_waiting else Phase.RUNNING,
+                phase=JobState.BOUNDARY if is_waiting else JobState.RUNNING,
                 held=kept if is_waiting else profile.held[at],
                 persistent=kept,
                 progress=0 if is_waiting else at << 2,
@@ -74,7 +75,6 @@ def scene(n: int, waiting: int, seed: int) -> PoolView:
                 iteration=9,
                 started_ns=DAY_NS - profile.t_ns[at],
                 waiting_since_ns=DAY_NS - number if is_waiting else 0,
-                need=0,
             )
         )
     budget = int(SHARE * sum(job.profile.peak for job in jobs if job.profile))
@@ -122,7 +122,15 @@ def plan_s(n: int, repeat: int) -> dict[str, float]:
     for seed in range(repeat + 1):
         jobs = loads(n, seed)
         views = tuple(
-            JobView(i, job.name, Phase.BOUNDARY, job.persistent, job.persistent, 0, job.profile, 1, 0, 0, 0)
+            JobView(
+                job=i,
+                name=job.name,
+                phase=JobState.BOUNDARY,
+                held=job.persistent,
+                persistent=job.persistent,
+                profile=job.profile,
+                iteration=1,
+            )
             for i, job in enumerate(jobs)
         )
         began = time.perf_counter()

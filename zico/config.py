@@ -1,7 +1,7 @@
 """Settings of a run, each with its origin, checked before anything is started.
 
-Precedence: command-line flag, environment variable, settings file, default. This module measures nothing: the caller
-gives the environment, the file's contents and the device's memory, so every rule here is testable as a function.
+Click finds what was given, and where (``zico.cli.options``). This module measures nothing: the caller gives the texts
+and the device's memory, so every rule here is testable as a function.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from zico.errors import ConfigError
 from zico.units import KIB, MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
 Value = TypeVar("Value")
 
@@ -81,38 +82,8 @@ class DeviceMemory:
     """What names the device where this process sees several of its kind, else empty."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Flags:
-    """What the command line gave, as text; ``None`` where it gave nothing."""
-
-    budget: str | None = None
-    device: str | None = None
-    policy: str | None = None
-    region: str | None = None
-    grace: str | None = None
-    log_level: str | None = None
-    isolate: str | None = None
-    mps: str | None = None
-    most: str | None = None
-    weight: str | None = None
-    priority: str | None = None
-    slo: str | None = None
-    save: str | None = None
-    limit: str | None = None
-    tier: str | None = None
-    reserve: str | None = None
-    jobs: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class SettingsFile:
-    """What the user's settings file says, as text by the flags' names."""
-
-    path: str = ""
-    values: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-NO_FILE = SettingsFile()
+Given = Mapping[str, Setting[str]]
+"""What was given, as text by the names of the settings, with "_" for "-"."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,89 +117,61 @@ class Settings:
     """How jobs go on with less than their peaks: modes and limits likewise, and tiers."""
 
 
-def device_of(flags: Flags, environ: Mapping[str, str], file: SettingsFile = NO_FILE) -> Setting[str]:
+def device_of(given: Given) -> Setting[str]:
     """Return the device that is chosen, as ``host`` or ``cuda:N``; whether it exists is not looked at.
 
     Raises:
         ConfigError: It is no device's name.
     """
-    return _parsed(_Sources(flags, environ, file).chosen("device", HOST), _parse_device)
+    return _parsed(_chosen(given, "device", HOST), _parse_device)
 
 
-def resolve(
-    flags: Flags,
-    environ: Mapping[str, str],
-    memory: DeviceMemory,
-    policies: Collection[str],
-    file: SettingsFile = NO_FILE,
-    n_jobs: int | None = None,
-) -> Settings:
+def resolve(given: Given, memory: DeviceMemory, policies: Collection[str], n_jobs: int | None = None) -> Settings:
     """Return the settings of a run. Starts and changes nothing.
 
     Args:
-        flags: From the command line.
-        environ: This process's environment.
-        memory: Of the device that ``device_of`` returns for the same flags, environment and file.
+        given: By the command line, the environment and the settings file.
+        memory: Of the device that ``device_of`` returns for the same.
         policies: The names that are accepted.
-        file: The user's settings file.
         n_jobs: How many jobs there will be; ``None`` where only the user can know.
 
     Raises:
         ConfigError: A value is not acceptable; the message names it, its origin and what would be accepted.
     """
-    sources = _Sources(flags, environ, file)
-    device = device_of(flags, environ, file)
+    device = device_of(given)
     is_host = device.value == HOST
     default_region_bytes = DEFAULT_REGION_BYTES if is_host else DEFAULT_CUDA_REGION_BYTES
-    region = _region(sources.chosen("region"), memory, max(default_region_bytes, memory.granularity_bytes))
-    reserve = _reserve(sources.chosen("reserve", "0" if is_host else DEFAULT_CUDA_RESERVE), memory)
-    jobs = _expected_jobs(sources, n_jobs)
+    region = _region(_chosen(given, "region"), memory, max(default_region_bytes, memory.granularity_bytes))
+    reserve = _reserve(_chosen(given, "reserve", "0" if is_host else DEFAULT_CUDA_RESERVE), memory)
+    jobs = _expected_jobs(given, n_jobs)
     reserved_bytes = reserve.value * jobs.value
-    budget = _budget(sources.chosen("budget"), region.value, memory, reserved_bytes)
-    most = _most(sources.chosen("most"), budget, region.value, memory, reserved_bytes)
+    budget = _budget(_chosen(given, "budget"), region.value, memory, reserved_bytes)
+    most = _most(_chosen(given, "most"), budget, region.value, memory, reserved_bytes)
     taken = most if memory.is_taken_at_once and most.value > budget.value else budget
-    mps = _parsed(sources.chosen("mps"), _parse_switch)
+    mps = _parsed(_chosen(given, "mps"), _parse_switch)
     if mps.value and is_host:
         raise ConfigError(f"{mps.origin}: MPS is a service of GPUs: choose one too, as in --device cuda:0")
     return Settings(
         device=device,
         device_identity=memory.identity,
-        policy=_policy(sources.chosen("policy", DEFAULT_POLICY), policies),
+        policy=_policy(_chosen(given, "policy", DEFAULT_POLICY), policies),
         region_bytes=region,
         budget_bytes=budget,
         reserve_bytes=reserve,
         expected_jobs=jobs,
         warning=_warning(taken, memory, reserved_bytes),
-        grace_s=_parsed(sources.chosen("grace", str(DEFAULT_GRACE_S)), _parse_grace),
-        log_level=_one_of(sources.chosen("log-level", DEFAULT_LOG_LEVEL), LOG_LEVELS, "log level"),
-        isolate=_parsed(sources.chosen("isolate"), _parse_switch),
+        grace_s=_parsed(_chosen(given, "grace", str(DEFAULT_GRACE_S)), _parse_grace),
+        log_level=_one_of(_chosen(given, "log_level", DEFAULT_LOG_LEVEL), LOG_LEVELS, "log level"),
+        isolate=_parsed(_chosen(given, "isolate"), _parse_switch),
         mps=mps,
         most_bytes=most,
-        shares={name: sources.chosen(name) for name in SHARES},
-        saving={name: sources.chosen(name) for name in SAVING},
+        shares={name: _chosen(given, name) for name in SHARES},
+        saving={name: _chosen(given, name) for name in SAVING},
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Sources:
-    """Where a setting may come from, highest precedence first."""
-
-    flags: Flags
-    environ: Mapping[str, str]
-    file: SettingsFile
-
-    def chosen(self, name: str, default: str = "") -> Setting[str]:
-        """Return the text with the highest precedence; an empty variable stands for "nothing given"."""
-        field = name.replace("-", "_")
-        flag: str | None = getattr(self.flags, field)
-        variable = f"ZICO_{field.upper()}"
-        if flag is not None:
-            return Setting(flag, f"--{name}")
-        if self.environ.get(variable):
-            return Setting(self.environ[variable], variable)
-        if name in self.file.values:
-            return Setting(self.file.values[name], f"{name} in {self.file.path}")
-        return Setting(default, "default")
+def _chosen(given: Given, name: str, default: str = "") -> Setting[str]:
+    return given.get(name) or Setting(default, "default")
 
 
 def _parsed(setting: Setting[str], parse: Callable[[str], Value]) -> Setting[Value]:
@@ -303,7 +246,7 @@ def _reserve(chosen: Setting[str], memory: DeviceMemory) -> Setting[int]:
     return _parsed(chosen, parse)
 
 
-def _expected_jobs(sources: _Sources, n_jobs: int | None) -> Setting[int]:
+def _expected_jobs(given: Given, n_jobs: int | None) -> Setting[int]:
     """Return how many jobs are to find room for what they need outside the pool."""
     if n_jobs is not None:
         return Setting(n_jobs, "the commands")
@@ -313,7 +256,7 @@ def _expected_jobs(sources: _Sources, n_jobs: int | None) -> Setting[int]:
             raise ConfigError(f"{text!r} is no number of jobs: give a number from 1 to {MAX_EXPECTED_JOBS}")
         return int(text)
 
-    return _parsed(sources.chosen("jobs", DEFAULT_EXPECTED_JOBS), parse)
+    return _parsed(_chosen(given, "jobs", DEFAULT_EXPECTED_JOBS), parse)
 
 
 def _room_bytes(memory: DeviceMemory) -> int:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.broker.speeds import Look, Speeds
+from zico.pool.layout import JobState
 from zico.scheduler.engine import Stop
-from zico.scheduler.layout import NO_TIME, Phase
+from zico.scheduler.layout import NO_TIME
 from zico.scheduler.packed import packed
 from zico.scheduler.simulate import Simulation
 
@@ -51,7 +52,7 @@ class Watched(Simulation):
             if self._inside[number]:
                 self._waited_ns[number] += total_ns - self._total_ns[number]
             self._total_ns[number] = total_ns
-            self._inside[number] = int(tenant["phase"]) == Phase.RUNNING
+            self._inside[number] = int(tenant["phase"]) == JobState.RUNNING
 
     def _looks(self, now_ns: int) -> dict[int, Look]:
         return {

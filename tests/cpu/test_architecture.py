@@ -45,7 +45,7 @@ ALLOWED = {
     "driver": set(),
     "trace": set(),
     "planners": {"trace"},
-    "scheduler": {"trace", "planners", "pool.rules"},
+    "scheduler": {"trace", "planners", "pool.rules", "pool.layout"},
     "offload": {"driver", "trace", "planners", "pool", "heap", "scheduler.state"},
     "pool": {"driver", "trace"},
     "heap": {"pool", "driver", "trace", "planners", *BELOW_THE_HEAP},

@@ -20,7 +20,7 @@ from zico.broker.record import write_record
 from zico.broker.speeds import Look
 from zico.broker.views import ProfileCache, jobs_in, looks_of, mask_of, pool_view
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, NO_MORE, NOBODY, JobState, SaveMode
-from zico.scheduler.state import Decision, Phase, PoolView, Profile, Start, Wait
+from zico.scheduler.state import Decision, PoolView, Profile, Start, Wait
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,9 +90,9 @@ def test_a_view_has_every_job_that_has_a_place() -> None:
     view = pool_view(header, jobs, 42, ProfileCache())
     assert (view.now_ns, view.budget, view.alone_job) == (42, 16, 3)
     assert [(job.job, job.phase, job.profile is None) for job in view.jobs] == [
-        (0, Phase.RUNNING, True),
-        (3, Phase.BOUNDARY, False),
-        (9, Phase.LEAVING, True),
+        (0, JobState.RUNNING, True),
+        (3, JobState.BOUNDARY, False),
+        (9, JobState.LEAVING, True),
     ]
     assert (view.job(0).waiting_since_ns, view.job(0).need, view.job(0).held) == (7, 2, 4)
     waiting = view.job(3)
@@ -163,9 +163,12 @@ def test_a_report_has_the_figures_of_jobs_gone_and_present() -> None:
     report = ledger.report(BEGAN_NS + 7 * S)
     assert [job.name for job in report.jobs] == ["gone", "next"]
     assert report.jobs[0] == m.JobReport(
+        job=0,
         name="gone",
         pid=100,
         framework="torch",
+        state="gone",
+        held_bytes=5 * MIB,
         iterations=11,
         iterations_per_s=2.0,
         waited_s=3.0,
@@ -183,9 +186,7 @@ def test_a_report_has_the_figures_of_jobs_gone_and_present() -> None:
     )
     assert (report.jobs[1].iterations_per_s, report.jobs[1].pool_fraction, report.jobs[1].oom) == (0, 0, None)
     assert report.pool == m.PoolReport(
-        policy="zico",
         region_bytes=MIB,
-        budget_bytes=16 * MIB,
         peak_granted_bytes=9 * MIB,
         peak_physical_bytes=7 * MIB,
         recoveries=1,

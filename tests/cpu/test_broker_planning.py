@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from zico.broker.planning import Planning
+from zico.pool.layout import JobState
 from zico.scheduler.policies import policy_named
-from zico.scheduler.state import JobView, Phase, PoolView, Profile
+from zico.scheduler.state import JobView, PoolView, Profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,15 +89,12 @@ def job(number: int, **changes: object) -> JobView:
     view = JobView(
         job=number,
         name=f"job{number}",
-        phase=Phase.RUNNING,
+        phase=JobState.RUNNING,
         held=40,
         persistent=4,
-        progress=0,
         profile=dataclasses.replace(PROFILE, **of_profile),  # type: ignore[arg-type]
         iteration=3,
         started_ns=1,
-        waiting_since_ns=0,
-        need=0,
     )
     return dataclasses.replace(view, **own)  # type: ignore[arg-type]
 

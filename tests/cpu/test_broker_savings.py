@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from zico.broker.savings import Savings
-from zico.scheduler.state import JobView, Less, Phase, PoolView, Profile
+from zico.pool.layout import JobState
+from zico.scheduler.state import JobView, Less, PoolView, Profile
 
 WITHIN_S = 30.0
 MS = 1_000_000
@@ -24,15 +25,11 @@ def job(number: int, *less: Less, peak: int = 100, limit: int = 0, wanted: int =
     return JobView(
         job=number,
         name=f"job-{number}",
-        phase=Phase.RUNNING,
+        phase=JobState.RUNNING,
         held=0,
         persistent=0,
-        progress=0,
         profile=profile(peak, ns),
         iteration=5,
-        started_ns=0,
-        waiting_since_ns=0,
-        need=0,
         limit=limit,
         wanted=wanted,
         less=less,

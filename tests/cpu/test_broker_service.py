@@ -8,7 +8,8 @@ import pytest
 
 from zico.broker.messages import Share
 from zico.broker.service import Service
-from zico.scheduler.state import JobView, Phase, PoolView, Profile
+from zico.pool.layout import JobState
+from zico.scheduler.state import JobView, PoolView, Profile
 
 MS = 1_000_000
 PROFILE = Profile(held=(4, 6, 4), t_ns=(0, 10 * MS, 20 * MS), duration_ns=30 * MS, shift=4, n_events=48)
@@ -17,7 +18,15 @@ PROFILE = Profile(held=(4, 6, 4), t_ns=(0, 10 * MS, 20 * MS), duration_ns=30 * M
 def view(now_ns: int, *iterations: int, profile: Profile | None = PROFILE) -> PoolView:
     """Return jobs that have ended so many iterations."""
     jobs = (
-        JobView(number, f"job{number}", Phase.RUNNING, 4, 4, 0, profile, iteration, 0, 0, 0)
+        JobView(
+            job=number,
+            name=f"job{number}",
+            phase=JobState.RUNNING,
+            held=4,
+            persistent=4,
+            profile=profile,
+            iteration=iteration,
+        )
         for number, iteration in enumerate(iterations)
     )
     return PoolView(now_ns, 10, tuple(jobs))

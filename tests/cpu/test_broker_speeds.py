@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zico.broker.speeds import AGAIN_NS, MOST_JOBS, NOTICEABLE, Look, Speeds
+from zico.pool.layout import JobState
 from zico.scheduler.policies import policy_named
 from zico.scheduler.simulate import Load
-from zico.scheduler.state import JobView, Phase, PoolView, Profile
+from zico.scheduler.state import JobView, PoolView, Profile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +55,17 @@ def view_of(loads: Sequence[Load], **slower: float) -> PoolView:
             t_ns=tuple(round(factor * t_ns) for t_ns in load.profile.t_ns),
             duration_ns=round(factor * load.profile.duration_ns),
         )
-        jobs.append(JobView(number, load.name, Phase.RUNNING, 3, 3, 0, learned, 9, 0, 0, 0))
+        jobs.append(
+            JobView(
+                job=number,
+                name=load.name,
+                phase=JobState.RUNNING,
+                held=3,
+                persistent=3,
+                profile=learned,
+                iteration=9,
+            )
+        )
     return PoolView(0, 75, tuple(jobs))
 
 

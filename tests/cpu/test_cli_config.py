@@ -1,24 +1,33 @@
 """Settings: precedence, origins, and refusals that say what would be accepted."""
 
-from pathlib import Path
+from __future__ import annotations
+
+import os
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
+from zico.cli.broker import broker
+from zico.cli.options import KEYS, given_in, read_settings
+from zico.cli.run import run
 from zico.config import (
     DEFAULT_REGION_BYTES,
-    NO_FILE,
     DeviceMemory,
-    Flags,
     Setting,
     Settings,
-    SettingsFile,
     device_of,
     resolve,
 )
 from zico.errors import ConfigError
-from zico.launch.settings_file import KEYS, read_settings
 from zico.units import GIB, MIB
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+SWITCHES = ("isolate", "mps")
 MEMORY = DeviceMemory(total_bytes=16 * GIB, available_bytes=10 * GIB)
 GPU = DeviceMemory(
     total_bytes=80 * GIB,
@@ -30,19 +39,40 @@ GPU = DeviceMemory(
 POLICIES = ("zico", "serial")
 
 
-def resolved(flags: Flags | None = None, file: SettingsFile = NO_FILE, **environ: str) -> Settings:
+def flags(**texts: str) -> dict[str, str]:
+    """Return what a command line says, by the names of the settings."""
+    return texts
+
+
+def given(said: Mapping[str, str], path: Path | None = None, **environ: str) -> dict[str, Setting[str]]:
+    """Return what click finds in a command line, a file and an environment that has nothing else of Zico's."""
+    words = [f"--{name.replace('_', '-')}" + f"={text}" * (name not in SWITCHES) for name, text in said.items()]
+    own = {name: text for name, text in os.environ.items() if not name.startswith("ZICO_")}
+    named = {} if path is None else {"ZICO_CONFIG": str(path)}
+    with mock.patch.dict(os.environ, own | named | environ, clear=True):
+        return given_in((broker if "jobs" in said else run).make_context("zico", words))
+
+
+def resolved(said: Mapping[str, str] = MappingProxyType({}), path: Path | None = None, **environ: str) -> Settings:
     """Resolve against a machine of 16 GiB with 10 GiB available."""
-    return resolve(flags or Flags(), environ, MEMORY, POLICIES, file)
+    return resolve(given(said, path, **environ), MEMORY, POLICIES)
 
 
-def on_gpu(memory: DeviceMemory = GPU, n_jobs: int | None = 2, **flags: str) -> Settings:
+def on_gpu(memory: DeviceMemory = GPU, n_jobs: int | None = 2, **said: str) -> Settings:
     """Resolve for two jobs on a GPU of 80 GiB with 60 GiB free."""
-    return resolve(Flags(**{"device": "cuda", **flags}), {}, memory, POLICIES, n_jobs=n_jobs)
+    return resolve(given({"device": "cuda", **said}), memory, POLICIES, n_jobs=n_jobs)
+
+
+def file_of(directory: Path, text: str) -> Path:
+    """Write a settings file."""
+    path = directory / "z.toml"
+    path.write_text(text)
+    return path
 
 
 def test_a_flag_beats_the_environment_and_that_beats_the_default() -> None:
     """Each setting comes from the flag, else from the variable, else from the default, and says which."""
-    both = resolved(Flags(budget="1G"), ZICO_BUDGET="2G", ZICO_POLICY="serial")
+    both = resolved(flags(budget="1G"), ZICO_BUDGET="2G", ZICO_POLICY="serial")
     assert (both.budget_bytes.value, both.budget_bytes.origin) == (GIB, "--budget")
     assert (both.policy.value, both.policy.origin) == ("serial", "ZICO_POLICY")
     assert (both.device.value, both.device.origin) == ("host", "default")
@@ -58,50 +88,51 @@ def test_the_default_budget_is_80_percent_of_what_is_available() -> None:
 
 def test_percent_and_none_are_of_the_whole_device() -> None:
     """On the host a percentage and ``none`` refer to the device's memory, not to what is available."""
-    assert resolved(Flags(budget="50%")).budget_bytes.value == 8 * GIB
-    assert resolved(Flags(budget="none")).budget_bytes.value == 16 * GIB
+    assert resolved(flags(budget="50%")).budget_bytes.value == 8 * GIB
+    assert resolved(flags(budget="none")).budget_bytes.value == 16 * GIB
 
 
 def test_the_budget_is_rounded_down_to_whole_regions() -> None:
     """What does not fill a region is left out, so that the budget is never exceeded."""
-    assert resolved(Flags(budget="10MiB")).budget_bytes.value == 2 * DEFAULT_REGION_BYTES
-    assert resolved(Flags(budget="10MiB", region="1MiB")).budget_bytes.value == 10 * MIB
+    assert resolved(flags(budget="10MiB")).budget_bytes.value == 2 * DEFAULT_REGION_BYTES
+    assert resolved(flags(budget="10MiB", region="1MiB")).budget_bytes.value == 10 * MIB
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("said", "says"),
     [
-        (Flags(budget="0"), "more than zero"),
-        (Flags(budget="-1G"), "is no size"),
-        (Flags(budget="17G"), "more than the device's 16 GiB"),
-        (Flags(budget="lots"), "--budget: 'lots' is no size"),
-        (Flags(budget="1MiB"), "less than one region"),
-        (Flags(region="3MiB"), "power of two"),
-        (Flags(region="4K"), "power of two from 64 KiB"),
-        (Flags(device="tpu"), "--device: 'tpu' is no device: give host, cuda or cuda:N"),
-        (Flags(device="cuda:-1"), "'cuda:-1' is no device"),
-        (Flags(device="cuda:x"), "'cuda:x' is no device"),
-        (Flags(device="cuda:"), "'cuda:' is no device"),
-        (Flags(device="CUDA"), "'CUDA' is no device"),
-        (Flags(mps="1"), "--mps: MPS is a service of GPUs"),
-        (Flags(isolate="perhaps"), "--isolate: 'perhaps' is neither on nor off"),
-        (Flags(policy="fast"), "give one of zico, serial"),
-        (Flags(log_level="loud"), "give one of debug"),
-        (Flags(grace="soon"), "give seconds"),
-        (Flags(grace="-1"), "give seconds"),
-        (Flags(grace="nan"), "give seconds"),
+        (flags(budget="0"), "more than zero"),
+        (flags(budget="-1G"), "is no size"),
+        (flags(budget="17G"), "more than the device's 16 GiB"),
+        (flags(budget="lots"), "--budget: 'lots' is no size"),
+        (flags(budget="1MiB"), "less than one region"),
+        (flags(region="3MiB"), "power of two"),
+        (flags(region="4K"), "power of two from 64 KiB"),
+        (flags(device="tpu"), "--device: 'tpu' is no device: give host, cuda or cuda:N"),
+        (flags(device="cuda:-1"), "'cuda:-1' is no device"),
+        (flags(device="cuda:x"), "'cuda:x' is no device"),
+        (flags(device="cuda:"), "'cuda:' is no device"),
+        (flags(device="CUDA"), "'CUDA' is no device"),
+        (flags(mps="1"), "--mps: MPS is a service of GPUs"),
+        (flags(policy="fast"), "give one of zico, serial"),
+        (flags(log_level="loud"), "give one of debug"),
+        (flags(grace="soon"), "give seconds"),
+        (flags(grace="-1"), "give seconds"),
+        (flags(grace="nan"), "give seconds"),
     ],
 )
-def test_nonsense_is_refused_with_what_would_be_accepted(flags: Flags, says: str) -> None:
+def test_nonsense_is_refused_with_what_would_be_accepted(said: dict[str, str], says: str) -> None:
     """Every setting that cannot be used is refused with its origin and a remedy."""
     with pytest.raises(ConfigError, match=says):
-        resolved(flags)
+        resolved(said)
 
 
 def test_an_error_in_the_environment_names_the_variable() -> None:
     """The message about a wrong variable begins with its name."""
     with pytest.raises(ConfigError, match=r"^ZICO_BUDGET: "):
         resolved(ZICO_BUDGET="x")
+    with pytest.raises(ConfigError, match=r"^ZICO_ISOLATE: 'perhaps' is neither on nor off"):
+        resolved(ZICO_ISOLATE="perhaps")
 
 
 # -- devices ----------------------------------------------------------------------------------------------------------
@@ -112,9 +143,9 @@ def test_an_error_in_the_environment_names_the_variable() -> None:
 )
 def test_a_device_has_one_name(text: str, device: str) -> None:
     """``cuda`` is the first GPU, and every device is called the same however it was given."""
-    assert device_of(Flags(device=text), {}).value == device
-    assert device_of(Flags(), {"ZICO_DEVICE": text}).value == device
-    assert device_of(Flags(), {}).value == "host"
+    assert device_of(given(flags(device=text))).value == device
+    assert device_of(given({}, ZICO_DEVICE=text)).value == device
+    assert device_of(given({})).value == "host"
 
 
 def test_a_gpus_defaults() -> None:
@@ -165,7 +196,7 @@ def test_none_and_percentages_on_a_gpu_leave_each_job_its_reserve() -> None:
     assert (on_gpu(budget="none").reserve_bytes.origin, resolved().reserve_bytes.value) == ("default", 0)
     assert on_gpu(budget="none", reserve="3GiB").budget_bytes.value == 54 * GIB
     assert [on_gpu(budget="none", reserve=text).budget_bytes.value for text in ("0", "none")] == [60 * GIB] * 2
-    assert resolved(Flags(budget="none")).budget_bytes.value == 16 * GIB
+    assert resolved(flags(budget="none")).budget_bytes.value == 16 * GIB
 
 
 def test_the_default_budget_leaves_the_reserve_where_that_is_more_than_a_fifth() -> None:
@@ -191,17 +222,17 @@ def test_a_size_that_leaves_less_than_the_reserve_is_taken_with_a_warning() -> N
         "reserve of 2 GiB"
     )
     assert on_gpu(budget="10GiB", most="60GiB").warning.startswith("warning: --most: 60 GiB leave 0 B of the device")
-    assert resolved(Flags(budget="16GiB")).warning == ""
+    assert resolved(flags(budget="16GiB")).warning == ""
     tiny = DeviceMemory(GIB // 2, GIB // 2, granularity_bytes=2 * MIB, is_taken_at_once=True)
     assert on_gpu(tiny, budget="64MiB").warning.endswith("less than the reserve of 2 GiB")
 
 
-def test_the_reserve_comes_from_a_flag_a_variable_or_the_file() -> None:
+def test_the_reserve_comes_from_a_flag_a_variable_or_the_file(tmp_path: Path) -> None:
     """The reserve follows the precedence of all settings, and on the host whoever asks for one has it."""
-    file = SettingsFile("/etc/z.toml", {"reserve": "3G"})
-    assert resolved(Flags(budget="none", reserve="1G"), file, ZICO_RESERVE="2G").budget_bytes.value == 14 * GIB
-    assert resolved(Flags(budget="none"), file, ZICO_RESERVE="2G").budget_bytes.value == 12 * GIB
-    assert resolved(Flags(budget="none"), file).budget_bytes.value == 10 * GIB
+    file = file_of(tmp_path, 'reserve = "3G"')
+    assert resolved(flags(budget="none", reserve="1G"), file, ZICO_RESERVE="2G").budget_bytes.value == 14 * GIB
+    assert resolved(flags(budget="none"), file, ZICO_RESERVE="2G").budget_bytes.value == 12 * GIB
+    assert resolved(flags(budget="none"), file).budget_bytes.value == 10 * GIB
 
 
 def test_a_broker_assumes_two_jobs_unless_it_is_told() -> None:
@@ -216,7 +247,7 @@ def test_a_broker_assumes_two_jobs_unless_it_is_told() -> None:
 
 def test_the_hosts_budget_may_exceed_what_is_available() -> None:
     """The host gives memory when it is touched, so a budget above what is available now is the user's affair."""
-    assert resolved(Flags(budget="12GiB")).budget_bytes.value == 12 * GIB
+    assert resolved(flags(budget="12GiB")).budget_bytes.value == 12 * GIB
 
 
 def test_switches_come_from_flags_and_variables() -> None:
@@ -229,37 +260,43 @@ def test_switches_come_from_flags_and_variables() -> None:
 # -- the settings file ------------------------------------------------------------------------------------------------
 
 
-def test_the_file_comes_after_the_environment_and_before_the_default() -> None:
+def test_the_file_comes_after_the_environment_and_before_the_default(tmp_path: Path) -> None:
     """A setting of the file is used where neither flag nor variable gives one, and its origin names the file."""
-    file = SettingsFile("/etc/z.toml", {"budget": "1G", "policy": "serial"})
-    settings = resolved(Flags(budget="2G"), file)
-    assert (settings.budget_bytes.value, settings.policy.origin) == (2 * GIB, "policy in /etc/z.toml")
-    assert resolved(None, file, ZICO_BUDGET="3G").budget_bytes.value == 3 * GIB
-    with pytest.raises(ConfigError, match=r"^budget in /etc/z\.toml: "):
-        resolved(None, SettingsFile("/etc/z.toml", {"budget": "x"}))
+    file = file_of(tmp_path, 'budget = "1G"\npolicy = "serial"\nweight = "a=2, b=3"')
+    settings = resolved(flags(budget="2G"), file)
+    assert (settings.budget_bytes.value, settings.policy.origin) == (2 * GIB, f"policy in {file}")
+    assert settings.shares["weight"] == Setting("a=2, b=3", f"weight in {file}")
+    assert resolved({}, file, ZICO_BUDGET="3G").budget_bytes.value == 3 * GIB
+    with pytest.raises(ConfigError, match=f"^budget in {file}: "):
+        resolved({}, file_of(tmp_path, 'budget = "x"'))
+
+
+def test_lists_are_taken_whole() -> None:
+    """What a variable says for several jobs is not split, and an option that is given twice is one list."""
+    assert resolved(ZICO_LIMIT="a=2 GiB, b=1G").saving["limit"] == Setting("a=2 GiB, b=1G", "ZICO_LIMIT")
+    with mock.patch.dict(os.environ, {"ZICO_WEIGHT": "c=4"}):
+        found = given_in(run.make_context("zico", ["--weight", "a=2", "--weight", "b=3"]))
+    assert found["weight"] == Setting("a=2,b=3", "--weight")
 
 
 def test_a_file_says_what_flags_say(tmp_path: Path) -> None:
     """Each key is a flag's name; text, numbers and truth values are what the flag would be given."""
-    path = tmp_path / "z.toml"
-    path.write_text('device = "cuda:1"\nbudget = "80%"\ngrace = 2.5\nlog-level = "info"\nisolate = true\n')
-    file = read_settings({"ZICO_CONFIG": str(path)})
-    assert file == SettingsFile(
-        str(path),
-        {"device": "cuda:1", "budget": "80%", "grace": "2.5", "log-level": "info", "isolate": "True"},
-    )
-    assert device_of(Flags(), {}, file).value == "cuda:1"
-    assert resolved(Flags(device="host"), file).isolate.value
+    path = file_of(tmp_path, 'device = "cuda:1"\nbudget = "80%"\ngrace = 2.5\nlog-level = "info"\nisolate = true\n')
+    assert device_of(given({}, path)).value == "cuda:1"
+    settings = resolved(flags(device="host"), path)
+    assert (settings.isolate.value, settings.grace_s.value, settings.log_level.value) == (True, 2.5, "info")
+    assert settings.isolate.origin == f"isolate in {path}"
     assert "region" in KEYS
 
 
 def test_without_a_file_nothing_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The user's own file need not be there; it is read where it is."""
+    monkeypatch.delenv("ZICO_CONFIG", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert read_settings({}) == NO_FILE
+    assert read_settings() == ("", {})
     (tmp_path / "zico").mkdir()
     (tmp_path / "zico" / "config.toml").write_text("policy = 'serial'")
-    assert read_settings({}).values == {"policy": "serial"}
+    assert read_settings()[1] == {"policy": "serial"}
 
 
 @pytest.mark.parametrize(
@@ -276,22 +313,22 @@ def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str | bytes
     path = tmp_path / "z.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=says):
-        read_settings({"ZICO_CONFIG": str(path)})
+        given({}, path)
 
 
 def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
     """A missing file is an error if the variable names it."""
     with pytest.raises(ConfigError, match="ZICO_CONFIG: there is no file"):
-        read_settings({"ZICO_CONFIG": str(tmp_path / "none")})
+        given({}, tmp_path / "none")
 
 
 def test_a_budget_on_the_host_may_be_raised_to_what_the_machine_has() -> None:
     """That costs address space only; a table of more regions than is usual has to be asked for."""
-    assert resolved(Flags(budget="1G")).most_bytes.value == MEMORY.total_bytes
-    small = resolved(Flags(budget="1G", region="64KiB"))
+    assert resolved(flags(budget="1G")).most_bytes.value == MEMORY.total_bytes
+    small = resolved(flags(budget="1G", region="64KiB"))
     assert small.most_bytes.value == 4 * GIB
-    assert resolved(Flags(budget="8G", region="64KiB")).most_bytes.value == 8 * GIB
-    assert resolved(Flags(budget="1G", region="64KiB"), ZICO_MOST="12G").most_bytes.value == 12 * GIB
+    assert resolved(flags(budget="8G", region="64KiB")).most_bytes.value == 8 * GIB
+    assert resolved(flags(budget="1G", region="64KiB"), ZICO_MOST="12G").most_bytes.value == 12 * GIB
 
 
 def test_a_budget_on_a_gpu_may_be_raised_only_if_that_was_asked_for() -> None:
@@ -305,4 +342,4 @@ def test_a_budget_on_a_gpu_may_be_raised_only_if_that_was_asked_for() -> None:
 def test_a_most_below_the_budget_is_refused() -> None:
     """The sentence has both figures."""
     with pytest.raises(ConfigError, match="--most: 1 GiB is below the budget of 2 GiB"):
-        resolved(Flags(budget="2G", most="1G"))
+        resolved(flags(budget="2G", most="1G"))

@@ -17,7 +17,7 @@ from twin.twin import Twin
 from twin_device import MIB
 
 from zico.broker.devices import HOST_DEVICE, Device, facts_of, open_device, open_driver
-from zico.config import DeviceMemory, Flags, Setting, resolve
+from zico.config import DeviceMemory, Setting, resolve
 from zico.driver.cuda import bindings
 from zico.driver.cuda.driver import CudaDriver
 from zico.driver.host import HostDriver
@@ -137,8 +137,9 @@ def test_beside_a_pool_without_budget_each_job_has_room_for_its_context(
     """The reserve holds a context and a workspace for each job; without one no job can make its context."""
     with gpus(total_bytes=8 * GIB, context_bytes=512 * MIB) as twin:
         Library(Memory(8 * GIB, 8 * GIB), [], uuid=facts_of("cuda:0").uuid).install(monkeypatch)
-        flags = Flags(device="cuda:0", budget="none", reserve=reserve)
-        budget = resolve(flags, {}, memory_of(of_flag("cuda:0")), ("zico",), n_jobs=2).budget_bytes.value
+        texts = {"device": "cuda:0", "budget": "none", "reserve": reserve}
+        given = {name: Setting(text, f"--{name}") for name, text in texts.items()}
+        budget = resolve(given, memory_of(of_flag("cuda:0")), ("zico",), n_jobs=2).budget_bytes.value
         driver = CudaDriver(0)
         with driver.create_memory(budget, "pool", 64 * MIB):
             made = 0
@@ -179,9 +180,9 @@ def test_without_a_driver_the_sentence_says_what_to_install() -> None:
 def test_jobs_see_the_chosen_one_of_several_gpus() -> None:
     """With several GPUs the jobs' variable names the chosen one; with one the user's own setting stands."""
     several = DeviceMemory(16 << 30, 16 << 30, identity="GPU-5")
-    settings = resolve(Flags(device="cuda:1"), {}, several, ("zico",))
+    settings = resolve({"device": Setting("cuda:1", "")}, several, ("zico",))
     assert device_variables(settings) == {VISIBLE_VARIABLE: "GPU-5"}
-    settings = resolve(Flags(device="cuda:0"), {}, DeviceMemory(16 << 30, 16 << 30), ("zico",))
+    settings = resolve({"device": Setting("cuda:0", "")}, DeviceMemory(16 << 30, 16 << 30), ("zico",))
     assert device_variables(settings) == {}
 
 

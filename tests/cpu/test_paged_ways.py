@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zico.broker.paged_ways import PagedWays, rises
-from zico.scheduler.state import LESS_SHARES, JobView, Less, Phase, Profile
+from zico.pool.layout import JobState
+from zico.scheduler.state import LESS_SHARES, JobView, Less, Profile
 
 NS = 80_000_000
 REGION_NS = 1_000_000
@@ -27,7 +28,15 @@ WANTED = profile((0, 100, 100, 40, 90, 0))
 def job(limit: int = 0, iteration: int = 9, ns: int = NS) -> JobView:
     """Return a job that pages, whose last iteration took so long."""
     held = tuple(min(held, limit or held) for held in WANTED.held)
-    view = JobView(3, "a", Phase.RUNNING, 0, 0, 0, profile(held, ns), iteration, 0, 0, 0)
+    view = JobView(
+        job=3,
+        name="a",
+        phase=JobState.RUNNING,
+        held=0,
+        persistent=0,
+        profile=profile(held, ns),
+        iteration=iteration,
+    )
     return dataclasses.replace(view, limit=limit, less=TOLD)
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zico.cli.options import settings_from
-from zico.config import Flags
+from zico.cli.options import settings_with
 from zico.errors import ConfigError
 from zico.scheduler.device_model import DEVICE_MODELS, device_model_named
 from zico.scheduler.parameters import Parameter, Unit, split, values
@@ -122,8 +121,8 @@ def test_zico_run_says_where_a_refused_policy_came_from() -> None:
     """The flag is named before the sentence, for a policy that cannot run and for a parameter that is none."""
     for text, why in (("mps", "only zico simulate"), ("salus:order=best", "is no choice")):
         with pytest.raises(ConfigError, match=rf"^--policy: .*{why}"):
-            settings_from(Flags(policy=text, budget="1GiB"))
-    assert settings_from(Flags(policy="shift:poll=2ms", budget="1GiB")).policy.value == "shift:poll=2ms"
+            settings_with(["--policy", text, "--budget", "1GiB"])
+    assert settings_with(["--policy", "shift:poll=2ms", "--budget", "1GiB"]).policy.value == "shift:poll=2ms"
 
 
 def test_checking_a_name_loads_no_compiler() -> None:

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from scheduler_cases import WORKS, smallest_budget
 from scheduler_model import MS, Work, triangle
 
+from zico.pool.layout import JobState
 from zico.scheduler.packed import Scene
 from zico.scheduler.policies import policy_named
 from zico.scheduler.policies.salus import lanes_of
 from zico.scheduler.scrooge import iteration_demand
 from zico.scheduler.simulate import Load, Outcome, Simulation
-from zico.scheduler.state import JobView, Phase, PoolView, Profile, Start, Wait
+from zico.scheduler.state import JobView, PoolView, Profile, Start, Wait
 
 
 def profile(*levels: int) -> Profile:
@@ -24,9 +25,19 @@ def profile(*levels: int) -> Profile:
     return Profile(levels, times, len(levels) * 10 * MS, shift=4, n_events=16 * len(levels))
 
 
-def view_of(number: int, known: Profile | None, phase: Phase = Phase.BOUNDARY, **changes: object) -> JobView:
+def view_of(number: int, known: Profile | None, phase: JobState = JobState.BOUNDARY, **changes: object) -> JobView:
     """Return a job that holds one region and has waited the longer the smaller its number."""
-    job = JobView(number, f"job{number}", phase, 1, 1, 0, known, 1, 900 * MS, number + 1, 0)
+    job = JobView(
+        job=number,
+        name=f"job{number}",
+        phase=phase,
+        held=1,
+        persistent=1,
+        profile=known,
+        iteration=1,
+        started_ns=900 * MS,
+        waiting_since_ns=number + 1,
+    )
     return dataclasses.replace(job, **changes)  # type: ignore[arg-type]
 
 
@@ -67,7 +78,7 @@ def test_a_prediction_is_as_long_as_the_last_iteration() -> None:
 
 def test_of_an_iteration_in_flight_the_rest_is_predicted_by_the_clock() -> None:
     """What is live is held at least until the next step; an overdue one holds what it holds."""
-    inside = view_of(0, FIGURE, Phase.RUNNING, held=12)
+    inside = view_of(0, FIGURE, JobState.RUNNING, held=12)
     assert demand(inside, 80 * MS, 45 * MS) == ([0, 5, 15, 25, 35], [12, 7, 7, 4, 1])
     assert demand(inside, 80 * MS, 80 * MS) == ([0], [12])
 
@@ -94,10 +105,10 @@ def test_shift_does_not_ask_before_its_quantum_is_over() -> None:
     """A job that would fit by now waits all the same; once it asks it starts."""
     policy = policy_named("shift:ramp=1,poll=10ms")
     saw, now_ns = profile(1, 9, 1), 1_000 * MS
-    inside = view_of(0, saw, Phase.RUNNING, started_ns=now_ns)
+    inside = view_of(0, saw, JobState.RUNNING, started_ns=now_ns)
     first = policy.decide(pool(12, inside, view_of(1, saw)))[1]
     assert first == Wait((0,), now_ns + 10 * MS, "its peak would meet that of job0")
-    ended = view_of(0, saw, Phase.RUNNING, started_ns=now_ns - 29 * MS)
+    ended = view_of(0, saw, JobState.RUNNING, started_ns=now_ns - 29 * MS)
     assert policy.decide(pool(12, ended, view_of(1, saw), now_ns=now_ns + 5 * MS))[1] == first
     assert policy.decide(pool(12, ended, view_of(1, saw), now_ns=now_ns + 10 * MS))[1] == Start()
 
@@ -106,9 +117,9 @@ def test_shift_forgets_when_the_jobs_are_others() -> None:
     """With another job there, the one that waits asks again at once."""
     policy = policy_named("shift:ramp=1,poll=10ms")
     saw, now_ns = profile(1, 9, 1), 1_000 * MS
-    inside = view_of(0, saw, Phase.RUNNING, started_ns=now_ns)
+    inside = view_of(0, saw, JobState.RUNNING, started_ns=now_ns)
     assert isinstance(policy.decide(pool(12, inside, view_of(1, saw)))[1], Wait)
-    other = view_of(2, saw, Phase.RUNNING, started_ns=now_ns - 29 * MS)
+    other = view_of(2, saw, JobState.RUNNING, started_ns=now_ns - 29 * MS)
     assert policy.decide(pool(12, other, view_of(1, saw), now_ns=now_ns + 1))[1] == Start()
 
 
@@ -116,12 +127,12 @@ def test_a_first_iteration_runs_alone() -> None:
     """Nobody begins beside it, nor it beside anybody, until others have waited long enough for one that never ends."""
     policy = policy_named("shift:profiling=1s")
     saw = profile(1, 3, 1)
-    unknown = view_of(0, None, Phase.RUNNING)
+    unknown = view_of(0, None, JobState.RUNNING)
     told = policy.decide(pool(99, unknown, view_of(1, saw)))[1]
     assert isinstance(told, Wait)
     assert told.reason == "the first iteration of job0 runs alone"
     assert policy.decide(pool(99, unknown, view_of(1, saw), now_ns=1_901 * MS))[1] == Start()
-    beside = policy_named("shift").decide(pool(99, view_of(0, saw, Phase.RUNNING), view_of(1, None)))[1]
+    beside = policy_named("shift").decide(pool(99, view_of(0, saw, JobState.RUNNING), view_of(1, None)))[1]
     assert isinstance(beside, Wait)
 
 

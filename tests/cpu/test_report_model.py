@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from zico.broker.messages import JobReport, JobStatus, PoolReport, RefusedRequest, Report, Saving, Status
-from zico.config import DeviceMemory, Flags, resolve
+from zico.broker.messages import JobReport, PoolReport, RefusedRequest, Report, Saving, Status, WaitKind
+from zico.config import DeviceMemory, Setting, resolve
 from zico.errors import ConfigError
 from zico.launch.commands import split_commands
 from zico.launch.result import run_report
@@ -26,7 +26,7 @@ from zico.report.model import (
     to_json,
 )
 from zico.report.progress import live_table, memory_bar, plain_lines
-from zico.report.record import WaitKind, read_record
+from zico.report.record import read_record
 from zico.report.table import attention_lines, saving_rows, write_table
 from zico.units import GIB, MIB
 
@@ -44,15 +44,17 @@ PROMISED_JOB = {
     "pool_fraction",
 }
 PROMISED_POOL = {"peak_granted_bytes", "peak_physical_bytes", "sum_of_job_peaks_bytes"}
-SETTINGS = resolve(Flags(budget="64MiB"), {}, DeviceMemory(GIB, GIB), ["zico"])
+SETTINGS = resolve({"budget": Setting("64MiB", "--budget")}, DeviceMemory(GIB, GIB), ["zico"])
 
 
 def job_report(name: str, peak_bytes: int = 40 * MIB, oom: RefusedRequest | None = None) -> JobReport:
     """Return the broker's figures of a job."""
     return JobReport(
+        job=0,
         name=name,
         pid=1,
         framework="torch",
+        state="gone",
         iterations=10,
         iterations_per_s=2.0,
         waited_s=1.5,
@@ -72,9 +74,7 @@ def job_report(name: str, peak_bytes: int = 40 * MIB, oom: RefusedRequest | None
 def outcome(*members: JobReport, commands: tuple[str, ...] = ("python a.py", "python b.py")) -> Outcome:
     """Return how a run of two jobs ended."""
     pool = PoolReport(
-        policy="zico",
         region_bytes=4 * MIB,
-        budget_bytes=64 * MIB,
         peak_granted_bytes=60 * MIB,
         peak_physical_bytes=61 * MIB,
         recoveries=0,
@@ -94,6 +94,18 @@ def test_the_json_has_every_promised_field_and_reads_back() -> None:
     assert all(set(job) >= PROMISED_JOB for job in written["jobs"])
     assert written["pool"]["sum_of_job_peaks_bytes"] == 70 * MIB
     assert msgspec.json.decode(to_json(report), type=RunReport) == report
+
+
+def test_a_file_of_before_reads() -> None:
+    """A ``zico.report.v1`` that lacks every field which was added to processes since reads as it was meant."""
+    process = {"name": "a.2", "pid": 7, "framework": "torch", "iterations": 1, "iterations_per_s": 0.0} | {
+        "waited_s": 0.5, "peak_bytes": MIB, "peak_tensor_bytes": 5, "persistent_bytes": 6, "pool_fraction": 0.25,
+    }  # fmt: skip
+    job = process | {"name": "a", "command": "x", "exit_code": 0, "wall_s": 2.0, "other_processes": [process]}
+    old = {"device": "host", "policy": "zico", "budget_bytes": MIB, "pool": {"stalls": 3}, "jobs": [job]}
+    report = msgspec.json.decode(json.dumps(old), type=RunReport)
+    assert (report.pool.stalls, report.jobs[0].framework, report.jobs[0].wall_s) == (3, "torch", 2.0)
+    assert (report.jobs[0].other_processes[0].name, report.jobs[0].other_processes[0].waited_s) == ("a.2", 0.5)
 
 
 def test_a_jobs_first_process_stands_for_it_and_others_are_listed() -> None:
@@ -179,10 +191,10 @@ def test_a_job_that_saves_has_a_row_of_its_own() -> None:
     assert "swap" not in markdown(idle, picture=None)
 
 
-def member(job: int, name: str, **changes: object) -> JobStatus:
+def member(job: int, name: str, **changes: object) -> JobReport:
     """Return a member of the pool as the broker shows it."""
     figures = {"held_bytes": 16 * MIB, "need_bytes": 0, "waiting_s": 0.0, "waits_for": ()} | changes
-    return JobStatus(
+    return JobReport(
         job=job,
         name=name,
         pid=1,
@@ -197,7 +209,7 @@ def member(job: int, name: str, **changes: object) -> JobStatus:
     )
 
 
-def snapshot(*members: JobStatus) -> Snapshot:
+def snapshot(*members: JobReport) -> Snapshot:
     """Return a run of jobs a and b in progress."""
     status = Status(
         schema_version="zico.status.v1",

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from zico.broker.messages import WaitKind
 from zico.errors import ConfigError
 from zico.report.files import write_jobs
 from zico.report.model import PoolFigures, RunReport
@@ -23,7 +24,7 @@ from zico.report.picture import (
     whole_span,
     write_picture,
 )
-from zico.report.record import Record, WaitKind
+from zico.report.record import Record
 from zico.units import MIB
 
 REPORT = RunReport(device="host", policy="zico", budget_bytes=64 * MIB, pool=PoolFigures(), jobs=())

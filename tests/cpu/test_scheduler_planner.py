@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scheduler_cases import smallest_budget
 from scheduler_model import MS, Model, Outcome, Work, plateau, triangle
 
+from zico.pool.layout import JobState
 from zico.scheduler.packed import Compiled
 from zico.scheduler.pair import FIRST, SECOND
 from zico.scheduler.planned import PLAN, Way, decide
@@ -19,7 +20,7 @@ from zico.scheduler.planner import Plan, plan
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import GUARD
 from zico.scheduler.simulate import Simulation
-from zico.scheduler.state import JobView, Phase, PoolView, Start, Wait
+from zico.scheduler.state import JobView, PoolView, Start, Wait
 
 if TYPE_CHECKING:
     from zico.scheduler.state import CompiledPolicy
@@ -51,15 +52,12 @@ def view_of(works: list[Work], budget: int, floor: float = 0.0) -> PoolView:
             JobView(
                 job=i + 5,
                 name=load.name,
-                phase=Phase.BOUNDARY,
+                phase=JobState.BOUNDARY,
                 held=load.persistent,
                 persistent=load.persistent,
-                progress=0,
                 profile=load.profile,
                 iteration=3,
-                started_ns=0,
                 waiting_since_ns=1 + i,
-                need=0,
                 floor=floor,
             )
             for i, load in enumerate(loads)
@@ -219,7 +217,7 @@ def decisions_along(policy: CompiledPolicy, pool: PoolView) -> list[str]:
     assert profile is not None
     said = []
     for step, held in enumerate(profile.held):
-        running = dataclasses.replace(first, phase=Phase.RUNNING, held=held, progress=step << profile.shift)
+        running = dataclasses.replace(first, phase=JobState.RUNNING, held=held, progress=step << profile.shift)
         view = dataclasses.replace(pool, now_ns=MS + profile.t_ns[step], jobs=(running, pool.jobs[1]))
         said += [type(decision).__name__ for decision in policy.decide(view).values()]
     return said
@@ -284,7 +282,7 @@ def running(view: PoolView, plan: Plan, *, since_ns: int) -> PoolView:
     assert first.profile is not None
     first = dataclasses.replace(
         first,
-        phase=Phase.RUNNING,
+        phase=JobState.RUNNING,
         held=max(first.profile.held),
         progress=first.profile.n_events // 2,
         started_ns=view.now_ns - since_ns,
@@ -413,7 +411,7 @@ def test_nobody_is_passed_over_for_longer_than_three_turns_of_all() -> None:
     assert waits.reason == "its turn comes after job2's iteration"
     undemanding = dataclasses.replace(late.jobs[2], floor=GUARD / 3 / 2)
     assert ZICO.decide(dataclasses.replace(late, jobs=(*late.jobs[:2], undemanding)))[6] == Start()
-    first = dataclasses.replace(late.jobs[0], phase=Phase.BOUNDARY, held=2, progress=0, waiting_since_ns=late.now_ns)
+    first = dataclasses.replace(late.jobs[0], phase=JobState.BOUNDARY, held=2, progress=0, waiting_since_ns=late.now_ns)
     decisions = ZICO.decide(dataclasses.replace(late, jobs=(first, *late.jobs[1:])))
     assert {job: type(decision) for job, decision in decisions.items()} == {5: Wait, 6: Wait, 7: Start}
 

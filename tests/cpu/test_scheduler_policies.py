@@ -14,10 +14,11 @@ from scheduler_cases import Debt, some_order_works
 from scheduler_views import claim, planned, remaining, smallest_delay, total
 
 from zico.errors import ConfigError
+from zico.pool.layout import JobState
 from zico.scheduler.planned import FIRST_FIT, PLAN
 from zico.scheduler.planner import Plan
 from zico.scheduler.policies import POLICIES, REAL, policy_named
-from zico.scheduler.state import JobView, Phase, PoolView, Profile, Start, Wait
+from zico.scheduler.state import JobView, PoolView, Profile, Start, Wait
 
 MS = 1_000_000
 NOW_NS = 20 * MS
@@ -33,7 +34,7 @@ def profile(*levels: int) -> Profile:
 def job(
     number: int,
     levels: Profile | None,
-    phase: Phase = Phase.BOUNDARY,
+    phase: JobState = JobState.BOUNDARY,
     *,
     held: int = 1,
     kept: int | None = None,
@@ -51,8 +52,7 @@ def job(
         profile=levels,
         iteration=3,
         started_ns=NOW_NS - 5 * MS,
-        waiting_since_ns=(number + 1 if since_ns is None else since_ns) if phase is Phase.BOUNDARY else 0,
-        need=0,
+        waiting_since_ns=(number + 1 if since_ns is None else since_ns) if phase is JobState.BOUNDARY else 0,
     )
 
 
@@ -66,15 +66,15 @@ LEVELS = st.lists(st.integers(0, 9), min_size=1, max_size=8)
 
 
 @st.composite
-def jobs(draw: st.DrawFn, phases: list[Phase]) -> list[JobView]:
+def jobs(draw: st.DrawFn, phases: list[JobState]) -> list[JobView]:
     """Draw up to five profiled jobs that hold what their profiles say."""
     drawn = []
     for number in range(draw(st.integers(1, 5))):
         known = profile(*draw(LEVELS))
         phase = draw(st.sampled_from(phases))
         kept = known.held[-1]
-        progress = draw(st.integers(0, known.n_events - 1)) if phase is Phase.RUNNING else 0
-        held = known.held[progress >> 4] if phase is Phase.RUNNING else kept
+        progress = draw(st.integers(0, known.n_events - 1)) if phase is JobState.RUNNING else 0
+        held = known.held[progress >> 4] if phase is JobState.RUNNING else kept
         since_ns = draw(st.integers(1, 4))
         drawn.append(job(number, known, phase, held=held, kept=kept, progress=progress, since_ns=since_ns))
     return drawn
@@ -82,7 +82,7 @@ def jobs(draw: st.DrawFn, phases: list[Phase]) -> list[JobView]:
 
 def first_in_turn(view: PoolView) -> JobView:
     """Return the job that has waited longest."""
-    return min((j for j in view.jobs if j.phase is Phase.BOUNDARY), key=lambda j: (j.waiting_since_ns, j.job))
+    return min((j for j in view.jobs if j.phase is JobState.BOUNDARY), key=lambda j: (j.waiting_since_ns, j.job))
 
 
 def smallest_budget(drawn: list[JobView]) -> int:
@@ -92,7 +92,7 @@ def smallest_budget(drawn: list[JobView]) -> int:
 
 
 @pytest.mark.parametrize("name", REAL)
-@given(waiting=jobs([Phase.BOUNDARY]), spare=st.integers(0, 9))
+@given(waiting=jobs([JobState.BOUNDARY]), spare=st.integers(0, 9))
 @settings(max_examples=120, derandomize=True, deadline=None)
 def test_the_first_in_turn_starts_if_everybody_waits(name: str, waiting: list[JobView], spare: int) -> None:
     """If all are at their boundaries and each fits beside what the others keep, the longest waiting one starts."""
@@ -101,7 +101,7 @@ def test_the_first_in_turn_starts_if_everybody_waits(name: str, waiting: list[Jo
 
 
 @pytest.mark.parametrize("name", REAL)
-@given(waiting=jobs([Phase.BOUNDARY]), spare=st.integers(0, 3))
+@given(waiting=jobs([JobState.BOUNDARY]), spare=st.integers(0, 3))
 @settings(max_examples=60, derandomize=True, deadline=None)
 def test_what_is_lent_keeps_nobody_from_its_turn(name: str, waiting: list[JobView], spare: int) -> None:
     """If all lend what they hold at their boundaries, who fits alone starts when it has waited longest."""
@@ -112,7 +112,7 @@ def test_what_is_lent_keeps_nobody_from_its_turn(name: str, waiting: list[JobVie
 
 @pytest.mark.parametrize("name", ["zico", "claims"])
 @given(
-    drawn=jobs([Phase.BOUNDARY, Phase.RUNNING, Phase.LEAVING]),
+    drawn=jobs([JobState.BOUNDARY, JobState.RUNNING, JobState.LEAVING]),
     lend=st.lists(st.booleans(), min_size=5, max_size=5),
     spare=st.integers(0, 6),
 )
@@ -120,21 +120,22 @@ def test_what_is_lent_keeps_nobody_from_its_turn(name: str, waiting: list[JobVie
 def test_policies_start_only_to_safe_states(name: str, drawn: list[JobView], lend: list[bool], spare: int) -> None:
     """Whatever has been decided together leaves an order in which all that are in an iteration can finish."""
     drawn = [
-        dataclasses.replace(j, lends=lent and j.phase is Phase.BOUNDARY) for j, lent in zip(drawn, lend, strict=False)
+        dataclasses.replace(j, lends=lent and j.phase is JobState.BOUNDARY)
+        for j, lent in zip(drawn, lend, strict=False)
     ]
     budget = smallest_budget(drawn) + spare
     decisions = policy_named(name).decide(pool(budget, *drawn))
     assume(any(decision == Start() for decision in decisions.values()))
-    going = [j for j in drawn if j.phase is Phase.RUNNING or decisions.get(j.job) == Start()]
+    going = [j for j in drawn if j.phase is JobState.RUNNING or decisions.get(j.job) == Start()]
     free = budget - sum(j.held_for_good for j in drawn)
     assert some_order_works(free, [Debt(j.held_for_good, claim(j), j.persistent) for j in going])
 
 
-@given(drawn=jobs([Phase.BOUNDARY, Phase.RUNNING]), spare=st.integers(0, 3))
+@given(drawn=jobs([JobState.BOUNDARY, JobState.RUNNING]), spare=st.integers(0, 3))
 @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 def test_nobody_behind_postpones_the_first_in_turn(drawn: list[JobView], spare: int) -> None:
     """With those who start now in flight, the first waiter's predicted start is no later than it was told."""
-    assume(any(j.phase is Phase.BOUNDARY for j in drawn))
+    assume(any(j.phase is JobState.BOUNDARY for j in drawn))
     budget = smallest_budget(drawn) + spare
     view = pool(budget, *drawn)
     first = first_in_turn(view)
@@ -152,12 +153,12 @@ def test_nobody_behind_postpones_the_first_in_turn(drawn: list[JobView], spare: 
     assert told.for_jobs
 
 
-@given(drawn=jobs([Phase.BOUNDARY, Phase.RUNNING]), budget=st.integers(0, 30))
+@given(drawn=jobs([JobState.BOUNDARY, JobState.RUNNING]), budget=st.integers(0, 30))
 @settings(max_examples=100, derandomize=True, deadline=None)
 def test_every_waiting_job_gets_an_answer_and_the_same_one_twice(drawn: list[JobView], budget: int) -> None:
     """Every policy decides for exactly the jobs at their boundaries, and always alike."""
     view = pool(budget, *drawn)
-    waiting = {j.job for j in drawn if j.phase is Phase.BOUNDARY}
+    waiting = {j.job for j in drawn if j.phase is JobState.BOUNDARY}
     for name in POLICIES:
         decisions = policy_named(name).decide(view)
         assert set(decisions) == waiting
@@ -166,7 +167,7 @@ def test_every_waiting_job_gets_an_answer_and_the_same_one_twice(drawn: list[Job
 
 def test_zico_shifts_an_iteration_into_the_others_descent() -> None:
     """Beside a job that has just begun, a second one waits until both fit, names it and says when."""
-    view = pool(8, job(0, SAW, Phase.RUNNING, held=1, kept=1), job(1, SAW))
+    view = pool(8, job(0, SAW, JobState.RUNNING, held=1, kept=1), job(1, SAW))
     decision = policy_named("zico").decide(view)[1]
     assert decision == Wait((0,), NOW_NS + 10 * MS, "its peak would meet that of job0")
 
@@ -174,7 +175,7 @@ def test_zico_shifts_an_iteration_into_the_others_descent() -> None:
 def test_zico_starts_when_the_delay_is_too_small_to_tell() -> None:
     """A predicted delay below the resolution of a profile does not keep a job waiting."""
     early = dataclasses.replace(SAW, t_ns=(0, *(t - 5 * MS for t in SAW.t_ns[1:])), duration_ns=45 * MS)
-    view = pool(8, job(0, early, Phase.RUNNING, held=1, kept=1, progress=15), job(1, SAW))
+    view = pool(8, job(0, early, JobState.RUNNING, held=1, kept=1, progress=15), job(1, SAW))
     others = total([remaining(view.jobs[0], NOW_NS)])
     assert 0 < smallest_delay(others, view.jobs[1], SAW, 8).delay_ns < SAW.duration_ns / 128
     assert policy_named("zico").decide(view)[1] == Start()
@@ -183,7 +184,7 @@ def test_zico_starts_when_the_delay_is_too_small_to_tell() -> None:
 def test_zico_lets_a_small_job_pass_one_that_waits() -> None:
     """A later job starts beside the reservation of an earlier one if it does not touch it."""
     large, small = profile(1, 9, 9, 9, 1), profile(1, 2, 1)
-    view = pool(12, job(0, large, Phase.RUNNING, held=9, kept=1, progress=17), job(1, large), job(2, small))
+    view = pool(12, job(0, large, JobState.RUNNING, held=9, kept=1, progress=17), job(1, large), job(2, small))
     decisions = policy_named("zico").decide(view)
     assert isinstance(decisions[1], Wait)
     assert decisions[2] == Start()
@@ -192,7 +193,7 @@ def test_zico_lets_a_small_job_pass_one_that_waits() -> None:
 def test_zico_holds_a_later_job_that_would_postpone_an_earlier_one() -> None:
     """A later job that fits now but would still sit on memory at the reservation waits, also for the earlier one."""
     first, second, long = profile(1, 9, 1), profile(1, 10, 1), profile(1, *[3] * 9, 1)
-    view = pool(13, job(0, first, Phase.RUNNING, held=1, kept=1, progress=15), job(1, second), job(2, long))
+    view = pool(13, job(0, first, JobState.RUNNING, held=1, kept=1, progress=15), job(1, second), job(2, long))
     decisions = policy_named("zico").decide(view)
     assert isinstance(decisions[1], Wait)
     assert isinstance(decisions[2], Wait)
@@ -204,7 +205,7 @@ def test_by_first_fit_a_later_job_waits_for_one_below_its_floor_only(served: flo
     """A later job may postpone an earlier one that has got its floor, and none that has not."""
     first, second, long = profile(1, 9, 1), profile(1, 10, 1), profile(1, *[3] * 9, 1)
     earlier = dataclasses.replace(job(1, second), served=served, floor=0.25)
-    view = pool(13, job(0, first, Phase.RUNNING, held=1, kept=1, progress=15), earlier, job(2, long))
+    view = pool(13, job(0, first, JobState.RUNNING, held=1, kept=1, progress=15), earlier, job(2, long))
     record = np.zeros(1, PLAN)
     learnt = record[0]["learnt"]
     learnt["n_ways"], learnt["ways"][0]["setting"] = 1, NO_MARGIN | FIRST_FIT
@@ -234,14 +235,14 @@ def test_the_first_in_turn_starts_if_none_fits_and_all_wait(name: str) -> None:
     decisions = policy_named(name).decide(view)
     assert decisions[1] == Start()
     assert isinstance(decisions[0], Wait)
-    leaving = policy_named(name).decide(pool(10, *view.jobs, job(2, None, Phase.LEAVING, held=1)))
+    leaving = policy_named(name).decide(pool(10, *view.jobs, job(2, None, JobState.LEAVING, held=1)))
     assert {type(decision) for decision in leaving.values()} == {Wait}
 
 
 @pytest.mark.parametrize("name", ["zico", "claims", "serial"])
 def test_nobody_starts_while_a_first_iteration_grows(name: str) -> None:
     """Everybody waits for the job that runs alone, however much memory there is."""
-    view = pool(99, job(0, None, Phase.RUNNING), job(1, SAW), job(2, SAW), alone=0)
+    view = pool(99, job(0, None, JobState.RUNNING), job(1, SAW), job(2, SAW), alone=0)
     decisions = policy_named(name).decide(view)
     assert decisions == dict.fromkeys((1, 2), Wait((0,), None, "the first iteration of job0 runs alone"))
 
@@ -254,13 +255,13 @@ def test_zico_lets_an_unknown_job_start_and_keeps_those_behind_it() -> None:
 
 def test_zico_is_not_held_up_by_a_job_that_has_not_begun_to_grow() -> None:
     """A job without a profile that does not run alone counts with what it holds."""
-    view = pool(8, job(0, None, Phase.RUNNING, held=3), job(1, SAW))
+    view = pool(8, job(0, None, JobState.RUNNING, held=3), job(1, SAW))
     assert policy_named("zico").decide(view)[1] == Start()
 
 
 def test_zico_refuses_a_start_that_no_order_survives() -> None:
     """While jobs in flight exceed what their profiles said and cannot all finish, nobody joins them."""
-    stuck = [job(i, profile(1, 9, 1), Phase.RUNNING, held=5, kept=1, progress=16) for i in (0, 1)]
+    stuck = [job(i, profile(1, 9, 1), JobState.RUNNING, held=5, kept=1, progress=16) for i in (0, 1)]
     decision = policy_named("zico").decide(pool(12, *stuck, job(2, profile(1))))[2]
     assert isinstance(decision, Wait)
     assert decision.for_jobs == (0, 1)
@@ -269,7 +270,7 @@ def test_zico_refuses_a_start_that_no_order_survives() -> None:
 
 def test_serial_runs_one_iteration_at_a_time() -> None:
     """While one job is in an iteration the others wait for it; then the one that has waited longest starts."""
-    view = pool(99, job(0, SAW, Phase.RUNNING), job(1, SAW, since_ns=9), job(2, SAW, since_ns=3))
+    view = pool(99, job(0, SAW, JobState.RUNNING), job(1, SAW, since_ns=9), job(2, SAW, since_ns=3))
     assert {type(d) for d in policy_named("serial").decide(view).values()} == {Wait}
     idle = pool(99, job(0, SAW, since_ns=12), *view.jobs[1:])
     decisions = policy_named("serial").decide(idle)
@@ -315,7 +316,7 @@ def crowd(n: int, budget: int) -> PoolView:
 @pytest.mark.parametrize("name", ["zico", "claims"])
 def test_a_first_iteration_grows_alone_even_where_all_peaks_fit(name: str, known: Profile | None) -> None:
     """Peaks that fit together start nobody while a job of which nothing is known grows."""
-    view = pool(1_000, job(0, known, Phase.RUNNING), job(1, SAW), job(2, SAW), alone=0)
+    view = pool(1_000, job(0, known, JobState.RUNNING), job(1, SAW), job(2, SAW), alone=0)
     assert all(isinstance(one, Wait) for one in policy_named(name).decide(view).values())
 
 

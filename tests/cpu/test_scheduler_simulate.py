@@ -52,6 +52,15 @@ def test_a_wait_from_the_first_instant_counts() -> None:
     assert outcome.waited_ns == (0, 50 * MS)
 
 
+def test_a_first_iteration_that_no_longer_grows_keeps_nobody() -> None:
+    """By the pool's rule, others wait at their boundaries until a second after a job without a profile last grew."""
+    short = Load("short", Profile((1, 1), (0, 50 * MS), 100 * MS, 0, 2), 1)
+    grows = Load("grows", Profile((2, 4), (0, 300 * MS), 10_000 * MS, 0, 2), 1, arrive_ns=450 * MS)
+    outcome = Simulation(CLAIMS, [short, grows], 10).run(5_000 * MS)
+    assert outcome.waited_ns == (1_250 * MS, 0)  # from 500 to 450 + 300 + 1000 ms
+    assert outcome.iterations[0] == 5 + (5_000 - 1_750) // 100
+
+
 def test_who_is_blocked_for_the_longest_overflows() -> None:
     """Where nobody can go on, the one that was blocked first gets its memory and ends, though its number is higher."""
     rises = [Profile(held, (0, MS, 2 * MS), 3 * MS, 0, 3) for held in ((6, 6, 9), (3, 9, 9))]

@@ -22,13 +22,13 @@ def comes_to_its_boundary(made: Pool, job: LightJob) -> None:
 
 @pytest.mark.parametrize("policy", ["shift", "shift:poll=5ms,fallback=2", "salus", "salus:order=srtf,lanes=1"])
 def test_two_jobs_that_do_not_fit_together_train_to_their_end(nursery: Nursery, policy: str) -> None:
-    """Both wait at boundaries, neither loses a byte or leaves the budget, and the report names the policy."""
+    """Both wait at boundaries, neither loses a byte or leaves the budget, and the status names the policy."""
     with pool(regions=REGIONS, policy=policy) as made, nursery.job(made, "a") as a, nursery.job(made, "b") as b:
         for job in (a, b):
             job.tell(f"train {ITERATIONS} {PEAK}")
         assert [job.answer(60) for job in (a, b)] == ["lost 0", "lost 0"]
         report = made.client.report()
-        assert report.pool.policy == policy.partition(":")[0]
+        assert made.client.status().policy == policy.partition(":")[0]
         assert report.pool.peak_granted_bytes <= REGIONS * made.region_bytes
         assert [entry.iterations for entry in report.jobs] == [ITERATIONS] * 2
         assert [entry.spilled_bytes for entry in report.jobs] == [0, 0]

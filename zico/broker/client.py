@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from zico.pool.table import PoolTable
 
 DEADLINE_S = 10.0
-DEFAULT_SHARE = m.Share()
 DEFAULT_WISH = Wish()
 
 _Answer = TypeVar("_Answer", m.Welcome, m.More, m.Status, m.Report, m.Changed)
@@ -154,7 +153,9 @@ class BrokerClient:
             self._observer.close()
             self._observer = None
 
-    def join(self, name: str, framework: str, share: m.Share = DEFAULT_SHARE, wish: Wish = DEFAULT_WISH) -> Membership:
+    def join(
+        self, name: str, framework: str, share: m.Share = m.DEFAULT_SHARE, wish: Wish = DEFAULT_WISH
+    ) -> Membership:
         """Make this process a member of the pool, over a connection of its own.
 
         Raises:

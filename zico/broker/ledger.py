@@ -35,31 +35,31 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from zico.broker.members import Marks, Member, WaitKind
+from zico.broker.members import Marks, Member
 from zico.broker.messages import (
+    DEFAULT_SHARE,
     MAX_REPORTED_JOBS,
     STATUS_SCHEMA,
     JobReport,
-    JobStatus,
     PoolReport,
     RefusedRequest,
     Report,
     Saving,
     Share,
     Status,
+    WaitKind,
 )
 from zico.broker.outside import OutsideFigures
 from zico.broker.samples import History
 from zico.broker.saving import MODES
 from zico.broker.speeds import Speeds
-from zico.broker.views import PHASES, ProfileCache, Record, count_of, jobs_in, looks_of, pool_view, profile_of
+from zico.broker.views import ProfileCache, Record, count_of, jobs_in, looks_of, pool_view, profile_of
 from zico.pool.layout import JOB, JobState
 
 if TYPE_CHECKING:
     from zico.scheduler.state import PoolView
 
 _NS = 1e-9
-DEFAULT_SHARE = Share()
 
 
 class Ledger:
@@ -162,7 +162,7 @@ class Ledger:
             physical_bytes=self._physical_bytes,
             peak_granted_bytes=self._header_bytes("peak_granted"),
             peak_physical_bytes=self._peak_physical_bytes,
-            jobs=tuple(self._job_status(member, now_ns) for member in self._present.values()),
+            jobs=tuple(self._job_report(member, now_ns) for member in self._present.values()),
             device=self._device,
             first_budget_bytes=self._budgets[0][1],
             most_bytes=self._header_bytes("n_regions"),
@@ -175,11 +175,9 @@ class Ledger:
         """Return the figures of the latest jobs and of the pool."""
         latest = self._ever[-MAX_REPORTED_JOBS:]
         pool = PoolReport(
-            policy=self._policy,
-            region_bytes=self._region_bytes,
-            budget_bytes=self._budgets[-1][1],
             peak_granted_bytes=self._header_bytes("peak_granted"),
             peak_physical_bytes=self._peak_physical_bytes,
+            region_bytes=self._region_bytes,
             recoveries=self._header_count("recoveries"),
             stalls=self._header_count("stalls"),
             slowdown=self._speeds.measured_last,
@@ -244,38 +242,16 @@ class Ledger:
     def _header_bytes(self, field: str) -> int:
         return self._header_count(field, self._region_bytes)
 
-    def _job_status(self, member: Member, now_ns: int) -> JobStatus:
-        record = member.record
-        since_ns = min(member.open_waits.values(), default=now_ns)
-        return JobStatus(
-            job=member.job,
-            name=member.name,
-            pid=member.pid,
-            framework=member.framework,
-            state=_state_name(member),
-            iterations=count_of(record["iteration"]),
-            iterations_per_s=iterations_per_s(record),
-            held_bytes=count_of(record["held"], self._region_bytes),
-            peak_bytes=count_of(record["peak_held"], self._region_bytes),
-            live_tensor_bytes=count_of(record["live_bytes"]),
-            need_bytes=count_of(record["need"], self._region_bytes),
-            waiting_s=max(0, now_ns - since_ns) * _NS,
-            waited_s=sum(self._waited_s(member, kind, now_ns) for kind in WaitKind),
-            waits_for=jobs_in(int(record["waits_for"])),
-            limit_bytes=count_of(record["limit"], self._region_bytes),
-            share=member.share,
-            saving=_saving(record),
-        )
-
     def _job_report(self, member: Member, now_ns: int) -> JobReport:
         record = member.record
+        since_ns = min(member.open_waits.values(), default=now_ns)
         boundary_waited_s = self._waited_s(member, WaitKind.BOUNDARY, now_ns)
         requested_bytes = count_of(record["requested_bytes"])
         pooled_bytes = min(count_of(record["pooled_bytes"]), requested_bytes)
         return JobReport(
             name=member.name,
-            pid=member.pid,
             framework=member.framework,
+            pid=member.pid,
             iterations=count_of(record["iteration"]),
             iterations_per_s=iterations_per_s(record),
             waited_s=boundary_waited_s + self._waited_s(member, WaitKind.ALLOCATION, now_ns),
@@ -286,14 +262,30 @@ class Ledger:
             requested_bytes=requested_bytes,
             pooled_bytes=pooled_bytes,
             spilled_bytes=count_of(record["spilled_bytes"]),
+            evicted_bytes=count_of(record["evictions"], self._region_bytes),
             pool_fraction=pooled_bytes / requested_bytes if requested_bytes else 0.0,
             maps=count_of(record["maps"]),
             oom=self._refused_request(record),
-            evicted_bytes=count_of(record["evictions"], self._region_bytes),
             normalised=_normalised(member),
-            share=member.share,
             saving=_saving(record),
+            job=member.job,
+            state=self._state_name(member),
+            held_bytes=count_of(record["held"], self._region_bytes),
+            live_tensor_bytes=count_of(record["live_bytes"]),
+            need_bytes=count_of(record["need"], self._region_bytes),
+            waiting_s=max(0, now_ns - since_ns) * _NS,
+            waits_for=jobs_in(int(record["waits_for"])),
+            limit_bytes=count_of(record["limit"], self._region_bytes),
+            share=member.share,
         )
+
+    def _state_name(self, member: Member) -> str:
+        if self._present.get(member.job) is not member:
+            return "gone"
+        if member.leaving:
+            return "leaving"
+        state = JobState(int(member.record["state"]))
+        return "running" if state is JobState.EMPTY else state.name.lower()  # joined after the last look
 
     def _waited_s(self, member: Member, kind: WaitKind, now_ns: int) -> float:
         """Return how long the member has waited, the wait that still lasts included."""
@@ -342,13 +334,6 @@ def _saving(record: Any) -> Saving:  # noqa: ANN401 - a numpy record
         faults=count_of(record["faults"]),
         late=count_of(record["late"]),
     )
-
-
-def _state_name(member: Member) -> str:
-    phase = PHASES.get(JobState(int(member.record["state"])))
-    if member.leaving or phase is None:
-        return "leaving" if member.leaving else "running"
-    return phase.value
 
 
 def _known(figures: OutsideFigures | None) -> dict[str, int]:

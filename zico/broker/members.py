@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import array
 import dataclasses
-import enum
 from typing import TYPE_CHECKING, Any
+
+from zico.broker.messages import WaitKind
 
 if TYPE_CHECKING:
     from zico.broker.messages import Share
     from zico.broker.paging import Paging
-
-
-class WaitKind(enum.IntEnum):
-    """What a job waited in."""
-
-    BOUNDARY = 0
-    ALLOCATION = 1
 
 
 _SINCE_FIELDS = {WaitKind.BOUNDARY: "boundary_since_ns", WaitKind.ALLOCATION: "need_since_ns"}

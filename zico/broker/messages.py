@@ -7,15 +7,16 @@ travel with it: iterations, grants and waits go through the shared table.
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
-MAX_FRAME_BYTES = 64 * 1024
+MAX_FRAME_BYTES = 128 * 1024
 """The longest message; nothing longer is ever buffered."""
 
 WELCOME_FDS = 3
@@ -96,6 +97,18 @@ class Share(msgspec.Struct, frozen=True):
     """Its turn comes before that of any lower one."""
     slo: Slo | None = None
     """By how much it may be slower than alone, 0.1: a tenth; ``None``: nothing is promised."""
+
+
+DEFAULT_SHARE = Share()
+
+
+class WaitKind(enum.IntEnum):
+    """Where a job waited."""
+
+    BOUNDARY = 0
+    """Between two iterations."""
+    ALLOCATION = 1
+    """Inside an allocation."""
 
 
 class Saving(msgspec.Struct, frozen=True):
@@ -227,32 +240,70 @@ class Changed(msgspec.Struct, frozen=True, tag="changed"):
     """A sentence; empty: it is so."""
 
 
-class JobStatus(msgspec.Struct, frozen=True):
-    """One member now."""
+class RefusedRequest(msgspec.Struct, frozen=True):
+    """The last request of a job that could not be met."""
 
-    job: Count
-    name: Name
-    pid: Pid
-    """0 if it is in another pid namespace and did not say."""
-    framework: Name
-    state: Name
-    """``running``, ``boundary`` or ``leaving``."""
-    iterations: Count
-    iterations_per_s: Rate
+    request_bytes: Count
     held_bytes: Count
-    peak_bytes: Count
-    live_tensor_bytes: Count
-    need_bytes: Count
+
+
+class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process did in the pool, from joining until it left or now."""
+
+    name: str
+    framework: str = ""
+    pid: Pid = 0
+    """0 if it is in another pid namespace and did not say."""
+    iterations: Count = 0
+    iterations_per_s: Rate = 0.0
+    """Between the first and the last iteration's end; 0 with fewer than two."""
+    waited_s: Seconds = 0.0
+    """At boundaries and in allocations."""
+    boundary_waited_s: Seconds = 0.0
+    peak_bytes: Count = 0
+    """Most bytes of regions held at once."""
+    peak_tensor_bytes: Count = 0
+    """Most bytes of live tensors at once."""
+    persistent_bytes: Count = 0
+    """Held at the last boundary."""
+    requested_bytes: Count = 0
+    """Of all tensors over the threshold."""
+    pooled_bytes: Count = 0
+    spilled_bytes: Count = 0
+    evicted_bytes: Count = 0
+    """Moved to the next tier while it waited, for jobs that could go on."""
+    pool_fraction: Fraction = 0.0
+    """Share of ``requested_bytes`` served from the pool; 0 if nothing was requested."""
+    maps: Count = 0
+    oom: RefusedRequest | None = None
+    normalised: Fraction | msgspec.UnsetType = msgspec.UNSET
+    """Its throughput over that without waiting, between its first and its last iteration's end.
+
+    Left out with fewer than two iterations. What jobs slow each other down beside that is not in it.
+    """
+    saving: Saving = Saving()
+
+
+class JobReport(ProcessFigures, frozen=True, kw_only=True):
+    """One member: what it did, and how it is now or was when it left."""
+
+    name: Name
+    framework: Name
+    job: Count
+    """Its place in the pool, another's once it has left."""
+    state: Name
+    """``running``, ``boundary``, ``leaving`` or ``gone``."""
+    held_bytes: Count = 0
+    live_tensor_bytes: Count = 0
+    need_bytes: Count = 0
     """Asked for by an allocation that waits now, 0 if none."""
-    waiting_s: Seconds
+    waiting_s: Seconds = 0.0
     """How long the present wait has lasted, 0 if it does not wait."""
-    waited_s: Seconds
-    waits_for: tuple[Count, ...]
+    waits_for: tuple[Count, ...] = ()
     """Their ``job`` numbers."""
     limit_bytes: Count = 0
     """What it may hold by a limit of its own, 0: as much as the budget has."""
     share: Share = Share()
-    saving: Saving = Saving()
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):
@@ -268,7 +319,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     """As the device says: on the host the memory file's pages, as the kernel counts them."""
     peak_granted_bytes: Count
     peak_physical_bytes: Count
-    jobs: tuple[JobStatus, ...]
+    jobs: tuple[JobReport, ...]
     device: Name = "host"
     context_bytes: Known = msgspec.UNSET
     """Of the device's memory outside the pool, what its jobs and the broker hold: framework contexts, workspaces."""
@@ -284,62 +335,16 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     """By what factor each of 2, 3, ... of these jobs is slower than alone when they work together; empty: not known."""
 
 
-class RefusedRequest(msgspec.Struct, frozen=True):
-    """The last request of a job that could not be met."""
-
-    request_bytes: Count
-    held_bytes: Count
-
-
-class JobReport(msgspec.Struct, frozen=True):
-    """One job, from joining until it left or now."""
-
-    name: Name
-    pid: Pid
-    framework: Name
-    iterations: Count
-    iterations_per_s: Rate
-    """Between the first and the last iteration's end; 0 with fewer than two."""
-    waited_s: Seconds
-    """At boundaries and in allocations."""
-    boundary_waited_s: Seconds
-    peak_bytes: Count
-    """Most bytes of regions held at once."""
-    peak_tensor_bytes: Count
-    """Most bytes of live tensors at once."""
-    persistent_bytes: Count
-    """Held at the last boundary."""
-    requested_bytes: Count
-    """Of all tensors over the threshold."""
-    pooled_bytes: Count
-    spilled_bytes: Count
-    pool_fraction: Fraction
-    """Share of ``requested_bytes`` served from the pool; 0 if nothing was requested."""
-    maps: Count
-    oom: RefusedRequest | None
-    normalised: Fraction | msgspec.UnsetType = msgspec.UNSET
-    """Its throughput over that without waiting, between its first and its last iteration's end.
-
-    Left out with fewer than two iterations. What jobs slow each other down beside that is not in it.
-    """
-    share: Share = Share()
-    evicted_bytes: Count = 0
-    """Of regions that were given up with live tensors in them, for jobs that could go on."""
-    saving: Saving = Saving()
-
-
-class PoolReport(msgspec.Struct, frozen=True):
+class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     """The pool since the broker began."""
 
-    policy: Name
-    region_bytes: Count
-    budget_bytes: Count
-    """The last one."""
-    peak_granted_bytes: Count
-    peak_physical_bytes: Count
-    recoveries: Count
+    peak_granted_bytes: Count = 0
+    peak_physical_bytes: Count = 0
+    """As the kernel counted it; on a GPU as large as the pool from its beginning."""
+    region_bytes: Count = 0
+    recoveries: Count = 0
     """Times a process died inside the table's mutex."""
-    stalls: Count
+    stalls: Count = 0
     """Times no job could go on and one had to use the next tier."""
     context_bytes: Known = msgspec.UNSET
     """The most seen; as in ``Status``."""

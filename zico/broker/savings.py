@@ -20,12 +20,13 @@ from zico.broker.paged_ways import PagedWays
 from zico.broker.thinking import Thinking
 from zico.scheduler.planner import alike, known_of
 from zico.scheduler.saving import choose
-from zico.scheduler.simulate import Load
+from zico.scheduler.simulate import load_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from zico.scheduler.planner import Known
+    from zico.scheduler.simulate import Load
     from zico.scheduler.state import JobView, Less, PoolView, Profile
 
 Ways = tuple[tuple[int, tuple["Less", ...]], ...]
@@ -67,7 +68,11 @@ class Savings:
             return chosen if ways else {}
         self._budget, self._ways, self._known = view.budget, ways, known
         told = dict(ways)
-        loads = {job.job: load for job in view.jobs if (load := self._load(job, told.get(job.job, ()))) is not None}
+        loads = {
+            job.job: load_of(job, wanted, told.get(job.job, ()))
+            for job in view.jobs
+            if (wanted := self._wanted_by(job)) is not None
+        }
         names = ", ".join(load.name for load in loads.values())
         self._thinking.begin(lambda: _limits(loads, view), f"no way to save was chosen for {names}")
         return chosen
@@ -78,21 +83,6 @@ class Savings:
 
     def _wanted_by(self, job: JobView) -> Profile | None:
         return self._wanted.get(job.job) or _without_limit(job)
-
-    def _load(self, job: JobView, less: tuple[Less, ...]) -> Load | None:
-        wanted = self._wanted_by(job)
-        if wanted is None:
-            return None
-        return Load(
-            job.name,
-            wanted,
-            job.kept,
-            jitter=job.jitter,
-            floor=job.floor,
-            weight=job.weight,
-            priority=job.priority,
-            less=less,
-        )
 
 
 def _without_limit(job: JobView) -> Profile | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from zico.broker.messages import Share
+from zico.broker.messages import DEFAULT_SHARE, Share
 from zico.compiled import interpreted
 from zico.pool import rules
 from zico.scheduler.shares import floor_of, floors
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from zico.scheduler.state import JobView, PoolView, Profile
 
 
-_fading = interpreted(rules.fading)
+_counted = interpreted(rules.counted)
 _recent_throughput = interpreted(rules.recent_throughput)
 
-DEFAULT_SHARE = Share()
 NO_SHARES: Mapping[int, Share] = {}
 
 
@@ -41,10 +40,7 @@ class _Got:
         done_ns = (iteration - self.iteration) * profile.duration_ns
         if done_ns <= 0:
             return
-        passed_ns = now_ns - self.at_ns
-        keeps = _fading(passed_ns, done_ns)
-        self.work_ns = keeps * self.work_ns + done_ns
-        self.time_ns = keeps * self.time_ns + passed_ns
+        self.work_ns, self.time_ns = _counted(self.work_ns, self.time_ns, done_ns, now_ns - self.at_ns)
         self.iteration, self.at_ns = iteration, now_ns
 
 

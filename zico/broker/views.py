@@ -12,7 +12,7 @@ from zico.broker.speeds import Look
 from zico.compiled import interpreted
 from zico.pool import rules
 from zico.pool.layout import NO_MORE, NOBODY, JobState, SaveMode
-from zico.scheduler.state import JobView, Less, Phase, PoolView, Profile
+from zico.scheduler.state import JobView, Less, PoolView, Profile
 
 Record = npt.NDArray[np.void]
 """The header, or the jobs' records, as ``PoolTable.snapshot`` copies them."""
@@ -20,12 +20,8 @@ Record = npt.NDArray[np.void]
 _grows_alone = interpreted(rules.grows_alone)
 _is_still = interpreted(rules.is_still)
 
-PHASES = {
-    JobState.RUNNING: Phase.RUNNING,
-    JobState.BOUNDARY: Phase.BOUNDARY,
-    JobState.LEAVING: Phase.LEAVING,
-}
-
+_AS_IT_IS = ("held", "persistent", "progress", "iteration", "started_ns", "need", "limit")
+"""Of a job's record, under the same names in what a policy sees."""
 _LOOKED_AT = (
     *("state", "profiled", "atypical", "waiting_threads", "progress", "iteration", "started_ns", "last_boundary_ns"),
     *("need_since_ns", "need_waited_ns", "iteration_waited_ns"),
@@ -82,21 +78,15 @@ def text_of(raw: bytes) -> str:
 
 def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) -> JobView:  # noqa: ANN401 - a numpy record
     """Return the job at place ``job``, which is not empty, of a pool in which all lend (``crowded``) or not."""
-    phase = PHASES[JobState(int(record["state"]))]
-    since_ns = record["boundary_since_ns"] if phase is Phase.BOUNDARY else record["need_since_ns"]
+    state = JobState(int(record["state"]))
+    since_ns = record["boundary_since_ns"] if state is JobState.BOUNDARY else record["need_since_ns"]
     return JobView(
+        **{name: int(record[name]) for name in _AS_IT_IS},
         job=job,
         name=text_of(bytes(record["name"])),
-        phase=phase,
-        held=int(record["held"]),
-        persistent=int(record["persistent"]),
-        progress=int(record["progress"]),
+        phase=state,
         profile=profiles.profile(job, record),
-        iteration=int(record["iteration"]),
-        started_ns=int(record["started_ns"]),
         waiting_since_ns=int(since_ns),
-        need=int(record["need"]),
-        limit=int(record["limit"]),
         wanted=count_of(record["wanted"]),
         less=_less_of(record),
         lends=bool((crowded or record["save"] == SaveMode.SWAP) and record["evict"] != NO_MORE),

@@ -6,47 +6,22 @@ from pathlib import Path
 
 import click
 
-from zico.cli.options import described, pool_options, settings_from
-from zico.config import DEFAULT_EXPECTED_JOBS, SOCKET_VARIABLE, Flags
+from zico.cli.options import PoolCommand, described, pool_options, setting, settings_from
+from zico.config import DEFAULT_EXPECTED_JOBS, SOCKET_VARIABLE
 from zico.launch.rundir import default_socket
 
 
-@click.command()
+@click.command(cls=PoolCommand)
 @pool_options
-@click.option(
-    "--jobs", metavar="N", help=f"How many jobs --reserve is multiplied by (default: {DEFAULT_EXPECTED_JOBS})."
-)
+@setting("--jobs", metavar="N", help=f"How many jobs --reserve is multiplied by (default: {DEFAULT_EXPECTED_JOBS}).")
 @click.option(
     "--socket", type=click.Path(path_type=Path), help="Where to listen (default: the user's runtime directory)."
 )
 @click.option("--record", type=click.Path(path_type=Path), help="Write what happened to this .npz file at the end.")
-def broker(  # noqa: PLR0913 - one parameter per option
-    *,
-    budget: str | None,
-    reserve: str | None,
-    jobs: str | None,
-    device: str | None,
-    policy: str | None,
-    region: str | None,
-    isolate: str | None,
-    most: str | None,
-    log_level: str | None,
-    socket: Path | None,
-    record: Path | None,
-) -> int:
+@click.pass_context
+def broker(ctx: click.Context, /, *, socket: Path | None, record: Path | None, **_settings: object) -> int:
     """Serve a pool until Ctrl-C; prints "ready" when jobs can join."""
-    flags = Flags(
-        budget=budget,
-        reserve=reserve,
-        jobs=jobs,
-        device=device,
-        policy=policy,
-        region=region,
-        log_level=log_level,
-        isolate=isolate,
-        most=most,
-    )
-    settings = settings_from(flags)
+    settings = settings_from(ctx)
     path = socket or default_socket()
     click.echo(f"zico: {described(settings)}", err=True)
     if settings.warning:

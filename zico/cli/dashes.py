@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import click
+from typing import TYPE_CHECKING
+
+from zico.cli.options import PoolCommand
+
+if TYPE_CHECKING:
+    import click
 
 AFTER_DASHES = "zico.after_dashes"
 """Key in ``click.Context.meta``; absent without ``--``."""
 
 
-class DashesCommand(click.Command):
+class DashesCommand(PoolCommand):
     """All that follows the first ``--`` is one command of the user's, kept apart from our options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

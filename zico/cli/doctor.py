@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zico.cli.dashes import AFTER_DASHES, DashesCommand
-from zico.cli.options import settings_from
-from zico.config import Flags
+from zico.cli.options import settings_with
 from zico.errors import ConfigError
 from zico.launch.doctor import Diagnosis, Finding, diagnose
 from zico.report.table import PLAIN_WIDTH
@@ -34,7 +33,7 @@ def doctor(ctx: click.Context, *, as_json: bool, budget: str) -> int:
     argv = ctx.meta.get(AFTER_DASHES, ())
     if argv == () and AFTER_DASHES in ctx.meta:
         raise ConfigError("no command after --: give a program and its arguments")
-    found = diagnose(settings_from(Flags(budget=budget), n_jobs=1), argv)
+    found = diagnose(settings_with(["--budget", budget], n_jobs=1), argv)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:

@@ -1,12 +1,24 @@
-"""Options that several commands share, and the settings made of them."""
+"""Options that are settings, where they may be given, and the settings made of them.
+
+Precedence, by click: command line, environment variable, settings file, default. The user's settings file says the same
+as the options, in TOML, for what is always the same::
+
+    # ~/.config/zico/config.toml
+    device = "cuda:0"
+    budget = "80%"
+"""
 
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import platformdirs
+from click.core import ParameterSource
 
 from zico.config import (
     DEFAULT_CUDA_REGION_BYTES,
@@ -14,42 +26,88 @@ from zico.config import (
     DEFAULT_POLICY,
     DEFAULT_REGION_BYTES,
     LOG_LEVELS,
-    Flags,
+    Setting,
     Settings,
     device_of,
     resolve,
 )
 from zico.errors import ConfigError
 from zico.launch.devices import memory_of
-from zico.launch.settings_file import read_settings
 from zico.scheduler.policies import POLICIES, REAL, check_real
 from zico.units import format_bytes
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+FILE_VARIABLE = "ZICO_CONFIG"
+KEYS = (
+    *("budget", "device", "policy", "region", "grace", "log-level", "isolate", "mps", "most", "weight", "priority"),
+    *("slo", "save", "limit", "tier", "reserve", "jobs"),
+)
+"""What a settings file may say: the options that are settings."""
+_FILE = "zico.settings_file"
+
+
+class Option(click.Option):
+    """An option whose text may be in an environment variable or in the settings file as well."""
+
+    def value_from_envvar(self, _ctx: click.Context) -> Any:  # noqa: ANN401 - as click says
+        """Return the variable's text as it is: neither split nor taken for a flag; empty is as good as missing."""
+        text = os.environ.get(str(self.envvar)) or None
+        return (text,) if text is not None and self.multiple else text
+
+
+class PoolCommand(click.Command):
+    """A command with settings, which the user's settings file gives where nothing else does."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the file, unless only help is wanted or nothing is a setting, then parse."""
+        options = [option for option in self.params if isinstance(option, Option)]
+        if options and not set(ctx.help_option_names) & set(args):
+            ctx.meta[_FILE], values = read_settings()
+            ctx.default_map = {
+                str(option.name): (values[key],) if option.multiple else values[key]
+                for option in options
+                if (key := _key_of(option)) in values
+            }
+        return super().parse_args(ctx, args)
+
+
+def setting(name: str, **how: Any) -> Callable[[Function], Function]:  # noqa: ANN401 - as click says
+    """Return what adds an option ``--name`` to a command, which ``ZICO_NAME`` and the settings file may give, too."""
+    field = name.removeprefix("--").replace("-", "_")
+    return click.option(name, field, cls=Option, envvar=f"ZICO_{field.upper()}", **how)
+
+
+def _key_of(option: click.Parameter) -> str:
+    return str(option.name).replace("_", "-")
+
+
 _POOL_OPTIONS = (
-    click.option("--budget", metavar="SIZE", help="Memory for all jobs together: 2G, 512MiB, 50% or none (all)."),
-    click.option(
+    setting("--budget", metavar="SIZE", help="Memory for all jobs together: 2G, 512MiB, 50% or none (all)."),
+    setting(
         "--reserve",
         metavar="SIZE",
         help="Left of the device for each job's context and workspaces (default: none, on a GPU "
         f"{DEFAULT_CUDA_RESERVE}).",
     ),
-    click.option("--device", metavar="DEVICE", help="host (the default), cuda or cuda:N."),
-    click.option("--policy", metavar="NAME", help=f"Who may go on: {', '.join(REAL)} (default: {DEFAULT_POLICY})."),
-    click.option(
+    setting("--device", metavar="DEVICE", help="host (the default), cuda or cuda:N."),
+    setting("--policy", metavar="NAME", help=f"Who may go on: {', '.join(REAL)} (default: {DEFAULT_POLICY})."),
+    setting(
         "--region",
         metavar="SIZE",
         help=f"Unit of memory, a power of two (default: {format_bytes(DEFAULT_REGION_BYTES)}, on a GPU "
         f"{format_bytes(DEFAULT_CUDA_REGION_BYTES)}).",
     ),
-    click.option(
+    setting(
         "--isolate",
         flag_value="1",
         help="Let no job see what another left in memory, nor reach what it has given back; costs time.",
     ),
-    click.option("--most", metavar="SIZE", help="What zico limit may raise the budget to (on a GPU: the budget)."),
-    click.option("--log-level", metavar="LEVEL", help=f"What the broker says: {', '.join(LOG_LEVELS)}."),
+    setting("--most", metavar="SIZE", help="What zico limit may raise the budget to (on a GPU: the budget)."),
+    setting("--log-level", metavar="LEVEL", help=f"What the broker says: {', '.join(LOG_LEVELS)}."),
 )
 
 
@@ -60,20 +118,80 @@ def pool_options(function: Function) -> Function:
     return function
 
 
-def settings_from(flags: Flags, n_jobs: int | None = None) -> Settings:
-    """Return the settings of these flags, this environment and this machine, for so many jobs if that is known.
+def given_in(ctx: click.Context) -> dict[str, Setting[str]]:
+    """Return what was given to a command, with where from; of an option that was given several times a list."""
+    given = {}
+    for option in ctx.command.params:
+        source = ctx.get_parameter_source(str(option.name))
+        if isinstance(option, Option) and source not in (None, ParameterSource.DEFAULT):
+            value = ctx.params[str(option.name)]
+            origins = {
+                ParameterSource.ENVIRONMENT: str(option.envvar),
+                ParameterSource.DEFAULT_MAP: f"{_key_of(option)} in {ctx.meta[_FILE]}",
+            }
+            text = ",".join(value) if option.multiple else value
+            given[str(option.name)] = Setting(text, origins.get(source, option.opts[0]))
+    return given
+
+
+@click.command(cls=PoolCommand)
+@pool_options
+def _pool(**_given: str | None) -> None:
+    """Stand for commands that have few options of a pool or none."""
+
+
+def settings_with(words: Sequence[str], n_jobs: int | None = None) -> Settings:
+    """Return the settings where the command line is these words (``settings_from``)."""
+    return settings_from(_pool.make_context("zico", list(words)), n_jobs)
+
+
+def settings_from(ctx: click.Context, n_jobs: int | None = None) -> Settings:
+    """Return the settings of a command and this machine, for so many jobs if that is known.
 
     Raises:
         ConfigError: One of them cannot be used.
     """
-    file = read_settings()
-    memory = memory_of(device_of(flags, os.environ, file))
-    settings = resolve(flags, os.environ, memory, POLICIES, file, n_jobs)
+    given = given_in(ctx)
+    settings = resolve(given, memory_of(device_of(given)), POLICIES, n_jobs)
     try:
         check_real(settings.policy.value)
     except ConfigError as error:
         raise ConfigError(f"{settings.policy.origin}: {error}") from None
     return settings
+
+
+def read_settings() -> tuple[str, dict[str, str]]:
+    """Return the path of the file that ``ZICO_CONFIG`` names, else of the user's own, and what it says, as text.
+
+    Nothing if the user's own is missing.
+
+    Raises:
+        ConfigError: It cannot be read, is no TOML, or has a setting that there is not.
+    """
+    named = os.environ.get(FILE_VARIABLE)
+    path = Path(named) if named else platformdirs.user_config_path("zico") / "config.toml"
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        if not named:
+            return "", {}
+        raise ConfigError(f"{FILE_VARIABLE}: there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the settings file {path} cannot be read: {error}") from None
+    return str(path), _values(path, text)
+
+
+def _values(path: Path, text: str) -> dict[str, str]:
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the settings file {path} is no TOML: {error}") from None
+    for key, value in found.items():
+        if key not in KEYS:
+            raise ConfigError(f"{key!r} in {path} is no setting: give some of {', '.join(KEYS)}")
+        if not isinstance(value, str | int | float):
+            raise ConfigError(f"{key} in {path} is neither text nor a number: give it as on the command line")
+    return {key: str(value) for key, value in found.items()}
 
 
 def described(settings: Settings) -> str:

@@ -14,8 +14,7 @@ from zico.broker.saving import MODES, check_device, wishes_of
 from zico.broker.shares import shares_of
 from zico.cli.dashes import AFTER_DASHES, DashesCommand
 from zico.cli.display import Display
-from zico.cli.options import described, pool_options, settings_from
-from zico.config import Flags, Setting, Settings
+from zico.cli.options import described, pool_options, setting, settings_from
 from zico.errors import ConfigError
 from zico.launch.commands import Command, name_commands, split_commands
 from zico.launch.result import run_report
@@ -36,6 +35,8 @@ from zico.report.table import write_table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from zico.config import Setting, Settings
+
 STDOUT = Path("-")
 
 
@@ -44,79 +45,44 @@ STDOUT = Path("-")
 )
 @pool_options
 @click.option("--name", "names", multiple=True, metavar="NAME", help="A job's name; once per command, in their order.")
-@click.option("--weight", "weights", multiple=True, metavar="NAME=W", help="A job's throughput counts W times.")
-@click.option("--priority", "priorities", multiple=True, metavar="NAME=N", help="The higher, the sooner its turn.")
-@click.option(
-    "--slo", "slos", multiple=True, metavar="NAME=10%", help="A job is to be at most so much slower than alone."
-)
-@click.option(
+@setting("--weight", multiple=True, metavar="NAME=W", help="A job's throughput counts W times.")
+@setting("--priority", multiple=True, metavar="NAME=N", help="The higher, the sooner its turn.")
+@setting("--slo", multiple=True, metavar="NAME=10%", help="A job is to be at most so much slower than alone.")
+@setting(
     "--save",
-    "saves",
     multiple=True,
     metavar="MODE",
     help=f"What a job larger than its limit does: {', '.join(MODES)}; for one job NAME=MODE.",
 )
-@click.option("--limit", "limits", multiple=True, metavar="NAME=SIZE", help="What a job may hold of the budget.")
-@click.option("--tier", metavar="TIERS", help="Where memory goes that leaves: memory, file or memory:2GiB,file.")
+@setting("--limit", multiple=True, metavar="NAME=SIZE", help="What a job may hold of the budget.")
+@setting("--tier", metavar="TIERS", help="Where memory goes that leaves: memory, file or memory:2GiB,file.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures to FILE; - is stdout.")
 @click.option(
     "--report", "report_dir", type=click.Path(path_type=Path), help="Write picture, table and figures to DIR."
 )
-@click.option("--mps", flag_value="1", help="Let the jobs' kernels overlap on the GPU: a private MPS daemon.")
-@click.option("--grace", metavar="SECONDS", help="How long an ending job may take after a signal (default: 5).")
+@setting("--mps", flag_value="1", help="Let the jobs' kernels overlap on the GPU: a private MPS daemon.")
+@setting("--grace", metavar="SECONDS", help="How long an ending job may take after a signal (default: 5).")
 @click.option("--quiet", is_flag=True, help="Show the jobs' output, problems and the table only.")
 @click.argument("commands", nargs=-1, metavar='"CMD" ["CMD" ...]')
 @click.pass_context
-def run(  # noqa: PLR0913 - one parameter per option
+def run(
     ctx: click.Context,
+    /,
     *,
-    budget: str | None,
-    reserve: str | None,
-    device: str | None,
-    policy: str | None,
-    region: str | None,
-    isolate: str | None,
-    most: str | None,
-    log_level: str | None,
     names: tuple[str, ...],
-    weights: tuple[str, ...],
-    priorities: tuple[str, ...],
-    slos: tuple[str, ...],
-    saves: tuple[str, ...],
-    limits: tuple[str, ...],
-    tier: str | None,
     json_path: Path | None,
     report_dir: Path | None,
-    mps: str | None,
-    grace: str | None,
     quiet: bool,
     commands: tuple[str, ...],
+    **_settings: object,
 ) -> int:
     """Run each CMD as a job; all of them share one memory budget.
 
     A CMD is split like a shell would but run without one. The exit code is 0 if every job's is, else that of the
     job which failed first, 128 + N if signal N ended it.
     """
-    flags = Flags(
-        budget=budget,
-        reserve=reserve,
-        device=device,
-        policy=policy,
-        region=region,
-        grace=grace,
-        log_level=log_level,
-        isolate=isolate,
-        mps=mps,
-        most=most,
-        weight=",".join(weights) or None,
-        priority=",".join(priorities) or None,
-        slo=",".join(slos) or None,
-        save=",".join(saves) or None,
-        limit=",".join(limits) or None,
-        tier=tier,
-    )
     named = _commands(commands, ctx.meta.get(AFTER_DASHES), names)
-    settings = settings_from(flags, len(named))
+    settings = settings_from(ctx, len(named))
     wanted = _with_shares(named, settings)
     _prepare(json_path, report_dir)
     with Display([command.name for command in wanted], quiet=quiet) as display:

@@ -6,8 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from zico.cli.display import Display
-from zico.cli.options import settings_from
-from zico.config import Flags
+from zico.cli.options import settings_with
 from zico.errors import TraceError
 from zico.launch.commands import name_commands
 from zico.launch.recording import Recording
@@ -35,7 +34,7 @@ def run_recorded(words: Sequence[str], output: Path, *, iterations: int | None, 
         TraceError: The file cannot be written, or no process of the command has joined: nothing is written.
     """
     (command,) = name_commands([tuple(words)], ())
-    settings = settings_from(Flags(budget="none"), n_jobs=1)
+    settings = settings_with(["--budget", "none"], n_jobs=1)
     with run_directory() as directory, Display([command.name], quiet=quiet) as display:
         with Recording(output, directory, command.name, iterations=iterations) as recording:
             environ = {**os.environ, **recording.environment, **({OPS_VARIABLE: "1"} if ops else {})}

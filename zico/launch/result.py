@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from zico.broker.messages import ProcessFigures
 from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE
-from zico.report.model import JobFigures, PoolFigures, ProcessFigures, RunReport, jain_index, owner_of
+from zico.report.model import JobFigures, PoolFigures, RunReport, jain_index, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,64 +50,31 @@ def _job_figures(job: JobOutcome, members: Sequence[JobReport], missing: str) ->
         return JobFigures(name=name, command=command, exit_code=job.exit_code, wall_s=job.wall_s, note=note)
     first, *others = members
     return JobFigures(
-        name=name,
+        **_figures(first) | {"name": name},
         command=command,
         exit_code=job.exit_code,
-        iterations=first.iterations,
         wall_s=job.wall_s,
-        iterations_per_s=first.iterations_per_s,
-        waited_s=first.waited_s,
-        peak_bytes=first.peak_bytes,
-        peak_tensor_bytes=first.peak_tensor_bytes,
-        persistent_bytes=first.persistent_bytes,
-        pool_fraction=first.pool_fraction,
-        framework=first.framework,
-        pid=first.pid,
-        boundary_waited_s=first.boundary_waited_s,
-        requested_bytes=first.requested_bytes,
-        pooled_bytes=first.pooled_bytes,
-        spilled_bytes=first.spilled_bytes,
-        evicted_bytes=first.evicted_bytes,
-        maps=first.maps,
-        oom=first.oom,
-        normalised=first.normalised,
         weight=first.share.weight,
         priority=first.share.priority,
         slo=first.share.slo,
-        saving=first.saving,
         note="" if first.iterations else NEVER_ITERATED,
-        other_processes=tuple(_process_figures(f"{name}.{number}", other) for number, other in enumerate(others, 2)),
+        other_processes=tuple(
+            ProcessFigures(**_figures(other) | {"name": f"{name}.{number}"}) for number, other in enumerate(others, 2)
+        ),
     )
 
 
-def _process_figures(name: str, member: JobReport) -> ProcessFigures:
-    return ProcessFigures(
-        name=name,
-        pid=member.pid,
-        framework=member.framework,
-        iterations=member.iterations,
-        iterations_per_s=member.iterations_per_s,
-        waited_s=member.waited_s,
-        peak_bytes=member.peak_bytes,
-        peak_tensor_bytes=member.peak_tensor_bytes,
-        persistent_bytes=member.persistent_bytes,
-        pool_fraction=member.pool_fraction,
-    )
+def _figures(member: JobReport) -> dict[str, Any]:
+    """Return what a run's report tells of a member as the broker tells it."""
+    return {field: getattr(member, field) for field in ProcessFigures.__struct_fields__}
 
 
 def _pool_figures(pool: PoolReport | None, members: Sequence[JobReport], settings: Settings) -> PoolFigures:
     if pool is None:
         return PoolFigures(region_bytes=settings.region_bytes.value)
     return PoolFigures(
-        peak_granted_bytes=pool.peak_granted_bytes,
-        peak_physical_bytes=pool.peak_physical_bytes,
+        **msgspec.structs.asdict(pool),
         sum_of_job_peaks_bytes=sum(member.peak_bytes for member in members),
-        region_bytes=pool.region_bytes,
-        recoveries=pool.recoveries,
-        stalls=pool.stalls,
-        context_bytes=pool.context_bytes,
-        foreign_bytes=pool.foreign_bytes,
-        slowdown=pool.slowdown,
         jain_index=_fairness(members),
     )
 

@@ -170,9 +170,10 @@ def grows_alone(spent_ns: int, waits: bool, waited_ns: int, grown_ns: int) -> bo
 
 
 @inlined
-def fading(passed_ns: float, work_ns: float) -> float:
-    """Return what is left of earlier work and time in a job's recent throughput when more work has taken a while."""
-    return math.exp(-passed_ns / (FADE_ITERATIONS * work_ns))
+def counted(work_ns: float, time_ns: float, done_ns: float, passed_ns: float) -> tuple[float, float]:
+    """Return the work and the time of a job's recent throughput once more was done while some time has passed."""
+    keeps = math.exp(-passed_ns / (FADE_ITERATIONS * done_ns))
+    return keeps * work_ns + done_ns, keeps * time_ns + passed_ns
 
 
 @inlined

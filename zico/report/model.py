@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from zico.broker.messages import JobStatus, RefusedRequest, Saving, Status
+from zico.broker.messages import JobReport, PoolReport, ProcessFigures, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,79 +14,25 @@ if TYPE_CHECKING:
 RUN_SCHEMA = "zico.report.v1"
 
 
-class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A further process of a job that imported a framework."""
-
-    name: str
-    pid: int
-    framework: str
-    iterations: int
-    iterations_per_s: float
-    waited_s: float
-    peak_bytes: int
-    peak_tensor_bytes: int
-    persistent_bytes: int
-    pool_fraction: float
-
-
-class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
+class JobFigures(ProcessFigures, frozen=True, kw_only=True):
     """One command: how it ended and what its first process in the pool did; zeros if none joined."""
 
-    name: str
     command: str
     exit_code: int
-    iterations: int = 0
     wall_s: float
-    iterations_per_s: float = 0.0
-    waited_s: float = 0.0
-    peak_bytes: int = 0
-    """Most bytes of regions held at once."""
-    peak_tensor_bytes: int = 0
-    """Most bytes of live tensors at once."""
-    persistent_bytes: int = 0
-    pool_fraction: float = 0.0
-    """Share of the bytes of tensors over the threshold that were served from the pool."""
-    framework: str = ""
-    pid: int = 0
-    boundary_waited_s: float = 0.0
-    requested_bytes: int = 0
-    pooled_bytes: int = 0
-    spilled_bytes: int = 0
-    evicted_bytes: int = 0
-    """Moved to the next tier while it waited, for jobs that could go on."""
-    maps: int = 0
-    oom: RefusedRequest | None = None
     note: str = ""
     """Why figures are zero; empty if they are not."""
     other_processes: tuple[ProcessFigures, ...] = ()
-    normalised: float | msgspec.UnsetType = msgspec.UNSET
-    """Its throughput over that without waiting; left out with fewer than two iterations."""
+    """Further processes that imported a framework."""
     weight: float = 1.0
     priority: int = 0
     slo: float | None = None
-    saving: Saving = Saving()
-    """What it moved to the next tier and back so that it could go on with less, and what that cost."""
 
 
-class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
+class PoolFigures(PoolReport, frozen=True, kw_only=True):
     """The pool over the whole run."""
 
-    peak_granted_bytes: int = 0
-    peak_physical_bytes: int = 0
-    """As the kernel counted it; on a GPU as large as the pool from its beginning."""
     sum_of_job_peaks_bytes: int = 0
-    region_bytes: int = 0
-    recoveries: int = 0
-    stalls: int = 0
-    context_bytes: int | msgspec.UnsetType = msgspec.UNSET
-    """Of a GPU's memory, the most that jobs and broker held outside the pool: framework contexts, workspaces.
-
-    Left out where nobody knows.
-    """
-    foreign_bytes: int | msgspec.UnsetType = msgspec.UNSET
-    """The most that other processes held of it."""
-    slowdown: tuple[float, ...] = ()
-    """By what factor each of 2, 3, ... jobs that worked together was slower than alone; empty: not measured."""
     jain_index: float | msgspec.UnsetType = msgspec.UNSET
     """Of the jobs' normalised throughputs: 1 if all are equal, 1/n if one has all; left out where one is not known."""
 
@@ -141,18 +87,18 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """``None`` while the broker does not answer."""
 
     @property
-    def members(self) -> tuple[JobStatus, ...]:
+    def members(self) -> tuple[JobReport, ...]:
         """Return all processes in the pool."""
         return self.status.jobs if self.status else ()
 
-    def processes_of(self, name: str) -> tuple[JobStatus, ...]:
+    def processes_of(self, name: str) -> tuple[JobReport, ...]:
         """Return the pool's members that belong to the job called ``name``, its first process first."""
         members = self.members
         names = {job.name for job in self.jobs}
         return tuple(member for member in members if owner_of(member.name, names) == name)
 
 
-def waits_for(member: JobStatus, members: tuple[JobStatus, ...]) -> str:
+def waits_for(member: JobReport, members: tuple[JobReport, ...]) -> str:
     """Return the names of those whom ``member`` waits for, separated by commas; ``memory`` if it is nobody's."""
     names = {other.job: other.name for other in members}
     return ", ".join(names.get(job, f"job {job}") for job in member.waits_for) or "memory"

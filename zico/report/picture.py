@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from zico.broker.messages import WaitKind
 from zico.errors import ConfigError
 from zico.report.files import write_atomically
-from zico.report.record import Record, WaitKind
 from zico.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from zico.report.model import RunReport
+    from zico.report.record import Record
 
 # Okabe and Ito's palette: told apart with any kind of colour blindness (jfly.uni-koeln.de/color).
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")

@@ -13,7 +13,7 @@ from zico.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zico.broker.messages import JobStatus
+    from zico.broker.messages import JobReport
     from zico.report.model import JobProgress, Snapshot
 
 BAR_CELLS = 20
@@ -81,7 +81,7 @@ def memory_bar(held_bytes: int, budget_bytes: int) -> str:
     return _FULL * filled + _EMPTY * (BAR_CELLS - filled)
 
 
-def _state(job: JobProgress, member: JobStatus | None) -> str:
+def _state(job: JobProgress, member: JobReport | None) -> str:
     if job.exit_code is not None:
         return "ended" if job.exit_code == 0 else f"failed ({job.exit_code})"
     if member is None:
@@ -91,5 +91,5 @@ def _state(job: JobProgress, member: JobStatus | None) -> str:
     return member.state
 
 
-def _is_waiting(member: JobStatus) -> bool:
+def _is_waiting(member: JobReport) -> bool:
     return member.waiting_s > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -15,17 +14,10 @@ from zico.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from zico.broker.messages import WaitKind
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-
-class WaitKind(enum.IntEnum):
-    """Where a job waited."""
-
-    BOUNDARY = 0
-    """Between two iterations."""
-    ALLOCATION = 1
-    """Inside an allocation."""
 
 
 @dataclasses.dataclass(frozen=True)

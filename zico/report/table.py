@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from zico.report.model import JobFigures, ProcessFigures, RunReport
+    from zico.broker.messages import ProcessFigures
+    from zico.report.model import JobFigures, RunReport
 
 Cells = tuple[str, ...]
 
@@ -124,7 +125,7 @@ def saving_rows(report: RunReport) -> Iterator[tuple[str, ...]]:
             )
 
 
-def _cells(figures: JobFigures | ProcessFigures) -> tuple[str, ...]:
+def _cells(figures: ProcessFigures) -> tuple[str, ...]:
     return (
         str(figures.iterations),
         f"{figures.iterations_per_s:.2f}",

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.compiled import compiled, inlined, record_at
+from zico.pool.layout import JobState
 from zico.pool.rules import is_still
-from zico.scheduler.layout import JOB, PROFILE, Phase
+from zico.scheduler.layout import JOB, PROFILE
 from zico.trace.curve import claim_at
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 _FEW = 24  # so many are sorted by insertion
 _GROUP = 1 << 14  # so many changes are sorted at once: they fit into a processor's second cache
 _GROUP_SPANS = 1024
-_RUNNING = int(Phase.RUNNING)
-_BOUNDARY = int(Phase.BOUNDARY)
+_RUNNING = int(JobState.RUNNING)
+_BOUNDARY = int(JobState.BOUNDARY)
 _JOB_BYTES = JOB.itemsize
 
 
@@ -55,6 +56,12 @@ def job_at(scene: Scene, index: int) -> SceneJob:
 def profile_at(job: SceneJob) -> ProfileRecord:
     """Return the PROFILE record of a job that has one."""
     return record_at(job.profile_address, PROFILE)
+
+
+@inlined
+def bin_ends_ns(profile: ProfileRecord, index: int) -> int:
+    """Return when, in a profile's time, a bin of it ends."""
+    return profile.t_ns[index + 1] if index + 1 < profile.n_bins else profile.duration_ns
 
 
 @inlined
@@ -84,8 +91,8 @@ def position_ns(job: SceneJob, now_ns: int) -> int:
     step = min(job.progress >> profile.shift, last)
     begin = step << profile.shift
     events = max((profile.n_events - begin) if step == last else (1 << profile.shift), 1)
-    begin_ns = profile.bin_ns[step]
-    return begin_ns + (profile.bin_ns[step + 1] - begin_ns) * min(events, job.progress - begin) // events
+    begin_ns = profile.t_ns[step]
+    return begin_ns + (bin_ends_ns(profile, step) - begin_ns) * min(events, job.progress - begin) // events
 
 
 @compiled

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.compiled import array_at, call, compiled, entry, inlined, keep_out_of_line
+from zico.pool.layout import JobState
 from zico.scheduler.demand import job_at
 from zico.scheduler.events import first_at, pop
-from zico.scheduler.grants import blocked_in_turn, hold, may_take, plan_retry
-from zico.scheduler.layout import JOB, NO_TIME, NOBODY, SCENE, Phase
+from zico.scheduler.grants import blocked_in_turn, grow_alone, hold, look_when_alone_ends, may_take, plan_retry
+from zico.scheduler.layout import JOB, NO_TIME, NOBODY, SCENE
 from zico.scheduler.steps import arrive, begin, copy_out, end_step, go_on, resume
 from zico.scheduler.tenants import (
     BUDGET,
@@ -58,7 +59,7 @@ class Stop(enum.IntEnum):
     """Who is there, or what is known of them, has changed; the policy wants to plan."""
 
 
-_RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
+_RUNNING, _BOUNDARY = int(JobState.RUNNING), int(JobState.BOUNDARY)
 _DONE, _CHANGED = int(Stop.DONE), int(Stop.CHANGED)
 _LOOK, _RETRY, _BUDGET, _ARRIVAL, _STEP = range(5)  # what happens next; of those at one time, the last one first
 _BYTE = np.dtype(np.uint8)
@@ -79,6 +80,8 @@ def _serve(run: RunRecord) -> None:
             regions = may_take(run, number)
             if regions > 0:
                 hold(run, number, tenant_of(run, number).held + regions)
+                if tenant_of(run, number).profiled == 0 and run.use_claims:
+                    grow_alone(run, number)
                 granted = True
             if need_of(tenant_of(run, number)) == 0:
                 run.n_blocked -= 1
@@ -171,6 +174,8 @@ def _settle(run: RunRecord, event: int) -> None:
     if run.n_blocked > 0 and run.n_busy == 0:
         _overflow(run)
     plan_retry(run)
+    if run.alone != NOBODY:
+        look_when_alone_ends(run)
 
 
 @compiled

@@ -6,30 +6,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import compiled, inlined, record_at
-from zico.pool.rules import is_safe
-from zico.scheduler.demand import claim_of, job_at, span_at
-from zico.scheduler.layout import NOBODY, Phase
+from zico.compiled import compiled, inlined, keep_out_of_line, record_at
+from zico.pool.layout import JobState
+from zico.pool.rules import ALONE_FRESH_NS, ALONE_WAIT_NS, is_safe
+from zico.scheduler.demand import claim_of, span_at
 from zico.scheduler.tenants import (
     FOREVER,
     LOG,
+    job_of,
     need_of,
     present_in,
     profile_of,
-    scene_of,
     scratch_flags,
     scratch_words,
     show_place,
+    someone_grows_alone,
     step_ends_ns,
     tenant_of,
 )
 from zico.trace.curve import claim_at
 
 if TYPE_CHECKING:
-    from zico.scheduler.layout import SceneJob
     from zico.scheduler.tenants import RunRecord, Tenant
 
-_RUNNING = int(Phase.RUNNING)
+_RUNNING = int(JobState.RUNNING)
 _LOG_BYTES = LOG.itemsize
 
 
@@ -61,13 +61,13 @@ def _is_safe_after(run: RunRecord, grown: int, regions: int) -> bool:
 @compiled
 def _can_all_end(run: RunRecord, grown: int, regions: int) -> bool:
     """Tell so by the claims last seen."""
-    scene, present = scene_of(run), present_in(run)
+    present = present_in(run)
     held, claim, residual = scratch_words(run, 0), scratch_words(run, 1), scratch_words(run, 2)
     must_finish, done = scratch_flags(run, 3), scratch_flags(run, 4)
     for i in range(run.n_present):
         tenant = tenant_of(run, present[i])
         if tenant.overruns:
-            _see_claim(run, tenant, job_at(scene, i))
+            _see_claim(run, present[i])
         held[i] = tenant.held + (regions if present[i] == grown else 0)
         claim[i] = max(tenant.claim, tenant.held + need_of(tenant))
         residual[i] = tenant.persistent
@@ -78,21 +78,22 @@ def _can_all_end(run: RunRecord, grown: int, regions: int) -> bool:
 @compiled
 def _see_claims(run: RunRecord) -> bool:
     """Note what those that are in an iteration claim where they are now; tells whether any claims less than before."""
-    scene, present = scene_of(run), present_in(run)
+    present = present_in(run)
     fell = False
     for i in range(run.n_present):
         tenant = tenant_of(run, present[i])
         if tenant.phase == _RUNNING and tenant.profiled == 1:
             before = tenant.claim
-            _see_claim(run, tenant, job_at(scene, i))
+            _see_claim(run, present[i])
             fell = fell or tenant.claim < before
     return fell
 
 
 @compiled
-def _see_claim(run: RunRecord, tenant: Tenant, job: SceneJob) -> None:
-    show_place(run, tenant, job)
-    tenant.claim = claim_of(job)
+def _see_claim(run: RunRecord, number: int) -> None:
+    tenant = tenant_of(run, number)
+    show_place(run, tenant, job_of(run, number))
+    tenant.claim = claim_of(job_of(run, number))
 
 
 @compiled
@@ -102,10 +103,8 @@ def may_take(run: RunRecord, number: int) -> int:
     most = max(0, min(run.budget - run.granted, need_of(tenant)))
     if most == 0 or not run.use_claims:
         return most
-    if tenant.profiled == 0:
-        if run.alone not in (NOBODY, number):
-            return 0
-        run.alone = number
+    if tenant.profiled == 0 and run.alone != number and someone_grows_alone(run):
+        return 0
     if _is_safe_after(run, number, most):
         return most
     least = 0
@@ -116,6 +115,28 @@ def may_take(run: RunRecord, number: int) -> int:
         else:
             most = middle
     return least
+
+
+@compiled
+def grow_alone(run: RunRecord, number: int) -> None:
+    """Let a job without a profile take or renew the right to grow alone."""
+    keep_out_of_line()
+    tenant = tenant_of(run, number)
+    if run.alone == number:
+        tenant.alone_spent_ns += min(run.now_ns - run.alone_since_ns, ALONE_FRESH_NS)
+    run.alone = number
+    run.alone_since_ns = run.now_ns
+
+
+@compiled
+def look_when_alone_ends(run: RunRecord) -> None:
+    """See that those whom a first iteration keeps waiting are looked at when it may keep them no longer."""
+    keep_out_of_line()
+    if run.n_blocked + run.n_waiting > 0 and someone_grows_alone(run):
+        tenant = tenant_of(run, run.alone)
+        waits = need_of(tenant) > 0
+        ends_ns = tenant.waiting_since_ns + ALONE_WAIT_NS if waits else run.alone_since_ns + ALONE_FRESH_NS
+        run.look_at_ns = min(run.look_at_ns, ends_ns)
 
 
 @compiled
@@ -141,13 +162,13 @@ def _claim_falls_at(tenant: Tenant) -> int:
     """Return when, on the work clock, a job's claim next falls within the step that it is in."""
     profile = profile_of(tenant)
     begin_ns, end_ns = profile.step_ns[tenant.step], step_ends_ns(tenant)
-    now_in = span_at(profile.bin_ns, profile.n_bins, begin_ns)
+    now_in = span_at(profile.t_ns, profile.n_bins, begin_ns)
     claim = claim_at(profile, profile.claims, now_in << profile.shift)
     for later in range(now_in + 1, profile.n_bins):
-        if profile.bin_ns[later] >= end_ns:
+        if profile.t_ns[later] >= end_ns:
             break
         if claim_at(profile, profile.claims, later << profile.shift) < claim:
-            share = float(profile.bin_ns[later] - begin_ns) / float(end_ns - begin_ns)
+            share = float(profile.t_ns[later] - begin_ns) / float(end_ns - begin_ns)
             return int(tenant.step_since + np.ceil(share * tenant.step_length))
     return FOREVER
 

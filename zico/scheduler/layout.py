@@ -6,25 +6,17 @@ Addresses stand for what lies elsewhere; who makes a record keeps what it points
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from typing import Annotated
 
 from zico.records import F8, I4, I8, U8, Numbers, Record, dtype_of
+from zico.trace.layout import CURVE_BINS, Curve
 
-MOST_BINS = 256
-"""Of a profile: as many as a job's record in the shared table has."""
 NOBODY = -1
 NO_TIME = -1
 BLOCKERS = 64
 """Who keeps a job waiting is told of the first so many jobs of a scene, a bit for each."""
-
-
-class Phase(enum.IntEnum):
-    """Where a job is."""
-
-    RUNNING = 0
-    BOUNDARY = 1
-    LEAVING = 2
 
 
 class Reason(enum.IntEnum):
@@ -55,44 +47,58 @@ class Reason(enum.IntEnum):
     """All come to their boundaries first, and begin together."""
 
 
-class ProfileRecord(Record):
-    """A profile, converted once: what a whole iteration holds, and what it may still come to hold."""
+class ProfileRecord(Curve):
+    """A profile, converted once: its curve, with times that never fall, and what is worked out from it."""
 
-    duration_ns: I8
     tick_ns: I8  # no prediction is finer: the width of a bin, were all equal
-    n_events: I8
     peak: I8
-    shift: I4  # bin i is from event i << shift on
-    n_bins: I4
     n_steps: I4
-    bin_ns: Annotated[Numbers, "i8", (MOST_BINS + 1,)]  # when each bin begins, and when the last one ends
-    claims: Annotated[Numbers, "i4", (MOST_BINS,)]  # the most regions held from each bin on
-    step_ns: Annotated[Numbers, "i8", (MOST_BINS,)]  # bins of equal levels joined: when each run of them begins
-    level: Annotated[Numbers, "i8", (MOST_BINS,)]
+    claims: Annotated[Numbers, "i4", (CURVE_BINS,)]  # the most regions held from each bin on
+    step_ns: Annotated[Numbers, "i8", (CURVE_BINS,)]  # bins of equal levels joined: when each run of them begins
+    level: Annotated[Numbers, "i8", (CURVE_BINS,)]
 
 
 PROFILE = dtype_of(ProfileRecord)
 
 
-class SceneJob(Record):
-    """One job at one instant; the fields are those of ``zico.scheduler.state.JobView``."""
+@dataclasses.dataclass(kw_only=True)
+class JobFields(Record):
+    """One job at one instant: what its record in a scene, the simulator's and Python's view have in common."""
 
-    profile_address: I8  # 0 until the first iteration has ended
+    job: I8
+    """Its place in the pool: plans know it by that."""
     phase: I8
+    """``JobState``"""
     held: I8
     persistent: I8
+    """Regions that stay when the iteration ends."""
+    progress: I8 = 0
+    """Allocations and frees since the iteration began."""
+    iteration: I8
+    """So many have ended."""
+    started_ns: I8 = 0
+    """When the current iteration was admitted."""
+    waiting_since_ns: I8 = 0
+    """When the wait at the boundary or in an allocation began, 0 if it does not wait."""
+    need: I8 = 0
+    """Regions that an allocation of it waits for now, 0 if none."""
+    served: F8 = 1.0
+    """Its recent throughput over alone's."""
+    floor: F8 = 0.0
+    """The least that it is owed of that."""
+    weight: F8 = 1.0
+    """What its throughput counts beside the others'."""
+    priority: I8 = 0
+    """Its turn comes before that of any lower one."""
+    left: I8 = 0
+    """Iterations until it leaves; 0: unknown."""
+
+
+class SceneJob(JobFields):
+    """One job of a scene. ``held`` is what the others cannot have while it stays where it is."""
+
     kept: I8  # regions that the others cannot have when its iteration has ended
-    progress: I8
-    started_ns: I8
-    waiting_since_ns: I8
-    need: I8
-    number: I8  # of its place in the pool: plans know it by that
-    served: F8  # its recent throughput over alone's
-    floor: F8  # the least that it is owed of that
-    weight: F8  # what its throughput counts beside the others'
-    priority: I8  # whose turn comes before that of any lower one
-    iteration: I8  # so many have ended
-    left: I8  # iterations until it leaves; 0: unknown
+    profile_address: I8  # 0 until the first iteration has ended
 
 
 JOB = dtype_of(SceneJob)

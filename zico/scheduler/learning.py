@@ -86,7 +86,7 @@ def is_of(known: Learnt, scene: Scene) -> bool:
     if scene.n != known.n_jobs:
         return False
     for i in range(scene.n):  # noqa: SIM110 - compiled
-        if job_at(scene, i).number != known.jobs[i]:
+        if job_at(scene, i).job != known.jobs[i]:
             return False
     return True
 

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.errors import ProblemError
+from zico.pool.layout import JobState
 from zico.scheduler.layout import (
     BLOCKERS,
     DECISION,
     JOB,
     MEMO_BYTES,
     MEMORY_BYTES,
-    MOST_BINS,
     NO_TIME,
     NOBODY,
     PROFILE,
     SCENE,
-    Phase,
     Reason,
 )
 from zico.scheduler.parameters import values
 from zico.scheduler.state import Manner, Start, Wait
+from zico.trace.layout import CURVE_BINS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -77,19 +77,19 @@ def packed(profile: Profile) -> Records:
 def _converted(profile: Profile) -> Records:
     """Join equal neighbours, and fold the levels from the end."""
     n = len(profile.held)
-    if not 0 < n <= MOST_BINS:
-        message = f"a profile has {n} bins: give 1 to {MOST_BINS}"
+    if not 0 < n <= CURVE_BINS:
+        message = f"a profile has {n} bins: give 1 to {CURVE_BINS}"
         raise ProblemError(message)
     held = np.asarray(profile.held, np.int64)
     t_ns = np.asarray(profile.t_ns, np.int64)
     first = np.flatnonzero(np.diff(held, prepend=held[0] - 1))
     records = np.zeros(1, PROFILE)
     record = records[0]
-    record["duration_ns"], record["n_events"] = profile.duration_ns, profile.n_events
+    for name in ("duration_ns", "n_events", "shift", "peak"):
+        record[name] = getattr(profile, name)
     record["tick_ns"] = max(1, profile.duration_ns >> _TICK_SHIFT)
-    record["shift"], record["n_bins"], record["n_steps"] = profile.shift, n, len(first)
-    record["peak"] = held.max()
-    record["bin_ns"][: n + 1] = *t_ns, profile.duration_ns
+    record["n_bins"], record["n_steps"] = n, len(first)
+    record["held"][:n], record["t_ns"][:n] = held, t_ns
     record["claims"][:n] = np.maximum.accumulate(held[::-1])[::-1]
     record["step_ns"][: len(first)] = t_ns[first]
     record["level"][: len(first)] = held[first]
@@ -117,29 +117,14 @@ class Scene:
 
     def decided(self) -> dict[int, Decision]:
         """Return what a policy has decided, for every job at its boundary."""
-        waiting = np.flatnonzero(self.jobs["phase"] == Phase.BOUNDARY)
+        waiting = np.flatnonzero(self.jobs["phase"] == JobState.BOUNDARY)
         return {self._pool.jobs[i].job: decision_of(self.decisions[i], self._pool, i) for i in waiting.tolist()}
 
 
 def _row(job: JobView, known: Records | None) -> tuple[int | float, ...]:
-    return (
-        0 if known is None else known.ctypes.data,
-        Phase[job.phase.name],
-        job.held_for_good,
-        job.persistent,
-        job.kept,
-        job.progress,
-        job.started_ns,
-        job.waiting_since_ns,
-        job.need,
-        job.job,
-        job.served,
-        job.floor,
-        job.weight,
-        job.priority,
-        job.iteration,
-        job.left,
-    )
+    """Return a job as a record of a scene, whose fields have the names of the view's."""
+    others = {"held": job.held_for_good, "profile_address": 0 if known is None else known.ctypes.data}
+    return tuple(others[name] if name in others else getattr(job, name) for name in JOB.names)
 
 
 def decision_of(record: Any, pool: PoolView, index: int) -> Decision:  # noqa: ANN401 - one DECISION record
@@ -176,7 +161,7 @@ def _misfit(pool: PoolView, job: JobView) -> str:
 
 
 def _kept(job: JobView) -> int:
-    return job.kept if job.phase.name == "RUNNING" and job.profile is not None else job.held_for_good
+    return job.kept if job.phase == JobState.RUNNING and job.profile is not None else job.held_for_good
 
 
 class Memory:

@@ -13,11 +13,12 @@ import numpy as np
 from numba import types
 
 from zico.compiled import callback, compiled, inlined, record_at
+from zico.pool.layout import JobState
 from zico.pool.rules import is_safe
 from zico.records import Record, Records, dtype_of
 from zico.scheduler.claiming import decide_by_claims
 from zico.scheduler.demand import is_iterating, job_at, position_ns, profile_at, stands_still
-from zico.scheduler.layout import NO_TIME, NOBODY, Phase, Reason
+from zico.scheduler.layout import NO_TIME, NOBODY, Reason
 from zico.scheduler.learning import Learnt, is_of, learn
 from zico.scheduler.pair import BOTH, FIRST, SECOND, PairRecord
 from zico.scheduler.shifting import MARGIN_SHIFT, decide_by_shift, waits_for_safety
@@ -71,7 +72,7 @@ class PlanRecord(Record):
 PLAN = dtype_of(PlanRecord)
 
 _SHIFT, _CLAIMS, _BY_PAIR, _BY_TORUS = int(Way.SHIFT), int(Way.CLAIMS), int(Way.PAIR), int(Way.TORUS)
-_RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
+_RUNNING, _BOUNDARY = int(JobState.RUNNING), int(JobState.BOUNDARY)
 _BETTER, _UNSAFE, _ANEW, _TURN = int(Reason.BETTER), int(Reason.UNSAFE), int(Reason.ANEW), int(Reason.TURN)
 _STARVED = 2  # iterations of the longest job
 _PASSED_OVER = 3  # iterations of each job, one after the other

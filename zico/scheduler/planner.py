@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from zico.pool.layout import JobState
 from zico.scheduler import torus
 from zico.scheduler.claiming import EVERYBODY
 from zico.scheduler.learning import BETTER_BY, MOST_JOBS, MOST_WAYS
@@ -25,8 +26,8 @@ from zico.scheduler.pair import solve
 from zico.scheduler.planned import FIRST_FIT, FIRST_SHIFT, PLAN, Way
 from zico.scheduler.shares import floors, worths
 from zico.scheduler.shifting import MARGIN_SHIFT
-from zico.scheduler.simulate import Load
-from zico.scheduler.state import JobView, Phase, PoolView, Profile
+from zico.scheduler.simulate import Load, load_of
+from zico.scheduler.state import JobView, PoolView, Profile
 from zico.scheduler.trials import FEW, Trials, Tried, tried
 from zico.scheduler.turns import LEAST_SERVED, LONGEST, LONGEST_WAITING, SHORTEST
 
@@ -101,7 +102,7 @@ def plan(pool: PoolView) -> Plan | None:
     """
     if isinstance(pool.plan, Plan) and pool.plan.does_for(pool):
         return pool.plan
-    loads = [load for job in pool.jobs if (load := _load(job)) is not None]
+    loads = [load_of(job, job.profile) for job in pool.jobs if job.profile is not None]
     if not _PAIR <= len(loads) <= _MANY or sum(load.profile.peak for load in loads) <= pool.budget:
         return None
     if len(loads) > FEW and len(loads) < len(pool.jobs):
@@ -159,23 +160,20 @@ def alike(some: Sequence[Known], others: Sequence[Known]) -> bool:
 def rehearse() -> None:
     """Plan for a few small jobs, so that no plan that somebody could use comes late because its code is being made."""
     profile = Profile((1, 2, 3, 2, 1), (0, 1_000, 2_000, 3_000, 4_000), 5_000, 2, 20)
-    jobs = [JobView(number, "", Phase.BOUNDARY, 1, 1, 0, profile, 1, 0, 0, 0) for number in range(_PAIR + 1)]
+    jobs = [
+        JobView(
+            job=number,
+            name="",
+            phase=JobState.BOUNDARY,
+            held=1,
+            persistent=1,
+            profile=profile,
+            iteration=1,
+        )
+        for number in range(_PAIR + 1)
+    ]
     for n in (_PAIR, _PAIR + 1):
         plan(PoolView(0, profile.peak + n - 1, tuple(jobs[:n])))
-
-
-def _load(job: JobView) -> Load | None:
-    if job.profile is None:
-        return None
-    return Load(
-        job.name,
-        job.profile,
-        job.kept,
-        jitter=job.jitter,
-        floor=job.floor,
-        weight=job.weight,
-        priority=job.priority,
-    )
 
 
 def _record(pool: PoolView, loads: Sequence[Load]) -> Records:

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.compiled import compiled
+from zico.pool.layout import JobState
 from zico.pool.rules import is_safe
 from zico.scheduler.demand import coarse, is_passing_at, job_at, profile_at, reserved, total
-from zico.scheduler.layout import NO_TIME, NOBODY, Phase, Reason
+from zico.scheduler.layout import NO_TIME, NOBODY, Reason
 from zico.scheduler.shift import NEVER, smallest_delay
 from zico.scheduler.turns import (
     alone_in,
@@ -60,7 +61,7 @@ MOST_STEPS = 256
 
 _NO_PLAN = -1
 _MEETS, _UNSAFE = int(Reason.MEETS), int(Reason.UNSAFE)
-_RUNNING = int(Phase.RUNNING)
+_RUNNING = int(JobState.RUNNING)
 
 
 @compiled

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.errors import ProblemError
+from zico.pool.layout import JobState
 from zico.scheduler.device_model import DeviceModel, taken_ahead
 from zico.scheduler.engine import Stop, advance
-from zico.scheduler.layout import DECISION, JOB, MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY, SCENE, Reason
-from zico.scheduler.layout import Phase as Code
+from zico.scheduler.layout import DECISION, JOB, MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY, SCENE, JobFields, Reason
 from zico.scheduler.packed import packed, sentence
 from zico.scheduler.shares import floors
-from zico.scheduler.state import JobView, Phase, PoolView
+from zico.scheduler.state import JobView, PoolView
 from zico.scheduler.tenants import (
     BUDGET,
     EVENT,
@@ -101,6 +101,12 @@ class Load:
     """What it is told instead of what it believed once so many iterations have ended."""
     less: tuple[Less, ...] = ()
     """How it could go on with less, which ``zico.scheduler.saving`` chooses from."""
+
+
+def load_of(job: JobView, profile: Profile, less: tuple[Less, ...] = ()) -> Load:
+    """Return what a job that a broker sees will go on to do."""
+    asked = {name: getattr(job, name) for name in ("name", "jitter", "floor", "weight", "priority")}
+    return Load(profile=profile, persistent=job.kept, less=less, **asked)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,10 +220,9 @@ class Simulation:
         tenant = self.tenants[number]
         true, believed = packed(taken_ahead(load.profile, ahead_ns)), packed(self._believed[number])
         tenant["true_address"], tenant["believed_address"] = true.ctypes.data, believed.ctypes.data
-        tenant["keeps"], tenant["arrive_ns"], tenant["limit"] = load.persistent, load.arrive_ns, load.iterations
-        tenant["jitter"], tenant["floor"] = load.jitter, owed
-        tenant["weight"], tenant["priority"] = load.weight, load.priority
-        tenant["waiting_since_ns"] = NO_TIME
+        tenant["job"], tenant["floor"], tenant["waiting_since_ns"] = number, owed, NO_TIME
+        tenant["keeps"], tenant["arrive_ns"], tenant["left"] = load.persistent, load.arrive_ns, load.iterations
+        tenant["jitter"], tenant["weight"], tenant["priority"] = load.jitter, load.weight, load.priority
         tenant["random"] = (seed * 997 + number) & 0xFFFF_FFFF_FFFF_FFFF
         phases, rows = [], []
         for phase in load.phases:
@@ -320,22 +325,10 @@ class Simulation:
     def _view(self, number: int) -> JobView:
         """Return what a plan has to know of a job."""
         tenant, load = self.tenants[number], self.loads[number]
+        fields = {field.name: tenant[field.name].item() for field in dataclasses.fields(JobFields)}
+        profile = self._profile_of(number) if tenant["profiled"] else None
         return JobView(
-            job=number,
-            name=load.name,
-            phase=Phase.RUNNING,
-            held=int(tenant["held"]),
-            persistent=int(tenant["persistent"]),
-            progress=0,
-            profile=self._profile_of(number) if tenant["profiled"] else None,
-            iteration=int(tenant["iteration"]),
-            started_ns=int(tenant["started_ns"]),
-            waiting_since_ns=0,
-            need=0,
-            floor=load.floor,
-            weight=load.weight,
-            priority=load.priority,
-            jitter=load.jitter,
+            **fields | {"floor": load.floor, "waiting_since_ns": 0}, name=load.name, profile=profile, jitter=load.jitter
         )
 
     def _profile_of(self, number: int) -> Profile:
@@ -349,7 +342,7 @@ class Simulation:
 
     def _waits_ns(self, now_ns: int) -> list[int]:
         """Return how long those wait that stand at a boundary."""
-        there = self.tenants[(self.tenants["present"] == 1) & (self.tenants["phase"] == Code.BOUNDARY)]
+        there = self.tenants[(self.tenants["present"] == 1) & (self.tenants["phase"] == JobState.BOUNDARY)]
         return [now_ns - since_ns for since_ns in there["waiting_since_ns"].tolist() if since_ns != NO_TIME]
 
     def _reason(self, number: int) -> str:

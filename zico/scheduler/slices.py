@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zico.compiled import compiled
+from zico.pool.layout import JobState
 from zico.scheduler.demand import job_at
-from zico.scheduler.layout import NOBODY, Phase
+from zico.scheduler.layout import NOBODY
 from zico.scheduler.turns import blocked_by, decision_at, starts, waits
 
 if TYPE_CHECKING:
     from zico.scheduler.layout import Scene
 
-_BOUNDARY, _RUNNING = int(Phase.BOUNDARY), int(Phase.RUNNING)
+_BOUNDARY, _RUNNING = int(JobState.BOUNDARY), int(JobState.RUNNING)
 
 
 @compiled

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from typing import TYPE_CHECKING, Protocol
+
+from zico.pool.layout import JobState
+from zico.scheduler.layout import JobFields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-class Phase(enum.Enum):
-    """Where a job is."""
-
-    RUNNING = "running"
-    BOUNDARY = "boundary"
-    LEAVING = "leaving"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,36 +52,13 @@ class Less:
     """It takes no longer while so many jobs, itself included, move memory at the same time."""
 
 
-@dataclasses.dataclass(frozen=True)
-class JobView:
-    """One job at one instant."""
+@dataclasses.dataclass(kw_only=True)
+class JobView(JobFields):
+    """One job at one instant. Nobody changes a view: ``dataclasses.replace`` makes another one."""
 
-    job: int
     name: str
-    phase: Phase
-    held: int
-    persistent: int
-    """Regions that stay when the iteration ends."""
-    progress: int
     profile: Profile | None
     """``None`` until the first iteration has ended."""
-    iteration: int
-    started_ns: int
-    """When the current iteration was admitted."""
-    waiting_since_ns: int
-    """When the wait at the boundary or in an allocation began, 0 if it does not wait."""
-    need: int
-    """Regions that an allocation of it waits for now, 0 if none."""
-    served: float = 1.0
-    """Its recent throughput over alone's."""
-    floor: float = 0.0
-    """The least that it is owed of that."""
-    weight: float = 1.0
-    """What its throughput counts beside the others'."""
-    priority: int = 0
-    """Its turn comes before that of any lower one."""
-    left: int = 0
-    """Iterations until it leaves; 0: unknown."""
     jitter: float = 0.0
     """By up to what share its iterations are known to be longer or shorter, waits left out."""
     limit: int = 0
@@ -102,7 +73,7 @@ class JobView:
     @property
     def held_for_good(self) -> int:
         """Return the regions that the others cannot have while it stays where it is."""
-        return 0 if self.lends and self.phase is Phase.BOUNDARY else self.held
+        return 0 if self.lends and self.phase == JobState.BOUNDARY else self.held
 
     @property
     def kept(self) -> int:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zico.compiled import array_at, compiled, inlined, keep_in_line, keep_out_of_line
-from zico.pool.rules import fading
+from zico.pool.layout import JobState
+from zico.pool.rules import counted
 from zico.scheduler.events import push
 from zico.scheduler.grants import hold
-from zico.scheduler.layout import MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY, Phase
+from zico.scheduler.layout import MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY
 from zico.scheduler.paging import page_out_all, page_step
 from zico.scheduler.tenants import (
     PHASE,
@@ -26,7 +27,7 @@ from zico.trace.curve import expected_end
 if TYPE_CHECKING:
     from zico.scheduler.tenants import RunRecord, Tenant
 
-_RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
+_RUNNING, _BOUNDARY = int(JobState.RUNNING), int(JobState.BOUNDARY)
 _BYTE = np.dtype(np.uint8)
 
 
@@ -139,30 +140,30 @@ def _end_iteration(run: RunRecord, number: int) -> None:
     tenant.phase = _BOUNDARY
     run.n_waiting += 1
     tenant.iteration += 1
+    leaves = tenant.left == 1
+    tenant.left = max(0, tenant.left - 1)
     tenant.counted += run.now_ns > run.warm_up_ns
     tenant.spilled = 0
     if tenant.next_phase < tenant.n_phases:
         _change_phase(run, tenant)
     if tenant.held > tenant.keeps and not run.pages:
         hold(run, number, tenant.keeps)
-    tenant.persistent = tenant.held
+    tenant.persistent = tenant.kept = tenant.held
     if not tenant.profiled:
         tenant.profiled = 1
         run.changed = 1
     tenant.waiting_since_ns = run.now_ns
     if run.alone == number:
         run.alone = NOBODY
-    if tenant.iteration == tenant.limit:
+    if leaves:
         _leave(run, number)
 
 
 @compiled
 def _fade(run: RunRecord, tenant: Tenant, work_ns: int) -> None:
     """Count an iteration into the job's recent throughput."""
-    passed = float(run.now_ns - tenant.served_at_ns)
-    keeps = fading(passed, work_ns)
-    tenant.served_work = keeps * tenant.served_work + work_ns
-    tenant.served_time = keeps * tenant.served_time + passed
+    passed_ns = float(run.now_ns - tenant.served_at_ns)
+    tenant.served_work, tenant.served_time = counted(tenant.served_work, tenant.served_time, work_ns, passed_ns)
     tenant.served_at_ns = run.now_ns
 
 

@@ -11,38 +11,35 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from zico.compiled import array_at, compiled, inlined, record_at
-from zico.pool.rules import recent_throughput
+from zico.pool.layout import JobState
+from zico.pool.rules import grows_alone, recent_throughput
 from zico.records import F8, I4, I8, U8, Numbers, Record, dtype_of
-from zico.scheduler.demand import job_at
-from zico.scheduler.layout import NO_TIME, NOBODY, PROFILE, SCENE, Phase, Reason, Scene
+from zico.scheduler.demand import bin_ends_ns, job_at
+from zico.scheduler.layout import JOB, NO_TIME, NOBODY, PROFILE, SCENE, Reason, Scene, SceneJob
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zico.scheduler.layout import ProfileRecord, SceneJob
+    from zico.scheduler.layout import ProfileRecord
 
 
-class Tenant(Record):
-    """One job of a simulation."""
+class Tenant(SceneJob):
+    """One job of a simulation, behind what a policy sees of it.
+
+    ``waiting_since_ns`` may be NO_TIME here; ``need`` and ``served`` are worked out where a policy is shown them.
+    """
 
     true_address: I8  # of the PROFILE that it really has
     believed_address: I8  # of the one that the scheduler is told
     keeps: I8  # regions between iterations
     arrive_ns: I8
-    limit: I8  # iterations after which it leaves; 0: never
     jitter: F8
-    floor: F8
-    weight: F8
-    priority: I8
     random: U8
     phases_address: I8  # PHASE records, n_phases of them, by their time
     n_phases: I8
     # -- what follows changes
-    phase: I8
     present: I8
     profiled: I8
-    held: I8
-    persistent: I8
     spilled: I8
     step: I8
     bin: I8  # of its profile, that it was last seen in
@@ -52,10 +49,8 @@ class Tenant(Record):
     step_since: I8  # on the work clock
     step_length: I8
     slowness: F8
-    iteration: I8
-    started_ns: I8
-    waiting_since_ns: I8  # NO_TIME: it does not wait
     waited_ns: I8
+    alone_spent_ns: I8  # how long it has kept the others from starting iterations
     counted_ns: I8  # work done after the warm-up, in time alone
     left_ns: I8
     counted: I8  # iterations ended after the warm-up
@@ -166,6 +161,7 @@ class RunRecord(Record):
     n_waiting: I8
     granted: I8
     alone: I8
+    alone_since_ns: I8  # when that one last grew
     look_at_ns: I8
     retry_at: I8  # on the work clock: when a claim falls although nobody gives anything back
     changed: I8
@@ -207,7 +203,9 @@ _FLOAT64 = np.dtype(np.float64)
 _FLAG = np.dtype(np.uint8)
 _TENANT_BYTES = TENANT.itemsize
 _WORD_BYTES = _INT64.itemsize
-_RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
+_JOB_BYTES = JOB.itemsize
+_JOB_WORDS = _JOB_BYTES // _WORD_BYTES
+_RUNNING, _BOUNDARY = int(JobState.RUNNING), int(JobState.BOUNDARY)
 
 
 @inlined
@@ -287,41 +285,36 @@ def progress_of(run: RunRecord, tenant: Tenant) -> int:
     if tenant.busy and run.clock > tenant.step_since:
         at_ns += (step_ends_ns(tenant) - at_ns) * (run.clock - tenant.step_since) // tenant.step_length
     now_in = tenant.bin
-    while now_in + 1 < profile.n_bins and profile.bin_ns[now_in + 1] <= at_ns:
+    while now_in + 1 < profile.n_bins and profile.t_ns[now_in + 1] <= at_ns:
         now_in += 1
     tenant.bin = now_in
-    begin_ns, width = profile.bin_ns[now_in], 1 << profile.shift
+    begin_ns, width = profile.t_ns[now_in], 1 << profile.shift
     if at_ns == begin_ns:
         return now_in * width
-    return now_in * width + min((at_ns - begin_ns) * width // (profile.bin_ns[now_in + 1] - begin_ns), width - 1)
+    return now_in * width + min((at_ns - begin_ns) * width // (bin_ends_ns(profile, now_in) - begin_ns), width - 1)
 
 
 @compiled
 def show_place(run: RunRecord, tenant: Tenant, job: SceneJob) -> None:
     """Fill that part of a JOB record that tells what a tenant may still come to hold."""
     job.profile_address = tenant.believed_address if tenant.profiled else 0
-    job.phase = tenant.phase
-    job.held = tenant.held
     job.progress = 0 if tenant.phase == _BOUNDARY else progress_of(run, tenant)
 
 
-@compiled
-def _show(run: RunRecord, number: int, job: SceneJob) -> None:
-    """Fill the JOB record that a policy sees of a tenant."""
-    tenant = tenant_of(run, number)
-    show_place(run, tenant, job)
-    job.persistent = job.kept = tenant.persistent
-    job.started_ns = tenant.started_ns
-    job.waiting_since_ns = 0 if tenant.waiting_since_ns == NO_TIME else max(1, tenant.waiting_since_ns)
-    job.need = need_of(tenant)
-    job.number = number
-    since_ns, duration_ns = run.now_ns - tenant.served_at_ns, profile_of(tenant).duration_ns
-    job.served = recent_throughput(tenant.served_work, tenant.served_time, since_ns, duration_ns)
-    job.floor = tenant.floor
-    job.weight = tenant.weight
-    job.priority = tenant.priority
-    job.iteration = tenant.iteration
-    job.left = max(0, tenant.limit - tenant.iteration)
+@inlined
+def job_of(run: RunRecord, number: int) -> SceneJob:
+    """Return what a policy sees of a tenant."""
+    return record_at(run.tenants_address + number * _TENANT_BYTES, JOB)
+
+
+@inlined
+def someone_grows_alone(run: RunRecord) -> bool:
+    """Tell whether a job without a profile keeps the others at their boundaries now."""
+    if run.alone == NOBODY:
+        return False
+    tenant = tenant_of(run, run.alone)
+    waited_ns, grown_ns = run.now_ns - tenant.waiting_since_ns, run.now_ns - run.alone_since_ns
+    return grows_alone(tenant.alone_spent_ns, need_of(tenant) > 0, waited_ns, grown_ns)
 
 
 @compiled
@@ -333,8 +326,18 @@ def show_all(run: RunRecord) -> None:
     scene.n = run.n_present
     scene.alone = NOBODY
     scene.plan_address = run.plan_address
+    alone = run.alone if someone_grows_alone(run) else NOBODY
     present = present_in(run)
     for i in range(run.n_present):
-        _show(run, present[i], job_at(scene, i))
-        if present[i] == run.alone:
+        tenant, job = tenant_of(run, present[i]), job_at(scene, i)
+        own = array_at(run.tenants_address + present[i] * _TENANT_BYTES, _JOB_WORDS, _INT64)
+        seen = array_at(scene.jobs_address + i * _JOB_BYTES, _JOB_WORDS, _INT64)
+        for word in range(_JOB_WORDS):
+            seen[word] = own[word]
+        show_place(run, tenant, job)
+        job.need = need_of(tenant)
+        job.waiting_since_ns = 0 if tenant.waiting_since_ns == NO_TIME else max(1, tenant.waiting_since_ns)
+        since_ns, duration_ns = run.now_ns - tenant.served_at_ns, profile_of(tenant).duration_ns
+        job.served = recent_throughput(tenant.served_work, tenant.served_time, since_ns, duration_ns)
+        if present[i] == alone:
             scene.alone = i

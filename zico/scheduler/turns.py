@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.compiled import compiled, inlined, record_at
+from zico.pool.layout import JobState
 from zico.scheduler.demand import claim_of, is_iterating, job_at, profile_at
-from zico.scheduler.layout import BLOCKERS, DECISION, NO_TIME, NOBODY, SCENE, Phase, Reason
+from zico.scheduler.layout import BLOCKERS, DECISION, NO_TIME, NOBODY, SCENE, Reason
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 _DECISION_BYTES = DECISION.itemsize
 _FEW = 24  # so many are sorted by insertion, without a call
-_RUNNING = int(Phase.RUNNING)
-_BOUNDARY = int(Phase.BOUNDARY)
+_RUNNING = int(JobState.RUNNING)
+_BOUNDARY = int(JobState.BOUNDARY)
 _NONE, _ALONE, _MISFIT = int(Reason.NONE), int(Reason.ALONE), int(Reason.MISFIT)
 
 LONGEST_WAITING, SHORTEST, LONGEST, LEAST_SERVED = 0, 1, 2, 3

@@ -18,7 +18,7 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from zico.compiled import compiled, inlined, keep_out_of_line
 from zico.trace.layout import CURVE_BINS
@@ -35,22 +35,6 @@ _DECAY_SHIFT = 3  # an eighth an iteration: a peak that does not come back is fo
 GUARD_BINS = 4
 """A claim falls at most so many bins later than the profile says; see ``guard_of``."""
 _GUARD_SHIFT = 5
-
-
-class Bins(Protocol):
-    """What has bins: a Curve, or the scheduler's ProfileRecord."""
-
-    @property
-    def shift(self) -> int:
-        """A bin is ``2**shift`` progress events wide."""
-
-    @property
-    def n_bins(self) -> int:
-        """Bins in use."""
-
-    @property
-    def n_events(self) -> int:
-        """Progress at the iteration's end."""
 
 
 @compiled
@@ -125,13 +109,13 @@ def is_flat(profile: Curve) -> bool:
 
 
 @inlined
-def expected_end(profile: Bins) -> int:
+def expected_end(profile: Curve) -> int:
     """Return the event up to which an iteration may be the profile's: one that goes on is another one."""
     return profile.n_events + max(_TYPICAL_SLACK_EVENTS, profile.n_events >> _TYPICAL_SLACK_SHIFT)
 
 
 @inlined
-def is_typical(profile: Bins, n_events: int) -> bool:
+def is_typical(profile: Curve, n_events: int) -> bool:
     """Tell whether an iteration of ``n_events`` is the one that the profile describes."""
     return abs(n_events - profile.n_events) <= expected_end(profile) - profile.n_events
 
@@ -192,7 +176,7 @@ def suffix_maximum(profile: Curve, claims: Any) -> int:  # noqa: ANN401 - an int
 
 
 @inlined
-def guard_of(profile: Bins) -> int:
+def guard_of(profile: Curve) -> int:
     """Return by how many bins a claim falls later than the profile says: a thirty-second of an iteration, 1 to 4 bins.
 
     Levels vary by a region or two from one iteration to the next, and threads reorder allocations a little.
@@ -201,7 +185,7 @@ def guard_of(profile: Bins) -> int:
 
 
 @inlined
-def claim_at(profile: Bins, claims: Any, progress: int) -> int:  # noqa: ANN401 - an int32 array
+def claim_at(profile: Curve, claims: Any, progress: int) -> int:  # noqa: ANN401 - an int32 array
     """Return the most regions that the rest of the iteration may hold, by the profile.
 
     Args:

@@ -15,8 +15,9 @@ import numpy as np
 from numba import types
 
 from zico.compiled import array_at, callback, compiled
+from zico.pool.layout import JobState
 from zico.scheduler.demand import is_iterating, job_at, profile_at, stands_still
-from zico.scheduler.layout import NO_TIME, NOBODY, Phase, Reason
+from zico.scheduler.layout import NO_TIME, NOBODY, Reason
 from zico.scheduler.packed import Compiled
 from zico.scheduler.parameters import Parameter, Unit
 from zico.scheduler.turns import (
@@ -55,7 +56,7 @@ _FIFO, _SRTF, _FAIR = 1, 2, 3
 _N_OPTIONS = len(PARAMETERS)
 _FLOAT64 = np.dtype(np.float64)
 _LANE, _TURN = int(Reason.LANE), int(Reason.TURN)
-_BOUNDARY = int(Phase.BOUNDARY)
+_BOUNDARY = int(JobState.BOUNDARY)
 
 
 @compiled

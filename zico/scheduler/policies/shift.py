@@ -14,9 +14,10 @@ import numpy as np
 from numba import types
 
 from zico.compiled import array_at, callback, compiled, inlined, record_at
+from zico.pool.layout import JobState
 from zico.records import I8, Record, dtype_of
 from zico.scheduler.demand import added, is_iterating, job_at, level, profile_at, stands_still
-from zico.scheduler.layout import MEMO_BYTES, NOBODY, Phase, Reason
+from zico.scheduler.layout import MEMO_BYTES, NOBODY, Reason
 from zico.scheduler.packed import Compiled
 from zico.scheduler.parameters import Parameter, Unit
 from zico.scheduler.scrooge import fits_now, iteration_demand
@@ -82,7 +83,7 @@ class Memo(Record, align=False):
 MEMO = dtype_of(Memo)
 
 _FLOAT64 = np.dtype(np.float64)
-_RUNNING, _BOUNDARY = int(Phase.RUNNING), int(Phase.BOUNDARY)
+_RUNNING, _BOUNDARY = int(JobState.RUNNING), int(JobState.BOUNDARY)
 _MEETS, _TURN = int(Reason.MEETS), int(Reason.TURN)
 
 
