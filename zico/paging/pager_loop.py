@@ -74,7 +74,6 @@ SPARE = 2
 """Blocks for which room is made ahead, and kept from prefetching: a fault need not wait for what leaves."""
 
 _SIGBUS = int(signal.SIGBUS)
-_I4 = np.dtype("i4")
 _I8 = np.dtype("i8")
 
 
@@ -106,7 +105,6 @@ def _serve(pager: PagerRecord, block: int, touched: int, flags: int) -> None:
     states = states_of(pager)
     if flags & PROTECTED:
         if states[block] in (CLEAN, WRITTEN):
-            sheet_of(pager).written_faults += 1
             let_write(pager, block)
         else:
             wake(pager, block)  # it has left meanwhile, and is missing now
@@ -211,7 +209,6 @@ def take_in_events(pager: PagerRecord) -> bool:
     if pager.events == events and iteration == sheet.iteration:
         return False
     if events - pager.events > RING:
-        sheet.lost_events += events - pager.events - RING
         pager.events = events - RING
         _look_at_all(pager)
     ring = array_at(pager.ring_address, RING, _I8)
@@ -232,8 +229,6 @@ def take_in_events(pager: PagerRecord) -> bool:
         pager.went_bytes = sheet.out_bytes
         pager.needed = max(LEAST, sheet.most_live)
         sheet.most_live = sheet.live_slots  # the heap may undo this: then it is what the last iteration needed
-        sheet.last_faults = sheet.faults - sheet.begun_faults
-        sheet.begun_faults = sheet.faults
         sheet.iteration = iteration
     return True
 
