@@ -1,9 +1,8 @@
-"""Numbers put in an order, or a form, that takes less: without loss, whatever their bits are.
+"""Numbers without those that are zero, without loss. Feature maps behind a ReLU are full of zeros.
 
-``split`` puts bytes of equal weight together; ``pack`` leaves out the numbers that are zero, of which feature maps
-behind a ReLU are full::
+``pack`` writes a bit a number, and then the numbers that are not zero::
 
-    5 0 0 7   ->   1001 | 5 7          a bit a number, the first in the lowest, then those that are not zero
+5 0 0 7   ->   1001 | 5 7          a bit a number, the first in the lowest, then those that are not zero
 """
 
 from __future__ import annotations
@@ -18,28 +17,6 @@ NUMBER_BYTES = 4
 _BITS = 32
 
 Array = Any
-
-
-@compiled
-def split(source: Array, target: Array) -> None:
-    """Put the first bytes of all 4-byte numbers first, then the second ones, and so on; the rest at the end."""
-    n = len(source) // NUMBER_BYTES
-    for i in range(n):
-        for place in range(NUMBER_BYTES):
-            target[place * n + i] = source[NUMBER_BYTES * i + place]
-    for i in range(NUMBER_BYTES * n, len(source)):
-        target[i] = source[i]
-
-
-@compiled
-def join(source: Array, target: Array) -> None:
-    """Undo ``split``."""
-    n = len(source) // NUMBER_BYTES
-    for i in range(n):
-        for place in range(NUMBER_BYTES):
-            target[NUMBER_BYTES * i + place] = source[place * n + i]
-    for i in range(NUMBER_BYTES * n, len(source)):
-        target[i] = source[i]
 
 
 @compiled

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import fcntl
 import os
 from typing import TYPE_CHECKING, Any, Self
@@ -36,7 +35,6 @@ from zico.tiers.measuring import measure
 from zico.tiers.rates import Rates, rates_of
 from zico.tiers.usage import TierUse, use_of
 from zico.tiers.wishes import ACCEPTED, spill_directory
-from zico.tiers.zstandard_library import open_contexts
 from zico.units import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -150,9 +148,6 @@ class TierStack:
             store["direct"] = is_direct(descriptor)
         else:
             store["map_address"] = self._map(undo, descriptor)
-        if shared["kind"] == COMPRESSED:
-            for field, value in dataclasses.asdict(open_contexts(undo)).items():
-                store[field] = value
         for field, name in _FUNCTIONS.items():
             store[field] = ctypes.cast(getattr(_libc, name), ctypes.c_void_p).value
 
