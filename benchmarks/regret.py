@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 import common
 import numpy as np
 
+from zico.errors import ProblemError
 from zico.scheduler import oracle
-from zico.scheduler.packed import Compiled, packed
-from zico.scheduler.pair import bound
+from zico.scheduler.packed import Compiled
 from zico.scheduler.planned import decide
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import floors
@@ -123,14 +123,13 @@ class Case:
 
     def possible(self) -> float:
         """Return what no scheduler exceeds, for a pair or few steps; else 0."""
-        if len(self.jobs) != 2:
-            if math.prod(len(job.levels) for job in self.jobs) > oracle.MOST_NODES:
-                return 0.0
+        if len(self.jobs) != 2 and math.prod(len(job.levels) for job in self.jobs) > oracle.MOST_NODES:
+            return 0.0
+        try:
             best = oracle.possible([job.load(0) for job in self.jobs], self.budget)
-            return best.mean if best else 0.0
-        profiles = [packed(job.load(0).profile) for job in self.jobs]
-        keeps = np.array([job.levels[-1] for job in self.jobs], np.int64)
-        return float(bound(profiles[0].ctypes.data, profiles[1].ctypes.data, keeps, self.budget, 1.0))
+        except ProblemError:  # iterations too unequal
+            return 0.0
+        return best.mean if best else 0.0
 
 
 def _profile(levels: Sequence[int], step_ns: int) -> Profile:

@@ -39,9 +39,6 @@ class Entry(Record):
     keep_address: I8  # where else that is written, 0 for nowhere
 
 
-ENTRY = dtype_of(Entry)
-
-
 class Table(Record):
     """All names that are looked up here."""
 

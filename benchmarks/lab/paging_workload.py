@@ -150,7 +150,6 @@ class _Builder:
         self._naming = naming
         self._alive = np.zeros(n_blocks, np.int64)
         self._active = self._alive > 0
-        self._begun_with: list[int] = []
         self._numbers: dict[Any, int] = {}
         self._seen: Counter[Any] = Counter()
         self._operands: dict[int, bool] = {}

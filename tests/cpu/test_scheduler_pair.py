@@ -11,18 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_cases import Debt, smallest_budget, some_order_works
-from scheduler_model import MS, Model, Work, plateau, triangle
+from scheduler_cases import Debt, some_order_works
+from scheduler_model import MS, Work, plateau, triangle
 
 from zico.scheduler import pair
 from zico.scheduler.cycles import NO_ARC, best_arcs
 from zico.scheduler.packed import packed
 from zico.scheduler.pair import BOTH, FIRST, PAIR, SECOND
-from zico.scheduler.policies import policy_named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from numpy.typing import NDArray
 
     Cells = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
@@ -60,7 +57,7 @@ class Small:
 SMALLS = st.builds(Small, LEVELS.map(tuple), st.integers(0, 1))
 
 
-def arcs_one_by_one(a: Small, b: Small, budget: int, *, any_wait: bool) -> dict[int, dict[int, int]]:
+def arcs_one_by_one(a: Small, b: Small, budget: int) -> dict[int, dict[int, int]]:
     """Return where each action leads, worked out from the words of the theory with every order tried."""
     found: dict[int, dict[int, int]] = {}
     for p, q in itertools.product(range(len(a.levels)), range(len(b.levels))):
@@ -73,11 +70,10 @@ def arcs_one_by_one(a: Small, b: Small, budget: int, *, any_wait: bool) -> dict[
                 for regions, job, at, go in zip(held, (a, b), (p, q), goes, strict=True)
             ]
             free = budget - sum(held)
-            if free >= 0 and (any_wait or some_order_works(free, debts)):
+            if free >= 0 and some_order_works(free, debts):
                 onward[action] = (p + goes[0]) % len(a.levels) * len(b.levels) + (q + goes[1]) % len(b.levels)
         rises = a.levels[p] > a.before(p), b.levels[q] > b.before(q)
-        if not any_wait:
-            _only_for_memory(onward, (p, q), rises, SECOND if a.rises <= b.rises else FIRST)
+        _only_for_memory(onward, (p, q), rises, SECOND if a.rises <= b.rises else FIRST)
         found[p * len(b.levels) + q] = onward
     return found
 
@@ -109,35 +105,22 @@ def best_mean(arcs: dict[int, dict[int, int]]) -> float:
     return float(max(means, default=Fraction(0)))
 
 
-@pytest.mark.parametrize("any_wait", [False, True], ids=["Zico", "bound"])
 @given(a=SMALLS, b=SMALLS, budget=st.integers(2, 12))
 @settings(max_examples=150, derandomize=True, deadline=None)
-def test_the_best_of_all_schedules_is_found(any_wait: bool, a: Small, b: Small, budget: int) -> None:  # noqa: FBT001
+def test_the_best_of_all_schedules_is_found(a: Small, b: Small, budget: int) -> None:
     """The figure is that of the best cycle among all that the rules allow, each order of ending tried."""
     keeps = np.array([a.keeps, b.keeps])
-    arcs = pair.arcs_of(a.cells(), b.cells(), keeps, budget, any_wait)
+    arcs = pair.arcs_of(a.cells(), b.cells(), keeps, budget)
     chosen, ratio = best_arcs(arcs, SUM, ONES, 300)
     found = ratio[0] if chosen[0] != NO_ARC else 0.0
-    assert found == pytest.approx(best_mean(arcs_one_by_one(a, b, budget, any_wait=any_wait)))
-
-
-@given(a=SMALLS, b=SMALLS, budget=st.integers(2, 12))
-@settings(max_examples=100, derandomize=True, deadline=None)
-def test_the_bound_is_no_lower_than_what_zico_may_do(a: Small, b: Small, budget: int) -> None:
-    """Whoever may wait anywhere, and run into any state that fits, gets at least as far."""
-    keeps = np.array([a.keeps, b.keeps])
-    ratios = [
-        best_arcs(pair.arcs_of(a.cells(), b.cells(), keeps, budget, any_wait), SUM, ONES, 300)[1][0]
-        for any_wait in (False, True)
-    ]
-    assert ratios[0] <= ratios[1] + 1e-9
+    assert found == pytest.approx(best_mean(arcs_one_by_one(a, b, budget)))
 
 
 @pytest.mark.parametrize(("first", "second", "waits"), [(0, 1, SECOND), (1, 0, FIRST)])
 def test_who_asks_first_gets_it(first: int, second: int, waits: int) -> None:
     """Of two inside their iterations that rise in the same cell, the one that rises later waits."""
     a, b = Small((1, 3, 1), first), Small((1, 3, 1), second)
-    arcs = pair.arcs_of(a.cells(), b.cells(), np.array([1, 1]), 4, False)  # noqa: FBT003
+    arcs = pair.arcs_of(a.cells(), b.cells(), np.array([1, 1]), 4)
     at_both_rises = arcs[1 * 3 + 1]
     assert at_both_rises[BOTH] == NO_ARC
     assert at_both_rises[waits] == NO_ARC
@@ -161,40 +144,12 @@ def test_cells_are_what_the_profile_says_nanosecond_by_nanosecond(works: list[in
     assert rises_ns == [int(found[0]) if len(found) else cell_ns for found in above]
 
 
-SHAPES: list[Callable[[int], Work]] = [
-    lambda peak: triangle(peak, steps=128, kept=peak // 10, duration_ns=128 * MS),
-    lambda peak: plateau(peak, rise=0.2, fall=0.2, steps=128, kept=peak // 8, duration_ns=128 * MS),
-    lambda peak: plateau(peak, rise=0.8, fall=0.1, steps=128, kept=peak // 5, duration_ns=128 * MS),
-    lambda peak: triangle(peak, steps=40, kept=peak // 6, duration_ns=40 * MS),
-]
-PAIRS = [
-    pytest.param([SHAPES[i](60), SHAPES[j](44)], id=f"{i} and {j}")
-    for i, j in itertools.combinations_with_replacement(range(len(SHAPES)), 2)
-]
-
-
-@pytest.mark.parametrize("works", PAIRS)
-@pytest.mark.parametrize("share", [0.6, 0.75])
-def test_no_policy_exceeds_the_bound(works: Sequence[Work], share: float) -> None:
-    """No policy gets further than the bound says, up to a cell an iteration."""
-    budget = max(smallest_budget(works), int(share * sum(max(work.levels) for work in works)))
-    addresses = [packed(work.load("").profile).ctypes.data for work in works]
-    keeps = np.array([work.levels[-1] for work in works])
-    most = pair.bound(*addresses, keeps, budget, 1.0)
-    late = [works[0], dataclasses.replace(works[1], arrive_ns=7 * MS)]
-    for name in ("zico", "claims", "serial"):
-        outcome = Model(policy_named(name), late, budget).run(60 * 128 * MS, 20 * 128 * MS)
-        assert outcome.stalls == 0
-        assert 0.4 < outcome.mean <= most + 1 / pair.CELLS
-
-
 def test_a_pair_too_unequal_has_no_plan() -> None:
     """Where the cells of the longer iteration would be too many, there is no answer, and it says so."""
     works = [triangle(9, duration_ns=6_400 * MS), triangle(9, duration_ns=64 * MS)]
     addresses = [packed(work.load("").profile).ctypes.data for work in works]
     keeps = np.zeros(2, np.int64)
     assert not pair.solve(*addresses, keeps, 12, 1.0, EQUAL, np.zeros(1, PAIR)[0])
-    assert pair.bound(*addresses, keeps, 12, 1.0) == 0
 
 
 def test_the_one_that_is_favoured_goes_first() -> None:

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zico.errors import ConfigError
-from zico.offload import stores, tiers
-from zico.offload.compressing import PIECE_BYTES, join, pack, split, unpack
+from zico.offload import stores
+from zico.offload.compressing import PIECE_BYTES, pack, unpack
 from zico.offload.destinations import TierWish
 from zico.offload.tier_layout import FULL, TIER_MASK
 from zico.offload.tiers import TierStack
@@ -68,20 +67,6 @@ def test_every_bit_comes_back(stack: TierStack, size_bytes: int, share: float, s
     assert got(stack, ticket, data)
     stack.drop(ticket)
     assert [use.used_bytes for use in stack.usage()] == [0, 0]
-
-
-@given(size_bytes=st.integers(0, 70))
-@settings(deadline=None)
-def test_splitting_is_undone_by_joining(size_bytes: int) -> None:
-    """Bytes of numbers are put apart in the order of the docstring, and back."""
-    data = noise(size_bytes) if size_bytes else np.zeros(0, np.uint8)
-    apart, back = np.zeros_like(data), np.zeros_like(data)
-    split(data, apart)
-    join(apart, back)
-    whole = size_bytes // 4 * 4
-    expected = np.concatenate([data[:whole].reshape(-1, 4).T.ravel(), data[whole:]])
-    assert np.array_equal(apart, expected)
-    assert np.array_equal(back, data)
 
 
 @given(numbers=st.lists(st.sampled_from([0, 0, 1, 1 << 31, (1 << 32) - 1]), max_size=100))
@@ -163,13 +148,3 @@ def test_a_stale_ticket_or_too_long_a_payload_is_an_error(stack: TierStack) -> N
     assert stack.get(ticket, back.ctypes.data, back.nbytes) in (errno.EINVAL, errno.EIO)
     stack.drop(ticket)
     assert stack.get(ticket, back.ctypes.data, maps.nbytes) == errno.EINVAL
-
-
-def test_without_the_library_the_tier_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the library; other tiers need none."""
-    tiers._library.cache_clear()
-    monkeypatch.setattr(tiers, "NAME", "libnothing.so.1")
-    with pytest.raises(ConfigError, match=r"needs libnothing.so.1: install"):
-        TierStack.create((TierWish("compressed", MIB),), block_bytes=BLOCK)
-    TierStack.create((TierWish("memory", MIB),), block_bytes=BLOCK).close()
-    tiers._library.cache_clear()

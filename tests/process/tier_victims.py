@@ -98,7 +98,7 @@ class Trial(single_steps.Trial):
         self.slot[0] = NONE
         self.data = [np.random.default_rng(n).integers(0, 256, SIZE, dtype=np.uint8) for n in range(3)]
         for data in self.data:
-            data[::4] = 0  # so that it gets smaller where it is compressed
+            data.view(np.uint32)[::2] = 0  # so that it gets smaller where it is compressed
         ones = [self._put(self.data[0][:BLOCK]) for _ in range(N_BLOCKS)]
         for one in ones[1 : 6 if operation == "put_to_file" else 7 : 2]:
             self.tiers.drop(one)

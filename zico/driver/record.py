@@ -39,9 +39,6 @@ class Access(Record, align=False):
     unused: I4
 
 
-ACCESS = dtype_of(Access)
-
-
 class DeviceRecord(Record, align=False):
     """One process's way to one memory. Calls that use one record must not overlap: the caller holds its own lock."""
 

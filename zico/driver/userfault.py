@@ -86,9 +86,6 @@ class Range(Record, align=False):
     length: U8
 
 
-RANGE = dtype_of(Range)
-
-
 class Copy(Record, align=False):
     """``struct uffdio_copy``."""
 
@@ -97,9 +94,6 @@ class Copy(Record, align=False):
     length: U8
     mode: U8
     done: I8
-
-
-COPY = dtype_of(Copy)
 
 
 class Zero(Record, align=False):
@@ -111,18 +105,12 @@ class Zero(Record, align=False):
     done: I8
 
 
-ZERO = dtype_of(Zero)
-
-
 class Protection(Record, align=False):
     """``struct uffdio_writeprotect``, whose range is the first two fields."""
 
     start: U8
     length: U8
     mode: U8
-
-
-PROTECTION = dtype_of(Protection)
 
 
 class Message(Record, align=False):

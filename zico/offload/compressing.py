@@ -1,15 +1,12 @@
 """Payloads into chains and out of them, compressed without loss.
 
-A payload is cut into pieces. Where enough of a piece's 4-byte numbers are zero these are left out, which takes hardly
-more time than a copy. Else the first bytes of all numbers come first, then the second ones and so on: of floats that
-makes one run of signs and exponents, which repeat, and three that hardly do; then Zstandard at its first level. What
-does not get smaller is kept as it is. Pieces follow each other through the chain's blocks::
+A payload is cut into pieces. The 4-byte numbers of a piece that are zero are left out, which takes hardly more time
+than a copy. A piece that does not get smaller is kept as it is. Pieces follow each other through the chain's blocks::
 
-    block 7                             block 2
-    | zstd 90 | ninety bytes | zeros 51 | fifty-|one bytes | ...     form and length in 4 bytes, then so many bytes
+    block 7                              block 2
+    | zeros 90 | ninety bytes | zeros 51 | fifty-|one bytes | ...    form and length in 4 bytes, then so many bytes
 
-``split`` puts bytes of equal weight together; ``pack`` leaves out the numbers that are zero, of which feature maps
-behind a ReLU are full::
+``pack`` leaves out the numbers that are zero, of which feature maps behind a ReLU are full::
 
     5 0 0 7   ->   1001 | 5 7          a bit a number, the first in the lowest, then those that are not zero
 
@@ -39,28 +36,6 @@ NUMBER_BYTES = 4
 _BITS = 32
 
 Array = Any
-
-
-@compiled
-def split(source: Array, target: Array) -> None:
-    """Put the first bytes of all 4-byte numbers first, then the second ones, and so on; the rest at the end."""
-    n = len(source) // NUMBER_BYTES
-    for i in range(n):
-        for place in range(NUMBER_BYTES):
-            target[place * n + i] = source[NUMBER_BYTES * i + place]
-    for i in range(NUMBER_BYTES * n, len(source)):
-        target[i] = source[i]
-
-
-@compiled
-def join(source: Array, target: Array) -> None:
-    """Undo ``split``."""
-    n = len(source) // NUMBER_BYTES
-    for i in range(n):
-        for place in range(NUMBER_BYTES):
-            target[NUMBER_BYTES * i + place] = source[place * n + i]
-    for i in range(NUMBER_BYTES * n, len(source)):
-        target[i] = source[i]
 
 
 @compiled
@@ -105,20 +80,14 @@ def unpack(source: Array, target: Array) -> int:
 
 
 PIECE_BYTES = 1 << 18
-"""Fits a processor's second cache, and is long enough for Zstandard's tables to pay."""
+"""Fits a processor's second cache."""
 WORTH = 0.9
 """What takes more of its size than this is not worth the time."""
-LEVEL = 1
-ENOUGH = 0.75
-"""Without its zeros a piece takes at most this of its size, or Zstandard is tried, which is twenty times as slow."""
 _HEAD_BYTES = 4
 _LENGTH_BITS = 24
 _LENGTH_MASK = (1 << _LENGTH_BITS) - 1
 _AS_IT_IS = 0
 _ZEROS = 1
-_ZSTD = 2
-_ROOM_BYTES = PIECE_BYTES + (PIECE_BYTES >> 7)
-"""More than ``ZSTD_compressBound`` of a piece."""
 _OUT = 0
 _IN = 1
 _EINVAL = errno.EINVAL
@@ -207,15 +176,10 @@ def _compress(store: StoreRecord, address: int, size_bytes: int) -> int:
     content = piece + _HEAD_BYTES
     form = _ZEROS
     n = _leave_out_zeros(address, size_bytes, content)
-    if n > size_bytes * ENOUGH:
-        form = _ZSTD
-        split_address = store.bounce_address[_OUT]
-        split(array_at(address, size_bytes, _U8), array_at(split_address, size_bytes, _U8))
-        n = call(store.compress, (store.compressor, content, _ROOM_BYTES, split_address, size_bytes, LEVEL))
-        if n <= 0 or n >= size_bytes:  # an error is a number near 2**64
-            form = _AS_IT_IS
-            call(store.memcpy, (content, address, size_bytes))
-            n = size_bytes
+    if n >= size_bytes:
+        form = _AS_IT_IS
+        call(store.memcpy, (content, address, size_bytes))
+        n = size_bytes
     array_at(piece, 1, _I32)[0] = form << _LENGTH_BITS | n
     return n + _HEAD_BYTES
 
@@ -295,21 +259,15 @@ def _read(store: StoreRecord, block: int, at: int, address: int, size_bytes: int
 @compiled
 def _expand(store: StoreRecord, form: int, n: int, address: int, size_bytes: int) -> bool:
     """Turn a piece in the second half of the bounce buffer into what it was; false if it cannot be."""
-    split_address = store.bounce_address[_IN]
-    piece = split_address + PIECE_BYTES
-    if form == _ZEROS:
-        target = split_address if address % NUMBER_BYTES else address
-        whole = _put_in_zeros(piece, n, target, size_bytes)
-        if target != address:
-            call(store.memcpy, (address, target, size_bytes))
-        return whole
+    piece = store.bounce_address[_IN] + PIECE_BYTES
     if form == _AS_IT_IS:
         call(store.memcpy, (address, piece, size_bytes))
         return n == size_bytes
-    if call(store.expand, (store.expander, split_address, size_bytes, piece, n)) != size_bytes:
-        return False
-    join(array_at(split_address, size_bytes, _U8), array_at(address, size_bytes, _U8))
-    return True
+    target = store.bounce_address[_IN] if address % NUMBER_BYTES else address
+    whole = _put_in_zeros(piece, n, target, size_bytes)
+    if target != address:
+        call(store.memcpy, (address, target, size_bytes))
+    return whole
 
 
 @compiled

@@ -25,7 +25,7 @@ from zico.records import I4, I8, Numbers, Record, dtype_of
 
 
 MAGIC = 0x5A49434F_50414745  # "ZICOPAGE"
-VERSION = 3
+VERSION = 4
 
 RING = 1 << 14
 """Events that a pager may be behind; further back they are lost, and only prefetching suffers."""
@@ -94,20 +94,15 @@ class PageTable(Record):
     refused: I8  # times the tier took nothing
     # Counted, ever.
     faults: I8  # on what was missing
-    written_faults: I8  # on what was protected
-    last_faults: I8  # in the last iteration
-    begun_faults: I8  # when the present iteration began
-    iteration: I8  # which that is
+    iteration: I8  # the present one
     late: I8  # faults on what was about to be prefetched
     prefetched: I8
     evicted: I8  # copied out
     dropped: I8  # given up without a copy: unchanged, or nothing lives there
     out_bytes: I8
     in_bytes: I8
-    zeroed_bytes: I8
     waited_ns: I8  # between a fault's arrival here and its end
-    lost_events: I8
-    padding: Annotated[Numbers, "i8", (7,)]
+    padding: Annotated[Numbers, "i8", (4,)]
 
 
 PAGE_TABLE = dtype_of(PageTable)

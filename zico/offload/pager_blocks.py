@@ -260,7 +260,6 @@ def _fill(pager: PagerRecord, block: int, touched: int) -> int:
     states_of(pager)[block] = FILLING
     if _put_pages(pager, block, 0, 0, touched) != 0:
         return GONE
-    table.zeroed_bytes += length_of(pager)
     note_arrival(paging_of(pager), block)
     note_written(paging_of(pager), block)
     states_of(pager)[block] = WRITTEN

@@ -172,7 +172,6 @@ SPARE = 2
 """Blocks for which room is made ahead, and kept from prefetching: a fault need not wait for what leaves."""
 
 _SIGBUS = int(signal.SIGBUS)
-_I4 = np.dtype("i4")
 _I8 = np.dtype("i8")
 
 
@@ -204,7 +203,6 @@ def _serve(pager: PagerRecord, block: int, touched: int, flags: int) -> None:
     states = states_of(pager)
     if flags & PROTECTED:
         if states[block] in (CLEAN, WRITTEN):
-            page_table_of(pager).written_faults += 1
             let_write(pager, block)
         else:
             wake(pager, block)  # it has left meanwhile, and is missing now
@@ -309,7 +307,6 @@ def take_in_events(pager: PagerRecord) -> bool:
     if pager.events == events and iteration == table.iteration:
         return False
     if events - pager.events > RING:
-        table.lost_events += events - pager.events - RING
         pager.events = events - RING
         _look_at_all(pager)
     ring = array_at(pager.ring_address, RING, _I8)
@@ -330,8 +327,6 @@ def take_in_events(pager: PagerRecord) -> bool:
         pager.went_bytes = table.out_bytes
         pager.needed = max(LEAST, table.most_live)
         table.most_live = table.live_slots  # the heap may undo this: then it is what the last iteration needed
-        table.last_faults = table.faults - table.begun_faults
-        table.begun_faults = table.faults
         table.iteration = iteration
     return True
 

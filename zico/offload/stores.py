@@ -166,7 +166,7 @@ def _read_file(store: StoreRecord, address: int, size_bytes: int, offset: int) -
 # -- any tier ---------------------------------------------------------------------------------------------------------
 
 
-__all__ = ["FAILED", "FULL", "STACK", "drop", "get", "put", "reserve", "where"]
+__all__ = ["FAILED", "FULL", "STACK", "drop", "get", "put", "where"]
 
 _TIERS = STACK.fields["tiers"][1]
 _STORE_BYTES = STORE.itemsize
@@ -272,14 +272,6 @@ def where(stack: StackRecord, ticket: int) -> int:
         following = chains.next_of(chains.words_of(store)[i])
     beside = shared_of(store).kind == MEMORY and following == END
     return store.map_address + first * shared_of(store).block_bytes if beside else 0
-
-
-@compiled
-def reserve(stack: StackRecord, tier: int, size_bytes: int) -> int:
-    """Take room in one tier for a payload that somebody else copies to ``where``; returns its ticket, or ``FULL``."""
-    store = tier_of(stack, tier)
-    first = chains.take(store, chains.blocks_for(store, size_bytes))
-    return FULL if first == FULL else (first << TIER_BITS) | tier
 
 
 @entry(STACK, [np.int64])

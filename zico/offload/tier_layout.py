@@ -96,10 +96,6 @@ class StoreRecord(Record, align=False):
     pwrite: I8
     fallocate: I8
     errno_location: I8
-    compressor: I8  # a compressed tier's: contexts of Zstandard and its functions' addresses
-    expander: I8
-    compress: I8
-    expand: I8
 
 
 STORE = dtype_of(StoreRecord)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from zico.compiled import compiled
-from zico.records import F8, I8, Numbers, Record, Records, dtype_of
+from zico.records import F8, I8, Numbers, Record, Records
 from zico.scheduler.demand import is_iterating, job_at, position_ns, profile_at
 
 if TYPE_CHECKING:
@@ -55,9 +55,6 @@ class WayRecord(Record):
     got: Annotated[Numbers, "f8", (MOST_JOBS,)]
 
 
-WAY = dtype_of(WayRecord)
-
-
 class Learnt(Record):
     """What is known of some jobs and of the ways to decide on them."""
 
@@ -75,9 +72,6 @@ class Learnt(Record):
     done: Annotated[Numbers, "f8", (MOST_JOBS,)]  # iterations
     gathers: I8  # before the way in use decides, all come to their boundaries
     gathered_ns: I8  # when they were; 0: never
-
-
-LEARNT = dtype_of(Learnt)
 
 
 @compiled

@@ -117,7 +117,6 @@ def arcs_of(
     b: tuple[Int64s, Int64s, Int64s, Int64s],
     keeps: Int64s,
     budget: int,
-    any_wait: bool,  # noqa: FBT001 - compiled
 ) -> Int64s:
     """Return for each pair of progresses and action the pair that it leads to.
 
@@ -126,8 +125,6 @@ def arcs_of(
         b: And of the second.
         keeps: Regions that each keeps between iterations.
         budget: Regions.
-        any_wait: A job may be kept waiting everywhere, and any state in which memory fits will do: not what Zico can
-            do, but the bound that no scheduler exceeds.
     """
     n_a, n_b = len(a[0]), len(b[0])
     arcs = np.full((n_a * n_b, _N_ACTIONS), NO_ARC, np.int64)
@@ -141,13 +138,10 @@ def arcs_of(
                 held[1] = b[1][q] if action == FIRST else b[0][q]
                 running[0] = p > 0 or action != SECOND
                 running[1] = q > 0 or action != FIRST
-                fits = held[0] + held[1] <= budget
-                if fits and (any_wait or _is_safe(budget, held, claim, keeps, running)):
+                if _is_safe(budget, held, claim, keeps, running):
                     to_p = p if action == SECOND else (p + 1) % n_a
                     to_q = q if action == FIRST else (q + 1) % n_b
                     arcs[node, action] = to_p * n_b + to_q
-            if any_wait:
-                continue
             goes = arcs[node, BOTH] != NO_ARC
             if p > 0 and (goes or a[0][p] <= a[1][p]):  # inside, a job waits for memory alone
                 arcs[node, SECOND] = NO_ARC
@@ -186,7 +180,7 @@ def solve(
         return False
     cells_a, cells_b = cells_of(a, cell_ns, keeps[0]), cells_of(b, cell_ns, keeps[1])
     n_a, n_b = len(cells_a[0]), len(cells_b[0])
-    arcs = arcs_of(cells_a, cells_b, keeps, budget, False)  # noqa: FBT003
+    arcs = arcs_of(cells_a, cells_b, keeps, budget)
     pair.cell_ns = cell_ns
     pair.n_cells[0], pair.n_cells[1] = n_a, n_b
     length = np.array([together, 1.0, 1.0])
@@ -204,16 +198,3 @@ def solve(
         for p in range(n_a):
             pair.actions[favour, 1, p] = chosen[p * n_b]
     return True
-
-
-@compiled
-def bound(a_address: int, b_address: int, keeps: Int64s, budget: int, together: float) -> float:
-    """Return the largest mean throughput, over alone's, that any scheduler can reach; 0 if they never fit."""
-    a, b = record_at(a_address, PROFILE), record_at(b_address, PROFILE)
-    cell_ns = cell_length_ns(a, b)
-    if cell_ns == 0:
-        return 0.0
-    arcs = arcs_of(cells_of(a, cell_ns, keeps[0]), cells_of(b, cell_ns, keeps[1]), keeps, budget, True)  # noqa: FBT003
-    length, gain = np.array([together, 1.0, 1.0]), np.array([2.0, 1.0, 1.0])
-    chosen, ratio = best_arcs(arcs, gain, length, _MOST_ROUNDS)
-    return ratio[0] / 2 if chosen[0] != NO_ARC else 0.0

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from zico.pool.layout import JobState
 from zico.scheduler import torus
 from zico.scheduler.claiming import EVERYBODY
 from zico.scheduler.learning import BETTER_BY, MOST_JOBS, MOST_WAYS
@@ -27,7 +26,7 @@ from zico.scheduler.planned import FIRST_FIT, FIRST_SHIFT, PLAN, Way
 from zico.scheduler.shares import floors, worths
 from zico.scheduler.shifting import MARGIN_SHIFT
 from zico.scheduler.simulate import Load, load_of
-from zico.scheduler.state import JobView, PoolView, Profile
+from zico.scheduler.state import PoolView
 from zico.scheduler.trials import FEW, Trials, Tried, tried
 from zico.scheduler.turns import LEAST_SERVED, LONGEST, LONGEST_WAITING, SHORTEST
 
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
+
+    from zico.scheduler.state import PoolView
 
     Records = npt.NDArray[np.void]
 
@@ -155,25 +156,6 @@ def alike(some: Sequence[Known], others: Sequence[Known]) -> bool:
         and abs(a.jitter - b.jitter) <= _UNEVEN
         for a, b in zip(some, others, strict=True)
     )
-
-
-def rehearse() -> None:
-    """Plan for a few small jobs, so that no plan that somebody could use comes late because its code is being made."""
-    profile = Profile((1, 2, 3, 2, 1), (0, 1_000, 2_000, 3_000, 4_000), 5_000, 2, 20)
-    jobs = [
-        JobView(
-            job=number,
-            name="",
-            phase=JobState.BOUNDARY,
-            held=1,
-            persistent=1,
-            profile=profile,
-            iteration=1,
-        )
-        for number in range(_PAIR + 1)
-    ]
-    for n in (_PAIR, _PAIR + 1):
-        plan(PoolView(0, profile.peak + n - 1, tuple(jobs[:n])))
 
 
 def _record(pool: PoolView, loads: Sequence[Load]) -> Records:

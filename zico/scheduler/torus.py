@@ -21,7 +21,7 @@ from numba import types
 
 from zico.compiled import compiled, entry
 from zico.pool.rules import is_safe
-from zico.records import I8, Numbers, Record, dtype_of
+from zico.records import I8, Numbers, Record
 from zico.scheduler.cycles import NO_ARC, best_arcs, prune
 from zico.scheduler.packed import packed
 from zico.scheduler.pair import cells_of
@@ -50,9 +50,6 @@ class TorusRecord(Record):
     cell_ns: I8
     n_cells: Annotated[Numbers, "i8", (MOST_JOBS,)]
     actions: Annotated[Numbers, "i1", (MOST_NODES,)]  # the set of those that go on, as bits; 0: nothing is known
-
-
-TORUS = dtype_of(TorusRecord)
 
 
 class Cells(NamedTuple):
