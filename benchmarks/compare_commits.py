@@ -1,7 +1,7 @@
 """Is the hot path of this checkout as fast as an older commit's?
 
-The older commit is checked out beside this one. Processes of both and of plain PyTorch take turns, so that the machine's
-other work falls on all alike. Each process allocates and frees 1 MiB by the functions of PyTorch's own CPU allocator.
+The older commit is checked out under ``build``. Processes of both and of plain PyTorch take turns, so that what else the
+machine does falls on all alike. Each process allocates and frees 1 MiB by the functions of PyTorch's own CPU allocator.
 The job uses no module of ``zico`` but its public functions, so every commit runs the same job.
 """
 
