@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 RESULT = pytest.StashKey[dict[str, Any]]()
 UNITS_NS = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
+DEADLINE_S = 1800
 NOT_COLUMNS = {"group", "name", "ns", "per", "goal_ns", "is_baseline", "over_baseline"}
 
 
@@ -60,6 +61,12 @@ class Measure:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the mark."""
     config.addinivalue_line("markers", "long: takes minutes, and is no part of `make bench`")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give benchmarks more time than tests: some compile, or follow a model first."""
+    for item in items:
+        item.add_marker(pytest.mark.timeout(DEADLINE_S))
 
 
 @pytest.fixture

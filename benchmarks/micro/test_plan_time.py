@@ -38,7 +38,6 @@ def problem_of(model: str) -> SwapProblem:
     return swap_iteration(zoo.zoo_trace(zoo.ZOO[model]), out=PCIE, back=PCIE).problem
 
 
-@pytest.mark.timeout(2 * DEADLINE_S)
 @pytest.mark.parametrize("planner", GOALS_NS)
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("model", [pytest.param(name, marks=pytest.mark.long) for name in MODELS] + ["no model"])
