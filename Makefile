@@ -23,7 +23,7 @@ endif
 .DEFAULT_GOAL := help
 
 help: ## List the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Create .venv with everything, at the tested versions
 
@@ -55,51 +55,90 @@ lint: setup ## Check style
 types: setup ## Check types
 	$(BIN)/mypy
 
-bench: setup ## Measure everything and write benchmarks/results (about eight hours)
-	$(BIN)/python benchmarks/heap.py
-	$(BIN)/python benchmarks/planners.py
+# pytest-benchmark times these; each module of benchmarks/micro writes one file of results.
+MICRO := heap pool scheduler planners startup
+MICROBENCHMARK = $(BIN)/python -m pytest -p no:randomly --quiet --benchmark-quiet
+
+bench: setup $(MICRO:%=bench-micro-%) ## Run the microbenchmarks and one pair of jobs (at most 15 minutes)
+	$(BIN)/python benchmarks/torch_calls.py --rounds 9
+	$(BIN)/python benchmarks/colocation.py --name colocation-pair --pair resnet+resnet --share 70 --policy zico --repeat 1 --seconds 20
+
+bench-micro-%: setup
+	$(MICROBENCHMARK) benchmarks/micro/test_$*.py -m "not long" --benchmark-json=benchmarks/results/$*.json
+
+bench-compare: setup ## Time the hot path of OLD=COMMIT and of this checkout in turns (about ten minutes)
+	$(BIN)/python benchmarks/compare_commits.py $(OLD)
+
+# The longer benchmarks, and all of them: `make bench-all`.
+LONG := planners plan-time zoo regions following pairs pairs-saving agreement budget tiers swap swap-host paging \
+	page-host saving marks regret
+
+bench-all: bench $(LONG:%=bench-%) evaluation ## Run every benchmark that needs no GPU (about eight hours)
+
+bench-planners: setup ## Compare planners on every model of the zoo (5 minutes)
+	$(MICROBENCHMARK) benchmarks/micro/test_planners.py --benchmark-json=benchmarks/results/planners-zoo.json
+
+bench-plan-time: setup ## Time swap plans of thousands of tensors (6 minutes)
+	$(MICROBENCHMARK) benchmarks/micro/test_plan_time.py --benchmark-json=benchmarks/results/plan_time.json
+
+bench-zoo: setup ## Count what training steps of known models need (4 minutes)
 	$(BIN)/python benchmarks/zoo.py
-	$(BIN)/python benchmarks/startup.py
+
+bench-regions: setup ## Count the regions that planned iterations hold (6 minutes)
 	$(BIN)/python benchmarks/regions.py
+
+bench-following: setup ## Time planned allocations and recording (7 minutes)
 	$(BIN)/python benchmarks/following.py
+
+bench-pairs: setup ## Train pairs under every policy and budget (110 minutes)
 	$(BIN)/python benchmarks/colocation.py
+
+bench-pairs-saving: setup ## Train pairs that save memory in half of the sum of their peaks (35 minutes)
 	$(BIN)/python benchmarks/colocation.py --name colocation-saving --share 50 --policy zico --policy serial --save auto --save swap --save page --repeat 1 --seconds 75 --warm-up 5
+
+bench-agreement: setup ## Compare the simulator with real runs, trained and paced (85 minutes)
 	$(BIN)/python benchmarks/agreement.py
 	$(BIN)/python benchmarks/agreement.py --form paced
-	$(BIN)/python benchmarks/scheduler.py
+
+bench-budget: setup ## Change a budget while jobs train (5 minutes)
 	$(BIN)/python benchmarks/budget_change.py
+
+bench-tiers: setup ## Time copies to each tier and back (2 minutes)
 	$(BIN)/python benchmarks/tiers.py
+
+bench-swap: setup ## Compare swap planners (15 minutes)
 	$(BIN)/python benchmarks/swap.py
-	$(BIN)/python benchmarks/plan_time.py
+
+bench-swap-host: setup ## Train a job that swaps (8 minutes)
 	$(BIN)/python benchmarks/swap_host.py
+
+bench-paging: setup ## Simulate learned paging on a GPU beside published figures (half an hour)
 	$(BIN)/python benchmarks/paging.py
+
+bench-page-host: setup ## Train jobs that page (half an hour)
 	$(BIN)/python benchmarks/page_host.py
 	$(BIN)/python benchmarks/page_host.py --example lm
+
+bench-saving: setup ## Simulate pairs that save memory on a GPU (10 minutes)
 	$(BIN)/python benchmarks/saving.py
+
+bench-marks: setup ## Count marks on a GPU's stream (6 minutes)
 	$(BIN)/python benchmarks/marks.py
 
+bench-regret: setup ## Compare policies with the best greedy one on random jobs (15 minutes)
+	$(BIN)/python benchmarks/regret.py -o benchmarks/results
+
+SMOKE := torch_calls zoo regions following colocation agreement budget_change tiers swap swap_host paging page_host \
+	saving marks evaluation
+
 bench-smoke: setup ## Run each benchmark as briefly as it can be run
-	$(BIN)/python benchmarks/heap.py --smoke
-	$(BIN)/python benchmarks/planners.py --smoke
-	$(BIN)/python benchmarks/zoo.py --smoke
-	$(BIN)/python benchmarks/startup.py --smoke
-	$(BIN)/python benchmarks/regions.py --smoke
-	$(BIN)/python benchmarks/following.py --smoke
-	$(BIN)/python benchmarks/colocation.py --smoke
-	$(BIN)/python benchmarks/agreement.py --smoke
+	$(MICROBENCHMARK) benchmarks/micro -m "not long" --benchmark-disable
+	for script in $(SMOKE); do $(BIN)/python benchmarks/$$script.py --smoke || exit 1; done
 	$(BIN)/python benchmarks/agreement.py --form paced --smoke
-	$(BIN)/python benchmarks/scheduler.py --smoke
-	$(BIN)/python benchmarks/budget_change.py --smoke
-	$(BIN)/python benchmarks/tiers.py --smoke
-	$(BIN)/python benchmarks/swap.py --smoke
-	$(BIN)/python benchmarks/plan_time.py --smoke
-	$(BIN)/python benchmarks/swap_host.py --smoke
-	$(BIN)/python benchmarks/paging.py --smoke
-	$(BIN)/python benchmarks/page_host.py --smoke
 	$(BIN)/python benchmarks/page_host.py --example lm --smoke
-	$(BIN)/python benchmarks/saving.py --smoke
-	$(BIN)/python benchmarks/marks.py --smoke
-	$(BIN)/python benchmarks/evaluation.py --smoke
+	$(BIN)/python benchmarks/compare_commits.py --smoke
+
+.PHONY: bench-compare bench-all $(LONG:%=bench-%)
 
 evaluation: setup ## Simulate the published evaluation and write docs/evaluation.md (about ten minutes)
 	$(BIN)/python benchmarks/evaluation.py

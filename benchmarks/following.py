@@ -21,7 +21,7 @@ import common
 import loops
 import numpy as np
 import together
-from heap import BUDGET_BYTES, REGION_BYTES, joined_pool
+from loops import BUDGET_BYTES, REGION_BYTES, joined_pool
 from together import Job
 
 from zico.heap import allocator, hooks

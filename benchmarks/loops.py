@@ -1,25 +1,35 @@
-"""Compiled loops that time allocations from inside, as a framework's C++ would see them.
+"""Compiled loops that allocate as a framework's C++ would, and the pool that they allocate from.
 
-How the clock is kept out: a reading costs tens of nanoseconds, as much as what is measured. Batches take two readings
-around many operations and subtract one reading's cost, measured by ``clock_ns`` in the same way, before dividing;
-single operations subtract it as well, and their quantiles still carry the clock's own jitter.
+pytest-benchmark times the loops of many operations. Loops that fill ``times`` read the clock for single operations: a
+reading costs as much as what is measured, so ``clock_ns`` measures it, and callers subtract it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from zico.compiled import array_at, call, compiled, monotonic_ns
+from zico.heap.build import Heap
+from zico.heap.layout import HEAP_RECORD
 from zico.pool.regions import release, try_acquire
+from zico.pool.table import PoolTable
 from zico.trace import ring
 from zico.trace.events import NO_NAME
+from zico.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Times = npt.NDArray[np.int64]
 
 ALIGNMENT_BYTES = 64
+REGION_BYTES = 4 * MIB
+BUDGET_BYTES = 256 * MIB
 _I64 = np.dtype("i8")
 
 
@@ -32,24 +42,12 @@ def read_clock(times: Times) -> None:
 
 
 @compiled
-def heap_pairs(memalign: int, free: int, out_address: int, size_bytes: int, batch: int, times: Times) -> None:
-    """Allocate and free ``batch`` times for each entry of ``times``, the nanoseconds of the whole batch.
-
-    Args:
-        memalign: Address of a ``posix_memalign``.
-        free: Address of its ``free``.
-        out_address: Where the first may write a pointer.
-        size_bytes: Of each tensor.
-        batch: Pairs per reading.
-        times: Filled.
-    """
+def heap_pairs(memalign: int, free: int, out_address: int, size_bytes: int, n: int) -> None:
+    """Allocate and free ``n`` times by a ``posix_memalign``, which may write at ``out_address``, and its ``free``."""
     out = array_at(out_address, 1, _I64)
-    for i in range(len(times)):
-        began_ns = monotonic_ns()
-        for _ in range(batch):
-            call(memalign, (out_address, ALIGNMENT_BYTES, size_bytes))
-            call(free, (out[0],))
-        times[i] = monotonic_ns() - began_ns
+    for _ in range(n):
+        call(memalign, (out_address, ALIGNMENT_BYTES, size_bytes))
+        call(free, (out[0],))
 
 
 @compiled
@@ -87,14 +85,11 @@ def events(ring_address: int, batch: int, times: Times) -> None:
 
 
 @compiled
-def region_pairs(pool: Any, wanted: npt.NDArray[np.int32], batch: int, times: Times) -> None:  # noqa: ANN401 - a record
-    """Acquire one region and release it, ``batch`` times for each entry of ``times``."""
-    for i in range(len(times)):
-        began_ns = monotonic_ns()
-        for _ in range(batch):
-            try_acquire(pool, wanted, 1)
-            release(pool, wanted, 1)
-        times[i] = monotonic_ns() - began_ns
+def region_pairs(pool: Any, wanted: npt.NDArray[np.int32], n: int) -> None:  # noqa: ANN401 - a record
+    """Acquire one region and release it, ``n`` times."""
+    for _ in range(n):
+        try_acquire(pool, wanted, 1)
+        release(pool, wanted, 1)
 
 
 def clock_ns(readings: int = 10_000) -> float:
@@ -105,9 +100,23 @@ def clock_ns(readings: int = 10_000) -> float:
 
 
 @compiled
-def call_often(address: int, argument: int, n: int) -> float:
-    """Return the nanoseconds of a call of a function with one argument, over so many calls."""
-    began_ns = monotonic_ns()
+def call_often(address: int, argument: int, n: int) -> None:
+    """Call a function with one argument ``n`` times."""
     for _ in range(n):
         call(address, (argument,))
-    return (monotonic_ns() - began_ns) / n
+
+
+@contextlib.contextmanager
+def joined_pool() -> Iterator[Heap]:
+    """Make a pool in this process, join it, and let the hooks serve from its heap."""
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(
+            PoolTable.create(budget_bytes=BUDGET_BYTES, region_bytes=REGION_BYTES, use_claims=True, self_admit=True)
+        )
+        job = pool.join(os.getpid(), "benchmark")
+        memory_fd, table_fd, notify_fd = map(os.dup, (pool.memory_fd, pool.table_fd, pool.notify_fd))
+        member = stack.enter_context(PoolTable.join_pool(memory_fd, table_fd, notify_fd, job))
+        heap = Heap(member, HEAP_RECORD)
+        stack.callback(heap.close)
+        heap.enable()
+        yield heap

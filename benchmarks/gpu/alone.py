@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import common
-import heap
 import together
+import torch_calls
 from together import Job
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def text_of(result: dict[str, Any]) -> str:
         rows.append((name, *figures, same))
     header = ("alone", "plain, it/s", "with Zico", "ratio", "marks an iteration", "maps an iteration", "losses")
     failures = [f"* {name}: {text}\n" for name, case in result["cases"].items() for text in case.get("failed", ())]
-    calls = heap.torch_table(result["torch"]) if "torch" in result else ""
+    calls = torch_calls.text_of(result["torch"]) if "torch" in result else ""
     return "\n".join([common.table(header, rows), "".join(failures), calls])
 
 
@@ -149,7 +149,7 @@ def main() -> int:
         for label, extra in EXTRAS.items():
             keep(label, [runner.run(way, cases[0], *extra) for way in ("plain", "zico")])
         rounds, batches = (1, 2) if options.smoke else (5, 20)
-        result["torch"] = heap.measure_torch(rounds, batches, device=options.device)
+        result["torch"] = torch_calls.measure(rounds, batches, device=options.device)
     common.write(result, text_of(result), directory)
     return int(any("failed" in case for case in result["cases"].values()))
 

@@ -34,7 +34,7 @@ _LONG_S = 600.0
 def run(*, smoke: bool = False) -> dict[str, Any]:
     """Count what each model's iteration asks of an allocator, at the paper's largest batch."""
     models = [IDENTICAL["RN"]] if smoke else list(IDENTICAL.values())
-    pool = json.loads((common.RESULTS / "heap.json").read_text())["compiled"]["region"]["median_ns"]
+    pool = json.loads((common.RESULTS / "pool.json").read_text())["benchmarks"][0]["ns"]["median"]
     result = common.document(NAME, QUESTION, {"sizes": SIZES, "spacings": SPACINGS, "region_ns": pool})
     result["models"] = {}
     for model in models:

@@ -30,29 +30,42 @@ def missing(result: dict[str, Any]) -> list[str]:
     return [field for field in FIELDS if field not in known] + facts
 
 
-def test_heap_smoke_reaches_its_end_and_writes_where_it_is_told(tmp_path: Path) -> None:
-    """A smoke run of heap.py measures every part and its result says where it comes from."""
-    pytest.importorskip("torch")
-    done = run_script("heap.py", "--smoke", "-o", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+def run_micro(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of microbenchmarks to its end."""
+    argv = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-m", "not long", str(BENCHMARKS / "micro" / module)]
+    return subprocess.run((*argv, *arguments), capture_output=True, text=True, check=False, timeout=SMOKE_S)
+
+
+def test_microbenchmarks_write_the_form_of_all_results(tmp_path: Path) -> None:
+    """pytest-benchmark's figures become a result that says where it comes from, with ratios over the baseline."""
+    done = run_micro("test_heap.py", "-k", "not threads", f"--benchmark-json={tmp_path}/heap.json")
+    assert done.returncode == 0, done.stdout
     result = json.loads((tmp_path / "heap.json").read_text())
     assert missing(result) == []
-    assert result["compiled"]["region_turns_over"]["releases_per_pair"] == 1
-    assert result["compiled"]["region_stays"]["releases_per_pair"] == 0
-    assert "torch.empty" in (tmp_path / "heap.md").read_text()
+    libc, goes_back, stays = result["benchmarks"]
+    assert goes_back["over_baseline"] == goes_back["ns"]["median"] / libc["ns"]["median"]
+    assert [row["releases per pair"] for row in (goes_back, stays)] == [1, 0]
+    assert "over C library" in (tmp_path / "heap.md").read_text()
+
+
+@pytest.mark.parametrize("module", ["pool", "heap", "scheduler", "planners", "plan_time", "startup"])
+def test_microbenchmarks_reach_their_end(module: str) -> None:
+    """Each function that is timed works when it is called once; of the starts, one."""
+    pytest.importorskip("torch")
+    chosen = ("-k", "torch and run") if module == "startup" else ()
+    done = run_micro(f"test_{module}.py", "--benchmark-disable", *chosen)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("planners.py", "PyTorch's caching"),
         ("swap.py", "flow / bound"),
-        ("plan_time.py", "* flow:"),
         ("regions.py", "DCGAN"),
+        ("torch_calls.py", "torch.empty"),
         ("zoo.py", "6,342,272"),
         ("marks.py", "beside another: H100, bfloat16"),
         ("following.py", "planned allocation"),
-        ("scheduler.py", "a decision with 64 jobs"),
         ("tiers.py", "file, page cache"),
         ("paging.py", "vDNN conv"),
         ("gpu/managed.py", "over the bus, learned prefetch"),
@@ -61,7 +74,7 @@ def test_heap_smoke_reaches_its_end_and_writes_where_it_is_told(tmp_path: Path) 
 )
 def test_smoke_runs_about_plans_reach_their_end(script: str, said: str, tmp_path: Path) -> None:
     """Smoke runs of what measures planners, models and the following heap end well and say where they come from."""
-    if script in ("regions.py", "zoo.py", "marks.py"):
+    if script in ("torch_calls.py", "regions.py", "zoo.py", "marks.py"):
         pytest.importorskip("torch")
     done = run_script(script, "--smoke", "-o", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -100,7 +113,7 @@ def test_a_smoke_run_that_is_told_no_place_writes_nothing() -> None:
 
 
 SCRIPTS = (
-    *("heap", "startup", "colocation", "budget_change", "agreement", "scheduler", "planners"),
+    *("torch_calls", "compare_commits", "colocation", "budget_change", "agreement"),
     *("regions", "zoo", "following", "tiers", "paging", "swap_host", "page_host", "demo"),
     *(f"gpu/{name}" for name in ("alone", "managed", "pairs", "programs", "progress")),
 )
