@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import click
 
 from zico.config import (
+    DEFAULT_AVAILABLE_PERCENT,
     DEFAULT_CUDA_REGION_BYTES,
     DEFAULT_CUDA_RESERVE,
+    DEFAULT_LOG_LEVEL,
     DEFAULT_POLICY,
     DEFAULT_REGION_BYTES,
     LOG_LEVELS,
@@ -28,28 +30,41 @@ from zico.units import format_bytes
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _POOL_OPTIONS = (
-    click.option("--budget", metavar="SIZE", help="Memory for all jobs together: 2G, 512MiB, 50% or none (all)."),
+    click.option(
+        "--budget",
+        metavar="SIZE",
+        help="Memory that all jobs share: 20GiB, 512M, 50%, or none for all there is "
+        f"(default: {DEFAULT_AVAILABLE_PERCENT} % of what is free).",
+    ),
     click.option(
         "--reserve",
         metavar="SIZE",
-        help="Left of the device for each job's context and workspaces (default: none, on a GPU "
-        f"{DEFAULT_CUDA_RESERVE}).",
+        help="Memory kept free for each job's context and workspaces "
+        f"(default: none; {DEFAULT_CUDA_RESERVE} on a GPU).",
     ),
-    click.option("--device", metavar="DEVICE", help="host (the default), cuda or cuda:N."),
-    click.option("--policy", metavar="NAME", help=f"Who may go on: {', '.join(REAL)} (default: {DEFAULT_POLICY})."),
+    click.option("--device", metavar="DEVICE", help="host, cuda or cuda:N (default: host)."),
+    click.option("--policy", metavar="NAME", help=f"The scheduler: {', '.join(REAL)} (default: {DEFAULT_POLICY})."),
     click.option(
         "--region",
         metavar="SIZE",
-        help=f"Unit of memory, a power of two (default: {format_bytes(DEFAULT_REGION_BYTES)}, on a GPU "
-        f"{format_bytes(DEFAULT_CUDA_REGION_BYTES)}).",
+        help=f"Unit of memory, a power of two (default: {format_bytes(DEFAULT_REGION_BYTES)}; "
+        f"{format_bytes(DEFAULT_CUDA_REGION_BYTES)} on a GPU).",
     ),
     click.option(
         "--isolate",
         flag_value="1",
-        help="Let no job see what another left in memory, nor reach what it has given back; costs time.",
+        help="Clear memory before another job gets it, and unmap it from the job that returned it. Costs time.",
     ),
-    click.option("--most", metavar="SIZE", help="What zico limit may raise the budget to (on a GPU: the budget)."),
-    click.option("--log-level", metavar="LEVEL", help=f"What the broker says: {', '.join(LOG_LEVELS)}."),
+    click.option(
+        "--most",
+        metavar="SIZE",
+        help="The highest budget that zico limit may set (default: the machine's memory; the budget on a GPU).",
+    ),
+    click.option(
+        "--log-level",
+        metavar="LEVEL",
+        help=f"What the broker logs: {', '.join(LOG_LEVELS)} (default: {DEFAULT_LOG_LEVEL}).",
+    ),
 )
 
 

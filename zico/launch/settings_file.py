@@ -38,7 +38,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> SettingsFile:
     except FileNotFoundError:
         if not named:
             return NO_FILE
-        raise ConfigError(f"{VARIABLE}: there is no file {path}") from None
+        raise ConfigError(f"{VARIABLE}: the file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the settings file {path} cannot be read: {error}") from None
     return SettingsFile(str(path), _values(path, text))
@@ -48,10 +48,10 @@ def _values(path: Path, text: str) -> dict[str, str]:
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the settings file {path} is no TOML: {error}") from None
+        raise ConfigError(f"the settings file {path} is not TOML: {error}") from None
     for key, value in found.items():
         if key not in KEYS:
-            raise ConfigError(f"{key!r} in {path} is no setting: give some of {', '.join(KEYS)}")
+            raise ConfigError(f"{key!r} in {path} is not a setting: give some of {', '.join(KEYS)}")
         if not isinstance(value, str | int | float):
             raise ConfigError(f"{key} in {path} is neither text nor a number: give it as on the command line")
     return {key: str(value) for key, value in found.items()}
