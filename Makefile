@@ -6,6 +6,7 @@ VENV ?= .venv
 PIP_FLAGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 
 # What needs a GPU runs from the checkout, with no installer and no network, where there is no .venv and PYTHON has torch.
 # OFFLINE=1 asks for that, OFFLINE= for .venv. PYTHONSAFEPATH: else `python -m` finds zico/ here, without its adapters.
@@ -20,6 +21,9 @@ GPU_SETUP := inplace
 GPU_PYTHON := PYTHONSAFEPATH=1 PYTHONPATH="$(CHECKOUT)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
 endif
 
+# What the site of `make docs` is made of: pages, and the files that they link to.
+DOCUMENTS := README.md CONTRIBUTING.md CHANGELOG.md docs benchmarks
+
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -31,6 +35,10 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[all]'
+	touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 demo: setup ## Train a PyTorch and a TensorFlow job in three quarters of the sum of their peaks (about two minutes)
@@ -143,6 +151,12 @@ bench-smoke: setup ## Run each benchmark as briefly as it can be run
 evaluation: setup ## Simulate the published evaluation and write docs/evaluation.md (about ten minutes)
 	$(BIN)/python benchmarks/evaluation.py
 
+docs: setup $(DOCS_STAMP) ## Build the documentation's site into build/docs; a warning is an error
+	rm -rf build/docs-source
+	mkdir -p build/docs-source
+	for entry in $(DOCUMENTS); do ln -s "$(CURDIR)/$$entry" build/docs-source/; done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench-gpu: $(GPU_SETUP) ## Measure what needs a GPU (about eight minutes; OFFLINE=1: with PYTHON as it is)
 	$(GPU_PYTHON) -m zico.warming
 	$(GPU_PYTHON) benchmarks/gpu/progress.py
@@ -164,4 +178,4 @@ inplace: ## Make the checkout importable without installing (PYTHONSAFEPATH=1 PY
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report
 
-.PHONY: help setup demo test test-cpu test-gpu lint types bench bench-smoke evaluation bench-gpu first-hour size inplace clean
+.PHONY: help setup demo test test-cpu test-gpu lint types bench bench-smoke evaluation docs bench-gpu first-hour size inplace clean

@@ -86,11 +86,14 @@ class Allocator:
 
 
 def enable() -> Session | None:
-    """Share this process's CuPy memory; returns the session, ``None`` without a broker to join.
+    """Take CuPy's memory from the pool of the broker that ``ZICO_SOCKET`` names.
+
+    Returns:
+        The session, or ``None`` if there is no broker to join.
 
     Raises:
-        HookError: The pool is the host's, where CuPy has no arrays, or this CuPy cannot be redirected.
-        ZicoError: The broker or the device refuses.
+        HookError: The pool is on the host, where CuPy has no arrays, or Zico cannot redirect this CuPy.
+        ZicoError: The broker or the device refuses this process.
     """
     joined = session.attach("cupy", kind="cuda")
     if joined is None:

@@ -32,12 +32,15 @@ SETTINGS = {
 
 
 def enable() -> Session | None:
-    """Share this process's JAX memory; returns the session, ``None`` without a broker to join.
+    """Take JAX's memory from the pool of the broker that ``ZICO_SOCKET`` names.
+
+    Returns:
+        The session, or ``None`` if there is no broker to join.
 
     Raises:
-        HookError: This build of JAX cannot be redirected, a setting clashes, or JAX has used a device already. JAX then
-            works as without Zico; where the process has joined the pool, its iterations are still admitted one by one.
-        ZicoError: The broker or the device refuses.
+        HookError: Zico cannot redirect this build of JAX, a setting prevents it, or JAX has already used a device. JAX
+            then works as without Zico; the scheduler still admits the iterations of a process that has joined.
+        ZicoError: The broker or the device refuses this process.
     """
     kind = session.pool_kind()
     joined = session.attach("jax", kind=kind)

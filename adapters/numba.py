@@ -24,11 +24,14 @@ MANAGER_VARIABLE = "NUMBA_CUDA_MEMORY_MANAGER"
 
 
 def enable() -> Session | None:
-    """Share this process's Numba device memory; returns the session, ``None`` without a broker to join.
+    """Take Numba's device memory from the pool of the broker that ``ZICO_SOCKET`` names.
+
+    Returns:
+        The session, or ``None`` if there is no broker to join.
 
     Raises:
-        HookError: The pool is the host's, where Numba has no device arrays, or this Numba cannot be redirected.
-        ZicoError: The broker or the device refuses.
+        HookError: The pool is on the host, where Numba has no device arrays, or Zico cannot redirect this Numba.
+        ZicoError: The broker or the device refuses this process.
     """
     joined = session.attach("numba", kind="cuda")
     if joined is None:

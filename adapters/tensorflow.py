@@ -42,12 +42,15 @@ CUDA_SETTINGS = {"TF_GPU_ALLOCATOR": ("cuda_malloc_async",)}
 
 
 def enable() -> Session | None:
-    """Share this process's TensorFlow memory; returns the session, ``None`` without a broker to join.
+    """Take TensorFlow's memory from the pool of the broker that ``ZICO_SOCKET`` names.
+
+    Returns:
+        The session, or ``None`` if there is no broker to join.
 
     Raises:
-        HookError: This build of TensorFlow cannot be redirected, or a setting clashes; it works as without Zico, only
-            that the iterations of a process that has joined are still admitted one by one.
-        ZicoError: The broker or the device refuses.
+        HookError: Zico cannot redirect this build of TensorFlow, or a setting prevents it. TensorFlow then works as
+            without Zico; the scheduler still admits the iterations of a process that has joined.
+        ZicoError: The broker or the device refuses this process.
     """
     kind = session.pool_kind()
     joined = session.attach("tensorflow", kind=kind)
@@ -79,7 +82,7 @@ def _enable_cuda(joined: Session) -> None:
 
 
 def enable_keras() -> Session | None:
-    """Mark an iteration at each train step of every Keras model, whatever its backend."""
+    """Mark an iteration at each train step of every Keras model, with any backend."""
     joined = session.attach("keras", kind=session.pool_kind())
     if joined is None:
         return None

@@ -64,11 +64,14 @@ def _expecting_marks(init: Callable[..., None], joined: Session) -> Callable[...
 
 
 def enable() -> Session | None:
-    """Share this process's PyTorch memory; returns the session, ``None`` without a broker to join.
+    """Take PyTorch's memory from the pool of the broker that ``ZICO_SOCKET`` names.
+
+    Returns:
+        The session, or ``None`` if there is no broker to join.
 
     Raises:
-        HookError: This build of PyTorch cannot be redirected; it works as without Zico.
-        ZicoError: The broker or the device refuses.
+        HookError: Zico cannot redirect this build of PyTorch, which works as without Zico.
+        ZicoError: The broker or the device refuses this process.
     """
     kind = session.pool_kind()
     joined = session.attach("torch", kind=kind)

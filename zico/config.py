@@ -150,7 +150,7 @@ def resolve(given: Given, memory: DeviceMemory, policies: Collection[str], n_job
     taken = most if memory.is_taken_at_once and most.value > budget.value else budget
     mps = _parsed(_chosen(given, "mps"), _parse_switch)
     if mps.value and is_host:
-        raise ConfigError(f"{mps.origin}: MPS is a service of GPUs: choose one too, as in --device cuda:0")
+        raise ConfigError(f"{mps.origin}: MPS needs a GPU: choose one, as in --device cuda:0")
     return Settings(
         device=device,
         device_identity=memory.identity,
@@ -185,7 +185,7 @@ def _parsed(setting: Setting[str], parse: Callable[[str], Value]) -> Setting[Val
 def _parse_device(text: str) -> str:
     match = _DEVICE.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{text!r} is no device: give host, cuda or cuda:N with N counted from 0")
+        raise ConfigError(f"{text!r} is not a device: give host, cuda or cuda:N, where N counts from 0")
     return HOST if text == HOST else f"cuda:{int(match['ordinal'] or 0)}"
 
 
@@ -198,7 +198,7 @@ def _parse_switch(text: str) -> bool:
 def _one_of(setting: Setting[str], accepted: Collection[str], what: str) -> Setting[str]:
     if setting.value not in accepted:
         choices = ", ".join(accepted)
-        raise ConfigError(f"{setting.origin}: {setting.value!r} is no {what}: give one of {choices}")
+        raise ConfigError(f"{setting.origin}: {setting.value!r} is not a {what}: give one of {choices}")
     return setting
 
 
@@ -214,7 +214,7 @@ def _parse_grace(text: str) -> float:
     except ValueError:
         grace_s = -1.0
     if not 0 <= grace_s <= MAX_GRACE_S:
-        raise ConfigError(f"{text!r} is no grace period: give seconds from 0 to {MAX_GRACE_S:.0f}")
+        raise ConfigError(f"{text!r} is not a grace period: give seconds from 0 to {MAX_GRACE_S:.0f}")
     return grace_s
 
 
@@ -253,7 +253,7 @@ def _expected_jobs(given: Given, n_jobs: int | None) -> Setting[int]:
 
     def parse(text: str) -> int:
         if not text.isdecimal() or not 1 <= int(text) <= MAX_EXPECTED_JOBS:
-            raise ConfigError(f"{text!r} is no number of jobs: give a number from 1 to {MAX_EXPECTED_JOBS}")
+            raise ConfigError(f"{text!r} is not a number of jobs: give a number from 1 to {MAX_EXPECTED_JOBS}")
         return int(text)
 
     return _parsed(_chosen(given, "jobs", DEFAULT_EXPECTED_JOBS), parse)
@@ -270,8 +270,8 @@ def _warning(taken: Setting[int], memory: DeviceMemory, reserved_bytes: int) -> 
     if left_bytes >= reserved_bytes:
         return ""
     return (
-        f"warning: {taken.origin}: {format_bytes(taken.value)} leave {format_bytes(left_bytes)} of the device for what "
-        f"jobs need outside the pool, less than the reserve of {format_bytes(reserved_bytes)}"
+        f"warning: {taken.origin}: {format_bytes(taken.value)} leave {format_bytes(left_bytes)} of the device for "
+        f"contexts and workspaces, less than the reserve of {format_bytes(reserved_bytes)}"
     )
 
 
@@ -294,7 +294,7 @@ def _budget(chosen: Setting[str], region_bytes: int, memory: DeviceMemory, reser
         if memory.is_taken_at_once and budget_bytes > memory.available_bytes:
             holders = memory.held_by or "others"
             raise ConfigError(
-                f"a budget of {text} is {format_bytes(budget_bytes)}, and {format_bytes(memory.available_bytes)} of "
+                f"a budget of {text} is {format_bytes(budget_bytes)}, but {format_bytes(memory.available_bytes)} of "
                 f"the device's {format_bytes(memory.total_bytes)} are free, the rest is held by {holders}: give a "
                 "smaller --budget or end those"
             )
@@ -316,7 +316,7 @@ def _left(room_bytes: int, region_bytes: int, reserved_bytes: int) -> int:
     if reserved_bytes and room_bytes - reserved_bytes < region_bytes:
         raise ConfigError(
             f"the reserve of {format_bytes(reserved_bytes)} leaves less than one region of {format_bytes(room_bytes)}: "
-            "give --budget a size or a smaller --reserve, or end what holds memory"
+            "give --budget as a size, give a smaller --reserve, or end processes that hold memory"
         )
     return room_bytes - reserved_bytes
 
@@ -335,7 +335,7 @@ def _most(
     most = _budget(chosen, region_bytes, memory, reserved_bytes)
     if most.value < budget.value:
         raise ConfigError(
-            f"{most.origin}: {format_bytes(most.value)} is below the budget of {format_bytes(budget.value)}, which may "
-            "be raised to it: give at least that"
+            f"{most.origin}: {format_bytes(most.value)} is below the budget of {format_bytes(budget.value)}: "
+            "give at least the budget"
         )
     return most

@@ -184,7 +184,7 @@ def _fault(status: os.stat_result, uid: int) -> str:
     if stat.S_ISLNK(status.st_mode):  # a link's mode means nothing: its directory says who may replace it
         return ""
     if not stat.S_ISDIR(status.st_mode):
-        return "is no directory"
+        return "is not a directory"
     # A sticky directory lets no user replace an entry of another, and the next entry must be the user's own.
     open_to_all = status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX
     return "may be written by others" if open_to_all else ""

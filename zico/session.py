@@ -334,7 +334,7 @@ def _wait_limit_s(text: str) -> float:
     with contextlib.suppress(ValueError):
         if 0 <= (seconds := float(text)) <= MAX_WAIT_S:
             return seconds
-    message = f"ZICO_WAIT_LIMIT_S={text!r} is no number of seconds from 0 to {MAX_WAIT_S:g}: give one such as 600"
+    message = f"ZICO_WAIT_LIMIT_S={text!r} is not a number of seconds from 0 to {MAX_WAIT_S:g}: give one such as 600"
     raise ConfigError(message)
 
 

@@ -33,7 +33,7 @@ def parse_size(text: str, *, whole_bytes: int) -> int:
         return whole_bytes
     match = _SIZE.fullmatch(cleaned)
     if match is None:
-        raise ConfigError(f"{text!r} is no size: give {ACCEPTED_SIZES}")
+        raise ConfigError(f"{text!r} is not a size: give {ACCEPTED_SIZES}")
     number = float(match["number"])
     scaled = whole_bytes * number / 100 if match["percent"] else number * _FACTORS[match["prefix"].upper()]
     if scaled > whole_bytes:  # before it becomes an integer: enough digits make an infinity

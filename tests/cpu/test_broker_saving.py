@@ -63,12 +63,12 @@ def test_nothing_swaps_on_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("texts", "reason"),
     [
-        ({"save": "often"}, "--save: 'often' is no way to save memory: give one of none, swap, page, auto"),
-        ({"save": "a=often"}, "--save: 'often' is no way to save memory"),
+        ({"save": "often"}, "--save: 'often' is not a way to save memory: give one of none, swap, page, auto"),
+        ({"save": "a=often"}, "--save: 'often' is not a way to save memory"),
         ({"save": "x=swap"}, "--save: no job is called 'x': there are a, b=c"),
         ({"save": "a=swap,a=page"}, "--save: a is given swap and page: give one"),
-        ({"tier": "tape"}, "--tier: 'tape' is no tier"),
-        ({"limit": "2GiB"}, "ZICO_LIMIT: '2GiB' is no NAME=VALUE"),
+        ({"tier": "tape"}, "--tier: 'tape' is not a tier"),
+        ({"limit": "2GiB"}, "ZICO_LIMIT: '2GiB' is not NAME=VALUE"),
         ({"limit": "a=0"}, "ZICO_LIMIT: "),
         ({"limit": "a=much"}, "ZICO_LIMIT: "),
     ],

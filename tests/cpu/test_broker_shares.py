@@ -38,17 +38,17 @@ def test_each_job_gets_what_names_it() -> None:
 @pytest.mark.parametrize(
     ("texts", "reason"),
     [
-        ({"weight": "2"}, "--weight: '2' is no NAME=VALUE"),
+        ({"weight": "2"}, "--weight: '2' is not NAME=VALUE"),
         ({"weight": "x=2"}, "--weight: no job is called 'x': there are a, b=c"),
         ({"weight": "a=2,a=3"}, "--weight: a is given 2.0 and 3.0: give one"),
-        ({"weight": "a=-1"}, "--weight: '-1' is no weight"),
-        ({"weight": "a=nan"}, "--weight: 'nan' is no weight"),
-        ({"weight": "a=inf"}, "--weight: 'inf' is no weight"),
-        ({"priority": "a=high"}, "--priority: 'high' is no priority"),
-        ({"priority": "a=1001"}, "--priority: '1001' is no priority"),
-        ({"slo": "a=-5%"}, "ZICO_SLO: '-5%' is no guarantee"),
+        ({"weight": "a=-1"}, "--weight: '-1' is not a weight"),
+        ({"weight": "a=nan"}, "--weight: 'nan' is not a weight"),
+        ({"weight": "a=inf"}, "--weight: 'inf' is not a weight"),
+        ({"priority": "a=high"}, "--priority: 'high' is not a priority"),
+        ({"priority": "a=1001"}, "--priority: '1001' is not a priority"),
+        ({"slo": "a=-5%"}, "ZICO_SLO: '-5%' is not a guarantee"),
         ({"priority": "a=1", "slo": "b=c=10%"}, "b=c is guaranteed its speed, but a of higher priority"),
-        ({"slo": "a=0"}, "ZICO_SLO: '0' is no guarantee"),
+        ({"slo": "a=0"}, "ZICO_SLO: '0' is not a guarantee"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_origin(texts: dict[str, str], reason: str) -> None:
@@ -60,5 +60,5 @@ def test_what_cannot_be_is_refused_with_its_origin(texts: dict[str, str], reason
 
 def test_a_bad_variable_is_named() -> None:
     """A job that is started by hand is told which variable is wrong."""
-    with pytest.raises(ConfigError, match="ZICO_JOB_WEIGHT: 'heavy' is no weight"):
+    with pytest.raises(ConfigError, match="ZICO_JOB_WEIGHT: 'heavy' is not a weight"):
         share_in({"ZICO_JOB_WEIGHT": "heavy"})

@@ -50,9 +50,9 @@ def test_quotes_are_a_shells_and_nothing_else_is() -> None:
         ([" "], [], "is empty"),
         (["a 'b"], [], "no closing quotation"),
         (["a"], ["x", "y"], "2 names for 1 commands"),
-        (["a"], ["x y"], "is no job name"),
-        (["a"], [""], "is no job name"),
-        (["a"] * (MAX_COMMANDS + 1), [], "64 jobs at most"),
+        (["a"], ["x y"], "is not a job name"),
+        (["a"], [""], "is not a job name"),
+        (["a"] * (MAX_COMMANDS + 1), [], "at most 64 jobs"),
     ],
 )
 def test_what_cannot_be_run_is_refused(texts: list[str], names: list[str], says: str) -> None:

@@ -102,18 +102,19 @@ def test_the_budget_is_rounded_down_to_whole_regions() -> None:
     ("said", "says"),
     [
         (flags(budget="0"), "more than zero"),
-        (flags(budget="-1G"), "is no size"),
+        (flags(budget="-1G"), "is not a size"),
         (flags(budget="17G"), "more than the device's 16 GiB"),
-        (flags(budget="lots"), "--budget: 'lots' is no size"),
+        (flags(budget="lots"), "--budget: 'lots' is not a size"),
         (flags(budget="1MiB"), "less than one region"),
         (flags(region="3MiB"), "power of two"),
         (flags(region="4K"), "power of two from 64 KiB"),
-        (flags(device="tpu"), "--device: 'tpu' is no device: give host, cuda or cuda:N"),
-        (flags(device="cuda:-1"), "'cuda:-1' is no device"),
-        (flags(device="cuda:x"), "'cuda:x' is no device"),
-        (flags(device="cuda:"), "'cuda:' is no device"),
-        (flags(device="CUDA"), "'CUDA' is no device"),
-        (flags(mps="1"), "--mps: MPS is a service of GPUs"),
+        (flags(device="tpu"), "--device: 'tpu' is not a device: give host, cuda or cuda:N"),
+        (flags(device="cuda:-1"), "'cuda:-1' is not a device"),
+        (flags(device="cuda:x"), "'cuda:x' is not a device"),
+        (flags(device="cuda:"), "'cuda:' is not a device"),
+        (flags(device="CUDA"), "'CUDA' is not a device"),
+        (flags(mps="1"), "--mps: MPS needs a GPU"),
+        (flags(isolate="perhaps"), "--isolate: 'perhaps' is neither on nor off"),
         (flags(policy="fast"), "give one of zico, serial"),
         (flags(log_level="loud"), "give one of debug"),
         (flags(grace="soon"), "give seconds"),
@@ -180,7 +181,7 @@ def test_a_budget_above_the_free_memory_names_who_holds_the_rest() -> None:
     with pytest.raises(ConfigError) as caught:
         on_gpu(budget="70GiB")
     assert str(caught.value) == (
-        "--budget: a budget of 70GiB is 70 GiB, and 60 GiB of the device's 80 GiB are free, the rest is held by "
+        "--budget: a budget of 70GiB is 70 GiB, but 60 GiB of the device's 80 GiB are free, the rest is held by "
         "python (process 7) 20 GiB: give a smaller --budget or end those"
     )
     with pytest.raises(ConfigError, match="the rest is held by others"):
@@ -209,7 +210,7 @@ def test_the_default_budget_leaves_the_reserve_where_that_is_more_than_a_fifth()
 @pytest.mark.parametrize("budget", [{}, {"budget": "none"}, {"budget": "50%"}, {"budget": "4G", "most": "none"}])
 def test_a_reserve_that_leaves_no_region_is_refused(budget: dict[str, str]) -> None:
     """The sentence has the reserve, the free bytes and both ways out."""
-    says = r"the reserve of 60 GiB leaves less than one region of 60 GiB: give --budget a size or a smaller --reserve"
+    says = r"the reserve of 60 GiB leaves less than one region of 60 GiB: give --budget as a size"
     with pytest.raises(ConfigError, match=says):
         on_gpu(n_jobs=60, **budget)
 
@@ -218,7 +219,7 @@ def test_a_size_that_leaves_less_than_the_reserve_is_taken_with_a_warning() -> N
     """The user may know better; the line has the option, both figures and the reserve."""
     assert on_gpu(budget="58GiB").warning == ""
     assert on_gpu(budget="59GiB").warning == (
-        "warning: --budget: 59 GiB leave 1 GiB of the device for what jobs need outside the pool, less than the "
+        "warning: --budget: 59 GiB leave 1 GiB of the device for contexts and workspaces, less than the "
         "reserve of 2 GiB"
     )
     assert on_gpu(budget="10GiB", most="60GiB").warning.startswith("warning: --most: 60 GiB leave 0 B of the device")
@@ -241,7 +242,7 @@ def test_a_broker_assumes_two_jobs_unless_it_is_told() -> None:
     assert on_gpu(n_jobs=None, budget="none", jobs="5").budget_bytes.value == 55 * GIB
     assert on_gpu(n_jobs=3, budget="none", jobs="5").expected_jobs == Setting(3, "the commands")
     for text in ("0", "-1", "1.5", "many", "1001"):
-        with pytest.raises(ConfigError, match=r"--jobs: .* is no number of jobs: give a number from 1 to 1000"):
+        with pytest.raises(ConfigError, match=r"--jobs: .* is not a number of jobs: give a number from 1 to 1000"):
             on_gpu(n_jobs=None, jobs=text)
 
 
@@ -302,8 +303,8 @@ def test_without_a_file_nothing_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("device = ", "is no TOML"),
-        ("devices = 'host'", "'devices' in .* is no setting: give some of budget, device"),
+        ("device = ", "is not TOML"),
+        ("devices = 'host'", "'devices' in .* is not a setting: give some of budget, device"),
         ("budget = ['1G']", "budget in .* is neither text nor a number"),
         (b"\xff\xfe", "cannot be read"),
     ],
@@ -318,7 +319,7 @@ def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str | bytes
 
 def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
     """A missing file is an error if the variable names it."""
-    with pytest.raises(ConfigError, match="ZICO_CONFIG: there is no file"):
+    with pytest.raises(ConfigError, match=r"ZICO_CONFIG: the file .* does not exist"):
         given({}, tmp_path / "none")
 
 

@@ -210,7 +210,11 @@ def test_the_doctor_describes_each_gpu() -> None:
     ("settings", "row", "says"),
     [
         ({"attributes": NO_VMM}, "cuda:0 virtual memory", "no virtual memory management: use a GPU of 2016"),
-        ({"attributes": NO_EXPORT}, "cuda:0 sharing", "no memory as file descriptors.*: run on Linux without vGPU"),
+        (
+            {"attributes": NO_EXPORT},
+            "cuda:0 sharing",
+            "no memory shared by file descriptors.*: run on Linux",
+        ),
         ({"driver_version": 11080}, "cuda:0 driver", "knows CUDA 11.8: Zico needs 12.0, update"),
     ],
 )
@@ -236,13 +240,13 @@ def test_no_gpu_is_one_row_and_no_fault(make: Callable[[], object]) -> None:
     bindings.use(make())
     ((name, (passed, detail)),) = rows().items()
     assert (name, passed) == ("cuda", True)
-    assert detail.startswith("no GPU to be used here, only the host device: ")
+    assert detail.startswith("no usable GPU here, only the host device: ")
 
 
 def test_the_mps_row_says_how_jobs_would_share(tmp_path: Path) -> None:
     """A daemon that runs, a control program that could start one, and neither, are told apart."""
     with gpus():
-        assert "cannot be used" in rows()["MPS"][1]
+        assert "does not work" in rows()["MPS"][1]
         program = tmp_path / "nvidia-cuda-mps-control"
         program.touch(mode=0o755)
         assert "--mps starts one" in rows({"PATH": str(tmp_path)})["MPS"][1]
@@ -252,7 +256,7 @@ def test_the_mps_row_says_how_jobs_would_share(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "passed", "says"), [("off", True, "follow no plan"), ("no", False, "'no' does nothing: give off")]
+    ("value", "passed", "says"), [("off", True, "follow no plan"), ("no", False, "'no' has no effect: give off")]
 )
 def test_a_plan_setting_has_a_row(value: str, *, passed: bool, says: str) -> None:
     """``ZICO_PLAN`` has a row if it is set, a bad one if it does nothing, and none if it is not."""
@@ -275,9 +279,9 @@ def test_a_report_has_what_lies_outside_the_pool_where_it_is_known() -> None:
     assert msgspec.json.decode(to_json(known), type=RunReport) == known
     unknown = RunReport(device="host", policy="zico", budget_bytes=MIB, pool=PoolFigures(), jobs=())
     assert "outside the pool" not in "\n".join(pool_lines(unknown))
-    assert "as long as alone" not in "\n".join(pool_lines(unknown))
+    assert "without its waits" not in "\n".join(pool_lines(unknown))
     together = RunReport(device="host", policy="zico", budget_bytes=MIB, pool=PoolFigures(slowdown=(1.4, 1.9)), jobs=())
-    assert "as long as alone 1.40 times with 2 jobs, 1.90 times with 3 jobs" in "\n".join(pool_lines(together))
+    assert "1.40 times as long with 2 jobs, 1.90 times as long with 3 jobs as alone" in "\n".join(pool_lines(together))
     assert "peak physical by the kernel" in "\n".join(pool_lines(unknown))
     assert b"context_bytes" not in to_json(unknown)
     assert msgspec.json.decode(to_json(unknown), type=RunReport) == unknown

@@ -56,9 +56,9 @@ def test_the_table_names_job_delay_and_reason(trace: str, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--budget", "nothing"], "--budget: 'nothing' is no size"),
+        (["--budget", "nothing"], "--budget: 'nothing' is not a size"),
         (["--budget", "1GiB", "--region", "3MiB"], "--region '3MiB': give a power of two"),
-        (["--budget", "1GiB", "--policy", "fifo"], "'fifo' is no policy: choose one of"),
+        (["--budget", "1GiB", "--policy", "fifo"], "'fifo' is not a policy: choose one of"),
     ],
 )
 def test_bad_options_are_refused(

@@ -226,8 +226,8 @@ def test_without_a_plan_no_file_is_written(tight: str, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--planner", "best"], "--planner 'best' is unknown: give one of size-best, "),
-        (["--capacity", "much"], "--capacity: 'much' is no size: give "),
-        (["--region", "-4MiB"], "--region: '-4MiB' is no size: give "),
+        (["--capacity", "much"], "--capacity: 'much' is not a size: give "),
+        (["--region", "-4MiB"], "--region: '-4MiB' is not a size: give "),
         (["-o", "missing/plan.csv"], "missing/plan.csv: cannot be written (No such file or directory)"),
     ],
 )

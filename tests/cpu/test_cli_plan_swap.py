@@ -118,14 +118,17 @@ def test_a_table_for_people(trace: str, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--limit", "1GiB"), "--limit says something about swaps only: give --swap, too"),
+        (("--limit", "1GiB"), "--limit needs --swap: give --swap, too"),
         (("--swap", "--limit", "lots"), "--limit 'lots': give a size such as 8GiB, or a share of the peak such as 70%"),
-        (("--swap", "--limit", "70%", "--overhead", "5%"), "--overhead looks for the lowest limit: give it or --limit"),
+        (
+            ("--swap", "--limit", "70%", "--overhead", "5%"),
+            "--overhead finds the lowest limit: give --overhead or",
+        ),
         (("--swap", "--overhead", "-1%"), "--overhead '-1%': give a share such as 10% or 0.1"),
         (("--swap", "--bandwidth", "1,2,3"), "--bandwidth '1,2,3': give bytes per second such as 12GiB, or OUT,BACK"),
         (("--swap", "--score", "best of all"), "--score 'best of all' plans no swaps: give one of doa"),
         (("--swap", "--planner", "none"), "--planner 'none' is unknown: give one of"),
-        (("--swap", "--capacity", "1GiB"), "--region and --capacity are about places: give --swap without them"),
+        (("--swap", "--capacity", "1GiB"), "--region and --capacity do not work with --swap"),
     ],
 )
 def test_options_without_meaning_are_refused(

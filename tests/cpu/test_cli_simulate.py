@@ -62,7 +62,7 @@ def test_auto_lets_jobs_go_on_with_less(capsys: pytest.CaptureFixture[str]) -> N
     assert auto["normalised"] == pytest.approx(0.8, abs=0.02)
     assert auto["vs_serial"] == pytest.approx(1.6, abs=0.1)
     assert auto["peak_granted_bytes"] == 10 * GIB
-    assert "auto at 10 GiB: b does with 5 GiB by swap, 1.25 times as long an iteration alone" in found["notes"]
+    assert "auto at 10 GiB: b trains in 5 GiB by swap; alone, its iteration takes 1.25 times as long" in found["notes"]
     small = simulated(capsys, jobs, "--budget", "6GiB", "--policy", "auto")
     assert small["rows"][0]["deadlocks"] == 0
     assert serial["normalised"] < auto["normalised"]
@@ -152,7 +152,10 @@ def test_jobs_that_never_fit_beside_each_other_are_named(capsys: pytest.CaptureF
     found = simulated(capsys, wide, "--budget", "15GiB", "--policy", "claims")
     assert found["rows"][0]["deadlocks"] > 0
     (note,) = found["notes"]
-    assert note == "at 15 GiB a-1 does not fit beside what others that stay keep between iterations: that takes 16 GiB"
+    assert (
+        note
+        == "at 15 GiB, a-1 does not fit beside what the other jobs keep between iterations: together they need 16 GiB"
+    )
     leaving = json.dumps({"jobs": [HALF | {"count": 4, "iterations": 3}]})
     assert simulated(capsys, leaving, "--budget", "15GiB", "--policy", "serial")["notes"] == []
 
@@ -176,15 +179,18 @@ def test_jobs_that_never_fit_beside_each_other_are_named(capsys: pytest.CaptureF
         ),
         ([PAIR, "--budget", "9GiB"], "job 'a' needs 10 GiB, more than the budget of 9 GiB: raise --budget or give a"),
         ([PAIR, "--budget", "20GiB,9GiB"], "job 'a' needs 10 GiB, more than the budget of 9 GiB: raise --budget"),
-        ([PAIR, "--budget", "lots"], "--budget: 'lots' is no budget: give a size such as 20GiB, or 70% of the sum of"),
-        ([PAIR, "--budget", "70%,"], "--budget: '' is no budget: give a size such as 20GiB"),
-        ([PAIR, "--budget", "0%"], "--budget: '0%' is no budget"),
-        ([PAIR, "--budget", "none"], "--budget: 'none' is no budget"),
-        ([PAIR, "--budget", "70%", "--policy", "fifo"], f"'fifo' is no policy: choose one of {', '.join(POLICIES)}"),
-        ([PAIR, "--budget", "70%", "--policy", ""], "'' is no policy: choose one of"),
+        (
+            [PAIR, "--budget", "lots"],
+            "--budget: 'lots' is not a budget: give a size such as 20GiB, or 70% of the sum",
+        ),
+        ([PAIR, "--budget", "70%,"], "--budget: '' is not a budget: give a size such as 20GiB"),
+        ([PAIR, "--budget", "0%"], "--budget: '0%' is not a budget"),
+        ([PAIR, "--budget", "none"], "--budget: 'none' is not a budget"),
+        ([PAIR, "--budget", "70%", "--policy", "fifo"], f"'fifo' is not a policy: choose one of {', '.join(POLICIES)}"),
+        ([PAIR, "--budget", "70%", "--policy", ""], "'' is not a policy: choose one of"),
         (
             [PAIR, "--budget", "70%", "--device-model", "abacus"],
-            "'abacus' is no device model: give one of v100-16gb, v100",
+            "'abacus' is not a device model: give one of v100-16gb, v100",
         ),
         ([PAIR, "--budget", "70%", "--policy", "shift:pol=1ms"], "shift has no parameter 'pol': it has poll="),
         ([PAIR, "--budget", "70%", "--region", "3KiB"], "--region '3KiB': give a power of two, 1KiB or more"),
@@ -192,7 +198,7 @@ def test_jobs_that_never_fit_beside_each_other_are_named(capsys: pytest.CaptureF
         ([PAIR, "--budget", "70%", "--seconds", "0"], "--seconds 0: give a number above 0"),
         ([PAIR, "--budget", "70%", "--seconds", "nan"], "--seconds nan: give a number above 0"),
         ([PAIR, "--budget", "70%", "--seconds", "1e300"], "--seconds 1e+300: give a number above 0, at most 1e+08"),
-        ([PAIR, "--budget", "70%", "--json", "/nowhere/x"], "--json: there is no directory '/nowhere'"),
+        ([PAIR, "--budget", "70%", "--json", "/nowhere/x"], "--json: the directory '/nowhere' does not exist"),
         ([PAIR, "--budget", "70%", "--report", "/proc/x"], "--report: cannot write to '/proc/x'"),
         (["nowhere.json", "--budget", "70%"], "nowhere.json: no such file or directory: give a file of jobs, or {...}"),
         (['{"jobs": []}', "--budget", "70%"], "the jobs: has no jobs: give a list with at least one job"),
@@ -228,7 +234,7 @@ def test_compiling_is_announced(
     assert not capsys.readouterr().err
     monkeypatch.setattr("zico.programs.code_directory", lambda: tmp_path)
     assert main(arguments) == 0
-    assert capsys.readouterr().err == "zico: compiling, once per machine: up to a minute\n"
+    assert capsys.readouterr().err == "zico: compiling; this takes up to a minute, once per machine\n"
     assert main([*arguments, "--quiet"]) == 0
     assert not capsys.readouterr().err
 
@@ -237,7 +243,7 @@ def test_a_comma_may_part_the_parameters_of_a_policy() -> None:
     """What has an equals sign before any colon belongs to the policy before it."""
     assert policies_of("zico,claims , serial") == ("zico", "claims", "serial")
     assert policies_of("shift:poll=1ms,ramp=0.7,claims") == ("shift:poll=1ms,ramp=0.7", "claims")
-    with pytest.raises(ConfigError, match="'ramp=0' is no policy"):
+    with pytest.raises(ConfigError, match="'ramp=0' is not a policy"):
         policies_of("ramp=0,claims")
 
 

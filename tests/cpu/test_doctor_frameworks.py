@@ -31,5 +31,5 @@ def test_numba_comes_with_zico_and_its_row_says_what_falls_back() -> None:
     """The row has the version, what is in the pool, what is outside the budget, what is refused, and who marks."""
     (row,) = (check for check in gpu_rows(dict(installed_versions())) if check.name == "numba.cuda on a GPU")
     assert row.passed
-    says = r"\d+\.\d+.*: arrays are the pool's.*outside the budget.*are refused.*zico\.step\(\)"
+    says = r"\d+\.\d+.*: arrays are in the pool.*outside the budget.*are refused.*zico\.step\(\)"
     assert re.fullmatch(rf"{says}.*", row.detail)

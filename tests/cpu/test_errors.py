@@ -16,7 +16,7 @@ ARGUMENTS: dict[type[ZicoError], tuple[Any, ...]] = {
     OutOfMemory: (3 * MIB, 2 * MIB, 4 * MIB),
     DriverError: ("mapping", 12, "out of maps"),
     CommandError: ("no such thing", 3),
-    TraceError: ("a.trace", 7, "is no trace"),
+    TraceError: ("a.trace", 7, "is not a trace"),
 }
 
 

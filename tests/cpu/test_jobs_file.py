@@ -140,7 +140,7 @@ WRONG = [
     (job(arrive_s=-1), "arrive_s is -1: give seconds, 0 or more"),
     (job(count=0), "count is 0: give a whole number from 1 to 10000"),
     (job(phases=5), "phases is 5: give a list of later iterations"),
-    (job(wieght=2), "'wieght' is no field: iteration_s, persistent_bytes, curve, trace, name"),
+    (job(wieght=2), "'wieght' is not a field: iteration_s, persistent_bytes, curve, trace, name"),
 ]
 
 
@@ -178,7 +178,7 @@ def test_later_phases_are_read_as_jobs_are() -> None:
         ([LATER | {"curve": [[0, -1]]}], "phase 1: curve has -1 for bytes: give whole bytes"),
         (
             [LATER | {"count": 2}],
-            "phase 1: 'count' is no field: iteration_s, persistent_bytes, curve, trace, after are",
+            "phase 1: 'count' is not a field: iteration_s, persistent_bytes, curve, trace, after are",
         ),
     ],
 )
@@ -192,15 +192,15 @@ def test_a_phase_that_cannot_be_is_refused(phases: list[object], message: str) -
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no JSON (Input data was truncated): give a list with at least one job"),
-        ('{"jobs": [', "is no JSON (Input data was truncated): give a list"),
-        ('{"jobs": [{"weight": NaN}]}', "is no JSON (JSON is malformed: invalid character (byte 21)): give a list"),
-        ('{"jobs": [{"weight": 1e999}]}', "is no JSON (Number out of range"),
+        ("", "is not JSON (Input data was truncated): give a list with at least one job"),
+        ('{"jobs": [', "is not JSON (Input data was truncated): give a list"),
+        ('{"jobs": [{"weight": NaN}]}', "is not JSON (JSON is malformed: invalid character (byte 21)): give a list"),
+        ('{"jobs": [{"weight": 1e999}]}', "is not JSON (Number out of range"),
         ("[]", "has no jobs: give a list with at least one job"),
         ('{"jobs": []}', "has no jobs: give a list with at least one job"),
         ('{"jobs": 5}', "has no jobs: give a list with at least one job"),
         ('{"jobs": [5]}', "job 1 is 5: give an object with fields"),
-        ('{"jobs": [{}], "seed": 1}', "'seed' is no field of it: give a list"),
+        ('{"jobs": [{}], "seed": 1}', "'seed' is not a field of it: give a list"),
         (json.dumps({"jobs": [job(), job()]}), "two jobs are named 'a': give each its own name, or one job a count"),
         (json.dumps({"jobs": [job(count=9999), job(count=9999)]}), "describes more than 10000 jobs: give fewer"),
     ],

@@ -87,9 +87,9 @@ def test_simulate_takes_ways_from_the_traces(tmp_path: Path, capsys: pytest.Capt
     assert main([*arguments, "--save", save]) == 0
     found = json.loads(capsys.readouterr().out)
     assert 0 < found["rows"][0]["normalised"] <= 1
-    assert any("does with" in note for note in found["notes"])
+    assert any("trains in" in note for note in found["notes"])
     assert main([*arguments, "--save", "none"]) != 0
     assert "raise --budget" in capsys.readouterr().err
     jobs.write_text(json.dumps({"jobs": [job | {"less": [["10MiB", 1.0]]}]}))
     assert main([*arguments, "--save", save]) == 0
-    assert "does with 10 MiB" in str(json.loads(capsys.readouterr().out)["notes"])
+    assert "trains in 10 MiB" in str(json.loads(capsys.readouterr().out)["notes"])

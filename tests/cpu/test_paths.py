@@ -62,7 +62,7 @@ def home_at(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (NOBODY, stat.S_IFDIR | 0o700, "belongs to another user"),
         (NOBODY, stat.S_IFDIR | 0o1777, "belongs to another user"),
         (NOBODY, stat.S_IFLNK | 0o777, "belongs to another user"),
-        (ME, stat.S_IFREG | 0o600, "is no directory"),
+        (ME, stat.S_IFREG | 0o600, "is not a directory"),
     ],
 )
 def test_what_is_on_the_way_is_ours_or_roots_and_ours_to_write(owner: int, mode: int, fault: str) -> None:

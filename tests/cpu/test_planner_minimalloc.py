@@ -69,7 +69,7 @@ def test_what_is_written_is_read(tmp_path: Path, problem: Problem, data: st.Data
         ("a,b\n", 1, "the header is 'a,b': give id,lower,upper,size[,offset]"),
         ("id,lower,upper,size,alignment\n", 1, "give id,lower,upper,size[,offset]"),
         ("id,lower,upper,size\nx,0,1,2\nx,0,1\n", 3, "3 cells under 4 columns: give one for each"),
-        ("id,lower,upper,size\nx,0,1,2.5\n", 2, "'2.5' is no integer: give one"),
+        ("id,lower,upper,size\nx,0,1,2.5\n", 2, "'2.5' is not an integer: give one"),
         ("id,lower,upper,size\nx,0,1,99999999999999999999\n", 2, "give numbers up to 2**60"),
         ("id,lower,upper,size\nx,0,1,-2\n", 2, "has -2 bytes: give 0 <= lower < upper and a size of 1 or more"),
         ("id,lower,upper,size\nx,-1,1,2\n", 2, "lives from -1 to 1"),

@@ -47,19 +47,19 @@ def test_times_have_units(text: str, nanoseconds: float) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("x:poll", "x: 'poll' is no parameter: give KEY=VALUE, as in x:KEY=VALUE,KEY=VALUE"),
-        ("x:poll=", "x: 'poll=' is no parameter: give KEY=VALUE, as in x:KEY=VALUE,KEY=VALUE"),
-        ("x:poll=1ms,,ramp=1", "x: '' is no parameter: give KEY=VALUE, as in x:KEY=VALUE,KEY=VALUE"),
+        ("x:poll", "x: 'poll' is not a parameter: give KEY=VALUE, as in x:KEY=VALUE,KEY=VALUE"),
+        ("x:poll=", "x: 'poll=' is not a parameter: give KEY=VALUE, as in x:KEY=VALUE,KEY=VALUE"),
+        ("x:poll=1ms,,ramp=1", "x: '' is not a parameter: give KEY=VALUE, as in x:KEY=VALUE,KEY=VALUE"),
         ("x:poll=1ms,poll=2ms", "x: poll is given twice, as 1ms and as 2ms: give it once"),
         ("x:pol=1ms", "x has no parameter 'pol': it has poll=1ms, ramp=0.7, lanes=0, order=pack"),
-        ("x:poll=1", "x: poll=1 is no time: give a number and one of ns, us, ms, s, min, as in poll=1ms"),
-        ("x:poll=-1ms", "x: poll=-1ms is no time: give a number and one of ns, us, ms, s, min, as in poll=1ms"),
-        ("x:poll=infs", "x: poll=infs is no time: give a number and one of ns, us, ms, s, min, as in poll=1ms"),
+        ("x:poll=1", "x: poll=1 is not a time: give a number and one of ns, us, ms, s, min, as in poll=1ms"),
+        ("x:poll=-1ms", "x: poll=-1ms is not a time: give a number and one of ns, us, ms, s, min, as in poll=1ms"),
+        ("x:poll=infs", "x: poll=infs is not a time: give a number and one of ns, us, ms, s, min, as in poll=1ms"),
         ("x:poll=1ns", "x: poll=1ns is too little: give 1us or more"),
-        ("x:ramp=1.5", "x: ramp=1.5 is no share: give a number from 0 to 1, or a percentage, as in ramp=0.7"),
-        ("x:ramp=nan", "x: ramp=nan is no share: give a number from 0 to 1, or a percentage, as in ramp=0.7"),
-        ("x:lanes=2.5", "x: lanes=2.5 is no count: give a whole number from 0 on, as in lanes=0"),
-        ("x:order=best", "x: order=best is no choice: give one of pack, fifo"),
+        ("x:ramp=1.5", "x: ramp=1.5 is not a share: give a number from 0 to 1, or a percentage, as in ramp=0.7"),
+        ("x:ramp=nan", "x: ramp=nan is not a share: give a number from 0 to 1, or a percentage, as in ramp=0.7"),
+        ("x:lanes=2.5", "x: lanes=2.5 is not a count: give a whole number from 0 on, as in lanes=0"),
+        ("x:order=best", "x: order=best is not a choice: give one of pack, fifo"),
     ],
 )
 def test_what_cannot_be_used_is_named(text: str, sentence: str) -> None:
@@ -119,7 +119,7 @@ def test_brokers_refuse_what_only_a_simulator_can_do() -> None:
 
 def test_zico_run_says_where_a_refused_policy_came_from() -> None:
     """The flag is named before the sentence, for a policy that cannot run and for a parameter that is none."""
-    for text, why in (("mps", "only zico simulate"), ("salus:order=best", "is no choice")):
+    for text, why in (("mps", "only zico simulate"), ("salus:order=best", "is not a choice")):
         with pytest.raises(ConfigError, match=rf"^--policy: .*{why}"):
             settings_with(["--policy", text, "--budget", "1GiB"])
     assert settings_with(["--policy", "shift:poll=2ms", "--budget", "1GiB"]).policy.value == "shift:poll=2ms"
@@ -148,9 +148,9 @@ def test_a_page_fault_costs_more_than_a_copy() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("v100", "'v100' is no device model: give one of v100-16gb, v100-32gb"),
+        ("v100", "'v100' is not a device model: give one of v100-16gb, v100-32gb"),
         ("h200:speed=2", "h200 has no parameter 'speed': it has utilisation=0, run-ahead=0ms"),
-        ("h200:utilisation=2", "h200: utilisation=2 is no share"),
+        ("h200:utilisation=2", "h200: utilisation=2 is not a share"),
     ],
 )
 def test_devices_that_there_are_not_are_refused(text: str, sentence: str) -> None:

@@ -296,7 +296,7 @@ def test_policies_are_found_by_their_names() -> None:
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
     """The message quotes the name and lists every policy."""
     with pytest.raises(
-        ConfigError, match="'fair' is no policy: choose one of zico, shift, claims, serial, salus, none, gan"
+        ConfigError, match="'fair' is not a policy: choose one of zico, shift, claims, serial, salus, none, gan"
     ):
         policy_named("fair")
 

@@ -28,11 +28,11 @@ def test_without_a_size_there_is_a_share_of_what_is_free(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "'' is no tier: give up to 4 of memory, file"),
-        ("tape:1GiB", "'tape:1GiB' is no tier"),
-        ("memory:1GiB,", "'' is no tier"),
-        ("memory:much", "tier 'memory:much': 'much' is no size"),
-        ("file:", "tier 'file:': '' is no size"),
+        ("", "'' is not a tier: give up to 4 of memory, file"),
+        ("tape:1GiB", "'tape:1GiB' is not a tier"),
+        ("memory:1GiB,", "'' is not a tier"),
+        ("memory:much", "tier 'memory:much': 'much' is not a size"),
+        ("file:", "tier 'file:': '' is not a size"),
         ("memory:0", "more than zero"),
         ("memory:900TiB", "more than"),
         ("file:1MiB,file:2MiB", "names a tier twice"),

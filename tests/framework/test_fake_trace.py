@@ -357,13 +357,13 @@ def test_a_function_is_traced(script: Path, function: str, parameters: int, caps
     [
         ("{}:idle", "train.py: the step of 'idle' allocates nothing: return the function that trains"),
         ("{}:number", "returned 3: return a function"),
-        ("{}:fails", "train.py:25: ValueError: no: see that it trains without --fake"),
+        ("{}:fails", "train.py:25: ValueError: no: check that it trains without --fake"),
         ("{}:leaves", "train.py:28: SystemExit: 3"),
         ("{}:depends_on_values", "train.py:31: RuntimeError: the shape of what aten.nonzero.default returns depends"),
         ("{}:missing", "has no function 'missing': define one"),
-        ("{}", "names no function: give SCRIPT:function"),
-        ("{}.py:build", "names no function: give SCRIPT:function"),
-        ("helper.txt:build", "names no function: give SCRIPT:function"),
+        ("{}", "does not name a function: give SCRIPT:function"),
+        ("{}.py:build", "does not name a function: give SCRIPT:function"),
+        ("helper.txt:build", "does not name a function: give SCRIPT:function"),
     ],
 )
 def test_a_bad_target_is_one_line_and_leaves_nothing(

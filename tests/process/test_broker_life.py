@@ -74,7 +74,7 @@ def test_a_killed_brokers_socket_is_taken_over(start: Callable[..., Broker]) -> 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--policy", "fairy"), "'fairy' is no policy"),
+        (("--policy", "fairy"), "'fairy' is not a policy"),
         (("--budget-bytes", "0"), "below one region"),
         (("--region-bytes", "12345"), "12345 bytes does not work"),
         (("--parent-pid", "999999999"), "living process"),

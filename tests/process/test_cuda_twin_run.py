@@ -52,7 +52,7 @@ def test_the_command_is_the_same_on_a_gpu(twin: dict[str, str]) -> None:
     assert (report["device"], report["budget_bytes"], report["pool"]["region_bytes"]) == ("cuda:0", 64 * MIB, 2 * MIB)
     assert report["pool"]["peak_physical_bytes"] == 64 * MIB
     assert "context_bytes" not in report["pool"]
-    assert "zico: jobs time-slice on the GPU; --mps lets their kernels overlap" in run.stderr
+    assert "zico: the jobs take turns on the GPU; with --mps their kernels overlap" in run.stderr
     assert "device cuda:0, policy zico" in run.stderr
 
 
@@ -77,12 +77,12 @@ def test_jobs_see_the_chosen_gpu_alone(tmp_path: Path) -> None:
     ("options", "says"),
     [
         (("--device", "cuda:3"), "zico: --device: there is no device cuda:3: this process may use 1, cuda:0"),
-        (("--device", "cuda:-1"), "zico: --device: 'cuda:-1' is no device: give host, cuda or cuda:N"),
-        (("--device", "gpu"), "zico: --device: 'gpu' is no device"),
+        (("--device", "cuda:-1"), "zico: --device: 'cuda:-1' is not a device: give host, cuda or cuda:N"),
+        (("--device", "gpu"), "zico: --device: 'gpu' is not a device"),
         (("--device", "cuda", "--region", "3MiB"), "zico: --region: a region of 3MiB is 3145728 bytes"),
         (("--device", "cuda", "--budget", "1GiB"), "more than the device's 256 MiB"),
         (("--device", "cuda", "--save", "swap"), "cannot swap on a GPU, which is not built yet: give page"),
-        (("--device", "host", "--mps"), "zico: --mps: MPS is a service of GPUs: choose one too"),
+        (("--device", "host", "--mps"), "zico: --mps: MPS needs a GPU: choose one"),
     ],
 )
 def test_what_cannot_be_run_is_one_sentence(twin: dict[str, str], options: tuple[str, ...], says: str) -> None:
@@ -229,7 +229,7 @@ def test_without_mps_on_the_machine_the_option_is_refused(twin: dict[str, str], 
     with ZicoRun(*ON_GPU, "--mps", python("pass"), **{**twin, "PATH": str(tmp_path)}) as run:
         assert run.finish() == 2
         assert run.leftovers == []
-    assert "zico: --mps: there is no nvidia-cuda-mps-control on PATH" in run.stderr
+    assert "zico: --mps: nvidia-cuda-mps-control is not on PATH" in run.stderr
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def test_a_missing_program_is_one_line_and_127_and_the_others_run() -> None:
     with ZicoRun("--quiet", "no-such-program --x", python("print('I ran')")) as run:
         assert run.finish() == 127
         assert "I ran" in run.stdout
-        assert run.stderr.count("there is no program 'no-such-program'") == 1
+        assert run.stderr.count("the program 'no-such-program' does not exist") == 1
         assert "Traceback" not in run.stderr
 
 
@@ -128,9 +128,9 @@ def test_a_report_directory_gets_all_files(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (["--budget", "0", "true"], "more than zero"),
-        (["--budget=-1G", "true"], "is no size"),
+        (["--budget=-1G", "true"], "is not a size"),
         (["--budget", "100000T", "true"], "more than the device's"),
-        (["--device", "cuda:x", "true"], "is no device"),
+        (["--device", "cuda:x", "true"], "is not a device"),
         (["--policy", "best", "true"], "give one of"),
         (["--region", "3MiB", "true"], "power of two"),
         (["--json", "/no/such/directory/x.json", "true"], "no directory"),

@@ -60,7 +60,7 @@ def test_a_second_signal_kills_at_once() -> None:
     with ZicoRun("--grace", "3600", "--name", "a", python(DEAF)) as run:
         pid = run.number_after("a | pid ")
         run.process.send_signal(signal.SIGINT)
-        run.read_until("once more kills them")
+        run.read_until("a second signal kills them")
         run.process.send_signal(signal.SIGINT)
         code = run.finish()
         assert (code, survivors([pid]), run.leftovers) == (128 + signal.SIGKILL, [], [])

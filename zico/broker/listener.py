@@ -116,7 +116,7 @@ def _listen(path: Path) -> socket.socket:
     """Return the listening socket, made in the place of a stale one. The caller holds the lock."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ConfigError(f"{path} exists and is no socket: give another one")
+            raise ConfigError(f"{path} exists and is not a socket: give another one")
         path.unlink()
     with contextlib.ExitStack() as undo:
         listening = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))

@@ -39,7 +39,7 @@ def parse_mode(text: str) -> SaveMode:
     for mode in MODES:
         if text == mode:
             return mode
-    raise ConfigError(f"{text!r} is no way to save memory: give one of {', '.join(MODES)}")
+    raise ConfigError(f"{text!r} is not a way to save memory: give one of {', '.join(MODES)}")
 
 
 def served_on(kind: str, save: SaveMode) -> SaveMode:

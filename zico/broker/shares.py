@@ -27,7 +27,7 @@ def parse_weight(text: str) -> float:
     """
     weight = _number(text)
     if not 0 < weight <= MAX_WEIGHT:
-        raise ConfigError(f"{text!r} is no weight: give a number above 0, at most {MAX_WEIGHT:g}, such as 2")
+        raise ConfigError(f"{text!r} is not a weight: give a number above 0, at most {MAX_WEIGHT:g}, such as 2")
     return weight
 
 
@@ -40,7 +40,7 @@ def parse_priority(text: str) -> int:
     priority = _number(text)
     if not abs(priority) <= MAX_PRIORITY or priority != int(priority):
         raise ConfigError(
-            f"{text!r} is no priority: give a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, such as 1"
+            f"{text!r} is not a priority: give a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, such as 1"
         )
     return int(priority)
 
@@ -56,7 +56,7 @@ def parse_slo(text: str) -> float | None:
         return None
     slo = _number(cleaned.removesuffix("%")) / (100 if cleaned.endswith("%") else 1)
     if not 0 < slo <= MAX_SLO:
-        raise ConfigError(f"{text!r} is no guarantee: give by how much the job may be slower than alone, such as 10%")
+        raise ConfigError(f"{text!r} is not a guarantee: give how much slower than alone the job may be, such as 10%")
     return slo
 
 
@@ -154,7 +154,7 @@ class _Asked:
 def _read_part(part: str, names: tuple[str, ...], parse: Callable[[str], Value], found: dict[str, Value]) -> None:
     name, equals, text = part.rpartition("=")
     if not equals:
-        raise ConfigError(f"{part!r} is no NAME=VALUE: give the job's name too, such as {names[0]}={part}")
+        raise ConfigError(f"{part!r} is not NAME=VALUE: give the job's name too, such as {names[0]}={part}")
     if name not in names:
         raise ConfigError(f"no job is called {name!r}: there are {', '.join(names)}")
     value = parse(text)

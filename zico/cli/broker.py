@@ -13,14 +13,25 @@ from zico.launch.rundir import default_socket
 
 @click.command(cls=PoolCommand)
 @pool_options
-@setting("--jobs", metavar="N", help=f"How many jobs --reserve is multiplied by (default: {DEFAULT_EXPECTED_JOBS}).")
+@setting("--jobs", metavar="N", help=f"How many jobs to keep the --reserve for (default: {DEFAULT_EXPECTED_JOBS}).")
 @click.option(
-    "--socket", type=click.Path(path_type=Path), help="Where to listen (default: the user's runtime directory)."
+    "--socket",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Where to listen (default: in the user's runtime directory).",
 )
-@click.option("--record", type=click.Path(path_type=Path), help="Write what happened to this .npz file at the end.")
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="At the end, write what happened to this .npz file.",
+)
 @click.pass_context
 def broker(ctx: click.Context, /, *, socket: Path | None, record: Path | None, **_settings: object) -> int:
-    """Serve a pool until Ctrl-C; prints "ready" when jobs can join."""
+    """Run a broker without jobs; they join it later.
+
+    It prints "ready" when jobs can join, and runs until Ctrl-C. A job joins when ZICO_SOCKET names the broker's socket.
+    """
     settings = settings_from(ctx)
     path = socket or default_socket()
     click.echo(f"zico: {described(settings)}", err=True)

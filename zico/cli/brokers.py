@@ -42,7 +42,7 @@ def only_broker(paths: list[Path]) -> tuple[Path, Status]:
         raise CommandError("no broker is running" + "".join(f"; {reason}" for reason in reasons), exit_code=1)
     if len(answers) > 1:
         choices = ", ".join(str(path) for path, _ in answers)
-        raise CommandError(f"{len(answers)} brokers are running: name one by --socket: {choices}")
+        raise CommandError(f"{len(answers)} brokers are running: choose one with --socket: {choices}")
     return answers[0]
 
 

@@ -19,16 +19,15 @@ from zico.report.table import PLAIN_WIDTH
 TRIAL_BUDGET = "256MiB"
 
 
-@click.command(
-    cls=DashesCommand, epilog="A command may follow --; it is run to its end: zico doctor -- python train.py"
-)
+@click.command(cls=DashesCommand, epilog="A command may follow --, and runs to its end: zico doctor -- python train.py")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--budget", metavar="SIZE", default=TRIAL_BUDGET, help=f"For the trial (default: {TRIAL_BUDGET}).")
+@click.option("--budget", metavar="SIZE", default=TRIAL_BUDGET, help=f"Memory for the trial (default: {TRIAL_BUDGET}).")
 @click.pass_context
 def doctor(ctx: click.Context, *, as_json: bool, budget: str) -> int:
-    """Say whether Zico is active, by trying each framework found, or the command after --.
+    """Check whether Zico works here, and say why if it does not.
 
-    The exit code is 0 if it is active for all of them, else 1.
+    It tries each installed framework, or the command after --. The exit code is 0 if Zico is active for all of them,
+    else 1.
     """
     argv = ctx.meta.get(AFTER_DASHES, ())
     if argv == () and AFTER_DASHES in ctx.meta:
@@ -53,7 +52,7 @@ def _show(found: Diagnosis) -> None:
         table.add_row(name, _verdict(finding.active, "active", "not active"), _detail(finding))
     console.print(table)
     if not found.frameworks:
-        console.print("no framework is installed here: pip install zico[torch] or zico[tensorflow]", markup=False)
+        console.print("no framework is installed here: pip install 'zico[torch]' or 'zico[tensorflow]'", markup=False)
 
 
 def _verdict(good: bool, yes: str, no: str) -> str:  # noqa: FBT001 - it chooses between two words

@@ -64,17 +64,18 @@ class Report:
 
 @click.command()
 @click.argument("files", type=click.Path(path_type=Path, dir_okay=False), nargs=-1, required=True, metavar="FILE...")
-@click.option("--budget", metavar="SIZE", required=True, help="Memory for all jobs together: 20GiB.")
+@click.option("--budget", metavar="SIZE", required=True, help="Memory that all jobs share: 20GiB.")
 @click.option("--region", metavar="SIZE", default=DEFAULT_REGION, show_default=True, help="Unit of memory.")
 @click.option(
-    "--policy", metavar="NAME", default=DEFAULT_POLICY, show_default=True, help=f"One of {', '.join(POLICIES)}."
+    "--policy", metavar="NAME", default=DEFAULT_POLICY, show_default=True, help=f"The scheduler: {', '.join(POLICIES)}."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @errors_end_with(FAILED)
 def fit(*, files: tuple[Path, ...], budget: str, region: str, policy: str, as_json: bool) -> int:
-    """Tell whether the jobs whose traces these are fit into SIZE together; a FILE may be named more than once.
+    """Tell whether jobs fit together into a budget, and how much slower each will be.
 
-    Exit code 0: yes, perhaps with waiting; 1: no; 2: error.
+    Each FILE is the trace of one job. Name a FILE twice for two such jobs. The exit code is 0 if they fit, perhaps
+    with waiting, 1 if they do not, and 2 after an error.
     """
     from zico.scheduler.fit import Answer
     from zico.scheduler.fit import fit as fit_together
@@ -121,7 +122,7 @@ def _load(file: Path, region_bytes: int) -> Load:
 
     problem = iteration_problem(read_trace(file)).problem
     if problem.tick_ns is None or problem.tick_ns[-1] <= problem.tick_ns[0]:
-        raise CommandError(f"{file}: has no times: record it with zico trace", exit_code=FAILED)
+        raise CommandError(f"{file}: the trace has no times: record it with zico trace", exit_code=FAILED)
     try:
         held = held_in_regions(problem, region_bytes)
     except ProblemError as error:

@@ -23,12 +23,15 @@ NO_LIMIT = "none"
 
 @click.command()
 @click.argument("size", required=False)
-@click.option("--job", metavar="NAME", help="Change what this job may hold, or gets, instead of the budget.")
-@click.option("--weight", metavar="W", help="The job's throughput counts W times.")
-@click.option("--priority", metavar="N", help="The higher, the sooner the job's turn.")
-@click.option("--slo", metavar="10%", help="The job is to be at most so much slower than alone; none: no promise.")
+@click.option("--job", metavar="NAME", help="Change this job instead of the budget.")
+@click.option("--weight", metavar="W", help="How much the job's throughput counts.")
+@click.option("--priority", metavar="N", help="Jobs of a higher priority start first.")
+@click.option("--slo", metavar="10%", help="By how much the job may be slower than alone; none removes the promise.")
 @click.option(
-    "--socket", type=click.Path(path_type=Path), help="The broker's socket (default: $ZICO_SOCKET, else any)."
+    "--socket",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="The broker's socket (default: $ZICO_SOCKET, else the only broker that runs).",
 )
 def limit(
     *,
@@ -39,10 +42,10 @@ def limit(
     slo: str | None,
     socket: Path | None,
 ) -> int:
-    """Change the budget of a running broker to SIZE, or what one job gets.
+    """Change the budget of a running broker to SIZE, or change one of its jobs.
 
-    SIZE is 2G, 512MiB, a share of the budget that the pool began with, such as 50%, or none: all that there is, or no
-    limit of the job's own. Nobody is stopped: less takes effect as jobs give memory back, more at once.
+    SIZE is 20GiB, 512M, or a share of the first budget, such as 50%. none means all memory there is, or no limit for
+    the job. No job is stopped. A larger budget takes effect at once, a smaller one as jobs return memory.
     """
     path, before = only_broker(candidates(socket))
     with BrokerClient(path, ANSWER_S) as client:
@@ -64,7 +67,7 @@ def _wanted(
     if size is None and not of_job:
         raise ConfigError("nothing to change: give a SIZE, or --job with a SIZE, --weight, --priority or --slo")
     if job is None and of_job:
-        raise ConfigError("--weight, --priority and --slo are of one job: name it by --job")
+        raise ConfigError("--weight, --priority and --slo change one job: name it with --job")
     size_bytes = msgspec.UNSET if size is None else _size_bytes(size, job, pool)
     return Change(
         budget_bytes=size_bytes if job is None else msgspec.UNSET,
@@ -95,5 +98,5 @@ def _told(job: str | None, before: Status, after: Status) -> str:
         return f"{job} {may_hold}, {share_text(now.share)}"
     text = f"the budget was {format_bytes(before.budget_bytes)} and is {format_bytes(after.budget_bytes)}"
     if after.granted_bytes > after.budget_bytes:
-        return f"{text}; {format_bytes(after.granted_bytes)} are held, and nothing is granted until enough comes back"
+        return f"{text}; jobs hold {format_bytes(after.granted_bytes)}, and get no more until enough of it is returned"
     return text

@@ -21,8 +21,10 @@ import platformdirs
 from click.core import ParameterSource
 
 from zico.config import (
+    DEFAULT_AVAILABLE_PERCENT,
     DEFAULT_CUDA_REGION_BYTES,
     DEFAULT_CUDA_RESERVE,
+    DEFAULT_LOG_LEVEL,
     DEFAULT_POLICY,
     DEFAULT_REGION_BYTES,
     LOG_LEVELS,
@@ -86,28 +88,41 @@ def _key_of(option: click.Parameter) -> str:
 
 
 _POOL_OPTIONS = (
-    setting("--budget", metavar="SIZE", help="Memory for all jobs together: 2G, 512MiB, 50% or none (all)."),
+    setting(
+        "--budget",
+        metavar="SIZE",
+        help="Memory that all jobs share: 20GiB, 512M, 50%, or none for all there is "
+        f"(default: {DEFAULT_AVAILABLE_PERCENT} % of what is free).",
+    ),
     setting(
         "--reserve",
         metavar="SIZE",
-        help="Left of the device for each job's context and workspaces (default: none, on a GPU "
-        f"{DEFAULT_CUDA_RESERVE}).",
+        help="Memory kept free for each job's context and workspaces "
+        f"(default: none; {DEFAULT_CUDA_RESERVE} on a GPU).",
     ),
-    setting("--device", metavar="DEVICE", help="host (the default), cuda or cuda:N."),
-    setting("--policy", metavar="NAME", help=f"Who may go on: {', '.join(REAL)} (default: {DEFAULT_POLICY})."),
+    setting("--device", metavar="DEVICE", help="host, cuda or cuda:N (default: host)."),
+    setting("--policy", metavar="NAME", help=f"The scheduler: {', '.join(REAL)} (default: {DEFAULT_POLICY})."),
     setting(
         "--region",
         metavar="SIZE",
-        help=f"Unit of memory, a power of two (default: {format_bytes(DEFAULT_REGION_BYTES)}, on a GPU "
-        f"{format_bytes(DEFAULT_CUDA_REGION_BYTES)}).",
+        help=f"Unit of memory, a power of two (default: {format_bytes(DEFAULT_REGION_BYTES)}; "
+        f"{format_bytes(DEFAULT_CUDA_REGION_BYTES)} on a GPU).",
     ),
     setting(
         "--isolate",
         flag_value="1",
-        help="Let no job see what another left in memory, nor reach what it has given back; costs time.",
+        help="Clear memory before another job gets it, and unmap it from the job that returned it. Costs time.",
     ),
-    setting("--most", metavar="SIZE", help="What zico limit may raise the budget to (on a GPU: the budget)."),
-    setting("--log-level", metavar="LEVEL", help=f"What the broker says: {', '.join(LOG_LEVELS)}."),
+    setting(
+        "--most",
+        metavar="SIZE",
+        help="The highest budget that zico limit may set (default: the machine's memory; the budget on a GPU).",
+    ),
+    setting(
+        "--log-level",
+        metavar="LEVEL",
+        help=f"What the broker logs: {', '.join(LOG_LEVELS)} (default: {DEFAULT_LOG_LEVEL}).",
+    ),
 )
 
 
@@ -166,7 +181,7 @@ def read_settings() -> tuple[str, dict[str, str]]:
     Nothing if the user's own is missing.
 
     Raises:
-        ConfigError: It cannot be read, is no TOML, or has a setting that there is not.
+        ConfigError: It cannot be read, is not TOML, or has a setting that there is not.
     """
     named = os.environ.get(FILE_VARIABLE)
     path = Path(named) if named else platformdirs.user_config_path("zico") / "config.toml"
@@ -175,7 +190,7 @@ def read_settings() -> tuple[str, dict[str, str]]:
     except FileNotFoundError:
         if not named:
             return "", {}
-        raise ConfigError(f"{FILE_VARIABLE}: there is no file {path}") from None
+        raise ConfigError(f"{FILE_VARIABLE}: the file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the settings file {path} cannot be read: {error}") from None
     return str(path), _values(path, text)
@@ -185,10 +200,10 @@ def _values(path: Path, text: str) -> dict[str, str]:
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the settings file {path} is no TOML: {error}") from None
+        raise ConfigError(f"the settings file {path} is not TOML: {error}") from None
     for key, value in found.items():
         if key not in KEYS:
-            raise ConfigError(f"{key!r} in {path} is no setting: give some of {', '.join(KEYS)}")
+            raise ConfigError(f"{key!r} in {path} is not a setting: give some of {', '.join(KEYS)}")
         if not isinstance(value, str | int | float):
             raise ConfigError(f"{key} in {path} is neither text nor a number: give it as on the command line")
     return {key: str(value) for key, value in found.items()}

@@ -55,15 +55,32 @@ class Report:
 
 @click.command()
 @click.argument("file", type=_FILE)
-@click.option("--planner", metavar="NAME", help="Which one (default: regions with --region, else exact or improve).")
-@click.option("--compare", is_flag=True, help="Ask every planner.")
-@click.option("--region", metavar="SIZE", help="Plan for few regions of SIZE held over time, and count them.")
-@click.option("--capacity", metavar="BYTES", help="Does it fit? Exit code 0: yes, 1: no, 2: not known, 3: error.")
-@click.option("--deadline", type=click.FloatRange(min=0.01), metavar="SECONDS", help="Default: 10; with --swap 60.")
-@click.option("--iteration", type=int, metavar="N", help="Of a trace (default: a typical one).")
-@click.option("--json", "json_path", type=_FILE, metavar="FILE", help="Write the figures to FILE; - is stdout.")
-@click.option("-o", "plan_path", type=_FILE, metavar="FILE", help="Write id,lower,upper,size,offset; swaps as JSON.")
-@click.option("--picture", type=_FILE, metavar="PNG", help="Draw the places: addresses over time; or load and swaps.")
+@click.option("--planner", metavar="NAME", help="The planner (default: regions with --region, else exact or improve).")
+@click.option("--compare", is_flag=True, help="Run every planner.")
+@click.option(
+    "--region", metavar="SIZE", help="Plan for regions of SIZE: as few as possible, held as briefly as possible."
+)
+@click.option(
+    "--capacity", metavar="BYTES", help="Tell whether it fits. Exit code 0: yes, 1: no, 2: not known, 3: error."
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0.01),
+    metavar="SECONDS",
+    help="Time for each planner (default: 10; 60 with --swap).",
+)
+@click.option("--iteration", type=int, metavar="N", help="The iteration of a trace (default: a typical one).")
+@click.option("--json", "json_path", type=_FILE, metavar="FILE", help="Write the figures to FILE as JSON; - is stdout.")
+@click.option(
+    "-o",
+    "plan_path",
+    type=_FILE,
+    metavar="FILE",
+    help="Write the plan: CSV of id,lower,upper,size,offset; with --swap JSON.",
+)
+@click.option(
+    "--picture", type=_FILE, metavar="PNG", help="Draw addresses over time; with --swap memory and swaps over time."
+)
 @swap_options
 @errors_end_with(FAILED)
 def plan(  # noqa: PLR0913 - one parameter per option
@@ -80,14 +97,17 @@ def plan(  # noqa: PLR0913 - one parameter per option
     picture: Path | None,
     **swap_asked: Any,  # noqa: ANN401 - the options of --swap
 ) -> int:
-    """Place the tensors of FILE: a trace of any format that zico trace show reads, or lifetimes as CSV."""
+    """Plan addresses for the tensors of an iteration, or plan swaps with --swap.
+
+    FILE is a trace in any format that zico trace show reads, or a CSV of lifetimes.
+    """
     from zico.planners.compare import ask
 
     asked = SwapAsked(**swap_asked)
     asked.refuse_without_swap()
     if asked.swap:
         if region or capacity:
-            raise ConfigError("--region and --capacity are about places: give --swap without them")
+            raise ConfigError("--region and --capacity do not work with --swap: give one or the other")
         work = Work(file, planner, compare, deadline, iteration, json_path, plan_path, picture)
         return plan_swaps(asked, work, _write_file)
     region_bytes = _size("--region", region)
@@ -240,5 +260,5 @@ def _write_file(path: Path, content: bytes) -> None:
         write_atomically(path, content)
     except OSError as error:
         raise CommandError(
-            f"{path}: cannot be written ({error.strerror}): choose another path", exit_code=FAILED
+            f"{path}: cannot be written ({error.strerror}): give another path", exit_code=FAILED
         ) from error

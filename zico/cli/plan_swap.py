@@ -33,14 +33,24 @@ _NS_PER_MS = 1e6
 def swap_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of ``--swap`` to a command."""
     options = (
-        click.option("--swap", is_flag=True, help="Plan what leaves memory around the peak and returns in time."),
-        click.option("--limit", metavar="SIZE", help="With --swap: never more in memory; 70% is of the peak."),
-        click.option("--score", metavar="NAME", help=f"With --swap: who plans (default: {_DEFAULT})."),
         click.option(
-            "--bandwidth", metavar="SIZE", help="With --swap: bytes per second each way, or OUT,BACK (12GiB)."
+            "--swap",
+            is_flag=True,
+            help="Plan which tensors leave memory around the peak and return before they are used.",
         ),
-        click.option("--overhead", metavar="SHARE", help="With --swap: find the lowest limit that costs no more (0%)."),
-        click.option("--bound", is_flag=True, help="With --swap: also print what no plan can beat."),
+        click.option("--limit", metavar="SIZE", help="With --swap: the most memory in use: 8GiB, or 70% of the peak."),
+        click.option("--score", metavar="NAME", help=f"With --swap: the planner (default: {_DEFAULT})."),
+        click.option(
+            "--bandwidth",
+            metavar="SIZE",
+            help="With --swap: bytes per second in each direction, or OUT,BACK (default: 12GiB).",
+        ),
+        click.option(
+            "--overhead",
+            metavar="SHARE",
+            help="With --swap: find the lowest limit that makes the iteration at most this much longer (default: 0%).",
+        ),
+        click.option("--bound", is_flag=True, help="With --swap: also print a bound that no plan can beat."),
     )
     for option in reversed(options):
         command = option(command)
@@ -66,7 +76,7 @@ class SwapAsked:
         """
         for name in ("limit", "score", "bandwidth", "overhead", "bound"):
             if not self.swap and getattr(self, name):
-                raise ConfigError(f"--{name} says something about swaps only: give --swap, too")
+                raise ConfigError(f"--{name} needs --swap: give --swap, too")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +111,7 @@ def plan_swaps(asked: SwapAsked, work: Work, write: Callable[[Path, bytes], None
     from zico.trace.files import read_trace
 
     if asked.limit is not None and asked.overhead is not None:
-        raise ConfigError("--overhead looks for the lowest limit: give it or --limit, not both")
+        raise ConfigError("--overhead finds the lowest limit: give --overhead or --limit, not both")
     out, back = _links(asked.bandwidth)
     planners = _planners(asked.score, compare=work.compare)
     found = swap_iteration(read_trace(work.file), work.iteration, out=out, back=back)

@@ -38,31 +38,60 @@ if TYPE_CHECKING:
     from zico.config import Setting, Settings
 
 STDOUT = Path("-")
+EPILOG = """A single command may also follow --: zico run -- CMD ARG ...
+
+All options but --name, --json, --report and --quiet can also be set by an environment variable, such as ZICO_BUDGET
+for --budget, or in ~/.config/zico/config.toml. The command line wins, then the variable, then the file.
+"""
 
 
-@click.command(
-    cls=DashesCommand, options_metavar="[OPTIONS]", epilog="One command may also follow --: zico run -- CMD ARG ..."
-)
+@click.command(cls=DashesCommand, options_metavar="[OPTIONS]", epilog=EPILOG)
 @pool_options
-@click.option("--name", "names", multiple=True, metavar="NAME", help="A job's name; once per command, in their order.")
-@setting("--weight", multiple=True, metavar="NAME=W", help="A job's throughput counts W times.")
-@setting("--priority", multiple=True, metavar="NAME=N", help="The higher, the sooner its turn.")
-@setting("--slo", multiple=True, metavar="NAME=10%", help="A job is to be at most so much slower than alone.")
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Name of a job; once for each CMD, in order (default: its script).",
+)
+@setting("--weight", multiple=True, metavar="NAME=W", help="How much a job's throughput counts (default: 1).")
+@setting(
+    "--priority",
+    multiple=True,
+    metavar="NAME=N",
+    help="Jobs of a higher priority start first (default: 0).",
+)
+@setting("--slo", multiple=True, metavar="NAME=10%", help="By how much a job may be slower than alone.")
 @setting(
     "--save",
     multiple=True,
     metavar="MODE",
-    help=f"What a job larger than its limit does: {', '.join(MODES)}; for one job NAME=MODE.",
+    help=f"How a job trains that is larger than its limit: {', '.join(MODES)}. NAME=MODE is for one job.",
 )
-@setting("--limit", multiple=True, metavar="NAME=SIZE", help="What a job may hold of the budget.")
-@setting("--tier", metavar="TIERS", help="Where memory goes that leaves: memory, file or memory:2GiB,file.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures to FILE; - is stdout.")
+@setting(
+    "--limit",
+    multiple=True,
+    metavar="NAME=SIZE",
+    help="The most that a job may hold: 2GiB, or 60% of the budget.",
+)
+@setting("--tier", metavar="TIERS", help="Where memory goes that leaves the budget: memory, file, or memory:2GiB,file.")
 @click.option(
-    "--report", "report_dir", type=click.Path(path_type=Path), help="Write picture, table and figures to DIR."
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the figures to FILE as JSON; - is stdout.",
 )
-@setting("--mps", flag_value="1", help="Let the jobs' kernels overlap on the GPU: a private MPS daemon.")
-@setting("--grace", metavar="SECONDS", help="How long an ending job may take after a signal (default: 5).")
-@click.option("--quiet", is_flag=True, help="Show the jobs' output, problems and the table only.")
+@click.option(
+    "--report",
+    "report_dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write a picture, a table and the figures to DIR.",
+)
+@setting("--mps", flag_value="1", help="Let the jobs' kernels overlap on the GPU, by a private MPS daemon.")
+@setting("--grace", metavar="SECONDS", help="How long a job may take to end after a signal (default: 5).")
+@click.option("--quiet", is_flag=True, help="Show only the jobs' output, problems and the closing table.")
 @click.argument("commands", nargs=-1, metavar='"CMD" ["CMD" ...]')
 @click.pass_context
 def run(
@@ -76,10 +105,10 @@ def run(
     commands: tuple[str, ...],
     **_settings: object,
 ) -> int:
-    """Run each CMD as a job; all of them share one memory budget.
+    """Run each CMD as a job. All jobs share one memory budget.
 
-    A CMD is split like a shell would but run without one. The exit code is 0 if every job's is, else that of the
-    job which failed first, 128 + N if signal N ended it.
+    Zico splits a CMD into words as a shell does, but starts no shell. The exit code is 0 if every job ended with 0,
+    else that of the job that failed first (128 + N if signal N ended it).
     """
     named = _commands(commands, ctx.meta.get(AFTER_DASHES), names)
     settings = settings_from(ctx, len(named))
@@ -110,7 +139,7 @@ def _commands(
     if after_dashes is None:
         return split_commands(texts, names)
     if texts:
-        raise ConfigError(f"{texts[0]!r} stands before --, where only options may: give commands there or after it")
+        raise ConfigError(f"{texts[0]!r} stands before --: give all commands before it, or one command after it")
     return name_commands([after_dashes] if after_dashes else [], names)
 
 
@@ -134,7 +163,7 @@ def _told(chosen: Mapping[str, Setting[str]]) -> tuple[dict[str, str], dict[str,
 def _prepare(json_path: Path | None, report_dir: Path | None) -> None:
     """Refuse outputs that could not be written, before hours of training rather than after them."""
     if json_path is not None and json_path != STDOUT and not json_path.parent.is_dir():
-        raise ConfigError(f"--json: there is no directory {str(json_path.parent)!r}")
+        raise ConfigError(f"--json: the directory {str(json_path.parent)!r} does not exist")
     if report_dir is None:
         return
     try:

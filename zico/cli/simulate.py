@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FAILED = 2
 STDOUT = Path("-")
-COMPILING = "zico: compiling, once per machine: up to a minute"
+COMPILING = "zico: compiling; this takes up to a minute, once per machine"
 JSON_NAME, TABLE_NAME, THROUGHPUT_NAME = "simulation.json", "table.md", "throughput.png"
 SERIAL = "serial"
 DEFAULT_POLICIES = tuple(name for name in ("zico", "shift", "claims", SERIAL, "none") if name in POLICIES)
@@ -47,30 +47,49 @@ _DRAWN_ITERATIONS = 6
 
 @click.command()
 @click.argument("jobs", metavar="JOBS.json")
-@click.option("--budget", metavar="SIZE[,SIZE...]", required=True, help="20GiB, or 70% of the sum of the jobs' peaks.")
+@click.option(
+    "--budget", metavar="SIZE[,SIZE...]", required=True, help="Budgets: 20GiB, or 70% of the sum of the jobs' peaks."
+)
 @click.option(
     "--policy",
     metavar="NAME[,NAME...]",
     default=",".join(DEFAULT_POLICIES),
     show_default=True,
-    help=f"Of {', '.join((*POLICIES, ORACLE, AUTO))}; NAME:KEY=VALUE sets a parameter.",
+    help=f"Policies: {', '.join((*POLICIES, ORACLE, AUTO))}. NAME:KEY=VALUE sets a parameter.",
 )
-@click.option("--device-model", metavar="NAME", default="", help="How jobs slow each other down (default: not at all).")
+@click.option(
+    "--device-model",
+    metavar="NAME",
+    default="",
+    help="The device that the jobs share; it says how much they slow each other down (default: not at all).",
+)
 @click.option(
     "--save",
     type=click.Choice(SAVES),
     default="swap",
     show_default=True,
-    help="How jobs with traces that say who uses what go on with less under the policy auto.",
+    help="How jobs train with less than their peak under the policy auto. Needs traces with operations.",
 )
-@click.option("--region", metavar="SIZE", help="Unit of memory (default: as fine as can be).")
-@click.option("--seconds", type=float, metavar="S", help="Simulated time (default: by the jobs).")
-@click.option("--seed", type=click.IntRange(0, 1 << 31), default=0, show_default=True, help="Of the jobs' jitter.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures to FILE; - is stdout.")
 @click.option(
-    "--report", "report_dir", type=click.Path(path_type=Path), help="Write pictures, table and figures to DIR."
+    "--region", metavar="SIZE", help="Unit of memory, a power of two (default: so fine that rounding does not matter)."
 )
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--seconds", type=float, metavar="S", help="Length of the simulation (default: by the jobs' iterations).")
+@click.option("--seed", type=click.IntRange(0, 1 << 31), default=0, show_default=True, help="Seed of the jobs' jitter.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the figures to FILE as JSON; - is stdout.",
+)
+@click.option(
+    "--report",
+    "report_dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write pictures, a table and the figures to DIR.",
+)
+@click.option("--quiet", is_flag=True, help="Do not show progress.")
 @errors_end_with(FAILED)
 def simulate(  # noqa: PLR0913 - one parameter per option
     *,
@@ -86,9 +105,10 @@ def simulate(  # noqa: PLR0913 - one parameter per option
     report_dir: Path | None,
     quiet: bool,
 ) -> int:
-    """Simulate the jobs that JOBS.json describes under each budget and policy, by the scheduler's own code.
+    """Simulate the jobs of JOBS.json under each budget and each policy.
 
-    JOBS.json may also be the JSON itself, {"jobs": [...]}, or - for stdin.
+    The simulator runs the scheduler's own code. JOBS.json may also be the JSON itself, {"jobs": [...]}, or - for
+    stdin.
     """
     from zico.report.simulation_table import write_simulation_table
 
@@ -158,8 +178,8 @@ def _too_tight(work: Work, budgets: Sequence[Budget]) -> Iterator[str]:
     for budget in budgets:
         if budget.size_bytes < least:
             yield (
-                f"at {format_bytes(budget.size_bytes)} {worst} does not fit beside what others that stay keep between "
-                f"iterations: that takes {format_bytes(least)}"
+                f"at {format_bytes(budget.size_bytes)}, {worst} does not fit beside what the other jobs keep between "
+                f"iterations: together they need {format_bytes(least)}"
             )
 
 
@@ -178,7 +198,7 @@ def _result(work: Work, name: str, budget: Budget) -> Result | str:
         found = best_possible(work.loads, pool.budget, pool.device.slowdown)
     except ProblemError as error:
         return str(error)
-    return "no schedule keeps all jobs going" if found is None else possible(found, work.loads, work.horizon(None))
+    return "no schedule lets all jobs train" if found is None else possible(found, work.loads, work.horizon(None))
 
 
 def _saving(work: Work, budget: Budget, notes: list[str]) -> Result:
@@ -191,8 +211,8 @@ def _saving(work: Work, budget: Budget, notes: list[str]) -> Result:
             longer = way.duration_ns / load.profile.duration_ns
             limit = format_bytes(way.limit * work.region_bytes)
             notes.append(
-                f"{AUTO} at {format_bytes(budget.size_bytes)}: {load.name} does with {limit} by {way.how}, "
-                f"{longer:.2f} times as long an iteration alone"
+                f"{AUTO} at {format_bytes(budget.size_bytes)}: {load.name} trains in {limit} by {way.how}; "
+                f"alone, its iteration takes {longer:.2f} times as long"
             )
     return result
 
@@ -262,7 +282,7 @@ def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
 def _prepare(json_path: Path | None, report_dir: Path | None) -> None:
     """Refuse outputs that could not be written, before minutes of simulation rather than after them."""
     if json_path is not None and json_path != STDOUT and not json_path.parent.is_dir():
-        raise ConfigError(f"--json: there is no directory {str(json_path.parent)!r}")
+        raise ConfigError(f"--json: the directory {str(json_path.parent)!r} does not exist")
     if report_dir is not None:
         try:
             report_dir.mkdir(parents=True, exist_ok=True)
@@ -291,7 +311,7 @@ def _write(
             write_atomically(report_dir / TABLE_NAME, simulation_markdown(report, pictures).encode())
             click.echo(f"zico: report in {report_dir}", err=True)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}): choose another path") from None
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}): give another path") from None
 
 
 def _draw(report: SimulationReport, work: Work, budgets: Sequence[Budget], report_dir: Path) -> dict[str, str]:

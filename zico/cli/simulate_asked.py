@@ -170,7 +170,7 @@ def work_of(
     check(in_bytes)
     whole_bytes = sum(map(peak_of, in_bytes))
     if whole_bytes == 0:
-        raise ConfigError(f"{where}: no job holds any memory: give curves with bytes")
+        raise ConfigError(f"{where}: no job holds memory: give a curve with bytes")
     budgets = _budgets(budget, whole_bytes)
     unit = region_bytes or finest_region(in_bytes)
     loads = in_regions(in_bytes, unit, whole=region_bytes is not None)
@@ -215,7 +215,9 @@ def _budget_bytes(text: str, whole_bytes: int) -> int:
     except ConfigError:
         size_bytes = 0
     if not 0 < size_bytes <= _MOST_BYTES:
-        raise ConfigError(f"--budget: {text!r} is no budget: give a size such as 20GiB, or 70% of the sum of the peaks")
+        raise ConfigError(
+            f"--budget: {text!r} is not a budget: give a size such as 20GiB, or 70% of the sum of the peaks"
+        )
     return size_bytes
 
 

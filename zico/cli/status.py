@@ -29,11 +29,14 @@ COLUMNS = (
 
 @click.command()
 @click.option(
-    "--socket", type=click.Path(path_type=Path), help="The broker's socket (default: $ZICO_SOCKET, else any)."
+    "--socket",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="The broker's socket (default: $ZICO_SOCKET, else the only broker that runs).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(*, socket: Path | None, as_json: bool) -> int:
-    """Show the jobs of a running broker."""
+    """Show a running broker and its jobs."""
     path, found = only_broker(candidates(socket))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
@@ -78,9 +81,9 @@ def _about(found: Status) -> str:
     """Return what else is to be known of the budget."""
     parts = []
     if found.budget_bytes != found.first_budget_bytes:
-        parts.append(f"budget first {format_bytes(found.first_budget_bytes)}")
+        parts.append(f"first budget {format_bytes(found.first_budget_bytes)}")
     if found.most_bytes > found.budget_bytes:
-        parts.append(f"at most {format_bytes(found.most_bytes)}")
+        parts.append(f"can be raised to {format_bytes(found.most_bytes)}")
     if found.isolated:
         parts.append("isolated")
     return "".join(f", {part}" for part in parts)

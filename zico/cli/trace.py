@@ -24,20 +24,24 @@ class _RecordByDefault(click.Group):
 
 @click.group(cls=_RecordByDefault, subcommand_metavar="[record] -o FILE ... | show FILE")
 def trace() -> None:
-    """Record what iterations do to memory, or show a recording."""
+    """Record what a program's iterations do to memory, or show a recording."""
 
 
 @trace.command(RECORD, cls=DashesCommand, options_metavar="-o FILE [OPTIONS]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The trace to write.")
-@click.option("--fake", is_flag=True, help="Compute nothing: run SCRIPT:function with tensors without content.")
+@click.option("--fake", is_flag=True, help="Trace a PyTorch training step without computing: SCRIPT:function.")
 @click.option(
-    "--device-model", metavar="NAME", default="A100-40GB", show_default=True, help="With --fake: whose speed."
+    "--device-model",
+    metavar="NAME",
+    default="A100-40GB",
+    show_default=True,
+    help="With --fake: the device whose speed and memory to assume.",
 )
-@click.option("--iterations", type=click.IntRange(min=1), metavar="N", help="Record N iterations, then only run.")
+@click.option("--iterations", type=click.IntRange(min=1), metavar="N", help="Record only the first N iterations.")
 @click.option(
-    "--ops", is_flag=True, help="Record operations of some iterations too (PyTorch; 5 % of the time at most)."
+    "--ops", is_flag=True, help="PyTorch: record the operations of some iterations, too. Costs at most 5 % of the time."
 )
-@click.option("--quiet", is_flag=True, help="Show the program's output and problems only.")
+@click.option("--quiet", is_flag=True, help="Show only the program's output and problems.")
 @click.argument("target", metavar="[SCRIPT:function | -- CMD ARG ...]", required=False)
 @click.pass_context
 def record(  # noqa: PLR0913 - one parameter per option
@@ -51,7 +55,7 @@ def record(  # noqa: PLR0913 - one parameter per option
     quiet: bool,
     target: str | None,
 ) -> int:
-    """Record a program into FILE: zico trace -o FILE -- python train.py."""
+    """Record the memory of a program: zico trace -o FILE -- python train.py."""
     words = ctx.meta.get(AFTER_DASHES)
     if fake and target is not None and not words:
         from zico.cli.trace_fake import run_fake

@@ -78,7 +78,7 @@ def fake(target: str, model: DeviceModel) -> Trace:
     script, _, function = target.rpartition(":")
     path = Path(script)
     if not script or not function.isidentifier() or not path.is_file():
-        raise ConfigError(f"{target!r} names no function: give SCRIPT:function with an existing Python file")
+        raise ConfigError(f"{target!r} does not name a function: give SCRIPT:function, where SCRIPT is a Python file")
     try:
         from_torch = importlib.import_module("zico.adapters.torch_fake")
     except ImportError as error:
@@ -89,7 +89,7 @@ def fake(target: str, model: DeviceModel) -> Trace:
         raise
     except (Exception, SystemExit) as error:  # whatever a script raises
         said = str(error).partition("\n")[0]
-        what = f"{type(error).__name__}: {said}: see that it trains without --fake, or record it with -- CMD"
+        what = f"{type(error).__name__}: {said}: check that it trains without --fake, or record it with -- CMD"
         raise TraceError(script, _line(error, path), what) from error
     allocates = trace.events["kind"] == Kind.ALLOC
     if not allocates[np.argmax(trace.events["kind"] == Kind.BEGIN) :].any():
@@ -122,7 +122,7 @@ def _load(path: Path) -> ModuleType:
     try:
         spec = importlib.util.spec_from_file_location(_MODULE, path)
         if spec is None or spec.loader is None:
-            raise ConfigError(f"{path} is no Python file: give one that ends in .py")
+            raise ConfigError(f"{path} is not a Python file: give one that ends in .py")
         module = importlib.util.module_from_spec(spec)
         sys.modules[_MODULE] = module
         spec.loader.exec_module(module)

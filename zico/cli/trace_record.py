@@ -40,7 +40,7 @@ def run_recorded(words: Sequence[str], output: Path, *, iterations: int | None, 
             environ = {**os.environ, **recording.environment, **({OPS_VARIABLE: "1"} if ops else {})}
             outcome = supervise([command], settings, display, environ=environ)
         if not recording.has_begun:
-            what = "nothing was recorded: no process of the command imported PyTorch or TensorFlow, see zico doctor"
+            what = "nothing was recorded: no process of the command imported PyTorch or TensorFlow; see zico doctor"
             raise TraceError(str(output), 0, what)
         if recording.n_dropped:
             display.problem(f"{recording.n_dropped} events are missing: the recorder could not keep up")

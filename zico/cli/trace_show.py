@@ -30,13 +30,15 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.command()
 @click.argument("file", type=_FILE)
-@click.option("--iteration", type=int, metavar="N", help="Which one (default: a typical one of median duration).")
-@click.option("-o", "picture", type=_FILE, metavar="PNG", help="Where the memory curve goes (default: FILE with .png).")
+@click.option("--iteration", type=int, metavar="N", help="The iteration (default: a typical one of median duration).")
+@click.option(
+    "-o", "picture", type=_FILE, metavar="PNG", help="Where to draw the memory curve (default: FILE with .png)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--chrome", type=_FILE, help="Write the trace for Perfetto and chrome://tracing.")
-@click.option("--snapshot", type=_FILE, help="Write the trace for pytorch.org/memory_viz.")
-@click.option("--csv", type=_FILE, help="Write the iteration's lifetimes as minimalloc reads them.")
-@click.option("--allow-truncated", is_flag=True, help="Take a file whose end is missing for what it holds.")
+@click.option("--chrome", type=_FILE, metavar="FILE", help="Write the trace for Perfetto and chrome://tracing.")
+@click.option("--snapshot", type=_FILE, metavar="FILE", help="Write the trace for pytorch.org/memory_viz.")
+@click.option("--csv", type=_FILE, metavar="FILE", help="Write the iteration's lifetimes for minimalloc.")
+@click.option("--allow-truncated", is_flag=True, help="Accept a file whose end is missing.")
 def show(  # noqa: PLR0913 - one parameter per option
     *,
     file: Path,
@@ -48,7 +50,10 @@ def show(  # noqa: PLR0913 - one parameter per option
     csv: Path | None,
     allow_truncated: bool,
 ) -> int:
-    """Show an iteration of a trace: Zico's, a PyTorch memory snapshot, or a PyTorch profiler's Chrome trace."""
+    """Show an iteration of a trace.
+
+    FILE is a trace of zico trace, a PyTorch memory snapshot, or a Chrome trace of PyTorch's profiler.
+    """
     from zico.planners.from_trace import iteration_problem
     from zico.trace.files import read_trace
     from zico.trace.summary import summarise
@@ -127,7 +132,7 @@ def _translated(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CommandError(f"{path}: cannot be written ({error.strerror}): choose another path", exit_code=1) from error
+        raise CommandError(f"{path}: cannot be written ({error.strerror}): give another path", exit_code=1) from error
 
 
 def _print(summary: TraceSummary) -> None:
@@ -171,7 +176,7 @@ def _lines(summary: TraceSummary) -> Iterator[str]:
         f"{summary.tensors} tensors, peak {format_bytes(summary.peak_bytes)}"
     )
     if not summary.repeats:
-        yield "no iteration like it follows: what lives across its ends is counted as it is there"
+        yield "no similar iteration follows: tensors that live across its ends are counted as they are"
     if summary.held is not None:
         held = summary.held
         yield (
@@ -181,7 +186,7 @@ def _lines(summary: TraceSummary) -> Iterator[str]:
     if summary.threshold_bytes:
         yield f"tensors below {format_bytes(summary.threshold_bytes)} were not recorded"
     if summary.classes_agree is not None:
-        yield f"by who reads them, {summary.classes_agree:.0%} of the bytes at the peak are of the same class"
+        yield f"the operations that read them give {summary.classes_agree:.0%} of the bytes at the peak the same class"
 
 
 def _row(figures: OperationFigures) -> tuple[str, str, str]:

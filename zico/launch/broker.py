@@ -83,7 +83,9 @@ class BrokerProcess:
         for pipe in self._child.pipes:
             self._pipes.append(await LinePipe.connect(pipe, self._hear))
         loop = asyncio.get_running_loop()
-        hint = loop.call_later(COMPILING_AFTER_S, self._message, "compiling, once: this takes some minutes")
+        hint = loop.call_later(
+            COMPILING_AFTER_S, self._message, "compiling; this takes a minute or two, once per machine"
+        )
         try:
             await asyncio.wait_for(readable(self._ready_fd), timeout_s)
         except TimeoutError:

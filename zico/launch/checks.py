@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from zico.broker.outside import DeviceUse
 
 _ABSENT = frozenset((36, 100))  # as zico.driver.cuda says that there is no driver library, or no device
-_REGION_HINT = "what --region must be a power-of-two multiple of"
+_REGION_HINT = "--region must be a power-of-two multiple of it"
 _WAITS = {
     True: "by 64-bit stream memory operations",
-    False: "by a kernel, as the device has no 64-bit stream memory operations (slower, still right)",
+    False: "by a kernel, because the device has no 64-bit stream memory operations (slower, but correct)",
 }
 
 
@@ -43,7 +43,7 @@ def plan_check(environ: Mapping[str, str] = os.environ) -> Iterator[Check]:
     if value == "off":
         yield Check(PLAN_VARIABLE, passed=True, detail="off: heaps follow no plan; unset it to let them")
     elif value:
-        yield Check(PLAN_VARIABLE, passed=False, detail=f"{value!r} does nothing: give off, or unset it")
+        yield Check(PLAN_VARIABLE, passed=False, detail=f"{value!r} has no effect: give off, or unset it")
 
 
 def cuda_checks(environ: Mapping[str, str] = os.environ) -> Iterator[Check]:
@@ -51,7 +51,7 @@ def cuda_checks(environ: Mapping[str, str] = os.environ) -> Iterator[Check]:
     try:
         found = [(facts, use_now(facts)) for facts in devices_here()]
     except DriverError as error:
-        yield Check("cuda", error.status in _ABSENT, f"no GPU to be used here, only the host device: {error.detail}")
+        yield Check("cuda", error.status in _ABSENT, f"no usable GPU here, only the host device: {error.detail}")
         return
     for facts, use in found:
         yield from _device_checks(facts, use)
@@ -73,7 +73,7 @@ def _device_checks(facts: DeviceFacts, use: DeviceUse) -> Iterator[Check]:
     )
     yield _support(
         f"{device} sharing",
-        "memory as file descriptors for other processes",
+        "memory shared by file descriptors",
         has_it=facts.exports_descriptors,
         remedy="run on Linux without vGPU, or use --device host",
     )
@@ -93,4 +93,4 @@ def _mps_check(environ: Mapping[str, str]) -> Check:
         return Check("MPS", passed=True, detail=f"a daemon runs at {daemon}: jobs' kernels overlap")
     if shutil.which(CONTROL, path=environ.get("PATH")):
         return Check("MPS", passed=True, detail="no daemon runs: jobs time-slice; --mps starts one for a run")
-    return Check("MPS", passed=True, detail=f"there is no {CONTROL} on PATH: jobs time-slice, and --mps cannot be used")
+    return Check("MPS", passed=True, detail=f"{CONTROL} is not on PATH: jobs time-slice, and --mps does not work")

@@ -53,11 +53,11 @@ def name_commands(argvs: Sequence[Sequence[str]], names: Sequence[str] = ()) -> 
         ConfigError: There is no command, there are too many, or more names than commands.
     """
     if not argvs:
-        raise ConfigError('no command: give one or more, as in zico run "python train.py", or one after --')
+        raise ConfigError('no command: give one or more, as in zico run "python train.py", or one command after --')
     if len(argvs) > MAX_COMMANDS:
-        raise ConfigError(f"{len(argvs)} commands, but one pool serves {MAX_COMMANDS} jobs at most")
+        raise ConfigError(f"{len(argvs)} commands: one pool serves at most {MAX_COMMANDS} jobs")
     if len(names) > len(argvs):
-        raise ConfigError(f"{len(names)} names for {len(argvs)} commands: give --name once for each command at most")
+        raise ConfigError(f"{len(names)} names for {len(argvs)} commands: give --name at most once for each command")
     given = [_checked_name(name) for name in names]
     wanted = given + [default_name(argv) for argv in argvs[len(given) :]]
     unique = _unique(wanted)
@@ -90,8 +90,8 @@ def _split(text: str) -> list[str]:
 def _checked_name(name: str) -> str:
     if not name or _fitting(name) != name:
         raise ConfigError(
-            f"{name!r} is no job name: give letters, digits and any of . _ + = @ , - "
-            f"with {MAX_NAME_BYTES} bytes at most"
+            f"{name!r} is not a job name: give letters, digits and any of . _ + = @ , - "
+            f"in at most {MAX_NAME_BYTES} bytes"
         )
     return name
 

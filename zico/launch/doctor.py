@@ -54,8 +54,8 @@ print("TESTED", getattr(adapter, {tested!r}, ""))
 
 NOT_SHARED = " is not shared: "
 """In the line that ``zico.autoload`` writes for an adapter that cannot do its work."""
-_XLA = "arrays and programs' workspaces are the pool's; what cuBLAS, cuDNN and NCCL allocate is outside the budget"
-_NO_MARKS = "iterations are marked by zico.step(), or found by repetition"
+_XLA = "arrays and programs' workspaces are in the pool; what cuBLAS, cuDNN and NCCL allocate is outside the budget"
+_NO_MARKS = "zico.step() marks iterations, else Zico looks for the period of allocations"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ FRAMEWORKS = (
         ("tensorflow", "tensorflow-cpu"),
         "tensorflow",
         "[framework.random.uniform([1 << 18]) for _ in range(16)]",
-        on_gpu=f"{_XLA}; TF_GPU_ALLOCATOR=cuda_malloc_async is set for it",
+        on_gpu=f"{_XLA}; Zico sets TF_GPU_ALLOCATOR=cuda_malloc_async",
     ),
     Framework(
         "keras",
@@ -96,7 +96,7 @@ FRAMEWORKS = (
         ("jax",),
         "jax",
         "[framework.numpy.ones(1 << 18) for _ in range(16)]",
-        on_gpu=f"{_XLA}; XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async is set for it; {_NO_MARKS}",
+        on_gpu=f"{_XLA}; Zico sets XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async; {_NO_MARKS}",
     ),
     Framework(
         "cupy",
@@ -104,8 +104,8 @@ FRAMEWORKS = (
         "cupy",
         "[framework.ones(1 << 18, 'f4') for _ in range(16)]",
         gpu_only=True,
-        on_gpu="arrays are the pool's; managed and pinned memory and allocators that the program chooses are outside "
-        f"the budget, CUDA graphs are refused; {_NO_MARKS}",
+        on_gpu="arrays are in the pool; managed and pinned memory and allocators that the program chooses are outside "
+        f"the budget; CUDA graphs are refused; {_NO_MARKS}",
     ),
     Framework(
         "numba.cuda",
@@ -113,8 +113,8 @@ FRAMEWORKS = (
         "numba",
         "[framework.device_array(1 << 18, 'f4') for _ in range(16)]",
         gpu_only=True,
-        on_gpu="arrays are the pool's, and wait for the device when they are made and freed; managed, mapped and "
-        f"pinned memory is outside the budget, handles for other processes are refused; {_NO_MARKS}",
+        on_gpu="arrays are in the pool, and making and freeing one waits for the device; managed, mapped and "
+        f"pinned memory is outside the budget; handles for other processes are refused; {_NO_MARKS}",
     ),
 )
 
@@ -245,7 +245,7 @@ def _checks(settings: Settings, argv: Sequence[str]) -> Iterator[Check]:
 
 def _check_flags(argv: Sequence[str]) -> Check:
     flag = blocking_flag(argv)
-    detail = "no flag keeps Zico out" if flag is None else f"python {flag} keeps Zico out: start it without {flag}"
+    detail = "no flag disables Zico" if flag is None else f"python {flag} disables Zico: start python without {flag}"
     return Check("interpreter flags", flag is None, detail)
 
 
@@ -319,9 +319,9 @@ def _why_not(job: JobFigures, lines: Sequence[str]) -> str:
     if not job.framework:
         return job.note if job.exit_code == 0 or not lines else f"{job.note}: {lines[-1]}"
     if job.requested_bytes == 0 and (said := [line for line in lines if NOT_SHARED in line]):
-        return f"only its iterations are admitted one by one: {said[0].partition(NOT_SHARED)[2]}"
+        return f"Zico schedules its iterations, but does not share its memory: {said[0].partition(NOT_SHARED)[2]}"
     if job.requested_bytes == 0:
-        return "it joined, but no tensor over the threshold was seen"
+        return "it joined, but allocated no tensor over the threshold"
     if job.pool_fraction < ACTIVE_FROM_FRACTION:
         return f"only {job.pool_fraction:.1%} of the tensors' bytes were in the pool"
     return ""

@@ -90,7 +90,7 @@ class Job:
         program = self.command.argv[0]
         if self.exit_code == NOT_EXECUTABLE_CODE:
             return f"{self.command.name}: cannot run {program!r}: {(error.strerror or str(error)).lower()}"
-        text = f"{self.command.name}: there is no program {program!r}"
+        text = f"{self.command.name}: the program {program!r} does not exist"
         if len(self.command.argv) == 1:
             return f'{text}; a whole command goes into one pair of quotes ("python train.py") or after --'
         if "=" in program:

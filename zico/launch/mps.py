@@ -52,7 +52,7 @@ class MpsDaemon:
         found = shutil.which(CONTROL, path=environ.get("PATH"))
         if found is None:
             raise ConfigError(
-                f"--mps: there is no {CONTROL} on PATH: it comes with the NVIDIA driver; or run without --mps"
+                f"--mps: {CONTROL} is not on PATH; it comes with the NVIDIA driver: install it, or run without --mps"
             )
         self._program = found
         self.pipes = run_dir / "mps"

@@ -36,7 +36,7 @@ class Recording:
             OSError: The ring cannot be made in ``directory``.
         """
         if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-            raise TraceError(str(path), 0, "cannot be written: give a file in a folder that exists and is yours")
+            raise TraceError(str(path), 0, "cannot be written: give a file in a folder where you may write")
         self._path = path
         self._job = job
         self._iterations = iterations

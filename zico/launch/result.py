@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from zico.launch.supervisor import JobOutcome, Outcome
 
 NEVER_JOINED = "no framework was imported"
-NEVER_ITERATED = "no iteration was seen to end"
+NEVER_ITERATED = "Zico saw no iteration end"
 NOT_STARTED = "was not started"
-BROKER_GONE = "the broker had ended: no figures"
+BROKER_GONE = "there are no figures: the broker had ended"
 
 
 def run_report(outcome: Outcome, settings: Settings) -> RunReport:

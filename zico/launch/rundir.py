@@ -83,7 +83,7 @@ def _unusable(directory: Path) -> str | None:
     except OSError as error:
         return f"cannot be created ({error.strerror})"
     faults = {
-        "is no directory": not stat.S_ISDIR(status.st_mode),
+        "is not a directory": not stat.S_ISDIR(status.st_mode),
         f"belongs to user {status.st_uid}": status.st_uid != os.getuid(),
         f"is in a directory of user {parent.st_uid}": parent.st_uid not in {0, os.getuid()},
         "is open to other users": bool(stat.S_IMODE(status.st_mode) & OTHERS_MODE),

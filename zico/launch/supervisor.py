@@ -48,7 +48,7 @@ TICK_S = 0.25
 COMPLAINT_PREFIX = b"zico: "
 """How Zico inside a job begins its lines (``zico.autoload.complain``)."""
 _MAY_PAGE = ("page", "auto")
-TIME_SLICES = "jobs time-slice on the GPU; --mps lets their kernels overlap"
+TIME_SLICES = "the jobs take turns on the GPU; with --mps their kernels overlap"
 TERM_S = 2.0
 """How long a job may take after the SIGTERM that follows an unheeded SIGINT."""
 
@@ -195,7 +195,7 @@ class Supervisor:
         left = await job.run(self._pass_on, ward, grace_s)
         name = job.command.name
         if left:
-            self._listener.problem(f"{name} left {left} processes behind; they have been ended")
+            self._listener.problem(f"{name} left {left} processes behind; Zico has ended them")
         self._listener.message(f"{name} ended with exit code {job.exit_code} after {job.wall_s:.1f} s")
 
     async def _tick(self, broker: BrokerProcess) -> None:
@@ -212,7 +212,7 @@ class Supervisor:
     async def _watch(self, broker: BrokerProcess) -> None:
         """Say so if the broker ends before the jobs do, until cancelled."""
         await broker.ended()
-        self._listener.problem("the broker has ended: jobs keep what they hold and are not coordinated any more")
+        self._listener.problem("the broker has ended: the jobs keep their memory and run on without coordination")
 
     def _snapshot(self, status: Status | None) -> Snapshot:
         elapsed_s = time.monotonic() - self._started_s
@@ -246,7 +246,7 @@ class Supervisor:
     def _begin_ending(self) -> None:
         """End the jobs if a signal has come, be it before they were started."""
         if self._signal is not None and self._ending is None and any(job.living for job in self._jobs):
-            self._listener.message(f"{self._signal.name}: ending the jobs; once more kills them")
+            self._listener.message(f"{self._signal.name}: ending the jobs; a second signal kills them")
             self._ending = asyncio.create_task(self._end_jobs(self._signal))
 
     def _pass_on(self, name: str, stream: Stream, lines: list[bytes]) -> None:

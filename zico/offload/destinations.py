@@ -64,7 +64,7 @@ def _parse_one(text: str, directory: str) -> TierWish:
     kind, colon, size = text.partition(":")
     kind = kind.strip().lower()
     if kind not in KIND_NAMES:
-        raise ConfigError(f"{text!r} is no tier: give {ACCEPTED}, such as memory:2GiB,file:20GiB")
+        raise ConfigError(f"{text!r} is not a tier: give {ACCEPTED}, such as memory:2GiB,file:20GiB")
     whole_bytes, free_bytes = _room(kind, directory)
     if not colon:
         return TierWish(kind, free_bytes)

@@ -104,7 +104,7 @@ def _number(cell: str) -> int:
     try:
         number = int(cell)
     except ValueError:
-        raise ValueError(f"{cell[:40]!r} is no integer: give one") from None
+        raise ValueError(f"{cell[:40]!r} is not an integer: give one") from None
     if abs(number) > LARGEST:
         raise ValueError(f"{cell[:40]} is too large: give numbers up to 2**60")
     return number

@@ -71,8 +71,8 @@ def outside_lines(context_bytes: int | msgspec.UnsetType, foreign_bytes: int | m
 def together_lines(slowdown: tuple[float, ...]) -> Iterator[str]:
     """Yield how much slower jobs are that work together, where that was measured."""
     if slowdown:
-        each = ", ".join(f"{factor:.2f} times with {n} jobs" for n, factor in enumerate(slowdown, 2))
-        yield f"an iteration takes, waits left out, as long as alone {each}"
+        each = ", ".join(f"{factor:.2f} times as long with {n} jobs" for n, factor in enumerate(slowdown, 2))
+        yield f"without its waits, an iteration takes {each} as alone"
 
 
 def attention_lines(report: RunReport) -> Iterator[str]:
@@ -83,11 +83,11 @@ def attention_lines(report: RunReport) -> Iterator[str]:
         if job.note:
             yield f"{job.name}: {job.note}"
         if job.spilled_bytes:
-            yield f"{job.name}: {format_bytes(job.spilled_bytes)} of tensors lay in the next tier (slower, still right)"
+            yield f"{job.name}: {format_bytes(job.spilled_bytes)} of tensors lay in the next tier (slower, but correct)"
         if job.evicted_bytes:
             yield f"{job.name}: {format_bytes(job.evicted_bytes)} were moved outside the budget while it waited"
     if report.pool.stalls:
-        yield f"{report.pool.stalls} times no job could go on, and memory outside the budget had to help"
+        yield f"{report.pool.stalls} times no job could continue, and tensors moved outside the budget"
     if report.pool.recoveries:
         yield f"{report.pool.recoveries} times a process died inside the pool's lock; the pool was repaired"
 

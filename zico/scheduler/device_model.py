@@ -99,7 +99,7 @@ def device_model_named(text: str) -> DeviceModel:
     """
     name, told = split(text)
     if name not in DEVICE_MODELS:
-        raise ConfigError(f"{name!r} is no device model: give one of {', '.join(DEVICE_MODELS)}")
+        raise ConfigError(f"{name!r} is not a device model: give one of {', '.join(DEVICE_MODELS)}")
     utilisation, run_ahead_ns = values(name, PARAMETERS, told)
     model = DEVICE_MODELS[name]
     slowdown = shared(utilisation) if utilisation > 0 else model.slowdown

@@ -112,13 +112,13 @@ def read_jobs(
     try:
         content = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: is no JSON ({error}): give {GIVE['jobs']}") from None
+        raise ConfigError(f"{where}: is not JSON ({error}): give {GIVE['jobs']}") from None
     entries = content.get("jobs") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{where}: has no jobs: give {GIVE['jobs']}")
     unknown = sorted(set(content) - {"jobs"})
     if unknown:
-        raise ConfigError(f"{where}: {unknown[0]!r} is no field of it: give {GIVE['jobs']}")
+        raise ConfigError(f"{where}: {unknown[0]!r} is not a field of it: give {GIVE['jobs']}")
     loads: list[Load] = []
     traced: dict[str, Path] = {}
     for number, raw in enumerate(entries, 1):
@@ -157,7 +157,7 @@ class _Reader(Generic[Entry]):
         self._raw = raw
         unknown = sorted(set(raw) - set(kind.__struct_fields__))
         if unknown:
-            raise ConfigError(f"{where}: {unknown[0]!r} is no field: {', '.join(kind.__struct_fields__)} are")
+            raise ConfigError(f"{where}: {unknown[0]!r} is not a field: {', '.join(kind.__struct_fields__)} are")
         try:
             self.entry = msgspec.convert(raw, kind)
         except msgspec.ValidationError as error:

@@ -44,11 +44,13 @@ class Parameter:
         """
         if self.unit is Unit.CHOICE:
             if text not in self.choices:
-                raise ConfigError(f"{self.name}={text} is no {self.unit.value}: give one of {', '.join(self.choices)}")
+                raise ConfigError(
+                    f"{self.name}={text} is not a {self.unit.value}: give one of {', '.join(self.choices)}"
+                )
             return float(self.choices.index(text))
         value = _number(text, self.unit)
         if not math.isfinite(value) or value < 0:
-            raise ConfigError(f"{self.name}={text} is no {self.unit.value}, as in {self.name}={self.default}")
+            raise ConfigError(f"{self.name}={text} is not a {self.unit.value}, as in {self.name}={self.default}")
         if self.least and value < _number(self.least, self.unit):
             raise ConfigError(f"{self.name}={text} is too little: give {self.least} or more")
         return value
@@ -81,7 +83,7 @@ def split(text: str) -> tuple[str, dict[str, str]]:
     for part in rest.split(",") if rest else []:
         key, equals, value = part.partition("=")
         if not equals or not key or not value:
-            raise ConfigError(f"{name}: {part!r} is no parameter: give KEY=VALUE, as in {name}:KEY=VALUE,KEY=VALUE")
+            raise ConfigError(f"{name}: {part!r} is not a parameter: give KEY=VALUE, as in {name}:KEY=VALUE,KEY=VALUE")
         if key in told:
             raise ConfigError(f"{name}: {key} is given twice, as {told[key]} and as {value}: give it once")
         told[key] = value

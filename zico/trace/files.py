@@ -204,7 +204,7 @@ class TraceReader:
                 rest = b""
             rest += piece[end:]
             if len(rest) > MAX_LINE_BYTES:
-                raise TraceError(self._path, 0, f"has a line of more than {MAX_LINE_BYTES} bytes: this is no trace")
+                raise TraceError(self._path, 0, f"has a line of more than {MAX_LINE_BYTES} bytes: this is not a trace")
 
     def _pieces(self) -> Iterator[bytes]:
         """Yield the file's content, uncompressed."""
@@ -234,7 +234,7 @@ class TraceReader:
             try:
                 line = decode_line(text)
             except WRONG as error:
-                raise self._error(f"is no event ({error}): record it again", add=number) from None
+                raise self._error(f"is not an event ({error}): record it again", add=number) from None
             if isinstance(line, Stop):
                 raise self._error("is the last line, but more follow: files were joined, keep one", add=number)
         raise AssertionError  # pragma: no cover - one of the lines was wrong

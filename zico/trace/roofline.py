@@ -95,4 +95,4 @@ def device_model(name: str) -> DeviceModel:
     try:
         return DEVICES[name.lower()]
     except KeyError:
-        raise ConfigError(f"{name!r} is no device model: give one of {', '.join(DEVICES)}") from None
+        raise ConfigError(f"{name!r} is not a device model: give one of {', '.join(DEVICES)}") from None

@@ -40,7 +40,7 @@ def policy_named(text: str) -> Compiled:
     """
     name, told = split(text)
     if name not in POLICIES:
-        raise ConfigError(f"{name!r} is no policy: choose one of {', '.join(POLICIES)}")
+        raise ConfigError(f"{name!r} is not a policy: choose one of {', '.join(POLICIES)}")
     policy: Compiled = importlib.import_module(f"{__name__}.{name}").POLICY
     return policy.told(told)
 

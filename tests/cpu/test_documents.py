@@ -1,0 +1,205 @@
+"""What users read: short README, short sentences, links that resolve, and names that exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from zico.broker.messages import RefusedRequest, Saving
+from zico.cli import command
+from zico.config import Flags
+from zico.report.model import JobFigures, PoolFigures, ProcessFigures, RunReport
+from zico.report.simulation_model import SimulatedJob, SimulatedLoad, SimulatedRow, SimulationReport
+from zico.scheduler.policies import POLICIES, policy_named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import msgspec
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+WRITTEN_BY_A_BENCHMARK = DOCS / "evaluation.md"
+GUIDES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page != WRITTEN_BY_A_BENCHMARK)]
+"""What users read, but for the pages on design."""
+LINKED = [*GUIDES, WRITTEN_BY_A_BENCHMARK, ROOT / "CONTRIBUTING.md", *sorted((DOCS / "design").glob("*.md"))]
+
+MOST_LINES = 160
+MOST_COLUMNS = 100
+MOST_WORDS = 25
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def prose(text: str) -> Iterator[str]:
+    """Yield paragraphs and list items, without code blocks, tables, headings and pictures."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[*-]|\d+\.) )|\n(?=#)", text):
+        if not block.strip("\n").startswith(("    ", "|", "#", "!", ":::")):
+            yield re.sub(r"^\s*(?:[*-]|\d+\.) ", "", block.strip())
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a page; code counts as one word, a link as its text."""
+    for block in prose(text):
+        plain = re.sub(r"`[^`]+`", "code", block)
+        plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", plain)
+        yield from re.split(r"(?<=[.!?])[\"*)]*\s+", plain)
+
+
+def words(sentence: str) -> list[str]:
+    """Return the words of a sentence."""
+    return [word for word in sentence.split() if re.search(r"\w", word)]
+
+
+def too_long(text: str) -> list[str]:
+    """Return the sentences of a page that have too many words."""
+    return [sentence for sentence in sentences(text) if len(words(sentence)) > MOST_WORDS]
+
+
+def slug(heading: str) -> str:
+    """Return a heading's anchor, as GitHub and the site make it."""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", heading.strip().lower())
+    return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """Return the relative links of a page that lead to no file, or to no heading of a page."""
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        file = (page.parent / path) if path else page
+        if not file.exists():
+            broken.append(target)
+        elif anchor and file.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), flags=re.MULTILINE)
+            if anchor not in {slug(heading) for heading in headings}:
+                broken.append(target)
+    return broken
+
+
+def _options(name: str, of: click.Command) -> dict[str, set[str]]:
+    """Return the options of a command and of its subcommands, by the words that call each."""
+    found = {name: {option for parameter in of.params for option in parameter.opts} | {"--help", "-h"}}
+    for child, sub in of.commands.items() if isinstance(of, click.Group) else ():
+        found |= _options(f"{name} {child}".strip(), sub)
+    found["trace"] = found.get("trace record", set())  # ``record`` may be left out
+    return found
+
+
+OPTIONS = _options("", command)
+
+
+def unknown_options(text: str) -> list[str]:
+    """Return what a page says of ``zico`` that the command line does not have."""
+    unknown = []
+    code = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*$", "", text, flags=re.MULTILINE))
+    code += re.findall(r"^    (?:\$ )?(.+)$", text, flags=re.MULTILINE)
+    for span in code:
+        if "PIP_FLAGS" in span:
+            continue
+        said = re.sub(r'"[^"]*"', "", span).partition(" -- ")[0].split()
+        options = {word.partition("=")[0] for word in said if re.match(r"-(?:-[a-z]|[a-z]$)", word)}
+        if said[:1] == ["zico"] and len(said) > 1 and not said[1].startswith("-"):
+            names = [" ".join(said[1 : n + 1]) for n in (2, 1) if " ".join(said[1 : n + 1]) in OPTIONS]
+            known = OPTIONS[names[0]] if names else set()
+            unknown += [f"zico {said[1]}"] if not names else []
+        elif said[:1] and said[0].startswith("--"):
+            known = set.union(*OPTIONS.values())
+        else:
+            continue
+        unknown += [f"{option} in {span!r}" for option in sorted(options - known)]
+    return unknown
+
+
+def test_the_readme_is_short() -> None:
+    """README has at most 160 lines of at most 100 columns."""
+    lines = README.read_text().splitlines()
+    assert len(lines) <= MOST_LINES
+    assert [line for line in lines if len(line) > MOST_COLUMNS] == []
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=_name)
+def test_sentences_are_short(page: Path) -> None:
+    """No sentence has more than 25 words, and no line of prose more than 100 columns."""
+    assert too_long(page.read_text()) == []
+    assert [line for block in prose(page.read_text()) for line in block.splitlines() if len(line) > MOST_COLUMNS] == []
+
+
+def test_a_long_sentence_is_found() -> None:
+    """The check sees a sentence of 26 words in a paragraph and in a list, and not in code or tables."""
+    long = " ".join(["word"] * (MOST_WORDS + 1)) + "."
+    fits = " ".join(["word"] * MOST_WORDS) + "."
+    assert too_long(f"# Title\n\n{fits} {fits}\n{long} {fits}\n\n* {fits}\n* {long}\n") == [long, long]
+    assert too_long(f"```\n{long}\n```\n\n    {long}\n\n| {long} |\n| --- |\n") == []
+
+
+@pytest.mark.parametrize("page", LINKED, ids=_name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link leads to a file of the repository, and every anchor to a heading."""
+    assert broken_links(page, page.read_text()) == []
+
+
+def test_a_broken_link_is_found() -> None:
+    """The check sees a missing file and a missing heading."""
+    text = "[a](docs/run.md) [b](docs/nowhere.md) [c](docs/run.md#no-such-heading) [d](https://example.org/x)"
+    assert broken_links(README, text) == ["docs/nowhere.md", "docs/run.md#no-such-heading"]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=_name)
+def test_commands_and_options_exist(page: Path) -> None:
+    """Every ``zico`` command and every option that a page names is on the command line."""
+    assert unknown_options(page.read_text()) == []
+
+
+def test_an_unknown_option_is_found() -> None:
+    """The check sees commands and options that do not exist, in text and in code."""
+    text = "`zico run --fast`, `zico fly`, `--slow`\n\n    $ zico trace show FILE --csv X --pdf Y\n"
+    said = ["--fast in 'zico run --fast'", "zico fly", "--slow in '--slow'"]
+    assert unknown_options(text) == [*said, "--pdf in 'zico trace show FILE --csv X --pdf Y'"]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    """The site's navigation names every page of docs, and only files that exist."""
+    named = re.findall(r"[\w./-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2])
+    assert sorted(named) == sorted(["README.md", *(_name(page) for page in DOCS.rglob("*.md"))])
+
+
+def test_the_settings_are_all_described() -> None:
+    """The page on settings has every setting, and its variable."""
+    page = (DOCS / "settings.md").read_text()
+    names = [field.name for field in dataclasses.fields(Flags)]
+    assert [name for name in names if f"`--{name.replace('_', '-')}`" not in page] == []
+    assert [name for name in names if f"`ZICO_{name.upper()}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(RunReport, PoolFigures, JobFigures, ProcessFigures, Saving, RefusedRequest),
+        *(SimulationReport, SimulatedRow, SimulatedJob, SimulatedLoad),
+    ],
+)
+def test_the_reports_are_all_described(kind: type[msgspec.Struct]) -> None:
+    """The page on reports has every field."""
+    page = (DOCS / "reports.md").read_text()
+    assert [name for name in kind.__struct_fields__ if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_policies_are_all_described(name: str) -> None:
+    """The page on policies has every policy and every parameter with its default."""
+    page = (DOCS / "policies.md").read_text()
+    assert f"`{name}`" in page
+    given = [f"`{one.name}={one.default}`" for one in policy_named(name).parameters]
+    assert [text for text in given if text not in page] == []
