@@ -58,7 +58,9 @@ GROUPS = {
         *("zico.scheduler.policies.claims", "zico.scheduler.policies.none", "zico.scheduler.policies.salus"),
         *("zico.scheduler.policies.serial", "zico.scheduler.policies.shift", "zico.scheduler.torus"),
     ),
-    "cuda_hooks": ("zico.heap.memory_queries", "zico.heap.python_hooks", "zico.heap.stream_hooks"),
+    "cuda_hooks": (
+        *("zico.heap.memory_queries", "zico.heap.on_stream", "zico.heap.python_hooks", "zico.heap.stream_hooks"),
+    ),
     "cuda": ("zico.device_timeline", "zico.heap.device", "zico.heap.managed", "zico.heap.pinned", "zico.lookup"),
 }
 """Modules whose entries become one program. Every other module's entries are a program of their own."""

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.compiled import call, compiled, inlined, keep_out_of_line, keep_small, private_lock, private_unlock
+from zico.compiled import (
+    call,
+    compiled,
+    entry,
+    inlined,
+    keep_out_of_line,
+    keep_small,
+    private_lock,
+    private_unlock,
+)
 from zico.heap import backing, blocks, cells, following, gaps, placing, reclaim, streams, tensors
 from zico.heap.allocator import LARGEST, address_of, count, record_held, serve
-from zico.heap.layout import CELL_STEP_BYTES, CHUNK_BYTES, GRANULE_BYTES, NO_TENSOR
+from zico.heap.layout import CELL_STEP_BYTES, CHUNK_BYTES, GRANULE_BYTES, HEAP, NO_TENSOR
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
 from zico.heap.records import EXTRA, MAIN, SPILL, block_at, job_of, tick
 from zico.heap.streams import NO_SLOT
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
     from zico.pool.layout import Job
 
 
-@compiled
+@entry(HEAP, int, int)
 def allocate_on(heap: HeapRecord, size_bytes: int, stream: int) -> int:
     """Return the address of ``size_bytes`` for a stream's work from now on; else as ``allocate``.
 
@@ -112,7 +121,7 @@ def _cut(heap: HeapRecord, me: Job, number: int, slot: int, size_class: int) -> 
     return cells.take(heap, slot, size_class)
 
 
-@compiled
+@entry(HEAP, int, int)
 def free_on(heap: HeapRecord, address: int, stream: int) -> None:
     """Free a tensor of which a stream has been given its last use; what it lay in is the stream's to use again.
 
@@ -147,7 +156,7 @@ def _record_death(heap: HeapRecord, offset: int) -> None:
         ring.put(heap.ring_address, ring.FREE, block.number, block.size_bytes, NO_NAME)
 
 
-@compiled
+@entry(HEAP, int, int)
 def record_stream(heap: HeapRecord, address: int, stream: int) -> None:
     """Note that a stream uses a tensor that is another's: its free waits for what that stream was given until then."""
     offset = address - heap.base
@@ -158,7 +167,7 @@ def record_stream(heap: HeapRecord, address: int, stream: int) -> None:
     private_unlock(heap.mutex_address)
 
 
-@compiled
+@entry(HEAP)
 def settle(heap: HeapRecord) -> None:
     """Put the marks that are due on the streams, and free what the device has finished with: before the job leaves."""
     private_lock(heap.mutex_address)
