@@ -16,7 +16,7 @@ from timeline_machine import HeapTimelineMachine
 from zico.heap import allocator, on_stream
 from zico.heap.layout import CHUNK_BYTES, MAX_DEFERRED
 
-HeapTimelineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+HeapTimelineMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
 TestHeapTimeline = HeapTimelineMachine.TestCase
 
 
