@@ -44,13 +44,15 @@ $(DOCS_STAMP): $(STAMP)
 demo: setup ## Train a PyTorch and a TensorFlow job in three quarters of the sum of their peaks (about two minutes)
 	$(BIN)/python benchmarks/demo.py
 
+# By file, so that what the tests of a file share is made once; in the order of tests/conftest.py.
+WORKERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder --benchmark-disable
+
 test: setup ## Run every test that needs no GPU
 	$(BIN)/python -m zico.warming # compile once, before tests with deadlines start brokers
-	$(BIN)/python -m pytest tests/cpu --numprocesses 2 --benchmark-disable
-	$(BIN)/python -m pytest tests/process tests/framework
+	$(BIN)/python -m pytest tests/framework tests/process tests/cpu $(WORKERS)
 
 test-cpu: setup ## Run the tests that take seconds and start no processes
-	$(BIN)/python -m pytest tests/cpu --numprocesses 2 --benchmark-disable
+	$(BIN)/python -m pytest tests/cpu $(WORKERS)
 
 test-gpu: $(GPU_SETUP) ## Run the tests that need a GPU; fails where there is none (OFFLINE=1: with PYTHON as it is)
 	$(GPU_PYTHON) -m zico.warming # compile once: tests have deadlines

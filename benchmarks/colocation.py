@@ -107,19 +107,23 @@ class Runner:
     """Runs a pair in any configuration."""
 
     def __init__(self, pair: Pair, seconds: float, warm_up: int) -> None:
-        """Find the jobs' own peaks and their losses alone; takes a run of each."""
+        """Find the jobs' own peaks and their losses alone; takes two runs of each, of equal ones together."""
         self._pair = pair
         self._warm_up = warm_up
         self._seconds = seconds
         self._deadline_s = seconds + together.MARGIN_S
         self.peaks_bytes: list[int] = []
         self.alone_losses: list[tuple[str, ...]] = []
+        measured: dict[tuple[str, ...], tuple[dict[str, Any], tuple[str, ...]]] = {}
         for job in pair.jobs:
-            report = self._zico([job], "zico", NO_BUDGET, "--iterations", "8").report or {}
+            if job.argv() not in measured:
+                report = self._zico([job], "zico", NO_BUDGET, "--iterations", "8").report or {}
+                alone = together.run_plain([job], *self._until_time(), deadline_s=self._deadline_s)
+                measured[job.argv()] = report, alone.losses[0]
+            report, losses = measured[job.argv()]
             self.peaks_bytes.append(report["jobs"][0]["peak_bytes"])
             self.region_bytes: int = report["pool"]["region_bytes"]
-            alone = together.run_plain([job], *self._until_time(), deadline_s=self._deadline_s)
-            self.alone_losses.append(alone.losses[0])
+            self.alone_losses.append(losses)
 
     def attempt(self, configuration: Configuration, told: Sequence[str] = ()) -> dict[str, Any]:
         """Run the pair so and return the raw figures, or why there are none: one run must not end all others."""

@@ -1,8 +1,14 @@
-"""What all tests share: hypothesis takes no time limit for an example, since the first one of a test may compile."""
+"""What all tests share.
+
+* hypothesis takes no time limit for an example, since the first one of a test may compile.
+* Files with long tests run first, so that two workers end at about the same time.
+* What is there when tests begin, frameworks for example, is no work for the garbage collector.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 from typing import TYPE_CHECKING
 
 with contextlib.suppress(ImportError):  # tests/gpu may run where it is not installed
@@ -14,8 +20,23 @@ with contextlib.suppress(ImportError):  # tests/gpu may run where it is not inst
 if TYPE_CHECKING:
     import pytest
 
+FOLDERS = ("framework", "process", "cpu")
+"""Of tests, by how long a file takes."""
+
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Let ``timeout`` of setup.cfg be known where pytest-timeout is not installed: tests/gpu may run there."""
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds for a test, which nothing watches here", default="0")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long files first; within a folder the random order stays."""
+    rank = {name: place for place, name in enumerate(FOLDERS)}
+    items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that has been imported to the end: tests that collect garbage walk only what they have made."""
+    gc.collect()
+    gc.freeze()

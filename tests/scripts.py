@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import atexit
+import functools
 import json
 import os
+import re
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from harness import ANSWER_S, PATIENCE_S, Pool, clean_environment, until
+from harness import ANSWER_S, HERE, PATIENCE_S, Pool, clean_environment, compile_once, until
 
 from zico.launch.environment import job_environment
 from zico.pool.layout import JobState
@@ -23,13 +27,51 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 
+_IMPORTS = re.compile(r"^import (torch|tensorflow|keras)\b", re.MULTILINE)
+
+
+@functools.cache
+def warm(framework: str) -> list[str]:
+    """Return the command that runs a script where a framework is loaded; this process's server ends with it."""
+    compile_once()
+    directory = tempfile.mkdtemp(prefix="zw-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    path = Path(directory) / "s"
+    server = [sys.executable, str(HERE / "warm.py"), "serve", framework, str(path)]
+    process = subprocess.Popen(server, stdin=subprocess.PIPE, env=clean_environment())
+    atexit.register(process.kill)
+    until(lambda: path.exists() or process.poll() is not None, PATIENCE_S, f"{framework} is loaded")
+    assert process.poll() is None, f"{framework} could not be loaded"
+    return [sys.executable, "-I", "-S", str(HERE / "warm.py"), str(path)]
+
+
 class Script:
     """A Python process with its output; dead when the block ends."""
 
-    def __init__(self, arguments: list[str], environment: Mapping[str, str], under: Sequence[str] = ()) -> None:
-        """Start it, by another command if one is given."""
+    def __init__(
+        self,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        under: Sequence[str] = (),
+        *,
+        loaded: str = "",
+        fresh: bool = False,
+    ) -> None:
+        """Start it.
+
+        Args:
+            arguments: A script and what it is told.
+            environment: All of its environment.
+            under: A command that is to run it.
+            loaded: A framework that is loaded when it begins (``warm``): the one that it imports if none is named.
+            fresh: Let it import its framework itself.
+        """
+        if not loaded and not fresh and not under:
+            found = _IMPORTS.search(Path(arguments[0]).read_text())
+            loaded = found[1] if found else ""
+        command = warm(loaded.replace("tensorflow", "keras")) if loaded else [sys.executable]
         self.process = subprocess.Popen(
-            [*under, sys.executable, *arguments],
+            [*under, *command, *arguments],
             env=dict(environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -79,15 +121,16 @@ class Script:
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, output, errors)
 
 
-def job(pool: Pool, name: str, *arguments: object, **environment: str) -> Script:
+def job(pool: Pool, name: str, *arguments: object, fresh: bool = False) -> Script:
     """Start a Python job in the pool as ``zico run`` does."""
-    base = clean_environment() | environment
-    return Script([str(argument) for argument in arguments], job_environment(base, pool.socket, name))
+    environment = job_environment(clean_environment(), pool.socket, name)
+    return Script([str(argument) for argument in arguments], environment, fresh=fresh)
 
 
-def alone(*arguments: object) -> Script:
+def alone(*arguments: object, fresh: bool = False) -> Script:
     """Start the same Python process without Zico."""
-    return Script([str(argument) for argument in arguments], clean_environment() | {"PYTHONUNBUFFERED": "1"})
+    environment = clean_environment() | {"PYTHONUNBUFFERED": "1"}
+    return Script([str(argument) for argument in arguments], environment, fresh=fresh)
 
 
 def place_of(pool: Pool, name: str, within_s: float = PATIENCE_S) -> int:

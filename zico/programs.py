@@ -58,7 +58,7 @@ GROUPS = {
         *("zico.scheduler.policies.claims", "zico.scheduler.policies.none", "zico.scheduler.policies.salus"),
         *("zico.scheduler.policies.serial", "zico.scheduler.policies.shift", "zico.scheduler.torus"),
     ),
-    "cuda_hooks": ("zico.heap.cuda.hooks", "zico.heap.cuda.python_hooks"),
+    "cuda_hooks": ("zico.heap.cuda.hooks", "zico.heap.cuda.on_stream", "zico.heap.cuda.python_hooks"),
     "cuda": ("zico.device_timeline", "zico.heap.cuda.backing", "zico.heap.cuda.managed", "zico.lookup"),
 }
 """Modules whose entries become one program. Every other module's entries are a program of their own."""

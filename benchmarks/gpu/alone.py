@@ -38,6 +38,8 @@ CASES = (
 )
 HOST_CASES = (("dcgan", 4, "float32"),)
 EXTRAS = {"cudnn.benchmark": ("--benchmark",), "loader workers": ("--workers", "4"), "out of memory": ("--oom",)}
+SMOKE_EXTRAS = {"out of memory": tuple(word for words in EXTRAS.values() for word in words)}
+"""All at once."""
 SPACINGS_MIB = (None, 0, 64, 256, 1024)
 """Freed on a stream between two marks, with ``--spacing``; ``None``: by the rules for who is there."""
 
@@ -146,7 +148,7 @@ def main() -> int:
     else:
         for case in cases:
             keep(" ".join(map(str, case)), [runner.run(way, case) for way in turns])
-        for label, extra in EXTRAS.items():
+        for label, extra in (SMOKE_EXTRAS if options.smoke else EXTRAS).items():
             keep(label, [runner.run(way, cases[0], *extra) for way in ("plain", "zico")])
         rounds, batches = (1, 2) if options.smoke else (5, 20)
         result["torch"] = torch_calls.measure(rounds, batches, device=options.device)

@@ -202,7 +202,7 @@ PARTS: dict[str, Part] = {
     "a": Part(driver_facts.QUESTION, 300, _FACTS, _facts, (*_FACTS, "--twin"), compiles=False),
     "b": Part(
         "Do kernels, driver and next tier keep their contracts?",
-        *(480, (*_pytest("tests/gpu"), *_KEPT), _tests, (*_pytest("tests/gpu"), *_KEPT, "--twin")),
+        *(480, (*_pytest("tests/gpu"), *_KEPT), _tests, (*_pytest("tests/gpu/test_driver.py"), "--twin")),
     ),
     "c": Part(
         "What does Zico cost a job that has the GPU to itself?",

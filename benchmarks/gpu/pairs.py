@@ -56,7 +56,8 @@ def pairs(options: Namespace) -> list[Pair]:
         return Pair(f"{first[0]}+{second[0]}", (job(*first, 1), job(*second, 2)), options.device)
 
     if options.device == "host":
-        return [pair(("dcgan", 4), ("dcgan", 4))]
+        first = job("dcgan", 4, 1)  # alike, so that one is measured alone
+        return [Pair("dcgan+dcgan", (first, dataclasses.replace(first, name="dcgan-2")), options.device)]
     if options.paper:
         return [
             pair(("gnmt", 512), ("gnmt", 512)),
@@ -72,7 +73,9 @@ def measure_pair(pair: Pair, options: Namespace) -> dict[str, Any]:
     least = min(options.shares)
     bounded = [Configuration("zico", share) for share in options.shares]
     peers = [] if options.smoke else [Configuration("serial", least)]
-    plain = [] if options.smoke and options.paper else [Configuration(PLAIN)]
+    plain = [Configuration(PLAIN)]
+    if options.smoke and options.paper:
+        bounded, plain = [], []
     runs: list[tuple[str, Configuration, tuple[str, ...]]] = [
         (configuration.label, configuration, ()) for configuration in (BASE, *plain, *bounded, *peers)
     ]

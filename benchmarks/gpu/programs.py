@@ -8,6 +8,7 @@ the script works. The result is written after each program.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import re
 import shlex
@@ -16,14 +17,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import common
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 QUESTION = "Do CuPy, JAX, Numba, isolated jobs and compute-sanitizer work in a pool on a GPU?"
 DEADLINE_S = 120.0
@@ -64,7 +62,8 @@ def programs(*, smoke: bool) -> list[Program]:
     ]
 
 
-def run(argv: Sequence[str]) -> dict[str, Any]:
+@functools.cache
+def run(argv: tuple[str, ...]) -> dict[str, Any]:
     """Run a command to its end or its deadline; returns its exit code, its losses, and what it said if it failed."""
     begun_s = time.monotonic()
     try:

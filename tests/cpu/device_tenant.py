@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import dataclasses
 import itertools
@@ -60,6 +61,7 @@ class DeviceTenant:
         self.heap = Heap(self.member, self.record, wait_limit_s=wait_limit_s, timeline=timeline)
         self.streams = [next(_handles) for _ in range(streams)]
         self.live: list[Tensor] = []
+        self._spans: list[tuple[int, int]] = []  # of the living, by address
         self.faults: list[str] = []
         self._tags: set[int] = set()
 
@@ -75,7 +77,10 @@ class DeviceTenant:
         if address <= 0:
             return None
         assert address % 512 == 0
-        assert all(address + size_bytes <= t.address or t.address + t.size_bytes <= address for t in self.live)
+        at = bisect.bisect(self._spans, (address, 0))
+        beside = self._spans[max(at - 1, 0) : at + 1]
+        assert all(address + size_bytes <= begin or end <= address for begin, end in beside)
+        self._spans.insert(at, (address, address + size_bytes))
         tensor = Tensor(address, size_bytes, handle, next(_tags))
         self.live.append(tensor)
         self.device.launch(handle, lambda: self._write(tensor))
@@ -84,6 +89,7 @@ class DeviceTenant:
     def free(self, tensor: Tensor) -> None:
         """Let a kernel check the pattern, and free behind it."""
         self.live.remove(tensor)
+        self._spans.remove((tensor.address, tensor.address + tensor.size_bytes))
         self.device.launch(tensor.stream, lambda: self._check(tensor))
         on_stream.free_on(self.record[0], tensor.address, tensor.stream)
 

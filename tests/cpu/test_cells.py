@@ -226,7 +226,7 @@ def test_a_chunk_in_which_cells_only_wait_serves_before_a_new_one() -> None:
     machine.teardown()
 
 
-CellsMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+CellsMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestCells = CellsMachine.TestCase
 
 

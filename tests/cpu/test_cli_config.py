@@ -114,7 +114,6 @@ def test_the_budget_is_rounded_down_to_whole_regions() -> None:
         (flags(device="cuda:"), "'cuda:' is not a device"),
         (flags(device="CUDA"), "'CUDA' is not a device"),
         (flags(mps="1"), "--mps: MPS needs a GPU"),
-        (flags(isolate="perhaps"), "--isolate: 'perhaps' is neither on nor off"),
         (flags(policy="fast"), "give one of zico, serial"),
         (flags(log_level="loud"), "give one of debug"),
         (flags(grace="soon"), "give seconds"),

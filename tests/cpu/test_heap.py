@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KIB, MIB = 1 << 10, 1 << 20
 
 
-HeapMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+HeapMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
 
 TestHeap = HeapMachine.TestCase
 

@@ -154,21 +154,12 @@ def test_the_history_is_shortened_without_losing_the_period() -> None:
         assert record["tracker"]["gap"] == len(sizes)
         rounds = (1 << 16) // len(sizes) + 20
         before = int(tenant.job["iteration"])
-        _repeat(record, np.array(sizes, "i8"), rounds)
+        for _ in range(rounds):
+            for address in [allocator.allocate(record, size, 64) for size in sizes]:
+                allocator.free(record, address)
         assert record["tracker"]["n"] < 1 << 16
         assert record["tracker"]["gap"] == len(sizes)
         assert tenant.job["iteration"] == before + rounds
-
-
-@compiled
-def _repeat(heap: Record, sizes: Record, rounds: int) -> None:
-    """Allocate all sizes and free them, again and again."""
-    addresses = np.zeros(len(sizes), np.int64)
-    for _ in range(rounds):
-        for i in range(len(sizes)):
-            addresses[i] = allocator.allocate(heap, sizes[i], 64)
-        for i in range(len(sizes)):
-            allocator.free(heap, addresses[i])
 
 
 def test_a_second_thread_at_a_boundary_waits_along() -> None:

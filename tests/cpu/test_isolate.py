@@ -49,7 +49,7 @@ class IsolatedHeapMachine(HeapMachine):
             tenant.check_mappings()
 
 
-IsolatedHeapMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+IsolatedHeapMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
 TestIsolatedHeap = IsolatedHeapMachine.TestCase
 
 

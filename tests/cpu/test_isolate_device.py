@@ -79,7 +79,7 @@ class IsolatedTimelineMachine(HeapTimelineMachine):
         super().teardown()
 
 
-IsolatedTimelineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+IsolatedTimelineMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
 TestIsolatedTimeline = IsolatedTimelineMachine.TestCase
 
 

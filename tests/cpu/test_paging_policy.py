@@ -234,7 +234,7 @@ class Policy(RuleBasedStateMachine):
 
 
 TestPolicy = Policy.TestCase
-TestPolicy.settings = settings(max_examples=60, stateful_step_count=80, deadline=None)
+TestPolicy.settings = settings(max_examples=15, stateful_step_count=80, deadline=None)
 
 
 # -- the chain --------------------------------------------------------------------------------------------------------

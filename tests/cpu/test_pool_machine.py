@@ -307,6 +307,6 @@ class PoolMachine(ModelledPool):
         self.ceiling = max(self.budget, self._granted())
 
 
-PoolMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 TestPool = PoolMachine.TestCase

@@ -106,7 +106,7 @@ def best_mean(arcs: dict[int, dict[int, int]]) -> float:
 
 
 @given(a=SMALLS, b=SMALLS, budget=st.integers(2, 12))
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=60, derandomize=True, deadline=None)
 def test_the_best_of_all_schedules_is_found(a: Small, b: Small, budget: int) -> None:
     """The figure is that of the best cycle among all that the rules allow, each order of ending tried."""
     keeps = np.array([a.keeps, b.keeps])
@@ -128,7 +128,7 @@ def test_who_asks_first_gets_it(first: int, second: int, waits: int) -> None:
 
 
 @given(works=st.lists(st.integers(0, 5), min_size=1, max_size=8), step_ns=st.integers(1, 5), cell_ns=st.integers(2, 7))
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=60, derandomize=True, deadline=None)
 def test_cells_are_what_the_profile_says_nanosecond_by_nanosecond(works: list[int], step_ns: int, cell_ns: int) -> None:
     """A cell has the most held in it, what is held before it, the claim from it on, and when it first rises."""
     profile = Work(tuple(works), step_ns).load("a").profile

@@ -132,7 +132,7 @@ def test_policies_start_only_to_safe_states(name: str, drawn: list[JobView], len
 
 
 @given(drawn=jobs([JobState.BOUNDARY, JobState.RUNNING]), spare=st.integers(0, 3))
-@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 def test_nobody_behind_postpones_the_first_in_turn(drawn: list[JobView], spare: int) -> None:
     """With those who start now in flight, the first waiter's predicted start is no later than it was told."""
     assume(any(j.phase is JobState.BOUNDARY for j in drawn))

@@ -73,7 +73,7 @@ def test_an_absence_that_is_too_short_has_a_negative_area() -> None:
 
 
 @given(problems(most_ops=10, most_tensors=9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_plan_is_good(made: SwapProblem) -> None:
     """What a planner gives keeps all rules of the judge; what it refuses as impossible is below what is needed."""
     for by in SCORES:
@@ -178,7 +178,7 @@ def test_planners_have_names() -> None:
 
 
 @given(problems(most_ops=10, most_tensors=9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_lowest_limit_is_kept_at_its_overhead(made: SwapProblem) -> None:
     """What is found is a plan that keeps the limit and costs no more; no overhead allowed never costs less memory."""
     found = [lowest_limit(made, AutoSwap("swdoa", 1), share, SECONDS) for share in (0.0, 0.5)]
@@ -212,7 +212,7 @@ def area(made: SwapProblem, plan: SwapPlan) -> int:
 
 
 @given(problems())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_packing_loses_no_bytes(made: SwapProblem) -> None:
     """At no time does the packing problem have fewer bytes alive than the peak of an iteration without swaps."""
     free = dataclasses.replace(made, limit_bytes=None)

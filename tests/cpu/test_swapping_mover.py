@@ -193,4 +193,4 @@ class Moves(RuleBasedStateMachine):
 
 
 TestMoves = Moves.TestCase
-TestMoves.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestMoves.settings = settings(max_examples=10, stateful_step_count=25, deadline=None)

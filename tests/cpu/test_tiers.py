@@ -142,7 +142,7 @@ class TierMachine(RuleBasedStateMachine):
 
 
 TestTierMachine = TierMachine.TestCase
-TestTierMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestTierMachine.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
 
 
 def test_a_payload_that_does_not_fit_is_a_value_and_nothing_is_lost(stack: TierStack) -> None:

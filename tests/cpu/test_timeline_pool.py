@@ -183,7 +183,7 @@ class TimelineMachine(RuleBasedStateMachine):
             assert sorted(job.held) == mine
 
 
-TimelineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TimelineMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=60, deadline=None)
 
 TestTimeline = TimelineMachine.TestCase
 

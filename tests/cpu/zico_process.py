@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import IO
 
-DEADLINE_S = 150.0
+DEADLINE_S = 300.0
 """The first broker on a machine compiles for about a minute."""
 _DEAD_STATES = {"Z", "X"}
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import signal
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
 
 import pytest
 from harness import ANSWER_S, EXAMPLES, MIB, PATIENCE_S, clean_environment, pool, until
 from light_job import can_page
-from scripts import Script, alone, place_of
+from scripts import Script, place_of
 
 from zico.broker.saving import Wish
 from zico.launch.environment import job_environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(not can_page(), reason="this user may not serve page faults")
 
@@ -34,32 +33,39 @@ def arguments(name: str, losses: Path, *more: str) -> list[str]:
     return [str(script), "--iterations", str(ITERATIONS), "--quiet", "--losses", str(losses), *OPTIONS[name], *more]
 
 
+@functools.cache
+def unpaged(name: str) -> tuple[list[str], int]:
+    """Return the losses of an example that has the pool to itself, and its peak; they are those without Zico.
+
+    That is what ``test_exactness.py`` shows.
+    """
+    with tempfile.TemporaryDirectory() as directory, pool(regions=512, region_bytes=MIB) as made:
+        losses = Path(directory) / "losses"
+        with Script(arguments(name, losses), job_environment(clean_environment(), made.socket, name)) as process:
+            done = process.finish(2 * PATIENCE_S)
+        assert (done.returncode, "zico:" in done.stderr) == (0, False), done.stderr
+        return json.loads(losses.read_text()), made.client.report().jobs[-1].peak_bytes
+
+
 @pytest.mark.timeout(4 * PATIENCE_S)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_invariant_6_a_job_that_pages_has_the_losses_that_it_has_alone(name: str, tmp_path: Path) -> None:
     """Invariant 6: to the last bit, in 60 % of its peak, with blocks that really come and go, and nothing spilled."""
-    with alone(*arguments(name, tmp_path / "alone")) as process:
-        assert process.finish().returncode == 0
+    expected, peak_bytes = unpaged(name)
     with pool(regions=512, region_bytes=MIB) as made:
-        peaks = []
-        for wish in (Wish(), Wish("page", tier="memory:1GiB")):
-            limit_bytes = int(SHARE * peaks[0]) // MIB * MIB if peaks else 0
-            wanted = Wish(wish.save, limit_bytes, wish.tier)
-            environment = job_environment(clean_environment(), made.socket, name, wish=wanted)
-            with Script(arguments(name, tmp_path / f"losses{len(peaks)}"), environment) as process:
-                done = process.finish(2 * PATIENCE_S)
-            assert done.returncode == 0, done.stderr
-            assert "zico:" not in done.stderr
-            assert json.loads((tmp_path / f"losses{len(peaks)}").read_text()) == json.loads(
-                (tmp_path / "alone").read_text()
-            )
-            peaks.append(made.client.report().jobs[-1].peak_bytes)
-        assert peaks[1] <= SHARE * peaks[0]
-        saving = made.client.report().jobs[-1].saving
-        assert saving.how == "page"
-        assert saving.faults > 0
-        assert saving.out_bytes > 0
-        assert made.client.report().jobs[-1].spilled_bytes == 0
+        wish = Wish("page", int(SHARE * peak_bytes) // MIB * MIB, "memory:1GiB")
+        environment = job_environment(clean_environment(), made.socket, name, wish=wish)
+        with Script(arguments(name, tmp_path / "losses"), environment) as process:
+            done = process.finish(2 * PATIENCE_S)
+        assert done.returncode == 0, done.stderr
+        assert "zico:" not in done.stderr
+        assert json.loads((tmp_path / "losses").read_text()) == expected
+        (report,) = made.client.report().jobs
+        assert report.peak_bytes <= SHARE * peak_bytes
+        assert report.saving.how == "page"
+        assert report.saving.faults > 0
+        assert report.saving.out_bytes > 0
+        assert report.spilled_bytes == 0
 
 
 @pytest.mark.timeout(6 * PATIENCE_S)
@@ -115,8 +121,6 @@ def test_invariant_5_a_paged_training_job_that_is_killed_leaves_nothing(tmp_path
 @pytest.mark.timeout(4 * PATIENCE_S)
 def test_invariant_7_a_tier_that_is_full_ends_a_paged_training_job_in_an_error(tmp_path: Path) -> None:
     """Invariant 7: where limit and tier are too small together, the job ends out of memory, its losses so far right."""
-    with alone(*arguments("digits_resnet", tmp_path / "alone", "--iterations", "2")) as process:
-        assert process.finish().returncode == 0
     with pool(regions=512, region_bytes=MIB) as made:
         wanted = Wish("page", 24 * MIB, "memory:4MiB")
         environment = job_environment(clean_environment(), made.socket, "small", wish=wanted)
@@ -125,5 +129,5 @@ def test_invariant_7_a_tier_that_is_full_ends_a_paged_training_job_in_an_error(t
             done = process.finish(2 * PATIENCE_S)
         assert done.returncode > 0, done.stderr
         assert "memory" in done.stderr
-    found, expected = (json.loads((tmp_path / name).read_text()) for name in ("losses", "alone"))
-    assert found == expected[: len(found)]
+    found = json.loads((tmp_path / "losses").read_text())
+    assert found == unpaged("digits_resnet")[0][: len(found)]

@@ -30,7 +30,7 @@ def roomy() -> Iterator[Pool]:
 @functools.cache
 def checked(made: Pool, script: Path) -> dict[str, Any]:
     """Run a script of checks as a job of the pool, once."""
-    return run_checks(script, functools.partial(job, made, script.stem))
+    return run_checks(script, functools.partial(job, made, script.stem, fresh=True))
 
 
 def losses(process: Script) -> list[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 FLOATS = 2 * MIB // 4
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 def joined() -> session.Session:

@@ -26,7 +26,7 @@ MIB = 1 << 20
 REGION_BYTES = 4 * MIB
 N_REGIONS = 16
 BUDGET_BYTES = N_REGIONS * REGION_BYTES
-PATIENCE_S = 120
+PATIENCE_S = 300
 """For compiling on a machine that has never run this; seconds otherwise."""
 
 

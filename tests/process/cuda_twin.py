@@ -16,7 +16,7 @@ from typing import Any
 from broker_process import read_line
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 150.0
+PATIENCE_S = 300.0
 """For what may have to compile."""
 
 _SITE = """

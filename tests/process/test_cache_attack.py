@@ -14,7 +14,7 @@ from zico_process import ZicoRun, python
 from zico.paths import cache_root
 
 PROGRAM = Path(__file__).with_name("cached_program.py")
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 NOBODY = 65534
 _PLANTED = 63
 

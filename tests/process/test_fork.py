@@ -28,7 +28,7 @@ CANNOT_PAGE = pytest.mark.skipif(not can_page(), reason="this user may not serve
 def found() -> Iterator[dict[str, Any]]:
     """Give what the script found as a job, and see that the pool is empty after it."""
     with pool(regions=32, region_bytes=MIB) as made:
-        results = run_checks(SCRIPT, functools.partial(job, made, "forks"))
+        results = run_checks(SCRIPT, functools.partial(job, made, "forks", fresh=True))
         made.settled(lambda look: look.granted == 0, "everything is free")
         (report,) = made.client.report().jobs  # no child has joined
         assert report.name == "forks"
@@ -43,7 +43,7 @@ def test_invariant_10(found: dict[str, Any], name: str) -> None:
 
 def test_a_data_loader_with_workers_behaves_as_without_zico(found: dict[str, Any]) -> None:
     """The losses are those of the same script without Zico, to the last bit, although the workers spoil their data."""
-    assert found[LOSSES] == run_checks(SCRIPT, alone)[LOSSES]
+    assert found[LOSSES] == run_checks(SCRIPT, functools.partial(alone, fresh=True))[LOSSES]
     assert len(found[LOSSES]) == 8
 
 
@@ -60,7 +60,7 @@ def stressed(save: str) -> dict[str, Any]:
         environment = job_environment(clean_environment(), made.socket, "forks", wish=wish)
         results = run_checks(
             STRESS,
-            lambda *arguments: Script([str(argument) for argument in arguments], environment),
+            lambda *arguments: Script([str(argument) for argument in arguments], environment, fresh=True),
             within_s=STRESS_S,
         )
         made.settled(lambda look: look.granted == 0, "everything is free")

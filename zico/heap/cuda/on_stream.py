@@ -17,6 +17,7 @@ from zico.compiled import (
     array_at,
     call,
     compiled,
+    entry,
     inlined,
     keep_out_of_line,
     keep_small,
@@ -37,6 +38,7 @@ from zico.heap.layout import (
     FREED,
     GRANULE_BYTES,
     GRANULE_SHIFT,
+    HEAP,
     MAIN,
     MAX_DEFERRED,
     NO_TENSOR,
@@ -237,7 +239,7 @@ def _end_waiting(heap: HeapRecord, entry: Deferred) -> None:
 # -- entries ----------------------------------------------------------------------------------------------------------
 
 
-@compiled
+@entry(HEAP, int, int)
 def allocate_on(heap: HeapRecord, size_bytes: int, stream: int) -> int:
     """Return the address of ``size_bytes`` for a stream's work from now on; else as ``allocate``.
 
@@ -325,7 +327,7 @@ def _cut(heap: HeapRecord, me: Job, number: int, slot: int, size_class: int) -> 
     return slab.take(heap, slot, size_class)
 
 
-@compiled
+@entry(HEAP, int, int)
 def free_on(heap: HeapRecord, address: int, stream: int) -> None:
     """Free a tensor of which a stream has been given its last use; what it lay in is the stream's to use again.
 
@@ -360,7 +362,7 @@ def _record_death(heap: HeapRecord, offset: int) -> None:
         ring.put(heap.ring_address, ring.FREE, block.number, block.size_bytes, NO_NAME)
 
 
-@compiled
+@entry(HEAP, int, int)
 def record_stream(heap: HeapRecord, address: int, stream: int) -> None:
     """Note that a stream uses a tensor that is another's: its free waits for what that stream was given until then."""
     offset = address - heap.base
@@ -371,7 +373,7 @@ def record_stream(heap: HeapRecord, address: int, stream: int) -> None:
     private_unlock(heap.mutex_address)
 
 
-@compiled
+@entry(HEAP)
 def settle(heap: HeapRecord) -> None:
     """Put the marks that are due on the streams, and free what the device has finished with: before the job leaves."""
     private_lock(heap.mutex_address)
