@@ -17,7 +17,7 @@ from typing import Any
 import common
 from swap_host import LIMIT_S, RESNET, SHARES, SMOKE_LIMIT_S, Scale, Way, measure
 
-from zico.paged_job import PARTS_VARIABLE
+from zico.config import PARTS_VARIABLE
 from zico.paging.layout import ALL, INVALIDATE, PREEVICT, PREFETCH
 from zico.units import format_bytes
 

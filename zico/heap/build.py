@@ -45,6 +45,7 @@ from zico.heap.layout import (
     Attached,
 )
 from zico.pool.layout import NOBODY
+from zico.tiers.wishes import spill_directory
 from zico.trace.events import NO_NAME
 from zico.trace.online import MEMORY_BYTES
 
@@ -331,9 +332,8 @@ class Heap:
 
 def _open_spill_file(directory: str | None, size_bytes: int) -> int:
     """Return a sparse file without a name, or -1 where none can be had: then there is no next tier."""
-    directory = directory or os.environ.get("ZICO_SPILL_DIR") or ("/var/tmp" if os.path.isdir("/var/tmp") else None)  # noqa: S108, PTH112 - the FHS place for large temporary files
     try:
-        descriptor, path = tempfile.mkstemp(prefix="zico-spill-", dir=directory)
+        descriptor, path = tempfile.mkstemp(prefix="zico-spill-", dir=spill_directory(directory))
     except OSError:
         return -1
     os.unlink(path)  # noqa: PTH108

@@ -19,38 +19,34 @@ from zico.tiers.stack import TierStack
 from zico.tiers.wishes import parse_tiers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from zico.heap.build import Heap
     from zico.swapping.schedule import Observed
     from zico.tiers.rates import Rates
 
-TIER_VARIABLE = "ZICO_TIER"
 DEFAULT_TIER = "memory"
 BLOCK_BYTES = 256 << 10
 """Of a job's own tiers: what is smaller than a few of these never leaves."""
 
 
-def start(heap: Heap, environ: Mapping[str, str]) -> Swapper:
+def start(heap: Heap, tier: str = "", directory: str | None = None) -> Swapper:
     """Let idle tensors of this process leave for a tier and come back; an adapter tells of them.
 
-    Starts threads, makes the tier that the environment asks for and measures it.
+    Starts threads, makes the tier that is wanted and measures it. Files of tiers lie in ``directory``.
 
     Raises:
         ConfigError: There is no such tier, or it cannot be made.
         DriverError: The kernel has no memory for it.
     """
     record = heap.record[0]
-    directory = environ.get("ZICO_SPILL_DIR")
-    wishes = parse_tiers(environ.get(TIER_VARIABLE) or DEFAULT_TIER, directory)
-    tier = TierStack.create(wishes, block_bytes=BLOCK_BYTES, directory=directory, label="zico-swap")
+    wishes = parse_tiers(tier or DEFAULT_TIER, directory)
+    stack = TierStack.create(wishes, block_bytes=BLOCK_BYTES, directory=directory, label="zico-swap")
 
     gauge = HeapGauge(heap)
     gauge.choose_swapping()
-    mover = Mover(tier, gauge.publish, int(record["wait"]["limit_ns"]) / 1e9, gauge.has_room, gauge.be_patient)
+    mover = Mover(stack, gauge.publish, int(record["wait"]["limit_ns"]) / 1e9, gauge.has_room, gauge.be_patient)
 
     def rates() -> Rates:
-        return tier.rates()[0]
+        return stack.rates()[0]
 
     def tell(seen: Observed, margin: float) -> None:
         if gauge.leaves_it_to_the_broker():
