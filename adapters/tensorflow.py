@@ -60,7 +60,7 @@ def enable() -> Session | None:
         os.environ.setdefault(SYSTEM_ALLOCATOR, "1")
         for library, names in LIBRARIES.items():
             joined.redirect(library, names)
-        if os.environ.get("ZICO_JOB_SAVE") == "swap":
+        if joined.settings.wish.save == "swap":
             complain("feature maps stay", HookError(_ONLY_BETWEEN_STEPS))
     else:
         _enable_cuda(joined)

@@ -8,7 +8,6 @@ its global offset table. Tested with the version in ``TESTED_VERSION``; another 
 from __future__ import annotations
 
 import functools
-import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +88,7 @@ def enable() -> Session | None:
         torch_cuda.enable(joined)
     register_optimizer_step_post_hook(StepMarker(joined))
     Optimizer.__init__ = _expecting_marks(Optimizer.__init__, joined)
-    if os.environ.get(session.OPS_VARIABLE) and joined.heap.ring is not None:
+    if joined.settings.ops and joined.heap.ring is not None:
         from zico.adapters.torch_ops import OpRecorder, Sampling
 
         joined.at_boundaries.append(Sampling(OpRecorder(joined.heap)).boundary)
@@ -104,8 +103,9 @@ def _swap(joined: Session) -> None:
     from zico.offload import swap_joining, swapper
     from zico.offload.state_return import Resting
 
+    settings = joined.settings
     try:
-        joined.swapper = swap_joining.start(joined.heap, os.environ)
+        joined.swapper = swap_joining.start(joined.heap, settings.wish.tier, settings.heap.get("spill_directory"))
     except ZicoError as error:
         complain("this process does not swap", error)
         return

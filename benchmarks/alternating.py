@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zico.session import OPS_VARIABLE, Session, current
+from zico.config import OPS_VARIABLE
+from zico.session import Session, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable

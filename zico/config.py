@@ -6,12 +6,17 @@ and the device's memory, so every rule here is testable as a function.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Generic, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from zico.broker.messages import DEFAULT_SHARE, MAX_WAIT_S, Share
+from zico.broker.saving import DEFAULT_WISH, Wish, wish_in
+from zico.broker.shares import share_in
 from zico.errors import ConfigError
 from zico.units import KIB, MIB, format_bytes, parse_size
 
@@ -51,6 +56,15 @@ MAX_GRACE_S = 3600.0
 
 SOCKET_VARIABLE = "ZICO_SOCKET"
 """Where a job, or ``zico status``, finds its broker."""
+
+RING_VARIABLE = "ZICO_TRACE_RING"
+"""A file made by ``zico trace`` into which the job records its events."""
+OPS_VARIABLE = "ZICO_TRACE_OPS"
+"""Set: record operations too, where the adapter can see them."""
+PARTS_VARIABLE = "ZICO_PAGING"
+"""Parts of paging that are on, a number (``zico.paging.layout``): for measuring what each is worth."""
+PLAN_VARIABLE = "ZICO_PLAN"
+"""``off``: place tensors by their classes alone, follow no plan."""
 
 _DEVICE = re.compile(r"host|cuda(:(?P<ordinal>\d{1,4}))?")
 _SWITCH = {"": False, "0": False, "false": False, "1": True, "true": True}
@@ -339,3 +353,83 @@ def _most(
             "give at least the budget"
         )
     return most
+
+
+# -- a job's own process ----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class JobSettings:
+    """What the environment of a job's process says, but for whose process it is."""
+
+    name: str = "job"
+    share: Share = DEFAULT_SHARE
+    wish: Wish = DEFAULT_WISH
+    heap: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Of the heap's parameters those that were given: ``threshold_bytes``, ``wait_limit_s``, ``spill_directory``."""
+    spacing_bytes: int | None = None
+    """On a GPU: freed on a stream between two marks; ``None``: by who else is there."""
+    paging: int | None = None
+    """Parts of paging that are on; ``None``: all."""
+    window: str = ""
+    """On a GPU: how large the window of a job that pages is; empty: by what is free."""
+    ring: str = ""
+    """The file to record events into, if any."""
+    ops: bool = False
+    """Whether operations are recorded too."""
+    plans: bool = True
+    """Whether the heap follows plans."""
+
+
+def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
+    """Return the settings of a job's process.
+
+    Args:
+        environ: Of the process.
+        script: By whose name the job is called where none is given.
+
+    Raises:
+        ConfigError: One of them cannot be used; the message names the variable and the value.
+    """
+    parsers: dict[str, tuple[str, Callable[[str], Any]]] = {
+        "threshold_bytes": ("ZICO_THRESHOLD", lambda text: parse_size(text, whole_bytes=sys.maxsize)),
+        "wait_limit_s": ("ZICO_WAIT_LIMIT_S", _parse_wait_limit),
+        "spill_directory": ("ZICO_SPILL_DIR", str),
+        "spacing_bytes": ("ZICO_SPACING", _parse_spacing),
+        "paging": (PARTS_VARIABLE, _parse_parts),
+    }
+    given = {
+        field: _parsed(Setting(environ[variable], variable), parse).value
+        for field, (variable, parse) in parsers.items()
+        if environ.get(variable)
+    }
+    return JobSettings(
+        name=environ.get("ZICO_JOB") or Path(script).stem or "job",
+        share=share_in(environ),
+        wish=wish_in(environ),
+        spacing_bytes=given.pop("spacing_bytes", None),
+        paging=given.pop("paging", None),
+        heap=given,
+        window=environ.get("ZICO_PAGED_BYTES", ""),
+        ring=environ.get(RING_VARIABLE, ""),
+        ops=bool(environ.get(OPS_VARIABLE)),
+        plans=environ.get(PLAN_VARIABLE) != "off",
+    )
+
+
+def _parse_spacing(text: str) -> int:
+    return 0 if text.strip() == "0" else parse_size(text, whole_bytes=sys.maxsize)
+
+
+def _parse_wait_limit(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= (seconds := float(text)) <= MAX_WAIT_S:
+            return seconds
+    raise ConfigError(f"{text!r} is not a number of seconds from 0 to {MAX_WAIT_S:g}: give one such as 600")
+
+
+def _parse_parts(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a number: give flags of zico.paging such as 0x7") from None

@@ -5,7 +5,6 @@ Whatever keeps a job from being paged is said in one line, and the job goes on a
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from zico.autoload import complain
@@ -13,16 +12,13 @@ from zico.errors import BrokerError, ConfigError, DriverError, ZicoError
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Mapping
 
     from zico.broker.client import Membership
-    from zico.broker.saving import Wish
+    from zico.config import JobSettings
     from zico.heap.build import Heap
     from zico.offload.tiers import TierStack
     from zico.pool.table import PoolTable
 
-PARTS_VARIABLE = "ZICO_PAGING"
-"""Parts of paging that are on, a number (``zico.offload.paging_layout``): for measuring what each is worth."""
 _ASKED = -1
 """In ``PAGE_TABLE.pager_pid``: the broker has been asked."""
 _DEFAULT_TIERS = "memory"
@@ -33,22 +29,23 @@ _NOT_PAGED = "this job is not paged"
 _NOT_SWAPPED = "this job does not swap"
 
 
-def managed_settings(undo: contextlib.ExitStack, pool: PoolTable, job: int, wish: Wish) -> dict[str, Any]:
-    """Return the heap's settings of a job on a GPU: managed memory for its window, if it is to page."""
+def managed_window(undo: contextlib.ExitStack, pool: PoolTable, job: int, settings: JobSettings) -> dict[str, Any]:
+    """Return, as a parameter of the heap, managed memory for the window of a job on a GPU, if it is to page."""
+    wish = settings.wish
     if wish.save == "swap":
         complain(_NOT_SWAPPED, ZicoError("swapping on a GPU is not built yet: give page, or let it wait"))
     if wish.save != "page":
         return {}
-    from zico.heap.cuda.managed_window import VARIABLE, open_window
+    from zico.heap.cuda.managed_window import open_window
 
     try:
-        return {"managed": undo.enter_context(open_window(pool, job, os.environ.get(VARIABLE, "")))}
+        return {"managed": undo.enter_context(open_window(pool, job, settings.window))}
     except DriverError as error:
         complain(_NOT_PAGED, error)
         return {}
 
 
-def open_heap(pool: PoolTable, job: int, settings: dict[str, Any], wish: Wish, framework: str) -> Heap:
+def open_heap(pool: PoolTable, job: int, settings: JobSettings, framework: str, of_device: dict[str, Any]) -> Heap:
     """Return the process's heap, on the host with the window of a job that pages, if it is to page.
 
     Where that is left open a job pages whose framework has nothing to swap with. Its record then says so, and how long
@@ -57,17 +54,18 @@ def open_heap(pool: PoolTable, job: int, settings: dict[str, Any], wish: Wish, f
     from zico.heap.build import Heap
     from zico.heap.layout import HEAP_RECORD
 
+    wish, parameters = settings.wish, {**settings.heap, **of_device}
     pages = wish.save == "page" or (wish.save == "auto" and framework not in SWAPPING)
-    if pages and "timeline" not in settings:
+    if pages and "timeline" not in of_device:
         try:
-            tiers = _tiers(pool, wish.tier)
-            heap = Heap(pool, HEAP_RECORD, **settings, tiers=tiers, paging=_parts(os.environ))
+            tiers = _tiers(pool, settings)
+            heap = Heap(pool, HEAP_RECORD, **parameters, tiers=tiers, paging=settings.paging)
         except ZicoError as error:
             complain(_NOT_PAGED, error)
         else:
             _tell(pool, job, tiers)
             return heap
-    return Heap(pool, HEAP_RECORD, **settings)
+    return Heap(pool, HEAP_RECORD, **parameters)
 
 
 def _tell(pool: PoolTable, job: int, tiers: TierStack) -> None:
@@ -80,27 +78,14 @@ def _tell(pool: PoolTable, job: int, tiers: TierStack) -> None:
     record["save"] = SaveMode.PAGE
 
 
-def _tiers(pool: PoolTable, wanted: str) -> TierStack:
+def _tiers(pool: PoolTable, settings: JobSettings) -> TierStack:
     from zico.offload.destinations import parse_tiers
     from zico.offload.pager import block_bytes_for
     from zico.offload.tiers import TierStack
 
-    return TierStack.create(parse_tiers(wanted or _DEFAULT_TIERS), block_bytes=block_bytes_for(pool.region_bytes))
-
-
-def _parts(environment: Mapping[str, str]) -> int | None:
-    """Return the parts of paging that are on, ``None``: all.
-
-    Raises:
-        ConfigError: They are no number.
-    """
-    text = environment.get(PARTS_VARIABLE)
-    if not text:
-        return None
-    try:
-        return int(text, 0)
-    except ValueError:
-        raise ConfigError(f"{PARTS_VARIABLE}={text!r} is no number: give flags such as 0x7") from None
+    directory = settings.heap.get("spill_directory")
+    wishes = parse_tiers(settings.wish.tier or _DEFAULT_TIERS, directory)
+    return TierStack.create(wishes, block_bytes=block_bytes_for(pool.region_bytes), directory=directory)
 
 
 def serve_pages(heap: Heap, membership: Membership) -> None:

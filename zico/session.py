@@ -12,26 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zico.autoload import complain
-from zico.errors import ConfigError, HookError
+from zico.errors import HookError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from zico.broker.client import Membership
+    from zico.config import JobSettings
     from zico.device_timeline import DeviceTimeline
     from zico.heap.build import Heap
     from zico.pool.table import PoolTable
 
 OWNER_VARIABLE = "ZICO_OWNER_PID"
 """The process that is the job; its descendants stay out of the pool."""
-
-RING_VARIABLE = "ZICO_TRACE_RING"
-"""A file made by ``zico trace`` into which the job records its events."""
-OPS_VARIABLE = "ZICO_TRACE_OPS"
-"""Set: record operations too, where the adapter can see them."""
-PLAN_VARIABLE = "ZICO_PLAN"
-"""``off``: place tensors by their classes alone, follow no plan."""
 
 GRACE_ALLOCATIONS = 1 << 14
 """Of tensors over the threshold: about ten iterations of a ResNet-110, or one of eight micro-batches."""
@@ -43,12 +37,18 @@ class Session:
     """This process's place in a pool, its heap, and the marks of its iterations."""
 
     def __init__(
-        self, membership: Membership, pool: PoolTable, heap: Heap, timeline: DeviceTimeline | None = None
+        self,
+        membership: Membership,
+        pool: PoolTable,
+        heap: Heap,
+        settings: JobSettings,
+        timeline: DeviceTimeline | None = None,
     ) -> None:
         """Own what has been set up; use ``attach``."""
         self.membership = membership
         self.pool = pool
         self.heap = heap
+        self.settings = settings
         self.timeline = timeline
         self.frameworks: list[str] = []
         self.swapper: Any = None
@@ -230,35 +230,34 @@ def attach(framework: str, *, kind: str = "host") -> Session | None:
 
 
 def _join(socket_path: Path, framework: str, kind: str) -> Session:
-    settings = _settings(os.environ)
-    from zico.broker.client import BrokerClient
-    from zico.broker.saving import wish_in
-    from zico.broker.shares import share_in
-    from zico.heap import hooks  # noqa: F401 - compiled or loaded before the place in the pool is taken
-    from zico.paged_job import managed_settings, open_heap, serve_pages
+    from zico.config import job_settings
 
-    wish = wish_in(os.environ)
-    name = os.environ.get("ZICO_JOB") or Path(sys.argv[0]).stem or "job"
+    settings = job_settings(os.environ, sys.argv[0])
+    from zico.broker.client import BrokerClient
+    from zico.heap import hooks  # noqa: F401 - compiled or loaded before the place in the pool is taken
+    from zico.paged_job import managed_window, open_heap, serve_pages
+
     with BrokerClient(socket_path) as client:
-        membership = client.join(name, framework, share_in(os.environ), wish)
+        membership = client.join(settings.name, framework, settings.share, settings.wish)
     with contextlib.ExitStack() as undo:
         undo.callback(membership.leave)
         if membership.device.kind != kind:
             membership.close_descriptors()
         _refuse_kind(membership, framework, kind)
         pool = undo.enter_context(membership.map_pool())
-        timeline = _device_timeline(pool, kind, settings.pop("spacing_bytes", None))
+        timeline = _device_timeline(pool, kind, settings.spacing_bytes)
+        of_device: dict[str, Any] = {}
         if timeline is not None:
             undo.callback(timeline.close)
-            settings["timeline"] = timeline.functions
-            settings |= managed_settings(undo, pool, membership.job, wish)
-        heap = open_heap(pool, membership.job, settings, wish, framework)
-        if ring := os.environ.get(RING_VARIABLE):
-            _record(heap, ring, framework)
+            of_device["timeline"] = timeline.functions
+            of_device |= managed_window(undo, pool, membership.job, settings)
+        heap = open_heap(pool, membership.job, settings, framework, of_device)
+        if settings.ring:
+            _record(heap, settings.ring, framework)
         serve_pages(heap, membership)
-        heap.enable(plan=os.environ.get(PLAN_VARIABLE) != "off" and heap.managed is None)
+        heap.enable(plan=settings.plans and heap.managed is None)
         undo.pop_all()
-    session = Session(membership, pool, heap, timeline)
+    session = Session(membership, pool, heap, settings, timeline)
     _guard_forks(session)
     _explain_failures(session)
     return session
@@ -306,36 +305,6 @@ def _record(heap: Heap, path: str, framework: str) -> None:
         heap.record_to(RingFile(path, framework, int(heap.record[0]["threshold_bytes"])))
     except TraceError as error:
         complain("this process is not recorded", error)
-
-
-def _settings(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Read the heap's settings from the environment.
-
-    Raises:
-        ConfigError: One is no number, or out of its range.
-    """
-    from zico.units import parse_size
-
-    settings: dict[str, Any] = {}
-    if threshold := environment.get("ZICO_THRESHOLD"):
-        settings["threshold_bytes"] = parse_size(threshold, whole_bytes=sys.maxsize)
-    if spacing := environment.get("ZICO_SPACING"):
-        settings["spacing_bytes"] = 0 if spacing.strip() == "0" else parse_size(spacing, whole_bytes=sys.maxsize)
-    if limit := environment.get("ZICO_WAIT_LIMIT_S"):
-        settings["wait_limit_s"] = _wait_limit_s(limit)
-    if directory := environment.get("ZICO_SPILL_DIR"):
-        settings["spill_directory"] = directory
-    return settings
-
-
-def _wait_limit_s(text: str) -> float:
-    from zico.broker.messages import MAX_WAIT_S
-
-    with contextlib.suppress(ValueError):
-        if 0 <= (seconds := float(text)) <= MAX_WAIT_S:
-            return seconds
-    message = f"ZICO_WAIT_LIMIT_S={text!r} is not a number of seconds from 0 to {MAX_WAIT_S:g}: give one such as 600"
-    raise ConfigError(message)
 
 
 def _explain_failures(session: Session) -> None:

@@ -233,7 +233,7 @@ def test_a_wait_limit_that_cannot_be_said_is_the_users_error(text: str, monkeypa
     """A job refuses its own variable, by its name, value and range, before it looks for a broker."""
     monkeypatch.setenv("ZICO_SOCKET", "/nowhere/s")
     monkeypatch.setenv("ZICO_WAIT_LIMIT_S", text)
-    with pytest.raises(ConfigError, match=f"ZICO_WAIT_LIMIT_S='{text}' is not a number of seconds from 0 to 1e\\+09"):
+    with pytest.raises(ConfigError, match=f"ZICO_WAIT_LIMIT_S: '{text}' is not a number of seconds from 0 to 1e\\+09"):
         session.attach("torch")
 
 

@@ -9,15 +9,19 @@ from unittest import mock
 
 import pytest
 
+from zico.broker.messages import Share
+from zico.broker.saving import Wish
 from zico.cli.broker import broker
 from zico.cli.options import KEYS, given_in, read_settings
 from zico.cli.run import run
 from zico.config import (
     DEFAULT_REGION_BYTES,
     DeviceMemory,
+    JobSettings,
     Setting,
     Settings,
     device_of,
+    job_settings,
     resolve,
 )
 from zico.errors import ConfigError
@@ -343,3 +347,38 @@ def test_a_most_below_the_budget_is_refused() -> None:
     """The sentence has both figures."""
     with pytest.raises(ConfigError, match="--most: 1 GiB is below the budget of 2 GiB"):
         resolved(flags(budget="2G", most="1G"))
+
+
+# -- a job's own process ----------------------------------------------------------------------------------------------
+
+
+def test_a_job_reads_what_its_environment_says() -> None:
+    """Each variable that a job's process reads is in its settings; without any, the defaults hold."""
+    says = {"ZICO_JOB": "a", "ZICO_JOB_WEIGHT": "2", "ZICO_JOB_SAVE": "page", "ZICO_TIER": "file"}
+    heap = {"ZICO_THRESHOLD": "1MiB", "ZICO_WAIT_LIMIT_S": "2.5", "ZICO_SPILL_DIR": "/s"}
+    others = {"ZICO_SPACING": "0", "ZICO_PAGING": "0x7", "ZICO_PAGED_BYTES": "50%"}
+    recorded = {"ZICO_TRACE_RING": "/r", "ZICO_TRACE_OPS": "1", "ZICO_PLAN": "off"}
+    assert job_settings(says | heap | others | recorded, "train.py") == JobSettings(
+        name="a",
+        share=Share(weight=2.0),
+        wish=Wish("page", tier="file"),
+        heap={"threshold_bytes": MIB, "wait_limit_s": 2.5, "spill_directory": "/s"},
+        spacing_bytes=0,
+        paging=7,
+        window="50%",
+        ring="/r",
+        ops=True,
+        plans=False,
+    )
+    assert job_settings({}, "/x/train.py") == JobSettings(name="train")
+    assert job_settings({"ZICO_THRESHOLD": ""}) == JobSettings()
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["ZICO_THRESHOLD", "ZICO_WAIT_LIMIT_S", "ZICO_SPACING", "ZICO_PAGING", "ZICO_JOB_SLO", "ZICO_JOB_LIMIT"],
+)
+def test_a_job_names_the_variable_that_it_cannot_use(variable: str) -> None:
+    """The message begins with the variable and has its value."""
+    with pytest.raises(ConfigError, match=f"^{variable}: 'x' is no "):
+        job_settings({variable: "x"})

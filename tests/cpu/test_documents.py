@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import pytest
 
 from zico.broker.messages import RefusedRequest, Saving
 from zico.cli import command
-from zico.config import Flags
+from zico.cli.options import KEYS
 from zico.report.model import JobFigures, PoolFigures, ProcessFigures, RunReport
 from zico.report.simulation_model import SimulatedJob, SimulatedLoad, SimulatedRow, SimulationReport
 from zico.scheduler.policies import POLICIES, policy_named
@@ -178,9 +177,8 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_the_settings_are_all_described() -> None:
     """The page on settings has every setting, and its variable."""
     page = (DOCS / "settings.md").read_text()
-    names = [field.name for field in dataclasses.fields(Flags)]
-    assert [name for name in names if f"`--{name.replace('_', '-')}`" not in page] == []
-    assert [name for name in names if f"`ZICO_{name.upper()}`" not in page] == []
+    assert [key for key in KEYS if f"`--{key}`" not in page] == []
+    assert [key for key in KEYS if f"`ZICO_{key.replace('-', '_').upper()}`" not in page] == []
 
 
 @pytest.mark.parametrize(

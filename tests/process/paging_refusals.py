@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "cpu"))  # run as a script, outs
 from paged_window import BLOCK_BYTES, BLOCKS, PagedWindow
 
 from zico.broker.saving import Wish
+from zico.config import JobSettings
 from zico.driver.userfault import REQUEST_POISON, SYS_USERFAULTFD, Reach
 from zico.heap import allocator
 from zico.heap.layout import HEAP_RECORD
@@ -77,7 +78,9 @@ def refused() -> None:
         pool.member[0]["job"] = pool.join(os.getpid(), "refused")
         become_nobody()
         refuse_userfaultfd()
-        heap = open_heap(pool, int(pool.member[0]["job"]), {}, Wish("page", tier="memory:1MiB"), "torch")
+        heap = open_heap(
+            pool, int(pool.member[0]["job"]), JobSettings(wish=Wish("page", tier="memory:1MiB")), "torch", {}
+        )
         assert heap.paged is None
         heap.enable()
         address = allocator.allocate(HEAP_RECORD[0], region_bytes, 64)

@@ -12,7 +12,7 @@ from zico.broker import messages as m
 from zico.broker import transport
 from zico.broker.devices import Device, open_driver
 from zico.broker.limits import make_room
-from zico.broker.saving import Wish
+from zico.broker.saving import DEFAULT_WISH, Wish
 from zico.broker.state import Connection, Role
 from zico.errors import BrokerError, ConfigError, RemoteProtocolError, ZicoError
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from zico.pool.table import PoolTable
 
 DEADLINE_S = 10.0
-DEFAULT_WISH = Wish()
 
 _Answer = TypeVar("_Answer", m.Welcome, m.More, m.Status, m.Report, m.Changed)
 

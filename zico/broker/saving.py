@@ -30,6 +30,9 @@ class Wish:
     """Where memory goes, as ``zico.offload.destinations`` reads it; empty: what is usual."""
 
 
+DEFAULT_WISH = Wish()
+
+
 def parse_mode(text: str) -> SaveMode:
     """Return a mode.
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from zico.cli.display import Display
 from zico.cli.options import settings_with
+from zico.config import OPS_VARIABLE
 from zico.errors import TraceError
 from zico.launch.commands import name_commands
 from zico.launch.recording import Recording
 from zico.launch.rundir import run_directory
 from zico.launch.supervisor import supervise
-from zico.session import OPS_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from zico.broker.devices import devices_here, has_usable_driver
 from zico.broker.lingering import CONTROL, daemon_at
 from zico.broker.outside import use_now
+from zico.config import PLAN_VARIABLE
 from zico.errors import DriverError
-from zico.session import PLAN_VARIABLE
 from zico.units import format_bytes
 
 if TYPE_CHECKING:

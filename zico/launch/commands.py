@@ -10,13 +10,12 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from zico.broker.messages import DEFAULT_SHARE, Share
-from zico.broker.saving import Wish
+from zico.broker.saving import DEFAULT_WISH, Wish
 from zico.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DEFAULT_WISH = Wish()
 MAX_COMMANDS = 64
 """Jobs of one pool at a time (``zico.pool.layout.MAX_JOBS``, kept here because that module needs NumPy)."""
 MAX_NAME_BYTES = 40

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import zico.launch
 from zico.broker import saving, shares
 from zico.broker.messages import DEFAULT_SHARE, Share
-from zico.broker.saving import Wish
+from zico.broker.saving import DEFAULT_WISH, Wish
 from zico.config import SOCKET_VARIABLE
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ PACKAGE = Path(zico.launch.__file__).parent.parent
 INJECT = PACKAGE / "inject"
 # Of a surrounding `zico run`: here they would make a process believe that it is part of that one's job.
 _NOT_INHERITED = ("ZICO_OWNER_PID", "ZICO_JOB", *shares.VARIABLES.values(), *saving.VARIABLES.values())
-DEFAULT_WISH = Wish()
 
 
 def job_environment(

@@ -27,7 +27,7 @@ from zico.offload.tiers import TierStack
 from zico.pool.layout import HEADER, MOST_WAYS, SaveMode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from zico.heap.build import Heap
     from zico.offload.mover import Figures
@@ -165,32 +165,30 @@ def _view(address: int, dtype: np.dtype[Any] | Layout[Any], count: int) -> Any: 
 # -- joining ----------------------------------------------------------------------------------------------------------
 
 
-TIER_VARIABLE = "ZICO_TIER"
 DEFAULT_TIER = "memory"
 BLOCK_BYTES = 256 << 10
 """Of a job's own tiers: what is smaller than a few of these never leaves."""
 
 
-def start(heap: Heap, environ: Mapping[str, str]) -> Swapper:
+def start(heap: Heap, tier: str = "", directory: str | None = None) -> Swapper:
     """Let idle tensors of this process leave for a tier and come back; an adapter tells of them.
 
-    Starts threads, makes the tier that the environment asks for and measures it.
+    Starts threads, makes the tier that is wanted and measures it. Files of tiers lie in ``directory``.
 
     Raises:
         ConfigError: There is no such tier, or it cannot be made.
         DriverError: The kernel has no memory for it.
     """
     record = heap.record[0]
-    directory = environ.get("ZICO_SPILL_DIR")
-    wishes = parse_tiers(environ.get(TIER_VARIABLE) or DEFAULT_TIER, directory)
-    tier = TierStack.create(wishes, block_bytes=BLOCK_BYTES, directory=directory, label="zico-swap")
+    wishes = parse_tiers(tier or DEFAULT_TIER, directory)
+    stack = TierStack.create(wishes, block_bytes=BLOCK_BYTES, directory=directory, label="zico-swap")
 
     gauge = HeapGauge(heap)
     gauge.choose_swapping()
-    mover = Mover(tier, gauge.publish, int(record["wait"]["limit_ns"]) / 1e9, gauge.has_room, gauge.be_patient)
+    mover = Mover(stack, gauge.publish, int(record["wait"]["limit_ns"]) / 1e9, gauge.has_room, gauge.be_patient)
 
     def rates() -> Rates:
-        return tier.rates()[0]
+        return stack.rates()[0]
 
     def tell(seen: Observed, margin: float) -> None:
         if gauge.leaves_it_to_the_broker():

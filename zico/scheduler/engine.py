@@ -27,7 +27,7 @@ from zico.compiled import array_at, call, compiled, entry, inlined, keep_out_of_
 from zico.pool.layout import JobState
 from zico.scheduler.demand import job_at
 from zico.scheduler.events import first_at, pop
-from zico.scheduler.grants import blocked_in_turn, grow_alone, hold, look_when_alone_ends, may_take, plan_retry
+from zico.scheduler.grants import blocked_in_turn, hold, look_when_alone_ends, may_take, plan_retry
 from zico.scheduler.layout import JOB, NO_TIME, NOBODY, SCENE
 from zico.scheduler.steps import arrive, begin, copy_out, end_step, go_on, resume
 from zico.scheduler.tenants import (
@@ -80,8 +80,6 @@ def _serve(run: RunRecord) -> None:
             regions = may_take(run, number)
             if regions > 0:
                 hold(run, number, tenant_of(run, number).held + regions)
-                if tenant_of(run, number).profiled == 0 and run.use_claims:
-                    grow_alone(run, number)
                 granted = True
             if need_of(tenant_of(run, number)) == 0:
                 run.n_blocked -= 1

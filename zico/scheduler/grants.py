@@ -98,13 +98,17 @@ def _see_claim(run: RunRecord, number: int) -> None:
 
 @compiled
 def may_take(run: RunRecord, number: int) -> int:
-    """Return how many of the regions that a job needs it may take now: if some leave a safe state, fewer do."""
+    """Return how many of the regions that a job needs it may take now; notes that it grows."""
     tenant = tenant_of(run, number)
     most = max(0, min(run.budget - run.granted, need_of(tenant)))
     if most == 0 or not run.use_claims:
         return most
-    if tenant.profiled == 0 and run.alone != number and someone_grows_alone(run):
-        return 0
+    return _safe_to_take(run, number, most) if tenant.profiled else _may_grow(run, number, most)
+
+
+@compiled
+def _safe_to_take(run: RunRecord, number: int, most: int) -> int:
+    """Return how many regions leave a safe state: if some do, fewer do."""
     if _is_safe_after(run, number, most):
         return most
     least = 0
@@ -118,14 +122,18 @@ def may_take(run: RunRecord, number: int) -> int:
 
 
 @compiled
-def grow_alone(run: RunRecord, number: int) -> None:
-    """Let a job without a profile take or renew the right to grow alone."""
+def _may_grow(run: RunRecord, number: int, most: int) -> int:
+    """Return how many regions a job without a profile may take, and let it take or renew the right to grow alone."""
     keep_out_of_line()
-    tenant = tenant_of(run, number)
-    if run.alone == number:
-        tenant.alone_spent_ns += min(run.now_ns - run.alone_since_ns, ALONE_FRESH_NS)
-    run.alone = number
-    run.alone_since_ns = run.now_ns
+    if run.alone != number and someone_grows_alone(run):
+        return 0
+    regions = _safe_to_take(run, number, most)
+    if regions > 0:
+        if run.alone == number:
+            tenant_of(run, number).alone_spent_ns += min(run.now_ns - run.alone_since_ns, ALONE_FRESH_NS)
+        run.alone = number
+        run.alone_since_ns = run.now_ns
+    return regions
 
 
 @compiled
