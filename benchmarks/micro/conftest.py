@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RESULT = pytest.StashKey[dict[str, Any]]()
 UNITS_NS = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
 DEADLINE_S = 1800
-NOT_COLUMNS = {"group", "name", "ns", "per", "goal_ns", "is_baseline", "over_baseline"}
+NOT_COLUMNS = {"group", "name", "ns", "per", "goal_ns", "is_baseline", "over_baseline", "added_ns"}
 
 
 class Benchmark(Protocol):
@@ -86,6 +86,7 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
         baseline = [one for one in rows if one["group"] == row["group"] and one.get("is_baseline")]
         if baseline and baseline[0] is not row:
             row["over_baseline"] = row["ns"]["median"] / baseline[0]["ns"]["median"]
+            row["added_ns"] = row["ns"]["median"] - baseline[0]["ns"]["median"]
     output_json.clear()
     output_json.update(config.stash[RESULT] | {"benchmarks": rows})
     common.save(output_json, text_of(rows), Path(config.getoption("benchmark_json")).parent)
@@ -118,6 +119,7 @@ def _table(group: str, rows: list[dict[str, Any]]) -> str:
     }
     if baseline:
         columns[f"over {baseline}"] = lambda row: f"{row['over_baseline']:.3f}" if "over_baseline" in row else "-"
+        columns["added"] = lambda row: text_of_ns(row["added_ns"]) if "added_ns" in row else "-"
     if any("goal_ns" in row for row in rows):
         columns["goal"] = _goal
     for key in dict.fromkeys(key for row in rows for key in row if key not in NOT_COLUMNS):
@@ -139,5 +141,5 @@ def _cell(key: str, row: dict[str, Any]) -> str:
 
 def text_of_ns(time_ns: float) -> str:
     """Return a time in the largest unit that leaves a digit before the point."""
-    unit, scale = next((one for one in UNITS_NS.items() if time_ns >= one[1]), ("ns", 1.0))
-    return f"{time_ns / scale:.3g} {unit}" if time_ns < 1000 * scale else f"{time_ns / scale:.0f} {unit}"
+    unit, scale = next((one for one in UNITS_NS.items() if abs(time_ns) >= one[1]), ("ns", 1.0))
+    return f"{time_ns / scale:.3g} {unit}" if abs(time_ns) < 1000 * scale else f"{time_ns / scale:.0f} {unit}"
