@@ -432,4 +432,4 @@ def _parse_parts(text: str) -> int:
     try:
         return int(text, 0)
     except ValueError:
-        raise ConfigError(f"{text!r} is not a number: give flags of zico.paging such as 0x7") from None
+        raise ConfigError(f"{text!r} is not a number: give flags such as 0x7") from None

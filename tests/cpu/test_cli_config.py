@@ -380,5 +380,5 @@ def test_a_job_reads_what_its_environment_says() -> None:
 )
 def test_a_job_names_the_variable_that_it_cannot_use(variable: str) -> None:
     """The message begins with the variable and has its value."""
-    with pytest.raises(ConfigError, match=f"^{variable}: 'x' is no "):
+    with pytest.raises(ConfigError, match=f"^{variable}: 'x' is not a "):
         job_settings({variable: "x"})

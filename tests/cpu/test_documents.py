@@ -25,9 +25,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 WRITTEN_BY_A_BENCHMARK = DOCS / "evaluation.md"
-GUIDES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page != WRITTEN_BY_A_BENCHMARK)]
+RECORDS = [WRITTEN_BY_A_BENCHMARK, DOCS / "results-history.md"]
+"""Figures and what was measured with, not for a first reader."""
+GUIDES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page not in RECORDS)]
 """What users read, but for the pages on design."""
-LINKED = [*GUIDES, WRITTEN_BY_A_BENCHMARK, ROOT / "CONTRIBUTING.md", *sorted((DOCS / "design").glob("*.md"))]
+LINKED = [*GUIDES, *RECORDS, ROOT / "CONTRIBUTING.md", *sorted((DOCS / "design").glob("*.md"))]
 
 MOST_LINES = 160
 MOST_COLUMNS = 100
