@@ -321,9 +321,9 @@ def _explain_failures(session: Session) -> None:
 
 
 def step() -> None:
-    """End the present iteration of this process's job and begin the next.
+    """End this job's iteration and begin the next one.
 
-    Waits until the scheduler admits the next iteration. Does nothing in a process that is in no pool.
+    It waits until the scheduler admits the next iteration. Outside a pool it does nothing.
     """
     if _current is not None:
         _current.step()
@@ -331,7 +331,7 @@ def step() -> None:
 
 @contextlib.contextmanager
 def iteration() -> Iterator[None]:
-    """Run the body as one iteration: ``step`` at its end, also when it raises.
+    """Run the body as one iteration; it calls ``step`` at the end, also when the body raises.
 
     Use it around the body of a training loop, not around the loop.
     """
@@ -342,7 +342,14 @@ def iteration() -> Iterator[None]:
 
 
 def status() -> dict[str, Any] | None:
-    """Return this job's place in the pool as numbers (bytes, counts, seconds); ``None`` in no pool."""
+    """Return this job's figures in the pool, or ``None`` outside a pool.
+
+    Returns:
+        ``name``, ``device``, ``frameworks``, ``iterations``; what the job holds now and held at most (``held_bytes``,
+        ``peak_bytes``), and what its tensors take (``tensor_bytes``); the time it waited (``waited_s``); the pool's
+        ``budget_bytes`` and whether it is ``isolated``. For a job that swaps or pages, also ``moved_out_bytes``,
+        ``moved_in_bytes``, ``late_arrivals``, ``copies_waited_s`` and ``copies_hidden_s``, else 0.
+    """
     if _current is None:
         return None
     record = _current.record

@@ -97,7 +97,7 @@ def test_a_budget_above_the_free_memory_is_refused(tmp_path: Path) -> None:
     twin = environment(tmp_path / "site", others, total_bytes=256 * MIB)
     with ZicoRun(*ON_GPU, python("pass"), **twin) as run:
         assert run.finish() == 2
-    assert "64 MiB, and 56 MiB of the device's 256 MiB are free, the rest is held by others" in run.stderr
+    assert "64 MiB, but 56 MiB of the device's 256 MiB are free, the rest is held by others" in run.stderr
 
 
 @pytest.mark.parametrize("reserve", ["1GiB", "0"])

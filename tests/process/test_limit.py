@@ -158,7 +158,7 @@ def test_shares_come_with_a_job_and_change(nursery: Nursery) -> None:
     ("arguments", "reason"),
     [
         ([], "nothing to change"),
-        (["--weight", "2"], "name it by --job"),
+        (["--weight", "2"], "name it with --job"),
         (["12 parsecs"], "is not a size"),
         (["1000G"], "--most"),
         (["1B"], "below one region"),
@@ -191,7 +191,7 @@ def test_the_command_changes_what_the_status_shows(shared_pool: Pool, capsys: py
         budgets.append(shared_pool.client.status().budget_bytes // shared_pool.region_bytes)
         assert main(["status", *socket]) == 0
     assert budgets == [8, 8, 24, 16]
-    assert "at most 6 MiB" in capsys.readouterr().out
+    assert "can be raised to 6 MiB" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

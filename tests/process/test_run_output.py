@@ -133,7 +133,7 @@ def test_a_report_directory_gets_all_files(tmp_path: Path) -> None:
         (["--device", "cuda:x", "true"], "is not a device"),
         (["--policy", "best", "true"], "give one of"),
         (["--region", "3MiB", "true"], "power of two"),
-        (["--json", "/no/such/directory/x.json", "true"], "no directory"),
+        (["--json", "/no/such/directory/x.json", "true"], "does not exist"),
         (["'unclosed"], "cannot split"),
         ([], "no command"),
         (["true", "--", "true"], "stands before --"),
