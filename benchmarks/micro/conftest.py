@@ -74,7 +74,7 @@ def measure(benchmark: Benchmark, request: pytest.FixtureRequest) -> Measure:
     """Return what times a function; the module's first line is the question of the result."""
     if RESULT not in request.config.stash:
         name = Path(request.config.getoption("benchmark_json") or "").stem
-        question = (request.module.__doc__ or "").partition("\n")[0]
+        question = (request.module.__doc__ or "").partition("\n")[0].replace("``", "`")
         request.config.stash[RESULT] = common.document(name, question, {"unit": "ns", "by": "pytest-benchmark"})
     return Measure(benchmark)
 
