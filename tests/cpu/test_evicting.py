@@ -211,6 +211,24 @@ def test_a_job_that_cannot_evict_keeps_what_it_has(refuses: str) -> None:
         assert (a.heap.slots["mapped"] != PRIVATE).all()
 
 
+def test_a_job_whose_memory_cannot_come_back_goes_on_without_it() -> None:
+    """Invariant 7: when nobody moves, a job goes on, in the pool, rather than wait for what it has evicted."""
+    with tenants(8, 2, claims=False, wait_limit_s=DEADLINE_S / 4) as (a, b):
+        a.allocate(6 * GRANULE_BYTES)
+        assert evict(a, 4) == 0
+        a.record[0]["wait"]["return_until_ns"] = 1 << 62  # so that only this ends its patience
+        b.allocate(5 * GRANULE_BYTES)
+        thread = in_thread(lambda: b.allocate(3 * GRANULE_BYTES))
+        until(lambda: b.job["waiting_threads"] == 1)
+        address = a.allocate(2 * GRANULE_BYTES)
+        assert not a.is_spilled(address)
+        assert (a.job["held"], a.job["evicted"]) == (4, 4)
+        a.free_all()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+        b.free_all()
+
+
 def test_a_job_at_its_boundary_evicts_what_persists() -> None:
     """A neighbour's growth moves a job's weights while it waits to be admitted; they are back before it goes on."""
     with (
