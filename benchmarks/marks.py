@@ -18,7 +18,7 @@ import numpy as np
 import zoo
 from numba import types
 
-from zico.compiled import array_at, callback, compiled
+from zico.compiled import array_at, callback
 from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.cuda import on_stream
@@ -76,18 +76,16 @@ def be_done(_context: int) -> int:
     return 0
 
 
-@compiled
 def replay(heap: Any, calls: Any, addresses: Any) -> int:  # noqa: ANN401 - a record and arrays
     """Make calls (number of the tensor, bytes; 0 bytes frees it); returns how many allocations were refused."""
     refused = 0
-    for i in range(len(calls)):
-        tensor = calls[i, 0]
-        if calls[i, 1] > 0:
-            addresses[tensor] = on_stream.allocate_on(heap, calls[i, 1], STREAM)
+    for tensor, size_bytes in calls.tolist():
+        if size_bytes > 0:
+            addresses[tensor] = on_stream.allocate_on(heap, size_bytes, STREAM)
             if addresses[tensor] <= 0:
                 refused += 1
         elif addresses[tensor] > 0:
-            on_stream.free_on(heap, addresses[tensor], STREAM)
+            on_stream.free_on(heap, int(addresses[tensor]), STREAM)
     return refused
 
 

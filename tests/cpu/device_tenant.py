@@ -88,10 +88,14 @@ class DeviceTenant:
 
     def free(self, tensor: Tensor) -> None:
         """Let a kernel check the pattern, and free behind it."""
-        self.live.remove(tensor)
-        self._spans.remove((tensor.address, tensor.address + tensor.size_bytes))
+        self.forget(tensor)
         self.device.launch(tensor.stream, lambda: self._check(tensor))
         on_stream.free_on(self.record[0], tensor.address, tensor.stream)
+
+    def forget(self, tensor: Tensor) -> None:
+        """Leave a tensor to whoever frees it."""
+        self.live.remove(tensor)
+        self._spans.remove((tensor.address, tensor.address + tensor.size_bytes))
 
     def use_on(self, tensor: Tensor, stream: int) -> None:
         """Let a kernel on another stream check the pattern, behind an event after the tensor's first kernel.

@@ -345,7 +345,7 @@ def test_what_the_device_does_not_order_is_not_used(device: SoftwareDevice) -> N
             device.refuses = lambda _kind, _stream: False
             assert allocated(job, size, 1).address != tensor.address
             on_stream.free_on(job.record[0], tensor.address, tensor.stream)
-            job.live.remove(tensor)
+            job.forget(tensor)
         assert job.record[0]["bad_frees"] == 2
         device.drain()
         assert not job.faults

@@ -103,7 +103,7 @@ def test_a_slot_is_mapped_anew_only_when_its_work_is_done(device: SoftwareDevice
         device.queues[b.streams[0]].clear()
         for stream in b.streams:
             device.launch(stream, lambda: None)
-        b.live.clear()
+        b.forget(kept)
         on_stream.free_on(b.record[0], kept.address, b.streams[0])
         swap = b.allocate(MIB)
         assert swap is not None
@@ -119,7 +119,8 @@ def test_a_slot_is_mapped_anew_only_when_its_work_is_done(device: SoftwareDevice
         assert not thread.is_alive()
         device.drain()
         assert not a.faults
-        b.live.clear()
+        for tensor in list(b.live):
+            b.forget(tensor)
 
 
 def test_marks_are_spaced_and_never_missing_when_somebody_waits(device: SoftwareDevice) -> None:
@@ -183,7 +184,7 @@ def test_a_tensor_freed_on_another_stream_waits_for_it(device: SoftwareDevice) -
         job.allocate(1, 1)
         tensor = job.allocate(MIB)
         assert tensor is not None
-        job.live.remove(tensor)
+        job.forget(tensor)
         device.launch(job.streams[1], lambda: None)
         on_stream.free_on(job.record[0], tensor.address, job.streams[1])
         assert job.record[0]["streams"]["n_deferred"] == 1
