@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from zico.compiled import array_at, call, compiled, monotonic_ns
+from zico.compiled import array_at, call, compiled
 from zico.heap.build import Heap
 from zico.heap.layout import HEAP_RECORD
+from zico.libc import monotonic_ns
 from zico.pool.regions import release, try_acquire
 from zico.pool.table import PoolTable
 from zico.trace import ring

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import common
 import numpy as np
 from lab.lms_vdnn import lms, tensors_of, vdnn
-from lab.paging_simulation import Device, Paging
-from lab.paging_workload import Naming, Workload, workload
 
 from zico.offload.paging_layout import ALL, DEEPUM, DEGREE, PREEVICT, PREFETCH, TUNE, Sizes
 from zico.planners.caching import reserved_by_caching
 from zico.planners.from_trace import iteration_problem
+from zico.simulator.paging_simulation import Device, Paging
+from zico.simulator.paging_workload import Naming, Workload, workload
 from zico.units import KIB
 
 if TYPE_CHECKING:

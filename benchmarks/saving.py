@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import common
-from lab.paging_simulation import by_paging
 
 from zico.planners.from_trace import iteration_problem
 from zico.scheduler.compare import Pool, horizon_of, simulate
@@ -22,6 +21,7 @@ from zico.scheduler.less_of_trace import by_swapping
 from zico.scheduler.policies import policy_named
 from zico.scheduler.saving import limited, over, simulate_saving
 from zico.scheduler.simulate import Load
+from zico.simulator.paging_simulation import by_paging
 
 if TYPE_CHECKING:
     from pathlib import Path

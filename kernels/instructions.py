@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from llvmlite import binding
 from numba import types
 
-from zico.compiled import libc_address
+from zico.libc import libc_address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,8 +19,9 @@ import numpy as np
 from numba import types
 
 from zico import elf
-from zico.compiled import array_at, call, callback, libc_address, record_at, symbol_address
+from zico.compiled import array_at, call, callback, record_at, symbol_address
 from zico.errors import HookError
+from zico.libc import libc_address
 from zico.records import I8, Numbers, Record, Records, dtype_of
 
 if TYPE_CHECKING:

@@ -23,9 +23,10 @@ import numpy as np
 from loops import Times, clock_ns
 from zico.kernels import launch, prepare, progress, scrub, spin
 
-from zico.compiled import call, compiled, monotonic_ns
+from zico.compiled import call, compiled
 from zico.driver.cuda import CudaDriver
 from zico.errors import ConfigError, DriverError
+from zico.libc import monotonic_ns
 from zico.units import MIB
 
 if TYPE_CHECKING:

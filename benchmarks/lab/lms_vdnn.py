@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lab.paging_workload import rows_of
+from zico.simulator.paging_workload import rows_of
 from zico.trace.events import Kind
 
 if TYPE_CHECKING:

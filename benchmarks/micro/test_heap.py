@@ -13,9 +13,9 @@ import loops
 import numpy as np
 import pytest
 
-from zico.compiled import libc_address
 from zico.heap import allocator, hooks
 from zico.heap.layout import HEAP_RECORD
+from zico.libc import libc_address
 from zico.units import MIB
 
 if TYPE_CHECKING:

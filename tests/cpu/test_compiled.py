@@ -14,7 +14,7 @@ import members
 import numpy as np
 import pytest
 
-from zico import compiled
+from zico import compiled, libc
 from zico.heap.layout import HEAP
 from zico.pool import waiting
 from zico.pool.table import make_mutex
@@ -25,56 +25,56 @@ DEADLINE_S = 20.0
 @compiled.compiled
 def now_ns() -> int:
     """Read the clock."""
-    return compiled.monotonic_ns()
+    return libc.monotonic_ns()
 
 
 @compiled.compiled
 def is_gone(pid: int) -> bool:
     """Ask for a process."""
-    return compiled.process_is_gone(pid)
+    return libc.process_is_gone(pid)
 
 
 @compiled.compiled
 def is_stopped(thread: int) -> bool:
     """Ask for a thread."""
-    return compiled.thread_is_stopped(thread)
+    return libc.thread_is_stopped(thread)
 
 
 @compiled.compiled
 def enter(mutex: int, wait_ns: int) -> tuple[int, int]:
     """Lock a mutex, waiting for so long; returns what that gave and who is inside."""
-    code = compiled.mutex_lock_within(mutex, wait_ns) if wait_ns else compiled.mutex_try_lock(mutex)
-    return code, compiled.mutex_owner(mutex)
+    code = libc.mutex_lock_within(mutex, wait_ns) if wait_ns else libc.mutex_try_lock(mutex)
+    return code, libc.mutex_owner(mutex)
 
 
 @compiled.compiled
 def leave(mutex: int) -> None:
     """Unlock it."""
-    compiled.mutex_unlock(mutex)
+    libc.mutex_unlock(mutex)
 
 
 @compiled.compiled
 def lock(heap: Any) -> None:  # noqa: ANN401 - a HEAP record
     """Enter the heap's critical section."""
-    compiled.private_lock(heap.mutex_address)
+    libc.private_lock(heap.mutex_address)
 
 
 @compiled.compiled
 def unlock(heap: Any) -> None:  # noqa: ANN401 - a HEAP record
     """Leave it."""
-    compiled.private_unlock(heap.mutex_address)
+    libc.private_unlock(heap.mutex_address)
 
 
 @compiled.compiled
 def rest(address: int, expected: int, timespec: int) -> None:
     """Sleep on a word."""
-    compiled.futex_wait(address, expected, timespec)
+    libc.futex_wait(address, expected, timespec)
 
 
 @compiled.compiled
 def wake(address: int) -> None:
     """Wake who sleeps on a word."""
-    compiled.futex_wake_all(address)
+    libc.futex_wake_all(address)
 
 
 @compiled.compiled
@@ -216,7 +216,7 @@ def test_a_mutex_is_waited_for_so_long_and_says_who_is_inside() -> None:
         thread.start()
         thread.join(DEADLINE_S)
         assert time.monotonic_ns() - begin_ns >= wait_ns
-    assert found == [(code, threading.get_native_id()) for code in (compiled.EBUSY, *[compiled.ETIMEDOUT] * 2)]
+    assert found == [(code, threading.get_native_id()) for code in (libc.EBUSY, *[libc.ETIMEDOUT] * 2)]
     leave(address)
     assert enter(address, 1) == (0, threading.get_native_id())
     leave(address)
@@ -224,6 +224,6 @@ def test_a_mutex_is_waited_for_so_long_and_says_who_is_inside() -> None:
 
 def test_an_unknown_name_of_the_c_library_is_an_error() -> None:
     """A function that the C library does not have is an ``AttributeError``, not an address."""
-    assert compiled.libc_address("free") > 0
+    assert libc.libc_address("free") > 0
     with pytest.raises(AttributeError):
-        compiled.libc_address("zico_has_no_such_function")
+        libc.libc_address("zico_has_no_such_function")

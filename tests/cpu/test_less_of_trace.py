@@ -6,11 +6,11 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from lab.paging_simulation import by_paging
 from trace_cases import MIB, Loop, train
 
 from zico.cli import main
 from zico.scheduler.less_of_trace import by_swapping
+from zico.simulator.paging_simulation import by_paging
 from zico.trace.events import Kind
 from zico.trace.files import write_trace
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab.lms_vdnn import Step, Tensors, lms, tensors_of, vdnn
-from lab.paging_simulation import Device, Paging
-from lab.paging_workload import Naming, Workload, workload
 
 from zico.errors import ConfigError, TraceError
 from zico.offload.paging_layout import ALL, BLOCK_BYTES, DEEPUM, INVALIDATE, PREEVICT, PREFETCH
+from zico.simulator.paging_simulation import Device, Paging
+from zico.simulator.paging_workload import Naming, Workload, workload
 from zico.trace.events import EVENT, NO_NAME, Kind, Origin, Trace
 from zico.trace.iterations import choose, find_iterations, lay_out
 from zico.trace.lifetimes import lifetimes

@@ -66,7 +66,7 @@ class Means:
         makers = {
             "none": (),
             "swap": (("zico.scheduler.less_of_trace", "by_swapping"),),
-            "page": (("lab.paging_simulation", "by_paging"),),
+            "page": (("zico.simulator.paging_simulation", "by_paging"),),
         }
         makers["auto"] = makers["swap"] + makers["page"]
         chosen = makers[self.save if AUTO in self.policies else "none"]

@@ -38,10 +38,7 @@ from zico.compiled import (
     keep_in_line,
     keep_out_of_line,
     keep_small,
-    private_lock,
-    private_unlock,
     record_at,
-    write_bytes,
 )
 from zico.heap import backing, evicting, free_list, history, placing, reclaim
 from zico.heap.layout import (
@@ -59,6 +56,7 @@ from zico.heap.layout import (
     tick,
 )
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
+from zico.libc import private_lock, private_unlock, write_bytes
 from zico.pool import waiting
 from zico.pool.layout import NOBODY
 from zico.trace import online, ring

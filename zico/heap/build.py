@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import libc_address
 from zico.driver import host
 from zico.driver.record import DEVICE
 from zico.errors import ConfigError
@@ -42,6 +41,7 @@ from zico.heap.layout import (
     Arena,
     Attached,
 )
+from zico.libc import libc_address
 from zico.offload.destinations import open_spill_file, sets_space_aside
 from zico.pool.layout import NOBODY
 from zico.trace.events import NO_NAME

@@ -33,18 +33,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import (
-    call,
-    compiled,
-    inlined,
-    keep_out_of_line,
-    monotonic_ns,
-    private_lock,
-    private_unlock,
-    record_at,
-)
+from zico.compiled import call, compiled, inlined, keep_out_of_line, record_at
 from zico.driver.mapping import DEVICE, detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
 from zico.heap.layout import PRIVATE, RESTS, pool_of, slots_of, wanted_of
+from zico.libc import monotonic_ns, private_lock, private_unlock
 from zico.pool import regions, waiting
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NO_MORE, NOBODY

@@ -27,18 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import (
-    array_at,
-    compiled,
-    entry,
-    inlined,
-    keep_out_of_line,
-    private_lock,
-    private_unlock,
-    record_at,
-    spread,
-    write_bytes,
-)
+from zico.compiled import array_at, compiled, entry, inlined, keep_out_of_line, record_at, spread
 from zico.heap.free_list import gaps_of
 from zico.heap.layout import (
     ARENA,
@@ -58,6 +47,7 @@ from zico.heap.layout import (
     PLAN_ENTRIES,
     Arena,
 )
+from zico.libc import private_lock, private_unlock, write_bytes
 from zico.pool.layout import MEMBER, NOBODY
 from zico.trace import curve
 

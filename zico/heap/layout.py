@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import llvmlite.binding
 import numpy as np
 
-from zico.compiled import array_at, compiled, inlined, keep_out_of_line, monotonic_ns, record_at
+from zico.compiled import array_at, compiled, inlined, keep_out_of_line, record_at
+from zico.libc import monotonic_ns
 from zico.pool.layout import MEMBER, STREAMS, header_of, job_at
 from zico.pool.regions import announce
 from zico.records import I4, I8, Numbers, Record, dtype_of

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import types
 
-from zico.compiled import array_at, callback, futex_wait, inlined, monotonic_ns, record_at, release_fence, write_bytes
+from zico.compiled import array_at, callback, inlined, record_at, release_fence
 from zico.driver import host
 from zico.driver.mapping import DEVICE, discard_piece
 from zico.heap.layout import HEAP, job_of, pool_of, slots_of, wanted_of
+from zico.libc import futex_wait, monotonic_ns, write_bytes
 from zico.offload import stores
 from zico.offload.page_table import LEAST, PAGE_TABLE, RING, State
 from zico.offload.tier_layout import STACK

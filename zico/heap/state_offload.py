@@ -29,17 +29,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.compiled import (
-    compiled,
-    entry,
-    inlined,
-    keep_out_of_line,
-    monotonic_ns,
-    private_lock,
-    private_unlock,
-)
+from zico.compiled import compiled, entry, inlined, keep_out_of_line
 from zico.heap import evicting
 from zico.heap.layout import HEAP, RESTING, RESTS, Attached, arena_of, job_of, pool_of, slots_of, wanted_of
+from zico.libc import monotonic_ns, private_lock, private_unlock
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NOBODY, cap_of

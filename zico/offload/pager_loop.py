@@ -23,19 +23,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import (
-    array_at,
-    call,
-    compiled,
-    entry,
-    inlined,
-    keep_out_of_line,
-    monotonic_ns,
-    record_at,
-    release_fence,
-)
+from zico.compiled import array_at, call, compiled, entry, inlined, keep_out_of_line, record_at, release_fence
 from zico.driver import userfault
 from zico.driver.userfault import PROTECTED, WRITES
+from zico.libc import monotonic_ns
 from zico.offload import stores
 from zico.offload.needed_next import (
     choose_to_clean,

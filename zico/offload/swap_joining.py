@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import FUTEX_WAKE, SYS_FUTEX, WAKE_ALL
 from zico.heap.history import SIZE_BITS
 from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
 from zico.heap.reclaim import NOBODY_TO_ASK, NOT_ASKED
+from zico.libc import FUTEX_WAKE, SYS_FUTEX, WAKE_ALL
 from zico.offload.destinations import parse_tiers
 from zico.offload.mover import Mover
 from zico.offload.state_return import allow

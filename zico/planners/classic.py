@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import compiled, monotonic_ns
+from zico.compiled import compiled
+from zico.libc import monotonic_ns
 from zico.planners.plan import NoPlan, Plan, Reason, refusal
 
 if TYPE_CHECKING:

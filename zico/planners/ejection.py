@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import compiled, monotonic_ns
+from zico.compiled import compiled
+from zico.libc import monotonic_ns
 from zico.planners.classic import first_above, insert_sorted
 
 if TYPE_CHECKING:

@@ -6,13 +6,17 @@ which raises it. The answers to one question cover all plans in which every tens
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from zico.compiled import compiled, monotonic_ns
+from zico.compiled import compiled
+from zico.libc import monotonic_ns
 from zico.planners.exact_infer import Rules, bound, choose, connect, gather, hash_of, next_level, part_of
-from zico.planners.exact_state import UNPLACED, Int64s, State, UInt64s
+from zico.planners.exact_state import UNPLACED, State, UInt64s
+
+if TYPE_CHECKING:
+    from zico.planners.problem import Int64s
 
 FOUND, INFEASIBLE, STOPPED, TOO_DEEP = range(4)
 """What a search comes back with: a plan, a proof, at its limit of steps or its deadline, or with its stack full."""

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import types
 
-from zico.compiled import compiled, entry, inlined, monotonic_ns
+from zico.compiled import compiled, entry, inlined
+from zico.libc import monotonic_ns
 from zico.planners.regions_packing import (
     EVERYWHERE,
     EXCESS,

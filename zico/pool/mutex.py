@@ -8,14 +8,11 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from zico.compiled import (
+from zico.compiled import compiled, entry, inlined, keep_out_of_line
+from zico.libc import (
     EBUSY,
     EOWNERDEAD,
     ETIMEDOUT,
-    compiled,
-    entry,
-    inlined,
-    keep_out_of_line,
     mutex_consistent,
     mutex_lock_within,
     mutex_owner,

@@ -37,17 +37,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import (
-    call,
-    compiled,
-    entry,
-    futex_wake_all,
-    inlined,
-    keep_out_of_line,
-    monotonic_ns,
-    release_fence,
-    write_bytes,
-)
+from zico.compiled import call, compiled, entry, inlined, keep_out_of_line, release_fence
+from zico.libc import futex_wake_all, monotonic_ns, write_bytes
 from zico.pool import rules
 from zico.pool.fences import NO_FENCE, has_passed, is_clear, pair_in
 from zico.pool.layout import (

@@ -23,16 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import (
-    compiled,
-    entry,
-    futex_wait,
-    futex_wake_all,
-    inlined,
-    keep_out_of_line,
-    monotonic_ns,
-    process_is_gone,
-)
+from zico.compiled import compiled, entry, inlined, keep_out_of_line
+from zico.libc import futex_wait, futex_wake_all, monotonic_ns, process_is_gone
 from zico.pool.deaths import reap_dead
 from zico.pool.fences import at, counters_of, issued_of, pair_of
 from zico.pool.layout import (

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from zico.compiled import call, compiled, monotonic_ns
+from zico.compiled import call, compiled
+from zico.libc import monotonic_ns
 from zico.scheduler.layout import DECISION, JOB, MEMO_BYTES, MEMORY_BYTES
 from zico.scheduler.tenants import SAMPLE
 

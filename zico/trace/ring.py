@@ -12,7 +12,8 @@ Guarantees
 
 from __future__ import annotations
 
-from zico.compiled import array_at, compiled, entry, inlined, keep_small, record_at, release_fence, ticks
+from zico.compiled import array_at, compiled, entry, inlined, keep_small, record_at, release_fence
+from zico.libc import ticks
 from zico.trace.events import EVENT, Kind
 from zico.trace.layout import RING, RING_EVENTS
 

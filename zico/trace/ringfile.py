@@ -166,11 +166,11 @@ class RingReader(_Mapped):
         from zico.trace import ring
 
         header = self.header[0]
-        now_ticks = int(ring.now_ticks())  # the first call in a process loads code: so read the other clock after it
+        now = int(ring.now_ticks())  # the first call in a process loads code: so read the other clock after it
         passed_ns = time.monotonic_ns() - int(header["start_ns"])
         if not header["start_ns"] or passed_ns < _LEAST_NS:
             return False
-        self._rate = passed_ns / (now_ticks - int(header["start_ticks"]))
+        self._rate = passed_ns / (now - int(header["start_ticks"]))
         return True
 
     def _tell_nanoseconds(self, events: NDArray[np.void]) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from zico.compiled import compiled
 
-Int64s = NDArray[np.int64]
+if TYPE_CHECKING:
+    from zico.planners.swap.problem import Int64s
 
 MOST_ITERATIONS = 64
 """As in ``replay.py``."""

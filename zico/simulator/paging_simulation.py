@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lab.paging_workload import Naming, workload
 from zico.compiled import compiled, inlined, record_at
 from zico.errors import ConfigError, TraceError
 from zico.offload.needed_next import (
@@ -68,14 +67,15 @@ from zico.planners.from_trace import iteration_problem
 from zico.records import I4, I8, Record, dtype_of
 from zico.scheduler.less_of_trace import sharing
 from zico.scheduler.state import LESS_SHARES, Less
+from zico.simulator.paging_workload import Naming, workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from lab.paging_workload import Workload
     from zico.offload.paging_layout import PagingRecord
+    from zico.simulator.paging_workload import Workload
     from zico.trace.events import Trace
 
 
@@ -434,7 +434,7 @@ class Paging:
 
     @property
     def machine(self) -> Any:  # noqa: ANN401 - a record
-        """The record of ``lab.paging_simulation.MACHINE``, to look at."""
+        """The record of ``zico.simulator.paging_simulation.MACHINE``, to look at."""
         return self._machine
 
     def iterate(self) -> IterationResult:
