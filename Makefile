@@ -48,14 +48,14 @@ demo: setup ## Train a PyTorch and a TensorFlow job in three quarters of the sum
 WORKERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder --benchmark-disable
 
 test: setup ## Run every test that needs no GPU
-	$(BIN)/python -m zico.warming # compile once, before tests with deadlines start brokers
+	$(BIN)/python -m zico.base.warming # compile once, before tests with deadlines start brokers
 	$(BIN)/python -m pytest tests/framework tests/process tests/cpu $(WORKERS)
 
 test-cpu: setup ## Run the tests that take seconds and start no processes
 	$(BIN)/python -m pytest tests/cpu $(WORKERS)
 
 test-gpu: $(GPU_SETUP) ## Run the tests that need a GPU; fails where there is none (OFFLINE=1: with PYTHON as it is)
-	$(GPU_PYTHON) -m zico.warming # compile once: tests have deadlines
+	$(GPU_PYTHON) -m zico.base.warming # compile once: tests have deadlines
 	$(GPU_PYTHON) -m pytest tests/gpu --verbose
 
 lint: setup ## Check style
@@ -160,7 +160,7 @@ docs: setup $(DOCS_STAMP) ## Build the documentation's site into build/docs; a w
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench-gpu: $(GPU_SETUP) ## Measure what needs a GPU (about eight minutes; OFFLINE=1: with PYTHON as it is)
-	$(GPU_PYTHON) -m zico.warming
+	$(GPU_PYTHON) -m zico.base.warming
 	$(GPU_PYTHON) benchmarks/gpu/progress.py
 	$(GPU_PYTHON) benchmarks/gpu/alone.py
 	$(GPU_PYTHON) benchmarks/gpu/pairs.py

@@ -12,12 +12,12 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
 
-from zico import session
-from zico.autoload import complain
-from zico.errors import HookError
+from zico.base.errors import HookError
+from zico.job import session
+from zico.job.autoload import complain
 
 if TYPE_CHECKING:
-    from zico.session import Session
+    from zico.job.session import Session
 
 TESTED_VERSION = "0.10"
 

@@ -12,11 +12,11 @@ import functools
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from zico import session
-from zico.errors import HookError
+from zico.base.errors import HookError
+from zico.job import session
 
 if TYPE_CHECKING:
-    from zico.session import Session
+    from zico.job.session import Session
 
 TESTED_VERSION = "0.68"
 

@@ -19,7 +19,7 @@ from zico.heap.cuda import python_hooks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zico.session import Session
+    from zico.job.session import Session
 
 INTERFACE_VERSION = 1
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY

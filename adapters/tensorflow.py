@@ -11,14 +11,14 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any
 
-from zico import session
-from zico.autoload import complain
-from zico.errors import HookError
+from zico.base.errors import HookError
+from zico.job import session
+from zico.job.autoload import complain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zico.session import Session
+    from zico.job.session import Session
 
 TESTED_VERSION = "2.21"
 TESTED_KERAS_VERSION = "3.15"

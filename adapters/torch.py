@@ -11,14 +11,14 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from zico import session
-from zico.autoload import complain
-from zico.errors import ZicoError
+from zico.base.errors import ZicoError
+from zico.job import session
+from zico.job.autoload import complain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zico.session import Session
+    from zico.job.session import Session
 
 TESTED_VERSION = "2.13"
 
@@ -97,8 +97,7 @@ def enable() -> Session | None:
 
 def _swap(joined: Session) -> None:
     """Let what autograd saves leave the pool and come back; says so if that cannot be, and the job goes on without."""
-    from zico.adapters.torch_resting import Stepping
-    from zico.adapters.torch_saving import Saving
+    from zico.adapters.torch_saving import Saving, Stepping
 
     from zico.offload import swap_joining, swapper
     from zico.offload.state_return import Resting

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.errors import HookError
+from zico.base.errors import HookError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from zico.session import Session
+    from zico.job.session import Session
 
 ALLOCATIONS = {
     "cuMemAllocAsync": "mem_alloc_async",
@@ -45,7 +45,7 @@ def enable(joined: Session, environment: MutableMapping[str, str], settings: Map
     """
     _refuse_several_devices(joined)
     settle(environment, {**SETTINGS, **settings})
-    from zico import lookup
+    from zico.job import lookup
 
     lookup.keep(joined)
 
@@ -75,8 +75,8 @@ def redirect(library_prefix: str) -> None:
     Raises:
         HookError: The library is not loaded, or does not look functions up; nothing has been changed.
     """
-    from zico import lookup
     from zico.heap.cuda import hooks
+    from zico.job import lookup
 
     functions = {name: getattr(hooks, function) for name, function in ALLOCATIONS.items()}
     functions |= {name: getattr(hooks, function) for name, function in QUERIES.items()}

@@ -38,13 +38,13 @@ import together
 from agreement_text import LOW_SHARE, TWINS, TWINS_SHARE, UNEQUAL_SHARE, again_text, are_twins, text_of
 from together import Job
 
-from zico.broker.messages import WaitKind
+from zico.broker.protocol.messages import WaitKind
 from zico.report.files import JSON_NAME
-from zico.scheduler.from_problem import profile_of
-from zico.scheduler.oracle import possible
 from zico.scheduler.policies import policy_named
-from zico.scheduler.simulate import Load, Simulation
 from zico.scheduler.state import Profile
+from zico.simulator.jobs_file import profile_of
+from zico.simulator.oracle import possible
+from zico.simulator.simulate import Load, Simulation
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from zico.report.record import Record
+    from zico.report.model import Record
 
 
 QUESTION = "Does the simulator say what really happens, and how near does that come to what is possible?"

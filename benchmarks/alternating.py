@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zico.config import OPS_VARIABLE
-from zico.session import Session, current
+from zico.base.settings import OPS_VARIABLE
+from zico.job.session import Session, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,13 +24,13 @@ from colocation import NO_BUDGET, TINY_RESNET
 from live import LiveRun
 from together import Job
 
-from zico.broker.messages import WaitKind
+from zico.broker.protocol.messages import WaitKind
 from zico.report.files import JSON_NAME, PICTURE_NAME
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from zico.report.record import Record
+    from zico.report.model import Record
 
 QUESTION = "What does a budget that changes while jobs train do to them?"
 SHARES = (70, 50, 70)

@@ -18,9 +18,9 @@ from typing import Any
 from common import ROOT, ZICO
 from together import ENDLESS, Job
 
-from zico.errors import CommandError, ZicoError
+from zico.base.errors import CommandError, ZicoError
+from zico.base.units import format_bytes
 from zico.report.files import JSON_NAME, MARKDOWN_NAME, PICTURE_NAME
-from zico.units import format_bytes
 
 REPORT = ROOT / "demo-report"
 DEADLINE_S = 600.0

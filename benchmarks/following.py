@@ -24,13 +24,13 @@ import together
 from loops import BUDGET_BYTES, REGION_BYTES, joined_pool
 from together import Job
 
+from zico.base.units import KIB, MIB
 from zico.heap import allocator, hooks
 from zico.heap.layout import HEAP_RECORD
 from zico.heap.plan_thread import Planning
 from zico.trace.events import NO_NAME
-from zico.trace.layout import RING_EVENTS
+from zico.trace.profile import RING_EVENTS
 from zico.trace.ringfile import RingFile, RingReader
-from zico.units import KIB, MIB
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -23,10 +23,10 @@ import common
 import numpy as np
 import together
 
+from zico.base.errors import ZicoError
 from zico.broker.client import BrokerClient
-from zico.errors import ZicoError
 from zico.report.files import RECORD_NAME
-from zico.report.record import Record, read_record
+from zico.report.model import Record, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

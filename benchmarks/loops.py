@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from zico.compiled import array_at, call, compiled
+from zico.base.compiled import array_at, call, compiled
+from zico.base.libc import monotonic_ns
+from zico.base.units import MIB
 from zico.heap.build import Heap
 from zico.heap.layout import HEAP_RECORD
-from zico.libc import monotonic_ns
 from zico.pool.regions import release, try_acquire
 from zico.pool.table import PoolTable
 from zico.trace import ring
 from zico.trace.events import NO_NAME
-from zico.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,24 +18,24 @@ import numpy as np
 import zoo
 from numba import types
 
-from zico.compiled import array_at, callback
+from zico.base.compiled import array_at, callback
+from zico.base.units import GIB, MIB
 from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.cuda import on_stream
 from zico.heap.cuda.timeline import ALONE_BYTES, Timeline
 from zico.heap.layout import HEAP
 from zico.heap.plan_thread import Planning
-from zico.planners.from_trace import iteration_problem
+from zico.planning.packing.files import iteration_problem
 from zico.pool.table import PoolTable
 from zico.trace.roofline import device_model
-from zico.units import GIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from zico.planners.problem import Problem
+    from zico.planning.packing.problem import Problem
     from zico.trace.roofline import DeviceModel
 
 QUESTION = "How many marks does a job put on its GPU's stream, and what share of an iteration would that take?"

@@ -17,9 +17,9 @@ from typing import Any
 import common
 from swap_host import LIMIT_S, RESNET, SHARES, SMOKE_LIMIT_S, Scale, Way, measure
 
-from zico.config import PARTS_VARIABLE
+from zico.base.settings import PARTS_VARIABLE
+from zico.base.units import format_bytes
 from zico.offload.paging_layout import ALL, INVALIDATE, PREEVICT, PREFETCH
-from zico.units import format_bytes
 
 QUESTION = "How long does an iteration take when a job has less memory than its peak, and pages?"
 PARTS = {

@@ -16,12 +16,12 @@ import common
 import numpy as np
 from lab.lms_vdnn import lms, tensors_of, vdnn
 
+from zico.base.units import KIB
 from zico.offload.paging_layout import ALL, DEEPUM, DEGREE, PREEVICT, PREFETCH, TUNE, Sizes
-from zico.planners.caching import reserved_by_caching
-from zico.planners.from_trace import iteration_problem
+from zico.planning.packing.caching import reserved_by_caching
+from zico.planning.packing.files import iteration_problem
 from zico.simulator.paging_simulation import Device, Paging
 from zico.simulator.paging_workload import Naming, Workload, workload
-from zico.units import KIB
 
 if TYPE_CHECKING:
     import argparse

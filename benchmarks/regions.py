@@ -14,19 +14,18 @@ import common
 import numpy as np
 from lab.dynamic_fit import DYNAMIC, ByClass
 
-from zico.planners.judge import held_regions, judge, live_bytes
-from zico.planners.plan import NoPlan
-from zico.planners.problem import Problem
-from zico.planners.regions import Options, Regions
+from zico.base.units import GIB, KIB, MIB, format_bytes, parse_size
+from zico.planning.packing.judge import held_regions, judge, live_bytes
+from zico.planning.packing.problem import NoPlan, Problem
+from zico.planning.packing.regions import Options, Regions
 from zico.trace.classes import TensorClass, classify
-from zico.units import GIB, KIB, MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from zico.planners.plan import Planner
+    from zico.planning.packing.problem import Planner
 
 QUESTION = "How many regions does a job hold for the bytes that live, if its tensors are placed by plan?"
 GOAL = 1.05

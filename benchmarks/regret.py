@@ -28,16 +28,15 @@ from typing import TYPE_CHECKING, Any
 import common
 import numpy as np
 
-from zico.errors import ProblemError
-from zico.scheduler import oracle
+from zico.base.errors import ProblemError
 from zico.scheduler.packed import Compiled
-from zico.scheduler.planned import decide
+from zico.scheduler.plan import decide
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import floors
-from zico.scheduler.simulate import Load, Simulation
 from zico.scheduler.state import Profile
-from zico.trace.curve import merge
-from zico.trace.layout import CURVE
+from zico.simulator import oracle
+from zico.simulator.simulate import Load, Simulation
+from zico.trace.profile import CURVE, merge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,22 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import common
 
-from zico.planners.from_trace import iteration_problem
-from zico.scheduler.compare import Pool, horizon_of, simulate
-from zico.scheduler.device_model import device_model_named
-from zico.scheduler.from_problem import profile_of
-from zico.scheduler.jobs_file import finest_region, in_regions, peak_of
-from zico.scheduler.less_of_trace import by_swapping
+from zico.planning.packing.files import iteration_problem
 from zico.scheduler.policies import policy_named
-from zico.scheduler.saving import limited, over, simulate_saving
-from zico.scheduler.simulate import Load
+from zico.simulator.compare import Pool, horizon_of, simulate
+from zico.simulator.device_model import device_model_named
+from zico.simulator.jobs_file import finest_region, in_regions, peak_of, profile_of
+from zico.simulator.operating_points import limited, over, simulate_saving
 from zico.simulator.paging_simulation import by_paging
+from zico.simulator.simulate import Load
+from zico.simulator.swapped_traces import by_swapping
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zico.scheduler.compare import Result
     from zico.scheduler.state import Less
+    from zico.simulator.compare import Result
     from zico.trace.events import Trace
 
 QUESTION = "What do pairs gain on a V100 in half of the sum of their peaks that go on with less?"

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from zico import autoload
+from zico.job import autoload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,12 +39,12 @@ def main(framework: str) -> None:
     timed("import numba", importlib.import_module)("numba")
     hooks = timed("import what is compiled", importlib.import_module)("zico.heap.hooks")
     timed("load compiled code", getattr)(hooks.free, "address")
-    modules = ("zico.broker.client", "zico.heap.build", "zico.heap.fork", "zico.pool.table", "zico.elf")
+    modules = ("zico.broker.client", "zico.heap.build", "zico.heap.fork", "zico.pool.table", "zico.job.elf")
     for module in modules:
         timed("import the rest of zico", importlib.import_module)(module)
     from zico.broker.client import BrokerClient
     from zico.heap.build import Heap
-    from zico.session import Session
+    from zico.job.session import Session
 
     patched: tuple[tuple[Any, str, str], ...] = (
         (BrokerClient, "join", "join the broker"),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import common
 
-from zico.units import MIB, format_bytes
+from zico.base.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zico.session import Session
+from zico.job.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import common
 import numpy as np
 
+from zico.base.units import MIB, format_bytes
 from zico.offload.destinations import TierWish
 from zico.offload.tiers import TierStack
-from zico.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     import argparse

@@ -23,17 +23,17 @@ from torch.autograd import _enable_profiler as enable_profiler
 from torch.autograd import _prepare_profiler as prepare_profiler
 from torch.profiler import ProfilerActivity, _ExperimentalConfig
 
-from zico.paths import cache_root
-from zico.planners.from_trace import iteration_problem
+from zico.base.paths import cache_root
+from zico.base.units import GIB, KIB
+from zico.planning.packing.files import iteration_problem
 from zico.trace.events import Kind
 from zico.trace.files import read_trace, write_trace
 from zico.trace.roofline import device_model
-from zico.units import GIB, KIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from zico.planners.problem import Problem
+    from zico.planning.packing.problem import Problem
     from zico.trace.events import Trace
 
 fake_trace = importlib.import_module("zico.adapters.torch_fake").fake_trace  # mypy knows it by another name

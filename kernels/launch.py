@@ -15,8 +15,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from zico.compiled import call, compiled, inlined
-from zico.records import I8, Record, dtype_of
+from zico.base.compiled import call, compiled, inlined
+from zico.base.records import I8, Record, dtype_of
 
 
 class Launcher(Record, align=False):

@@ -11,7 +11,7 @@ from zico.kernels.progress import PROGRESS
 from zico.kernels.scrub import SCRUB
 from zico.kernels.spin import SPIN
 
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ KERNELS = (PROGRESS, SPIN, SCRUB)
 
 
 class Facts(Protocol):
-    """What is needed to know of a device (``zico.driver.cuda.facts``)."""
+    """What is needed to know of a device (``zico.device.cuda.facts``)."""
 
     @property
     def compute_capability(self) -> tuple[int, int]:
@@ -36,7 +36,7 @@ class Facts(Protocol):
 
 
 class Loader(Protocol):
-    """What is needed of a driver (``zico.driver.cuda``)."""
+    """What is needed of a driver (``zico.device.cuda``)."""
 
     @property
     def facts(self) -> Facts:

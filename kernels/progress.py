@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.kernels.compilation import Kernel
-from zico.kernels.instructions import store_release
+from zico.kernels.compilation import Kernel, store_release
 from zico.kernels.launch import INVALID_VALUE, WORD_BYTES, launch, write_value
 
-from zico.compiled import compiled
+from zico.base.compiled import compiled
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.kernels.compilation import Kernel
-from zico.kernels.instructions import block, blocks, store_zeros, thread, threads
+from zico.kernels.compilation import Kernel, block, blocks, store_zeros, thread, threads
 from zico.kernels.launch import INVALID_VALUE, NOT_SUPPORTED, SUCCESS, launch
 
-from zico.compiled import compiled
+from zico.base.compiled import compiled
 
 if TYPE_CHECKING:
     import numpy as np

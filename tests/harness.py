@@ -57,7 +57,7 @@ def until(look: Callable[[], Value], within_s: float, what: str) -> Value:
 def compile_once() -> None:
     """Let the compiled code be on disk before anything is timed."""
     done = subprocess.run(
-        [sys.executable, "-m", "zico.warming"],
+        [sys.executable, "-m", "zico.base.warming"],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -12,23 +12,23 @@ from typing import Any
 
 import numpy as np
 
+from zico.base.compiled import array_at, compiled
+from zico.base.errors import DriverError
+from zico.base.warming import JOBS, PAGING
+from zico.base.warming import load as load_programs
 from zico.broker.client import BrokerClient
-from zico.compiled import array_at, compiled
-from zico.driver.userfault import open_userfault
-from zico.errors import DriverError
+from zico.device.userfault import open_userfault
 from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.fork import ForkGuard
 from zico.heap.layout import GRANULE_BYTES, HEAP
+from zico.job.paged_job import serve_pages
 from zico.offload.destinations import parse_tiers
 from zico.offload.pager import block_bytes_for
 from zico.offload.tiers import TierStack
-from zico.paged_job import serve_pages
 from zico.pool import mutex
 from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
-from zico.warming import JOBS, PAGING
-from zico.warming import load as load_programs
 
 BLOCKS = 24
 _I64 = np.dtype("i8")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from harness import ANSWER_S, HERE, PATIENCE_S, Pool, clean_environment, compile_once, until
 
-from zico.launch.environment import job_environment
+from zico.launch.jobs import job_environment
 from zico.pool.layout import JobState
 
 if TYPE_CHECKING:

@@ -127,8 +127,8 @@ def load(framework: str) -> None:
 
     import_module(framework)
     import_module(f"zico.adapters.{'torch' if framework == 'torch' else 'tensorflow'}")
-    from zico.warming import JOBS
-    from zico.warming import load as load_programs
+    from zico.base.warming import JOBS
+    from zico.base.warming import load as load_programs
 
     load_programs(*JOBS)
 
@@ -143,7 +143,7 @@ def become(arguments: list[str], environment: dict[str, str], directory: str) ->
     sys.argv[:] = arguments
     sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))  # noqa: PTH100, PTH120
     if "ZICO_SOCKET" in environment:
-        from zico import autoload
+        from zico.job import autoload
 
         autoload.install()
     script: dict[str, Any] = sys.modules["__main__"].__dict__

@@ -11,7 +11,7 @@ Importing this module loads nothing else: it runs in every Python process below 
 
 TYPE_CHECKING = False  # type checkers take it for the one of typing, whose import would cost milliseconds
 if TYPE_CHECKING:
-    from zico.session import iteration, status, step
+    from zico.job.session import iteration, status, step
 
 __version__ = "0.1.0"
 
@@ -21,7 +21,7 @@ __all__ = ["__version__", "iteration", "status", "step"]
 def __getattr__(name: str) -> object:
     """Load the session's functions when they are first used."""
     if name in __all__:
-        from zico import session
+        from zico.job import session
 
         return getattr(session, name)
     message = f"module {__name__!r} has no attribute {name!r}"

@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import common
 
-from zico.driver.cuda import CudaDriver, bindings
-from zico.driver.cuda.facts import probe
-from zico.driver.owned import close_descriptors
-from zico.errors import ConfigError, DriverError
-from zico.units import GIB, MIB
+from zico.base.errors import ConfigError, DriverError
+from zico.base.units import GIB, MIB
+from zico.device.api import close_descriptors
+from zico.device.cuda import CudaDriver, bindings
+from zico.device.cuda.facts import probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -345,7 +345,7 @@ class Hour:
     def warm(self) -> None:
         """Let the compile cache be filled beside the parts that do not need it."""
         with self._log.open("a") as log:
-            self._warming = start(["-m", "zico.warming"], log), time.monotonic()
+            self._warming = start(["-m", "zico.base.warming"], log), time.monotonic()
 
     def _wait_for_cache(self) -> None:
         """Wait until the compile cache is filled; a failure is noted, and parts then compile for themselves."""

@@ -156,7 +156,7 @@ def train(step: Callable[[], torch.Tensor], options: argparse.Namespace) -> list
 
 def counted() -> dict[str, int]:
     """Return what Zico's heap has counted, zeros for a job without one."""
-    session = importlib.import_module("zico.session").current() if "zico.session" in sys.modules else None
+    session = importlib.import_module("zico.job.session").current() if "zico.job.session" in sys.modules else None
     record: Any = {} if session is None else session.heap.record[0]
     return {name: 0 if session is None else int(record["streams"][name]) for name in ("marks", "failures")}
 

@@ -22,18 +22,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import common
 import numpy as np
 
-from zico.device_timeline import DeviceTimeline
-from zico.driver.cuda import CudaDriver
-from zico.driver.cuda.managed import Managed, allocate
-from zico.errors import ConfigError, DriverError
+from zico.base.errors import ConfigError, DriverError
+from zico.base.units import MIB, format_bytes
+from zico.device.cuda import CudaDriver
+from zico.device.cuda.managed import Managed, allocate
 from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.cuda import on_stream
 from zico.heap.cuda.managed_window import FLAGS
 from zico.heap.layout import HEAP
+from zico.job.device_timeline import DeviceTimeline
 from zico.offload.paging_layout import PAGING
 from zico.pool.table import PoolTable
-from zico.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,11 +23,11 @@ import numpy as np
 from loops import Times, clock_ns
 from zico.kernels import launch, prepare, progress, scrub, spin
 
-from zico.compiled import call, compiled
-from zico.driver.cuda import CudaDriver
-from zico.errors import ConfigError, DriverError
-from zico.libc import monotonic_ns
-from zico.units import MIB
+from zico.base.compiled import call, compiled
+from zico.base.errors import ConfigError, DriverError
+from zico.base.libc import monotonic_ns
+from zico.base.units import MIB
+from zico.device.cuda import CudaDriver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.planners.classic import Classic, Fit, Order, finished, part_of, peak_of, too_large
-from zico.planners.plan import NoPlan, Plan
+from zico.planning.packing.classic import Classic, Fit, Order, finished, part_of, peak_of, too_large
+from zico.planning.packing.problem import NoPlan, Plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zico.planners.problem import Problem
+    from zico.planning.packing.problem import Problem
 
 DYNAMIC = Classic(Order.START, Fit.BEST)
 """Dynamic best fit: the smallest gap that is large enough, else on top."""

@@ -13,10 +13,10 @@ import loops
 import numpy as np
 import pytest
 
+from zico.base.libc import libc_address
+from zico.base.units import MIB
 from zico.heap import allocator, hooks
 from zico.heap.layout import HEAP_RECORD
-from zico.libc import libc_address
-from zico.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

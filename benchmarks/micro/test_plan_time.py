@@ -14,15 +14,15 @@ import pytest
 import zoo
 from swap import PCIE, stand_in
 
-from zico.planners.plan import NoPlan
-from zico.planners.swap.from_trace import swap_iteration
-from zico.planners.swap.registry import swap_planner
-from zico.planners.swap.replay import replay
+from zico.planning.packing.problem import NoPlan
+from zico.planning.saving.files import swap_iteration
+from zico.planning.saving.registry import swap_planner
+from zico.planning.saving.replay import replay
 
 if TYPE_CHECKING:
     from micro.conftest import Measure
 
-    from zico.planners.swap.problem import SwapProblem
+    from zico.planning.saving.problem import SwapProblem
 
 MODELS = ("NASNet-A mobile", "GNMT, 4 layers", "RHN")
 """Those with 5,000 tensors or more."""

@@ -17,19 +17,17 @@ import numpy as np
 import pytest
 import zoo
 
-from zico.planners.caching import reserved_by_caching
-from zico.planners.from_trace import iteration_problem
-from zico.planners.judge import judge
-from zico.planners.minimalloc import read_csv
-from zico.planners.plan import Plan
-from zico.planners.problem import Problem
-from zico.planners.registry import PLANNERS
+from zico.planning.packing.caching import reserved_by_caching
+from zico.planning.packing.compare import PLANNERS
+from zico.planning.packing.files import iteration_problem, read_csv
+from zico.planning.packing.judge import judge
+from zico.planning.packing.problem import Plan, Problem
 from zico.trace.roofline import device_model
 
 if TYPE_CHECKING:
     from micro.conftest import Measure
 
-    from zico.planners.plan import Planner
+    from zico.planning.packing.problem import Planner
 
 INSTANCES = Path(os.environ.get("MINIMALLOC", common.ROOT.parent / "shared" / "data" / "minimalloc"))
 CAPACITY_BYTES = 1 << 20

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from paper.loads import slowdown
 from paper.published import REGION_BYTES
 
-from zico.errors import ConfigError
-from zico.scheduler.device_model import DEVICE_MODELS
+from zico.base.errors import ConfigError
 from zico.scheduler.policies import policy_named
-from zico.scheduler.simulate import Simulation
+from zico.simulator.device_model import DEVICE_MODELS
+from zico.simulator.simulate import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,18 +11,18 @@ from paper.published import IDENTICAL, REGIONS, TRACKING
 from paper.text import number, percent
 from paper.work import work_of
 
-from zico.planners.from_trace import iteration_problem
-from zico.planners.judge import live_bytes, mean_over_time
-from zico.planners.plan import Plan
-from zico.planners.regions import Options, Regions
+from zico.base.units import KIB, MIB
+from zico.planning.packing.files import iteration_problem
+from zico.planning.packing.judge import live_bytes, mean_over_time
+from zico.planning.packing.problem import Plan
+from zico.planning.packing.regions import Options, Regions
 from zico.trace.events import Kind
-from zico.units import KIB, MIB
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from paper.published import Identical
 
-    from zico.planners.problem import Problem
+    from zico.planning.packing.problem import Problem
 
 NAME = "paper-tables"
 QUESTION = "What do tracking and regions ask of an allocator? (the paper's tables 1 and 2)"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import common
 import numpy as np
 
-from zico.paths import cache_root
+from zico.base.paths import cache_root
 from zico.trace.events import EVENT
 from zico.trace.roofline import DEVICES, DeviceModel
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from hypothesis import strategies as st
 
-from zico.broker import messages as m
+from zico.broker.protocol import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pytest
 
-from zico.driver import managed, mapping, next_tier
-from zico.driver.cuda.managed import allocate
-from zico.driver.host import HostDriver
-from zico.driver.owned import close_descriptors
-from zico.driver.record import DEVICE, MOVER
-from zico.errors import DriverError
+from zico.base.errors import DriverError
+from zico.device import mapping
+from zico.device.api import close_descriptors
+from zico.device.cuda.managed import allocate
+from zico.device.host import HostDriver
+from zico.device.record import DEVICE, MOVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zico.driver.owned import Memory, Owned
+    from zico.device.api import Memory, Owned
 
 GATE_S = 5.0
 """After which a stream that is held goes on by itself: a test that is wrong fails, and does not hang."""
@@ -330,24 +330,24 @@ class NextTierContract:
         unit = device.driver.granularity_bytes
         with reserve(device, 2) as window:
             address = window.handle + unit
-            handle = next_tier.map_pinned(record, address)
+            handle = mapping.map_pinned(record, address)
             assert handle
             device.write(address + 5, b"device")
             assert ctypes.string_at(address + 5, 6) == b"device"
             ctypes.memmove(address + unit - 4, b"host", 4)
             assert device.read(address + unit - 4, 4) == b"host"
             assert not device.is_open(window.handle)
-            assert next_tier.unmap_pinned(record, address, handle)
+            assert mapping.unmap_pinned(record, address, handle)
             assert not device.is_open(address)
 
     def test_pinned_memory_is_not_mapped_over_anything(self, device: Device, record: Any) -> None:  # noqa: ANN401
         """A second piece at an address is refused, nothing of it is kept, and the first one is as it was."""
         with reserve(device, 1) as window:
-            handle = next_tier.map_pinned(record, window.handle)
+            handle = mapping.map_pinned(record, window.handle)
             device.write(window.handle, b"mine")
-            assert next_tier.map_pinned(record, window.handle) == 0
+            assert mapping.map_pinned(record, window.handle) == 0
             assert device.read(window.handle, 4) == b"mine"
-            assert next_tier.unmap_pinned(record, window.handle, handle)
+            assert mapping.unmap_pinned(record, window.handle, handle)
 
     def test_pinned_memory_takes_nothing_of_the_device(self, device: Device, record: Any) -> None:  # noqa: ANN401
         """The device's free bytes stay what they were, but for what the mapping itself may need."""
@@ -356,11 +356,11 @@ class NextTierContract:
         with driver.context.current(), reserve(device, pieces) as window:
             before = driver.free_bytes()
             addresses = range(window.handle, window.handle + pieces * unit, unit)
-            handles = [next_tier.map_pinned(record, address) for address in addresses]
+            handles = [mapping.map_pinned(record, address) for address in addresses]
             assert all(handles)
             assert before - driver.free_bytes() < pieces * unit // 2
             for address, handle in zip(addresses, handles, strict=True):
-                assert next_tier.unmap_pinned(record, address, handle)
+                assert mapping.unmap_pinned(record, address, handle)
 
     def test_mapping_waits_for_no_stream(self, device: Device, record: Any) -> None:  # noqa: ANN401
         """Memory is created, mapped, opened and unmapped while a stream is held; the manual does not say so."""
@@ -375,8 +375,8 @@ class NextTierContract:
             rescue = threading.Timer(GATE_S, lambda: words.__setitem__(0, 2))
             rescue.start()
             driver.wait_value(stream.handle, gate.device_address, 1)
-            handle = next_tier.map_pinned(record, window.handle)
-            assert next_tier.unmap_pinned(record, window.handle, handle)
+            handle = mapping.map_pinned(record, window.handle)
+            assert mapping.unmap_pinned(record, window.handle, handle)
             is_held = int(words[0]) == 0
             rescue.cancel()
             words[0] = 1
@@ -390,7 +390,7 @@ class NextTierContract:
         with create(device, 1) as memory, reserve(device, 1) as window, reserve(device, 1) as scratch:
             driver.map(window, 0, memory, 0, unit)
             device.write(window.handle + 7, b"stays")
-            handle = next_tier.map_pinned(record, scratch.handle)
+            handle = mapping.map_pinned(record, scratch.handle)
             with driver.create_stream() as stream, driver.context.current():
                 driver.call("cuMemcpyDtoDAsync", scratch.handle, window.handle, unit, stream.handle)
                 driver.synchronize(stream.handle)
@@ -399,7 +399,7 @@ class NextTierContract:
                 driver.call("cuMemSetAccess", window.handle, unit, [driver._access()], 1)
             assert device.read(window.handle + 7, 5) == b"stays"
             driver.call("cuMemUnmap", window.handle, unit)
-            assert next_tier.unmap_pinned(record, scratch.handle, handle)
+            assert mapping.unmap_pinned(record, scratch.handle, handle)
 
 
 class ManagedContract:
@@ -439,11 +439,11 @@ class ManagedContract:
             memory.fill(record[0], pool)
             device.write(memory.handle + unit, b"moved")
             for place in ("to_host", "to_device"):
-                assert managed.move(record.ctypes.data, memory.handle + unit, unit, record[0][place])
+                assert mapping.move(record.ctypes.data, memory.handle + unit, unit, record[0][place])
                 device.driver.synchronize(memory.stream)
                 assert device.read(memory.handle + unit, 5) == b"moved"
             with reserve(device, 1) as elsewhere:
-                assert not managed.move(record.ctypes.data, elsewhere.handle, unit, record[0]["to_host"])
+                assert not mapping.move(record.ctypes.data, elsewhere.handle, unit, record[0]["to_host"])
 
     def test_parts_outside_are_refused_before_the_device_sees_them(self, device: Device) -> None:
         """An empty or outside part raises ``DriverError``, and so does any use after the memory was closed."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from members import Tenant, is_mapped, job_of, make_pool, words_at
 
-from zico.driver import host
+from zico.device import host
 from zico.heap import allocator
 from zico.pool.layout import NOBODY
 

@@ -7,7 +7,7 @@ import functools
 import itertools
 from typing import TYPE_CHECKING
 
-from zico.kernels import instructions
+from zico.kernels import compilation
 from zico.kernels.compilation import for_processor
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Processor:
             name: ctypes.CFUNCTYPE(result, *parameters)(function)
             for name, (function, result, parameters) in kinds.items()
         }
-        instructions.bind({name: ctypes.cast(f, ctypes.c_void_p).value or 0 for name, f in self._functions.items()})
+        compilation.bind({name: ctypes.cast(f, ctypes.c_void_p).value or 0 for name, f in self._functions.items()})
         self._compiled = functools.cache(for_processor)
 
     def run(self, kernel: Kernel, *arguments: int, blocks: int = 1, threads: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Checks of ``zico.lookup``, in a process of their own: the hook stays. Prints a line for each thing seen."""
+"""Checks of ``zico.job.lookup``, in a process of their own: the hook stays. Prints a line for each thing seen."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ctypes
 import os
 import sys
 
-from zico import lookup
-from zico.errors import HookError
+from zico.base.errors import HookError
+from zico.job import lookup
 
 SEVEN = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 7)
 EIGHT = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 8)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from zico.driver.host import HostDriver
+from zico.device.host import HostDriver
 from zico.offload.destinations import TierWish
 from zico.offload.pager import PagedMemory, Pager
 from zico.offload.paging_layout import ALL

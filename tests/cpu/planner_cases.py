@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 from hypothesis import strategies as st
 
-from zico.planners.problem import Problem
+from zico.planning.packing.problem import Problem
 
 
 @st.composite

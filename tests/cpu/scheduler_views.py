@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from zico.scheduler import demand, shift
+from zico.scheduler import demand, greedy
 from zico.scheduler.packed import Scene
 from zico.scheduler.state import PoolView
 
@@ -83,4 +83,4 @@ def level_at(staircase: Staircase, t_ns: int) -> int:
 def smallest_delay(others: Staircase, job: JobView, profile: Profile, budget: int) -> Shift:
     """Return the smallest delay after which a job's iteration fits, and the first conflict of a start now."""
     _scene, record = _in_a_scene(dataclasses.replace(job, profile=profile))
-    return Shift(*shift.smallest_delay(tuple(others), record, budget))
+    return Shift(*greedy.smallest_delay(tuple(others), record, budget))

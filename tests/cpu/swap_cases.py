@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hypothesis import strategies as st
 
-from zico.planners.swap.plan import SwapPlan, Transfers
-from zico.planners.swap.problem import PERSISTENT, READ, WRITE, Link, SwapProblem
+from zico.planning.saving.problem import PERSISTENT, READ, WRITE, Link, SwapPlan, SwapProblem, Transfers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zico.planners.swap.replay import History
+    from zico.planning.saving.replay import History
 
 
 def problem(

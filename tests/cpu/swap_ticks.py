@@ -6,8 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zico.planners.swap.plan import SwapPlan
-    from zico.planners.swap.problem import SwapProblem
+    from zico.planning.saving.problem import SwapPlan, SwapProblem
 
 Byte = tuple[str, int, int]
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from size import functions, source_files  # noqa: E402 - a script beside the tests, not a package
 
 # Layer -> what it may import besides itself and the bottom layer. Arrows point downwards (docs/design/README.md).
-BOTTOM = {"units", "errors", "paths", "sources", "records", "programs", "compiled"}
+BOTTOM = {"base"}
 # Tiers and paging are below the heap, swapping is above it.
 BELOW_THE_HEAP = {
     f"offload.{name}"
@@ -29,49 +29,41 @@ BELOW_THE_HEAP = {
     )
 }
 ALLOWED = {
-    "": {"session"},
+    "": {"job.session"},
     "__main__": {"cli"},
-    "autoload": set(),
-    "units": set(),
-    "errors": set(),
-    "paths": set(),
-    "sources": set(),
-    "records": set(),
-    "programs": set(),
-    "compiled": set(),
-    "config": {"scheduler", "broker.messages", "broker.saving", "broker.shares"},
-    "elf": set(),
-    "lookup": {"elf"},
-    "inject": {"autoload"},
-    "driver": set(),
+    "base": set(),
+    "device": set(),
     "trace": set(),
-    "planners": {"trace"},
-    "scheduler": {"trace", "planners", "pool.rules", "pool.layout"},
-    "offload": {"driver", "trace", "planners", "pool", "heap", "scheduler.state"},
-    "pool": {"driver", "trace"},
-    "heap": {"pool", "driver", "trace", "planners", *BELOW_THE_HEAP},
-    "warming": set(),
-    "broker": {"pool", "scheduler", "warming", "driver", *BELOW_THE_HEAP},
-    "device_timeline": {"driver", "pool", "heap", "kernels"},
-    "paged_job": {"broker.client", "config", "pool", "driver.userfault", "heap", "offload", "autoload"},
-    "session": {
+    "kernels": set(),
+    "pool": {"device", "trace"},
+    "planning": {"trace"},
+    "scheduler": {
+        "trace",
+        "pool.rules",
+        "pool.layout",
+        "simulator.simulate",
+    },  # the plan search tries plans in simulated time
+    "simulator": {"trace", "planning", "pool.rules", "pool.layout", "scheduler", *BELOW_THE_HEAP},
+    "heap": {"pool", "device", "trace", "planning", *BELOW_THE_HEAP},
+    "offload": {"device", "trace", "pool", "heap", "scheduler.state"},
+    "broker": {"pool", "scheduler", "simulator", "device", *BELOW_THE_HEAP},
+    "job": {
         "broker.client",
         "broker.devices",
-        "config",
-        "device_timeline",
-        "driver.cuda.bindings",
-        "pool",
+        "broker.protocol",
+        "broker.saving",
+        "broker.shares",
+        "device",
         "heap",
-        "paged_job",
-        "elf",
+        "kernels",
+        "offload",
+        "pool",
         "trace",
-        "autoload",
     },
-    "adapters": {"session", "heap", "offload", "lookup", "trace", "autoload", ""},
-    "kernels": set(),
-    "report": {"config", "broker.messages", "trace", "planners"},
-    "launch": {"config", "report", "broker", "session", "trace"},
-    "cli": {"launch", "report", "config", "broker", "scheduler", "session", "trace", "planners", ""},
+    "adapters": {"job", "heap", "offload", "trace", ""},
+    "report": {"broker.protocol", "planning"},
+    "launch": {"report", "broker", "job.session", "trace"},
+    "cli": {"launch", "report", "broker", "scheduler", "simulator", "job.session", "trace", "planning", ""},
 }
 MAX_FUNCTION_LINES = 60
 
@@ -133,10 +125,10 @@ def test_an_upward_import_would_be_seen() -> None:
     assert not is_allowed("trace", "zico.pool.regions")
 
 
-def test_only_the_driver_opens_the_device() -> None:
-    """Only zico/driver may import cuda."""
+def test_only_zico_device_opens_the_device() -> None:
+    """Only zico/device may import cuda."""
     users = [path for path in source_files() if any(name.split(".")[0] == "cuda" for name in imports_of(path))]
-    assert all(path.is_relative_to(ROOT / "zico" / "driver") for path in users), users
+    assert all(path.is_relative_to(ROOT / "zico" / "device") for path in users), users
 
 
 def test_no_adapter_imports_another() -> None:
@@ -150,11 +142,13 @@ def test_no_adapter_imports_another() -> None:
         assert not {name for name in found if not name.startswith(own)}, path
 
 
-@pytest.mark.parametrize("name", ["framing", "messages", "state"])
+@pytest.mark.parametrize("name", ["connection", "messages"])
 def test_the_protocol_has_no_sockets(name: str) -> None:
     """Messages, framing and state machine take and give bytes, and know no operating system."""
     banned = {"socket", "os", "threading", "time", "select", "selectors", "asyncio"}
-    assert not banned & {module.split(".")[0] for module in imports_of(ROOT / "zico" / "broker" / f"{name}.py")}
+    assert not banned & {
+        module.split(".")[0] for module in imports_of(ROOT / "zico" / "broker" / "protocol" / f"{name}.py")
+    }
 
 
 def test_every_package_is_installed() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zico.autoload import WATCHED, install
+from zico.job.autoload import WATCHED, install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

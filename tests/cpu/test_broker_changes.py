@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from members import acquire, check_counters, grab, join, make_pool, release
 
-from zico.broker import changes
-from zico.broker import messages as m
+from zico.broker import pool_manager
 from zico.broker.members import Member
+from zico.broker.protocol import messages as m
 from zico.pool.layout import NOBODY
 from zico.pool.regions import GRANTED, NEVER, WAIT
 
@@ -50,23 +50,23 @@ def member(job: int, name: str) -> Member:
 def test_what_cannot_be_is_refused_in_a_sentence(pool: PoolTable, change: m.Change, reason: str) -> None:
     """Each fault has its sentence; what is not at fault has none."""
     members = [member(0, "a"), member(1, "b"), member(2, "b")]
-    assert re.search(reason, changes.refusal(change, pool.header, members))
-    assert changes.refusal(m.Change(budget_bytes=REGIONS * PAGE, job="b", slo=None), pool.header, members) == ""
+    assert re.search(reason, pool_manager.refusal(change, pool.header, members))
+    assert pool_manager.refusal(m.Change(budget_bytes=REGIONS * PAGE, job="b", slo=None), pool.header, members) == ""
 
 
 def test_shares_that_contradict_each_other_are_refused(pool: PoolTable) -> None:
     """A guarantee below somebody of higher priority who is owed nothing could not be kept."""
     members = [member(0, "a"), member(1, "b")]
-    changes.carry_out(m.Change(job="a", priority=1), pool, members)
-    assert "guaranteed" in changes.refusal(m.Change(job="b", slo=0.1), pool.header, members)
-    assert changes.refusal(m.Change(job="b", slo=0.1, priority=1), pool.header, members) == ""
+    pool_manager.carry_out(m.Change(job="a", priority=1), pool, members)
+    assert "guaranteed" in pool_manager.refusal(m.Change(job="b", slo=0.1), pool.header, members)
+    assert pool_manager.refusal(m.Change(job="b", slo=0.1, priority=1), pool.header, members) == ""
 
 
 def test_every_process_of_a_name_changes_and_what_is_left_out_stays(pool: PoolTable) -> None:
     """A change of one figure leaves the others, and jobs of other names, as they are."""
     members = [member(0, "a"), member(1, "b"), member(2, "b")]
-    changes.carry_out(m.Change(job="b", weight=2.0, slo=0.1), pool, members)
-    changes.carry_out(m.Change(job="b", priority=-4, slo=None, limit_bytes=3 * PAGE), pool, members)
+    pool_manager.carry_out(m.Change(job="b", weight=2.0, slo=0.1), pool, members)
+    pool_manager.carry_out(m.Change(job="b", priority=-4, slo=None, limit_bytes=3 * PAGE), pool, members)
     assert [one.share for one in members] == [m.Share(), *[m.Share(weight=2.0, priority=-4)] * 2]
     assert pool.jobs["limit"][:3].tolist() == [0, 3, 3]
     assert pool.header["budget_regions"] == REGIONS
@@ -79,7 +79,7 @@ def test_a_lowered_budget_gives_memory_back_as_jobs_do(pool: PoolTable) -> None:
         window = pool.driver.reserve(REGIONS * PAGE)
         pool.driver.map(window, 0, pool.memory, 0, REGIONS * PAGE)
         (memory := _bytes_at(window.handle, REGIONS * PAGE))[:] = b"x" * REGIONS * PAGE
-        changes.carry_out(m.Change(budget_bytes=4 * PAGE), pool, [])
+        pool_manager.carry_out(m.Change(budget_bytes=4 * PAGE), pool, [])
         assert pool.physical_bytes() == 7 * PAGE
         release(second, [yours.pop()])
         assert acquire(first, [NOBODY])[0] == WAIT
@@ -99,12 +99,12 @@ def test_a_lowered_budget_gives_memory_back_as_jobs_do(pool: PoolTable) -> None:
 def test_what_was_promised_waits_and_what_never_was_is_refused(pool: PoolTable) -> None:
     """A request that no budget since the job joined allows is refused; one that a lowered budget excludes waits."""
     with join(pool) as member_before:
-        changes.carry_out(m.Change(budget_bytes=2 * PAGE), pool, [])
+        pool_manager.carry_out(m.Change(budget_bytes=2 * PAGE), pool, [])
         with join(pool) as member_after:
             assert acquire(member_before, [NOBODY] * 8)[0] == WAIT
             assert acquire(member_before, [NOBODY] * 9)[0] == NEVER
             assert acquire(member_after, [NOBODY] * 3)[0] == NEVER
-            changes.carry_out(m.Change(budget_bytes=3 * PAGE), pool, [])
+            pool_manager.carry_out(m.Change(budget_bytes=3 * PAGE), pool, [])
             assert acquire(member_after, [NOBODY] * 3)[0] == GRANTED
 
 

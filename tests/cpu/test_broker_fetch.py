@@ -21,15 +21,15 @@ from broker_messages import no_descriptor_left, open_descriptors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zico.broker import messages as m
+from zico.base.errors import BrokerError, RemoteProtocolError, ZicoError
 from zico.broker import transport
 from zico.broker.client import BrokerClient, Membership
 from zico.broker.devices import Device
-from zico.broker.framing import FrameReader, encode_frame
-from zico.broker.keeper import Keeper
-from zico.broker.listener import Listener
+from zico.broker.pool_manager import Keeper
+from zico.broker.protocol import messages as m
+from zico.broker.protocol.connection import FrameReader, encode_frame
 from zico.broker.server import Server
-from zico.errors import BrokerError, RemoteProtocolError, ZicoError
+from zico.broker.transport import Listener
 from zico.pool.table import PoolTable
 from zico.scheduler.policies import policy_named
 
@@ -201,8 +201,8 @@ def test_a_member_that_goes_in_the_middle_of_asking_leaves_nothing(path: Path, n
 
 _VICTIM = """
 import socket, sys
-from zico.broker import messages as m
-from zico.broker.framing import encode_frame
+from zico.broker.protocol import messages as m
+from zico.broker.protocol.connection import encode_frame
 connection = socket.socket(socket.AF_UNIX)
 connection.connect(sys.argv[1])
 connection.sendall(encode_frame(m.Hello(version=m.PROTOCOL_VERSION, name="victim", pid=1, framework="torch")))

@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import zico.broker
-from zico.broker import messages as m
-from zico.broker.framing import HEADER_BYTES, FrameReader, encode_frame
-from zico.errors import LocalProtocolError, RemoteProtocolError
+from zico.base.errors import LocalProtocolError, RemoteProtocolError
+from zico.broker.protocol import messages as m
+from zico.broker.protocol.connection import HEADER_BYTES, FrameReader, encode_frame
 
 SANS_IO = ("messages", "framing", "state")
 WELCOMING = {name: getattr(WELCOME, name) for name in WELCOME.__struct_fields__ if name != "n_fds"}

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.broker import messages as m
-from zico.broker.admission import RECHECK_NS, RETRY_NS, admit_all
-from zico.broker.framing import FrameReader, encode_frame
-from zico.broker.ledger import Ledger
+from zico.broker.accounting import Ledger
 from zico.broker.outside import OutsideFigures
-from zico.broker.record import write_record
+from zico.broker.pool_manager import RECHECK_NS, RETRY_NS, admit_all, write_record
+from zico.broker.protocol import messages as m
+from zico.broker.protocol.connection import FrameReader, encode_frame
 from zico.broker.speeds import Look
 from zico.broker.views import ProfileCache, jobs_in, looks_of, mask_of, pool_view
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, NO_MORE, NOBODY, JobState, SaveMode

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
 
 _RUN = """
 import resource, sys
-from zico.broker.limits import make_room
-from zico.errors import ConfigError
+from zico.broker.transport import make_room
+from zico.base.errors import ConfigError
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 try:
     make_room({n_fds}, "a pool of {n_fds} regions")
@@ -59,16 +59,16 @@ def test_a_hard_limit_that_is_too_low_is_named_with_what_is_needed() -> None:
 
 def test_an_infinite_limit_is_room_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a hard limit any number is granted; without a soft one nothing is changed."""
-    from zico.broker import limits
+    from zico.broker import transport
 
     changed: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _kind, both: changed.append(both))
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (100, resource.RLIM_INFINITY))
-    limits.make_room(10**6, "a pool")
+    transport.make_room(10**6, "a pool")
     assert changed[0][0] > 10**6
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    limits.make_room(10**6, "a pool")
+    transport.make_room(10**6, "a pool")
     assert len(changed) == 1
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (100, 200))
     with pytest.raises(ConfigError):
-        limits.make_room(10**6, "a pool")
+        transport.make_room(10**6, "a pool")

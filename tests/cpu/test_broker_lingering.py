@@ -12,11 +12,11 @@ import fake_nvml
 import pytest
 from fake_nvml import UUID, Library, Memory, Process
 
+from zico.base.units import GIB, MIB
 from zico.broker import lingering
 from zico.broker.lingering import LOOK_NS, SAY_AFTER_NS, Contexts, Lingering
 from zico.pool.deaths import LINGER_NS
 from zico.pool.waiting import STUCK_BESIDE_RUNNING_NS
-from zico.units import GIB, MIB
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from broker_messages import STATUS, no_descriptor_left
 
-from zico.broker import messages as m
-from zico.broker.framing import FrameReader, encode_frame
+from zico.base.errors import RemoteProtocolError
 from zico.broker.link import PATIENCE_NS, Link
 from zico.broker.members import Member
-from zico.errors import RemoteProtocolError
+from zico.broker.protocol import messages as m
+from zico.broker.protocol.connection import FrameReader, encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,8 @@ import fake_nvml
 import pytest
 from fake_nvml import UUID, Library, Memory, Process
 
+from zico.base.units import GIB, MIB
 from zico.broker.outside import LOOK_NS, DeviceUse, Outside, OutsideFigures, use_of
-from zico.units import GIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,17 +19,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from members import make_pool
 
-from zico import session
-from zico.broker import messages as m
+from zico.base.errors import BrokerError, ConfigError, LocalProtocolError, RemoteProtocolError
 from zico.broker import transport
+from zico.broker.accounting import Ledger
 from zico.broker.client import BrokerClient
-from zico.broker.framing import FrameReader, encode_frame
-from zico.broker.keeper import Keeper
-from zico.broker.ledger import Ledger
-from zico.broker.listener import Listener
-from zico.broker.record import write_record
+from zico.broker.pool_manager import Keeper, write_record
+from zico.broker.protocol import messages as m
+from zico.broker.protocol.connection import FrameReader, encode_frame
 from zico.broker.server import Server
-from zico.errors import BrokerError, ConfigError, LocalProtocolError, RemoteProtocolError
+from zico.broker.transport import Listener
+from zico.job import session
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, JobState
 from zico.scheduler.policies import policy_named
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.broker.messages import MAX_SIZE_BYTES
+from zico.base.errors import ConfigError
+from zico.base.units import GIB, MIB
+from zico.broker.protocol.messages import MAX_SIZE_BYTES
 from zico.broker.saving import MODES, Wish, check_device, served_on, variables_of, wish_in, wishes_of
-from zico.errors import ConfigError
 from zico.pool.layout import SaveMode
-from zico.units import GIB, MIB
 
 NAMES = ("a", "b=c")
 ORIGINS = {"save": "--save", "limit": "ZICO_LIMIT", "tier": "--tier"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from zico.broker.savings import Savings
+from zico.broker.operating_points import Savings
 from zico.pool.layout import JobState
 from zico.scheduler.state import JobView, Less, PoolView, Profile
 

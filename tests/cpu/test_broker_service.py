@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from zico.broker.messages import Share
-from zico.broker.service import Service
+from zico.broker.protocol.messages import Share
+from zico.broker.throughput import Service
 from zico.pool.layout import JobState
 from zico.scheduler.state import JobView, PoolView, Profile
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.broker.messages import MAX_PRIORITY, MAX_SLO, MAX_WEIGHT, Share
+from zico.base.errors import ConfigError
+from zico.broker.protocol.messages import MAX_PRIORITY, MAX_SLO, MAX_WEIGHT, Share
 from zico.broker.shares import parse_slo, share_in, shares_of, variables_of
-from zico.errors import ConfigError
 
 NAMES = ("a", "b=c")
 ORIGINS = {"weight": "--weight", "priority": "--priority", "slo": "ZICO_SLO"}

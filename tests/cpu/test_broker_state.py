@@ -9,9 +9,9 @@ from broker_messages import BROKER_EXAMPLES, CLIENT_EXAMPLES, EXAMPLES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.broker import messages as m
-from zico.broker.state import Connection, Role, State, next_state
-from zico.errors import LocalProtocolError, RemoteProtocolError
+from zico.base.errors import LocalProtocolError, RemoteProtocolError
+from zico.broker.protocol import messages as m
+from zico.broker.protocol.connection import Connection, Role, State, next_state
 
 HELLO, ASK_MORE, PAGES, OBSERVE, ASK_STATUS, ASK_REPORT, CHANGE, GOODBYE = CLIENT_EXAMPLES
 WELCOME, MORE, PAGED, REFUSED, ERROR, STATUS, REPORT, CHANGED = BROKER_EXAMPLES

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 from broker_messages import no_descriptor_left, open_descriptors
 
+from zico.base.errors import BrokerError, ConfigError, RemoteProtocolError
 from zico.broker import transport
-from zico.broker.listener import Listener, make_private_directory
-from zico.errors import BrokerError, ConfigError, RemoteProtocolError
+from zico.broker.transport import Listener, make_private_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -247,8 +247,8 @@ def test_a_file_in_the_sockets_place_is_kept(private: Path) -> None:
 _RACER = """
 import sys
 from pathlib import Path
-from zico.broker.listener import Listener
-from zico.errors import BrokerError
+from zico.broker.transport import Listener
+from zico.base.errors import BrokerError
 sys.stdout.write("set\\n"); sys.stdout.flush()
 sys.stdin.readline()
 try:

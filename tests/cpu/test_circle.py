@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.trace.circle import cut_open
-from zico.trace.lifetimes import NEVER
+from zico.trace.lifetimes import NEVER, cut_open
 
 
 def test_the_drawing_of_the_circle() -> None:

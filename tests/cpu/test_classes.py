@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from zico.heap import history
 from zico.heap.layout import COUNT, COUNTS, HEAP, KEYS, Arena
 from zico.pool.layout import JOB
-from zico.trace.curve import UNPROFILED_SHIFT
+from zico.trace.profile import UNPROFILED_SHIFT
 
 
 class Memory:

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from zico.errors import ConfigError
-from zico.launch.commands import MAX_COMMANDS, default_name, name_commands, split_commands
-from zico.launch.environment import INJECT, job_environment
-from zico.launch.memory import host_memory
+from zico.base.errors import ConfigError
+from zico.launch.devices import host_memory
+from zico.launch.jobs import INJECT, MAX_COMMANDS, default_name, job_environment, name_commands, split_commands
 from zico.launch.rundir import MAX_SOCKET_PATH_BYTES, base_directory, known_sockets, run_directory
 from zico.launch.supervisor import JobOutcome, Outcome
 from zico.pool.layout import MAX_JOBS, NAME_BYTES

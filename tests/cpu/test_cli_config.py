@@ -9,12 +9,8 @@ from unittest import mock
 
 import pytest
 
-from zico.broker.messages import Share
-from zico.broker.saving import Wish
-from zico.cli.broker import broker
-from zico.cli.options import KEYS, given_in, read_settings
-from zico.cli.run import run
-from zico.config import (
+from zico.base.errors import ConfigError
+from zico.base.settings import (
     DEFAULT_REGION_BYTES,
     DeviceMemory,
     JobSettings,
@@ -24,8 +20,12 @@ from zico.config import (
     job_settings,
     resolve,
 )
-from zico.errors import ConfigError
-from zico.units import GIB, MIB
+from zico.base.units import GIB, MIB
+from zico.broker.protocol.messages import Share
+from zico.broker.saving import Wish
+from zico.cli.broker import broker
+from zico.cli.options import KEYS, given_in, read_settings
+from zico.cli.run import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

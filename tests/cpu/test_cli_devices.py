@@ -16,17 +16,17 @@ from twin.entry import Refused
 from twin.twin import Twin
 from twin_device import MIB
 
+from zico.base.errors import ConfigError, DriverError
+from zico.base.settings import DeviceMemory, Setting, resolve
+from zico.base.units import GIB
 from zico.broker.devices import HOST_DEVICE, Device, facts_of, open_device, open_driver
-from zico.config import DeviceMemory, Setting, resolve
-from zico.driver.cuda import bindings
-from zico.driver.cuda.driver import CudaDriver
-from zico.driver.host import HostDriver
-from zico.errors import ConfigError, DriverError
-from zico.launch.checks import cuda_checks, plan_check
+from zico.device.cuda import bindings
+from zico.device.cuda.driver import CudaDriver
+from zico.device.host import HostDriver
 from zico.launch.devices import VISIBLE_VARIABLE, device_variables, memory_of
+from zico.launch.doctor import cuda_checks, plan_check
 from zico.report.model import PoolFigures, RunReport, to_json
 from zico.report.table import pool_lines
-from zico.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

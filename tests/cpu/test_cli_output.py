@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.launch import guardian, sessions
+from zico.launch import watchdog
 from zico.launch.doctor import blocking_flag
-from zico.launch.output import MAX_LINE_BYTES, PARTIAL_S, REDRAW_S, LineSplitter
+from zico.launch.processes import MAX_LINE_BYTES, PARTIAL_S, REDRAW_S, LineSplitter
 
 
 def fed(*chunks: bytes) -> list[bytes]:
@@ -72,9 +72,9 @@ def test_cursor_movements_go_and_colours_stay() -> None:
 
 def test_the_guardian_ends_what_was_announced_and_not_withdrawn() -> None:
     """Sessions that live when the supervisor dies are to be ended; after ``done``, none and no directory."""
-    assert guardian.watch(["+1\n", "+2\n", "-1\n"]) == {2}
-    assert guardian.watch(["+1\n", "done\n"]) is None
-    assert guardian.watch([]) == set()
+    assert watchdog.watch(["+1\n", "+2\n", "-1\n"]) == {2}
+    assert watchdog.watch(["+1\n", "done\n"]) is None
+    assert watchdog.watch([]) == set()
 
 
 def test_a_session_is_found_with_all_its_process_groups() -> None:
@@ -85,8 +85,8 @@ def test_a_session_is_found_with_all_its_process_groups() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as leader:
         assert leader.stdout is not None
         child = int(leader.stdout.readline())
-        found = sessions.members(leader.pid)
-        assert sessions.send(leader.pid, signal.SIGKILL) == 2
+        found = watchdog.members(leader.pid)
+        assert watchdog.send(leader.pid, signal.SIGKILL) == 2
         leader.wait(timeout=10)
     assert set(found) == {leader.pid, child}
     assert found[child] == child != found[leader.pid]

@@ -12,16 +12,14 @@ from planner_cases import crowd
 from trace_cases import train
 
 from zico.cli import main
-from zico.planners.compare import ask, held
-from zico.planners.judge import judge
-from zico.planners.minimalloc import csv_text, read_csv
-from zico.planners.plan import Plan
-from zico.planners.problem import Problem
-from zico.planners.registry import PLANNERS
+from zico.planning.packing.compare import PLANNERS, ask, held
+from zico.planning.packing.files import csv_text, read_csv
+from zico.planning.packing.judge import judge
+from zico.planning.packing.problem import Plan, Problem
 from zico.trace.files import write_trace
 
 if TYPE_CHECKING:
-    from zico.planners.problem import Int64s
+    from zico.planning.packing.problem import Int64s
 
 # Never more than 8 bytes alive at once, and yet no placement within 8 exists (all of them were tried); one in 9 does.
 LIVE_BYTES, LEAST_BYTES = 8, 9

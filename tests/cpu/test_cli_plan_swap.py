@@ -10,7 +10,7 @@ import pytest
 from trace_cases import MIB, Loop, train
 
 from zico.cli import main
-from zico.planners.swap.files import PlanFile
+from zico.planning.saving.files import PlanFile
 from zico.trace.events import Kind
 from zico.trace.files import write_trace
 

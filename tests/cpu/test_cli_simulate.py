@@ -10,13 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from zico.base.errors import ConfigError
+from zico.base.units import GIB
 from zico.cli import main
-from zico.cli.simulate import DEFAULT_POLICIES
-from zico.cli.simulate_asked import policies_of
-from zico.errors import ConfigError
-from zico.scheduler.compare import ITERATIONS
+from zico.cli.simulate import DEFAULT_POLICIES, policies_of
 from zico.scheduler.policies import POLICIES
-from zico.units import GIB
+from zico.simulator.compare import ITERATIONS
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "jobs").glob("*.json"))
 HALF = {"name": "a", "iteration_s": 1, "persistent_bytes": "2GiB", "curve": [[0, "10GiB"], [0.5, "2GiB"]]}
@@ -232,7 +231,7 @@ def test_compiling_is_announced(
     capsys.readouterr()
     assert main(arguments) == 0
     assert not capsys.readouterr().err
-    monkeypatch.setattr("zico.programs.code_directory", lambda: tmp_path)
+    monkeypatch.setattr("zico.base.programs.code_directory", lambda: tmp_path)
     assert main(arguments) == 0
     assert capsys.readouterr().err == "zico: compiling; this takes up to a minute, once per machine\n"
     assert main([*arguments, "--quiet"]) == 0
@@ -314,8 +313,7 @@ def test_a_narrow_terminal_shows_fewer_columns() -> None:
     """What a terminal of 80 columns cannot hold is left out as a whole; budget, policy and throughput stay."""
     import io
 
-    from zico.report.simulation_model import SimulatedRow, SimulationReport
-    from zico.report.simulation_table import write_simulation_table
+    from zico.report.simulation import SimulatedRow, SimulationReport, write_simulation_table
 
     row = SimulatedRow(
         policy="claims",

@@ -14,7 +14,7 @@ import members
 import numpy as np
 import pytest
 
-from zico import compiled, libc
+from zico.base import compiled, libc
 from zico.heap.layout import HEAP
 from zico.pool import waiting
 from zico.pool.table import make_mutex

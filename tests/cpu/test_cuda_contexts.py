@@ -13,10 +13,10 @@ from threads import result_in_thread
 from twin.twin import Twin
 from twin_device import MIB, TwinDevice
 
-from zico.driver import mapping
-from zico.driver.cuda.driver import CudaDriver
-from zico.driver.record import DEVICE, FUNCTIONS
-from zico.errors import DriverError
+from zico.base.errors import DriverError
+from zico.device import mapping
+from zico.device.cuda.driver import CudaDriver
+from zico.device.record import DEVICE, FUNCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -23,12 +23,12 @@ from driver_contract import (
 from twin.twin import Twin
 from twin_device import MIB, TwinDevice
 
-from zico.driver.cuda.driver import CudaDriver
-from zico.driver.cuda.managed import allocate
-from zico.driver.host import HostDriver
-from zico.driver.owned import close_descriptors
-from zico.driver.record import DEVICE, MOVER
-from zico.errors import DriverError
+from zico.base.errors import DriverError
+from zico.device.api import close_descriptors
+from zico.device.cuda.driver import CudaDriver
+from zico.device.cuda.managed import allocate
+from zico.device.host import HostDriver
+from zico.device.record import DEVICE, MOVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

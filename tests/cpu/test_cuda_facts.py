@@ -11,10 +11,10 @@ from cuda.bindings import driver as real
 from twin.twin import Twin
 from twin_device import MIB
 
-from zico.driver.cuda import bindings
-from zico.driver.cuda.driver import CudaDriver
-from zico.driver.cuda.facts import device_count, device_uuids, free_bytes, probe, require
-from zico.errors import ConfigError, DriverError
+from zico.base.errors import ConfigError, DriverError
+from zico.device.cuda import bindings
+from zico.device.cuda.driver import CudaDriver
+from zico.device.cuda.facts import device_count, device_uuids, free_bytes, probe, require
 
 
 def test_facts_are_what_the_driver_says() -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from twin_device import MIB, TwinDevice
 
-from zico.errors import DriverError
+from zico.base.errors import DriverError
 
 if TYPE_CHECKING:
-    from zico.driver.owned import Memory, Owned
+    from zico.device.api import Memory, Owned
 
 UNIT = 2 * MIB
 SLOTS = 4

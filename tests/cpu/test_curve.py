@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zico.compiled import compiled
-from zico.trace import curve
-from zico.trace.layout import CURVE, CURVE_BINS
+from zico.base.compiled import compiled
+from zico.trace import profile as curve
+from zico.trace.profile import CURVE, CURVE_BINS
 
 Record = Any
 FLAT = curve.UNPROFILED_SHIFT

@@ -11,8 +11,8 @@ import pytest
 from threads import result_in_thread
 from twin_device import MIB, TwinDevice
 
-from zico.device_timeline import DeviceTimeline
-from zico.errors import DriverError
+from zico.base.errors import DriverError
+from zico.job.device_timeline import DeviceTimeline
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:

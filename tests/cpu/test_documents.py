@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from zico.broker.messages import RefusedRequest, Saving
+from zico.broker.protocol.messages import RefusedRequest, Saving
 from zico.cli import command
 from zico.cli.options import KEYS
 from zico.report.model import JobFigures, PoolFigures, ProcessFigures, RunReport
-from zico.report.simulation_model import SimulatedJob, SimulatedLoad, SimulatedRow, SimulationReport
+from zico.report.simulation import SimulatedJob, SimulatedLoad, SimulatedRow, SimulationReport
 from zico.scheduler.policies import POLICIES, policy_named
 
 if TYPE_CHECKING:

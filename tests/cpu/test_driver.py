@@ -15,9 +15,9 @@ import pytest
 from driver_contract import DriverContract, open_descriptors
 from twin.faulty import FaultyDriver
 
-from zico.driver.host import HostDriver
-from zico.driver.owned import Owned
-from zico.errors import BrokerError, ConfigError, DriverError
+from zico.base.errors import BrokerError, ConfigError, DriverError
+from zico.device.api import Owned
+from zico.device.host import HostDriver
 from zico.heap.build import Heap
 from zico.heap.layout import HEAP
 from zico.pool.table import PoolTable

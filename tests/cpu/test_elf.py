@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zico.elf import LoadedLibrary, find_loaded, import_slots, replace_imports
-from zico.errors import HookError
+from zico.base.errors import HookError
+from zico.job.elf import LoadedLibrary, find_loaded, import_slots, replace_imports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

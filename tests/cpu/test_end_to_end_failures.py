@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from twin_tenant import TwinTenant
 from twin_world import REGION_BYTES, World
 
-from zico.errors import DriverError
+from zico.base.errors import DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from zico import errors
-from zico.errors import CommandError, DriverError, OutOfMemory, TraceError, ZicoError
-from zico.units import MIB
+from zico.base import errors
+from zico.base.errors import CommandError, DriverError, OutOfMemory, TraceError, ZicoError
+from zico.base.units import MIB
 
 ARGUMENTS: dict[type[ZicoError], tuple[Any, ...]] = {
     OutOfMemory: (3 * MIB, 2 * MIB, 4 * MIB),

@@ -16,10 +16,10 @@ from isolated import isolated
 from members import Tenant, check_counters, grab, job_of, join, make_pool, tenants
 from threads import DEADLINE_S, in_thread, until
 
-from zico.compiled import array_at, compiled
+from zico.base.compiled import array_at, compiled
+from zico.base.libc import libc_address
 from zico.heap import allocator, evicting
 from zico.heap.layout import GRANULE_BYTES, PRIVATE
-from zico.libc import libc_address
 from zico.pool import regions, waiting
 from zico.pool.layout import NO_MORE, JobState, SaveMode
 

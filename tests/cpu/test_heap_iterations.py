@@ -9,7 +9,7 @@ import numpy as np
 from members import Tenant, check_counters, job_of, make_pool, tenants
 from threads import DEADLINE_S, in_thread, until
 
-from zico.compiled import array_at, compiled
+from zico.base.compiled import array_at, compiled
 from zico.heap import allocator
 from zico.heap.layout import GRANULE_BYTES
 

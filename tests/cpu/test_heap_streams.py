@@ -11,7 +11,7 @@ from device_tenant import DeviceTenant, Tensor
 from harness import until
 from software_device import SoftwareDevice
 
-from zico.compiled import compiled
+from zico.base.compiled import compiled
 from zico.heap import allocator
 from zico.heap.cuda import on_stream
 from zico.heap.cuda.streams import stream_at

@@ -14,7 +14,7 @@ import pytest
 from members import check_counters, give_profile, job_of, make_pool, tenants
 from threads import DEADLINE_S, in_thread, until
 
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
 from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.layout import GRANULE_BYTES, HEAP

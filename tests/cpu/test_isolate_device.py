@@ -14,7 +14,7 @@ from members import check_counters, counters, is_mapped, job_of, join
 from software_device import SoftwareDevice
 from timeline_machine import HeapTimelineMachine
 
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
 from zico.heap.build import Heap
 from zico.heap.cuda import on_stream
 from zico.heap.cuda.timeline import Timeline

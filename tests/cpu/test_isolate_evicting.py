@@ -10,8 +10,8 @@ from isolated import N_REGIONS, REGION_BYTES, IsolatedTenant, Refusing, bytes_fo
 from members import check_counters, is_mapped
 from test_evicting import evict, take_back
 
+from zico.base.libc import libc_address
 from zico.heap import allocator
-from zico.libc import libc_address
 from zico.pool.layout import NO_MORE
 
 if TYPE_CHECKING:

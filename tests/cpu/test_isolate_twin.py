@@ -11,11 +11,11 @@ import pytest
 from twin.meanings import register
 from twin_device import MIB, TwinDevice
 
-from zico.device_timeline import DeviceTimeline
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
 from zico.heap.build import Heap
 from zico.heap.cuda import on_stream
 from zico.heap.layout import HEAP
+from zico.job.device_timeline import DeviceTimeline
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:

@@ -12,16 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_cases import train
 
-from zico.errors import ConfigError
-from zico.scheduler.from_problem import profile_of_curve
-from zico.scheduler.jobs_file import finest_region, in_regions, peak_of, read_jobs
+from zico.base.errors import ConfigError
+from zico.base.units import GIB, MIB
+from zico.simulator.jobs_file import finest_region, in_regions, peak_of, profile_of_curve, read_jobs
 from zico.trace.files import write_trace
-from zico.units import GIB, MIB
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zico.scheduler.simulate import Load
+    from zico.simulator.simulate import Load
 
 LEFT_OUT = object()
 

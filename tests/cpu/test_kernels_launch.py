@@ -17,9 +17,9 @@ from twin.meanings import register
 from twin_device import TwinDevice
 from zico.kernels import launch, prepare, progress, scrub, spin
 
-from zico.compiled import array_at, compiled
-from zico.errors import ConfigError
-from zico.libc import libc_address, monotonic_ns
+from zico.base.compiled import array_at, compiled
+from zico.base.errors import ConfigError
+from zico.base.libc import libc_address, monotonic_ns
 
 DEADLINE_S = 10.0
 STREAM, COUNTER, REGION = 0x7F00_1234_5670, 0x7F00_0000_0040, 0x7F10_0000_0000

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from zico.kernels import compilation, instructions, progress, scrub, spin
+from zico.kernels import compilation, progress, scrub, spin
 from zico.kernels.compilation import Kernel
 from zico.kernels.prepare import KERNELS
 
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,17 +80,17 @@ def test_a_kernel_touches_memory_by_its_instructions_alone(kernel: Kernel) -> No
 @pytest.mark.parametrize(
     ("instruction", "register"),
     [
-        (instructions.thread, "%tid.x"),
-        (instructions.threads, "%ntid.x"),
-        (instructions.block, "%ctaid.x"),
-        (instructions.blocks, "%nctaid.x"),
+        (compilation.thread, "%tid.x"),
+        (compilation.threads, "%ntid.x"),
+        (compilation.block, "%ctaid.x"),
+        (compilation.blocks, "%nctaid.x"),
     ],
 )
 def test_a_thread_knows_its_place(instruction: Callable[[], int], register: str) -> None:
     """Numbers and counts of threads and blocks are those of the device's registers."""
 
     def place(address: int) -> int:
-        return instructions.store_release(address, instruction())
+        return compilation.store_release(address, instruction())
 
     text = compilation.ptx(Kernel(place, lambda: None))
     assert set(re.findall(r"%n?c?ta?id\.\w", text)) == {register}

@@ -9,8 +9,8 @@ import pytest
 from trace_cases import MIB, Loop, train
 
 from zico.cli import main
-from zico.scheduler.less_of_trace import by_swapping
 from zico.simulator.paging_simulation import by_paging
+from zico.simulator.swapped_traces import by_swapping
 from zico.trace.events import Kind
 from zico.trace.files import write_trace
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from twin_tenant import TwinTenant
 from twin_world import REGION_BYTES, World
 
-from zico.errors import ConfigError, DriverError
+from zico.base.errors import ConfigError, DriverError
 from zico.heap.cuda.managed_window import FLAGS, SIDE_STREAMS, SLOT_BYTES, cut, open_window
 from zico.heap.layout import Arena
 from zico.offload.paging_layout import PAGING

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from twin_tenant import TwinTenant
 from twin_world import REGION_BYTES, World
 
-from zico.libc import libc_address
+from zico.base.libc import libc_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

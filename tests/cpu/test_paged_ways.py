@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.broker.paged_ways import PagedWays, rises
+from zico.broker.operating_points import PagedWays, rises
 from zico.pool.layout import JobState
 from zico.scheduler.state import LESS_SHARES, JobView, Less, Profile
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from paged_window import BLOCK_BYTES, BLOCKS, JOIN_S, PagedWindow
 
-from zico.compiled import array_at, compiled
-from zico.driver.userfault import open_userfault
-from zico.errors import ConfigError, DriverError
+from zico.base.compiled import array_at, compiled
+from zico.base.errors import ConfigError, DriverError
+from zico.device.userfault import open_userfault
 from zico.offload.destinations import TierWish
 from zico.offload.pager import Pager
 from zico.offload.paging_layout import ALL, INVALIDATE, PREEVICT, PREFETCH

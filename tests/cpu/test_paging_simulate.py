@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab.lms_vdnn import Step, Tensors, lms, tensors_of, vdnn
 
-from zico.errors import ConfigError, TraceError
+from zico.base.errors import ConfigError, TraceError
 from zico.offload.paging_layout import ALL, BLOCK_BYTES, DEEPUM, INVALIDATE, PREEVICT, PREFETCH
 from zico.simulator.paging_simulation import Device, Paging
 from zico.simulator.paging_workload import Naming, Workload, workload

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
 from zico.offload.needed_next import (
     end_of,
     entry_of,

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zico.planners.judge import held_regions
-from zico.planners.plan import Plan
-from zico.planners.problem import Problem
+from zico.planning.packing.judge import held_regions
+from zico.planning.packing.problem import Plan, Problem
 from zico.trace.events import EVENT, Kind
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from zico import paths
-from zico.errors import ConfigError
+from zico.base import paths
+from zico.base.errors import ConfigError
 from zico.launch import doctor
 
 NOBODY = 65534

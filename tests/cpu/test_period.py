@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from training_loops import Network, Recording, smartpool_period, trained
 
-from zico.trace.period import NO_PERIOD, Segmentation, segment
+from zico.trace.iterations import NO_PERIOD, Segmentation, segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from training_loops import Network, Recording, trained
 
 from zico.trace import online
-from zico.trace.marks import STRICT, mark_at
 from zico.trace.online import HISTORY, MEMORY_BYTES, TRACKER
+from zico.trace.repeats import STRICT, mark_at
 
 
 def boundaries(job: Recording) -> list[int]:

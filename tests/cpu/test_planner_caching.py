@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.planners.caching import reserved_by_caching
-from zico.planners.judge import judge
-from zico.planners.plan import Plan
-from zico.planners.problem import Problem
-from zico.units import KIB, MIB
+from zico.base.units import KIB, MIB
+from zico.planning.packing.caching import reserved_by_caching
+from zico.planning.packing.judge import judge
+from zico.planning.packing.problem import Plan, Problem
 
 
 def problem_of(*tensors: tuple[int, int, int]) -> Problem:

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from lab.dynamic_fit import DYNAMIC, ByClass
 from planner_cases import crowd, problems
 
-from zico.planners.classic import Classic, Fit, Order, order_of, place_in_order, smartpool
-from zico.planners.judge import judge
-from zico.planners.plan import NoPlan, Plan, Reason
-from zico.planners.problem import Problem
-from zico.planners.registry import PLANNERS
+from zico.planning.packing.classic import Classic, Fit, Order, order_of, place_in_order, smartpool
+from zico.planning.packing.compare import PLANNERS
+from zico.planning.packing.judge import judge
+from zico.planning.packing.problem import NoPlan, Plan, Problem, Reason
 
 NEVER_NS = 1 << 62
 PLANNERS_HERE = [*(Classic(order, fit) for order in Order for fit in Fit), smartpool()]

@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zico.planners.exact import Exact, ExactOptions, split
-from zico.planners.exact_infer import Rules
-from zico.planners.exact_state import sections
-from zico.planners.judge import judge
-from zico.planners.plan import NoPlan, Plan, Reason
-from zico.planners.problem import Problem
+from zico.planning.packing.exact import Exact, ExactOptions, split
+from zico.planning.packing.exact_state import Rules, sections
+from zico.planning.packing.judge import judge
+from zico.planning.packing.problem import NoPlan, Plan, Problem, Reason
 
 MINUTE_S = 60.0
 OPTIONS = [

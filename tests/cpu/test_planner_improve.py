@@ -10,13 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_cases import crowd, lowest_peak, problems
 
-from zico.planners.classic import Classic, Fit, Order
-from zico.planners.ejection import Ejection
-from zico.planners.improve import Improve, ImproveOptions
-from zico.planners.judge import judge
-from zico.planners.peeling import peeled
-from zico.planners.plan import NoPlan, Plan, Reason
-from zico.planners.problem import Problem
+from zico.planning.packing.classic import Classic, Fit, Order
+from zico.planning.packing.improve import Ejection, Improve, ImproveOptions, peeled
+from zico.planning.packing.judge import judge
+from zico.planning.packing.problem import NoPlan, Plan, Problem, Reason
 
 NEVER_NS = 1 << 62
 ALL_OPTIONS = [

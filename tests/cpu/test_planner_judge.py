@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_cases import problems
 
-from zico.planners.judge import held_regions, judge, live_bytes, mean_over_time
-from zico.planners.plan import Plan
-from zico.planners.problem import Problem
+from zico.planning.packing.judge import held_regions, judge, live_bytes, mean_over_time
+from zico.planning.packing.problem import Plan, Problem
 
 PROBLEM = Problem(
     np.array([0, 2, 4]), np.array([4, 6, 8]), np.array([8, 4, 8]), ("a", "b", "c"), capacity_bytes=12, alignment_bytes=4

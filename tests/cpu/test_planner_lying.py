@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zico.errors import ProblemError
-from zico.planners.judge import held_regions, judge
-from zico.planners.plan import Plan
-from zico.planners.problem import Problem
-from zico.planners.regions import Options, place
+from zico.base.errors import ProblemError
+from zico.planning.packing.judge import held_regions, judge
+from zico.planning.packing.problem import Plan, Problem
+from zico.planning.packing.regions import Options, place
 
 REGION = 16
 FEW_MOVES = Options(most_moves=50)

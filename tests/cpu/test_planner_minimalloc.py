@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planner_cases import problems
 
-from zico.errors import TraceError
-from zico.planners.minimalloc import Table, csv_text, read_csv
+from zico.base.errors import TraceError
+from zico.planning.packing.files import Table, csv_text, read_csv
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zico.planners.problem import Problem
+    from zico.planning.packing.problem import Problem
 
 ANYWHERE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zico.errors import ProblemError
-from zico.planners import regions as planner
-from zico.planners import regions_packing as packing
-from zico.planners.judge import held_regions, judge, live_bytes, mean_over_time
-from zico.planners.plan import NoPlan, Plan, Reason
-from zico.planners.problem import Problem
-from zico.planners.regions import Options, Regions, place
+from zico.base.errors import ProblemError
+from zico.planning.packing import regions as planner
+from zico.planning.packing import regions_packing as packing
+from zico.planning.packing.judge import held_regions, judge, live_bytes, mean_over_time
+from zico.planning.packing.problem import NoPlan, Plan, Problem, Reason
+from zico.planning.packing.regions import Options, Regions, place
 
 LONG_S = 600.0
 """Never reached: the runs end after so many moves."""

@@ -14,9 +14,9 @@ from zico.pool.layout import JobState
 from zico.scheduler.packed import Scene
 from zico.scheduler.policies import policy_named
 from zico.scheduler.policies.salus import lanes_of
-from zico.scheduler.scrooge import iteration_demand
-from zico.scheduler.simulate import Load, Outcome, Simulation
+from zico.scheduler.policies.shift import iteration_demand
 from zico.scheduler.state import JobView, PoolView, Profile, Start, Wait
+from zico.simulator.simulate import Load, Outcome, Simulation
 
 
 def profile(*levels: int) -> Profile:

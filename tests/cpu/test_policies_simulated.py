@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scheduler_cases import WORKS, smallest_budget
 from scheduler_model import MS, Work, triangle
 
-from zico.scheduler.device_model import DeviceModel
 from zico.scheduler.policies import POLICIES, policy_named
-from zico.scheduler.simulate import Load, Outcome, Simulation
+from zico.simulator.device_model import DeviceModel
+from zico.simulator.simulate import Load, Outcome, Simulation
 
 MIB = 1 << 20
 DEVICE = DeviceModel("test", copy_bytes_per_s=MIB * 1e3, fault_ns=10 * MS, fault_bytes=MIB)

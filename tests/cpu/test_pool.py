@@ -21,7 +21,7 @@ from members import (
     release,
 )
 
-from zico.errors import BrokerError
+from zico.base.errors import BrokerError
 from zico.pool import mutex, regions, waiting
 from zico.pool.layout import MAX_JOBS, NOBODY, JobState
 from zico.pool.regions import GONE, GRANTED, NEVER, WAIT

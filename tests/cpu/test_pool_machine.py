@@ -26,7 +26,7 @@ from pool_model import INSIDE, ModelJob, ModelledPool, need, when_possible
 from zico.pool import mutex, waiting
 from zico.pool.layout import NOBODY, PARKED, JobState
 from zico.pool.regions import GRANTED, WAIT
-from zico.trace import curve
+from zico.trace import profile as curve
 
 
 # -- members

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from zico import programs
-from zico.programs import Program, program_of
+from zico.base import programs
+from zico.base.programs import Program, program_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
-from zico.compiled import array_at, callback, compiled, entry, inlined
+from zico.base.compiled import array_at, callback, compiled, entry, inlined
 
 PAIR = np.dtype([("a", "i8"), ("b", "f8")])
 
@@ -141,7 +141,9 @@ def test_other_arguments_are_a_program_of_their_own(made: Callable[[str], Module
 
 def test_a_module_without_entries_has_no_file(made: Callable[[str], ModuleType], cache: Path) -> None:
     """Only what Python calls of it is kept."""
-    module: Any = made("from zico.compiled import compiled\n\n@compiled\ndef twice(number):\n    return 2 * number\n")
+    module: Any = made(
+        "from zico.base.compiled import compiled\n\n@compiled\ndef twice(number):\n    return 2 * number\n"
+    )
     assert module.twice(4) == 8
     assert [name.partition("-")[0] for name in kept(cache)] == [f"{module.__name__}.twice"]
 
@@ -153,7 +155,7 @@ def test_another_process_loads_and_compiles_nothing(made: Callable[[str], Module
     module.both(1)
     script = f"""
         import numpy as np
-        from zico import programs
+        from zico.base import programs
         programs.Program._compile = programs.Function.lower = None
         import {module.__name__} as module
         numbers, _ = module.scaled(module.Row(np.arange(2), 3))
@@ -176,7 +178,7 @@ def test_whoever_needs_the_same_waits_for_the_first(made: Callable[[str], Module
     """Processes that want a program at once compile it once; each gets it."""
     module: Any = made(SOURCE)
     script = f"""
-        from zico import programs
+        from zico.base import programs
         plain = programs.Program._compile
         def noisy(self):
             print("compiled")
@@ -212,7 +214,7 @@ def test_what_a_file_cannot_hold_is_refused(made: Callable[[str], ModuleType]) -
     with pytest.raises(TypeError, match="captures step"):
         made(
             """
-            from zico.compiled import compiled
+            from zico.base.compiled import compiled
 
             def maker(step):
                 @compiled
@@ -232,7 +234,7 @@ def test_numba_alone_does_as_well(made: Callable[[str], ModuleType], cache: Path
         import numpy as np
         import numba.core.lowering
         del numba._dynfunc.Environment
-        from zico import programs
+        from zico.base import programs
         assert "Environment" in programs.fault()
         programs.program_of("{name}").load()
         assert not programs.program_of("{name}").is_kept

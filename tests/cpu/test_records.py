@@ -10,8 +10,8 @@ from typing import Annotated
 import numpy as np
 import pytest
 
+from zico.base.records import F8, I4, I8, U1, Numbers, Record, Records, dtype_of
 from zico.pool.layout import HEADER, Header
-from zico.records import F8, I4, I8, U1, Numbers, Record, Records, dtype_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -19,8 +19,8 @@ WELL_SPELT = """
 from zico.heap.layout import HeapRecord
 from zico.heap.layout import slots_of
 from zico.pool.layout import JOB, Job
-from zico.compiled import record_at
-from zico.trace.curve import claim_at
+from zico.base.compiled import record_at
+from zico.trace.profile import claim_at
 
 def held(job: Job) -> int:
     return job.held

@@ -9,12 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from zico.broker.messages import JobReport, PoolReport, RefusedRequest, Report, Saving, Status, WaitKind
-from zico.config import DeviceMemory, Setting, resolve
-from zico.errors import ConfigError
-from zico.launch.commands import split_commands
-from zico.launch.result import run_report
-from zico.launch.supervisor import JobOutcome, Outcome
+from zico.base.errors import ConfigError
+from zico.base.settings import DeviceMemory, Setting, resolve
+from zico.base.units import GIB, MIB
+from zico.broker.protocol.messages import JobReport, PoolReport, RefusedRequest, Report, Saving, Status, WaitKind
+from zico.cli.display import live_table, memory_bar, plain_lines
+from zico.launch.jobs import split_commands
+from zico.launch.supervisor import JobOutcome, Outcome, run_report
 from zico.report.files import markdown, write_atomically
 from zico.report.model import (
     JobFigures,
@@ -23,12 +24,10 @@ from zico.report.model import (
     RunReport,
     Snapshot,
     owner_of,
+    read_record,
     to_json,
 )
-from zico.report.progress import live_table, memory_bar, plain_lines
-from zico.report.record import read_record
 from zico.report.table import attention_lines, saving_rows, write_table
-from zico.units import GIB, MIB
 
 PROMISED_JOB = {
     "name",

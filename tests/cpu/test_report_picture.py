@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zico.broker.messages import WaitKind
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
+from zico.base.units import MIB
+from zico.broker.protocol.messages import WaitKind
 from zico.report.files import write_jobs
-from zico.report.model import PoolFigures, RunReport
+from zico.report.model import PoolFigures, Record, RunReport
 from zico.report.picture import (
     MAX_COLUMNS,
     OUT_LABEL,
@@ -24,8 +25,6 @@ from zico.report.picture import (
     whole_span,
     write_picture,
 )
-from zico.report.record import Record
-from zico.units import MIB
 
 REPORT = RunReport(device="host", policy="zico", budget_bytes=64 * MIB, pool=PoolFigures(), jobs=())
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zico.compiled import compiled
-from zico.errors import TraceError
+from zico.base.compiled import compiled
+from zico.base.errors import TraceError
 from zico.trace import ring, ringfile
 from zico.trace.events import NO_NAME, Kind
-from zico.trace.layout import RING_EVENTS, RING_NAME_BYTES
+from zico.trace.profile import RING_EVENTS, RING_NAME_BYTES
 from zico.trace.ringfile import RingFile, RingReader
 
 if TYPE_CHECKING:

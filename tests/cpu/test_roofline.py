@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
 from zico.trace.roofline import DEVICES, device_model
 
 AMOUNTS = st.integers(0, 10**18)

@@ -11,25 +11,16 @@ import numpy as np
 import pytest
 from scheduler_cases import Eager, _records
 
-from zico.errors import ConfigError
-from zico.scheduler.compare import (
-    Horizon,
-    Pool,
-    check_guarantees,
-    horizon_of,
-    memory,
-    possible,
-    round_ns_of,
-    simulate,
-)
-from zico.scheduler.device_model import device_model_named
-from zico.scheduler.jobs_file import in_regions, read_jobs
+from zico.base.errors import ConfigError
 from zico.scheduler.layout import DECISION, SCENE
-from zico.scheduler.oracle import Possible
 from zico.scheduler.policies import policy_named
+from zico.simulator.compare import Horizon, Pool, check_guarantees, horizon_of, memory, possible, round_ns_of, simulate
+from zico.simulator.device_model import device_model_named
+from zico.simulator.jobs_file import in_regions, read_jobs
+from zico.simulator.oracle import Possible
 
 if TYPE_CHECKING:
-    from zico.scheduler.simulate import Load
+    from zico.simulator.simulate import Load
 
 SECOND = 1_000_000_000
 HALF = {"name": "a", "iteration_s": 1, "persistent_bytes": 2, "curve": [[0, 10], [0.5, 2]]}

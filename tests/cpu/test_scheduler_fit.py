@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from scheduler_cases import WORKS, smallest_budget
 from scheduler_model import MS, Work, plateau, triangle
 
-from zico.errors import ProblemError
-from zico.scheduler.fit import Answer, Fit, fit
-from zico.scheduler.from_problem import MOST_BINS, profile_of
+from zico.base.errors import ProblemError
+from zico.base.units import MIB
 from zico.scheduler.policies import policy_named
 from zico.scheduler.state import Profile
-from zico.units import MIB
+from zico.simulator.fit import Answer, Fit, fit
+from zico.simulator.jobs_file import MOST_BINS, profile_of
 
 POLICY = policy_named("zico")
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from scheduler_cases import smallest_budget
 from scheduler_model import MS, Work, plateau, triangle
 
-from zico.errors import ProblemError
-from zico.scheduler.oracle import possible
+from zico.base.errors import ProblemError
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import GUARD
-from zico.scheduler.simulate import Simulation
+from zico.simulator.oracle import possible
+from zico.simulator.simulate import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from scheduler_cases import Debt, some_order_works
 from scheduler_model import MS, Work, plateau, triangle
 
-from zico.scheduler import pair
-from zico.scheduler.cycles import NO_ARC, best_arcs
+from zico.scheduler import pair_schedule
 from zico.scheduler.packed import packed
-from zico.scheduler.pair import BOTH, FIRST, PAIR, SECOND
+from zico.scheduler.pair_schedule import BOTH, FIRST, NO_ARC, PAIR, SECOND, best_arcs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -110,7 +109,7 @@ def best_mean(arcs: dict[int, dict[int, int]]) -> float:
 def test_the_best_of_all_schedules_is_found(a: Small, b: Small, budget: int) -> None:
     """The figure is that of the best cycle among all that the rules allow, each order of ending tried."""
     keeps = np.array([a.keeps, b.keeps])
-    arcs = pair.arcs_of(a.cells(), b.cells(), keeps, budget)
+    arcs = pair_schedule.arcs_of(a.cells(), b.cells(), keeps, budget)
     chosen, ratio = best_arcs(arcs, SUM, ONES, 300)
     found = ratio[0] if chosen[0] != NO_ARC else 0.0
     assert found == pytest.approx(best_mean(arcs_one_by_one(a, b, budget)))
@@ -120,7 +119,7 @@ def test_the_best_of_all_schedules_is_found(a: Small, b: Small, budget: int) -> 
 def test_who_asks_first_gets_it(first: int, second: int, waits: int) -> None:
     """Of two inside their iterations that rise in the same cell, the one that rises later waits."""
     a, b = Small((1, 3, 1), first), Small((1, 3, 1), second)
-    arcs = pair.arcs_of(a.cells(), b.cells(), np.array([1, 1]), 4)
+    arcs = pair_schedule.arcs_of(a.cells(), b.cells(), np.array([1, 1]), 4)
     at_both_rises = arcs[1 * 3 + 1]
     assert at_both_rises[BOTH] == NO_ARC
     assert at_both_rises[waits] == NO_ARC
@@ -134,7 +133,7 @@ def test_cells_are_what_the_profile_says_nanosecond_by_nanosecond(works: list[in
     profile = Work(tuple(works), step_ns).load("a").profile
     levels = np.repeat(works, step_ns)
     keeps = works[-1]
-    level, before, claim, rises_ns = (x.tolist() for x in pair.cells_of(packed(profile)[0], cell_ns, keeps))
+    level, before, claim, rises_ns = (x.tolist() for x in pair_schedule.cells_of(packed(profile)[0], cell_ns, keeps))
     n = max(1, (len(levels) + cell_ns // 2) // cell_ns)
     parts = [levels[c * cell_ns : (c + 1) * cell_ns if c + 1 < n else None] for c in range(n)]
     assert level == [int(part.max()) for part in parts]
@@ -149,7 +148,7 @@ def test_a_pair_too_unequal_has_no_plan() -> None:
     works = [triangle(9, duration_ns=6_400 * MS), triangle(9, duration_ns=64 * MS)]
     addresses = [packed(work.load("").profile).ctypes.data for work in works]
     keeps = np.zeros(2, np.int64)
-    assert not pair.solve(*addresses, keeps, 12, 1.0, EQUAL, np.zeros(1, PAIR)[0])
+    assert not pair_schedule.solve(*addresses, keeps, 12, 1.0, EQUAL, np.zeros(1, PAIR)[0])
 
 
 def test_the_one_that_is_favoured_goes_first() -> None:
@@ -157,7 +156,7 @@ def test_the_one_that_is_favoured_goes_first() -> None:
     works = [plateau(60, rise=0.1, fall=0.1), plateau(60, rise=0.1, fall=0.1)]
     addresses = [packed(work.load("").profile).ctypes.data for work in works]
     record = np.zeros(1, PAIR)
-    assert pair.solve(*addresses, np.zeros(2, np.int64), 66, 1.0, EQUAL, record[0])
+    assert pair_schedule.solve(*addresses, np.zeros(2, np.int64), 66, 1.0, EQUAL, record[0])
     actions, (n_a, n_b) = record[0]["actions"], record[0]["n_cells"].tolist()
     waits = [[int(np.sum(actions[f, 0, :n_b] == SECOND)), int(np.sum(actions[f, 1, :n_a] == FIRST))] for f in range(3)]
     assert waits[FIRST][0] < waits[SECOND][0]

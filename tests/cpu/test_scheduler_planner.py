@@ -14,13 +14,13 @@ from scheduler_model import MS, Model, Outcome, Work, plateau, triangle
 
 from zico.pool.layout import JobState
 from zico.scheduler.packed import Compiled
-from zico.scheduler.pair import FIRST, SECOND
-from zico.scheduler.planned import PLAN, Way, decide
-from zico.scheduler.planner import Plan, plan
+from zico.scheduler.pair_schedule import FIRST, SECOND
+from zico.scheduler.plan import PLAN, Way, decide
+from zico.scheduler.plan_search import Plan, plan
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import GUARD
-from zico.scheduler.simulate import Simulation
 from zico.scheduler.state import JobView, PoolView, Start, Wait
+from zico.simulator.simulate import Simulation
 
 if TYPE_CHECKING:
     from zico.scheduler.state import CompiledPolicy

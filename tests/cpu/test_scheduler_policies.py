@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scheduler_cases import Debt, some_order_works
 from scheduler_views import claim, planned, remaining, smallest_delay, total
 
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
 from zico.pool.layout import JobState
-from zico.scheduler.planned import FIRST_FIT, PLAN
-from zico.scheduler.planner import Plan
+from zico.scheduler.plan import FIRST_FIT, PLAN
+from zico.scheduler.plan_search import Plan
 from zico.scheduler.policies import POLICIES, REAL, policy_named
 from zico.scheduler.state import JobView, PoolView, Profile, Start, Wait
 

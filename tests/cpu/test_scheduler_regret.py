@@ -15,11 +15,11 @@ from scheduler_cases import smallest_budget
 from scheduler_model import EVENTS_PER_STEP, MS, Work, plateau
 
 from zico.scheduler.packed import Compiled
-from zico.scheduler.planned import decide
+from zico.scheduler.plan import decide
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import floors
-from zico.scheduler.simulate import Load, Simulation
 from zico.scheduler.state import Profile
+from zico.simulator.simulate import Load, Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

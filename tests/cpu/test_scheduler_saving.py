@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from zico.errors import ProblemError
-from zico.scheduler.saving import choose, limited, useful
-from zico.scheduler.simulate import Load
+from zico.base.errors import ProblemError
 from zico.scheduler.state import Less, Profile
+from zico.simulator.operating_points import choose, limited, useful
+from zico.simulator.simulate import Load
 
 MS = 1_000_000
 STEPS = 8

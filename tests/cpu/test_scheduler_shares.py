@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_model import MS, plateau, triangle
 
-from zico.errors import ProblemError
+from zico.base.errors import ProblemError
 from zico.scheduler.policies import policy_named
 from zico.scheduler.shares import GUARD, check, floor_of, floors, worths
-from zico.scheduler.simulate import Load, Simulation
+from zico.simulator.simulate import Load, Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,7 +23,7 @@ from scheduler_views import (
 
 from zico.pool.layout import JobState
 from zico.scheduler import demand
-from zico.scheduler.shift import NEVER
+from zico.scheduler.greedy import NEVER
 from zico.scheduler.state import JobView, Profile
 
 JOB = JobView(

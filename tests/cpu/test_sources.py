@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zico
-from zico import programs, sources
+from zico.base import programs, sources
 
 if TYPE_CHECKING:
     import pytest
@@ -51,7 +51,7 @@ def test_kernels_and_adapters_beside_the_package_are_found(tmp_path: Path) -> No
         "kernels/b.py": "from zico.adapters.c import d\n",
         "adapters/c.py": "",
         "planners/p.py": "",
-        "zico/q.py": "from zico.planners import p\n",
+        "zico/q.py": "from zico.planning.packing import p\n",
     }
     _write(tmp_path, files)
     sources.imported.cache_clear()

@@ -12,21 +12,15 @@ import pytest
 from hypothesis import given, settings
 from swap_cases import EXAMPLE_LIMIT, example, loads, problem, problems
 
-from zico.errors import ConfigError
-from zico.planners.plan import NoPlan, Reason
-from zico.planners.swap.autoswap import AutoSwap, Candidates
-from zico.planners.swap.bayes import Bayes
-from zico.planners.swap.files import Asked, PlanFile, plan_json
-from zico.planners.swap.from_trace import SwapIteration
-from zico.planners.swap.gaps import gaps_between_accesses
-from zico.planners.swap.lowest import lowest_limit
-from zico.planners.swap.packing import packing_problem
-from zico.planners.swap.plan import SwapPlan, Transfers, no_swaps
-from zico.planners.swap.problem import PERSISTENT, SwapProblem
-from zico.planners.swap.registry import SWAP_PLANNERS, swap_planner
-from zico.planners.swap.replay import replay, replay_with_history
-from zico.planners.swap.schedule import schedule
-from zico.planners.swap.scores import SCORES, score
+from zico.base.errors import ConfigError
+from zico.planning.packing.problem import NoPlan, Reason
+from zico.planning.saving.autoswap import SCORES, AutoSwap, Candidates, gaps_between_accesses, schedule, score
+from zico.planning.saving.bayes import Bayes
+from zico.planning.saving.files import Asked, PlanFile, SwapIteration, plan_json
+from zico.planning.saving.packing import lowest_limit, packing_problem
+from zico.planning.saving.problem import PERSISTENT, SwapPlan, SwapProblem, Transfers, no_swaps
+from zico.planning.saving.registry import SWAP_PLANNERS, swap_planner
+from zico.planning.saving.replay import replay, replay_with_history
 
 SECONDS = 30.0
 

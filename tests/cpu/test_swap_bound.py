@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from swap_cases import cases, plan, problem, problems
 
-from zico.planners.swap.bound import least_overhead, least_peak
-from zico.planners.swap.plan import SwapPlan, no_swaps
-from zico.planners.swap.problem import PERSISTENT, Link, SwapProblem
-from zico.planners.swap.replay import replay
+from zico.planning.saving.bound import least_overhead, least_peak
+from zico.planning.saving.problem import PERSISTENT, Link, SwapPlan, SwapProblem, no_swaps
+from zico.planning.saving.replay import replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

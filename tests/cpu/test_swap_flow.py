@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swap_cases import example, problem, problems
 
-from zico.planners.plan import NoPlan, Reason
-from zico.planners.swap.autoswap import AutoSwap
-from zico.planners.swap.bound import least_overhead, least_peak
-from zico.planners.swap.circulation import cheapest_circulation
-from zico.planners.swap.flow import Flow, FlowOptions, curve
-from zico.planners.swap.lowest import lowest_limit
-from zico.planners.swap.plan import SwapPlan
-from zico.planners.swap.problem import PERSISTENT, Link, SwapProblem
-from zico.planners.swap.replay import replay
+from zico.planning.packing.problem import NoPlan, Reason
+from zico.planning.saving.autoswap import AutoSwap
+from zico.planning.saving.bound import least_overhead, least_peak
+from zico.planning.saving.flow import Flow, FlowOptions, curve
+from zico.planning.saving.network import cheapest_circulation
+from zico.planning.saving.packing import lowest_limit
+from zico.planning.saving.problem import PERSISTENT, Link, SwapPlan, SwapProblem
+from zico.planning.saving.replay import replay
 
 FINE = FlowOptions(region_bytes=1, least_bytes=1)
 WHOLE = FlowOptions(region_bytes=None, least_bytes=1)

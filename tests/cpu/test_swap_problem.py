@@ -11,18 +11,17 @@ from hypothesis import given, settings
 from swap_cases import example, problem, problems
 from trace_cases import Loop, train
 
-from zico.errors import ProblemError, TraceError
-from zico.planners.swap.from_trace import swap_iteration
-from zico.planners.swap.gaps import gaps_between_accesses, over
-from zico.planners.swap.plan import no_swaps
-from zico.planners.swap.problem import PERSISTENT, READ, WRITE, Link
-from zico.planners.swap.replay import replay
+from zico.base.errors import ProblemError, TraceError
+from zico.planning.saving.autoswap import gaps_between_accesses, over
+from zico.planning.saving.files import swap_iteration
+from zico.planning.saving.problem import PERSISTENT, READ, WRITE, Link, no_swaps
+from zico.planning.saving.replay import replay
 from zico.trace.events import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zico.planners.swap.problem import SwapProblem
+    from zico.planning.saving.problem import SwapProblem
     from zico.trace.events import Trace
 
 
@@ -50,7 +49,7 @@ def test_a_problem_that_cannot_be_is_refused(
 
 def problem_without_operations() -> SwapProblem:
     """Make a problem that has no operations."""
-    from zico.planners.swap.problem import SwapProblem
+    from zico.planning.saving.problem import SwapProblem
 
     none = np.zeros(0, np.int64)
     return SwapProblem(none, none, 0, none, none, none, np.zeros(1, np.int64), none, none)

@@ -11,17 +11,15 @@ from hypothesis import given, settings
 from swap_cases import EXAMPLE_LIMIT, EXAMPLE_LOAD, cases, example, example_plan, loads, plan, problem
 from swap_ticks import Ticks
 
-from zico.planners.swap.fast import Replayer
-from zico.planners.swap.plan import no_swaps
-from zico.planners.swap.problem import PERSISTENT, Link
-from zico.planners.swap.replay import replay, replay_with_history
+from zico.planning.saving.fast import Replayer
+from zico.planning.saving.problem import PERSISTENT, Link, no_swaps
+from zico.planning.saving.replay import replay, replay_with_history
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zico.planners.swap.plan import SwapPlan
-    from zico.planners.swap.problem import SwapProblem
-    from zico.planners.swap.replay import Moved
+    from zico.planning.saving.problem import SwapPlan, SwapProblem
+    from zico.planning.saving.replay import Moved
 
     Rows = Sequence[tuple[int, int, int]]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from swapping_parts import DEADLINE_S, Array, Shelf, make_mover
 
-from zico.errors import SwapError
+from zico.base.errors import SwapError
 from zico.offload.mover import Place
 
 

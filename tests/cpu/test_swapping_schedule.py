@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zico.base.units import MIB
 from zico.offload.swap_schedule import SAVED, USED, Observed, Plan, plan
 from zico.offload.tier_layout import Rates
-from zico.units import MIB
 
 MS = 1_000_000
 FAST = Rates(1e15, 1e15, 0.0, 0.0)

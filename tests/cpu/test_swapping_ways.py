@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zico.base.units import MIB
 from zico.offload.swap_learning import played, ways
 from zico.offload.swap_schedule import SAVED, USED, Observed, plan
 from zico.offload.tier_layout import Rates
-from zico.units import MIB
 
 MS = 1_000_000
 EACH_MS = 10

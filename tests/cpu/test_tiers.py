@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from threads import in_thread
 
-from zico.compiled import compiled, exchange
+from zico.base.compiled import compiled, exchange
+from zico.base.units import MIB
 from zico.offload import chains, stores
 from zico.offload.destinations import TierWish
 from zico.offload.tier_layout import END, FULL, OUT, TIER_MASK, note
 from zico.offload.tiers import TierStack
-from zico.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

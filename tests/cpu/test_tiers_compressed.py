@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zico.base.units import MIB
 from zico.offload import stores
 from zico.offload.compressing import PIECE_BYTES, pack, unpack
 from zico.offload.destinations import TierWish
 from zico.offload.tier_layout import FULL, TIER_MASK
 from zico.offload.tiers import TierStack
-from zico.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
 from zico.offload import destinations
 from zico.offload import tiers as stacks
 from zico.offload.destinations import TierWish

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
+from zico.base.units import GIB, MIB
 from zico.offload.destinations import TierWish, parse_tiers, spill_directory
-from zico.units import GIB, MIB
 
 
 def test_kinds_and_sizes_in_order(tmp_path: Path) -> None:

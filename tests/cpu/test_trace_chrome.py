@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from trace_cases import train
 
-from zico.errors import TraceError
+from zico.base.errors import TraceError
 from zico.trace.chrome import BEFORE, chrome_bytes
 from zico.trace.events import Kind, Trace
 from zico.trace.files import read_trace

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_cases import Loop, train
 
-from zico.errors import TraceError
+from zico.base.errors import TraceError
 from zico.trace.events import EVENT, NO_NAME, Kind, Origin, Trace
 from zico.trace.files import PARTIAL_SUFFIX, TraceReader, TraceWriter, read_trace, write_trace
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from zico.trace.events import EVENT, Kind, Origin, Trace
-from zico.trace.held import held_figures
 from zico.trace.lifetimes import lifetimes
+from zico.trace.summary import held_figures
 
 
 def trace_of(*rows: tuple[int, Kind, int, int]) -> Trace:

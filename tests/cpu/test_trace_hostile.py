@@ -16,14 +16,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trace_cases import Loop, train
 
-from zico.errors import TraceError
+from zico.base.errors import TraceError
 from zico.trace.chrome import chrome_bytes
 from zico.trace.events import EVENT, Kind, Origin, Trace
 from zico.trace.files import read_trace, write_trace
 from zico.trace.lifetimes import lifetimes
 from zico.trace.lines import MAX_LINE_BYTES
-from zico.trace.snapshot import snapshot_bytes
-from zico.trace.unpickle import unpickle
+from zico.trace.snapshot import snapshot_bytes, unpickle
 
 HEADER = b'{"zico_trace":1}\n'
 ALLOC = b'{"k":"alloc","t":0,"tensor":0,"bytes":8}\n'
@@ -278,7 +277,7 @@ def test_any_events_have_lifetimes_or_an_error(rows: list[tuple[Kind, int, int]]
 
 def test_a_loop_that_never_repeats_is_refused() -> None:
     """A script whose allocations never come again is told to run for longer or to mark its iterations."""
-    from zico.planners.from_trace import iteration_problem
+    from zico.planning.packing.files import iteration_problem
 
     loop = Loop()
     for i in range(200):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_cases import MIB, STEP_NS, Loop, train
 
-from zico.errors import TraceError
-from zico.planners.from_trace import iteration_problem
+from zico.base.errors import TraceError
+from zico.planning.packing.files import iteration_problem
 from zico.trace.events import EVENT, Kind, Trace
 from zico.trace.iterations import How, choose, find_iterations
 from zico.trace.lifetimes import NEVER, lifetimes, live_after_steps
@@ -95,7 +95,7 @@ def test_an_iteration_in_which_events_are_missing_does_not_stand_for_all() -> No
 
 
 def test_gradients_that_pass_the_mark_do_not_pass_the_cut() -> None:
-    """As zico/trace/circle.py draws it, weights live all ticks, gradients in one piece, and nothing passes the cut."""
+    """As zico/trace/lifetimes.py draws it, weights live all ticks, gradients in one piece, and nothing passes the cut."""
     found = iteration_problem(train(6))
     problem = found.problem
     stays = (problem.lower == 0) & (problem.upper == problem.n_ticks)

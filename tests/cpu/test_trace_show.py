@@ -10,9 +10,8 @@ import pytest
 from trace_cases import MIB, STEP_NS, Loop, train
 
 from zico.cli import main
-from zico.planners.from_trace import iteration_problem
-from zico.report.picture import MAX_COLUMNS
-from zico.report.trace_picture import draw, fullest_ticks
+from zico.planning.packing.files import iteration_problem
+from zico.report.picture import MAX_COLUMNS, draw_trace, fullest_ticks
 from zico.trace.events import Kind
 from zico.trace.files import PARTIAL_SUFFIX, read_trace, write_trace
 from zico.trace.summary import SCHEMA, summarise
@@ -149,7 +148,7 @@ def test_the_picture_keeps_the_peak() -> None:
     bytes_of[1, 12_345] = 9000
     drawn = fullest_ticks(bytes_of.sum(axis=0))
     assert (len(drawn), 12_345 in drawn) == (MAX_COLUMNS, True)
-    figure = draw("title", np.zeros(n_ticks + 1, np.int64), bytes_of, ("low", "high"))
+    figure = draw_trace("title", np.zeros(n_ticks + 1, np.int64), bytes_of, ("low", "high"))
     (axis,) = figure.axes
     assert axis.get_ylim()[1] * 1024 == pytest.approx(1.05 * 9001)
     assert axis.get_xlabel() == "allocations and frees"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from trace_cases import Loop, train
 
-from zico.errors import TraceError
+from zico.base.errors import TraceError
 from zico.trace.events import Kind, Origin, Trace
 from zico.trace.files import read_trace
 from zico.trace.lifetimes import lifetimes

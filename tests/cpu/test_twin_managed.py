@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from twin.managed import PAGE_BYTES
 from twin_device import MIB, TwinDevice
 
-from zico.driver.cuda.managed import allocate
-from zico.errors import DriverError
+from zico.base.errors import DriverError
+from zico.device.cuda.managed import allocate
 
 UNIT = 2 * MIB
 PAGES = UNIT // PAGE_BYTES

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zico.errors import ConfigError
-from zico.units import GIB, KIB, MIB, TIB, format_bytes, parse_size
+from zico.base.errors import ConfigError
+from zico.base.units import GIB, KIB, MIB, TIB, format_bytes, parse_size
 
 MEMORY = 64 * GIB
 FACTORS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from members import join, make_pool
 
+from zico.base.units import KIB, MIB
 from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.layout import HEAP
 from zico.trace import ring, ringfile
 from zico.trace.events import Kind
 from zico.trace.ringfile import RingFile, RingReader
-from zico.units import KIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from twin.entry import Refused
 from twin.twin import Twin
 
-from zico.driver.cuda.driver import CudaDriver
+from zico.device.cuda.driver import CudaDriver
 
 if TYPE_CHECKING:
     from types import TracebackType

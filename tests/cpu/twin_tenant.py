@@ -12,13 +12,13 @@ import numpy as np
 from members import SLICE_NS
 from twin_world import CHECK, IMAGE, WRITE, Tensor, World
 
-from zico.device_timeline import DeviceTimeline
-from zico.driver.cuda.driver import CudaDriver
-from zico.driver.cuda.managed import allocate
+from zico.device.cuda.driver import CudaDriver
+from zico.device.cuda.managed import allocate
 from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.cuda import on_stream, slab
 from zico.heap.layout import CELL_SIZES, GRANULE_BYTES, HEAP
+from zico.job.device_timeline import DeviceTimeline
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from twin.meanings import register
 from twin.twin import Twin
 from twin_device import MIB
 
-from zico.driver.cuda.driver import CudaDriver
-from zico.driver.record import FUNCTIONS
+from zico.device.cuda.driver import CudaDriver
+from zico.device.record import FUNCTIONS
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:

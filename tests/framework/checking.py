@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from zico import session
+from zico.job import session
 
 
 def run(script: dict[str, Any]) -> None:

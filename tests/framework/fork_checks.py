@@ -16,7 +16,7 @@ from checking import in_pool, record, run
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from zico import session
+from zico.job import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,7 +204,7 @@ def check_forks_while_threads_allocate() -> None:
 
 def check_a_subprocess_is_no_member() -> None:
     """A program that a job starts runs, and its own PyTorch is in no pool."""
-    code = "import torch; from zico import session; print(session.current(), float(torch.ones(1 << 18).sum()))"
+    code = "import torch; from zico.job import session; print(session.current(), float(torch.ones(1 << 18).sum()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert done.stdout == f"None {float(FLOATS)}\n"
     assert session.current() is not None

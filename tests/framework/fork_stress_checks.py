@@ -23,8 +23,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import zico
-from zico import session
 from zico.heap import hooks
+from zico.job import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,10 +13,10 @@ import llvmlite.binding
 import numpy as np
 import torch
 from numba import types
-from zico.adapters import torch_raising
+from zico.adapters import torch_cuda
 
-from zico import elf
-from zico.compiled import array_at, call, callback, symbol_address
+from zico.base.compiled import array_at, call, callback, symbol_address
+from zico.job import elf
 
 if TYPE_CHECKING:
     import ctypes
@@ -29,7 +29,7 @@ _CALL = np.zeros(2, np.int64)  # which function, with how many bytes
 llvmlite.binding.add_symbol(_SYMBOL, _CALL.ctypes.data)
 _call_address = symbol_address(_SYMBOL)
 _I64 = np.dtype("i8")
-_address_in = torch_raising.address_in
+_address_in = torch_cuda.address_in
 
 
 @callback(types.int64())
@@ -58,8 +58,8 @@ def what_is_raised() -> str:
 
 def main() -> None:
     """Make tensors with the failing function, see its messages, make one with the real function."""
-    torch_raising.address_in = address_in_old_builds
-    _CALL[0] = torch_raising.prepare(torch)
+    torch_cuda.address_in = address_in_old_builds
+    _CALL[0] = torch_cuda.prepare(torch)
     libtorch_cpu = elf.find_loaded("libtorch_cpu.so")
     torch.empty(1)  # binds the import
     originals = elf.replace_imports(libtorch_cpu, {GET_ALLOCATOR: int(failing.address)}).originals
@@ -67,7 +67,7 @@ def main() -> None:
     for size_bytes in (5 * GIB, 1):
         _CALL[1] = size_bytes
         messages.append(what_is_raised())
-    _CALL[0] = torch_raising.prepare_refusal(torch, REFUSAL)
+    _CALL[0] = torch_cuda.prepare_refusal(torch, REFUSAL)
     messages.append(what_is_raised())
     elf.replace_imports(libtorch_cpu, originals)
     sys.stdout.write("\n".join(messages) + f"\n{int(torch.ones(1000).sum())}\n")

@@ -10,7 +10,7 @@ import tensorflow as tf
 from checking import in_pool, record, run
 
 import zico
-from zico import session
+from zico.job import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,8 +19,8 @@ from hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
 from zico.adapters import cupy as cupy_adapter
 from zico.adapters import numba as numba_adapter
 
-from zico.autoload import WATCHED
-from zico.errors import HookError
+from zico.base.errors import HookError
+from zico.job.autoload import WATCHED
 from zico.pool.layout import STREAMS
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from harness import FRAMEWORK, MIB, PATIENCE_S, clean_environment, pool, until
 from scripts import Script, alone
 
 from zico.broker.saving import Wish
-from zico.launch.environment import job_environment
+from zico.launch.jobs import job_environment
 
 if TYPE_CHECKING:
-    from zico.broker.messages import SaveMode
+    from zico.broker.protocol.messages import SaveMode
 
 SCRIPT = str(FRAMEWORK / "keras_turns.py")
 STEPS = 20

@@ -15,7 +15,7 @@ from light_job import can_page
 from scripts import Script, place_of
 
 from zico.broker.saving import Wish
-from zico.launch.environment import job_environment
+from zico.launch.jobs import job_environment
 
 pytestmark = pytest.mark.skipif(not can_page(), reason="this user may not serve page faults")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from zico.adapters import torch_cuda
 
-from zico.errors import HookError
+from zico.base.errors import HookError
 from zico.heap.cuda import hooks
 
 if TYPE_CHECKING:

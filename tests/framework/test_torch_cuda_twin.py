@@ -15,9 +15,9 @@ import pytest
 import torch
 from cuda_twin import Process, compile_once, environment
 from test_cuda_twin_broker import Broker
-from zico.adapters import torch_cache_info
+from zico.adapters import torch_cuda
 
-from zico.errors import HookError
+from zico.base.errors import HookError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,4 +117,4 @@ def test_a_build_that_is_laid_out_otherwise_is_told(folder: Path, tmp_path: Path
     for place, reason in reasons.items():
         strange = SimpleNamespace(__file__=str(place / "__init__.py"), __version__="9.9")
         with pytest.raises(HookError, match=rf"PyTorch 9\.9: .*{reason}.*; leave .*benchmark at False"):
-            torch_cache_info.install(strange)
+            torch_cuda.install(strange)

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from zico.adapters import torch_raising
+from zico.adapters import torch_cuda
 
-from zico.errors import HookError
+from zico.base.errors import HookError
 
 CHECKS = Path(__file__).with_name("raising_checks.py")
 
@@ -36,6 +36,6 @@ def test_a_build_without_the_symbols_is_refused_with_a_sentence(tmp_path: Path) 
     """Without PyTorch's libraries there is nothing to raise, and the message says which PyTorch it was."""
     strange = SimpleNamespace(__file__=str(tmp_path / "__init__.py"), __version__="9.9")
     with pytest.raises(HookError, match=r"PyTorch 9\.9 has no exception that Zico could raise: .*libc10"):
-        torch_raising.prepare(strange)
+        torch_cuda.prepare(strange)
     with pytest.raises(HookError, match=r"PyTorch 9\.9 has no exception that Zico could raise: .*libc10"):
-        torch_raising.prepare_refusal(strange, "text")
+        torch_cuda.prepare_refusal(strange, "text")

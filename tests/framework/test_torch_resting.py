@@ -10,7 +10,7 @@ from harness import FRAMEWORK, LIMIT_S, MIB, PATIENCE_S, Pool, clean_environment
 from scripts import Script, checks_in, place_of, run_checks
 
 from zico.broker.saving import Wish
-from zico.launch.environment import job_environment
+from zico.launch.jobs import job_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from harness import ANSWER_S, FRAMEWORK, MIB, PATIENCE_S, Pool, clean_environmen
 from scripts import Script, alone, job, place_of
 
 from zico.broker.saving import Wish
-from zico.launch.environment import job_environment
+from zico.launch.jobs import job_environment
 from zico.pool.layout import JobState
 
 if TYPE_CHECKING:

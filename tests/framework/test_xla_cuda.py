@@ -26,7 +26,7 @@ from hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
 from test_cuda_twin_broker import Broker
 from zico.adapters import xla
 
-from zico.errors import HookError
+from zico.base.errors import HookError
 from zico.heap import layout
 from zico.heap.cuda import hooks
 
@@ -211,7 +211,7 @@ def test_a_question_that_nobody_can_answer_is_an_error() -> None:
 
 AT_ITS_END = """
 import ctypes, sys
-from zico import lookup
+from zico.job import lookup
 library = ctypes.CDLL(sys.argv[1])
 ctypes.c_int.in_dll(library, "xla_looks_up_at_its_end").value = 1
 lookup.substitute("lookups.so", {"cuMemAllocAsync": 1})
@@ -268,9 +268,9 @@ def test_a_process_that_sees_several_gpus_is_refused() -> None:
 
 WITH_TENSORFLOW = """
 import tensorflow
-from zico import lookup
+from zico.job import lookup
 from zico.adapters import tensorflow as adapter
-from zico.errors import HookError
+from zico.base.errors import HookError
 lookup.substitute(adapter.CUDA_LIBRARY, {"cuMemAllocFromPoolAsync": 1})
 print("redirected")
 try:

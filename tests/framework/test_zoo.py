@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from zico.base.units import GIB
 from zico.trace.roofline import device_model
-from zico.units import GIB
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from zico.adapters import torch as adapter
 
-from zico import lookup, session
 from zico.heap import layout
 from zico.heap.cuda import hooks
+from zico.job import lookup, session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

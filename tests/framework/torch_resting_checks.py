@@ -13,7 +13,7 @@ import torch
 from checking import in_pool, record, run
 from torch import nn
 
-from zico import session
+from zico.job import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

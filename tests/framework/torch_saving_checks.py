@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from zico import session
+from zico.job import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from zico import session
+from zico.job import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

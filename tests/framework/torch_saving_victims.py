@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch_saving_models import ITERATIONS, SHARE, blocks, images
 
-from zico import session
+from zico.job import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from zico import autoload, session, step
-from zico.driver.cuda import bindings
+from zico import step
+from zico.device.cuda import bindings
+from zico.job import autoload, session
 
 MIB = 1 << 20
 LONG_S = 100

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zico.driver.cuda.driver import CudaDriver
-from zico.driver.cuda.facts import require
-from zico.errors import ZicoError
+from zico.base.errors import ZicoError
+from zico.device.cuda.driver import CudaDriver
+from zico.device.cuda.facts import require
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -38,7 +38,7 @@ def use_twin() -> None:
     from twin.meanings import register
     from twin.twin import Twin
 
-    from zico.driver.cuda import bindings
+    from zico.device.cuda import bindings
 
     twin = Twin(total_bytes=_TWIN_BYTES, host_bytes=_TWIN_BYTES)
     register(twin)

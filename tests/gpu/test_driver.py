@@ -9,9 +9,9 @@ import sys
 import numpy as np
 from driver_contract import Device, DriverContract, NextTierContract, TimelineContract, create, reserve
 
-from zico.driver import mapping
-from zico.driver.cuda.facts import free_bytes, probe
-from zico.driver.record import DEVICE, FUNCTIONS
+from zico.device import mapping
+from zico.device.cuda.facts import free_bytes, probe
+from zico.device.record import DEVICE, FUNCTIONS
 
 PATIENCE_S = 120.0
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from zico.kernels import launch, prepare, progress, scrub, spin
 
-from zico.driver.cuda import CudaDriver
-from zico.errors import DriverError
+from zico.base.errors import DriverError
+from zico.device.cuda import CudaDriver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

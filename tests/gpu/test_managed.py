@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 from driver_contract import ManagedContract
 
-from zico.device_timeline import DeviceTimeline
-from zico.driver.cuda.driver import CudaDriver
-from zico.driver.cuda.managed import allocate
+from zico.device.cuda.driver import CudaDriver
+from zico.device.cuda.managed import allocate
 from zico.heap import allocator
 from zico.heap.build import Heap
 from zico.heap.cuda import on_stream
 from zico.heap.layout import HEAP
+from zico.job.device_timeline import DeviceTimeline
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zico.driver.cuda.managed import Managed
+    from zico.device.cuda.managed import Managed
 
 MIB = 1 << 20
 REGION_BYTES = 2 * MIB

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from zico.device_timeline import DeviceTimeline
-from zico.driver.cuda.driver import CudaDriver
+from zico.device.cuda.driver import CudaDriver
 from zico.heap.build import Heap
 from zico.heap.cuda import on_stream
 from zico.heap.layout import HEAP
+from zico.job.device_timeline import DeviceTimeline
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from zico.broker.client import BrokerClient, Membership
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zico.broker import messages as m
+    from zico.broker.protocol import messages as m
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from zico.compiled import entry
-from zico.programs import program_of
+from zico.base.compiled import entry
+from zico.base.programs import program_of
 
 FACTOR = int(sys.argv[1]) if len(sys.argv) > 1 else 2
 

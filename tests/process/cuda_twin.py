@@ -20,7 +20,7 @@ PATIENCE_S = 300.0
 """For what may have to compile."""
 
 _SITE = """
-from zico.driver.cuda import bindings
+from zico.device.cuda import bindings
 from twin.twin import Twin
 
 bindings.use(Twin(**{settings!r}))
@@ -33,7 +33,7 @@ import sys
 import types
 sys.path.insert(0, {directory!r})
 from fake_nvml import Library, Memory
-from zico.driver.cuda.facts import device_uuids
+from zico.device.cuda.facts import device_uuids
 library = Library(Memory({free_bytes}, {free_bytes}), [], uuid=device_uuids()[0])
 library.install(types.SimpleNamespace(setitem=operator.setitem))
 """
@@ -42,7 +42,7 @@ library.install(types.SimpleNamespace(setitem=operator.setitem))
 @functools.cache
 def compile_once() -> None:
     """Let all that a job on a GPU calls be on disk before anything has a deadline."""
-    subprocess.run([sys.executable, "-m", "zico.warming"], cwd=ROOT, timeout=2 * PATIENCE_S, check=True)
+    subprocess.run([sys.executable, "-m", "zico.base.warming"], cwd=ROOT, timeout=2 * PATIENCE_S, check=True)
 
 
 def environment(directory: Path, more: str = "", **settings: Any) -> dict[str, str]:  # noqa: ANN401 - the twin's

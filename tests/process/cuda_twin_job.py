@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from zico.broker.client import BrokerClient
-from zico.driver.cuda import bindings
+from zico.device.cuda import bindings
 from zico.pool import regions
 
 

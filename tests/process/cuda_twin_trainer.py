@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from zico import session
-from zico.driver.cuda import bindings
-from zico.errors import HookError
+from zico.base.errors import HookError
+from zico.device.cuda import bindings
 from zico.heap.cuda import on_stream
+from zico.job import session
 
 
 class Trainer:

@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "cpu"))  # run as a script, outs
 
 from paged_window import PagedWindow
 
-from zico.compiled import compiled
+from zico.base.compiled import compiled
 from zico.offload import pager_blocks as blocks
 from zico.offload import pager_blocks as room
 from zico.offload.page_table import NO_TICKET, State

@@ -31,7 +31,7 @@ from members import (
     release,
 )
 
-from zico.compiled import compiled
+from zico.base.compiled import compiled
 from zico.pool import deaths, regions, waiting
 from zico.pool.fences import fence_of, pair_of
 from zico.pool.layout import NOBODY, JobState, header_of

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import types
 
-from zico.compiled import compiled
+from zico.base.compiled import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

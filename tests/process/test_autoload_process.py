@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-import zico.autoload
+import zico.job.autoload
 
-PACKAGE_PATH = Path(zico.autoload.__file__).parent.parent
+PACKAGE_PATH = Path(zico.job.autoload.__file__).parent.parent
 INJECT = PACKAGE_PATH / "zico" / "inject"
 TIMEOUT_S = 60
 
 # Reports what is watched and what of ours is left on sys.path.
 REPORT = """
 import sys
-finders = [f for f in sys.meta_path if type(f).__module__ == "zico.autoload"]
+finders = [f for f in sys.meta_path if type(f).__module__ == "zico.job.autoload"]
 print("watching", len(finders))
 print("inject on path", any(p.endswith("inject") for p in sys.path))
 """
@@ -131,7 +131,7 @@ def test_a_failing_adapter_is_reported_once(user: Path) -> None:
     adapters.mkdir(parents=True)
     for folder in (adapters, adapters.parent):
         (folder / "__init__.py").touch()
-    shutil.copy(zico.autoload.__file__, adapters.parent)
+    shutil.copy(zico.job.autoload.__file__, adapters.parent)
     (adapters / "tensorflow.py").write_text("def enable_keras():\n    raise RuntimeError('no broker')\n")
     done = python("import keras; print(keras.VALUE)", user, user / "elsewhere", ZICO_SOCKET="/s")
     assert (done.stdout, done.returncode) == ("3\n", 0)

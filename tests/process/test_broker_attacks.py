@@ -18,11 +18,11 @@ import pytest
 from broker_messages import WELCOME, framed, no_descriptor_left, raw_frame
 from broker_process import PATIENCE_S, REGION_BYTES, Broker, job, read_line, start_python, tell
 
-from zico.broker import messages as m
+from zico.base.errors import BrokerError, RemoteProtocolError
 from zico.broker import transport
 from zico.broker.client import BrokerClient
-from zico.broker.framing import FrameReader, encode_frame
-from zico.errors import BrokerError, RemoteProtocolError
+from zico.broker.protocol import messages as m
+from zico.broker.protocol.connection import FrameReader, encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

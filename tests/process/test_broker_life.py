@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from broker_process import BUDGET_BYTES, PATIENCE_S, REGION_BYTES, ROOT, Broker, job, kill
 
-from zico.errors import BrokerError
+from zico.base.errors import BrokerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from broker_process import BUDGET_BYTES, N_REGIONS, REGION_BYTES, Broker, close_all, job, read_line, tell
 
-from zico.errors import BrokerError, LocalProtocolError
+from zico.base.errors import BrokerError, LocalProtocolError
 
 if TYPE_CHECKING:
     import subprocess

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from zico_process import ZicoRun, python
 
-from zico.paths import cache_root
+from zico.base.paths import cache_root
 
 PROGRAM = Path(__file__).with_name("cached_program.py")
 DEADLINE_S = 300.0
@@ -86,7 +86,7 @@ def test_a_cache_that_was_closed_too_late_is_refused_as_well(own: Path, shared: 
 def test_a_run_says_it_once_and_its_jobs_get_the_cache_that_passed(own: Path, shared: Path) -> None:
     """However many jobs there are, ``zico run`` has one sentence, and each job finds the directory in its place."""
     (own / "zico").symlink_to(cache_root())  # where everything is compiled already
-    code = "import os; print('cache at', os.environ['ZICO_CACHE_DIR']); import zico.compiled"
+    code = "import os; print('cache at', os.environ['ZICO_CACHE_DIR']); import zico.base.compiled"
     caches = {"ZICO_CACHE_DIR": str(shared), "XDG_CACHE_HOME": str(own)}
     with ZicoRun("--quiet", python(code), python(code), **caches) as run:
         assert run.finish() == 0

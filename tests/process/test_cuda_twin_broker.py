@@ -17,7 +17,7 @@ from zico.broker.client import BrokerClient
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zico.broker.messages import Status
+    from zico.broker.protocol.messages import Status
 
 MIB = 1 << 20
 REGION_BYTES = 2 * MIB

@@ -33,7 +33,7 @@ import numba.cuda
 import zico.adapters.numba
 try:
     zico.adapters.numba.enable()
-except zico.errors.HookError as error:
+except zico.base.errors.HookError as error:
     print("refused:", error)
 """
 

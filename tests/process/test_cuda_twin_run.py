@@ -92,7 +92,7 @@ def test_what_cannot_be_run_is_one_sentence(twin: dict[str, str], options: tuple
 def test_a_budget_above_the_free_memory_is_refused(tmp_path: Path) -> None:
     """What others hold of the GPU is not there for the budget, and the sentence has both figures."""
     others = (
-        "from zico.driver.cuda.driver import CudaDriver\nheld = CudaDriver(0).create_memory(200 << 20, 'x', 2 << 20)"
+        "from zico.device.cuda.driver import CudaDriver\nheld = CudaDriver(0).create_memory(200 << 20, 'x', 2 << 20)"
     )
     twin = environment(tmp_path / "site", others, total_bytes=256 * MIB)
     with ZicoRun(*ON_GPU, python("pass"), **twin) as run:
@@ -228,7 +228,7 @@ def test_without_mps_on_the_machine_the_option_is_refused(twin: dict[str, str], 
 def test_an_adapter_for_host_memory_does_not_join_a_gpus_pool(twin: dict[str, str]) -> None:
     """An adapter that asks for the host is told where the pool is, keeps no descriptor, and the job goes on."""
     code = (
-        "import os\nfrom zico import session\nfrom zico.errors import HookError\n"
+        "import os\nfrom zico.job import session\nfrom zico.base.errors import HookError\n"
         "print('kind', session.pool_kind(), flush=True)\n"
         "before = len(os.listdir('/proc/self/fd'))\n"
         "try:\n    session.attach('torch')\n"
@@ -245,8 +245,8 @@ def test_an_adapter_for_host_memory_does_not_join_a_gpus_pool(twin: dict[str, st
 
 
 TRAIN = """
-from zico import session
-from zico.driver.cuda import bindings
+from zico.job import session
+from zico.device.cuda import bindings
 from zico.heap import on_stream
 joined = session.attach("trainer", kind="cuda")
 twin = bindings.default_api()

@@ -11,7 +11,7 @@ from light_job import can_page
 from scripts import Script, alone, checks_in, job, run_checks
 
 from zico.broker.saving import Wish
-from zico.launch.environment import job_environment
+from zico.launch.jobs import job_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

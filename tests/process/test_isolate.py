@@ -18,7 +18,7 @@ from zico.broker.__main__ import SCRUBS_FROM
 
 JOB = """
 import ctypes, os, signal
-from zico import session
+from zico.job import session
 from zico.heap import allocator
 
 SIZE = 48 << 20

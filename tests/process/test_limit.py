@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from harness import LIMIT_S, LightJob, Look, Nursery, Pool, pool, until
 
-from zico.broker.messages import Change, Share
+from zico.base.errors import ConfigError
+from zico.broker.protocol.messages import Change, Share
 from zico.cli import main
-from zico.errors import ConfigError
 from zico.pool.layout import JobState
 
 if TYPE_CHECKING:

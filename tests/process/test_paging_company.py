@@ -6,7 +6,7 @@ import pytest
 from harness import ANSWER_S, Nursery, Pool, pool
 from light_job import can_page
 
-from zico.broker.messages import Change
+from zico.broker.protocol.messages import Change
 
 pytestmark = pytest.mark.skipif(not can_page(), reason="this user may not serve page faults")
 

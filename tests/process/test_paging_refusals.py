@@ -11,7 +11,7 @@ import pytest
 from harness import PATIENCE_S
 from light_job import can_page
 
-from zico.driver.userfault import REMEDY
+from zico.device.userfault import REMEDY
 
 
 def run(which: str) -> subprocess.CompletedProcess[str]:

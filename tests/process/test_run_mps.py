@@ -11,12 +11,12 @@ import fake_mps
 import pytest
 from zico_process import is_alive, survivors
 
+from zico.base.errors import CommandError, ConfigError
 from zico.broker import lingering
 from zico.broker.lingering import PIPE_VARIABLE, daemon_at
-from zico.errors import CommandError, ConfigError
 from zico.launch import mps
 from zico.launch.mps import LOG_VARIABLE, MpsDaemon
-from zico.launch.ward import Ward
+from zico.launch.watchdog import Ward
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,7 +113,7 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from zico.launch.mps import MpsDaemon
-from zico.launch.ward import Ward
+from zico.launch.watchdog import Ward
 ward = Ward(Path(sys.argv[1]))
 MpsDaemon(Path(sys.argv[1]), os.environ).start(ward)
 os.kill(os.getpid(), signal.SIGKILL)

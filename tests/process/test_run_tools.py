@@ -93,7 +93,7 @@ def test_doctor_finds_the_flag_that_keeps_zico_out(capsys: pytest.CaptureFixture
 def test_a_job_is_told_which_kind_of_device_it_would_share() -> None:
     """On the host an adapter hears so before it joins, and one for GPUs is refused with what the pool is on."""
     code = (
-        "from zico import session\nfrom zico.errors import HookError\n"
+        "from zico.job import session\nfrom zico.base.errors import HookError\n"
         "print('kind', session.pool_kind(), flush=True)\n"
         "try:\n    session.attach('torch', kind='cuda')\nexcept HookError as error:\n    print(error)\n"
     )

@@ -24,7 +24,7 @@ KIB = 1 << 10
 # A program that trains nothing, but allocates as a framework would; {end} is how it ends.
 PROGRAM = """
 import os, signal, sys
-from zico import session
+from zico.job import session
 joined = session.attach("light")
 from zico.heap import allocator
 heap = joined.heap.record[0]

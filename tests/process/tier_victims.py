@@ -14,7 +14,7 @@ import numpy as np
 import single_steps
 from single_steps import stop_here
 
-from zico.compiled import compiled
+from zico.base.compiled import compiled
 from zico.offload import stores
 from zico.offload.destinations import TierWish
 from zico.offload.tiers import TierStack

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zico.errors import DriverError
+from zico.base.errors import DriverError
 
 if TYPE_CHECKING:
-    from zico.driver.api import Driver
+    from zico.device.api import Driver
 
 ENOMEM = 12
 

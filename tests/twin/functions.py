@@ -8,7 +8,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from twin.entry import real
-from zico.driver.record import FUNCTIONS, MANAGED_FUNCTIONS
+from zico.device.record import FUNCTIONS, MANAGED_FUNCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

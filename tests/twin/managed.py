@@ -22,7 +22,7 @@ from twin.kernels import KernelFunctions
 from twin.timeline import Operation
 
 if TYPE_CHECKING:
-    from zico.driver.owned import Memory, Owned
+    from zico.device.api import Memory, Owned
 
 PAGE_BYTES = 1 << 16
 _ALIGNMENT_BYTES = 1 << 21

@@ -15,11 +15,11 @@ import os
 from typing import TYPE_CHECKING
 
 from twin.entry import Core, Refused, Value, entry, number, real, refuse_unless
-from zico.driver.host import HostDriver
-from zico.errors import DriverError
+from zico.base.errors import DriverError
+from zico.device.host import HostDriver
 
 if TYPE_CHECKING:
-    from zico.driver.owned import Memory, Owned
+    from zico.device.api import Memory, Owned
 
 ALIAS = 1 << 47
 """Device address of registered host memory minus its host address: beyond what a process can address."""

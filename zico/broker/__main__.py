@@ -16,18 +16,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zico.base.errors import ConfigError, ZicoError
+from zico.base.warming import warm
 from zico.broker.devices import HOST, HOST_DEVICE, facts_of, open_device
-from zico.broker.keeper import Keeper
-from zico.broker.limits import SPARE_FDS, make_room
 from zico.broker.lingering import Contexts, daemon_at
-from zico.broker.listener import Listener
 from zico.broker.outside import Outside
+from zico.broker.pool_manager import Keeper
 from zico.broker.server import FDS_PER_LINK, MAX_LINKS, Server
-from zico.broker.transport import Descriptors
-from zico.errors import ConfigError, ZicoError
+from zico.broker.transport import SPARE_FDS, Descriptors, Listener, make_room
 from zico.pool.table import PoolTable
 from zico.scheduler.policies import policy_named
-from zico.warming import warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

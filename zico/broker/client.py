@@ -8,13 +8,13 @@ import os
 import time
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from zico.broker import messages as m
+from zico.base.errors import BrokerError, ConfigError, RemoteProtocolError, ZicoError
 from zico.broker import transport
 from zico.broker.devices import Device, open_driver
-from zico.broker.limits import make_room
+from zico.broker.protocol import messages as m
+from zico.broker.protocol.connection import Connection, Role
 from zico.broker.saving import DEFAULT_WISH, Wish
-from zico.broker.state import Connection, Role
-from zico.errors import BrokerError, ConfigError, RemoteProtocolError, ZicoError
+from zico.broker.transport import make_room
 
 if TYPE_CHECKING:
     import socket

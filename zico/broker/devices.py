@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from zico.driver.host import HostDriver
-from zico.errors import DriverError
+from zico.base.errors import DriverError
+from zico.device.host import HostDriver
 
 if TYPE_CHECKING:
-    from zico.driver.api import Driver
-    from zico.driver.cuda.facts import DeviceFacts as DeviceFacts  # noqa: PLC0414 - launch has it from here
+    from zico.device.api import Driver
+    from zico.device.cuda.facts import DeviceFacts as DeviceFacts  # noqa: PLC0414 - launch has it from here
 
 HOST = "host"
 _INVALID_DEVICE = 101  # CUDA_ERROR_INVALID_DEVICE
@@ -44,14 +44,14 @@ def devices_here() -> list[DeviceFacts]:
     Raises:
         DriverError: There is no driver, or no device.
     """
-    from zico.driver.cuda.facts import device_count, probe
+    from zico.device.cuda.facts import device_count, probe
 
     return [probe(ordinal) for ordinal in range(device_count())]
 
 
 def has_usable_driver(facts: DeviceFacts) -> bool:
     """Tell whether the device's driver is new enough for Zico."""
-    from zico.driver.cuda.facts import OLDEST_DRIVER
+    from zico.device.cuda.facts import OLDEST_DRIVER
 
     return facts.driver_version >= OLDEST_DRIVER
 
@@ -63,7 +63,7 @@ def facts_of(name: str) -> DeviceFacts:
         ConfigError: There is no such device.
         DriverError: There is no driver, or the device lacks what Zico needs.
     """
-    from zico.driver.cuda.facts import require
+    from zico.device.cuda.facts import require
 
     return require(int(name.removeprefix("cuda:")))
 
@@ -77,7 +77,7 @@ def open_device(name: str) -> tuple[Device, Driver]:
     """
     if name == HOST:
         return HOST_DEVICE, HostDriver()
-    from zico.driver.cuda.driver import CudaDriver
+    from zico.device.cuda.driver import CudaDriver
 
     driver = CudaDriver(int(name.removeprefix("cuda:")))
     return Device(name, driver.facts.uuid), driver
@@ -94,8 +94,8 @@ def open_driver(device: Device) -> Driver:
     """
     if device.name == HOST:
         return HostDriver()
-    from zico.driver.cuda.driver import CudaDriver
-    from zico.driver.cuda.facts import device_uuids
+    from zico.device.cuda.driver import CudaDriver
+    from zico.device.cuda.facts import device_uuids
 
     seen = device_uuids()
     if device.identity in seen:

@@ -24,9 +24,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zico.base.units import format_bytes
 from zico.broker.outside import is_listed
 from zico.pool.deaths import LINGER_NS
-from zico.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

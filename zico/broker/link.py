@@ -13,14 +13,14 @@ import selectors
 from typing import TYPE_CHECKING
 
 from zico.broker import transport
-from zico.broker.messages import MAX_PAGES_FDS
-from zico.broker.state import Connection, Role, State
+from zico.broker.protocol.connection import Connection, Role, State
+from zico.broker.protocol.messages import MAX_PAGES_FDS
 
 if TYPE_CHECKING:
     import socket
 
     from zico.broker.members import Member
-    from zico.broker.messages import BrokerMessage, Message
+    from zico.broker.protocol.messages import BrokerMessage, Message
 
 PATIENCE_NS = 10_000_000_000
 

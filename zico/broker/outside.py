@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import psutil
 
-from zico.units import format_bytes
+from zico.base.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
-    from zico.driver.cuda.facts import DeviceFacts
+    from zico.device.cuda.facts import DeviceFacts
 
 Answer = TypeVar("Answer")
 
@@ -109,7 +109,7 @@ def use_now(facts: DeviceFacts) -> DeviceUse:
     use = use_of(facts.uuid)
     if use is not None:
         return use._replace(free_bytes=min(use.free_bytes, facts.total_bytes))
-    from zico.driver.cuda.facts import free_bytes
+    from zico.device.cuda.facts import free_bytes
 
     return DeviceUse(facts.total_bytes, free_bytes(facts.ordinal), None)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, get_args
 
-from zico.broker.messages import MAX_SIZE_BYTES, SaveMode
+from zico.base.errors import ConfigError
+from zico.base.units import parse_size
+from zico.broker.protocol.messages import MAX_SIZE_BYTES, SaveMode
 from zico.broker.shares import values_by_name
-from zico.errors import ConfigError
-from zico.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

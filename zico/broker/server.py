@@ -3,7 +3,7 @@
 Theory of operation
     One thread waits for the listening socket, the connections, a pidfd of every member, the eventfd that
     jobs write when a boundary or memory needs the broker, and the next point in time. What any of them means
-    for the pool is the keeper's (``zico.broker.keeper``). Nothing in the loop blocks on a peer.
+    for the pool is the keeper's (``zico.broker.pool_manager``). Nothing in the loop blocks on a peer.
 
 Guarantees
     A member's regions come back at once when its process is dead, on a GPU when its context has ended
@@ -27,20 +27,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, assert_never
 
-from zico.broker import messages as m
+from zico.base.errors import BrokerError, LocalProtocolError, RemoteProtocolError
 from zico.broker import transport
-from zico.broker.limits import SPARE_FDS
 from zico.broker.lingering import Lingering
 from zico.broker.link import PATIENCE_NS, Link
-from zico.broker.state import State
-from zico.errors import BrokerError, LocalProtocolError, RemoteProtocolError
+from zico.broker.protocol import messages as m
+from zico.broker.protocol.connection import State
+from zico.broker.transport import SPARE_FDS
 from zico.pool.layout import NAME_BYTES
 
 if TYPE_CHECKING:
-    from zico.broker.keeper import Keeper
     from zico.broker.lingering import Contexts
-    from zico.broker.listener import Listener
     from zico.broker.members import Member
+    from zico.broker.pool_manager import Keeper
+    from zico.broker.transport import Listener
 
 IDLE_NS = 1_000_000_000
 MAX_LINKS = 128

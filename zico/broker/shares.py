@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypeVar
 
-from zico.broker.messages import MAX_PRIORITY, MAX_SLO, MAX_WEIGHT, Share
-from zico.errors import ConfigError, ProblemError
+from zico.base.errors import ConfigError, ProblemError
+from zico.broker.protocol.messages import MAX_PRIORITY, MAX_SLO, MAX_WEIGHT, Share
 from zico.scheduler import shares as rules
 
 if TYPE_CHECKING:

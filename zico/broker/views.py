@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zico.broker.messages import MAX_COUNT
+from zico.base.compiled import interpreted
+from zico.broker.protocol.messages import MAX_COUNT
 from zico.broker.speeds import Look
-from zico.compiled import interpreted
 from zico.pool import rules
 from zico.pool.layout import NO_MORE, NOBODY, JobState, SaveMode
 from zico.scheduler.state import JobView, Less, PoolView, Profile

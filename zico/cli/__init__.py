@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zico import __version__
+from zico.base.errors import CommandError, ConfigError, ZicoError
 from zico.cli.broker import broker
 from zico.cli.doctor import doctor
 from zico.cli.fit import fit
@@ -17,7 +18,6 @@ from zico.cli.run import run
 from zico.cli.simulate import simulate
 from zico.cli.status import status
 from zico.cli.trace import trace
-from zico.errors import CommandError, ConfigError, ZicoError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from zico.base.settings import DEFAULT_EXPECTED_JOBS, SOCKET_VARIABLE
 from zico.cli.options import PoolCommand, described, pool_options, setting, settings_from
-from zico.config import DEFAULT_EXPECTED_JOBS, SOCKET_VARIABLE
 from zico.launch.rundir import default_socket
 
 

@@ -10,9 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from zico.cli.dashes import AFTER_DASHES, DashesCommand
-from zico.cli.options import settings_with
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
+from zico.cli.options import AFTER_DASHES, DashesCommand, settings_with
 from zico.launch.doctor import Diagnosis, Finding, diagnose
 from zico.report.table import PLAIN_WIDTH
 

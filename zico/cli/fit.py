@@ -13,19 +13,19 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from zico.cli.answers import errors_end_with
-from zico.cli.trace_show import format_seconds
-from zico.config import DEFAULT_POLICY
-from zico.errors import CommandError, ConfigError, ProblemError
+from zico.base.errors import CommandError, ConfigError, ProblemError
+from zico.base.settings import DEFAULT_POLICY
+from zico.base.units import MIB, format_bytes, parse_size
+from zico.cli.options import errors_end_with
+from zico.cli.trace import format_seconds
 from zico.report.table import PLAIN_WIDTH
 from zico.scheduler.policies import POLICIES, policy_named
-from zico.units import MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zico.scheduler.fit import Fit
-    from zico.scheduler.simulate import Load
+    from zico.simulator.fit import Fit
+    from zico.simulator.simulate import Load
 
 SCHEMA = "zico.fit.v1"
 DEFAULT_REGION = "64MiB"
@@ -77,8 +77,8 @@ def fit(*, files: tuple[Path, ...], budget: str, region: str, policy: str, as_js
     Each FILE is the trace of one job. Name a FILE twice for two such jobs. The exit code is 0 if they fit, perhaps
     with waiting, 1 if they do not, and 2 after an error.
     """
-    from zico.scheduler.fit import Answer
-    from zico.scheduler.fit import fit as fit_together
+    from zico.simulator.fit import Answer
+    from zico.simulator.fit import fit as fit_together
 
     region_bytes = _size("--region", region)
     if region_bytes & (region_bytes - 1) or region_bytes < MIB // 16:
@@ -115,9 +115,9 @@ def _names(files: Sequence[Path]) -> list[str]:
 
 def _load(file: Path, region_bytes: int) -> Load:
     """Return a trace's iteration in regions, as a plan for regions lays it out."""
-    from zico.planners.from_trace import iteration_problem
-    from zico.scheduler.from_problem import held_in_regions, profile_of
-    from zico.scheduler.simulate import Load
+    from zico.planning.packing.files import iteration_problem
+    from zico.simulator.jobs_file import held_in_regions, profile_of
+    from zico.simulator.simulate import Load
     from zico.trace.files import read_trace
 
     problem = iteration_problem(read_trace(file)).problem

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from zico.base.errors import ConfigError
+from zico.base.units import format_bytes, parse_size
 from zico.broker.client import BrokerClient
-from zico.broker.messages import MAX_SIZE_BYTES, Change
+from zico.broker.protocol.messages import MAX_SIZE_BYTES, Change
 from zico.broker.shares import parse_priority, parse_slo, parse_weight
-from zico.cli.brokers import ANSWER_S, candidates, only_broker, share_text
-from zico.errors import ConfigError
-from zico.units import format_bytes, parse_size
+from zico.cli.options import ANSWER_S, candidates, only_broker, share_text
 
 if TYPE_CHECKING:
-    from zico.broker.messages import Status
+    from zico.broker.protocol.messages import Status
 
 NO_LIMIT = "none"
 

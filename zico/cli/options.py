@@ -10,6 +10,7 @@ as the options, in TOML, for what is always the same::
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tomllib
 from collections.abc import Callable
@@ -20,7 +21,8 @@ import click
 import platformdirs
 from click.core import ParameterSource
 
-from zico.config import (
+from zico.base.errors import BrokerError, CommandError, ConfigError, ZicoError
+from zico.base.settings import (
     DEFAULT_AVAILABLE_PERCENT,
     DEFAULT_CUDA_REGION_BYTES,
     DEFAULT_CUDA_RESERVE,
@@ -28,18 +30,22 @@ from zico.config import (
     DEFAULT_POLICY,
     DEFAULT_REGION_BYTES,
     LOG_LEVELS,
+    SOCKET_VARIABLE,
     Setting,
     Settings,
     device_of,
     resolve,
 )
-from zico.errors import ConfigError
+from zico.base.units import format_bytes
+from zico.broker.client import BrokerClient
 from zico.launch.devices import memory_of
+from zico.launch.rundir import known_sockets
 from zico.scheduler.policies import POLICIES, REAL, check_real
-from zico.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from zico.broker.protocol.messages import Share, Status
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -224,3 +230,79 @@ def described(settings: Settings) -> str:
     if settings.isolate.value:
         parts["isolate"] = ("on", settings.isolate.origin)
     return ", ".join(f"{name} {value} ({origin})" for name, (value, origin) in parts.items())
+
+
+# -- exit codes that answer a question, and errors that must not be taken for an answer ------------
+
+
+@contextlib.contextmanager
+def errors_end_with(exit_code: int) -> Iterator[None]:
+    """Let every error inside end the command with this code."""
+    try:
+        yield
+    except ZicoError as error:
+        raise CommandError(str(error), exit_code=exit_code) from error
+
+
+# -- find the broker that a command is about, and say what its jobs get ----------------------------
+
+ANSWER_S = 5.0
+
+
+def candidates(socket: Path | None) -> list[Path]:
+    """Return where a broker may listen: what was named, or whatever this user has."""
+    if socket is not None:
+        return [socket]
+    named = os.environ.get(SOCKET_VARIABLE)
+    return [Path(named)] if named else known_sockets()
+
+
+def only_broker(paths: list[Path]) -> tuple[Path, Status]:
+    """Return the answer of the only broker that gives one.
+
+    Raises:
+        CommandError: None does, or several do.
+    """
+    answers, reasons = [], []
+    for path in paths:
+        try:
+            with BrokerClient(path, ANSWER_S) as client:
+                answers.append((path, client.status()))
+        except BrokerError as error:
+            reasons.append(str(error))
+    if not answers:
+        raise CommandError("no broker is running" + "".join(f"; {reason}" for reason in reasons), exit_code=1)
+    if len(answers) > 1:
+        choices = ", ".join(str(path) for path, _ in answers)
+        raise CommandError(f"{len(answers)} brokers are running: choose one with --socket: {choices}")
+    return answers[0]
+
+
+def share_text(share: Share) -> str:
+    """Return what a job gets beside the others."""
+    parts = [f"weight {share.weight:g}"]
+    if share.priority:
+        parts.append(f"priority {share.priority}")
+    if share.slo is not None:
+        parts.append(f"at most {share.slo:.0%} slower")
+    return ", ".join(parts)
+
+
+# --------------------------------------------------------------------------------------------------
+# A command that knows whether ``--`` was given: click alone cannot tell its arguments from those
+# before it.
+
+AFTER_DASHES = "zico.after_dashes"
+"""Key in ``click.Context.meta``; absent without ``--``."""
+
+
+class DashesCommand(PoolCommand):
+    """All that follows the first ``--`` is one command of the user's, kept apart from our options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what stands before ``--`` and keep the rest."""
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[AFTER_DASHES] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)

@@ -13,18 +13,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from zico.cli.answers import errors_end_with
+from zico.base.errors import CommandError, ConfigError
+from zico.base.units import format_bytes, parse_size
+from zico.cli.options import errors_end_with
 from zico.cli.plan_swap import SwapAsked, Work, plan_swaps, swap_options
-from zico.errors import CommandError, ConfigError
 from zico.report.table import PLAIN_WIDTH
-from zico.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zico.planners.compare import Row
-    from zico.planners.plan import Plan, Planner
-    from zico.planners.problem import Problem
+    from zico.planning.packing.compare import Row
+    from zico.planning.packing.problem import Plan, Planner, Problem
 
 SCHEMA = "zico.plan.v1"
 FITS, DOES_NOT_FIT, NOT_KNOWN, FAILED = range(4)
@@ -101,7 +100,7 @@ def plan(  # noqa: PLR0913 - one parameter per option
 
     FILE is a trace in any format that zico trace show reads, or a CSV of lifetimes.
     """
-    from zico.planners.compare import ask
+    from zico.planning.packing.compare import ask
 
     asked = SwapAsked(**swap_asked)
     asked.refuse_without_swap()
@@ -142,8 +141,8 @@ def plan(  # noqa: PLR0913 - one parameter per option
 
 def _code(rows: Sequence[Row]) -> int:
     """Return what the answers come to: "no" only if a planner has proved it."""
-    from zico.planners.compare import PLACED
-    from zico.planners.plan import Reason
+    from zico.planning.packing.compare import PLACED
+    from zico.planning.packing.problem import Reason
 
     answers = {row.answer for row in rows}
     if PLACED in answers:
@@ -167,18 +166,18 @@ def _is_csv(file: Path) -> bool:
 def _read(file: Path, iteration: int | None) -> Problem:
     """Return the problem in a file: lifetimes as CSV, or an iteration of a trace."""
     if _is_csv(file):
-        from zico.planners.minimalloc import read_csv
+        from zico.planning.packing.files import read_csv
 
         return read_csv(file).problem
-    from zico.planners.from_trace import iteration_problem
+    from zico.planning.packing.files import iteration_problem
     from zico.trace.files import read_trace
 
     return iteration_problem(read_trace(file), iteration).problem
 
 
 def _planners(name: str | None, *, compare: bool, region_bytes: int | None, problem: Problem) -> list[Planner]:
-    from zico.planners.regions import Regions
-    from zico.planners.registry import PLANNERS
+    from zico.planning.packing.compare import PLANNERS
+    from zico.planning.packing.regions import Regions
 
     if name is not None and name not in PLANNERS:
         raise ConfigError(f"--planner {name!r} is unknown: give one of {', '.join(PLANNERS)}")
@@ -248,7 +247,7 @@ def _cells(row: Row, *, with_regions: bool) -> list[str]:
 def _write(problem: Problem, best: Plan, csv_path: Path | None) -> None:
     """Write the best plan if that was asked for."""
     if csv_path is not None:
-        from zico.planners.minimalloc import csv_text
+        from zico.planning.packing.files import csv_text
 
         _write_file(csv_path, csv_text(problem, best.offset_bytes).encode())
 

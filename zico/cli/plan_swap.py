@@ -4,24 +4,159 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
-from zico.cli.plan_swap_show import PLANNED, SwapReport, SwapRow, picture, show
-from zico.errors import ConfigError
-from zico.units import parse_size
+from zico.base.errors import ConfigError
+from zico.base.units import format_bytes, parse_size
+from zico.report.table import PLAIN_WIDTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from zico.planners.plan import NoPlan
-    from zico.planners.swap.from_trace import SwapIteration
-    from zico.planners.swap.plan import SwapPlan, SwapPlanner
-    from zico.planners.swap.problem import Link, SwapProblem
-    from zico.planners.swap.replay import History, Replay
+    from zico.planning.packing.problem import NoPlan
+    from zico.planning.saving.files import SwapIteration
+    from zico.planning.saving.problem import Link, SwapPlan, SwapPlanner, SwapProblem
+    from zico.planning.saving.replay import History, Replay
+
+
+# -- what ``zico plan --swap`` prints, and its picture ---------------------------------------------
+
+SCHEMA = "zico.swap.v1"
+PLANNED = "planned"
+
+
+@dataclasses.dataclass(frozen=True)
+class SwapRow:
+    """One planner's judged answer; the first row is the iteration without swaps."""
+
+    planner: str
+    answer: str
+    """``PLANNED``, the rule that the judge found broken, or the planner's own reason."""
+    detail: str = ""
+    limit_bytes: int | None = None
+    """What was asked for, or the lowest limit found."""
+    peak_bytes: int = 0
+    packed_bytes: int | None = None
+    """The highest byte that the packing planner needs for the iteration as it comes to be."""
+    iteration_ms: float = 0.0
+    overhead: float = 0.0
+    tensor_wait_ms: float = 0.0
+    memory_wait_ms: float = 0.0
+    moved_bytes: int = 0
+    swaps: int = 0
+    elapsed_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SwapReport:
+    """What ``--json`` writes."""
+
+    file: str
+    tensors: int
+    operations: int
+    peak_bytes: int
+    least_bytes: int
+    """No plan keeps a lower limit."""
+    limit_bytes: int | None
+    allowed_overhead: float | None
+    """With it, the lowest limit was looked for."""
+    out_bandwidth: float
+    back_bandwidth: float
+    bound: float | None
+    """What no plan is below: bytes of a limit, or with a limit the share of overhead; if ``--bound`` was given."""
+    packed_by: str
+    rows: list[SwapRow]
+    schema_version: str = SCHEMA
+
+
+def show(report: SwapReport, json_path: Path | None, write: Callable[[Path, bytes], None]) -> None:
+    """Print the table, or write the figures as JSON; ``-`` is stdout."""
+    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
+    if json_path == Path("-"):
+        click.echo(encoded)
+        return
+    if json_path is not None:
+        write(json_path, encoded + b"\n")
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    limit = "" if report.limit_bytes is None else f", limit {format_bytes(report.limit_bytes)}"
+    console.print(
+        f"{report.file}: {report.tensors} tensors, {report.operations} operations, "
+        f"at most {format_bytes(report.peak_bytes)} alive at once, at least {format_bytes(report.least_bytes)} "
+        f"needed at once{limit}; "
+        f"{format_bytes(report.out_bandwidth)}/s out, {format_bytes(report.back_bandwidth)}/s back",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(_table(report, plain=not console.is_terminal))
+    for row in report.rows:
+        if row.detail:
+            console.print(f"{row.planner}: {row.answer}: {row.detail}", markup=False, soft_wrap=True)
+    if report.bound is not None:
+        what = f"an overhead below {report.bound:.1%}"
+        if report.allowed_overhead is not None:
+            what = f"a limit below {format_bytes(report.bound)} at that overhead"
+        console.print(f"no plan has {what}", markup=False, soft_wrap=True)
+
+
+def _table(report: SwapReport, *, plain: bool) -> Table:
+    table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("planner")
+    packed = f"packed by {report.packed_by}"
+    for column in ("peak", "of before", packed, "iteration", "overhead", "waits", "moved", "swaps", "seconds"):
+        table.add_column(column, justify="right")
+    for row in report.rows:
+        if not row.peak_bytes:
+            table.add_row(row.planner, row.answer, *["-"] * 7, f"{row.elapsed_s:.2f}")
+            continue
+        waits = f"{row.tensor_wait_ms:.1f} + {row.memory_wait_ms:.1f} ms"
+        table.add_row(
+            *(row.planner, format_bytes(row.peak_bytes), f"{row.peak_bytes / report.peak_bytes:.1%}"),
+            "-" if row.packed_bytes is None else format_bytes(row.packed_bytes),
+            *(f"{row.iteration_ms:.1f} ms", f"{row.overhead:.1%}", waits if row.answer else ""),
+            *(format_bytes(row.moved_bytes), str(row.swaps), f"{row.elapsed_s:.2f}"),
+        )
+    if report.rows[1:]:
+        table.caption = "waits: of operations for their tensors, and for memory"
+    return table
+
+
+def picture(problem: SwapProblem, row: SwapRow, history: History) -> bytes:
+    """Return the picture of a plan, of the last iteration that the judge replayed.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    from zico.report.plan_picture import swap_png
+
+    begin, end = history.iteration_ns[-2:]
+    starts = np.append(problem.op_start_ns, problem.period_ns)
+    before = starts, np.append(problem.load_bytes, problem.load_bytes[-1])
+    at = np.array([t_ns for t_ns, _ in history.load_bytes])
+    loads = np.array([load for _, load in history.load_bytes])
+    inside = (at >= begin) & (at <= end)
+    after = at[inside] - begin, loads[inside]
+    lanes = [
+        [
+            (max(one.begin_ns, begin) - begin, min(one.end_ns, end) - begin)
+            for one in history.transfers
+            if one.direction == direction and one.begin_ns < end and one.end_ns > begin
+        ]
+        for direction in ("out", "back")
+    ]
+    title = f"{row.planner}: {row.swaps} swaps, {row.overhead:.1%} longer"
+    return swap_png(title, before, after, row.limit_bytes, lanes)
+
+
+# --------------------------------------------------------------------------------------------------
 
 _DEFAULT = "swdoa"
 _DEADLINE_S = 60.0
@@ -107,7 +242,7 @@ def plan_swaps(asked: SwapAsked, work: Work, write: Callable[[Path, bytes], None
         ConfigError: An option has no meaning.
         TraceError: The file is no trace that says which operation uses which tensor.
     """
-    from zico.planners.swap.from_trace import swap_iteration
+    from zico.planning.saving.files import swap_iteration
     from zico.trace.files import read_trace
 
     if asked.limit is not None and asked.overhead is not None:
@@ -151,7 +286,7 @@ def plan_swaps(asked: SwapAsked, work: Work, write: Callable[[Path, bytes], None
 
 
 def _links(bandwidth: str | None) -> tuple[Link, Link]:
-    from zico.planners.swap.problem import Link
+    from zico.planning.saving.problem import Link
 
     if bandwidth is None:
         return Link(), Link()
@@ -183,7 +318,7 @@ def _share(text: str) -> float:
 
 
 def _planners(score: str | None, *, compare: bool) -> list[SwapPlanner]:
-    from zico.planners.swap.registry import SWAP_PLANNERS, swap_planner
+    from zico.planning.saving.registry import SWAP_PLANNERS, swap_planner
 
     try:
         return [swap_planner(name) for name in (SWAP_PLANNERS if compare else [score or _DEFAULT])]
@@ -192,7 +327,7 @@ def _planners(score: str | None, *, compare: bool) -> list[SwapPlanner]:
 
 
 def _packer(name: str | None) -> Any:  # noqa: ANN401 - a Planner, whose module is imported if asked for
-    from zico.planners.registry import PLANNERS
+    from zico.planning.packing.compare import PLANNERS
 
     if name is not None and name not in PLANNERS:
         raise ConfigError(f"--planner {name!r} is unknown: give one of {', '.join(PLANNERS)}")
@@ -209,9 +344,9 @@ def _ask(
     deadline_s: float,
     packer: Any,  # noqa: ANN401 - as above
 ) -> _Judged:
-    from zico.planners.plan import NoPlan
-    from zico.planners.swap.lowest import lowest_limit
-    from zico.planners.swap.replay import replay_with_history
+    from zico.planning.packing.problem import NoPlan
+    from zico.planning.saving.packing import lowest_limit
+    from zico.planning.saving.replay import replay_with_history
 
     _warm(planner)
     answer: SwapPlan | NoPlan
@@ -249,7 +384,7 @@ def _row(name: str, result: Replay, problem: SwapProblem) -> SwapRow:
 
 
 def _without(problem: SwapProblem, packer: Any) -> SwapRow:  # noqa: ANN401 - as above
-    from zico.planners.swap.plan import no_swaps
+    from zico.planning.saving.problem import no_swaps
 
     free = dataclasses.replace(problem, limit_bytes=None)
     return SwapRow(
@@ -263,7 +398,7 @@ def _without(problem: SwapProblem, packer: Any) -> SwapRow:  # noqa: ANN401 - as
 
 def _warm(planner: SwapPlanner) -> None:
     """Let a planner's code be loaded or compiled before its time counts: up to half a minute, once per machine."""
-    from zico.planners.swap.problem import SwapProblem
+    from zico.planning.saving.problem import SwapProblem
 
     two, rest = np.array([0, 1]), np.array([2, 1])
     tiny = SwapProblem(
@@ -276,8 +411,8 @@ def _warm(planner: SwapPlanner) -> None:
 
 def _packed(problem: SwapProblem, plan: SwapPlan, packer: Any) -> int | None:  # noqa: ANN401 - as above
     """Return how many bytes of addresses an iteration needs, ``None`` if nobody knows."""
-    from zico.planners.plan import NoPlan
-    from zico.planners.swap.packing import packing_problem
+    from zico.planning.packing.problem import NoPlan
+    from zico.planning.saving.packing import packing_problem
 
     places = packing_problem(problem, plan)
     answer = None if places is None else packer.plan(places, 10.0)
@@ -292,7 +427,7 @@ def _bound(problem: SwapProblem, overhead: float | None) -> float:
     Raises:
         ConfigError: SciPy is not installed.
     """
-    from zico.planners.swap.bound import least_overhead, least_peak
+    from zico.planning.saving.bound import least_overhead, least_peak
 
     if problem.limit_bytes is None:
         return least_peak(problem, overhead or 0.0).value
@@ -308,7 +443,7 @@ def _write(found: SwapIteration, best: _Judged, work: Work, write: Callable[[Pat
     if best.plan is None or best.history is None:
         return
     if work.plan_path is not None:
-        from zico.planners.swap.files import plan_json
+        from zico.planning.saving.files import plan_json
 
         write(work.plan_path, plan_json(found, best.plan, best.row.limit_bytes))
     if work.picture is not None:

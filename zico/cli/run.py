@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zico.base.errors import ConfigError
 from zico.broker.devices import kind_of
 from zico.broker.saving import MODES, check_device, wishes_of
 from zico.broker.shares import shares_of
-from zico.cli.dashes import AFTER_DASHES, DashesCommand
 from zico.cli.display import Display
-from zico.cli.options import described, pool_options, setting, settings_from
-from zico.errors import ConfigError
-from zico.launch.commands import Command, name_commands, split_commands
-from zico.launch.result import run_report
-from zico.launch.supervisor import supervise
+from zico.cli.options import AFTER_DASHES, DashesCommand, described, pool_options, setting, settings_from
+from zico.launch.jobs import Command, name_commands, split_commands
+from zico.launch.supervisor import run_report, supervise
 from zico.report.files import (
     JOBS_NAME,
     JSON_NAME,
@@ -35,7 +33,7 @@ from zico.report.table import write_table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zico.config import Setting, Settings
+    from zico.base.settings import Setting, Settings
 
 STDOUT = Path("-")
 EPILOG = """A single command may also follow --: zico run -- CMD ARG ...
@@ -189,8 +187,8 @@ def _write(report: RunReport, json_path: Path | None, report_dir: Path | None) -
 
 def _shown(report: RunReport, report_dir: Path) -> str | None:
     """Write the jobs for ``zico simulate`` and draw the picture; return its file name, or say why there is none."""
+    from zico.report.model import read_record
     from zico.report.picture import write_picture
-    from zico.report.record import read_record
 
     try:
         record = read_record(report_dir / RECORD_NAME)

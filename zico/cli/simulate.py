@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import importlib
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -10,29 +13,234 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zico.cli.answers import errors_end_with
-from zico.cli.simulate_asked import (
-    AUTO,
-    ORACLE,
-    SAVES,
-    Budget,
-    Means,
-    Work,
-    is_to_be_compiled,
-    policies_of,
-    region_bytes_of,
-    work_of,
-)
-from zico.errors import ConfigError, ProblemError
+from zico.base.errors import ConfigError, ProblemError
+from zico.base.units import format_bytes, parse_size
+from zico.cli.options import errors_end_with
 from zico.scheduler.policies import POLICIES, policy_named
-from zico.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from zico.report.simulation_model import SimulatedRow, SimulationReport
-    from zico.scheduler.compare import Result
+    from zico.report.simulation import SimulatedRow, SimulationReport
     from zico.scheduler.packed import Compiled
+    from zico.scheduler.state import Less
+    from zico.simulator.compare import Horizon, Pool, Result
+    from zico.simulator.device_model import DeviceModel
+    from zico.simulator.jobs_file import Ways
+    from zico.simulator.simulate import Load
+
+
+# -- what ``zico simulate`` is asked: jobs, budgets, policies and a device, read and checked -------
+
+ORACLE = "oracle"
+AUTO = "auto"
+ANY_DEVICE = "any"
+SAVES = ("none", "swap", "page", "auto")
+"""How jobs with traces go on with less under the policy ``auto``; there ``auto`` is whatever is better."""
+_STDIN = "-"
+_MOST_BYTES = 1 << 60
+_LEAST_REGION = 1 << 10
+_MOST_S = 1e8
+_SHARE = re.compile(r"\d{1,6}(?:\.\d{0,9})?%")
+# A comma may also part a policy's parameters: shift:poll=1ms,ramp=0.7,claims are two policies.
+_NEXT_POLICY = re.compile(r",(?=[^,=:]*(?:[:,]|$))")
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """One budget, as it was asked for and in bytes."""
+
+    text: str
+    size_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Means:
+    """How jobs may go on with less."""
+
+    policies: tuple[str, ...]
+    save: str
+    """One of ``SAVES``."""
+
+    @property
+    def need(self) -> Callable[[Load], int]:
+        """Return what a job cannot do without: its peak, unless all policies let it go on with less."""
+        from zico.simulator.jobs_file import least_of, peak_of
+
+        return least_of if set(self.policies) == {AUTO} else peak_of
+
+    def ways(self, copy_bytes_per_s: float) -> Ways | None:
+        """Return what makes ways of a trace over a link, ``None`` where nobody is to go on with less."""
+        makers = {
+            "none": (),
+            "swap": (("zico.simulator.swapped_traces", "by_swapping"),),
+            "page": (("zico.simulator.paging_simulation", "by_paging"),),
+        }
+        makers["auto"] = makers["swap"] + makers["page"]
+        chosen = makers[self.save if AUTO in self.policies else "none"]
+        if not chosen:
+            return None
+
+        def ways(path: Path, jobs: int) -> tuple[Less, ...]:
+            from zico.trace.files import read_trace
+
+            trace = read_trace(path)
+            found = (
+                getattr(importlib.import_module(module), name)(trace, copy_bytes_per_s, jobs) for module, name in chosen
+            )
+            return tuple(itertools.chain.from_iterable(found))
+
+        return ways
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What is simulated, whatever the policy and the budget."""
+
+    loads: tuple[Load, ...]
+    """In regions."""
+    region_bytes: int
+    device: DeviceModel
+    device_model: str
+    seconds: float | None
+    seed: int
+
+    def pool(self, budget: Budget) -> Pool:
+        """Return what the jobs share."""
+        from zico.simulator.compare import Pool
+
+        return Pool(budget.size_bytes // self.region_bytes, self.device, self.region_bytes)
+
+    def horizon(self, policy: Compiled | None) -> Horizon:
+        """Return how long to simulate the jobs under a policy."""
+        from zico.simulator.compare import horizon_of, round_ns_of
+
+        return horizon_of(self.loads, self.seconds, round_ns_of(policy, len(self.loads)) if policy else 0)
+
+
+def policies_of(text: str) -> tuple[str, ...]:
+    """Return the policies that a list names, each once.
+
+    Raises:
+        ConfigError: One is not known; the message lists those that are.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in _NEXT_POLICY.split(text)))
+    for name in names:
+        if name not in {ORACLE, AUTO}:
+            policy_named(name)
+    return names
+
+
+def is_to_be_compiled(text: str) -> bool:
+    """Tell whether the simulator, or a policy of a list, has no machine code yet."""
+    from zico.base.programs import program, program_of
+
+    names = {name.strip().partition(":")[0] for name in _NEXT_POLICY.split(text)} & set(POLICIES)
+    programs = {program("scheduler"), *(program_of(policy_named(name).function.__module__) for name in names)}
+    return not all(one.is_kept for one in programs)
+
+
+def region_bytes_of(text: str | None) -> int | None:
+    """Return the size of a region, if one is asked for.
+
+    Raises:
+        ConfigError: It is no power of two, or too small.
+    """
+    if text is None:
+        return None
+    try:
+        region_bytes = _size(text)
+    except ConfigError:
+        region_bytes = 0
+    if region_bytes & (region_bytes - 1) or region_bytes < _LEAST_REGION:
+        raise ConfigError(f"--region {text!r}: give a power of two, 1KiB or more")
+    return region_bytes
+
+
+def work_of(
+    jobs: str,
+    budget: str,
+    region_bytes: int | None,
+    seconds: float | None,
+    seed: int,
+    device_model: str,
+    *,
+    means: Means,
+) -> tuple[Work, tuple[Budget, ...]]:
+    """Read and check the jobs and the budgets; no job may need more than any of these."""
+    from zico.scheduler.shares import check
+    from zico.simulator.compare import check_fits, check_guarantees
+    from zico.simulator.jobs_file import finest_region, in_regions, peak_of, read_jobs
+
+    text, where, folder = _source(jobs)
+    device = _device(device_model)
+    in_bytes = read_jobs(text, where, folder, region_bytes or 1, means.ways(device.copy_bytes_per_s))
+    check(in_bytes)
+    whole_bytes = sum(map(peak_of, in_bytes))
+    if whole_bytes == 0:
+        raise ConfigError(f"{where}: no job holds memory: give a curve with bytes")
+    budgets = _budgets(budget, whole_bytes)
+    unit = region_bytes or finest_region(in_bytes)
+    loads = in_regions(in_bytes, unit, whole=region_bytes is not None)
+    for one in budgets:
+        if region_bytes is None:
+            check_fits(in_bytes, one.size_bytes, 1, need=means.need)
+        check_fits(loads, one.size_bytes // unit, unit, need=means.need)
+        check_guarantees(loads, one.size_bytes // unit, unit, device.slowdown)
+    if seconds is not None and not 0 < seconds <= _MOST_S:
+        raise ConfigError(f"--seconds {seconds:g}: give a number above 0, at most {_MOST_S:g}")
+    work = Work(loads, unit, device, device_model or ANY_DEVICE, seconds, seed)
+    work.horizon(None)
+    return work, budgets
+
+
+def _source(jobs: str) -> tuple[str | bytes, str, Path]:
+    """Return the text of the jobs, what to call it, and where its traces' paths begin."""
+    if jobs.lstrip().startswith("{"):
+        return jobs, "the jobs", Path()
+    if jobs == _STDIN:
+        return sys.stdin.buffer.read(), "stdin", Path()
+    path = Path(jobs)
+    try:
+        return path.read_bytes(), jobs, path.parent
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{jobs}: {said}: give a file of jobs, or {{...}} itself") from None
+
+
+def _budgets(text: str, whole_bytes: int) -> tuple[Budget, ...]:
+    """Return the budgets that a list names, each once."""
+    found: dict[int, str] = {}
+    for one in text.split(","):
+        found.setdefault(_budget_bytes(one.strip(), whole_bytes), one.strip())
+    return tuple(Budget(one, size_bytes) for size_bytes, one in found.items())
+
+
+def _budget_bytes(text: str, whole_bytes: int) -> int:
+    is_share = _SHARE.fullmatch(text)
+    try:
+        size_bytes = int(float(text[:-1]) * whole_bytes / 100) if is_share else _size(text)
+    except ConfigError:
+        size_bytes = 0
+    if not 0 < size_bytes <= _MOST_BYTES:
+        raise ConfigError(
+            f"--budget: {text!r} is not a budget: give a size such as 20GiB, or 70% of the sum of the peaks"
+        )
+    return size_bytes
+
+
+def _size(text: str) -> int:
+    """Return the bytes of a size; a share of something, or no limit, is none."""
+    return 0 if text.endswith("%") or text.lower() == "none" else parse_size(text, whole_bytes=_MOST_BYTES)
+
+
+def _device(text: str) -> DeviceModel:
+    from zico.simulator.device_model import DeviceModel, device_model_named
+
+    return device_model_named(text) if text else DeviceModel(ANY_DEVICE)
+
+
+# --------------------------------------------------------------------------------------------------
 
 FAILED = 2
 STDOUT = Path("-")
@@ -110,7 +318,7 @@ def simulate(  # noqa: PLR0913 - one parameter per option
     The simulator runs the scheduler's own code. JOBS.json may also be the JSON itself, {"jobs": [...]}, or - for
     stdin.
     """
-    from zico.report.simulation_table import write_simulation_table
+    from zico.report.simulation import write_simulation_table
 
     region_bytes = region_bytes_of(region)
     policies = policies_of(policy)
@@ -133,8 +341,8 @@ def _simulated(
     work: Work, budgets: Sequence[Budget], policies: Sequence[str], advance: Callable[[str], None]
 ) -> SimulationReport:
     """Run everything, in the order in which it was asked for."""
-    from zico.report.simulation_model import SimulatedLoad, SimulationReport
-    from zico.scheduler.jobs_file import peak_of
+    from zico.report.simulation import SimulatedLoad, SimulationReport
+    from zico.simulator.jobs_file import peak_of
 
     rows: list[SimulatedRow] = []
     notes = [] if set(policies) == {AUTO} else list(_too_tight(work, budgets))
@@ -169,7 +377,7 @@ def _simulated(
 
 def _too_tight(work: Work, budgets: Sequence[Budget]) -> Iterator[str]:
     """Yield which jobs no order makes fit: why memory overflows whatever the policy."""
-    from zico.scheduler.jobs_file import peak_of
+    from zico.simulator.jobs_file import peak_of
 
     kept = sum(load.persistent for load in work.loads if not load.iterations)
     needs = {load.name: peak_of(load) + kept - (0 if load.iterations else load.persistent) for load in work.loads}
@@ -185,14 +393,14 @@ def _too_tight(work: Work, budgets: Sequence[Budget]) -> Iterator[str]:
 
 def _result(work: Work, name: str, budget: Budget) -> Result | str:
     """Return what the jobs come to under a policy; for the oracle also why it cannot say."""
-    from zico.scheduler.compare import possible
-    from zico.scheduler.compare import simulate as simulate_policy
+    from zico.simulator.compare import possible
+    from zico.simulator.compare import simulate as simulate_policy
 
     pool = work.pool(budget)
     if name != ORACLE:
         policy = policy_named(name)
         return simulate_policy(policy, work.loads, pool, work.horizon(policy), seed=work.seed)
-    from zico.scheduler.oracle import possible as best_possible
+    from zico.simulator.oracle import possible as best_possible
 
     try:
         found = best_possible(work.loads, pool.budget, pool.device.slowdown)
@@ -203,7 +411,7 @@ def _result(work: Work, name: str, budget: Budget) -> Result | str:
 
 def _saving(work: Work, budget: Budget, notes: list[str]) -> Result:
     """Return what the jobs come to where each waits, or goes on with less, whichever is better; says which."""
-    from zico.scheduler.saving import simulate_saving
+    from zico.simulator.operating_points import simulate_saving
 
     result, less = simulate_saving(work.loads, work.pool(budget), work.horizon(None), seed=work.seed)
     for load, way in zip(work.loads, less, strict=True):
@@ -218,7 +426,7 @@ def _saving(work: Work, budget: Budget, notes: list[str]) -> Result:
 
 
 def _row(name: str, budget: Budget, result: Result, serial: Result | None, region_bytes: int) -> SimulatedRow:
-    from zico.report.simulation_model import SimulatedJob, SimulatedRow
+    from zico.report.simulation import SimulatedJob, SimulatedRow
 
     jobs = tuple(
         SimulatedJob(
@@ -295,8 +503,7 @@ def _write(
 ) -> None:
     """Write what was asked for."""
     from zico.report.files import write_atomically
-    from zico.report.simulation_model import simulation_json
-    from zico.report.simulation_table import simulation_markdown
+    from zico.report.simulation import simulation_json, simulation_markdown
 
     path = json_path
     try:
@@ -316,7 +523,7 @@ def _write(
 
 def _draw(report: SimulationReport, work: Work, budgets: Sequence[Budget], report_dir: Path) -> dict[str, str]:
     """Draw the pictures and return their file names by what they show; say why if they cannot be drawn."""
-    from zico.report.simulation_picture import write_throughput
+    from zico.report.simulation import write_throughput
 
     try:
         write_throughput(report, report_dir / THROUGHPUT_NAME)
@@ -333,8 +540,8 @@ def _draw(report: SimulationReport, work: Work, budgets: Sequence[Budget], repor
 
 def _draw_memory(work: Work, name: str, budget: Budget, report_dir: Path) -> dict[str, str]:
     """Draw what the jobs hold over a few iterations."""
-    from zico.report.simulation_picture import write_memory
-    from zico.scheduler.compare import memory
+    from zico.report.simulation import write_memory
+    from zico.simulator.compare import memory
 
     policy = policy_named(name)
     held = memory(policy, work.loads, work.pool(budget), _span_ns(work, policy), seed=work.seed)

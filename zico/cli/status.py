@@ -12,13 +12,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from zico.cli.brokers import candidates, only_broker, share_text
+from zico.base.units import format_bytes
+from zico.cli.options import candidates, only_broker, share_text
 from zico.report.model import waits_for
 from zico.report.table import PLAIN_WIDTH, outside_lines, together_lines
-from zico.units import format_bytes
 
 if TYPE_CHECKING:
-    from zico.broker.messages import Status
+    from zico.broker.protocol.messages import Status
 
 
 COLUMNS = (

@@ -1,13 +1,384 @@
-"""``zico trace``: record what a program's iterations do to memory, and show it."""
+"""``zico trace``: record what a program's iterations do to memory, and show it.
+
+``zico trace --fake SCRIPT:function``: the trace of a PyTorch training step without the hardware.
+
+SCRIPT is loaded as a module would be, with its folder importable. ``function`` takes no argument; it builds model and
+optimizer and returns what does one training step::
+
+    def build():
+        model = torch.nn.Linear(1000, 1000, device="cuda")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step():
+            optimizer.zero_grad()
+            model(torch.randn(64, 1000, device="cuda")).sum().backward()
+            optimizer.step()
+
+        return step
+
+A function that returns nothing is the step itself; then SCRIPT has built the rest when it was loaded.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from zico.cli.dashes import AFTER_DASHES, DashesCommand
-from zico.cli.trace_show import show
+from zico.base.errors import CommandError, ConfigError, TraceError
+from zico.base.settings import OPS_VARIABLE
+from zico.base.units import format_bytes
+from zico.cli.display import Display
+from zico.cli.options import AFTER_DASHES, DashesCommand, settings_with
+from zico.launch.jobs import name_commands
+from zico.launch.recording import Recording
+from zico.launch.rundir import run_directory
+from zico.launch.supervisor import supervise
+from zico.report.table import PLAIN_WIDTH
+from zico.trace.events import Kind
+from zico.trace.files import write_trace
+from zico.trace.roofline import device_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import ModuleType
+
+    from zico.planning.packing.files import IterationProblem
+    from zico.trace.events import Trace
+    from zico.trace.roofline import DeviceModel
+    from zico.trace.summary import OperationFigures, TraceSummary
+
+    Build = Callable[[], Callable[[], object]]
+
+
+# --------------------------------------------------------------------------------------------------
+# ``zico trace -o FILE -- CMD``: run an unmodified program and record what its iterations do to
+# memory.
+
+
+def run_recorded(words: Sequence[str], output: Path, *, iterations: int | None, ops: bool, quiet: bool) -> int:
+    """Run a command to its end with its memory recorded, write the trace, and return the command's exit code.
+
+    Args:
+        words: The command.
+        output: The trace; it appears when the command has ended, whether it failed or not.
+        iterations: How many to record; the command goes on after them. ``None``: all.
+        ops: Record operations and what they read and write, too (PyTorch): of the first iterations, then of two now and
+            then, so that it costs 5 % of the time at most in the long run.
+        quiet: Show the command's output and problems only.
+
+    Raises:
+        TraceError: The file cannot be written, or no process of the command has joined: nothing is written.
+    """
+    (command,) = name_commands([tuple(words)], ())
+    settings = settings_with(["--budget", "none"], n_jobs=1)
+    with run_directory() as directory, Display([command.name], quiet=quiet) as display:
+        with Recording(output, directory, command.name, iterations=iterations) as recording:
+            environ = {**os.environ, **recording.environment, **({OPS_VARIABLE: "1"} if ops else {})}
+            outcome = supervise([command], settings, display, environ=environ)
+        if not recording.has_begun:
+            what = "nothing was recorded: no process of the command imported PyTorch or TensorFlow; see zico doctor"
+            raise TraceError(str(output), 0, what)
+        if recording.n_dropped:
+            display.problem(f"{recording.n_dropped} events are missing: the recorder could not keep up")
+        display.message(f"{recording.n_events} events in {output}; zico trace show {output}")
+    return outcome.exit_code
+
+
+# --------------------------------------------------------------------------------------------------
+# ``zico trace --fake SCRIPT:function``: see the top of this module.
+
+_MODULE = "zico_traced_script"
+
+
+def run_fake(target: str, output: Path, device: str) -> int:
+    """Trace ``target`` on the device model of that name, write the trace and say what it shows; returns 0.
+
+    Raises:
+        ConfigError: There is no such device model, script or function, or no PyTorch.
+        TraceError: The script fails, or its step allocates nothing. Nothing is written.
+    """
+    model = device_model(device)
+    trace = fake(target, model)
+    write_trace(output, trace)
+    from zico.planning.packing.files import iteration_problem
+
+    found = iteration_problem(trace)
+    seconds = float(found.iteration.tick_ns[-1]) / 1e9
+    peak, memory = format_bytes(found.problem.peak_live_bytes), format_bytes(model.memory_bytes)
+    click.echo(
+        f"{trace.origin.job} on {model.title}: {peak} of {memory} at the peak of an iteration, "
+        f"which takes at least {seconds:.3g} s; {output}"
+    )
+    return 0
+
+
+def fake(target: str, model: DeviceModel) -> Trace:
+    """Return the trace of ``SCRIPT:function``.
+
+    Raises:
+        ConfigError, TraceError: As ``run_fake``.
+    """
+    script, _, function = target.rpartition(":")
+    path = Path(script)
+    if not script or not function.isidentifier() or not path.is_file():
+        raise ConfigError(f"{target!r} does not name a function: give SCRIPT:function, where SCRIPT is a Python file")
+    try:
+        from_torch = importlib.import_module("zico.adapters.torch_fake")
+    except ImportError as error:
+        raise ConfigError(f"--fake needs PyTorch ({error}): pip install 'zico[torch]'") from error
+    try:
+        trace: Trace = from_torch.fake_trace(lambda: _build(path, function), model, job=f"{path.name}:{function}")
+    except (ConfigError, TraceError):
+        raise
+    except (Exception, SystemExit) as error:  # whatever a script raises
+        said = str(error).partition("\n")[0]
+        what = f"{type(error).__name__}: {said}: check that it trains without --fake, or record it with -- CMD"
+        raise TraceError(script, _line(error, path), what) from error
+    allocates = trace.events["kind"] == Kind.ALLOC
+    if not allocates[np.argmax(trace.events["kind"] == Kind.BEGIN) :].any():
+        raise TraceError(script, 0, f"the step of {function!r} allocates nothing: return the function that trains")
+    return trace
+
+
+def _line(error: BaseException, path: Path) -> int:
+    """Return where in the script it happened, 0 if nowhere."""
+    if isinstance(error, SyntaxError):
+        return error.lineno or 0
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f.lineno or 0 for f in reversed(frames) if Path(f.filename).resolve() == path.resolve()), 0)
+
+
+def _build(path: Path, function: str) -> Callable[[], object]:
+    build = getattr(_load(path), function, None)
+    if not callable(build):
+        raise ConfigError(f"{path} has no function {function!r}: define one that returns a training step")
+    step = build()
+    if step is None:
+        return build
+    if not callable(step):
+        raise ConfigError(f"{function!r} of {path} returned {step!r:.60}: return a function that trains a step")
+    return step
+
+
+def _load(path: Path) -> ModuleType:
+    sys.path.insert(0, str(path.resolve().parent))  # as Python does for a script
+    try:
+        spec = importlib.util.spec_from_file_location(_MODULE, path)
+        if spec is None or spec.loader is None:
+            raise ConfigError(f"{path} is not a Python file: give one that ends in .py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[_MODULE] = module
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+# --------------------------------------------------------------------------------------------------
+# ``zico trace show``: an iteration's figures as a table or JSON, its memory curve, and the trace in
+# other formats.
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@click.argument("file", type=_FILE)
+@click.option("--iteration", type=int, metavar="N", help="The iteration (default: a typical one of median duration).")
+@click.option(
+    "-o", "picture", type=_FILE, metavar="PNG", help="Where to draw the memory curve (default: FILE with .png)."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--chrome", type=_FILE, metavar="FILE", help="Write the trace for Perfetto and chrome://tracing.")
+@click.option("--snapshot", type=_FILE, metavar="FILE", help="Write the trace for pytorch.org/memory_viz.")
+@click.option("--csv", type=_FILE, metavar="FILE", help="Write the iteration's lifetimes for minimalloc.")
+@click.option("--allow-truncated", is_flag=True, help="Accept a file whose end is missing.")
+def show(  # noqa: PLR0913 - one parameter per option
+    *,
+    file: Path,
+    iteration: int | None,
+    picture: Path | None,
+    as_json: bool,
+    chrome: Path | None,
+    snapshot: Path | None,
+    csv: Path | None,
+    allow_truncated: bool,
+) -> int:
+    """Show an iteration of a trace.
+
+    FILE is a trace of zico trace, a PyTorch memory snapshot, or a Chrome trace of PyTorch's profiler.
+    """
+    from zico.planning.packing.files import iteration_problem
+    from zico.trace.files import read_trace
+    from zico.trace.summary import summarise
+
+    trace = read_trace(file, allow_truncated=allow_truncated)
+    found = iteration_problem(trace, iteration)
+    summary = summarise(trace, found.life, found.iterations, found.iteration, found.classes)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2))
+    else:
+        _print(summary)
+    written = _written(trace, found, chrome, snapshot, csv) + _drawn(summary, found, file, picture)
+    if written and not as_json:
+        click.echo(f"written: {', '.join(map(str, written))}")
+    return 0
+
+
+def _written(
+    trace: Trace, found: IterationProblem, chrome: Path | None, snapshot: Path | None, csv: Path | None
+) -> list[Path]:
+    """Write the formats that were asked for; returns their paths."""
+    from zico.planning.packing.files import csv_text
+    from zico.trace.chrome import chrome_bytes
+    from zico.trace.classes import TensorClass, classify_trace
+    from zico.trace.snapshot import snapshot_bytes
+
+    written = []
+    if chrome is not None or snapshot is not None:
+        names = [kind.label for kind in TensorClass]
+        classes = [names[label] for label in classify_trace(found.life, found.iterations).tolist()]
+        for path, convert in ((chrome, chrome_bytes), (snapshot, snapshot_bytes)):
+            if path is not None:
+                written.append(_write(path, convert([trace], [classes])))
+    if csv is not None:
+        written.append(_write(csv, csv_text(found.problem).encode()))
+    return written
+
+
+def _drawn(summary: TraceSummary, found: IterationProblem, file: Path, picture: Path | None) -> list[Path]:
+    """Draw the memory curve; without matplotlib only if a picture was asked for."""
+    import numpy as np
+
+    from zico.report.picture import write_trace_picture
+    from zico.trace.classes import TensorClass
+    from zico.trace.iterations import live_bytes
+
+    iteration = found.iteration
+    bytes_of = [
+        live_bytes(iteration.lower[mine], iteration.upper[mine], iteration.size_bytes[mine], iteration.n_ticks)
+        for mine in (found.classes == kind for kind in TensorClass)
+    ]
+    path = picture or file.with_suffix(".png")
+    title = f"{summary.job or file.name} on {summary.device}, iteration {summary.iteration}"
+    try:
+        with _translated(path):
+            labels = [kind.label for kind in TensorClass]
+            write_trace_picture(title, iteration.tick_ns, np.array(bytes_of), labels, path)
+    except ConfigError:
+        if picture is not None:
+            raise
+        return []
+    return [path]
+
+
+def _write(path: Path, content: bytes) -> Path:
+    from zico.report.files import write_atomically
+
+    with _translated(path):
+        write_atomically(path, content)
+    return path
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Say which file could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be written ({error.strerror}): give another path", exit_code=1) from error
+
+
+def _print(summary: TraceSummary) -> None:
+    from zico.trace.summary import UNNAMED
+
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    for line in _lines(summary):
+        console.print(line, markup=False, soft_wrap=True)
+    if summary.dropped:
+        text = f"{summary.dropped} events are missing: the recorder could not keep up, and the figures are too low"
+        console.print(text, markup=False, style="yellow", soft_wrap=True)
+    plain = not console.is_terminal
+    console.print(
+        _table(
+            ("class", "tensors", "at the peak", "mean lifetime"),
+            [
+                (it.name, str(it.tensors), format_bytes(it.peak_bytes), format_seconds(it.mean_lifetime_s))
+                for it in summary.classes
+            ],
+            plain=plain,
+        )
+    )
+    for title, last, figures in (
+        ("allocated by, of what is alive at the peak", "at the peak", summary.operations_by_bytes),
+        ("operations that take longest", "time", summary.operations_by_time),
+    ):
+        if any(it.name != UNNAMED for it in figures):
+            console.print(_table((title, "count", last), [_row(it) for it in figures], plain=plain))
+
+
+def _lines(summary: TraceSummary) -> Iterator[str]:
+    """Yield what the tables do not say."""
+    of = [summary.framework, f"on {summary.device}", f"({summary.source})"]
+    yield f"{summary.job or summary.path}: {' '.join(filter(None, of))}" + (f", {summary.note}" if summary.note else "")
+    yield (
+        f"{summary.events} events, {summary.iterations} iterations {summary.found_by}, "
+        f"{summary.typical_iterations} of them alike"
+    )
+    yield (
+        f"iteration {summary.iteration}: {format_seconds(summary.duration_s)}, {summary.steps} allocations and frees, "
+        f"{summary.tensors} tensors, peak {format_bytes(summary.peak_bytes)}"
+    )
+    if not summary.repeats:
+        yield "no similar iteration follows: tensors that live across its ends are counted as they are"
+    if summary.held is not None:
+        held = summary.held
+        yield (
+            f"regions held: {format_bytes(held.peak_bytes)} at the peak, {held.peak_ratio:.3f} of what is alive; "
+            f"over time {held.mean_ratio:.3f} of it"
+        )
+    if summary.threshold_bytes:
+        yield f"tensors below {format_bytes(summary.threshold_bytes)} were not recorded"
+    if summary.classes_agree is not None:
+        yield f"the operations that read them give {summary.classes_agree:.0%} of the bytes at the peak the same class"
+
+
+def _row(figures: OperationFigures) -> tuple[str, str, str]:
+    last = format_bytes(figures.peak_bytes) if figures.peak_bytes else format_seconds(figures.duration_s)
+    return figures.name, str(figures.count), last
+
+
+def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]], *, plain: bool) -> Table:
+    table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(Text(row[0]), *row[1:])
+    return table
+
+
+def format_seconds(duration_s: float) -> str:
+    """Return a duration in the unit that leaves at least one."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if duration_s >= factor:
+            return f"{duration_s / factor:.3g} {unit}"
+    return f"{duration_s * 1e9:.0f} ns"
+
+
+# --------------------------------------------------------------------------------------------------
 
 RECORD = "record"
 
@@ -58,12 +429,9 @@ def record(  # noqa: PLR0913 - one parameter per option
     """Record the memory of a program: zico trace -o FILE -- python train.py."""
     words = ctx.meta.get(AFTER_DASHES)
     if fake and target is not None and not words:
-        from zico.cli.trace_fake import run_fake
-
         return run_fake(target, output, device_model)
     if fake or target is not None or not words:
         raise click.UsageError("give -- CMD ARG ... to record a program, or --fake SCRIPT:function")
-    from zico.cli.trace_record import run_recorded
 
     return run_recorded(words, output, iterations=iterations, ops=ops, quiet=quiet)
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import (
+from zico.base.compiled import (
     array_at,
     call,
     compiled,
@@ -40,6 +40,7 @@ from zico.compiled import (
     keep_small,
     record_at,
 )
+from zico.base.libc import private_lock, private_unlock, write_bytes
 from zico.heap import backing, evicting, free_list, history, placing, reclaim
 from zico.heap.layout import (
     ALIGNMENT_BYTES,
@@ -56,7 +57,6 @@ from zico.heap.layout import (
     tick,
 )
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
-from zico.libc import private_lock, private_unlock, write_bytes
 from zico.pool import waiting
 from zico.pool.layout import NOBODY
 from zico.trace import online, ring

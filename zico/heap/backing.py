@@ -22,16 +22,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import types
 
-from zico.compiled import call, callback, compiled, inlined, keep_in_line, keep_out_of_line, record_at
-from zico.driver import host
-from zico.driver.mapping import DEVICE, discard_piece, map_piece, unmap_piece
+from zico.base.compiled import call, callback, compiled, inlined, keep_in_line, keep_out_of_line, record_at
+from zico.device import host
+from zico.device.mapping import discard_piece, map_piece, unmap_piece
+from zico.device.record import DEVICE
 from zico.heap import evicting
 from zico.heap.layout import HEAP, PRIVATE, SPILL, job_of, pool_of, slots_of, wanted_of
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NOBODY
 from zico.pool.regions import BEHIND, GRANTED, NEVER
-from zico.trace import curve
+from zico.trace import profile
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
@@ -78,7 +79,7 @@ def _map_granted(heap: HeapRecord, first: int, last: int, n: int, status: int) -
         status = NEVER
     if status == GRANTED:
         me = job_of(heap)
-        curve.raise_to(me.current, me.held + me.evicted)
+        profile.raise_to(me.current, me.held + me.evicted)
     return status
 
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.driver import host
-from zico.driver.record import DEVICE
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
+from zico.base.libc import libc_address
+from zico.device import host
+from zico.device.record import DEVICE
 from zico.heap import backing
 from zico.heap.cuda import timeline as timelines
 from zico.heap.layout import (
@@ -41,19 +42,18 @@ from zico.heap.layout import (
     Arena,
     Attached,
 )
-from zico.libc import libc_address
 from zico.offload.destinations import open_spill_file, sets_space_aside
 from zico.pool.layout import NOBODY
 from zico.trace.events import NO_NAME
 from zico.trace.online import MEMORY_BYTES
 
 if TYPE_CHECKING:
-    from zico.driver.cuda.managed import Managed
+    from zico.base.records import Layout
+    from zico.device.cuda.managed import Managed
     from zico.heap.plan_thread import Planning
     from zico.offload.pager import PagedMemory, Pager
     from zico.offload.tiers import TierStack
     from zico.pool.table import PoolTable
-    from zico.records import Layout
     from zico.trace.ringfile import RingFile
 
 _ARENA_SHARE = 2
@@ -305,8 +305,7 @@ class Heap:
 
     def _unmap(self) -> None:
         """Unmap what compiled code has mapped: such a device does not free addresses that are in use."""
-        from zico.driver.mapping import unmap_piece
-        from zico.driver.next_tier import unmap_pinned
+        from zico.device.mapping import unmap_piece, unmap_pinned
 
         for slot in np.flatnonzero(self.slots["mapped"] != NOBODY):
             address = self.base + int(slot) * self.pool.region_bytes

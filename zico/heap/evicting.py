@@ -33,10 +33,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import call, compiled, inlined, keep_out_of_line, record_at
-from zico.driver.mapping import DEVICE, detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
+from zico.base.compiled import call, compiled, inlined, keep_out_of_line, record_at
+from zico.base.libc import monotonic_ns, private_lock, private_unlock
+from zico.device.mapping import detach_piece, discard_piece, free_bytes, own_pages, unmap_piece
+from zico.device.record import DEVICE
 from zico.heap.layout import PRIVATE, RESTS, pool_of, slots_of, wanted_of
-from zico.libc import monotonic_ns, private_lock, private_unlock
 from zico.pool import regions, waiting
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NO_MORE, NOBODY

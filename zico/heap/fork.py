@@ -33,13 +33,13 @@ import llvmlite.binding
 import numpy as np
 from numba import types
 
-from zico.compiled import array_at, call, callback, compiled, inlined, keep_out_of_line, record_at, symbol_address
-from zico.driver import host
-from zico.driver.mapping import address_of
+from zico.base.compiled import array_at, call, callback, compiled, inlined, keep_out_of_line, record_at, symbol_address
+from zico.base.libc import monotonic_ns, private_lock, private_unlock
+from zico.base.records import I2, I4, I8, Record, dtype_of
+from zico.device import host
+from zico.device.mapping import address_of
 from zico.heap.layout import HEAP, Attached, slots_of
 from zico.heap.reclaim import this_thread
-from zico.libc import monotonic_ns, private_lock, private_unlock
-from zico.records import I2, I4, I8, Record, dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

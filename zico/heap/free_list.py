@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.compiled import array_at, compiled, inlined, keep_out_of_line, keep_small
+from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line, keep_small
 from zico.heap.layout import GAP, MAX_GAPS, SLOT
 
 if TYPE_CHECKING:
+    from zico.base.records import Records
     from zico.heap.layout import ArenaRecord, Gap
-    from zico.records import Records
 
 NOTHING = -1
 

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import array_at, compiled, entry, inlined, keep_out_of_line, record_at, spread
+from zico.base.compiled import array_at, compiled, entry, inlined, keep_out_of_line, record_at, spread
+from zico.base.libc import private_lock, private_unlock, write_bytes
 from zico.heap.free_list import gaps_of
 from zico.heap.layout import (
     ARENA,
@@ -47,14 +48,13 @@ from zico.heap.layout import (
     PLAN_ENTRIES,
     Arena,
 )
-from zico.libc import private_lock, private_unlock, write_bytes
 from zico.pool.layout import MEMBER, NOBODY
-from zico.trace import curve
+from zico.trace import profile
 
 if TYPE_CHECKING:
+    from zico.base.records import Records
     from zico.heap.layout import HeapRecord, Lifetime, Log
     from zico.pool.layout import Job
-    from zico.records import Records
 
 
 # -- classes of tensors -----------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def arena_for(heap: HeapRecord, entry: int, size_bytes: int) -> int:
 def learn(heap: HeapRecord, job: Job, entry: int, lived_events: int, same_iteration: bool) -> None:  # noqa: FBT001
     """Note the class that a tensor turns out to have had when it dies."""
     limit = SHORT_EVENTS
-    if not curve.is_flat(job.profile):
+    if not profile.is_flat(job.profile):
         limit = max(limit, job.profile.n_events >> _SHORT_SHIFT)
     if not same_iteration:
         arena = PERSISTENT

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import types
 
-from zico.compiled import array_at, call, callback, inlined, record_at, symbol_address
+from zico.base.compiled import array_at, call, callback, inlined, record_at, symbol_address
 from zico.heap import allocator, layout
 from zico.heap.layout import HEAP, Attached
 

@@ -25,17 +25,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import llvmlite.binding
 import numpy as np
 
-from zico.compiled import array_at, compiled, inlined, keep_out_of_line, record_at
-from zico.libc import monotonic_ns
+from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line, record_at
+from zico.base.libc import monotonic_ns
+from zico.base.records import I4, I8, Numbers, Record, dtype_of
 from zico.pool.layout import MEMBER, STREAMS, header_of, job_at
 from zico.pool.regions import announce
-from zico.records import I4, I8, Numbers, Record, dtype_of
-from zico.trace import curve
+from zico.trace import profile
 from zico.trace.online import Tracker
 
 if TYPE_CHECKING:
+    from zico.base.records import Records
     from zico.pool.layout import Job, Member
-    from zico.records import Records
 
 
 GRANULE_SHIFT = 16
@@ -430,7 +430,7 @@ class HeapRecord(Record):
 
     attached: I4
     region_shift: I4
-    mutex: I4  # private: zico.compiled.private_lock
+    mutex: I4  # private: zico.base.compiled.private_lock
     marked: I4  # 1: boundaries are marked by an adapter or a call, so no period is looked for
     events: I8  # allocations and frees, ever
     base: I8  # the window
@@ -571,11 +571,11 @@ def _open_bin(heap: HeapRecord, me: Job) -> None:
     keep_out_of_line()
     progress = me.progress
     t_ns = monotonic_ns() - me.started_ns - me.iteration_waited_ns
-    curve.extend(me.current, progress, me.held + me.evicted, t_ns)
+    profile.extend(me.current, progress, me.held + me.evicted, t_ns)
     pool = pool_of(heap)
     if me.profiled == 1 and header_of(pool).waiters > me.waiting_threads:
         before = max(0, progress - (1 << me.current.shift))
-        if curve.claim_at(me.profile, me.claims, progress) < curve.claim_at(me.profile, me.claims, before):
+        if profile.claim_at(me.profile, me.claims, progress) < profile.claim_at(me.profile, me.claims, before):
             announce(pool)
 
 

@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import types
 
-from zico.compiled import array_at, callback, inlined, record_at, release_fence
-from zico.driver import host
-from zico.driver.mapping import DEVICE, discard_piece
+from zico.base.compiled import array_at, callback, inlined, record_at, release_fence
+from zico.base.libc import futex_wait, monotonic_ns, write_bytes
+from zico.device import host
+from zico.device.mapping import discard_piece
+from zico.device.record import DEVICE
 from zico.heap.layout import HEAP, job_of, pool_of, slots_of, wanted_of
-from zico.libc import futex_wait, monotonic_ns, write_bytes
 from zico.offload import stores
 from zico.offload.page_table import LEAST, PAGE_TABLE, RING, State
 from zico.offload.tier_layout import STACK
 from zico.pool import regions
 from zico.pool.layout import NOBODY, cap_of, header_of
 from zico.pool.regions import GRANTED, NEVER, WAIT
-from zico.trace import curve
+from zico.trace import profile
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
@@ -72,7 +73,7 @@ def _let_count(heap: HeapRecord, n: int) -> int:
     release_fence()
     table.acquired += n
     me = job_of(heap)
-    curve.raise_to(me.current, me.held)
+    profile.raise_to(me.current, me.held)
     return GRANTED
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.compiled import compiled, inlined, keep_out_of_line, keep_small
+from zico.base.compiled import compiled, inlined, keep_out_of_line, keep_small
 from zico.heap import backing, free_list, history
 from zico.heap.layout import EXTRA, LONG, PERSISTENT, RESTING, SHORT, SPILL, arena_at, arena_of, block_at, slots_of
 from zico.pool.layout import NOBODY

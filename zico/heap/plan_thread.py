@@ -17,21 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import entry
-from zico.errors import ProblemError
+from zico.base.compiled import entry
+from zico.base.errors import ProblemError
 from zico.heap import history
 from zico.heap.history import size_of
 from zico.heap.layout import ALIGNMENT_BYTES, GRANULE_BYTES, HEAP, LIFETIME, PLACE, PLAN_ENTRIES
-from zico.planners.problem import Problem
-from zico.planners.regions import Options, place
+from zico.planning.packing.problem import Problem
+from zico.planning.packing.regions import Options, place
 from zico.pool.layout import JOB
-from zico.trace.circle import cut_open
-from zico.trace.curve import is_flat
-from zico.trace.lifetimes import NEVER
+from zico.trace.lifetimes import NEVER, cut_open
+from zico.trace.profile import is_flat
 
 if TYPE_CHECKING:
     from zico.heap.build import Heap
-    from zico.planners.problem import Int64s
+    from zico.planning.packing.problem import Int64s
 
 DEADLINE_S = 0.5
 """Most time that planning one iteration may take, of one core. Improving what is built would use all of it, for about

@@ -41,11 +41,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from numba import types
 
-from zico.compiled import compiled, inlined, keep_out_of_line
+from zico.base.compiled import compiled, inlined, keep_out_of_line
+from zico.base.libc import monotonic_ns, private_lock, private_unlock, write_bytes
 from zico.heap import backing, evicting, history, placing, state_offload
 from zico.heap.layout import SPILL, pool_of
 from zico.heap.placing import MUST_WAIT, NEVER_FITS, NO_SPACE
-from zico.libc import monotonic_ns, private_lock, private_unlock, write_bytes
 from zico.pool import waiting
 from zico.pool.layout import cap_of
 

@@ -29,14 +29,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.compiled import compiled, entry, inlined, keep_out_of_line
+from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
+from zico.base.libc import monotonic_ns, private_lock, private_unlock
 from zico.heap import evicting
 from zico.heap.layout import HEAP, RESTING, RESTS, Attached, arena_of, job_of, pool_of, slots_of, wanted_of
-from zico.libc import monotonic_ns, private_lock, private_unlock
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NOBODY, cap_of
-from zico.trace import curve
+from zico.trace import profile
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
@@ -166,7 +166,7 @@ def wake_ahead(heap: HeapRecord) -> int:
         _expect(heap, me, n)
         if evicting.is_complete(heap, me):
             heap.rest.woken += n
-            curve.raise_to(me.current, me.held)
+            profile.raise_to(me.current, me.held)
         else:
             _let_rest(heap, me)
             n = 0
@@ -188,4 +188,4 @@ def _wake(heap: HeapRecord, me: Job) -> None:
     out = heap.rest.resting + me.evicted
     heap.rest.woken += max(before - out, 0)
     me.spilled_bytes += out << heap.pool_shift
-    curve.raise_to(me.current, me.held + me.evicted)
+    profile.raise_to(me.current, me.held + me.evicted)

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from zico.base.errors import CommandError, ZicoError
 from zico.broker.client import BrokerClient
-from zico.errors import CommandError, ZicoError
 from zico.launch.processes import KILL_S, LEFT_BEHIND_S, Child, LinePipe, readable
 from zico.launch.rundir import SOCKET_NAME
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from zico.broker.messages import Report, Status
-    from zico.config import Settings
-    from zico.launch.ward import Ward
+    from zico.base.settings import Settings
+    from zico.broker.protocol.messages import Report, Status
+    from zico.launch.watchdog import Ward
 
 READY_S = 1800.0
 """The first start on a machine compiles: five minutes of a processor and more; a few seconds afterwards."""

@@ -2,16 +2,75 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
+from zico.base.errors import ConfigError, DriverError
+from zico.base.settings import DeviceMemory
 from zico.broker.devices import HOST, facts_of
 from zico.broker.outside import use_now
-from zico.config import DeviceMemory
-from zico.errors import ConfigError, DriverError
-from zico.launch.memory import host_memory
 
 if TYPE_CHECKING:
-    from zico.config import Setting, Settings
+    from collections.abc import Iterator
+
+    from zico.base.settings import Setting, Settings
+
+
+# --------------------------------------------------------------------------------------------------
+# How much memory the host device has: the machine's, or the control group's limit where that is
+# lower.
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+CGROUP_OF_SELF = Path("/proc/self/cgroup")
+# (limit, use) of version 2, then of version 1; "max" and huge numbers mean that there is no limit.
+_CGROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+
+
+def host_memory(cgroup_root: Path = CGROUP_ROOT, cgroup_of_self: Path = CGROUP_OF_SELF) -> DeviceMemory:
+    """Return the host's memory in bytes, lowered to the tightest control group this process is in."""
+    machine = psutil.virtual_memory()
+    total_bytes, available_bytes = machine.total, machine.available
+    for directory in _cgroup_directories(cgroup_root, cgroup_of_self):
+        for limit_file, use_file in _CGROUP_FILES:
+            limit_bytes = _read_bytes(directory / limit_file)
+            if limit_bytes is None or limit_bytes >= machine.total:
+                continue
+            used_bytes = _read_bytes(directory / use_file) or 0
+            total_bytes = min(total_bytes, limit_bytes)
+            available_bytes = min(available_bytes, max(0, limit_bytes - used_bytes))
+    return DeviceMemory(total_bytes, available_bytes)
+
+
+def _cgroup_directories(root: Path, of_self: Path) -> Iterator[Path]:
+    """Yield the directories of this process's groups up to the root: a limit applies to all below it."""
+    try:
+        lines = of_self.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base = root / "memory" if controllers else root
+        group = base / path.lstrip("/")
+        yield group
+        yield from (parent for parent in group.parents if parent.is_relative_to(base))
+
+
+def _read_bytes(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+# --------------------------------------------------------------------------------------------------
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 """Which GPUs a process sees: numbers, or the UUIDs that name them whatever their order."""

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from zico.base.errors import CommandError, ConfigError
 from zico.broker.lingering import CONTROL, PIPE_VARIABLE
-from zico.errors import CommandError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zico.launch.ward import Ward
+    from zico.launch.watchdog import Ward
 
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 START_S = 20.0

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from zico.config import RING_VARIABLE
-from zico.errors import TraceError
+from zico.base.errors import TraceError
+from zico.base.settings import RING_VARIABLE
 from zico.trace.events import Kind, Origin
 from zico.trace.files import TraceWriter
 from zico.trace.ringfile import RingReader

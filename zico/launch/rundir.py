@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

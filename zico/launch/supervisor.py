@@ -18,35 +18,146 @@ import os
 import shutil
 import signal
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
+from zico.base.errors import CommandError
+from zico.base.paths import CACHE_VARIABLE, cache_root
+from zico.base.settings import HOST
 from zico.broker.lingering import daemon_at
-from zico.config import HOST
-from zico.errors import CommandError
-from zico.launch import signals
+from zico.broker.protocol.messages import ProcessFigures
 from zico.launch.broker import BrokerProcess
 from zico.launch.devices import device_variables
-from zico.launch.environment import job_environment
-from zico.launch.jobs import Job
-from zico.launch.listener import Listener, Stream
+from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE, Job, Listener, Stream, job_environment
 from zico.launch.mps import MpsDaemon
 from zico.launch.processes import FIRST_EXIT_CODE_OF_A_SIGNAL
 from zico.launch.rundir import run_directory
-from zico.launch.ward import Ward
-from zico.paths import CACHE_VARIABLE, cache_root
-from zico.report.model import JobProgress, Snapshot
+from zico.launch.watchdog import Ward
+from zico.report.model import JobFigures, JobProgress, PoolFigures, RunReport, Snapshot, jain_index, owner_of
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
     from pathlib import Path
+    from types import FrameType
 
-    from zico.broker.messages import Report, Status
-    from zico.config import Settings
-    from zico.launch.commands import Command
+    from zico.base.settings import Settings
+    from zico.broker.protocol.messages import JobReport, PoolReport, Report, Status
+    from zico.launch.jobs import Command
+
+
+# -- join what the supervisor saw of each command with the broker's figures ------------------------
+
+NEVER_JOINED = "no framework was imported"
+NEVER_ITERATED = "Zico saw no iteration end"
+NOT_STARTED = "was not started"
+BROKER_GONE = "there are no figures: the broker had ended"
+
+
+def run_report(outcome: Outcome, settings: Settings) -> RunReport:
+    """Return the figures of a run that has ended. The first process of a job that joined stands for the job."""
+    members = outcome.report.jobs if outcome.report else ()
+    names = {job.command.name for job in outcome.jobs}
+    missing = NEVER_JOINED if outcome.report else BROKER_GONE
+    jobs = tuple(
+        _job_figures(job, [member for member in members if owner_of(member.name, names) == job.command.name], missing)
+        for job in outcome.jobs
+    )
+    return RunReport(
+        device=settings.device.value,
+        policy=settings.policy.value,
+        budget_bytes=settings.budget_bytes.value,
+        budget_origin=settings.budget_bytes.origin,
+        pool=_pool_figures(outcome.report.pool if outcome.report else None, members, settings),
+        jobs=jobs,
+    )
+
+
+def _job_figures(job: JobOutcome, members: Sequence[JobReport], missing: str) -> JobFigures:
+    name, command = job.command.name, job.command.text
+    if not members:
+        not_started = job.wall_s == 0.0 and job.exit_code in {NOT_FOUND_CODE, NOT_EXECUTABLE_CODE}
+        note = NOT_STARTED if not_started else job.complaint or missing
+        return JobFigures(name=name, command=command, exit_code=job.exit_code, wall_s=job.wall_s, note=note)
+    first, *others = members
+    return JobFigures(
+        **_figures(first) | {"name": name},
+        command=command,
+        exit_code=job.exit_code,
+        wall_s=job.wall_s,
+        weight=first.share.weight,
+        priority=first.share.priority,
+        slo=first.share.slo,
+        note="" if first.iterations else NEVER_ITERATED,
+        other_processes=tuple(
+            ProcessFigures(**_figures(other) | {"name": f"{name}.{number}"}) for number, other in enumerate(others, 2)
+        ),
+    )
+
+
+def _figures(member: JobReport) -> dict[str, Any]:
+    """Return what a run's report tells of a member as the broker tells it."""
+    return {field: getattr(member, field) for field in ProcessFigures.__struct_fields__}
+
+
+def _pool_figures(pool: PoolReport | None, members: Sequence[JobReport], settings: Settings) -> PoolFigures:
+    if pool is None:
+        return PoolFigures(region_bytes=settings.region_bytes.value)
+    return PoolFigures(
+        **msgspec.structs.asdict(pool),
+        sum_of_job_peaks_bytes=sum(member.peak_bytes for member in members),
+        jain_index=_fairness(members),
+    )
+
+
+def _fairness(members: Sequence[JobReport]) -> float | msgspec.UnsetType:
+    shares = [member.normalised for member in members]
+    known = [share for share in shares if isinstance(share, float)]
+    return jain_index(known) if known and len(known) == len(shares) else msgspec.UNSET
+
+
+# -- signals as events of the running loop, put back as they were afterwards -----------------------
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MAX_UNHEARD = 2
+"""More signals than this while the loop does not run (a blocked terminal, say) break it by ``KeyboardInterrupt``."""
+
+
+@contextmanager
+def forwarded_to(heard: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Call ``heard`` in the running loop for each signal; those that are ignored stay so (``nohup``)."""
+    loop = asyncio.get_running_loop()
+    unheard = 0
+
+    def deliver(signum: signal.Signals) -> None:
+        nonlocal unheard
+        unheard -= 1
+        heard(signum)
+
+    def caught(number: int, _frame: FrameType | None) -> None:
+        nonlocal unheard
+        unheard += 1
+        if unheard > MAX_UNHEARD:
+            raise KeyboardInterrupt
+        loop.call_soon_threadsafe(deliver, signal.Signals(number))
+
+    before = {signum: signal.getsignal(signum) for signum in FORWARDED}
+    installed = [signum for signum, handler in before.items() if handler is not signal.SIG_IGN]
+    for signum in installed:
+        signal.signal(signum, caught)
+    try:
+        yield
+    finally:
+        for signum in installed:
+            signal.signal(signum, before[signum])
+
+
+# --------------------------------------------------------------------------------------------------
 
 TICK_S = 0.25
 COMPLAINT_PREFIX = b"zico: "
-"""How Zico inside a job begins its lines (``zico.autoload.complain``)."""
+"""How Zico inside a job begins its lines (``zico.job.autoload.complain``)."""
 _MAY_PAGE = ("page", "auto")
 TIME_SLICES = "the jobs take turns on the GPU; with --mps their kernels overlap"
 TERM_S = 2.0
@@ -132,7 +243,7 @@ class Supervisor:
 
     async def run(self, run_dir: Path) -> Outcome:
         """Run everything; see ``supervise``."""
-        with signals.forwarded_to(self._heard), contextlib.ExitStack() as stack:
+        with forwarded_to(self._heard), contextlib.ExitStack() as stack:
             ward = Ward(run_dir)
             stack.callback(ward.close)
             mps_pipes = self._share_device(run_dir, ward, stack)

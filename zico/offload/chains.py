@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import add_at, array_at, call, compare_exchange, compiled, inlined, keep_in_line, record_at
+from zico.base.compiled import add_at, array_at, call, compare_exchange, compiled, inlined, keep_in_line, record_at
 from zico.offload.tier_layout import EMPTY, END, FILE, FULL, KEPT, SHARED, TAKEN, TIER_BITS, TIER_MASK, WORD_BYTES
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import array_at, call, compiled
+from zico.base.compiled import array_at, call, compiled
 from zico.offload import chains
 from zico.offload.chains import has_pages, is_taken, next_of, shared_of, word_of, words_of, write_at
 from zico.offload.tier_layout import END, FULL

@@ -16,11 +16,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from zico.driver import host
-from zico.driver.host import HostDriver
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
+from zico.base.units import parse_size
+from zico.device import host
+from zico.device.host import HostDriver
 from zico.offload.tier_layout import ALIGNMENT_BYTES, FILE, KIND_NAMES, MAX_TIERS
-from zico.units import parse_size
 
 ACCEPTED = f"up to {MAX_TIERS} of {', '.join(KIND_NAMES)}, the fastest first, each with a size or without"
 _MEMORY_SHARE = 2

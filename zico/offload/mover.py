@@ -27,7 +27,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from zico.errors import SwapError
+from zico.base.errors import SwapError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

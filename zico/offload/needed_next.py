@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import array_at, compiled, inlined, keep_out_of_line, spread
+from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line, spread
 from zico.offload.paging_layout import (
     ABSENT,
     ANY,

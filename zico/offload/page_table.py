@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 from typing import Annotated
 
-from zico.records import I4, I8, Numbers, Record, dtype_of
+from zico.base.records import I4, I8, Numbers, Record, dtype_of
 
 # -- shared page table ------------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class PageTable(Record):
     region_shift: I8
     window: I8  # where it begins in the job
     flags: I8  # parts of zico.offload.paging_layout that are on
-    reach: I8  # zico.driver.userfault.Reach
+    reach: I8  # zico.device.userfault.Reach
     pid: I8  # of the job
     # Written by the heap.
     events: I8  # ever put in the ring

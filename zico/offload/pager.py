@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from zico.driver.host import RESERVED, HostDriver
-from zico.driver.owned import close_descriptors
-from zico.driver.userfault import USERFAULT, Reach, fill_userfault, open_userfault, watch
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
+from zico.base.units import MIB, format_bytes
+from zico.device.api import close_descriptors
+from zico.device.host import RESERVED, HostDriver
+from zico.device.userfault import USERFAULT, Reach, fill_userfault, open_userfault, watch
 from zico.offload.page_table import MAGIC, NO_TICKET, PAGE_TABLE, PAGER, VERSION, offsets
 from zico.offload.paging_layout import ALL, Sizes, lay_out
 from zico.offload.tiers import TierStack
 from zico.pool.layout import NOBODY
-from zico.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from zico.driver.owned import Owned
-    from zico.records import Layout
+    from zico.base.records import Layout
+    from zico.device.api import Owned
 
 BLOCK_BYTES = 2 * MIB
 OWN_DESCRIPTORS = 4
@@ -298,7 +298,7 @@ def _map_whole(undo: contextlib.ExitStack, descriptor: int) -> int:
 
 def _map_at(base: int, descriptor: int, size_bytes: int) -> None:
     """Map a memfd over reserved addresses."""
-    from zico.driver.owned import Owned
+    from zico.device.api import Owned
 
     driver = HostDriver()
     with driver.import_memory(os.dup(descriptor)) as memory:

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import array_at, call, compiled, exchange, inlined, keep_out_of_line, record_at
-from zico.driver import host, userfault
-from zico.driver.userfault import COPY_PROTECTED, USERFAULT
+from zico.base.compiled import array_at, call, compiled, exchange, inlined, keep_out_of_line, record_at
+from zico.device import host, userfault
+from zico.device.userfault import COPY_PROTECTED, USERFAULT
 from zico.offload import stores
 from zico.offload.needed_next import choose_victim
 from zico.offload.page_table import NO_TICKET, PAGE_TABLE, RECENT, State
@@ -43,7 +43,7 @@ from zico.pool.fences import NO_FENCE
 from zico.pool.layout import MEMBER, NOBODY, JobState, cap_of, header_of, job_at
 
 if TYPE_CHECKING:
-    from zico.driver.userfault import UserfaultRecord
+    from zico.device.userfault import UserfaultRecord
     from zico.offload.page_table import PagerRecord, PageTable
     from zico.offload.paging_layout import PagingRecord
     from zico.offload.tier_layout import StackRecord

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import array_at, call, compiled, entry, inlined, keep_out_of_line, record_at, release_fence
-from zico.driver import userfault
-from zico.driver.userfault import PROTECTED, WRITES
-from zico.libc import monotonic_ns
+from zico.base.compiled import array_at, call, compiled, entry, inlined, keep_out_of_line, record_at, release_fence
+from zico.base.libc import monotonic_ns
+from zico.device import userfault
+from zico.device.userfault import PROTECTED, WRITES
 from zico.offload import stores
 from zico.offload.needed_next import (
     choose_to_clean,

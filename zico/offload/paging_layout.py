@@ -15,8 +15,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
-from zico.errors import ConfigError
-from zico.records import I4, I8, Numbers, Record, dtype_of
+from zico.base.errors import ConfigError
+from zico.base.records import I4, I8, Numbers, Record, dtype_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.compiled import compiled, inlined
+from zico.base.compiled import compiled, inlined
 from zico.offload.paging_layout import MOST_DEGREE, TUNE
 
 if TYPE_CHECKING:

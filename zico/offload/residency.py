@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.compiled import compiled, inlined, record_at
+from zico.base.compiled import compiled, inlined, record_at
 from zico.offload.paging_layout import (
     ABSENT,
     BLOCK,

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import call, compiled, entry, inlined, record_at
-from zico.driver.mapping import address_of
-from zico.libc import monotonic_ns
+from zico.base.compiled import call, compiled, entry, inlined, record_at
+from zico.base.libc import monotonic_ns
+from zico.device.mapping import address_of
 from zico.offload import chains
 from zico.offload.chains import has_pages, is_taken, next_of, read_at, shared_of, word_of, words_of, write_at
 from zico.offload.compressing import compress_in, compress_out

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zico.base.libc import FUTEX_WAKE, SYS_FUTEX, WAKE_ALL
 from zico.heap.history import SIZE_BITS
 from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
 from zico.heap.reclaim import NOBODY_TO_ASK, NOT_ASKED
-from zico.libc import FUTEX_WAKE, SYS_FUTEX, WAKE_ALL
 from zico.offload.destinations import parse_tiers
 from zico.offload.mover import Mover
 from zico.offload.state_return import allow
@@ -29,12 +29,12 @@ from zico.pool.layout import HEADER, MOST_WAYS, SaveMode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from zico.base.records import Layout
     from zico.heap.build import Heap
     from zico.offload.mover import Figures
     from zico.offload.swap_learning import Way
     from zico.offload.swap_schedule import Int64s, Observed
     from zico.offload.tier_layout import Rates
-    from zico.records import Layout
 
 
 # -- what the heap knows ----------------------------------------------------------------------------------------------

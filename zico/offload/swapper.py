@@ -23,7 +23,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from zico.errors import SwapError, ZicoError
+from zico.base.errors import SwapError, ZicoError
 from zico.offload.mover import Place
 from zico.offload.swap_schedule import SAVED, USED
 

@@ -21,8 +21,8 @@ import dataclasses
 import math
 from typing import Annotated, Any
 
-from zico.compiled import compiled
-from zico.records import I8, Numbers, Record, Records, dtype_of
+from zico.base.compiled import compiled
+from zico.base.records import I8, Numbers, Record, Records, dtype_of
 
 MAGIC = 0x5A49434F_54494552  # "ZICOTIER"
 MAX_TIERS = 4

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from zico.driver.host import HostDriver
-from zico.driver.owned import close_descriptors
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
+from zico.base.units import MIB, format_bytes
+from zico.device.api import close_descriptors
+from zico.device.host import HostDriver
 from zico.offload import stores
 from zico.offload.compressing import PIECE_BYTES
 from zico.offload.destinations import ACCEPTED, is_direct, open_nameless, spill_directory
@@ -41,14 +42,13 @@ from zico.offload.tier_layout import (
     rates_of,
     use_of,
 )
-from zico.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from zico.base.records import Layout
     from zico.offload.destinations import TierWish
-    from zico.records import Layout
 
 
 # -- measured rates ---------------------------------------------------------------------------------------------------

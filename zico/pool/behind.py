@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import types
 
-from zico.compiled import array_at, callback, inlined, record_at
+from zico.base.compiled import array_at, callback, inlined, record_at
 from zico.pool.fences import NO_FENCE, is_clear, is_issued, may_run_ahead, pair_in, value_in
 from zico.pool.layout import MEMBER, NAMED, NOBODY, header_of, regions_of
 from zico.pool.mutex import give_to
 from zico.pool.regions import BEHIND, WAIT
 
 if TYPE_CHECKING:
+    from zico.base.records import Records
     from zico.pool.layout import Member, Region
-    from zico.records import Records
 
 _I32 = np.dtype("i4")
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zico.compiled import compiled, entry, inlined, keep_out_of_line
-from zico.libc import monotonic_ns, process_is_gone
+from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
+from zico.base.libc import monotonic_ns, process_is_gone
 from zico.pool.fences import overtake
 from zico.pool.layout import BOUNDARY, EMPTY, LEAVING, MEMBER, NOBODY, header_of, job_at, regions_of
 from zico.pool.mutex import append, forget, lock, unlock

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import array_at, compiled, inlined, keep_out_of_line
+from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line
 from zico.pool.layout import COUNTER_BYTES, MAX_JOBS, STREAMS, header_of, job_at, regions_of
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Annotated
 
-from zico.compiled import array_at, inlined, record_at
-from zico.records import I4, I8, U8, Numbers, Record, dtype_of
-from zico.trace.layout import CURVE_BINS, Curve
+from zico.base.compiled import array_at, inlined, record_at
+from zico.base.records import I4, I8, U8, Numbers, Record, dtype_of
+from zico.trace.profile import CURVE_BINS, Curve
 
 if TYPE_CHECKING:
-    from zico.records import Records
+    from zico.base.records import Records
 
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from zico.compiled import compiled, entry, inlined, keep_out_of_line
-from zico.libc import (
+from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
+from zico.base.libc import (
     EBUSY,
     EOWNERDEAD,
     ETIMEDOUT,
@@ -25,8 +25,8 @@ from zico.pool.fences import NO_FENCE, job_in
 from zico.pool.layout import BOUNDARY, EMPTY, MEMBER, NOBODY, PARKED, header_of, job_at, regions_of
 
 if TYPE_CHECKING:
+    from zico.base.records import Records
     from zico.pool.layout import Header, Member, Region
-    from zico.records import Records
 
 
 INSIDE_FOR_LONG_NS = 50_000_000

@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import call, compiled, entry, inlined, keep_out_of_line, release_fence
-from zico.libc import futex_wake_all, monotonic_ns, write_bytes
+from zico.base.compiled import call, compiled, entry, inlined, keep_out_of_line, release_fence
+from zico.base.libc import futex_wake_all, monotonic_ns, write_bytes
 from zico.pool import rules
 from zico.pool.fences import NO_FENCE, has_passed, is_clear, pair_in
 from zico.pool.layout import (
@@ -58,11 +58,11 @@ from zico.pool.layout import (
     within_limit,
 )
 from zico.pool.mutex import append, give_to, lock, unlink, unlock
-from zico.trace import curve
+from zico.trace import profile
 
 if TYPE_CHECKING:
+    from zico.base.records import Records
     from zico.pool.layout import Header, Job, Member, Region
-    from zico.records import Records
 
 
 # -- which grants are safe --------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def claim_of(job: Job) -> int:
     """
     if job.state != RUNNING or job.profiled == 0:
         return job.held
-    expected = curve.claim_at(job.profile, job.claims, job.progress) + job.claim_extra
+    expected = profile.claim_at(job.profile, job.claims, job.progress) + job.claim_extra
     return max(job.held, within_limit(job, max(job.claim_floor, expected)) - job.evicted)
 
 
@@ -225,7 +225,7 @@ def may_grant(pool: Member, me: Job, n: int) -> bool:
     if me.held + n > claim:
         # The profile was wrong by so much: the rest of the iteration is expected to lie that much higher. To claim the
         # whole peak again would make states unsafe in which a job near its end lacks a region or two.
-        me.claim_extra = me.held + me.evicted + n - curve.claim_at(me.profile, me.claims, me.progress)
+        me.claim_extra = me.held + me.evicted + n - profile.claim_at(me.profile, me.claims, me.progress)
         claim = me.held + n
     return stays_safe(pool, pool.job, n, claim)
 

@@ -1,6 +1,6 @@
 """The rules by which jobs go on: one copy for the pool, the policies and the simulator, compiled.
 
-What a job may still come to hold is ``zico.trace.curve.claim_at``; what the rules make of that is here.
+What a job may still come to hold is ``zico.trace.profile.claim_at``; what the rules make of that is here.
 
 The banker's rule: may this state go on, whatever the speeds, without anybody having to be stopped?
     Each job in an iteration has a claim (the most regions it may still come to hold) and a residual (what it keeps
@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from zico.compiled import compiled, inlined
+from zico.base.compiled import compiled, inlined
 
 if TYPE_CHECKING:
     import numpy as np

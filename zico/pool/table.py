@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from zico.driver.host import HostDriver
-from zico.driver.owned import close_descriptors
-from zico.errors import BrokerError, ConfigError
+from zico.base.errors import BrokerError, ConfigError
+from zico.base.units import format_bytes
+from zico.device.api import close_descriptors
+from zico.device.host import HostDriver
 from zico.pool import deaths, layout, mutex, waiting
 from zico.pool import regions as budgets
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, MEMBER, NOBODY, REGION, JobState
-from zico.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from zico.driver.api import Driver
-    from zico.driver.owned import Owned
-    from zico.records import Layout
+    from zico.base.records import Layout
+    from zico.device.api import Driver, Owned
 
 SLICE_NS = 50_000_000
 """The longest sleep of a compiled wait before it looks around."""

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import compiled, entry, inlined, keep_out_of_line
-from zico.libc import futex_wait, futex_wake_all, monotonic_ns, process_is_gone
+from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
+from zico.base.libc import futex_wait, futex_wake_all, monotonic_ns, process_is_gone
 from zico.pool.deaths import reap_dead
 from zico.pool.fences import at, counters_of, issued_of, pair_of
 from zico.pool.layout import (
@@ -51,7 +51,7 @@ from zico.pool.regions import (
     stays_safe,
     tell,
 )
-from zico.trace import curve
+from zico.trace import profile
 
 if TYPE_CHECKING:
     from zico.pool.layout import Job, Member
@@ -263,21 +263,21 @@ def finish_iteration(pool: Member) -> bool:
 @inlined
 def _learn(me: Job) -> None:
     if me.profiled == 0:
-        curve.flatten(me.profile, me.current)
+        profile.flatten(me.profile, me.current)
         me.profiled = 1
-    elif curve.is_flat(me.profile):
-        curve.replace(me.profile, me.current)
-    elif curve.is_typical(me.profile, me.current.n_events):
-        curve.merge(me.profile, me.current)
+    elif profile.is_flat(me.profile):
+        profile.replace(me.profile, me.current)
+    elif profile.is_typical(me.profile, me.current.n_events):
+        profile.merge(me.profile, me.current)
         me.atypical = 0
     else:
         me.atypical += 1
         if me.atypical == 1:
-            me.claim_peak = max(me.claim_peak, curve.peak(me.current))
+            me.claim_peak = max(me.claim_peak, profile.peak(me.current))
             return
-        curve.replace(me.profile, me.current)
+        profile.replace(me.profile, me.current)
         me.atypical = 0
-    me.claim_peak = curve.suffix_maximum(me.profile, me.claims)
+    me.claim_peak = profile.suffix_maximum(me.profile, me.claims)
 
 
 @inlined
@@ -382,7 +382,7 @@ def begin_iteration(pool: Member) -> None:
     me.progress = 0
     me.claim_extra = 0
     me.claim_floor = 0  # last: from here on progress says what may come
-    curve.begin(me.current, 0 if curve.is_flat(me.profile) else me.profile.shift, me.held + me.evicted)
+    profile.begin(me.current, 0 if profile.is_flat(me.profile) else me.profile.shift, me.held + me.evicted)
 
 
 # -- blocked jobs as a reserve ----------------------------------------------------------------------------------------

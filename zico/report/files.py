@@ -15,7 +15,7 @@ from zico.report.table import COLUMNS, SAVING_COLUMNS, attention_lines, job_rows
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zico.report.record import Record
+    from zico.report.model import Record
 
 JSON_NAME = "report.json"
 MARKDOWN_NAME = "report.md"

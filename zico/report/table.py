@@ -8,15 +8,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from zico.errors import OutOfMemory
-from zico.units import format_bytes
+from zico.base.errors import OutOfMemory
+from zico.base.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     import msgspec
 
-    from zico.broker.messages import ProcessFigures
+    from zico.broker.protocol.messages import ProcessFigures
     from zico.report.model import JobFigures, RunReport
 
 Cells = tuple[str, ...]

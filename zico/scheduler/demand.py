@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import compiled, inlined, record_at
+from zico.base.compiled import compiled, inlined, record_at
 from zico.pool.layout import JobState
 from zico.pool.rules import is_still
 from zico.scheduler.layout import JOB, PROFILE
-from zico.trace.curve import claim_at
+from zico.trace.profile import claim_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,8 +10,8 @@ import dataclasses
 import enum
 from typing import Annotated
 
-from zico.records import F8, I4, I8, U8, Numbers, Record, dtype_of
-from zico.trace.layout import CURVE_BINS, Curve
+from zico.base.records import F8, I4, I8, U8, Numbers, Record, dtype_of
+from zico.trace.profile import CURVE_BINS, Curve
 
 NOBODY = -1
 NO_TIME = -1

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from zico.compiled import compiled
-from zico.records import F8, I8, Numbers, Record, Records
+from zico.base.compiled import compiled
+from zico.base.records import F8, I8, Numbers, Record, Records
 from zico.scheduler.demand import is_iterating, job_at, position_ns, profile_at
 
 if TYPE_CHECKING:

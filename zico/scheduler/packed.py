@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.errors import ProblemError
+from zico.base.errors import ProblemError
 from zico.pool.layout import JobState
 from zico.scheduler.layout import (
     BLOCKERS,
@@ -24,7 +24,7 @@ from zico.scheduler.layout import (
 )
 from zico.scheduler.parameters import values
 from zico.scheduler.state import Manner, Start, Wait
-from zico.trace.layout import CURVE_BINS
+from zico.trace.profile import CURVE_BINS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

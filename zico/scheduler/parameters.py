@@ -7,7 +7,7 @@ import enum
 import math
 from typing import TYPE_CHECKING
 
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

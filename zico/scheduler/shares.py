@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Protocol
 
-from zico.errors import ProblemError
+from zico.base.errors import ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import compiled, inlined, record_at
+from zico.base.compiled import compiled, inlined, record_at
 from zico.pool.layout import JobState
 from zico.scheduler.demand import claim_of, is_iterating, job_at, profile_at
 from zico.scheduler.layout import BLOCKERS, DECISION, NO_TIME, NOBODY, SCENE, Reason

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import compiled, inlined, record_at
-from zico.errors import ConfigError, TraceError
+from zico.base.compiled import compiled, inlined, record_at
+from zico.base.errors import ConfigError, TraceError
+from zico.base.records import I4, I8, Record, dtype_of
 from zico.offload.needed_next import (
     choose_to_clean,
     choose_victim,
@@ -62,12 +63,11 @@ from zico.offload.residency import (
     note_written,
     release,
 )
-from zico.planners.caching import reserved_by_caching
-from zico.planners.from_trace import iteration_problem
-from zico.records import I4, I8, Record, dtype_of
-from zico.scheduler.less_of_trace import sharing
+from zico.planning.packing.caching import reserved_by_caching
+from zico.planning.packing.files import iteration_problem
 from zico.scheduler.state import LESS_SHARES, Less
 from zico.simulator.paging_workload import Naming, workload
+from zico.simulator.swapped_traces import sharing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

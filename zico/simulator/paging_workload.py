@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.errors import TraceError
+from zico.base.errors import TraceError
 from zico.offload.paging_layout import BLOCK_BYTES
 from zico.trace.events import Kind
 

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct, field
 
-from zico.errors import TraceError
+from zico.base.errors import TraceError
 from zico.trace.events import NO_NAME, Kind, Origin, Trace
-from zico.trace.lines import LARGEST, WRONG, clean
-from zico.trace.rebuild import Rebuilder
+from zico.trace.lines import LARGEST, WRONG, Rebuilder, clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

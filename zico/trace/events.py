@@ -11,7 +11,7 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
-from zico.records import I2, I4, I8, U1, Record, dtype_of
+from zico.base.records import I2, I4, I8, U1, Record, dtype_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 import numpy as np
 import zstandard
 
-from zico.errors import TraceError
+from zico.base.errors import TraceError
 from zico.trace.events import EVENT, Kind, Origin, Trace
 from zico.trace.lines import (
     MAX_LINE_BYTES,

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.compiled import array_at, compiled, inlined, keep_out_of_line
-from zico.records import I8, Record, dtype_of
-from zico.trace.marks import GROUP, LOOSE, NO_LOOP, SINGLE, STRICT, mark_at, slack
-from zico.trace.repeats import LOOP, MOST_LOOPS, find_loop
+from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line
+from zico.base.records import I8, Record, dtype_of
+from zico.trace.repeats import GROUP, LOOP, LOOSE, MOST_LOOPS, NO_LOOP, SINGLE, STRICT, find_loop, mark_at, slack
 
 if TYPE_CHECKING:
     from zico.trace.repeats import Loop

@@ -12,10 +12,10 @@ Guarantees
 
 from __future__ import annotations
 
-from zico.compiled import array_at, compiled, entry, inlined, keep_small, record_at, release_fence
-from zico.libc import ticks
+from zico.base.compiled import array_at, compiled, entry, inlined, keep_small, record_at, release_fence
+from zico.base.libc import ticks
 from zico.trace.events import EVENT, Kind
-from zico.trace.layout import RING, RING_EVENTS
+from zico.trace.profile import RING, RING_EVENTS
 
 ALLOC = int(Kind.ALLOC)
 FREE = int(Kind.FREE)

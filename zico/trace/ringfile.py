@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from zico.errors import TraceError
+from zico.base.errors import TraceError
 from zico.trace.events import EVENT, NO_NAME, Kind
-from zico.trace.layout import RING, RING_EVENTS, RING_MAGIC, RING_NAME_BYTES
+from zico.trace.profile import RING, RING_EVENTS, RING_MAGIC, RING_NAME_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from zico.errors import ConfigError
-from zico.units import GIB
+from zico.base.errors import ConfigError
+from zico.base.units import GIB
 
 _TERA = 1e12
 _GIGA = 1e9

@@ -37,9 +37,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import types
 
-from zico.compiled import array_at, callback, compiled, inlined, keep_out_of_line, record_at
-from zico.driver.mapping import DEVICE, unmap_piece
-from zico.driver.next_tier import map_pinned, unmap_pinned
+from zico.base.compiled import array_at, callback, compiled, inlined, keep_out_of_line, record_at
+from zico.device.mapping import map_pinned, unmap_piece, unmap_pinned
+from zico.device.record import DEVICE
 from zico.heap import evicting
 from zico.heap.backing import address_of, map_slots
 from zico.heap.cuda import on_stream, streams
@@ -50,8 +50,8 @@ from zico.pool.layout import NOBODY
 from zico.pool.regions import BEHIND, GRANTED, NEVER, WAIT
 
 if TYPE_CHECKING:
+    from zico.base.records import Records
     from zico.heap.layout import Guard, HeapRecord
-    from zico.records import Records
 
 
 # -- mappings that must go --------------------------------------------------------------------------------------------

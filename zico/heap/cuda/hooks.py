@@ -11,12 +11,12 @@ import llvmlite.binding
 import numpy as np
 from numba import types
 
-from zico.compiled import array_at, call, callback, compiled, inlined, record_at, symbol_address
+from zico.base.compiled import array_at, call, callback, compiled, inlined, record_at, symbol_address
+from zico.base.records import I8, Record, dtype_of
 from zico.heap import layout
 from zico.heap.cuda import on_stream
 from zico.heap.layout import HEAP, Attached, job_of, pool_of
 from zico.pool.layout import header_of
-from zico.records import I8, Record, dtype_of
 
 
 class Others(Record, align=False):
@@ -71,7 +71,7 @@ NEEDED_TO_THE_END = (layout.HEAP_RECORD, OTHERS_RECORD)
 """What every hook below uses. Destructors may free tensors when the interpreter is gone.
 
 An adapter therefore keeps these, its session and the hooks that it hands out
-(``zico.lookup.keep``). A hook keeps all machine code: there is one engine for it.
+(``zico.job.lookup.keep``). A hook keeps all machine code: there is one engine for it.
 """
 
 

@@ -35,9 +35,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import types
 
-from zico.compiled import array_at, callback, compiled, inlined, keep_out_of_line, record_at
-from zico.driver.managed import move
-from zico.driver.record import Mover
+from zico.base.compiled import array_at, callback, compiled, inlined, keep_out_of_line, record_at
+from zico.base.records import I8, Record, dtype_of
+from zico.device.mapping import move
+from zico.device.record import Mover
 from zico.heap.cuda import on_stream, slab, streams
 from zico.heap.layout import HEAP, MAIN, block_at, job_of, pool_of, slots_of, wanted_of
 from zico.offload.needed_next import choose_victim, choose_victim_ahead, next_prefetch, note_execution, note_fault
@@ -49,8 +50,7 @@ from zico.pool import regions
 from zico.pool.fences import NO_FENCE, issued_of, pair_of
 from zico.pool.layout import NOBODY, cap_of, header_of
 from zico.pool.regions import BEHIND, GRANTED, WAIT
-from zico.records import I8, Record, dtype_of
-from zico.trace import curve
+from zico.trace import profile
 
 if TYPE_CHECKING:
     from zico.heap.layout import HeapRecord
@@ -404,7 +404,7 @@ def back(heap_address: int, first: int, last: int, n: int) -> int:
     if me.held == 0:
         managed.live -= n
         return WAIT if status == GRANTED else status
-    curve.raise_to(me.current, me.held)
+    profile.raise_to(me.current, me.held)
     for slot in range(first, last + 1):
         if slots_of(heap)[slot].live == 0:
             note_active(paging_of(managed), slot)

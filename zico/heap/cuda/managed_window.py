@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from zico.driver.cuda.bindings import OUT_OF_MEMORY
-from zico.driver.cuda.managed import allocate
-from zico.errors import ConfigError, DriverError
+from zico.base.errors import ConfigError, DriverError
+from zico.base.units import format_bytes, parse_size
+from zico.device.cuda.bindings import OUT_OF_MEMORY
+from zico.device.cuda.managed import allocate
 from zico.heap.cuda.managed import MANAGED
 from zico.heap.layout import Arena
 from zico.offload.paging_layout import BLOCK_BYTES, DEEPUM, FURTHEST, SHORTER, Sizes, lay_out
 from zico.pool.layout import JobState
-from zico.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from zico.driver.cuda.driver import CudaDriver
-    from zico.driver.cuda.managed import Managed
+    from zico.device.cuda.driver import CudaDriver
+    from zico.device.cuda.managed import Managed
     from zico.heap.build import Heap
     from zico.pool.table import PoolTable
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zico.compiled import array_at, call, compiled, entry, inlined, keep_out_of_line, keep_small, record_at
+from zico.base.compiled import array_at, call, compiled, entry, inlined, keep_out_of_line, keep_small, record_at
+from zico.base.libc import private_lock, private_unlock
 from zico.heap import backing, free_list, history, placing, reclaim
 from zico.heap.allocator import LARGEST, address_of, count, record_held, serve
 from zico.heap.cuda import slab, streams
@@ -41,7 +42,6 @@ from zico.heap.layout import (
     tick,
 )
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
-from zico.libc import private_lock, private_unlock
 from zico.pool.fences import at, counters_of, pair_of, value_in
 from zico.pool.layout import NOBODY, STREAMS
 from zico.trace import ring

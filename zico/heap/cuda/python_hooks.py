@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from numba import types
 
-from zico.compiled import callback, record_at, symbol_address
+from zico.base.compiled import callback, record_at, symbol_address
+from zico.base.libc import private_lock, private_unlock
 from zico.heap import layout
 from zico.heap.cuda import on_stream, streams
 from zico.heap.layout import HEAP, OTHER_STREAM, Attached
-from zico.libc import private_lock, private_unlock
 
 LEGACY_STREAM = 0
 """The handle of a context's default stream."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.compiled import array_at, compiled, inlined, keep_out_of_line, record_at
+from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line, record_at
 from zico.heap import placing
 from zico.heap.cuda.streams import stream_at
 from zico.heap.layout import CELL_LIVES, CELL_SIZES, CELL_STEP_BYTES, CHUNK, CHUNK_BYTES, CHUNK_SHIFT, MAX_CHUNKS

@@ -45,7 +45,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zico.compiled import call, compiled, inlined, keep_out_of_line, record_at
+from zico.base.compiled import call, compiled, inlined, keep_out_of_line, record_at
 from zico.heap.free_list import gaps_of
 from zico.heap.layout import MAIN, SPILL, STREAM, arena_of, pool_of
 from zico.pool import regions

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.errors import ConfigError, DriverError
+from zico.base.errors import ConfigError, DriverError
+from zico.base.units import GIB
 from zico.heap.layout import CHUNK, CHUNK_SHIFT, DEFERRED, GRANULE_SHIFT, GUARD, MAX_CHUNKS, MAX_DEFERRED, STREAM, USES
 from zico.pool.layout import NOBODY, STREAMS
-from zico.units import GIB
 
 if TYPE_CHECKING:
     from zico.heap.build import Heap

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from zico.errors import ConfigError
+from zico.base.errors import ConfigError
 from zico.scheduler.parameters import split
 
 if TYPE_CHECKING:

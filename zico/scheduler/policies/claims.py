@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from numba import types
 
-from zico.compiled import callback
-from zico.scheduler.claiming import EVERYBODY, decide_by_claims
+from zico.base.compiled import callback
+from zico.scheduler.greedy import EVERYBODY, decide_by_claims
 from zico.scheduler.packed import Compiled
 from zico.scheduler.turns import scene_at
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from numba import types
 
-from zico.compiled import callback
+from zico.base.compiled import callback
 from zico.scheduler.packed import Compiled
 from zico.scheduler.state import Manner
 from zico.scheduler.turns import in_turn, scene_at, starts

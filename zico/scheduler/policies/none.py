@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from numba import types
 
-from zico.compiled import callback
+from zico.base.compiled import callback
 from zico.scheduler.packed import Compiled
 from zico.scheduler.turns import in_turn, scene_at, starts
 

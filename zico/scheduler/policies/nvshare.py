@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from zico.compiled import array_at, callback, record_at
-from zico.records import I8, Record, dtype_of
+from zico.base.compiled import array_at, callback, record_at
+from zico.base.records import I8, Record, dtype_of
 from zico.scheduler.layout import Reason
 from zico.scheduler.packed import Compiled
 from zico.scheduler.parameters import Parameter, Unit
-from zico.scheduler.slices import goes_on, stands_back
+from zico.scheduler.policies.time_slices import goes_on, stands_back
 from zico.scheduler.state import Manner
 from zico.scheduler.turns import scene_at
 

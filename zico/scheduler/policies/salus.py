@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import types
 
-from zico.compiled import array_at, callback, compiled
+from zico.base.compiled import array_at, callback, compiled
 from zico.pool.layout import JobState
 from zico.scheduler.demand import is_iterating, job_at, profile_at, stands_still
 from zico.scheduler.layout import NO_TIME, NOBODY, Reason

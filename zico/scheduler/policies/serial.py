@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from numba import types
 
-from zico.compiled import callback, compiled
+from zico.base.compiled import callback, compiled
 from zico.scheduler.demand import is_iterating, job_at, stands_still
 from zico.scheduler.layout import NO_TIME, NOBODY, Reason
 from zico.scheduler.packed import Compiled

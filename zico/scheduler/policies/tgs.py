@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import types
 
-from zico.compiled import array_at, callback, compiled, record_at
-from zico.records import F8, I8, Record, dtype_of
+from zico.base.compiled import array_at, callback, compiled, record_at
+from zico.base.records import F8, I8, Record, dtype_of
 from zico.scheduler.demand import job_at
 from zico.scheduler.layout import Reason
 from zico.scheduler.packed import Compiled
 from zico.scheduler.parameters import Parameter, Unit
-from zico.scheduler.slices import goes_on, stands_back
+from zico.scheduler.policies.time_slices import goes_on, stands_back
 from zico.scheduler.state import Manner
 from zico.scheduler.turns import decision_at, scene_at
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zico.scheduler.packed import Compiled
-from zico.scheduler.planned import decide
-from zico.scheduler.planner import plan
+from zico.scheduler.plan import decide
+from zico.scheduler.plan_search import plan
 
 if TYPE_CHECKING:
     from zico.scheduler.state import CompiledPolicy

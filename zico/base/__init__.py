@@ -1,0 +1,1 @@
+"""What every layer uses: units, errors, paths, settings, records, and how Numba is used."""

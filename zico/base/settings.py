@@ -1,0 +1,435 @@
+"""Settings of a run, each with its origin, checked before anything is started.
+
+Click finds what was given, and where (``zico.cli.options``). This module measures nothing: the caller gives the texts
+and the device's memory, so every rule here is testable as a function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from zico.base.errors import ConfigError
+from zico.base.units import KIB, MIB, format_bytes, parse_size
+from zico.broker.protocol.messages import DEFAULT_SHARE, MAX_WAIT_S, Share
+from zico.broker.saving import DEFAULT_WISH, Wish, wish_in
+from zico.broker.shares import share_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+Value = TypeVar("Value")
+
+HOST = "host"
+DEFAULT_POLICY = "zico"
+DEFAULT_LOG_LEVEL = "warning"
+DEFAULT_GRACE_S = 5.0
+DEFAULT_REGION_BYTES = 4 * MIB
+DEFAULT_CUDA_REGION_BYTES = 64 * MIB
+"""A region is one handle of the driver there, and mapping one costs the same whatever its size."""
+DEFAULT_AVAILABLE_PERCENT = 80
+"""Share of the memory available now that a run takes when no budget is given.
+
+On the host device the same memory also holds interpreters, libraries and data sets, on a GPU what others start
+meanwhile; neither is in the budget.
+"""
+DEFAULT_CUDA_RESERVE = "1GiB"
+"""A context takes about half of it; libraries such as cuBLAS and cuDNN allocate workspaces beside the framework."""
+DEFAULT_EXPECTED_JOBS = "2"
+"""For a broker that is started before its jobs."""
+MAX_EXPECTED_JOBS = 1000
+
+DEFAULT_MOST_REGIONS = 1 << 16
+"""What a budget on the host may be raised to unless something else is said: a table of 2 MiB."""
+SHARES = ("weight", "priority", "slo")
+SAVING = ("save", "limit", "tier")
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+MIN_REGION_BYTES = 64 * KIB
+"""Smaller tensors than this never reach the host's pool, so a smaller region would only cost mappings."""
+MAX_GRACE_S = 3600.0
+
+SOCKET_VARIABLE = "ZICO_SOCKET"
+"""Where a job, or ``zico status``, finds its broker."""
+
+RING_VARIABLE = "ZICO_TRACE_RING"
+"""A file made by ``zico trace`` into which the job records its events."""
+OPS_VARIABLE = "ZICO_TRACE_OPS"
+"""Set: record operations too, where the adapter can see them."""
+PARTS_VARIABLE = "ZICO_PAGING"
+"""Parts of paging that are on, a number (``zico.paging.layout``): for measuring what each is worth."""
+PLAN_VARIABLE = "ZICO_PLAN"
+"""``off``: place tensors by their classes alone, follow no plan."""
+
+_DEVICE = re.compile(r"host|cuda(:(?P<ordinal>\d{1,4}))?")
+_SWITCH = {"": False, "0": False, "false": False, "1": True, "true": True}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting(Generic[Value]):
+    """One checked value and where it came from."""
+
+    value: Value
+    origin: str
+    """The flag, the environment variable, the file, or what the default was derived from."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of one device, in bytes."""
+
+    total_bytes: int
+    available_bytes: int
+    """What could be used now without taking it from others."""
+    granularity_bytes: int = MIN_REGION_BYTES
+    """What a region must be a power-of-two multiple of."""
+    is_taken_at_once: bool = False
+    """The pool takes all of its budget when it is made, so that the budget cannot exceed what is available."""
+    held_by: str = ""
+    """Who holds what is not available, as far as that is known."""
+    identity: str = ""
+    """What names the device where this process sees several of its kind, else empty."""
+
+
+Given = Mapping[str, Setting[str]]
+"""What was given, as text by the names of the settings, with "_" for "-"."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Everything that a run needs to know before it starts."""
+
+    device: Setting[str]
+    """``host`` or ``cuda:N``."""
+    device_identity: str
+    """What names it where there are several of its kind, else empty."""
+    policy: Setting[str]
+    region_bytes: Setting[int]
+    budget_bytes: Setting[int]
+    reserve_bytes: Setting[int]
+    """What each job is expected to need of the device outside the pool, for its context and for workspaces."""
+    expected_jobs: Setting[int]
+    warning: str
+    """What the user should know of the budget; empty as a rule."""
+    grace_s: Setting[float]
+    """How long an ending job may take after each signal."""
+    log_level: Setting[str]
+    isolate: Setting[bool]
+    """Whether a region is unmapped by who returns it and scrubbed before the next one gets it."""
+    mps: Setting[bool]
+    """Whether the jobs share the GPU through a private MPS daemon."""
+    most_bytes: Setting[int]
+    """What the budget may be raised to while jobs run."""
+    shares: Mapping[str, Setting[str]]
+    """Weights, priorities and guarantees as ``NAME=VALUE,...``, read once the jobs' names are known."""
+    saving: Mapping[str, Setting[str]]
+    """How jobs go on with less than their peaks: modes and limits likewise, and tiers."""
+
+
+def device_of(given: Given) -> Setting[str]:
+    """Return the device that is chosen, as ``host`` or ``cuda:N``; whether it exists is not looked at.
+
+    Raises:
+        ConfigError: It is no device's name.
+    """
+    return _parsed(_chosen(given, "device", HOST), _parse_device)
+
+
+def resolve(given: Given, memory: DeviceMemory, policies: Collection[str], n_jobs: int | None = None) -> Settings:
+    """Return the settings of a run. Starts and changes nothing.
+
+    Args:
+        given: By the command line, the environment and the settings file.
+        memory: Of the device that ``device_of`` returns for the same.
+        policies: The names that are accepted.
+        n_jobs: How many jobs there will be; ``None`` where only the user can know.
+
+    Raises:
+        ConfigError: A value is not acceptable; the message names it, its origin and what would be accepted.
+    """
+    device = device_of(given)
+    is_host = device.value == HOST
+    default_region_bytes = DEFAULT_REGION_BYTES if is_host else DEFAULT_CUDA_REGION_BYTES
+    region = _region(_chosen(given, "region"), memory, max(default_region_bytes, memory.granularity_bytes))
+    reserve = _reserve(_chosen(given, "reserve", "0" if is_host else DEFAULT_CUDA_RESERVE), memory)
+    jobs = _expected_jobs(given, n_jobs)
+    reserved_bytes = reserve.value * jobs.value
+    budget = _budget(_chosen(given, "budget"), region.value, memory, reserved_bytes)
+    most = _most(_chosen(given, "most"), budget, region.value, memory, reserved_bytes)
+    taken = most if memory.is_taken_at_once and most.value > budget.value else budget
+    mps = _parsed(_chosen(given, "mps"), _parse_switch)
+    if mps.value and is_host:
+        raise ConfigError(f"{mps.origin}: MPS needs a GPU: choose one, as in --device cuda:0")
+    return Settings(
+        device=device,
+        device_identity=memory.identity,
+        policy=_policy(_chosen(given, "policy", DEFAULT_POLICY), policies),
+        region_bytes=region,
+        budget_bytes=budget,
+        reserve_bytes=reserve,
+        expected_jobs=jobs,
+        warning=_warning(taken, memory, reserved_bytes),
+        grace_s=_parsed(_chosen(given, "grace", str(DEFAULT_GRACE_S)), _parse_grace),
+        log_level=_one_of(_chosen(given, "log_level", DEFAULT_LOG_LEVEL), LOG_LEVELS, "log level"),
+        isolate=_parsed(_chosen(given, "isolate"), _parse_switch),
+        mps=mps,
+        most_bytes=most,
+        shares={name: _chosen(given, name) for name in SHARES},
+        saving={name: _chosen(given, name) for name in SAVING},
+    )
+
+
+def _chosen(given: Given, name: str, default: str = "") -> Setting[str]:
+    return given.get(name) or Setting(default, "default")
+
+
+def _parsed(setting: Setting[str], parse: Callable[[str], Value]) -> Setting[Value]:
+    """Return the parsed setting; an error gains the setting's origin."""
+    try:
+        return Setting(parse(setting.value), setting.origin)
+    except ConfigError as error:
+        raise ConfigError(f"{setting.origin}: {error}") from None
+
+
+def _parse_device(text: str) -> str:
+    match = _DEVICE.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{text!r} is not a device: give host, cuda or cuda:N, where N counts from 0")
+    return HOST if text == HOST else f"cuda:{int(match['ordinal'] or 0)}"
+
+
+def _parse_switch(text: str) -> bool:
+    if text.lower() not in _SWITCH:
+        raise ConfigError(f"{text!r} is neither on nor off: give 1 or 0")
+    return _SWITCH[text.lower()]
+
+
+def _one_of(setting: Setting[str], accepted: Collection[str], what: str) -> Setting[str]:
+    if setting.value not in accepted:
+        choices = ", ".join(accepted)
+        raise ConfigError(f"{setting.origin}: {setting.value!r} is not a {what}: give one of {choices}")
+    return setting
+
+
+def _policy(setting: Setting[str], accepted: Collection[str]) -> Setting[str]:
+    """Check the name; what is said behind it is for the policy itself to check."""
+    _one_of(Setting(setting.value.partition(":")[0], setting.origin), accepted, "policy")
+    return setting
+
+
+def _parse_grace(text: str) -> float:
+    try:
+        grace_s = float(text)
+    except ValueError:
+        grace_s = -1.0
+    if not 0 <= grace_s <= MAX_GRACE_S:
+        raise ConfigError(f"{text!r} is not a grace period: give seconds from 0 to {MAX_GRACE_S:.0f}")
+    return grace_s
+
+
+def _region(chosen: Setting[str], memory: DeviceMemory, default_bytes: int) -> Setting[int]:
+    if not chosen.value:
+        return Setting(default_bytes, chosen.origin)
+    least_bytes = memory.granularity_bytes
+
+    def parse(text: str) -> int:
+        region_bytes = parse_size(text, whole_bytes=memory.total_bytes)
+        if region_bytes % least_bytes or (region_bytes // least_bytes).bit_count() != 1:
+            raise ConfigError(
+                f"a region of {text} is {region_bytes} bytes: give a power of two from "
+                f"{format_bytes(least_bytes)}, such as {format_bytes(default_bytes).replace(' ', '')}"
+            )
+        return region_bytes
+
+    return _parsed(chosen, parse)
+
+
+def _reserve(chosen: Setting[str], memory: DeviceMemory) -> Setting[int]:
+    def parse(text: str) -> int:
+        if text.strip().lower() in {"0", "none"}:
+            return 0
+        # A device may well be smaller: then the reserve only causes the warning beside an explicit budget.
+        whole_bytes = memory.total_bytes if text.strip().endswith("%") else sys.maxsize
+        return parse_size(text, whole_bytes=whole_bytes)
+
+    return _parsed(chosen, parse)
+
+
+def _expected_jobs(given: Given, n_jobs: int | None) -> Setting[int]:
+    """Return how many jobs are to find room for what they need outside the pool."""
+    if n_jobs is not None:
+        return Setting(n_jobs, "the commands")
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= MAX_EXPECTED_JOBS:
+            raise ConfigError(f"{text!r} is not a number of jobs: give a number from 1 to {MAX_EXPECTED_JOBS}")
+        return int(text)
+
+    return _parsed(_chosen(given, "jobs", DEFAULT_EXPECTED_JOBS), parse)
+
+
+def _room_bytes(memory: DeviceMemory) -> int:
+    """Return what a pool could take; some of a GPU is always taken, so all of it could never be had."""
+    return memory.available_bytes if memory.is_taken_at_once else memory.total_bytes
+
+
+def _warning(taken: Setting[int], memory: DeviceMemory, reserved_bytes: int) -> str:
+    """Return what is to be said of a pool that leaves less than the reserve; the user may know better."""
+    left_bytes = _room_bytes(memory) - taken.value
+    if left_bytes >= reserved_bytes:
+        return ""
+    return (
+        f"warning: {taken.origin}: {format_bytes(taken.value)} leave {format_bytes(left_bytes)} of the device for "
+        f"contexts and workspaces, less than the reserve of {format_bytes(reserved_bytes)}"
+    )
+
+
+def _budget(chosen: Setting[str], region_bytes: int, memory: DeviceMemory, reserved_bytes: int) -> Setting[int]:
+    """Return the budget in whole regions, rounded down so that it is never exceeded.
+
+    ``none`` and percentages are of what is left beside the reserve, so that they never take it.
+    """
+
+    def parse(text: str) -> int:
+        is_share = text.strip().lower() == "none" or text.strip().endswith("%")
+        whole_bytes = _left(_room_bytes(memory), region_bytes, reserved_bytes) if is_share else memory.total_bytes
+        wanted_bytes = parse_size(text, whole_bytes=whole_bytes)
+        budget_bytes = wanted_bytes // region_bytes * region_bytes
+        if budget_bytes == 0:
+            raise ConfigError(
+                f"a budget of {text} is {format_bytes(wanted_bytes)}, less than one region of "
+                f"{format_bytes(region_bytes)}: give a larger --budget or a smaller --region"
+            )
+        if memory.is_taken_at_once and budget_bytes > memory.available_bytes:
+            holders = memory.held_by or "others"
+            raise ConfigError(
+                f"a budget of {text} is {format_bytes(budget_bytes)}, but {format_bytes(memory.available_bytes)} of "
+                f"the device's {format_bytes(memory.total_bytes)} are free, the rest is held by {holders}: give a "
+                "smaller --budget or end those"
+            )
+        return budget_bytes
+
+    if chosen.value:
+        return _parsed(chosen, parse)
+    share_bytes = memory.available_bytes * DEFAULT_AVAILABLE_PERCENT // 100
+    left_bytes = _left(memory.available_bytes, region_bytes, reserved_bytes)
+    available = format_bytes(memory.available_bytes)
+    if share_bytes <= left_bytes:
+        origin = f"default: {DEFAULT_AVAILABLE_PERCENT} % of the {available} available"
+        return _parsed(Setting(f"{share_bytes}B", origin), parse)
+    return _parsed(Setting(f"{left_bytes}B", f"default: the {available} available less the reserve"), parse)
+
+
+def _left(room_bytes: int, region_bytes: int, reserved_bytes: int) -> int:
+    """Return what of the room is left beside the reserve."""
+    if reserved_bytes and room_bytes - reserved_bytes < region_bytes:
+        raise ConfigError(
+            f"the reserve of {format_bytes(reserved_bytes)} leaves less than one region of {format_bytes(room_bytes)}: "
+            "give --budget as a size, give a smaller --reserve, or end processes that hold memory"
+        )
+    return room_bytes - reserved_bytes
+
+
+def _most(
+    chosen: Setting[str], budget: Setting[int], region_bytes: int, memory: DeviceMemory, reserved_bytes: int
+) -> Setting[int]:
+    """Return what the budget may be raised to, in whole regions.
+
+    On the host that costs address space and a table only; a device takes it at once.
+    """
+    if not chosen.value:
+        free_of_cost_bytes = min(memory.total_bytes, DEFAULT_MOST_REGIONS * region_bytes)
+        most_bytes = budget.value if memory.is_taken_at_once else max(budget.value, free_of_cost_bytes)
+        return Setting(most_bytes // region_bytes * region_bytes, chosen.origin)
+    most = _budget(chosen, region_bytes, memory, reserved_bytes)
+    if most.value < budget.value:
+        raise ConfigError(
+            f"{most.origin}: {format_bytes(most.value)} is below the budget of {format_bytes(budget.value)}: "
+            "give at least the budget"
+        )
+    return most
+
+
+# -- a job's own process ----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class JobSettings:
+    """What the environment of a job's process says, but for whose process it is."""
+
+    name: str = "job"
+    share: Share = DEFAULT_SHARE
+    wish: Wish = DEFAULT_WISH
+    heap: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Of the heap's parameters those that were given: ``threshold_bytes``, ``wait_limit_s``, ``spill_directory``."""
+    spacing_bytes: int | None = None
+    """On a GPU: freed on a stream between two marks; ``None``: by who else is there."""
+    paging: int | None = None
+    """Parts of paging that are on; ``None``: all."""
+    window: str = ""
+    """On a GPU: how large the window of a job that pages is; empty: by what is free."""
+    ring: str = ""
+    """The file to record events into, if any."""
+    ops: bool = False
+    """Whether operations are recorded too."""
+    plans: bool = True
+    """Whether the heap follows plans."""
+
+
+def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
+    """Return the settings of a job's process.
+
+    Args:
+        environ: Of the process.
+        script: By whose name the job is called where none is given.
+
+    Raises:
+        ConfigError: One of them cannot be used; the message names the variable and the value.
+    """
+    parsers: dict[str, tuple[str, Callable[[str], Any]]] = {
+        "threshold_bytes": ("ZICO_THRESHOLD", lambda text: parse_size(text, whole_bytes=sys.maxsize)),
+        "wait_limit_s": ("ZICO_WAIT_LIMIT_S", _parse_wait_limit),
+        "spill_directory": ("ZICO_SPILL_DIR", str),
+        "spacing_bytes": ("ZICO_SPACING", _parse_spacing),
+        "paging": (PARTS_VARIABLE, _parse_parts),
+    }
+    given = {
+        field: _parsed(Setting(environ[variable], variable), parse).value
+        for field, (variable, parse) in parsers.items()
+        if environ.get(variable)
+    }
+    return JobSettings(
+        name=environ.get("ZICO_JOB") or Path(script).stem or "job",
+        share=share_in(environ),
+        wish=wish_in(environ),
+        spacing_bytes=given.pop("spacing_bytes", None),
+        paging=given.pop("paging", None),
+        heap=given,
+        window=environ.get("ZICO_PAGED_BYTES", ""),
+        ring=environ.get(RING_VARIABLE, ""),
+        ops=bool(environ.get(OPS_VARIABLE)),
+        plans=environ.get(PLAN_VARIABLE) != "off",
+    )
+
+
+def _parse_spacing(text: str) -> int:
+    return 0 if text.strip() == "0" else parse_size(text, whole_bytes=sys.maxsize)
+
+
+def _parse_wait_limit(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= (seconds := float(text)) <= MAX_WAIT_S:
+            return seconds
+    raise ConfigError(f"{text!r} is not a number of seconds from 0 to {MAX_WAIT_S:g}: give one such as 600")
+
+
+def _parse_parts(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a number: give flags such as 0x7") from None

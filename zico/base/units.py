@@ -1,0 +1,56 @@
+"""Byte sizes as people write them, and back."""
+
+from __future__ import annotations
+
+import re
+
+from zico.base.errors import ConfigError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+
+# As in `docker --memory`, `ulimit` and `dd`: a bare letter, with or without "iB"/"B", is a power of 1024.
+_FACTORS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<percent>%)|(?P<prefix>[KMGT]?)(?:i?B)?)", re.IGNORECASE)
+ACCEPTED_SIZES = "a size such as 512MiB, 2G or 1.5GiB, a share of the device's memory such as 50%, or none"
+
+
+def parse_size(text: str, *, whole_bytes: int) -> int:
+    """Return the bytes that ``text`` names.
+
+    Args:
+        text: A number with ``K``, ``M``, ``G`` or ``T`` (powers of 1024, ``iB`` or ``B`` optional), a
+            percentage of ``whole_bytes``, or ``none`` for all of it.
+        whole_bytes: The device's memory, in bytes.
+
+    Raises:
+        ConfigError: The text is none of these, is not positive, or exceeds ``whole_bytes``.
+    """
+    cleaned = text.strip()
+    if cleaned.lower() == "none":
+        return whole_bytes
+    match = _SIZE.fullmatch(cleaned)
+    if match is None:
+        raise ConfigError(f"{text!r} is not a size: give {ACCEPTED_SIZES}")
+    number = float(match["number"])
+    scaled = whole_bytes * number / 100 if match["percent"] else number * _FACTORS[match["prefix"].upper()]
+    if scaled > whole_bytes:  # before it becomes an integer: enough digits make an infinity
+        raise ConfigError(
+            f"{text!r} is {format_bytes(scaled)}, more than the device's {format_bytes(whole_bytes)}: "
+            f"give {ACCEPTED_SIZES}"
+        )
+    size_bytes = int(scaled)
+    if size_bytes <= 0:
+        raise ConfigError(f"{text!r} is {size_bytes} bytes: give more than zero, {ACCEPTED_SIZES}")
+    return size_bytes
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Return ``size_bytes`` in the largest power of 1024 that leaves at least one, as ``1.5 GiB``."""
+    for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(size_bytes) >= factor:
+            value = size_bytes / factor
+            return f"{value:.0f} {unit}" if value >= 100 or value == int(value) else f"{value:.1f} {unit}"  # noqa: PLR2004
+    return f"{size_bytes:.0f} B"

@@ -1,0 +1,446 @@
+"""Who the members are, what they did, and what they leave behind.
+
+The record file (``arrays``) holds, for n instants, k jobs ever seen in the order in which they joined, b ends
+of iterations and m waits:
+
+    t_s            float64 [n]      seconds since the broker began
+    held_bytes     int64   [n, k]   regions held by each job, in bytes
+    out_bytes      int64   [n, k]   of each job's live tensors, in a tier and nowhere else, in whole regions
+    physical_bytes int64   [n]      of the pool, as the kernel counts, the most since the row before
+    budget_t_s     float64 [c]      when the budget came to be what it was from then on
+    budget_bytes   int64   [c]
+    names          str     [k]
+    boundary_job   int32   [b]      index into names
+    boundary_t_s   float64 [b]      when that iteration ended
+    wait_job       int32   [m]      index into names
+    wait_t_s       float64 [m, 2]   begin and end; waits that still last end now
+    wait_kind      int8    [m]      0 at a boundary, 1 in an allocation
+    iteration_s    float64 [k]      of each job's profile, 0 while it has none
+    persistent_bytes int64 [k]      held at the last boundary
+    profile_job    int32   [p]      index into names
+    profile_t_s    float64 [p]      since the iteration began
+    profile_bytes  int64   [p]      regions held from then on, the most of recent iterations
+
+Known limitations: an iteration or a wait shorter than the time between two looks at the table (20 ms, less
+when jobs reach boundaries that the broker must decide on) may be missing here; the figures of ``report`` miss
+none. Memory grows by some 20 bytes per iteration and wait and by 150 KB per job ever seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from zico.broker.members import Marks, Member
+from zico.broker.outside import OutsideFigures
+from zico.broker.protocol.messages import (
+    DEFAULT_SHARE,
+    MAX_REPORTED_JOBS,
+    STATUS_SCHEMA,
+    JobReport,
+    PoolReport,
+    RefusedRequest,
+    Report,
+    Saving,
+    Share,
+    Status,
+    WaitKind,
+)
+from zico.broker.saving import MODES
+from zico.broker.speeds import Speeds
+from zico.broker.views import ProfileCache, Record, count_of, jobs_in, looks_of, pool_view, profile_of
+from zico.pool.layout import JOB, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zico.scheduler.state import PoolView
+
+
+# --------------------------------------------------------------------------------------------------
+# A bounded history of who held what: when it is full, every second row goes and rows become rarer.
+#
+# What the jobs hold in a row is one true instant, never a mixture of two: of the instants that fall into one
+# period the one with the most regions held stays, so a thinned history still shows the peaks and never a sum
+# that never was. The physical bytes of a row are the most seen in its period.
+
+MAX_ROWS = 32_768
+"""Rows kept: eleven minutes at 20 ms before they are first thinned, and far more than a picture has
+columns."""
+
+FIRST_PERIOD_NS = 5_000_000
+"""Rows closer than this share one place, so that bursts of events do not fill the history."""
+
+NOTHING: Mapping[int, int] = MappingProxyType({})
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+
+class History:
+    """Rows of (time, physical bytes, regions held by each job ever seen, regions' worth that each has in a tier)."""
+
+    def __init__(self, max_rows: int = MAX_ROWS, period_ns: int = FIRST_PERIOD_NS) -> None:
+        """Begin empty with room for ``max_rows``, an even number."""
+        self._t_ns: Int64s = np.zeros(max_rows, np.int64)
+        self._physical_bytes: Int64s = np.zeros(max_rows, np.int64)
+        self._regions: Int32s = np.zeros((max_rows, 4, 2), np.int32)
+        self._n = 0
+        self._n_jobs = 0
+        self.period_ns = period_ns
+
+    def __len__(self) -> int:
+        """Return the rows kept."""
+        return self._n
+
+    def add(self, t_ns: int, physical_bytes: int, held: dict[int, int], out: Mapping[int, int] = NOTHING) -> None:
+        """Add the instant ``t_ns``, not before the last one.
+
+        Args:
+            t_ns: On the monotonic clock.
+            physical_bytes: Of the whole pool.
+            held: Regions by job index; jobs that are not named hold none.
+            out: Regions' worth of live tensors in a tier, likewise, of jobs that ``held`` names.
+        """
+        self._make_columns(max(held, default=-1) + 1)
+        if not self._shares_last_row(t_ns):
+            self._begin_row()
+        elif sum(held.values()) < int(self._regions[self._n - 1, :, 0].sum()):
+            self._physical_bytes[self._n - 1] = max(physical_bytes, self._physical_bytes[self._n - 1])
+            return
+        row = self._n - 1
+        self._t_ns[row] = t_ns
+        self._physical_bytes[row] = max(physical_bytes, self._physical_bytes[row])
+        self._regions[row] = 0
+        for job, regions in held.items():
+            self._regions[row, job] = regions, out.get(job, 0)
+
+    def rows(self) -> tuple[Int64s, Int64s, Int32s, Int32s]:
+        """Return copies of times [n], physical bytes [n], regions held [n, jobs] and in a tier [n, jobs]."""
+        kept = slice(self._n)
+        return (
+            self._t_ns[kept].copy(),
+            self._physical_bytes[kept].copy(),
+            self._regions[kept, : self._n_jobs, 0].copy(),
+            self._regions[kept, : self._n_jobs, 1].copy(),
+        )
+
+    def _shares_last_row(self, t_ns: int) -> bool:
+        return self._n > 0 and t_ns // self.period_ns == int(self._t_ns[self._n - 1]) // self.period_ns
+
+    def _begin_row(self) -> None:
+        if self._n == len(self._t_ns):
+            self._thin()
+        self._physical_bytes[self._n] = 0
+        self._n += 1
+
+    def _thin(self) -> None:
+        """Keep of each pair of rows the one that holds more."""
+        totals = self._regions[: self._n, :, 0].sum(axis=1)
+        pairs = np.arange(0, self._n - 1, 2)
+        kept = pairs + (totals[pairs + 1] > totals[pairs])
+        physical = np.maximum(self._physical_bytes[pairs], self._physical_bytes[pairs + 1])
+        count = len(kept)
+        self._t_ns[:count] = self._t_ns[kept]
+        self._regions[:count] = self._regions[kept]
+        self._physical_bytes[:count] = physical
+        self._n = count
+        self.period_ns *= 2
+
+    def _make_columns(self, n_jobs: int) -> None:
+        """Make room for as many jobs, doubling."""
+        self._n_jobs = max(self._n_jobs, n_jobs)
+        columns = self._regions.shape[1]
+        if n_jobs > columns:
+            wider: Int32s = np.zeros((len(self._t_ns), max(n_jobs, 2 * columns), 2), np.int32)
+            wider[:, :columns] = self._regions
+            self._regions = wider
+
+
+# --------------------------------------------------------------------------------------------------
+
+_NS = 1e-9
+
+
+class Ledger:
+    """The members of one pool and its history."""
+
+    def __init__(self, *, policy: str, device: str, region_bytes: int, budget_bytes: int, began_ns: int) -> None:
+        """Begin with no member at ``began_ns`` of the monotonic clock."""
+        self._policy = policy
+        self._device = device
+        self._region_bytes = region_bytes
+        self._budgets = [(began_ns, budget_bytes)]
+        self._began_ns = began_ns
+        self._ever: list[Member] = []
+        self._present: dict[int, Member] = {}
+        self._history = History()
+        self._marks = Marks()
+        self._profiles = ProfileCache()
+        self._speeds = Speeds()
+        self._header: Record | None = None
+        self._physical_bytes = 0
+        self._peak_physical_bytes = 0
+        self._outside: OutsideFigures | None = None
+        self._peak_outside: OutsideFigures | None = None
+
+    # -- members ----------------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Return the jobs that have a place, leaving ones included."""
+        return tuple(self._present.values())
+
+    def join(
+        self, *, job: int, pid: int, name: str, framework: str, pidfd: int | None, share: Share = DEFAULT_SHARE
+    ) -> Member:
+        """Add the job that has got the place ``job``, and own its ``pidfd`` with it."""
+        member = Member(
+            index=len(self._ever),
+            job=job,
+            pid=pid,
+            name=name,
+            framework=framework,
+            pidfd=pidfd,
+            record=np.zeros((), JOB),
+            share=share,
+        )
+        self._ever.append(member)
+        self._present[job] = member
+        return member
+
+    def depart(self, member: Member, now_ns: int) -> None:
+        """Take the member's place away; what was last observed of it stays. The caller closes its pidfd."""
+        del self._present[member.job]
+        member.record = member.record.copy()  # so that the whole snapshot it lies in need not stay
+        self._marks.close(member, now_ns)
+
+    # -- what is seen -----------------------------------------------------------------------------------
+
+    def observe(self, header: Record, jobs: Record, physical_bytes: int, now_ns: int) -> None:
+        """Take in one snapshot of the table, whose arrays are the ledger's from now on, and the physical bytes."""
+        self._header = header
+        self._speeds.observe(now_ns, looks_of(jobs, now_ns))
+        self._physical_bytes = physical_bytes
+        self._peak_physical_bytes = max(physical_bytes, self._peak_physical_bytes)
+        held, out = {}, {}
+        for member in self._present.values():
+            after = jobs[member.job]
+            self._marks.observe(member, after, now_ns)
+            member.record = after
+            if member.waited_before_ns is None and after["first_boundary_ns"]:
+                member.waited_before_ns = _waited_ns(after)
+            held[member.index] = int(after["held"])
+            out[member.index] = -(-count_of(after["out_now_bytes"]) // self._region_bytes)
+        self._history.add(now_ns, physical_bytes, held, out)
+        budget_bytes = int(header["budget_regions"]) * self._region_bytes
+        if budget_bytes != self._budgets[-1][1]:
+            self._budgets.append((now_ns, budget_bytes))
+
+    def observe_outside(self, found: OutsideFigures | None) -> None:
+        """Take in what lies outside the pool on its device, if that is known."""
+        self._outside = found
+        if found is not None:
+            before = self._peak_outside or found
+            self._peak_outside = OutsideFigures(*map(max, before, found))
+
+    def view(self, header: Record, jobs: Record, now_ns: int) -> PoolView:
+        """Return what a policy sees of the snapshot, with what was measured of jobs that work together."""
+        return self._speeds.noted(pool_view(header, jobs, now_ns, self._profiles))
+
+    # -- what is told -----------------------------------------------------------------------------------
+
+    def status(self, now_ns: int) -> Status:
+        """Return the pool at the last observation."""
+        return Status(
+            schema_version=STATUS_SCHEMA,
+            policy=self._policy,
+            uptime_s=(now_ns - self._began_ns) * _NS,
+            region_bytes=self._region_bytes,
+            budget_bytes=self._budgets[-1][1],
+            granted_bytes=self._header_bytes("granted"),
+            physical_bytes=self._physical_bytes,
+            peak_granted_bytes=self._header_bytes("peak_granted"),
+            peak_physical_bytes=self._peak_physical_bytes,
+            jobs=tuple(self._job_report(member, now_ns) for member in self._present.values()),
+            device=self._device,
+            first_budget_bytes=self._budgets[0][1],
+            most_bytes=self._header_bytes("n_regions"),
+            isolated=bool(self._header_count("isolate")),
+            slowdown=self._speeds.measured,
+            **_known(self._outside),
+        )
+
+    def report(self, now_ns: int) -> Report:
+        """Return the figures of the latest jobs and of the pool."""
+        latest = self._ever[-MAX_REPORTED_JOBS:]
+        pool = PoolReport(
+            peak_granted_bytes=self._header_bytes("peak_granted"),
+            peak_physical_bytes=self._peak_physical_bytes,
+            region_bytes=self._region_bytes,
+            recoveries=self._header_count("recoveries"),
+            stalls=self._header_count("stalls"),
+            slowdown=self._speeds.measured_last,
+            **_known(self._peak_outside),
+        )
+        return Report(
+            pool=pool,
+            jobs=tuple(self._job_report(member, now_ns) for member in latest),
+            jobs_left_out=len(self._ever) - len(latest),
+        )
+
+    def arrays(self, now_ns: int) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays of the record file, as this module's docstring lists them."""
+        t_ns, physical_bytes, held, out = self._history.rows()
+        marks = self._marks_until(now_ns)
+        profiles = [
+            profile_of(member.record["profile"]) if member.record["profiled"] else None for member in self._ever
+        ]
+        known = [(i, profile) for i, profile in enumerate(profiles) if profile is not None]
+        # A job that joined after the last look has no column yet.
+        held_bytes, out_bytes = np.zeros((2, len(t_ns), len(self._ever)), np.int64)
+        held_bytes[:, : held.shape[1]] = held.astype(np.int64) * self._region_bytes
+        out_bytes[:, : out.shape[1]] = out.astype(np.int64) * self._region_bytes
+        return {
+            "t_s": self._seconds(t_ns),
+            "held_bytes": held_bytes,
+            "out_bytes": out_bytes,
+            "physical_bytes": physical_bytes,
+            "budget_t_s": self._seconds(np.array([t_ns for t_ns, _ in self._budgets], np.int64)),
+            "budget_bytes": np.array([budget_bytes for _, budget_bytes in self._budgets], np.int64),
+            "names": np.array([member.name for member in self._ever], dtype=np.str_),
+            "boundary_job": np.array(marks.boundary_job, np.int32),
+            "boundary_t_s": self._seconds(np.array(marks.boundary_ns, np.int64)),
+            "wait_job": np.array(marks.wait_job, np.int32),
+            "wait_t_s": self._seconds(np.array(marks.wait_ns, np.int64)).reshape(-1, 2),
+            "wait_kind": np.array(marks.wait_kind, np.int8),
+            "iteration_s": np.array([0.0 if one is None else one.duration_ns * _NS for one in profiles], np.float64),
+            "persistent_bytes": self._bytes([int(member.record["persistent"]) for member in self._ever]),
+            "profile_job": np.array([i for i, profile in known for _ in profile.held], np.int32),
+            "profile_t_s": np.array([t_ns * _NS for _, profile in known for t_ns in profile.t_ns], np.float64),
+            "profile_bytes": self._bytes([regions for _, profile in known for regions in profile.held]),
+        }
+
+    def _marks_until(self, now_ns: int) -> Marks:
+        """Return the marks with the waits that still last ended now."""
+        marks = Marks(*(getattr(self._marks, field.name)[:] for field in dataclasses.fields(Marks)))
+        for member in self._present.values():
+            for kind, begin_ns in member.open_waits.items():
+                marks.add_wait(member.index, kind, begin_ns, now_ns)
+        return marks
+
+    def _seconds(self, t_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        seconds: npt.NDArray[np.float64] = np.multiply(t_ns - self._began_ns, _NS, dtype=np.float64)
+        return seconds
+
+    def _bytes(self, regions: list[int]) -> npt.NDArray[np.int64]:
+        return np.array(regions, np.int64) * self._region_bytes
+
+    def _header_count(self, field: str, unit: int = 1) -> int:
+        return 0 if self._header is None else count_of(self._header[field], unit)
+
+    def _header_bytes(self, field: str) -> int:
+        return self._header_count(field, self._region_bytes)
+
+    def _job_report(self, member: Member, now_ns: int) -> JobReport:
+        record = member.record
+        since_ns = min(member.open_waits.values(), default=now_ns)
+        boundary_waited_s = self._waited_s(member, WaitKind.BOUNDARY, now_ns)
+        requested_bytes = count_of(record["requested_bytes"])
+        pooled_bytes = min(count_of(record["pooled_bytes"]), requested_bytes)
+        return JobReport(
+            name=member.name,
+            framework=member.framework,
+            pid=member.pid,
+            iterations=count_of(record["iteration"]),
+            iterations_per_s=iterations_per_s(record),
+            waited_s=boundary_waited_s + self._waited_s(member, WaitKind.ALLOCATION, now_ns),
+            boundary_waited_s=boundary_waited_s,
+            peak_bytes=count_of(record["peak_held"], self._region_bytes),
+            peak_tensor_bytes=count_of(record["peak_live_bytes"]),
+            persistent_bytes=count_of(record["persistent"], self._region_bytes),
+            requested_bytes=requested_bytes,
+            pooled_bytes=pooled_bytes,
+            spilled_bytes=count_of(record["spilled_bytes"]),
+            evicted_bytes=count_of(record["evictions"], self._region_bytes),
+            pool_fraction=pooled_bytes / requested_bytes if requested_bytes else 0.0,
+            maps=count_of(record["maps"]),
+            oom=self._refused_request(record),
+            normalised=_normalised(member),
+            saving=_saving(record),
+            job=member.job,
+            state=self._state_name(member),
+            held_bytes=count_of(record["held"], self._region_bytes),
+            live_tensor_bytes=count_of(record["live_bytes"]),
+            need_bytes=count_of(record["need"], self._region_bytes),
+            waiting_s=max(0, now_ns - since_ns) * _NS,
+            waits_for=jobs_in(int(record["waits_for"])),
+            limit_bytes=count_of(record["limit"], self._region_bytes),
+            share=member.share,
+        )
+
+    def _state_name(self, member: Member) -> str:
+        if self._present.get(member.job) is not member:
+            return "gone"
+        if member.leaving:
+            return "leaving"
+        state = JobState(int(member.record["state"]))
+        return "running" if state is JobState.EMPTY else state.name.lower()  # joined after the last look
+
+    def _waited_s(self, member: Member, kind: WaitKind, now_ns: int) -> float:
+        """Return how long the member has waited, the wait that still lasts included."""
+        field = "boundary_waited_ns" if kind is WaitKind.BOUNDARY else "need_waited_ns"
+        lasting_ns = max(0, now_ns - member.open_waits.get(kind, now_ns))
+        return (count_of(member.record[field]) + lasting_ns) * _NS
+
+    def _refused_request(self, record: Any) -> RefusedRequest | None:  # noqa: ANN401 - a numpy record
+        if not record["oom_count"]:
+            return None
+        return RefusedRequest(
+            request_bytes=count_of(record["oom_request_bytes"]),
+            held_bytes=count_of(record["oom_held"], self._region_bytes),
+        )
+
+
+def iterations_per_s(record: Any) -> float:  # noqa: ANN401 - a numpy record
+    """Return iterations per second between the first and the last one's end, 0 with fewer than two."""
+    span_ns = int(record["last_boundary_ns"]) - int(record["first_boundary_ns"])
+    iterations = int(record["iteration"])
+    return (iterations - 1) / (span_ns * _NS) if iterations > 1 and span_ns > 0 else 0.0
+
+
+def _waited_ns(record: Any) -> int:  # noqa: ANN401 - a numpy record
+    return count_of(record["boundary_waited_ns"]) + count_of(record["need_waited_ns"])
+
+
+def _normalised(member: Member) -> float | msgspec.UnsetType:
+    """Return the share of the time between the first and the last iteration's end in which the job did not wait."""
+    span_ns = int(member.record["last_boundary_ns"]) - int(member.record["first_boundary_ns"])
+    if member.waited_before_ns is None or span_ns <= 0:
+        return msgspec.UNSET
+    waited_ns = _waited_ns(member.record) - member.waited_before_ns
+    return min(1.0, max(0.0, 1 - waited_ns / span_ns))
+
+
+def _saving(record: Any) -> Saving:  # noqa: ANN401 - a numpy record
+    """Return what a job has moved to tiers and back."""
+    return Saving(
+        how=MODES[int(record["save"])],
+        out_bytes=count_of(record["out_bytes"]),
+        in_bytes=count_of(record["in_bytes"]),
+        out_now_bytes=count_of(record["out_now_bytes"]),
+        waited_s=count_of(record["copy_waited_ns"]) * _NS,
+        hidden_s=count_of(record["copy_hidden_ns"]) * _NS,
+        faults=count_of(record["faults"]),
+        late=count_of(record["late"]),
+    )
+
+
+def _known(figures: OutsideFigures | None) -> dict[str, int]:
+    """Return the fields that can be filled in."""
+    return figures._asdict() if figures else {}

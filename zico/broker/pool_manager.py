@@ -1,0 +1,439 @@
+"""What happens to the pool: places given and taken back, looks at the table, decisions, the record.
+
+Whatever happened, the keeper looks at the shared table once, asks the policy, and lets jobs start: at most
+once per ``MIN_EVALUATION_NS``. While there are members it looks every ``SAMPLE_NS`` anyway, for the picture
+and the maxima.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import time
+import zipfile
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from zico.base.errors import BrokerError, ConfigError, ZicoError
+from zico.base.units import format_bytes
+from zico.broker.accounting import Ledger
+from zico.broker.devices import HOST, HOST_DEVICE, kind_of
+from zico.broker.operating_points import Savings
+from zico.broker.planning import Planning
+from zico.broker.protocol import messages as m
+from zico.broker.saving import MODES, served_on
+from zico.broker.shares import check
+from zico.broker.throughput import Service
+from zico.broker.views import Record, mask_of
+from zico.device.api import close_descriptors
+from zico.scheduler.state import Decision, Policy, PoolView, Start
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from zico.broker.devices import Device
+    from zico.broker.members import Member
+    from zico.broker.outside import Outside
+    from zico.broker.protocol.messages import Change, Share
+    from zico.pool.table import PoolTable
+
+
+# -- who may begin an iteration: asks the policy and carries its answers out -----------------------
+#
+# Guarantee: while a job waits, there is a time at which it is looked at again although no event comes, so that
+# a wake-up that was lost with a process that died costs ``RECHECK_NS`` and never a hang.
+
+RECHECK_NS = 100_000_000
+RETRY_NS = 20_000_000
+"""A start that the claims made unsafe is tried again after this at the latest."""
+
+
+class AdmittingTable(Protocol):
+    """What admission changes in the shared table."""
+
+    def admit(self, job: int) -> bool:
+        """Let the job start; ``False`` if it cannot be safe or does not wait any more."""
+        ...
+
+    def set_waits_for(self, job: int, mask: int) -> None:
+        """Say whom the job waits for, a bit for each."""
+        ...
+
+
+def admit_all(table: AdmittingTable, policy: Policy, view: PoolView, jobs: Record) -> int | None:
+    """Let every job start that may; say of the others whom they wait for.
+
+    Returns:
+        When to look again in ``view.now_ns``'s clock if no event comes first, ``None`` if nobody waits.
+    """
+    looks_ns = []
+    for job, decision in policy.decide(view).items():
+        if isinstance(decision, Start) and table.admit(job):
+            continue
+        mask = _blockers(view, job, decision)
+        if mask != int(jobs[job]["waits_for"]):
+            table.set_waits_for(job, mask)
+        looks_ns.append(_look_again_ns(view.now_ns, decision))
+    return min(looks_ns, default=None)
+
+
+def _blockers(view: PoolView, job: int, decision: Decision) -> int:
+    """Return the mask of those who keep ``job`` waiting: all holders if it was the claims."""
+    if isinstance(decision, Start):
+        return mask_of(tuple(other.job for other in view.jobs if other.job != job and other.held > 0))
+    return mask_of(decision.for_jobs)
+
+
+def _look_again_ns(now_ns: int, decision: Decision) -> int:
+    if isinstance(decision, Start):
+        return now_ns + RETRY_NS
+    until_ns = decision.until_ns
+    return now_ns + RECHECK_NS if until_ns is None else min(until_ns, now_ns + RECHECK_NS)
+
+
+# -- what an observer changes while jobs run: the budget, and what single jobs get -----------------
+#
+# A budget that is lowered takes effect at the next request, and the memory comes back at the jobs' own pace; nobody is
+# stopped. One that is raised wakes whoever waits.
+
+_OF_SHARE = ("weight", "priority", "slo")
+
+
+def refusal(wanted: Change, header: Any, members: Sequence[Member]) -> str:  # noqa: ANN401 - the table's header
+    """Return why the change cannot be made, in a sentence; empty if it can."""
+    region_bytes = int(header["region_bytes"])
+    refused = ""
+    if wanted.budget_bytes is not msgspec.UNSET:
+        refused = _refused_budget(wanted.budget_bytes, region_bytes, int(header["n_regions"]) * region_bytes)
+    return refused or _refused_for_job(wanted, region_bytes, members)
+
+
+def _refused_budget(budget_bytes: int, region_bytes: int, most_bytes: int) -> str:
+    if budget_bytes < region_bytes:
+        return f"a budget of {format_bytes(budget_bytes)} is below one region of {format_bytes(region_bytes)}"
+    if budget_bytes > most_bytes:
+        return (
+            f"a budget of {format_bytes(budget_bytes)} is above the {format_bytes(most_bytes)} that this pool was made "
+            "for: give at most that, or begin the run with a larger --most"
+        )
+    return ""
+
+
+def _refused_for_job(wanted: Change, region_bytes: int, members: Sequence[Member]) -> str:
+    if wanted.job is msgspec.UNSET:
+        for_job = any(getattr(wanted, field) is not msgspec.UNSET for field in ("limit_bytes", *_OF_SHARE))
+        return "a limit, a weight, a priority or a guarantee is of one job: name it" if for_job else ""
+    if not any(member.name == wanted.job for member in members):
+        there = ", ".join(dict.fromkeys(member.name for member in members))
+        return f"no job is called {wanted.job!r}: " + (f"there are {there}" if there else "none has joined yet")
+    if wanted.limit_bytes is not msgspec.UNSET and 0 < wanted.limit_bytes < region_bytes:
+        return f"a limit of {format_bytes(wanted.limit_bytes)} is below one region of {format_bytes(region_bytes)}"
+    try:
+        check({member.name: _share_after(wanted, member) for member in members})
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _share_after(wanted: Change, member: Member) -> Share:
+    """Return what a member is to get once the change is made."""
+    if member.name != wanted.job:
+        return member.share
+    given = {field: getattr(wanted, field) for field in _OF_SHARE}
+    return msgspec.structs.replace(
+        member.share, **{field: value for field, value in given.items() if value is not msgspec.UNSET}
+    )
+
+
+def carry_out(wanted: Change, table: PoolTable, members: Sequence[Member]) -> None:
+    """Make a change that ``refusal`` has nothing against."""
+    if wanted.budget_bytes is not msgspec.UNSET:
+        table.set_budget(wanted.budget_bytes // table.region_bytes)
+    for member in members:
+        if member.name != wanted.job:
+            continue
+        if wanted.limit_bytes is not msgspec.UNSET:
+            table.jobs[member.job]["auto"] = 0
+            # No more than the pool has: the table's profiles have 32 bits for regions.
+            regions = min(wanted.limit_bytes // table.region_bytes, int(table.header["n_regions"]))
+            table.set_limit(member.job, regions)
+        member.share = _share_after(wanted, member)
+
+
+# -- the record file: a ledger's arrays on disk, whole or not at all -------------------------------
+
+
+def write_record(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Replace the file at ``path`` by one that holds ``arrays`` (``numpy.load`` reads it, without pickle).
+
+    Raises:
+        OSError: It cannot be written; what was at ``path`` before is still there.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(partial, "w") as archive:
+            for name, values in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    np.lib.format.write_array(file, values, allow_pickle=False)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+# --------------------------------------------------------------------------------------------------
+
+SAMPLE_NS = 20_000_000
+MIN_EVALUATION_NS = 1_000_000
+
+_log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Keep one pool's table, members and policy together; table and descriptors stay their owners' to close."""
+
+    def __init__(
+        self,
+        table: PoolTable,
+        memory_fds: Sequence[int],
+        policy: Policy,
+        *,
+        device: Device = HOST_DEVICE,
+        outside: Outside | None = None,
+        record_path: Path | None = None,
+    ) -> None:
+        """Begin with no member.
+
+        Args:
+            table: Of the pool.
+            memory_fds: The pool's memory in the order of its pieces.
+            policy: Who may go on.
+            device: Which one the pool is on.
+            outside: Tells what of the device's memory lies outside the pool, where that can be known.
+            record_path: Where the record goes, if anywhere.
+        """
+        header, _ = table.snapshot()
+        self._region_bytes = int(header["region_bytes"])
+        self._n_regions = int(header["n_regions"])
+        self._table = table
+        self._policy = policy
+        self._planning = Planning(policy)
+        self._savings = Savings()
+        self._service = Service()
+        self._device = device
+        self._outside = outside
+        self._record_path = record_path
+        self.descriptors = (table.table_fd, table.notify_fd, *memory_fds)
+        """What a new member needs, in the order in which it is sent (not copies)."""
+        self._ledger = Ledger(
+            policy=policy.name,
+            region_bytes=self._region_bytes,
+            budget_bytes=self._regions_bytes(header["budget_regions"]),
+            began_ns=time.monotonic_ns(),
+            device=device.name,
+        )
+        self._looked_ns = 0
+        self._evaluated_ns = 0
+        self._evaluate_at_ns: int | None = None
+
+    def _regions_bytes(self, regions: int) -> int:
+        return int(regions) * self._region_bytes
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Return the jobs that have a place, leaving ones included."""
+        return self._ledger.members
+
+    @property
+    def notify_fd(self) -> int:
+        """Return the eventfd that compiled code writes (not a copy)."""
+        return self._table.notify_fd
+
+    @property
+    def due_ns(self) -> int | None:
+        """Return when ``act`` has something to do, ``None`` if only after an event."""
+        due_ns = [] if self._evaluate_at_ns is None else [self._evaluate_at_ns]
+        if self.members:
+            due_ns.append(self._looked_ns + SAMPLE_NS)
+        return min(due_ns, default=None)
+
+    # -- members --------------------------------------------------------------------------------------------
+
+    def join(self, hello: m.Hello, *, pid: int, pidfd: int | None) -> Member:
+        """Give a job a place; ``pidfd`` stays the caller's.
+
+        Raises:
+            BrokerError: All places are taken, or the process cannot be watched although the device needs that.
+        """
+        if pidfd is None and self._device.name != HOST:
+            raise BrokerError(
+                f"process {pid} cannot be watched from here, and what it has queued on {self._device.name} ends only "
+                "with it: start it in the broker's pid namespace, or use Linux 6.5 or later"
+            )
+        job = self._table.join(pid, hello.name)
+        record = self._table.jobs[job]
+        record["save"] = MODES.index(served_on(kind_of(self._device.name), hello.save))
+        record["auto"] = hello.save == "auto" and hello.limit_bytes == 0
+        self._table.set_limit(job, min(-(-hello.limit_bytes // self._region_bytes), self._n_regions))
+        _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)
+        self._evaluate_soon()
+        return self._ledger.join(
+            job=job, pid=pid, name=hello.name, framework=hello.framework, pidfd=pidfd, share=hello.share
+        )
+
+    def welcome(self, member: Member) -> m.Welcome:
+        """Return the message that tells a member its place."""
+        return m.Welcome(
+            job=member.job,
+            region_bytes=self._region_bytes,
+            n_regions=self._n_regions,
+            budget_bytes=self._regions_bytes(self._table.header["budget_regions"]),
+            policy=self._policy.name,
+            device=self._device.name,
+            device_id=self._device.identity,
+            n_fds=len(self.descriptors),
+        )
+
+    def leave(self, member: Member) -> None:
+        """Grant a member nothing more; it keeps what it holds until ``reap``."""
+        member.leaving = True
+        self._table.mark_leaving(member.job)
+        self._evaluate_soon()
+
+    def bury(self, member: Member) -> None:
+        """Grant a dead member nothing more; its regions stay its own until ``reap``."""
+        member.leaving = True
+        self._table.bury(member.job)
+        self._evaluate_soon()
+
+    def held_bytes(self, member: Member) -> int:
+        """Return what a member holds now."""
+        return self._regions_bytes(self._table.jobs[member.job]["held"])
+
+    def reap(self, member: Member) -> None:
+        """Keep the member's last figures, free its regions and its place."""
+        now_ns = time.monotonic_ns()
+        self._look(now_ns)
+        if member.paging is not None:
+            member.paging.end()
+        regions = self._table.reap(member.job)
+        _log.info("job %d (%s) is gone, %d regions came back", member.job, member.name, regions)
+        self._ledger.depart(member, now_ns)
+        self._look(time.monotonic_ns())
+        self._evaluate_soon()
+
+    def page(self, member: Member, descriptors: Sequence[int], wait_limit_s: float) -> str:
+        """Be a member's pager until its process is dead; takes over the descriptors.
+
+        Returns:
+            Why that cannot be, empty if it is so.
+        """
+        from zico.broker.members import Paging
+
+        if member.paging is not None:
+            close_descriptors(descriptors)
+            return "its pages are served already"
+        try:
+            member.paging = Paging(descriptors, self._table.member_of(member.job), wait_limit_s)
+        except (ZicoError, OSError) as error:
+            _log.warning("the pages of job %d (%s) are not served here: %s", member.job, member.name, error)
+            return str(error)
+        _log.info("the pages of job %d (%s) are served here", member.job, member.name)
+        return ""
+
+    def let_go(self) -> None:
+        """Leave every paged member to itself: the broker ends."""
+        for member in self.members:
+            if member.paging is not None:
+                member.paging.let_go()
+
+    # -- looking and deciding -------------------------------------------------------------------------------
+
+    def take_notice(self) -> None:
+        """Answer a write to the eventfd: look and decide soon."""
+        # In this order, and before the table is looked at: what happens from here on writes it again.
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._table.notify_fd)
+        self._table.clear_notified()
+        self._evaluate_soon()
+
+    def act(self, now_ns: int) -> None:
+        """Do what is due: decide, or only look."""
+        if self._evaluate_at_ns is not None and now_ns >= self._evaluate_at_ns:
+            self._evaluate(now_ns)
+        elif self.members and now_ns - self._looked_ns >= SAMPLE_NS:
+            self._look(now_ns)
+
+    def status(self, now_ns: int) -> m.Status:
+        """Return the pool now."""
+        self._look(now_ns)
+        return self._ledger.status(now_ns)
+
+    def change(self, wanted: m.Change) -> m.Changed:
+        """Change the budget or what a job gets; nothing if not all of it can be."""
+        refused = refusal(wanted, self._table.header, self.members)
+        if not refused:
+            carry_out(wanted, self._table, self.members)
+            _log.info("changed: %s", wanted)
+            self._evaluate_soon()
+        return m.Changed(m.as_text(refused))
+
+    def report(self, now_ns: int) -> m.Report:
+        """Return everything up to now."""
+        self._look(now_ns)
+        return self._ledger.report(now_ns)
+
+    def write_record(self, now_ns: int) -> None:
+        """Write everything up to now to the record file, if there is one; a failure is only logged."""
+        if self._record_path is None:
+            return
+        self._look(now_ns)
+        try:
+            write_record(self._record_path, self._ledger.arrays(now_ns))
+        except OSError as error:
+            _log.error("the record %s cannot be written: %s", self._record_path, error)
+
+    def _evaluate_soon(self) -> None:
+        """Ask the policy as soon as the last time was long enough ago."""
+        at_ns = self._evaluated_ns + MIN_EVALUATION_NS
+        self._evaluate_at_ns = at_ns if self._evaluate_at_ns is None else min(at_ns, self._evaluate_at_ns)
+
+    def _look(self, now_ns: int) -> tuple[Record, Record]:
+        """Take a snapshot into the ledger and return it."""
+        header, jobs = self._table.snapshot()
+        self._ledger.observe(header, jobs, self._physical_bytes(), now_ns)
+        if self._outside is not None:
+            self._ledger.observe_outside(self._outside.look({member.pid for member in self.members}, now_ns))
+        self._table.settle()
+        self._looked_ns = now_ns
+        return header, jobs
+
+    def _physical_bytes(self) -> int:
+        """Return what the kernel says is resident: of the pool's memory, and of jobs that have pages of their own."""
+        paged = sum(member.paging.physical_bytes() for member in self.members if member.paging is not None)
+        return self._table.physical_bytes() + paged
+
+    def _evaluate(self, now_ns: int) -> None:
+        header, jobs = self._look(now_ns)
+        self._evaluated_ns = now_ns
+        view = self._service.noted(
+            self._ledger.view(header, jobs, now_ns), {member.job: member.share for member in self.members}
+        )
+        view = dataclasses.replace(view, plan=self._planning.plan_for(view))
+        self._limit(view)
+        look_again_ns = admit_all(self._table, self._policy, view, jobs)
+        soonest_ns = now_ns + MIN_EVALUATION_NS
+        self._evaluate_at_ns = None if look_again_ns is None else max(look_again_ns, soonest_ns)
+
+    def _limit(self, view: PoolView) -> None:
+        """Let jobs that leave it to the broker hold what is best for all of them."""
+        limits = self._savings.limits_for(view)
+        for job in view.jobs:
+            if job.less and limits.get(job.job, job.limit) != job.limit:
+                self._table.set_limit(job.job, limits[job.job])
+                _log.info("job %d (%s) may hold %d regions, 0: what it wants", job.job, job.name, limits[job.job])

@@ -1,0 +1,1 @@
+"""The broker's protocol: messages, frames and states. Bytes in, events out; no sockets."""

@@ -1,0 +1,478 @@
+"""The CUDA device's virtual memory, streams and kernels, in the words of ``zico.device.api``.
+
+Theory of operation
+    A handle can only be mapped as a whole (``cuMemMap`` takes offset 0), so memory is made of equal pieces, one handle
+    each: the pool's regions. Handles are created once and recycled by mapping them elsewhere.
+
+Guarantees
+    Several driver calls are one rollback scope: if one fails, what the operation had done is undone, in the only order
+    that the driver allows: unmap before release, unmap before freeing addresses.
+
+Known limitations
+    A device's memory is resident from its creation on, and is given back a whole memory at a time.
+    Whether the virtual memory functions need a context is found out at the first call in a thread that has none
+    (``needs_context``); the manual lists no context error for any of them. Not seen on a real GPU yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zico.base.errors import DriverError
+from zico.base.units import format_bytes
+from zico.device.api import Memory, Owned, Registered, close_descriptors
+from zico.device.cuda import facts as cuda_facts
+from zico.device.cuda.bindings import (
+    INVALID_CONTEXT,
+    INVALID_VALUE,
+    NOT_INITIALIZED,
+    NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+    Calls,
+)
+from zico.device.cuda.facts import PrimaryContext
+from zico.device.record import CUDA
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+# -- addresses reserved on a CUDA device, and which pieces are mapped there ------------------------
+
+
+class Window(Owned):
+    """A range of reserved addresses; it knows what ``map`` put there, not what compiled code did."""
+
+    __slots__ = ("_call", "_mapped", "_unit_bytes")
+
+    def __init__(self, address: int, size_bytes: int, unit_bytes: int, call: Callable[..., Any]) -> None:
+        """Own the addresses; ``call`` makes a driver call by name, ``unit_bytes`` is the device's granularity."""
+        super().__init__("window", address, size_bytes, self._free)
+        self._call = call
+        self._unit_bytes = unit_bytes
+        self._mapped: dict[int, int] = {}  # offset -> bytes
+
+    def map(self, offset: int, handles: Sequence[int], piece_bytes: int, access: object) -> None:
+        """Map one piece a handle, side by side; what was there is unmapped first.
+
+        Raises:
+            DriverError: The range is not whole pieces inside the window, or the driver refused; in the latter case
+                nothing is mapped in the range any more.
+        """
+        size_bytes = len(handles) * piece_bytes
+        check_range(self, offset, size_bytes, self._unit_bytes)
+        self._clear(offset, size_bytes)
+        first = self.handle + offset
+        addresses = range(first, first + size_bytes, piece_bytes)
+        with contextlib.ExitStack() as undo:
+            for address, handle in zip(addresses, handles, strict=True):
+                self._call("cuMemMap", address, piece_bytes, 0, handle, 0)
+                undo.callback(self._call, "cuMemUnmap", address, piece_bytes)
+            self._call("cuMemSetAccess", first, size_bytes, [access], 1)
+            undo.pop_all()
+        self._mapped.update((address - self.handle, piece_bytes) for address in addresses)
+
+    def unmap(self, offset: int, size_bytes: int) -> None:
+        """Unmap the pieces in the range; where ``map`` put none, the one piece that compiled code mapped there."""
+        check_range(self, offset, size_bytes, self._unit_bytes)
+        if not self._clear(offset, size_bytes):
+            self._call("cuMemUnmap", self.handle + offset, size_bytes)
+
+    def _clear(self, offset: int, size_bytes: int) -> int:
+        """Unmap the known pieces in a range; returns how many there were."""
+        end = offset + size_bytes
+        inside = [place for place, length in self._mapped.items() if place < end and place + length > offset]
+        for place in inside:
+            length = self._mapped[place]
+            if not offset <= place < place + length <= end:
+                detail = f"offset {offset}, size {size_bytes} would cut the piece of {length} bytes at offset {place}"
+                raise DriverError("mapping", INVALID_VALUE, detail)
+        for place in inside:
+            self._call("cuMemUnmap", self.handle + place, self._mapped[place])
+            del self._mapped[place]
+        return len(inside)
+
+    def _free(self, address: int, size_bytes: int) -> None:
+        with contextlib.ExitStack() as undo:  # last in, first out: unmapped first, freed last
+            undo.callback(self._call, "cuMemAddressFree", address, size_bytes)
+            for place, length in self._mapped.items():
+                undo.callback(self._call, "cuMemUnmap", address + place, length)
+            self._mapped = {}
+
+
+def check_range(owned: Owned, offset: int, size_bytes: int, unit_bytes: int) -> None:
+    """Refuse a range that is empty, unaligned or outside before the device sees it."""
+    aligned = offset % unit_bytes == 0 and size_bytes % unit_bytes == 0
+    _ = owned.handle
+    if not (aligned and 0 <= offset < offset + size_bytes <= owned.size_bytes):
+        detail = (
+            f"offset {offset}, size {size_bytes}: must be multiples of {unit_bytes} bytes inside the "
+            f"{owned.size_bytes} bytes of the {owned.what}"
+        )
+        raise DriverError("mapping", INVALID_VALUE, detail)
+
+
+# --------------------------------------------------------------------------------------------------
+# Pinned memory of the host that is mapped at a window's addresses: the next tier of a CUDA device.
+#
+# It is created by ``cuMemCreate`` with the location ``HOST_NUMA`` (the manual, from CUDA 12.2: a node must be named, 0
+# where there are none; ``HOST_NUMA_CURRENT`` is refused). Kernels use it as they use the device's own memory, and slower.
+# It never leaves the process: no handle type is asked for.
+#
+# Known limitations
+#     Not seen on a real GPU yet. Whether a driver can is found out by doing it once, with one granule: device attributes
+#     tell only drivers of CUDA 12.9 and later.
+
+PROPERTIES_BYTES = 32
+"""``sizeof(CUmemAllocationProp)``."""
+ACCESS_BYTES = 12
+"""``sizeof(CUmemAccessDesc)``."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pinned:
+    """What the driver is asked with."""
+
+    properties: Any
+    """A ``CUmemAllocationProp``."""
+    accesses: list[Any]
+    """``CUmemAccessDesc``: the device's, and the processor's, without which copies by the processor would fault."""
+
+    def fill(self, record: Any) -> None:  # noqa: ANN401 - one DEVICE record
+        """Write both where compiled code passes them on from, and how it asks for the machine's free memory."""
+        record["pinned_properties"] = np.frombuffer(_bytes_of(self.properties, PROPERTIES_BYTES), "u8")
+        packed = b"".join(_bytes_of(access, ACCESS_BYTES) for access in self.accesses)
+        record["pinned_access"] = np.frombuffer(packed, "i4").reshape(len(self.accesses), -1)
+        record["sysconf"] = ctypes.cast(ctypes.CDLL(None).sysconf, ctypes.c_void_p).value
+
+
+def _bytes_of(structure: Any, size_bytes: int) -> bytes:  # noqa: ANN401 - of cuda.bindings
+    return ctypes.string_at(structure.getPtr(), size_bytes)
+
+
+def _describe(call: Calls, device: Any, device_access: Any) -> Pinned:  # noqa: ANN401 - CUdevice, CUmemAccessDesc
+    api = call.api
+    place = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
+    node = max(int(call("cuDeviceGetAttribute", api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device)), 0)
+    properties = api.CUmemAllocationProp()
+    properties.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    access = api.CUmemAccessDesc()
+    access.flags = device_access.flags
+    for location in (properties.location, access.location):
+        location.type = place
+        location.id = node
+    return Pinned(properties, [device_access, access])
+
+
+def find(
+    call: Calls,
+    device: Any,  # noqa: ANN401 - a CUdevice
+    device_access: Any,  # noqa: ANN401 - its CUmemAccessDesc
+    piece_bytes: int,
+) -> Pinned:
+    """Return how pinned memory is asked for, after one granule of it has been mapped and given back.
+
+    Args:
+        call: The driver; the device's context is current.
+        device: The device.
+        device_access: Its own access to memory.
+        piece_bytes: What such memory is to come in.
+
+    Raises:
+        DriverError: The driver cannot map memory of the host, or only in larger pieces.
+    """
+    try:
+        found = _describe(call, device, device_access)
+        granularity = call.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        unit_bytes = int(call("cuMemGetAllocationGranularity", found.properties, granularity))
+        if piece_bytes % unit_bytes == 0:
+            _try(call, found, unit_bytes)
+    except AttributeError as error:  # bindings before 12.2
+        raise DriverError("mapping of host memory", NOT_SUPPORTED, f"cuda.bindings is too old: {error}") from error
+    if piece_bytes % unit_bytes:
+        detail = f"memory of the host comes in multiples of {unit_bytes} bytes, regions have {piece_bytes}"
+        raise DriverError("mapping of host memory", NOT_SUPPORTED, detail)
+    return found
+
+
+def _try(call: Calls, found: Pinned, unit_bytes: int) -> None:
+    """Create, map and open one granule, and give everything back."""
+    with contextlib.ExitStack() as undo:
+        address = int(call("cuMemAddressReserve", unit_bytes, unit_bytes, 0, 0))
+        undo.callback(call, "cuMemAddressFree", address, unit_bytes)
+        handle = call("cuMemCreate", unit_bytes, found.properties, 0)
+        undo.callback(call, "cuMemRelease", handle)
+        call("cuMemMap", address, unit_bytes, 0, handle, 0)
+        undo.callback(call, "cuMemUnmap", address, unit_bytes)
+        call("cuMemSetAccess", address, unit_bytes, found.accesses, len(found.accesses))
+
+
+# --------------------------------------------------------------------------------------------------
+
+_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: every context of the process may use it
+_DEVICEMAP = 2  # CU_MEMHOSTREGISTER_DEVICEMAP
+_WAIT_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ
+_WRITE_DEFAULT = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: earlier writes of the stream become visible before it
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+
+
+class CudaDriver:
+    """The driver of one CUDA device."""
+
+    def __init__(self, ordinal: int = 0, api: object | None = None) -> None:
+        """Look the device over; holds no context yet.
+
+        Raises:
+            DriverError: No driver, no device, or one that lacks what is needed.
+            ConfigError: There is no device of that number.
+        """
+        self.facts = cuda_facts.require(ordinal, api)
+        self.name = f"cuda:{ordinal}"
+        self.granularity_bytes = self.facts.granularity_bytes
+        self.needs_context: bool | None = None
+        """Whether virtual memory needs a context; ``None`` until a call in a thread without one was made."""
+        self.call = Calls(api)
+        self.ordinal = ordinal
+        self.device = self.call("cuDeviceGet", ordinal)
+        self._properties = cuda_facts.properties(self.call, ordinal)
+        self._descriptor = self._properties.requestedHandleTypes
+        self.context = PrimaryContext(self.call, self.device)
+        self._held = contextlib.ExitStack()
+        self._held.callback(self.context.close)
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def create_memory(self, size_bytes: int, label: str, piece_bytes: int | None = None) -> Memory:  # noqa: ARG002
+        """Create one handle a piece, all or none; the device has no use for the label."""
+        piece_bytes = piece_bytes or size_bytes
+
+        def create(piece: int) -> int:
+            try:
+                return int(self._virtual("cuMemCreate", piece_bytes, self._properties, 0))
+            except DriverError as error:
+                if error.status != OUT_OF_MEMORY:
+                    raise
+                got, wanted = format_bytes(piece * piece_bytes), format_bytes(size_bytes)
+                detail = f"{error.detail}; {got} of {wanted} could be had on {self.name}"
+                raise DriverError(error.operation, error.status, detail) from error
+
+        return self._collect(size_bytes, piece_bytes, create)
+
+    def export_pieces(self, memory: Owned) -> list[int]:
+        """Export every piece's handle; programs started later do not inherit the descriptors."""
+        descriptors: list[int] = []
+        with contextlib.ExitStack() as undo:
+            undo.callback(close_descriptors, descriptors)
+            for handle in _pieces(memory).tolist():
+                descriptor = int(self._virtual("cuMemExportToShareableHandle", handle, self._descriptor, 0))
+                descriptors.append(descriptor)
+                os.set_inheritable(descriptor, False)  # noqa: FBT003 - the function's own way
+            undo.pop_all()
+        return descriptors
+
+    def import_pieces(self, descriptors: Sequence[int], size_bytes: int, piece_bytes: int | None = None) -> Memory:
+        """Import one handle a descriptor; the descriptors are closed then, the handles keep the memory."""
+        piece_bytes = piece_bytes or size_bytes
+        try:
+            if len(descriptors) * piece_bytes != size_bytes:
+                detail = f"{len(descriptors)} descriptors came for {size_bytes} bytes in pieces of {piece_bytes}"
+                raise DriverError("import of memory", INVALID_VALUE, detail)
+            function = "cuMemImportFromShareableHandle"
+            take = (int(self._virtual(function, descriptor, self._descriptor)) for descriptor in descriptors)
+            return self._collect(size_bytes, piece_bytes, lambda _piece: next(take))
+        finally:
+            close_descriptors(descriptors)
+
+    def import_memory(self, descriptor: int) -> Memory:
+        """Refuse: the device does not tell how large an imported handle is."""
+        close_descriptors([descriptor])
+        raise DriverError("import of memory", NOT_SUPPORTED, "its size is not known here: use import_pieces")
+
+    def _collect(self, size_bytes: int, piece_bytes: int, take: Callable[[int], int]) -> Memory:
+        """Own one handle a piece, each from ``take``; if one fails the others are released."""
+        unit = self.granularity_bytes
+        if not 0 < piece_bytes <= size_bytes or piece_bytes % unit or size_bytes % piece_bytes:
+            detail = f"{size_bytes} bytes in pieces of {piece_bytes}: must be whole pieces, multiples of {unit} bytes"
+            raise DriverError("creation of memory", INVALID_VALUE, detail)
+        handles = np.zeros(size_bytes // piece_bytes, np.uint64)
+        with contextlib.ExitStack() as undo:
+            for piece in range(len(handles)):
+                handle = take(piece)
+                undo.callback(self._virtual, "cuMemRelease", handle)
+                handles[piece] = handle
+            return _Pieces(handles, size_bytes, piece_bytes, undo.pop_all())
+
+    def discard(self, memory: Owned, offset: int, size_bytes: int) -> None:
+        """Refuse: memory is given back when all of it is closed; clearing contents is a kernel's work."""
+        check_range(memory, offset, size_bytes, self.granularity_bytes)
+        detail = "CUDA memory is given back as a whole, by closing it; a kernel clears contents"
+        raise DriverError("release of physical memory", NOT_SUPPORTED, detail)
+
+    def physical_bytes(self, memory: Owned) -> int:
+        """Return the memory's size: all of it is resident from its creation on."""
+        _pieces(memory)
+        return memory.size_bytes
+
+    def free_bytes(self) -> int | None:
+        """Return the device's free bytes; where no context is held, one is for a moment, and counts as taken."""
+        held = self.context if self.context.retained else None
+        return cuda_facts.memory_info(self.call, self.device, held)[0]
+
+    def total_bytes(self) -> int:
+        """Return the size of the device's memory."""
+        return self.facts.total_bytes
+
+    # -- addresses --------------------------------------------------------------------------------------------------
+
+    def reserve(self, size_bytes: int) -> Owned:
+        """Reserve addresses; on closing, what ``map`` mapped there is unmapped first."""
+        address = int(self._virtual("cuMemAddressReserve", size_bytes, 0, 0, 0))
+        return Window(address, size_bytes, self.granularity_bytes, self._virtual)
+
+    def map(self, window: Owned, window_offset: int, memory: Owned, memory_offset: int, size_bytes: int) -> None:
+        """Map whole pieces, readable and writable by this device; if the driver refuses, nothing is mapped there."""
+        handles = _pieces(memory)
+        piece_bytes = memory.size_bytes // len(handles)
+        check_range(memory, memory_offset, size_bytes, piece_bytes)
+        first, last = memory_offset // piece_bytes, (memory_offset + size_bytes) // piece_bytes
+        _window(window).map(window_offset, handles[first:last].tolist(), piece_bytes, self._access())
+
+    def unmap(self, window: Owned, window_offset: int, size_bytes: int) -> None:
+        """Unmap every piece in the range; where ``map`` mapped none, the one piece that compiled code mapped."""
+        _window(window).unmap(window_offset, size_bytes)
+
+    def _access(self) -> Any:  # noqa: ANN401 - a CUmemAccessDesc
+        access = self.call.api.CUmemAccessDesc()
+        access.location.type = self._properties.location.type
+        access.location.id = self.ordinal
+        access.flags = self.call.api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        return access
+
+    def _virtual(self, function: str, *args: Any) -> Any:  # noqa: ANN401 - as the function
+        """Call a virtual memory function without a context if the driver lets us, else inside the primary one."""
+        if not self.needs_context:
+            has_context = int(self.call("cuCtxGetCurrent")) != 0  # asked first: a result must not be lost to it
+            try:
+                result = self.call(function, *args)
+            except DriverError as error:
+                if error.status not in (INVALID_CONTEXT, NOT_INITIALIZED):
+                    raise
+                self.needs_context = True
+            else:
+                if not has_context:
+                    self.needs_context = False
+                return result
+        with self.context.current():
+            return self.call(function, *args)
+
+    # -- the device's timeline --------------------------------------------------------------------------------------
+
+    def register_host(self, address: int, size_bytes: int) -> Registered:
+        """Map host memory into the device, for every context of this process."""
+        with contextlib.ExitStack() as undo:
+            with self.context.current():
+                self.call("cuMemHostRegister", address, size_bytes, _PORTABLE | _DEVICEMAP)
+                undo.callback(self._unregister_host, address, size_bytes)
+                device_address = int(self.call("cuMemHostGetDevicePointer", address, 0))
+            undo.pop_all()
+        return Registered(address, size_bytes, device_address, self._unregister_host)
+
+    def _unregister_host(self, address: int, _size_bytes: int) -> None:
+        with self.context.current():
+            self.call("cuMemHostUnregister", address)
+
+    def create_stream(self) -> Owned:
+        """Create a stream that does not wait for the default one."""
+        with self.context.current():
+            return Owned("stream", int(self.call("cuStreamCreate", _NON_BLOCKING)), 0, self._destroy_stream)
+
+    def _destroy_stream(self, stream: int, _size_bytes: int) -> None:
+        with self.context.current():
+            self.call("cuStreamDestroy", stream)
+
+    def synchronize(self, stream: int) -> None:
+        """Wait until the device has done everything that is in a stream; the driver knows no deadline for it."""
+        with self.context.current():
+            self.call("cuStreamSynchronize", stream)
+
+    def write_value(self, stream: int, device_address: int, value: int) -> None:
+        """Let the device write a 64-bit value when the stream gets there, behind all its earlier writes."""
+        with self.context.current():
+            self.call("cuStreamWriteValue64", stream, device_address, value, _WRITE_DEFAULT)
+
+    def wait_value(self, stream: int, device_address: int, value: int) -> None:
+        """Hold the stream up on the device until the 64-bit word there has reached ``value``."""
+        with self.context.current():
+            self.call("cuStreamWaitValue64", stream, device_address, value, _WAIT_GEQ)
+
+    # -- for compiled code ------------------------------------------------------------------------------------------
+
+    def load_kernel(self, image: bytes, name: str) -> int:
+        """Load PTX or a cubin and return the function's handle, valid until the driver is closed."""
+        with self.context.current(), contextlib.ExitStack() as undo:
+            module = self.call("cuModuleLoadData", image + b"\0")  # PTX is a C string; a cubin knows its own length
+            undo.callback(self._unload, module)
+            function = int(self.call("cuModuleGetFunction", module, name.encode()))
+            self._held.push(undo.pop_all())
+        return function
+
+    def _unload(self, module: Any) -> None:  # noqa: ANN401 - a CUmodule
+        with self.context.current():
+            self.call("cuModuleUnload", module)
+
+    def addresses(self) -> dict[str, int]:
+        """Return the addresses of the C functions that compiled code calls (``zico.device.record.FUNCTIONS``)."""
+        return self.call.addresses()
+
+    def fill_device(self, record: Any, memory: Owned) -> None:  # noqa: ANN401 - one DEVICE record
+        """Fill a ``DEVICE`` record; from now on this process holds the primary context."""
+        handles = _pieces(memory)
+        record["kind"] = CUDA
+        record["piece_bytes"] = memory.size_bytes // len(handles)
+        record["handles_address"] = memory.handle
+        record["context"] = self.context.retain()
+        access = self._access()
+        record["access"] = (int(access.location.type), self.ordinal, int(access.flags), 0)
+        for name, address in self.addresses().items():
+            record[name] = address
+
+    def fill_pinned(self, record: Any, piece_bytes: int) -> None:  # noqa: ANN401 - one DEVICE record
+        """Fill what ``zico.device.mapping`` needs to map pinned memory of the host in pieces."""
+        with self.context.current():
+            find(self.call, self.device, self._access(), piece_bytes).fill(record)
+
+    def close(self) -> None:
+        """Unload kernels and give the context back; everything lent must be closed before."""
+        self._held.close()
+
+
+class _Pieces(Memory):
+    """Memory of one handle a piece; ``handle`` is the address of the array of them."""
+
+    __slots__ = ("handles",)
+
+    def __init__(
+        self, handles: np.ndarray[Any, Any], size_bytes: int, piece_bytes: int, held: contextlib.ExitStack
+    ) -> None:
+        """Own the handles; ``held`` releases them."""
+        super().__init__(handles.ctypes.data, size_bytes, piece_bytes, lambda _handle, _size_bytes: held.close())
+        self.handles = handles
+
+
+def _pieces(memory: Owned) -> np.ndarray[Any, Any]:
+    """Return the handles of memory that is not closed."""
+    if memory.handle and isinstance(memory, _Pieces):
+        return memory.handles
+    raise DriverError(f"use of {memory.what}", INVALID_VALUE, "it is not memory of a CUDA device")
+
+
+def _window(window: Owned) -> Window:
+    if isinstance(window, Window):
+        return window
+    raise DriverError(f"use of {window.what}", INVALID_VALUE, "it is not a window of a CUDA device")

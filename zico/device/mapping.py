@@ -1,0 +1,270 @@
+"""Mapping from compiled code: one piece at one address, on either device, without Python.
+
+Known limitations
+    One call at a time per ``DEVICE`` record: the caller holds the lock that guards its slots.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from zico.base.compiled import array_at, call, compiled, inlined, keep_out_of_line, record_at
+from zico.device import host
+from zico.device.record import DEVICE, HOST, MOVER
+
+if TYPE_CHECKING:
+    from zico.device.record import DeviceRecord
+
+_SHARED_FIXED = mmap.MAP_SHARED | host.MAP_FIXED
+_PRIVATE_FIXED = mmap.MAP_PRIVATE | host.MAP_FIXED
+_RESERVED_FIXED = host.RESERVED | host.MAP_FIXED
+_READ_WRITE = host.PROT_READ_WRITE
+_NONE = host.PROT_NONE
+_PUNCH = host.KEEP_SIZE | host.PUNCH_HOLE
+_U64 = np.dtype("u8")
+_STATUS_MASK = 0xFFFFFFFF  # a CUresult is 32 bits wide; the upper half of the register is anything
+_CURRENT = DEVICE.fields["current"][1]
+_ACCESS = DEVICE.fields["access"][1]
+
+
+@intrinsic
+def address_of(_typing: Any, record: Any) -> Any:  # noqa: ANN401 - Numba types
+    """Return the address at which a record lies."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401 - LLVM builders
+        return builder.ptrtoint(args[0], ir.IntType(64))
+
+    return types.int64(record), codegen
+
+
+@inlined
+def status(result: int) -> int:
+    """Return the CUresult in what ``zico.base.compiled.call`` brought back from a function of the CUDA driver."""
+    return result & _STATUS_MASK
+
+
+@compiled
+def map_piece(device: DeviceRecord, address: int, piece: int, was_mapped: int) -> bool:
+    """Map a piece of the device's memory at an address of a window, readable and writable.
+
+    Args:
+        device: A ``DEVICE`` record.
+        address: Where; a multiple of the granularity.
+        piece: Which piece of the memory.
+        was_mapped: Whether something may be mapped there; then it is unmapped first. Not 0 is always right, only
+            slower.
+
+    Returns:
+        Whether it is mapped. If not, the address must be taken for one where nothing, or anything, is mapped.
+    """
+    keep_out_of_line()
+    if device.kind == HOST:
+        length = device.piece_bytes
+        arguments = (address, length, _READ_WRITE, _SHARED_FIXED, device.descriptor, piece * length)
+        return call(device.mmap, arguments) == address
+    others = enter_context(device)
+    mapped = _map_handle(device, address, piece, was_mapped)
+    leave_context(device, others)
+    return mapped
+
+
+@compiled
+def unmap_piece(device: DeviceRecord, address: int) -> bool:
+    """Turn the piece-sized addresses at ``address`` into mere reserved ones; false if the device refused."""
+    keep_out_of_line()
+    if device.kind == HOST:
+        return call(device.mmap, (address, device.piece_bytes, _NONE, _RESERVED_FIXED, -1, 0)) == address
+    others = enter_context(device)
+    result = call(device.cuMemUnmap, (address, device.piece_bytes))
+    leave_context(device, others)
+    return status(result) == 0
+
+
+@compiled
+def discard_piece(device: DeviceRecord, piece: int) -> bool:
+    """Give the physical bytes of a piece back, so that zeros are there; false if that cannot be, as on CUDA."""
+    keep_out_of_line()
+    length = device.piece_bytes
+    if device.kind != HOST:
+        return False
+    return status(call(device.fallocate, (device.descriptor, _PUNCH, piece * length, length))) == 0
+
+
+@compiled
+def detach_piece(device: DeviceRecord, address: int, piece: int) -> bool:
+    """Map the piece at ``address``, where it is mapped and being written to, so that later writes are this process's.
+
+    Reads see the piece where this process has not written since: until ``own_pages`` the piece must stay as it is. The
+    kernel replaces the mapping in one step; a write comes before it, and to the piece, or after it.
+
+    Returns:
+        Whether it is so; if not, nothing has changed. Only on the host device.
+    """
+    keep_out_of_line()
+    if device.kind != HOST:
+        return False
+    length = device.piece_bytes
+    arguments = (address, length, _READ_WRITE, _PRIVATE_FIXED, device.descriptor, piece * length)
+    return call(device.mmap, arguments) == address
+
+
+@compiled
+def own_pages(device: DeviceRecord, address: int) -> bool:
+    """Let the kernel make a private copy of each page that ``detach_piece`` has left shared.
+
+    Returns:
+        Whether nothing at these addresses depends on the piece any more; if not, some pages do, and it can be tried
+        again. Writes by other threads are in the copies.
+    """
+    keep_out_of_line()
+    return status(call(device.madvise, (address, device.piece_bytes, host.POPULATE_WRITE))) == 0
+
+
+@compiled
+def free_bytes(device: DeviceRecord) -> int:
+    """Return the machine's memory that holds nothing, not even a file's pages."""
+    keep_out_of_line()
+    return call(device.sysconf, (host.FREE_PAGES,)) * mmap.PAGESIZE
+
+
+@inlined
+def _map_handle(device: DeviceRecord, address: int, piece: int, was_mapped: int) -> bool:
+    length = device.piece_bytes
+    if was_mapped != 0:
+        call(device.cuMemUnmap, (address, length))  # whether it worked shows at once: nothing maps over a mapping
+    handle = np.int64(array_at(device.handles_address, piece + 1, _U64)[piece])
+    if status(call(device.cuMemMap, (address, length, 0, handle, 0))) != 0:
+        return False
+    if status(call(device.cuMemSetAccess, (address, length, address_of(device) + _ACCESS, 1))) != 0:
+        call(device.cuMemUnmap, (address, length))
+        return False
+    return True
+
+
+@inlined
+def enter_context(device: DeviceRecord) -> int:
+    """Make the primary context current in this thread, on a CUDA device; returns whose has to be put back, or 0.
+
+    Where there was none ours stays, as the CUDA runtime would leave it.
+    """
+    device.current = 0
+    call(device.cuCtxGetCurrent, (address_of(device) + _CURRENT,))
+    others = device.current
+    if others == device.context:
+        return 0
+    call(device.cuCtxSetCurrent, (device.context,))
+    return others
+
+
+@inlined
+def leave_context(device: DeviceRecord, others: int) -> None:
+    """Give the thread its own context back."""
+    if others != 0:
+        call(device.cuCtxSetCurrent, (others,))
+
+
+# --------------------------------------------------------------------------------------------------
+# Managed memory of a CUDA device from compiled code: which parts are to be on the device, and which
+# on the host.
+#
+# Known limitations
+#     One call at a time per ``MOVER`` record, as in ``zico.device.mapping``. Not seen on a real GPU yet.
+
+_CONTEXT = MOVER.fields["context"][1]
+
+
+@compiled
+def move(mover_address: int, address: int, size_bytes: int, location: int) -> bool:
+    """Let a range move when the mover's stream comes there; contents and addresses stay.
+
+    A kernel that uses it before, meanwhile or afterwards finds it, if more slowly.
+
+    Args:
+        mover_address: Of a ``MOVER`` record.
+        address: Inside managed memory.
+        size_bytes: At least 1.
+        location: ``to_device`` or ``to_host`` of the record.
+
+    Returns:
+        Whether the driver has taken the order; if not, all stays where it is.
+    """
+    keep_out_of_line()
+    mover = record_at(mover_address, MOVER)
+    device = record_at(mover_address + _CONTEXT, DEVICE)
+    others = enter_context(device)
+    result = call(mover.cuMemPrefetchAsync_v2, (address, size_bytes, location, 0, mover.stream))
+    leave_context(device, others)
+    return status(result) == 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Pinned memory of the host at a window's addresses, from compiled code: the next tier of a CUDA
+# device.
+#
+# Each piece has a handle of its own, which the caller keeps: created when it is mapped, released when it is unmapped.
+#
+# Known limitations
+#     One call at a time per ``DEVICE`` record, as in ``zico.device.mapping``. Not seen on a real GPU yet.
+
+_ACCESSES = 2
+_PINNED_ACCESS = DEVICE.fields["pinned_access"][1]
+_PROPERTIES = DEVICE.fields["pinned_properties"][1]
+_CREATED = DEVICE.fields["created"][1]
+
+
+@compiled
+def map_pinned(device: DeviceRecord, address: int) -> int:
+    """Create a piece of pinned memory and map it where nothing is mapped, for the device and the processor.
+
+    Args:
+        device: A ``DEVICE`` record that ``fill_pinned`` has filled.
+        address: Where; a multiple of the granularity.
+
+    Returns:
+        The piece's handle; 0: the driver has refused, and nothing has changed.
+    """
+    keep_out_of_line()
+    others = enter_context(device)
+    handle = _create(device)
+    if handle != 0 and not _map(device, address, handle):
+        call(device.cuMemRelease, (handle,))
+        handle = 0
+    leave_context(device, others)
+    return handle
+
+
+@inlined
+def _create(device: DeviceRecord) -> int:
+    device.created = 0
+    record = address_of(device)
+    arguments = (record + _CREATED, device.piece_bytes, record + _PROPERTIES, 0)
+    return device.created if status(call(device.cuMemCreate, arguments)) == 0 else 0
+
+
+@inlined
+def _map(device: DeviceRecord, address: int, handle: int) -> bool:
+    length = device.piece_bytes
+    if status(call(device.cuMemMap, (address, length, 0, handle, 0))) != 0:
+        return False
+    if status(call(device.cuMemSetAccess, (address, length, address_of(device) + _PINNED_ACCESS, _ACCESSES))) != 0:
+        call(device.cuMemUnmap, (address, length))
+        return False
+    return True
+
+
+@compiled
+def unmap_pinned(device: DeviceRecord, address: int, handle: int) -> bool:
+    """Unmap a piece that nobody uses any more and give it back; false if the driver refused: it is still there."""
+    keep_out_of_line()
+    others = enter_context(device)
+    done = status(call(device.cuMemUnmap, (address, device.piece_bytes))) == 0
+    if done:
+        call(device.cuMemRelease, (handle,))
+    leave_context(device, others)
+    return done

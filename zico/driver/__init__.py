@@ -1,1 +1,0 @@
-"""Drivers: the virtual-memory operations of one device, in our words. The only door to a device."""

@@ -1,5 +1,0 @@
-"""The CUDA device, through ``cuda.bindings.driver``: the only package that imports it, and only when it is called."""
-
-from zico.driver.cuda.driver import CudaDriver
-
-__all__ = ["CudaDriver"]

@@ -1,0 +1,110 @@
+"""What a session does for a job that pages: its window, its tiers, and who serves its faults.
+
+Whatever keeps a job from being paged is said in one line, and the job goes on as any other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zico.base.errors import BrokerError, ConfigError, DriverError, ZicoError
+from zico.job.autoload import complain
+
+if TYPE_CHECKING:
+    import contextlib
+
+    from zico.base.settings import JobSettings
+    from zico.broker.client import Membership
+    from zico.heap.build import Heap
+    from zico.offload.tiers import TierStack
+    from zico.pool.table import PoolTable
+
+_ASKED = -1
+"""In ``PAGE_TABLE.pager_pid``: the broker has been asked."""
+_DEFAULT_TIERS = "memory"
+SWAPPING = frozenset({"torch"})
+"""Frameworks whose adapters can let tensors leave and come back."""
+_TOLD = 16
+_NOT_PAGED = "this job is not paged"
+_NOT_SWAPPED = "this job does not swap"
+
+
+def managed_window(undo: contextlib.ExitStack, pool: PoolTable, job: int, settings: JobSettings) -> dict[str, Any]:
+    """Return, as a parameter of the heap, managed memory for the window of a job on a GPU, if it is to page."""
+    wish = settings.wish
+    if wish.save == "swap":
+        complain(_NOT_SWAPPED, ZicoError("swapping on a GPU is not built yet: give page, or let it wait"))
+    if wish.save != "page":
+        return {}
+    from zico.heap.cuda.managed_window import open_window
+
+    try:
+        return {"managed": undo.enter_context(open_window(pool, job, settings.window))}
+    except DriverError as error:
+        complain(_NOT_PAGED, error)
+        return {}
+
+
+def open_heap(pool: PoolTable, job: int, settings: JobSettings, framework: str, of_device: dict[str, Any]) -> Heap:
+    """Return the process's heap, on the host with the window of a job that pages, if it is to page.
+
+    Where that is left open a job pages whose framework has nothing to swap with. Its record then says so, and how long
+    a region takes to leave and come back.
+    """
+    from zico.heap.build import Heap
+    from zico.heap.layout import HEAP_RECORD
+
+    wish, parameters = settings.wish, {**settings.heap, **of_device}
+    pages = wish.save == "page" or (wish.save == "auto" and framework not in SWAPPING)
+    if pages and "timeline" not in of_device:
+        try:
+            tiers = _tiers(pool, settings)
+            heap = Heap(pool, HEAP_RECORD, **parameters, tiers=tiers, paging=settings.paging)
+        except ZicoError as error:
+            complain(_NOT_PAGED, error)
+        else:
+            _tell(pool, job, tiers)
+            return heap
+    return Heap(pool, HEAP_RECORD, **parameters)
+
+
+def _tell(pool: PoolTable, job: int, tiers: TierStack) -> None:
+    """Let the job's record say that it pages, and what ``_TOLD`` regions take both ways in the first tier."""
+    from zico.pool.layout import SaveMode
+
+    record, rates, size_bytes = pool.jobs[job], tiers.rates()[0], _TOLD * pool.region_bytes
+    record["less_ns"][0] = round((rates.out_s(size_bytes) + rates.in_s(size_bytes)) * 1e9)
+    record["less_limit"][0] = _TOLD
+    record["save"] = SaveMode.PAGE
+
+
+def _tiers(pool: PoolTable, settings: JobSettings) -> TierStack:
+    from zico.offload.destinations import parse_tiers
+    from zico.offload.pager import block_bytes_for
+    from zico.offload.tiers import TierStack
+
+    directory = settings.heap.get("spill_directory")
+    wishes = parse_tiers(settings.wish.tier or _DEFAULT_TIERS, directory)
+    return TierStack.create(wishes, block_bytes=block_bytes_for(pool.region_bytes), directory=directory)
+
+
+def serve_pages(heap: Heap, membership: Membership) -> None:
+    """Let the broker serve this process's faults, and a thread of its own stand by for when the broker is gone."""
+    if heap.paged is None:
+        return
+    from zico.device.userfault import REMEDY, Reach
+    from zico.offload.pager import Pager
+
+    if heap.paged.reach == Reach.USER_MODE:
+        complain("system calls that are given memory which is out fail with EFAULT", ConfigError(REMEDY))
+    wait_limit_s = float(heap.record[0]["wait"]["limit_ns"]) / 1e9
+    pager = Pager(heap.paged.export(), heap.pool.member, wait_limit_s)
+    pager.load()  # the broker finds it compiled
+    heap.paged.page_table["pager_pid"] = _ASKED
+    pidfd = membership.watch_broker()
+    refused = membership.hand_over_pages(heap.paged.export(), wait_limit_s)
+    if refused:
+        complain("the broker does not serve this job's pages, so that it does so itself", BrokerError(refused))
+        pager.let_go()
+    heap.pager = pager
+    pager.start(pager.stand_by, pidfd)

@@ -1,0 +1,373 @@
+"""A process's membership in a pool: joined when a framework is imported, left when the process ends.
+
+Loads no Numba and no framework by being imported; ``attach`` does, when an adapter calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zico.base.errors import HookError
+from zico.job.autoload import complain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
+
+    from zico.base.settings import JobSettings
+    from zico.broker.client import Membership
+    from zico.heap.build import Heap
+    from zico.job.device_timeline import DeviceTimeline
+    from zico.pool.table import PoolTable
+
+OWNER_VARIABLE = "ZICO_OWNER_PID"
+"""The process that is the job; its descendants stay out of the pool."""
+
+GRACE_ALLOCATIONS = 1 << 14
+"""Of tensors over the threshold: about ten iterations of a ResNet-110, or one of eight micro-batches."""
+
+HOOKED_FUNCTIONS = ("posix_memalign", "aligned_alloc", "free")
+
+
+class Session:
+    """This process's place in a pool, its heap, and the marks of its iterations."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        pool: PoolTable,
+        heap: Heap,
+        settings: JobSettings,
+        timeline: DeviceTimeline | None = None,
+    ) -> None:
+        """Own what has been set up; use ``attach``."""
+        self.membership = membership
+        self.pool = pool
+        self.heap = heap
+        self.settings = settings
+        self.timeline = timeline
+        self.frameworks: list[str] = []
+        self.swapper: Any = None
+        """What moves idle tensors of this job (``zico.offload.swapper.Swapper``), if anything does."""
+        self.at_boundaries: list[Callable[[], None]] = []
+        """What to call when an iteration has been admitted, in the thread that marked it."""
+        self._explicit = False
+
+    @property
+    def record(self) -> Any:  # noqa: ANN401 - one JOB record
+        """Return this job's record in the shared table."""
+        return self.pool.jobs[self.membership.job]
+
+    def redirect(self, library_prefix: str, names: tuple[str, ...]) -> None:
+        """Let a loaded library take large tensors from the pool; the rest goes where it went before.
+
+        Args:
+            library_prefix: How the library's file name begins.
+            names: Which of ``HOOKED_FUNCTIONS`` it imports.
+
+        Raises:
+            HookError: The library is not loaded or imports none of them, or the pool is not the host's memory; nothing
+                has been changed.
+        """
+        if self.device != "host":
+            raise HookError(f"{library_prefix} takes memory of the host, and the pool is on {self.device}")
+        from zico.heap import hooks
+        from zico.job import elf
+
+        addresses = {name: int(getattr(hooks, name).address) for name in names}
+        hooked = elf.replace_imports(elf.find_loaded(library_prefix), addresses)
+        ours = {int(getattr(hooks, name).address) for name in HOOKED_FUNCTIONS}
+        heap = self.heap.record[0]
+        for name, original in hooked.originals.items():
+            if original not in ours:
+                heap[f"real_{name}"] = original
+
+    def expect_marks(self) -> None:
+        """Trust no boundary found by repetition for a while: an adapter is going to mark iterations.
+
+        Micro-batches repeat before the first optimizer step does. A program that never steps an optimizer that the
+        adapter knows is still found out, only later.
+        """
+        self.heap.record[0]["grace"] = GRACE_ALLOCATIONS
+
+    @property
+    def device(self) -> str:
+        """Return the name of the device that the pool is on."""
+        return self.membership.device.name
+
+    @property
+    def is_to_swap(self) -> bool:
+        """Tell whether tensors of this job are to leave and come back, if an adapter can see to it."""
+        from zico.pool.layout import SaveMode
+
+        return int(self.record["save"]) in (SaveMode.SWAP, SaveMode.AUTO)
+
+    def detach_fork(self) -> None:
+        """Leave the pool to the parent: for a forked child."""
+        from zico.heap.layout import Attached
+
+        self.heap.record[0]["attached"] = Attached.FORKED
+        self.membership.leave()
+
+    def refuse_fork(self) -> None:
+        """Raise in a forked child where the pool is on a device that a fork cannot use.
+
+        Raises:
+            HookError: This is such a child.
+        """
+        if self.device != "host" and os.getpid() != self.membership.owner_pid:
+            raise HookError(
+                f"this process was forked from one that uses {self.device}, and CUDA cannot be used again after a "
+                "fork: start processes by the spawn method (multiprocessing.set_start_method)"
+            )
+
+    def mark(self) -> None:
+        """End this iteration and begin the next; an adapter's mark, ignored once a user marks by hand."""
+        if not self._explicit:
+            self._boundary()
+
+    def step(self) -> None:
+        """End this iteration and begin the next; waits until the scheduler admits it."""
+        self._explicit = True
+        self._boundary()
+
+    def _boundary(self) -> None:
+        from zico.heap import allocator
+        from zico.heap.layout import Attached
+
+        heap = self.heap.record[0]
+        if heap["attached"] == Attached.YES:
+            allocator.mark(heap)
+        for call in self.at_boundaries:
+            call()
+
+    def explain_failure(self) -> str | None:
+        """Return why this job ran out of memory, if it did."""
+        from zico.base.errors import OutOfMemory
+
+        record = self.record
+        if not record["oom_count"]:
+            return None
+        region_bytes = self.pool.region_bytes
+        held_bytes = int(record["oom_held"]) * region_bytes
+        budget_bytes = int(self.pool.header["budget_regions"]) * region_bytes
+        reason = str(OutOfMemory(int(record["oom_request_bytes"]), held_bytes, budget_bytes))
+        if self.heap.no_next_tier:
+            reason += f"; nor can this GPU go on in the machine's memory: {self.heap.no_next_tier}"
+        return reason
+
+
+_current: Session | None = None
+
+
+def current() -> Session | None:
+    """Return this process's session, ``None`` if it is in no pool."""
+    return _current
+
+
+def pool_kind() -> str:
+    """Return the kind of device whose pool ``attach`` joins, or has joined: ``host`` or ``cuda``; of none, ``host``.
+
+    For adapters that must not touch a GPU before their framework does: it asks the broker and initialises nothing.
+
+    Raises:
+        BrokerError: The broker does not answer.
+    """
+    from zico.broker.client import BrokerClient
+    from zico.broker.devices import kind_of
+
+    socket_path = _socket_to_join()
+    if socket_path is None:
+        return "host"
+    if _current is not None:
+        return _current.membership.device.kind
+    with BrokerClient(socket_path) as client:
+        return kind_of(client.status().device)
+
+
+def _socket_to_join() -> Path | None:
+    """Return where the broker listens that this process may join."""
+    socket_path = os.environ.get("ZICO_SOCKET")
+    is_stranger = os.environ.get(OWNER_VARIABLE) not in (None, "", str(os.getpid()))
+    return None if is_stranger or not socket_path else Path(socket_path)
+
+
+def attach(framework: str, *, kind: str = "host") -> Session | None:
+    """Join the pool whose broker ``ZICO_SOCKET`` names, once per process.
+
+    Waits for the broker's answer (seconds at most). On a CUDA device it initialises CUDA in this process.
+
+    Args:
+        framework: Who asks.
+        kind: Of which kind of device the caller shares memory: ``host`` or ``cuda``.
+
+    Returns:
+        The session; ``None`` if there is no broker to join or this process descends from one that has joined:
+        training then goes on as without Zico.
+
+    Raises:
+        BrokerError: The broker refuses or does not answer.
+        ConfigError: A setting in the environment makes no sense.
+        DriverError: The device refuses.
+        HookError: The pool is on a device of another kind, or this process was forked from one that uses CUDA.
+    """
+    global _current  # noqa: PLW0603 - hooks serve a process, so there is one session per process
+    if _current is not None:
+        _current.refuse_fork()
+        _refuse_kind(_current.membership, framework, kind)
+    socket_path = _socket_to_join()
+    if socket_path is None:
+        return None
+    if _current is None:
+        _current = _join(socket_path, framework, kind)
+        os.environ[OWNER_VARIABLE] = str(os.getpid())
+    _current.frameworks.append(framework)
+    return _current
+
+
+def _join(socket_path: Path, framework: str, kind: str) -> Session:
+    from zico.base.settings import job_settings
+
+    settings = job_settings(os.environ, sys.argv[0])
+    from zico.broker.client import BrokerClient
+    from zico.heap import hooks  # noqa: F401 - compiled or loaded before the place in the pool is taken
+    from zico.job.paged_job import managed_window, open_heap, serve_pages
+
+    with BrokerClient(socket_path) as client:
+        membership = client.join(settings.name, framework, settings.share, settings.wish)
+    with contextlib.ExitStack() as undo:
+        undo.callback(membership.leave)
+        if membership.device.kind != kind:
+            membership.close_descriptors()
+        _refuse_kind(membership, framework, kind)
+        pool = undo.enter_context(membership.map_pool())
+        timeline = _device_timeline(pool, kind, settings.spacing_bytes)
+        of_device: dict[str, Any] = {}
+        if timeline is not None:
+            undo.callback(timeline.close)
+            of_device["timeline"] = timeline.functions
+            of_device |= managed_window(undo, pool, membership.job, settings)
+        heap = open_heap(pool, membership.job, settings, framework, of_device)
+        if settings.ring:
+            _record(heap, settings.ring, framework)
+        serve_pages(heap, membership)
+        heap.enable(plan=settings.plans and heap.managed is None)
+        undo.pop_all()
+    session = Session(membership, pool, heap, settings, timeline)
+    _guard_forks(session)
+    _explain_failures(session)
+    return session
+
+
+def _device_timeline(pool: PoolTable, kind: str, spacing_bytes: int | None) -> DeviceTimeline | None:
+    """Return the way onto the device's timeline, ``None`` on the host, which works before the processor's eyes."""
+    if kind == "host":
+        return None
+    from zico.job.device_timeline import DeviceTimeline
+
+    return DeviceTimeline(pool, spacing_bytes)
+
+
+def _refuse_kind(membership: Membership, framework: str, kind: str) -> None:
+    """Refuse a pool whose memory the caller cannot share."""
+    device = membership.device
+    if device.kind != kind:
+        raise HookError(
+            f"the pool is on {device.name}, and what Zico has for {framework} here shares the memory of {kind} devices "
+            "only: choose another --device"
+        )
+
+
+def _guard_forks(session: Session) -> None:
+    """Let forked children keep off the pool (invariant 10)."""
+    if session.device == "host":
+        from zico.heap.fork import ForkGuard
+
+        ForkGuard(session.heap, session.membership.leave)
+    else:  # nothing to copy: a child cannot reach a GPU's memory that its parent has mapped
+        from zico.device.cuda.bindings import let_go_of_device_files
+
+        os.register_at_fork(after_in_child=let_go_of_device_files)
+        # After it: to the broker an open connection means that the driver's files may be open, too.
+        os.register_at_fork(after_in_child=session.detach_fork)
+
+
+def _record(heap: Heap, path: str, framework: str) -> None:
+    """Record into the ring at ``path``; says so if that cannot be, and the job goes on."""
+    from zico.base.errors import TraceError
+    from zico.trace.ringfile import RingFile
+
+    try:
+        heap.record_to(RingFile(path, framework, int(heap.record[0]["threshold_bytes"])))
+    except TraceError as error:
+        complain("this process is not recorded", error)
+
+
+def _explain_failures(session: Session) -> None:
+    """Add the budget's side of the story to the traceback of a job that ran out of memory."""
+    before = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        before(kind, error, traceback)
+        reason = session.explain_failure()
+        if reason is not None:
+            sys.stderr.write(f"zico: out of memory: {reason}\n")
+
+    sys.excepthook = excepthook
+
+
+def step() -> None:
+    """End this job's iteration and begin the next one.
+
+    It waits until the scheduler admits the next iteration. Outside a pool it does nothing.
+    """
+    if _current is not None:
+        _current.step()
+
+
+@contextlib.contextmanager
+def iteration() -> Iterator[None]:
+    """Run the body as one iteration; it calls ``step`` at the end, also when the body raises.
+
+    Use it around the body of a training loop, not around the loop.
+    """
+    try:
+        yield
+    finally:
+        step()
+
+
+def status() -> dict[str, Any] | None:
+    """Return this job's figures in the pool, or ``None`` outside a pool.
+
+    Returns:
+        ``name``, ``device``, ``frameworks``, ``iterations``; what the job holds now and held at most (``held_bytes``,
+        ``peak_bytes``), and what its tensors take (``tensor_bytes``); the time it waited (``waited_s``); the pool's
+        ``budget_bytes`` and whether it is ``isolated``. For a job that swaps or pages, also ``moved_out_bytes``,
+        ``moved_in_bytes``, ``late_arrivals``, ``copies_waited_s`` and ``copies_hidden_s``, else 0.
+    """
+    if _current is None:
+        return None
+    record = _current.record
+    region_bytes = _current.pool.region_bytes
+    return {
+        "name": record["name"].decode(),
+        "device": _current.device,
+        "frameworks": list(_current.frameworks),
+        "iterations": int(record["iteration"]),
+        "held_bytes": int(record["held"]) * region_bytes,
+        "peak_bytes": int(record["peak_held"]) * region_bytes,
+        "tensor_bytes": int(record["live_bytes"]),
+        "waited_s": int(record["boundary_waited_ns"] + record["need_waited_ns"]) / 1e9,
+        "budget_bytes": int(_current.pool.header["budget_regions"]) * region_bytes,
+        "isolated": bool(_current.pool.header["isolate"]),
+        "moved_out_bytes": int(record["out_bytes"]),
+        "moved_in_bytes": int(record["in_bytes"]),
+        "late_arrivals": int(record["late"]),
+        "copies_waited_s": int(record["copy_waited_ns"]) / 1e9,
+        "copies_hidden_s": int(record["copy_hidden_ns"]) / 1e9,
+    }

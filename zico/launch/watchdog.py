@@ -1,0 +1,168 @@
+"""End the jobs and the broker if the process that supervises them is killed.
+
+Theory of operation: ``zico run`` holds the only write end of this process's standard input and tells it which sessions
+live. However the supervisor ends, even by SIGKILL, the kernel closes that pipe; without a ``done`` before it, this
+process ends the sessions and removes the run directory. ``PR_SET_PDEATHSIG`` would reach direct children only, and
+needs code between fork and exec.
+
+Standard library only, so that it starts in milliseconds: ``python -S -m zico.launch.watchdog RUN_DIRECTORY``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+# -- find and signal every process of a session, whatever process groups it has made since ---------
+#
+# Each job leads a session of its own. Its process group alone would not do: ``timeout`` and shells with job control
+# move their children to other groups, but they stay in the session.
+#
+# Standard library only: the guardian imports this module without site packages.
+
+PROC = Path("/proc")
+_DEAD_STATES = frozenset("ZXx")
+
+
+def members(session: int) -> dict[int, int]:
+    """Return the living processes of ``session`` as process id to process group id.
+
+    Meaningful only while the leader has not been reaped or others of it live: after that, the number may be reused.
+    """
+    return {pid: group for pid, group, its_session in _processes() if its_session == session}
+
+
+def send(session: int, signum: int) -> int:
+    """Signal every process of ``session`` by its groups, then continue the stopped ones; return how many there were.
+
+    By groups, because a group gets a signal at once: no child forked meanwhile is missed.
+    """
+    found = members(session)
+    for group in set(found.values()):
+        # Gone in the meantime, or has changed its user id: neither can be helped from here.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signum)
+            os.killpg(group, signal.SIGCONT)
+    return len(found)
+
+
+def _processes() -> Iterator[tuple[int, int, int]]:
+    """Yield (pid, process group, session) of every process that is not dead."""
+    for entry in os.scandir(PROC):
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (PROC / entry.name / "stat").read_text(errors="replace")
+        except OSError:
+            continue
+        # The command name stands in brackets and may contain spaces and brackets itself.
+        state, _, group, session = stat.rpartition(")")[2].split()[:4]
+        if state not in _DEAD_STATES:
+            yield int(entry.name), int(group), int(session)
+
+
+# --------------------------------------------------------------------------------------------------
+
+GRACE_S = 2.0
+POLL_S = 0.02
+DONE = "done"
+
+
+def watch(lines: Iterable[str]) -> set[int] | None:
+    """Return the sessions to end: those announced by ``+N`` and not withdrawn by ``-N``; ``None`` after ``done``.
+
+    Waits for the end of ``lines``, which is the end of the supervisor: this wait alone has no deadline.
+    """
+    living: set[int] = set()
+    for line in lines:
+        word = line.strip()
+        if word == DONE:
+            return None
+        if word.startswith("+"):
+            living.add(int(word[1:]))
+        elif word.startswith("-"):
+            living.discard(int(word[1:]))
+    return living
+
+
+def end(living: set[int]) -> None:
+    """Terminate the sessions, and kill what is left of them after ``GRACE_S``."""
+    for signum, grace_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        deadline = time.monotonic() + grace_s
+        for session in living:
+            send(session, signum)
+        while any(members(session) for session in living):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_S)
+
+
+def main() -> None:
+    """Watch standard input; afterwards end what is left and remove the directory given as the only argument."""
+    # A terminal's Ctrl-C and a closing terminal are the supervisor's to handle.
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    living = watch(sys.stdin)
+    if living is not None:
+        end(living)
+        shutil.rmtree(sys.argv[1], ignore_errors=True)
+
+
+# -- the supervisor's side of the guardian: which sessions it must end if we are killed ------------
+
+CLOSE_S = 2.0
+
+
+class Ward:
+    """A running guardian; ``close`` tells it that all is well."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Start a guardian that would remove ``run_dir``."""
+        self._popen = subprocess.Popen(  # noqa: S603 - ourselves
+            [sys.executable, "-S", "-m", __name__, str(run_dir)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._pipe = cast("IO[bytes]", self._popen.stdin)
+
+    def add(self, session: int) -> None:
+        """Let the guardian end ``session`` if we are killed."""
+        self._tell(f"+{session}")
+
+    def remove(self, session: int) -> None:
+        """Forget ``session``; call it before its leader is reaped."""
+        self._tell(f"-{session}")
+
+    def close(self) -> None:
+        """Send the guardian away; the directory is then the caller's to remove."""
+        self._tell(DONE)
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.close()
+        try:
+            self._popen.wait(timeout=CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait(timeout=CLOSE_S)
+
+    def _tell(self, word: str) -> None:
+        """Write one line. A guardian that somebody has killed is missed only if we are killed as well."""
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.write(f"{word}\n".encode())
+            self._pipe.flush()
+
+
+if __name__ == "__main__":
+    main()

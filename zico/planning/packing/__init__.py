@@ -1,0 +1,1 @@
+"""Where tensors go: ``Problem -> planner -> Plan -> judge``."""

@@ -1,0 +1,323 @@
+"""Who may start, by exact time shift: an iteration begins when all of it is predicted to fit.
+
+The rules, in order, for every job at a boundary (longest waiting first):
+
+1. While a job without a profile grows, nobody starts.
+2. A job whose peak does not fit beside what the others keep between iterations waits, and holds nobody up.
+3. It starts if the smallest delay after which its iteration fits is zero (or too small to tell) and the state with
+   its claim is safe.
+4. Otherwise it waits, and its iteration is reserved at that delay: those behind it start only where they fit beside
+   the reservation, so they cannot postpone it, and nobody starves. Where the state would not be safe nothing is
+   reserved, since profiles are wrong then; unless somebody inside is to lend, which claims do not count on.
+   By *first fit* only a job that has got less than its floor has its iteration reserved. Any other job that fits
+   starts, even if that postpones the jobs before it: a large job waits until its floor is at stake.
+5. If all jobs wait and none fits, the first one starts all the same: it overflows into the next tier, but moves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zico.base.compiled import compiled, inlined
+from zico.pool.layout import JobState
+from zico.pool.rules import is_safe
+from zico.scheduler.demand import coarse, is_passing_at, job_at, profile_at, reserved, stands_still, total
+from zico.scheduler.layout import NO_TIME, NOBODY, Reason
+from zico.scheduler.turns import (
+    alone_in,
+    banker_of,
+    blocked_by,
+    decision_at,
+    fits_beside_kept,
+    in_order,
+    in_turn,
+    kept_by_all,
+    peaks_together,
+    starts,
+    unstick,
+    waits,
+    waits_for_alone,
+    waits_to_fit,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from zico.scheduler.layout import Scene, SceneJob
+
+    Int64s = NDArray[np.int64]
+
+
+# --------------------------------------------------------------------------------------------------
+# The time shift: the smallest delay after which a whole iteration fits beside what the others are
+# going to hold.
+#
+# Theory of operation
+#     Both sides are staircases. A step of the newcomer and a step of the others that together exceed the budget forbid
+#     every delay with which they would overlap, an open interval of delays. The answer is the smallest delay in none of
+#     these intervals, so it is 0 or the end of one of them: an instant at which a step of the newcomer would begin just
+#     when the others come down a step. From a delay that is forbidden we go to the end of an interval that forbids it,
+#     all at once, until no step complains::
+#
+#         budget 6     others   4 4 4 1 1 ...        delay 0: 3 + 4 > 6 from 1 to 3: the 3 may begin at 3, so delay 2
+#                      job      1 3 3 2              delay 2: - - 1 3 3 2 fits
+#
+#     Time here is exact (nanoseconds, no polling interval), and steps on which the newcomer holds no more than it does
+#     while it waits forbid nothing.
+#
+# Source: the delay search of the Zico paper (USENIX ATC 2021, section 4), which polls instead.
+
+NEVER = -1
+"""No delay helps: the others' last step leaves too little."""
+
+_PLENTY = 1 << 62  # of regions
+
+
+@compiled
+def smallest_delay(others: tuple[Int64s, Int64s], job: SceneJob, budget: int) -> tuple[int, int]:
+    """Return the smallest delay after which the job's whole next iteration fits, and what forbids a start now.
+
+    Args:
+        others: What everybody but the job is going to hold.
+        job: The JOB record, at its boundary, with a profile; what it holds there it may hold in any case.
+        budget: Regions.
+
+    Returns:
+        The delay in nanoseconds, or ``NEVER``; and when, after a start now, memory would first be short, -1 if never.
+    """
+    t_ns, levels = others
+    profile = profile_at(job)
+    own_ns, own, n = profile.step_ns, profile.level, profile.n_steps
+    last = len(t_ns) - 1
+    delay_ns = 0
+    conflict_ns = -1
+    clean = 0  # newcomer's steps in a row that fit at this delay; n of them, round the end, prove it
+    i = k = begin = 0  # the newcomer's step, the others' beside it, and the others' that the delay lies in
+    while clean < n:
+        if i == n:
+            while begin < last and t_ns[begin + 1] <= delay_ns:
+                begin += 1
+            i, k = 0, begin
+        room = budget - own[i] if own[i] > job.held else _PLENTY
+        end_ns = own_ns[i + 1] if i + 1 < n else profile.duration_ns
+        moved_ns = delay_ns
+        while k < last and t_ns[k + 1] <= delay_ns + own_ns[i]:
+            k += 1
+        at = k
+        while True:
+            if levels[at] > room:
+                if conflict_ns < 0:
+                    conflict_ns = max(own_ns[i], t_ns[at])
+                if at == last:
+                    return NEVER, conflict_ns
+                moved_ns = t_ns[at + 1] - own_ns[i]
+            if at == last or t_ns[at + 1] >= moved_ns + end_ns:
+                break
+            at += 1
+        k = at
+        clean = clean + 1 if moved_ns == delay_ns else 1
+        delay_ns = moved_ns
+        i += 1
+    return delay_ns, conflict_ns
+
+
+# --------------------------------------------------------------------------------------------------
+
+MARGIN_SHIFT = 5
+"""A 32nd of the budget is left out of predictions where that leaves a solution.
+
+Real iterations differ from their profiles by a region or two and by some per cent of time. Where two jobs fill the
+budget exactly, each such difference makes one of them wait inside its iteration, where it delays what it would give
+back; measured on two copies of the ResNet example at 70 % (``docs/design/scheduling.md``).
+"""
+LOOKAHEAD = 16
+"""So many of those that wait have their iterations reserved; whoever is further behind waits for them to start."""
+MOST_STEPS = 256
+"""With many jobs, what they hold together is looked at in so many spans of time: no finer than a profile is."""
+
+_NO_PLAN = -1
+_MEETS, _UNSAFE = int(Reason.MEETS), int(Reason.UNSAFE)
+_RUNNING = int(JobState.RUNNING)
+
+
+@compiled
+def decide_by_shift(scene: Scene, margin_shift: int, first: int, first_fit: int) -> None:
+    """Decide for every job at its boundary.
+
+    Args:
+        scene: The pool.
+        margin_shift: ``1 / 2**margin_shift`` of the budget is left out of predictions where that leaves a solution.
+        first: Whose iteration is planned before the others', as for ``in_order``.
+        first_fit: Not 0: only iterations of jobs that have got less than their floor are reserved.
+    """
+    order = in_order(scene, first)
+    alone = alone_in(scene)
+    if alone == NOBODY and 0 <= peaks_together(scene) <= scene.budget:
+        _start_all(scene, order)
+        return
+    promised = coarse(total(scene), MOST_STEPS)
+    delays_ns = np.full(scene.n, _NO_PLAN, np.int64)
+    banker = banker_of(scene)
+    considered = 0
+    for index in order:
+        job = job_at(scene, index)
+        if alone != NOBODY:
+            waits_for_alone(scene, index, alone)
+        elif job.profile_address == 0:
+            starts(scene, index)
+            alone = index
+        elif considered == LOOKAHEAD:
+            waits(scene, index, _MEETS, NO_TIME)
+            blocked_by(scene, index, order[0])
+        else:
+            considered += 1
+            delay_ns, conflict_ns = _delay(scene, job, promised, margin_shift)
+            if delay_ns == NEVER:
+                waits_to_fit(scene, index)
+                continue
+            if delay_ns <= profile_at(job).tick_ns:
+                delay_ns = 0
+                is_reserved = _starts_or_is_next(scene, index, banker)
+            else:
+                waits(scene, index, _MEETS, scene.now_ns + delay_ns)
+                _blame(scene, index, delays_ns, conflict_ns)
+                is_reserved = not first_fit or job.served < job.floor
+            if not is_reserved:
+                continue
+            delays_ns[index] = delay_ns
+            if index != order[-1]:
+                promised = reserved(promised, job, delay_ns)
+    unstick(scene, order)
+
+
+@compiled
+def _start_all(scene: Scene, order: Int64s) -> None:
+    for index in order:
+        starts(scene, index)
+
+
+@compiled
+def _delay(scene: Scene, job: SceneJob, promised: tuple[Int64s, Int64s], margin_shift: int) -> tuple[int, int]:
+    """Return after what delay a job fits beside what all, itself at rest included, hold; with the margin if it can."""
+    budget = scene.budget + job.held
+    delay_ns, conflict_ns = smallest_delay(promised, job, budget - (scene.budget >> margin_shift))
+    return (delay_ns, conflict_ns) if delay_ns != NEVER else smallest_delay(promised, job, budget)
+
+
+@compiled
+def waits_for_safety(scene: Scene, index: int) -> None:
+    """Wait for whoever is in an iteration: profiles were wrong, and one more job might block them all."""
+    waits(scene, index, _UNSAFE, NO_TIME)
+    for other in range(scene.n):
+        if job_at(scene, other).phase == _RUNNING:
+            blocked_by(scene, index, other)
+
+
+@compiled
+def _starts_or_is_next(scene: Scene, index: int, banker: tuple[int, Any, Any]) -> bool:
+    """Start a job if the state with its claim is safe, else let it wait; tells whether to plan with its iteration."""
+    free, sums, flags = banker
+    flags[0, index] = 1
+    if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], scene.n):
+        starts(scene, index)
+        return True
+    flags[0, index] = 0
+    waits_for_safety(scene, index)
+    return _somebody_is_to_lend(scene)
+
+
+@compiled
+def _somebody_is_to_lend(scene: Scene) -> bool:
+    """Tell whether what somebody inside keeps is free once it has ended, which claims do not count on."""
+    for i in range(scene.n):
+        job = job_at(scene, i)
+        if job.phase == _RUNNING and job.kept < job.persistent:
+            return True
+    return False
+
+
+@compiled
+def _blame(scene: Scene, index: int, delays_ns: NDArray[np.int64], conflict_ns: int) -> None:
+    """Say who holds more than in the end when memory would be short; all others if none does."""
+    for other in range(scene.n):
+        passing = is_passing_at(job_at(scene, other), scene.now_ns, delays_ns[other], conflict_ns)
+        if other != index and passing:
+            blocked_by(scene, index, other)
+    for other in range(scene.n):
+        if decision_at(scene, index).against == NOBODY and other != index:
+            blocked_by(scene, index, other)
+
+
+# --------------------------------------------------------------------------------------------------
+# Who may start, by claims alone: as soon as everybody can still finish, whatever that does to who
+# waits inside.
+
+MOST_JUDGED = 64
+"""So many of those that wait are looked at one by one in a decision; whoever is further behind waits for them."""
+
+_TURN = int(Reason.TURN)
+EVERYBODY = 1 << 30
+"""No limit on how many are in an iteration at a time."""
+
+
+@inlined
+def _needs(sums: NDArray[np.int64], index: int) -> int:
+    return max(sums[0, index], sums[1, index], sums[2, index]) - sums[0, index]
+
+
+@compiled
+def waits_for_its_turn(scene: Scene, index: int, inside: NDArray[np.uint8]) -> None:
+    """Wait for one of those that are in an iteration, or begin one now, to end it."""
+    waits(scene, index, _TURN, NO_TIME)
+    for other in range(scene.n):
+        if other != index and inside[other]:
+            blocked_by(scene, index, other)
+
+
+@compiled
+def decide_by_claims(scene: Scene, most_inside: int) -> None:
+    """Decide for every job at its boundary, in turn, while fewer than ``most_inside`` jobs are in an iteration."""
+    order = in_turn(scene)
+    alone = alone_in(scene)
+    free, sums, flags = banker_of(scene)
+    inside = 0
+    missing = 0  # regions that those need together who must finish: if so many are free, any order will do
+    for i in range(scene.n):
+        missing += _needs(sums, i) if flags[0, i] else 0
+        inside += flags[0, i] and not stands_still(job_at(scene, i), scene.now_ns)
+    kept = kept_by_all(scene)
+    judged = 0
+    for index in order:
+        flags[0, index] = job_at(scene, index).profile_address != 0
+        if alone != NOBODY:
+            waits_for_alone(scene, index, alone)
+            flags[0, index] = 0
+        elif flags[0, index] == 0:
+            starts(scene, index)
+            alone = index
+        elif not fits_beside_kept(scene, index, kept):
+            waits_to_fit(scene, index)
+            flags[0, index] = 0
+        elif inside >= most_inside:
+            waits_for_its_turn(scene, index, flags[0])
+            flags[0, index] = 0
+        elif missing + _needs(sums, index) <= free:
+            starts(scene, index)
+            missing += _needs(sums, index)
+            inside += 1
+        elif judged == MOST_JUDGED:
+            waits(scene, index, _UNSAFE, NO_TIME)
+            blocked_by(scene, index, order[0])
+            flags[0, index] = 0
+        else:
+            judged += 1
+            if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], scene.n):
+                starts(scene, index)
+                missing += _needs(sums, index)
+                inside += 1
+            else:
+                waits_for_safety(scene, index)
+                flags[0, index] = 0
+    unstick(scene, order)

@@ -1,0 +1,343 @@
+"""What the simulator's machine works on, and how a policy is shown it: records that the arrays' addresses lead to.
+
+A tenant is a job of a simulation. A policy sees of it what the broker would know: progress in events, not time, and
+the profile that the scheduler was told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+
+from zico.base.compiled import array_at, compiled, inlined, record_at
+from zico.base.records import F8, I4, I8, U8, Numbers, Record, dtype_of
+from zico.pool.layout import JobState
+from zico.pool.rules import grows_alone, recent_throughput
+from zico.scheduler.demand import bin_ends_ns, job_at
+from zico.scheduler.layout import JOB, NO_TIME, NOBODY, PROFILE, SCENE, Reason, Scene, SceneJob
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from zico.scheduler.layout import ProfileRecord
+
+
+class Tenant(SceneJob):
+    """One job of a simulation, behind what a policy sees of it.
+
+    ``waiting_since_ns`` may be NO_TIME here; ``need`` and ``served`` are worked out where a policy is shown them.
+    """
+
+    true_address: I8  # of the PROFILE that it really has
+    believed_address: I8  # of the one that the scheduler is told
+    keeps: I8  # regions between iterations
+    arrive_ns: I8
+    jitter: F8
+    random: U8
+    phases_address: I8  # PHASE records, n_phases of them, by their time
+    n_phases: I8
+    # -- what follows changes
+    present: I8
+    profiled: I8
+    spilled: I8
+    step: I8
+    bin: I8  # of its profile, that it was last seen in
+    claim: I8  # that it was last seen to have in this iteration
+    overruns: I8  # its claim may rise again: it comes past the end of the profile that is believed
+    busy: I8
+    step_since: I8  # on the work clock
+    step_length: I8
+    slowness: F8
+    waited_ns: I8
+    alone_spent_ns: I8  # how long it has kept the others from starting iterations
+    counted_ns: I8  # work done after the warm-up, in time alone
+    left_ns: I8
+    counted: I8  # iterations ended after the warm-up
+    next_phase: I8
+    stopped: I8  # it is to stop at the end of its step
+    suspended: I8  # it has
+    copying: I8  # what it holds is on its way out
+    away: I8  # regions that were copied out
+    yields: I8
+    resident: F8  # regions of those held that are on the device
+    worked_ns: I8  # when it last began a step
+    delay_ns: I8  # of its next step: what is brought in before it
+    served_work: F8  # both fade
+    served_time: F8
+    served_at_ns: I8
+    reasons: Annotated[Numbers, "i8", (len(Reason),)]
+    against: Annotated[Numbers, "i8", (len(Reason),)]  # whom it waited for last, for each reason
+
+
+TENANT = dtype_of(Tenant)
+
+
+class PhaseRecord(Record, align=False):
+    """From so many iterations on a tenant really has another PROFILE, or, with ``keeps`` below 0, is believed to."""
+
+    at: I8
+    address: I8
+    keeps: I8
+
+
+PHASE = dtype_of(PhaseRecord)
+
+
+class BudgetRecord(Record, align=False):
+    """A budget from a time on."""
+
+    t_ns: I8
+    regions: I8
+
+
+BUDGET = dtype_of(BudgetRecord)
+
+
+class StepEnd(Record, align=False):
+    """A step that ends, on the work clock; of those at one time, the one that began first."""
+
+    at: I8
+    order: I8
+    tenant: I8
+
+
+EVENT = dtype_of(StepEnd)
+
+
+class LogRecord(Record, align=False):
+    """What a job holds from a time on."""
+
+    t_ns: I8
+    tenant: I4
+    held: I4
+
+
+LOG = dtype_of(LogRecord)
+
+
+class RunRecord(Record):
+    """A simulation as a whole."""
+
+    policy_address: I8
+    use_claims: I8
+    pauses: I8
+    watches: I8
+    pages: I8
+    asks: I8
+    offline: I8
+    fault_ns: F8  # to bring a region in
+    copy_ns: F8  # to copy a region out or in
+    budgets_address: I8  # BUDGET records
+    n_budgets: I8
+    memory_address: I8  # what the policy remembers
+    memos_address: I8
+    samples_address: I8  # SAMPLE records
+    sample_jobs_address: I8  # JOB records
+    n_sample_jobs: I8
+    plans: I8  # the policy remembers something of the jobs: stop whenever those change
+    budget: I8
+    warm_up_ns: I8
+    tenants_address: I8  # TENANT records
+    arrivals_address: I8  # their numbers by the time at which they arrive
+    n_arrivals: I8
+    present_address: I8  # the numbers of those that are there
+    scene_address: I8  # a SCENE with room for all
+    queue_address: I8  # EVENT records, one a tenant
+    scratch_address: I8  # SCRATCH_ROWS words a tenant
+    slowdown_address: I8  # by what factor each of 0, 1, 2 ... working jobs is slower; the last for any more
+    n_slowdown: I8
+    log_address: I8  # LOG records; their number is log_room
+    log_room: I8
+    # -- what follows changes
+    now_ns: I8
+    clock: I8  # the work clock
+    order: I8  # events so far
+    n_present: I8
+    n_arrived: I8
+    n_queued: I8
+    n_busy: I8
+    n_blocked: I8
+    n_waiting: I8
+    granted: I8
+    alone: I8
+    alone_since_ns: I8  # when that one last grew
+    look_at_ns: I8
+    retry_at: I8  # on the work clock: when a claim falls although nobody gives anything back
+    changed: I8
+    peak_granted: I8
+    stalls: I8
+    decisions: I8
+    longest_wait_ns: I8
+    n_log: I8
+    plan_address: I8
+    next_budget: I8
+    next_budget_ns: I8
+    resident: F8
+    faulted: F8  # regions brought in
+    copied: I8  # regions copied out
+    sample_at: I8  # which decision is the next to be kept
+    n_samples: I8
+    n_sampled_jobs: I8
+
+
+RUN = dtype_of(RunRecord)
+
+
+class Sample(Record, align=False):
+    """A scene that a policy was asked about, and which of the jobs kept with it is its first."""
+
+    scene: Scene
+    first: I8
+
+
+SAMPLE = dtype_of(Sample)
+
+SAMPLES = 128
+SCRATCH_ROWS = 6
+"""Of the banker's rule: held, claim, residual, must finish, done; and who is blocked."""
+FOREVER = 1 << 62
+
+_INT64 = np.dtype(np.int64)
+_FLOAT64 = np.dtype(np.float64)
+_FLAG = np.dtype(np.uint8)
+_TENANT_BYTES = TENANT.itemsize
+_WORD_BYTES = _INT64.itemsize
+_JOB_BYTES = JOB.itemsize
+_JOB_WORDS = _JOB_BYTES // _WORD_BYTES
+_RUNNING, _BOUNDARY = int(JobState.RUNNING), int(JobState.BOUNDARY)
+
+
+@inlined
+def tenant_of(run: RunRecord, number: int) -> Tenant:
+    """Return the TENANT record of that number."""
+    return record_at(run.tenants_address + number * _TENANT_BYTES, TENANT)
+
+
+@inlined
+def profile_of(tenant: Tenant) -> ProfileRecord:
+    """Return the PROFILE that a tenant really has."""
+    return record_at(tenant.true_address, PROFILE)
+
+
+@inlined
+def believed_of(tenant: Tenant) -> ProfileRecord:
+    """Return the PROFILE that the scheduler takes a tenant to have."""
+    return record_at(tenant.believed_address, PROFILE)
+
+
+@inlined
+def scene_of(run: RunRecord) -> Scene:
+    """Return the SCENE that the policy is shown."""
+    return record_at(run.scene_address, SCENE)
+
+
+@inlined
+def present_in(run: RunRecord) -> NDArray[np.int64]:
+    """Return the numbers of those that are there."""
+    return array_at(run.present_address, run.n_present, _INT64)
+
+
+@inlined
+def arrival_of(run: RunRecord, index: int) -> int:
+    """Return the number of the tenant that is the next to arrive after so many."""
+    return array_at(run.arrivals_address, run.n_arrivals, _INT64)[index]
+
+
+@inlined
+def slowdown_of(run: RunRecord) -> float:
+    """Return by what factor those that work now are slower than alone."""
+    return array_at(run.slowdown_address, run.n_slowdown, _FLOAT64)[min(run.n_busy, run.n_slowdown - 1)]
+
+
+@inlined
+def scratch_words(run: RunRecord, row: int) -> NDArray[np.int64]:
+    """Return a row of scratch, a word for each that is there."""
+    return array_at(run.scratch_address + row * run.n_arrivals * _WORD_BYTES, run.n_present, _INT64)
+
+
+@inlined
+def scratch_flags(run: RunRecord, row: int) -> NDArray[np.uint8]:
+    """Return a row of scratch as flags, one for each that is there."""
+    return array_at(run.scratch_address + row * run.n_arrivals * _WORD_BYTES, run.n_present, _FLAG)
+
+
+@inlined
+def step_ends_ns(tenant: Tenant) -> int:
+    """Return when, in its profile's time, the step ends that a tenant is in."""
+    profile = profile_of(tenant)
+    return profile.step_ns[tenant.step + 1] if tenant.step + 1 < profile.n_steps else profile.duration_ns
+
+
+@inlined
+def need_of(tenant: Tenant) -> int:
+    """Return the regions that a tenant waits for inside its iteration."""
+    if tenant.phase != _RUNNING or tenant.busy or tenant.suspended:
+        return 0
+    return max(0, profile_of(tenant).level[tenant.step] - tenant.held - tenant.spilled)
+
+
+@compiled
+def progress_of(run: RunRecord, tenant: Tenant) -> int:
+    """Return how many events of its iteration a tenant has come past."""
+    profile = profile_of(tenant)
+    at_ns = profile.step_ns[tenant.step]
+    if tenant.busy and run.clock > tenant.step_since:
+        at_ns += (step_ends_ns(tenant) - at_ns) * (run.clock - tenant.step_since) // tenant.step_length
+    now_in = tenant.bin
+    while now_in + 1 < profile.n_bins and profile.t_ns[now_in + 1] <= at_ns:
+        now_in += 1
+    tenant.bin = now_in
+    begin_ns, width = profile.t_ns[now_in], 1 << profile.shift
+    if at_ns == begin_ns:
+        return now_in * width
+    return now_in * width + min((at_ns - begin_ns) * width // (bin_ends_ns(profile, now_in) - begin_ns), width - 1)
+
+
+@compiled
+def show_place(run: RunRecord, tenant: Tenant, job: SceneJob) -> None:
+    """Fill that part of a JOB record that tells what a tenant may still come to hold."""
+    job.profile_address = tenant.believed_address if tenant.profiled else 0
+    job.progress = 0 if tenant.phase == _BOUNDARY else progress_of(run, tenant)
+
+
+@inlined
+def job_of(run: RunRecord, number: int) -> SceneJob:
+    """Return what a policy sees of a tenant."""
+    return record_at(run.tenants_address + number * _TENANT_BYTES, JOB)
+
+
+@inlined
+def someone_grows_alone(run: RunRecord) -> bool:
+    """Tell whether a job without a profile keeps the others at their boundaries now."""
+    if run.alone == NOBODY:
+        return False
+    tenant = tenant_of(run, run.alone)
+    waited_ns, grown_ns = run.now_ns - tenant.waiting_since_ns, run.now_ns - run.alone_since_ns
+    return grows_alone(tenant.alone_spent_ns, need_of(tenant) > 0, waited_ns, grown_ns)
+
+
+@compiled
+def show_all(run: RunRecord) -> None:
+    """Fill the scene."""
+    scene = scene_of(run)
+    scene.now_ns = run.now_ns
+    scene.budget = run.budget
+    scene.n = run.n_present
+    scene.alone = NOBODY
+    scene.plan_address = run.plan_address
+    alone = run.alone if someone_grows_alone(run) else NOBODY
+    present = present_in(run)
+    for i in range(run.n_present):
+        tenant, job = tenant_of(run, present[i]), job_at(scene, i)
+        own = array_at(run.tenants_address + present[i] * _TENANT_BYTES, _JOB_WORDS, _INT64)
+        seen = array_at(scene.jobs_address + i * _JOB_BYTES, _JOB_WORDS, _INT64)
+        for word in range(_JOB_WORDS):
+            seen[word] = own[word]
+        show_place(run, tenant, job)
+        job.need = need_of(tenant)
+        job.waiting_since_ns = 0 if tenant.waiting_since_ns == NO_TIME else max(1, tenant.waiting_since_ns)
+        since_ns, duration_ns = run.now_ns - tenant.served_at_ns, profile_of(tenant).duration_ns
+        job.served = recent_throughput(tenant.served_work, tenant.served_time, since_ns, duration_ns)
+        if present[i] == alone:
+            scene.alone = i
