@@ -25,7 +25,7 @@ from zico.simulator.swapped_traces import by_swapping
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zico.scheduler.state import Less
+    from zico.scheduler.state import OperatingPoint
     from zico.simulator.compare import Result
     from zico.trace.events import Trace
 
@@ -44,7 +44,7 @@ def load_of(name: str, trace: Trace) -> tuple[Load, dict[str, float]]:
         raise ValueError(f"the trace of {name} has no times")
     profile = profile_of(found.iteration.live_bytes[: len(tick_ns) - 1], tick_ns)
     device = device_model_named(DEVICE)
-    less: list[Less] = []
+    less: list[OperatingPoint] = []
     took_s = {}
     for how, make in (("swap", by_swapping), ("page", by_paging)):
         began_s = time.process_time()

@@ -9,7 +9,7 @@ import pytest
 from loops import call_often
 
 from zico.pool.layout import JobState
-from zico.scheduler.packed import Scene
+from zico.scheduler.packed import Snapshot
 from zico.scheduler.policies import policy_named
 from zico.scheduler.state import JobView, PoolView, Profile
 from zico.simulator.simulate import Load, Simulation
@@ -21,8 +21,8 @@ POLICIES = ("zico", "claims", "serial")
 STEPS = 64
 BINS = 256
 JOBS = ((2, 1), (8, 8), (64, 1), (64, 16), (64, 64), (256, 64), (1024, 64), (1024, 1024))
-"""Jobs of a scene, and how many of them are at their boundaries."""
-SCENES = 9
+"""Jobs of a snapshot, and how many of them are at their boundaries."""
+SNAPSHOTS = 9
 PLANS = 5
 SIMULATIONS = 5
 GOALS_NS = {2: 20e3, 64: 200e3}
@@ -53,7 +53,7 @@ def wavy(rng: np.random.Generator) -> Profile:
     return Profile(tuple(held.tolist()), tuple(t_ns.tolist()), int(t_ns[-1]) + 3 * MS, 2, BINS << 2)
 
 
-def scene(n: int, waiting: int, seed: int) -> PoolView:
+def snapshot(n: int, waiting: int, seed: int) -> PoolView:
     """Return a pool whose jobs are anywhere in their iterations, in seven tenths of the sum of their peaks."""
     rng = np.random.default_rng(seed)
     jobs = []
@@ -83,9 +83,9 @@ def scene(n: int, waiting: int, seed: int) -> PoolView:
 @pytest.mark.parametrize(("jobs", "waiting"), JOBS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_decision(measure: Measure, policy: str, jobs: int, waiting: int) -> None:
-    """The call of the machine code alone, each round for another scene."""
-    scenes = [Scene(scene(jobs, waiting, seed)) for seed in range(SCENES + 1)]
-    addresses = iter([one.scene.ctypes.data for one in scenes])
+    """The call of the machine code alone, each round for another snapshot."""
+    snapshots = [Snapshot(snapshot(jobs, waiting, seed)) for seed in range(SNAPSHOTS + 1)]
+    addresses = iter([one.snapshot.ctypes.data for one in snapshots])
     address, n = policy_named(policy).address, max(2, 4096 // jobs)
     goal_ns = GOALS_NS.get(jobs) if policy == "zico" else None
     measure.figures["name"] = f"{jobs}, {waiting}"
@@ -93,7 +93,7 @@ def test_decision(measure: Measure, policy: str, jobs: int, waiting: int) -> Non
     def setup() -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (address, next(addresses), n), {}
 
-    how: dict[str, Any] = {"setup": setup, "rounds": SCENES, "warmup_rounds": 1}
+    how: dict[str, Any] = {"setup": setup, "rounds": SNAPSHOTS, "warmup_rounds": 1}
     measure(f"a decision of {policy}; jobs, of them waiting", call_often, per=n, goal_ns=goal_ns, **how)
 
 

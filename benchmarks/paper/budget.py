@@ -62,8 +62,8 @@ def _changed(job: Job, policy: str, factors: tuple[float, ...], iterations: int)
         counts = []
         for share in (_SETTLED, 1.0):
             simulation.run(int(begin_ns + share * period_ns))
-            counts.append((simulation.tenants["iteration"] - done, simulation.tenants["waited_ns"] - waited_ns))
-            done, waited_ns = simulation.tenants["iteration"].copy(), simulation.tenants["waited_ns"].copy()
+            counts.append((simulation.sim_jobs["iteration"] - done, simulation.sim_jobs["waited_ns"] - waited_ns))
+            done, waited_ns = simulation.sim_jobs["iteration"].copy(), simulation.sim_jobs["waited_ns"].copy()
         n, waited = counts[-1]
         seconds = (1 - _SETTLED) * period_ns / 1e9
         periods.append(
@@ -82,8 +82,8 @@ def _totals(simulation: Simulation) -> tuple[Any, Any]:
     """Return when what is held in all changes, in seconds, and to how many regions."""
     log = simulation.log[: int(simulation._run[0]["n_log"])]  # noqa: SLF001 - how much of the log is filled
     held, totals = {0: 0, 1: 0}, []
-    for tenant, regions in zip(log["tenant"].tolist(), log["held"].tolist(), strict=True):
-        held[tenant] = regions
+    for sim_job, regions in zip(log["sim_job"].tolist(), log["held"].tolist(), strict=True):
+        held[sim_job] = regions
         totals.append(sum(held.values()))
     return log["t_ns"] / 1e9, np.array(totals)
 

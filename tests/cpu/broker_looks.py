@@ -40,50 +40,50 @@ class Watched(Simulation):
             while self._advance(now_ns) == Stop.CHANGED:
                 self._make_plan()
             self._note_waits()
-            now = [self.tenants[name].tolist() for name in ("iteration", "started_ns", "phase")]
+            now = [self.sim_jobs[name].tolist() for name in ("iteration", "started_ns", "phase")]
             if now != before or now_ns - looked_ns >= LOOK_NS:
                 before, looked_ns = now, now_ns
                 speeds.observe(now_ns, self._looks(now_ns))
 
     def _note_waits(self) -> None:
         """Sum up what jobs waited inside their iterations, which the simulator does not tell from other waits."""
-        for number, tenant in enumerate(self.tenants):
-            total_ns = int(tenant["waited_ns"])
+        for number, sim_job in enumerate(self.sim_jobs):
+            total_ns = int(sim_job["waited_ns"])
             if self._inside[number]:
                 self._waited_ns[number] += total_ns - self._total_ns[number]
             self._total_ns[number] = total_ns
-            self._inside[number] = int(tenant["phase"]) == JobState.RUNNING
+            self._inside[number] = int(sim_job["phase"]) == JobState.RUNNING
 
     def _looks(self, now_ns: int) -> dict[int, Look]:
         return {
             number: Look(
-                iteration=int(tenant["iteration"]),
+                iteration=int(sim_job["iteration"]),
                 inside=self._inside[number],
-                began_ns=int(tenant["started_ns"]),
-                ended_ns=int(tenant["served_at_ns"]),
+                began_ns=int(sim_job["started_ns"]),
+                ended_ns=int(sim_job["served_at_ns"]),
                 blocked_ns=self._blocked_ns(number),
                 waited_ns=self._waited_ns[number],
                 done=self._done(number, now_ns),
-                n_events=self.loads[number].profile.n_events if tenant["profiled"] else 0,
+                n_events=self.loads[number].profile.n_events if sim_job["profiled"] else 0,
             )
-            for number, tenant in enumerate(self.tenants)
-            if tenant["present"]
+            for number, sim_job in enumerate(self.sim_jobs)
+            if sim_job["present"]
         }
 
     def _blocked_ns(self, number: int) -> int:
-        since_ns = int(self.tenants[number]["waiting_since_ns"])
+        since_ns = int(self.sim_jobs[number]["waiting_since_ns"])
         return since_ns if self._inside[number] and since_ns != NO_TIME else 0
 
     def _done(self, number: int, now_ns: int) -> float:
         """Return the share of a job's events, of which each bin of its profile has as many."""
-        run, tenant, profile = self._run[0], self.tenants[number], self.loads[number].profile
+        run, sim_job, profile = self._run[0], self.sim_jobs[number], self.loads[number].profile
         if not self._inside[number]:
             return 0.0
         steps_ns = [*packed(profile)[0]["step_ns"][: int(packed(profile)[0]["n_steps"])].tolist(), profile.duration_ns]
-        at_ns, end_ns = steps_ns[int(tenant["step"])], steps_ns[int(tenant["step"]) + 1]
-        if tenant["busy"]:
+        at_ns, end_ns = steps_ns[int(sim_job["step"])], steps_ns[int(sim_job["step"]) + 1]
+        if sim_job["busy"]:
             slower = self._slowdown[min(int(run["n_busy"]), len(self._slowdown) - 1)]
             clock = int(run["clock"]) + (now_ns - int(run["now_ns"])) / slower
-            at_ns += (end_ns - at_ns) * min(1.0, (clock - int(tenant["step_since"])) / int(tenant["step_length"]))
+            at_ns += (end_ns - at_ns) * min(1.0, (clock - int(sim_job["step_since"])) / int(sim_job["step_length"]))
         n = len(profile.held)
         return float(np.interp(at_ns, [*profile.t_ns, profile.duration_ns], np.arange(n + 1) / n))

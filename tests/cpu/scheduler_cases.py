@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import strategies as st
 from scheduler_model import Work
 
-from zico.scheduler.layout import DECISION, NO_TIME, NOBODY, SCENE
-from zico.scheduler.state import Manner
+from zico.scheduler.layout import DECISION, NO_TIME, NOBODY, SNAPSHOT
+from zico.scheduler.state import Capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Eager:
     use_claims: bool = True
     heeds_alone: bool = True
     plan: None = None
-    manner: Manner = dataclasses.field(default_factory=Manner)
+    capabilities: Capabilities = dataclasses.field(default_factory=Capabilities)
     options_address: int = 0
 
     def __post_init__(self) -> None:
@@ -64,10 +64,10 @@ class Eager:
         """Return the function's address."""
         return ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
-    def _decide(self, scene_address: int) -> int:
-        scene = _records(scene_address, SCENE, 1)[0]
-        decisions = _records(int(scene["decisions_address"]), DECISION, int(scene["n"]))
-        decisions["starts"] = not self.heeds_alone or scene["alone"] == NOBODY
+    def _decide(self, snapshot_address: int) -> int:
+        snapshot = _records(snapshot_address, SNAPSHOT, 1)[0]
+        decisions = _records(int(snapshot["decisions_address"]), DECISION, int(snapshot["n"]))
+        decisions["starts"] = not self.heeds_alone or snapshot["alone"] == NOBODY
         decisions["until_ns"] = NO_TIME
         decisions["against"] = NOBODY
         return 0

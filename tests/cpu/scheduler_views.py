@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from zico.scheduler import demand, greedy
-from zico.scheduler.packed import Scene
+from zico.scheduler.packed import Snapshot
 from zico.scheduler.state import PoolView
 
 if TYPE_CHECKING:
@@ -33,20 +33,20 @@ class Shift(NamedTuple):
     conflict_ns: int
 
 
-def _in_a_scene(job: JobView, now_ns: int = 0) -> tuple[Scene, Any]:
-    scene = Scene(PoolView(now_ns, 0, (job,)))
-    return scene, scene.jobs[0]
+def _in_a_snapshot(job: JobView, now_ns: int = 0) -> tuple[Snapshot, Any]:
+    snapshot = Snapshot(PoolView(now_ns, 0, (job,)))
+    return snapshot, snapshot.jobs[0]
 
 
 def claim(job: JobView) -> int:
     """Return the most that a job may still come to hold."""
-    _scene, record = _in_a_scene(job)
+    _snapshot, record = _in_a_snapshot(job)
     return int(demand.claim_of(record))
 
 
 def position_ns(job: JobView, now_ns: int) -> int:
     """Return how far into its profile's time a job has come."""
-    _scene, record = _in_a_scene(job, now_ns)
+    _snapshot, record = _in_a_snapshot(job, now_ns)
     return int(demand.position_ns(record, now_ns))
 
 
@@ -57,7 +57,7 @@ def remaining(job: JobView, now_ns: int) -> Staircase:
 
 def planned(job: JobView, profile: Profile, delay_ns: int) -> Staircase:
     """Return what a job at its boundary holds if it starts after a delay."""
-    _scene, record = _in_a_scene(dataclasses.replace(job, profile=profile))
+    _snapshot, record = _in_a_snapshot(dataclasses.replace(job, profile=profile))
     return Staircase(*demand.reserved(demand.level(job.held), record, delay_ns))
 
 
@@ -70,9 +70,9 @@ def total(staircases: Sequence[Staircase]) -> Staircase:
 
 
 def total_of(now_ns: int, jobs: Sequence[JobView]) -> Staircase:
-    """Return what all jobs of a scene hold from now on."""
-    scene = Scene(PoolView(now_ns, 0, tuple(jobs)))
-    return Staircase(*demand.total(scene.scene[0]))
+    """Return what all jobs of a snapshot hold from now on."""
+    snapshot = Snapshot(PoolView(now_ns, 0, tuple(jobs)))
+    return Staircase(*demand.total(snapshot.snapshot[0]))
 
 
 def level_at(staircase: Staircase, t_ns: int) -> int:
@@ -82,5 +82,5 @@ def level_at(staircase: Staircase, t_ns: int) -> int:
 
 def smallest_delay(others: Staircase, job: JobView, profile: Profile, budget: int) -> Shift:
     """Return the smallest delay after which a job's iteration fits, and the first conflict of a start now."""
-    _scene, record = _in_a_scene(dataclasses.replace(job, profile=profile))
+    _snapshot, record = _in_a_snapshot(dataclasses.replace(job, profile=profile))
     return Shift(*greedy.smallest_delay(tuple(others), record, budget))

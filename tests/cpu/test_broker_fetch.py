@@ -25,7 +25,7 @@ from zico.base.errors import BrokerError, RemoteProtocolError, ZicoError
 from zico.broker import transport
 from zico.broker.client import BrokerClient, Membership
 from zico.broker.devices import Device
-from zico.broker.pool_manager import Keeper
+from zico.broker.pool_manager import PoolManager
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
 from zico.broker.server import Server
@@ -60,11 +60,11 @@ def serving(directory: Path, n_memory: int) -> Iterator[Path]:
         made = PoolTable.create(
             budget_bytes=4 * REGION_BYTES, region_bytes=REGION_BYTES, use_claims=False, self_admit=True
         )
-        keeper = Keeper(owned.enter_context(made), memory_fds, policy_named("none"), device=CUDA)
+        manager = PoolManager(owned.enter_context(made), memory_fds, policy_named("none"), device=CUDA)
         listener = owned.enter_context(Listener(directory / "zico" / "s"))
         stopped, stop = os.pipe()
         owned.callback(os.close, stopped)
-        server = Server(keeper, listener)
+        server = Server(manager, listener)
         thread = threading.Thread(target=server.serve, kwargs={"stop_fd": stopped}, daemon=True)
         thread.start()
         try:
@@ -170,11 +170,11 @@ def test_a_process_that_cannot_be_watched_gets_no_place_on_a_gpu() -> None:
     with PoolTable.create(
         budget_bytes=4 * REGION_BYTES, region_bytes=REGION_BYTES, use_claims=False, self_admit=True
     ) as table:
-        keeper = Keeper(table, [], policy_named("none"), device=CUDA)
+        manager = PoolManager(table, [], policy_named("none"), device=CUDA)
         with pytest.raises(BrokerError, match=r"process 7 cannot be watched from here.*cuda:0.*Linux 6.5"):
-            keeper.join(HELLO, pid=7, pidfd=None)
-        assert keeper.members == ()
-        assert Keeper(table, [], policy_named("none")).join(HELLO, pid=7, pidfd=None).pid == 7
+            manager.join(HELLO, pid=7, pidfd=None)
+        assert manager.members == ()
+        assert PoolManager(table, [], policy_named("none")).join(HELLO, pid=7, pidfd=None).pid == 7
 
 
 def test_descriptors_are_for_members_only(path: Path) -> None:

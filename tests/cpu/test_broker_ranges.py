@@ -23,7 +23,7 @@ from zico.base.errors import BrokerError, ConfigError, LocalProtocolError, Remot
 from zico.broker import transport
 from zico.broker.accounting import Ledger
 from zico.broker.client import BrokerClient
-from zico.broker.pool_manager import Keeper, write_record
+from zico.broker.pool_manager import PoolManager, write_record
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
 from zico.broker.server import Server
@@ -50,8 +50,8 @@ def hello(**fields: Any) -> m.Hello:  # noqa: ANN401 - of any field, in its rang
 # -- a true broker in this process ------------------------------------------------------------------------------------
 
 
-class DumbKeeper(Keeper):
-    """A keeper that cannot tell how the pool is now."""
+class DumbKeeper(PoolManager):
+    """A pool manager that cannot tell how the pool is now."""
 
     def status(self, now_ns: int) -> m.Status:
         """Return a status that no message can carry."""
@@ -59,20 +59,20 @@ class DumbKeeper(Keeper):
 
 
 @contextlib.contextmanager
-def serving(kind: type[Keeper] = Keeper) -> Iterator[Path]:
+def serving(kind: type[PoolManager] = PoolManager) -> Iterator[Path]:
     """Serve a pool of eight regions in a thread of this process, which must end when it is told to, and not before."""
     faults: list[BaseException] = []
     with contextlib.ExitStack() as owned:
         directory = Path(owned.enter_context(tempfile.TemporaryDirectory()))
         table = owned.enter_context(make_pool(N_REGIONS, region_bytes=REGION_BYTES, claims=False))
-        keeper = kind(table, [table.memory_fd], policy_named("none"), record_path=directory / "record.npz")
+        manager = kind(table, [table.memory_fd], policy_named("none"), record_path=directory / "record.npz")
         listener = owned.enter_context(Listener(directory / "zico" / "s"))
         stopped, stop = os.pipe()
         owned.callback(os.close, stopped)
 
         def serve() -> None:
             try:
-                Server(keeper, listener).serve(stop_fd=stopped)
+                Server(manager, listener).serve(stop_fd=stopped)
             except Exception as fault:  # noqa: BLE001 - the test fails by it
                 faults.append(fault)
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from zico.broker.operating_points import Savings
 from zico.pool.layout import JobState
-from zico.scheduler.state import JobView, Less, PoolView, Profile
+from zico.scheduler.state import JobView, OperatingPoint, PoolView, Profile
 
 WITHIN_S = 30.0
 MS = 1_000_000
@@ -20,7 +20,7 @@ def profile(peak: int, duration_ns: int = NS) -> Profile:
     return Profile((peak,) * (STEPS - 1) + (0,), t_ns, duration_ns, 6, STEPS << 6)
 
 
-def job(number: int, *less: Less, peak: int = 100, limit: int = 0, wanted: int = 0, ns: int = NS) -> JobView:
+def job(number: int, *less: OperatingPoint, peak: int = 100, limit: int = 0, wanted: int = 0, ns: int = NS) -> JobView:
     """Return a job inside its iteration."""
     return JobView(
         job=number,
@@ -36,9 +36,9 @@ def job(number: int, *less: Less, peak: int = 100, limit: int = 0, wanted: int =
     )
 
 
-def way(limit: int, slower: float) -> Less:
+def way(limit: int, slower: float) -> OperatingPoint:
     """Return a way to go on with so many regions."""
-    return Less("swap", limit, round(NS * slower))
+    return OperatingPoint("swap", limit, round(NS * slower))
 
 
 def pool(*jobs: JobView, budget: int = 100) -> PoolView:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from zico.broker.operating_points import PagedWays, rises
 from zico.pool.layout import JobState
-from zico.scheduler.state import LESS_SHARES, JobView, Less, Profile
+from zico.scheduler.state import POINT_SHARES, JobView, OperatingPoint, Profile
 
 NS = 80_000_000
 REGION_NS = 1_000_000
-TOLD = (Less("page", 16, 16 * REGION_NS),)
+TOLD = (OperatingPoint("page", 16, 16 * REGION_NS),)
 
 
 def profile(held: tuple[int, ...], ns: int = NS) -> Profile:
@@ -43,8 +43,8 @@ def job(limit: int = 0, iteration: int = 9, ns: int = NS) -> JobView:
 def test_what_rises_above_a_limit_leaves_and_comes_back() -> None:
     """Above 50: 50 at first, and 40 once more after the dip; each for the time of both ways."""
     found = {way.limit: way for way in PagedWays().of(job(), WANTED)}
-    assert sorted(found) == [int(share * 100) for share in sorted(LESS_SHARES)]
-    assert found[50] == Less("page", 50, NS + (50 + 40) * REGION_NS)
+    assert sorted(found) == [int(share * 100) for share in sorted(POINT_SHARES)]
+    assert found[50] == OperatingPoint("page", 50, NS + (50 + 40) * REGION_NS)
     assert found[90].duration_ns == NS + 10 * REGION_NS
 
 
@@ -80,6 +80,6 @@ def test_a_measured_iteration_corrects_all_predictions() -> None:
 
 def test_jobs_that_say_themselves_are_believed() -> None:
     """What a job that swaps has told is passed on; of one that pages nothing is known before its first iteration."""
-    swaps = dataclasses.replace(job(), less=(Less("swap", 50, NS),))
+    swaps = dataclasses.replace(job(), less=(OperatingPoint("swap", 50, NS),))
     assert PagedWays().of(swaps, WANTED) == swaps.less
     assert PagedWays().of(job(), None) == ()

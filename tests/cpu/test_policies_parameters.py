@@ -95,7 +95,7 @@ def test_every_policy_declares_itself(name: str) -> None:
     spelled = ",".join(f"{parameter.name}={parameter.default}" for parameter in policy.parameters)
     assert policy_named(f"{name}:{spelled}").options.tolist() == policy.options.tolist()
     assert all(parameter.meaning for parameter in policy.parameters)
-    assert (name in REAL) == policy.manner.runs
+    assert (name in REAL) == policy.capabilities.runs
 
 
 def test_two_of_a_name_have_nothing_in_common() -> None:

@@ -11,7 +11,7 @@ from scheduler_cases import WORKS, smallest_budget
 from scheduler_model import MS, Work, triangle
 
 from zico.pool.layout import JobState
-from zico.scheduler.packed import Scene
+from zico.scheduler.packed import Snapshot
 from zico.scheduler.policies import policy_named
 from zico.scheduler.policies.salus import lanes_of
 from zico.scheduler.policies.shift import iteration_demand
@@ -59,8 +59,8 @@ FIGURE = profile(1, 4, 2, 6, 9, 5, 6, 2)
 
 def demand(job: JobView, lasts_ns: int, since_ns: int) -> tuple[list[int], list[int]]:
     """Return what is predicted of a job, in milliseconds and regions."""
-    scene = Scene(pool(99, job))
-    t_ns, levels = iteration_demand(scene.jobs[0], lasts_ns, since_ns)
+    snapshot = Snapshot(pool(99, job))
+    t_ns, levels = iteration_demand(snapshot.jobs[0], lasts_ns, since_ns)
     return [t // MS for t in t_ns.tolist()], levels.tolist()
 
 
@@ -89,7 +89,7 @@ def late_start_ms(policy: str) -> int:
     simulation = Simulation(policy_named(policy), loads, 14, log=1_000)
     simulation.run(200 * MS)
     entries = simulation.log[: int(simulation._run[0]["n_log"])]
-    return int(min(e["t_ns"] for e in entries if (e["tenant"], e["held"]) == (1, 10) and e["t_ns"] > 80 * MS)) // MS
+    return int(min(e["t_ns"] for e in entries if (e["sim_job"], e["held"]) == (1, 10) and e["t_ns"] > 80 * MS)) // MS
 
 
 @pytest.mark.parametrize(("poll_ms", "begins_ms"), [(7, 101), (5, 100), (30, 110), (20, 100)])
@@ -166,8 +166,8 @@ def test_a_failed_prediction_falls_back_to_one_at_a_time() -> None:
 def lanes(budget: int, *peaks: int, most: int = 0) -> list[int]:
     """Return the lanes of jobs that hold nothing between iterations."""
     jobs = [view_of(i, profile(0, peak, 0), held=0, persistent=0) for i, peak in enumerate(peaks)]
-    scene = Scene(pool(budget, *jobs))
-    return lanes_of(scene.scene[0], most).tolist()  # type: ignore[no-any-return]
+    snapshot = Snapshot(pool(budget, *jobs))
+    return lanes_of(snapshot.snapshot[0], most).tolist()  # type: ignore[no-any-return]
 
 
 def test_lanes_open_while_they_fit_and_are_joined_then() -> None:

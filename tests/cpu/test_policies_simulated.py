@@ -205,7 +205,7 @@ def test_what_holds_for_every_policy(name: str, works: list[Work], spare: int, l
     outcomes = [one.run(100 * MS) for one in runs]
     assert outcomes[0] == outcomes[1]
     assert np.array_equal(runs[0].log, runs[1].log)
-    assert policy.manner.pages or outcomes[0].peak_granted <= budget
+    assert policy.capabilities.pages or outcomes[0].peak_granted <= budget
     assert all(0 <= x <= 2.1 for x in outcomes[0].normalised)
     if name not in STARVE:
         assert all(outcomes[0].iterations)

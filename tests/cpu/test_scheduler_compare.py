@@ -12,7 +12,7 @@ import pytest
 from scheduler_cases import Eager, _records
 
 from zico.base.errors import ConfigError
-from zico.scheduler.layout import DECISION, SCENE
+from zico.scheduler.layout import DECISION, SNAPSHOT
 from zico.scheduler.policies import policy_named
 from zico.simulator.compare import Horizon, Pool, check_guarantees, horizon_of, memory, possible, round_ns_of, simulate
 from zico.simulator.device_model import device_model_named
@@ -121,10 +121,10 @@ def test_the_horizon_is_the_jobs_or_what_is_asked() -> None:
 class Never(Eager):
     """A policy that starts nobody."""
 
-    def _decide(self, scene_address: int) -> int:
-        super()._decide(scene_address)
-        scene = _records(scene_address, SCENE, 1)[0]
-        _records(int(scene["decisions_address"]), DECISION, int(scene["n"]))["starts"] = 0
+    def _decide(self, snapshot_address: int) -> int:
+        super()._decide(snapshot_address)
+        snapshot = _records(snapshot_address, SNAPSHOT, 1)[0]
+        _records(int(snapshot["decisions_address"]), DECISION, int(snapshot["n"]))["starts"] = 0
         return 0
 
 

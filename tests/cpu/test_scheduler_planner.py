@@ -363,7 +363,7 @@ def crowd(waited_ns: int) -> PoolView:
     view = running(dataclasses.replace(view, now_ns=waited_ns + MS), by_claims(), since_ns=50 * MS)
     since_ns = (0, view.now_ns - 10 * MS, MS)
     jobs = [
-        dataclasses.replace(job, lends=True, waiting_since_ns=since, floor=GUARD / 3)
+        dataclasses.replace(job, yields_at_boundary=True, waiting_since_ns=since, floor=GUARD / 3)
         for job, since in zip(view.jobs, since_ns, strict=True)
     ]
     return dataclasses.replace(view, jobs=tuple(jobs))
@@ -393,7 +393,9 @@ def test_who_fits_beside_what_is_lent_has_its_iteration_reserved() -> None:
     assert {job: type(decision) for job, decision in decisions.items()} == {6: Wait, 7: Wait}
     assert isinstance(waits := decisions[6], Wait)
     assert waits.reason == "its peak would meet that of job2"
-    kept = dataclasses.replace(view, jobs=tuple(dataclasses.replace(job, lends=False) for job in view.jobs))
+    kept = dataclasses.replace(
+        view, jobs=tuple(dataclasses.replace(job, yields_at_boundary=False) for job in view.jobs)
+    )
     decisions = ZICO.decide(kept)
     assert decisions[6] == Start()
     assert isinstance(waits := decisions[7], Wait)
@@ -434,7 +436,9 @@ def test_who_has_ended_its_first_iteration_goes_next() -> None:
 def test_nobody_waits_for_one_that_cannot_be_served() -> None:
     """Who does not fit beside what others keep, or beside one that stands still, holds nobody up, however late."""
     late = inside_falling(crowd(100_000 * MS))
-    keeping = dataclasses.replace(late, jobs=tuple(dataclasses.replace(job, lends=False) for job in late.jobs))
+    keeping = dataclasses.replace(
+        late, jobs=tuple(dataclasses.replace(job, yields_at_boundary=False) for job in late.jobs)
+    )
     assert ZICO.decide(keeping)[6] == Start()
     still = dataclasses.replace(late.jobs[0], started_ns=late.now_ns - 90_000 * MS)
     assert ZICO.decide(dataclasses.replace(late, jobs=(still, *late.jobs[1:])))[6] == Start()

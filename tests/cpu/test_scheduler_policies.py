@@ -105,7 +105,7 @@ def test_the_first_in_turn_starts_if_everybody_waits(name: str, waiting: list[Jo
 @settings(max_examples=60, derandomize=True, deadline=None)
 def test_what_is_lent_keeps_nobody_from_its_turn(name: str, waiting: list[JobView], spare: int) -> None:
     """If all lend what they hold at their boundaries, who fits alone starts when it has waited longest."""
-    lending = [dataclasses.replace(j, lends=True) for j in waiting]
+    lending = [dataclasses.replace(j, yields_at_boundary=True) for j in waiting]
     view = pool(max(max(j.persistent, j.profile.peak) for j in lending if j.profile) + spare, *lending)
     assert policy_named(name).decide(view)[first_in_turn(view).job] == Start()
 
@@ -120,7 +120,7 @@ def test_what_is_lent_keeps_nobody_from_its_turn(name: str, waiting: list[JobVie
 def test_policies_start_only_to_safe_states(name: str, drawn: list[JobView], lend: list[bool], spare: int) -> None:
     """Whatever has been decided together leaves an order in which all that are in an iteration can finish."""
     drawn = [
-        dataclasses.replace(j, lends=lent and j.phase is JobState.BOUNDARY)
+        dataclasses.replace(j, yields_at_boundary=lent and j.phase is JobState.BOUNDARY)
         for j, lent in zip(drawn, lend, strict=False)
     ]
     budget = smallest_budget(drawn) + spare
@@ -289,7 +289,7 @@ def test_policies_are_found_by_their_names() -> None:
     """Every listed policy says its own name and whether brokers can run it; three forbid jobs to start unasked."""
     found = [policy_named(name) for name in POLICIES]
     assert [policy.name for policy in found] == list(POLICIES)
-    assert [policy.name for policy in found if policy.manner.runs] == list(REAL)
+    assert [policy.name for policy in found if policy.capabilities.runs] == list(REAL)
     assert [policy.name for policy in found if not policy.self_admit] == ["shift", "serial", "salus"]
 
 

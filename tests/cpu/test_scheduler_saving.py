@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zico.base.errors import ProblemError
-from zico.scheduler.state import Less, Profile
+from zico.scheduler.state import OperatingPoint, Profile
 from zico.simulator.operating_points import choose, limited, useful
 from zico.simulator.simulate import Load
 
@@ -18,16 +18,16 @@ MS = 1_000_000
 STEPS = 8
 
 
-def plateau(name: str, *ways: Less, peak: int = 100, kept: int = 0, duration_ns: int = 80 * MS) -> Load:
+def plateau(name: str, *ways: OperatingPoint, peak: int = 100, kept: int = 0, duration_ns: int = 80 * MS) -> Load:
     """Return a job that holds its peak for nearly all of its iteration: two of them can only take turns."""
     held = (peak,) * (STEPS - 1) + (kept,)
     t_ns = tuple(step * duration_ns // STEPS for step in range(STEPS))
     return Load(name, Profile(held, t_ns, duration_ns, 6, STEPS << 6), kept, less=ways)
 
 
-def less(limit: int, slower: float, duration_ns: int = 80 * MS) -> Less:
+def less(limit: int, slower: float, duration_ns: int = 80 * MS) -> OperatingPoint:
     """Return a way to go on with so many regions, slower by that factor."""
-    return Less("swap", limit, round(duration_ns * slower))
+    return OperatingPoint("swap", limit, round(duration_ns * slower))
 
 
 def test_two_plateaus_that_could_only_take_turns_go_on_with_less() -> None:
@@ -68,7 +68,7 @@ def test_only_the_cheaper_one_saves() -> None:
 def test_no_more_jobs_move_memory_than_a_way_counts_with() -> None:
     """With the whole link one job loses little; where both have to move, each takes the way that shares it."""
 
-    def ways(limit: int) -> tuple[Less, ...]:
+    def ways(limit: int) -> tuple[OperatingPoint, ...]:
         return dataclasses.replace(less(limit, 1.05), among=1), dataclasses.replace(less(limit, 1.2), among=2)
 
     both = choose([plateau(name, *ways(50)) for name in "ab"], 100)
@@ -120,7 +120,7 @@ ways_of_a_job = st.lists(st.builds(less, st.integers(20, 99), st.floats(1.0, 3.0
 @settings(max_examples=10, deadline=None)
 @example(ways=[[less(20, 2.9375)], [less(20, 2.921875)]], budget=120)
 @given(ways=st.lists(ways_of_a_job, min_size=2, max_size=2), budget=st.integers(100, 200))
-def test_the_choice_is_the_best_of_all_combinations(ways: list[list[Less]], budget: int) -> None:
+def test_the_choice_is_the_best_of_all_combinations(ways: list[list[OperatingPoint]], budget: int) -> None:
     """Bounds save simulations and no answer: choosing with any one combination alone comes to no more."""
     loads = [plateau(name, *some) for name, some in zip("ab", ways, strict=True)]
     found = choose(loads, budget)

@@ -98,7 +98,7 @@ def test_the_total_is_the_sum_at_every_instant(parts: list[list[int]], width_ns:
 
 @given(st.lists(st.tuples(LEVELS, st.integers(0, 50), st.sampled_from(list(JobState)[1:])), min_size=1, max_size=6))
 @settings(max_examples=100, derandomize=True, deadline=None)
-def test_the_total_of_a_scene_is_the_sum_of_what_remains(drawn: list[tuple[list[int], int, JobState]]) -> None:
+def test_the_total_of_a_snapshot_is_the_sum_of_what_remains(drawn: list[tuple[list[int], int, JobState]]) -> None:
     """All jobs at once come to what the jobs come to one by one."""
     jobs = [
         dataclasses.replace(JOB, phase=phase, progress=progress, profile=profile(levels, 3), held=levels[0])

@@ -33,7 +33,7 @@ def two(**changes: object) -> list[Load]:
 def held_over_time(simulation: Simulation) -> list[tuple[int, int, int]]:
     """Return the log: when, who, how much."""
     entries = simulation.log[: int(simulation._run[0]["n_log"])]
-    return [(int(e["t_ns"]), int(e["tenant"]), int(e["held"])) for e in entries]
+    return [(int(e["t_ns"]), int(e["sim_job"]), int(e["held"])) for e in entries]
 
 
 def test_a_job_leaves_after_its_iterations() -> None:
@@ -42,7 +42,7 @@ def test_a_job_leaves_after_its_iterations() -> None:
     simulation = Simulation(NONE, [dataclasses.replace(first, iterations=7), second], 40, log=10_000)
     outcome = simulation.run(20 * 100 * MS)
     assert outcome.iterations == (7, 20)
-    assert simulation.tenants["left_ns"].tolist() == [700 * MS, 0]
+    assert simulation.sim_jobs["left_ns"].tolist() == [700 * MS, 0]
     assert [entry for entry in held_over_time(simulation) if entry[1] == 0][-1] == (700 * MS, 0, 0)
 
 
@@ -191,7 +191,7 @@ def test_an_arrival_amid_a_step_costs_no_work_and_gives_none() -> None:
     loads = [dataclasses.replace(loads[0], iterations=1), dataclasses.replace(loads[1], arrive_ns=50 * MS)]
     simulation = Simulation(NONE, loads, 6, slowdown=(1.0, 2.0))
     simulation.run(1_000 * MS)
-    assert simulation.tenants["left_ns"][0] == 200 * MS
+    assert simulation.sim_jobs["left_ns"][0] == 200 * MS
 
 
 # -- devices, phases, budgets -----------------------------------------------------------------------------------------
@@ -281,8 +281,8 @@ def test_what_an_outcome_says() -> None:
     assert dataclasses.replace(outcome, normalised=(0.0, 0.0)).jain == 0.0
 
 
-def test_decisions_are_timed_on_scenes_that_were_seen() -> None:
-    """A simulation that keeps scenes says what a decision costs, and comes to the same; one that keeps none says 0."""
+def test_decisions_are_timed_on_snapshots_that_were_seen() -> None:
+    """A simulation that keeps snapshots says what a decision costs, and comes to the same; one that keeps none says 0."""
     loads = [dataclasses.replace(load, arrive_ns=9 * i * MS) for i, load in enumerate(two())]
     plain, kept = Simulation(ZICO, loads, 30), Simulation(ZICO, loads, 30, samples=True)
     assert kept.run(5_000 * MS) == plain.run(5_000 * MS)

@@ -16,7 +16,7 @@ from zico.broker import lingering
 from zico.broker.lingering import PIPE_VARIABLE, daemon_at
 from zico.launch import mps
 from zico.launch.mps import LOG_VARIABLE, MpsDaemon
-from zico.launch.watchdog import Ward
+from zico.launch.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def ward(tmp_path: Path) -> Iterator[Ward]:
+def guardian(tmp_path: Path) -> Iterator[Watchdog]:
     """Give a guardian, sent away afterwards."""
-    made = Ward(tmp_path / "guarded")
+    made = Watchdog(tmp_path / "guarded")
     yield made
     made.close()
 
@@ -44,11 +44,13 @@ def daemon_pid(notes: Path) -> int:
 
 
 @pytest.mark.parametrize("how", ["", "same session"])
-def test_a_daemon_serves_in_the_runs_directory_until_it_is_told_to_quit(tmp_path: Path, ward: Ward, how: str) -> None:
+def test_a_daemon_serves_in_the_runs_directory_until_it_is_told_to_quit(
+    tmp_path: Path, guardian: Watchdog, how: str
+) -> None:
     """It is started with directories of the run's own, sees what jobs see, and ends by ``quit``."""
     daemon, notes = made(tmp_path, how, CUDA_VISIBLE_DEVICES="GPU-1")
     assert daemon_at(daemon.variables) is None
-    daemon.start(ward)
+    daemon.start(guardian)
     pid = daemon_pid(notes)
     assert is_alive(pid)
     assert daemon.variables == {
@@ -56,19 +58,21 @@ def test_a_daemon_serves_in_the_runs_directory_until_it_is_told_to_quit(tmp_path
         LOG_VARIABLE: str(tmp_path / "run" / "mps-log"),
     }
     assert daemon_at(daemon.variables) == tmp_path / "run" / "mps"
-    daemon.close(ward)
+    daemon.close(guardian)
     assert not is_alive(pid)
     assert notes.read_text().splitlines()[0].endswith("sees GPU-1")
     assert notes.read_text().splitlines()[1:] == ["quit"]
-    daemon.close(ward)
+    daemon.close(guardian)
 
 
-def test_a_daemon_that_does_not_quit_is_killed(tmp_path: Path, ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_does_not_quit_is_killed(
+    tmp_path: Path, guardian: Watchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After the deadline its group is killed, deaf or not."""
     monkeypatch.setattr(mps, "QUIT_S", 0.2)
     daemon, notes = made(tmp_path, "deaf")
-    daemon.start(ward)
-    daemon.close(ward)
+    daemon.start(guardian)
+    daemon.close(guardian)
     assert survivors([daemon_pid(notes)], timeout_s=0) == []
     assert notes.read_text().splitlines()[1:] == ["quit"]
 
@@ -89,32 +93,32 @@ def test_without_the_control_program_the_option_is_refused(tmp_path: Path) -> No
     ],
 )
 def test_a_daemon_that_does_not_start_is_an_error(
-    tmp_path: Path, ward: Ward, monkeypatch: pytest.MonkeyPatch, how: str, says: str
+    tmp_path: Path, guardian: Watchdog, monkeypatch: pytest.MonkeyPatch, how: str, says: str
 ) -> None:
     """However it fails, the error has its last words, and closing leaves no process."""
     monkeypatch.setattr(mps, "START_S", 0.5)
     daemon, _ = made(tmp_path, how)
     with pytest.raises(CommandError, match=says):
-        daemon.start(ward)
-    daemon.close(ward)
+        daemon.start(guardian)
+    daemon.close(guardian)
     assert daemon._processes() == []
 
 
-def test_a_program_that_cannot_be_run_is_an_error(tmp_path: Path, ward: Ward) -> None:
+def test_a_program_that_cannot_be_run_is_an_error(tmp_path: Path, guardian: Watchdog) -> None:
     """A control program for another machine is named as such."""
     daemon, _ = made(tmp_path)
     (tmp_path / "bin" / mps.CONTROL).write_bytes(b"\x00")
     with pytest.raises(CommandError, match="could not be run"):
-        daemon.start(ward)
-    daemon.close(ward)
+        daemon.start(guardian)
+    daemon.close(guardian)
 
 
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from zico.launch.mps import MpsDaemon
-from zico.launch.watchdog import Ward
-ward = Ward(Path(sys.argv[1]))
+from zico.launch.watchdog import Watchdog
+ward = Watchdog(Path(sys.argv[1]))
 MpsDaemon(Path(sys.argv[1]), os.environ).start(ward)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -130,17 +134,17 @@ def test_a_killed_run_takes_its_daemon_along(tmp_path: Path, how: str) -> None:
     assert survivors([daemon_pid(notes)], timeout_s=15) == []
 
 
-def test_other_processes_are_left_alone(tmp_path: Path, ward: Ward) -> None:
+def test_other_processes_are_left_alone(tmp_path: Path, guardian: Watchdog) -> None:
     """A daemon of another run, of the same name, outlives ours."""
     first, first_notes = made(tmp_path)
-    first.start(ward)
+    first.start(guardian)
     (tmp_path / "other").mkdir()
     second, second_notes = made(tmp_path / "other")
-    second.start(ward)
-    first.close(ward)
+    second.start(guardian)
+    first.close(guardian)
     assert not is_alive(daemon_pid(first_notes))
     assert is_alive(daemon_pid(second_notes))
-    second.close(ward)
+    second.close(guardian)
     assert not is_alive(daemon_pid(second_notes))
 
 

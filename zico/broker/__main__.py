@@ -21,7 +21,7 @@ from zico.base.warming import warm
 from zico.broker.devices import HOST, HOST_DEVICE, facts_of, open_device
 from zico.broker.lingering import Contexts, daemon_at
 from zico.broker.outside import Outside
-from zico.broker.pool_manager import Keeper
+from zico.broker.pool_manager import PoolManager
 from zico.broker.server import FDS_PER_LINK, MAX_LINKS, Server
 from zico.broker.transport import SPARE_FDS, Descriptors, Listener, make_room
 from zico.pool.table import PoolTable
@@ -79,9 +79,9 @@ def serve(options: argparse.Namespace) -> None:
         # Last, since from here on clients connect and expect an answer.
         listener = owned.enter_context(Listener(options.socket))
         outside = None if device == HOST_DEVICE else Outside(device.identity, table.memory.size_bytes)
-        keeper = Keeper(table, memory_fds, policy, device=device, outside=outside, record_path=options.record)
+        manager = PoolManager(table, memory_fds, policy, device=device, outside=outside, record_path=options.record)
         contexts = None if device == HOST_DEVICE else Contexts(device.identity, options.mps_pipes)
-        server = Server(keeper, listener, contexts)
+        server = Server(manager, listener, contexts)
         os.write(options.ready_fd, b"ready\n")
         server.serve(stop_fd=stop_fd, parent_pidfd=parent_pidfd)
 

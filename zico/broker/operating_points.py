@@ -7,7 +7,7 @@ never had all of it the job says how much that would be.
 
 Guarantees
     * Nobody waits for a choice, and a job whose limit was set by a person keeps it.
-    * After a choice it rests (``thinking.RESTS``), unless jobs, budget or shares are others.
+    * After a choice it rests (``background_planning.RESTS``), unless jobs, budget or shares are others.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.broker.planning import Thinking
+from zico.broker.planning import BackgroundPlanning
 from zico.scheduler.plan_search import alike, known_of
-from zico.scheduler.state import LESS_SHARES, Less
+from zico.scheduler.state import POINT_SHARES, OperatingPoint
 from zico.simulator.operating_points import choose
 from zico.simulator.simulate import load_of
 
@@ -75,7 +75,7 @@ class PagedWays:
         """Forget all others."""
         self._seen = {job: seen for job, seen in self._seen.items() if job in jobs}
 
-    def of(self, job: JobView, wanted: Profile | None) -> tuple[Less, ...]:
+    def of(self, job: JobView, wanted: Profile | None) -> tuple[OperatingPoint, ...]:
         """Return a job's ways; what it has told is how long one region takes to leave and come back.
 
         Args:
@@ -90,8 +90,8 @@ class PagedWays:
         seen = self._seen.setdefault(job.job, _Seen(job.limit, job.iteration))
         self._learn(job, wanted, seen, region_ns)
         return tuple(
-            Less(HOW, limit, wanted.duration_ns + round(seen.scale * region_ns * rises(wanted, limit)))
-            for limit in (int(share * wanted.peak) for share in LESS_SHARES)
+            OperatingPoint(HOW, limit, wanted.duration_ns + round(seen.scale * region_ns * rises(wanted, limit)))
+            for limit in (int(share * wanted.peak) for share in POINT_SHARES)
             if limit > 0
         )
 
@@ -115,7 +115,7 @@ def rises(profile: Profile, limit: int) -> int:
 
 # --------------------------------------------------------------------------------------------------
 
-Ways = tuple[tuple[int, tuple["Less", ...]], ...]
+Ways = tuple[tuple[int, tuple["OperatingPoint", ...]], ...]
 """By job."""
 
 
@@ -129,15 +129,15 @@ class Savings:
         self._ways: Ways = ()
         self._budget = 0
         self._paged = PagedWays()
-        self._thinking: Thinking[Mapping[int, int]] = Thinking("zico-savings", now_s)
+        self._background_planning: BackgroundPlanning[Mapping[int, int]] = BackgroundPlanning("zico-savings", now_s)
 
     def limits_for(self, view: PoolView) -> Mapping[int, int]:
         """Return what the jobs that leave it to the broker may hold, in regions, 0: what they want.
 
         Begins to think in a thread if the last choice is out of date.
         """
-        chosen = self._thinking.answer or {}
-        if self._thinking.is_busy:
+        chosen = self._background_planning.answer or {}
+        if self._background_planning.is_busy:
             return chosen
         for job in view.jobs:
             if job.profile is not None and job.limit == 0:
@@ -150,7 +150,11 @@ class Savings:
             if one.job in self._wanted
         )
         same = view.budget == self._budget and ways == self._ways
-        if not ways or (same and alike(known, self._known)) or (view.budget == self._budget and self._thinking.rests):
+        if (
+            not ways
+            or (same and alike(known, self._known))
+            or (view.budget == self._budget and self._background_planning.rests)
+        ):
             return chosen if ways else {}
         self._budget, self._ways, self._known = view.budget, ways, known
         told = dict(ways)
@@ -160,12 +164,12 @@ class Savings:
             if (wanted := self._wanted_by(job)) is not None
         }
         names = ", ".join(load.name for load in loads.values())
-        self._thinking.begin(lambda: _limits(loads, view), f"no way to save was chosen for {names}")
+        self._background_planning.begin(lambda: _limits(loads, view), f"no way to save was chosen for {names}")
         return chosen
 
     def wait(self, within_s: float) -> bool:
         """Wait until nothing is being thought of; false if that takes longer."""
-        return self._thinking.wait(within_s)
+        return self._background_planning.wait(within_s)
 
     def _wanted_by(self, job: JobView) -> Profile | None:
         return self._wanted.get(job.job) or _without_limit(job)

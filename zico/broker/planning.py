@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 _log = logging.getLogger(__name__)
 
 
-class Thinking(Generic[Answer]):
+class BackgroundPlanning(Generic[Answer]):
     """Keeps the last answer; a thought that fails is logged and leaves none."""
 
     def __init__(self, name: str, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +74,7 @@ class Thinking(Generic[Answer]):
 # Guarantees
 #     * Nobody waits for a plan: until there is one, and whenever the jobs are other ones, the policy decides without.
 #     * One thought at a time; what was thought is used until there is something newer.
-#     * After a thought it rests (``thinking.RESTS``), unless jobs, budget or shares are others.
+#     * After a thought it rests (``background_planning.RESTS``), unless jobs, budget or shares are others.
 
 
 class Planning:
@@ -86,30 +86,30 @@ class Planning:
         self._known: tuple[Known, ...] = ()
         self._budget = 0
         self._slowdown: tuple[float, ...] = ()
-        self._thinking: Thinking[Plan] = Thinking("zico-plan", now_s)
+        self._background_planning: BackgroundPlanning[Plan] = BackgroundPlanning("zico-plan", now_s)
 
     def plan_for(self, view: PoolView) -> Plan | None:
         """Return the plan to decide by now; begins to think in a thread if it is out of date."""
         make = self._policy.plan
-        if make is None or self._thinking.is_busy:
-            return self._thinking.answer
+        if make is None or self._background_planning.is_busy:
+            return self._background_planning.answer
         known = known_of(view)
         same = view.budget == self._budget and view.slowdown == self._slowdown  # which changes seldom, and noticeably
         if not same or not alike(known, self._known):
             asked = view.budget != self._budget or _asked_of(known) != _asked_of(self._known)
-            if not asked and self._thinking.rests:
-                return self._thinking.answer
+            if not asked and self._background_planning.rests:
+                return self._background_planning.answer
             if {one.job for one in known} != {one.job for one in self._known}:
-                self._thinking.answer = None
+                self._background_planning.answer = None
             self._budget, self._slowdown, self._known = view.budget, view.slowdown, known
-            seen = dataclasses.replace(view, plan=self._thinking.answer)
+            seen = dataclasses.replace(view, plan=self._background_planning.answer)
             names = ", ".join(job.name for job in view.jobs)
-            self._thinking.begin(lambda: make(seen), f"no plan could be made for {names}")
-        return self._thinking.answer
+            self._background_planning.begin(lambda: make(seen), f"no plan could be made for {names}")
+        return self._background_planning.answer
 
     def wait(self, within_s: float) -> bool:
         """Wait until nothing is being thought of; false if that takes longer."""
-        return self._thinking.wait(within_s)
+        return self._background_planning.wait(within_s)
 
 
 def _asked_of(known: tuple[Known, ...]) -> list[tuple[int, tuple[float, float, int]]]:

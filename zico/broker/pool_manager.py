@@ -1,6 +1,6 @@
 """What happens to the pool: places given and taken back, looks at the table, decisions, the record.
 
-Whatever happened, the keeper looks at the shared table once, asks the policy, and lets jobs start: at most
+Whatever happened, the pool manager looks at the shared table once, asks the policy, and lets jobs start: at most
 once per ``MIN_EVALUATION_NS``. While there are members it looks every ``SAMPLE_NS`` anyway, for the picture
 and the maxima.
 """
@@ -194,7 +194,7 @@ MIN_EVALUATION_NS = 1_000_000
 _log = logging.getLogger(__name__)
 
 
-class Keeper:
+class PoolManager:
     """Keep one pool's table, members and policy together; table and descriptors stay their owners' to close."""
 
     def __init__(

@@ -3,7 +3,7 @@
 Theory of operation
     One thread waits for the listening socket, the connections, a pidfd of every member, the eventfd that
     jobs write when a boundary or memory needs the broker, and the next point in time. What any of them means
-    for the pool is the keeper's (``zico.broker.pool_manager``). Nothing in the loop blocks on a peer.
+    for the pool is the pool manager's (``zico.broker.pool_manager``). Nothing in the loop blocks on a peer.
 
 Guarantees
     A member's regions come back at once when its process is dead, on a GPU when its context has ended
@@ -39,7 +39,7 @@ from zico.pool.layout import NAME_BYTES
 if TYPE_CHECKING:
     from zico.broker.lingering import Contexts
     from zico.broker.members import Member
-    from zico.broker.pool_manager import Keeper
+    from zico.broker.pool_manager import PoolManager
     from zico.broker.transport import Listener
 
 IDLE_NS = 1_000_000_000
@@ -52,23 +52,23 @@ Handler = Callable[[int], None]
 
 
 class Server:
-    """Serve one pool until told to stop; keeper and listener stay their owners' to close."""
+    """Serve one pool until told to stop; pool manager and listener stay their owners' to close."""
 
-    def __init__(self, keeper: Keeper, listener: Listener, contexts: Contexts | None = None) -> None:
+    def __init__(self, manager: PoolManager, listener: Listener, contexts: Contexts | None = None) -> None:
         """Begin with no connection; nothing happens before ``serve``.
 
         Args:
-            keeper: Of the pool.
+            manager: Of the pool.
             listener: Where clients connect.
             contexts: Of dead jobs on the pool's GPU; ``None``: a job's work ends with its process.
         """
-        self._keeper = keeper
+        self._manager = manager
         self._contexts = contexts
         self._dead: list[Lingering] = []
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._links: set[Link] = set()
-        open_fds = SPARE_FDS + len(keeper.descriptors)
+        open_fds = SPARE_FDS + len(manager.descriptors)
         room = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - open_fds) // FDS_PER_LINK
         self._max_links = min(MAX_LINKS, room)
         self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -83,12 +83,12 @@ class Server:
             parent_pidfd: Of the process without which the broker has no reason to live; stays the caller's.
         """
         self._watch(self._listener.socket.fileno(), self._on_accept)
-        self._watch(self._keeper.notify_fd, self._on_notify)
+        self._watch(self._manager.notify_fd, self._on_notify)
         self._watch(stop_fd, self._on_stop)
         if parent_pidfd is not None:
             self._watch(parent_pidfd, functools.partial(self._on_parent_death, parent_pidfd))
         try:
-            while not self._stops and not (self._is_orphan and not self._keeper.members):
+            while not self._stops and not (self._is_orphan and not self._manager.members):
                 self._turn()
         finally:
             self._close()
@@ -103,12 +103,12 @@ class Server:
         now_ns = time.monotonic_ns()
         self._end_patience(now_ns)
         self._settle_dead(now_ns)
-        self._keeper.act(now_ns)
+        self._manager.act(now_ns)
 
     def _timeout_s(self) -> float:
         """Return the seconds until the next thing that no event announces."""
         now_ns = time.monotonic_ns()
-        due_ns = [link.deadline_ns for link in self._links] + [self._keeper.due_ns, now_ns + IDLE_NS]
+        due_ns = [link.deadline_ns for link in self._links] + [self._manager.due_ns, now_ns + IDLE_NS]
         return max(0, min(at_ns for at_ns in due_ns if at_ns is not None) - now_ns) * 1e-9
 
     def _watch(self, fd: int, handler: Handler) -> None:
@@ -123,7 +123,7 @@ class Server:
         self._is_orphan = True
 
     def _on_notify(self, _events: int) -> None:
-        self._keeper.take_notice()
+        self._manager.take_notice()
 
     # -- connections ----------------------------------------------------------------------------------------
 
@@ -206,12 +206,12 @@ class Server:
                 if message.version != m.PROTOCOL_VERSION:
                     self._refuse(link, _wrong_version(message.version))
             case m.StatusRequest():
-                link.say(self._keeper.status(now_ns), now_ns)
+                link.say(self._manager.status(now_ns), now_ns)
             case m.ReportRequest():
-                self._keeper.write_record(now_ns)
-                link.say(self._keeper.report(now_ns), now_ns)
+                self._manager.write_record(now_ns)
+                link.say(self._manager.report(now_ns), now_ns)
             case m.Change():
-                link.say(self._keeper.change(message), now_ns)
+                link.say(self._manager.change(message), now_ns)
             case m.Goodbye():
                 pass  # the connection is closed by now, and dropped for it
             case (
@@ -251,9 +251,9 @@ class Server:
         if member is None:
             return
         if member.pidfd is None:
-            self._keeper.reap(member)
+            self._manager.reap(member)
         else:
-            self._keeper.leave(member)
+            self._manager.leave(member)
 
     def _end_patience(self, now_ns: int) -> None:
         for link in list(self._links):
@@ -278,12 +278,12 @@ class Server:
         except (BrokerError, ProcessLookupError) as error:
             self._refuse(link, str(error))
             return
-        link.say(self._keeper.welcome(link.member), now_ns, self._keeper.descriptors[: m.WELCOME_FDS])
+        link.say(self._manager.welcome(link.member), now_ns, self._manager.descriptors[: m.WELCOME_FDS])
 
     def _send_more(self, link: Link, now_ns: int) -> None:
         """Send a member the next descriptors."""
         first = link.fds_sent
-        batch = self._keeper.descriptors[first : first + m.FDS_PER_MESSAGE]
+        batch = self._manager.descriptors[first : first + m.FDS_PER_MESSAGE]
         if not batch:
             raise RemoteProtocolError(f"asked for more than the {first} descriptors that there are")
         link.say(m.More(first=first, count=len(batch)), now_ns, batch)
@@ -292,7 +292,7 @@ class Server:
         """Serve a member's faults from now on, or say why not."""
         if link.member is None:  # its process is dead
             return
-        refused = self._keeper.page(link.member, link.descriptors.take(), pages.wait_limit_s)
+        refused = self._manager.page(link.member, link.descriptors.take(), pages.wait_limit_s)
         link.say(m.Paged(m.as_text(refused)), now_ns)
 
     def _admit_member(self, link: Link, hello: m.Hello) -> Member:
@@ -302,7 +302,7 @@ class Server:
             pidfd = transport.peer_pidfd(link.socket)
             if pidfd is not None:
                 undo.callback(os.close, pidfd)
-            member = self._keeper.join(hello, pid=link.peer.pid or hello.pid, pidfd=pidfd)
+            member = self._manager.join(hello, pid=link.peer.pid or hello.pid, pidfd=pidfd)
             undo.pop_all()
         if pidfd is not None:
             self._watch(pidfd, functools.partial(self._on_death, link, member))
@@ -310,17 +310,17 @@ class Server:
 
     def _end_predecessor(self, pid: int) -> None:
         """Take back what a process held before it replaced its program (``exec``), which unmapped all of it."""
-        for member in self._keeper.members:
+        for member in self._manager.members:
             if member.leaving and pid and member.pid == pid:
                 self._unwatch_process(member)
-                self._keeper.reap(member)
+                self._manager.reap(member)
 
     def _on_death(self, link: Link, member: Member, _events: int) -> None:
         """Take everything back from a member whose process is dead, now or when its work on a GPU is done."""
         link.member = None
         self._unwatch_process(member)
         if self._contexts is not None:
-            self._keeper.bury(member)
+            self._manager.bury(member)
             self._dead.append(Lingering(member, link, time.monotonic_ns()))
         else:
             self._reap(link, member)
@@ -328,14 +328,14 @@ class Server:
     def _settle_dead(self, now_ns: int) -> None:
         """Take back what dead members held whose contexts have ended. Members are looked at every ``SAMPLE_NS``."""
         for dead in list(self._dead):
-            held_bytes = self._keeper.held_bytes(dead.member)
+            held_bytes = self._manager.held_bytes(dead.member)
             if self._contexts is None or self._contexts.has_ended(dead, held_bytes, now_ns):
                 self._dead.remove(dead)
                 self._reap(dead.link, dead.member)
 
     def _reap(self, link: Link, member: Member) -> None:
         """Take everything back from a dead member, whoever else has its connection."""
-        self._keeper.reap(member)
+        self._manager.reap(member)
         if link.is_open:
             self._drop(link)
 
@@ -349,12 +349,12 @@ class Server:
 
     def _close(self) -> None:
         """Write the record and let go of every connection and process."""
-        self._keeper.write_record(time.monotonic_ns())
+        self._manager.write_record(time.monotonic_ns())
         for link in self._links:
             link.close()
-        for member in self._keeper.members:
+        for member in self._manager.members:
             self._unwatch_process(member)
-        self._keeper.let_go()
+        self._manager.let_go()
         self._selector.close()
         self._drop_spare()
 

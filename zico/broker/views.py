@@ -12,7 +12,7 @@ from zico.broker.protocol.messages import MAX_COUNT
 from zico.broker.speeds import Look
 from zico.pool import rules
 from zico.pool.layout import NO_MORE, NOBODY, JobState, SaveMode
-from zico.scheduler.state import JobView, Less, PoolView, Profile
+from zico.scheduler.state import JobView, OperatingPoint, PoolView, Profile
 
 Record = npt.NDArray[np.void]
 """The header, or the jobs' records, as ``PoolTable.snapshot`` copies them."""
@@ -89,17 +89,19 @@ def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) ->
         waiting_since_ns=int(since_ns),
         wanted=count_of(record["wanted"]),
         less=_less_of(record),
-        lends=bool((crowded or record["save"] == SaveMode.SWAP) and record["evict"] != NO_MORE),
+        yields_at_boundary=bool((crowded or record["save"] == SaveMode.SWAP) and record["evict"] != NO_MORE),
     )
 
 
-def _less_of(record: Any) -> tuple[Less, ...]:  # noqa: ANN401 - a numpy record
+def _less_of(record: Any) -> tuple[OperatingPoint, ...]:  # noqa: ANN401 - a numpy record
     """Return how a job that leaves it to the broker could go on with less; of one that pages see ``paged_ways``."""
     if not record["auto"]:
         return ()
     how = SaveMode(int(record["save"])).name.lower()
     told = zip(record["less_limit"].tolist(), record["less_ns"].tolist(), strict=True)
-    return tuple(Less(how, limit, duration_ns) for limit, duration_ns in told if limit > 0 and duration_ns > 0)
+    return tuple(
+        OperatingPoint(how, limit, duration_ns) for limit, duration_ns in told if limit > 0 and duration_ns > 0
+    )
 
 
 def count_of(value: Any, unit: int = 1) -> int:  # noqa: ANN401 - a numpy integer

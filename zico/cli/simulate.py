@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from zico.report.simulation import SimulatedRow, SimulationReport
     from zico.scheduler.packed import Compiled
-    from zico.scheduler.state import Less
+    from zico.scheduler.state import OperatingPoint
     from zico.simulator.compare import Horizon, Pool, Result
     from zico.simulator.device_model import DeviceModel
     from zico.simulator.jobs_file import Ways
@@ -81,7 +81,7 @@ class Means:
         if not chosen:
             return None
 
-        def ways(path: Path, jobs: int) -> tuple[Less, ...]:
+        def ways(path: Path, jobs: int) -> tuple[OperatingPoint, ...]:
             from zico.trace.files import read_trace
 
             trace = read_trace(path)

@@ -105,7 +105,7 @@ class _Loader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leave the scene, run the module's code, then enable its adapter."""
+        """Leave the snapshot, run the module's code, then enable its adapter."""
         name = module.__name__
         for owner, attribute in ((module.__spec__, "loader"), (module, "__loader__")):
             if getattr(owner, attribute, None) is self:

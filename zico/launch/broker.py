@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from zico.base.settings import Settings
     from zico.broker.protocol.messages import Report, Status
-    from zico.launch.watchdog import Ward
+    from zico.launch.watchdog import Watchdog
 
 READY_S = 1800.0
 """The first start on a machine compiles: five minutes of a processor and more; a few seconds afterwards."""
@@ -40,7 +40,7 @@ class BrokerProcess:
         self,
         run_dir: Path,
         settings: Settings,
-        ward: Ward,
+        guardian: Watchdog,
         message: Callable[[str], None],
         *,
         pages: bool = False,
@@ -51,7 +51,7 @@ class BrokerProcess:
         Args:
             run_dir: Where its socket and its record go.
             settings: Device, budget, region size and policy.
-            ward: Will end the broker if we are killed.
+            guardian: Will end the broker if we are killed.
             message: Called with each line that the broker writes.
             pages: Some job may page.
             mps_pipes: Directory of an MPS daemon that serves the jobs and not the broker.
@@ -72,7 +72,7 @@ class BrokerProcess:
             finally:
                 os.close(told_fd)
             undo.pop_all()
-        ward.add(self._child.pid)
+        guardian.add(self._child.pid)
 
     async def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Wait until jobs can join.
@@ -122,13 +122,13 @@ class BrokerProcess:
         await self._child.end_session(quiet_s=END_S, grace_s=KILL_S)
         await asyncio.gather(*(pipe.close(wait_s=LEFT_BEHIND_S) for pipe in self._pipes))
 
-    def close(self, ward: Ward) -> None:
+    def close(self, guardian: Watchdog) -> None:
         """Kill whatever is left, and give the pipes back; does nothing the second time."""
         self._client.close()
         if self._ready_fd >= 0:
             os.close(self._ready_fd)
             self._ready_fd = -1
-            ward.remove(self._child.pid)
+            guardian.remove(self._child.pid)
             self._child.kill()
 
     def _argv(self, settings: Settings, ready_fd: int, *, pages: bool, mps_pipes: Path | None) -> list[str]:

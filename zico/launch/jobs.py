@@ -27,7 +27,7 @@ from zico.launch.processes import LEFT_BEHIND_S, Child, LinePipe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zico.launch.watchdog import Ward
+    from zico.launch.watchdog import Watchdog
     from zico.report.model import Snapshot
 
 
@@ -232,7 +232,7 @@ class Job:
             return self._why_not(error)
         return None
 
-    async def run(self, output: Output, ward: Ward, grace_s: float) -> int:
+    async def run(self, output: Output, guardian: Watchdog, grace_s: float) -> int:
         """Pass its output on until it has ended, end what it left behind, and keep its exit code.
 
         Changes ``exit_code``, ``wall_s`` and ``ended_s``. The wait for the process itself has no deadline: that is
@@ -250,7 +250,7 @@ class Job:
         left = await child.end_session(quiet_s=LEFT_BEHIND_S, grace_s=grace_s)
         # Processes that have left the session may still hold the pipes.
         await asyncio.gather(*(pipe.close(wait_s=LEFT_BEHIND_S) for pipe in self._pipes))
-        ward.remove(child.pid)
+        guardian.remove(child.pid)
         self.exit_code = child.reap()
         return left
 

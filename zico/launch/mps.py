@@ -26,7 +26,7 @@ from zico.broker.lingering import CONTROL, PIPE_VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zico.launch.watchdog import Ward
+    from zico.launch.watchdog import Watchdog
 
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 START_S = 20.0
@@ -65,8 +65,8 @@ class MpsDaemon:
         self._words = run_dir / "mps-log" / "control.txt"
         self._sessions: set[int] = set()
 
-    def start(self, ward: Ward) -> None:
-        """Start the daemon and wait until it serves, ``START_S`` at most; ``ward`` will end it if we are killed.
+    def start(self, guardian: Watchdog) -> None:
+        """Start the daemon and wait until it serves, ``START_S`` at most; ``guardian`` will end it if we are killed.
 
         Raises:
             CommandError: It does not start; the message has its last words. ``close`` is still to be called.
@@ -76,12 +76,12 @@ class MpsDaemon:
             with contextlib.suppress(ProcessLookupError):
                 self._sessions.add(os.getsid(pid))
         for session in self._sessions:
-            ward.add(session)
+            guardian.add(session)
         if reason is not None or not self._sessions:
             words = self._words.read_text(errors="replace").strip().rpartition("\n")[2]
             raise CommandError(f"--mps: {CONTROL} -d {reason or 'left no daemon'}: {words or 'it said nothing'}", 1)
 
-    def close(self, ward: Ward) -> None:
+    def close(self, guardian: Watchdog) -> None:
         """Ask the daemon to end, and kill what has not ended after ``QUIT_S``; a second time does nothing."""
         try:
             if self._processes():
@@ -93,7 +93,7 @@ class MpsDaemon:
                     os.killpg(os.getpgid(pid), signal.SIGKILL)
             self._await_end(KILL_S)
             for session in self._sessions:
-                ward.remove(session)
+                guardian.remove(session)
             self._sessions.clear()
 
     def _control(self, *arguments: str, stdin: bytes = b"", timeout_s: float) -> str | None:

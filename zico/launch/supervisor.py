@@ -34,7 +34,7 @@ from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE, Job, Listener,
 from zico.launch.mps import MpsDaemon
 from zico.launch.processes import FIRST_EXIT_CODE_OF_A_SIGNAL
 from zico.launch.rundir import run_directory
-from zico.launch.watchdog import Ward
+from zico.launch.watchdog import Watchdog
 from zico.report.model import JobFigures, JobProgress, PoolFigures, RunReport, Snapshot, jain_index, owner_of
 
 if TYPE_CHECKING:
@@ -244,22 +244,22 @@ class Supervisor:
     async def run(self, run_dir: Path) -> Outcome:
         """Run everything; see ``supervise``."""
         with forwarded_to(self._heard), contextlib.ExitStack() as stack:
-            ward = Ward(run_dir)
-            stack.callback(ward.close)
-            mps_pipes = self._share_device(run_dir, ward, stack)
+            guardian = Watchdog(run_dir)
+            stack.callback(guardian.close)
+            mps_pipes = self._share_device(run_dir, guardian, stack)
             pages = any(job.command.wish.save in _MAY_PAGE for job in self._jobs)
             broker = BrokerProcess(
-                run_dir, self._settings, ward, self._listener.problem, pages=pages, mps_pipes=mps_pipes
+                run_dir, self._settings, guardian, self._listener.problem, pages=pages, mps_pipes=mps_pipes
             )
             self.record = broker.record
-            stack.callback(broker.close, ward)
-            stack.callback(self._kill, ward)
+            stack.callback(broker.close, guardian)
+            stack.callback(self._kill, guardian)
             await self._unless_interrupted(broker.wait_ready())
-            report = await self._run_jobs(broker, ward)
+            report = await self._run_jobs(broker, guardian)
             await broker.end()
         return Outcome(tuple(self._outcome(job) for job in self._jobs), report)
 
-    def _share_device(self, run_dir: Path, ward: Ward, stack: contextlib.ExitStack) -> Path | None:
+    def _share_device(self, run_dir: Path, guardian: Watchdog, stack: contextlib.ExitStack) -> Path | None:
         """Let the jobs' kernels overlap on a GPU if that is wanted; say how they share it otherwise.
 
         Returns:
@@ -267,8 +267,8 @@ class Supervisor:
         """
         if self._settings.mps.value:
             daemon = MpsDaemon(run_dir, self._environ)
-            stack.callback(daemon.close, ward)
-            daemon.start(ward)
+            stack.callback(daemon.close, guardian)
+            daemon.start(guardian)
             self._environ |= daemon.variables
             return daemon.pipes
         if self._settings.device.value != HOST:
@@ -276,9 +276,9 @@ class Supervisor:
             self._listener.message(TIME_SLICES if found is None else f"jobs share the GPU by the MPS daemon at {found}")
         return None
 
-    async def _run_jobs(self, broker: BrokerProcess, ward: Ward) -> Report | None:
+    async def _run_jobs(self, broker: BrokerProcess, guardian: Watchdog) -> Report | None:
         """Run all jobs to their ends and return the broker's figures of them."""
-        self._start(broker.socket, ward)
+        self._start(broker.socket, guardian)
         self._begin_ending()
         helpers = [asyncio.create_task(self._tick(broker)), asyncio.create_task(self._watch(broker))]
         try:
@@ -286,13 +286,13 @@ class Supervisor:
             async with asyncio.TaskGroup() as group:
                 for job in self._jobs:
                     if job.living:
-                        group.create_task(self._run_one(job, ward, grace_s))
+                        group.create_task(self._run_one(job, guardian, grace_s))
         finally:
             await _cancelled([*helpers, self._ending])
         self._listener.progress(self._snapshot(broker.status()))
         return broker.report()
 
-    def _start(self, socket: Path, ward: Ward) -> None:
+    def _start(self, socket: Path, guardian: Watchdog) -> None:
         alone = len(self._jobs) == 1
         for job in self._jobs:
             environ = job_environment(self._environ, socket, job.command.name, job.command.share, job.command.wish)
@@ -300,10 +300,10 @@ class Supervisor:
             if problem is not None:
                 self._listener.problem(problem)
             elif job.child is not None:
-                ward.add(job.child.pid)
+                guardian.add(job.child.pid)
 
-    async def _run_one(self, job: Job, ward: Ward, grace_s: float) -> None:
-        left = await job.run(self._pass_on, ward, grace_s)
+    async def _run_one(self, job: Job, guardian: Watchdog, grace_s: float) -> None:
+        left = await job.run(self._pass_on, guardian, grace_s)
         name = job.command.name
         if left:
             self._listener.problem(f"{name} left {left} processes behind; Zico has ended them")
@@ -385,11 +385,11 @@ class Supervisor:
             if job.child is not None and job.living:
                 job.child.send(signum)
 
-    def _kill(self, ward: Ward) -> None:
+    def _kill(self, guardian: Watchdog) -> None:
         """Kill what still lives; normally nothing does."""
         for job in self._jobs:
             if job.child is not None and job.living:
-                ward.remove(job.child.pid)
+                guardian.remove(job.child.pid)
                 job.child.kill()
 
 

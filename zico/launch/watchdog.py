@@ -124,7 +124,7 @@ def main() -> None:
 CLOSE_S = 2.0
 
 
-class Ward:
+class Watchdog:
     """A running guardian; ``close`` tells it that all is well."""
 
     def __init__(self, run_dir: Path) -> None:

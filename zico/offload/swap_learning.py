@@ -18,7 +18,7 @@ import numpy as np
 
 from zico.offload import swap_schedule
 from zico.offload.swap_schedule import EARLIER, NS, SAVED, Observed, Plan, plan
-from zico.scheduler.state import LESS_SHARES
+from zico.scheduler.state import POINT_SHARES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -201,7 +201,7 @@ class Way:
     duration_ns: int
 
 
-def ways(seen: Observed, rates: Rates, margin: float, shares: Sequence[float] = LESS_SHARES) -> list[Way]:
+def ways(seen: Observed, rates: Rates, margin: float, shares: Sequence[float] = POINT_SHARES) -> list[Way]:
     """Return how long the iteration would take with shares of its peak, as far as it can do with them.
 
     Args:

@@ -283,7 +283,7 @@ def within_limit(job: Job, regions: int) -> int:
 
 
 @inlined
-def lends(pool: Member, job: Job) -> bool:
+def yields_at_boundary(pool: Member, job: Job) -> bool:
     """Tell whether a job stands at its boundary and evicts what the others wait for.
 
     Those do that swap, and all do where some job's iteration would else never fit beside what the others keep.

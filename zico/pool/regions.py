@@ -53,7 +53,7 @@ from zico.pool.layout import (
     cap_of,
     header_of,
     job_at,
-    lends,
+    yields_at_boundary,
     regions_of,
     within_limit,
 )
@@ -117,7 +117,7 @@ def stays_safe(pool: Member, requester: int, n: int, claim: int) -> bool:
     free = header.budget_regions - header.granted
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        lent = j != requester and lends(pool, job)
+        lent = j != requester and yields_at_boundary(pool, job)
         free += job.held if lent else 0
         held[j] = job.held if job.state != EMPTY and not lent else 0
         claims[j] = claim_of(job) if job.state != EMPTY else 0

@@ -38,7 +38,7 @@ from zico.pool.layout import (
     STREAMS,
     header_of,
     job_at,
-    lends,
+    yields_at_boundary,
     within_limit,
 )
 from zico.pool.mutex import lock, unlock
@@ -88,7 +88,7 @@ def start_waiting(pool: Member, need: int) -> None:
     unlock(pool)
     if called:
         for j in range(header_of(pool).places):
-            if lends(pool, job_at(pool, j)):
+            if yields_at_boundary(pool, job_at(pool, j)):
                 futex_wake_all(pool.jobs_address + j * _JOB_BYTES + _ADMITS_OFFSET)
 
 
@@ -98,7 +98,7 @@ def _call_lenders(pool: Member) -> bool:
     some = False
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        if j != pool.job and lends(pool, job):
+        if j != pool.job and yields_at_boundary(pool, job):
             job.broker_admits = (job.broker_admits + 1) & _ADMITS_MASK
             some = True
     return some
@@ -348,7 +348,7 @@ def await_admission(pool: Member) -> bool:
         word = me.broker_admits
         if me.state != BOUNDARY:
             break
-        if me.evict == 0 and lends(pool, me) and header_of(pool).waiters > 0:
+        if me.evict == 0 and yields_at_boundary(pool, me) and header_of(pool).waiters > 0:
             me.evict = min(_others_lack(pool), me.held)
         if me.evict > 0:
             return False

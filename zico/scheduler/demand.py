@@ -34,7 +34,7 @@ from zico.trace.profile import claim_at
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zico.scheduler.layout import ProfileRecord, Scene, SceneJob
+    from zico.scheduler.layout import ProfileRecord, Snapshot, SnapshotJob
 
     Int64s = NDArray[np.int64]
 
@@ -47,13 +47,13 @@ _JOB_BYTES = JOB.itemsize
 
 
 @inlined
-def job_at(scene: Scene, index: int) -> SceneJob:
-    """Return the JOB record at an index of a scene."""
-    return record_at(scene.jobs_address + index * _JOB_BYTES, JOB)
+def job_at(snapshot: Snapshot, index: int) -> SnapshotJob:
+    """Return the JOB record at an index of a snapshot."""
+    return record_at(snapshot.jobs_address + index * _JOB_BYTES, JOB)
 
 
 @inlined
-def profile_at(job: SceneJob) -> ProfileRecord:
+def profile_at(job: SnapshotJob) -> ProfileRecord:
     """Return the PROFILE record of a job that has one."""
     return record_at(job.profile_address, PROFILE)
 
@@ -65,13 +65,13 @@ def bin_ends_ns(profile: ProfileRecord, index: int) -> int:
 
 
 @inlined
-def is_iterating(job: SceneJob) -> bool:
+def is_iterating(job: SnapshotJob) -> bool:
     """Tell whether the job is inside an iteration whose profile is known."""
     return job.phase == _RUNNING and job.profile_address != 0
 
 
 @compiled
-def claim_of(job: SceneJob) -> int:
+def claim_of(job: SnapshotJob) -> int:
     """Return the most regions that the job may still come to hold in its iteration, its next one at a boundary."""
     if job.profile_address == 0:
         return job.held
@@ -82,7 +82,7 @@ def claim_of(job: SceneJob) -> int:
 
 
 @compiled
-def position_ns(job: SceneJob, now_ns: int) -> int:
+def position_ns(job: SnapshotJob, now_ns: int) -> int:
     """Return how far into its profile's time a job has come, at most the whole of it."""
     profile = profile_at(job)
     last = profile.n_bins - 1
@@ -96,7 +96,7 @@ def position_ns(job: SceneJob, now_ns: int) -> int:
 
 
 @compiled
-def stands_still(job: SceneJob, now_ns: int) -> bool:
+def stands_still(job: SnapshotJob, now_ns: int) -> bool:
     """Tell whether nobody is to wait for a job's iteration any more (``zico.pool.rules``)."""
     return is_still(job.need > 0, now_ns - job.started_ns, profile_at(job).duration_ns)
 
@@ -121,12 +121,12 @@ def step_at(profile: ProfileRecord, at_ns: int) -> int:
 
 
 @compiled
-def is_passing_at(job: SceneJob, now_ns: int, delay_ns: int, after_ns: int) -> bool:
+def is_passing_at(job: SnapshotJob, now_ns: int, delay_ns: int, after_ns: int) -> bool:
     """Tell whether a job holds more at a time from now than in the end, by what ``remaining`` or ``planned`` say.
 
     Args:
         job: The JOB record.
-        now_ns: The scene's time.
+        now_ns: The snapshot's time.
         delay_ns: After which the job starts, if it is at its boundary and is going to; else below 0.
         after_ns: From now.
     """
@@ -156,16 +156,16 @@ def level(regions: int) -> tuple[Int64s, Int64s]:
 
 
 @compiled
-def total(scene: Scene) -> tuple[Int64s, Int64s]:
-    """Return what all jobs of a scene hold from now on if none begins anything new.
+def total(snapshot: Snapshot) -> tuple[Int64s, Int64s]:
+    """Return what all jobs of a snapshot hold from now on if none begins anything new.
 
     Of very many jobs groups are added whose staircases are made coarse first, so that it takes time in proportion.
     """
-    moving = np.empty(scene.n, np.int64)
+    moving = np.empty(snapshot.n, np.int64)
     n_moving = room = held = 0
-    for i in range(scene.n):
-        job = job_at(scene, i)
-        if is_iterating(job) and not stands_still(job, scene.now_ns):
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
+        if is_iterating(job) and not stands_still(job, snapshot.now_ns):
             moving[n_moving] = i
             n_moving += 1
             room += profile_at(job).n_steps
@@ -176,11 +176,11 @@ def total(scene: Scene) -> tuple[Int64s, Int64s]:
     before = level(0)
     n = 0
     for i in moving[:n_moving]:
-        if n + profile_at(job_at(scene, i)).n_steps > room:
+        if n + profile_at(job_at(snapshot, i)).n_steps > room:
             group = coarse(summed(held, *in_time(when_ns[:n], change[:n])), _GROUP_SPANS)
             before = coarse(added(before, group), _GROUP_SPANS)
             n = held = 0
-        n, holds = _put_changes(job_at(scene, i), scene.now_ns, when_ns, change, n)
+        n, holds = _put_changes(job_at(snapshot, i), snapshot.now_ns, when_ns, change, n)
         held += holds
     if n_moving == 1:
         return summed(held, when_ns[:n], change[:n])
@@ -189,7 +189,7 @@ def total(scene: Scene) -> tuple[Int64s, Int64s]:
 
 
 @compiled
-def _put_changes(job: SceneJob, now_ns: int, when_ns: Int64s, change: Int64s, n: int) -> tuple[int, int]:
+def _put_changes(job: SnapshotJob, now_ns: int, when_ns: Int64s, change: Int64s, n: int) -> tuple[int, int]:
     """Put behind the first ``n`` when and by how much a job's regions change; returns how many those are, and its now.
 
     A job that has overrun its profile is expected to take as long again as it has overrun, so that whoever waits for
@@ -214,7 +214,7 @@ def _put_changes(job: SceneJob, now_ns: int, when_ns: Int64s, change: Int64s, n:
 
 
 @compiled
-def reserved(promised: tuple[Int64s, Int64s], job: SceneJob, delay_ns: int) -> tuple[Int64s, Int64s]:
+def reserved(promised: tuple[Int64s, Int64s], job: SnapshotJob, delay_ns: int) -> tuple[Int64s, Int64s]:
     """Return what is promised, a job at rest at its boundary included, if that job starts after ``delay_ns``."""
     t_ns, levels = promised
     profile = profile_at(job)

@@ -45,7 +45,7 @@ from zico.scheduler.turns import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zico.scheduler.layout import Scene, SceneJob
+    from zico.scheduler.layout import Snapshot, SnapshotJob
 
     Int64s = NDArray[np.int64]
 
@@ -76,7 +76,7 @@ _PLENTY = 1 << 62  # of regions
 
 
 @compiled
-def smallest_delay(others: tuple[Int64s, Int64s], job: SceneJob, budget: int) -> tuple[int, int]:
+def smallest_delay(others: tuple[Int64s, Int64s], job: SnapshotJob, budget: int) -> tuple[int, int]:
     """Return the smallest delay after which the job's whole next iteration fits, and what forbids a start now.
 
     Args:
@@ -143,111 +143,111 @@ _RUNNING = int(JobState.RUNNING)
 
 
 @compiled
-def decide_by_shift(scene: Scene, margin_shift: int, first: int, first_fit: int) -> None:
+def decide_by_shift(snapshot: Snapshot, margin_shift: int, first: int, first_fit: int) -> None:
     """Decide for every job at its boundary.
 
     Args:
-        scene: The pool.
+        snapshot: The pool.
         margin_shift: ``1 / 2**margin_shift`` of the budget is left out of predictions where that leaves a solution.
         first: Whose iteration is planned before the others', as for ``in_order``.
         first_fit: Not 0: only iterations of jobs that have got less than their floor are reserved.
     """
-    order = in_order(scene, first)
-    alone = alone_in(scene)
-    if alone == NOBODY and 0 <= peaks_together(scene) <= scene.budget:
-        _start_all(scene, order)
+    order = in_order(snapshot, first)
+    alone = alone_in(snapshot)
+    if alone == NOBODY and 0 <= peaks_together(snapshot) <= snapshot.budget:
+        _start_all(snapshot, order)
         return
-    promised = coarse(total(scene), MOST_STEPS)
-    delays_ns = np.full(scene.n, _NO_PLAN, np.int64)
-    banker = banker_of(scene)
+    promised = coarse(total(snapshot), MOST_STEPS)
+    delays_ns = np.full(snapshot.n, _NO_PLAN, np.int64)
+    banker = banker_of(snapshot)
     considered = 0
     for index in order:
-        job = job_at(scene, index)
+        job = job_at(snapshot, index)
         if alone != NOBODY:
-            waits_for_alone(scene, index, alone)
+            waits_for_alone(snapshot, index, alone)
         elif job.profile_address == 0:
-            starts(scene, index)
+            starts(snapshot, index)
             alone = index
         elif considered == LOOKAHEAD:
-            waits(scene, index, _MEETS, NO_TIME)
-            blocked_by(scene, index, order[0])
+            waits(snapshot, index, _MEETS, NO_TIME)
+            blocked_by(snapshot, index, order[0])
         else:
             considered += 1
-            delay_ns, conflict_ns = _delay(scene, job, promised, margin_shift)
+            delay_ns, conflict_ns = _delay(snapshot, job, promised, margin_shift)
             if delay_ns == NEVER:
-                waits_to_fit(scene, index)
+                waits_to_fit(snapshot, index)
                 continue
             if delay_ns <= profile_at(job).tick_ns:
                 delay_ns = 0
-                is_reserved = _starts_or_is_next(scene, index, banker)
+                is_reserved = _starts_or_is_next(snapshot, index, banker)
             else:
-                waits(scene, index, _MEETS, scene.now_ns + delay_ns)
-                _blame(scene, index, delays_ns, conflict_ns)
+                waits(snapshot, index, _MEETS, snapshot.now_ns + delay_ns)
+                _blame(snapshot, index, delays_ns, conflict_ns)
                 is_reserved = not first_fit or job.served < job.floor
             if not is_reserved:
                 continue
             delays_ns[index] = delay_ns
             if index != order[-1]:
                 promised = reserved(promised, job, delay_ns)
-    unstick(scene, order)
+    unstick(snapshot, order)
 
 
 @compiled
-def _start_all(scene: Scene, order: Int64s) -> None:
+def _start_all(snapshot: Snapshot, order: Int64s) -> None:
     for index in order:
-        starts(scene, index)
+        starts(snapshot, index)
 
 
 @compiled
-def _delay(scene: Scene, job: SceneJob, promised: tuple[Int64s, Int64s], margin_shift: int) -> tuple[int, int]:
+def _delay(snapshot: Snapshot, job: SnapshotJob, promised: tuple[Int64s, Int64s], margin_shift: int) -> tuple[int, int]:
     """Return after what delay a job fits beside what all, itself at rest included, hold; with the margin if it can."""
-    budget = scene.budget + job.held
-    delay_ns, conflict_ns = smallest_delay(promised, job, budget - (scene.budget >> margin_shift))
+    budget = snapshot.budget + job.held
+    delay_ns, conflict_ns = smallest_delay(promised, job, budget - (snapshot.budget >> margin_shift))
     return (delay_ns, conflict_ns) if delay_ns != NEVER else smallest_delay(promised, job, budget)
 
 
 @compiled
-def waits_for_safety(scene: Scene, index: int) -> None:
+def waits_for_safety(snapshot: Snapshot, index: int) -> None:
     """Wait for whoever is in an iteration: profiles were wrong, and one more job might block them all."""
-    waits(scene, index, _UNSAFE, NO_TIME)
-    for other in range(scene.n):
-        if job_at(scene, other).phase == _RUNNING:
-            blocked_by(scene, index, other)
+    waits(snapshot, index, _UNSAFE, NO_TIME)
+    for other in range(snapshot.n):
+        if job_at(snapshot, other).phase == _RUNNING:
+            blocked_by(snapshot, index, other)
 
 
 @compiled
-def _starts_or_is_next(scene: Scene, index: int, banker: tuple[int, Any, Any]) -> bool:
+def _starts_or_is_next(snapshot: Snapshot, index: int, banker: tuple[int, Any, Any]) -> bool:
     """Start a job if the state with its claim is safe, else let it wait; tells whether to plan with its iteration."""
     free, sums, flags = banker
     flags[0, index] = 1
-    if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], scene.n):
-        starts(scene, index)
+    if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], snapshot.n):
+        starts(snapshot, index)
         return True
     flags[0, index] = 0
-    waits_for_safety(scene, index)
-    return _somebody_is_to_lend(scene)
+    waits_for_safety(snapshot, index)
+    return _somebody_is_to_lend(snapshot)
 
 
 @compiled
-def _somebody_is_to_lend(scene: Scene) -> bool:
+def _somebody_is_to_lend(snapshot: Snapshot) -> bool:
     """Tell whether what somebody inside keeps is free once it has ended, which claims do not count on."""
-    for i in range(scene.n):
-        job = job_at(scene, i)
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
         if job.phase == _RUNNING and job.kept < job.persistent:
             return True
     return False
 
 
 @compiled
-def _blame(scene: Scene, index: int, delays_ns: NDArray[np.int64], conflict_ns: int) -> None:
+def _blame(snapshot: Snapshot, index: int, delays_ns: NDArray[np.int64], conflict_ns: int) -> None:
     """Say who holds more than in the end when memory would be short; all others if none does."""
-    for other in range(scene.n):
-        passing = is_passing_at(job_at(scene, other), scene.now_ns, delays_ns[other], conflict_ns)
+    for other in range(snapshot.n):
+        passing = is_passing_at(job_at(snapshot, other), snapshot.now_ns, delays_ns[other], conflict_ns)
         if other != index and passing:
-            blocked_by(scene, index, other)
-    for other in range(scene.n):
-        if decision_at(scene, index).against == NOBODY and other != index:
-            blocked_by(scene, index, other)
+            blocked_by(snapshot, index, other)
+    for other in range(snapshot.n):
+        if decision_at(snapshot, index).against == NOBODY and other != index:
+            blocked_by(snapshot, index, other)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -268,56 +268,56 @@ def _needs(sums: NDArray[np.int64], index: int) -> int:
 
 
 @compiled
-def waits_for_its_turn(scene: Scene, index: int, inside: NDArray[np.uint8]) -> None:
+def waits_for_its_turn(snapshot: Snapshot, index: int, inside: NDArray[np.uint8]) -> None:
     """Wait for one of those that are in an iteration, or begin one now, to end it."""
-    waits(scene, index, _TURN, NO_TIME)
-    for other in range(scene.n):
+    waits(snapshot, index, _TURN, NO_TIME)
+    for other in range(snapshot.n):
         if other != index and inside[other]:
-            blocked_by(scene, index, other)
+            blocked_by(snapshot, index, other)
 
 
 @compiled
-def decide_by_claims(scene: Scene, most_inside: int) -> None:
+def decide_by_claims(snapshot: Snapshot, most_inside: int) -> None:
     """Decide for every job at its boundary, in turn, while fewer than ``most_inside`` jobs are in an iteration."""
-    order = in_turn(scene)
-    alone = alone_in(scene)
-    free, sums, flags = banker_of(scene)
+    order = in_turn(snapshot)
+    alone = alone_in(snapshot)
+    free, sums, flags = banker_of(snapshot)
     inside = 0
     missing = 0  # regions that those need together who must finish: if so many are free, any order will do
-    for i in range(scene.n):
+    for i in range(snapshot.n):
         missing += _needs(sums, i) if flags[0, i] else 0
-        inside += flags[0, i] and not stands_still(job_at(scene, i), scene.now_ns)
-    kept = kept_by_all(scene)
+        inside += flags[0, i] and not stands_still(job_at(snapshot, i), snapshot.now_ns)
+    kept = kept_by_all(snapshot)
     judged = 0
     for index in order:
-        flags[0, index] = job_at(scene, index).profile_address != 0
+        flags[0, index] = job_at(snapshot, index).profile_address != 0
         if alone != NOBODY:
-            waits_for_alone(scene, index, alone)
+            waits_for_alone(snapshot, index, alone)
             flags[0, index] = 0
         elif flags[0, index] == 0:
-            starts(scene, index)
+            starts(snapshot, index)
             alone = index
-        elif not fits_beside_kept(scene, index, kept):
-            waits_to_fit(scene, index)
+        elif not fits_beside_kept(snapshot, index, kept):
+            waits_to_fit(snapshot, index)
             flags[0, index] = 0
         elif inside >= most_inside:
-            waits_for_its_turn(scene, index, flags[0])
+            waits_for_its_turn(snapshot, index, flags[0])
             flags[0, index] = 0
         elif missing + _needs(sums, index) <= free:
-            starts(scene, index)
+            starts(snapshot, index)
             missing += _needs(sums, index)
             inside += 1
         elif judged == MOST_JUDGED:
-            waits(scene, index, _UNSAFE, NO_TIME)
-            blocked_by(scene, index, order[0])
+            waits(snapshot, index, _UNSAFE, NO_TIME)
+            blocked_by(snapshot, index, order[0])
             flags[0, index] = 0
         else:
             judged += 1
-            if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], scene.n):
-                starts(scene, index)
+            if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], snapshot.n):
+                starts(snapshot, index)
                 missing += _needs(sums, index)
                 inside += 1
             else:
-                waits_for_safety(scene, index)
+                waits_for_safety(snapshot, index)
                 flags[0, index] = 0
-    unstick(scene, order)
+    unstick(snapshot, order)

@@ -1,6 +1,6 @@
 """What compiled policies and the simulator read and write: records, in regions and nanoseconds.
 
-A scene is a pool at one instant, laid out so that the same machine code decides for the broker and in the simulator.
+A snapshot is a pool at one instant, laid out so that the same machine code decides for the broker and in the simulator.
 Addresses stand for what lies elsewhere; who makes a record keeps what it points to.
 """
 
@@ -16,7 +16,7 @@ from zico.trace.profile import CURVE_BINS, Curve
 NOBODY = -1
 NO_TIME = -1
 BLOCKERS = 64
-"""Who keeps a job waiting is told of the first so many jobs of a scene, a bit for each."""
+"""Who keeps a job waiting is told of the first so many jobs of a snapshot, a bit for each."""
 
 
 class Reason(enum.IntEnum):
@@ -63,7 +63,7 @@ PROFILE = dtype_of(ProfileRecord)
 
 @dataclasses.dataclass(kw_only=True)
 class JobFields(Record):
-    """One job at one instant: what its record in a scene, the simulator's and Python's view have in common."""
+    """One job at one instant: what its record in a snapshot, the simulator's and Python's view have in common."""
 
     job: I8
     """Its place in the pool: plans know it by that."""
@@ -94,14 +94,14 @@ class JobFields(Record):
     """Iterations until it leaves; 0: unknown."""
 
 
-class SceneJob(JobFields):
-    """One job of a scene. ``held`` is what the others cannot have while it stays where it is."""
+class SnapshotJob(JobFields):
+    """One job of a snapshot. ``held`` is what the others cannot have while it stays where it is."""
 
     kept: I8  # regions that the others cannot have when its iteration has ended
     profile_address: I8  # 0 until the first iteration has ended
 
 
-JOB = dtype_of(SceneJob)
+JOB = dtype_of(SnapshotJob)
 
 
 class DecisionRecord(Record):
@@ -110,9 +110,9 @@ class DecisionRecord(Record):
     starts: I8
     until_ns: I8  # NO_TIME: only an event can change it
     reason: I8
-    against: I8  # a job's index in the scene, or NOBODY
+    against: I8  # a job's index in the snapshot, or NOBODY
     blockers: U8
-    # -- for policies whose manner is to pause
+    # -- for policies whose capabilities are to pause
     pauses: I8  # a running job stops at its next step's end, and goes on once this is 0
     evicts: I8  # what a waiting job holds is copied out, and back before it starts
     yields: I8  # its pages go first
@@ -125,7 +125,7 @@ MEMO_BYTES = 64
 """What a policy may remember of all jobs that are there, and of each: zeros whenever those are others."""
 
 
-class Scene(Record):
+class Snapshot(Record):
     """All jobs of a pool at one instant."""
 
     now_ns: I8
@@ -137,7 +137,7 @@ class Scene(Record):
     plan_address: I8  # of what a policy has worked out about these jobs; 0: nothing
     options_address: I8  # of its parameters, 64-bit floats in the order of their declaration
     memory_address: I8  # of MEMORY_BYTES that it changes as it likes
-    memos_address: I8  # of MEMO_BYTES for each job, in the order of the scene
+    memos_address: I8  # of MEMO_BYTES for each job, in the order of the snapshot
 
 
-SCENE = dtype_of(Scene)
+SNAPSHOT = dtype_of(Snapshot)

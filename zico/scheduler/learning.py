@@ -24,7 +24,7 @@ from zico.base.records import F8, I8, Numbers, Record, Records
 from zico.scheduler.demand import is_iterating, job_at, position_ns, profile_at
 
 if TYPE_CHECKING:
-    from zico.scheduler.layout import Scene, SceneJob
+    from zico.scheduler.layout import Snapshot, SnapshotJob
 
 MOST_WAYS = 6
 MOST_JOBS = 64
@@ -75,18 +75,18 @@ class Learnt(Record):
 
 
 @compiled
-def is_of(known: Learnt, scene: Scene) -> bool:
-    """Tell whether the scene is of the jobs that this is about."""
-    if scene.n != known.n_jobs:
+def is_of(known: Learnt, snapshot: Snapshot) -> bool:
+    """Tell whether the snapshot is of the jobs that this is about."""
+    if snapshot.n != known.n_jobs:
         return False
-    for i in range(scene.n):  # noqa: SIM110 - compiled
-        if job_at(scene, i).job != known.jobs[i]:
+    for i in range(snapshot.n):  # noqa: SIM110 - compiled
+        if job_at(snapshot, i).job != known.jobs[i]:
             return False
     return True
 
 
 @compiled
-def _done(job: SceneJob, now_ns: int) -> float:
+def _done(job: SnapshotJob, now_ns: int) -> float:
     """Return how many iterations a job has done."""
     done = float(job.iteration)
     if is_iterating(job):
@@ -95,81 +95,81 @@ def _done(job: SceneJob, now_ns: int) -> float:
 
 
 @compiled
-def _gave(known: Learnt, scene: Scene, way: WayRecord) -> float:
+def _gave(known: Learnt, snapshot: Snapshot, way: WayRecord) -> float:
     """Return what a way that was used gave, less what jobs lacked of what they are owed."""
     gave = 0.0
-    for i in range(scene.n):
+    for i in range(snapshot.n):
         share = way.got[i] / way.rounds
-        gave += known.worth[i] * share - max(0.0, _OWED * job_at(scene, i).floor - share)
+        gave += known.worth[i] * share - max(0.0, _OWED * job_at(snapshot, i).floor - share)
     return gave
 
 
 @compiled
-def _value(known: Learnt, scene: Scene, way: WayRecord) -> float:
+def _value(known: Learnt, snapshot: Snapshot, way: WayRecord) -> float:
     """Return what a way is worth: the mean of what it promised and gave."""
     if way.rounds == 0.0:
         hopeless = way.promise < _HOPELESS * known.ways[known.used].promise
         return _UNTRIED if known.doubted and not hopeless else way.promise
     counts = 0.0 if known.doubted else PROMISE_ROUNDS
-    return (way.promise * counts + _gave(known, scene, way) * way.rounds) / (counts + way.rounds)
+    return (way.promise * counts + _gave(known, snapshot, way) * way.rounds) / (counts + way.rounds)
 
 
 @compiled
-def learn(known: Learnt, scene: Scene) -> None:
+def learn(known: Learnt, snapshot: Snapshot) -> None:
     """Measure the way in use, and change it if another one is worth more."""
     if known.n_ways < _CHOICE:
         return
-    if known.since_ns != 0 and scene.now_ns < known.since_ns + _LOOK_ROUNDS * known.round_ns:
+    if known.since_ns != 0 and snapshot.now_ns < known.since_ns + _LOOK_ROUNDS * known.round_ns:
         return
-    if not is_of(known, scene):
+    if not is_of(known, snapshot):
         known.since_ns = 0
     elif known.since_ns == 0:
-        _settle(known, scene)
+        _settle(known, snapshot)
     else:
         if known.counts:
-            _count(known, scene)
-            if _changes(known, scene):
-                _settle(known, scene)
+            _count(known, snapshot)
+            if _changes(known, snapshot):
+                _settle(known, snapshot)
                 return
-        known.since_ns, known.counts = scene.now_ns, 1
-        for i in range(scene.n):
-            known.done[i] = _done(job_at(scene, i), scene.now_ns)
+        known.since_ns, known.counts = snapshot.now_ns, 1
+        for i in range(snapshot.n):
+            known.done[i] = _done(job_at(snapshot, i), snapshot.now_ns)
 
 
 @compiled
-def _settle(known: Learnt, scene: Scene) -> None:
+def _settle(known: Learnt, snapshot: Snapshot) -> None:
     """Count nothing for a while."""
-    known.since_ns, known.counts = scene.now_ns - (_LOOK_ROUNDS - _SETTLE_ROUNDS) * known.round_ns, 0
+    known.since_ns, known.counts = snapshot.now_ns - (_LOOK_ROUNDS - _SETTLE_ROUNDS) * known.round_ns, 0
 
 
 @compiled
-def _count(known: Learnt, scene: Scene) -> None:
+def _count(known: Learnt, snapshot: Snapshot) -> None:
     """Count what was done since the last look for the way in use."""
     used = known.ways[known.used]
-    rounds = (scene.now_ns - known.since_ns) / known.round_ns
+    rounds = (snapshot.now_ns - known.since_ns) / known.round_ns
     keeps = min(1.0, _MOST_ROUNDS / (used.rounds + rounds))
     used.rounds = keeps * (used.rounds + rounds)
-    for i in range(scene.n):
-        more = known.length[i] * (_done(job_at(scene, i), scene.now_ns) - known.done[i])
+    for i in range(snapshot.n):
+        more = known.length[i] * (_done(job_at(snapshot, i), snapshot.now_ns) - known.done[i])
         used.got[i] = keeps * (used.got[i] + more)
 
 
 @compiled
-def _changes(known: Learnt, scene: Scene) -> bool:
+def _changes(known: Learnt, snapshot: Snapshot) -> bool:
     """Use the way that is worth the most, if it is worth noticeably more; tells whether that is another one."""
     best = known.used
     used = known.ways[best]
-    if used.rounds > _SURE and used.promise - _gave(known, scene, used) > _DOUBT * used.promise:
+    if used.rounds > _SURE and used.promise - _gave(known, snapshot, used) > _DOUBT * used.promise:
         known.doubted = 1
-    worth = _value(known, scene, known.ways[best]) + BETTER_BY
+    worth = _value(known, snapshot, known.ways[best]) + BETTER_BY
     for i in range(known.n_ways):
         way = known.ways[i]
         if i == known.used:
             continue
         way.rounds *= 1 - _FORGETS
-        for k in range(scene.n):
+        for k in range(snapshot.n):
             way.got[k] *= 1 - _FORGETS
-        value = _value(known, scene, way)
+        value = _value(known, snapshot, way)
         if value > worth:
             best, worth = i, value
     changes = best != known.used

@@ -19,11 +19,11 @@ from zico.scheduler.layout import (
     NO_TIME,
     NOBODY,
     PROFILE,
-    SCENE,
+    SNAPSHOT,
     Reason,
 )
 from zico.scheduler.parameters import values
-from zico.scheduler.state import Manner, Start, Wait
+from zico.scheduler.state import Capabilities, Start, Wait
 from zico.trace.profile import CURVE_BINS
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _converted(profile: Profile) -> Records:
     return records
 
 
-class Scene:
+class Snapshot:
     """The records of a pool's view, which this keeps."""
 
     def __init__(self, pool: PoolView) -> None:
@@ -107,13 +107,13 @@ class Scene:
         self.jobs = np.array([_row(job, known) for job, known in zip(pool.jobs, self._profiles, strict=True)], JOB)
         self.decisions = np.zeros(n, DECISION)
         index = {job.job: i for i, job in enumerate(pool.jobs)}
-        self.scene = np.zeros(1, SCENE)
-        scene = self.scene[0]
-        scene["now_ns"], scene["budget"], scene["n"] = pool.now_ns, pool.budget, n
-        scene["alone"] = NOBODY if pool.alone_job is None else index.get(pool.alone_job, NOBODY)
-        scene["jobs_address"] = self.jobs.ctypes.data
-        scene["decisions_address"] = self.decisions.ctypes.data
-        scene["plan_address"] = 0 if pool.plan is None else pool.plan.address
+        self.snapshot = np.zeros(1, SNAPSHOT)
+        snapshot = self.snapshot[0]
+        snapshot["now_ns"], snapshot["budget"], snapshot["n"] = pool.now_ns, pool.budget, n
+        snapshot["alone"] = NOBODY if pool.alone_job is None else index.get(pool.alone_job, NOBODY)
+        snapshot["jobs_address"] = self.jobs.ctypes.data
+        snapshot["decisions_address"] = self.decisions.ctypes.data
+        snapshot["plan_address"] = 0 if pool.plan is None else pool.plan.address
 
     def decided(self) -> dict[int, Decision]:
         """Return what a policy has decided, for every job at its boundary."""
@@ -122,7 +122,7 @@ class Scene:
 
 
 def _row(job: JobView, known: Records | None) -> tuple[int | float, ...]:
-    """Return a job as a record of a scene, whose fields have the names of the view's."""
+    """Return a job as a record of a snapshot, whose fields have the names of the view's."""
     others = {"held": job.held_for_good, "profile_address": 0 if known is None else known.ctypes.data}
     return tuple(others[name] if name in others else getattr(job, name) for name in JOB.names)
 
@@ -173,25 +173,25 @@ class Memory:
         self.of_each = np.zeros(0, np.uint8)
         self._jobs: tuple[int, ...] = ()
 
-    def show(self, scene: Any, jobs: tuple[int, ...]) -> None:  # noqa: ANN401 - a SCENE record
-        """Let a scene of the jobs with these numbers lead here."""
+    def show(self, snapshot: Any, jobs: tuple[int, ...]) -> None:  # noqa: ANN401 - a SNAPSHOT record
+        """Let a snapshot of the jobs with these numbers lead here."""
         if jobs != self._jobs:
             self.of_all[:] = 0
             self.of_each = np.zeros(len(jobs) * MEMO_BYTES, np.uint8)
             self._jobs = jobs
-        scene["memory_address"], scene["memos_address"] = self.of_all.ctypes.data, self.of_each.ctypes.data
+        snapshot["memory_address"], snapshot["memos_address"] = self.of_all.ctypes.data, self.of_each.ctypes.data
 
 
-_ANY_MANNER = Manner()
+_ANY_MANNER = Capabilities()
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A policy whose decisions are one compiled function over a scene."""
+    """A policy whose decisions are one compiled function over a snapshot."""
 
     name: str
     function: Any
-    """A ``callback``: takes the address of a SCENE and fills the decisions of the jobs at their boundaries."""
+    """A ``callback``: takes the address of a SNAPSHOT and fills the decisions of the jobs at their boundaries."""
     use_claims: bool = True
     self_admit: bool = True
     plan: Callable[[PoolView], Plan | None] | None = None
@@ -199,7 +199,7 @@ class Compiled:
     parameters: tuple[Parameter, ...] = ()
     knows: str = ""
     """What it has to know of jobs, for people."""
-    manner: Manner = _ANY_MANNER
+    capabilities: Capabilities = _ANY_MANNER
     options: npt.NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
     """The parameters' values."""
     memory: Memory = dataclasses.field(default_factory=Memory, repr=False, compare=False)
@@ -225,8 +225,8 @@ class Compiled:
 
     def decide(self, pool: PoolView) -> dict[int, Decision]:
         """Return a decision for every job at its boundary."""
-        scene = Scene(pool)
-        scene.scene[0]["options_address"] = self.options_address
-        self.memory.show(scene.scene[0], tuple(job.job for job in pool.jobs))
-        _DECIDE(self.address)(scene.scene.ctypes.data)
-        return scene.decided()
+        snapshot = Snapshot(pool)
+        snapshot.snapshot[0]["options_address"] = self.options_address
+        self.memory.show(snapshot.snapshot[0], tuple(job.job for job in pool.jobs))
+        _DECIDE(self.address)(snapshot.snapshot.ctypes.data)
+        return snapshot.decided()

@@ -1,7 +1,7 @@
 """Who may start, by a plan where there is one: a pair's best schedule, or the way that does best for any jobs.
 
 A plan is for certain jobs and has one way or several, of which one is in use (``zico.scheduler.learning``). Where the
-scene is of other jobs, or one does not do what its profile says, shift decides.
+snapshot is of other jobs, or one does not do what its profile says, shift decides.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from zico.scheduler.turns import (
     in_turn,
     kept_by_all,
     peaks_together,
-    scene_at,
+    snapshot_at,
     starts,
     unstick,
     waits,
@@ -39,7 +39,7 @@ from zico.scheduler.turns import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zico.scheduler.layout import Scene, SceneJob
+    from zico.scheduler.layout import Snapshot, SnapshotJob
 
 
 class Way(enum.IntEnum):
@@ -80,24 +80,24 @@ _PAIR = 2
 
 
 @compiled
-def _is_planned(scene: Scene) -> bool:
-    """Tell whether the scene is of the jobs that the plan is for, each fits, and all do what their profiles say."""
-    if not is_of(record_at(scene.plan_address, PLAN).learnt, scene):
+def _is_planned(snapshot: Snapshot) -> bool:
+    """Tell whether the snapshot is of the jobs that the plan is for, each fits, and all do what their profiles say."""
+    if not is_of(record_at(snapshot.plan_address, PLAN).learnt, snapshot):
         return False
-    kept = kept_by_all(scene)
-    for i in range(scene.n):
-        job = job_at(scene, i)
-        if job.profile_address == 0 or not fits_beside_kept(scene, i, kept):
+    kept = kept_by_all(snapshot)
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
+        if job.profile_address == 0 or not fits_beside_kept(snapshot, i, kept):
             return False
-        if job.phase != _BOUNDARY and (not is_iterating(job) or stands_still(job, scene.now_ns)):
+        if job.phase != _BOUNDARY and (not is_iterating(job) or stands_still(job, snapshot.now_ns)):
             return False
     return True
 
 
 @compiled
-def _favour(scene: Scene) -> int:
+def _favour(snapshot: Snapshot) -> int:
     """Return which job is owed something, if only one is, else that the sum counts."""
-    first, second = job_at(scene, 0), job_at(scene, 1)
+    first, second = job_at(snapshot, 0), job_at(snapshot, 1)
     owed_first, owed_second = first.served < first.floor, second.served < second.floor
     if owed_first == owed_second:
         return BOTH
@@ -105,33 +105,33 @@ def _favour(scene: Scene) -> int:
 
 
 @compiled
-def _decide_pair(scene: Scene, schedule: int) -> None:
+def _decide_pair(snapshot: Snapshot, schedule: int) -> None:
     """Decide for the jobs of a pair that are at their boundaries."""
-    pair = record_at(scene.plan_address, PLAN).pairs[schedule]
-    actions = pair.actions[_favour(scene)]
-    free, sums, flags = banker_of(scene)
-    both = job_at(scene, 0).phase == _BOUNDARY and job_at(scene, 1).phase == _BOUNDARY
+    pair = record_at(snapshot.plan_address, PLAN).pairs[schedule]
+    actions = pair.actions[_favour(snapshot)]
+    free, sums, flags = banker_of(snapshot)
+    both = job_at(snapshot, 0).phase == _BOUNDARY and job_at(snapshot, 1).phase == _BOUNDARY
     for i in range(_PAIR):
-        job = job_at(scene, i)
+        job = job_at(snapshot, i)
         if job.phase != _BOUNDARY:
             continue
         other = 1 - i
         own = FIRST if i == 0 else SECOND
-        at_ns = 0 if both else position_ns(job_at(scene, other), scene.now_ns)
+        at_ns = 0 if both else position_ns(job_at(snapshot, other), snapshot.now_ns)
         cell = min((at_ns + pair.cell_ns // 2) // pair.cell_ns, pair.n_cells[other] - 1)
         if actions[i, cell] not in (BOTH, own):
-            _wait_for_cell(scene, pair, actions, i, cell, at_ns)
+            _wait_for_cell(snapshot, pair, actions, i, cell, at_ns)
             continue
         flags[0, i] = 1
         if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], _PAIR):
-            starts(scene, i)
+            starts(snapshot, i)
         else:
             flags[0, i] = 0
-            waits_for_safety(scene, i)
+            waits_for_safety(snapshot, i)
 
 
 @compiled
-def _wait_for_cell(scene: Scene, pair: PairRecord, actions: Any, index: int, cell: int, at_ns: int) -> None:  # noqa: ANN401
+def _wait_for_cell(snapshot: Snapshot, pair: PairRecord, actions: Any, index: int, cell: int, at_ns: int) -> None:  # noqa: ANN401
     """Wait until the other job is where it is best to start beside it."""
     other = 1 - index
     own = FIRST if index == 0 else SECOND
@@ -139,85 +139,85 @@ def _wait_for_cell(scene: Scene, pair: PairRecord, actions: Any, index: int, cel
     later = cell + 1
     while later < n and actions[index, later] not in (BOTH, own):
         later += 1
-    until_ns = NO_TIME if later == n else scene.now_ns + max(later * pair.cell_ns - at_ns, pair.cell_ns >> 1)
-    waits(scene, index, _BETTER, until_ns)
-    blocked_by(scene, index, other)
+    until_ns = NO_TIME if later == n else snapshot.now_ns + max(later * pair.cell_ns - at_ns, pair.cell_ns >> 1)
+    waits(snapshot, index, _BETTER, until_ns)
+    blocked_by(snapshot, index, other)
 
 
 @compiled
-def _node(scene: Scene, torus: TorusRecord, at_ns: NDArray[np.int64], later: int) -> int:
+def _node(snapshot: Snapshot, torus: TorusRecord, at_ns: NDArray[np.int64], later: int) -> int:
     """Return where the jobs are on the torus if those inside go on for so many cells, none past its end."""
     node = 0
-    for i in range(scene.n):
+    for i in range(snapshot.n):
         cell = 0
-        if job_at(scene, i).phase != _BOUNDARY:
+        if job_at(snapshot, i).phase != _BOUNDARY:
             cell = (at_ns[i] + torus.cell_ns // 2) // torus.cell_ns + later
         node = node * torus.n_cells[i] + min(cell, torus.n_cells[i] - 1)
     return node
 
 
 @compiled
-def _decide_torus(scene: Scene) -> None:
+def _decide_torus(snapshot: Snapshot) -> None:
     """Decide for those of a few jobs that are at their boundaries."""
-    torus = record_at(scene.plan_address, PLAN).torus
-    free, sums, flags = banker_of(scene)
-    at_ns = np.zeros(scene.n, np.int64)
+    torus = record_at(snapshot.plan_address, PLAN).torus
+    free, sums, flags = banker_of(snapshot)
+    at_ns = np.zeros(snapshot.n, np.int64)
     most = 0  # cells until the last of those inside has ended
-    for i in range(scene.n):
-        if job_at(scene, i).phase != _BOUNDARY:
-            at_ns[i] = position_ns(job_at(scene, i), scene.now_ns)
+    for i in range(snapshot.n):
+        if job_at(snapshot, i).phase != _BOUNDARY:
+            at_ns[i] = position_ns(job_at(snapshot, i), snapshot.now_ns)
             most = max(most, torus.n_cells[i] - at_ns[i] // torus.cell_ns)
-    those = torus.actions[_node(scene, torus, at_ns, 0)]
-    for i in in_turn(scene):
+    those = torus.actions[_node(snapshot, torus, at_ns, 0)]
+    for i in in_turn(snapshot):
         if those >> i & 1:
             flags[0, i] = 1
-            if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], scene.n):
-                starts(scene, i)
+            if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], snapshot.n):
+                starts(snapshot, i)
             else:
                 flags[0, i] = 0
-                waits_for_safety(scene, i)
+                waits_for_safety(snapshot, i)
             continue
         later = 1
-        while later < most and not torus.actions[_node(scene, torus, at_ns, later)] >> i & 1:
+        while later < most and not torus.actions[_node(snapshot, torus, at_ns, later)] >> i & 1:
             later += 1
-        until_ns = NO_TIME if later >= most else scene.now_ns + later * torus.cell_ns
-        waits(scene, i, _BETTER, until_ns)
-        for other in range(scene.n):
-            if job_at(scene, other).phase != _BOUNDARY:
-                blocked_by(scene, i, other)
-    unstick(scene, in_turn(scene))
+        until_ns = NO_TIME if later >= most else snapshot.now_ns + later * torus.cell_ns
+        waits(snapshot, i, _BETTER, until_ns)
+        for other in range(snapshot.n):
+            if job_at(snapshot, other).phase != _BOUNDARY:
+                blocked_by(snapshot, i, other)
+    unstick(snapshot, in_turn(snapshot))
 
 
 @compiled
-def _is_starved(scene: Scene) -> bool:
+def _is_starved(snapshot: Snapshot) -> bool:
     """Keep all at their boundaries where somebody inside has been without memory for longer than two of any iteration.
 
     With right profiles that does not happen. With wrong ones a job can wait for ever for what others, whose iterations
     begin again and again, never leave free at one time; once they stand still, it gets it or goes to the next tier.
     """
     longest_ns = 0
-    for i in range(scene.n):
-        if job_at(scene, i).profile_address != 0:
-            longest_ns = max(longest_ns, profile_at(job_at(scene, i)).duration_ns)
-    for i in range(scene.n):
-        job = job_at(scene, i)
-        if job.phase == _RUNNING and job.need > 0 and scene.now_ns - job.waiting_since_ns > _STARVED * longest_ns:
-            for index in range(scene.n):
-                if job_at(scene, index).phase == _BOUNDARY:
-                    waits(scene, index, _UNSAFE, NO_TIME)
-                    blocked_by(scene, index, i)
+    for i in range(snapshot.n):
+        if job_at(snapshot, i).profile_address != 0:
+            longest_ns = max(longest_ns, profile_at(job_at(snapshot, i)).duration_ns)
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
+        if job.phase == _RUNNING and job.need > 0 and snapshot.now_ns - job.waiting_since_ns > _STARVED * longest_ns:
+            for index in range(snapshot.n):
+                if job_at(snapshot, index).phase == _BOUNDARY:
+                    waits(snapshot, index, _UNSAFE, NO_TIME)
+                    blocked_by(snapshot, index, i)
             return True
     return False
 
 
 @inlined
-def _is_new(job: SceneJob) -> bool:
+def _is_new(job: SnapshotJob) -> bool:
     """Tell whether of a job only its first iteration is known: that it has held at most so much, at any time."""
     return job.iteration == 1 and profile_at(job).n_bins == 1
 
 
 @compiled
-def _passed_over(scene: Scene) -> int:
+def _passed_over(snapshot: Snapshot) -> int:
     """Return who goes next, if it fits, whatever the way, or ``NOBODY``.
 
     That is who has ended its first iteration only, which traces and compiles: by what that took its next one would be
@@ -227,9 +227,9 @@ def _passed_over(scene: Scene) -> int:
     """
     first = NOBODY
     turns_ns = since_ns = 0
-    for i in range(scene.n):
-        job = job_at(scene, i)
-        if job.phase != _BOUNDARY and (not is_iterating(job) or stands_still(job, scene.now_ns)):
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
+        if job.phase != _BOUNDARY and (not is_iterating(job) or stands_still(job, snapshot.now_ns)):
             return NOBODY
         if job.profile_address != 0:
             turns_ns += profile_at(job).duration_ns
@@ -237,96 +237,96 @@ def _passed_over(scene: Scene) -> int:
             waits_here = job.phase == _BOUNDARY and job.waiting_since_ns > 0
             if waits_here and (first == NOBODY or own_ns < since_ns):
                 first, since_ns = i, own_ns
-    if first == NOBODY or 0 <= peaks_together(scene) <= scene.budget:
+    if first == NOBODY or 0 <= peaks_together(snapshot) <= snapshot.budget:
         return NOBODY
-    job = job_at(scene, first)
-    waited_ns = scene.now_ns - since_ns
+    job = job_at(snapshot, first)
+    waited_ns = snapshot.now_ns - since_ns
     is_late = waited_ns > _PASSED_OVER * turns_ns and waited_ns * job.floor * _OF_FLOOR > profile_at(job).duration_ns
     if since_ns > 0 and not is_late:
         return NOBODY
-    return first if fits_beside_kept(scene, first, kept_by_all(scene)) else NOBODY
+    return first if fits_beside_kept(snapshot, first, kept_by_all(snapshot)) else NOBODY
 
 
 @compiled
-def _serve(scene: Scene, index: int) -> None:
+def _serve(snapshot: Snapshot, index: int) -> None:
     """Let one job start as soon as that is safe, and nobody else before; the others are looked at again right after."""
-    free, sums, flags = banker_of(scene)
+    free, sums, flags = banker_of(snapshot)
     flags[0, index] = 1
-    until_ns = scene.now_ns + 1
-    if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], scene.n):
-        starts(scene, index)
+    until_ns = snapshot.now_ns + 1
+    if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], snapshot.n):
+        starts(snapshot, index)
     else:
-        waits_for_safety(scene, index)
+        waits_for_safety(snapshot, index)
         until_ns = NO_TIME
-    for i in range(scene.n):
-        if i != index and job_at(scene, i).phase == _BOUNDARY:
-            waits(scene, i, _TURN, until_ns)
-            blocked_by(scene, i, index)
-    unstick(scene, in_turn(scene))
+    for i in range(snapshot.n):
+        if i != index and job_at(snapshot, i).phase == _BOUNDARY:
+            waits(snapshot, i, _TURN, until_ns)
+            blocked_by(snapshot, i, index)
+    unstick(snapshot, in_turn(snapshot))
 
 
 @compiled
-def _gathers(known: Learnt, scene: Scene) -> bool:
+def _gathers(known: Learnt, snapshot: Snapshot) -> bool:
     """Keep those at their boundaries there until all are; tells whether it does.
 
     Which cycle jobs settle into depends on where they stand when it begins: all at their boundaries, as in the trials
     that a way was chosen by, nobody having waited for longer than the others.
     """
-    if not is_of(known, scene):
+    if not is_of(known, snapshot):
         return False
     inside = False
-    for i in range(scene.n):
-        job = job_at(scene, i)
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
         if job.phase == _BOUNDARY:
             continue
-        if not is_iterating(job) or stands_still(job, scene.now_ns):
+        if not is_iterating(job) or stands_still(job, snapshot.now_ns):
             known.gathers = 0
             return False
         inside = True
     if not inside:
-        known.gathers, known.gathered_ns = 0, scene.now_ns
+        known.gathers, known.gathered_ns = 0, snapshot.now_ns
         return False
-    for i in range(scene.n):
-        if job_at(scene, i).phase == _BOUNDARY:
-            waits(scene, i, _ANEW, NO_TIME)
-            for other in range(scene.n):
-                if job_at(scene, other).phase != _BOUNDARY:
-                    blocked_by(scene, i, other)
+    for i in range(snapshot.n):
+        if job_at(snapshot, i).phase == _BOUNDARY:
+            waits(snapshot, i, _ANEW, NO_TIME)
+            for other in range(snapshot.n):
+                if job_at(snapshot, other).phase != _BOUNDARY:
+                    blocked_by(snapshot, i, other)
     return True
 
 
 @compiled
-def _decide_by_plan(scene: Scene, known: Learnt) -> None:
+def _decide_by_plan(snapshot: Snapshot, known: Learnt) -> None:
     """Decide by the way in use."""
     used = known.ways[known.used]
-    if used.way == _BY_PAIR and _is_planned(scene):
-        _decide_pair(scene, used.setting)
-    elif used.way == _BY_TORUS and _is_planned(scene):
-        _decide_torus(scene)
+    if used.way == _BY_PAIR and _is_planned(snapshot):
+        _decide_pair(snapshot, used.setting)
+    elif used.way == _BY_TORUS and _is_planned(snapshot):
+        _decide_torus(snapshot)
     elif used.way == _CLAIMS:
-        decide_by_claims(scene, used.setting)
+        decide_by_claims(snapshot, used.setting)
     else:
         setting = used.setting if used.way == _SHIFT else MARGIN_SHIFT
-        decide_by_shift(scene, setting & MARGIN_MASK, setting >> FIRST_SHIFT & FIRST_MASK, setting & FIRST_FIT)
+        decide_by_shift(snapshot, setting & MARGIN_MASK, setting >> FIRST_SHIFT & FIRST_MASK, setting & FIRST_FIT)
 
 
 @callback(types.void(types.int64))
-def decide(scene_address: int) -> None:
+def decide(snapshot_address: int) -> None:
     """Decide for every job at its boundary; takes microseconds and waits for nothing."""
-    scene = scene_at(scene_address)
-    if scene.plan_address != 0:
-        known = record_at(scene.plan_address, PLAN).learnt
-        learn(known, scene)
-        if _is_starved(scene) or (known.gathers and _gathers(known, scene)):
+    snapshot = snapshot_at(snapshot_address)
+    if snapshot.plan_address != 0:
+        known = record_at(snapshot.plan_address, PLAN).learnt
+        learn(known, snapshot)
+        if _is_starved(snapshot) or (known.gathers and _gathers(known, snapshot)):
             return
-        for i in range(scene.n):
-            job = job_at(scene, i)
+        for i in range(snapshot.n):
+            job = job_at(snapshot, i)
             if job.phase == _BOUNDARY and job.waiting_since_ns != 0:
                 job.waiting_since_ns = max(job.waiting_since_ns, known.gathered_ns)
-    passed_over = _passed_over(scene)
+    passed_over = _passed_over(snapshot)
     if passed_over != NOBODY:
-        _serve(scene, passed_over)
-    elif scene.plan_address == 0:
-        decide_by_shift(scene, MARGIN_SHIFT, LONGEST_WAITING, 0)
+        _serve(snapshot, passed_over)
+    elif snapshot.plan_address == 0:
+        decide_by_shift(snapshot, MARGIN_SHIFT, LONGEST_WAITING, 0)
     else:
-        _decide_by_plan(scene, record_at(scene.plan_address, PLAN).learnt)
+        _decide_by_plan(snapshot, record_at(snapshot.plan_address, PLAN).learnt)

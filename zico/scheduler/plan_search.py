@@ -25,7 +25,7 @@ from zico.scheduler.packed import Compiled, packed
 from zico.scheduler.pair_schedule import solve
 from zico.scheduler.plan import FIRST_FIT, FIRST_SHIFT, PLAN, Way, decide
 from zico.scheduler.shares import floors, worths
-from zico.scheduler.state import Manner, PoolView
+from zico.scheduler.state import Capabilities, PoolView
 from zico.scheduler.turns import LEAST_SERVED, LONGEST, LONGEST_WAITING, SHORTEST
 from zico.simulator.simulate import Load, Simulation, load_of
 
@@ -69,7 +69,7 @@ _JITTERY = 0.02  # where times vary more than that, a better run was luck and no
 _UNFAIR = 8.0  # times what jobs lack of their floors: no throughput of others makes up for it
 _OWED = 0.97  # of its floor: an iteration at the edge of what was simulated must not decide
 _NEAR = 0.97
-AT_BOUNDARIES = Manner(asks=True, offline=True)
+AT_BOUNDARIES = Capabilities(asks=True, offline=True)
 """Jobs of a trial begin at their boundaries with known profiles: as many first iterations, one at a time, would be what
 is measured."""
 
@@ -200,12 +200,12 @@ class Trials:
         first["way"], first["setting"] = way, setting
         loads = [dataclasses.replace(load, jitter=max(load.jitter, jitter)) for load in self._loads]
         owed = [load.floor for load in loads]
-        policy = Compiled("", decide, plan=lambda _view: _Trial(trial), manner=AT_BOUNDARIES)
+        policy = Compiled("", decide, plan=lambda _view: _Trial(trial), capabilities=AT_BOUNDARIES)
         simulation = Simulation(policy, loads, self._pool.budget, draw, slowdown=self._pool.slowdown)
         # A job begins with its floor behind it. If it began with more, it could be passed over for a whole trial, and
         # the others would get what they cannot keep.
         served_ns = FADE_ITERATIONS * np.array([load.profile.duration_ns for load in loads])
-        simulation.tenants["served_work"], simulation.tenants["served_time"] = owed * served_ns, served_ns
+        simulation.sim_jobs["served_work"], simulation.sim_jobs["served_time"] = owed * served_ns, served_ns
         rounds = times * self._rounds
         until_ns, warm_up_ns = (_WARM_UP + rounds) * self._longest_ns, _WARM_UP * self._longest_ns
         got = simulation.run(until_ns, warm_up_ns).normalised

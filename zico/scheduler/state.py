@@ -32,14 +32,14 @@ class Profile:
         return max(self.held)
 
 
-LESS_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+POINT_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 """Of its peak, with which it is worked out how long a job would take."""
 MANY = 1 << 30
 """Jobs: more than there ever are."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Less:
+class OperatingPoint:
     """One way in which a job goes on with less than its peak."""
 
     how: str
@@ -65,20 +65,20 @@ class JobView(JobFields):
     """Regions that it may hold by a limit of its own, 0: as many as the budget has."""
     wanted: int = 0
     """Regions that it would hold without a limit, 0: not known."""
-    less: tuple[Less, ...] = ()
+    less: tuple[OperatingPoint, ...] = ()
     """How it could go on with less, if it leaves the choice to others."""
-    lends: bool = False
+    yields_at_boundary: bool = False
     """At its boundaries it evicts what the others wait for: what it holds there is as good as free."""
 
     @property
     def held_for_good(self) -> int:
         """Return the regions that the others cannot have while it stays where it is."""
-        return 0 if self.lends and self.phase == JobState.BOUNDARY else self.held
+        return 0 if self.yields_at_boundary and self.phase == JobState.BOUNDARY else self.held
 
     @property
     def kept(self) -> int:
         """Return the regions that the others cannot have when its iteration has ended."""
-        return 0 if self.lends else self.persistent
+        return 0 if self.yields_at_boundary else self.persistent
 
 
 class Plan(Protocol):
@@ -133,7 +133,7 @@ Decision = Start | Wait
 
 
 @dataclasses.dataclass(frozen=True)
-class Manner:
+class Capabilities:
     """What a policy needs of the machine that it is asked by."""
 
     runs: bool = True
@@ -183,7 +183,7 @@ class CompiledPolicy(Policy, Protocol):
 
     @property
     def address(self) -> int:
-        """Return the address of a C function that takes a SCENE's and fills its decisions."""
+        """Return the address of a C function that takes a SNAPSHOT's and fills its decisions."""
         ...
 
     @property
@@ -192,6 +192,6 @@ class CompiledPolicy(Policy, Protocol):
         ...
 
     @property
-    def manner(self) -> Manner:
+    def capabilities(self) -> Capabilities:
         """Return what it needs of the machine that it is asked by."""
         ...

@@ -1,4 +1,4 @@
-"""What the policies share: whose turn it is, and the answers that need no prediction. Compiled, over scenes."""
+"""What the policies share: whose turn it is, and the answers that need no prediction. Compiled, over snapshots."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from zico.base.compiled import compiled, inlined, record_at
 from zico.pool.layout import JobState
 from zico.scheduler.demand import claim_of, is_iterating, job_at, profile_at
-from zico.scheduler.layout import BLOCKERS, DECISION, NO_TIME, NOBODY, SCENE, Reason
+from zico.scheduler.layout import BLOCKERS, DECISION, NO_TIME, NOBODY, SNAPSHOT, Reason
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zico.scheduler.layout import DecisionRecord, Scene, SceneJob
+    from zico.scheduler.layout import DecisionRecord, Snapshot, SnapshotJob
 
 _DECISION_BYTES = DECISION.itemsize
 _FEW = 24  # so many are sorted by insertion, without a call
@@ -32,25 +32,25 @@ Array = Any
 
 
 @inlined
-def scene_at(address: int) -> Scene:
-    """Return the scene at an address."""
-    return record_at(address, SCENE)
+def snapshot_at(address: int) -> Snapshot:
+    """Return the snapshot at an address."""
+    return record_at(address, SNAPSHOT)
 
 
 @inlined
-def decision_at(scene: Scene, index: int) -> DecisionRecord:
+def decision_at(snapshot: Snapshot, index: int) -> DecisionRecord:
     """Return the DECISION record of the job at an index."""
-    return record_at(scene.decisions_address + index * _DECISION_BYTES, DECISION)
+    return record_at(snapshot.decisions_address + index * _DECISION_BYTES, DECISION)
 
 
 @compiled
-def in_turn(scene: Scene) -> NDArray[np.int64]:
+def in_turn(snapshot: Snapshot) -> NDArray[np.int64]:
     """Return the indices of the jobs at their boundaries: who is owed, then by priority, then who waits longest."""
-    return in_order(scene, LONGEST_WAITING)
+    return in_order(snapshot, LONGEST_WAITING)
 
 
 @inlined
-def _key(job: SceneJob, first: int) -> int:
+def _key(job: SnapshotJob, first: int) -> int:
     """Return what is least for the job that comes first."""
     if first == LEAST_SERVED:
         return int(job.served * _FINE)
@@ -61,22 +61,22 @@ def _key(job: SceneJob, first: int) -> int:
 
 
 @compiled
-def in_order(scene: Scene, first: int) -> NDArray[np.int64]:
+def in_order(snapshot: Snapshot, first: int) -> NDArray[np.int64]:
     """Return the indices of the jobs at their boundaries.
 
     Who has got less than it is owed comes before all others, so that priorities starve nobody; then it goes by
     priority, and among equals by what is to come first.
     """
-    waiting = np.empty(scene.n, np.int64)
-    key = np.empty(scene.n, np.int64)
-    rank = np.empty(scene.n, np.int64)
+    waiting = np.empty(snapshot.n, np.int64)
+    key = np.empty(snapshot.n, np.int64)
+    rank = np.empty(snapshot.n, np.int64)
     n = 0
     ranked = False
-    for i in range(scene.n):
-        job = job_at(scene, i)
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
         if job.phase == _BOUNDARY:
             waiting[n] = i
-            key[n] = job.waiting_since_ns if job.waiting_since_ns != 0 else scene.now_ns
+            key[n] = job.waiting_since_ns if job.waiting_since_ns != 0 else snapshot.now_ns
             if first != LONGEST_WAITING:
                 key[n] = _key(job, first)
             rank[n] = -job.priority - (_OWED if job.served < job.floor else 0)
@@ -98,15 +98,15 @@ def in_order(scene: Scene, first: int) -> NDArray[np.int64]:
 
 
 @compiled
-def alone_in(scene: Scene) -> int:
+def alone_in(snapshot: Snapshot) -> int:
     """Return the index of the job whose first iteration is growing now, if it still runs, else ``NOBODY``."""
-    return scene.alone if scene.alone >= 0 and job_at(scene, scene.alone).phase == _RUNNING else NOBODY
+    return snapshot.alone if snapshot.alone >= 0 and job_at(snapshot, snapshot.alone).phase == _RUNNING else NOBODY
 
 
 @compiled
-def starts(scene: Scene, index: int) -> None:
+def starts(snapshot: Snapshot, index: int) -> None:
     """Decide that a job begins its next iteration now."""
-    decision = decision_at(scene, index)
+    decision = decision_at(snapshot, index)
     decision.starts = 1
     decision.reason = _NONE
     decision.until_ns = NO_TIME
@@ -115,19 +115,19 @@ def starts(scene: Scene, index: int) -> None:
 
 
 @compiled
-def waits(scene: Scene, index: int, reason: int, until_ns: int) -> None:
+def waits(snapshot: Snapshot, index: int, reason: int, until_ns: int) -> None:
     """Decide that a job stays at its boundary; who keeps it there is to be added by ``blocked_by``."""
-    starts(scene, index)
-    decision = decision_at(scene, index)
+    starts(snapshot, index)
+    decision = decision_at(snapshot, index)
     decision.starts = 0
     decision.reason = reason
     decision.until_ns = until_ns
 
 
 @inlined
-def blocked_by(scene: Scene, index: int, other: int) -> None:
+def blocked_by(snapshot: Snapshot, index: int, other: int) -> None:
     """Add to those who keep a waiting job at its boundary."""
-    decision = decision_at(scene, index)
+    decision = decision_at(snapshot, index)
     if decision.against == NOBODY:
         decision.against = other
     if other < BLOCKERS:
@@ -135,52 +135,52 @@ def blocked_by(scene: Scene, index: int, other: int) -> None:
 
 
 @compiled
-def waits_for_alone(scene: Scene, index: int, alone: int) -> None:
+def waits_for_alone(snapshot: Snapshot, index: int, alone: int) -> None:
     """Wait for the end of a job's first iteration, of which nothing is known."""
-    waits(scene, index, _ALONE, NO_TIME)
-    blocked_by(scene, index, alone)
+    waits(snapshot, index, _ALONE, NO_TIME)
+    blocked_by(snapshot, index, alone)
 
 
 @inlined
-def kept_regions(job: SceneJob) -> int:
+def kept_regions(job: SnapshotJob) -> int:
     """Return what of a job stays when its iteration has ended; what it holds now if it is in none that is known."""
     return job.kept if is_iterating(job) else job.held
 
 
 @compiled
-def kept_by_all(scene: Scene) -> int:
+def kept_by_all(snapshot: Snapshot) -> int:
     """Return the regions that stay when all iterations have ended."""
     kept = 0
-    for i in range(scene.n):
-        kept += kept_regions(job_at(scene, i))
+    for i in range(snapshot.n):
+        kept += kept_regions(job_at(snapshot, i))
     return kept
 
 
 @compiled
-def fits_beside_kept(scene: Scene, index: int, kept: int) -> bool:
+def fits_beside_kept(snapshot: Snapshot, index: int, kept: int) -> bool:
     """Tell whether a job's iteration fits once the others' have ended, all keeping ``kept``; true if it is unknown."""
-    job = job_at(scene, index)
+    job = job_at(snapshot, index)
     most = job.held if job.profile_address == 0 else profile_at(job).peak
-    return most <= job.held or most + kept - kept_regions(job) <= scene.budget
+    return most <= job.held or most + kept - kept_regions(job) <= snapshot.budget
 
 
 @compiled
-def waits_to_fit(scene: Scene, index: int) -> None:
+def waits_to_fit(snapshot: Snapshot, index: int) -> None:
     """Wait for somebody to leave or to let go of memory that does not come back at the end of an iteration."""
-    waits(scene, index, _MISFIT, NO_TIME)
-    for other in range(scene.n):
-        if other >= BLOCKERS and decision_at(scene, index).against != NOBODY:
+    waits(snapshot, index, _MISFIT, NO_TIME)
+    for other in range(snapshot.n):
+        if other >= BLOCKERS and decision_at(snapshot, index).against != NOBODY:
             break
-        if other != index and kept_regions(job_at(scene, other)) > 0:
-            blocked_by(scene, index, other)
+        if other != index and kept_regions(job_at(snapshot, other)) > 0:
+            blocked_by(snapshot, index, other)
 
 
 @compiled
-def peaks_together(scene: Scene) -> int:
+def peaks_together(snapshot: Snapshot) -> int:
     """Return what all jobs together could ever hold at once; ``NOBODY`` knows if one has no profile."""
     together = 0
-    for i in range(scene.n):
-        job = job_at(scene, i)
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
         if job.profile_address == 0:
             return NOBODY
         together += max(profile_at(job).peak, job.held, job.persistent)
@@ -188,27 +188,27 @@ def peaks_together(scene: Scene) -> int:
 
 
 @compiled
-def unstick(scene: Scene, order: Array) -> None:
+def unstick(snapshot: Snapshot, order: Array) -> None:
     """Start the first in turn if nobody starts and nobody is left to wait for.
 
     Its iteration exceeds the budget and will overflow into the next tier of memory: slow, but the jobs move.
     """
-    if len(order) == 0 or len(order) < scene.n:
+    if len(order) == 0 or len(order) < snapshot.n:
         return
     for index in order:
-        if decision_at(scene, index).starts == 1:
+        if decision_at(snapshot, index).starts == 1:
             return
-    starts(scene, order[0])
+    starts(snapshot, order[0])
 
 
 @compiled
-def banker_of(scene: Scene) -> tuple[int, Array, Array]:
+def banker_of(snapshot: Snapshot) -> tuple[int, Array, Array]:
     """Return the state that the banker's rule judges: what is free; held, claim, residual in rows; who must finish."""
-    sums = np.empty((3, scene.n), np.int64)
-    flags = np.zeros((2, scene.n), np.uint8)
-    free = scene.budget
-    for i in range(scene.n):
-        job = job_at(scene, i)
+    sums = np.empty((3, snapshot.n), np.int64)
+    flags = np.zeros((2, snapshot.n), np.uint8)
+    free = snapshot.budget
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
         free -= job.held
         sums[0, i] = job.held
         sums[1, i] = claim_of(job)

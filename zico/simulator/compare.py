@@ -134,7 +134,7 @@ def round_ns_of(policy: Compiled, jobs: int) -> int:
     slices_ns = (
         value
         for parameter, value in zip(policy.parameters, policy.options, strict=True)
-        if policy.manner.pauses and parameter.unit is Unit.TIME
+        if policy.capabilities.pauses and parameter.unit is Unit.TIME
     )
     return jobs * int(max(slices_ns, default=0))
 
@@ -310,7 +310,7 @@ def memory(
     regions = np.zeros((len(loads), len(changes) + 1), np.int64)
     t_ns = np.append(changes["t_ns"], end_ns)
     for number in range(len(loads)):
-        mine = changes["tenant"] == number
+        mine = changes["sim_job"] == number
         last = np.maximum.accumulate(np.where(mine, np.arange(1, len(changes) + 1), 0))
         held = np.append(0, changes["held"])[last]
         regions[number] = np.append(held, held[-1:] if len(held) else 0)

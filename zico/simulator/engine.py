@@ -27,7 +27,7 @@ from zico.base.compiled import array_at, call, compiled, entry, inlined, keep_in
 from zico.pool.layout import JobState
 from zico.pool.rules import counted
 from zico.scheduler.demand import job_at
-from zico.scheduler.layout import JOB, MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY, SCENE
+from zico.scheduler.layout import JOB, MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY, SNAPSHOT
 from zico.scheduler.turns import decision_at
 from zico.simulator.grants import (
     blocked_in_turn,
@@ -51,18 +51,18 @@ from zico.simulator.jobs import (
     need_of,
     present_in,
     profile_of,
-    scene_of,
+    snapshot_of,
     scratch_words,
     show_all,
     slowdown_of,
     step_ends_ns,
-    tenant_of,
+    sim_job_of,
 )
 from zico.trace.profile import expected_end
 
 if TYPE_CHECKING:
     from zico.base.records import Records
-    from zico.simulator.jobs import RunRecord, StepEnd, Tenant
+    from zico.simulator.jobs import RunRecord, StepEnd, SimJob
 
 
 # -- the simulator's queue of steps that end: a binary heap, by time and then by order -------------
@@ -85,15 +85,15 @@ def _is_before(one: StepEnd, at: int, order: int) -> bool:
 
 
 @inlined
-def _put(queue: Records[StepEnd], i: int, at: int, order: int, tenant: int) -> None:
+def _put(queue: Records[StepEnd], i: int, at: int, order: int, sim_job: int) -> None:
     event = queue[i]
     event.at = at
     event.order = order
-    event.tenant = tenant
+    event.sim_job = sim_job
 
 
 @inlined
-def push(run: RunRecord, at: int, tenant: int) -> None:
+def push(run: RunRecord, at: int, sim_job: int) -> None:
     """Add a step that ends at a time."""
     run.order += 1
     run.n_queued += 1
@@ -103,19 +103,19 @@ def push(run: RunRecord, at: int, tenant: int) -> None:
         parent = queue[(i - 1) >> 1]
         if _is_before(parent, at, run.order):
             break
-        _put(queue, i, parent.at, parent.order, parent.tenant)
+        _put(queue, i, parent.at, parent.order, parent.sim_job)
         i = (i - 1) >> 1
-    _put(queue, i, at, run.order, tenant)
+    _put(queue, i, at, run.order, sim_job)
 
 
 @inlined
 def pop(run: RunRecord) -> int:
-    """Take the first out; returns its tenant."""
+    """Take the first out; returns its simulated job."""
     n = run.n_queued - 1
     run.n_queued = n
     queue = _queue(run, n + 1)
-    tenant = queue[0].tenant
-    at, order, last = queue[n].at, queue[n].order, queue[n].tenant
+    sim_job = queue[0].sim_job
+    at, order, last = queue[n].at, queue[n].order, queue[n].sim_job
     i = 0
     while 2 * i + 1 < n:
         child = 2 * i + 1
@@ -123,10 +123,10 @@ def pop(run: RunRecord) -> int:
             child += 1
         if not _is_before(queue[child], at, order):
             break
-        _put(queue, i, queue[child].at, queue[child].order, queue[child].tenant)
+        _put(queue, i, queue[child].at, queue[child].order, queue[child].sim_job)
         i = child
     _put(queue, i, at, order, last)
-    return tenant
+    return sim_job
 
 
 # -- jobs in the simulator: how they come, go through the steps of their iterations, and leave -----
@@ -136,10 +136,10 @@ _BYTE = np.dtype(np.uint8)
 
 
 @inlined
-def _uniform(tenant: Tenant) -> float:
+def _uniform(sim_job: SimJob) -> float:
     """Draw from -1 to 1. Source: splitmix64 of Steele, Lea and Flood, OOPSLA 2014."""
-    tenant.random += np.uint64(0x9E3779B97F4A7C15)
-    z = tenant.random
+    sim_job.random += np.uint64(0x9E3779B97F4A7C15)
+    z = sim_job.random
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z = z ^ (z >> np.uint64(31))
@@ -147,42 +147,42 @@ def _uniform(tenant: Tenant) -> float:
 
 
 @inlined
-def _end_wait(run: RunRecord, tenant: Tenant) -> None:
-    if tenant.waiting_since_ns != NO_TIME:
-        tenant.waited_ns += max(0, run.now_ns - max(tenant.waiting_since_ns, run.warm_up_ns))
-    tenant.waiting_since_ns = NO_TIME
+def _end_wait(run: RunRecord, sim_job: SimJob) -> None:
+    if sim_job.waiting_since_ns != NO_TIME:
+        sim_job.waited_ns += max(0, run.now_ns - max(sim_job.waiting_since_ns, run.warm_up_ns))
+    sim_job.waiting_since_ns = NO_TIME
 
 
 @compiled
 def go_on(run: RunRecord, number: int) -> None:
     """Begin the work of a step whose regions are there."""
     keep_in_line()
-    tenant = tenant_of(run, number)
-    _end_wait(run, tenant)
-    tenant.busy = 1
+    sim_job = sim_job_of(run, number)
+    _end_wait(run, sim_job)
+    sim_job.busy = 1
     run.n_busy += 1
-    tenant.step_since = run.clock
-    length_ns = step_ends_ns(tenant) - profile_of(tenant).step_ns[tenant.step]
-    tenant.step_length = max(1, round(length_ns * tenant.slowness)) + tenant.delay_ns
-    tenant.delay_ns = 0
-    push(run, run.clock + tenant.step_length, number)
+    sim_job.step_since = run.clock
+    length_ns = step_ends_ns(sim_job) - profile_of(sim_job).step_ns[sim_job.step]
+    sim_job.step_length = max(1, round(length_ns * sim_job.slowness)) + sim_job.delay_ns
+    sim_job.delay_ns = 0
+    push(run, run.clock + sim_job.step_length, number)
 
 
 @compiled
 def _begin_step(run: RunRecord, number: int) -> None:
     """Give back what the step does not hold; go on, or wait for what it holds more."""
     keep_in_line()
-    tenant = tenant_of(run, number)
+    sim_job = sim_job_of(run, number)
     if run.pages:
         page_step(run, number)
         go_on(run, number)
         return
-    level = profile_of(tenant).level[tenant.step]
-    if level < tenant.held:
+    level = profile_of(sim_job).level[sim_job.step]
+    if level < sim_job.held:
         hold(run, number, level)
-    tenant.spilled = min(tenant.spilled, level - tenant.held)
-    if level > tenant.held + tenant.spilled:
-        tenant.waiting_since_ns = run.now_ns
+    sim_job.spilled = min(sim_job.spilled, level - sim_job.held)
+    if level > sim_job.held + sim_job.spilled:
+        sim_job.waiting_since_ns = run.now_ns
         run.n_blocked += 1
         if run.watches:
             run.look_at_ns = run.now_ns
@@ -193,21 +193,21 @@ def _begin_step(run: RunRecord, number: int) -> None:
 @compiled
 def begin(run: RunRecord, number: int) -> None:
     """Begin an iteration."""
-    tenant = tenant_of(run, number)
-    if tenant.phase == _BOUNDARY:
+    sim_job = sim_job_of(run, number)
+    if sim_job.phase == _BOUNDARY:
         run.n_waiting -= 1
-        if tenant.waiting_since_ns != NO_TIME:
-            run.longest_wait_ns = max(run.longest_wait_ns, run.now_ns - tenant.waiting_since_ns)
-    tenant.phase = _RUNNING
-    tenant.step = tenant.bin = tenant.stopped = 0
-    tenant.started_ns = run.now_ns
-    profile, believed = profile_of(tenant), believed_of(tenant)
-    tenant.claim = believed.peak
-    tenant.overruns = (profile.n_bins << profile.shift) > expected_end(believed)
-    _end_wait(run, tenant)
-    tenant.delay_ns = round(tenant.away * run.copy_ns)
-    tenant.away = 0
-    tenant.slowness = 1 + tenant.jitter * _uniform(tenant)
+        if sim_job.waiting_since_ns != NO_TIME:
+            run.longest_wait_ns = max(run.longest_wait_ns, run.now_ns - sim_job.waiting_since_ns)
+    sim_job.phase = _RUNNING
+    sim_job.step = sim_job.bin = sim_job.stopped = 0
+    sim_job.started_ns = run.now_ns
+    profile, believed = profile_of(sim_job), believed_of(sim_job)
+    sim_job.claim = believed.peak
+    sim_job.overruns = (profile.n_bins << profile.shift) > expected_end(believed)
+    _end_wait(run, sim_job)
+    sim_job.delay_ns = round(sim_job.away * run.copy_ns)
+    sim_job.away = 0
+    sim_job.slowness = 1 + sim_job.jitter * _uniform(sim_job)
     _begin_step(run, number)
 
 
@@ -215,20 +215,20 @@ def begin(run: RunRecord, number: int) -> None:
 def end_step(run: RunRecord, number: int) -> bool:
     """End the work of a step; tells whether that was the iteration's last."""
     keep_in_line()
-    tenant = tenant_of(run, number)
-    if tenant.copying:
+    sim_job = sim_job_of(run, number)
+    if sim_job.copying:
         _end_copy(run, number)
         return True
-    profile = profile_of(tenant)
-    tenant.busy = 0
+    profile = profile_of(sim_job)
+    sim_job.busy = 0
     run.n_busy -= 1
     if run.now_ns > run.warm_up_ns:
-        tenant.counted_ns += step_ends_ns(tenant) - profile.step_ns[tenant.step]
-    if tenant.step + 1 < profile.n_steps:
-        tenant.step += 1
-        if tenant.stopped:
-            tenant.suspended = 1
-            tenant.waiting_since_ns = run.now_ns
+        sim_job.counted_ns += step_ends_ns(sim_job) - profile.step_ns[sim_job.step]
+    if sim_job.step + 1 < profile.n_steps:
+        sim_job.step += 1
+        if sim_job.stopped:
+            sim_job.suspended = 1
+            sim_job.waiting_since_ns = run.now_ns
         else:
             _begin_step(run, number)
         return False
@@ -239,24 +239,24 @@ def end_step(run: RunRecord, number: int) -> bool:
 @compiled
 def _end_iteration(run: RunRecord, number: int) -> None:
     """Come to the boundary with what the job keeps, or leave."""
-    tenant = tenant_of(run, number)
-    _fade(run, tenant, profile_of(tenant).duration_ns)
-    tenant.phase = _BOUNDARY
+    sim_job = sim_job_of(run, number)
+    _fade(run, sim_job, profile_of(sim_job).duration_ns)
+    sim_job.phase = _BOUNDARY
     run.n_waiting += 1
-    tenant.iteration += 1
-    leaves = tenant.left == 1
-    tenant.left = max(0, tenant.left - 1)
-    tenant.counted += run.now_ns > run.warm_up_ns
-    tenant.spilled = 0
-    if tenant.next_phase < tenant.n_phases:
-        _change_phase(run, tenant)
-    if tenant.held > tenant.keeps and not run.pages:
-        hold(run, number, tenant.keeps)
-    tenant.persistent = tenant.kept = tenant.held
-    if not tenant.profiled:
-        tenant.profiled = 1
+    sim_job.iteration += 1
+    leaves = sim_job.left == 1
+    sim_job.left = max(0, sim_job.left - 1)
+    sim_job.counted += run.now_ns > run.warm_up_ns
+    sim_job.spilled = 0
+    if sim_job.next_phase < sim_job.n_phases:
+        _change_phase(run, sim_job)
+    if sim_job.held > sim_job.keeps and not run.pages:
+        hold(run, number, sim_job.keeps)
+    sim_job.persistent = sim_job.kept = sim_job.held
+    if not sim_job.profiled:
+        sim_job.profiled = 1
         run.changed = 1
-    tenant.waiting_since_ns = run.now_ns
+    sim_job.waiting_since_ns = run.now_ns
     if run.alone == number:
         run.alone = NOBODY
     if leaves:
@@ -264,11 +264,11 @@ def _end_iteration(run: RunRecord, number: int) -> None:
 
 
 @compiled
-def _fade(run: RunRecord, tenant: Tenant, work_ns: int) -> None:
+def _fade(run: RunRecord, sim_job: SimJob, work_ns: int) -> None:
     """Count an iteration into the job's recent throughput."""
-    passed_ns = float(run.now_ns - tenant.served_at_ns)
-    tenant.served_work, tenant.served_time = counted(tenant.served_work, tenant.served_time, work_ns, passed_ns)
-    tenant.served_at_ns = run.now_ns
+    passed_ns = float(run.now_ns - sim_job.served_at_ns)
+    sim_job.served_work, sim_job.served_time = counted(sim_job.served_work, sim_job.served_time, work_ns, passed_ns)
+    sim_job.served_at_ns = run.now_ns
 
 
 @compiled
@@ -276,29 +276,29 @@ def arrive(run: RunRecord) -> None:
     """Let the next in, which begins at once, unless first iterations, too, ask for leave and not for memory alone."""
     number = arrival_of(run, run.n_arrived)
     run.n_arrived += 1
-    tenant = tenant_of(run, number)
-    tenant.present = 1
-    tenant.served_at_ns = run.now_ns
+    sim_job = sim_job_of(run, number)
+    sim_job.present = 1
+    sim_job.served_at_ns = run.now_ns
     run.n_present += 1
     present_in(run)[run.n_present - 1] = number
     _forget(run)
     if not run.asks:
         begin(run, number)
         return
-    tenant.phase = _BOUNDARY
-    tenant.profiled = run.offline
-    tenant.waiting_since_ns = run.now_ns
+    sim_job.phase = _BOUNDARY
+    sim_job.profiled = run.offline
+    sim_job.waiting_since_ns = run.now_ns
     run.n_waiting += 1
 
 
 @compiled
 def _leave(run: RunRecord, number: int) -> None:
     """Take a job out whose last iteration has ended."""
-    tenant = tenant_of(run, number)
+    sim_job = sim_job_of(run, number)
     hold(run, number, 0)
     page_out_all(run, number)
-    tenant.present = 0
-    tenant.left_ns = run.now_ns
+    sim_job.present = 0
+    sim_job.left_ns = run.now_ns
     run.n_waiting -= 1
     present = present_in(run)
     k = 0
@@ -323,45 +323,45 @@ def _forget(run: RunRecord) -> None:
 
 @compiled
 def resume(run: RunRecord, number: int) -> None:
-    """Let a suspended tenant go on with its next step."""
-    tenant = tenant_of(run, number)
-    tenant.suspended = 0
-    _end_wait(run, tenant)
+    """Let a suspended simulated job go on with its next step."""
+    sim_job = sim_job_of(run, number)
+    sim_job.suspended = 0
+    _end_wait(run, sim_job)
     _begin_step(run, number)
 
 
 @compiled
 def copy_out(run: RunRecord, number: int) -> None:
-    """Begin to copy out what a tenant holds at its boundary."""
-    tenant = tenant_of(run, number)
-    tenant.copying = 1
-    run.copied += tenant.held
-    push(run, run.clock + max(1, round(tenant.held * run.copy_ns)), number)
+    """Begin to copy out what a simulated job holds at its boundary."""
+    sim_job = sim_job_of(run, number)
+    sim_job.copying = 1
+    run.copied += sim_job.held
+    push(run, run.clock + max(1, round(sim_job.held * run.copy_ns)), number)
 
 
 @compiled
 def _end_copy(run: RunRecord, number: int) -> None:
     keep_out_of_line()
-    tenant = tenant_of(run, number)
-    tenant.copying = 0
-    tenant.away = tenant.held
+    sim_job = sim_job_of(run, number)
+    sim_job.copying = 0
+    sim_job.away = sim_job.held
     hold(run, number, 0)
 
 
 @compiled
-def _change_phase(run: RunRecord, tenant: Tenant) -> None:
-    """Give a tenant the profiles that it has, or is believed to have, after so many iterations."""
+def _change_phase(run: RunRecord, sim_job: SimJob) -> None:
+    """Give a simulated job the profiles that it has, or is believed to have, after so many iterations."""
     keep_out_of_line()
-    phases = array_at(tenant.phases_address, tenant.n_phases, PHASE)
-    while tenant.next_phase < tenant.n_phases and phases[tenant.next_phase].at <= tenant.iteration:
-        phase = phases[tenant.next_phase]
-        tenant.next_phase += 1
+    phases = array_at(sim_job.phases_address, sim_job.n_phases, PHASE)
+    while sim_job.next_phase < sim_job.n_phases and phases[sim_job.next_phase].at <= sim_job.iteration:
+        phase = phases[sim_job.next_phase]
+        sim_job.next_phase += 1
         if phase.keeps < 0:
-            tenant.believed_address = phase.address
+            sim_job.believed_address = phase.address
             run.changed = 1
         else:
-            tenant.true_address = phase.address
-            tenant.keeps = phase.keeps
+            sim_job.true_address = phase.address
+            sim_job.keeps = phase.keeps
 
 
 # --------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ class Stop(enum.IntEnum):
 
 _DONE, _CHANGED = int(Stop.DONE), int(Stop.CHANGED)
 _LOOK, _RETRY, _BUDGET, _ARRIVAL, _STEP = range(5)  # what happens next; of those at one time, the last one first
-_SCENE_BYTES, _JOB_BYTES, _SAMPLE_BYTES = SCENE.itemsize, JOB.itemsize, SAMPLE.itemsize
+_SNAPSHOT_BYTES, _JOB_BYTES, _SAMPLE_BYTES = SNAPSHOT.itemsize, JOB.itemsize, SAMPLE.itemsize
 _SAMPLE_STEP = 8  # of the decisions so far, one eighth goes by until the next is kept
 
 
@@ -393,9 +393,9 @@ def _serve(run: RunRecord) -> None:
             number = blocked[i]
             regions = may_take(run, number)
             if regions > 0:
-                hold(run, number, tenant_of(run, number).held + regions)
+                hold(run, number, sim_job_of(run, number).held + regions)
                 granted = True
-            if need_of(tenant_of(run, number)) == 0:
+            if need_of(sim_job_of(run, number)) == 0:
                 run.n_blocked -= 1
                 go_on(run, number)
                 granted = True
@@ -407,22 +407,22 @@ def _decide(run: RunRecord) -> None:
     show_all(run)
     if run.decisions == run.sample_at:
         _keep(run)
-    call(run.policy_address, (run.scene_address,))
+    call(run.policy_address, (run.snapshot_address,))
     run.decisions += 1
-    scene, present = scene_of(run), present_in(run)
+    snapshot, present = snapshot_of(run), present_in(run)
     look_at_ns = FOREVER
-    for i in range(scene.n):
-        if job_at(scene, i).phase != _BOUNDARY:
+    for i in range(snapshot.n):
+        if job_at(snapshot, i).phase != _BOUNDARY:
             continue
-        tenant, decision = tenant_of(run, present[i]), decision_at(scene, i)
-        if decision.starts and not tenant.copying:
+        sim_job, decision = sim_job_of(run, present[i]), decision_at(snapshot, i)
+        if decision.starts and not sim_job.copying:
             begin(run, present[i])
             continue
         if decision.until_ns != NO_TIME:
             look_at_ns = min(look_at_ns, decision.until_ns)
         if run.now_ns > run.warm_up_ns:
-            tenant.reasons[decision.reason] += 1
-            tenant.against[decision.reason] = NOBODY if decision.against < 0 else present[decision.against]
+            sim_job.reasons[decision.reason] += 1
+            sim_job.against[decision.reason] = NOBODY if decision.against < 0 else present[decision.against]
     if run.pauses:
         look_at_ns = min(look_at_ns, _obey(run))
     run.look_at_ns = max(run.now_ns + 1, look_at_ns) if look_at_ns < FOREVER else FOREVER
@@ -432,38 +432,38 @@ def _decide(run: RunRecord) -> None:
 def _obey(run: RunRecord) -> int:
     """Stop, let go on and copy out whom the policy says; returns when it wants to be asked again because of them."""
     keep_out_of_line()
-    scene, present = scene_of(run), present_in(run)
+    snapshot, present = snapshot_of(run), present_in(run)
     look_at_ns = FOREVER
-    for i in range(scene.n):
-        tenant, decision = tenant_of(run, present[i]), decision_at(scene, i)
-        tenant.yields = decision.yields
+    for i in range(snapshot.n):
+        sim_job, decision = sim_job_of(run, present[i]), decision_at(snapshot, i)
+        sim_job.yields = decision.yields
         look_at_ns = look_at_ns if decision.until_ns == NO_TIME else min(look_at_ns, decision.until_ns)
-        if tenant.phase == _RUNNING:
-            tenant.stopped = decision.pauses
-            if tenant.suspended and not tenant.stopped:
+        if sim_job.phase == _RUNNING:
+            sim_job.stopped = decision.pauses
+            if sim_job.suspended and not sim_job.stopped:
                 resume(run, present[i])
-        elif decision.evicts and not decision.starts and not tenant.copying and tenant.held > 0:
+        elif decision.evicts and not decision.starts and not sim_job.copying and sim_job.held > 0:
             copy_out(run, present[i])
     return look_at_ns
 
 
 @compiled
 def _keep(run: RunRecord) -> None:
-    """Copy the scene for ``decision_cost``; ever fewer of those that are seen."""
+    """Copy the snapshot for ``decision_cost``; ever fewer of those that are seen."""
     keep_out_of_line()
-    scene = scene_of(run)
+    snapshot = snapshot_of(run)
     run.sample_at = run.decisions + max(1, run.decisions // _SAMPLE_STEP)
-    if run.n_samples == SAMPLES or run.n_sampled_jobs + scene.n > run.n_sample_jobs:
+    if run.n_samples == SAMPLES or run.n_sampled_jobs + snapshot.n > run.n_sample_jobs:
         return
     sample = array_at(run.samples_address, SAMPLES, SAMPLE)[run.n_samples]
     sample.first = run.n_sampled_jobs
     at = run.samples_address + run.n_samples * _SAMPLE_BYTES
-    array_at(at, _SCENE_BYTES, _BYTE)[:] = array_at(run.scene_address, _SCENE_BYTES, _BYTE)
-    size = scene.n * _JOB_BYTES
+    array_at(at, _SNAPSHOT_BYTES, _BYTE)[:] = array_at(run.snapshot_address, _SNAPSHOT_BYTES, _BYTE)
+    size = snapshot.n * _JOB_BYTES
     at = run.sample_jobs_address + run.n_sampled_jobs * _JOB_BYTES
-    array_at(at, size, _BYTE)[:] = array_at(scene.jobs_address, size, _BYTE)
+    array_at(at, size, _BYTE)[:] = array_at(snapshot.jobs_address, size, _BYTE)
     run.n_samples += 1
-    run.n_sampled_jobs += scene.n
+    run.n_sampled_jobs += snapshot.n
 
 
 @compiled
@@ -471,8 +471,8 @@ def _overflow(run: RunRecord) -> None:
     """Give the one that has been blocked for the longest what it needs from outside the budget: nobody could go on."""
     run.stalls += 1
     if blocked_in_turn(run) > 0:
-        tenant = tenant_of(run, scratch_words(run, 5)[0])
-        tenant.spilled += need_of(tenant)
+        sim_job = sim_job_of(run, scratch_words(run, 5)[0])
+        sim_job.spilled += need_of(sim_job)
     _serve(run)
 
 
@@ -516,7 +516,7 @@ def _next(run: RunRecord, factor: float) -> tuple[int, int]:
     if run.next_budget_ns <= next_ns:
         event, next_ns = _BUDGET, max(run.now_ns, run.next_budget_ns)
     if run.n_arrived < run.n_arrivals:
-        arrive_ns = max(run.now_ns, tenant_of(run, arrival_of(run, run.n_arrived)).arrive_ns)
+        arrive_ns = max(run.now_ns, sim_job_of(run, arrival_of(run, run.n_arrived)).arrive_ns)
         if arrive_ns <= next_ns:
             event, next_ns = _ARRIVAL, arrive_ns
     if run.n_queued > 0 and _in_time(run, first_at(run), factor) <= next_ns:

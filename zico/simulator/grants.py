@@ -22,12 +22,12 @@ from zico.simulator.jobs import (
     show_place,
     someone_grows_alone,
     step_ends_ns,
-    tenant_of,
+    sim_job_of,
 )
 from zico.trace.profile import claim_at
 
 if TYPE_CHECKING:
-    from zico.simulator.jobs import RunRecord, Tenant
+    from zico.simulator.jobs import RunRecord, SimJob
 
 _RUNNING = int(JobState.RUNNING)
 _LOG_BYTES = LOG.itemsize
@@ -35,17 +35,17 @@ _LOG_BYTES = LOG.itemsize
 
 @inlined
 def hold(run: RunRecord, number: int, regions: int) -> None:
-    """Let a tenant hold so many regions, no more and no fewer."""
-    tenant = tenant_of(run, number)
-    run.granted += regions - tenant.held
+    """Let a simulated job hold so many regions, no more and no fewer."""
+    sim_job = sim_job_of(run, number)
+    run.granted += regions - sim_job.held
     run.peak_granted = max(run.peak_granted, run.granted)
-    if regions != tenant.held and run.n_log < run.log_room:
+    if regions != sim_job.held and run.n_log < run.log_room:
         entry = record_at(run.log_address + run.n_log * _LOG_BYTES, LOG)
         entry.t_ns = run.now_ns
-        entry.tenant = number
+        entry.sim_job = number
         entry.held = regions
         run.n_log += 1
-    tenant.held = regions
+    sim_job.held = regions
 
 
 @compiled
@@ -65,13 +65,13 @@ def _can_all_end(run: RunRecord, grown: int, regions: int) -> bool:
     held, claim, residual = scratch_words(run, 0), scratch_words(run, 1), scratch_words(run, 2)
     must_finish, done = scratch_flags(run, 3), scratch_flags(run, 4)
     for i in range(run.n_present):
-        tenant = tenant_of(run, present[i])
-        if tenant.overruns:
+        sim_job = sim_job_of(run, present[i])
+        if sim_job.overruns:
             _see_claim(run, present[i])
-        held[i] = tenant.held + (regions if present[i] == grown else 0)
-        claim[i] = max(tenant.claim, tenant.held + need_of(tenant))
-        residual[i] = tenant.persistent
-        must_finish[i] = tenant.phase == _RUNNING and tenant.profiled == 1
+        held[i] = sim_job.held + (regions if present[i] == grown else 0)
+        claim[i] = max(sim_job.claim, sim_job.held + need_of(sim_job))
+        residual[i] = sim_job.persistent
+        must_finish[i] = sim_job.phase == _RUNNING and sim_job.profiled == 1
     return is_safe(run.budget - run.granted - regions, held, claim, residual, must_finish, done, run.n_present)
 
 
@@ -81,29 +81,29 @@ def _see_claims(run: RunRecord) -> bool:
     present = present_in(run)
     fell = False
     for i in range(run.n_present):
-        tenant = tenant_of(run, present[i])
-        if tenant.phase == _RUNNING and tenant.profiled == 1:
-            before = tenant.claim
+        sim_job = sim_job_of(run, present[i])
+        if sim_job.phase == _RUNNING and sim_job.profiled == 1:
+            before = sim_job.claim
             _see_claim(run, present[i])
-            fell = fell or tenant.claim < before
+            fell = fell or sim_job.claim < before
     return fell
 
 
 @compiled
 def _see_claim(run: RunRecord, number: int) -> None:
-    tenant = tenant_of(run, number)
-    show_place(run, tenant, job_of(run, number))
-    tenant.claim = claim_of(job_of(run, number))
+    sim_job = sim_job_of(run, number)
+    show_place(run, sim_job, job_of(run, number))
+    sim_job.claim = claim_of(job_of(run, number))
 
 
 @compiled
 def may_take(run: RunRecord, number: int) -> int:
     """Return how many of the regions that a job needs it may take now; notes that it grows."""
-    tenant = tenant_of(run, number)
-    most = max(0, min(run.budget - run.granted, need_of(tenant)))
+    sim_job = sim_job_of(run, number)
+    most = max(0, min(run.budget - run.granted, need_of(sim_job)))
     if most == 0 or not run.use_claims:
         return most
-    return _safe_to_take(run, number, most) if tenant.profiled else _may_grow(run, number, most)
+    return _safe_to_take(run, number, most) if sim_job.profiled else _may_grow(run, number, most)
 
 
 @compiled
@@ -130,7 +130,7 @@ def _may_grow(run: RunRecord, number: int, most: int) -> int:
     regions = _safe_to_take(run, number, most)
     if regions > 0:
         if run.alone == number:
-            tenant_of(run, number).alone_spent_ns += min(run.now_ns - run.alone_since_ns, ALONE_FRESH_NS)
+            sim_job_of(run, number).alone_spent_ns += min(run.now_ns - run.alone_since_ns, ALONE_FRESH_NS)
         run.alone = number
         run.alone_since_ns = run.now_ns
     return regions
@@ -141,9 +141,9 @@ def look_when_alone_ends(run: RunRecord) -> None:
     """See that those whom a first iteration keeps waiting are looked at when it may keep them no longer."""
     keep_out_of_line()
     if run.n_blocked + run.n_waiting > 0 and someone_grows_alone(run):
-        tenant = tenant_of(run, run.alone)
-        waits = need_of(tenant) > 0
-        ends_ns = tenant.waiting_since_ns + ALONE_WAIT_NS if waits else run.alone_since_ns + ALONE_FRESH_NS
+        sim_job = sim_job_of(run, run.alone)
+        waits = need_of(sim_job) > 0
+        ends_ns = sim_job.waiting_since_ns + ALONE_WAIT_NS if waits else run.alone_since_ns + ALONE_FRESH_NS
         run.look_at_ns = min(run.look_at_ns, ends_ns)
 
 
@@ -154,10 +154,10 @@ def blocked_in_turn(run: RunRecord) -> int:
     present = present_in(run)
     n = 0
     for i in range(run.n_present):
-        tenant = tenant_of(run, present[i])
-        if tenant.phase == _RUNNING and not tenant.busy and not tenant.suspended:
+        sim_job = sim_job_of(run, present[i])
+        if sim_job.phase == _RUNNING and not sim_job.busy and not sim_job.suspended:
             at = n
-            while at > 0 and tenant_of(run, blocked[at - 1]).waiting_since_ns > tenant.waiting_since_ns:
+            while at > 0 and sim_job_of(run, blocked[at - 1]).waiting_since_ns > sim_job.waiting_since_ns:
                 blocked[at] = blocked[at - 1]
                 at -= 1
             blocked[at] = present[i]
@@ -166,10 +166,10 @@ def blocked_in_turn(run: RunRecord) -> int:
 
 
 @compiled
-def _claim_falls_at(tenant: Tenant) -> int:
+def _claim_falls_at(sim_job: SimJob) -> int:
     """Return when, on the work clock, a job's claim next falls within the step that it is in."""
-    profile = profile_of(tenant)
-    begin_ns, end_ns = profile.step_ns[tenant.step], step_ends_ns(tenant)
+    profile = profile_of(sim_job)
+    begin_ns, end_ns = profile.step_ns[sim_job.step], step_ends_ns(sim_job)
     now_in = span_at(profile.t_ns, profile.n_bins, begin_ns)
     claim = claim_at(profile, profile.claims, now_in << profile.shift)
     for later in range(now_in + 1, profile.n_bins):
@@ -177,7 +177,7 @@ def _claim_falls_at(tenant: Tenant) -> int:
             break
         if claim_at(profile, profile.claims, later << profile.shift) < claim:
             share = float(profile.t_ns[later] - begin_ns) / float(end_ns - begin_ns)
-            return int(tenant.step_since + np.ceil(share * tenant.step_length))
+            return int(sim_job.step_since + np.ceil(share * sim_job.step_length))
     return FOREVER
 
 
@@ -189,9 +189,9 @@ def plan_retry(run: RunRecord) -> None:
         return
     present = present_in(run)
     for i in range(run.n_present):
-        tenant = tenant_of(run, present[i])
-        if tenant.busy:
-            at = _claim_falls_at(tenant)
+        sim_job = sim_job_of(run, present[i])
+        if sim_job.busy:
+            at = _claim_falls_at(sim_job)
             if at > run.clock:
                 run.retry_at = min(run.retry_at, at)
 
@@ -201,17 +201,17 @@ def plan_retry(run: RunRecord) -> None:
 # is brought in.
 #
 # Theory of operation
-#     Frameworks keep what they once had, so a tenant holds its peak; so many of those regions are resident. An iteration
+#     Frameworks keep what they once had, so a simulated job holds its peak; so many of those regions are resident. An iteration
 #     touches what it keeps once forward and once backward, and every other region when it is filled and when it is used
-#     for the last time: where the profile rises, and where it falls. Of the regions touched in a step the tenant's share
-#     that is not resident faults; for those that come others go, first of tenants that yield, then of those that do not
+#     for the last time: where the profile rises, and where it falls. Of the regions touched in a step the simulated job's share
+#     that is not resident faults; for those that come others go, first of simulated jobs that yield, then of those that do not
 #     work, the longest ago first, then of all that work, in proportion.
 #
 # Guarantees
 #     * Resident regions never exceed the budget once a step has begun since it was lowered.
 #
 # Known limitations
-#     * Which of a tenant's regions are resident is not known, only how many. A driver that evicts the least recently
+#     * Which of a simulated job's regions are resident is not known, only how many. A driver that evicts the least recently
 #       used of a loop larger than memory loses more.
 #     * A region is filled or used by a step as a whole, and computing goes on while nothing is brought in: a kernel that
 #       reads while it writes, or prefetching, is not told apart.
@@ -221,46 +221,46 @@ _NOTHING = 1e-9  # regions
 
 @compiled
 def page_step(run: RunRecord, number: int) -> None:
-    """Let a tenant have all that its step holds, and take the time for what has to be brought in."""
+    """Let a simulated job have all that its step holds, and take the time for what has to be brought in."""
     keep_out_of_line()
-    tenant = tenant_of(run, number)
-    profile = profile_of(tenant)
+    sim_job = sim_job_of(run, number)
+    profile = profile_of(sim_job)
     last = profile.n_steps - 1
-    level = profile.level[tenant.step]
-    before = profile.level[tenant.step - 1] if tenant.step > 0 else tenant.keeps
-    after = profile.level[tenant.step + 1] if tenant.step < last else tenant.keeps
-    share = float(step_ends_ns(tenant) - profile.step_ns[tenant.step]) / float(max(1, profile.duration_ns))
-    touched = max(0, level - before) + max(0, level - after) + 2.0 * tenant.keeps * share
-    grown = max(0, level - tenant.held)
-    old = min(max(0.0, touched - grown), float(tenant.held))
-    missing = old * (1.0 - tenant.resident / tenant.held) if tenant.held > 0 else 0.0
+    level = profile.level[sim_job.step]
+    before = profile.level[sim_job.step - 1] if sim_job.step > 0 else sim_job.keeps
+    after = profile.level[sim_job.step + 1] if sim_job.step < last else sim_job.keeps
+    share = float(step_ends_ns(sim_job) - profile.step_ns[sim_job.step]) / float(max(1, profile.duration_ns))
+    touched = max(0, level - before) + max(0, level - after) + 2.0 * sim_job.keeps * share
+    grown = max(0, level - sim_job.held)
+    old = min(max(0.0, touched - grown), float(sim_job.held))
+    missing = old * (1.0 - sim_job.resident / sim_job.held) if sim_job.held > 0 else 0.0
     if grown > 0:
         hold(run, number, level)
     evicted = _bring_in(run, number, missing + grown)
     run.faulted += missing
-    tenant.delay_ns += round(missing * run.fault_ns + evicted * run.copy_ns)
-    tenant.worked_ns = run.now_ns
+    sim_job.delay_ns += round(missing * run.fault_ns + evicted * run.copy_ns)
+    sim_job.worked_ns = run.now_ns
 
 
 @compiled
 def page_out_all(run: RunRecord, number: int) -> None:
-    """Forget a tenant's pages."""
+    """Forget a simulated job's pages."""
     keep_out_of_line()
-    tenant = tenant_of(run, number)
-    run.resident -= tenant.resident
-    tenant.resident = 0.0
+    sim_job = sim_job_of(run, number)
+    run.resident -= sim_job.resident
+    sim_job.resident = 0.0
 
 
 @compiled
 def _bring_in(run: RunRecord, number: int, regions: float) -> float:
-    """Make so many more regions of a tenant resident; returns how many others had to go."""
-    tenant = tenant_of(run, number)
+    """Make so many more regions of a simulated job resident; returns how many others had to go."""
+    sim_job = sim_job_of(run, number)
     regions = min(regions, float(run.budget))
     evicted = min(run.resident, max(0.0, regions - (run.budget - run.resident)))
     if evicted > _NOTHING:
         _evict(run, number, evicted)
-    regions = min(regions, tenant.held - tenant.resident)
-    tenant.resident += regions
+    regions = min(regions, sim_job.held - sim_job.resident)
+    sim_job.resident += regions
     run.resident += regions
     return evicted
 
@@ -282,19 +282,19 @@ def _longest_idle(run: RunRecord, number: int, yields: int) -> int:
     """Return who has pages and has not worked for the longest, of all but one; below 0: nobody."""
     found, since_ns = -1, FOREVER
     for other in present_in(run):
-        tenant = tenant_of(run, other)
-        idle = other != number and not tenant.busy and tenant.yields == yields and tenant.resident > _NOTHING
-        if idle and tenant.worked_ns < since_ns:
-            found, since_ns = other, tenant.worked_ns
+        sim_job = sim_job_of(run, other)
+        idle = other != number and not sim_job.busy and sim_job.yields == yields and sim_job.resident > _NOTHING
+        if idle and sim_job.worked_ns < since_ns:
+            found, since_ns = other, sim_job.worked_ns
     return found
 
 
 @compiled
 def _send_out(run: RunRecord, number: int, regions: float) -> float:
-    """Send out so many of a tenant's regions, or all; returns how many."""
-    tenant = tenant_of(run, number)
-    gone = min(regions, tenant.resident)
-    tenant.resident -= gone
+    """Send out so many of a simulated job's regions, or all; returns how many."""
+    sim_job = sim_job_of(run, number)
+    gone = min(regions, sim_job.resident)
+    sim_job.resident -= gone
     run.resident -= gone
     return gone
 
@@ -304,13 +304,13 @@ def _send_out_alike(run: RunRecord, yields: int, regions: float) -> float:
     """Send out so many regions of all, each in proportion to what it has; returns how many."""
     there = 0.0
     for other in present_in(run):
-        tenant = tenant_of(run, other)
-        there += tenant.resident if tenant.yields == yields else 0.0
+        sim_job = sim_job_of(run, other)
+        there += sim_job.resident if sim_job.yields == yields else 0.0
     if regions <= _NOTHING or there <= _NOTHING:
         return 0.0
     share = min(1.0, regions / there)
     for other in present_in(run):
-        tenant = tenant_of(run, other)
-        if tenant.yields == yields:
-            _send_out(run, other, tenant.resident * share)
+        sim_job = sim_job_of(run, other)
+        if sim_job.yields == yields:
+            _send_out(run, other, sim_job.resident * share)
     return share * there

@@ -1,6 +1,6 @@
 """What the simulator's machine works on, and how a policy is shown it: records that the arrays' addresses lead to.
 
-A tenant is a job of a simulation. A policy sees of it what the broker would know: progress in events, not time, and
+A simulated job is a job of a simulation. A policy sees of it what the broker would know: progress in events, not time, and
 the profile that the scheduler was told.
 """
 
@@ -15,7 +15,7 @@ from zico.base.records import F8, I4, I8, U8, Numbers, Record, dtype_of
 from zico.pool.layout import JobState
 from zico.pool.rules import grows_alone, recent_throughput
 from zico.scheduler.demand import bin_ends_ns, job_at
-from zico.scheduler.layout import JOB, NO_TIME, NOBODY, PROFILE, SCENE, Reason, Scene, SceneJob
+from zico.scheduler.layout import JOB, NO_TIME, NOBODY, PROFILE, SNAPSHOT, Reason, Snapshot, SnapshotJob
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zico.scheduler.layout import ProfileRecord
 
 
-class Tenant(SceneJob):
+class SimJob(SnapshotJob):
     """One job of a simulation, behind what a policy sees of it.
 
     ``waiting_since_ns`` may be NO_TIME here; ``need`` and ``served`` are worked out where a policy is shown them.
@@ -70,11 +70,11 @@ class Tenant(SceneJob):
     against: Annotated[Numbers, "i8", (len(Reason),)]  # whom it waited for last, for each reason
 
 
-TENANT = dtype_of(Tenant)
+SIM_JOB = dtype_of(SimJob)
 
 
 class PhaseRecord(Record, align=False):
-    """From so many iterations on a tenant really has another PROFILE, or, with ``keeps`` below 0, is believed to."""
+    """From so many iterations on a simulated job really has another PROFILE, or, with ``keeps`` below 0, is believed to."""
 
     at: I8
     address: I8
@@ -99,7 +99,7 @@ class StepEnd(Record, align=False):
 
     at: I8
     order: I8
-    tenant: I8
+    sim_job: I8
 
 
 EVENT = dtype_of(StepEnd)
@@ -109,7 +109,7 @@ class LogRecord(Record, align=False):
     """What a job holds from a time on."""
 
     t_ns: I8
-    tenant: I4
+    sim_job: I4
     held: I4
 
 
@@ -138,13 +138,13 @@ class RunRecord(Record):
     plans: I8  # the policy remembers something of the jobs: stop whenever those change
     budget: I8
     warm_up_ns: I8
-    tenants_address: I8  # TENANT records
+    sim_jobs_address: I8  # SIM_JOB records
     arrivals_address: I8  # their numbers by the time at which they arrive
     n_arrivals: I8
     present_address: I8  # the numbers of those that are there
-    scene_address: I8  # a SCENE with room for all
-    queue_address: I8  # EVENT records, one a tenant
-    scratch_address: I8  # SCRATCH_ROWS words a tenant
+    snapshot_address: I8  # a SNAPSHOT with room for all
+    queue_address: I8  # EVENT records, one a simulated job
+    scratch_address: I8  # SCRATCH_ROWS words a simulated job
     slowdown_address: I8  # by what factor each of 0, 1, 2 ... working jobs is slower; the last for any more
     n_slowdown: I8
     log_address: I8  # LOG records; their number is log_room
@@ -185,9 +185,9 @@ RUN = dtype_of(RunRecord)
 
 
 class Sample(Record, align=False):
-    """A scene that a policy was asked about, and which of the jobs kept with it is its first."""
+    """A snapshot that a policy was asked about, and which of the jobs kept with it is its first."""
 
-    scene: Scene
+    snapshot: Snapshot
     first: I8
 
 
@@ -201,7 +201,7 @@ FOREVER = 1 << 62
 _INT64 = np.dtype(np.int64)
 _FLOAT64 = np.dtype(np.float64)
 _FLAG = np.dtype(np.uint8)
-_TENANT_BYTES = TENANT.itemsize
+_SIM_JOB_BYTES = SIM_JOB.itemsize
 _WORD_BYTES = _INT64.itemsize
 _JOB_BYTES = JOB.itemsize
 _JOB_WORDS = _JOB_BYTES // _WORD_BYTES
@@ -209,27 +209,27 @@ _RUNNING, _BOUNDARY = int(JobState.RUNNING), int(JobState.BOUNDARY)
 
 
 @inlined
-def tenant_of(run: RunRecord, number: int) -> Tenant:
-    """Return the TENANT record of that number."""
-    return record_at(run.tenants_address + number * _TENANT_BYTES, TENANT)
+def sim_job_of(run: RunRecord, number: int) -> SimJob:
+    """Return the SIM_JOB record of that number."""
+    return record_at(run.sim_jobs_address + number * _SIM_JOB_BYTES, SIM_JOB)
 
 
 @inlined
-def profile_of(tenant: Tenant) -> ProfileRecord:
-    """Return the PROFILE that a tenant really has."""
-    return record_at(tenant.true_address, PROFILE)
+def profile_of(sim_job: SimJob) -> ProfileRecord:
+    """Return the PROFILE that a simulated job really has."""
+    return record_at(sim_job.true_address, PROFILE)
 
 
 @inlined
-def believed_of(tenant: Tenant) -> ProfileRecord:
-    """Return the PROFILE that the scheduler takes a tenant to have."""
-    return record_at(tenant.believed_address, PROFILE)
+def believed_of(sim_job: SimJob) -> ProfileRecord:
+    """Return the PROFILE that the scheduler takes a simulated job to have."""
+    return record_at(sim_job.believed_address, PROFILE)
 
 
 @inlined
-def scene_of(run: RunRecord) -> Scene:
-    """Return the SCENE that the policy is shown."""
-    return record_at(run.scene_address, SCENE)
+def snapshot_of(run: RunRecord) -> Snapshot:
+    """Return the SNAPSHOT that the policy is shown."""
+    return record_at(run.snapshot_address, SNAPSHOT)
 
 
 @inlined
@@ -240,7 +240,7 @@ def present_in(run: RunRecord) -> NDArray[np.int64]:
 
 @inlined
 def arrival_of(run: RunRecord, index: int) -> int:
-    """Return the number of the tenant that is the next to arrive after so many."""
+    """Return the number of the simulated job that is the next to arrive after so many."""
     return array_at(run.arrivals_address, run.n_arrivals, _INT64)[index]
 
 
@@ -263,31 +263,31 @@ def scratch_flags(run: RunRecord, row: int) -> NDArray[np.uint8]:
 
 
 @inlined
-def step_ends_ns(tenant: Tenant) -> int:
-    """Return when, in its profile's time, the step ends that a tenant is in."""
-    profile = profile_of(tenant)
-    return profile.step_ns[tenant.step + 1] if tenant.step + 1 < profile.n_steps else profile.duration_ns
+def step_ends_ns(sim_job: SimJob) -> int:
+    """Return when, in its profile's time, the step ends that a simulated job is in."""
+    profile = profile_of(sim_job)
+    return profile.step_ns[sim_job.step + 1] if sim_job.step + 1 < profile.n_steps else profile.duration_ns
 
 
 @inlined
-def need_of(tenant: Tenant) -> int:
-    """Return the regions that a tenant waits for inside its iteration."""
-    if tenant.phase != _RUNNING or tenant.busy or tenant.suspended:
+def need_of(sim_job: SimJob) -> int:
+    """Return the regions that a simulated job waits for inside its iteration."""
+    if sim_job.phase != _RUNNING or sim_job.busy or sim_job.suspended:
         return 0
-    return max(0, profile_of(tenant).level[tenant.step] - tenant.held - tenant.spilled)
+    return max(0, profile_of(sim_job).level[sim_job.step] - sim_job.held - sim_job.spilled)
 
 
 @compiled
-def progress_of(run: RunRecord, tenant: Tenant) -> int:
-    """Return how many events of its iteration a tenant has come past."""
-    profile = profile_of(tenant)
-    at_ns = profile.step_ns[tenant.step]
-    if tenant.busy and run.clock > tenant.step_since:
-        at_ns += (step_ends_ns(tenant) - at_ns) * (run.clock - tenant.step_since) // tenant.step_length
-    now_in = tenant.bin
+def progress_of(run: RunRecord, sim_job: SimJob) -> int:
+    """Return how many events of its iteration a simulated job has come past."""
+    profile = profile_of(sim_job)
+    at_ns = profile.step_ns[sim_job.step]
+    if sim_job.busy and run.clock > sim_job.step_since:
+        at_ns += (step_ends_ns(sim_job) - at_ns) * (run.clock - sim_job.step_since) // sim_job.step_length
+    now_in = sim_job.bin
     while now_in + 1 < profile.n_bins and profile.t_ns[now_in + 1] <= at_ns:
         now_in += 1
-    tenant.bin = now_in
+    sim_job.bin = now_in
     begin_ns, width = profile.t_ns[now_in], 1 << profile.shift
     if at_ns == begin_ns:
         return now_in * width
@@ -295,16 +295,16 @@ def progress_of(run: RunRecord, tenant: Tenant) -> int:
 
 
 @compiled
-def show_place(run: RunRecord, tenant: Tenant, job: SceneJob) -> None:
-    """Fill that part of a JOB record that tells what a tenant may still come to hold."""
-    job.profile_address = tenant.believed_address if tenant.profiled else 0
-    job.progress = 0 if tenant.phase == _BOUNDARY else progress_of(run, tenant)
+def show_place(run: RunRecord, sim_job: SimJob, job: SnapshotJob) -> None:
+    """Fill that part of a JOB record that tells what a simulated job may still come to hold."""
+    job.profile_address = sim_job.believed_address if sim_job.profiled else 0
+    job.progress = 0 if sim_job.phase == _BOUNDARY else progress_of(run, sim_job)
 
 
 @inlined
-def job_of(run: RunRecord, number: int) -> SceneJob:
-    """Return what a policy sees of a tenant."""
-    return record_at(run.tenants_address + number * _TENANT_BYTES, JOB)
+def job_of(run: RunRecord, number: int) -> SnapshotJob:
+    """Return what a policy sees of a simulated job."""
+    return record_at(run.sim_jobs_address + number * _SIM_JOB_BYTES, JOB)
 
 
 @inlined
@@ -312,32 +312,32 @@ def someone_grows_alone(run: RunRecord) -> bool:
     """Tell whether a job without a profile keeps the others at their boundaries now."""
     if run.alone == NOBODY:
         return False
-    tenant = tenant_of(run, run.alone)
-    waited_ns, grown_ns = run.now_ns - tenant.waiting_since_ns, run.now_ns - run.alone_since_ns
-    return grows_alone(tenant.alone_spent_ns, need_of(tenant) > 0, waited_ns, grown_ns)
+    sim_job = sim_job_of(run, run.alone)
+    waited_ns, grown_ns = run.now_ns - sim_job.waiting_since_ns, run.now_ns - run.alone_since_ns
+    return grows_alone(sim_job.alone_spent_ns, need_of(sim_job) > 0, waited_ns, grown_ns)
 
 
 @compiled
 def show_all(run: RunRecord) -> None:
-    """Fill the scene."""
-    scene = scene_of(run)
-    scene.now_ns = run.now_ns
-    scene.budget = run.budget
-    scene.n = run.n_present
-    scene.alone = NOBODY
-    scene.plan_address = run.plan_address
+    """Fill the snapshot."""
+    snapshot = snapshot_of(run)
+    snapshot.now_ns = run.now_ns
+    snapshot.budget = run.budget
+    snapshot.n = run.n_present
+    snapshot.alone = NOBODY
+    snapshot.plan_address = run.plan_address
     alone = run.alone if someone_grows_alone(run) else NOBODY
     present = present_in(run)
     for i in range(run.n_present):
-        tenant, job = tenant_of(run, present[i]), job_at(scene, i)
-        own = array_at(run.tenants_address + present[i] * _TENANT_BYTES, _JOB_WORDS, _INT64)
-        seen = array_at(scene.jobs_address + i * _JOB_BYTES, _JOB_WORDS, _INT64)
+        sim_job, job = sim_job_of(run, present[i]), job_at(snapshot, i)
+        own = array_at(run.sim_jobs_address + present[i] * _SIM_JOB_BYTES, _JOB_WORDS, _INT64)
+        seen = array_at(snapshot.jobs_address + i * _JOB_BYTES, _JOB_WORDS, _INT64)
         for word in range(_JOB_WORDS):
             seen[word] = own[word]
-        show_place(run, tenant, job)
-        job.need = need_of(tenant)
-        job.waiting_since_ns = 0 if tenant.waiting_since_ns == NO_TIME else max(1, tenant.waiting_since_ns)
-        since_ns, duration_ns = run.now_ns - tenant.served_at_ns, profile_of(tenant).duration_ns
-        job.served = recent_throughput(tenant.served_work, tenant.served_time, since_ns, duration_ns)
+        show_place(run, sim_job, job)
+        job.need = need_of(sim_job)
+        job.waiting_since_ns = 0 if sim_job.waiting_since_ns == NO_TIME else max(1, sim_job.waiting_since_ns)
+        since_ns, duration_ns = run.now_ns - sim_job.served_at_ns, profile_of(sim_job).duration_ns
+        job.served = recent_throughput(sim_job.served_work, sim_job.served_time, since_ns, duration_ns)
         if present[i] == alone:
-            scene.alone = i
+            snapshot.alone = i

@@ -20,7 +20,7 @@ import numpy as np
 from zico.base.errors import ConfigError, ProblemError, ZicoError
 from zico.base.units import format_bytes, parse_size
 from zico.scheduler.shares import floor_of
-from zico.scheduler.state import Less, Profile
+from zico.scheduler.state import OperatingPoint, Profile
 from zico.simulator.simulate import Load, LoadPhase
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ GIVE = {
 _MOST_ITERATIONS = 1 << 40
 _MISSING = re.compile("missing required field `(.+?)`")
 Bytes = int | float | str
-Ways = Callable[[Path, int], tuple[Less, ...]]
+Ways = Callable[[Path, int], tuple[OperatingPoint, ...]]
 """How the job of a trace goes on with less, in bytes, among so many jobs."""
 
 
@@ -375,11 +375,11 @@ def _job_holds(entry: JobEntry) -> dict[str, bool]:
     }
 
 
-def _less(reader: _Reader[JobEntry]) -> Iterator[Less]:
+def _less(reader: _Reader[JobEntry]) -> Iterator[OperatingPoint]:
     for limit, iteration_s in reader.entry.less:
         if not _LEAST_S <= iteration_s <= _MOST_S:
             raise reader.error("less", f"has {iteration_s:g} for seconds", GIVE["iteration_s"])
-        yield Less("swap", reader.bytes_of("less", limit), round(iteration_s * _NS_A_SECOND))
+        yield OperatingPoint("swap", reader.bytes_of("less", limit), round(iteration_s * _NS_A_SECOND))
 
 
 def _phases(where: str, raws: Sequence[Any], folder: Path, region_bytes: int) -> Iterator[LoadPhase]:
@@ -460,7 +460,7 @@ def in_regions(loads: Sequence[Load], region_bytes: int, *, whole: bool) -> tupl
         persistent = (one.persistent + more) // region_bytes
         return dataclasses.replace(one, profile=profile(one.profile), persistent=persistent)
 
-    def smaller(less: Less) -> Less:
+    def smaller(less: OperatingPoint) -> OperatingPoint:
         return dataclasses.replace(less, limit=less.limit // region_bytes)
 
     return tuple(

@@ -12,7 +12,7 @@ Theory of operation
 
 Known limitations
     A stretched curve is slower everywhere alike, although copies delay some operations and not others. Jobs that move
-    memory at the same time share the link, by a rule: a way is good for so many of them as it says (``Less.among``),
+    memory at the same time share the link, by a rule: a way is good for so many of them as it says (``OperatingPoint.among``),
     whether they copy all the time or hardly ever.
 """
 
@@ -33,7 +33,7 @@ from zico.simulator.simulate import Simulation
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from zico.scheduler.state import Less, Profile
+    from zico.scheduler.state import OperatingPoint, Profile
     from zico.simulator.compare import Horizon, Pool, Result
     from zico.simulator.simulate import Load
 
@@ -52,7 +52,7 @@ Combination = tuple[int, ...]
 class Choice:
     """What each job is to do."""
 
-    less: tuple[Less | None, ...]
+    less: tuple[OperatingPoint | None, ...]
     """``None``: it holds what it wants, and waits for its turn."""
     normalised: tuple[float, ...]
     """Throughput over that alone with all the memory that it wants."""
@@ -60,7 +60,7 @@ class Choice:
     """Their mean by weight, less what jobs lack of what they are owed."""
 
 
-def limited(load: Load, less: Less) -> Load:
+def limited(load: Load, less: OperatingPoint) -> Load:
     """Return a job as it is with less: its curve cut off at the limit, and as long as it says."""
     return dataclasses.replace(
         load,
@@ -73,7 +73,7 @@ def limited(load: Load, less: Less) -> Load:
     )
 
 
-def _limited(profile: Profile, less: Less) -> Profile:
+def _limited(profile: Profile, less: OperatingPoint) -> Profile:
     longer = less.duration_ns / max(1, profile.duration_ns)
     return dataclasses.replace(
         profile,
@@ -83,9 +83,9 @@ def _limited(profile: Profile, less: Less) -> Profile:
     )
 
 
-def useful(load: Load) -> tuple[Less, ...]:
+def useful(load: Load) -> tuple[OperatingPoint, ...]:
     """Return a job's ways that hold less than its peak, none worse than another in all figures, the largest first."""
-    found: list[Less] = []
+    found: list[OperatingPoint] = []
     for way in sorted(load.less, key=lambda way: (way.duration_ns, way.limit, -way.among)):
         better = (one.limit for one in found if one.among >= way.among)
         if way.limit < min([load.profile.peak, *better]):
@@ -119,7 +119,7 @@ def choose(loads: Sequence[Load], budget: int, *, slowdown: Sequence[float] = (1
 
 def simulate_saving(
     loads: Sequence[Load], pool: Pool, horizon: Horizon, *, seed: int = 0
-) -> tuple[Result, tuple[Less | None, ...]]:
+) -> tuple[Result, tuple[OperatingPoint | None, ...]]:
     """Return what jobs come to under ``zico`` where each does what is best, and what that is.
 
     Raises:
@@ -140,11 +140,11 @@ def over(result: Result, loads: Sequence[Load], forced: Sequence[Load]) -> Resul
     return dataclasses.replace(result, jobs=jobs)
 
 
-def _among(less: Less | None) -> int:
+def _among(less: OperatingPoint | None) -> int:
     return less.among if less else 0
 
 
-def _fitting(load: Load, options: Sequence[Less | None], budget: int) -> list[int]:
+def _fitting(load: Load, options: Sequence[OperatingPoint | None], budget: int) -> list[int]:
     found = [i for i, less in enumerate(options) if (less.limit if less else load.profile.peak) <= budget]
     if not found:
         message = (
@@ -160,13 +160,13 @@ class _Search:
     def __init__(
         self,
         loads: Sequence[Load],
-        options: Sequence[Sequence[Less | None]],
+        options: Sequence[Sequence[OperatingPoint | None]],
         budget: int,
         slowdown: Sequence[float],
         seed: int,
     ) -> None:
         self._loads, self._options, self._budget = loads, options, budget
-        self._policy = dataclasses.replace(policy_named("zico"), manner=AT_BOUNDARIES)
+        self._policy = dataclasses.replace(policy_named("zico"), capabilities=AT_BOUNDARIES)
         self._slowdown, self._seed = tuple(slowdown), seed
         self._worth = worths(loads)
         self._known: dict[Combination, Choice] = {}
@@ -220,7 +220,7 @@ class _Search:
         loads = zip(self._loads, self._less(combination), strict=True)
         return [load.profile.duration_ns / less.duration_ns if less else 1.0 for load, less in loads]
 
-    def _less(self, combination: Combination) -> tuple[Less | None, ...]:
+    def _less(self, combination: Combination) -> tuple[OperatingPoint | None, ...]:
         return tuple(some[i] for some, i in zip(self._options, combination, strict=True))
 
     def _tried(self, combination: Combination) -> Choice:

@@ -65,7 +65,7 @@ from zico.offload.residency import (
 )
 from zico.planning.packing.caching import reserved_by_caching
 from zico.planning.packing.files import iteration_problem
-from zico.scheduler.state import LESS_SHARES, Less
+from zico.scheduler.state import POINT_SHARES, OperatingPoint
 from zico.simulator.paging_workload import Naming, workload
 from zico.simulator.swapped_traces import sharing
 
@@ -533,7 +533,7 @@ _ITERATIONS = 10
 _FEWEST_BLOCKS = 16
 
 
-def by_paging(trace: Trace, copy_bytes_per_s: float, jobs: int) -> tuple[Less, ...]:
+def by_paging(trace: Trace, copy_bytes_per_s: float, jobs: int) -> tuple[OperatingPoint, ...]:
     """Return how a traced job goes on with less by paging, in bytes; nothing if the trace has no accesses.
 
     Args:
@@ -544,7 +544,7 @@ def by_paging(trace: Trace, copy_bytes_per_s: float, jobs: int) -> tuple[Less, .
     return tuple(_simulated(trace, copy_bytes_per_s, jobs))
 
 
-def _simulated(trace: Trace, copy_bytes_per_s: float, jobs: int) -> Iterator[Less]:
+def _simulated(trace: Trace, copy_bytes_per_s: float, jobs: int) -> Iterator[OperatingPoint]:
     found = iteration_problem(trace)
     problem = found.problem
     offsets = reserved_by_caching(problem).offset_bytes
@@ -556,11 +556,11 @@ def _simulated(trace: Trace, copy_bytes_per_s: float, jobs: int) -> Iterator[Les
         return
     idle_ns = max(0, int(np.ptp(problem.tick_ns)) - work.compute_ns)
     for among in sharing(jobs):
-        for share in LESS_SHARES:
+        for share in POINT_SHARES:
             limit_bytes = int(share * problem.peak_live_bytes)
             if limit_bytes < _FEWEST_BLOCKS * BLOCK_BYTES:
                 break
             device = Device(limit_bytes, copy_bytes_per_s / among)
             paging = Paging(work, device, ALL & ~TUNE)
             runs = [paging.iterate() for _ in range(_ITERATIONS)]
-            yield Less("page", limit_bytes, runs[-1].time_ns + idle_ns, among)
+            yield OperatingPoint("page", limit_bytes, runs[-1].time_ns + idle_ns, among)

@@ -10,7 +10,7 @@ Theory of operation
                   waits for regions           waits for the policy
 
     Where nobody could go on, one blocked job gets its regions from outside the budget: a stall, which without
-    overflow would be a deadlock. Policies that page, pause or evict are served as well (``state.Manner``).
+    overflow would be a deadlock. Policies that page, pause or evict are served as well (``state.Capabilities``).
 
 Guarantees
     * Deterministic: the same loads, budgets, policy, device and seed give the same outcome.
@@ -33,42 +33,42 @@ from zico.base.errors import ProblemError
 from zico.base.libc import monotonic_ns
 from zico.base.units import MIB
 from zico.pool.layout import JobState
-from zico.scheduler.layout import DECISION, JOB, MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY, SCENE, JobFields, Reason
+from zico.scheduler.layout import DECISION, JOB, MEMO_BYTES, MEMORY_BYTES, NO_TIME, NOBODY, SNAPSHOT, JobFields, Reason
 from zico.scheduler.packed import packed, sentence
 from zico.scheduler.shares import floors
 from zico.scheduler.state import JobView, PoolView
 from zico.simulator.device_model import DeviceModel, taken_ahead
 from zico.simulator.engine import Stop, advance
-from zico.simulator.jobs import BUDGET, EVENT, FOREVER, LOG, PHASE, RUN, SAMPLE, SAMPLES, SCRATCH_ROWS, TENANT
+from zico.simulator.jobs import BUDGET, EVENT, FOREVER, LOG, PHASE, RUN, SAMPLE, SAMPLES, SCRATCH_ROWS, SIM_JOB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from zico.scheduler.state import CompiledPolicy, Less, Plan, Profile
+    from zico.scheduler.state import CompiledPolicy, OperatingPoint, Plan, Profile
 
 
 # --------------------------------------------------------------------------------------------------
-# What a decision costs: the policy's machine code, timed on scenes that a simulation has kept.
+# What a decision costs: the policy's machine code, timed on snapshots that a simulation has kept.
 
 REPEATS = 20
 _JOB_BYTES = JOB.itemsize
 
 
 @compiled
-def _least_ns(policy_address: int, scene_address: int, memory: Any, memos: Any, repeats: int) -> int:  # noqa: ANN401
+def _least_ns(policy_address: int, snapshot_address: int, memory: Any, memos: Any, repeats: int) -> int:  # noqa: ANN401
     """Return the shortest of so many decisions, each without memory of the one before."""
     least_ns = np.int64(1) << 62
     for _ in range(repeats):
         memory[:] = 0
         memos[:] = 0
         began_ns = monotonic_ns()
-        call(policy_address, (scene_address,))
+        call(policy_address, (snapshot_address,))
         least_ns = min(least_ns, monotonic_ns() - began_ns)
     return int(least_ns)
 
 
 def decision_cost_us(policy_address: int, samples: Any, jobs_address: int, plan_address: int) -> float:  # noqa: ANN401
-    """Return the median over scenes of what a decision takes at least, in microseconds; 0 without scenes.
+    """Return the median over snapshots of what a decision takes at least, in microseconds; 0 without snapshots.
 
     Args:
         policy_address: Of the function that decides.
@@ -78,16 +78,16 @@ def decision_cost_us(policy_address: int, samples: Any, jobs_address: int, plan_
     """
     if not len(samples):
         return 0.0
-    scenes = samples.copy()
-    most = int(scenes["scene"]["n"].max())
+    snapshots = samples.copy()
+    most = int(snapshots["snapshot"]["n"].max())
     decisions, memos = np.zeros(most, DECISION), np.zeros(most * MEMO_BYTES, np.uint8)
     memory = np.zeros(MEMORY_BYTES, np.uint8)
-    for sample in scenes:
-        scene = sample["scene"]
-        scene["jobs_address"] = jobs_address + int(sample["first"]) * _JOB_BYTES
-        scene["decisions_address"], scene["plan_address"] = decisions.ctypes.data, plan_address
-        scene["memory_address"], scene["memos_address"] = memory.ctypes.data, memos.ctypes.data
-    addresses = scenes.ctypes.data + np.arange(len(scenes)) * SAMPLE.itemsize
+    for sample in snapshots:
+        snapshot = sample["snapshot"]
+        snapshot["jobs_address"] = jobs_address + int(sample["first"]) * _JOB_BYTES
+        snapshot["decisions_address"], snapshot["plan_address"] = decisions.ctypes.data, plan_address
+        snapshot["memory_address"], snapshot["memos_address"] = memory.ctypes.data, memos.ctypes.data
+    addresses = snapshots.ctypes.data + np.arange(len(snapshots)) * SAMPLE.itemsize
     costs_ns = [_least_ns(policy_address, int(address), memory, memos, REPEATS) for address in addresses]
     return float(np.median(costs_ns)) / 1e3
 
@@ -136,11 +136,11 @@ class Load:
     """What it does later; the scheduler is told after the first such iteration, unless it is told wrong."""
     later: tuple[tuple[int, Profile], ...] = ()
     """What it is told instead of what it believed once so many iterations have ended."""
-    less: tuple[Less, ...] = ()
+    less: tuple[OperatingPoint, ...] = ()
     """How it could go on with less, which ``zico.simulator.operating_points`` chooses from."""
 
 
-def load_of(job: JobView, profile: Profile, less: tuple[Less, ...] = ()) -> Load:
+def load_of(job: JobView, profile: Profile, less: tuple[OperatingPoint, ...] = ()) -> Load:
     """Return what a job that a broker sees will go on to do."""
     asked = {name: getattr(job, name) for name in ("name", "jitter", "floor", "weight", "priority")}
     return Load(profile=profile, persistent=job.kept, less=less, **asked)
@@ -224,7 +224,7 @@ class Simulation:
             device: How fast jobs together, copies and page faults are.
             region_bytes: What copies and page faults of a region move.
             budgets: Later budgets, each with the time in nanoseconds from which on it holds.
-            samples: Keep some of the scenes that the policy is asked about, for ``decision_us``.
+            samples: Keep some of the snapshots that the policy is asked about, for ``decision_us``.
 
         Raises:
             ProblemError: There are no jobs.
@@ -235,7 +235,7 @@ class Simulation:
             raise ProblemError("no jobs: give at least one")
         ahead_ns = device.run_ahead_ns
         self._slowdown = tuple(device.slowdown if slowdown is None else slowdown)
-        self.tenants = np.zeros(len(self.loads), TENANT)
+        self.sim_jobs = np.zeros(len(self.loads), SIM_JOB)
         self._kept: list[Any] = []
         self._believed = [taken_ahead(load.believed or load.profile, ahead_ns) for load in self.loads]
         for number, (load, owed) in enumerate(zip(self.loads, floors(self.loads), strict=True)):
@@ -248,19 +248,19 @@ class Simulation:
         run["alone"], run["look_at_ns"], run["retry_at"] = NOBODY, FOREVER, FOREVER
         run["plans"] = policy.plan is not None
         for name in ("pauses", "watches", "pages", "asks", "offline"):
-            run[name] = getattr(policy.manner, name)
+            run[name] = getattr(policy.capabilities, name)
         run["fault_ns"], run["copy_ns"] = device.region_fault_ns(region_bytes), device.region_copy_ns(region_bytes)
         self._lay_out(run, sorted(budgets), samples=samples)
 
     def _fill(self, number: int, load: Load, owed: float, ahead_ns: int, seed: int) -> None:
         """Fill the record of a job."""
-        tenant = self.tenants[number]
+        sim_job = self.sim_jobs[number]
         true, believed = packed(taken_ahead(load.profile, ahead_ns)), packed(self._believed[number])
-        tenant["true_address"], tenant["believed_address"] = true.ctypes.data, believed.ctypes.data
-        tenant["job"], tenant["floor"], tenant["waiting_since_ns"] = number, owed, NO_TIME
-        tenant["keeps"], tenant["arrive_ns"], tenant["left"] = load.persistent, load.arrive_ns, load.iterations
-        tenant["jitter"], tenant["weight"], tenant["priority"] = load.jitter, load.weight, load.priority
-        tenant["random"] = (seed * 997 + number) & 0xFFFF_FFFF_FFFF_FFFF
+        sim_job["true_address"], sim_job["believed_address"] = true.ctypes.data, believed.ctypes.data
+        sim_job["job"], sim_job["floor"], sim_job["waiting_since_ns"] = number, owed, NO_TIME
+        sim_job["keeps"], sim_job["arrive_ns"], sim_job["left"] = load.persistent, load.arrive_ns, load.iterations
+        sim_job["jitter"], sim_job["weight"], sim_job["priority"] = load.jitter, load.weight, load.priority
+        sim_job["random"] = (seed * 997 + number) & 0xFFFF_FFFF_FFFF_FFFF
         phases, rows = [], []
         for phase in load.phases:
             phases.append(packed(taken_ahead(phase.profile, ahead_ns)))
@@ -271,25 +271,25 @@ class Simulation:
             phases.append(packed(taken_ahead(profile, ahead_ns)))
             rows.append((after, phases[-1].ctypes.data, -1))
         records = np.array(sorted(rows, key=lambda row: (row[0], row[2])), PHASE)
-        tenant["phases_address"], tenant["n_phases"] = records.ctypes.data, len(records)
+        sim_job["phases_address"], sim_job["n_phases"] = records.ctypes.data, len(records)
         self._kept.append((true, believed, phases, records))
 
     def _lay_out(self, run: Any, budgets: list[tuple[int, int]], *, samples: bool) -> None:  # noqa: ANN401 - a record
         """Make the arrays that the record leads to, and keep them."""
         n = len(self.loads)
         self._present = np.zeros(n, np.int64)
-        jobs, decisions, scene = np.zeros(n, JOB), np.zeros(n, DECISION), np.zeros(1, SCENE)
+        jobs, decisions, snapshot = np.zeros(n, JOB), np.zeros(n, DECISION), np.zeros(1, SNAPSHOT)
         memory, memos = np.zeros(MEMORY_BYTES, np.uint8), np.zeros(n * MEMO_BYTES, np.uint8)
         addresses = {"jobs": jobs, "decisions": decisions, "memory": memory, "memos": memos}
         for name, array in addresses.items():
-            scene[0][f"{name}_address"] = array.ctypes.data
-        scene[0]["options_address"] = self.policy.options_address
+            snapshot[0][f"{name}_address"] = array.ctypes.data
+        snapshot[0]["options_address"] = self.policy.options_address
         self._samples = np.zeros(SAMPLES if samples else 0, SAMPLE)
         arrays = {
-            "tenants": self.tenants,
+            "sim_jobs": self.sim_jobs,
             "arrivals": np.argsort([load.arrive_ns for load in self.loads], kind="stable").astype(np.int64),
             "present": self._present,
-            "scene": scene,
+            "snapshot": snapshot,
             "queue": np.zeros(n, EVENT),
             "scratch": np.zeros((SCRATCH_ROWS, n), np.int64),
             "slowdown": np.array(self._slowdown, np.float64),
@@ -317,31 +317,31 @@ class Simulation:
         return self._outcome(until_ns, warm_up_ns)
 
     def _outcome(self, until_ns: int, warm_up_ns: int) -> Outcome:
-        run, tenants = self._run[0], self.tenants
-        began_ns = np.maximum(tenants["arrive_ns"], warm_up_ns)
-        ended_ns = np.where(tenants["left_ns"] > 0, tenants["left_ns"], until_ns)
+        run, sim_jobs = self._run[0], self.sim_jobs
+        began_ns = np.maximum(sim_jobs["arrive_ns"], warm_up_ns)
+        ended_ns = np.where(sim_jobs["left_ns"] > 0, sim_jobs["left_ns"], until_ns)
         present_ns = np.maximum(0, ended_ns - began_ns)
         rate = 1 / np.maximum(1, present_ns)
-        waits = (tenants["present"] == 1) & (tenants["waiting_since_ns"] != NO_TIME)
-        waiting_ns = np.where(waits, np.maximum(0, until_ns - np.maximum(tenants["waiting_since_ns"], warm_up_ns)), 0)
+        waits = (sim_jobs["present"] == 1) & (sim_jobs["waiting_since_ns"] != NO_TIME)
+        waiting_ns = np.where(waits, np.maximum(0, until_ns - np.maximum(sim_jobs["waiting_since_ns"], warm_up_ns)), 0)
         return Outcome(
-            normalised=tuple((tenants["counted_ns"] * rate).tolist()),
-            iterations=tuple(tenants["iteration"].tolist()),
-            waited_ns=tuple((tenants["waited_ns"] + waiting_ns).tolist()),
+            normalised=tuple((sim_jobs["counted_ns"] * rate).tolist()),
+            iterations=tuple(sim_jobs["iteration"].tolist()),
+            waited_ns=tuple((sim_jobs["waited_ns"] + waiting_ns).tolist()),
             reasons=tuple(self._reason(number) for number in range(len(self.loads))),
             peak_granted=int(run["peak_granted"]),
             stalls=int(run["stalls"]),
             decisions=int(run["decisions"]),
             longest_wait_ns=max([int(run["longest_wait_ns"]), *self._waits_ns(until_ns)]),
-            iterations_per_s=tuple((tenants["counted"] * rate * 1e9).tolist()),
+            iterations_per_s=tuple((sim_jobs["counted"] * rate * 1e9).tolist()),
             present_ns=tuple(present_ns.tolist()),
-            left_ns=tuple(tenants["left_ns"].tolist()),
+            left_ns=tuple(sim_jobs["left_ns"].tolist()),
             faulted=float(run["faulted"]),
             copied=int(run["copied"]),
         )
 
     def decision_us(self) -> float:
-        """Return what a decision costs, the median over scenes of this simulation; 0 if it keeps none."""
+        """Return what a decision costs, the median over snapshots of this simulation; 0 if it keeps none."""
         run = self._run[0]
         samples = self._samples[: int(run["n_samples"])]
         plan_address = 0 if self._plan is None else self._plan.address
@@ -361,16 +361,16 @@ class Simulation:
 
     def _view(self, number: int) -> JobView:
         """Return what a plan has to know of a job."""
-        tenant, load = self.tenants[number], self.loads[number]
-        fields = {field.name: tenant[field.name].item() for field in dataclasses.fields(JobFields)}
-        profile = self._profile_of(number) if tenant["profiled"] else None
+        sim_job, load = self.sim_jobs[number], self.loads[number]
+        fields = {field.name: sim_job[field.name].item() for field in dataclasses.fields(JobFields)}
+        profile = self._profile_of(number) if sim_job["profiled"] else None
         return JobView(
             **fields | {"floor": load.floor, "waiting_since_ns": 0}, name=load.name, profile=profile, jitter=load.jitter
         )
 
     def _profile_of(self, number: int) -> Profile:
         """Return what the scheduler believes a job's profile to be now."""
-        load, done = self.loads[number], int(self.tenants[number]["iteration"])
+        load, done = self.loads[number], int(self.sim_jobs[number]["iteration"])
         told = [profile for after, profile in load.later if after <= done]
         if told:
             return told[-1]
@@ -379,13 +379,13 @@ class Simulation:
 
     def _waits_ns(self, now_ns: int) -> list[int]:
         """Return how long those wait that stand at a boundary."""
-        there = self.tenants[(self.tenants["present"] == 1) & (self.tenants["phase"] == JobState.BOUNDARY)]
+        there = self.sim_jobs[(self.sim_jobs["present"] == 1) & (self.sim_jobs["phase"] == JobState.BOUNDARY)]
         return [now_ns - since_ns for since_ns in there["waiting_since_ns"].tolist() if since_ns != NO_TIME]
 
     def _reason(self, number: int) -> str:
-        counts = self.tenants[number]["reasons"]
+        counts = self.sim_jobs[number]["reasons"]
         if not counts.any():
             return ""
         reason = Reason(int(counts.argmax()))
-        against = int(self.tenants[number]["against"][reason])
+        against = int(self.sim_jobs[number]["against"][reason])
         return sentence(reason, "others" if against == NOBODY else self.loads[against].name)

@@ -1,7 +1,7 @@
 """How a traced job could go on with less: what the planner of swaps makes of it, limit by limit.
 
 Jobs that move memory at the same time share the link. So each way is planned twice: with the whole link, for a job that
-is the only one to move, and with its part of it where all jobs of the simulation may (``Less.among``).
+is the only one to move, and with its part of it where all jobs of the simulation may (``OperatingPoint.among``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zico.base.errors import TraceError
-from zico.scheduler.state import Less
+from zico.scheduler.state import OperatingPoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ def sharing(jobs: int) -> tuple[int, ...]:
     return (1, jobs) if jobs > 1 else (1,)
 
 
-def by_swapping(trace: Trace, copy_bytes_per_s: float, jobs: int) -> tuple[Less, ...]:
+def by_swapping(trace: Trace, copy_bytes_per_s: float, jobs: int) -> tuple[OperatingPoint, ...]:
     """Return how a traced job goes on with less by swapping, in bytes; nothing if the trace has no accesses.
 
     Takes seconds: a plan of swaps for each limit.
@@ -40,7 +40,7 @@ def by_swapping(trace: Trace, copy_bytes_per_s: float, jobs: int) -> tuple[Less,
     return tuple(_planned(trace, copy_bytes_per_s, jobs))
 
 
-def _planned(trace: Trace, copy_bytes_per_s: float, jobs: int) -> Iterator[Less]:
+def _planned(trace: Trace, copy_bytes_per_s: float, jobs: int) -> Iterator[OperatingPoint]:
     from zico.planning.saving.files import swap_iteration
     from zico.planning.saving.flow import curve
     from zico.planning.saving.problem import Link
@@ -52,4 +52,4 @@ def _planned(trace: Trace, copy_bytes_per_s: float, jobs: int) -> Iterator[Less]
         except TraceError:
             return
         for limit_bytes, overhead_ns in curve(problem, points=_LIMITS, deadline_s=_DEADLINE_S):
-            yield Less("swap", limit_bytes, problem.period_ns + overhead_ns, among)
+            yield OperatingPoint("swap", limit_bytes, problem.period_ns + overhead_ns, among)

@@ -9,16 +9,16 @@ from numba import types
 from zico.base.compiled import callback
 from zico.scheduler.greedy import EVERYBODY, decide_by_claims
 from zico.scheduler.packed import Compiled
-from zico.scheduler.turns import scene_at
+from zico.scheduler.turns import snapshot_at
 
 if TYPE_CHECKING:
     from zico.scheduler.state import CompiledPolicy
 
 
 @callback(types.void(types.int64))
-def decide(scene_address: int) -> None:
+def decide(snapshot_address: int) -> None:
     """Decide for every job at its boundary."""
-    decide_by_claims(scene_at(scene_address), EVERYBODY)
+    decide_by_claims(snapshot_at(snapshot_address), EVERYBODY)
 
 
 POLICY: CompiledPolicy = Compiled("claims", decide, knows="profile, progress")

@@ -23,11 +23,11 @@ from zico.scheduler.layout import MEMO_BYTES, NOBODY, Reason
 from zico.scheduler.packed import Compiled
 from zico.scheduler.parameters import Parameter, Unit
 from zico.scheduler.policies.time_slices import goes_on, is_inside, stands_back
-from zico.scheduler.state import Manner
-from zico.scheduler.turns import decision_at, scene_at
+from zico.scheduler.state import Capabilities
+from zico.scheduler.turns import decision_at, snapshot_at
 
 if TYPE_CHECKING:
-    from zico.scheduler.layout import Scene, SceneJob
+    from zico.scheduler.layout import Snapshot, SnapshotJob
 
 PARAMETERS = (
     Parameter("slice", "60s", Unit.TIME, "for how long a job, or a pair, has the device", least="1ms"),
@@ -64,70 +64,70 @@ _QUANTUM = int(Reason.QUANTUM)
 
 
 @inlined
-def _memo_of(scene: Scene, index: int) -> Memo:
-    return record_at(scene.memos_address + index * MEMO_BYTES, MEMO)
+def _memo_of(snapshot: Snapshot, index: int) -> Memo:
+    return record_at(snapshot.memos_address + index * MEMO_BYTES, MEMO)
 
 
 @compiled
-def _worked_ns(scene: Scene, index: int) -> int:
+def _worked_ns(snapshot: Snapshot, index: int) -> int:
     """Return the work that a job has done in the present slice, in time alone."""
-    job = job_at(scene, index)
+    job = job_at(snapshot, index)
     if job.profile_address == 0:
         return 0
-    return (job.iteration - _memo_of(scene, index).iteration) * profile_at(job).duration_ns
+    return (job.iteration - _memo_of(snapshot, index).iteration) * profile_at(job).duration_ns
 
 
 @compiled
-def _peak(job: SceneJob) -> int:
+def _peak(job: SnapshotJob) -> int:
     return job.held if job.profile_address == 0 else profile_at(job).peak
 
 
 @compiled
-def _judge(scene: Scene) -> None:
+def _judge(snapshot: Snapshot) -> None:
     """Remember it if two jobs together did not do more than one would have done."""
-    memory = record_at(scene.memory_address, MEMORY)
+    memory = record_at(snapshot.memory_address, MEMORY)
     if memory.packed:
-        together_ns = _worked_ns(scene, memory.holder) + _worked_ns(scene, (memory.holder + 1) % scene.n)
-        _memo_of(scene, memory.holder).reverted = together_ns <= scene.now_ns - memory.began_ns
+        together_ns = _worked_ns(snapshot, memory.holder) + _worked_ns(snapshot, (memory.holder + 1) % snapshot.n)
+        _memo_of(snapshot, memory.holder).reverted = together_ns <= snapshot.now_ns - memory.began_ns
 
 
 @compiled
-def _pass_on(scene: Scene, slice_ns: int, packs: bool) -> None:  # noqa: FBT001 - compiled
+def _pass_on(snapshot: Snapshot, slice_ns: int, packs: bool) -> None:  # noqa: FBT001 - compiled
     """Begin the next slice."""
-    memory = record_at(scene.memory_address, MEMORY)
+    memory = record_at(snapshot.memory_address, MEMORY)
     if memory.ends_ns > 0:
-        _judge(scene)
-        memory.holder = (memory.holder + 1 + memory.packed) % scene.n
-    memory.began_ns = scene.now_ns
-    memory.ends_ns = scene.now_ns + slice_ns
-    one, other = job_at(scene, memory.holder), job_at(scene, (memory.holder + 1) % scene.n)
-    fit = _peak(one) + _peak(other) <= scene.budget
-    memory.packed = packs and scene.n > 1 and fit and not _memo_of(scene, memory.holder).reverted
-    for i in range(scene.n):
-        _memo_of(scene, i).iteration = job_at(scene, i).iteration
+        _judge(snapshot)
+        memory.holder = (memory.holder + 1 + memory.packed) % snapshot.n
+    memory.began_ns = snapshot.now_ns
+    memory.ends_ns = snapshot.now_ns + slice_ns
+    one, other = job_at(snapshot, memory.holder), job_at(snapshot, (memory.holder + 1) % snapshot.n)
+    fit = _peak(one) + _peak(other) <= snapshot.budget
+    memory.packed = packs and snapshot.n > 1 and fit and not _memo_of(snapshot, memory.holder).reverted
+    for i in range(snapshot.n):
+        _memo_of(snapshot, i).iteration = job_at(snapshot, i).iteration
 
 
 @callback(types.void(types.int64))
-def decide(scene_address: int) -> None:
+def decide(snapshot_address: int) -> None:
     """Let those go on whose slice it is, once the others have come to their boundaries."""
-    scene = scene_at(scene_address)
-    options = array_at(scene.options_address, _N_OPTIONS, _FLOAT64)
-    memory = record_at(scene.memory_address, MEMORY)
-    if scene.now_ns >= memory.ends_ns and scene.n > 0:
-        _pass_on(scene, max(1, int(options[_SLICE])), options[_PACK] == _ON)
-    partner = (memory.holder + 1) % max(1, scene.n) if memory.packed else memory.holder
+    snapshot = snapshot_at(snapshot_address)
+    options = array_at(snapshot.options_address, _N_OPTIONS, _FLOAT64)
+    memory = record_at(snapshot.memory_address, MEMORY)
+    if snapshot.now_ns >= memory.ends_ns and snapshot.n > 0:
+        _pass_on(snapshot, max(1, int(options[_SLICE])), options[_PACK] == _ON)
+    partner = (memory.holder + 1) % max(1, snapshot.n) if memory.packed else memory.holder
     in_the_way = NOBODY
-    for i in range(scene.n):
-        if i not in (memory.holder, partner) and is_inside(scene, i):
+    for i in range(snapshot.n):
+        if i not in (memory.holder, partner) and is_inside(snapshot, i):
             in_the_way = i
-    for i in range(scene.n):
-        if i in (memory.holder, partner) and (in_the_way == NOBODY or is_inside(scene, i)):
-            goes_on(scene, i, memory.ends_ns)
+    for i in range(snapshot.n):
+        if i in (memory.holder, partner) and (in_the_way == NOBODY or is_inside(snapshot, i)):
+            goes_on(snapshot, i, memory.ends_ns)
             continue
         waits_for_slice = i not in (memory.holder, partner)
-        stands_back(scene, i, _QUANTUM, memory.ends_ns, memory.holder if waits_for_slice else in_the_way)
-        decision_at(scene, i).pauses = 0
-        decision_at(scene, i).evicts = waits_for_slice
+        stands_back(snapshot, i, _QUANTUM, memory.ends_ns, memory.holder if waits_for_slice else in_the_way)
+        decision_at(snapshot, i).pauses = 0
+        decision_at(snapshot, i).evicts = waits_for_slice
 
 
 POLICY = Compiled(
@@ -136,5 +136,5 @@ POLICY = Compiled(
     use_claims=False,
     parameters=PARAMETERS,
     knows="peak, measured progress, clock",
-    manner=Manner(runs=False, pauses=True, asks=True, offline=True),
+    capabilities=Capabilities(runs=False, pauses=True, asks=True, offline=True),
 )

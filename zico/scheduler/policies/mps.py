@@ -9,16 +9,18 @@ from numba import types
 
 from zico.base.compiled import callback
 from zico.scheduler.packed import Compiled
-from zico.scheduler.state import Manner
-from zico.scheduler.turns import in_turn, scene_at, starts
+from zico.scheduler.state import Capabilities
+from zico.scheduler.turns import in_turn, snapshot_at, starts
 
 
 @callback(types.void(types.int64))
-def decide(scene_address: int) -> None:
+def decide(snapshot_address: int) -> None:
     """Start everybody."""
-    scene = scene_at(scene_address)
-    for index in in_turn(scene):
-        starts(scene, index)
+    snapshot = snapshot_at(snapshot_address)
+    for index in in_turn(snapshot):
+        starts(snapshot, index)
 
 
-POLICY = Compiled("mps", decide, use_claims=False, knows="nothing", manner=Manner(runs=False, pages=True, asks=True))
+POLICY = Compiled(
+    "mps", decide, use_claims=False, knows="nothing", capabilities=Capabilities(runs=False, pages=True, asks=True)
+)

@@ -8,18 +8,18 @@ from numba import types
 
 from zico.base.compiled import callback
 from zico.scheduler.packed import Compiled
-from zico.scheduler.turns import in_turn, scene_at, starts
+from zico.scheduler.turns import in_turn, snapshot_at, starts
 
 if TYPE_CHECKING:
     from zico.scheduler.state import CompiledPolicy
 
 
 @callback(types.void(types.int64))
-def decide(scene_address: int) -> None:
+def decide(snapshot_address: int) -> None:
     """Start everybody; memory is first come first served, and running full is the next tier's business."""
-    scene = scene_at(scene_address)
-    for index in in_turn(scene):
-        starts(scene, index)
+    snapshot = snapshot_at(snapshot_address)
+    for index in in_turn(snapshot):
+        starts(snapshot, index)
 
 
 POLICY: CompiledPolicy = Compiled("none", decide, use_claims=False, knows="nothing")

@@ -15,8 +15,8 @@ from zico.scheduler.layout import Reason
 from zico.scheduler.packed import Compiled
 from zico.scheduler.parameters import Parameter, Unit
 from zico.scheduler.policies.time_slices import goes_on, stands_back
-from zico.scheduler.state import Manner
-from zico.scheduler.turns import scene_at
+from zico.scheduler.state import Capabilities
+from zico.scheduler.turns import snapshot_at
 
 PARAMETERS = (Parameter("quantum", "30s", Unit.TIME, "for how long a job has the device", least="1ms"),)
 
@@ -35,19 +35,19 @@ _QUANTUM = int(Reason.QUANTUM)
 
 
 @callback(types.void(types.int64))
-def decide(scene_address: int) -> None:
+def decide(snapshot_address: int) -> None:
     """Pass the device on when a quantum has ended."""
-    scene = scene_at(scene_address)
-    quantum_ns = max(1, int(array_at(scene.options_address, 1, _FLOAT64)[0]))
-    memory = record_at(scene.memory_address, MEMORY)
-    if scene.now_ns >= memory.ends_ns:
-        memory.holder = 0 if memory.ends_ns == 0 else (memory.holder + 1) % max(1, scene.n)
-        memory.ends_ns = scene.now_ns + quantum_ns
-    for i in range(scene.n):
+    snapshot = snapshot_at(snapshot_address)
+    quantum_ns = max(1, int(array_at(snapshot.options_address, 1, _FLOAT64)[0]))
+    memory = record_at(snapshot.memory_address, MEMORY)
+    if snapshot.now_ns >= memory.ends_ns:
+        memory.holder = 0 if memory.ends_ns == 0 else (memory.holder + 1) % max(1, snapshot.n)
+        memory.ends_ns = snapshot.now_ns + quantum_ns
+    for i in range(snapshot.n):
         if i == memory.holder:
-            goes_on(scene, i, memory.ends_ns)
+            goes_on(snapshot, i, memory.ends_ns)
         else:
-            stands_back(scene, i, _QUANTUM, memory.ends_ns, memory.holder)
+            stands_back(snapshot, i, _QUANTUM, memory.ends_ns, memory.holder)
 
 
 POLICY = Compiled(
@@ -56,5 +56,5 @@ POLICY = Compiled(
     use_claims=False,
     parameters=PARAMETERS,
     knows="clock",
-    manner=Manner(runs=False, pauses=True, pages=True, asks=True),
+    capabilities=Capabilities(runs=False, pauses=True, pages=True, asks=True),
 )

@@ -10,34 +10,34 @@ from zico.base.compiled import callback, compiled
 from zico.scheduler.demand import job_at, profile_at
 from zico.scheduler.layout import NO_TIME, Reason
 from zico.scheduler.packed import Compiled
-from zico.scheduler.state import Manner
-from zico.scheduler.turns import in_turn, scene_at, starts, waits
+from zico.scheduler.state import Capabilities
+from zico.scheduler.turns import in_turn, snapshot_at, starts, waits
 
 if TYPE_CHECKING:
-    from zico.scheduler.layout import Scene
+    from zico.scheduler.layout import Snapshot
 
 _SHARE = int(Reason.SHARE)
 
 
 @compiled
-def share_of(scene: Scene, index: int) -> int:
+def share_of(snapshot: Snapshot, index: int) -> int:
     """Return the regions that are a job's own."""
     weights = 0.0
-    for i in range(scene.n):
-        weights += job_at(scene, i).weight
-    return int(scene.budget * job_at(scene, index).weight / weights)
+    for i in range(snapshot.n):
+        weights += job_at(snapshot, i).weight
+    return int(snapshot.budget * job_at(snapshot, index).weight / weights)
 
 
 @callback(types.void(types.int64))
-def decide(scene_address: int) -> None:
+def decide(snapshot_address: int) -> None:
     """Start everybody whose peak is within its share."""
-    scene = scene_at(scene_address)
-    for index in in_turn(scene):
-        job = job_at(scene, index)
-        if job.profile_address != 0 and profile_at(job).peak <= share_of(scene, index):
-            starts(scene, index)
+    snapshot = snapshot_at(snapshot_address)
+    for index in in_turn(snapshot):
+        job = job_at(snapshot, index)
+        if job.profile_address != 0 and profile_at(job).peak <= share_of(snapshot, index):
+            starts(snapshot, index)
         else:
-            waits(scene, index, _SHARE, NO_TIME)
+            waits(snapshot, index, _SHARE, NO_TIME)
 
 
-POLICY = Compiled("partition", decide, knows="peak", manner=Manner(runs=False, asks=True, offline=True))
+POLICY = Compiled("partition", decide, knows="peak", capabilities=Capabilities(runs=False, asks=True, offline=True))

@@ -26,7 +26,7 @@ from zico.scheduler.turns import (
     in_turn,
     kept_by_all,
     kept_regions,
-    scene_at,
+    snapshot_at,
     starts,
     unstick,
     waits,
@@ -37,7 +37,7 @@ from zico.scheduler.turns import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zico.scheduler.layout import Scene
+    from zico.scheduler.layout import Snapshot
 
     Int64s = NDArray[np.int64]
 
@@ -60,17 +60,17 @@ _BOUNDARY = int(JobState.BOUNDARY)
 
 
 @compiled
-def lanes_of(scene: Scene, most: int) -> Int64s:
+def lanes_of(snapshot: Snapshot, most: int) -> Int64s:
     """Return each job's lane, by the order in which they came; ``NOBODY`` for one that is unknown or fits into none.
 
     A job opens a lane as large as its need if that fits, else joins the one that has to grow the least for it.
     """
-    lanes = np.full(scene.n, NOBODY, np.int64)
-    sizes = np.zeros(scene.n + 1, np.int64)
+    lanes = np.full(snapshot.n, NOBODY, np.int64)
+    sizes = np.zeros(snapshot.n + 1, np.int64)
     n = 0
-    free = scene.budget - kept_by_all(scene)
-    for i in range(scene.n):
-        job = job_at(scene, i)
+    free = snapshot.budget - kept_by_all(snapshot)
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
         if job.profile_address == 0:
             continue
         need = max(0, profile_at(job).peak - kept_regions(job))
@@ -91,9 +91,9 @@ def lanes_of(scene: Scene, most: int) -> Int64s:
 
 
 @compiled
-def _rank(scene: Scene, index: int, order: int) -> float:
+def _rank(snapshot: Snapshot, index: int, order: int) -> float:
     """Return what a job of a lane is chosen by: the least goes first."""
-    job = job_at(scene, index)
+    job = job_at(snapshot, index)
     if order == _FIFO:
         return float(index)
     if order == _SRTF:
@@ -102,69 +102,69 @@ def _rank(scene: Scene, index: int, order: int) -> float:
 
 
 @compiled
-def _best(scene: Scene, waiting: Int64s, lanes: Int64s, lane: int, order: int) -> int:
+def _best(snapshot: Snapshot, waiting: Int64s, lanes: Int64s, lane: int, order: int) -> int:
     """Return whose turn it is in a lane."""
     best, least = NOBODY, 0.0
     for index in waiting:
         if lanes[index] == lane:
-            rank = _rank(scene, index, order)
+            rank = _rank(snapshot, index, order)
             if best == NOBODY or rank < least:
                 best, least = index, rank
     return best
 
 
 @compiled
-def _occupants(scene: Scene, lanes: Int64s) -> Int64s:
+def _occupants(snapshot: Snapshot, lanes: Int64s) -> Int64s:
     """Return who is inside an iteration in each lane."""
-    occupants = np.full(scene.n + 1, NOBODY, np.int64)
-    for i in range(scene.n):
-        job = job_at(scene, i)
-        if is_iterating(job) and not stands_still(job, scene.now_ns) and lanes[i] != NOBODY:
+    occupants = np.full(snapshot.n + 1, NOBODY, np.int64)
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
+        if is_iterating(job) and not stands_still(job, snapshot.now_ns) and lanes[i] != NOBODY:
             occupants[lanes[i]] = i
     return occupants
 
 
 @compiled
-def _waits_for(scene: Scene, index: int, reason: int, other: int) -> None:
-    waits(scene, index, reason, NO_TIME)
-    blocked_by(scene, index, other)
+def _waits_for(snapshot: Snapshot, index: int, reason: int, other: int) -> None:
+    waits(snapshot, index, reason, NO_TIME)
+    blocked_by(snapshot, index, other)
 
 
 @callback(types.void(types.int64))
-def decide(scene_address: int) -> None:
+def decide(snapshot_address: int) -> None:
     """Start in each lane in which nobody is inside an iteration whose turn it is."""
-    scene = scene_at(scene_address)
-    options = array_at(scene.options_address, _N_OPTIONS, _FLOAT64)
-    waiting, alone = in_turn(scene), alone_in(scene)
-    lanes = lanes_of(scene, int(options[_LANES]))
-    occupants = _occupants(scene, lanes)
+    snapshot = snapshot_at(snapshot_address)
+    options = array_at(snapshot.options_address, _N_OPTIONS, _FLOAT64)
+    waiting, alone = in_turn(snapshot), alone_in(snapshot)
+    lanes = lanes_of(snapshot, int(options[_LANES]))
+    occupants = _occupants(snapshot, lanes)
     busy = int(np.max(occupants))
     for index in waiting:
         lane = lanes[index]
         if alone != NOBODY:
-            waits_for_alone(scene, index, alone)
-        elif job_at(scene, index).profile_address == 0:
+            waits_for_alone(snapshot, index, alone)
+        elif job_at(snapshot, index).profile_address == 0:
             if busy == NOBODY:
-                starts(scene, index)
+                starts(snapshot, index)
                 alone = index
             else:
-                _waits_for(scene, index, _TURN, busy)
+                _waits_for(snapshot, index, _TURN, busy)
         elif lane == NOBODY:
-            waits_to_fit(scene, index)
+            waits_to_fit(snapshot, index)
         elif occupants[lane] != NOBODY:
-            _waits_for(scene, index, _LANE, int(occupants[lane]))
+            _waits_for(snapshot, index, _LANE, int(occupants[lane]))
         else:
-            chosen = _best(scene, waiting, lanes, lane, int(options[_ORDER]))
+            chosen = _best(snapshot, waiting, lanes, lane, int(options[_ORDER]))
             occupants[lane] = busy = chosen
             if chosen == index:
-                starts(scene, index)
+                starts(snapshot, index)
             else:
-                _waits_for(scene, index, _LANE, chosen)
-    for lane in range(scene.n):
+                _waits_for(snapshot, index, _LANE, chosen)
+    for lane in range(snapshot.n):
         chosen = occupants[lane]
-        if alone == NOBODY and chosen != NOBODY and job_at(scene, chosen).phase == _BOUNDARY:
-            starts(scene, chosen)
-    unstick(scene, waiting)
+        if alone == NOBODY and chosen != NOBODY and job_at(snapshot, chosen).phase == _BOUNDARY:
+            starts(snapshot, chosen)
+    unstick(snapshot, waiting)
 
 
 POLICY = Compiled(

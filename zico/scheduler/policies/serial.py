@@ -16,7 +16,7 @@ from zico.scheduler.turns import (
     fits_beside_kept,
     in_turn,
     kept_by_all,
-    scene_at,
+    snapshot_at,
     starts,
     unstick,
     waits,
@@ -25,42 +25,42 @@ from zico.scheduler.turns import (
 )
 
 if TYPE_CHECKING:
-    from zico.scheduler.layout import Scene
+    from zico.scheduler.layout import Snapshot
     from zico.scheduler.state import CompiledPolicy
 
 _TURN = int(Reason.TURN)
 
 
 @compiled
-def _occupant(scene: Scene) -> int:
+def _occupant(snapshot: Snapshot) -> int:
     """Return who is inside an iteration; one that has never ended any, or stands still, may never do so."""
-    for i in range(scene.n):
-        job = job_at(scene, i)
-        if is_iterating(job) and not stands_still(job, scene.now_ns):
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
+        if is_iterating(job) and not stands_still(job, snapshot.now_ns):
             return i
     return NOBODY
 
 
 @callback(types.void(types.int64))
-def decide(scene_address: int) -> None:
+def decide(snapshot_address: int) -> None:
     """Start at most one job: the first in turn that fits, and only if nobody runs."""
-    scene = scene_at(scene_address)
-    order = in_turn(scene)
-    alone = alone_in(scene)
-    running = _occupant(scene)
-    kept = kept_by_all(scene)
+    snapshot = snapshot_at(snapshot_address)
+    order = in_turn(snapshot)
+    alone = alone_in(snapshot)
+    running = _occupant(snapshot)
+    kept = kept_by_all(snapshot)
     for index in order:
         if alone != NOBODY:
-            waits_for_alone(scene, index, alone)
-        elif not fits_beside_kept(scene, index, kept):
-            waits_to_fit(scene, index)
+            waits_for_alone(snapshot, index, alone)
+        elif not fits_beside_kept(snapshot, index, kept):
+            waits_to_fit(snapshot, index)
         elif running == NOBODY:
-            starts(scene, index)
+            starts(snapshot, index)
             running = index
         else:
-            waits(scene, index, _TURN, NO_TIME)
-            blocked_by(scene, index, running)
-    unstick(scene, order)
+            waits(snapshot, index, _TURN, NO_TIME)
+            blocked_by(snapshot, index, running)
+    unstick(snapshot, order)
 
 
 POLICY: CompiledPolicy = Compiled("serial", decide, self_admit=False, knows="peak, persistent memory")

@@ -20,14 +20,14 @@ from zico.scheduler.demand import added, is_iterating, job_at, level, profile_at
 from zico.scheduler.layout import MEMO_BYTES, NOBODY, Reason
 from zico.scheduler.packed import Compiled
 from zico.scheduler.parameters import Parameter, Unit
-from zico.scheduler.state import Manner
+from zico.scheduler.state import Capabilities
 from zico.scheduler.turns import (
     blocked_by,
     decision_at,
     fits_beside_kept,
     in_turn,
     kept_by_all,
-    scene_at,
+    snapshot_at,
     starts,
     unstick,
     waits,
@@ -38,7 +38,7 @@ from zico.scheduler.turns import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zico.scheduler.layout import ProfileRecord, Scene, SceneJob
+    from zico.scheduler.layout import ProfileRecord, Snapshot, SnapshotJob
 
     Int64s = NDArray[np.int64]
 
@@ -80,7 +80,7 @@ def _feature_maps(profile: ProfileRecord) -> Int64s:
 
 
 @compiled
-def iteration_demand(job: SceneJob, lasts_ns: int, since_ns: int) -> tuple[Int64s, Int64s]:
+def iteration_demand(job: SnapshotJob, lasts_ns: int, since_ns: int) -> tuple[Int64s, Int64s]:
     """Return what a job is predicted to hold from now on, so long after its iteration has begun.
 
     Args:
@@ -109,9 +109,9 @@ def iteration_demand(job: SceneJob, lasts_ns: int, since_ns: int) -> tuple[Int64
 
 
 @compiled
-def fits_now(scene: Scene, index: int, others: tuple[Int64s, Int64s], lasts_ns: int, budget: int) -> bool:
+def fits_now(snapshot: Snapshot, index: int, others: tuple[Int64s, Int64s], lasts_ns: int, budget: int) -> bool:
     """Tell whether a job's whole iteration, begun now, is predicted to fit beside what all others hold."""
-    own = iteration_demand(job_at(scene, index), lasts_ns, 0)
+    own = iteration_demand(job_at(snapshot, index), lasts_ns, 0)
     return bool(np.max(added(others, own)[1]) <= budget)
 
 
@@ -162,15 +162,15 @@ _MEETS, _TURN = int(Reason.MEETS), int(Reason.TURN)
 
 
 @inlined
-def _memo_of(scene: Scene, index: int) -> Memo:
-    return record_at(scene.memos_address + index * MEMO_BYTES, MEMO)
+def _memo_of(snapshot: Snapshot, index: int) -> Memo:
+    return record_at(snapshot.memos_address + index * MEMO_BYTES, MEMO)
 
 
 @compiled
-def _learn(scene: Scene, options: NDArray[np.float64]) -> None:
+def _learn(snapshot: Snapshot, options: NDArray[np.float64]) -> None:
     """Note how long iterations took that have ended, and whether a job waits inside one: a prediction has failed."""
-    for i in range(scene.n):
-        job, memo = job_at(scene, i), _memo_of(scene, i)
+    for i in range(snapshot.n):
+        job, memo = job_at(snapshot, i), _memo_of(snapshot, i)
         if job.phase == _BOUNDARY and job.iteration != memo.iteration:
             memo.iteration = job.iteration
             memo.asked_ns = 0
@@ -178,126 +178,126 @@ def _learn(scene: Scene, options: NDArray[np.float64]) -> None:
             if job.started_ns != 0 and job.waiting_since_ns > job.started_ns and not known:
                 memo.lasted_ns = job.waiting_since_ns - job.started_ns
         if is_iterating(job) and job.need > 0:
-            record_at(scene.memory_address, MEMORY).one_by_one = int(options[_FALLBACK])
+            record_at(snapshot.memory_address, MEMORY).one_by_one = int(options[_FALLBACK])
 
 
 @inlined
-def _lasts_ns(scene: Scene, index: int) -> int:
-    lasted_ns = _memo_of(scene, index).lasted_ns
-    return lasted_ns if lasted_ns > 0 else profile_at(job_at(scene, index)).duration_ns
+def _lasts_ns(snapshot: Snapshot, index: int) -> int:
+    lasted_ns = _memo_of(snapshot, index).lasted_ns
+    return lasted_ns if lasted_ns > 0 else profile_at(job_at(snapshot, index)).duration_ns
 
 
 @inlined
-def _is_inside(scene: Scene, index: int) -> bool:
+def _is_inside(snapshot: Snapshot, index: int) -> bool:
     """Tell whether a job is in an iteration whose end is worth waiting for."""
-    job = job_at(scene, index)
-    return is_iterating(job) and not stands_still(job, scene.now_ns)
+    job = job_at(snapshot, index)
+    return is_iterating(job) and not stands_still(job, snapshot.now_ns)
 
 
 @compiled
-def _first(scene: Scene, profiling_ns: int) -> int:
+def _first(snapshot: Snapshot, profiling_ns: int) -> int:
     """Return who is in its first iteration, for no longer than others wait for one, or ``NOBODY``."""
-    for i in range(scene.n):
-        job = job_at(scene, i)
-        recent = scene.now_ns - job.started_ns <= profiling_ns
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
+        recent = snapshot.now_ns - job.started_ns <= profiling_ns
         if job.phase == _RUNNING and job.profile_address == 0 and job.held > 0 and recent:
             return i
     return NOBODY
 
 
 @compiled
-def _demand(scene: Scene) -> tuple[Int64s, Int64s]:
+def _demand(snapshot: Snapshot) -> tuple[Int64s, Int64s]:
     """Return what all jobs are predicted to hold from now on if nobody begins."""
     promised = level(0)
     resting = 0
-    for i in range(scene.n):
-        job = job_at(scene, i)
-        if _is_inside(scene, i):
-            promised = added(promised, iteration_demand(job, _lasts_ns(scene, i), scene.now_ns - job.started_ns))
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
+        if _is_inside(snapshot, i):
+            promised = added(promised, iteration_demand(job, _lasts_ns(snapshot, i), snapshot.now_ns - job.started_ns))
         else:
             resting += job.held
     return promised[0], promised[1] + resting
 
 
 @compiled
-def _waits_and_asks(scene: Scene, index: int, poll_ns: int) -> None:
+def _waits_and_asks(snapshot: Snapshot, index: int, poll_ns: int) -> None:
     """Wait a quantum, for all that are inside an iteration or begin one now."""
-    one_by_one = record_at(scene.memory_address, MEMORY).one_by_one > 0
-    reason = _TURN if one_by_one or job_at(scene, index).profile_address == 0 else _MEETS
-    waits(scene, index, reason, _memo_of(scene, index).asked_ns + poll_ns)
-    for other in range(scene.n):
-        if other != index and job_at(scene, other).phase == _RUNNING:
-            blocked_by(scene, index, other)
-    if decision_at(scene, index).against == NOBODY:
-        blocked_by(scene, index, 0 if index > 0 or scene.n == 1 else 1)
+    one_by_one = record_at(snapshot.memory_address, MEMORY).one_by_one > 0
+    reason = _TURN if one_by_one or job_at(snapshot, index).profile_address == 0 else _MEETS
+    waits(snapshot, index, reason, _memo_of(snapshot, index).asked_ns + poll_ns)
+    for other in range(snapshot.n):
+        if other != index and job_at(snapshot, other).phase == _RUNNING:
+            blocked_by(snapshot, index, other)
+    if decision_at(snapshot, index).against == NOBODY:
+        blocked_by(snapshot, index, 0 if index > 0 or snapshot.n == 1 else 1)
 
 
 @compiled
-def _waits_for_first(scene: Scene, index: int, first: int, profiling_ns: int) -> None:
-    waits_for_alone(scene, index, first)
-    decision_at(scene, index).until_ns = max(scene.now_ns, job_at(scene, first).started_ns) + profiling_ns
+def _waits_for_first(snapshot: Snapshot, index: int, first: int, profiling_ns: int) -> None:
+    waits_for_alone(snapshot, index, first)
+    decision_at(snapshot, index).until_ns = max(snapshot.now_ns, job_at(snapshot, first).started_ns) + profiling_ns
 
 
 @compiled
-def _goes(scene: Scene, index: int, inside: int, promised: tuple[Int64s, Int64s], budget: int) -> bool:
+def _goes(snapshot: Snapshot, index: int, inside: int, promised: tuple[Int64s, Int64s], budget: int) -> bool:
     """Tell whether a job that asks may begin beside those that are inside an iteration."""
-    job = job_at(scene, index)
+    job = job_at(snapshot, index)
     if inside == NOBODY:
         return True
-    if job.profile_address == 0 or record_at(scene.memory_address, MEMORY).one_by_one > 0:
+    if job.profile_address == 0 or record_at(snapshot.memory_address, MEMORY).one_by_one > 0:
         return False
-    return fits_now(scene, index, (promised[0], promised[1] - job.held), _lasts_ns(scene, index), budget)
+    return fits_now(snapshot, index, (promised[0], promised[1] - job.held), _lasts_ns(snapshot, index), budget)
 
 
 @compiled
-def _begins(scene: Scene, index: int) -> None:
-    starts(scene, index)
-    memory = record_at(scene.memory_address, MEMORY)
+def _begins(snapshot: Snapshot, index: int) -> None:
+    starts(snapshot, index)
+    memory = record_at(snapshot.memory_address, MEMORY)
     memory.begun += 1
     memory.one_by_one = max(0, memory.one_by_one - 1)
 
 
 @compiled
-def _budget(scene: Scene, options: NDArray[np.float64]) -> int:
+def _budget(snapshot: Snapshot, options: NDArray[np.float64]) -> int:
     """Return what predictions may use by now."""
-    begun = record_at(scene.memory_address, MEMORY).begun
-    return int(scene.budget * min(1.0, options[_RAMP] + options[_STEP] * begun))
+    begun = record_at(snapshot.memory_address, MEMORY).begun
+    return int(snapshot.budget * min(1.0, options[_RAMP] + options[_STEP] * begun))
 
 
 @callback(types.void(types.int64))
-def decide(scene_address: int) -> None:
+def decide(snapshot_address: int) -> None:
     """Decide for every job at its boundary; each asks for itself, in the order in which they came."""
-    scene = scene_at(scene_address)
-    options = array_at(scene.options_address, _N_OPTIONS, _FLOAT64)
+    snapshot = snapshot_at(snapshot_address)
+    options = array_at(snapshot.options_address, _N_OPTIONS, _FLOAT64)
     poll_ns, profiling_ns = max(1, int(options[_POLL])), int(options[_PROFILING])
-    _learn(scene, options)
-    order = in_turn(scene)
-    first, kept, inside = _first(scene, profiling_ns), kept_by_all(scene), NOBODY
-    for i in range(scene.n):
-        inside = i if _is_inside(scene, i) else inside
-    promised = _demand(scene)
+    _learn(snapshot, options)
+    order = in_turn(snapshot)
+    first, kept, inside = _first(snapshot, profiling_ns), kept_by_all(snapshot), NOBODY
+    for i in range(snapshot.n):
+        inside = i if _is_inside(snapshot, i) else inside
+    promised = _demand(snapshot)
     for index in order:
-        job, memo = job_at(scene, index), _memo_of(scene, index)
+        job, memo = job_at(snapshot, index), _memo_of(snapshot, index)
         if first != NOBODY:
-            _waits_for_first(scene, index, first, profiling_ns)
-        elif not fits_beside_kept(scene, index, kept):
-            waits_to_fit(scene, index)
-        elif inside != NOBODY and memo.asked_ns != 0 and scene.now_ns < memo.asked_ns + poll_ns:
-            _waits_and_asks(scene, index, poll_ns)
+            _waits_for_first(snapshot, index, first, profiling_ns)
+        elif not fits_beside_kept(snapshot, index, kept):
+            waits_to_fit(snapshot, index)
+        elif inside != NOBODY and memo.asked_ns != 0 and snapshot.now_ns < memo.asked_ns + poll_ns:
+            _waits_and_asks(snapshot, index, poll_ns)
         else:
-            memo.asked_ns = scene.now_ns
-            if not _goes(scene, index, inside, promised, _budget(scene, options)):
-                _waits_and_asks(scene, index, poll_ns)
+            memo.asked_ns = snapshot.now_ns
+            if not _goes(snapshot, index, inside, promised, _budget(snapshot, options)):
+                _waits_and_asks(snapshot, index, poll_ns)
                 first = index if job.profile_address == 0 else first  # those behind it do not keep it waiting
                 continue
-            _begins(scene, index)
+            _begins(snapshot, index)
             inside = index
             if job.profile_address == 0:
                 first = index
             else:
-                own = iteration_demand(job, _lasts_ns(scene, index), 0)
+                own = iteration_demand(job, _lasts_ns(snapshot, index), 0)
                 promised = added((promised[0], promised[1] - job.held), own)
-    unstick(scene, order)
+    unstick(snapshot, order)
 
 
 POLICY = Compiled(
@@ -307,5 +307,5 @@ POLICY = Compiled(
     self_admit=False,
     parameters=PARAMETERS,
     knows="profile, start of the iteration, what is held",
-    manner=Manner(watches=True, asks=True),
+    capabilities=Capabilities(watches=True, asks=True),
 )

@@ -20,11 +20,11 @@ from zico.scheduler.layout import Reason
 from zico.scheduler.packed import Compiled
 from zico.scheduler.parameters import Parameter, Unit
 from zico.scheduler.policies.time_slices import goes_on, stands_back
-from zico.scheduler.state import Manner
-from zico.scheduler.turns import decision_at, scene_at
+from zico.scheduler.state import Capabilities
+from zico.scheduler.turns import decision_at, snapshot_at
 
 if TYPE_CHECKING:
-    from zico.scheduler.layout import Scene
+    from zico.scheduler.layout import Snapshot
 
 PARAMETERS = (
     Parameter("tolerance", "0.05", Unit.SHARE, "what the first job may lose of its throughput and still lose nothing"),
@@ -51,38 +51,38 @@ _YIELDS = int(Reason.YIELDS)
 
 
 @compiled
-def _first(scene: Scene) -> int:
+def _first(snapshot: Snapshot) -> int:
     """Return who comes first."""
     first = 0
-    for i in range(1, scene.n):
-        one, best = job_at(scene, i), job_at(scene, first)
+    for i in range(1, snapshot.n):
+        one, best = job_at(snapshot, i), job_at(snapshot, first)
         if one.priority > best.priority or (one.priority == best.priority and one.weight > best.weight):
             first = i
     return first
 
 
 @callback(types.void(types.int64))
-def decide(scene_address: int) -> None:
+def decide(snapshot_address: int) -> None:
     """Let the first go on, and the others in the first part of every period."""
-    scene = scene_at(scene_address)
-    options = array_at(scene.options_address, _N_OPTIONS, _FLOAT64)
-    memory = record_at(scene.memory_address, MEMORY)
-    first = _first(scene)
-    if scene.now_ns >= memory.ends_ns:
-        loses = job_at(scene, first).served < 1 - options[_TOLERANCE]
+    snapshot = snapshot_at(snapshot_address)
+    options = array_at(snapshot.options_address, _N_OPTIONS, _FLOAT64)
+    memory = record_at(snapshot.memory_address, MEMORY)
+    first = _first(snapshot)
+    if snapshot.now_ns >= memory.ends_ns:
+        loses = job_at(snapshot, first).served < 1 - options[_TOLERANCE]
         memory.share = memory.share * _HALF if loses else min(1.0, memory.share + options[_RISE])
-        memory.began_ns = scene.now_ns
-        memory.ends_ns = scene.now_ns + max(1, int(options[_PERIOD]))
+        memory.began_ns = snapshot.now_ns
+        memory.ends_ns = snapshot.now_ns + max(1, int(options[_PERIOD]))
     stops_ns = memory.began_ns + int((memory.ends_ns - memory.began_ns) * memory.share)
-    for i in range(scene.n):
+    for i in range(snapshot.n):
         if i == first:
-            goes_on(scene, i, memory.ends_ns)
+            goes_on(snapshot, i, memory.ends_ns)
             continue
-        if scene.now_ns < stops_ns:
-            goes_on(scene, i, stops_ns)
+        if snapshot.now_ns < stops_ns:
+            goes_on(snapshot, i, stops_ns)
         else:
-            stands_back(scene, i, _YIELDS, memory.ends_ns, first)
-        decision_at(scene, i).yields = 1
+            stands_back(snapshot, i, _YIELDS, memory.ends_ns, first)
+        decision_at(snapshot, i).yields = 1
 
 
 POLICY = Compiled(
@@ -91,5 +91,5 @@ POLICY = Compiled(
     use_claims=False,
     parameters=PARAMETERS,
     knows="priority, measured progress, clock",
-    manner=Manner(runs=False, pauses=True, pages=True, asks=True),
+    capabilities=Capabilities(runs=False, pauses=True, pages=True, asks=True),
 )
