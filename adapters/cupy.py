@@ -1,17 +1,18 @@
 """CuPy: arrays live in the pool, each freed on the stream it was allocated on.
 
-Any number of streams is right. The first few that CuPy uses are kept for as long as the process lives, since the heap
-knows a stream by its handle; on further ones, and on each thread's default stream, whose one handle stands for many
-streams, an array waits for the whole device when it is freed, or at both its ends.
+Any number of streams is right. The first few that CuPy uses are kept for as long as the process
+lives, since the heap knows a stream by its handle; on further ones, and on each thread's default
+stream, whose one handle stands for many streams, an array waits for the whole device when it is
+freed, or at both its ends.
 
-Memory of other devices than the pool's, managed memory, pinned memory and allocators that the program chooses itself
-(``using_allocator``) are left alone. CUDA graphs are refused: what is captured would set the marks that tell others
-when memory is free. Has not run on a GPU.
+Memory of other devices than the pool's, managed memory, pinned memory and allocators that the
+program chooses itself (``using_allocator``) are left alone. CUDA graphs are refused: what is
+captured would set the marks that tell others when memory is free. Has not run on a GPU.
 
 CuPy marks no iterations: they are found by repetition, or marked by ``zico.step()``.
 
-Rejected: ``cupy.cuda.MemoryPool`` over an allocator of ours would keep its figures, but it returns nothing before it is
-told to, so nobody else could use what an iteration has finished with.
+Rejected: ``cupy.cuda.MemoryPool`` over an allocator of ours would keep its figures, but it returns
+nothing before it is told to, so nobody else could use what an iteration has finished with.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def enable() -> Session | None:
         The session, or ``None`` if there is no broker to join.
 
     Raises:
-        HookError: The pool is on the host, where CuPy has no arrays, or Zico cannot redirect this CuPy.
+        HookError: The pool is on the host, where CuPy has no arrays, or Zico cannot redirect this
+            CuPy.
         ZicoError: The broker or the device refuses this process.
     """
     joined = session.attach("cupy", kind="cuda")

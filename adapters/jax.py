@@ -1,8 +1,9 @@
 """JAX: arrays live in the pool; ``zico.step()`` or ``with zico.iteration()`` ends an iteration, or repetition shows it.
 
-On a CUDA device its plugin's XLA takes device memory from the pool (``zico.adapters.xla``): the plugin looks up the
-driver's functions when JAX first uses a GPU, which is after it was discovered, when JAX calls back. On the host
-``libjax_common.so`` takes large arrays from ``posix_memalign``, as TensorFlow does.
+On a CUDA device its plugin's XLA takes device memory from the pool (``zico.adapters.xla``): the
+plugin looks up the driver's functions when JAX first uses a GPU, which is after it was discovered,
+when JAX calls back. On the host ``libjax_common.so`` takes large arrays from ``posix_memalign``, as
+TensorFlow does.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def enable() -> Session | None:
         The session, or ``None`` if there is no broker to join.
 
     Raises:
-        HookError: Zico cannot redirect this build of JAX, a setting prevents it, or JAX has already used a device. JAX
-            then works as without Zico; the scheduler still admits the iterations of a process that has joined.
+        HookError: Zico cannot redirect this build of JAX, a setting prevents it, or JAX has already
+            used a device. JAX then works as without Zico; the scheduler still admits the iterations
+            of a process that has joined.
         ZicoError: The broker or the device refuses this process.
     """
     kind = session.pool_kind()

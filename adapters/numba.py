@@ -1,7 +1,7 @@
 """Numba on a CUDA device, built in or as the package ``numba-cuda``: device arrays live in the pool.
 
-Managed, mapped and pinned memory and the memory of other devices stay Numba's own business, and handles for other
-processes (``get_ipc_handle``) are refused. Has not run on a GPU.
+Managed, mapped and pinned memory and the memory of other devices stay Numba's own business, and
+handles for other processes (``get_ipc_handle``) are refused. Has not run on a GPU.
 
 Numba marks no iterations: they are found by repetition, or marked by ``zico.step()``.
 """
@@ -30,7 +30,8 @@ def enable() -> Session | None:
         The session, or ``None`` if there is no broker to join.
 
     Raises:
-        HookError: The pool is on the host, where Numba has no device arrays, or Zico cannot redirect this Numba.
+        HookError: The pool is on the host, where Numba has no device arrays, or Zico cannot
+            redirect this Numba.
         ZicoError: The broker or the device refuses this process.
     """
     joined = session.attach("numba", kind="cuda")
@@ -49,7 +50,8 @@ def redirect(joined: Session) -> None:
     """Take Numba's device memory from a session's pool.
 
     Raises:
-        HookError: Numba simulates, has a context already, is told to use another manager, or has another interface.
+        HookError: Numba simulates, has a context already, is told to use another manager, or has
+            another interface.
     """
     cuda = import_module("numba.cuda")
     driver = import_module("numba.cuda.cudadrv.driver")

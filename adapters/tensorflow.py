@@ -1,8 +1,9 @@
 """TensorFlow and Keras: tensors live in the pool, a Keras train step ends an iteration.
 
-On the host two libraries allocate: ``libtensorflow_framework.so.2`` and ``libtensorflow_cc.so.2`` (most large tensors).
-On a CUDA device the first of them calls the driver, by what it looks up (``zico.adapters.xla``). A loop that is not
-Keras' marks its iterations by ``zico.step()`` or ``with zico.iteration()``.
+On the host two libraries allocate: ``libtensorflow_framework.so.2`` and ``libtensorflow_cc.so.2``
+(most large tensors). On a CUDA device the first of them calls the driver, by what it looks up
+(``zico.adapters.xla``). A loop that is not Keras' marks its iterations by ``zico.step()`` or
+``with zico.iteration()``.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ def enable() -> Session | None:
         The session, or ``None`` if there is no broker to join.
 
     Raises:
-        HookError: Zico cannot redirect this build of TensorFlow, or a setting prevents it. TensorFlow then works as
-            without Zico; the scheduler still admits the iterations of a process that has joined.
+        HookError: Zico cannot redirect this build of TensorFlow, or a setting prevents it.
+            TensorFlow then works as without Zico; the scheduler still admits the iterations of a
+            process that has joined.
         ZicoError: The broker or the device refuses this process.
     """
     kind = session.pool_kind()

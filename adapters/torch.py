@@ -1,8 +1,9 @@
 """PyTorch: tensors live in the pool, an optimizer step ends an iteration.
 
-On a CUDA device the allocator is Zico's (``zico.adapters.torch_cuda``). On the host tensors over the threshold are the
-pool's: ``libc10.so`` takes CPU tensor memory from ``posix_memalign`` and returns it by ``free``; both are redirected in
-its global offset table. Tested with the version in ``TESTED_VERSION``; another is used too if it imports the same two.
+On a CUDA device the allocator is Zico's (``zico.adapters.torch_cuda``). On the host tensors over
+the threshold are the pool's: ``libc10.so`` takes CPU tensor memory from ``posix_memalign`` and
+returns it by ``free``; both are redirected in its global offset table. Tested with the version in
+``TESTED_VERSION``; another is used too if it imports the same two.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _OTHERS_BEFORE_SWITCH = 8
 class StepMarker:
     """Marks an iteration at each step of the job's main optimizer.
 
-    With several optimizers (a GAN's two) one iteration steps each of them; the first one seen is the main one, until
-    it is gone or no longer used.
+    With several optimizers (a GAN's two) one iteration steps each of them; the first one seen is
+    the main one, until it is gone or no longer used.
     """
 
     def __init__(self, of: Session) -> None:

@@ -1,12 +1,12 @@
 """PyTorch on a CUDA device: the whole allocator is Zico's, so that every tensor's free is seen with its stream.
 
-``torch.cuda.memory_allocated`` and its like answer from Zico's counters, since PyTorch's pluggable allocator has none.
-What needs PyTorch's caching allocator itself (checkpoints of its state, snapshots, its history, the memory of CUDA
-graphs) is refused with a sentence. Has not run on a GPU.
+``torch.cuda.memory_allocated`` and its like answer from Zico's counters, since PyTorch's pluggable
+allocator has none. What needs PyTorch's caching allocator itself (checkpoints of its state,
+snapshots, its history, the memory of CUDA graphs) is refused with a sentence. Has not run on a GPU.
 
-Rejected: ``torch.cuda.MemPool`` over an allocator of ours keeps PyTorch's statistics and its out-of-memory error, but
-the caching allocator in front of it gives back segments only when it is emptied, so that nobody else could use what an
-iteration has finished with.
+Rejected: ``torch.cuda.MemPool`` over an allocator of ours keeps PyTorch's statistics and its
+out-of-memory error, but the caching allocator in front of it gives back segments only when it is
+emptied, so that nobody else could use what an iteration has finished with.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def enable(joined: Session) -> None:
     """Take PyTorch's CUDA memory from the pool.
 
     Raises:
-        HookError: PyTorch's allocator is in use already, its settings clash, or this build cannot be redirected.
+        HookError: PyTorch's allocator is in use already, its settings clash, or this build cannot
+            be redirected.
     """
     refuse_settings(os.environ)
     import torch
@@ -232,17 +233,18 @@ def _refusing(what: str) -> Callable[..., Any]:
 #
 # A pluggable CUDA allocator that returns null makes a tensor at address 0: PyTorch does not look
 # (``CUDAPluggableAllocator::allocate``), and the next kernel faults. So the failure is thrown as
-# PyTorch's own C++ exception. The unwinder passes through Numba's machine code, which has unwind tables.
+# PyTorch's own C++ exception. The unwinder passes through Numba's machine code, which has unwind
+# tables.
 #
 # ``c10::OutOfMemoryError`` derives from ``c10::Error`` and adds no member. So both are made as a
-# compiler makes them: ``c10::Error``'s constructor runs, then the first word becomes the address of the
-# class's virtual functions. The builds of PyTorch 2.11 and 2.12 export no constructor of the former.
+# compiler makes them: ``c10::Error``'s constructor runs, then the first word becomes the address of
+# the class's virtual functions. The builds of PyTorch 2.11 and 2.12 export no constructor of the
+# former.
 #
 # Guarantees
 #     Nothing is allocated but the exception and its strings, about 900 bytes, which are not freed.
-#     No Python runs, so the GIL may be held or not.
-#     Where PyTorch's libraries lack a symbol, ``prepare`` and ``prepare_refusal`` say so and nothing
-#     has been changed.
+#     No Python runs, so the GIL may be held or not. Where PyTorch's libraries lack a symbol,
+#     ``prepare`` and ``prepare_refusal`` say so and nothing has been changed.
 
 _CONSTRUCTOR = "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 """The one that constructors of derived classes call."""
@@ -341,8 +343,8 @@ def _write(text: Any, last: int, size_bytes: int) -> None:  # noqa: ANN401 - an 
 @inlined
 def _raise(raiser: Raiser) -> None:
     """Throw what a record describes."""
-    # The constructor moves from its argument, which it is handed by reference, and keeps these bytes. The exception is
-    # thrown without a destructor, which would free them.
+    # The constructor moves from its argument, which it is handed by reference, and keeps these
+    # bytes. The exception is thrown without a destructor, which would free them.
     raiser.text[0] = raiser.text_bytes_address
     raiser.text[1] = raiser.text_length
     raiser.text[2] = raiser.text_length
@@ -397,7 +399,8 @@ def _fill(number: int, torch: Any, name: str, text: str) -> None:  # noqa: ANN40
     raiser = RAISERS[number]
     try:
         core = ctypes.CDLL(str(folder / "libc10.so"))
-        # Each library may have a type_info of its own; what counts is the one of the library that catches.
+        # Each library may have a type_info of its own; what counts is the one of the library that
+        # catches.
         catching = ctypes.CDLL(str(folder / "libtorch_python.so"))
         runtime = ctypes.CDLL("libstdc++.so.6")
         raiser["constructor"] = address_in(core, _CONSTRUCTOR)
@@ -439,8 +442,8 @@ def address_in(library: ctypes.CDLL, symbol: str) -> int:
 #     Nothing is written unless the object is of that class and the table has the function once.
 #     One object changes, by one aligned store; the class and its other objects do not.
 #
-# The symbols and the table's entries were read in the builds of PyTorch 2.11.0, 2.12.0 and 2.13.0 for
-# CUDA 13 on x86-64. ``install`` has run on those libraries without a GPU. Has not run on a GPU.
+# The symbols and the table's entries were read in the builds of PyTorch 2.11.0, 2.12.0 and 2.13.0
+# for CUDA 13 on x86-64. ``install`` has run on those libraries without a GPU. Has not run on a GPU.
 
 _CURRENT_ALLOCATOR = "_ZN3c104cuda20CUDACachingAllocator9allocatorE"
 _ALLOCATOR_TABLE = "_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE"

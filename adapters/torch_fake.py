@@ -1,29 +1,33 @@
 """Traces of PyTorch training steps without the hardware: shapes are followed, nothing is computed.
 
 Theory of operation
-    The step runs on fake tensors (``FakeTensorMode``): shapes, types and storages, no data. Above them a dispatch mode
-    sees every operation that would reach the device. A storage seen for the first time is an allocation, the death of
-    its last reference a free: views, saved tensors and reference counts are PyTorch's own. A roofline of the device
-    model (``zico.trace.roofline``) gives each operation its time on one stream.
+    The step runs on fake tensors (``FakeTensorMode``): shapes, types and storages, no data. Above
+    them a dispatch mode sees every operation that would reach the device. A storage seen for the
+    first time is an allocation, the death of its last reference a free: views, saved tensors and
+    reference counts are PyTorch's own. A roofline of the device model (``zico.trace.roofline``)
+    gives each operation its time on one stream.
 
-    Fake tensors are CPU tensors here, since autograd on fake CUDA tensors aborts in builds without CUDA;
-    ``torch_fake_device.py`` stands in for what differs when the model is a CUDA device.
+    Fake tensors are CPU tensors here, since autograd on fake CUDA tensors aborts in builds without
+    CUDA; ``torch_fake_device.py`` stands in for what differs when the model is a CUDA device.
 
-    While modes are active, autograd adds gradients out of place where otherwise it adds into the one of which it holds
-    the last reference; that is undone here (``_Recorder.gradients_sum``)::
+    While modes are active, autograd adds gradients out of place where otherwise it adds into the
+    one of which it holds the last reference; that is undone here (``_Recorder.gradients_sum``)::
 
         as dispatched    ALLOC sum  READ a  READ b  WRITE sum  OP add  FREE a
         as recorded                 READ a  READ b  WRITE a    OP add
 
 Known limitations
-    * What kernels allocate inside (workspaces of cuDNN and cuBLAS, im2col buffers) and the allocator's rounding are not
-      in the trace. Times are lower bounds: no launch, no imperfect kernel.
-    * Recurrent layers of cuDNN (``nn.LSTM`` on a GPU) are followed as the single operations that they stand for.
-    * A value that the script reads from a tensor is 1 (``False`` for truth values); a shape that depends on values is
-      an error. Autocast for CUDA is off in builds without CUDA.
+    * What kernels allocate inside (workspaces of cuDNN and cuBLAS, im2col buffers) and the
+      allocator's rounding are not in the trace. Times are lower bounds: no launch, no imperfect
+      kernel.
+    * Recurrent layers of cuDNN (``nn.LSTM`` on a GPU) are followed as the single operations that
+      they stand for.
+    * A value that the script reads from a tensor is 1 (``False`` for truth values); a shape that
+      depends on values is an error. Autocast for CUDA is off in builds without CUDA.
 """
 
-# ruff: noqa: A002, ANN401, FBT001, FBT002, SLF001 - torch has no types, its own signatures and its private names
+# ruff: noqa: A002, ANN401, FBT001, FBT002, SLF001 - torch has no types, its own signatures and its
+# private names
 # ruff: noqa: ANN401, SLF001 - torch has no types, its own signatures and its private names
 from __future__ import annotations
 
@@ -63,8 +67,9 @@ if TYPE_CHECKING:
 # Let a script's devices all be the one on which fake tensors are, and let PyTorch do as on that
 # device.
 #
-# ``device=`` arguments and moves are followed to the CPU, where the tensors are. Where the device model is a CUDA
-# device, dropout and attention are the fused ones, and optimizers take their multi-tensor path.
+# ``device=`` arguments and moves are followed to the CPU, where the tensors are. Where the device
+# model is a CUDA device, dropout and attention are the fused ones, and optimizers take their
+# multi-tensor path.
 
 _ACCELERATORS = {"cuda", "mps", "xpu"}
 _MOVES = {torch.Tensor.cuda, torch.Tensor.pin_memory}
@@ -161,8 +166,9 @@ def fake_trace(
 ) -> Trace:
     """Follow a training step on a device that need not be there.
 
-    Runs ``build``, then one step that no iteration contains (optimizers allocate their state in it), then
-    ``iterations`` more. Cyclic garbage is collected between iterations only, so that they are alike.
+    Runs ``build``, then one step that no iteration contains (optimizers allocate their state in
+    it), then ``iterations`` more. Cyclic garbage is collected between iterations only, so that they
+    are alike.
 
     Args:
         build: Makes model and optimizer, and returns what does one training step.

@@ -1,9 +1,10 @@
 """See PyTorch's operations while a trace is recorded: names, times, and which tensors they read and write.
 
-Costs some microseconds an operation, so ``zico trace --ops`` asks for it, and of a program that marks its iterations
-only some are recorded. What an operation's schema says is looked up once; tensors are told apart by where their
-storages begin, in one compiled call (``zico.heap.allocator``). Operations of compiled graphs (``torch.compile``) are
-not seen one by one, nor are those of other threads than the one that imported PyTorch and its backward passes.
+Costs some microseconds an operation, so ``zico trace --ops`` asks for it, and of a program that
+marks its iterations only some are recorded. What an operation's schema says is looked up once;
+tensors are told apart by where their storages begin, in one compiled call
+(``zico.heap.allocator``). Operations of compiled graphs (``torch.compile``) are not seen one by
+one, nor are those of other threads than the one that imported PyTorch and its backward passes.
 """
 
 from __future__ import annotations
@@ -123,9 +124,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc] # torch has no types
 class Sampling:
     """Turns a recorder on and off at boundaries of iterations, so that recording costs ``COST`` of the time at most.
 
-    What a turn costs is measured: its iterations beside those before it. A program that marks nothing is recorded
-    whole. Another mode of the program's own is never taken off the stack, nor ours put on top of it: a turn waits until
-    it is gone.
+    What a turn costs is measured: its iterations beside those before it. A program that marks
+    nothing is recorded whole. Another mode of the program's own is never taken off the stack, nor
+    ours put on top of it: a turn waits until it is gone.
     """
 
     def __init__(self, recorder: OpRecorder) -> None:

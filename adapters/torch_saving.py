@@ -1,18 +1,19 @@
 """What autograd saves for the backward pass leaves and comes back by PyTorch's own hooks for saved tensors.
 
 Theory of operation
-    Every tensor that an operation saves comes by ``pack``, and what that returns stands in the graph instead;
-    ``unpack`` turns it into a tensor again. Of memory of the pool that is a ``Saved``: an alias of the tensor and its
-    version. All that is saved of the same memory has one ``Storage`` in common, so that it leaves once and returns
-    once. It is idle when nothing but such aliases refers to it: then nobody can read or write it until one of them is
-    unpacked. So the copy is of what it holds for good; what somebody still holds stays, since to copy it would free
+    Every tensor that an operation saves comes by ``pack``, and what that returns stands in the
+    graph instead; ``unpack`` turns it into a tensor again. Of memory of the pool that is a
+    ``Saved``: an alias of the tensor and its version. All that is saved of the same memory has one
+    ``Storage`` in common, so that it leaves once and returns once. It is idle when nothing but such
+    aliases refers to it: then nobody can read or write it until one of them is unpacked. So the
+    copy is of what it holds for good; what somebody still holds stays, since to copy it would free
     nothing.
 
 Guarantees
     6. Backward passes see the same bits, at other addresses.
-    A tensor that has been changed in place after it was saved raises when it is unpacked, as without Zico.
-    A user's own hooks come first, those of ``torch.utils.checkpoint`` among them; where PyTorch wants no hooks
-    (``torch.func``) there are none.
+    A tensor that has been changed in place after it was saved raises when it is unpacked, as
+    without Zico. A user's own hooks come first, those of ``torch.utils.checkpoint`` among them;
+    where PyTorch wants no hooks (``torch.func``) there are none.
 
 Known limitations
     Threads that Python's ``threading`` has not started, or before this, save without these hooks.
@@ -183,7 +184,7 @@ class Saving:
         self._disable = _autograd._saved_tensors_hooks_disable
         self._enable = _autograd._saved_tensors_hooks_enable
 
-    # -- the hooks ------------------------------------------------------------------------------------------------
+    # -- the hooks ---------------------------------------------------------------------------------
 
     def pack(self, tensor: torch.Tensor) -> Saved | tuple[torch.Tensor, int]:
         """Return what stands for a tensor in the graph."""
@@ -206,7 +207,7 @@ class Saving:
         _check_version(alias, version)
         return alias
 
-    # -- where they are -------------------------------------------------------------------------------------------
+    # -- where they are ----------------------------------------------------------------------------
 
     def install(self) -> None:
         """Save by these hooks in this thread and in all that ``threading`` starts from now on."""
@@ -247,8 +248,8 @@ class Saving:
 # The state of PyTorch's optimizers rests between their steps: by PyTorch's own hooks around every
 # step.
 #
-# An optimizer makes its state in its first step, or when a state is loaded into it; what is allocated then is put where
-# it can rest (``zico.heap.state_offload``).
+# An optimizer makes its state in its first step, or when a state is loaded into it; what is
+# allocated then is put where it can rest (``zico.heap.state_offload``).
 
 
 class Stepping:

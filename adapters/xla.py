@@ -1,15 +1,16 @@
 """What JAX and TensorFlow have in common on a CUDA device: XLA's device memory comes from the pool.
 
-XLA finds each function of the driver by ``dlsym`` when it first calls it. With its stream-ordered allocator all its
-arrays and its programs' workspaces come by ``cuMemAllocFromPoolAsync`` and go by ``cuMemFreeAsync``, on one stream a
-device; both are answered with Zico's. The driver's own pool, which XLA still sets up, stays empty. Which binaries were
-looked at, and what was run without a GPU: ``docs/design/cuda_frameworks.md``.
+XLA finds each function of the driver by ``dlsym`` when it first calls it. With its stream-ordered
+allocator all its arrays and its programs' workspaces come by ``cuMemAllocFromPoolAsync`` and go by
+``cuMemFreeAsync``, on one stream a device; both are answered with Zico's. The driver's own pool,
+which XLA still sets up, stays empty. Which binaries were looked at, and what was run without a GPU:
+``docs/design/cuda_frameworks.md``.
 
 Known limitations
-    XLA holds its allocator's lock while it waits for memory, and its frees wait for that lock: what another thread of
-    the same job would free meanwhile is not seen.
-    What libraries allocate by themselves (cuBLAS, cuDNN, NCCL), and XLA for its own (constants, collectives), lies
-    outside the pool, with the contexts.
+    XLA holds its allocator's lock while it waits for memory, and its frees wait for that lock: what
+    another thread of the same job would free meanwhile is not seen. What libraries allocate by
+    themselves (cuBLAS, cuDNN, NCCL), and XLA for its own (constants, collectives), lies outside the
+    pool, with the contexts.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def enable(joined: Session, environment: MutableMapping[str, str], settings: Map
     """Let the framework's own settings lead its memory to the driver's stream-ordered functions.
 
     Raises:
-        HookError: The process sees several GPUs, or a setting of the user's leads elsewhere; nothing has been changed.
+        HookError: The process sees several GPUs, or a setting of the user's leads elsewhere;
+            nothing has been changed.
     """
     _refuse_several_devices(joined)
     settle(environment, {**SETTINGS, **settings})
@@ -70,10 +72,12 @@ def settle(environment: MutableMapping[str, str], settings: Mapping[str, tuple[s
 def redirect(library_prefix: str) -> None:
     """Let a loaded library that contains XLA take its device memory from this process's heap.
 
-    What the library has looked up before keeps going to the driver, so nobody may have allocated yet.
+    What the library has looked up before keeps going to the driver, so nobody may have allocated
+    yet.
 
     Raises:
-        HookError: The library is not loaded, or does not look functions up; nothing has been changed.
+        HookError: The library is not loaded, or does not look functions up; nothing has been
+            changed.
     """
     from zico.heap.cuda import hooks
     from zico.job import lookup

@@ -1,21 +1,23 @@
 """Does the simulator say what really happens, and how near does that come to what is possible?
 
-A machine's speed drifts by a third within minutes, so nothing is compared across runs that could be compared within
-one. A pair trains under each policy in one run whose budget goes round: more than the sum of peaks, then each share of
-it, and again (``live.py``). A share's throughput is the mean over jobs of iterations per second over the same job's
-without a limit, the mean of just before and just after. ``shift`` goes one by one for a while after a wrong prediction,
-whatever the budget is by then: its base is its own first stretch. ``serial`` always does: it has a run in the lowest
+A machine's speed drifts by a third within minutes, so nothing is compared across runs that could be
+compared within one. A pair trains under each policy in one run whose budget goes round: more than
+the sum of peaks, then each share of it, and again (``live.py``). A share's throughput is the mean
+over jobs of iterations per second over the same job's without a limit, the mean of just before and
+just after. ``shift`` goes one by one for a while after a wrong prediction, whatever the budget is
+by then: its base is its own first stretch. ``serial`` always does: it has a run in the lowest
 share, over the last stretch without a limit of the run of ``zico`` before it.
 
-Then the same is simulated, from what the jobs show without a limit: profiles (each alone), lengths of iterations, how
-much those vary, and the *slowdown*, by what factor each is slower beside the other although memory is no concern,
-which plain processes show, both at work and one stopped in turn. *Possible* is the oracle's throughput, over the same
-base.
+Then the same is simulated, from what the jobs show without a limit: profiles (each alone), lengths
+of iterations, how much those vary, and the *slowdown*, by what factor each is slower beside the
+other although memory is no concern, which plain processes show, both at work and one stopped in
+turn. *Possible* is the oracle's throughput, over the same base.
 
-Neighbours of the machine take its processors away for moments (*stolen*), which makes iterations of equal work twice
-as long now and then. So pairs come in other forms as well (``--form paced``): jobs that hold what the trained ones
-held, and when, and wait where those computed (``paced_job.py``), with iterations that are all alike and with such as
-vary by up to a tenth. In these the machine has no part.
+Neighbours of the machine take its processors away for moments (*stolen*), which makes iterations of
+equal work twice as long now and then. So pairs come in other forms as well (``--form paced``): jobs
+that hold what the trained ones held, and when, and wait where those computed (``paced_job.py``),
+with iterations that are all alike and with such as vary by up to a tenth. In these the machine has
+no part.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ ITERATIONS = 60
 _UNIFORM = math.sqrt(3)  # half the width of a uniform distribution over its standard deviation
 _FEWEST = 4  # iterations, of which the spread says something
 
-# The examples at a third of their batch, so that a stretch holds a dozen iterations on a slow machine, too.
+# The examples at a third of their batch, so that a stretch holds a dozen iterations on a slow
+# machine, too.
 RESNET = Job("resnet", "examples/digits_resnet.py", ("--batch", "128"))
 LM = Job("lm", "examples/stdlib_lm.py", ("--batch", "7"))
 WIDE = Job("wide-resnet", "examples/digits_resnet.py", ("--depth", "56", "--width", "16", "--batch", "112"))
@@ -113,7 +116,7 @@ def paced(
     return tuple(copies)
 
 
-# -- real runs ------------------------------------------------------------------------------------------------------
+# -- real runs -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +182,7 @@ def _waited_s(waits: NDArray[np.float64], begin_s: float, end_s: float) -> float
     return float((waits[:, 1] - waits[:, 0]).sum())
 
 
-# -- simulated ones -------------------------------------------------------------------------------------------------
+# -- simulated ones --------------------------------------------------------------------------------
 
 
 def simulated(loads: Sequence[Load], policy: str, budget: int, slowdown: Sequence[float]) -> tuple[list[float], int]:
@@ -207,7 +210,7 @@ def over(ours: Sequence[float], base: Sequence[float]) -> float:
     return statistics.mean(one / of for one, of in zip(ours, base, strict=True))
 
 
-# -- a pair ---------------------------------------------------------------------------------------------------------
+# -- a pair ----------------------------------------------------------------------------------------
 
 
 def learn(jobs: Sequence[Job], known: dict[Job, Alone], options: Namespace) -> None:
@@ -331,7 +334,7 @@ def _rows(
             }
 
 
-# -- all of them ----------------------------------------------------------------------------------------------------
+# -- all of them -----------------------------------------------------------------------------------
 
 
 def _kept(result: dict[str, Any], options: Namespace) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Run a training script that records every second iteration only, and time each: ``alternating.py TIMES SCRIPT ...``.
 
-Run under ``zico trace``. Neighbouring iterations of one process differ in nothing but the recording, so that what else
-the machine does falls on both alike. The trace it leaves behind is of no use. With ``--ops`` all iterations are
-recorded, and those that have their operations recorded, too, are the ones that a user's would.
+Run under ``zico trace``. Neighbouring iterations of one process differ in nothing but the
+recording, so that what else the machine does falls on both alike. The trace it leaves behind is of
+no use. With ``--ops`` all iterations are recorded, and those that have their operations recorded,
+too, are the ones that a user's would.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """What does a budget that changes while jobs train do to them?
 
-The paper's experiment (USENIX ATC 2021, figure 10): two equal jobs, the budget 70 %, then 50 %, then 70 % again, there
-of the GPU's memory, here of the sum of the peaks that the jobs show alone. ``zico limit`` changes it while they run.
-The *gap* after an iteration is how long the job then waits to begin the next one; what it waits inside iterations, for
-memory, is beside it. Figures of a part leave out the warm-up, and the time in which memory is still coming back, which
-is measured by itself.
+The paper's experiment (USENIX ATC 2021, figure 10): two equal jobs, the budget 70 %, then 50 %,
+then 70 % again, there of the GPU's memory, here of the sum of the peaks that the jobs show alone.
+``zico limit`` changes it while they run. The *gap* after an iteration is how long the job then
+waits to begin the next one; what it waits inside iterations, for memory, is beside it. Figures of a
+part leave out the warm-up, and the time in which memory is still coming back, which is measured by
+itself.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Part:
     budget_bytes: int
 
 
-# -- what it comes to -----------------------------------------------------------------------------------------------
+# -- what it comes to ------------------------------------------------------------------------------
 
 
 def parts_of(record: Record, warm_up: int) -> list[Part]:

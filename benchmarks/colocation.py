@@ -1,16 +1,17 @@
 """What does a budget cost jobs that share it?
 
-Pairs of the examples train together in 50 to 100 % of the sum of their peaks, under each policy, and beside it without
-a budget, without Zico, and one after the other with all cores each. Rounds go through all of these in turn, every
-second one backwards, so that what else the machine does falls on all alike.
+Pairs of the examples train together in 50 to 100 % of the sum of their peaks, under each policy,
+and beside it without a budget, without Zico, and one after the other with all cores each. Rounds go
+through all of these in turn, every second one backwards, so that what else the machine does falls
+on all alike.
 
-Throughput of a run is the mean over its jobs of iterations per second, over the same job's together with no budget
-(``--budget none``, which on a GPU leaves each job its reserve) in the same round. ``together.py`` says how iterations
-per second are measured.
+Throughput of a run is the mean over its jobs of iterations per second, over the same job's together
+with no budget (``--budget none``, which on a GPU leaves each job its reserve) in the same round.
+``together.py`` says how iterations per second are measured.
 
-One after the other: the jobs' work of one second together with no budget is done by each job alone with all cores, one
-after the other; the time that takes is the sum over the jobs of (rate together / rate alone), and its reciprocal is the
-throughput. Start-up is left out, which favours it.
+One after the other: the jobs' work of one second together with no budget is done by each job alone
+with all cores, one after the other; the time that takes is the sum over the jobs of (rate together
+/ rate alone), and its reciprocal is the throughput. Start-up is left out, which favours it.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def configurations(options: Namespace) -> list[Configuration]:
     return [BASE, Configuration(PLAIN), *bounded[:middle], BASE, *bounded[middle:], Configuration(ONE_BY_ONE)]
 
 
-# -- measuring ------------------------------------------------------------------------------------------------------
+# -- measuring -------------------------------------------------------------------------------------
 
 
 class Runner:
@@ -220,7 +221,7 @@ def measure(pair: Pair, options: Namespace) -> dict[str, Any]:
     }
 
 
-# -- what it comes to -----------------------------------------------------------------------------------------------
+# -- what it comes to ------------------------------------------------------------------------------
 
 
 def summarise(rounds: list[list[dict[str, Any]]], labels: list[str]) -> dict[str, Any]:

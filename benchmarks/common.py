@@ -31,7 +31,7 @@ _THP = Path("/sys/kernel/mm/transparent_hugepage")
 _GIT_S = 10.0
 
 
-# -- where and with what --------------------------------------------------------------------------------------------
+# -- where and with what ---------------------------------------------------------------------------
 
 
 def commit() -> str:
@@ -87,7 +87,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-# -- statistics -----------------------------------------------------------------------------------------------------
+# -- statistics ------------------------------------------------------------------------------------
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
@@ -103,7 +103,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[min(len(ordered), max(1, rank)) - 1]
 
 
-# -- results --------------------------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 def document(name: str, question: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def note(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
-# -- command lines --------------------------------------------------------------------------------------------------
+# -- command lines ---------------------------------------------------------------------------------
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

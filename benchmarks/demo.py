@@ -1,7 +1,8 @@
 """Train a PyTorch and a TensorFlow job side by side in three quarters of the sum of their peaks: ``make demo``.
 
-First each example runs alone for a few iterations, to see its own peak; then both run together in a budget that is
-smaller than the sum of the two. What they show and the picture of it are in ``demo-report``.
+First each example runs alone for a few iterations, to see its own peak; then both run together in a
+budget that is smaller than the sum of the two. What they show and the picture of it are in
+``demo-report``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What does an allocation cost by plan, and what does recording it add?
 
-An iteration like one of training (feature maps that are freed in reverse, temporaries beside them) is replayed through
-the hooks that frameworks call, each call timed by itself; ``loops.py`` says how the clock is kept out. First by learned
-classes, then by plan, then by plan while every event is recorded and another thread reads. Then both examples run under
-``zico trace``, every second iteration recorded, and PyTorch's with ``--ops``, which records the operations of some.
+An iteration like one of training (feature maps that are freed in reverse, temporaries beside them)
+is replayed through the hooks that frameworks call, each call timed by itself; ``loops.py`` says how
+the clock is kept out. First by learned classes, then by plan, then by plan while every event is
+recorded and another thread reads. Then both examples run under ``zico trace``, every second
+iteration recorded, and PyTorch's with ``--ops``, which records the operations of some.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def event_ns(writer: RingFile, reader: RingReader) -> float:
     return float(np.median(times - loops.clock_ns())) / batch
 
 
-# -- the examples ---------------------------------------------------------------------------------------------------
+# -- the examples ----------------------------------------------------------------------------------
 
 
 def measure_examples(options: Namespace) -> dict[str, Any]:
@@ -200,7 +201,7 @@ def _paired(rows: list[tuple[bool, float]]) -> dict[str, Any]:
     }
 
 
-# -- what is shown --------------------------------------------------------------------------------------------------
+# -- what is shown ---------------------------------------------------------------------------------
 
 _COLUMNS = ("allocation_median_ns", "allocation_p99_ns", "free_median_ns", "free_p99_ns")
 

@@ -1,8 +1,8 @@
 """Training jobs that run on while what they may have changes: one budget after the other, or one job stopped.
 
-A machine's speed drifts by a third within minutes, and a run's figures with it. Where the *same processes* go through
-one condition after the other, seconds apart, again and again, a condition's figure over that of its neighbour in time
-says what the condition did.
+A machine's speed drifts by a third within minutes, and a run's figures with it. Where the *same
+processes* go through one condition after the other, seconds apart, again and again, a condition's
+figure over that of its neighbour in time says what the condition did.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Compiled loops that allocate as a framework's C++ would, and the pool that they allocate from.
 
-pytest-benchmark times the loops of many operations. Loops that fill ``times`` read the clock for single operations: a
-reading costs as much as what is measured, so ``clock_ns`` measures it, and callers subtract it.
+pytest-benchmark times the loops of many operations. Loops that fill ``times`` read the clock for
+single operations: a reading costs as much as what is measured, so ``clock_ns`` measures it, and
+callers subtract it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """How many marks does a job put on its GPU's stream, and what share of an iteration would that take?
 
-An iteration of each model of the zoo is replayed through the heap that jobs on a GPU have, on a device of software
-whose streams are done at once: alone in its pool, alone in a pool that hardly holds its peak, and with a second job
-beside it, at several spacings. The heap counts its marks. What they cost is predicted: marks times ``--mark-ns``, over
-the least time that the iteration can take by a device's data sheet.
+An iteration of each model of the zoo is replayed through the heap that jobs on a GPU have, on a
+device of software whose streams are done at once: alone in its pool, alone in a pool that hardly
+holds its peak, and with a second job beside it, at several spacings. The heap counts its marks.
+What they cost is predicted: marks times ``--mark-ns``, over the least time that the iteration can
+take by a device's data sheet.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _I64 = types.int64
 _I8 = np.dtype("i8")
 
 
-# -- the replay -----------------------------------------------------------------------------------------------------
+# -- the replay ------------------------------------------------------------------------------------
 
 
 @callback(_I64(_I64, _I64, _I64, _I64))
@@ -159,14 +160,14 @@ def counted(problem: Problem, n_regions: int, spacing_bytes: int | None, *, besi
         return figures
 
 
-# -- the time -------------------------------------------------------------------------------------------------------
+# -- the time --------------------------------------------------------------------------------------
 
 
 def devices() -> dict[str, DeviceModel]:
     """Return the devices whose iterations are compared, by what is said of them.
 
-    In bfloat16 every operation has the peak of half precision and moves half of the bytes: less time than any real
-    iteration, whose sums and optimizer stay in single precision.
+    In bfloat16 every operation has the peak of half precision and moves half of the bytes: less
+    time than any real iteration, whose sums and optimizer stay in single precision.
     """
     h100 = device_model("h100-sxm")
     half = dataclasses.replace(h100, fp32=h100.fp16, tf32=h100.fp16, bandwidth=2 * h100.bandwidth)
@@ -197,7 +198,7 @@ def measure(model: zoo.Model, *, smoke: bool) -> dict[str, Any]:
     return {"ways": ways, "least_s": {name: least_s(model, device) for name, device in chosen}}
 
 
-# -- what is shown --------------------------------------------------------------------------------------------------
+# -- what is shown ---------------------------------------------------------------------------------
 
 
 def share(row: dict[str, Any], company: str, spacing: str, device: str, mark_ns: float) -> float:

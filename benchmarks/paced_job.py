@@ -1,8 +1,9 @@
 """A job that holds what another one held, and when, and waits where that one computed.
 
-On a shared machine a processor is taken away for half a second now and then, and iterations of equal work take from
-one to two times as long. Waiting does not: so what the broker, the allocator and the scheduler make of certain jobs is
-measured apart from what the machine's neighbours do. Processes, requests and memory are real, only work is not.
+On a shared machine a processor is taken away for half a second now and then, and iterations of
+equal work take from one to two times as long. Waiting does not: so what the broker, the allocator
+and the scheduler make of certain jobs is measured apart from what the machine's neighbours do.
+Processes, requests and memory are real, only work is not.
 """
 
 from __future__ import annotations

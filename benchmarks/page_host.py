@@ -1,11 +1,12 @@
 """How long does an iteration take when a job has less memory than its peak, and pages?
 
-An example alone in a pool that has all it wants, then with 80, 70, 60 and 50 % of that peak, each time with pages that
-come on demand, then with prefetching, pre-eviction, invalidation and all that is ours besides, and alone again. On one
-thread the pager has a processor core that no computing needs, as a GPU has copy engines; with a thread for each core
-every copied byte costs computing time. The same seed each time, so the losses must be the same bits. Reported is the
-median over the iterations behind the first few, in which the tables are filled. What the machine does besides falls on
-all runs, and not on all alike: the two runs alone say how much.
+An example alone in a pool that has all it wants, then with 80, 70, 60 and 50 % of that peak, each
+time with pages that come on demand, then with prefetching, pre-eviction, invalidation and all that
+is ours besides, and alone again. On one thread the pager has a processor core that no computing
+needs, as a GPU has copy engines; with a thread for each core every copied byte costs computing
+time. The same seed each time, so the losses must be the same bits. Reported is the median over the
+iterations behind the first few, in which the tables are filled. What the machine does besides falls
+on all runs, and not on all alike: the two runs alone say how much.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What does paging with learned prefetch bring on a GPU, by the simulator, beside what was published?
 
-The zoo's training steps on a model of a V100 whose memory is a share of their peak: on demand, with DeepUM's parts one
-after another, with ours, and beside swapping on demand (LMS) and by a fixed rule (vDNN). Then the chain's length, the
-tables' sizes, what names an execution, and what a fault costs, each alone.
+The zoo's training steps on a model of a V100 whose memory is a share of their peak: on demand, with
+DeepUM's parts one after another, with ours, and beside swapping on demand (LMS) and by a fixed rule
+(vDNN). Then the chain's length, the tables' sizes, what names an execution, and what a fault costs,
+each alone.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def case_of(name: str, trace: Trace) -> Case:
     return Case(name, found.problem.peak_live_bytes, tensors_of(*parts), works)
 
 
-# -- measuring --------------------------------------------------------------------------------------------------------
+# -- measuring -------------------------------------------------------------------------------------
 
 
 def measure(
@@ -142,7 +143,7 @@ def sweeps(case: Case) -> dict[str, Any]:
     return found
 
 
-# -- text -------------------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
 def change(row: dict[str, Any], name: str) -> float | None:
@@ -255,7 +256,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=DPI)
 
 
-# -- running ----------------------------------------------------------------------------------------------------------
+# -- running ---------------------------------------------------------------------------------------
 
 
 def stand_in() -> Case:

@@ -1,7 +1,7 @@
 """How many regions does a job hold for the bytes that live, if its tensors are placed by plan?
 
-The zoo's iterations, each placed by dynamic best fit, by dynamic best fit in three classes and by the planner for
-regions. The judge counts the regions that each placement holds.
+The zoo's iterations, each placed by dynamic best fit, by dynamic best fit in three classes and by
+the planner for regions. The judge counts the regions that each placement holds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALIGNMENTS = (64, 512, 4 * KIB, 64 * KIB)
 LONG_S = 600.0
 
 
-# -- what is measured -----------------------------------------------------------------------------------------------
+# -- what is measured ------------------------------------------------------------------------------
 
 
 def over_time(problem: Problem, values: NDArray[np.float64]) -> float:
@@ -131,7 +131,7 @@ def measure(
     return rows
 
 
-# -- what is shown --------------------------------------------------------------------------------------------------
+# -- what is shown ---------------------------------------------------------------------------------
 
 
 def _over(row: dict[str, Any], name: str) -> str:

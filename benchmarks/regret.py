@@ -1,14 +1,15 @@
 """Is ``zico`` ever behind the best greedy policy that is as fair, or behind what is possible at all?
 
-Random jobs of several shapes are simulated. Each case runs under ``zico`` and under the greedy policies: the published
-``shift``, ``claims``, and ``unplanned``, which is ``zico`` without a plan. Pairs are also compared with the bound.
-A greedy policy that leaves jobs further below their floors (``zico.scheduler.shares``) than ``zico`` does is not
-better: throughput that comes of starving a job does not count. The script prints the worst ratios of every group::
+Random jobs of several shapes are simulated. Each case runs under ``zico`` and under the greedy
+policies: the published ``shift``, ``claims``, and ``unplanned``, which is ``zico`` without a plan.
+Pairs are also compared with the bound. A greedy policy that leaves jobs further below their floors
+(``zico.scheduler.shares``) than ``zico`` does is not better: throughput that comes of starving a
+job does not count. The script prints the worst ratios of every group::
 
     python benchmarks/regret.py --cases 50 --json worst.json
 
-``--json`` writes the worst cases, to be kept as tests. ``-o DIR --name NAME`` writes every case's figures as a result.
-Many jobs in little memory, as in ``results/regret-many.md``::
+``--json`` writes the worst cases, to be kept as tests. ``-o DIR --name NAME`` writes every case's
+figures as a result. Many jobs in little memory, as in ``results/regret-many.md``::
 
     python benchmarks/regret.py --jobs 6,8,10,12 --shares 0.3,0.5 --jitter 0 --profiles right --shapes triangle
 """
@@ -159,7 +160,7 @@ def mended(believed: Profile, true: Profile) -> tuple[tuple[int, Profile], ...]:
     return tuple(later)
 
 
-# -- shapes: shares of the peak over time from 0 to 1 -----------------------------------------------------------------
+# -- shapes: shares of the peak over time from 0 to 1 ----------------------------------------------
 
 
 def _ramps(rise: float, fall: float) -> Callable[[Floats], Floats]:
@@ -275,7 +276,7 @@ def cases(seed: int, n_cases: int, kind: Kind) -> Iterator[Case]:
         yield Case(str(kind), tuple(jobs), max(least, int(rng.uniform(*kind.shares) * sum_of_peaks)))
 
 
-# -- the hunt ---------------------------------------------------------------------------------------------------------
+# -- the hunt --------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Inside a job of ``micro/test_startup.py``: takes the steps of joining a pool one by one and prints their seconds.
 
-Zico's own import hook is taken away first, so that the framework comes in as without Zico; then the adapter's imports
-are done in the order in which it would do them, and its calls are timed where they are made.
+Zico's own import hook is taken away first, so that the framework comes in as without Zico; then the
+adapter's imports are done in the order in which it would do them, and its calls are timed where
+they are made.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ PUBLISHED = {
 }
 
 
-# -- problems ---------------------------------------------------------------------------------------------------------
+# -- problems --------------------------------------------------------------------------------------
 
 
 def published_problems() -> Iterator[tuple[str, str, SwapProblem]]:
@@ -121,7 +121,7 @@ def stand_in() -> SwapProblem:
     )
 
 
-# -- measuring --------------------------------------------------------------------------------------------------------
+# -- measuring -------------------------------------------------------------------------------------
 
 
 def measure(problem: SwapProblem, search_s: float) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _overhead(problem: SwapProblem, name: str) -> float | None:
     return None if isinstance(plan, NoPlan) else replay(problem, plan).overhead
 
 
-# -- what is shown ----------------------------------------------------------------------------------------------------
+# -- what is shown ---------------------------------------------------------------------------------
 
 
 def text_of(result: dict[str, Any]) -> str:

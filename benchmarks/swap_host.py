@@ -1,9 +1,10 @@
 """How long does an iteration take when a PyTorch job has less memory than its peak, and swaps?
 
-The ResNet example alone in a pool that has all it wants, then with 80, 70, 60 and 50 % of that peak, swapping to a
-memory tier and to a file tier, then alone again. The same seed each time, so the losses must be the same bits. Reported
-is the median over the iterations behind the first few, in which a plan is made. What the machine does besides falls on
-all runs, and not on all alike: the two runs alone say how much.
+The ResNet example alone in a pool that has all it wants, then with 80, 70, 60 and 50 % of that
+peak, swapping to a memory tier and to a file tier, then alone again. The same seed each time, so
+the losses must be the same bits. Reported is the median over the iterations behind the first few,
+in which a plan is made. What the machine does besides falls on all runs, and not on all alike: the
+two runs alone say how much.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run a training script and time each of its iterations: ``swap_job.py ROWS SCRIPT ...``.
 
-Run as a job of a pool. Each row is an iteration: its time, the processor's, and what the job's record says has been
-moved and waited for since the last one.
+Run as a job of a pool. Each row is an iteration: its time, the processor's, and what the job's
+record says has been moved and waited for since the last one.
 """
 
 from __future__ import annotations

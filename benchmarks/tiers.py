@@ -1,7 +1,8 @@
 """How fast do payloads leave for each tier and come back, against a copy in memory?
 
-Every turn copies the same payloads by ``memcpy`` and to each tier and back, one after the other, so that a ratio is
-between neighbours in time. Payloads are what a layer behind a ReLU gives, and add up to more than processors' caches.
+Every turn copies the same payloads by ``memcpy`` and to each tier and back, one after the other, so
+that a ratio is between neighbours in time. Payloads are what a layer behind a ReLU gives, and add
+up to more than processors' caches.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Run training jobs together, with and without Zico, and measure their iterations per second alike.
 
 Theory of operation
-    Each job prints a line when an iteration has ended; the line's arrival in this process is the iteration's time, so
-    plain processes and jobs under ``zico run`` are measured by the same clock at the same place. Rates are taken over
-    the *common window*: from when the last of the jobs has ended its warm-up iterations to when the first of them ends
-    its last iteration. In between all jobs iterate, so nobody has the machine for itself::
+    Each job prints a line when an iteration has ended; the line's arrival in this process is the
+    iteration's time, so plain processes and jobs under ``zico run`` are measured by the same clock
+    at the same place. Rates are taken over the *common window*: from when the last of the jobs has
+    ended its warm-up iterations to when the first of them ends its last iteration. In between all
+    jobs iterate, so nobody has the machine for itself::
 
         job A   |start|1|2|3|  warm   |=======window=======|
         job B   |  start   |1|2|3|warm|=======window=======|...|
 
-    Within the window the count of ended iterations is taken as piecewise linear between two ends, so that the window's
-    edges cost no quantisation.
+    Within the window the count of ended iterations is taken as piecewise linear between two ends,
+    so that the window's edges cost no quantisation.
 """
 
 from __future__ import annotations

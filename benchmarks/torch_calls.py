@@ -1,7 +1,7 @@
 """What do PyTorch's calls for memory cost in a pool, against its own allocator?
 
-Two processes take turns, one in a pool and one outside, so that what else the machine does falls on both alike. Each
-times allocations by ``timeit``, and ``fork``.
+Two processes take turns, one in a pool and one outside, so that what else the machine does falls on
+both alike. Each times allocations by ``timeit``, and ``fork``.
 """
 
 from __future__ import annotations

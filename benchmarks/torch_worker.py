@@ -1,6 +1,7 @@
 """One process of ``torch_calls.py``: times PyTorch's allocations whenever it is asked, with Zico or without.
 
-It is asked over a Unix socket, so that a process of its own and one under ``zico run`` can take turns.
+It is asked over a Unix socket, so that a process of its own and one under ``zico run`` can take
+turns.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ ZOO = {
 }
 
 
-# -- for planners ---------------------------------------------------------------------------------------------------
+# -- for planners ----------------------------------------------------------------------------------
 
 
 def zoo_problems(names: tuple[str, ...] = tuple(ZOO)) -> Iterator[tuple[str, Problem]]:
@@ -122,7 +122,7 @@ def _digest() -> str:
     return digest.hexdigest()[:16]
 
 
-# -- the peak, fake and real ----------------------------------------------------------------------------------------
+# -- the peak, fake and real -----------------------------------------------------------------------
 
 
 def fake_peak_bytes(trace: Trace) -> int:
@@ -139,7 +139,8 @@ def fake_peak_bytes(trace: Trace) -> int:
 def real_peak_bytes(build: Callable[[], Callable[[], object]]) -> tuple[int, int]:
     """Return the most bytes that PyTorch's CPU allocator has out in the second step, by PyTorch's own profiler.
 
-    Without and with what convolution kernels allocate for themselves: blocks that come and go within one of them.
+    Without and with what convolution kernels allocate for themselves: blocks that come and go
+    within one of them.
     """
     # Of its switches only profile_memory is on.
     config = ProfilerConfig(ProfilerState.KINETO, *(False, True, False, False, False), _ExperimentalConfig())
@@ -177,7 +178,7 @@ def _changes(nodes: Iterable[Any], kernel: int | None) -> Iterator[tuple[int, in
             yield from _changes(node.children, node.id if kernel is None and node.name in _KERNELS else kernel)
 
 
-# -- the table ------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 def measure(model: Model, *, real: bool) -> dict[str, Any]:

@@ -1,15 +1,15 @@
 """Train a CIFAR-style ResNet-110 on scikit-learn's bundled handwritten digits, with PyTorch.
 
-The data are the 1797 grey 8x8 images of ``sklearn.datasets.load_digits``, enlarged to 16x16; nothing is
-downloaded. With the defaults (depth 110, width 8, batch 384) one iteration holds about 390 MiB of
-feature maps at its peak, against 5 MiB of weights, gradients and momentum, and takes about 0.8 seconds
-on one CPU core. Memory rises layer by layer through the forward pass and falls through the backward
-pass.
+The data are the 1797 grey 8x8 images of ``sklearn.datasets.load_digits``, enlarged to 16x16;
+nothing is downloaded. With the defaults (depth 110, width 8, batch 384) one iteration holds about
+390 MiB of feature maps at its peak, against 5 MiB of weights, gradients and momentum, and takes
+about 0.8 seconds on one CPU core. Memory rises layer by layer through the forward pass and falls
+through the backward pass.
 
     python digits_resnet.py --iterations 20 --losses losses.json
 
-The same seed and number of threads give the same losses to the last bit, whatever the number of loader
-workers.
+The same seed and number of threads give the same losses to the last bit, whatever the number of
+loader workers.
 """
 
 import argparse
@@ -48,7 +48,8 @@ class Digits(Dataset):
 class ShuffledBatches(Sampler):
     """Index batches of given sizes, drawn from one shuffled pass over the data after another.
 
-    A batch may run across the end of a pass, so that no iteration has a smaller batch than asked for.
+    A batch may run across the end of a pass, so that no iteration has a smaller batch than asked
+    for.
 
     Args:
         length: Number of samples in the data set.

@@ -1,10 +1,10 @@
 """Train a small byte-level transformer on the source of Python's standard library, with Keras on TensorFlow.
 
-The text is that of the ``.py`` files at the top of the running Python's standard library (some 4.5 MB, in
-sorted order); nothing is downloaded. With the defaults (batch 20, context 256, 4 layers of width 128)
-one iteration holds about 370 MiB of feature maps at its peak, against 10 MiB of weights and Adam moments,
-and takes about 0.5 seconds on one CPU core, after some eight seconds of start-up. Memory rises layer by
-layer through the forward pass and falls through the backward pass.
+The text is that of the ``.py`` files at the top of the running Python's standard library (some 4.5
+MB, in sorted order); nothing is downloaded. With the defaults (batch 20, context 256, 4 layers of
+width 128) one iteration holds about 370 MiB of feature maps at its peak, against 10 MiB of weights
+and Adam moments, and takes about 0.5 seconds on one CPU core, after some eight seconds of start-up.
+Memory rises layer by layer through the forward pass and falls through the backward pass.
 
     python stdlib_lm.py --iterations 20 --losses losses.json
 

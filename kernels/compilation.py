@@ -1,16 +1,18 @@
 """From a kernel in Python to PTX that every supported driver loads.
 
 Theory of operation
-    Numba compiles the function as it compiles any other, for this processor, and gives LLVM's language. That is merged
-    with the device's instructions (``zico.kernels.compilation``) and an entry point, and the back end for NVIDIA's
-    devices that comes within llvmlite writes PTX.
+    Numba compiles the function as it compiles any other, for this processor, and gives LLVM's
+    language. That is merged with the device's instructions (``zico.kernels.compilation``) and an
+    entry point, and the back end for NVIDIA's devices that comes within llvmlite writes PTX.
 
 Guarantees
     * No CUDA toolkit, no package besides Numba and no device is needed.
-    * The PTX is of the oldest version and for the oldest architecture that have the instructions. A driver accepts PTX
-      of its own version and all before, and compiles it for any later architecture: so one image serves all devices.
-      PTX that is newer than ``NEWEST_PTX_VERSION`` is refused here, before a driver refuses it in a job.
-    * What was compiled once is read from the cache; two processes that compile at once write the same bytes.
+    * The PTX is of the oldest version and for the oldest architecture that have the instructions. A
+      driver accepts PTX of its own version and all before, and compiles it for any later
+      architecture: so one image serves all devices. PTX that is newer than ``NEWEST_PTX_VERSION``
+      is refused here, before a driver refuses it in a job.
+    * What was compiled once is read from the cache; two processes that compile at once write the
+      same bytes.
 """
 
 from __future__ import annotations
@@ -39,10 +41,12 @@ if TYPE_CHECKING:
 
 # -- the instructions that kernels need and Python has no words for --------------------------------
 #
-# A kernel calls them as C functions. For a device, ``DEFINITIONS`` says what each one is; on a processor they are
-# functions that a test binds, and so the code that Numba made of a kernel runs there too, one thread at a time.
+# A kernel calls them as C functions. For a device, ``DEFINITIONS`` says what each one is; on a
+# processor they are functions that a test binds, and so the code that Numba made of a kernel runs
+# there too, one thread at a time.
 #
-# All addresses are generic ones: device memory, or host memory as the device sees it. What has nothing to return returns
+# All addresses are generic ones: device memory, or host memory as the device sees it. What has
+# nothing to return returns
 # 0: Numba's ``void`` is a pointer to LLVM, and callers and callees must agree on it.
 
 store_release = types.ExternalFunction("zico_store_release", types.int64(types.int64, types.int64))
@@ -73,9 +77,9 @@ _REGISTERS = {"zico_thread": "tid", "zico_threads": "ntid", "zico_block": "ctaid
 
 NAMES = ("zico_store_release", "zico_load_acquire", "zico_store_zeros", "zico_rest", *_REGISTERS)
 
-# st.release is a fence.acq_rel of the same scope and a relaxed store behind it; .sys is the scope of every thread of
-# every device and processor. Both and nanosleep need sm_70.
-# Source: PTX ISA, "Memory Consistency Model" and "Data Movement and Conversion Instructions: st, ld"
+# st.release is a fence.acq_rel of the same scope and a relaxed store behind it; .sys is the scope
+# of every thread of every device and processor. Both and nanosleep need sm_70. Source: PTX ISA,
+# "Memory Consistency Model" and "Data Movement and Conversion Instructions: st, ld"
 _MEMORY = """
 define i64 @zico_store_release(i64 %address, i64 %value) alwaysinline nounwind {
   call void asm sideeffect "st.release.sys.b64 [$0], $1;", "l,l,~{memory}"(i64 %address, i64 %value)
@@ -128,8 +132,8 @@ COMPUTE_CAPABILITY = (7, 0)
 PTX_VERSION = (6, 3)
 """The oldest with all instructions; CUDA 10.0 brought it.
 
-Source: PTX ISA, "Release Notes", https://docs.nvidia.com/cuda/parallel-thread-execution/#release-notes
-"""
+Source: PTX ISA, "Release Notes",
+https://docs.nvidia.com/cuda/parallel-thread-execution/#release-notes """
 NEWEST_PTX_VERSION = (9, 0)
 """CUDA 13.0's. LLVM ignores a version that it does not know and writes one of its own choice: so the text is asked."""
 
@@ -168,7 +172,8 @@ def ptx(kernel: Kernel) -> str:
     """Compile a kernel to PTX with one entry, ``kernel.name``.
 
     Raises:
-        ConfigError: The installed llvmlite has no back end for NVIDIA's devices, or one that writes too new a version.
+        ConfigError: The installed llvmlite has no back end for NVIDIA's devices, or one that writes
+            too new a version.
     """
     machine = _machine()
     module = _merged(kernel)
@@ -201,7 +206,8 @@ def for_processor(kernel: Kernel) -> Any:  # noqa: ANN401 - a Numba CFunc
 def _merged(kernel: Kernel) -> Any:  # noqa: ANN401 - an LLVM module
     """Return the kernel, its entry point and the device's instructions in one module."""
     compiled = for_processor(kernel)
-    # Numba lets a C callback's entry call its body: on a device, where a call costs a stack, they must become one.
+    # Numba lets a C callback's entry call its body: on a device, where a call costs a stack, they
+    # must become one.
     module = binding.parse_assembly(compiled.inspect_llvm().replace("noinline", "nounwind"))
     arguments = ", ".join(f"i64 %a{i}" for i in range(kernel.parameters))
     entry = (

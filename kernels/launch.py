@@ -1,10 +1,12 @@
 """Putting work on a stream from compiled code: no GIL, no Python, only C functions by address.
 
-A *launcher* is a record with what that takes: addresses of the driver's C functions, handles of loaded kernels. It is
-written once (``zico.kernels.prepare``) and only read from then on, so any number of threads may use it. Parameters lie
-on the caller's stack: ``cuLaunchKernel`` copies them before it returns.
+A *launcher* is a record with what that takes: addresses of the driver's C functions, handles of
+loaded kernels. It is written once (``zico.kernels.prepare``) and only read from then on, so any
+number of threads may use it. Parameters lie on the caller's stack: ``cuLaunchKernel`` copies them
+before it returns.
 
-Each function returns a ``CUresult`` (0: success) and needs the device's context current in the calling thread.
+Each function returns a ``CUresult`` (0: success) and needs the device's context current in the
+calling thread.
 """
 
 from __future__ import annotations

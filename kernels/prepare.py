@@ -55,13 +55,13 @@ class Loader(Protocol):
 def prepare(driver: Loader, stop: int, given_up: int) -> npt.NDArray[Any]:
     """Load the kernels; returns a launcher (an array of one ``LAUNCHER``) that is good as long as the driver lives.
 
-    A device that is too old for the kernels marks and waits by stream operations alone, and cannot scrub; one without
-    those waits by a kernel.
+    A device that is too old for the kernels marks and waits by stream operations alone, and cannot
+    scrub; one without those waits by a kernel.
 
     Args:
         driver: Of the device.
-        stop: Device address of a word that is set when kernels shall wait no more: what runs behind one that gives up
-            is not ordered after what it waited for.
+        stop: Device address of a word that is set when kernels shall wait no more: what runs behind
+            one that gives up is not ordered after what it waited for.
         given_up: Device address of the word that a kernel sets which gave up waiting.
 
     Raises:

@@ -1,7 +1,8 @@
 """Progress: a stream's counter, written on the device's timeline.
 
-A counter is 64 bit, in host memory that the device and all jobs see. One stream writes it, each value larger than the
-one before; who finds it at a value knows that all work put on the stream before that mark is done.
+A counter is 64 bit, in host memory that the device and all jobs see. One stream writes it, each
+value larger than the one before; who finds it at a value knows that all work put on the stream
+before that mark is done.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ PROGRESS = Kernel(progress, meaning)
 def mark(launcher: Launcher, stream: int, counter: int, value: int) -> int:
     """Let a stream set its counter to ``value`` when all its work so far is done; returns a ``CUresult``.
 
-    Tell others of the mark only after this returned 0: what they wait for must already be on the stream.
+    Tell others of the mark only after this returned 0: what they wait for must already be on the
+    stream.
     """
     if counter % WORD_BYTES != 0:
         return INVALID_VALUE

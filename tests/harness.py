@@ -1,8 +1,9 @@
 """Real brokers and real jobs for tests: every wait has a deadline, whatever is left is killed.
 
-A ``Pool`` is a broker process together with this process's own view of its shared table, which stays when the broker
-dies. Jobs that need no framework come from a ``Nursery``: one process that has loaded all compiled code and forks a job
-in a millisecond (``light_job.py``). Jobs with a framework are in ``scripts``.
+A ``Pool`` is a broker process together with this process's own view of its shared table, which
+stays when the broker dies. Jobs that need no framework come from a ``Nursery``: one process that
+has loaded all compiled code and forks a job in a millisecond (``light_job.py``). Jobs with a
+framework are in ``scripts``.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def clean_environment() -> dict[str, str]:
     return kept | {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
 
 
-# -- the pool -------------------------------------------------------------------------------------------------------
+# -- the pool --------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +121,8 @@ class Look:
         """Assert invariant 3 by trying the orders.
 
         Args:
-            claim: The most regions that a job, given its record, will yet hold in its iteration, as the test knows.
+            claim: The most regions that a job, given its record, will yet hold in its iteration, as
+                the test knows.
         """
         running = [
             (int(job["held"]), max(int(job["held"]), claim(job)), int(job["persistent"]))
@@ -191,7 +193,7 @@ class Pool:
         """Kill the broker."""
         self._undo.close()
 
-    # -- the table as it is now, unlocked ---------------------------------------------------------------------------
+    # -- the table as it is now, unlocked ----------------------------------------------------------
 
     @property
     def header(self) -> Any:  # noqa: ANN401 - a record
@@ -285,7 +287,7 @@ def pool(
         made.look().check()
 
 
-# -- jobs without a framework ---------------------------------------------------------------------------------------
+# -- jobs without a framework ----------------------------------------------------------------------
 
 
 class LightJob:

@@ -63,7 +63,8 @@ class Script:
             arguments: A script and what it is told.
             environment: All of its environment.
             under: A command that is to run it.
-            loaded: A framework that is loaded when it begins (``warm``): the one that it imports if none is named.
+            loaded: A framework that is loaded when it begins (``warm``): the one that it imports if
+                none is named.
             fresh: Let it import its framework itself.
         """
         if not loaded and not fresh and not under:

@@ -1,11 +1,12 @@
 """Scripts that start where their framework is loaded already: importing one takes two to seven seconds of a processor.
 
-``warm.py serve FRAMEWORK SOCKET`` loads a framework and what a job calls, and forks a process for each script.
-``warm.py SOCKET SCRIPT ARGUMENTS`` stands in for that process: it lends its standard streams, ends as the script ends,
-and takes the script along when it is killed. ``scripts.Script`` starts both.
+``warm.py serve FRAMEWORK SOCKET`` loads a framework and what a job calls, and forks a process for
+each script. ``warm.py SOCKET SCRIPT ARGUMENTS`` stands in for that process: it lends its standard
+streams, ends as the script ends, and takes the script along when it is killed. ``scripts.Script``
+starts both.
 
-A script sees a fork of an interpreter that has imported the framework and used nothing of it. Adapters are enabled as
-for a framework that was imported before Zico.
+A script sees a fork of an interpreter that has imported the framework and used nothing of it.
+Adapters are enabled as for a framework that was imported before Zico.
 """
 
 from __future__ import annotations

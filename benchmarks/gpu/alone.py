@@ -1,11 +1,12 @@
 """What does Zico cost a job that has a GPU to itself?
 
-Each case trains in the order plain, Zico, Zico, plain, so that a clock that drifts falls on both alike; ``job.py`` is
-the job. Then, once plain and once with Zico: cuDNN's own choice of algorithms, workers of a data loader, and a request
-that no device can serve; at last, what PyTorch's calls for memory take. ``--spacing`` measures one case with several
-distances between marks instead.
+Each case trains in the order plain, Zico, Zico, plain, so that a clock that drifts falls on both
+alike; ``job.py`` is the job. Then, once plain and once with Zico: cuDNN's own choice of algorithms,
+workers of a data loader, and a request that no device can serve; at last, what PyTorch's calls for
+memory take. ``--spacing`` measures one case with several distances between marks instead.
 
-``--device host`` runs a tiny job on the host, to see that the script works. The result is written after each case.
+``--device host`` runs a tiny job on the host, to see that the script works. The result is written
+after each case.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Fit a small network by hand, with CuPy, JAX, Numba or NumPy arrays: ``array_job.py cupy --iterations 20``.
 
-Prints each iteration's loss in hexadecimal, so that a run with Zico and one without can be compared to the last bit.
+Prints each iteration's loss in hexadecimal, so that a run with Zico and one without can be compared
+to the last bit.
 """
 
 from __future__ import annotations

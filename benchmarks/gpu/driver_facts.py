@@ -1,8 +1,8 @@
 """What does a GPU's driver do that the manual leaves open, and what does each call cost?
 
-Each fact is found in a process of its own, so that a call that hangs, or that loses the context, costs one fact. The
-figures are written after each fact. ``--twin`` asks the driver's software twin, to see that the script works: its times
-say nothing about a GPU.
+Each fact is found in a process of its own, so that a call that hangs, or that loses the context,
+costs one fact. The figures are written after each fact. ``--twin`` asks the driver's software twin,
+to see that the script works: its times say nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def until(is_met: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
     return True
 
 
-# -- memory ---------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 def device() -> dict[str, Any]:
@@ -170,7 +170,7 @@ def descriptors() -> dict[str, Any]:
     return {"exported": len(exported), "wanted": wanted, "refused": refused, "soft": soft, "hard": hard}
 
 
-# -- the timeline ---------------------------------------------------------------------------------------------------
+# -- the timeline ----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -233,7 +233,7 @@ def wait_across_processes() -> dict[str, Any]:
     return {"round_trips": len(times_us), "microseconds": {"round trip": spread} if spread else {}}
 
 
-# -- processes ------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def _say(text: str) -> None:
@@ -336,7 +336,7 @@ def _killed(helper: str) -> dict[str, Any]:
     return {"taken_mib": taken / MIB, "back_while_child_lives": while_child_lives, "back_afterwards": afterwards}
 
 
-# -- the facts in order ---------------------------------------------------------------------------------------------
+# -- the facts in order ----------------------------------------------------------------------------
 
 FACTS: dict[str, Callable[[], dict[str, Any]]] = {
     fact.__name__: fact

@@ -1,11 +1,12 @@
 """What does the first hour on a GPU answer? Runs the parts in order, each with its own deadline and exit code.
 
-``DIR/summary.json`` is written anew after each part, and while a part measures; ``DIR/log.txt`` holds what the parts
-printed. A second run with the same DIR goes on with the parts that have no result yet. The compile cache is filled
-beside the parts that need none of it.
+``DIR/summary.json`` is written anew after each part, and while a part measures; ``DIR/log.txt``
+holds what the parts printed. A second run with the same DIR goes on with the parts that have no
+result yet. The compile cache is filled beside the parts that need none of it.
 
-``--twin`` rehearses every part with the same scripts, without a GPU: on the driver's software twin, and on the host
-device where a framework computes, which it cannot on the twin. No figure of a rehearsal is judged.
+``--twin`` rehearses every part with the same scripts, without a GPU: on the driver's software twin,
+and on the host device where a framework computes, which it cannot on the twin. No figure of a
+rehearsal is judged.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ Figures = dict[str, Any]
 Expected = list[dict[str, Any]]
 
 
-# -- what parts leave behind ----------------------------------------------------------------------------------------
+# -- what parts leave behind -----------------------------------------------------------------------
 
 
 def _expect(figure: str, expected: object, found: object, *, met: bool | None) -> dict[str, Any]:
@@ -168,7 +169,7 @@ def _result(name: str, *keys: str) -> Callable[..., tuple[Figures, Expected]]:
     return gather
 
 
-# -- the parts ------------------------------------------------------------------------------------------------------
+# -- the parts -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +241,7 @@ PARTS: dict[str, Part] = {
 """In the order in which they run."""
 
 
-# -- processes ------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def start(arguments: Sequence[str], log: IO[str]) -> subprocess.Popen[str]:
@@ -282,7 +283,7 @@ def finish(process: subprocess.Popen[str], deadline_s: float) -> str:
         kill(process)
 
 
-# -- the hour -------------------------------------------------------------------------------------------------------
+# -- the hour --------------------------------------------------------------------------------------
 
 
 class Hour:

@@ -1,8 +1,9 @@
 """Train a model of ``models/`` for a while: ``job.py resnet50 --batch 64 --seconds 8 --losses FILE``.
 
-Iterations are told when the device has ended them, not when they were launched: the loss of an iteration is read while
-the next ones are on their way, so that the processor runs ahead as it does in training that seldom looks at its loss.
-The same seed gives the same losses to the last bit: PyTorch's deterministic algorithms are on.
+Iterations are told when the device has ended them, not when they were launched: the loss of an
+iteration is read while the next ones are on their way, so that the processor runs ahead as it does
+in training that seldom looks at its loss. The same seed gives the same losses to the last bit:
+PyTorch's deterministic algorithms are on.
 """
 
 from __future__ import annotations

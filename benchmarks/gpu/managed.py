@@ -1,9 +1,10 @@
 """What does paging cost a job on a GPU that may hold less than it needs, and what does learned prefetch bring?
 
-Needs a CUDA device; ``--smoke`` runs on the driver's software twin, to see that the script works. A job allocates and
-frees through Zico's heap as a network's training does: layers with weights, a feature map each on the way forth, a
-gradient map each on the way back. Its kernels are copies, repeated, of which the device does 1 to 3 TB/s: nothing to
-hide much behind, unlike a convolution's. Its window is managed memory, at most half of what the GPU has free.
+Needs a CUDA device; ``--smoke`` runs on the driver's software twin, to see that the script works. A
+job allocates and frees through Zico's heap as a network's training does: layers with weights, a
+feature map each on the way forth, a gradient map each on the way back. Its kernels are copies,
+repeated, of which the device does 1 to 3 TB/s: nothing to hide much behind, unlike a convolution's.
+Its window is managed memory, at most half of what the GPU has free.
 """
 
 from __future__ import annotations

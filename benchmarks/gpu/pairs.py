@@ -1,12 +1,13 @@
 """What do pairs of jobs gain from sharing a GPU's memory under Zico, and what becomes of one when the other is killed?
 
-Jobs of ``job.py`` in pairs, as ``colocation.py`` measures them, one round: without a budget, without Zico (time
-slices), ``zico`` at shares of the sum of the peaks, ``serial`` at the lowest of them, and under MPS where its daemon is
-installed, with ``zico`` and with no policy. Then one job of the first pair kills itself in mid-run.
+Jobs of ``job.py`` in pairs, as ``colocation.py`` measures them, one round: without a budget,
+without Zico (time slices), ``zico`` at shares of the sum of the peaks, ``serial`` at the lowest of
+them, and under MPS where its daemon is installed, with ``zico`` and with no policy. Then one job of
+the first pair kills itself in mid-run.
 
-``--paper`` takes the kinds of pairs that the paper shows. ``--device host`` runs tiny jobs on the host, to see that the
-script works. The result is written after each pair. Managed memory is no peer: within what the card has free, nothing
-is paged.
+``--paper`` takes the kinds of pairs that the paper shows. ``--device host`` runs tiny jobs on the
+host, to see that the script works. The result is written after each pair. Managed memory is no
+peer: within what the card has free, nothing is paged.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def killed(pair: Pair, measured: dict[str, Any], options: Namespace) -> dict[str
     }
 
 
-# -- what is shown --------------------------------------------------------------------------------------------------
+# -- what is shown ---------------------------------------------------------------------------------
 
 
 def text_of(result: dict[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """Do other programs run in a pool on a GPU: CuPy, JAX, Numba, isolated jobs, and a job under compute-sanitizer?
 
-Each program runs without Zico and under ``zico run``; what it prints of its iterations must be the same bits. A library
-or a tool that is not installed is named; that is no pass. ``--smoke`` runs NumPy and PyTorch on the host, to see that
-the script works. The result is written after each program.
+Each program runs without Zico and under ``zico run``; what it prints of its iterations must be the
+same bits. A library or a tool that is not installed is named; that is no pass. ``--smoke`` runs
+NumPy and PyTorch on the host, to see that the script works. The result is written after each
+program.
 """
 
 from __future__ import annotations

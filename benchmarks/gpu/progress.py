@@ -1,8 +1,9 @@
 """What does a mark on a GPU's timeline cost, by kernel, by stream operation and by event?
 
-Three ways to tell that a stream has come this far: Zico's progress kernel, ``cuStreamWriteValue64`` into the same
-counter, and ``cuEventRecord`` (which only its own process can ask). For each the time that the caller spends, one mark
-at a time from compiled code, and the time that the device spends, with no other work and between pieces of work.
+Three ways to tell that a stream has come this far: Zico's progress kernel, ``cuStreamWriteValue64``
+into the same counter, and ``cuEventRecord`` (which only its own process can ask). For each the time
+that the caller spends, one mark at a time from compiled code, and the time that the device spends,
+with no other work and between pieces of work.
 
 Needs a CUDA device; ``--smoke`` runs on the driver's software twin, to see that the script works.
 """

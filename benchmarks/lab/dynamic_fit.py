@@ -1,7 +1,8 @@
 """Allocators that decide at each allocation, without knowledge of the future: what a plan is compared with.
 
-In order of start, best fit over all tensors places each one as an allocator would at that moment: only tensors that
-live at its first tick can be in its way. So ``Classic(Order.START, Fit.BEST)`` is dynamic best fit without classes.
+In order of start, best fit over all tensors places each one as an allocator would at that moment:
+only tensors that live at its first tick can be in its way. So ``Classic(Order.START, Fit.BEST)`` is
+dynamic best fit without classes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ DYNAMIC = Classic(Order.START, Fit.BEST)
 class ByClass:
     """Dynamic best fit with a stretch of addresses for each class: persistent, feature maps, temporaries.
 
-    Each stretch is as long as its own peak and begins at a multiple of the region size, so that no region is shared.
+    Each stretch is as long as its own peak and begins at a multiple of the region size, so that no
+    region is shared.
     """
 
     name = "by-class"

@@ -1,19 +1,23 @@
 """What paging is compared with: swapping of whole tensors, on demand as LMS does and by a fixed rule as vDNN does.
 
-*LMS* (the large model support of PyTorch 1.1 to 1.5): when an allocation does not fit, tensors leave that no running
-operation uses, least recently used first; they come back when they are used. Nothing overlaps with computing.
+*LMS* (the large model support of PyTorch 1.1 to 1.5): when an allocation does not fit, tensors
+leave that no running operation uses, least recently used first; they come back when they are used.
+Nothing overlaps with computing.
 
-*vDNN*: what the forward pass reads and the backward pass reads again leaves at its last forward reader and comes back
-one such operation before its first backward reader; each of these operations waits for its copy. ``all`` takes every
-operation for a layer, ``conv`` convolutions only. It knows no limit: it needs what it needs.
+*vDNN*: what the forward pass reads and the backward pass reads again leaves at its last forward
+reader and comes back one such operation before its first backward reader; each of these operations
+waits for its copy. ``all`` takes every operation for a layer, ``conv`` convolutions only. It knows
+no limit: it needs what it needs.
 
-Source: M. Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design"
-(MICRO 2016), section 3; T. Le et al., "TFLMS: Large Model Support in TensorFlow by Graph Rewriting" (2018), and IBM's
-patches to PyTorch of the same name.
+Source: M. Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural
+Network Design" (MICRO 2016), section 3; T. Le et al., "TFLMS: Large Model Support in TensorFlow by
+Graph Rewriting" (2018), and IBM's patches to PyTorch of the same name.
 
 Known limitations
-    * Bytes are counted, addresses are not: both get memory without fragmentation, which flatters them.
-    * LMS's early page-out, and vDNN's choice of slower algorithms that need less memory, are left out.
+    * Bytes are counted, addresses are not: both get memory without fragmentation, which flatters
+      them.
+    * LMS's early page-out, and vDNN's choice of slower algorithms that need less memory, are left
+      out.
 """
 
 from __future__ import annotations
@@ -92,7 +96,7 @@ def tensors_of(trace: Trace, life: Lifetimes, iterations: Iterations, iteration:
     return Tensors(iteration.size_bytes.tolist(), alive, steps)
 
 
-# -- LMS --------------------------------------------------------------------------------------------------------------
+# -- LMS -------------------------------------------------------------------------------------------
 
 
 def lms(work: Tensors, memory_bytes: int, copy_bytes_per_s: float, iterations: int = 3) -> Swapped | None:
@@ -158,7 +162,7 @@ class _Memory:
             self._free_bytes += self._size_bytes[tensor]
 
 
-# -- vDNN -------------------------------------------------------------------------------------------------------------
+# -- vDNN ------------------------------------------------------------------------------------------
 
 
 def vdnn(work: Tensors, copy_bytes_per_s: float, *, layers: str = _LAYERS) -> Swapped:

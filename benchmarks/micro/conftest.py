@@ -1,6 +1,7 @@
 """What the microbenchmarks share: the time of one operation, a baseline, the file of results.
 
-``--benchmark-json=DIR/NAME.json`` writes pytest-benchmark's figures in the form of all results, and ``NAME.md`` beside.
+``--benchmark-json=DIR/NAME.json`` writes pytest-benchmark's figures in the form of all results, and
+``NAME.md`` beside.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What does a tensor's memory cost from the pool, against the C library?
 
-Compiled loops call the very functions that frameworks call, a thousand times for each reading of the clock. Every loop
-marks iterations as training does, outside of what is timed.
+Compiled loops call the very functions that frameworks call, a thousand times for each reading of
+the clock. Every loop marks iterations as training does, outside of what is timed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """How long does it take to plan the swaps of an iteration of thousands of tensors?
 
-The models of the zoo with the most tensors, at four limits each: ``flow``, ours; ``swdoa``, one of the published
-scores; ``bayes``, their mix, which plans 35 times. All is compiled before. Traces are read before.
+The models of the zoo with the most tensors, at four limits each: ``flow``, ours; ``swdoa``, one of
+the published scores; ``bayes``, their mix, which plans 35 times. All is compiled before. Traces are
+read before.
 """
 
 from __future__ import annotations

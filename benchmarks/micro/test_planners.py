@@ -1,7 +1,8 @@
 """How near to the live peak do planners get, and how long do they take?
 
-Two parts: the public hard instances of minimalloc, placed into their capacity, and the zoo's training iterations, whose
-peak is to be as low as can be. All plans are judged outside of what is timed; code is compiled before.
+Two parts: the public hard instances of minimalloc, placed into their capacity, and the zoo's
+training iterations, whose peak is to be as low as can be. All plans are judged outside of what is
+timed; code is compiled before.
 """
 
 from __future__ import annotations

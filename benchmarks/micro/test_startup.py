@@ -1,7 +1,8 @@
 """What does ``zico run`` add to the start of a job?
 
-From the start of the command to the first line of user code after the framework's import. A probe in another job then
-says where the time goes. One start with an empty cache says what the first one on a machine costs.
+From the start of the command to the first line of user code after the framework's import. A probe
+in another job then says where the time goes. One start with an empty cache says what the first one
+on a machine costs.
 """
 
 from __future__ import annotations

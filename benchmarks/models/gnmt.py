@@ -1,7 +1,7 @@
 """An attentive translator of LSTM layers, as MLPerf Training's.
 
-Source: Y. Wu et al., "Google's neural machine translation system" (2016); its smaller form with four layers on either
-side in MLPerf Training v0.7 (rnn_translator).
+Source: Y. Wu et al., "Google's neural machine translation system" (2016); its smaller form with
+four layers on either side in MLPerf Training v0.7 (rnn_translator).
 """
 # mypy: disallow-subclassing-any=False
 

@@ -1,7 +1,7 @@
 """NASNet-A (4 @ 1056), the mobile one.
 
-Source: B. Zoph et al., "Learning transferable architectures for scalable image recognition" (2018), figures 2 and 4,
-with the stem of the authors' code.
+Source: B. Zoph et al., "Learning transferable architectures for scalable image recognition" (2018),
+figures 2 and 4, with the stem of the authors' code.
 """
 # mypy: disallow-subclassing-any=False
 

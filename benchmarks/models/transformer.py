@@ -1,7 +1,7 @@
 """BERT, GPT-2 and ViT: one block, attention written out.
 
-Sources: J. Devlin et al., "BERT" (2018); A. Radford et al., "Language models are unsupervised multitask learners"
-(2019); A. Dosovitskiy et al., "An image is worth 16x16 words" (2020).
+Sources: J. Devlin et al., "BERT" (2018); A. Radford et al., "Language models are unsupervised
+multitask learners" (2019); A. Dosovitskiy et al., "An image is worth 16x16 words" (2020).
 """
 # mypy: disallow-subclassing-any=False
 

@@ -1,6 +1,7 @@
 """Plain deep networks. Source: K. Simonyan, A. Zisserman, "Very deep convolutional networks" (2014), table 1.
 
-For CIFAR-10 as in AutoSwap's evaluation: batch norm after each convolution, one linear layer at the end.
+For CIFAR-10 as in AutoSwap's evaluation: batch norm after each convolution, one linear layer at the
+end.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def _row(tick: int, job: Job, result: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-# -- what is shown --------------------------------------------------------------------------------------------------
+# -- what is shown ---------------------------------------------------------------------------------
 
 
 def mean_gain(rows: list[dict[str, Any]], assumption: str, policy: str = "zico") -> float | None:

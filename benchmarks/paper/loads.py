@@ -3,10 +3,10 @@
 Two assumptions about jobs that work at the same time, between which the truth lies:
 
 * ``apart``: each is as fast as alone; only memory makes anybody wait. No scheduler can do better.
-* ``roofline``: processors and memory's bandwidth are shared out. Of the operations that meet, those that together want
-  more than there is of either take longer by that factor; its mean, over operations met at random and weighted by
-  their times, is the slowdown of so many jobs. Real kernels keep the device less busy than their roofline says, so
-  that they lose less.
+* ``roofline``: processors and memory's bandwidth are shared out. Of the operations that meet, those
+  that together want more than there is of either take longer by that factor; its mean, over
+  operations met at random and weighted by their times, is the slowdown of so many jobs. Real
+  kernels keep the device less busy than their roofline says, so that they lose less.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def _saved(jobs: tuple[Job, ...], rounds: int) -> dict[str, Any]:
     return {"n": len(jobs), "peaks": peaks, "one": max(job.profile.peak for job in jobs)} | found
 
 
-# -- what is shown --------------------------------------------------------------------------------------------------
+# -- what is shown ---------------------------------------------------------------------------------
 
 
 def throughput_table(rows: list[dict[str, Any]], assumption: str) -> str:

@@ -52,7 +52,7 @@ def _measured(pair: Pair, rounds: int) -> dict[str, Any]:
     return row
 
 
-# -- what is shown --------------------------------------------------------------------------------------------------
+# -- what is shown ---------------------------------------------------------------------------------
 
 
 def _both(values: tuple[float, ...] | list[float]) -> str:

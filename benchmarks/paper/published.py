@@ -1,7 +1,8 @@
 """What the paper of Zico reports, and how each figure was come by.
 
-Source: G. Lim, J. Ahn, W. Xiao, Y. Kwon, M. Jeon, "Zico: Efficient GPU memory sharing for concurrent DNN training",
-USENIX ATC 2021. ``fig``: read off a plot, about 5 % off; ``text`` and ``table``: printed; ``calc``: by us from these.
+Source: G. Lim, J. Ahn, W. Xiao, Y. Kwon, M. Jeon, "Zico: Efficient GPU memory sharing for
+concurrent DNN training", USENIX ATC 2021. ``fig``: read off a plot, about 5 % off; ``text`` and
+``table``: printed; ``calc``: by us from these.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def _range(first: int, last: int, step: int) -> tuple[int, ...]:
 
 
 _TI, _V100 = "rtx-2080-ti", "v100-32gb"
-# The length is not published: the longest multiple of 128 with which the paper's batch 40 fits a V100 alone.
+# The length is not published: the longest multiple of 128 with which the paper's batch 40 fits a
+# V100 alone.
 _BERT = (("length", 384), ("optimizer", "SGD"))
 IDENTICAL = {
     model.key: model

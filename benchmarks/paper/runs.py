@@ -55,7 +55,8 @@ def measure(setting: Setting, policy: str) -> dict[str, Any] | None:
     """Simulate jobs under a policy; ``None`` if there is no such policy, or somebody can never end an iteration.
 
     Returns:
-        ``normalised``: each job's iterations per second over alone's; ``waited``: share of the time that each waited.
+        ``normalised``: each job's iterations per second over alone's; ``waited``: share of the time
+            that each waited.
     """
     chosen = named(policy)
     if chosen is None or least_budget(setting.jobs) > setting.budget:
@@ -90,8 +91,8 @@ def unlimited(setting: Setting) -> dict[str, Any]:
 def enough_memory(setting: Setting, policy: str) -> int | None:
     """Return the fewest regions with which jobs get ``ENOUGH`` of their throughput with unlimited memory.
 
-    By halving the range: throughput need not grow with every region, so a smaller budget may do as well by luck.
-    ``None`` if not even a twentieth more than the sum of the peaks does.
+    By halving the range: throughput need not grow with every region, so a smaller budget may do as
+    well by luck. ``None`` if not even a twentieth more than the sum of the peaks does.
     """
     goal = ENOUGH * unlimited(setting)["mean"]
 

@@ -57,7 +57,7 @@ def _counted(model: Identical) -> dict[str, Any]:
     return row
 
 
-# -- tracking -------------------------------------------------------------------------------------------------------
+# -- tracking --------------------------------------------------------------------------------------
 
 
 def tracked(events: NDArray[np.void], spacing_bytes: int) -> dict[str, int]:
@@ -86,7 +86,7 @@ def tracked(events: NDArray[np.void], spacing_bytes: int) -> dict[str, int]:
     return {"marks": marks, "peak_bytes": most}
 
 
-# -- regions --------------------------------------------------------------------------------------------------------
+# -- regions ---------------------------------------------------------------------------------------
 
 
 def _in_regions(problem: Problem, region_bytes: int) -> dict[str, float]:
@@ -101,7 +101,8 @@ def _in_regions(problem: Problem, region_bytes: int) -> dict[str, float]:
 def turnover(problem: Problem, offset_bytes: NDArray[np.int64], region_bytes: int) -> tuple[int, NDArray[np.int64]]:
     """Return how often a region begins to hold something within an iteration, and the regions held at each tick.
 
-    A region that is held over the end of an iteration is not asked for again at the beginning of the next one.
+    A region that is held over the end of an iteration is not asked for again at the beginning of
+    the next one.
     """
     n_ticks = problem.n_ticks
     first = offset_bytes // region_bytes
@@ -120,7 +121,7 @@ def turnover(problem: Problem, offset_bytes: NDArray[np.int64], region_bytes: in
     return len(begin) - len(stays), np.cumsum(change)[:n_ticks]
 
 
-# -- what is shown --------------------------------------------------------------------------------------------------
+# -- what is shown ---------------------------------------------------------------------------------
 
 
 def tracking_table(result: dict[str, Any]) -> str:

@@ -1,13 +1,16 @@
 """A model's training step at any batch and on any device, from two traces.
 
 Theory of operation
-    The same operations run whatever the batch is; what they compute and move, and what tensors take, are affine in it.
-    So a trace at two batches gives it at all others, as exactly as if traced there. Floating-point operations and
-    bytes moved are noted apart, so that a roofline gives the times on any device, and says which of the two was busy.
+    The same operations run whatever the batch is; what they compute and move, and what tensors
+    take, are affine in it. So a trace at two batches gives it at all others, as exactly as if
+    traced there. Floating-point operations and bytes moved are noted apart, so that a roofline
+    gives the times on any device, and says which of the two was busy.
 
 Known limitations
-    * Times are lower bounds: no operation takes less than its roofline, nor than ``KERNEL_NS``; real ones take longer.
-    * Workspaces of kernels, the framework's context and the allocator's rounding are not in the traces.
+    * Times are lower bounds: no operation takes less than its roofline, nor than ``KERNEL_NS``;
+      real ones take longer.
+    * Workspaces of kernels, the framework's context and the allocator's rounding are not in the
+      traces.
 """
 
 from __future__ import annotations
@@ -128,7 +131,7 @@ class Work:
         return np.stack([self.work[:, 0] + self.work[:, 1] * batch, self.work[:, 2] + self.work[:, 3] * batch], axis=1)
 
 
-# -- from two traces ------------------------------------------------------------------------------------------------
+# -- from two traces -------------------------------------------------------------------------------
 
 
 @functools.cache

@@ -72,7 +72,7 @@ class PagedWindow:
             undo.callback(self.end_pager)
             self._undo = undo.pop_all()
 
-    # -- what the heap does -----------------------------------------------------------------------------------------
+    # -- what the heap does ------------------------------------------------------------------------
 
     def array(self, name: str) -> Any:  # noqa: ANN401 - an array
         """Return one of the page table's arrays of numbers, by the name of its address."""
@@ -103,7 +103,7 @@ class PagedWindow:
         """Return the blocks whose pages the kernel has."""
         return os.fstat(self.memory.memory_fd).st_blocks * 512 // self.block_bytes
 
-    # -- the pager --------------------------------------------------------------------------------------------------
+    # -- the pager ---------------------------------------------------------------------------------
 
     def begin_pager(self) -> None:
         """Start a thread that serves faults, with nothing but what the last one has left in the page table."""

@@ -22,7 +22,8 @@ def problems(draw: st.DrawFn, *, most: int = 12, alignments: tuple[int, ...] = (
 def lowest_peak(problem: Problem) -> int:
     """Return the least peak of any plan, from all orders in which each tensor takes the lowest place.
 
-    An optimal plan whose tensors are put again, lowest first, each as low as can be, does not get higher.
+    An optimal plan whose tensors are put again, lowest first, each as low as can be, does not get
+    higher.
     """
     n = len(problem)
     return min(_peak_in_order(problem, order) for order in itertools.permutations(range(n)))

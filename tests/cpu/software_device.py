@@ -1,7 +1,8 @@
 """A device whose streams do one thing at a time, and only when told: any order of what a real one may do can be had.
 
-A stream is a queue: marks set a counter, waits hold the queue until a counter is high enough, scrubbing zeroes memory,
-kernels are Python functions. Jobs of one process share it; a stream's handle is any number above 0.
+A stream is a queue: marks set a counter, waits hold the queue until a counter is high enough,
+scrubbing zeroes memory, kernels are Python functions. Jobs of one process share it; a stream's
+handle is any number above 0.
 """
 
 from __future__ import annotations

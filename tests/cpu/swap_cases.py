@@ -76,8 +76,8 @@ EXAMPLE_LIMIT = 60
 def example(limit: int | None = EXAMPLE_LIMIT) -> SwapProblem:
     """Return figure 7 of the AutoSwap paper, a byte for each of its megabytes; a byte takes a nanosecond.
 
-    It gives loads by operation, and between which operations w1, w2 and w3 move; operations begin when that says. The
-    rest of the load is tensors that every operation uses.
+    It gives loads by operation, and between which operations w1, w2 and w3 move; operations begin
+    when that says. The rest of the load is tensors that every operation uses.
     """
     begins = [0, 10, 25, 40, 50, 60, 70, 80, 90, 100, 110, 125, 140, 150, 160]
     resting = [(30, 0, 12, (0, 12)), (20, 1, 11, (1, 10)), (10, 2, 8, (2, 8))]
@@ -102,7 +102,7 @@ def loads(history: History, iteration: int = 0) -> list[int]:
     ]
 
 
-# -- random ones ----------------------------------------------------------------------------------------------------
+# -- random ones -----------------------------------------------------------------------------------
 
 
 @st.composite

@@ -48,7 +48,7 @@ HELLO = m.Hello(version=m.PROTOCOL_VERSION, name="raw", pid=1, framework="torch"
 SizedPool = tuple[Path, list[int]]
 
 
-# -- a true broker in this process ------------------------------------------------------------------------------------
+# -- a true broker in this process -----------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -231,7 +231,7 @@ def test_a_job_killed_between_two_batches_is_forgotten(path: Path, batches: int)
     left(joined(path))
 
 
-# -- brokers that are none --------------------------------------------------------------------------------------------
+# -- brokers that are none -------------------------------------------------------------------------
 
 Piece = tuple[bytes, int]
 """Bytes with so many descriptors."""

@@ -72,7 +72,7 @@ def test_looks_say_where_jobs_are() -> None:
     assert looks[0] == Look(3, True, 20 * S, 19 * S, 0, 0, 0.5, 10, True)  # noqa: FBT003 - in the order of its fields
 
 
-# -- views ----------------------------------------------------------------------------------------------------------
+# -- views -----------------------------------------------------------------------------------------
 
 
 def test_a_view_has_every_job_that_has_a_place() -> None:
@@ -140,7 +140,7 @@ def test_masks_name_the_same_jobs_both_ways(jobs: set[int]) -> None:
     assert jobs_in(mask) == tuple(sorted(jobs))
 
 
-# -- figures --------------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def test_a_report_has_the_figures_of_jobs_gone_and_present() -> None:
@@ -269,7 +269,7 @@ def test_what_lies_outside_the_pool_is_told_where_it_is_known_and_left_out_elsew
     assert ledger.report(BEGAN_NS).pool.context_bytes == 50
 
 
-# -- the record file ------------------------------------------------------------------------------------------------
+# -- the record file -------------------------------------------------------------------------------
 
 
 def test_the_record_has_samples_boundaries_and_waits(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> N
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("record.npz", "old")]
 
 
-# -- admission ------------------------------------------------------------------------------------------------------
+# -- admission -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass

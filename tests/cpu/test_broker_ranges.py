@@ -47,7 +47,7 @@ def hello(**fields: Any) -> m.Hello:  # noqa: ANN401 - of any field, in its rang
     return m.Hello(**GREETING | fields)
 
 
-# -- a true broker in this process ------------------------------------------------------------------------------------
+# -- a true broker in this process -----------------------------------------------------------------
 
 
 class DumbKeeper(PoolManager):
@@ -114,7 +114,7 @@ def last_words(connection: socket.socket) -> list[m.Message]:
     return got
 
 
-# -- what a single field does -----------------------------------------------------------------------------------------
+# -- what a single field does ----------------------------------------------------------------------
 
 BEYOND = {
     "a limit": (hello(limit_bytes=2**63 - 1), r"<= 9007199254740992 - at `\$.limit_bytes`, not 9223372036854775807"),
@@ -236,7 +236,7 @@ def test_a_wait_limit_that_cannot_be_said_is_the_users_error(text: str, monkeypa
         session.attach("torch")
 
 
-# -- all of them ------------------------------------------------------------------------------------------------------
+# -- all of them -----------------------------------------------------------------------------------
 
 integers = st.sampled_from([
     *(0, 1, -1, 2**31 - 1, 2**31, 2**32, 2**53, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)),

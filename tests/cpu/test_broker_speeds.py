@@ -116,7 +116,7 @@ def test_a_profile_that_was_learned_in_company_gets_the_times_of_a_job_alone() -
     assert speeds.noted(again).jobs[0].profile is speeds.noted(again).jobs[0].profile
 
 
-# -- looks one by one -------------------------------------------------------------------------------------------------
+# -- looks one by one ------------------------------------------------------------------------------
 
 
 def look(now_ns: int, iteration: int = 0, began_ns: int = 0, n_events: int = 100, **changes: object) -> Look:
@@ -129,7 +129,8 @@ def look(now_ns: int, iteration: int = 0, began_ns: int = 0, n_events: int = 100
 def alternate(speeds: Speeds, rounds: int, together: float, since: int = 0, **changes: object) -> list[float]:
     """Let one job iterate alone and then beside another that does as well, by turns; returns what is told after each.
 
-    All rounds take 100 ms of work, the first one is number ``since``, and none takes longer than 300 ms.
+    All rounds take 100 ms of work, the first one is number ``since``, and none takes longer than
+    300 ms.
     """
     told, ended_ns = [], since * 300 * MS
     for n in range(since, since + rounds):

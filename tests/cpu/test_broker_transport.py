@@ -141,7 +141,7 @@ def test_the_kernel_says_who_the_peer_is(pair: tuple[socket.socket, socket.socke
     os.close(fd)
 
 
-# -- directory and path ---------------------------------------------------------------------------------------------
+# -- directory and path ----------------------------------------------------------------------------
 
 
 def test_a_missing_directory_is_made_private(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_path_over_the_limit_is_refused_by_both_ends(private: Path, end: type[
         end(longest.with_name(longest.name + "x"))
 
 
-# -- listening ------------------------------------------------------------------------------------------------------
+# -- listening -------------------------------------------------------------------------------------
 
 
 def test_listening_leaves_nothing_behind(private: Path) -> None:
@@ -293,7 +293,7 @@ def race(racers: list[subprocess.Popen[str]]) -> list[str]:
     return [racer.stdout.readline().strip() for racer in racers if racer.stdout is not None]
 
 
-# -- connecting -----------------------------------------------------------------------------------------------------
+# -- connecting ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("left_behind", [False, True])

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 REGION_BYTES = 4 * CHUNK_BYTES
 STREAMS = 2
-# The largest cells fill a chunk at once, so that chunks come and go; the smallest share one for long.
+# The largest cells fill a chunk at once, so that chunks come and go; the smallest share one for
+# long.
 SIZES = st.sampled_from([*CELL_SIZES[-2:] * 3, *CELL_SIZES])
 WHICH = st.integers(0, 1 << 20)
 COUNTS = st.sampled_from([1, 2, 5, 40, 70])
@@ -36,7 +37,8 @@ COUNTS = st.sampled_from([1, 2, 5, 40, 70])
 def job_on(device: SoftwareDevice, n_regions: int) -> Iterator[DeviceTenant]:
     """Make a job that can have so many regions: a neighbour holds as many and one more, and keeps them.
 
-    A request that is above what is left is one to wait for, then, and not one to refuse after a fifth of a second.
+    A request that is above what is left is one to wait for, then, and not one to refuse after a
+    fifth of a second.
     """
     sizes = {"budget_bytes": (2 * n_regions + 1) * REGION_BYTES, "region_bytes": REGION_BYTES}
     with (

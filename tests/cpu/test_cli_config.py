@@ -139,7 +139,7 @@ def test_an_error_in_the_environment_names_the_variable() -> None:
         resolved(ZICO_ISOLATE="perhaps")
 
 
-# -- devices ----------------------------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_switches_come_from_flags_and_variables() -> None:
     assert not resolved(ZICO_ISOLATE="0").isolate.value
 
 
-# -- the settings file ------------------------------------------------------------------------------------------------
+# -- the settings file -----------------------------------------------------------------------------
 
 
 def test_the_file_comes_after_the_environment_and_before_the_default(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_a_most_below_the_budget_is_refused() -> None:
         resolved(flags(budget="2G", most="1G"))
 
 
-# -- a job's own process ----------------------------------------------------------------------------------------------
+# -- a job's own process ---------------------------------------------------------------------------
 
 
 def test_a_job_reads_what_its_environment_says() -> None:

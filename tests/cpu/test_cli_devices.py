@@ -72,7 +72,7 @@ class NoLibrary:
         return function
 
 
-# -- by name ----------------------------------------------------------------------------------------------------------
+# -- by name ---------------------------------------------------------------------------------------
 
 
 def test_the_host_needs_no_driver_library() -> None:
@@ -101,7 +101,7 @@ def test_a_device_that_is_not_seen_here_is_named() -> None:
         open_driver(Device("cuda:0", "GPU-7"))
 
 
-# -- for a run --------------------------------------------------------------------------------------------------------
+# -- for a run -------------------------------------------------------------------------------------
 
 
 def test_a_gpus_memory_for_a_run() -> None:
@@ -186,7 +186,7 @@ def test_jobs_see_the_chosen_one_of_several_gpus() -> None:
     assert device_variables(settings) == {}
 
 
-# -- for the doctor ---------------------------------------------------------------------------------------------------
+# -- for the doctor --------------------------------------------------------------------------------
 
 
 def rows(environ: dict[str, str] | None = None) -> dict[str, tuple[bool, str]]:
@@ -266,7 +266,7 @@ def test_a_plan_setting_has_a_row(value: str, *, passed: bool, says: str) -> Non
     assert list(plan_check({})) == []
 
 
-# -- in reports -------------------------------------------------------------------------------------------------------
+# -- in reports ------------------------------------------------------------------------------------
 
 
 def test_a_report_has_what_lies_outside_the_pool_where_it_is_known() -> None:

@@ -21,7 +21,8 @@ from zico.trace.files import write_trace
 if TYPE_CHECKING:
     from zico.planning.packing.problem import Int64s
 
-# Never more than 8 bytes alive at once, and yet no placement within 8 exists (all of them were tried); one in 9 does.
+# Never more than 8 bytes alive at once, and yet no placement within 8 exists (all of them were
+# tried); one in 9 does.
 LIVE_BYTES, LEAST_BYTES = 8, 9
 TIGHT = """id,lower,upper,size
 a,0,4,2
@@ -57,7 +58,7 @@ def report_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
     return code, json.loads(capsys.readouterr().out)
 
 
-# -- does it fit? ---------------------------------------------------------------------------------------------------
+# -- does it fit? ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_out_of_time_is_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (code, found["rows"][0]["answer"]) == (2, "out of time")
 
 
-# -- figures --------------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def test_the_table_compares_every_planner(tight: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +187,7 @@ def test_regions_are_counted_while_somebody_lives_in_them() -> None:
     assert found.peak_ratio == 1
 
 
-# -- files ----------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def test_written_places_are_a_good_plan_of_the_file(tight: str, tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ def test_without_a_plan_no_file_is_written(tight: str, tmp_path: Path) -> None:
     assert not any(path.exists() for path in outputs)
 
 
-# -- refused --------------------------------------------------------------------------------------------------------
+# -- refused ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[TwinDevice]:
         yield device
 
 
-# -- contexts -------------------------------------------------------------------------------------------------------
+# -- contexts --------------------------------------------------------------------------------------
 
 
 def test_a_new_thread_can_do_everything(device: TwinDevice) -> None:
@@ -118,7 +118,7 @@ def test_closing_a_driver_leaves_another_users_context_alone() -> None:
             framework.driver.create_stream().close()
 
 
-# -- compiled code and kernels --------------------------------------------------------------------------------------
+# -- compiled code and kernels ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("function", ["cuMemMap", "cuMemSetAccess"])

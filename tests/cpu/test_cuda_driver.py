@@ -48,7 +48,7 @@ class TestTwinDevice(DriverContract, TimelineContract, NextTierContract, Managed
     """The contract on the twin."""
 
 
-# -- rollback -------------------------------------------------------------------------------------------------------
+# -- rollback --------------------------------------------------------------------------------------
 
 
 class Scenario:
@@ -228,7 +228,7 @@ def test_a_piece_is_never_cut(device: TwinDevice) -> None:
         assert device.is_open(window.handle + UNIT)
 
 
-# -- what is there and what is not ----------------------------------------------------------------------------------
+# -- what is there and what is not -----------------------------------------------------------------
 
 
 def test_too_little_memory_names_what_could_be_had_and_leaves_it_free() -> None:

@@ -82,7 +82,7 @@ class TestHostDevice(DriverContract):
         return HostDevice()
 
 
-# -- only the host device -------------------------------------------------------------------------------------------
+# -- only the host device --------------------------------------------------------------------------
 
 
 def test_a_closed_window_is_no_longer_there(driver: HostDriver) -> None:
@@ -137,7 +137,7 @@ def test_physical_bytes_follow_touching_and_discard(driver: HostDriver) -> None:
         assert memory.size_bytes == os.fstat(memory.handle).st_size == size_bytes
 
 
-# -- owners and rollback --------------------------------------------------------------------------------------------
+# -- owners and rollback ---------------------------------------------------------------------------
 
 
 def test_an_undo_that_fails_is_not_tried_again() -> None:
@@ -155,7 +155,7 @@ def test_an_undo_that_fails_is_not_tried_again() -> None:
     assert tried == [(7, PAGE)]
 
 
-# -- rollback -------------------------------------------------------------------------------------------------------
+# -- rollback --------------------------------------------------------------------------------------
 
 
 def _create(driver: Record) -> PoolTable:

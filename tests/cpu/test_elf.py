@@ -22,7 +22,8 @@ from zico.job.elf import LoadedLibrary, find_loaded, import_slots, replace_impor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# NumPy computes np.hypot of float64 with libm's hypot, which it imports: a call that a test can make and see.
+# NumPy computes np.hypot of float64 with libm's hypot, which it imports: a call that a test can
+# make and see.
 NUMPY = "_multiarray_umath."
 HYPOT = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double, ctypes.c_double)
 

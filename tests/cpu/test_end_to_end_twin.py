@@ -84,7 +84,7 @@ class EndToEndMachine(RuleBasedStateMachine):
     def _pick(self, which: int) -> TwinTenant:
         return self.tenants[which % len(self.tenants)]
 
-    # -- jobs -------------------------------------------------------------------------------------------------------
+    # -- jobs --------------------------------------------------------------------------------------
 
     @rule(job=WHICH, seed=WHICH, doings=st.sampled_from([1, 4, 12, 24]))
     def work(self, job: int, seed: int, doings: int) -> None:
@@ -114,7 +114,7 @@ class EndToEndMachine(RuleBasedStateMachine):
             self.world.twin.pause()
         self.tenants[job % len(self.tenants)] = self._join()
 
-    # -- the device -------------------------------------------------------------------------------------------------
+    # -- the device --------------------------------------------------------------------------------
 
     @precondition(lambda self: not self.runs_freely)
     @rule(choices=st.lists(WHICH, min_size=1, max_size=12))
@@ -155,7 +155,7 @@ EndToEndMachine.TestCase.settings = settings(max_examples=20, stateful_step_coun
 TestEndToEnd = EndToEndMachine.TestCase
 
 
-# -- threads --------------------------------------------------------------------------------------------------------
+# -- threads ---------------------------------------------------------------------------------------
 
 
 def _train(job: TwinTenant, seed: int, iterations: int) -> None:

@@ -46,7 +46,7 @@ def take_back(tenant: Tenant) -> bool:
     return bool(evicting.take_back(tenant.record[0], tenant.job))
 
 
-# -- the attack: threads that write while memory goes and comes -----------------------------------------------------
+# -- the attack: threads that write while memory goes and comes ------------------------------------
 
 
 @compiled
@@ -123,7 +123,8 @@ class _Writers:
 def test_no_write_is_lost_while_memory_goes_and_comes(jobs: Callable[..., Any]) -> None:
     """Invariants 4 and 6: two threads and the kernel write all the while; each word is always what was last written.
 
-    The regions are scribbled on by another job as soon as they are given back, and what it writes never shows.
+    The regions are scribbled on by another job as soon as they are given back, and what it writes
+    never shows.
     """
     n_regions, rounds = 8, 40
     size_bytes = n_regions * GRANULE_BYTES
@@ -150,7 +151,7 @@ def test_no_write_is_lost_while_memory_goes_and_comes(jobs: Callable[..., Any]) 
         assert a.job["held"] == a.job["evicted"] == 0
 
 
-# -- by hand --------------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 
 
 def test_what_is_evicted_is_out_of_the_budget_and_back_in_it() -> None:
@@ -199,7 +200,8 @@ def test_a_job_that_cannot_evict_keeps_what_it_has(refuses: str) -> None:
         else:
             field = {"memory": "sysconf", "pages": "madvise", "mapping": "mmap"}[refuses]
             good = int(a.heap.device[0][field])
-            # Its answer is 0 for an interval of so few microseconds, and no pages are free; or a number, a refusal.
+            # Its answer is 0 for an interval of so few microseconds, and no pages are free; or a
+            # number, a refusal.
             a.heap.device[0][field] = libc_address("usleep" if refuses == "memory" else "getpid")
         assert evict(a, 4) == NO_MORE
         assert (a.job["held"], a.job["evicted"]) == (6, 0)
@@ -260,8 +262,9 @@ def test_a_job_at_its_boundary_evicts_what_persists() -> None:
 def test_a_job_gives_at_its_boundary_what_others_wait_for(swaps: bool) -> None:  # noqa: FBT001 - pytest's
     """Nobody has to be stuck: what it keeps is away while others wait for memory, and back before it goes on.
 
-    A job that swaps does so, and any other beside whose memory the one that waits would have no room for an iteration.
-    Whoever begins to wait calls it. A third job runs and does not allocate, so that nobody is stuck for a long time.
+    A job that swaps does so, and any other beside whose memory the one that waits would have no
+    room for an iteration. Whoever begins to wait calls it. A third job runs and does not allocate,
+    so that nobody is stuck for a long time.
     """
     with (
         make_pool(8, region_bytes=GRANULE_BYTES, unasked=False, claims=False) as pool,
@@ -356,7 +359,7 @@ def test_a_stopped_victim_is_asked_once() -> None:
         assert a.job["evict"] == 0
 
 
-# -- whom to ask ----------------------------------------------------------------------------------------------------
+# -- whom to ask -----------------------------------------------------------------------------------
 
 
 class _Job:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 DEADLINE_S = 30.0
 REGIONS = 256
 
-# An iteration as (tensor, size in granules), a negative size frees it: feature maps and temporaries going up, freed in
-# reverse, gradients that the next iteration frees first.
+# An iteration as (tensor, size in granules), a negative size frees it: feature maps and temporaries
+# going up, freed in reverse, gradients that the next iteration frees first.
 Step = tuple[str, int]
 
 

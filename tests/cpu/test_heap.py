@@ -184,7 +184,7 @@ def test_a_job_that_left_is_served_elsewhere_and_may_still_free(tenant: Tenant) 
     assert tenant.job["held"] == 0
 
 
-# -- mapping fails --------------------------------------------------------------------------------------------------
+# -- mapping fails ---------------------------------------------------------------------------------
 
 
 _MMAP = ctypes.CFUNCTYPE(

@@ -53,7 +53,7 @@ def finish(job: DeviceTenant) -> None:
     assert not job.faults
 
 
-# -- marks of a job that is alone -----------------------------------------------------------------------------------
+# -- marks of a job that is alone ------------------------------------------------------------------
 
 
 def test_a_job_alone_marks_by_bytes(device: SoftwareDevice) -> None:
@@ -184,7 +184,7 @@ def test_a_job_finds_its_own_unmarked_regions(device: SoftwareDevice) -> None:
         finish(job)
 
 
-# -- more streams than slots ----------------------------------------------------------------------------------------
+# -- more streams than slots -----------------------------------------------------------------------
 
 
 def test_streams_by_turns_never_wait_for_the_whole_device(device: SoftwareDevice) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# -- waiting and the next tier --------------------------------------------------------------------------------------
+# -- waiting and the next tier ---------------------------------------------------------------------
 
 
 def test_a_wait_ends_when_memory_comes_back() -> None:
@@ -207,7 +207,7 @@ def test_a_wait_for_others_does_not_count_as_a_refusal() -> None:
         a.free_all()
 
 
-# -- construction ---------------------------------------------------------------------------------------------------
+# -- construction ----------------------------------------------------------------------------------
 
 
 def test_a_threshold_below_a_granule_is_refused() -> None:

@@ -1,7 +1,7 @@
 """NVIDIA's own assemblers make machine code of the kernels for old and new devices, in the order that they ask for.
 
-``ptxas`` of CUDA 12.9 is the one for all architectures: 13 has no sm_70 any more, 12.6 and before no sm_100. Above it,
-nvJitLink of CUDA 13 stands for the assembler in newer drivers.
+``ptxas`` of CUDA 12.9 is the one for all architectures: 13 has no sm_70 any more, 12.6 and before
+no sm_100. Above it, nvJitLink of CUDA 13 stands for the assembler in newer drivers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ ARCHITECTURES = ("sm_70", "sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 PTXAS = ("nvidia-cuda-nvcc-cu12", "nvidia/cuda_nvcc/bin/ptxas")
 NVDISASM = ("nvidia-cuda-nvdisasm", "nvidia/cu13/bin/nvdisasm")
 
-# A release is a fence of system scope and behind it a store of system scope. An acquire is a load of system scope, and
-# behind it what drops the lines of the multiprocessor's own cache. A rest stands between two looks.
+# A release is a fence of system scope and behind it a store of system scope. An acquire is a load
+# of system scope, and behind it what drops the lines of the multiprocessor's own cache. A rest
+# stands between two looks.
 RELEASE = "MEMBAR.ALL.SYS ST.E.64.STRONG.SYS"
 ACQUIRE = "LD.E.64.STRONG.SYS CCTL.IVALL"
 ORDERS = {

@@ -86,7 +86,7 @@ def steering(job: TwinTenant, name: str) -> int:
     return int(job.heap.steering[0][name])
 
 
-# -- what is there ----------------------------------------------------------------------------------------------------
+# -- what is there ---------------------------------------------------------------------------------
 
 
 def test_a_job_that_needs_more_than_the_budget_trains(world: World, job: TwinTenant) -> None:
@@ -233,7 +233,7 @@ def work(job: TwinTenant, rng: random.Random) -> None:
         (job.free if doing == "f" else job.use_on)(tensor, stream)
 
 
-# -- what is held -----------------------------------------------------------------------------------------------------
+# -- what is held ----------------------------------------------------------------------------------
 
 
 def test_a_limit_is_what_may_be_resident(world: World, job: TwinTenant) -> None:
@@ -297,7 +297,7 @@ def test_a_window_that_is_full_refuses(job: TwinTenant) -> None:
     job.free(got(job.allocate(4 * SLOT_BYTES)))
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", [0, 1, 5])
@@ -343,7 +343,7 @@ def test_failure_of_every_call_at_the_beginning_leaves_nothing() -> None:
         world.twin.refused.clear()
 
 
-# -- the window -------------------------------------------------------------------------------------------------------
+# -- the window ------------------------------------------------------------------------------------
 
 
 def test_a_window_is_cut_without_a_hole() -> None:

@@ -153,7 +153,7 @@ def work(job: TwinTenant, rng: random.Random) -> None:
         (job.free if doing == "f" else job.use_on)(tensor, stream)
 
 
-# -- where there is none, or no more --------------------------------------------------------------------------------
+# -- where there is none, or no more ---------------------------------------------------------------
 
 
 def test_an_older_driver_has_no_next_tier_and_says_so() -> None:

@@ -237,7 +237,7 @@ TestPolicy = Policy.TestCase
 TestPolicy.settings = settings(max_examples=15, stateful_step_count=80, deadline=None)
 
 
-# -- the chain --------------------------------------------------------------------------------------------------------
+# -- the chain -------------------------------------------------------------------------------------
 
 EXECUTIONS = 12
 TOUCHES = 3
@@ -364,7 +364,7 @@ def test_what_was_written_during_its_last_stay_is_known() -> None:
     assert (was_written(job.paging, 0), was_written(job.paging, 1)) == (True, False)
 
 
-# -- the degree -------------------------------------------------------------------------------------------------------
+# -- the degree ------------------------------------------------------------------------------------
 
 
 @settings(max_examples=50, deadline=None)

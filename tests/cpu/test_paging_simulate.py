@@ -48,7 +48,7 @@ def device(blocks: int, **told: int) -> Device:
     return Device(blocks * BLOCK_BYTES, GB_S, fault_ns=MS // 10, **told)
 
 
-# -- the simulator ----------------------------------------------------------------------------------------------------
+# -- the simulator ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flags", [0, DEEPUM, ALL])
@@ -138,7 +138,7 @@ def test_too_little_memory_is_refused() -> None:
         device(2, batch_blocks=2)
 
 
-# -- what a trace touches ---------------------------------------------------------------------------------------------
+# -- what a trace touches --------------------------------------------------------------------------
 
 
 def two_iterations() -> Trace:
@@ -183,7 +183,7 @@ def test_a_trace_without_accesses_is_refused() -> None:
         workload(trace, life, iterations, iteration, np.zeros(len(iteration.row), np.int64), Naming.SHAPES)
 
 
-# -- baselines --------------------------------------------------------------------------------------------------------
+# -- baselines -------------------------------------------------------------------------------------
 
 
 def test_tensors_are_what_the_trace_says() -> None:

@@ -41,7 +41,7 @@ def history_of(paging: Record, before: tuple[int, ...]) -> Record:
     return paging["history"]
 
 
-# -- executions -------------------------------------------------------------------------------------------------------
+# -- executions ------------------------------------------------------------------------------------
 
 
 def test_the_papers_example_holds() -> None:
@@ -111,7 +111,7 @@ def test_forgetting_leaves_no_chain() -> None:
     assert (paging["chaining"], paging["current"], paging["n_executions"]) == (0, 0, 0)
 
 
-# -- block tables -----------------------------------------------------------------------------------------------------
+# -- block tables ----------------------------------------------------------------------------------
 
 
 def successors(paging: Record, execution: int, block: int) -> list[int]:
@@ -172,7 +172,7 @@ def test_start_and_end_are_kept_beside_the_rows() -> None:
     assert (start_of(table_of(paging, 3)), end_of(table_of(paging, 1))) == (NONE, NONE)
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 def test_the_parts_do_not_overlap() -> None:

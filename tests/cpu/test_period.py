@@ -115,7 +115,8 @@ def test_each_batch_size_has_iterations_of_its_own(network: Network, batches: li
     assert steps - 1 <= len(typical(found)) <= steps
 
 
-# Always the same examples: of noise nothing holds without exception, and one case in thousands is somewhat worse.
+# Always the same examples: of noise nothing holds without exception, and one case in thousands is
+# somewhat worse.
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(NETWORKS, st.integers(12, 30), st.integers(0, 1 << 20))
 def test_reordered_and_extra_allocations_do_no_harm(network: Network, steps: int, seed: int) -> None:

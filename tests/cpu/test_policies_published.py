@@ -52,7 +52,7 @@ def run(policy: str, loads: list[Load], budget: int, seconds: float = 20.0, **op
     return simulation.run(round(seconds * 1e9), 1_000 * MS)
 
 
-# -- shift ------------------------------------------------------------------------------------------------------------
+# -- shift -----------------------------------------------------------------------------------------
 
 FIGURE = profile(1, 4, 2, 6, 9, 5, 6, 2)
 
@@ -160,7 +160,7 @@ def test_a_failed_prediction_falls_back_to_one_at_a_time() -> None:
     assert run("shift:ramp=1,fallback=0", loads, 26).mean > 0.6
 
 
-# -- salus ------------------------------------------------------------------------------------------------------------
+# -- salus -----------------------------------------------------------------------------------------
 
 
 def lanes(budget: int, *peaks: int, most: int = 0) -> list[int]:

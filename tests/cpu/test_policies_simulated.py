@@ -38,7 +38,7 @@ FLAT = Work((10,), 100 * MS)
 """Iterations of one step that touch ten regions, all of which the job keeps."""
 
 
-# -- mps --------------------------------------------------------------------------------------------------------------
+# -- mps -------------------------------------------------------------------------------------------
 
 
 def test_what_fits_is_not_paged() -> None:
@@ -75,7 +75,7 @@ def test_the_scarcer_memory_is_the_more_is_paged() -> None:
     assert means[0] < means[1] < means[2] < means[3] == pytest.approx(1.0, abs=0.01)
 
 
-# -- nvshare ----------------------------------------------------------------------------------------------------------
+# -- nvshare ---------------------------------------------------------------------------------------
 
 
 def test_each_quantum_begins_with_page_faults() -> None:
@@ -102,7 +102,7 @@ def test_nobody_works_beside_the_holder() -> None:
     assert outcome.normalised == pytest.approx((0.5, 0.5), abs=0.01)
 
 
-# -- gandiva ----------------------------------------------------------------------------------------------------------
+# -- gandiva ---------------------------------------------------------------------------------------
 
 
 def test_a_suspended_job_is_copied_out_at_its_boundary() -> None:
@@ -135,7 +135,7 @@ def test_sharing_a_slice_can_be_forbidden() -> None:
     assert run("gandiva:slice=1s,pack=off", pair(triangle(20, kept=2)), 40).mean == pytest.approx(0.5, abs=0.02)
 
 
-# -- tgs --------------------------------------------------------------------------------------------------------------
+# -- tgs -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", [{"priority": 1}, {"weight": 2.0}])
@@ -162,7 +162,7 @@ def test_the_firsts_pages_stay() -> None:
     assert outcome.faulted > 0
 
 
-# -- partition --------------------------------------------------------------------------------------------------------
+# -- partition -------------------------------------------------------------------------------------
 
 
 def test_shares_are_by_weight_and_who_is_too_large_cannot_run() -> None:
@@ -176,7 +176,7 @@ def test_shares_are_by_weight_and_who_is_too_large_cannot_run() -> None:
     assert run("partition", loads, 40).normalised == pytest.approx((1.0, 1.0), abs=0.01)
 
 
-# -- every policy -----------------------------------------------------------------------------------------------------
+# -- every policy ----------------------------------------------------------------------------------
 
 SLICED = {
     "gandiva": "gandiva:slice=1ms",

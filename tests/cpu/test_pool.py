@@ -242,7 +242,8 @@ def test_a_death_while_a_job_is_reaped_loses_no_region(pool: PoolTable) -> None:
 def test_a_death_between_words_of_a_release_keeps_the_fence(pool: PoolTable) -> None:
     """Invariant 2: a region is never seen free before its new fence is written.
 
-    The three words are written in an order in which every prefix is right; read here as the table after each step.
+    The three words are written in an order in which every prefix is right; read here as the table
+    after each step.
     """
     with joined(pool, 1) as (member,):
         (r,) = grab(member, 1)

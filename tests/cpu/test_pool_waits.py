@@ -30,7 +30,7 @@ def pool() -> Iterator[PoolTable]:
         yield pool
 
 
-# -- waits ----------------------------------------------------------------------------------------------------------
+# -- waits -----------------------------------------------------------------------------------------
 
 
 def test_a_release_wakes_whoever_waits_for_memory(pool: PoolTable) -> None:
@@ -162,7 +162,7 @@ def test_an_unprofiled_job_grows_alone_and_not_for_ever(pool: PoolTable) -> None
         assert acquire(b, [NOBODY])[0] == WAIT
 
 
-# -- threads --------------------------------------------------------------------------------------------------------
+# -- threads ---------------------------------------------------------------------------------------
 
 
 def test_threads_of_several_members_keep_the_table_right() -> None:

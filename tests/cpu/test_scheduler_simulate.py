@@ -194,7 +194,7 @@ def test_an_arrival_amid_a_step_costs_no_work_and_gives_none() -> None:
     assert simulation.sim_jobs["left_ns"][0] == 200 * MS
 
 
-# -- devices, phases, budgets -----------------------------------------------------------------------------------------
+# -- devices, phases, budgets ----------------------------------------------------------------------
 
 
 def test_a_load_can_change_while_it_is_there() -> None:

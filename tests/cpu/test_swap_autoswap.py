@@ -50,7 +50,8 @@ def test_the_scores_by_hand() -> None:
     assert gaps.size_bytes.tolist() == [30, 20, 10]
     assert score("doa", example(), gaps).tolist() == [140 - 10 - 60, 110 - 25 - 40, 90 - 40 - 20]
     assert score("aoa", example(), gaps).tolist() == [70 * 30, 45 * 20, 30 * 10]
-    # w1 from t1: 50 x 15 + 60 x 15 + 90 x 10 + (100 + 120 + 110 + 90 + 80 + 70) x 10 + 60 x 15 + 50 x 15
+    # w1 from t1: 50 x 15 + 60 x 15 + 90 x 10 + (100 + 120 + 110 + 90 + 80 + 70) x 10 + 60 x 15 + 50
+    # x 15
     area = 750 + 900 + 900 + 5700 + 900 + 750
     assert score("wdoa", example(), gaps).tolist() == [area, area - 750 - 1650, 900 + 1000 + 1200 + 1100 + 900]
     # Then w1 is off the load by 30 bytes while the others are away, and w2 by 20 more while w3 is.
@@ -128,7 +129,7 @@ def test_loads_with_candidates_away() -> None:
     assert candidates.load_after(np.array([0, 1, 2])).tolist() == [120, 90, 70, 60]
 
 
-# -- the mix --------------------------------------------------------------------------------------------------------
+# -- the mix ---------------------------------------------------------------------------------------
 
 
 def layers(n: int = 6) -> SwapProblem:
@@ -168,7 +169,7 @@ def test_planners_have_names() -> None:
         swap_planner("belady")
 
 
-# -- lowest limits, packing, files ----------------------------------------------------------------------------------
+# -- lowest limits, packing, files -----------------------------------------------------------------
 
 
 @given(problems(most_ops=10, most_tensors=9))

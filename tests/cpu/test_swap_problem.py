@@ -85,7 +85,7 @@ def test_without_a_limit_nothing_waits(made: SwapProblem) -> None:
     assert (result.rule, result.duration_ns, result.peak_bytes) == (None, made.period_ns, made.peak_bytes)
 
 
-# -- traces ---------------------------------------------------------------------------------------------------------
+# -- traces ----------------------------------------------------------------------------------------
 
 
 def operation(loop: Loop, name: str, reads: Sequence[int], writes: Sequence[int]) -> None:

@@ -96,7 +96,8 @@ def test_what_a_replay_says_keeps_the_rules(case: tuple[SwapProblem, SwapPlan]) 
 def used_by(problem: SwapProblem, plan: SwapPlan, one: Moved, n: int) -> list[int]:
     """Return which of ``n`` operations, counted on through the iterations, use the tensor that a transfer moves.
 
-    What does not persist is a new tensor in each iteration, and may still be leaving when the next one begins.
+    What does not persist is a new tensor in each iteration, and may still be leaving when the next
+    one begins.
     """
     tensor, gap = int(plan.tensor[one.swap]), int(plan.gap[one.swap])
     accesses = problem.accesses(tensor)
@@ -108,7 +109,7 @@ def used_by(problem: SwapProblem, plan: SwapPlan, one: Moved, n: int) -> list[in
     return [index for index in (first + accesses).tolist() if 0 <= index < n]
 
 
-# -- rules ----------------------------------------------------------------------------------------------------------
+# -- rules -----------------------------------------------------------------------------------------
 
 GOOD = ([(0, 0, 30), (1, 0, 20), (2, 0, 10)], [(0, 0, 0), (1, 1, 0), (2, 2, 0)], [(2, 7, 0), (1, 8, 0), (0, 10, 0)])
 

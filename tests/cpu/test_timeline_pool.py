@@ -28,7 +28,7 @@ ABSENT_PID = 1 << 30
 """More than any process number (proc(5), pid_max)."""
 
 
-# -- any order of things --------------------------------------------------------------------------------------------
+# -- any order of things ---------------------------------------------------------------------------
 
 
 class TimelineMachine(RuleBasedStateMachine):
@@ -188,7 +188,7 @@ TimelineMachine.TestCase.settings = settings(max_examples=30, stateful_step_coun
 TestTimeline = TimelineMachine.TestCase
 
 
-# -- by hand --------------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -346,7 +346,7 @@ def test_on_the_host_device_nobody_gets_ahead() -> None:
         assert b.acquire(0, [NOBODY])[0] == WAIT
 
 
-# -- running ahead --------------------------------------------------------------------------------------------------
+# -- running ahead ---------------------------------------------------------------------------------
 
 
 def test_the_bound_tunes_itself() -> None:

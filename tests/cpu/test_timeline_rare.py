@@ -52,7 +52,7 @@ def job_on(device: SoftwareDevice, **options: Any) -> Iterator[DeviceTenant]:  #
         yield job
 
 
-# -- the table ------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 def test_who_dies_between_a_mark_and_saying_so_leaves_counters_that_grow() -> None:
@@ -110,7 +110,7 @@ def test_a_grant_demands_no_wait_for_what_is_clear() -> None:
         assert record["wait_pairs"][: int(record["n_waits"])].tolist() == [job_of(a) * STREAMS + 3]
 
 
-# -- streams --------------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------
 
 
 def test_a_free_that_waits_for_a_stream_marks_it_at_once_while_somebody_waits(device: SoftwareDevice) -> None:
@@ -166,7 +166,7 @@ def test_each_freed_tensor_waits_for_its_own_users(device: SoftwareDevice, users
         assert not job.faults
 
 
-# -- waiting --------------------------------------------------------------------------------------------------------
+# -- waiting ---------------------------------------------------------------------------------------
 
 
 def test_who_waits_is_woken_when_the_marks_come(device: SoftwareDevice) -> None:

@@ -74,7 +74,8 @@ def check_types(value: Any) -> None:  # noqa: ANN401 - what a pickle holds
 def check_snapshot(content: bytes) -> dict[str, Any]:
     """Fail unless the viewer can show a snapshot; returns it.
 
-    Source: torch/utils/viz/MemoryViz.js: unpickle, annotate_snapshot, MemoryView and process_alloc_data.
+    Source: torch/utils/viz/MemoryViz.js: unpickle, annotate_snapshot, MemoryView and
+    process_alloc_data.
     """
     operations = list(pickletools.genops(content))
     assert operations[0][0].name == "PROTO"

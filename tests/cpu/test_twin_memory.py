@@ -374,7 +374,7 @@ def test_closing_a_twin_returns_everything() -> None:
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-# -- memory of the host that the device uses ------------------------------------------------------------------------
+# -- memory of the host that the device uses -------------------------------------------------------
 
 
 @pytest.fixture

@@ -150,8 +150,8 @@ def trained(network: Network, steps: int) -> Recording:
 def smartpool_period(job: Recording, threshold: int = 1000) -> int:
     """Return the length in operations of the iteration that SmartPool's code would find, 0 if none.
 
-    Source: the key and the search of SmartPool's released code: the longest subsequence that is followed by itself,
-    of more than ``threshold`` operations if there is one.
+    Source: the key and the search of SmartPool's released code: the longest subsequence that is
+    followed by itself, of more than ``threshold`` operations if there is one.
     """
     keys, last = [], {}
     for i, (tensor, size) in enumerate(job.ops):

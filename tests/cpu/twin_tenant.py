@@ -81,7 +81,7 @@ class TwinTenant:
         """Return the record of the job."""
         return self.member.jobs[self.place]
 
-    # -- what a framework does --------------------------------------------------------------------------------------
+    # -- what a framework does ---------------------------------------------------------------------
 
     def allocate(self, size_bytes: int, stream: int = 0) -> Tensor | None:
         """Allocate for a stream and let a kernel write; ``None`` if it is refused."""
@@ -143,7 +143,7 @@ class TwinTenant:
         """Tell whether a tensor lies in the next tier."""
         return tensor.address - int(self.record[0]["base"]) >= int(self.record[0]["spill_offset"])
 
-    # -- what must be true ------------------------------------------------------------------------------------------
+    # -- what must be true -------------------------------------------------------------------------
 
     def check(self) -> None:
         """Nothing was freed twice or refused by the device, no wait is left over, and the bytes of tensors add up."""
@@ -160,7 +160,7 @@ class TwinTenant:
         assert (self.heap.slots["live"] == 0).all()
         assert (self.heap.arenas["n_gaps"] == (self.heap.arenas["end"] > self.heap.arenas["start"])).all()
 
-    # -- ends -------------------------------------------------------------------------------------------------------
+    # -- ends --------------------------------------------------------------------------------------
 
     def leave(self) -> None:
         """End in order: free everything, let the device finish (its streams run freely), give everything back."""

@@ -1,8 +1,8 @@
 """Several jobs of one process on the CUDA driver's software twin, with all of Zico between them and it real.
 
-Every kernel judges what it meets when the device comes to it: whether its tensor's addresses still lead to the bytes
-that they led to at the allocation, whether everybody who had those bytes before has finished with them, and whether
-what it finds there is what the tensor's own first kernel wrote.
+Every kernel judges what it meets when the device comes to it: whether its tensor's addresses still
+lead to the bytes that they led to at the allocation, whether everybody who had those bytes before
+has finished with them, and whether what it finds there is what the tensor's own first kernel wrote.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class World:
         """Make the device's context current in this thread, as a framework does that launches kernels."""
         self.driver.call("cuCtxSetCurrent", self.driver.context.retain())
 
-    # -- tensors ----------------------------------------------------------------------------------------------------
+    # -- tensors -----------------------------------------------------------------------------------
 
     def enter(self, owner: TwinTenant, address: int, size_bytes: int, stream: int) -> Tensor:
         """Note that a tensor has been allocated."""
@@ -165,7 +165,7 @@ class World:
         managed = self.twin._find(address, size_bytes)
         return found if managed is None else [(managed.address, address - managed.address, end - managed.address)]
 
-    # -- kernels ----------------------------------------------------------------------------------------------------
+    # -- kernels -----------------------------------------------------------------------------------
 
     def _kernel(self, number: int, run: Callable[[Tensor], None]) -> None:
         with self.twin.lock:
@@ -200,7 +200,7 @@ class World:
         next_piece = (tensor.address // REGION_BYTES + 1) * REGION_BYTES
         return [tensor.address, last, *range(next_piece, last, REGION_BYTES)]
 
-    # -- what must be true ------------------------------------------------------------------------------------------
+    # -- what must be true -------------------------------------------------------------------------
 
     def check(self) -> None:
         """No kernel has found anything wrong, the device has refused nothing, no stream is lost, the table is whole."""

@@ -314,7 +314,8 @@ def epochs(method: str | None, *, persistent: bool = False) -> list[str]:
 def check_loader_workers() -> None:
     """Workers of every kind, for one epoch or for all, feed a job as no workers do.
 
-    Those that are not forked have nothing of what a job that saves memory has away: one mode shows what they do.
+    Those that are not forked have nothing of what a job that saves memory has away: one mode shows
+    what they do.
     """
     methods = ("fork",) if saves() else ("fork", "forkserver", "spawn")
     with limited():

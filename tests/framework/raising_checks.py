@@ -1,7 +1,7 @@
 """Checks of raising through PyTorch's C++ frames, in a process of their own: ``raising_checks.py``.
 
-PyTorch's allocator for the processor turns every error into ``c10::Error``. So the function fails that
-libtorch_cpu.so asks for that allocator; errors leave it as they leave the allocator for CUDA.
+PyTorch's allocator for the processor turns every error into ``c10::Error``. So the function fails
+that libtorch_cpu.so asks for that allocator; errors leave it as they leave the allocator for CUDA.
 """
 
 from __future__ import annotations

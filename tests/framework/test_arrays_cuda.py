@@ -1,7 +1,8 @@
 """CuPy's and Numba's device arrays in a pool, without a GPU: their allocators' functions over a device of software.
 
-Numba's classes are its own. CuPy's are its own where it is installed (the tests named ``real``); else, and always, a
-stand-in with the same signatures. Which stream and device are current is always told by the test.
+Numba's classes are its own. CuPy's are its own where it is installed (the tests named ``real``);
+else, and always, a stand-in with the same signatures. Which stream and device are current is always
+told by the test.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def test_importing_it_is_enough(module: str) -> None:
     assert getattr(importlib.import_module(where), function)() is None
 
 
-# -- CuPy -------------------------------------------------------------------------------------------------------------
+# -- CuPy ------------------------------------------------------------------------------------------
 
 
 class Cupy:
@@ -207,7 +208,7 @@ def test_a_cupy_that_lacks_something_is_refused(
         cupy_adapter.redirect(session, module)
 
 
-# -- Numba ------------------------------------------------------------------------------------------------------------
+# -- Numba -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -150,7 +150,7 @@ def test_the_peak_of_any_chain_of_layers_is_that_of_a_real_run(data: st.DataObje
     assert fake_peak_bytes(fake_trace(build, HOST)) == pytest.approx(real, rel=1e-3)
 
 
-# -- what a trace consists of ---------------------------------------------------------------------------------------
+# -- what a trace consists of ----------------------------------------------------------------------
 
 
 def iteration(trace: Trace, number: int) -> np.ndarray:
@@ -294,7 +294,7 @@ def test_nothing_stays_changed() -> None:
     assert torch.ones(2).sum().item() == 2
 
 
-# -- from the command line ------------------------------------------------------------------------------------------
+# -- from the command line -------------------------------------------------------------------------
 
 SCRIPT = """\
 import torch

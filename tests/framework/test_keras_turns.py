@@ -28,9 +28,10 @@ OVERFLOW_BYTES = 2 * (42 + 25 - REGIONS) * MIB
 def test_what_keras_keeps_between_steps_is_the_others_in_its_turn(policy: str, save: SaveMode) -> None:
     """Invariants 4 and 6: weights and optimizer state leave and come back between steps, and losses are those alone.
 
-    Nobody is starved by the other, which fits while the first one's memory is out, and nothing overflows. So it is for
-    jobs that save nothing, too: no step has room beside what the other keeps. How many steps a job makes before the
-    other has begun, or in a row, is a matter of time: each goes on until both have made enough.
+    Nobody is starved by the other, which fits while the first one's memory is out, and nothing
+    overflows. So it is for jobs that save nothing, too: no step has room beside what the other
+    keeps. How many steps a job makes before the other has begun, or in a row, is a matter of time:
+    each goes on until both have made enough.
     """
     with pool(regions=REGIONS, region_bytes=MIB, policy=policy) as made:
         environments = [

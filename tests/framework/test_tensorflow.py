@@ -37,7 +37,8 @@ def test_the_end_is_clean(found: dict[str, Any]) -> None:
 def test_a_conversion_waits_with_the_gil_held_and_a_request_that_never_fits_is_refused() -> None:
     """Invariant 7: while ``tf.constant`` waits, its process runs no Python, and the memory comes all the same.
 
-    And more than the budget raises TensorFlow's own error, which stderr explains, while the other goes on.
+    And more than the budget raises TensorFlow's own error, which stderr explains, while the other
+    goes on.
     """
     nursery = Nursery()
     try:

@@ -47,7 +47,7 @@ def losses_alone(*arguments: object) -> list[str]:
         return losses(process)
 
 
-# -- a script in a pool ---------------------------------------------------------------------------------------------
+# -- a script in a pool ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", checks_in(CHECKS))
@@ -71,7 +71,7 @@ def test_the_end_is_clean(roomy: Pool, script: Path) -> None:
     assert (end["code"], own) == (0, [])
 
 
-# -- faults ---------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 def test_a_job_that_does_not_fit_ends_with_its_need_and_the_other_goes_on() -> None:
@@ -133,8 +133,8 @@ def test_two_jobs_that_double_their_batch_in_a_tight_budget_have_the_same_losses
 def test_jobs_that_grow_into_each_other_evict_and_have_the_same_losses() -> None:
     """Invariants 6 and 8: both stand half-way in the iteration that outgrows their profiles, and neither can end it.
 
-    Twice 12 MiB are known and fit, so neither waits for the other before; half-way each holds 10 of the 24 that it
-    needs in truth. Nobody is killed, and no number changes.
+    Twice 12 MiB are known and fit, so neither waits for the other before; half-way each holds 10 of
+    the 24 that it needs in truth. Nobody is killed, and no number changes.
     """
     arguments = (*GROWING, "--pause-at", SWITCH_AT)
     with (

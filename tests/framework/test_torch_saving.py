@@ -67,9 +67,10 @@ def test_in_a_job_that_swaps(roomy: Pool, name: str) -> None:
 def test_less_memory_gives_the_same_bits(trained: dict[str, dict[str, Any]], kind: str, way: str) -> None:
     """Invariant 6: losses and weights in a share of the job's own peak are those of a process without Zico.
 
-    By need alone and by plans; and nothing goes to the next tier instead, however slow the machine is: an allocation
-    that waits goes there only where relief has answered that nothing can leave, and asks again whenever a tensor has
-    arrived (``test_relief.py``) or pool or heap have changed. What lands or leaves is waited for.
+    By need alone and by plans; and nothing goes to the next tier instead, however slow the machine
+    is: an allocation that waits goes there only where relief has answered that nothing can leave,
+    and asks again whenever a tensor has arrived (``test_relief.py``) or pool or heap have changed.
+    What lands or leaves is waited for.
     """
     job, expected = trained["swapping"][kind], trained["alone"][kind]
     found = job["runs"][way]

@@ -1,7 +1,8 @@
 """XLA's device memory in a pool, without a GPU: a library that looks functions up as XLA does, and JAX's own plugin.
 
-Under both of them is a driver of software. JAX's plugin is used where it is installed (the tests named ``plugin``), and
-TensorFlow's library where TensorFlow is: its build for the processor looks functions up, but knows no GPU.
+Under both of them is a driver of software. JAX's plugin is used where it is installed (the tests
+named ``plugin``), and TensorFlow's library where TensorFlow is: its build for the processor looks
+functions up, but knows no GPU.
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ def test_a_library_may_look_functions_up_when_the_interpreter_is_gone(built: tup
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# -- settings -------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 ALLOCATOR = {"ALLOCATOR": ("cuda_async",), "PREALLOCATE": ("false", "0")}
 
@@ -263,7 +264,7 @@ def test_a_process_that_sees_several_gpus_is_refused() -> None:
     }
 
 
-# -- the real libraries ---------------------------------------------------------------------------------------------
+# -- the real libraries ----------------------------------------------------------------------------
 
 
 WITH_TENSORFLOW = """

@@ -1,8 +1,8 @@
 """PyTorch on a GPU as a job on the driver's twin: ``torch_cuda_job.py FOLDER ORDER``.
 
-The build of PyTorch for the processor has no allocator for CUDA. FOLDER/lib has libraries that stand
-in for it (``torch_cuda_library.cpp``); the functions of Python that lead there stand in as well.
-What the job saw is printed as JSON.
+The build of PyTorch for the processor has no allocator for CUDA. FOLDER/lib has libraries that
+stand in for it (``torch_cuda_library.cpp``); the functions of Python that lead there stand in as
+well. What the job saw is printed as JSON.
 """
 
 from __future__ import annotations

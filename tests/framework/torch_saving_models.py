@@ -163,7 +163,8 @@ class Checkpointed(Trained):
 class Penalised(Trained):
     """A gradient of a gradient: what a backward pass saves is used by another.
 
-    The gradients that the engine itself holds meanwhile are nobody's saved tensors: at 60 % they alone do not fit.
+    The gradients that the engine itself holds meanwhile are nobody's saved tensors: at 60 % they
+    alone do not fit.
     """
 
     share = 0.75

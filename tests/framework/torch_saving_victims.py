@@ -2,10 +2,10 @@
 
     torch_saving_victims.py RESULTS [out | in | full | wait]
 
-Trains twice as many iterations as it takes to follow a plan, the second half with 60 % of what the first half took.
-In the last iteration, in a job: ``out`` and ``in`` die by SIGKILL with half of a copy made, ``full`` may write no more
-to its file from the middle of the forward pass on. ``wait`` says so before the last iteration and waits for a line.
-Writes the bits of the losses.
+Trains twice as many iterations as it takes to follow a plan, the second half with 60 % of what the
+first half took. In the last iteration, in a job: ``out`` and ``in`` die by SIGKILL with half of a
+copy made, ``full`` may write no more to its file from the middle of the forward pass on. ``wait``
+says so before the last iteration and waits for a line. Writes the bits of the losses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """JAX with its own CUDA plugin as a job on the driver's twin: ``xla_jax_job.py FOLDER``; prints what it saw as JSON.
 
-FOLDER has the libraries that stand in for the driver (``xla_driver.c``). The job joins as ``zico run`` lets it: by the
-import of JAX.
+FOLDER has the libraries that stand in for the driver (``xla_driver.c``). The job joins as
+``zico run`` lets it: by the import of JAX.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Tests that need a GPU: without one they fail and say so, and here nothing may be skipped.
 
-``--twin`` rehearses them on the driver's software twin, which shows that the tests themselves work, and no more.
+``--twin`` rehearses them on the driver's software twin, which shows that the tests themselves work,
+and no more.
 
-A driver that hangs cannot be interrupted, neither by a signal nor by an exception. So a timer of faulthandler's, which
-needs neither Python nor the lock of Python, ends the whole run with the stack of every thread.
+A driver that hangs cannot be interrupted, neither by a signal nor by an exception. So a timer of
+faulthandler's, which needs neither Python nor the lock of Python, ends the whole run with the stack
+of every thread.
 """
 
 from __future__ import annotations

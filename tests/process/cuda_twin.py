@@ -1,7 +1,8 @@
 """Processes that find the CUDA driver's software twin where they look for the driver. For tests only.
 
-Every Python process started with ``environment`` imports a ``sitecustomize`` that puts the twin in its place: a user's
-process has no such switch. Twins of several processes share their memory truly, by the descriptors of its handles.
+Every Python process started with ``environment`` imports a ``sitecustomize`` that puts the twin in
+its place: a user's process has no such switch. Twins of several processes share their memory truly,
+by the descriptors of its handles.
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ class Trainer:
     def queue(self, value: int, after_ms: int) -> str:
         """Let the device write into the last tensor after a while, even if this process is dead by then.
 
-        The device is a process. It drops the work, as a driver does, when nobody has its file open any more.
+        The device is a process. It drops the work, as a driver does, when nobody has its file open
+        any more.
         """
         path = os.environ["DEVICE_FILE"]
         reading, writing = os.pipe()

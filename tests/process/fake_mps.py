@@ -69,9 +69,9 @@ def install(directory: Path, how: str = "") -> Path:
 
     Args:
         directory: To be put on PATH.
-        how: ``deaf``: the daemon heeds neither quit nor SIGTERM; ``same session``: it stays in the session in which it
-            was started; ``leaves``: there is none; ``complains``: ``-d`` fails although there is one; ``fails`` and
-            ``hangs``: so does ``-d``.
+        how: ``deaf``: the daemon heeds neither quit nor SIGTERM; ``same session``: it stays in the
+            session in which it was started; ``leaves``: there is none; ``complains``: ``-d`` fails
+            although there is one; ``fails`` and ``hangs``: so does ``-d``.
     """
     directory.mkdir(exist_ok=True)
     notes = directory / "notes"

@@ -43,7 +43,8 @@ Record = Any
 DEADLINE_S = 600
 N_REGIONS = 8
 
-# Each operation between two signals that stop the process, or none if ``stop`` is 0. ``array`` has room for regions.
+# Each operation between two signals that stop the process, or none if ``stop`` is 0. ``array`` has
+# room for regions.
 
 
 @compiled

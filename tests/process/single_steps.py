@@ -1,8 +1,9 @@
 """Children that are killed at chosen machine instructions: forked, run by single steps of ptrace(2), killed there.
 
-What the scripts ``pool_victims.py``, ``tier_victims.py`` and ``pager_victims.py`` share, each of which is a process of
-its own with one thread: ``SCRIPT TRIALS [OPERATION ...]``. The instructions are spread over the whole operation, which
-stands between two ``stop_here``. Prints a line of JSON for each operation.
+What the scripts ``pool_victims.py``, ``tier_victims.py`` and ``pager_victims.py`` share, each of
+which is a process of its own with one thread: ``SCRIPT TRIALS [OPERATION ...]``. The instructions
+are spread over the whole operation, which stands between two ``stop_here``. Prints a line of JSON
+for each operation.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def main(make: Callable[[str], Trial], operations: Iterable[str], deadline_s: in
         make: Makes a trial of an operation.
         operations: All of them.
         deadline_s: When this process is killed, whatever it does.
-        longer: By how much fewer trials an operation gets that takes so many times the instructions and more.
+        longer: By how much fewer trials an operation gets that takes so many times the instructions
+            and more.
     """
     trials, names = int(sys.argv[1]), sys.argv[2:]
     signal.alarm(deadline_s)

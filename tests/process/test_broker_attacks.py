@@ -108,7 +108,8 @@ def test_a_peer_that_breaks_the_protocol_is_told_and_dropped(undisturbed: Broker
         last = replies(connection)[-1]
     assert isinstance(last, m.ErrorReply)
     assert complaint in last.reason
-    # One pidfd stays for each member, also for an attacker that had become one, since this process lives.
+    # One pidfd stays for each member, also for an attacker that had become one, since this process
+    # lives.
     assert descriptors_of(undisturbed) - len(undisturbed.names()) == before
 
 
@@ -222,7 +223,7 @@ def test_another_user_is_refused(undisturbed: Broker, tmp_path_factory: pytest.T
     assert f"you are {SOMEBODY_ELSE}" in answer, errors
 
 
-# -- brokers that are none ------------------------------------------------------------------------------------------
+# -- brokers that are none -------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

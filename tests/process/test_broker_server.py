@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-# -- joining and asking ---------------------------------------------------------------------------------------------
+# -- joining and asking ----------------------------------------------------------------------------
 
 
 def test_a_job_joins_and_gets_memory_table_and_eventfd(broker: Broker) -> None:
@@ -90,7 +90,7 @@ def test_when_all_places_are_taken_the_next_is_refused(broker: Broker) -> None:
         assert len(broker.names()) == 64
 
 
-# -- deaths ---------------------------------------------------------------------------------------------------------
+# -- deaths ----------------------------------------------------------------------------------------
 
 
 def test_a_killed_members_place_and_regions_come_back_within_a_second(broker: Broker) -> None:
@@ -117,7 +117,7 @@ def test_a_dead_member_is_noticed_though_its_child_keeps_the_connection(broker: 
     assert status.granted_bytes == 0
 
 
-# -- boundaries -----------------------------------------------------------------------------------------------------
+# -- boundaries ------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

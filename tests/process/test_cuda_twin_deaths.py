@@ -1,7 +1,7 @@
 """Jobs that die while a GPU may still do their work: their regions are kept from others until their context has ended.
 
-On the twin a named pipe stands for the driver's files, and a process for the device: it does what is queued as long as
-somebody has the pipe open.
+On the twin a named pipe stands for the driver's files, and a process for the device: it does what
+is queued as long as somebody has the pipe open.
 """
 
 from __future__ import annotations

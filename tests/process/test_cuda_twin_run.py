@@ -167,7 +167,7 @@ def test_the_device_may_come_from_a_file(twin: dict[str, str], tmp_path: Path) -
     assert f"device cuda:0 (device in {file})" in run.stderr
 
 
-# -- MPS --------------------------------------------------------------------------------------------------------------
+# -- MPS -------------------------------------------------------------------------------------------
 
 
 def test_a_private_daemon_serves_the_jobs_and_not_the_broker(twin: dict[str, str], notes: Path) -> None:
@@ -222,7 +222,7 @@ def test_without_mps_on_the_machine_the_option_is_refused(twin: dict[str, str], 
     assert "zico: --mps: nvidia-cuda-mps-control is not on PATH" in run.stderr
 
 
-# -- sessions ---------------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
 def test_an_adapter_for_host_memory_does_not_join_a_gpus_pool(twin: dict[str, str]) -> None:

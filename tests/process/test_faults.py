@@ -39,7 +39,7 @@ def gone(made: Pool, job: LightJob) -> Callable[[Look], bool]:
     return lambda look: made.jobs[job.place]["state"] == JobState.EMPTY and look.held(job.place) == 0
 
 
-# -- SIGKILL --------------------------------------------------------------------------------------------------------
+# -- SIGKILL ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["zico", "none"])
@@ -190,7 +190,7 @@ def test_twenty_jobs_killed_at_random_moments_of_a_tight_loop(nursery: Nursery, 
         assert made.header["peak_granted"] <= 48
 
 
-# -- the broker -----------------------------------------------------------------------------------------------------
+# -- the broker ------------------------------------------------------------------------------------
 
 
 def test_without_a_broker_jobs_go_on_and_take_back_what_the_dead_held(nursery: Nursery) -> None:
@@ -221,7 +221,7 @@ def test_a_job_at_its_boundary_starts_without_a_broker(nursery: Nursery) -> None
         assert a.ask("mark", LIMIT_S) == "began"
 
 
-# -- stopping, not fitting, not iterating ---------------------------------------------------------------------------
+# -- stopping, not fitting, not iterating ----------------------------------------------------------
 
 
 def test_a_stopped_job_keeps_what_it_holds_and_the_other_trains_on_with_the_rest(nursery: Nursery) -> None:
@@ -321,7 +321,7 @@ def test_a_job_that_never_iterates_does_not_hold_up_those_that_do(nursery: Nurse
         assert made.look().held(sleeper.place) == 3
 
 
-# -- right and wrong profiles ---------------------------------------------------------------------------------------
+# -- right and wrong profiles ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["zico", "serial"])

@@ -53,7 +53,8 @@ def test_shift_lets_nobody_begin_beside_a_first_iteration(nursery: Nursery) -> N
 def test_salus_chooses_who_of_a_lane_is_next(nursery: Nursery, order: str, goes: int) -> None:
     """Of two that wait for a third it is the one that joined first, or the one that has waited longer.
 
-    All are there before any ends its first iteration, so none counts as standing still for as long again.
+    All are there before any ends its first iteration, so none counts as standing still for as long
+    again.
     """
     with (
         pool(regions=REGIONS, policy=f"salus:lanes=1,order={order}") as made,

@@ -1,6 +1,7 @@
 """Processes killed at chosen instructions while they move payloads to tiers (``single_steps.py``).
 
-What a victim leaves is taken over by this process, which knows the tickets that the victim had written down.
+What a victim leaves is taken over by this process, which knows the tickets that the victim had
+written down.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ SIZE = 2 * BLOCK + 100
 NONE = -1
 
 
-# Each operation between two signals that stop the process, or none if ``stop`` is 0. ``slot`` is the shared word in
-# which the ticket is written down; a dropper forgets it first.
+# Each operation between two signals that stop the process, or none if ``stop`` is 0. ``slot`` is
+# the shared word in which the ticket is written down; a dropper forgets it first.
 
 
 @compiled

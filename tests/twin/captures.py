@@ -1,8 +1,9 @@
 """The twin's stream captures: what is put on a stream goes into a graph instead, and happens at each launch of it.
 
 Known limitations
-    One stream a capture: events carry no capture to other streams. Every capture is as if its mode were relaxed, but
-    for waiting for a stream or a context that captures, which loses the capture as the driver's manual says.
+    One stream a capture: events carry no capture to other streams. Every capture is as if its mode
+    were relaxed, but for waiting for a stream or a context that captures, which loses the capture
+    as the driver's manual says.
 """
 # ruff: noqa: N802 - the driver's names
 

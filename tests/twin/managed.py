@@ -1,9 +1,11 @@
 """The twin's managed memory: pages that are on the device or on the host, and move when touched or told to.
 
-What a page holds is kept apart where it is: on the device at its address, on the host in a store, and its address then
-holds rubbish. So whoever reads without the twin's knowledge, or moves what it should not, is found out by the contents.
+What a page holds is kept apart where it is: on the device at its address, on the host in a store,
+and its address then holds rubbish. So whoever reads without the twin's knowledge, or moves what it
+should not, is found out by the contents.
 
-Stricter than the manual: more managed memory than the device has free is refused, since on a GPU it may hang.
+Stricter than the manual: more managed memory than the device has free is refused, since on a GPU it
+may hang.
 
 Known limitations
     The processor's own accesses are not seen, and a page has 64 KiB. One device's pages only.
@@ -77,7 +79,7 @@ class ManagedFunctions(KernelFunctions, abc.ABC):
         self.moved_in_bytes = 0
         self.moved_out_bytes = 0
 
-    # -- functions of the driver ------------------------------------------------------------------------------------
+    # -- functions of the driver -------------------------------------------------------------------
 
     @entry(context=True)
     def cuMemAllocManaged(self, bytesize: int, flags: int) -> Value:
@@ -167,7 +169,7 @@ class ManagedFunctions(KernelFunctions, abc.ABC):
         one.window.close()
         one.memory.close()
 
-    # -- pages ------------------------------------------------------------------------------------------------------
+    # -- pages -------------------------------------------------------------------------------------
 
     def _move(self, start: int, size_bytes: int, *, to_device: bool) -> None:
         with self.lock:
@@ -220,7 +222,7 @@ class ManagedFunctions(KernelFunctions, abc.ABC):
             ctypes.memmove(one.address + page * PAGE_BYTES, one.stored[page], PAGE_BYTES)
             one.stored[page] = _LENT
 
-    # -- what the other parts ask -----------------------------------------------------------------------------------
+    # -- what the other parts ask ------------------------------------------------------------------
 
     @property
     def used_bytes(self) -> int:

@@ -1,8 +1,8 @@
 """The twin's virtual memory: handles, reservations and mappings, checked as strictly as the manual words it.
 
-A handle is a memfd, its exported descriptor a duplicate of it, so two processes with twins share memory truly. Device
-addresses are host addresses; without access set, the pages fault. Host memory that was registered has another address
-on the device, so that mixing the two up shows.
+A handle is a memfd, its exported descriptor a duplicate of it, so two processes with twins share
+memory truly. Device addresses are host addresses; without access set, the pages fault. Host memory
+that was registered has another address on the device, so that mixing the two up shows.
 """
 # ruff: noqa: N802 - the driver's names
 
@@ -84,7 +84,7 @@ class MemoryFunctions(Core):
         self._mappings: dict[int, Mapping] = {}
         self._registered: dict[int, int] = {}  # host address -> bytes
 
-    # -- physical memory --------------------------------------------------------------------------------------------
+    # -- physical memory ---------------------------------------------------------------------------
 
     @property
     def used_bytes(self) -> int:
@@ -157,7 +157,8 @@ class MemoryFunctions(Core):
     def _check_properties(self, prop: Value) -> bool:
         """Tell whether memory of the host is asked for.
 
-        The manual: ``HOST`` is not exported, ``HOST_NUMA`` names a node, ``HOST_NUMA_CURRENT`` is no place to create.
+        The manual: ``HOST`` is not exported, ``HOST_NUMA`` names a node, ``HOST_NUMA_CURRENT`` is
+        no place to create.
         """
         refuse_unless(prop is not None and int(prop.type) == _PINNED)
         place, kind = int(prop.location.type), int(prop.requestedHandleTypes)
@@ -190,7 +191,7 @@ class MemoryFunctions(Core):
         except (DriverError, OSError) as error:
             raise Refused("OPERATING_SYSTEM") from error
 
-    # -- addresses --------------------------------------------------------------------------------------------------
+    # -- addresses ---------------------------------------------------------------------------------
 
     @entry(virtual=True)
     def cuMemAddressReserve(self, size: int, alignment: int, _address: Value, flags: int) -> Value:
@@ -299,7 +300,7 @@ class MemoryFunctions(Core):
             reached = end
         return reached >= start + size_bytes
 
-    # -- host memory ------------------------------------------------------------------------------------------------
+    # -- host memory -------------------------------------------------------------------------------
 
     @entry(context=True)
     def cuMemHostRegister(self, p: Value, bytesize: int, flags: int) -> None:
@@ -333,7 +334,7 @@ class MemoryFunctions(Core):
     def _registration(self, start: int, size_bytes: int) -> bool:
         return any(at <= start and start + size_bytes <= at + length for at, length in self._registered.items())
 
-    # -- what runs on the device ------------------------------------------------------------------------------------
+    # -- what runs on the device -------------------------------------------------------------------
 
     def locate(self, address: int, size_bytes: int) -> int:
         """Return where in this process the device's bytes are, once it is certain that they may be touched.

@@ -42,7 +42,7 @@ class StreamFunctions(MemoryFunctions):
         self._events: dict[int, _Event] = {}
         self._is_paused = False
 
-    # -- streams ----------------------------------------------------------------------------------------------------
+    # -- streams -----------------------------------------------------------------------------------
 
     @entry(context=True)
     def cuStreamCreate(self, flags: int) -> Value:
@@ -143,7 +143,7 @@ class StreamFunctions(MemoryFunctions):
         self._next_object += 0x10
         return self._next_object
 
-    # -- tests' hand on the timeline --------------------------------------------------------------------------------
+    # -- tests' hand on the timeline ---------------------------------------------------------------
 
     def pause(self) -> None:
         """Hold every stream where it is, and those to come at their start."""
@@ -166,7 +166,7 @@ class StreamFunctions(MemoryFunctions):
     def _all_streams(self) -> list[Stream]:
         return [*self._default.values(), *self._streams.values()]
 
-    # -- events -----------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     @entry(context=True)
     def cuEventCreate(self, _flags: int) -> Value:
@@ -231,7 +231,7 @@ class StreamFunctions(MemoryFunctions):
         refuse_unless(number(event) in self._events, "INVALID_HANDLE")
         return self._events[number(event)]
 
-    # -- memory in stream order -------------------------------------------------------------------------------------
+    # -- memory in stream order --------------------------------------------------------------------
 
     @entry(context=True)
     def cuMemsetD8Async(self, dst: Value, uc: int, n: int, stream: Value) -> None:

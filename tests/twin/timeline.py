@@ -1,8 +1,8 @@
 """Streams that run by themselves: a thread each, operations in order, and a hand on the brake for tests.
 
 Guarantees
-    Nothing hangs: a wait on the device that is not met within the deadline loses its stream (``LAUNCH_TIMEOUT``), and
-    so does whoever synchronises with a stream that is held for longer.
+    Nothing hangs: a wait on the device that is not met within the deadline loses its stream
+    (``LAUNCH_TIMEOUT``), and so does whoever synchronises with a stream that is held for longer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Stream:
         self._thread = threading.Thread(target=self._work, name="zico-twin-stream", daemon=True)
         self._thread.start()
 
-    # -- from the driver's functions --------------------------------------------------------------------------------
+    # -- from the driver's functions ---------------------------------------------------------------
 
     def put(self, operation: Operation) -> None:
         """Append an operation; on a stream that captures it is recorded and not run.
@@ -85,7 +85,8 @@ class Stream:
         """Wait until everything put so far is done.
 
         Raises:
-            Refused: The stream is lost, or was now, since the deadline passed; or it captures, and no longer can.
+            Refused: The stream is lost, or was now, since the deadline passed; or it captures, and
+                no longer can.
         """
         with self._changed:
             self._break_capture()
@@ -138,7 +139,7 @@ class Stream:
         if self.error:
             raise Refused(self.error)
 
-    # -- from tests -------------------------------------------------------------------------------------------------
+    # -- from tests --------------------------------------------------------------------------------
 
     def hold(self, before: int) -> None:
         """Run no operation from number ``before`` on, counted from the stream's creation."""
@@ -173,7 +174,7 @@ class Stream:
         except Refused:
             return True  # it would run into its fault
 
-    # -- the thread -------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while not self._closing.is_set():

@@ -1,7 +1,8 @@
 """The twin itself: devices, contexts, and what tests ask of it.
 
 Known limitations
-    The default stream does not wait for the others. Of memory used in other processes only what was imported counts.
+    The default stream does not wait for the others. Of memory used in other processes only what was
+    imported counts.
 """
 # ruff: noqa: N802 - the driver's names
 
@@ -56,11 +57,13 @@ class Twin(ManagedFunctions):
             devices: How many.
             total_bytes: Memory of each.
             granularity_bytes: What sizes and addresses must be multiples of.
-            needs_context: Whether virtual memory functions want a current context, or which of them do.
+            needs_context: Whether virtual memory functions want a current context, or which of them
+                do.
             driver_version: What ``cuDriverGetVersion`` returns.
             wait_deadline_s: After this a wait on the device is given up.
             attributes: Device attributes that differ, without ``CU_DEVICE_ATTRIBUTE_``.
-            host_bytes: Memory of the host that can be pinned and mapped; 0: the driver is too old for that.
+            host_bytes: Memory of the host that can be pinned and mapped; 0: the driver is too old
+                for that.
             host_granularity_bytes: What that must come in multiples of; ``None``: as the device's.
             context_bytes: What a context takes of its device.
         """
@@ -86,7 +89,7 @@ class Twin(ManagedFunctions):
         message = f"the twin has no {name}: add it to tests/twin"
         raise AttributeError(message)
 
-    # -- devices ----------------------------------------------------------------------------------------------------
+    # -- devices -----------------------------------------------------------------------------------
 
     @entry()
     def cuInit(self, flags: int) -> None:
@@ -130,7 +133,8 @@ class Twin(ManagedFunctions):
     def cuDeviceGetAttribute(self, attrib: Value, dev: Value) -> int:
         """Return an attribute."""
         self._device(dev)
-        # By number: one number has several names, and which of them ``attrib`` says depends on the bindings' version.
+        # By number: one number has several names, and which of them ``attrib`` says depends on the
+        # bindings' version.
         kinds = real.CUdevice_attribute.__members__
         names = {name.removeprefix(_ATTRIBUTE) for name, kind in kinds.items() if number(kind) == number(attrib)}
         refuse_unless("HOST_NUMA_ID" not in names or self.host_bytes > 0)  # older drivers do not know it
@@ -150,7 +154,7 @@ class Twin(ManagedFunctions):
         refuse_unless(0 <= number(dev) < self.devices, "INVALID_DEVICE")
         return number(dev)
 
-    # -- contexts ---------------------------------------------------------------------------------------------------
+    # -- contexts ----------------------------------------------------------------------------------
 
     @entry()
     def cuDevicePrimaryCtxRetain(self, dev: Value) -> Value:
@@ -223,7 +227,7 @@ class Twin(ManagedFunctions):
         ended = [self._streams.pop(handle) for handle in mine]
         return [*ended, self._default.pop(context)] if context in self._default else ended
 
-    # -- what tests ask ---------------------------------------------------------------------------------------------
+    # -- what tests ask ----------------------------------------------------------------------------
 
     def addresses(self) -> dict[str, int]:
         """Return the addresses of C functions that do the same as the functions here."""

@@ -2,8 +2,9 @@
 
 Guarantees:
     * Functions decorated here hold no GIL, raise nothing and allocate nothing.
-    * Machine code is kept on disk under a key of all sources that it is made of. ``zico.base.programs`` compiles functions
-      together, whole; on a version of Numba that it does not know, Numba compiles and keeps each by itself.
+    * Machine code is kept on disk under a key of all sources that it is made of.
+      ``zico.base.programs`` compiles functions together, whole; on a version of Numba that it does
+      not know, Numba compiles and keeps each by itself.
 
 Known limitations:
     * Linux on x86-64 and aarch64 only.
@@ -50,7 +51,8 @@ def _project_cache(function: Callable[..., Any]) -> Iterator[None]:
     names = ("CACHE_DIR", "CACHE_LOCATOR_CLASSES")
     before = [getattr(config, name, "") for name in names]  # an older Numba lacks the second
     config.CACHE_DIR = str(cache_directory(Path(function.__code__.co_filename)))
-    # Numba's other locators load from unchecked directories, under keys of a function's own file alone.
+    # Numba's other locators load from unchecked directories, under keys of a function's own file
+    # alone.
     config.CACHE_LOCATOR_CLASSES = "UserProvidedCacheLocator"
     try:
         yield
@@ -77,8 +79,9 @@ def entry(*kinds: Any) -> Callable[[F], F]:  # noqa: ANN401 - types of arguments
     """Compile as ``compiled`` does, and for Python together with the other entries of its program.
 
     Args:
-        kinds: Of the arguments that Python gives: ``int``, ``float``, ``bool``, the ``dtype`` of a record, ``[dtype]``
-            for an array of one dimension, a named tuple of such, or a type of Numba.
+        kinds: Of the arguments that Python gives: ``int``, ``float``, ``bool``, the ``dtype`` of a
+            record, ``[dtype]`` for an array of one dimension, a named tuple of such, or a type of
+            Numba.
     """
 
     def decorate(function: F) -> F:
@@ -115,7 +118,7 @@ def _decorated(function: Any, decorator: Any) -> Any:  # noqa: ANN401 - Numba's 
         return decorator(function)
 
 
-# -- advice to the optimizer ----------------------------------------------------------------------------------------
+# -- advice to the optimizer -----------------------------------------------------------------------
 
 
 def _attribute(*names: str) -> Any:  # noqa: ANN401 - a Numba intrinsic
@@ -145,7 +148,7 @@ keep_in_line = _attribute("alwaysinline")
 """For what is shared: ``inlined`` would pass its advice on to all that the function calls, and compile for minutes."""
 
 
-# -- memory at an address -------------------------------------------------------------------------------------------
+# -- memory at an address --------------------------------------------------------------------------
 
 
 @intrinsic
@@ -191,8 +194,9 @@ def array_at(address: int, length: int, dtype: Any) -> Any:
 def symbol_address(name: str) -> Any:  # noqa: ANN401 - a Numba intrinsic
     """Make a compiled function that returns the address of the external symbol ``name``.
 
-    A callback has no user data, and Numba would freeze an address into the cached machine code. A symbol registered
-    by ``llvmlite.binding.add_symbol`` is resolved at load time, so the same cached code finds each process's own page.
+    A callback has no user data, and Numba would freeze an address into the cached machine code. A
+    symbol registered by ``llvmlite.binding.add_symbol`` is resolved at load time, so the same
+    cached code finds each process's own page.
     """
 
     @intrinsic
@@ -208,7 +212,7 @@ def symbol_address(name: str) -> Any:  # noqa: ANN401 - a Numba intrinsic
     return address
 
 
-# -- numbers --------------------------------------------------------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------------------------
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -217,12 +221,13 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def spread(value: Any, shift: int) -> int:  # noqa: ANN401 - an integer of either sign
     """Return the bits from ``shift`` on of a 64-bit product that depends on all bits of a value: a hash.
 
-    Unsigned, since signed overflow is undefined in compiled code. Source: Fibonacci hashing, D. Knuth, TAOCP 3, 6.4.
+    Unsigned, since signed overflow is undefined in compiled code. Source: Fibonacci hashing, D.
+    Knuth, TAOCP 3, 6.4.
     """
     return int(np.int64((np.uint64(value) * _GOLDEN) >> np.uint64(shift)))
 
 
-# -- calls out ------------------------------------------------------------------------------------------------------
+# -- calls out -------------------------------------------------------------------------------------
 
 _I64 = ir.IntType(64)
 

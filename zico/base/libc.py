@@ -65,8 +65,8 @@ monotonic_ns = _clock(time.CLOCK_MONOTONIC, "CLOCK_MONOTONIC, the clock of ``tim
 _realtime_ns = _clock(time.CLOCK_REALTIME, "CLOCK_REALTIME")
 
 
-# Reading the counter of an x86-64 processor takes 10 ns where clock_gettime takes 24. It is a clock only if its rate
-# never changes and it never stops, which the kernel tells by two flags.
+# Reading the counter of an x86-64 processor takes 10 ns where clock_gettime takes 24. It is a clock
+# only if its rate never changes and it never stops, which the kernel tells by two flags.
 _HAS_STEADY_COUNTER = platform.machine() == "x86_64" and {"constant_tsc", "nonstop_tsc"} <= set(
     Path("/proc/cpuinfo").read_text().partition("\n\n")[0].split()
 )
@@ -126,7 +126,8 @@ def mutex_try_lock(address: int) -> int:
     """Lock if nobody is inside.
 
     Returns:
-        0; ``EOWNERDEAD`` when locked and the last owner died inside (then call ``mutex_consistent``); ``EBUSY``.
+        0; ``EOWNERDEAD`` when locked and the last owner died inside (then call
+        ``mutex_consistent``); ``EBUSY``.
     """
     return _try_lock(address)
 
@@ -149,8 +150,9 @@ def mutex_lock_within(address: int, wait_ns: int) -> int:
 def mutex_owner(address: int) -> int:
     """Return the kernel's number of the thread inside a robust mutex, or 0; a glance, without a lock.
 
-    Source: robust mutexes keep it in their futex word, as the kernel's protocol for robust futexes demands
-    (Documentation/locking/robust-futex-ABI.rst); glibc's ``pthread_mutex_t`` begins with that word.
+    Source: robust mutexes keep it in their futex word, as the kernel's protocol for robust futexes
+    demands (Documentation/locking/robust-futex-ABI.rst); glibc's ``pthread_mutex_t`` begins with
+    that word.
     """
     return array_at(address, 1, np.int32)[0] & _FUTEX_TID_MASK
 
@@ -179,9 +181,9 @@ def futex_wake_all(word_address: int) -> None:
     _syscall(SYS_FUTEX, word_address, FUTEX_WAKE, WAKE_ALL, 0, 0, 0)
 
 
-# A mutex between the threads of one process: 0 free, 1 held, 2 held and waited for. Two inlined atomic operations
-# where nobody contends, a third of what a call of pthread_mutex_lock and _unlock costs.
-# Source: mutex2 of U. Drepper, "Futexes Are Tricky" (2011), section 6.
+# A mutex between the threads of one process: 0 free, 1 held, 2 held and waited for. Two inlined
+# atomic operations where nobody contends, a third of what a call of pthread_mutex_lock and _unlock
+# costs. Source: mutex2 of U. Drepper, "Futexes Are Tricky" (2011), section 6.
 
 
 @inlined

@@ -16,7 +16,8 @@ Guarantees:
     * All processes of a user choose the same directory in the same environment.
 
 Known limitations:
-    * A group counts as others even if the user is its only member: Zico cannot know who joins later.
+    * A group counts as others even if the user is its only member: Zico cannot know who joins
+      later.
     * The mode shows what POSIX access control lists allow, but not what those of NFSv4 allow.
 """
 
@@ -54,9 +55,10 @@ _ADVICE = f"take others' right to write away (chmod go-w), or set {CACHE_VARIABL
 def cache_root() -> Path:
     """Return the directory for what can be made again.
 
-    The directory is that of ``ZICO_CACHE_DIR``, else the user's cache directory, and is created if it
-    is missing. If it is refused, one line on stderr says so, once per process. The next choices are
-    the user's cache directory, ``.cache`` in the home directory, and a directory among temporary files.
+    The directory is that of ``ZICO_CACHE_DIR``, else the user's cache directory, and is created if
+    it is missing. If it is refused, one line on stderr says so, once per process. The next choices
+    are the user's cache directory, ``.cache`` in the home directory, and a directory among
+    temporary files.
 
     Raises:
         ConfigError: All of them are refused.
@@ -185,7 +187,8 @@ def _fault(status: os.stat_result, uid: int) -> str:
         return ""
     if not stat.S_ISDIR(status.st_mode):
         return "is not a directory"
-    # A sticky directory lets no user replace an entry of another, and the next entry must be the user's own.
+    # A sticky directory lets no user replace an entry of another, and the next entry must be the
+    # user's own.
     open_to_all = status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX
     return "may be written by others" if open_to_all else ""
 

@@ -1,17 +1,19 @@
 """Programs: compiled functions that become machine code together, whole, and are kept in one file.
 
 How it works
-    A function that compiled code calls is lowered to LLVM's intermediate representation, once, and nothing more. A
-    program links what its entries reach, keeps only the entries visible, optimises once, and emits one object file.
-    A later process loads that file and needs neither type inference nor LLVM's optimiser.
+    A function that compiled code calls is lowered to LLVM's intermediate representation, once, and
+    nothing more. A program links what its entries reach, keeps only the entries visible, optimises
+    once, and emits one object file. A later process loads that file and needs neither type
+    inference nor LLVM's optimiser.
 
 Guarantees
-    * The name of a program's file holds a digest of all sources that it is made of, of the versions of Numba and LLVM,
-      and of the processor. A file of another name is never loaded.
-    * A file appears whole. Processes that need a program at once wait for the one that compiles it, for a limited time.
+    * The name of a program's file holds a digest of all sources that it is made of, of the versions
+      of Numba and LLVM, and of the processor. A file of another name is never loaded.
+    * A file appears whole. Processes that need a program at once wait for the one that compiles it,
+      for a limited time.
 
-All of Numba that is not public stands here. ``fault`` tells whether this version of Numba has it; where it has not,
-``zico.base.compiled`` uses Numba's own, slower, ways.
+All of Numba that is not public stands here. ``fault`` tells whether this version of Numba has it;
+where it has not, ``zico.base.compiled`` uses Numba's own, slower, ways.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ def fault() -> str:
     return _FAULT or ("ZICO_COMPILER is numba" if os.environ.get("ZICO_COMPILER") == "numba" else "")
 
 
-# -- what is lowered ------------------------------------------------------------------------------------------------
+# -- what is lowered -------------------------------------------------------------------------------
 
 try:
     from numba._dynfunc import Environment, make_function
@@ -173,8 +175,8 @@ class Library(JITCodeLibrary):  # type: ignore[misc]
 def _optimise(codegen: Any, module: Any, kept: Iterable[str]) -> None:  # noqa: ANN401 - Numba's and llvmlite's
     """Optimise a module of which only some names are to be seen; what they do not reach is dropped.
 
-    The order is Numba's: functions alone, a cheap pass over all, then the whole set. Without the first, a turnover of a
-    region took 7 % longer.
+    The order is Numba's: functions alone, a cheap pass over all, then the whole set. Without the
+    first, a turnover of a region took 7 % longer.
     """
     _hide(module.functions, kept)
     _hide(module.global_variables, kept)
@@ -225,7 +227,8 @@ class Function(CPUDispatcher):  # type: ignore[misc]
 
         Args:
             function: What Python would run.
-            entries: The types of arguments with which Python calls it as part of its module's program.
+            entries: The types of arguments with which Python calls it as part of its module's
+                program.
             in_line: Its callers take it in.
         """
         options = {"nopython": True, "nogil": True, "boundscheck": None, "error_model": "numpy", "forceinline": in_line}
@@ -320,7 +323,7 @@ class Callback:
         return self.__wrapped__(*args)  # type: ignore[attr-defined]
 
 
-# -- entries --------------------------------------------------------------------------------------------------------
+# -- entries ---------------------------------------------------------------------------------------
 
 
 class _Entry:
@@ -417,7 +420,7 @@ def argument(kind: Any) -> Any:  # noqa: ANN401 - a Numba type
     return {int: types.int64, float: types.float64, bool: types.boolean}.get(kind, kind)
 
 
-# -- programs -------------------------------------------------------------------------------------------------------
+# -- programs --------------------------------------------------------------------------------------
 
 
 @functools.cache

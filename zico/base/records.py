@@ -1,6 +1,7 @@
 """Records that compiled code reads by attribute: classes whose annotated fields are their layout in memory.
 
-A layout module declares a class, and ``dtype_of`` makes the NumPy dtype of it, field by field in that order::
+A layout module declares a class, and ``dtype_of`` makes the NumPy dtype of it, field by field in
+that order::
 
     class Slot(Record):
         live: I4
@@ -9,8 +10,9 @@ A layout module declares a class, and ``dtype_of`` makes the NumPy dtype of it, 
 
     SLOT = dtype_of(Slot)
 
-No object of such a class ever exists. The class is what mypy takes a record for, so that it finds a misspelt field in
-compiled code. Python sees the same memory as ``np.void`` and subscripts it by name, which mypy does not check.
+No object of such a class ever exists. The class is what mypy takes a record for, so that it finds a
+misspelt field in compiled code. Python sees the same memory as ``np.void`` and subscripts it by
+name, which mypy does not check.
 """
 
 from __future__ import annotations

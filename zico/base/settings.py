@@ -1,7 +1,7 @@
 """Settings of a run, each with its origin, checked before anything is started.
 
-Click finds what was given, and where (``zico.cli.options``). This module measures nothing: the caller gives the texts
-and the device's memory, so every rule here is testable as a function.
+Click finds what was given, and where (``zico.cli.options``). This module measures nothing: the
+caller gives the texts and the device's memory, so every rule here is testable as a function.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ DEFAULT_CUDA_REGION_BYTES = 64 * MIB
 DEFAULT_AVAILABLE_PERCENT = 80
 """Share of the memory available now that a run takes when no budget is given.
 
-On the host device the same memory also holds interpreters, libraries and data sets, on a GPU what others start
-meanwhile; neither is in the budget.
-"""
+On the host device the same memory also holds interpreters, libraries and data sets, on a GPU what
+others start meanwhile; neither is in the budget. """
 DEFAULT_CUDA_RESERVE = "1GiB"
 """A context takes about half of it; libraries such as cuBLAS and cuDNN allocate workspaces beside the framework."""
 DEFAULT_EXPECTED_JOBS = "2"
@@ -150,7 +149,8 @@ def resolve(given: Given, memory: DeviceMemory, policies: Collection[str], n_job
         n_jobs: How many jobs there will be; ``None`` where only the user can know.
 
     Raises:
-        ConfigError: A value is not acceptable; the message names it, its origin and what would be accepted.
+        ConfigError: A value is not acceptable; the message names it, its origin and what would be
+            accepted.
     """
     device = device_of(given)
     is_host = device.value == HOST
@@ -253,7 +253,8 @@ def _reserve(chosen: Setting[str], memory: DeviceMemory) -> Setting[int]:
     def parse(text: str) -> int:
         if text.strip().lower() in {"0", "none"}:
             return 0
-        # A device may well be smaller: then the reserve only causes the warning beside an explicit budget.
+        # A device may well be smaller: then the reserve only causes the warning beside an explicit
+        # budget.
         whole_bytes = memory.total_bytes if text.strip().endswith("%") else sys.maxsize
         return parse_size(text, whole_bytes=whole_bytes)
 
@@ -355,7 +356,7 @@ def _most(
     return most
 
 
-# -- a job's own process ----------------------------------------------------------------------------------------------
+# -- a job's own process ---------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

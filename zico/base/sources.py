@@ -8,7 +8,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
-# An import statement, also one inside a function: `from a import b, c`, with or without parentheses, or `import a`.
+# An import statement, also one inside a function: `from a import b, c`, with or without
+# parentheses, or `import a`.
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(zico[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)|import[ \t]+(zico[\w.]*))", re.MULTILINE
 )

@@ -11,7 +11,8 @@ MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
 
-# As in `docker --memory`, `ulimit` and `dd`: a bare letter, with or without "iB"/"B", is a power of 1024.
+# As in `docker --memory`, `ulimit` and `dd`: a bare letter, with or without "iB"/"B", is a power of
+# 1024.
 _FACTORS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<percent>%)|(?P<prefix>[KMGT]?)(?:i?B)?)", re.IGNORECASE)
 ACCEPTED_SIZES = "a size such as 512MiB, 2G or 1.5GiB, a share of the device's memory such as 50%, or none"
@@ -21,8 +22,8 @@ def parse_size(text: str, *, whole_bytes: int) -> int:
     """Return the bytes that ``text`` names.
 
     Args:
-        text: A number with ``K``, ``M``, ``G`` or ``T`` (powers of 1024, ``iB`` or ``B`` optional), a
-            percentage of ``whole_bytes``, or ``none`` for all of it.
+        text: A number with ``K``, ``M``, ``G`` or ``T`` (powers of 1024, ``iB`` or ``B`` optional),
+            a percentage of ``whole_bytes``, or ``none`` for all of it.
         whole_bytes: The device's memory, in bytes.
 
     Raises:

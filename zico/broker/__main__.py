@@ -1,8 +1,8 @@
 """``python -m zico.broker``: create a pool and serve it until SIGTERM or SIGINT.
 
-Says ``ready`` on stdout, or on the descriptor that ``--ready-fd`` names, when jobs can join; logs on stderr.
-Exit code:
-0 after a clean end, 2 for a setting that cannot be used, 1 if another broker lives or the device refuses.
+Says ``ready`` on stdout, or on the descriptor that ``--ready-fd`` names, when jobs can join; logs
+on stderr. Exit code: 0 after a clean end, 2 for a setting that cannot be used, 1 if another broker
+lives or the device refuses.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def serve(options: argparse.Namespace) -> None:
         device, table, memory_fds = create_pool(options, policy, owned)
         if options.warm:
             warm(device.kind, paging=options.paging and device == HOST_DEVICE)
-        # Only now, since compiling takes long and a signal may well end it: there is nothing to clean up yet.
+        # Only now, since compiling takes long and a signal may well end it: there is nothing to
+        # clean up yet.
         stop_fd = owned.enter_context(stop_signals())
         # Last, since from here on clients connect and expect an answer.
         listener = owned.enter_context(Listener(options.socket))
@@ -92,7 +93,8 @@ def create_pool(
     """Create the pool on its device, and the descriptors by which jobs get its memory; ``owned`` closes all of it.
 
     Raises:
-        ConfigError: The device is none, the sizes cannot be used, or too few descriptors may be open here.
+        ConfigError: The device is none, the sizes cannot be used, or too few descriptors may be
+            open here.
         DriverError: The device cannot give the budget; nothing is left behind.
     """
     device, driver = open_device(options.device)

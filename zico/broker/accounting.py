@@ -1,7 +1,7 @@
 """Who the members are, what they did, and what they leave behind.
 
-The record file (``arrays``) holds, for n instants, k jobs ever seen in the order in which they joined, b ends
-of iterations and m waits:
+The record file (``arrays``) holds, for n instants, k jobs ever seen in the order in which they
+joined, b ends of iterations and m waits:
 
     t_s            float64 [n]      seconds since the broker began
     held_bytes     int64   [n, k]   regions held by each job, in bytes
@@ -21,9 +21,10 @@ of iterations and m waits:
     profile_t_s    float64 [p]      since the iteration began
     profile_bytes  int64   [p]      regions held from then on, the most of recent iterations
 
-Known limitations: an iteration or a wait shorter than the time between two looks at the table (20 ms, less
-when jobs reach boundaries that the broker must decide on) may be missing here; the figures of ``report`` miss
-none. Memory grows by some 20 bytes per iteration and wait and by 150 KB per job ever seen.
+Known limitations: an iteration or a wait shorter than the time between two looks at the table (20
+ms, less when jobs reach boundaries that the broker must decide on) may be missing here; the figures
+of ``report`` miss none. Memory grows by some 20 bytes per iteration and wait and by 150 KB per job
+ever seen.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------------
 # A bounded history of who held what: when it is full, every second row goes and rows become rarer.
 #
-# What the jobs hold in a row is one true instant, never a mixture of two: of the instants that fall into one
-# period the one with the most regions held stays, so a thinned history still shows the peaks and never a sum
-# that never was. The physical bytes of a row are the most seen in its period.
+# What the jobs hold in a row is one true instant, never a mixture of two: of the instants that fall
+# into one period the one with the most regions held stays, so a thinned history still shows the
+# peaks and never a sum that never was. The physical bytes of a row are the most seen in its period.
 
 MAX_ROWS = 32_768
 """Rows kept: eleven minutes at 20 ms before they are first thinned, and far more than a picture has
@@ -189,7 +190,7 @@ class Ledger:
         self._outside: OutsideFigures | None = None
         self._peak_outside: OutsideFigures | None = None
 
-    # -- members ----------------------------------------------------------------------------------------
+    # -- members -----------------------------------------------------------------------------------
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -220,7 +221,7 @@ class Ledger:
         member.record = member.record.copy()  # so that the whole snapshot it lies in need not stay
         self._marks.close(member, now_ns)
 
-    # -- what is seen -----------------------------------------------------------------------------------
+    # -- what is seen ------------------------------------------------------------------------------
 
     def observe(self, header: Record, jobs: Record, physical_bytes: int, now_ns: int) -> None:
         """Take in one snapshot of the table, whose arrays are the ledger's from now on, and the physical bytes."""
@@ -253,7 +254,7 @@ class Ledger:
         """Return what a policy sees of the snapshot, with what was measured of jobs that work together."""
         return self._speeds.noted(pool_view(header, jobs, now_ns, self._profiles))
 
-    # -- what is told -----------------------------------------------------------------------------------
+    # -- what is told ------------------------------------------------------------------------------
 
     def status(self, now_ns: int) -> Status:
         """Return the pool at the last observation."""

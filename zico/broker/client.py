@@ -32,8 +32,8 @@ _Answer = TypeVar("_Answer", m.Welcome, m.More, m.Status, m.Report, m.Changed)
 class Membership:
     """A job's place in the pool, kept while ``connection`` is open.
 
-    The descriptors are the caller's to close, or to hand over by ``map_pool``. ``leave`` ends the membership; so does
-    the end of the process.
+    The descriptors are the caller's to close, or to hand over by ``map_pool``. ``leave`` ends the
+    membership; so does the end of the process.
     """
 
     job: int
@@ -116,8 +116,8 @@ class Membership:
     def leave(self) -> None:
         """Say goodbye and close the connection; waits for nothing. A second time does nothing.
 
-        The regions come back when this process ends, since until then it may use them. In a forked child only
-        the child's copy of the connection is closed.
+        The regions come back when this process ends, since until then it may use them. In a forked
+        child only the child's copy of the connection is closed.
         """
         if self.connection.fileno() < 0:
             return
@@ -160,7 +160,8 @@ class BrokerClient:
         Raises:
             BrokerError: No broker answers within the deadline, or it refuses.
             RemoteProtocolError: What answers is no broker.
-            LocalProtocolError: The name or the framework is empty, too long or has control characters.
+            LocalProtocolError: The name or the framework is empty, too long or has control
+                characters.
             ConfigError: This process may not open as many descriptors as the pool has.
         """
         hello = m.Hello(
@@ -194,7 +195,8 @@ class BrokerClient:
         """Return how the pool is now.
 
         Raises:
-            BrokerError: No broker answers within the deadline, or it refuses; the next call connects anew.
+            BrokerError: No broker answers within the deadline, or it refuses; the next call
+                connects anew.
             RemoteProtocolError: What answers is no broker.
         """
         return self._observe(m.StatusRequest(), m.Status)
@@ -203,7 +205,8 @@ class BrokerClient:
         """Return every job's figures so far; the broker has then also written its record file.
 
         Raises:
-            BrokerError: No broker answers within the deadline, or it refuses; the next call connects anew.
+            BrokerError: No broker answers within the deadline, or it refuses; the next call
+                connects anew.
             RemoteProtocolError: What answers is no broker.
         """
         return self._observe(m.ReportRequest(), m.Report)
@@ -213,7 +216,8 @@ class BrokerClient:
 
         Raises:
             ConfigError: The pool cannot be changed so; nothing has been.
-            BrokerError: No broker answers within the deadline, or it refuses; the next call connects anew.
+            BrokerError: No broker answers within the deadline, or it refuses; the next call
+                connects anew.
             RemoteProtocolError: What answers is no broker.
             LocalProtocolError: A field is out of bounds.
         """

@@ -86,8 +86,8 @@ def open_device(name: str) -> tuple[Device, Driver]:
 def open_driver(device: Device) -> Driver:
     """Return a driver of the device that another process calls so.
 
-    This process may see other devices than that one, or in another order (CUDA_VISIBLE_DEVICES), so a CUDA device is
-    looked for by its identity.
+    This process may see other devices than that one, or in another order (CUDA_VISIBLE_DEVICES), so
+    a CUDA device is looked for by its identity.
 
     Raises:
         DriverError: This process does not see that device, or there is no driver.

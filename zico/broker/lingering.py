@@ -1,16 +1,17 @@
 """Whether a dead job's work on its GPU may still go on: what holds the job's context, as far as can be seen.
 
-The driver ends a context when the last process closes its files. Three signs tell that this has not happened:
+The driver ends a context when the last process closes its files. Three signs tell that this has not
+happened:
 
-* The job's connection is still open. A forked child inherits it together with the driver's files. The job's fork
-  hook closes both; a child that C code has forked keeps both.
+* The job's connection is still open. A forked child inherits it together with the driver's files.
+  The job's fork hook closes both; a child that C code has forked keeps both.
 * NVIDIA's management library still lists the process.
 * An MPS server still lists the client. Such a server tears clients down in its own time.
 
 After ``LINGER_NS`` the regions are taken back all the same.
 
-Known limitations: not seen on a real GPU yet. A forked child also inherits mappings of the driver's files, which
-may keep them open; then only the second sign tells.
+Known limitations: not seen on a real GPU yet. A forked child also inherits mappings of the driver's
+files, which may keep them open; then only the second sign tells.
 """
 
 from __future__ import annotations

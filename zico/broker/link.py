@@ -1,8 +1,8 @@
 """One accepted connection: its socket, its protocol state, what is still to be sent, and its deadline.
 
-Guarantees: never blocks; at most one answer is unsent, since neither is anything read from a peer that does
-not take its answers nor is its next request looked at; a peer that owes something (its first message, the
-rest of a frame, taking an answer) has ``PATIENCE_NS``.
+Guarantees: never blocks; at most one answer is unsent, since neither is anything read from a peer
+that does not take its answers nor is its next request looked at; a peer that owes something (its
+first message, the rest of a frame, taking an answer) has ``PATIENCE_NS``.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ def _wait_end_ns(kind: WaitKind, begin_ns: int, after: Any, now_ns: int) -> int:
 
 # -- the pager of one member: a thread that serves its faults until its process is dead ------------
 #
-# The thread runs compiled code without the GIL, so neither the broker's own work nor other pagers stand in its way. If
-# it cannot begin, or the broker ends, the job is told to be its own pager.
+# The thread runs compiled code without the GIL, so neither the broker's own work nor other pagers
+# stand in its way. If it cannot begin, or the broker ends, the job is told to be its own pager.
 
 END_S = 0.5
 """How long the end of a thread is waited for: it has one block in hand at most."""

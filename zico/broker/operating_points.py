@@ -1,13 +1,14 @@
 """Has jobs that can go on with less do so where that gets all of them further, and tells each what it may hold then.
 
-A job that leaves the choice to the broker (``--save auto``) says how long an iteration would take with how much
-(``JOB.less``); one that pages says how long a region takes to go and come, and the rest is predicted
-(``paged_ways.py``). What it would do with all that it wants is known from iterations without a limit; of one that has
-never had all of it the job says how much that would be.
+A job that leaves the choice to the broker (``--save auto``) says how long an iteration would take
+with how much (``JOB.less``); one that pages says how long a region takes to go and come, and the
+rest is predicted (``paged_ways.py``). What it would do with all that it wants is known from
+iterations without a limit; of one that has never had all of it the job says how much that would be.
 
 Guarantees
     * Nobody waits for a choice, and a job whose limit was set by a person keeps it.
-    * After a choice it rests (``background_planning.RESTS``), unless jobs, budget or shares are others.
+    * After a choice it rests (``background_planning.RESTS``), unless jobs, budget or shares are
+      others.
 """
 
 from __future__ import annotations
@@ -36,16 +37,19 @@ if TYPE_CHECKING:
 # How long iterations of jobs that page would take with less: predicted, then corrected by what they
 # took.
 #
-# What lies above a limit leaves and comes back, at the rates that the job's tier was measured with, and nothing of that
-# is hidden: in each iteration as much as what the job holds rises above the limit by::
+# What lies above a limit leaves and comes back, at the rates that the job's tier was measured with,
+# and nothing of that is hidden: in each iteration as much as what the job holds rises above the
+# limit by::
 #
 #     held        ___/##\__/#\___      above the limit: what rises there has to leave
 #     limit    ----------------        and to come back once
 #
-# Once an iteration under a limit has been measured, all predictions are scaled so that this one is right.
+# Once an iteration under a limit has been measured, all predictions are scaled so that this one is
+# right.
 #
 # Known limitations
-#     A measured iteration is also slower for what its neighbours did to the processor and to memory.
+#     A measured iteration is also slower for what its neighbours did to the processor and to
+#     memory.
 
 HOW = "page"
 _SETTLES = 3

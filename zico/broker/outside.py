@@ -1,8 +1,9 @@
 """What of a GPU's memory lies outside the pool: framework contexts, and what other processes hold.
 
-NVIDIA's management library says how much of the device is used, and by which processes; what is used beyond the pool
-and by nobody else is the contexts and workspaces of the jobs and the broker. It is asked by the optional package
-``nvidia-ml-py`` (``import pynvml``); where that is missing, or knows less, the figures are left out.
+NVIDIA's management library says how much of the device is used, and by which processes; what is
+used beyond the pool and by nobody else is the contexts and workspaces of the jobs and the broker.
+It is asked by the optional package ``nvidia-ml-py`` (``import pynvml``); where that is missing, or
+knows less, the figures are left out.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def use_of(identity: str) -> DeviceUse | None:
 def is_listed(identity: str, pid: int) -> bool:
     """Tell whether the GPU with that UUID still lists a process that is dead here.
 
-    False where nobody knows: without the library, or where it numbers processes as another pid namespace does.
+    False where nobody knows: without the library, or where it numbers processes as another pid
+    namespace does.
     """
     pids = _asked(identity, _pids) or set()
     return pid in pids and all(psutil.pid_exists(other) for other in pids - {pid})
@@ -100,8 +102,8 @@ def _pids(nvml: Any, device: Any) -> set[int]:  # noqa: ANN401 - a module and a 
 def use_now(facts: DeviceFacts) -> DeviceUse:
     """Return how a CUDA device is used now.
 
-    Where no management library knows, a context is made for a moment, since the driver tells nobody else; the answer
-    is then low by what that takes.
+    Where no management library knows, a context is made for a moment, since the driver tells nobody
+    else; the answer is then low by what that takes.
 
     Raises:
         DriverError: The driver cannot tell either.
@@ -128,7 +130,8 @@ class Outside:
     def __init__(self, identity: str, pool_bytes: int) -> None:
         """Look at the GPU with that UUID, on which a pool of so many bytes lies.
 
-        Keeps the library initialised until the process ends: to do that anew takes longer than all the questions.
+        Keeps the library initialised until the process ends: to do that anew takes longer than all
+        the questions.
         """
         self._identity = identity
         self._pool_bytes = pool_bytes

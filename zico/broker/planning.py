@@ -72,9 +72,11 @@ class BackgroundPlanning(Generic[Answer]):
 # -- has the policy think about the jobs that are there, beside the broker's own work --------------
 #
 # Guarantees
-#     * Nobody waits for a plan: until there is one, and whenever the jobs are other ones, the policy decides without.
+#     * Nobody waits for a plan: until there is one, and whenever the jobs are other ones, the
+#       policy decides without.
 #     * One thought at a time; what was thought is used until there is something newer.
-#     * After a thought it rests (``background_planning.RESTS``), unless jobs, budget or shares are others.
+#     * After a thought it rests (``background_planning.RESTS``), unless jobs, budget or shares are
+#       others.
 
 
 class Planning:

@@ -1,8 +1,8 @@
 """What happens to the pool: places given and taken back, looks at the table, decisions, the record.
 
-Whatever happened, the pool manager looks at the shared table once, asks the policy, and lets jobs start: at most
-once per ``MIN_EVALUATION_NS``. While there are members it looks every ``SAMPLE_NS`` anyway, for the picture
-and the maxima.
+Whatever happened, the pool manager looks at the shared table once, asks the policy, and lets jobs
+start: at most once per ``MIN_EVALUATION_NS``. While there are members it looks every ``SAMPLE_NS``
+anyway, for the picture and the maxima.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
 # -- who may begin an iteration: asks the policy and carries its answers out -----------------------
 #
-# Guarantee: while a job waits, there is a time at which it is looked at again although no event comes, so that
-# a wake-up that was lost with a process that died costs ``RECHECK_NS`` and never a hang.
+# Guarantee: while a job waits, there is a time at which it is looked at again although no event
+# comes, so that a wake-up that was lost with a process that died costs ``RECHECK_NS`` and never a
+# hang.
 
 RECHECK_NS = 100_000_000
 RETRY_NS = 20_000_000
@@ -70,7 +71,8 @@ def admit_all(table: AdmittingTable, policy: Policy, view: PoolView, jobs: Recor
     """Let every job start that may; say of the others whom they wait for.
 
     Returns:
-        When to look again in ``view.now_ns``'s clock if no event comes first, ``None`` if nobody waits.
+        When to look again in ``view.now_ns``'s clock if no event comes first, ``None`` if nobody
+        waits.
     """
     looks_ns = []
     for job, decision in policy.decide(view).items():
@@ -99,8 +101,8 @@ def _look_again_ns(now_ns: int, decision: Decision) -> int:
 
 # -- what an observer changes while jobs run: the budget, and what single jobs get -----------------
 #
-# A budget that is lowered takes effect at the next request, and the memory comes back at the jobs' own pace; nobody is
-# stopped. One that is raised wakes whoever waits.
+# A budget that is lowered takes effect at the next request, and the memory comes back at the jobs'
+# own pace; nobody is stopped. One that is raised wakes whoever waits.
 
 _OF_SHARE = ("weight", "priority", "slo")
 
@@ -214,7 +216,8 @@ class PoolManager:
             memory_fds: The pool's memory in the order of its pieces.
             policy: Who may go on.
             device: Which one the pool is on.
-            outside: Tells what of the device's memory lies outside the pool, where that can be known.
+            outside: Tells what of the device's memory lies outside the pool, where that can be
+                known.
             record_path: Where the record goes, if anywhere.
         """
         header, _ = table.snapshot()
@@ -262,13 +265,14 @@ class PoolManager:
             due_ns.append(self._looked_ns + SAMPLE_NS)
         return min(due_ns, default=None)
 
-    # -- members --------------------------------------------------------------------------------------------
+    # -- members -----------------------------------------------------------------------------------
 
     def join(self, hello: m.Hello, *, pid: int, pidfd: int | None) -> Member:
         """Give a job a place; ``pidfd`` stays the caller's.
 
         Raises:
-            BrokerError: All places are taken, or the process cannot be watched although the device needs that.
+            BrokerError: All places are taken, or the process cannot be watched although the device
+                needs that.
         """
         if pidfd is None and self._device.name != HOST:
             raise BrokerError(
@@ -352,11 +356,12 @@ class PoolManager:
             if member.paging is not None:
                 member.paging.let_go()
 
-    # -- looking and deciding -------------------------------------------------------------------------------
+    # -- looking and deciding ----------------------------------------------------------------------
 
     def take_notice(self) -> None:
         """Answer a write to the eventfd: look and decide soon."""
-        # In this order, and before the table is looked at: what happens from here on writes it again.
+        # In this order, and before the table is looked at: what happens from here on writes it
+        # again.
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._table.notify_fd)
         self._table.clear_notified()

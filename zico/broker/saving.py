@@ -109,8 +109,8 @@ def wishes_of(
     """Return the wish of each job.
 
     Args:
-        texts: ``save``: a mode for all jobs, or ``NAME=MODE`` for some of them, separated by commas; ``limit``:
-            ``NAME=SIZE`` likewise; ``tier``: for all jobs.
+        texts: ``save``: a mode for all jobs, or ``NAME=MODE`` for some of them, separated by
+            commas; ``limit``: ``NAME=SIZE`` likewise; ``tier``: for all jobs.
         origins: Where each text came from.
         names: Of all jobs.
         budget_bytes: What a limit in percent is a share of.

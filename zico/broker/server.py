@@ -1,18 +1,19 @@
 """The broker's loop: connections, deaths, wake-ups from compiled code, and time.
 
 Theory of operation
-    One thread waits for the listening socket, the connections, a pidfd of every member, the eventfd that
-    jobs write when a boundary or memory needs the broker, and the next point in time. What any of them means
-    for the pool is the pool manager's (``zico.broker.pool_manager``). Nothing in the loop blocks on a peer.
+    One thread waits for the listening socket, the connections, a pidfd of every member, the eventfd
+    that jobs write when a boundary or memory needs the broker, and the next point in time. What any
+    of them means for the pool is the pool manager's (``zico.broker.pool_manager``). Nothing in the
+    loop blocks on a peer.
 
 Guarantees
-    A member's regions come back at once when its process is dead, on a GPU when its context has ended
-    (``zico.broker.lingering``); a connection that closes earlier makes it LEAVING, since its process may still use
-    the memory. A peer that breaks the protocol is told so and
-    dropped, and nobody else notices. So is a peer whom the broker cannot answer.
+    A member's regions come back at once when its process is dead, on a GPU when its context has
+    ended (``zico.broker.lingering``); a connection that closes earlier makes it LEAVING, since its
+    process may still use the memory. A peer that breaks the protocol is told so and dropped, and
+    nobody else notices. So is a peer whom the broker cannot answer.
 
-Known limitation: a member whose process the kernel does not let us watch (another pid namespace on a kernel
-before 6.5) counts as dead when its connection closes.
+Known limitation: a member whose process the kernel does not let us watch (another pid namespace on
+a kernel before 6.5) counts as dead when its connection closes.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class Server:
 
         Args:
             stop_fd: Anything written to it ends the loop.
-            parent_pidfd: Of the process without which the broker has no reason to live; stays the caller's.
+            parent_pidfd: Of the process without which the broker has no reason to live; stays the
+                caller's.
         """
         self._watch(self._listener.socket.fileno(), self._on_accept)
         self._watch(self._manager.notify_fd, self._on_notify)
@@ -93,7 +95,7 @@ class Server:
         finally:
             self._close()
 
-    # -- the loop -------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         """Wait for the next event or time and deal with all that is due."""
@@ -125,7 +127,7 @@ class Server:
     def _on_notify(self, _events: int) -> None:
         self._manager.take_notice()
 
-    # -- connections ----------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------
 
     def _on_accept(self, _events: int) -> None:
         """Take one connection; the loop comes back for the next."""
@@ -263,7 +265,7 @@ class Server:
                     f"owed the rest of a message or the taking of an answer for {PATIENCE_NS * 1e-9:g} s",
                 )
 
-    # -- members --------------------------------------------------------------------------------------------
+    # -- members -----------------------------------------------------------------------------------
 
     def _join(self, link: Link, hello: m.Hello, now_ns: int) -> None:
         """Make the peer a member, or refuse it."""
@@ -345,7 +347,7 @@ class Server:
             os.close(member.pidfd)
             member.pidfd = None
 
-    # -- the end --------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def _close(self) -> None:
         """Write the record and let go of every connection and process."""

@@ -102,7 +102,8 @@ def shares_of(texts: Mapping[str, str], origins: Mapping[str, str], names: tuple
         names: Of all jobs.
 
     Raises:
-        ConfigError: A text is no such list, names no job, has a value that cannot be, or contradicts another.
+        ConfigError: A text is no such list, names no job, has a value that cannot be, or
+            contradicts another.
     """
     found: dict[str, dict[str, object]] = {name: {} for name in names}
     for field, text in texts.items():
@@ -117,8 +118,8 @@ def values_by_name(text: str, origin: str, names: tuple[str, ...], parse: Callab
     """Return what a list of ``NAME=VALUE``, separated by commas, says of some of the jobs called ``names``.
 
     Raises:
-        ConfigError: It is no such list, names no job, has a value that ``parse`` refuses, or gives a job two; the
-            message begins with the text's origin.
+        ConfigError: It is no such list, names no job, has a value that ``parse`` refuses, or gives
+            a job two; the message begins with the text's origin.
     """
     found: dict[str, Value] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

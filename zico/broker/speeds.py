@@ -1,27 +1,33 @@
 """By what factor jobs that work together are slower than alone, measured from what the broker sees anyway.
 
 Theory of operation
-    An iteration is cut into parts of equal progress. For each part of each job it is summed up how long the job was in
-    it and how often it came through, apart for each number of jobs that worked meanwhile, waits left out::
+    An iteration is cut into parts of equal progress. For each part of each job it is summed up how
+    long the job was in it and how often it came through, apart for each number of jobs that worked
+    meanwhile, waits left out::
 
         part of a job          1st           2nd          alone 10 and 4 ms; two jobs are 1.4 times slower
         one job works     30 ms in 3    8 ms in 2
         two work          28 ms in 2    5.6 ms in 1
 
-    Each time is passes times the part's time alone times the slowdown. Such factors are found by fitting parts and
-    slowdowns by turns until the sums of both are right (iterative proportional fitting). So a part is compared with
-    itself, and it does not matter how much of a profile was learned in company: its times are replaced by those alone.
+    Each time is passes times the part's time alone times the slowdown. Such factors are found by
+    fitting parts and slowdowns by turns until the sums of both are right (iterative proportional
+    fitting). So a part is compared with itself, and it does not matter how much of a profile was
+    learned in company: its times are replaced by those alone.
 
 Guarantees
-    * The slowdown of k jobs is 1, and profiles are as they were learned, until parts were come through so often with k
-      jobs and with fewer that the slowdown's standard error, by how much iterations vary, is 5 %.
-    * What is told changes by more than 5 % or not at all, and seldom: what is planned by it stays good for a while.
+    * The slowdown of k jobs is 1, and profiles are as they were learned, until parts were come
+      through so often with k jobs and with fewer that the slowdown's standard error, by how much
+      iterations vary, is 5 %.
+    * What is told changes by more than 5 % or not at all, and seldom: what is planned by it stays
+      good for a while.
 
 Known limitations
     * One factor for so many jobs, whoever they are: a mean over those that are there.
     * Jobs that always meet at the same parts show nothing; what was found before stays.
-    * A job that has no profile, such as one that never iterates, may work or not: while it is there nothing is learned.
-    * Progress is the processor's. Where a device runs behind by more than a part, the ends of company are blurred.
+    * A job that has no profile, such as one that never iterates, may work or not: while it is there
+      nothing is learned.
+    * Progress is the processor's. Where a device runs behind by more than a part, the ends of
+      company are blurred.
     * Where two iterations end between two looks they do not count.
 """
 
@@ -191,7 +197,7 @@ class Speeds:
         """Return by what factor each of 0, 1, 2 ... as many as there are is slower than alone; all 1: not known."""
         return tuple(self._told[: max(2, len(self._looks) + 1)].tolist())
 
-    # -- what is seen -----------------------------------------------------------------------------------
+    # -- what is seen ------------------------------------------------------------------------------
 
     def observe(self, now_ns: int, looks: Mapping[int, Look]) -> None:
         """Take in where the jobs are now."""
@@ -240,7 +246,7 @@ class Speeds:
         if abs(company - round(company)) <= _SAME:
             job.add(round(company), span)
 
-    # -- what comes of it -------------------------------------------------------------------------------
+    # -- what comes of it --------------------------------------------------------------------------
 
     def _fit(self, now_ns: int) -> None:
         """Find the slowdowns that explain the times best, and tell them if they are others."""

@@ -1,7 +1,7 @@
 """Unix sockets and the descriptors that travel over them.
 
-Guarantees: every wait has a deadline; the kernel says who the other end is; a descriptor that arrives is
-closed by whoever received it unless it is handed over.
+Guarantees: every wait has a deadline; the kernel says who the other end is; a descriptor that
+arrives is closed by whoever received it unless it is handed over.
 
 Known limitation: Unix sockets carry at most ``MAX_PATH_BYTES`` bytes of path.
 """
@@ -99,7 +99,8 @@ def connect(path: Path, deadline_s: float) -> socket.socket:
     check_path(path)
     with contextlib.ExitStack() as undo:
         connection = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        # A connect that waits for room in the backlog heeds this; with settimeout it would fail at once.
+        # A connect that waits for room in the backlog heeds this; with settimeout it would fail at
+        # once.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(deadline_s))
         try:
             connection.connect(str(path))
@@ -180,8 +181,10 @@ def receive(connection: socket.socket, *, max_fds: int = 0) -> tuple[bytes, Desc
     """Receive what is there; empty bytes mean the end. Waits no longer than the socket's own timeout.
 
     Raises:
-        RemoteProtocolError: More descriptors came than ``max_fds``, or than may be open; all of them are closed.
-        OSError: As the kernel says; ``BlockingIOError`` if nothing is there on a non-blocking socket.
+        RemoteProtocolError: More descriptors came than ``max_fds``, or than may be open; all of
+            them are closed.
+        OSError: As the kernel says; ``BlockingIOError`` if nothing is there on a non-blocking
+            socket.
     """
     control_bytes = socket.CMSG_SPACE((max_fds + 1) * array.array("i").itemsize)
     data, control, flags, _ = connection.recvmsg(RECEIVE_BYTES, control_bytes, socket.MSG_CMSG_CLOEXEC)
@@ -222,8 +225,9 @@ def _fds_in(control: list[tuple[int, int, bytes]]) -> list[int]:
 
 # -- the live broker's place in the file system: a private directory, a lock, a socket -------------
 #
-# Guarantees: the socket lives in a directory that only its user may enter; of two brokers on one path exactly
-# one lives, decided by a lock before anything is unlinked; closing leaves nothing behind.
+# Guarantees: the socket lives in a directory that only its user may enter; of two brokers on one
+# path exactly one lives, decided by a lock before anything is unlinked; closing leaves nothing
+# behind.
 
 LOCK_ATTEMPTS = 100
 _BACKLOG = 64
@@ -233,7 +237,8 @@ def make_private_directory(directory: Path) -> None:
     """Create the directory 0700, or check the one that is there.
 
     Raises:
-        ConfigError: It is a symbolic link or no directory, belongs to somebody else, or others may enter it.
+        ConfigError: It is a symbolic link or no directory, belongs to somebody else, or others may
+            enter it.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -290,7 +295,8 @@ class Listener:
         self._unlock()
 
     def _unlock(self) -> None:
-        # Unlinked while locked: whoever waits for this file finds another inode at the path and begins again.
+        # Unlinked while locked: whoever waits for this file finds another inode at the path and
+        # begins again.
         self._lock_path.unlink(missing_ok=True)
         os.close(self._lock_fd)
 
@@ -346,12 +352,13 @@ SPARE_FDS = 64
 def make_room(n_fds: int, whose: str, spare: int = SPARE_FDS) -> None:
     """Let this process open ``n_fds`` descriptors besides those that it has open, and some to spare.
 
-    Changes the soft limit of the process if that is too low (``RLIMIT_NOFILE``), for good: its children inherit it.
-    Where the hard limit allows there is room for twice as many, since a driver may keep one of its own for each. Does
-    nothing for no descriptors.
+    Changes the soft limit of the process if that is too low (``RLIMIT_NOFILE``), for good: its
+    children inherit it. Where the hard limit allows there is room for twice as many, since a driver
+    may keep one of its own for each. Does nothing for no descriptors.
 
     Raises:
-        ConfigError: The hard limit is too low, which only an administrator can change; nothing has been changed.
+        ConfigError: The hard limit is too low, which only an administrator can change; nothing has
+            been changed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/proc/self/fd")) + n_fds + spare  # noqa: PTH208 - only their number counts

@@ -56,9 +56,11 @@ class ProfileCache:
 def profile_of(curve: Any, limit: int = 0) -> Profile:  # noqa: ANN401 - a numpy record
     """Return the profile that a ``CURVE`` record holds, with times that never fall, which policies rely on.
 
-    What lies above the job's own limit (0: none) is not in it, since that never comes to be held in the pool.
+    What lies above the job's own limit (0: none) is not in it, since that never comes to be held in
+    the pool.
 
-    A job's own times may fall: one thread's wait is taken off the clock when it ends, while others went on.
+    A job's own times may fall: one thread's wait is taken off the clock when it ends, while others
+    went on.
     """
     used = slice(max(1, int(curve["n_bins"])))
     t_ns = np.maximum.accumulate(curve["t_ns"][used]).tolist()

@@ -30,7 +30,8 @@ from zico.launch.rundir import default_socket
 def broker(ctx: click.Context, /, *, socket: Path | None, record: Path | None, **_settings: object) -> int:
     """Run a broker without jobs; they join it later.
 
-    It prints "ready" when jobs can join, and runs until Ctrl-C. A job joins when ZICO_SOCKET names the broker's socket.
+    It prints "ready" when jobs can join, and runs until Ctrl-C. A job joins when ZICO_SOCKET names
+    the broker's socket.
     """
     settings = settings_from(ctx)
     path = socket or default_socket()

@@ -114,8 +114,9 @@ PLAIN_INTERVAL_S = 10.0
 class Display:
     """A listener that writes to this process's streams. Enter it before the run, leave it afterwards.
 
-    The jobs' bytes are passed on as they are, with the job's name before each line. On a terminal a live table stands
-    below them: it is taken away while lines are written and drawn again after them.
+    The jobs' bytes are passed on as they are, with the job's name before each line. On a terminal a
+    live table stands below them: it is taken away while lines are written and drawn again after
+    them.
     """
 
     def __init__(self, names: Sequence[str], *, quiet: bool) -> None:
@@ -189,7 +190,8 @@ class Display:
                 self._show()
 
     def _show(self) -> None:
-        # A new one each time: a stopped one would erase as many lines as it once had, whatever stands there now.
+        # A new one each time: a stopped one would erase as many lines as it once had, whatever
+        # stands there now.
         self._live = Live(
             self._table,
             console=self._console,

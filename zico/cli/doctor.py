@@ -25,8 +25,8 @@ TRIAL_BUDGET = "256MiB"
 def doctor(ctx: click.Context, *, as_json: bool, budget: str) -> int:
     """Check whether Zico works here, and say why if it does not.
 
-    It tries each installed framework, or the command after --. The exit code is 0 if Zico is active for all of them,
-    else 1.
+    It tries each installed framework, or the command after --. The exit code is 0 if Zico is active
+    for all of them, else 1.
     """
     argv = ctx.meta.get(AFTER_DASHES, ())
     if argv == () and AFTER_DASHES in ctx.meta:

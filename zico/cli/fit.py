@@ -74,8 +74,8 @@ class Report:
 def fit(*, files: tuple[Path, ...], budget: str, region: str, policy: str, as_json: bool) -> int:
     """Tell whether jobs fit together into a budget, and how much slower each will be.
 
-    Each FILE is the trace of one job. Name a FILE twice for two such jobs. The exit code is 0 if they fit, perhaps
-    with waiting, 1 if they do not, and 2 after an error.
+    Each FILE is the trace of one job. Name a FILE twice for two such jobs. The exit code is 0 if
+    they fit, perhaps with waiting, 1 if they do not, and 2 after an error.
     """
     from zico.simulator.fit import Answer
     from zico.simulator.fit import fit as fit_together

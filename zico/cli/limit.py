@@ -44,8 +44,9 @@ def limit(
 ) -> int:
     """Change the budget of a running broker to SIZE, or change one of its jobs.
 
-    SIZE is 20GiB, 512M, or a share of the first budget, such as 50%. none means all memory there is, or no limit for
-    the job. No job is stopped. A larger budget takes effect at once, a smaller one as jobs return memory.
+    SIZE is 20GiB, 512M, or a share of the first budget, such as 50%. none means all memory there
+    is, or no limit for the job. No job is stopped. A larger budget takes effect at once, a smaller
+    one as jobs return memory.
     """
     path, before = only_broker(candidates(socket))
     with BrokerClient(path, ANSWER_S) as client:

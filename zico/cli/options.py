@@ -1,7 +1,7 @@
 """Options that are settings, where they may be given, and the settings made of them.
 
-Precedence, by click: command line, environment variable, settings file, default. The user's settings file says the same
-as the options, in TOML, for what is always the same::
+Precedence, by click: command line, environment variable, settings file, default. The user's
+settings file says the same as the options, in TOML, for what is always the same::
 
     # ~/.config/zico/config.toml
     device = "cuda:0"

@@ -282,7 +282,7 @@ def plan_swaps(asked: SwapAsked, work: Work, write: Callable[[Path, bytes], None
     return 0 if best is not None else 1 if "does not fit" in answers else 2
 
 
-# -- options ----------------------------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------
 
 
 def _links(bandwidth: str | None) -> tuple[Link, Link]:
@@ -334,7 +334,7 @@ def _packer(name: str | None) -> Any:  # noqa: ANN401 - a Planner, whose module 
     return PLANNERS[name or "smartpool"]()
 
 
-# -- answers ----------------------------------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------
 
 
 def _ask(

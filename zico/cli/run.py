@@ -105,8 +105,8 @@ def run(
 ) -> int:
     """Run each CMD as a job. All jobs share one memory budget.
 
-    Zico splits a CMD into words as a shell does, but starts no shell. The exit code is 0 if every job ended with 0,
-    else that of the job that failed first (128 + N if signal N ended it).
+    Zico splits a CMD into words as a shell does, but starts no shell. The exit code is 0 if every
+    job ended with 0, else that of the job that failed first (128 + N if signal N ended it).
     """
     named = _commands(commands, ctx.meta.get(AFTER_DASHES), names)
     settings = settings_from(ctx, len(named))

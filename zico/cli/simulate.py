@@ -315,8 +315,8 @@ def simulate(  # noqa: PLR0913 - one parameter per option
 ) -> int:
     """Simulate the jobs of JOBS.json under each budget and each policy.
 
-    The simulator runs the scheduler's own code. JOBS.json may also be the JSON itself, {"jobs": [...]}, or - for
-    stdin.
+    The simulator runs the scheduler's own code. JOBS.json may also be the JSON itself, {"jobs":
+    [...]}, or - for stdin.
     """
     from zico.report.simulation import write_simulation_table
 
@@ -334,7 +334,7 @@ def simulate(  # noqa: PLR0913 - one parameter per option
     return 0
 
 
-# -- what is simulated ------------------------------------------------------------------------------------------------
+# -- what is simulated -----------------------------------------------------------------------------
 
 
 def _simulated(
@@ -484,7 +484,7 @@ def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
         yield advance
 
 
-# -- what is written --------------------------------------------------------------------------------------------------
+# -- what is written -------------------------------------------------------------------------------
 
 
 def _prepare(json_path: Path | None, report_dir: Path | None) -> None:

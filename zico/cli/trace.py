@@ -2,8 +2,8 @@
 
 ``zico trace --fake SCRIPT:function``: the trace of a PyTorch training step without the hardware.
 
-SCRIPT is loaded as a module would be, with its folder importable. ``function`` takes no argument; it builds model and
-optimizer and returns what does one training step::
+SCRIPT is loaded as a module would be, with its folder importable. ``function`` takes no argument;
+it builds model and optimizer and returns what does one training step::
 
     def build():
         model = torch.nn.Linear(1000, 1000, device="cuda")
@@ -16,7 +16,8 @@ optimizer and returns what does one training step::
 
         return step
 
-A function that returns nothing is the step itself; then SCRIPT has built the rest when it was loaded.
+A function that returns nothing is the step itself; then SCRIPT has built the rest when it was
+loaded.
 """
 
 from __future__ import annotations
@@ -76,12 +77,13 @@ def run_recorded(words: Sequence[str], output: Path, *, iterations: int | None, 
         words: The command.
         output: The trace; it appears when the command has ended, whether it failed or not.
         iterations: How many to record; the command goes on after them. ``None``: all.
-        ops: Record operations and what they read and write, too (PyTorch): of the first iterations, then of two now and
-            then, so that it costs 5 % of the time at most in the long run.
+        ops: Record operations and what they read and write, too (PyTorch): of the first iterations,
+            then of two now and then, so that it costs 5 % of the time at most in the long run.
         quiet: Show the command's output and problems only.
 
     Raises:
-        TraceError: The file cannot be written, or no process of the command has joined: nothing is written.
+        TraceError: The file cannot be written, or no process of the command has joined: nothing is
+            written.
     """
     (command,) = name_commands([tuple(words)], ())
     settings = settings_with(["--budget", "none"], n_jobs=1)
@@ -219,7 +221,8 @@ def show(  # noqa: PLR0913 - one parameter per option
 ) -> int:
     """Show an iteration of a trace.
 
-    FILE is a trace of zico trace, a PyTorch memory snapshot, or a Chrome trace of PyTorch's profiler.
+    FILE is a trace of zico trace, a PyTorch memory snapshot, or a Chrome trace of PyTorch's
+    profiler.
     """
     from zico.planning.packing.files import iteration_problem
     from zico.trace.files import read_trace

@@ -1,8 +1,9 @@
 """What a driver does, whatever the device.
 
-Words: *memory* is physical memory, cut into equal *pieces* (the pool's regions); a *window* is a range of addresses
-reserved once; a piece is *mapped* at an address inside a window. Everything lent is an owner object that is closed
-exactly once (``zico.device.api``). Compiled code maps through ``zico.device.mapping`` and needs no Python.
+Words: *memory* is physical memory, cut into equal *pieces* (the pool's regions); a *window* is a
+range of addresses reserved once; a piece is *mapped* at an address inside a window. Everything lent
+is an owner object that is closed exactly once (``zico.device.api``). Compiled code maps through
+``zico.device.mapping`` and needs no Python.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class Driver(Protocol):
 
 # -- one owner per thing that a driver lends: one undo each, done exactly once ---------------------
 #
-# Several driver calls are one rollback scope: ``contextlib.ExitStack``, with each undo registered right after its call
-# succeeded and ``pop_all`` at the end (style after cuda.core's transactions).
+# Several driver calls are one rollback scope: ``contextlib.ExitStack``, with each undo registered
+# right after its call succeeded and ``pop_all`` at the end (style after cuda.core's transactions).
 
 EBADF = 9
 
@@ -145,7 +146,8 @@ class Owned:
 class Memory(Owned):
     """Physical memory made of equal pieces.
 
-    ``handle`` is the memfd on the host device, the address of an array of the pieces' handles (u8) on a CUDA device.
+    ``handle`` is the memfd on the host device, the address of an array of the pieces' handles (u8)
+    on a CUDA device.
     """
 
     __slots__ = ("piece_bytes",)

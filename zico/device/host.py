@@ -1,7 +1,8 @@
 """The host device: real virtual memory of the kernel, driven as a GPU's is.
 
-``memfd_create`` is physical memory, ``mmap`` at a fixed address is mapping, a descriptor is export, ``fallocate`` with
-a punched hole is release, and the kernel's block count of the memfd is what is resident.
+``memfd_create`` is physical memory, ``mmap`` at a fixed address is mapping, a descriptor is export,
+``fallocate`` with a punched hole is release, and the kernel's block count of the memfd is what is
+resident.
 """
 
 from __future__ import annotations

@@ -57,11 +57,12 @@ def map_piece(device: DeviceRecord, address: int, piece: int, was_mapped: int) -
         device: A ``DEVICE`` record.
         address: Where; a multiple of the granularity.
         piece: Which piece of the memory.
-        was_mapped: Whether something may be mapped there; then it is unmapped first. Not 0 is always right, only
-            slower.
+        was_mapped: Whether something may be mapped there; then it is unmapped first. Not 0 is
+            always right, only slower.
 
     Returns:
-        Whether it is mapped. If not, the address must be taken for one where nothing, or anything, is mapped.
+        Whether it is mapped. If not, the address must be taken for one where nothing, or anything,
+        is mapped.
     """
     keep_out_of_line()
     if device.kind == HOST:
@@ -100,8 +101,9 @@ def discard_piece(device: DeviceRecord, piece: int) -> bool:
 def detach_piece(device: DeviceRecord, address: int, piece: int) -> bool:
     """Map the piece at ``address``, where it is mapped and being written to, so that later writes are this process's.
 
-    Reads see the piece where this process has not written since: until ``own_pages`` the piece must stay as it is. The
-    kernel replaces the mapping in one step; a write comes before it, and to the piece, or after it.
+    Reads see the piece where this process has not written since: until ``own_pages`` the piece must
+    stay as it is. The kernel replaces the mapping in one step; a write comes before it, and to the
+    piece, or after it.
 
     Returns:
         Whether it is so; if not, nothing has changed. Only on the host device.
@@ -119,8 +121,8 @@ def own_pages(device: DeviceRecord, address: int) -> bool:
     """Let the kernel make a private copy of each page that ``detach_piece`` has left shared.
 
     Returns:
-        Whether nothing at these addresses depends on the piece any more; if not, some pages do, and it can be tried
-        again. Writes by other threads are in the copies.
+        Whether nothing at these addresses depends on the piece any more; if not, some pages do, and
+        it can be tried again. Writes by other threads are in the copies.
     """
     keep_out_of_line()
     return status(call(device.madvise, (address, device.piece_bytes, host.POPULATE_WRITE))) == 0
@@ -174,7 +176,8 @@ def leave_context(device: DeviceRecord, others: int) -> None:
 # on the host.
 #
 # Known limitations
-#     One call at a time per ``MOVER`` record, as in ``zico.device.mapping``. Not seen on a real GPU yet.
+#     One call at a time per ``MOVER`` record, as in ``zico.device.mapping``. Not seen on a real GPU
+#     yet.
 
 _CONTEXT = MOVER.fields["context"][1]
 
@@ -207,10 +210,12 @@ def move(mover_address: int, address: int, size_bytes: int, location: int) -> bo
 # Pinned memory of the host at a window's addresses, from compiled code: the next tier of a CUDA
 # device.
 #
-# Each piece has a handle of its own, which the caller keeps: created when it is mapped, released when it is unmapped.
+# Each piece has a handle of its own, which the caller keeps: created when it is mapped, released
+# when it is unmapped.
 #
 # Known limitations
-#     One call at a time per ``DEVICE`` record, as in ``zico.device.mapping``. Not seen on a real GPU yet.
+#     One call at a time per ``DEVICE`` record, as in ``zico.device.mapping``. Not seen on a real
+#     GPU yet.
 
 _ACCESSES = 2
 _PINNED_ACCESS = DEVICE.fields["pinned_access"][1]

@@ -1,18 +1,19 @@
 """Page faults of another process in our hands: ``userfaultfd(2)``, from compiled code.
 
 Theory of operation
-    A descriptor belongs to the address space of the process that made it, and works from any process that has it. A
-    thread that touches a missing or a write-protected page sleeps in the kernel until somebody has filled the page, or
-    has taken the protection away, and wakes it. ``source`` addresses are the caller's, all others the faulting
-    process's.
+    A descriptor belongs to the address space of the process that made it, and works from any
+    process that has it. A thread that touches a missing or a write-protected page sleeps in the
+    kernel until somebody has filled the page, or has taken the protection away, and wakes it.
+    ``source`` addresses are the caller's, all others the faulting process's.
 
 Guarantees
-    Nothing here wakes anybody but ``wake``: who changes a range in several steps wakes when all are done.
-    What is there already is left as it is when a range is filled.
+    Nothing here wakes anybody but ``wake``: who changes a range in several steps wakes when all are
+    done. What is there already is left as it is when a range is filled.
 
 Known limitations
-    Linux 5.19 or later (write protection of shared memory). One call at a time per ``USERFAULT`` record.
-    Without the right to the kernel's own faults a system call that is given a missing page fails with EFAULT.
+    Linux 5.19 or later (write protection of shared memory). One call at a time per ``USERFAULT``
+    record. Without the right to the kernel's own faults a system call that is given a missing page
+    fails with EFAULT.
 """
 
 from __future__ import annotations
@@ -174,14 +175,15 @@ class Reach(enum.IntEnum):
     """Not those of the kernel: a system call that touches a missing page fails with EFAULT."""
 
 
-# -- opening --------------------------------------------------------------------------------------------------------
+# -- opening ---------------------------------------------------------------------------------------
 
 
 def open_userfault() -> tuple[int, Reach]:
     """Return a descriptor for this process's faults, closed on ``exec``, and whose faults it shows.
 
     Raises:
-        DriverError: The kernel or the privileges of this process refuse; the message says what to set.
+        DriverError: The kernel or the privileges of this process refuse; the message says what to
+            set.
     """
     descriptor, reach = _by_device(), Reach.ALL
     for flags, reach_so in ((0, Reach.ALL), (_USER_MODE_ONLY, Reach.USER_MODE)):
@@ -227,7 +229,8 @@ def _by_call(flags: int) -> int:
 def watch(descriptor: int, address: int, size_bytes: int) -> None:
     """Let a range of this process be the descriptor's: faults on missing pages, and on writes to protected ones.
 
-    The range is not inherited by a fork: a child that touched it would fill what is missing with zeros for both.
+    The range is not inherited by a fork: a child that touched it would fill what is missing with
+    zeros for both.
 
     Raises:
         DriverError: The kernel refuses, as it does for what is no memory that can be watched.
@@ -250,7 +253,7 @@ def fill_userfault(record: Any, descriptor: int) -> None:  # noqa: ANN401 - one 
     record["errno_address"] = ctypes.cast(getattr(libc, "__errno_location"), ctypes.c_void_p).value
 
 
-# -- from compiled code ---------------------------------------------------------------------------------------------
+# -- from compiled code ----------------------------------------------------------------------------
 
 
 @inlined

@@ -1,26 +1,26 @@
 """The job's allocator: tensors to slots, compiled, safe for any number of threads.
 
 Theory of operation
-    A tensor goes to its place in the plan. Where there is none, or that is taken, it goes to the arena of its learned
-    class, at the lowest address that needs the fewest new regions. The first
-    block that touches a slot acquires a region for it, the last one that leaves returns the region at once; the
-    mapping stays, so the next acquisition of the same slot usually gets the same region and maps nothing. In between
-    the region goes back only while the slot is evicted (``zico.heap.evicting``): by a thread of the job that waits.
+    A tensor goes to its place in the plan. Where there is none, or that is taken, it goes to the
+    arena of its learned class, at the lowest address that needs the fewest new regions. The first
+    block that touches a slot acquires a region for it, the last one that leaves returns the region
+    at once; the mapping stays, so the next acquisition of the same slot usually gets the same
+    region and maps nothing. In between the region goes back only while the slot is evicted
+    (``zico.heap.evicting``): by a thread of the job that waits.
 
-    On the host device tensors over a threshold come here. On a device that works behind the processor's back all of
-    them come by ``zico.heap.cuda.on_stream``, which shares this.
+    On the host device tensors over a threshold come here. On a device that works behind the
+    processor's back all of them come by ``zico.heap.cuda.on_stream``, which shares this.
 
 Guarantees
     4. A live tensor never moves: what changes is at most the memory behind its addresses.
-    7. A thread that waits for regions holds no lock, wakes at least once a slice, and after the wait limit, or when
-       nobody in the pool can go on, places the tensor in the next tier.
+    7. A thread that waits for regions holds no lock, wakes at least once a slice, and after the
+       wait limit, or when nobody in the pool can go on, places the tensor in the next tier.
     A grant of several regions is all or nothing, also when mapping fails half-way.
 
 Known limitations
-    A request above the largest budget since the job joined, with what the job holds already, is refused: the framework
-    raises its own error.
-    Where there is no next tier, as on a GPU whose driver cannot map memory of the host, a wait that nothing ends is
-    refused, too.
+    A request above the largest budget since the job joined, with what the job holds already, is
+    refused: the framework raises its own error. Where there is no next tier, as on a GPU whose
+    driver cannot map memory of the host, a wait that nothing ends is refused, too.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ OUT_OF_MEMORY = -1
 LARGEST = 1 << 60  # bytes: so that nothing overflows on the way to being refused
 
 
-# -- allocation -----------------------------------------------------------------------------------------------------
+# -- allocation ------------------------------------------------------------------------------------
 
 
 @entry(HEAP, int, int)
@@ -82,7 +82,8 @@ def allocate(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
     """Return the address of ``size_bytes`` in the window, waiting for regions if need be.
 
     Returns:
-        An address; ``NOT_SERVED``; or ``OUT_OF_MEMORY`` when the job could never get that much inside the budget.
+        An address; ``NOT_SERVED``; or ``OUT_OF_MEMORY`` when the job could never get that much
+        inside the budget.
     """
     keep_small()
     if alignment > MAX_ALIGNMENT_BYTES:
@@ -191,7 +192,7 @@ def record_held(heap: HeapRecord, me: Job) -> None:
         ring.put(heap.ring_address, ring.HELD, 0, me.held << heap.pool_shift, NO_NAME)
 
 
-# -- free -----------------------------------------------------------------------------------------------------------
+# -- free ------------------------------------------------------------------------------------------
 
 
 @entry(HEAP, int)
@@ -217,7 +218,7 @@ def free(heap: HeapRecord, address: int) -> None:
     private_unlock(heap.mutex_address)
 
 
-# -- iterations -----------------------------------------------------------------------------------------------------
+# -- iterations ------------------------------------------------------------------------------------
 
 
 @compiled
@@ -256,7 +257,7 @@ def mark(heap: HeapRecord) -> None:
     boundary(heap)
 
 
-# -- recorded operations ----------------------------------------------------------------------------------------------
+# -- recorded operations ---------------------------------------------------------------------------
 
 
 MOST_OPERANDS = 1 << 12
@@ -274,10 +275,12 @@ def record_op(
 
     Args:
         heap_address: A HEAP record that records.
-        tensors_address: Where tensors' storages begin, as i8: those read, those written, those returned; overwritten.
+        tensors_address: Where tensors' storages begin, as i8: those read, those written, those
+            returned; overwritten.
         n_read: How many of them are read.
         n_written: How many are written.
-        n_made: How many are returned: written, too, unless they share memory with what is read (a view).
+        n_made: How many are returned: written, too, unless they share memory with what is read (a
+            view).
         name: Of the operation.
         begin_ticks: By ``ring.now_ticks``.
     """

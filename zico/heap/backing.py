@@ -1,17 +1,18 @@
 """Memory behind the slots of the window: regions from the pool, or the next tier's.
 
-A slot that was evicted (``zico.heap.evicting``) has pages of the process's own; a region stands for them, by number
-alone, while they are back in the budget.
+A slot that was evicted (``zico.heap.evicting``) has pages of the process's own; a region stands for
+them, by number alone, while they are back in the budget.
 
-In a pool that isolates jobs, a region is scrubbed before it is mapped and unmapped before it goes back. On the host
-device scrubbing is a hole in the region's physical memory. That is one call, whatever was touched, and makes nothing
-resident: what is read there are the kernel's zeros.
+In a pool that isolates jobs, a region is scrubbed before it is mapped and unmapped before it goes
+back. On the host device scrubbing is a hole in the region's physical memory. That is one call,
+whatever was touched, and makes nothing resident: what is read there are the kernel's zeros.
 
 Guarantees (numbers as in docs/design/invariants.md)
     A grant of several regions is all or nothing, also when mapping fails half-way.
-    11. A region is mapped only while it is this job's, and what another job has left there is gone before it is mapped.
-    A region that comes back to the job that had it last is not scrubbed.
-    A device that works behind the processor's back has functions of its own (``zico.heap.cuda.backing``).
+    11. A region is mapped only while it is this job's, and what another job has left there is gone
+        before it is mapped.
+    A region that comes back to the job that had it last is not scrubbed. A device that works behind
+    the processor's back has functions of its own (``zico.heap.cuda.backing``).
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def bring_up(heap: HeapRecord) -> None:
         call(heap.backing.bring_up, (heap.address,))
 
 
-# -- the next tier --------------------------------------------------------------------------------------------------
+# -- the next tier ---------------------------------------------------------------------------------
 
 
 @compiled
@@ -228,7 +229,7 @@ def _set_aside(heap: HeapRecord, first: int, last: int) -> bool:
     return True
 
 
-# -- a pool that isolates jobs ----------------------------------------------------------------------------------------
+# -- a pool that isolates jobs ---------------------------------------------------------------------
 
 
 _I64 = types.int64

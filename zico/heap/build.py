@@ -1,8 +1,9 @@
 """Set up a process's heap over a pool it has joined.
 
-The window is address space only: four arenas of twice the pool (fragmentation of addresses is free), on a device that
-works behind the processor's back one more for each stream but the first, and one for the next tier: a sparse unlinked
-file, on a GPU pinned memory. Bookkeeping lies in anonymous memory that becomes resident as it is used.
+The window is address space only: four arenas of twice the pool (fragmentation of addresses is
+free), on a device that works behind the processor's back one more for each stream but the first,
+and one for the next tier: a sparse unlinked file, on a GPU pinned memory. Bookkeeping lies in
+anonymous memory that becomes resident as it is used.
 """
 
 from __future__ import annotations
@@ -88,18 +89,20 @@ class Heap:
             record: Where the compiled code looks: ``process.HEAP_RECORD`` or a test's own.
             threshold_bytes: Smaller requests go to the real allocator.
             wait_limit_s: How long an allocation waits for regions before it goes to the next tier.
-            spill_directory: Where the next tier's file is; ``None`` is the system's directory for large temporary
-                files.
+            spill_directory: Where the next tier's file is; ``None`` is the system's directory for
+                large temporary files.
             timeline: Of a device that works behind the processor's back; ``None``: the host device.
-            managed: Memory that is the window, on such a device; the caller's to close, after the heap. ``None``: a
-                window of its own, where regions are mapped.
-            tiers: On the host device, where pages go of a job that may hold less than it needs; ``None``: nowhere.
+            managed: Memory that is the window, on such a device; the caller's to close, after the
+                heap. ``None``: a window of its own, where regions are mapped.
+            tiers: On the host device, where pages go of a job that may hold less than it needs;
+                ``None``: nowhere.
             paging: Parts of ``zico.offload.paging_layout`` that are on, ``None``: all.
 
         Raises:
-            ConfigError: The threshold is below a granule, the pool isolates jobs and the device cannot scrub, or there
-                is too little managed memory.
-            DriverError: No address space, or the kernel does not let this process's faults be served.
+            ConfigError: The threshold is below a granule, the pool isolates jobs and the device
+                cannot scrub, or there is too little managed memory.
+            DriverError: No address space, or the kernel does not let this process's faults be
+                served.
         """
         if threshold_bytes < GRANULE_BYTES:
             message = f"a threshold of {threshold_bytes} bytes does not work: give at least {GRANULE_BYTES} (64KiB)"

@@ -1,30 +1,32 @@
 """A blocked job gives memory of live tensors to those that can go on, and gets it back before it goes on itself.
 
 Theory of operation
-    Only on the host device. The tensors stay at their addresses, and other threads may write to them all the while. So
-    nothing is copied from here to there. Over the slot's mapping the kernel puts a private one of the same region, in
-    one step; then every page is made this process's own, copied by the kernel when it is first written to, or at our
-    wish. A write comes before that and is in the copy, or after it and goes to the copy. Then nothing here depends on
-    the region, and it goes back to the pool::
+    Only on the host device. The tensors stay at their addresses, and other threads may write to
+    them all the while. So nothing is copied from here to there. Over the slot's mapping the kernel
+    puts a private one of the same region, in one step; then every page is made this process's own,
+    copied by the kernel when it is first written to, or at our wish. A write comes before that and
+    is in the copy, or after it and goes to the copy. Then nothing here depends on the region, and
+    it goes back to the pool::
 
         slot maps region 7, shared      | writes ->  region 7
         slot maps region 7, private     | reads  ->  region 7, writes -> own pages
         every page is this process's    | both   ->  own pages           region 7 goes back
         region 3 is granted for them    | both   ->  own pages           region 3 has no pages: they count for it
 
-    The next tier is this process's own memory, which the kernel may swap. Back means back in the budget: regions are
-    acquired, and their physical memory is given to the kernel, since that of the copies counts for it. Nothing moves,
-    so no write can be lost. When the slot is empty its pages go, and its next region is mapped as ever.
+    The next tier is this process's own memory, which the kernel may swap. Back means back in the
+    budget: regions are acquired, and their physical memory is given to the kernel, since that of
+    the copies counts for it. Nothing moves, so no write can be lost. When the slot is empty its
+    pages go, and its next region is mapped as ever.
 
 Guarantees
     4. A tensor never moves. No write is lost, whichever thread makes it, also in a system call.
     A region goes back only when no page of the slot depends on it.
 
 Known limitations
-    What holds pages themselves across the eviction, and not addresses (``O_DIRECT`` reads in flight, buffers registered
-    with io_uring or a network card), writes to pages that are not the tensor's any more, as it does over a fork.
-    Nobody evicts on a GPU (docs/design/memory.md, "What is missing"): there a job overflows
-    (``zico.heap.cuda.backing``).
+    What holds pages themselves across the eviction, and not addresses (``O_DIRECT`` reads in
+    flight, buffers registered with io_uring or a network card), writes to pages that are not the
+    tensor's any more, as it does over a fork. Nobody evicts on a GPU (docs/design/memory.md, "What
+    is missing"): there a job overflows (``zico.heap.cuda.backing``).
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def _address_of(heap: HeapRecord, slot: int) -> int:
     return heap.base + (slot << heap.region_shift)
 
 
-# -- out of the budget ----------------------------------------------------------------------------------------------
+# -- out of the budget -----------------------------------------------------------------------------
 
 
 @inlined
@@ -162,7 +164,7 @@ def _part(heap: HeapRecord, slot: int) -> bool:
     return own_pages(device, _address_of(heap, slot))
 
 
-# -- when nobody moves ------------------------------------------------------------------------------------------------
+# -- when nobody moves -----------------------------------------------------------------------------
 
 
 @compiled
@@ -176,7 +178,7 @@ def is_stuck(heap: HeapRecord, me: Job, still_ns: int) -> bool:
     return still_ns > patience_ns and waiting.is_first_to_yield(pool)
 
 
-# -- back in the budget ---------------------------------------------------------------------------------------------
+# -- back in the budget ----------------------------------------------------------------------------
 
 
 @inlined

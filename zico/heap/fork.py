@@ -1,24 +1,26 @@
 """A forked child sees its parent's tensors as they were, and shares nothing with the pool (invariant 10).
 
 Theory of operation
-    The window is a shared mapping, so copy-on-write does not come by itself. Three compiled functions run inside
-    ``fork(2)`` (``pthread_atfork``)::
+    The window is a shared mapping, so copy-on-write does not come by itself. Three compiled
+    functions run inside ``fork(2)`` (``pthread_atfork``)::
 
         parent   lock the heap ........ wait for the child ...... unlock
         child                  copy live slots, leave the pool, unlock, close the pipe
 
-    The forking thread keeps Python's global lock all that time. Python code in between would let other threads run:
-    one that allocates with the global lock held would wait for the heap, and the heap for the global lock.
+    The forking thread keeps Python's global lock all that time. Python code in between would let
+    other threads run: one that allocates with the global lock held would wait for the heap, and the
+    heap for the global lock.
 
 Guarantees
-    The copies are complete before ``fork`` returns in either process; they are the child's own memory, outside the
-    budget. The parent's tensors stand still meanwhile.
-    The child has private copies of the pool's table and of the recording, too: nothing that it writes reaches others.
-    The child takes no lock that another thread of the parent may hold: not Numba's, not Python's, not the heap's.
+    The copies are complete before ``fork`` returns in either process; they are the child's own
+    memory, outside the budget. The parent's tensors stand still meanwhile. The child has private
+    copies of the pool's table and of the recording, too: nothing that it writes reaches others. The
+    child takes no lock that another thread of the parent may hold: not Numba's, not Python's, not
+    the heap's.
 
 Known limitations
-    A fork that Python does not announce (``os.register_at_fork``) is left alone, since C code that forks usually calls
-    ``exec`` next. Without ``exec`` such a child shares its parent's tensors.
+    A fork that Python does not announce (``os.register_at_fork``) is left alone, since C code that
+    forks usually calls ``exec`` next. Without ``exec`` such a child shares its parent's tensors.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ class ForkRecord(Record):
     table_bytes: I8
     recording_address: I8  # the recording's ring, 0: there is none
     recording_bytes: I8
-    # What follows means something only in a paged job (zico.heap.paged): functions, and the pages' whereabouts.
+    # What follows means something only in a paged job (zico.heap.paged): functions, and the pages'
+    # whereabouts.
     hold_address: I8
     go_on_address: I8
     copy_address: I8
@@ -126,7 +129,7 @@ def _errno() -> int:
     return array_at(_errno_location(), 1, np.int32)[0]
 
 
-# -- in the parent --------------------------------------------------------------------------------------------------
+# -- in the parent ---------------------------------------------------------------------------------
 
 
 @callback(_VOID(_I64))
@@ -187,7 +190,7 @@ def _in_parent() -> None:
     private_unlock(record_at(fork.heap_address, HEAP).mutex_address)
 
 
-# -- in the child ---------------------------------------------------------------------------------------------------
+# -- in the child ----------------------------------------------------------------------------------
 
 
 @compiled
@@ -274,7 +277,7 @@ def _in_child() -> None:
         _close(fork.writing)
 
 
-# -- from Python ----------------------------------------------------------------------------------------------------
+# -- from Python -----------------------------------------------------------------------------------
 
 
 @functools.cache

@@ -1,23 +1,26 @@
 """What earlier iterations tell about a tensor: its class, and its place in the plan.
 
 Theory of operation
-    The n-th tensor of a size within an iteration is taken to be the same tensor in every iteration. Size and occurrence
-    identify it, since threads reorder allocations of different sizes. Nothing is known from a graph or a name.
+    The n-th tensor of a size within an iteration is taken to be the same tensor in every iteration.
+    Size and occurrence identify it, since threads reorder allocations of different sizes. Nothing
+    is known from a graph or a name.
 
-    *Classes* are learned from lifetimes. What the tensor lived like last time decides its arena. Two keys that collide
-    cost a worse place, never correctness.
+    *Classes* are learned from lifetimes. What the tensor lived like last time decides its arena.
+    Two keys that collide cost a worse place, never correctness.
 
-    *Plans* say where a tensor goes, by one look into a table. Every iteration's lifetimes are logged. When the plan in
-    force, if any, does not describe what iterations do, a finished log is handed to the planner, together with what
-    persists in the arena LONG. The planner is a thread that the hot path never waits for (``zico.heap.plan_thread``).
-    Its answer takes over at a boundary. A plan is made for that arena, round what persists in it; from then on nothing
-    else goes there::
+    *Plans* say where a tensor goes, by one look into a table. Every iteration's lifetimes are
+    logged. When the plan in force, if any, does not describe what iterations do, a finished log is
+    handed to the planner, together with what persists in the arena LONG. The planner is a thread
+    that the hot path never waits for (``zico.heap.plan_thread``). Its answer takes over at a
+    boundary. A plan is made for that arena, round what persists in it; from then on nothing else
+    goes there::
 
         arena LONG   | w  mmmmmmmmm m|mmm  w   tttt|mmmmmm         w: persists    m, t: planned
 
 Guarantees
-    * A tensor goes to its place only if that is free, so a plan that does not fit what happens (another order, a longer
-      life, a plan of yesterday) costs a worse place for the tensors concerned, and nothing else.
+    * A tensor goes to its place only if that is free, so a plan that does not fit what happens
+      (another order, a longer life, a plan of yesterday) costs a worse place for the tensors
+      concerned, and nothing else.
     * Threads that reorder tensors of different sizes change nothing.
 """
 
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
     from zico.pool.layout import Job
 
 
-# -- classes of tensors -----------------------------------------------------------------------------------------------
+# -- classes of tensors ----------------------------------------------------------------------------
 
 
 _U8 = np.dtype("u1")
@@ -114,8 +117,9 @@ def class_of(key: int) -> int:
 def arena_for(heap: HeapRecord, entry: int, size_bytes: int) -> int:
     """Return the arena of the class that the tensor had last time.
 
-    Of one that has not been seen to die only the size is known. Many weights are smaller than most feature maps, and
-    would each keep a region from being given back: so small ones go to EXTRA, large ones to LONG.
+    Of one that has not been seen to die only the size is known. Many weights are smaller than most
+    feature maps, and would each keep a region from being given back: so small ones go to EXTRA,
+    large ones to LONG.
     """
     known = array_at(heap.classes_address, KEYS, _U8)[entry]
     if known == UNKNOWN and size_bytes < 1 << (heap.region_shift - _SMALL_SHIFT):
@@ -138,7 +142,7 @@ def learn(heap: HeapRecord, job: Job, entry: int, lived_events: int, same_iterat
     array_at(heap.classes_address, KEYS, _U8)[entry] = arena + 1
 
 
-# -- plans ------------------------------------------------------------------------------------------------------------
+# -- plans -----------------------------------------------------------------------------------------
 
 
 NO_PLACE = -1
@@ -168,7 +172,7 @@ def _lifetimes(log: Log) -> Records[Lifetime]:
     return array_at(log.lifetimes_address, MAX_LIFETIMES, LIFETIME)
 
 
-# -- the log --------------------------------------------------------------------------------------------------------
+# -- the log ---------------------------------------------------------------------------------------
 
 
 @inlined
@@ -199,7 +203,7 @@ def log_death(heap: HeapRecord, index: int, iterations_ago: int) -> None:
         _lifetimes(_log_at(heap, log))[index].upper = heap.events
 
 
-# -- the table ------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 @inlined
@@ -236,7 +240,7 @@ def fill_plan(table_address: int, keys: Array, offsets: Array, n: int) -> None:
             table[i].offset = offsets[k]
 
 
-# -- boundaries -----------------------------------------------------------------------------------------------------
+# -- boundaries ------------------------------------------------------------------------------------
 
 
 @compiled

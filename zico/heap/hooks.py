@@ -1,6 +1,7 @@
 """What the frameworks call instead of the C library: one range check, then ours or the real one.
 
-They hold no GIL, contain no Python and may run on any thread, before, during and after Zico's own life in the process.
+They hold no GIL, contain no Python and may run on any thread, before, during and after Zico's own
+life in the process.
 """
 
 from __future__ import annotations

@@ -1,20 +1,22 @@
 """The heap's private records: one process's window, cut into arenas, slots and blocks.
 
-A window of five pool arenas and the next tier's; the first slot of Arena.LONG holds two tensors and a gap::
+A window of five pool arenas and the next tier's; the first slot of Arena.LONG holds two tensors and
+a gap::
 
     | PERSISTENT ... | LONG [tensor][tensor][ gap ... | SHORT ... | EXTRA ... | RESTING ... | SPILL ... |
                       ^ slot 0          ^ slot 1
 
-Offsets count from the start of the window. A block starts in a granule of its own, because no tensor in the pool is
-smaller than a granule; so the granule's number finds the block.
+Offsets count from the start of the window. A block starts in a granule of its own, because no
+tensor in the pool is smaller than a granule; so the granule's number finds the block.
 
-On a device that takes every tensor there are smaller ones, cells: a chunk is cut into cells of one size, and is itself
-a block to the arena that it lies in. There, each stream but the first has an arena of its own, before the next tier's::
+On a device that takes every tensor there are smaller ones, cells: a chunk is cut into cells of one
+size, and is itself a block to the arena that it lies in. There, each stream but the first has an
+arena of its own, before the next tier's::
 
     ... | EXTRA [chunk: | cell | cell | ...] | RESTING | stream 1 ... | stream 2 ... | ...
 
-Compiled code finds the records by the functions below. This process's own heap record has a symbol, to which the hooks'
-machine code refers (``zico.heap.hooks``).
+Compiled code finds the records by the functions below. This process's own heap record has a symbol,
+to which the hooks' machine code refers (``zico.heap.hooks``).
 """
 
 from __future__ import annotations
@@ -281,8 +283,9 @@ PLACE = dtype_of(Place)
 class Backing(Record):
     """What is behind the window: C functions by address, chosen when the job attaches; 0: the plain host's way.
 
-    A pool that isolates jobs, a paged job, a GPU, its managed memory and its pinned memory each put a module here
-    (``zico.heap.build.Heap.back_with``). The first argument of each function is the heap's address.
+    A pool that isolates jobs, a paged job, a GPU, its managed memory and its pinned memory each put
+    a module here (``zico.heap.build.Heap.back_with``). The first argument of each function is the
+    heap's address.
     """
 
     device_address: I8  # DEVICE record, from which regions are mapped
@@ -478,7 +481,7 @@ class HeapRecord(Record):
 HEAP = dtype_of(HeapRecord)
 
 
-# -- the records from compiled code -----------------------------------------------------------------------------------
+# -- the records from compiled code ----------------------------------------------------------------
 
 
 PERSISTENT = int(Arena.PERSISTENT)
@@ -579,7 +582,7 @@ def _open_bin(heap: HeapRecord, me: Job) -> None:
             announce(pool)
 
 
-# -- this process's heap, where the compiled hooks find it ------------------------------------------------------------
+# -- this process's heap, where the compiled hooks find it -----------------------------------------
 
 
 SYMBOL = "zico_process_heap"

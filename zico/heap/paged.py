@@ -1,11 +1,13 @@
 """The heap of a job that may hold less than it needs: addresses for all of it, regions for what may be resident.
 
-A tensor gets its place whatever the job holds. As long as the job may hold more it acquires a region for each slot that
-comes into use, gives its memory to the kernel, and lets pages of the job's own count for it; which of them are there is
-the pager's to see to (``zico.offload.pager_loop``), and so is giving regions back. All of it inside the heap's mutex.
+A tensor gets its place whatever the job holds. As long as the job may hold more it acquires a
+region for each slot that comes into use, gives its memory to the kernel, and lets pages of the
+job's own count for it; which of them are there is the pager's to see to
+(``zico.offload.pager_loop``), and so is giving regions back. All of it inside the heap's mutex.
 
 Guarantees
-    Live tensors are never more than regions and tier can take, so that the tier is not full when a block has to leave.
+    Live tensors are never more than regions and tier can take, so that the tier is not full when a
+    block has to leave.
 """
 
 from __future__ import annotations
@@ -182,7 +184,7 @@ def give_way(heap_address: int, n: int) -> int:
     return 1
 
 
-# -- forks (zico.heap.fork) -----------------------------------------------------------------------------------------
+# -- forks (zico.heap.fork) ------------------------------------------------------------------------
 
 
 @callback(_I64(_I64, _I64))
@@ -232,8 +234,8 @@ def copy(
 ) -> int:
     """In a forked child, while the pager stands still: put private copies where blocks were in the parent.
 
-    The window of a paged job is not in its child at all: what the child touched there would be filled with zeros for
-    both processes. Each block that is copied is told by a byte.
+    The window of a paged job is not in its child at all: what the child touched there would be
+    filled with zeros for both processes. Each block that is copied is told by a byte.
 
     Returns:
         0 or errno: no memory, or what is out cannot be had back.

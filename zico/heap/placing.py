@@ -45,8 +45,9 @@ def place(heap: HeapRecord, index: int, planned: int, size_bytes: int, alignment
     if heap.plan_address != 0 and index == LONG:
         index = EXTRA
     if index == SHORT or (heap.plan_address != 0 and index < RESTING):
-        # A temporary is a guest wherever there is room: it pins nothing for long, and needs no region of its own. So
-        # is what the plan does not know. But nothing is a guest where a plan is followed: it would stand in the way.
+        # A temporary is a guest wherever there is room: it pins nothing for long, and needs no
+        # region of its own. So is what the plan does not know. But nothing is a guest where a plan
+        # is followed: it would stand in the way.
         for host in (SHORT, EXTRA, LONG, PERSISTENT):
             if (host == LONG and heap.plan_address != 0) or free_list.is_full(arena_of(heap, host)):
                 continue
@@ -76,8 +77,8 @@ def _elsewhere(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
 def as_guest(heap: HeapRecord, size_bytes: int, alignment: int) -> int:
     """Find a range in regions that the job holds anyway, in any arena of the first stream; ``NEVER_FITS``: none.
 
-    For who may hold no more regions: a worse place for this tensor, and for some that come later, is better than a
-    wait. LONG is the last, since a plan may want the place.
+    For who may hold no more regions: a worse place for this tensor, and for some that come later,
+    is better than a wait. LONG is the last, since a plan may want the place.
     """
     keep_out_of_line()
     for host in (SHORT, EXTRA, PERSISTENT, LONG):
@@ -116,7 +117,7 @@ def _is_backed(heap: HeapRecord, offset: int, size_bytes: int) -> bool:
     return free_list.empty_slots(heap.slots_address, heap.region_shift, offset, size_bytes) == 0
 
 
-# -- blocks -----------------------------------------------------------------------------------------------------------
+# -- blocks ----------------------------------------------------------------------------------------
 
 
 @inlined

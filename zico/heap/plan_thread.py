@@ -1,11 +1,12 @@
 """Plan an iteration that was logged: from lifetimes to a table of places, off the hot path.
 
-A thread of the job sleeps until the heap hands it a finished log, plans without the GIL, and installs the answer. No
-allocation waits for it, and a job whose thread never gets to run goes on as it would without plans.
+A thread of the job sleeps until the heap hands it a finished log, plans without the GIL, and
+installs the answer. No allocation waits for it, and a job whose thread never gets to run goes on as
+it would without plans.
 
 Guarantees
-    The thread imports nothing and compiles nothing, so that a fork meets it without a lock of Python's or Numba's: a
-    child could never get such a lock.
+    The thread imports nothing and compiles nothing, so that a fork meets it without a lock of
+    Python's or Numba's: a child could never get such a lock.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class Planning:
         size_bytes = size_of(lifetimes["key"])
         upper = np.where(lifetimes["upper"] > 0, lifetimes["upper"] - begin, NEVER)
         line = cut_open(lifetimes["lower"] - begin, upper, size_bytes, n_ticks)
-        # What lives for nearly a whole iteration has two of its kind alive at once whenever one comes a little early.
+        # What lives for nearly a whole iteration has two of its kind alive at once whenever one
+        # comes a little early.
         planned = ~line.persists & (line.upper - line.lower < n_ticks - n_ticks // _NEARLY_WHOLE)
         pinned = self._heap.pinned[: int(self._heap.record[0]["planning"]["n_pinned"])]
         if not planned.any():

@@ -1,8 +1,8 @@
 """How a job without room for a tensor goes on: one ladder, from what costs nothing to what is slow but always works.
 
 Theory of operation
-    An allocation that finds no place climbs down a ladder. It looks again whenever something has changed, and each
-    time it takes the first rung that helps::
+    An allocation that finds no place climbs down a ladder. It looks again whenever something has
+    changed, and each time it takes the first rung that helps::
 
         own holes         a worse place, in regions that the job holds anyway
         rest              optimizer state leaves until the next step needs it        (``zico.heap.state_offload``)
@@ -12,27 +12,30 @@ Theory of operation
         ask others        blocked jobs evict what this one lacks                     (``zico.pool.waiting``)
         spill             the tensor goes to the next tier
 
-    The last three are for a pool in which nobody can go on, or a wait that has lasted for the wait limit.
+    The last three are for a pool in which nobody can go on, or a wait that has lasted for the wait
+    limit.
 
-    A rung takes the request and why there is no place: ``MUST_WAIT`` or ``NEVER_FITS``. It returns the tensor's offset
-    or what it has found out:
+    A rung takes the request and why there is no place: ``MUST_WAIT`` or ``NEVER_FITS``. It returns
+    the tensor's offset or what it has found out:
 
     * ``AGAIN``: memory has come free, so the allocation looks again.
-    * ``COMING``: memory is about to come free, so the allocation sleeps. ``ASKED``: the same, by other jobs.
+    * ``COMING``: memory is about to come free, so the allocation sleeps. ``ASKED``: the same, by
+      other jobs.
     * ``NOTHING``: the next rung is to try.
     * ``NEVER_FITS`` or ``NO_SPACE``: no rung helps.
 
     The allocation holds no lock while it sleeps, and needs no Python.
 
-    The swapping thread is woken by an eventfd. It answers in two words of the heap's record: how many questions it has
-    dealt with, and how many bytes leave. A thread that brings a tensor back before it is needed is *patient*: it asks
-    for nothing, and takes nothing from the next tier, since that would send away what is needed sooner. A thread that
-    needs what it brings ends its patience.
+    The swapping thread is woken by an eventfd. It answers in two words of the heap's record: how
+    many questions it has dealt with, and how many bytes leave. A thread that brings a tensor back
+    before it is needed is *patient*: it asks for nothing, and takes nothing from the next tier,
+    since that would send away what is needed sooner. A thread that needs what it brings ends its
+    patience.
 
 Guarantees
-    7. Every wait ends at the wait limit. An answer by which nothing leaves ends the wait for swapping at once. The
-       next question is put when the pool has changed, or the heap, or where a tensor is: what came back idle can leave
-       again, and what leaves need not empty a region.
+    7. Every wait ends at the wait limit. An answer by which nothing leaves ends the wait for
+       swapping at once. The next question is put when the pool has changed, or the heap, or where a
+       tensor is: what came back idle can leave again, and what leaves need not empty a region.
 """
 
 from __future__ import annotations
@@ -173,7 +176,7 @@ def _at_limit(me: Job, why: int) -> bool:
     return why == NEVER_FITS or me.over != 0
 
 
-# -- own holes ------------------------------------------------------------------------------------------------------
+# -- own holes -------------------------------------------------------------------------------------
 
 
 @inlined
@@ -191,7 +194,7 @@ def _own_holes(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     return offset
 
 
-# -- rest -----------------------------------------------------------------------------------------------------------
+# -- rest ------------------------------------------------------------------------------------------
 
 
 @inlined
@@ -205,7 +208,7 @@ def _rest(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     return AGAIN if most > 0 and state_offload.rest(heap, me, most) > 0 else NOTHING
 
 
-# -- swap -----------------------------------------------------------------------------------------------------------
+# -- swap ------------------------------------------------------------------------------------------
 
 
 @inlined
@@ -235,7 +238,7 @@ def _swap(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     return COMING
 
 
-# -- others, and the next tier --------------------------------------------------------------------------------------
+# -- others, and the next tier ---------------------------------------------------------------------
 
 
 @inlined

@@ -1,28 +1,31 @@
 """What an optimizer keeps between its steps leaves the budget meanwhile, and is back before the next step begins.
 
 Theory of operation
-    It lies in an arena of its own, so that nothing else is in its slots: what an optimizer allocates in its first step
-    goes there. Between two steps nobody needs it, in the forward and backward pass, where the job's peak is. When an
-    allocation finds no room inside what the job may hold, as many slots *rest* as it lacks: they get pages of the
-    process's own, as in an eviction (``zico.heap.evicting``), and their regions go back to the pool, at once and by the
-    thread that allocates. Before the next step regions are acquired for them. They count for the pages then::
+    It lies in an arena of its own, so that nothing else is in its slots: what an optimizer
+    allocates in its first step goes there. Between two steps nobody needs it, in the forward and
+    backward pass, where the job's peak is. When an allocation finds no room inside what the job may
+    hold, as many slots *rest* as it lacks: they get pages of the process's own, as in an eviction
+    (``zico.heap.evicting``), and their regions go back to the pool, at once and by the thread that
+    allocates. Before the next step regions are acquired for them. They count for the pages then::
 
         step | forward ........ backward ...... | step          time ->
         held | held    | rests         | rests  | held          a slot of RESTING
                tight:    regions go      no room yet, or still   acquired: back before the step
 
-    So there is one copy, when a slot rests for the first time; from then on what changes is who else may use memory.
+    So there is one copy, when a slot rests for the first time; from then on what changes is who
+    else may use memory.
 
 Guarantees
-    1. What is in the budget between two steps is what has regions; what rests is in the tier that memory of this
-       process is, and no more of it than the job's tiers allow.
-    4. and 6. Whoever reads or writes what rests, at any time, by whatever way, finds it at its address.
+    1. What is in the budget between two steps is what has regions; what rests is in the tier that
+       memory of this process is, and no more of it than the job's tiers allow.
+    4. and 6. Whoever reads or writes what rests, at any time, by whatever way, finds it at its
+       address.
     A step never waits for good: what cannot come back stays where it is, and counts as overflowed.
 
 Known limitations
     The host device only: a GPU has no pages of a process's own to put at an address in one step.
-    What rests stays in this process's memory; tiers below that do not take it.
-    What an optimizer makes in a later step than its first, or when it is constructed, does not rest.
+    What rests stays in this process's memory; tiers below that do not take it. What an optimizer
+    makes in a later step than its first, or when it is constructed, does not rest.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ def _end(heap: HeapRecord) -> int:
     return arena_of(heap, RESTING).end >> heap.region_shift
 
 
-# -- out ------------------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------------------
 
 
 @compiled
@@ -80,7 +83,7 @@ def _rest(heap: HeapRecord, most: int, kind: int) -> int:
     return n
 
 
-# -- back -----------------------------------------------------------------------------------------------------------
+# -- back ------------------------------------------------------------------------------------------
 
 
 @compiled
@@ -136,8 +139,8 @@ def end_step(heap: HeapRecord) -> None:
 def begin_step(heap: HeapRecord) -> None:
     """Have back in the budget what rests; nothing rests until ``end_step``.
 
-    Waits for regions, but not for good (``zico.heap.evicting``). What would be beyond what the job may hold is not
-    waited for: it stays where it is, and counts as overflowed.
+    Waits for regions, but not for good (``zico.heap.evicting``). What would be beyond what the job
+    may hold is not waited for: it stays where it is, and counts as overflowed.
     """
     keep_out_of_line()
     if heap.attached != _ATTACHED:

@@ -2,22 +2,23 @@
 
 Theory of operation
     ``install`` puts a finder first on ``sys.meta_path``. For the few modules in ``WATCHED`` it asks
-    the other finders for the module's spec and replaces the spec's loader by one that first puts the real
-    loader back, then lets it run the module's code, then imports the adapter and calls its function. All
-    that happens under the import system's lock for that module, so no other thread sees the framework before
-    it is shared.
+    the other finders for the module's spec and replaces the spec's loader by one that first puts
+    the real loader back, then lets it run the module's code, then imports the adapter and calls its
+    function. All that happens under the import system's lock for that module, so no other thread
+    sees the framework before it is shared.
 
 Guarantees
-    * The framework's code sees its real loader, and so does everything that looks at the module later.
+    * The framework's code sees its real loader, and so does everything that looks at the module
+      later.
     * What the import raises, the importer gets, unchanged; the next attempt is watched again.
     * An adapter that fails costs one line on stderr, and the framework works as without Zico.
     * An adapter is enabled once per process, however often its module is imported or reloaded.
-    * Nothing is imported here but what every Python has loaded when it starts: this runs in each Python
-      process of a job, also in those that never see a framework.
+    * Nothing is imported here but what every Python has loaded when it starts: this runs in each
+      Python process of a job, also in those that never see a framework.
 
 Known limitations
-    * A namespace package (a folder without ``__init__.py``) and a loader without ``exec_module`` are not
-      watched.
+    * A namespace package (a folder without ``__init__.py``) and a loader without ``exec_module``
+      are not watched.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Finder:
     def enable(self, name: str) -> None:
         """Enable the adapter of a module that has been imported; does nothing the second time.
 
-        Changes whatever the adapter's function changes. Never raises for a failing adapter: it says so on
-        stderr, and the framework works as without Zico.
+        Changes whatever the adapter's function changes. Never raises for a failing adapter: it says
+        so on stderr, and the framework works as without Zico.
         """
         adapter = self._pending.pop(name, None)  # one atomic step, so that only one thread gets it
         if adapter is None:
@@ -117,8 +118,8 @@ class _Loader:
 def install(watched: Mapping[str, str] = WATCHED) -> Finder:
     """Watch imports, and enable at once the adapters of modules that are already imported.
 
-    Changes ``sys.meta_path``. Modules that an earlier call watches are left to that one, so that no adapter
-    is enabled twice.
+    Changes ``sys.meta_path``. Modules that an earlier call watches are left to that one, so that no
+    adapter is enabled twice.
 
     Args:
         watched: Module -> ``"adapter module:function"``.

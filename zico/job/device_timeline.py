@@ -1,11 +1,13 @@
 """A job's way onto the timeline of its GPU: marks, waits and scrubbing on any stream, with the right context current.
 
-Frameworks call the heap from threads of their own, of which some have no CUDA context yet and some another one; the
-driver needs the device's primary context. Each call makes it current, and gives a thread that had another its own back.
+Frameworks call the heap from threads of their own, of which some have no CUDA context yet and some
+another one; the driver needs the device's primary context. Each call makes it current, and gives a
+thread that had another its own back.
 
 Guarantees
-    Nothing is ever recorded in a CUDA graph: what would be put on a stream that captures is refused. It would not be
-    done now, and would be done again, with a value long past, at each launch of the graph.
+    Nothing is ever recorded in a CUDA graph: what would be put on a stream that captures is
+    refused. It would not be done now, and would be done again, with a value long past, at each
+    launch of the graph.
 
 Known limitations
     One call at a time: the heap calls inside its mutex.

@@ -1,28 +1,31 @@
 """Replace functions that a loaded shared library imports, by writing addresses into its GOT.
 
 Theory of operation
-    A library calls an imported function through a pointer, its *slot*, which the dynamic linker filled in
-    when the library was loaded. The relocation tables say where each symbol's slots are. Writing another
-    address there redirects the calls of that one library and of nobody else; calls that are already
-    running are not disturbed. Prior art: bloomberg/memray, ``src/memray/_memray/elf_shenanigans.cpp``.
+    A library calls an imported function through a pointer, its *slot*, which the dynamic linker
+    filled in when the library was loaded. The relocation tables say where each symbol's slots are.
+    Writing another address there redirects the calls of that one library and of nobody else; calls
+    that are already running are not disturbed. Prior art: bloomberg/memray,
+    ``src/memray/_memray/elf_shenanigans.cpp``.
 
 Guarantees
-    * Nothing is written unless every requested symbol has at least one slot and all slots can be written.
-    * Each slot changes by one aligned 8-byte store: a thread that calls through it meanwhile reaches the
-      old function or the new one. Protections are as before afterwards.
+    * Nothing is written unless every requested symbol has at least one slot and all slots can be
+      written.
+    * Each slot changes by one aligned 8-byte store: a thread that calls through it meanwhile
+      reaches the old function or the new one. Protections are as before afterwards.
     * No table is trusted: a damaged file raises ``HookError``, whatever its bytes.
     * Only program headers are used, so that libraries without section headers work.
 
 Known limitations
     * Linux, x86-64 and aarch64.
-    * Calls inside the library that defines the function, and addresses looked up with ``dlsym``, do not go
-      through a slot of the importing library.
-    * Addresses that the library copied elsewhere before the replacement keep pointing at the old function.
+    * Calls inside the library that defines the function, and addresses looked up with ``dlsym``, do
+      not go through a slot of the importing library.
+    * Addresses that the library copied elsewhere before the replacement keep pointing at the old
+      function.
 
-The tables are read from the file, not from memory: glibc relocates the pointers in a mapped ``PT_DYNAMIC``
-on some machines and musl on none. The list of mappings is ``/proc/self/maps``, not ``dl_iterate_phdr``:
-that one runs its callback under the linker's lock, and a Python callback may give up the GIL there to a
-thread whose ``import`` holds the GIL while it waits for that very lock.
+The tables are read from the file, not from memory: glibc relocates the pointers in a mapped
+``PT_DYNAMIC`` on some machines and musl on none. The list of mappings is ``/proc/self/maps``, not
+``dl_iterate_phdr``: that one runs its callback under the linker's lock, and a Python callback may
+give up the GIL there to a thread whose ``import`` holds the GIL while it waits for that very lock.
 """
 
 from __future__ import annotations
@@ -109,8 +112,8 @@ class _Mapping:
 class Hooked:
     """A set of replaced imports, and the way back.
 
-    The caller keeps the code at the replacement addresses alive until ``undo`` has returned, and beyond that
-    for as long as a thread may still be inside it.
+    The caller keeps the code at the replacement addresses alive until ``undo`` has returned, and
+    beyond that for as long as a thread may still be inside it.
     """
 
     def __init__(self, originals: Mapping[str, int], cells: Mapping[int, tuple[int, int]]) -> None:
@@ -121,10 +124,12 @@ class Hooked:
     def undo(self) -> None:
         """Write the previous addresses back; a second call does nothing.
 
-        A slot that somebody replaced since then is left alone: their hook stays and may still call ours.
+        A slot that somebody replaced since then is left alone: their hook stays and may still call
+        ours.
 
         Raises:
-            HookError: The slots cannot be made writable; they are unchanged and ``undo`` may be called again.
+            HookError: The slots cannot be made writable; they are unchanged and ``undo`` may be
+                called again.
         """
         with _PATCHING, _writable(self._cells):
             for slot, (previous, replacement) in self._cells.items():
@@ -166,8 +171,8 @@ def import_slots(library: LoadedLibrary, names: Collection[str]) -> dict[str, tu
         names: Symbols, without version.
 
     Returns:
-        For every name the addresses of its slots in this process, those for calls (``JUMP_SLOT``) first;
-        empty if the library does not import that name.
+        For every name the addresses of its slots in this process, those for calls (``JUMP_SLOT``)
+        first; empty if the library does not import that name.
 
     Raises:
         HookError: The file is missing, damaged, or made for another kind of machine.
@@ -192,8 +197,8 @@ def replace_imports(library: LoadedLibrary, replacements: Mapping[str, int]) -> 
         The previous addresses by name, and the way back.
 
     Raises:
-        HookError: A symbol is not imported or not bound yet, or memory cannot be made writable. Nothing has
-            changed.
+        HookError: A symbol is not imported or not bound yet, or memory cannot be made writable.
+            Nothing has changed.
     """
     slots = import_slots(library, replacements)
     for name, address in replacements.items():
@@ -217,8 +222,8 @@ class _Image:
         """Map the file and read its header."""
         self._path = path
         try:
-            # Mapped, not read: of the 788 MB of libtensorflow_cc.so.2 we look at 40. Plain arrays, since
-            # each operation on a subclass costs extra.
+            # Mapped, not read: of the 788 MB of libtensorflow_cc.so.2 we look at 40. Plain arrays,
+            # since each operation on a subclass costs extra.
             self._bytes = np.memmap(path, np.uint8, "r").view(np.ndarray)
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
             raise HookError(f"cannot read {path}: {error}") from error
@@ -238,13 +243,14 @@ class _Image:
         """Return the relocations for calls and all others, without those that concern no symbol."""
         calls = self._table(_DT_JMPREL, _DT_PLTRELSZ, _RELA)
         data = self._table(_DT_RELA, _DT_RELASZ, _RELA)
-        # The linker sorts RELATIVE relocations first and counts them: half of TensorFlow's are not even read.
+        # The linker sorts RELATIVE relocations first and counts them: half of TensorFlow's are not
+        # even read.
         return calls, data[self._dynamic.get(_DT_RELACOUNT, 0) :]
 
     def undefined_symbols(self, names: Collection[str], tables: Iterable[NDArray[Any]]) -> dict[str, NDArray[np.intp]]:
         """Return for each name the indices of the undefined symbols called so (one per version)."""
-        # PT_DYNAMIC does not say how many symbols there are, but those beyond the last one that a relocation
-        # uses have no slots.
+        # PT_DYNAMIC does not say how many symbols there are, but those beyond the last one that a
+        # relocation uses have no slots.
         count = max((int(table["symbol"].max()) + 1 for table in tables if len(table)), default=0)
         symbols = self._at(self._tag(_DT_SYMTAB), count * _SYM.itemsize, _SYM)
         strings = self._table(_DT_STRTAB, _DT_STRSZ, np.dtype(np.uint8))
@@ -323,9 +329,9 @@ class _Image:
 def _starts_of(strings: NDArray[np.uint8], starts: NDArray[np.intp], wanted: bytes) -> NDArray[np.intp]:
     """Return which of the ``starts`` in a string table begin the string ``wanted``.
 
-    Compares character by character over all candidates at once; after the second hardly any is left.
-    Looking for the string in the table instead would miss names that the linker stored as the tail of a
-    longer one ("free" in "xfree").
+    Compares character by character over all candidates at once; after the second hardly any is
+    left. Looking for the string in the table instead would miss names that the linker stored as the
+    tail of a longer one ("free" in "xfree").
     """
     terminated = wanted + b"\0"
     left: NDArray[np.intp] = np.flatnonzero(starts + len(terminated) <= len(strings))
@@ -361,9 +367,9 @@ def _mappings() -> list[_Mapping]:
 def _refuse_unbound(library: LoadedLibrary, originals: Mapping[str, int]) -> None:
     """Refuse symbols that the linker would bind at their first call.
 
-    Until then the slot holds an address in the library's own code. Calling that as "the original" makes the
-    linker write the true address into the slot, over our replacement. Libraries that ``import`` loads are
-    bound at once.
+    Until then the slot holds an address in the library's own code. Calling that as "the original"
+    makes the linker write the true address into the slot, over our replacement. Libraries that
+    ``import`` loads are bound at once.
     """
     code = [m for m in _mappings() if m.path == str(library.path) and m.protection & mmap.PROT_EXEC]
     for name, original in originals.items():
@@ -376,7 +382,8 @@ def _writable(slots: Iterable[int]) -> Iterator[None]:
     """Make the pages of some slots writable for the duration, then restore their protection.
 
     Raises:
-        HookError: A slot is not mapped or its page cannot be made writable; protections are as before.
+        HookError: A slot is not mapped or its page cannot be made writable; protections are as
+            before.
     """
     protections = _page_protections({_page(slot) for slot in slots})
     with ExitStack() as undo:
@@ -385,7 +392,8 @@ def _writable(slots: Iterable[int]) -> Iterator[None]:
                 if _mprotect(page, protection | mmap.PROT_WRITE):
                     reason = os.strerror(ctypes.get_errno())
                     raise HookError(f"cannot write the function table at {page:#x} ({reason}): {_REMEDY}")
-                # The result is not looked at: a page that stays writable is less hardened, not wrong.
+                # The result is not looked at: a page that stays writable is less hardened, not
+                # wrong.
                 undo.callback(_mprotect, page, protection)
         yield
 

@@ -1,12 +1,15 @@
 """Answer a loaded library's ``dlsym`` for some names with functions of ours.
 
-Libraries that find the driver's functions at run time (TensorFlow, XLA) import ``dlsym`` itself, so that its slot in
-their import table is the one place to stand in (``zico.job.elf``). A function that the driver lacks stays missing.
+Libraries that find the driver's functions at run time (TensorFlow, XLA) import ``dlsym`` itself, so
+that its slot in their import table is the one place to stand in (``zico.job.elf``). A function that
+the driver lacks stays missing.
 
-Known limitation: ``RTLD_NEXT`` asks for the library after the caller's own, and the caller would be ours; it is refused
-by the C library, as from any code that no library holds. Neither of the two uses it.
+Known limitation: ``RTLD_NEXT`` asks for the library after the caller's own, and the caller would be
+ours; it is refused by the C library, as from any code that no library holds. Neither of the two
+uses it.
 
-A library may look functions up while it is unloaded, when the interpreter is gone: what answers it is never freed.
+A library may look functions up while it is unloaded, when the interpreter is gone: what answers it
+is never freed.
 """
 
 from __future__ import annotations
@@ -90,12 +93,12 @@ def substitute(
     Args:
         library_prefix: How the library's file name begins.
         replacements: Name to address; the functions must live as long as the process.
-        originals: Name to where the replacement looks for the function that it replaces: 8 bytes, filled in before the
-            replacement can be called.
+        originals: Name to where the replacement looks for the function that it replaces: 8 bytes,
+            filled in before the replacement can be called.
 
     Raises:
-        HookError: The library is not loaded or imports no ``dlsym``, or there are too many names or too long ones;
-            nothing has been changed.
+        HookError: The library is not loaded or imports no ``dlsym``, or there are too many names or
+            too long ones; nothing has been changed.
     """
     keep(_TABLE, dlsym)
     table = _TABLE[0]

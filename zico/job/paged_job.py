@@ -48,8 +48,8 @@ def managed_window(undo: contextlib.ExitStack, pool: PoolTable, job: int, settin
 def open_heap(pool: PoolTable, job: int, settings: JobSettings, framework: str, of_device: dict[str, Any]) -> Heap:
     """Return the process's heap, on the host with the window of a job that pages, if it is to page.
 
-    Where that is left open a job pages whose framework has nothing to swap with. Its record then says so, and how long
-    a region takes to leave and come back.
+    Where that is left open a job pages whose framework has nothing to swap with. Its record then
+    says so, and how long a region takes to leave and come back.
     """
     from zico.heap.build import Heap
     from zico.heap.layout import HEAP_RECORD

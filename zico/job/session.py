@@ -70,8 +70,8 @@ class Session:
             names: Which of ``HOOKED_FUNCTIONS`` it imports.
 
         Raises:
-            HookError: The library is not loaded or imports none of them, or the pool is not the host's memory; nothing
-                has been changed.
+            HookError: The library is not loaded or imports none of them, or the pool is not the
+                host's memory; nothing has been changed.
         """
         if self.device != "host":
             raise HookError(f"{library_prefix} takes memory of the host, and the pool is on {self.device}")
@@ -89,8 +89,8 @@ class Session:
     def expect_marks(self) -> None:
         """Trust no boundary found by repetition for a while: an adapter is going to mark iterations.
 
-        Micro-batches repeat before the first optimizer step does. A program that never steps an optimizer that the
-        adapter knows is still found out, only later.
+        Micro-batches repeat before the first optimizer step does. A program that never steps an
+        optimizer that the adapter knows is still found out, only later.
         """
         self.heap.record[0]["grace"] = GRACE_ALLOCATIONS
 
@@ -172,7 +172,8 @@ def current() -> Session | None:
 def pool_kind() -> str:
     """Return the kind of device whose pool ``attach`` joins, or has joined: ``host`` or ``cuda``; of none, ``host``.
 
-    For adapters that must not touch a GPU before their framework does: it asks the broker and initialises nothing.
+    For adapters that must not touch a GPU before their framework does: it asks the broker and
+    initialises nothing.
 
     Raises:
         BrokerError: The broker does not answer.
@@ -199,21 +200,23 @@ def _socket_to_join() -> Path | None:
 def attach(framework: str, *, kind: str = "host") -> Session | None:
     """Join the pool whose broker ``ZICO_SOCKET`` names, once per process.
 
-    Waits for the broker's answer (seconds at most). On a CUDA device it initialises CUDA in this process.
+    Waits for the broker's answer (seconds at most). On a CUDA device it initialises CUDA in this
+    process.
 
     Args:
         framework: Who asks.
         kind: Of which kind of device the caller shares memory: ``host`` or ``cuda``.
 
     Returns:
-        The session; ``None`` if there is no broker to join or this process descends from one that has joined:
-        training then goes on as without Zico.
+        The session; ``None`` if there is no broker to join or this process descends from one that
+        has joined: training then goes on as without Zico.
 
     Raises:
         BrokerError: The broker refuses or does not answer.
         ConfigError: A setting in the environment makes no sense.
         DriverError: The device refuses.
-        HookError: The pool is on a device of another kind, or this process was forked from one that uses CUDA.
+        HookError: The pool is on a device of another kind, or this process was forked from one that
+            uses CUDA.
     """
     global _current  # noqa: PLW0603 - hooks serve a process, so there is one session per process
     if _current is not None:
@@ -345,10 +348,11 @@ def status() -> dict[str, Any] | None:
     """Return this job's figures in the pool, or ``None`` outside a pool.
 
     Returns:
-        ``name``, ``device``, ``frameworks``, ``iterations``; what the job holds now and held at most (``held_bytes``,
-        ``peak_bytes``), and what its tensors take (``tensor_bytes``); the time it waited (``waited_s``); the pool's
-        ``budget_bytes`` and whether it is ``isolated``. For a job that swaps or pages, also ``moved_out_bytes``,
-        ``moved_in_bytes``, ``late_arrivals``, ``copies_waited_s`` and ``copies_hidden_s``, else 0.
+        ``name``, ``device``, ``frameworks``, ``iterations``; what the job holds now and held at
+        most (``held_bytes``, ``peak_bytes``), and what its tensors take (``tensor_bytes``); the
+        time it waited (``waited_s``); the pool's ``budget_bytes`` and whether it is ``isolated``.
+        For a job that swaps or pages, also ``moved_out_bytes``, ``moved_in_bytes``,
+        ``late_arrivals``, ``copies_waited_s`` and ``copies_hidden_s``, else 0.
     """
     if _current is None:
         return None

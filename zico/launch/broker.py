@@ -78,7 +78,8 @@ class BrokerProcess:
         """Wait until jobs can join.
 
         Raises:
-            CommandError: It ended instead, or was not ready in time; ``close`` is still to be called.
+            CommandError: It ended instead, or was not ready in time; ``close`` is still to be
+                called.
         """
         for pipe in self._child.pipes:
             self._pipes.append(await LinePipe.connect(pipe, self._hear))

@@ -123,7 +123,8 @@ TRY_S = 180
 START_S = 30.0
 ACTIVE_FROM_FRACTION = 0.95
 PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
-# These keep Python from reading PYTHONPATH (-E, -I) or from importing sitecustomize (-S, -I), see python(1).
+# These keep Python from reading PYTHONPATH (-E, -I) or from importing sitecustomize (-S, -I), see
+# python(1).
 BLOCKING_FLAGS = frozenset("EIS")
 # Options of the interpreter whose value may follow as the next argument.
 _FLAGS_WITH_VALUE = frozenset("WX")

@@ -131,7 +131,8 @@ def _unique(wanted: Sequence[str]) -> list[str]:
 
 PACKAGE = Path(zico.launch.__file__).parent.parent
 INJECT = PACKAGE / "job" / "inject"
-# Of a surrounding `zico run`: here they would make a process believe that it is part of that one's job.
+# Of a surrounding `zico run`: here they would make a process believe that it is part of that one's
+# job.
 _NOT_INHERITED = ("ZICO_OWNER_PID", "ZICO_JOB", *shares.VARIABLES.values(), *saving.VARIABLES.values())
 
 
@@ -235,8 +236,8 @@ class Job:
     async def run(self, output: Output, guardian: Watchdog, grace_s: float) -> int:
         """Pass its output on until it has ended, end what it left behind, and keep its exit code.
 
-        Changes ``exit_code``, ``wall_s`` and ``ended_s``. The wait for the process itself has no deadline: that is
-        how long training takes.
+        Changes ``exit_code``, ``wall_s`` and ``ended_s``. The wait for the process itself has no
+        deadline: that is how long training takes.
 
         Returns:
             How many processes it left behind that had to be ended.

@@ -1,8 +1,9 @@
 """A private MPS daemon for the jobs of one run: started before them, ended after them.
 
-NVIDIA's Multi-Process Service lets kernels of several processes run on a GPU at the same time. The control program
-finds its daemon by a directory, so one in the run's own directory is nobody else's. The broker is no client of it: if
-one job's fault takes the service down, the pool must not go with it.
+NVIDIA's Multi-Process Service lets kernels of several processes run on a GPU at the same time. The
+control program finds its daemon by a directory, so one in the run's own directory is nobody else's.
+The broker is no client of it: if one job's fault takes the service down, the pool must not go with
+it.
 
 Known limitations: not seen on a real GPU yet.
 """
@@ -69,7 +70,8 @@ class MpsDaemon:
         """Start the daemon and wait until it serves, ``START_S`` at most; ``guardian`` will end it if we are killed.
 
         Raises:
-            CommandError: It does not start; the message has its last words. ``close`` is still to be called.
+            CommandError: It does not start; the message has its last words. ``close`` is still to
+                be called.
         """
         reason = self._control("-d", timeout_s=START_S)
         for pid in self._processes():

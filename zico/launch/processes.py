@@ -17,8 +17,9 @@ from zico.launch import watchdog
 # Cut a job's output into lines: bytes in, whole lines out, with nothing decoded and so nothing
 # damaged.
 #
-# A progress bar redraws one line by carriage returns; of such redraws the latest is let through about once a second,
-# as a line of its own. Text without an end of line is let through when nothing has followed it for a while.
+# A progress bar redraws one line by carriage returns; of such redraws the latest is let through
+# about once a second, as a line of its own. Text without an end of line is let through when nothing
+# has followed it for a while.
 
 REDRAW_S = 1.0
 """A line that is being redrawn is passed on at most this often."""
@@ -30,7 +31,8 @@ MAX_LINE_BYTES = 64 * 1024
 """A longer line is cut, so that no job can fill our memory."""
 
 _END = re.compile(rb"\r\n|\n|\r")
-# Cursor movements and erasures (ECMA-48 CSI with these final bytes) would draw over other jobs' lines. Colours stay.
+# Cursor movements and erasures (ECMA-48 CSI with these final bytes) would draw over other jobs'
+# lines. Colours stay.
 _CURSOR = re.compile(rb"\x1b\[[0-9;?]*[A-HJKSTfhlnsu]")
 
 
@@ -49,7 +51,8 @@ class LineSplitter:
         if not self._partial:
             self._partial_since_s = now_s
         text = self._partial + chunk
-        # A carriage return at the very end may be the first half of "\r\n": keep it until more is known.
+        # A carriage return at the very end may be the first half of "\r\n": keep it until more is
+        # known.
         held_return = text.endswith(b"\r")
         lines = self._cut(text[:-1] if held_return else text, now_s)
         if held_return:
@@ -119,7 +122,8 @@ LineWriter = Callable[[list[bytes]], None]
 class Child:
     """A process with a session of its own, and everything that it starts in it.
 
-    It is reaped only when nothing of its session is left: until then its number cannot become another process's.
+    It is reaped only when nothing of its session is left: until then its number cannot become
+    another process's.
     """
 
     def __init__(

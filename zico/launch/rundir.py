@@ -29,10 +29,12 @@ MAX_SOCKET_PATH_BYTES = 107
 def base_directory() -> Path:
     """Return the user's directory for sockets, created with mode 0700 where it is missing.
 
-    The session's runtime directory where there is one, else a directory of our own among the temporary files.
+    The session's runtime directory where there is one, else a directory of our own among the
+    temporary files.
 
     Raises:
-        ConfigError: Neither can be used: missing, of another user, open to others, or its path too long.
+        ConfigError: Neither can be used: missing, of another user, open to others, or its path too
+            long.
     """
     with warnings.catch_warnings(action="ignore"):  # it warns where there is no runtime directory; we have another
         runtime_dir = platformdirs.user_runtime_dir("zico")
@@ -77,7 +79,8 @@ def _unusable(directory: Path) -> str | None:
         return f"is too long for a socket path ({MAX_SOCKET_PATH_BYTES} bytes)"
     try:
         directory.mkdir(mode=PRIVATE_MODE, exist_ok=True)
-        # Not followed: a link put there by somebody else must not lead us into a directory of theirs.
+        # Not followed: a link put there by somebody else must not lead us into a directory of
+        # theirs.
         status = directory.lstat()
         parent = directory.parent.stat()
     except OSError as error:

@@ -1,12 +1,14 @@
 """Run jobs beside one broker, from the first process to the last.
 
-Theory of operation: one asyncio loop in the main thread. Each job is a task that ends when nothing of the job's session
-is left. Signals are forwarded to all jobs, then followed by SIGTERM and SIGKILL as each deadline passes; a second
-signal kills at once. Whatever way ``supervise`` is left, every process is dead and the run directory is gone; if this
-process itself is killed, the guardian does the same.
+Theory of operation: one asyncio loop in the main thread. Each job is a task that ends when nothing
+of the job's session is left. Signals are forwarded to all jobs, then followed by SIGTERM and
+SIGKILL as each deadline passes; a second signal kills at once. Whatever way ``supervise`` is left,
+every process is dead and the run directory is gone; if this process itself is killed, the guardian
+does the same.
 
-Known limitations: a job's process that makes a session of its own (``setsid``) is not followed. While our own standard
-output is blocked by its reader, nothing here runs; a third signal breaks that.
+Known limitations: a job's process that makes a session of its own (``setsid``) is not followed.
+While our own standard output is blocked by its reader, nothing here runs; a third signal breaks
+that.
 """
 
 from __future__ import annotations
@@ -210,7 +212,8 @@ def supervise(
         record_to: Where to copy the broker's record, if it wrote one.
 
     Raises:
-        CommandError: The broker or the MPS daemon could not start, or a signal came before the jobs were started.
+        CommandError: The broker or the MPS daemon could not start, or a signal came before the jobs
+            were started.
         ConfigError: There is no MPS here, or no directory for machine code.
     """
     with run_directory() as run_dir:
@@ -232,7 +235,8 @@ class Supervisor:
         self.record: Path | None = None
         self._settings = settings
         self._listener = listener
-        # Jobs get the directory that passed the check, so that a refusal is reported once and not by every job.
+        # Jobs get the directory that passed the check, so that a refusal is reported once and not
+        # by every job.
         self._environ = {**environ, **device_variables(settings), CACHE_VARIABLE: str(cache_root())}
         self._jobs = [Job(command) for command in commands]
         self._complaints: dict[str, str] = {}

@@ -1,11 +1,12 @@
 """End the jobs and the broker if the process that supervises them is killed.
 
-Theory of operation: ``zico run`` holds the only write end of this process's standard input and tells it which sessions
-live. However the supervisor ends, even by SIGKILL, the kernel closes that pipe; without a ``done`` before it, this
-process ends the sessions and removes the run directory. ``PR_SET_PDEATHSIG`` would reach direct children only, and
-needs code between fork and exec.
+Theory of operation: ``zico run`` holds the only write end of this process's standard input and
+tells it which sessions live. However the supervisor ends, even by SIGKILL, the kernel closes that
+pipe; without a ``done`` before it, this process ends the sessions and removes the run directory.
+``PR_SET_PDEATHSIG`` would reach direct children only, and needs code between fork and exec.
 
-Standard library only, so that it starts in milliseconds: ``python -S -m zico.launch.watchdog RUN_DIRECTORY``.
+Standard library only, so that it starts in milliseconds:
+``python -S -m zico.launch.watchdog RUN_DIRECTORY``.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 # -- find and signal every process of a session, whatever process groups it has made since ---------
 #
-# Each job leads a session of its own. Its process group alone would not do: ``timeout`` and shells with job control
-# move their children to other groups, but they stay in the session.
+# Each job leads a session of its own. Its process group alone would not do: ``timeout`` and shells
+# with job control move their children to other groups, but they stay in the session.
 #
 # Standard library only: the guardian imports this module without site packages.
 
@@ -38,7 +39,8 @@ _DEAD_STATES = frozenset("ZXx")
 def members(session: int) -> dict[int, int]:
     """Return the living processes of ``session`` as process id to process group id.
 
-    Meaningful only while the leader has not been reaped or others of it live: after that, the number may be reused.
+    Meaningful only while the leader has not been reaped or others of it live: after that, the
+    number may be reused.
     """
     return {pid: group for pid, group, its_session in _processes() if its_session == session}
 
@@ -82,7 +84,8 @@ DONE = "done"
 def watch(lines: Iterable[str]) -> set[int] | None:
     """Return the sessions to end: those announced by ``+N`` and not withdrawn by ``-N``; ``None`` after ``done``.
 
-    Waits for the end of ``lines``, which is the end of the supervisor: this wait alone has no deadline.
+    Waits for the end of ``lines``, which is the end of the supervisor: this wait alone has no
+    deadline.
     """
     living: set[int] = set()
     for line in lines:

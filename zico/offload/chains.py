@@ -1,9 +1,10 @@
 """Chains of blocks: taking, following, freeing, and putting right after a death in between.
 
 Guarantees
-    A system call on a tier's descriptor does all of it or returns an errno.
-    Any number of threads and processes may take and free at once. A block is in one chain at most.
-    Whoever dies while taking or freeing leaves at worst blocks that no chain in use leads to; ``keep_only`` frees them.
+    A system call on a tier's descriptor does all of it or returns an errno. Any number of threads
+    and processes may take and free at once. A block is in one chain at most. Whoever dies while
+    taking or freeing leaves at worst blocks that no chain in use leads to; ``keep_only`` frees
+    them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from zico.offload.tier_layout import Shared, StoreRecord
 
 
-# -- system calls -----------------------------------------------------------------------------------------------------
+# -- system calls ----------------------------------------------------------------------------------
 
 
 _EINTR = errno.EINTR
@@ -83,7 +84,7 @@ def punch(store: StoreRecord, offset: int, size_bytes: int) -> bool:
     return call(store.fallocate, (store.descriptor, _KEEP_SIZE_PUNCH_HOLE, offset, size_bytes)) == 0
 
 
-# -- chains of blocks -------------------------------------------------------------------------------------------------
+# -- chains of blocks ------------------------------------------------------------------------------
 
 
 Array = Any
@@ -150,7 +151,8 @@ def take(store: StoreRecord, n: int) -> int:
     """Make a chain of ``n`` free blocks, the lowest there are.
 
     Returns:
-        The first one's index, or ``FULL``: there are not so many, or the disk has no space for them.
+        The first one's index, or ``FULL``: there are not so many, or the disk has no space for
+        them.
     """
     shared = shared_of(store)
     if n < 1 or n > shared.n_blocks:
@@ -250,7 +252,8 @@ def free(store: StoreRecord, first: int) -> None:
 def keep_only(store: StoreRecord, tier: int, tickets: Array) -> int:
     """Free every block that no chain of these tickets leads to, and count anew; returns how many were lost.
 
-    Nobody else may use the tier meanwhile. Tickets of other tiers, and what is less than 0, say nothing.
+    Nobody else may use the tier meanwhile. Tickets of other tiers, and what is less than 0, say
+    nothing.
     """
     shared = shared_of(store)
     words = words_of(store)

@@ -1,7 +1,8 @@
 """Payloads into chains and out of them, compressed without loss.
 
-A payload is cut into pieces. The 4-byte numbers of a piece that are zero are left out, which takes hardly more time
-than a copy. A piece that does not get smaller is kept as it is. Pieces follow each other through the chain's blocks::
+A payload is cut into pieces. The 4-byte numbers of a piece that are zero are left out, which takes
+hardly more time than a copy. A piece that does not get smaller is kept as it is. Pieces follow each
+other through the chain's blocks::
 
     block 7                              block 2
     | zeros 90 | ninety bytes | zeros 51 | fifty-|one bytes | ...    form and length in 4 bytes, then so many bytes
@@ -10,7 +11,8 @@ than a copy. A piece that does not get smaller is kept as it is. Pieces follow e
 
     5 0 0 7   ->   1001 | 5 7          a bit a number, the first in the lowest, then those that are not zero
 
-What would take nearly as many blocks as it would uncompressed is refused, and goes to the next tier as it is.
+What would take nearly as many blocks as it would uncompressed is refused, and goes to the next tier
+as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from zico.offload.tier_layout import StoreRecord
 
 
-# -- packing ----------------------------------------------------------------------------------------------------------
+# -- packing ---------------------------------------------------------------------------------------
 
 
 NUMBER_BYTES = 4
@@ -76,7 +78,7 @@ def unpack(source: Array, target: Array) -> int:
     return at
 
 
-# -- the compressed tier ----------------------------------------------------------------------------------------------
+# -- the compressed tier ---------------------------------------------------------------------------
 
 
 PIECE_BYTES = 1 << 18
@@ -97,7 +99,7 @@ _I32 = np.dtype("i4")
 _U32 = np.dtype("u4")
 
 
-# -- out ------------------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------------------
 
 
 @compiled
@@ -111,7 +113,8 @@ def compress_out(store: StoreRecord, address: int, size_bytes: int, always: int)
         always: Not 0: also if it does not get smaller.
 
     Returns:
-        The chain's first block and 0; or ``FULL`` and 0 if there is no room or it does not get smaller, or an errno.
+        The chain's first block and 0; or ``FULL`` and 0 if there is no room or it does not get
+        smaller, or an errno.
     """
     most = chains.blocks_for(store, int(size_bytes * WORTH) if always == 0 else 2 * size_bytes)
     first = chains.take(store, 1)
@@ -146,8 +149,8 @@ def _append(
     """Write the piece in the bounce buffer behind what a chain has, which may come to have the most blocks.
 
     Returns:
-        The chain's last block, how much of it is written, how many blocks there are, and an errno. The block is
-        ``FULL`` if not all of the piece could be written.
+        The chain's last block, how much of it is written, how many blocks there are, and an errno.
+        The block is ``FULL`` if not all of the piece could be written.
     """
     block_bytes = shared_of(store).block_bytes
     done = 0
@@ -212,7 +215,7 @@ def _link(store: StoreRecord, block: int, following: int) -> None:
     words_of(store)[block] = word_of(following, 1)
 
 
-# -- in -------------------------------------------------------------------------------------------------------------
+# -- in --------------------------------------------------------------------------------------------
 
 
 @compiled

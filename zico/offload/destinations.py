@@ -1,7 +1,7 @@
 """Where bytes go that leave the budget: which tiers somebody wants, in which directory, and their files.
 
-``memory:2GiB,file:20GiB`` is memory first and a file for what does not fit there. The files have no name: whatever
-becomes of the processes that use one, nothing of it stays behind.
+``memory:2GiB,file:20GiB`` is memory first and a file for what does not fit there. The files have no
+name: whatever becomes of the processes that use one, nothing of it stays behind.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ def parse_tiers(text: str, directory: str | None = None) -> tuple[TierWish, ...]
     """Return the tiers that ``text`` names, in order.
 
     Args:
-        text: Kinds, separated by commas, each with ``:SIZE`` or without. Without a size memory is half of what is free
-            on the machine now, a file what is free on its disk. A percentage is one of the machine's memory or of the
-            disk.
+        text: Kinds, separated by commas, each with ``:SIZE`` or without. Without a size memory is
+            half of what is free on the machine now, a file what is free on its disk. A percentage
+            is one of the machine's memory or of the disk.
         directory: Where files are to be; ``None``: see ``spill_directory``.
 
     Raises:
-        ConfigError: There is no such kind or size, a kind comes twice, or the directory cannot be looked at.
+        ConfigError: There is no such kind or size, a kind comes twice, or the directory cannot be
+            looked at.
     """
     wishes = tuple(_parse_one(part.strip(), spill_directory(directory)) for part in text.split(","))
     kinds = [wish.kind for wish in wishes]
@@ -88,7 +89,7 @@ def _room(kind: str, directory: str) -> tuple[int, int]:
     return total, (total if free is None else free) // _MEMORY_SHARE
 
 
-# -- files without a name ---------------------------------------------------------------------------------------------
+# -- files without a name --------------------------------------------------------------------------
 
 
 _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
@@ -140,7 +141,7 @@ def _try_direct(descriptor: int) -> None:
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
 
 
-# -- the heap's next tier -------------------------------------------------------------------------------------------
+# -- the heap's next tier --------------------------------------------------------------------------
 
 
 def open_spill_file(directory: str | None, size_bytes: int) -> int:

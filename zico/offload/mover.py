@@ -3,14 +3,15 @@
 Theory of operation
     What can be swapped is memory that nobody reaches for between two uses (``Idle``).
 
-    What leaves is copied while it lies still: nobody but the mover can reach it (``Idle.lend``). So the copy cannot be
-    torn, and whoever needs the memory before it has gone simply keeps it. It is freed by the thread that copied it, at
-    once. What comes back is copied into memory that nobody sees until it is complete.
+    What leaves is copied while it lies still: nobody but the mover can reach it (``Idle.lend``). So
+    the copy cannot be torn, and whoever needs the memory before it has gone simply keeps it. It is
+    freed by the thread that copied it, at once. What comes back is copied into memory that nobody
+    sees until it is complete.
 
 Guarantees
-    A contents is always whole in one place: the memory is freed only when the tier has all of it, and the tier's copy
-    goes only when nobody can ask for it again.
-    Nothing waits without a deadline. Whoever needs something that nobody has begun to bring back brings it himself.
+    A contents is always whole in one place: the memory is freed only when the tier has all of it,
+    and the tier's copy goes only when nobody can ask for it again. Nothing waits without a
+    deadline. Whoever needs something that nobody has begun to bring back brings it himself.
 
 Known limitations
     Where the tier has no room, what was to leave stays.
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-# -- an idle tensor ---------------------------------------------------------------------------------------------------
+# -- an idle tensor --------------------------------------------------------------------------------
 
 
 class Place(enum.IntEnum):
@@ -86,7 +87,7 @@ class Idle(abc.ABC):
         """Take over what ``settle`` got: the contents are there."""
 
 
-# -- the mover --------------------------------------------------------------------------------------------------------
+# -- the mover -------------------------------------------------------------------------------------
 
 
 Taken = TypeVar("Taken")
@@ -153,8 +154,9 @@ class Mover:
             tier: Where contents go.
             publish: Told whenever the figures have changed, by any thread; not two at a time.
             deadline_s: The longest that anybody waits for a copy.
-            has_room: Tells whether so many bytes can be had without waiting. What nobody needs yet comes back only
-                then: an allocation that waits for long takes memory that is not the job's to have.
+            has_room: Tells whether so many bytes can be had without waiting. What nobody needs yet
+                comes back only then: an allocation that waits for long takes memory that is not the
+                job's to have.
             be_patient: Told which thread allocates for later, 0: what it allocates is needed now.
         """
         self._has_room = has_room
@@ -176,7 +178,7 @@ class Mover:
         for name, work in (("zico-swap-out", self._send_all), ("zico-swap-in", self._fetch_all)):
             threading.Thread(target=work, name=name, daemon=True).start()
 
-    # -- forks ----------------------------------------------------------------------------------------------------
+    # -- forks -------------------------------------------------------------------------------------
 
     @property
     def locks(self) -> tuple[Any, ...]:
@@ -209,7 +211,7 @@ class Mover:
         with self._lock:
             self._publish(self.figures)
 
-    # -- out ------------------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     def send(self, idle: Idle) -> bool:
         """Let it leave, if it is here and nobody else can reach it; tells whether it is leaving. Waits for nothing."""
@@ -273,7 +275,7 @@ class Mover:
         self.figures.leaving_bytes += size_bytes
         self._publish(self.figures)
 
-    # -- in -------------------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     def fetch(self, idle: Idle) -> bool:
         """Let it be brought back if it is away; tells whether it is on its way. Waits for nothing."""
@@ -395,7 +397,7 @@ class Mover:
         self.on_moved(idle, -idle.size_bytes)
         self._arrival.notify_all()
 
-    # -- what nobody needs any more -------------------------------------------------------------------------------
+    # -- what nobody needs any more ----------------------------------------------------------------
 
     def forget(self, ticket: int) -> None:
         """Let the tier's copy go, soon; for any thread at any moment, a finalizer's too. Below 0: there is none."""

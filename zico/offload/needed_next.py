@@ -1,7 +1,7 @@
 """What a job touches next, and which block makes way: tables, prefetch and eviction.
 
-Theory of operation *The execution table* says which operation comes next, from the one that runs and the three before
-it. An entry is a set of tuples::
+Theory of operation *The execution table* says which operation comes next, from the one that runs
+and the three before it. An entry is a set of tuples::
 
         0: (7, 9, 92, 75)     after 7, 9, 92 and 0 comes 75
            (7, 9, 13, 21)
@@ -31,18 +31,20 @@ it. An entry is a set of tuples::
     *Eviction*: what nothing lives in goes first, then what was migrated longest ago and is not expected.
 
 Guarantees
-    * ``note_fault`` is O(1), ``note_execution`` takes time for the blocks that were due; the others walk through at
-      most ``MOST_VISITS`` blocks.
-    * ``next_prefetch`` returns the block that is due first of all that are not there, not held, and expected.
+    * ``note_fault`` is O(1), ``note_execution`` takes time for the blocks that were due; the others
+      walk through at most ``MOST_VISITS`` blocks.
+    * ``next_prefetch`` returns the block that is due first of all that are not there, not held, and
+      expected.
     * What a wrong prediction expected stays so until the instance is over that was to touch it.
-    * ``choose_victim_ahead`` returns nothing without ``PREEVICT``, and without ``FURTHEST`` no block that is expected;
-      with it, at most one that is due after the block that was prefetched last.
-    * ``choose_victim`` returns a block as long as one is there that is not held: with ``PREEVICT``, of those that all
-      are expected, the one that is due last.
+    * ``choose_victim_ahead`` returns nothing without ``PREEVICT``, and without ``FURTHEST`` no
+      block that is expected; with it, at most one that is due after the block that was prefetched
+      last.
+    * ``choose_victim`` returns a block as long as one is there that is not held: with ``PREEVICT``,
+      of those that all are expected, the one that is due last.
 
-Sources: "DeepUM" (J. Jung, J. Kim, J. Lee, ASPLOS 2023): section 4.2 for the tables, "pre-eviction" and "invalidation"
-of section 5 for eviction. That the furthest goes is optimal: L. Belady, "A study of replacement algorithms for a
-virtual-storage computer" (1966).
+Sources: "DeepUM" (J. Jung, J. Kim, J. Lee, ASPLOS 2023): section 4.2 for the tables, "pre-eviction"
+and "invalidation" of section 5 for eviction. That the furthest goes is optimal: L. Belady, "A study
+of replacement algorithms for a virtual-storage computer" (1966).
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ if TYPE_CHECKING:
     from zico.offload.paging_layout import PagingRecord
 
 
-# -- executions -------------------------------------------------------------------------------------------------------
+# -- executions ------------------------------------------------------------------------------------
 
 
 _HALF = 32
@@ -88,14 +90,15 @@ _KEY_SHIFT = np.uint64(20)
 _MOST_BEFORE = 3
 
 
-# -- names ------------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
 @compiled
 def number_of(paging: PagingRecord, name: int) -> int:
     """Return an execution's number, a new one if the name is seen for the first time.
 
-    With more than ``most_executions`` names all is forgotten first: a job that never repeats would fill any table.
+    With more than ``most_executions`` names all is forgotten first: a job that never repeats would
+    fill any table.
     """
     names = array_at(paging.names_address, paging.names, NAME)
     i = spread(name, _HALF) & (paging.names - 1)
@@ -130,7 +133,7 @@ def forget(paging: PagingRecord) -> None:
         paging.history[i] = 0
 
 
-# -- what follows -----------------------------------------------------------------------------------------------------
+# -- what follows ----------------------------------------------------------------------------------
 
 
 @inlined
@@ -198,7 +201,7 @@ def following(paging: PagingRecord, history: Any, current: int) -> int:  # noqa:
     return 0
 
 
-# -- which block follows which ----------------------------------------------------------------------------------------
+# -- which block follows which ---------------------------------------------------------------------
 
 
 _WORD = np.dtype("i4")
@@ -293,7 +296,7 @@ def _put_first(table: Any, first: int, n: int, value: int) -> None:  # noqa: ANN
     table[first] = value
 
 
-# -- prefetching ------------------------------------------------------------------------------------------------------
+# -- prefetching -----------------------------------------------------------------------------------
 
 
 MOST_VISITS = 4096
@@ -303,7 +306,7 @@ _I32 = np.dtype("i4")
 _NO_BLOCK = 0  # in lists, where blocks are counted from one
 
 
-# -- what happens -----------------------------------------------------------------------------------------------------
+# -- what happens ----------------------------------------------------------------------------------
 
 
 @compiled
@@ -361,7 +364,7 @@ def _learn_fault(paging: PagingRecord, block: int) -> None:
     paging.last_fault = block + 1
 
 
-# -- the walk ---------------------------------------------------------------------------------------------------------
+# -- the walk --------------------------------------------------------------------------------------
 
 
 @compiled
@@ -434,7 +437,7 @@ def _visit(paging: PagingRecord, table: Any) -> None:  # noqa: ANN401 - as table
                 _reach(paging, table[i] - 1)
 
 
-# -- what to bring in -------------------------------------------------------------------------------------------------
+# -- what to bring in ------------------------------------------------------------------------------
 
 
 @compiled
@@ -458,7 +461,7 @@ def next_prefetch(paging: PagingRecord) -> int:
     return NONE
 
 
-# -- eviction ---------------------------------------------------------------------------------------------------------
+# -- eviction --------------------------------------------------------------------------------------
 
 
 _PRESSED = 1 << 16

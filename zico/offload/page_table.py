@@ -1,15 +1,16 @@
 """What a paged job and its pager share.
 
-One memfd, the job's *shared page table*, holds a ``PAGE_TABLE`` and arrays; another one, its *memory*, the pages of its
-window. A block of the window is a piece of both, at ``block << block_shift``::
+One memfd, the job's *shared page table*, holds a ``PAGE_TABLE`` and arrays; another one, its
+*memory*, the pages of its window. A block of the window is a piece of both, at
+``block << block_shift``::
 
     states   i4 * n_blocks    written by the pager        live    i4 * n_blocks    written by the heap
     tickets  i4 * n_blocks    written by the pager        births  i4 * n_blocks    written by the heap
     kept     i4 * n_blocks    written by the pager        ring    i8 * RING        written by the heap
     regions  i4 * n_regions   filled by the heap, emptied by the pager in one step
 
-There is one pager at a time: the broker's, after its death the job's own. What it writes is enough for the next one to
-go on, whatever instruction the last one died at.
+There is one pager at a time: the broker's, after its death the job's own. What it writes is enough
+for the next one to go on, whatever instruction the last one died at.
 
 A pager keeps a record for itself (``PagerRecord``): addresses differ from process to process.
 """
@@ -21,7 +22,7 @@ from typing import Annotated
 
 from zico.base.records import I4, I8, Numbers, Record, dtype_of
 
-# -- shared page table ------------------------------------------------------------------------------------------------
+# -- shared page table -----------------------------------------------------------------------------
 
 
 MAGIC = 0x5A49434F_50414745  # "ZICOPAGE"
@@ -125,7 +126,7 @@ def _rounded(size_bytes: int) -> int:
     return -(-size_bytes // 4096) * 4096
 
 
-# -- the pager's own records ------------------------------------------------------------------------------------------
+# -- the pager's own records -----------------------------------------------------------------------
 
 
 RECENT = 8

@@ -1,7 +1,7 @@
 """A paged job's memory, made in the job, and its pager, in the broker and in the job.
 
-Everything a pager needs travels as descriptors: the job's faults, its memory, the page table, an eventfd, and the
-tiers. Who has them can be the pager; one at a time is (``PAGE_TABLE.pager_pid``).
+Everything a pager needs travels as descriptors: the job's faults, its memory, the page table, an
+eventfd, and the tiers. Who has them can be the pager; one at a time is (``PAGE_TABLE.pager_pid``).
 """
 
 from __future__ import annotations
@@ -59,11 +59,13 @@ class PagedMemory:
             size_bytes: Whole regions.
             n_regions: Of the pool.
             region_bytes: Of each.
-            tiers: Where blocks go, its blocks no smaller than ``block_bytes_for(region_bytes)``; stays the caller's.
+            tiers: Where blocks go, its blocks no smaller than ``block_bytes_for(region_bytes)``;
+                stays the caller's.
             flags: Parts of ``zico.offload.paging_layout`` that are on.
 
         Raises:
-            DriverError: The kernel or the privileges of this process refuse to show faults; nothing has changed.
+            DriverError: The kernel or the privileges of this process refuse to show faults; nothing
+                has changed.
         """
         block_bytes = block_bytes_for(region_bytes)
         with contextlib.ExitStack() as undo:
@@ -107,14 +109,14 @@ class PagedMemory:
         """Return how many tensors lie in each block."""
         return _view(self.arrays["live_address"], np.dtype("i4"), int(self.page_table["n_blocks"]))
 
-    # -- forks ------------------------------------------------------------------------------------------------------
+    # -- forks -------------------------------------------------------------------------------------
 
     def close_in_child(self) -> None:
         """Close a forked child's copies of the descriptors: the parent's memory is not its own."""
         for fd in (self.userfault_fd, self.memory_fd, self.wake_fd):
             os.close(fd)
 
-    # -- the pager --------------------------------------------------------------------------------------------------
+    # -- the pager ---------------------------------------------------------------------------------
 
     def export(self) -> list[int]:
         """Return new descriptors for a ``Pager``; the caller owns them."""
@@ -134,7 +136,8 @@ class Pager:
 
         Args:
             descriptors: Of the job.
-            member: A MEMBER record of this process whose ``job`` is the paged one, in an array of one.
+            member: A MEMBER record of this process whose ``job`` is the paged one, in an array of
+                one.
             wait_limit_s: How long a fault waits for room.
 
         Raises:

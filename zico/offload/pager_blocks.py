@@ -1,9 +1,10 @@
 """One block on its way: into its pages, out of them, or nowhere, each a row of steps that any other process can end.
 
 Theory of operation
-    ``state`` is written before each step that depends on it. Before a block's contents are read for the tier, its pages
-    are write-protected: when that call returns every write is in the pages, and later ones wait in the kernel. They
-    are woken when the pages are gone, fault anew, and find what was copied::
+    ``state`` is written before each step that depends on it. Before a block's contents are read for
+    the tier, its pages are write-protected: when that call returns every write is in the pages, and
+    later ones wait in the kernel. They are woken when the pages are gone, fault anew, and find what
+    was copied::
 
         WRITTEN -> LEAVING  protect, copy to the tier   -> PUNCHING  give the pages back -> OUT     wake
         CLEAN                                           -> PUNCHING  give the pages back -> OUT     wake
@@ -12,15 +13,16 @@ Theory of operation
         ABSENT  -> FILLING  zeros                       -> WRITTEN                                  wake
         nothing lives in it: protect, -> DROPPING  give the pages back -> ABSENT                    wake
 
-    Whether anything lives in a block is looked at behind the protection: a tensor that comes to lie there later cannot
-    have been written to. ``births`` counts how often a block began to be used; if it has since the contents were
-    copied, they are nobody's any more.
+    Whether anything lives in a block is looked at behind the protection: a tensor that comes to lie
+    there later cannot have been written to. ``births`` counts how often a block began to be used;
+    if it has since the contents were copied, they are nobody's any more.
 
 Guarantees
-    4. No write is lost, whichever thread makes it, also in a system call, and at whatever instruction the pager dies.
+    4. No write is lost, whichever thread makes it, also in a system call, and at whatever
+       instruction the pager dies.
     9. Pages are there only of blocks that are counted as resident.
-    1. What is resident fits into the regions that the job holds, at every moment: room is made before a block comes,
-       and a region goes back when there is room for one less.
+    1. What is resident fits into the regions that the job holds, at every moment: room is made
+       before a block comes, and a region goes back when there is room for one less.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from zico.offload.tier_layout import StackRecord
 
 
-# -- blocks -----------------------------------------------------------------------------------------------------------
+# -- blocks ----------------------------------------------------------------------------------------
 
 
 ABSENT = int(State.ABSENT)
@@ -79,7 +81,7 @@ _I4 = np.dtype("i4")
 Array = Any
 
 
-# -- the records ------------------------------------------------------------------------------------------------------
+# -- the records -----------------------------------------------------------------------------------
 
 
 @inlined
@@ -176,7 +178,7 @@ def forget(pager: PagerRecord, block: int) -> None:
         stores.drop(stack_of(pager), ticket)
 
 
-# -- in ---------------------------------------------------------------------------------------------------------------
+# -- in --------------------------------------------------------------------------------------------
 
 
 @compiled
@@ -187,7 +189,8 @@ def bring_in(pager: PagerRecord, block: int, writes: bool, touched: int) -> int:
         pager: The PAGER record.
         block: One that is ``ABSENT`` or ``OUT``.
         writes: Whether it is about to be written to, so that it need not come protected.
-        touched: Where in it somebody waits, bytes from its beginning: with ``PIECES`` that comes first.
+        touched: Where in it somebody waits, bytes from its beginning: with ``PIECES`` that comes
+            first.
 
     Returns:
         ``DONE``; ``LOST``: the tier cannot give it back, it is out as before; ``GONE``.
@@ -230,7 +233,8 @@ def bring_in(pager: PagerRecord, block: int, writes: bool, touched: int) -> int:
 def _put_pages(pager: PagerRecord, block: int, source: int, mode: int, touched: int) -> int:
     """Put contents, or zeros if ``source`` is 0, where pages of a block are missing; returns 0, or an errno.
 
-    With ``PIECES``, what somebody waits for comes first, and who waits for a piece is woken when that is there.
+    With ``PIECES``, what somebody waits for comes first, and who waits for a piece is woken when
+    that is there.
     """
     keep_out_of_line()
     user = user_of(pager)
@@ -284,7 +288,7 @@ def let_write(pager: PagerRecord, block: int) -> None:
     wake(pager, block)
 
 
-# -- out --------------------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------------------
 
 
 @compiled
@@ -380,7 +384,7 @@ def _punch(pager: PagerRecord, block: int) -> None:
     wake(pager, block)
 
 
-# -- room -------------------------------------------------------------------------------------------------------------
+# -- room ------------------------------------------------------------------------------------------
 
 
 _MOST_TRIES = 64
@@ -463,8 +467,8 @@ def sweep(pager: PagerRecord) -> None:
 def give_region_back(pager: PagerRecord) -> bool:
     """Give one region back if the job holds more than it may, or more than it needs.
 
-    It needs what lives at once, at the most since the beginning of its last whole iteration; while others wait, what
-    lives now.
+    It needs what lives at once, at the most since the beginning of its last whole iteration; while
+    others wait, what lives now.
     """
     pool = record_at(pager.member_address, MEMBER)
     table = page_table_of(pager)

@@ -1,19 +1,22 @@
 """The pager: faults first, and what is expected while there are none.
 
 Theory of operation
-    One compiled loop for each paged job, in a thread that holds no GIL. Every turn sleeps until there is a fault, until
-    somebody wakes it, or until there is something to look after; then it serves all faults, takes in what the heap has
-    told, and does one thing ahead: gives a region back that others wait for, brings in a block that is expected, or
-    makes room for the next one.
+    One compiled loop for each paged job, in a thread that holds no GIL. Every turn sleeps until
+    there is a fault, until somebody wakes it, or until there is something to look after; then it
+    serves all faults, takes in what the heap has told, and does one thing ahead: gives a region
+    back that others wait for, brings in a block that is expected, or makes room for the next one.
 
-    What a pager does first: every block that a dead one had in hand comes into a state to go on from.
+    What a pager does first: every block that a dead one had in hand comes into a state to go on
+    from.
 
 Guarantees
-    1. What is resident fits into the regions that the job holds, at every moment: room is made before a block comes,
-       and a region goes back when there is room for one less.
-    5. Whatever instruction the last pager died at, every block is as it was, and the tier keeps what is in use alone.
-    7. A fault that nothing makes room for waits no longer than the job's wait limit; then the job ends by SIGBUS, with
-       a sentence that says why. So it does when the tier cannot give back what it was given. Nothing is made up.
+    1. What is resident fits into the regions that the job holds, at every moment: room is made
+       before a block comes, and a region goes back when there is room for one less.
+    5. Whatever instruction the last pager died at, every block is as it was, and the tier keeps
+       what is in use alone.
+    7. A fault that nothing makes room for waits no longer than the job's wait limit; then the job
+       ends by SIGBUS, with a sentence that says why. So it does when the tier cannot give back what
+       it was given. Nothing is made up.
 """
 
 from __future__ import annotations
@@ -89,7 +92,7 @@ if TYPE_CHECKING:
     from zico.offload.page_table import PagerRecord
 
 
-# -- taking over ------------------------------------------------------------------------------------------------------
+# -- taking over -----------------------------------------------------------------------------------
 
 
 @compiled
@@ -152,7 +155,7 @@ def _come_again(pager: PagerRecord, block: int) -> None:
     states_of(pager)[block] = WRITTEN
 
 
-# -- the loop ---------------------------------------------------------------------------------------------------------
+# -- the loop --------------------------------------------------------------------------------------
 
 
 IDLE_MS = 50
@@ -166,7 +169,7 @@ _SIGBUS = int(signal.SIGBUS)
 _I8 = np.dtype("i8")
 
 
-# -- faults -----------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 @compiled
@@ -226,7 +229,8 @@ def _serve_missing(pager: PagerRecord, block: int, touched: int, writes: bool) -
 def comes_writable(pager: PagerRecord, block: int) -> bool:
     """Tell whether a block is to come without protection, as it is likely to be written to: with ``WRITABLE``.
 
-    Protection that was in vain costs a fault for each of its pages, more than a copy that was in vain.
+    Protection that was in vain costs a fault for each of its pages, more than a copy that was in
+    vain.
     """
     if not paging_of(pager).flags & WRITABLE or not was_written(paging_of(pager), block):
         return False
@@ -252,7 +256,8 @@ def _starve(pager: PagerRecord, block: int) -> None:
 def give_up(pager: PagerRecord, block: int) -> None:
     """Let whoever touches a block die rather than see what was never there; says why, once.
 
-    Where the kernel cannot do that (before Linux 6.6), the process gets the signal that the touch would have raised.
+    Where the kernel cannot do that (before Linux 6.6), the process gets the signal that the touch
+    would have raised.
     """
     keep_out_of_line()
     table = page_table_of(pager)
@@ -268,7 +273,7 @@ def give_up(pager: PagerRecord, block: int) -> None:
         call(pager.kill, (job_at(pool, pool.job).pid, _SIGBUS))
 
 
-# -- what the heap tells ----------------------------------------------------------------------------------------------
+# -- what the heap tells ---------------------------------------------------------------------------
 
 
 @inlined
@@ -334,7 +339,7 @@ def _look_at_all(pager: PagerRecord) -> None:
             note_inactive(paging_of(pager), block)
 
 
-# -- ahead ------------------------------------------------------------------------------------------------------------
+# -- ahead -----------------------------------------------------------------------------------------
 
 
 @compiled
@@ -368,7 +373,8 @@ def _is_short(pager: PagerRecord) -> bool:
 def _clean(pager: PagerRecord) -> bool:
     """Copy a block out while it stays, until as much has gone in this iteration as came back in the last one.
 
-    More would be in vain, and a block that stays and is written to costs faults of all its pages besides.
+    More would be in vain, and a block that stays and is written to costs faults of all its pages
+    besides.
     """
     table = page_table_of(pager)
     if table.out_bytes - pager.went_bytes >= pager.comes_bytes:
@@ -399,7 +405,7 @@ def _prefetch(pager: PagerRecord, block: int) -> bool:
     return status == DONE
 
 
-# -- the loop ---------------------------------------------------------------------------------------------------------
+# -- the loop --------------------------------------------------------------------------------------
 
 STOPPED = 0
 

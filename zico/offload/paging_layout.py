@@ -1,13 +1,14 @@
 """The records of learned paging, in memory that the caller gives: numbers and addresses, no Python object.
 
 Words
-    A *block* is what is moved at once (2 MiB), by its number in the job's window. An *execution* is one operation that
-    the job starts; its *name* is any 64-bit number that is the same when the same operation comes again, and its
-    *number* is what the tables call that name: 1, 2, 3... in the order of sight. An *instance* is one of the times that
-    an execution runs; instances are counted, and ``now`` is the one that runs.
+    A *block* is what is moved at once (2 MiB), by its number in the job's window. An *execution* is
+    one operation that the job starts; its *name* is any 64-bit number that is the same when the
+    same operation comes again, and its *number* is what the tables call that name: 1, 2, 3... in
+    the order of sight. An *instance* is one of the times that an execution runs; instances are
+    counted, and ``now`` is the one that runs.
 
-Memory that nothing was written to is zero, and zero means nothing in all tables, so that what is not used costs no
-page.
+Memory that nothing was written to is zero, and zero means nothing in all tables, so that what is
+not used costs no page.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class BlockList(Record):
 
 LIST = dtype_of(BlockList)
 
-# Lists by number: resident blocks by when they are due, absent ones by when they are due, resident ones that are not.
+# Lists by number: resident blocks by when they are due, absent ones by when they are due, resident
+# ones that are not.
 ABSENT = SPAN
 IDLE_INACTIVE = 2 * SPAN
 IDLE = IDLE_INACTIVE + 1

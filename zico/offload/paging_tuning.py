@@ -1,16 +1,18 @@
 """The degree, tuned while the job runs: how many executions the chain is ahead.
 
 Theory of operation
-    What faults cost an iteration is compared between degrees a factor of two apart, four iterations each, of which the
-    best one counts: in the first ones of a degree, blocks are still where the last degree left them. The tuning goes on
-    in a direction while that helps by a fiftieth, tries the other one once if the first did not help, and then keeps
-    the best for 64 iterations. A trial costs faults, so none begins where less than a hundredth of the time is lost::
+    What faults cost an iteration is compared between degrees a factor of two apart, four iterations
+    each, of which the best one counts: in the first ones of a degree, blocks are still where the
+    last degree left them. The tuning goes on in a direction while that helps by a fiftieth, tries
+    the other one once if the first did not help, and then keeps the best for 64 iterations. A trial
+    costs faults, so none begins where less than a hundredth of the time is lost::
 
         32 -> 64 worse -> 16 better -> 8 worse -> 16 for 64 iterations -> 32 ...
 
 Guarantees
     * The degree stays within ``LEAST_DEGREE`` and ``MOST_DEGREE``.
-    * Between trials it is the best one of the last trial, so no worse than the first degree was then.
+    * Between trials it is the best one of the last trial, so no worse than the first degree was
+      then.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Which blocks are there, which are expected and when: lists, so that all choices are O(1).
 
-A block is in at most one list. Resident blocks that nobody expects lie in the order of their migration or of their last
-expected use, in one of three lists; expected ones, resident or absent, lie by the instance that is *due* first::
+A block is in at most one list. Resident blocks that nobody expects lie in the order of their
+migration or of their last expected use, in one of three lists; expected ones, resident or absent,
+lie by the instance that is *due* first::
 
     idle       inactive: nothing lives in them      clean (without CLEAN: all others)      dirty
     resident   due now | now + 1 | now + 2 | ...
     absent     due now | now + 1 | now + 2 | ...
 
-Without ``PREEVICT`` resident blocks are idle, whatever is expected: all go in the order of their migration.
+Without ``PREEVICT`` resident blocks are idle, whatever is expected: all go in the order of their
+migration.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def list_due(instance: int) -> int:
     return instance & (SPAN - 1)
 
 
-# -- lists ------------------------------------------------------------------------------------------------------------
+# -- lists -----------------------------------------------------------------------------------------
 
 
 @compiled
@@ -143,7 +145,7 @@ def _change(paging: PagingRecord, block: int, without: int, by: int) -> None:
         _append(paging, block)
 
 
-# -- what happens to blocks -------------------------------------------------------------------------------------------
+# -- what happens to blocks ------------------------------------------------------------------------
 
 
 @compiled
@@ -207,7 +209,7 @@ def was_written(paging: PagingRecord, block: int) -> bool:
     return (block_at(paging, block).state & WAS_WRITTEN) != 0
 
 
-# -- when blocks are expected -----------------------------------------------------------------------------------------
+# -- when blocks are expected ----------------------------------------------------------------------
 
 
 @compiled

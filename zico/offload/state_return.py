@@ -1,8 +1,9 @@
 """Lets the state of optimizers leave the pool between steps, and brings it back ahead of them.
 
-What makes it leave, and what a step still waits for, is compiled (``zico.heap.state_offload``). Here is when it begins
-to come back: a thread brings as much as there is room for, from the event of the iteration on behind which there is
-just enough time (``Lead``). Where it came too late, it begins earlier in the next iteration.
+What makes it leave, and what a step still waits for, is compiled (``zico.heap.state_offload``).
+Here is when it begins to come back: a thread brings as much as there is room for, from the event of
+the iteration on behind which there is just enough time (``Lead``). Where it came too late, it
+begins earlier in the next iteration.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ class Lead:
 
         Args:
             now_ns: When.
-            late_ns: For how long it has waited for what was late: that begins to come back earlier by that time, and by
-                5 % of it beyond (Capuchin's rule).
-            was_in_vain: Most of what had come back rested again before the step: half the lead is enough.
+            late_ns: For how long it has waited for what was late: that begins to come back earlier
+                by that time, and by 5 % of it beyond (Capuchin's rule).
+            was_in_vain: Most of what had come back rested again before the step: half the lead is
+                enough.
         """
         if not self._times_ns:  # another optimizer's step, behind the same backward pass
             return

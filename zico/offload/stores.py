@@ -1,17 +1,19 @@
 """Payloads in a stack of tiers, from compiled code: put, get, drop.
 
-A tier keeps a payload as it is or compressed (``zico.offload.compressing``). Into memory that has pages a payload is
-copied through a mapping, at the speed of ``memcpy``. Into memory that has none it is written: the kernel then neither
-faults for each page nor zeroes it first, which is twice as fast, and having no memory is an errno instead of a signal.
-Files are read and written past the page cache where they can be (``O_DIRECT``): what the cache keeps has not left the
-machine's memory.
+A tier keeps a payload as it is or compressed (``zico.offload.compressing``). Into memory that has
+pages a payload is copied through a mapping, at the speed of ``memcpy``. Into memory that has none
+it is written: the kernel then neither faults for each page nor zeroes it first, which is twice as
+fast, and having no memory is an errno instead of a signal. Files are read and written past the page
+cache where they can be (``O_DIRECT``): what the cache keeps has not left the machine's memory.
 
 Guarantees
-    ``put`` leaves the source as it is, whatever happens. A ticket is given only when all of the payload is there.
-    A payload lies in one tier: the first of the stack that has room for all of it.
+    ``put`` leaves the source as it is, whatever happens. A ticket is given only when all of the
+    payload is there. A payload lies in one tier: the first of the stack that has room for all of
+    it.
 
 Known limitations
-    One ``put`` and one ``get`` at a time per process and stack, each by any thread; ``drop`` by any number.
+    One ``put`` and one ``get`` at a time per process and stack, each by any thread; ``drop`` by any
+    number.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from zico.offload.tier_layout import StackRecord, StoreRecord
 
 
-# -- tiers that are copied to -----------------------------------------------------------------------------------------
+# -- tiers that are copied to ----------------------------------------------------------------------
 
 
 _EINVAL = errno.EINVAL
@@ -164,7 +166,7 @@ def _read_file(store: StoreRecord, address: int, size_bytes: int, offset: int) -
     return status
 
 
-# -- any tier ---------------------------------------------------------------------------------------------------------
+# -- any tier --------------------------------------------------------------------------------------
 
 
 __all__ = ["FAILED", "FULL", "STACK", "drop", "get", "put", "where"]
@@ -188,12 +190,13 @@ def put(stack: StackRecord, address: int, size_bytes: int) -> int:
 
     Args:
         stack: A ``STACK`` record of this process.
-        address: Where the memory is; nobody may write to it meanwhile. Multiples of 4096 save files a copy.
+        address: Where the memory is; nobody may write to it meanwhile. Multiples of 4096 save files
+            a copy.
         size_bytes: How much, at least 1.
 
     Returns:
-        The payload's ticket, 0 or more; ``FULL``; ``FAILED`` if a tier that had room could not be written to. Without
-        a ticket nothing is kept.
+        The payload's ticket, 0 or more; ``FULL``; ``FAILED`` if a tier that had room could not be
+        written to. Without a ticket nothing is kept.
     """
     without = FULL
     for tier in range(stack.n_tiers):
@@ -288,7 +291,8 @@ def keep_only(stack: StackRecord, tickets: Array) -> int:
 def trim(stack: StackRecord) -> int:
     """Give physical memory back that no payload has needed since the last call, at once; returns the bytes.
 
-    ``put`` does so bit by bit with what ten seconds have not needed. This is for who puts nothing any more.
+    ``put`` does so bit by bit with what ten seconds have not needed. This is for who puts nothing
+    any more.
     """
     given = 0
     for tier in range(stack.n_tiers):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from zico.offload.tier_layout import Rates
 
 
-# -- what the heap knows ----------------------------------------------------------------------------------------------
+# -- what the heap knows ---------------------------------------------------------------------------
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -162,7 +162,7 @@ def _view(address: int, dtype: np.dtype[Any] | Layout[Any], count: int) -> Any: 
     return np.frombuffer(buffer, dtype)
 
 
-# -- joining ----------------------------------------------------------------------------------------------------------
+# -- joining ---------------------------------------------------------------------------------------
 
 
 DEFAULT_TIER = "memory"
@@ -173,7 +173,8 @@ BLOCK_BYTES = 256 << 10
 def start(heap: Heap, tier: str = "", directory: str | None = None) -> Swapper:
     """Let idle tensors of this process leave for a tier and come back; an adapter tells of them.
 
-    Starts threads, makes the tier that is wanted and measures it. Files of tiers lie in ``directory``.
+    Starts threads, makes the tier that is wanted and measures it. Files of tiers lie in
+    ``directory``.
 
     Raises:
         ConfigError: There is no such tier, or it cannot be made.

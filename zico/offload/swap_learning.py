@@ -1,7 +1,7 @@
 """From what iterations do to a plan: watch, plan when two in a row were alike, correct by what came late.
 
-A job tells a broker that chooses for it how long an iteration would take with how much less. The plan that would be
-made for a limit is played through on the observed iteration::
+A job tells a broker that chooses for it how long an iteration would take with how much less. The
+plan that would be made for a limit is played through on the observed iteration::
 
     tick        1   2   3   4   5   6        what is alive must fit, less what has left: else wait for copies out
     out         [a][b ]                      one after the other, from when each became idle
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from zico.offload.tier_layout import Rates
 
 
-# -- learning ---------------------------------------------------------------------------------------------------------
+# -- learning --------------------------------------------------------------------------------------
 
 
 MARGIN_SHARE = 0.04
@@ -63,10 +63,12 @@ class Learner:
         """Begin with nothing known.
 
         Args:
-            ended: Says what the iteration that ended last did to memory, ``None`` where that is not known.
+            ended: Says what the iteration that ended last did to memory, ``None`` where that is not
+                known.
             cap_bytes: What the job may hold now.
             rates: Of the tier, now.
-            tell: Told, in a thread, of an iteration that plans are made for, with the margin of the plan.
+            tell: Told, in a thread, of an iteration that plans are made for, with the margin of the
+                plan.
         """
         self._tell = tell
         self._ended = ended
@@ -91,7 +93,7 @@ class Learner:
         self._moved: list[tuple[int, int]] = []
         self._late: list[int] = []
 
-    # -- watching -------------------------------------------------------------------------------------------------
+    # -- watching ----------------------------------------------------------------------------------
 
     def note_size(self, size_bytes: int) -> None:
         """Note the size of the iteration's next tensor that becomes idle."""
@@ -111,7 +113,7 @@ class Learner:
         """Note a tensor that was not back when it was needed."""
         self._late.append(number)
 
-    # -- planning -------------------------------------------------------------------------------------------------
+    # -- planning ----------------------------------------------------------------------------------
 
     def skip(self) -> Plan | None:
         """Begin anew: what was noted is no iteration; returns the plan for the next one."""
@@ -190,7 +192,7 @@ class Learner:
         self.planning.start()
 
 
-# -- operating points -------------------------------------------------------------------------------------------------
+# -- operating points ------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,14 +1,15 @@
 """Decides what leaves and comes back while an iteration runs: by a plan, or by what is known without one.
 
 Theory of operation
-    An adapter tells of every tensor that becomes idle (``saved``) and of every use (``used``). While the events of an
-    iteration are those of the plan, the plan's tensors leave as soon as nobody can reach them, and are fetched at the
-    plan's events. Without a plan, and from the first event that is not the plan's: what became idle first leaves as
-    soon as memory is nearly full, and after a use comes what became idle before that, as long as there is room, for
-    backward passes use last what was saved first.
+    An adapter tells of every tensor that becomes idle (``saved``) and of every use (``used``).
+    While the events of an iteration are those of the plan, the plan's tensors leave as soon as
+    nobody can reach them, and are fetched at the plan's events. Without a plan, and from the first
+    event that is not the plan's: what became idle first leaves as soon as memory is nearly full,
+    and after a use comes what became idle before that, as long as there is room, for backward
+    passes use last what was saved first.
 
-    In either case a thread of the job that waits for memory gets relief (``relieve``): whatever is idle and needed
-    last leaves.
+    In either case a thread of the job that waits for memory gets relief (``relieve``): whatever is
+    idle and needed last leaves.
 
 Guarantees
     8. A plan that is wrong costs time, never correctness.
@@ -120,7 +121,7 @@ class Swapper:
         """Return what leaves in an iteration by the plan in force."""
         return self._plan.out_bytes if self._plan is not None else 0
 
-    # -- what the adapter tells -----------------------------------------------------------------------------------
+    # -- what the adapter tells --------------------------------------------------------------------
 
     def saved(self, idle: Idle) -> None:
         """Note a tensor that is idle from now on, until it is used. Waits for nothing."""
@@ -203,7 +204,7 @@ class Swapper:
         reference = self._idle.get(number)
         return None if reference is None else reference()
 
-    # -- without a plan -------------------------------------------------------------------------------------------
+    # -- without a plan ----------------------------------------------------------------------------
 
     def _thin_out(self) -> None:
         """Let go what became idle first while memory is nearly full."""
@@ -250,7 +251,7 @@ class Swapper:
         """Write down what has been moved, by others than the mover, too."""
         self._mover.publish()
 
-    # -- forks ----------------------------------------------------------------------------------------------------
+    # -- forks -------------------------------------------------------------------------------------
 
     @property
     def _locks(self) -> tuple[Any, ...]:
@@ -293,12 +294,13 @@ class Swapper:
         for descriptor in pipe or ():
             os.close(descriptor)
 
-    # -- somebody waits -------------------------------------------------------------------------------------------
+    # -- somebody waits ----------------------------------------------------------------------------
 
     def relieve(self, needed_bytes: int) -> None:
         """Let so much leave that somebody who waits for memory can go on.
 
-        Waits only for what is being copied in, where nothing else can leave: it can when it is here.
+        Waits only for what is being copied in, where nothing else can leave: it can when it is
+        here.
         """
         while True:
             with self._lock:
@@ -312,7 +314,7 @@ class Swapper:
         """Wait until nothing is leaving and what is forgotten has gone; false if that takes longer."""
         return self._mover.settle(within_s)
 
-    # -- iterations -----------------------------------------------------------------------------------------------
+    # -- iterations --------------------------------------------------------------------------------
 
     def _turn_if_due(self) -> None:
         """Begin the next iteration at its first event; one without a boundary is cut."""

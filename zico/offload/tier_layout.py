@@ -1,18 +1,20 @@
 """What describes a stack of tiers: in shared memory what is true, in each process how it gets there.
 
-One memfd holds a ``SHARED`` for each tier and, for each block of each tier, a *word*. A payload of any size lies in a
-*chain* of blocks of one tier; the index of its first block is all that one has to remember::
+One memfd holds a ``SHARED`` for each tier and, for each block of each tier, a *word*. A payload of
+any size lies in a *chain* of blocks of one tier; the index of its first block is all that one has
+to remember::
 
     word      0             1              2 + 2 * (next + 1) + pages
     block is  free, empty   free, pages    in a chain; next is the index of the chain's next block, -1: none
 
-*pages*: a memory tier's block has physical pages. Free ones are taken by compare-and-exchange, so no lock is ever held,
-and nothing that another process waits for can die with one.
+*pages*: a memory tier's block has physical pages. Free ones are taken by compare-and-exchange, so
+no lock is ever held, and nothing that another process waits for can die with one.
 
-How fast a tier is, is measured when it is made, and kept current by every copy. A copy of ``n`` bytes takes ``latency +
-n / bandwidth``. The latency is what a page takes, measured once; the bandwidth is that of the last copies, so that what
-others do to the same disk or memory shows in it. Copies are weighted by their bytes and forgotten by the bytes since:
-what is ``WINDOW_BYTES`` ago counts for 1/e.
+How fast a tier is, is measured when it is made, and kept current by every copy. A copy of ``n``
+bytes takes ``latency + n / bandwidth``. The latency is what a page takes, measured once; the
+bandwidth is that of the last copies, so that what others do to the same disk or memory shows in it.
+Copies are weighted by their bytes and forgotten by the bytes since: what is ``WINDOW_BYTES`` ago
+counts for 1/e.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ class StackRecord(Record, align=False):
 STACK = dtype_of(StackRecord)
 
 
-# -- rates ------------------------------------------------------------------------------------------------------------
+# -- rates -----------------------------------------------------------------------------------------
 
 
 WINDOW_BYTES = 256.0 * (1 << 20)
@@ -159,7 +161,7 @@ def rates_of(shared: Any) -> Rates:  # noqa: ANN401 - one SHARED record
     return Rates(bandwidth[OUT], bandwidth[IN], latency[OUT], latency[IN])
 
 
-# -- what a tier has done, for reports --------------------------------------------------------------------------------
+# -- what a tier has done, for reports -------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """A stack of tiers from Python: making it, handing it to another process, and what it has done.
 
-The process that makes it owns nothing that a second one could not go on with: all state is in one memfd, payloads are
-in descriptors that have no name. When the last of them is closed everything is gone.
+The process that makes it owns nothing that a second one could not go on with: all state is in one
+memfd, payloads are in descriptors that have no name. When the last of them is closed everything is
+gone.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from zico.offload.destinations import TierWish
 
 
-# -- measured rates ---------------------------------------------------------------------------------------------------
+# -- measured rates --------------------------------------------------------------------------------
 
 
 LARGE_BYTES = {MEMORY: 32 * MIB, FILE: 8 * MIB, COMPRESSED: 2 * MIB}
@@ -109,7 +110,7 @@ def _fastest(stack: Any, tier: int, shared: Any, address: int, size_bytes: int) 
     return best[OUT], best[IN]
 
 
-# -- the stack of tiers -----------------------------------------------------------------------------------------------
+# -- the stack of tiers ----------------------------------------------------------------------------
 
 
 BLOCK_BYTES = 2 * MIB
@@ -130,8 +131,8 @@ _FUNCTIONS = {
 class TierStack:
     """One process's way to a stack of tiers; close it, or use it as a context manager.
 
-    Compiled code uses ``record`` with the functions of ``zico.offload.stores``, Python may use the methods, which wait
-    for the copy without holding the GIL.
+    Compiled code uses ``record`` with the functions of ``zico.offload.stores``, Python may use the
+    methods, which wait for the copy without holding the GIL.
     """
 
     def __init__(self, descriptors: Sequence[int]) -> None:
@@ -167,7 +168,8 @@ class TierStack:
 
         Args:
             wishes: What ``zico.offload.destinations.parse_tiers`` returns.
-            block_bytes: A multiple of 4096. A payload takes whole blocks; where it is compressed smaller ones.
+            block_bytes: A multiple of 4096. A payload takes whole blocks; where it is compressed
+                smaller ones.
             directory: Where files are; ``None``: see ``zico.offload.destinations.spill_directory``.
             label: For the kernel's lists of what a process has open.
 

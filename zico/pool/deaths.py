@@ -1,14 +1,15 @@
 """What jobs held that have left or are dead: given to the pool, by the broker, or without one by whoever waits.
 
 Theory of operation
-    On the host a job's work ends with its process. A GPU goes on with what it was given until the driver ends the
-    job's context. The driver does that when nobody has its files open any more; a forked child may. The broker
-    therefore first *buries* a dead job: the job gets nothing more and keeps its regions. When nothing holds its
-    context (``zico.broker.lingering``), the broker reaps it. Without a broker nobody can tell, so a waiting job reaps
-    it after ``LINGER_NS``.
+    On the host a job's work ends with its process. A GPU goes on with what it was given until the
+    driver ends the job's context. The driver does that when nobody has its files open any more; a
+    forked child may. The broker therefore first *buries* a dead job: the job gets nothing more and
+    keeps its regions. When nothing holds its context (``zico.broker.lingering``), the broker reaps
+    it. Without a broker nobody can tell, so a waiting job reaps it after ``LINGER_NS``.
 
 Guarantees
-    5. What a dead job held is free again, and nobody waits for it; a death in here is made good by the next one.
+    5. What a dead job held is free again, and nobody waits for it; a death in here is made good by
+       the next one.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ if TYPE_CHECKING:
 LINGER_NS = 20_000_000_000
 """A dead job's regions are taken back after this time, even if its context cannot be seen to end.
 
-Nobody gives a dead job's streams more work, and the driver queues about a thousand launches a stream. It is below
-``STUCK_BESIDE_RUNNING_NS``: a job that waits for these regions does not go to the next tier meanwhile.
-"""
+Nobody gives a dead job's streams more work, and the driver queues about a thousand launches a
+stream. It is below
+``STUCK_BESIDE_RUNNING_NS``: a job that waits for these regions does not go to the next tier
+meanwhile. """
 
 
 @entry(MEMBER, int)
 def reap(pool: Member, job: int) -> int:
     """Take back everything held by a job whose process is gone, and free its place; returns the number of regions.
 
-    Whoever waits on the device for the dead goes on: only when the process is gone is its device work, too.
+    Whoever waits on the device for the dead goes on: only when the process is gone is its device
+    work, too.
     """
     keep_out_of_line()
     lock(pool)

@@ -1,22 +1,24 @@
 """Fences: "free once that job's stream has passed that point of the device's timeline".
 
-A job has up to ``STREAMS`` stream slots. For each (job, slot), called a *pair*, the table has a counter that only ever
-grows, also from one job in a place to the next, and that is written on the device's timeline; and ``issued``: the last
-value for which the job has put a mark on the stream. A fence is one word, so that a death never leaves half of one::
+A job has up to ``STREAMS`` stream slots. For each (job, slot), called a *pair*, the table has a
+counter that only ever grows, also from one job in a place to the next, and that is written on the
+device's timeline; and ``issued``: the last value for which the job has put a mark on the stream. A
+fence is one word, so that a death never leaves half of one::
 
     | 0 | job: 6 bits | slot: 4 bits | value: 53 bits |          0: no device works on the region
 
-*Passed*: the counter has reached the value. *Issued*: it will, whatever any processor does from now on, since a mark
-waits for nothing but device work that was put there before it. *Clear* for a stream: passed, or a fence of that very
-stream, whose order is the guard.
+*Passed*: the counter has reached the value. *Issued*: it will, whatever any processor does from now
+on, since a mark waits for nothing but device work that was put there before it. *Clear* for a
+stream: passed, or a fence of that very stream, whose order is the guard.
 
 On the host device every fence is 0.
 
-A job's processor runs ahead of its device only so far. A region that is granted behind a fence stands idle until the
-fence has passed. A region that a job releases long before its device comes to that point stands idle for its next
-owner. Without a bound, a processor that queues a whole iteration at once would hold memory that others could use. The
-bound counts regions and tunes itself: it doubles when it has kept the device waiting, and loses a quarter whenever
-another job waits for memory.
+A job's processor runs ahead of its device only so far. A region that is granted behind a fence
+stands idle until the fence has passed. A region that a job releases long before its device comes to
+that point stands idle for its next owner. Without a bound, a processor that queues a whole
+iteration at once would hold memory that others could use. The bound counts regions and tunes
+itself: it doubles when it has kept the device waiting, and loses a quarter whenever another job
+waits for memory.
 """
 
 from __future__ import annotations
@@ -124,12 +126,13 @@ def overtake(pool: Member, job: int) -> None:
         counters[at(pair)] = value
 
 
-# -- running ahead of the device --------------------------------------------------------------------------------------
+# -- running ahead of the device -------------------------------------------------------------------
 
 
 START_REGIONS = 4
 """256 MiB of regions of the default size: with releases so coarse no published model lost more than 3 % (methods.md
-1.5), so a device that is behind by so much has enough to do. From here a few doublings reach any bound."""
+1.5), so a device that is behind by so much has enough to do. From here a few doublings reach any
+bound."""
 LEAST_REGIONS = 1
 _LOSS_SHIFT = 2  # gentler than the growth: too low a bound idles a device, too high a one only delays a neighbour
 
@@ -171,8 +174,8 @@ def count_ahead(pool: Member) -> int:
 def may_run_ahead(pool: Member, slot: int, n: int) -> bool:
     """Tell whether this job may take ``n`` more regions before their fences have passed; tunes its bound.
 
-    With nothing ahead it may take any number, so that no request is too large; what is ahead comes to be behind
-    without anybody's processor.
+    With nothing ahead it may take any number, so that no request is too large; what is ahead comes
+    to be behind without anybody's processor.
     """
     header = header_of(pool)
     me = job_at(pool, pool.job)

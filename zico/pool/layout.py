@@ -1,13 +1,14 @@
 """The shared table: what every process of one pool sees, byte for byte.
 
-One memfd holds a ``HEADER``, then ``n_regions`` times ``REGION``, then ``MAX_JOBS`` times ``JOB``, then for each stream
-slot of each job the last mark issued, and on pages of their own the counters that the device writes. Compiled code and
-the broker's Python read the same records; every write that more than one process may make happens under
-``HEADER.mutex``, except words that have a single writer (a job's own ``progress`` and marks, a stream's own counter).
+One memfd holds a ``HEADER``, then ``n_regions`` times ``REGION``, then ``MAX_JOBS`` times ``JOB``,
+then for each stream slot of each job the last mark issued, and on pages of their own the counters
+that the device writes. Compiled code and the broker's Python read the same records; every write
+that more than one process may make happens under ``HEADER.mutex``, except words that have a single
+writer (a job's own ``progress`` and marks, a stream's own counter).
 
-The truth about ownership is ``REGION.owner`` alone. Counters (``granted``, ``free``, ``held``) and the free list can
-be rebuilt from it, which is what makes a death at any instruction recoverable. Compiled code finds
-the records through one process's member record.
+The truth about ownership is ``REGION.owner`` alone. Counters (``granted``, ``free``, ``held``) and
+the free list can be rebuilt from it, which is what makes a death at any instruction recoverable.
+Compiled code finds the records through one process's member record.
 """
 
 from __future__ import annotations
@@ -251,7 +252,7 @@ def counters_offset(n_regions: int) -> int:
     return -(-end // PAGE_BYTES) * PAGE_BYTES
 
 
-# -- the records from compiled code -----------------------------------------------------------------------------------
+# -- the records from compiled code ----------------------------------------------------------------
 
 
 EMPTY = int(JobState.EMPTY)
@@ -286,7 +287,8 @@ def within_limit(job: Job, regions: int) -> int:
 def yields_at_boundary(pool: Member, job: Job) -> bool:
     """Tell whether a job stands at its boundary and evicts what the others wait for.
 
-    Those do that swap, and all do where some job's iteration would else never fit beside what the others keep.
+    Those do that swap, and all do where some job's iteration would else never fit beside what the
+    others keep.
     """
     may = job.save == _SWAP or header_of(pool).crowded == 1
     return bool(may and job.state == BOUNDARY and job.evict != NO_MORE)

@@ -46,8 +46,8 @@ def lock(pool: Member) -> None:
 def _lock_after(pool: Member, code: int) -> None:
     """Enter behind whoever is inside or has died there.
 
-    Whoever was stopped inside (SIGSTOP, Ctrl-Z) is continued until it is out, and stopped again: the kernel ends a
-    dead owner's hold, but not a stopped one's.
+    Whoever was stopped inside (SIGSTOP, Ctrl-Z) is continued until it is out, and stopped again:
+    the kernel ends a dead owner's hold, but not a stopped one's.
     """
     keep_out_of_line()
     continued = 0

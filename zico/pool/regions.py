@@ -1,24 +1,28 @@
 """Regions change hands: grants, releases and the budget, compiled and under one robust mutex.
 
 Theory of operation
-    A region is free or has one owner. Free regions form a list, least recently released first. A job first gets the
-    region that is still mapped at the slot it needs (affinity: no system call), else the head of the list, whose
-    last owner is most likely in its trough. A grant is refused if it would leave a state in which some job that could
-    have finished its iteration no longer can (the banker's rule with claims, ``zico.pool.rules``). Of the jobs
-    without a profile, one at a time grows.
+    A region is free or has one owner. Free regions form a list, least recently released first. A
+    job first gets the region that is still mapped at the slot it needs (affinity: no system call),
+    else the head of the list, whose last owner is most likely in its trough. A grant is refused if
+    it would leave a state in which some job that could have finished its iteration no longer can
+    (the banker's rule with claims, ``zico.pool.rules``). Of the jobs without a profile, one at a
+    time grows.
 
-    On a device that works behind the processor's back a region is released with a fence (``zico.pool.fences``) and may
-    be granted before that has passed, if it is issued: the answer is ``BEHIND``, and the member record says for which
-    counters the new owner's stream has to wait. Regions that need no such wait go first.
+    On a device that works behind the processor's back a region is released with a fence
+    (``zico.pool.fences``) and may be granted before that has passed, if it is issued: the answer is
+    ``BEHIND``, and the member record says for which counters the new owner's stream has to wait.
+    Regions that need no such wait go first.
 
-    B, which gets a region behind A's fence and releases it, leaves two fences on it while A's device is still at work:
-    its own, and A's as ``before``. B's mark comes after its wait for A, but when B dies it is overtaken, and the region
-    must be behind A's fence again. So that two are enough, C gets it only when ``before`` is clear.
+    B, which gets a region behind A's fence and releases it, leaves two fences on it while A's
+    device is still at work: its own, and A's as ``before``. B's mark comes after its wait for A,
+    but when B dies it is overtaken, and the region must be behind A's fence again. So that two are
+    enough, C gets it only when ``before`` is clear.
 
-    The pool has memory for the largest budget that it can ever get. Regions that the present budget leaves out are
-    parked: they belong to nobody, are in no list and cost nothing. A raised budget returns some of them to the list. A
-    lowered budget parks free regions at once, and the others as jobs give them back: until then nothing is granted
-    (invariant 1). Only the broker parks and unparks::
+    The pool has memory for the largest budget that it can ever get. Regions that the present budget
+    leaves out are
+    parked: they belong to nobody, are in no list and cost nothing. A raised budget returns some of
+    them to the list. A lowered budget parks free regions at once, and the others as jobs give them
+    back: until then nothing is granted (invariant 1). Only the broker parks and unparks::
 
         budget 6      a a b b . . # #      # parked, . free
         lowered to 3  a a b b # # # #      one too many is held: nothing is granted
@@ -26,9 +30,11 @@ Theory of operation
 
 Guarantees (numbers as in docs/design/invariants.md)
     1. ``granted`` never exceeds ``budget_regions`` by a grant, nor a job's ``held`` its limit.
-    2. A region has at most one owner, and is granted only when its fence has passed, or with the demand to wait for it.
+    2. A region has at most one owner, and is granted only when its fence has passed, or with the
+       demand to wait for it.
     3. After every grant the set of jobs that can finish has not shrunk.
-    5. Whoever dies inside, the next one to lock rebuilds every counter and the free list from the owners.
+    5. Whoever dies inside, the next one to lock rebuilds every counter and the free list from the
+       owners.
 """
 
 from __future__ import annotations
@@ -53,9 +59,9 @@ from zico.pool.layout import (
     cap_of,
     header_of,
     job_at,
-    yields_at_boundary,
     regions_of,
     within_limit,
+    yields_at_boundary,
 )
 from zico.pool.mutex import append, give_to, lock, unlink, unlock
 from zico.trace import profile
@@ -65,7 +71,7 @@ if TYPE_CHECKING:
     from zico.pool.layout import Header, Job, Member, Region
 
 
-# -- which grants are safe --------------------------------------------------------------------------------------------
+# -- which grants are safe -------------------------------------------------------------------------
 
 
 Array = Any
@@ -107,9 +113,9 @@ def least_lacking(pool: Member) -> int:
 def stays_safe(pool: Member, requester: int, n: int, claim: int) -> bool:
     """Tell whether ``n`` more regions for the requester, then claiming ``claim``, leave everybody able to finish.
 
-    What others lend at their boundaries counts as free: it comes when somebody waits for it.
-    Where some job cannot finish even now (a profile was wrong), it is left out: the grant must not make it worse. So
-    is one that stands still; should it go on, it waits for memory like everybody else.
+    What others lend at their boundaries counts as free: it comes when somebody waits for it. Where
+    some job cannot finish even now (a profile was wrong), it is left out: the grant must not make
+    it worse. So is one that stands still; should it go on, it waits for memory like everybody else.
     """
     header = header_of(pool)
     held, claims, residual = pool.scratch[0], pool.scratch[1], pool.scratch[2]
@@ -177,7 +183,7 @@ def _leave_out_still(pool: Member, requester: int, must_finish: Array) -> bool:
     return some
 
 
-# -- running alone --------------------------------------------------------------------------------------------------
+# -- running alone ---------------------------------------------------------------------------------
 
 
 @inlined
@@ -204,7 +210,7 @@ def _grow_alone(pool: Member, job: Job, now_ns: int) -> None:
     header.alone_since_ns = now_ns
 
 
-# -- both -----------------------------------------------------------------------------------------------------------
+# -- both ------------------------------------------------------------------------------------------
 
 
 @inlined
@@ -223,8 +229,9 @@ def may_grant(pool: Member, me: Job, n: int) -> bool:
         return True
     claim = claim_of(me)
     if me.held + n > claim:
-        # The profile was wrong by so much: the rest of the iteration is expected to lie that much higher. To claim the
-        # whole peak again would make states unsafe in which a job near its end lacks a region or two.
+        # The profile was wrong by so much: the rest of the iteration is expected to lie that much
+        # higher. To claim the whole peak again would make states unsafe in which a job near its end
+        # lacks a region or two.
         me.claim_extra = me.held + me.evicted + n - profile.claim_at(me.profile, me.claims, me.progress)
         claim = me.held + n
     return stays_safe(pool, pool.job, n, claim)
@@ -242,7 +249,7 @@ HOST_SLOT = 0
 _SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])
 
 
-# -- grants ---------------------------------------------------------------------------------------------------------
+# -- grants ----------------------------------------------------------------------------------------
 
 
 @compiled
@@ -257,15 +264,16 @@ def acquire(pool: Member, wanted: Array, n: int, slot: int) -> int:
 
     Args:
         pool: This process's member record.
-        wanted: For each region the one still mapped where it is needed, or ``NOBODY``. Overwritten with what is
-            granted.
+        wanted: For each region the one still mapped where it is needed, or ``NOBODY``. Overwritten
+            with what is granted.
         n: How many.
         slot: The stream that is going to use them.
 
     Returns:
-        ``GRANTED``; ``BEHIND``: granted, but the stream must wait before it touches them, for each of the ``n_waits``
-        pairs in the member record; ``WAIT``: ask again when the table has changed; ``NEVER``: the job would hold more
-        than any budget since it joined; ``GONE``: the job has left and gets nothing more.
+        ``GRANTED``; ``BEHIND``: granted, but the stream must wait before it touches them, for each
+        of the ``n_waits`` pairs in the member record; ``WAIT``: ask again when the table has
+        changed; ``NEVER``: the job would hold more than any budget since it joined; ``GONE``: the
+        job has left and gets nothing more.
     """
     me = job_at(pool, pool.job)
     lock(pool)
@@ -286,8 +294,9 @@ def acquire(pool: Member, wanted: Array, n: int, slot: int) -> int:
 def take_back(pool: Member, wanted: Array, n: int) -> bool:
     """Grant the regions for ``n`` regions' worth of evicted memory, all or none; never waits.
 
-    What is evicted still counts until then, and not after, so that the job's claim stays what it was. While another
-    job waits that lacks less, it is that one for which memory was evicted, or which would ask for it again.
+    What is evicted still counts until then, and not after, so that the job's claim stays what it
+    was. While another job waits that lacks less, it is that one for which memory was evicted, or
+    which would ask for it again.
     """
     keep_out_of_line()
     me = job_at(pool, pool.job)
@@ -388,7 +397,7 @@ def note_scrubbed(pool: Member, r: int) -> None:
     regions_of(pool)[r].last_owner = pool.job
 
 
-# -- releases -------------------------------------------------------------------------------------------------------
+# -- releases --------------------------------------------------------------------------------------
 
 
 @compiled
@@ -491,7 +500,7 @@ def tell(pool: Member, wake: bool, notify: bool) -> None:  # noqa: FBT001 - two 
         write_bytes(pool.notify_fd, pool.one_address, 8)
 
 
-# -- the budget while jobs run ----------------------------------------------------------------------------------------
+# -- the budget while jobs run ---------------------------------------------------------------------
 
 
 @entry(MEMBER, int, [np.int32])

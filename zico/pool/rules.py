@@ -1,26 +1,31 @@
 """The rules by which jobs go on: one copy for the pool, the policies and the simulator, compiled.
 
-What a job may still come to hold is ``zico.trace.profile.claim_at``; what the rules make of that is here.
+What a job may still come to hold is ``zico.trace.profile.claim_at``; what the rules make of that is
+here.
 
 The banker's rule: may this state go on, whatever the speeds, without anybody having to be stopped?
-    Each job in an iteration has a claim (the most regions it may still come to hold) and a residual (what it keeps
-    when the iteration ends). A state is *safe* if there is an order in which one job after the other gets all of its
-    claim, ends its iteration and leaves only its residual behind. With 10 regions in all, 2 of them free::
+    Each job in an iteration has a claim (the most regions it may still come to hold) and a residual
+    (what it keeps when the iteration ends). A state is *safe* if there is an order in which one job
+    after the other gets all of its claim, ends its iteration and leaves only its residual behind.
+    With 10 regions in all, 2 of them free::
 
         job   held  claim  residual   needs   gives back
         A        3      9         1       6            2
         B        5      7         1       2            4
 
-    B first: it needs the 2, leaves 6 free; that is what A needs: safe. Had A one more, 1 would be free, B could not
-    be helped, nor could A: unsafe, so A has to wait for that region.
+    B first: it needs the 2, leaves 6 free; that is what A needs: safe. Had A one more, 1 would be
+    free, B could not be helped, nor could A: unsafe, so A has to wait for that region.
 
-    Jobs that give back more than they take help everybody, so they go first, in any order in which they fit. Jobs
-    that end with more than they hold now (they had freed gradients, say) come last, those that need the least in the
-    end last of all: read backwards in time such a job gives back, and the same argument holds. Hence no search.
+    Jobs that give back more than they take help everybody, so they go first, in any order in which
+    they fit. Jobs that end with more than they hold now (they had freed gradients, say) come last,
+    those that need the least in the end last of all: read backwards in time such a job gives back,
+    and the same argument holds. Hence no search.
 
 Guarantees
-    * From a safe state, if every grant leaves the state safe and every claim is right, every job ends its iteration.
-    * No allocation, no exception. ``is_safe`` takes at most O(n^2), and O(n) if all needs fit at once.
+    * From a safe state, if every grant leaves the state safe and every claim is right, every job
+      ends its iteration.
+    * No allocation, no exception. ``is_safe`` takes at most O(n^2), and O(n) if all needs fit at
+      once.
 
 Source: Dijkstra, EWD 623; Habermann, CACM 12(7), 1969 (safe order found greedily).
 """
@@ -105,12 +110,14 @@ def is_safe(free: int, held: Int64s, claim: Int64s, residual: Int64s, must_finis
 
     Args:
         free: Regions that nobody holds; below zero while the budget is being lowered.
-        held: Regions per job. Jobs between iterations and jobs without a profile hold theirs without end.
+        held: Regions per job. Jobs between iterations and jobs without a profile hold theirs
+            without end.
         claim: Most regions per job until its iteration ends; less than ``held`` means ``held``.
         residual: Regions per job that stay when its iteration ends.
-        must_finish: 1 for jobs inside an iteration whose claim is known, else 0 (their other values do not count).
-        done: Scratch of the same length. After ``False``, 1 for jobs that can finish although some others cannot,
-            and for those that need not; after ``True`` it means nothing.
+        must_finish: 1 for jobs inside an iteration whose claim is known, else 0 (their other values
+            do not count).
+        done: Scratch of the same length. After ``False``, 1 for jobs that can finish although some
+            others cannot, and for those that need not; after ``True`` it means nothing.
         n: Jobs to look at.
     """
     missing = 0
@@ -142,7 +149,8 @@ def residual(persistent: int, held: int, evicted: int) -> int:
 def is_still(waits: Any, inside_ns: Any, duration_ns: Any) -> Any:  # noqa: ANN401 - numbers, or arrays
     """Tell whether a job has been in its iteration for so long that it does something else: nobody waits for that.
 
-    It may be stopped, at a prompt, or done with training. Its progress does not say so, since that does not move.
+    It may be stopped, at a prompt, or done with training. Its progress does not say so, since that
+    does not move.
 
     Args:
         waits: Whether it waits for memory.
@@ -180,7 +188,8 @@ def counted(work_ns: float, time_ns: float, done_ns: float, passed_ns: float) ->
 def recent_throughput(work_ns: float, time_ns: float, since_ns: int, duration_ns: int) -> float:
     """Return a job's throughput over alone's; it falls, too, while an iteration takes longer than alone.
 
-    A job that has not ended one counts as having just done one alone: kept from it, it is owed something as well.
+    A job that has not ended one counts as having just done one alone: kept from it, it is owed
+    something as well.
 
     Args:
         work_ns: Work done, in time alone, and

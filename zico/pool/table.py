@@ -1,6 +1,7 @@
 """The pool from Python: creation by the broker, joining by a job, and what the broker asks of it.
 
-The mutex is robust and process-shared (``pthread_mutexattr_setrobust``): a death inside is noticed by the next.
+The mutex is robust and process-shared (``pthread_mutexattr_setrobust``): a death inside is noticed
+by the next.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ SLICE_NS = 50_000_000
 """The longest sleep of a compiled wait before it looks around."""
 POLL_NS = 200_000
 """The same where a device may end the wait: one waiting thread then costs well under a hundredth of a processor, and an
-iteration of a tenth of a second loses less than a hundredth to a wait that ends just after a look."""
+iteration of a tenth of a second loses less than a hundredth to a wait that ends just after a
+look."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PROCESS_SHARED = 1  # PTHREAD_PROCESS_SHARED
@@ -117,18 +119,20 @@ class PoolTable:
         """Make the pool: its memory, its table, its eventfd. All or nothing.
 
         Args:
-            budget_bytes: What all jobs may hold, and the most that ``set_budget`` can make of it later; whole regions
-                of it count.
+            budget_bytes: What all jobs may hold, and the most that ``set_budget`` can make of it
+                later; whole regions of it count.
             region_bytes: A power of two times the device's granularity.
             use_claims: Grant only what leaves everybody able to finish.
-            self_admit: Let a job begin an iteration that fits whatever the others do without asking.
+            self_admit: Let a job begin an iteration that fits whatever the others do without
+                asking.
             driver: Of the device, ``None`` for the host.
-            on_timeline: Whether regions are granted behind fences; ``None``: everywhere but on the host device.
+            on_timeline: Whether regions are granted behind fences; ``None``: everywhere but on the
+                host device.
             isolate: Jobs unmap what they give back, and scrub what they get from each other.
 
         Raises:
-            ConfigError: The region size is no power-of-two multiple of the device's granularity, or the budget is
-                below one region.
+            ConfigError: The region size is no power-of-two multiple of the device's granularity, or
+                the budget is below one region.
             DriverError: The device refused; nothing is left behind.
         """
         driver = driver or HostDriver()
@@ -216,7 +220,7 @@ class PoolTable:
         registered = self.driver.register_host(address, layout.COUNTERS_BYTES)
         return self._owned.enter_context(registered).device_address
 
-    # -- what the broker asks ---------------------------------------------------------------------------------------
+    # -- what the broker asks ----------------------------------------------------------------------
 
     @property
     def memory_fd(self) -> int:
@@ -278,7 +282,8 @@ class PoolTable:
     def set_budget(self, regions: int) -> None:
         """Let jobs hold so many regions together from now on; what they hold above that comes back at their pace.
 
-        The memory of free regions that the budget leaves out is given back to the host at once; ``settle`` goes on.
+        The memory of free regions that the budget leaves out is given back to the host at once;
+        ``settle`` goes on.
         """
         self._discard(budgets.set_budget(self.member[0], regions, self._parked))
 
@@ -316,7 +321,8 @@ class PoolTable:
         """Return copies of the header and of the job records in use so far, taken inside the mutex."""
         mutex.lock_for_python(self.member[0])
         try:
-            # Copied as bytes: NumPy copies records with padding field by field, which takes 30 times as long.
+            # Copied as bytes: NumPy copies records with padding field by field, which takes 30
+            # times as long.
             places = int(self.header["places"])
             jobs = self.jobs[:places].view(np.uint8).copy()
             return self.header.copy(), jobs.view(JOB)

@@ -1,20 +1,22 @@
 """Waits that need no Python: in an allocation for regions, at a boundary for admission.
 
 Guarantees
-    7. Every sleep ends after one slice at the latest and then looks around: at dead processes if the broker is gone,
-       at a state in which nobody can go on, at the caller's deadline.
-    A waiting thread sleeps on a futex in the shared table. Whoever ends the wait needs nothing from this process.
-    The job that asks others to evict is not asked, nor is one that runs. No regions change hands here.
+    7. Every sleep ends after one slice at the latest and then looks around: at dead processes if
+       the broker is gone, at a state in which nobody can go on, at the caller's deadline.
+    A waiting thread sleeps on a futex in the shared table. Whoever ends the wait needs nothing from
+    this process. The job that asks others to evict is not asked, nor is one that runs. No regions
+    change hands here.
 
 Blocked jobs as a reserve
-    When every job in an iteration waits and nothing moves, some profile was wrong, and no order is left in which all
-    can end. The job that lacks the least asks blocked ones to evict what it lacks to end its iteration: jobs at their
-    boundary first, whose threads have the least to do, then whoever holds the most, so that few are asked. Victims
-    evict only what is lacking.
+    When every job in an iteration waits and nothing moves, some profile was wrong, and no order is
+    left in which all can end. The job that lacks the least asks blocked ones to evict what it lacks
+    to end its iteration: jobs at their boundary first, whose threads have the least to do, then
+    whoever holds the most, so that few are asked. Victims evict only what is lacking.
 
-    Only its owner can change what is mapped in a process, so nothing is taken. The wish stands in the owner's record,
-    and the thread of it that waits (``zico.pool.waiting``) obeys (``zico.heap.evicting``). One that does not answer,
-    since it is stopped, is not asked again, nor is one that has nothing more to give.
+    Only its owner can change what is mapped in a process, so nothing is taken. The wish stands in
+    the owner's record, and the thread of it that waits (``zico.pool.waiting``) obeys
+    (``zico.heap.evicting``). One that does not answer, since it is stopped, is not asked again, nor
+    is one that has nothing more to give.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ from zico.pool.layout import (
     STREAMS,
     header_of,
     job_at,
-    yields_at_boundary,
     within_limit,
+    yields_at_boundary,
 )
 from zico.pool.mutex import lock, unlock
 from zico.pool.regions import (
@@ -69,7 +71,7 @@ STUCK_BESIDE_RUNNING_NS = 30_000_000_000
 NEVER_STUCK_NS = 1 << 62
 
 
-# -- waiting in an allocation ---------------------------------------------------------------------------------------
+# -- waiting in an allocation ----------------------------------------------------------------------
 
 
 @compiled
@@ -172,8 +174,8 @@ def standstill(pool: Member) -> int:
 def patience_ns(pool: Member, has_next_tier: int) -> int:
     """Return how long a standstill must last before it counts as stuck.
 
-    What exceeds the budget or the job's limit waits for nobody: it goes to the next tier soon, while others go on. On a
-    device without one it waits for its deadline: the budget may be raised.
+    What exceeds the budget or the job's limit waits for nobody: it goes to the next tier soon,
+    while others go on. On a device without one it waits for its deadline: the budget may be raised.
     """
     keep_out_of_line()
     me = job_at(pool, pool.job)
@@ -221,7 +223,7 @@ def is_first_to_yield(pool: Member) -> bool:
     return least_lacking(pool) == pool.job
 
 
-# -- iteration boundaries -------------------------------------------------------------------------------------------
+# -- iteration boundaries --------------------------------------------------------------------------
 
 
 @compiled
@@ -234,7 +236,8 @@ def finish_iteration(pool: Member) -> bool:
     me.current.duration_ns = now_ns - me.started_ns - me.iteration_waited_ns
     lock(pool)
     if me.state != RUNNING:
-        # Another thread of the job stands at the boundary already, or the job has left and need not ask.
+        # Another thread of the job stands at the boundary already, or the job has left and need not
+        # ask.
         admitted = me.state != BOUNDARY
         unlock(pool)
         return admitted
@@ -341,7 +344,8 @@ def await_admission(pool: Member) -> bool:
     """Sleep at the boundary until admitted; if the broker has died, start as soon as that is safe.
 
     Returns:
-        Whether it is admitted; if not, the job is to evict memory: it is asked to, or swaps, and others wait for some.
+        Whether it is admitted; if not, the job is to evict memory: it is asked to, or swaps, and
+        others wait for some.
     """
     me = job_at(pool, pool.job)
     while me.state == BOUNDARY:
@@ -385,7 +389,7 @@ def begin_iteration(pool: Member) -> None:
     profile.begin(me.current, 0 if profile.is_flat(me.profile) else me.profile.shift, me.held + me.evicted)
 
 
-# -- blocked jobs as a reserve ----------------------------------------------------------------------------------------
+# -- blocked jobs as a reserve ---------------------------------------------------------------------
 
 
 NOBODY_CAN = 0
@@ -402,7 +406,8 @@ def ask_to_evict(pool: Member, sequence: int) -> int:
         sequence: As it was before the job last looked whether it can go on.
 
     Returns:
-        ``ASKED``; ``PENDING``: somebody has been asked and has not answered, or has since; ``NOBODY_CAN``.
+        ``ASKED``; ``PENDING``: somebody has been asked and has not answered, or has since;
+        ``NOBODY_CAN``.
     """
     keep_out_of_line()
     header = header_of(pool)

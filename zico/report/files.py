@@ -58,7 +58,8 @@ def write_markdown(report: RunReport, path: Path, *, picture: str | None) -> Non
 def write_jobs(record: Record, path: Path) -> bool:
     """Write what the jobs' iterations did to memory to ``path``, as ``zico simulate`` reads it; false if no job did.
 
-    Atomically. A job is left out if it has not ended an iteration; of those of one name the last to join is written.
+    Atomically. A job is left out if it has not ended an iteration; of those of one name the last to
+    join is written.
     """
     jobs = {}
     for number, name in enumerate(record.names):

@@ -194,7 +194,8 @@ def read_record(path: Path) -> Record:
     """Return the record that a broker wrote to ``path``.
 
     Raises:
-        ConfigError: It cannot be read, a field is missing, or the fields' lengths do not fit each other.
+        ConfigError: It cannot be read, a field is missing, or the fields' lengths do not fit each
+            other.
     """
     try:
         with np.load(path, allow_pickle=False) as fields:

@@ -116,7 +116,8 @@ def simulation_json(report: SimulationReport) -> bytes:
 # Pictures of simulated policies: throughput against the budget, and memory of the jobs over a few
 # iterations.
 
-# With the colours of Okabe and Ito, seven of which stand out on white, no two of 42 policies look alike.
+# With the colours of Okabe and Ito, seven of which stand out on white, no two of 42 policies look
+# alike.
 _LINE_COLOURS = tuple(colour for colour in COLOURS if colour != "#F0E442")
 _MARKERS = ("o", "s", "^", "D", "v", "X")
 _LARGEST_MARKER, _WIDEST_LINE = 11.0, 4.5  # the first policy's; later ones are smaller, so that none hides another

@@ -1,8 +1,9 @@
 """What each job is going to hold, as staircases over time: from profiles, from where the jobs are, from reservations.
 
 Theory of operation
-    A staircase holds ``level[i]`` regions from ``t_ns[i]`` (0 is now) until ``t_ns[i + 1]``, the last one for ever.
-    A job in an iteration goes on from its own progress and ends at what it keeps; everybody else stays level::
+    A staircase holds ``level[i]`` regions from ``t_ns[i]`` (0 is now) until ``t_ns[i + 1]``, the
+    last one for ever. A job in an iteration goes on from its own progress and ends at what it
+    keeps; everybody else stays level::
 
         profile         3 3 7 7 7 5 4      in bins
         curve           3 . 7 . . 5 4      runs of equal levels
@@ -14,9 +15,9 @@ Guarantees
     * A job waiting in an allocation is taken to go on now.
 
 Known limitations
-    * Where a job is within a bin is interpolated from its progress; a job that computes without allocating for longer
-      than its profile says is expected to go on at any moment, until it has taken several times as long as an
-      iteration.
+    * Where a job is within a bin is interpolated from its progress; a job that computes without
+      allocating for longer than its profile says is expected to go on at any moment, until it has
+      taken several times as long as an iteration.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ def is_passing_at(job: SnapshotJob, now_ns: int, delay_ns: int, after_ns: int) -
     Args:
         job: The JOB record.
         now_ns: The snapshot's time.
-        delay_ns: After which the job starts, if it is at its boundary and is going to; else below 0.
+        delay_ns: After which the job starts, if it is at its boundary and is going to; else below
+            0.
         after_ns: From now.
     """
     if delay_ns >= 0:
@@ -159,7 +161,8 @@ def level(regions: int) -> tuple[Int64s, Int64s]:
 def total(snapshot: Snapshot) -> tuple[Int64s, Int64s]:
     """Return what all jobs of a snapshot hold from now on if none begins anything new.
 
-    Of very many jobs groups are added whose staircases are made coarse first, so that it takes time in proportion.
+    Of very many jobs groups are added whose staircases are made coarse first, so that it takes time
+    in proportion.
     """
     moving = np.empty(snapshot.n, np.int64)
     n_moving = room = held = 0
@@ -192,8 +195,8 @@ def total(snapshot: Snapshot) -> tuple[Int64s, Int64s]:
 def _put_changes(job: SnapshotJob, now_ns: int, when_ns: Int64s, change: Int64s, n: int) -> tuple[int, int]:
     """Put behind the first ``n`` when and by how much a job's regions change; returns how many those are, and its now.
 
-    A job that has overrun its profile is expected to take as long again as it has overrun, so that whoever waits for
-    it asks ever less often.
+    A job that has overrun its profile is expected to take as long again as it has overrun, so that
+    whoever waits for it asks ever less often.
     """
     profile = profile_at(job)
     at_ns = position_ns(job, now_ns)

@@ -3,15 +3,18 @@
 The rules, in order, for every job at a boundary (longest waiting first):
 
 1. While a job without a profile grows, nobody starts.
-2. A job whose peak does not fit beside what the others keep between iterations waits, and holds nobody up.
-3. It starts if the smallest delay after which its iteration fits is zero (or too small to tell) and the state with
-   its claim is safe.
-4. Otherwise it waits, and its iteration is reserved at that delay: those behind it start only where they fit beside
-   the reservation, so they cannot postpone it, and nobody starves. Where the state would not be safe nothing is
-   reserved, since profiles are wrong then; unless somebody inside is to lend, which claims do not count on.
-   By *first fit* only a job that has got less than its floor has its iteration reserved. Any other job that fits
-   starts, even if that postpones the jobs before it: a large job waits until its floor is at stake.
-5. If all jobs wait and none fits, the first one starts all the same: it overflows into the next tier, but moves.
+2. A job whose peak does not fit beside what the others keep between iterations waits, and holds
+   nobody up.
+3. It starts if the smallest delay after which its iteration fits is zero (or too small to tell) and
+   the state with its claim is safe.
+4. Otherwise it waits, and its iteration is reserved at that delay: those behind it start only where
+   they fit beside the reservation, so they cannot postpone it, and nobody starves. Where the state
+   would not be safe nothing is reserved, since profiles are wrong then; unless somebody inside is
+   to lend, which claims do not count on. By *first fit* only a job that has got less than its floor
+   has its iteration reserved. Any other job that fits starts, even if that postpones the jobs
+   before it: a large job waits until its floor is at stake.
+5. If all jobs wait and none fits, the first one starts all the same: it overflows into the next
+   tier, but moves.
 """
 
 from __future__ import annotations
@@ -55,17 +58,18 @@ if TYPE_CHECKING:
 # going to hold.
 #
 # Theory of operation
-#     Both sides are staircases. A step of the newcomer and a step of the others that together exceed the budget forbid
-#     every delay with which they would overlap, an open interval of delays. The answer is the smallest delay in none of
-#     these intervals, so it is 0 or the end of one of them: an instant at which a step of the newcomer would begin just
-#     when the others come down a step. From a delay that is forbidden we go to the end of an interval that forbids it,
+#     Both sides are staircases. A step of the newcomer and a step of the others that together
+#     exceed the budget forbid every delay with which they would overlap, an open interval of
+#     delays. The answer is the smallest delay in none of these intervals, so it is 0 or the end of
+#     one of them: an instant at which a step of the newcomer would begin just when the others come
+#     down a step. From a delay that is forbidden we go to the end of an interval that forbids it,
 #     all at once, until no step complains::
 #
 #         budget 6     others   4 4 4 1 1 ...        delay 0: 3 + 4 > 6 from 1 to 3: the 3 may begin at 3, so delay 2
 #                      job      1 3 3 2              delay 2: - - 1 3 3 2 fits
 #
-#     Time here is exact (nanoseconds, no polling interval), and steps on which the newcomer holds no more than it does
-#     while it waits forbid nothing.
+#     Time here is exact (nanoseconds, no polling interval), and steps on which the newcomer holds
+#     no more than it does while it waits forbid nothing.
 #
 # Source: the delay search of the Zico paper (USENIX ATC 2021, section 4), which polls instead.
 
@@ -81,11 +85,13 @@ def smallest_delay(others: tuple[Int64s, Int64s], job: SnapshotJob, budget: int)
 
     Args:
         others: What everybody but the job is going to hold.
-        job: The JOB record, at its boundary, with a profile; what it holds there it may hold in any case.
+        job: The JOB record, at its boundary, with a profile; what it holds there it may hold in any
+            case.
         budget: Regions.
 
     Returns:
-        The delay in nanoseconds, or ``NEVER``; and when, after a start now, memory would first be short, -1 if never.
+        The delay in nanoseconds, or ``NEVER``; and when, after a start now, memory would first be
+        short, -1 if never.
     """
     t_ns, levels = others
     profile = profile_at(job)
@@ -128,10 +134,10 @@ def smallest_delay(others: tuple[Int64s, Int64s], job: SnapshotJob, budget: int)
 MARGIN_SHIFT = 5
 """A 32nd of the budget is left out of predictions where that leaves a solution.
 
-Real iterations differ from their profiles by a region or two and by some per cent of time. Where two jobs fill the
-budget exactly, each such difference makes one of them wait inside its iteration, where it delays what it would give
-back; measured on two copies of the ResNet example at 70 % (``docs/design/scheduling.md``).
-"""
+Real iterations differ from their profiles by a region or two and by some per cent of time. Where
+two jobs fill the budget exactly, each such difference makes one of them wait inside its iteration,
+where it delays what it would give back; measured on two copies of the ResNet example at 70 %
+(``docs/design/scheduling.md``). """
 LOOKAHEAD = 16
 """So many of those that wait have their iterations reserved; whoever is further behind waits for them to start."""
 MOST_STEPS = 256
@@ -148,7 +154,8 @@ def decide_by_shift(snapshot: Snapshot, margin_shift: int, first: int, first_fit
 
     Args:
         snapshot: The pool.
-        margin_shift: ``1 / 2**margin_shift`` of the budget is left out of predictions where that leaves a solution.
+        margin_shift: ``1 / 2**margin_shift`` of the budget is left out of predictions where that
+            leaves a solution.
         first: Whose iteration is planned before the others', as for ``in_order``.
         first_fit: Not 0: only iterations of jobs that have got less than their floor are reserved.
     """

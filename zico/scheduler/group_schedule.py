@@ -1,14 +1,15 @@
 """The best that a few jobs can do beside each other: ``pair``'s theory for any number, with coarser cells the more.
 
 Theory of operation
-    A node is a cell of each job's iteration; an action is the set of those that do their next cell while the others
-    wait. An action exists if what is held during it fits; for a plan, too, if the state stays safe, and if of those
-    inside their iterations only such wait as could not go on as well. The best cycle (``zico.scheduler.pair_schedule``) is the
-    best schedule for ever.
+    A node is a cell of each job's iteration; an action is the set of those that do their next cell
+    while the others wait. An action exists if what is held during it fits; for a plan, too, if the
+    state stays safe, and if of those inside their iterations only such wait as could not go on as
+    well. The best cycle (``zico.scheduler.pair_schedule``) is the best schedule for ever.
 
 Known limitations
     * Nodes are the product of the cells: 24 cells each for three jobs, 12 for four.
-    * Of two that rise in the same cell, the one waits that the best cycle wants to; in truth it is the later one.
+    * Of two that rise in the same cell, the one waits that the best cycle wants to; in truth it is
+      the later one.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def cells_for(loads: Sequence[Load], cell_ns: int) -> Cells:
 def cell_length_ns(loads: Sequence[Load], most_nodes: int) -> int:
     """Return the shortest length with which there are so many nodes at most; 0 if a short job had too few cells.
 
-    Where a length divides all steps of all jobs, nothing is lost: that one is taken if it is not too short.
+    Where a length divides all steps of all jobs, nothing is lost: that one is taken if it is not
+    too short.
     """
     ends = [t_ns for load in loads for t_ns in (*load.profile.t_ns, load.profile.duration_ns)]
     durations_ns = [load.profile.duration_ns for load in loads]

@@ -1,7 +1,8 @@
 """What compiled policies and the simulator read and write: records, in regions and nanoseconds.
 
-A snapshot is a pool at one instant, laid out so that the same machine code decides for the broker and in the simulator.
-Addresses stand for what lies elsewhere; who makes a record keeps what it points to.
+A snapshot is a pool at one instant, laid out so that the same machine code decides for the broker
+and in the simulator. Addresses stand for what lies elsewhere; who makes a record keeps what it
+points to.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """Which of a plan's ways is in use: the one that is worth the most by what it promised and by what it then gave.
 
 Theory of operation
-    A promise comes from profiles, which may be wrong, and from times, which vary. So a way that is in use is measured,
-    and its worth is the mean of both, the promise counting as much as so many rounds of use. The best is used::
+    A promise comes from profiles, which may be wrong, and from times, which vary. So a way that is
+    in use is measured, and its worth is the mean of both, the promise counting as much as so many
+    rounds of use. The best is used::
 
         promised        .90   .84         the first is used
         gives           .70     -
         worth after it  .83   .84         the second is tried; if it gives .75, it is worth .82 before long,
                                           and the first comes back
 
-    A way that was not tried is worth what it promised: so whatever promises more than what is had gets its trial, a
-    bad one is left within a few rounds, and in the end the one is used that gives the most. Where a way gives
-    noticeably less than it promised, profiles are wrong and promises count for nothing: every way is tried
-    that is not hopeless.
+    A way that was not tried is worth what it promised: so whatever promises more than what is had
+    gets its trial, a bad one is left within a few rounds, and in the end the one is used that gives
+    the most. Where a way gives noticeably less than it promised, profiles are wrong and promises
+    count for nothing: every way is tried that is not hopeless.
 """
 
 from __future__ import annotations

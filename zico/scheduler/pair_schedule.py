@@ -1,10 +1,11 @@
 """The best that two jobs can do beside each other, and how: by looking at all pairs of progresses.
 
 Theory of operation
-    A node is a pair (p, q): how many cells of its iteration each job has behind it, so 0 is its boundary. From there
-    both do their next cell, or one does while the other waits. An arc exists if what is held during it fits and the
-    state stays safe by the banker's rule; and if both could go on, a job may be kept waiting only at its boundary,
-    since inside an iteration it waits for memory alone::
+    A node is a pair (p, q): how many cells of its iteration each job has behind it, so 0 is its
+    boundary. From there both do their next cell, or one does while the other waits. An arc exists
+    if what is held during it fits and the state stays safe by the banker's rule; and if both could
+    go on, a job may be kept waiting only at its boundary, since inside an iteration it waits for
+    memory alone::
 
         q |  . . . . . . .     . an arc for both, diagonal
           |  . . # # # . .     # both peaks together do not fit: to go around, one has to wait
@@ -12,15 +13,16 @@ Theory of operation
           |  . . . . . . .     over the edge on the right or above, the next iteration begins: a torus
           +---------------- p
 
-    The best cycle on that torus (``zico.scheduler.pair_schedule``) is the best schedule there is. The action at the nodes
-    where one job is at its boundary says when it starts.
+    The best cycle on that torus (``zico.scheduler.pair_schedule``) is the best schedule there is.
+    The action at the nodes where one job is at its boundary says when it starts.
 
 Guarantees
-    * Nobody starves: besides the actions that get the most out of both, there are those that favour each.
+    * Nobody starves: besides the actions that get the most out of both, there are those that favour
+      each.
 
 Known limitations
-    * A cell's level is the most held in it, and times are whole cells: figures are lower than the truth by about a cell
-      an iteration.
+    * A cell's level is the most held in it, and times are whole cells: figures are lower than the
+      truth by about a cell an iteration.
 """
 
 from __future__ import annotations
@@ -50,17 +52,18 @@ if TYPE_CHECKING:
 # per length.
 #
 # Theory of operation
-#     Howard's policy iteration: every node follows one arc. So each path ends in a cycle, whose ratio of gains to lengths
-#     all nodes on the path have; a node's *value* is what it gains beyond that ratio before it is in the cycle. Each
-#     round lets nodes follow an arc to a better ratio, or, where none does, to a better value, until none improves.
+#     Howard's policy iteration: every node follows one arc. So each path ends in a cycle, whose
+#     ratio of gains to lengths all nodes on the path have; a node's *value* is what it gains beyond
+#     that ratio before it is in the cycle. Each round lets nodes follow an arc to a better ratio,
+#     or, where none does, to a better value, until none improves.
 #
 # Guarantees
 #     * Exact up to rounding: no arc leads to a better ratio, or to the same and a better value.
 #     * Deterministic.
 #
-# Source: J. Cochet-Terrasson, G. Cohen, S. Gaubert, M. McGettrick, J.-P. Quadrat, "Numerical computation of spectral
-# elements in max-plus algebra", 1998; for ratios A. Dasdan, "Experimental analysis of the fastest optimum cycle ratio and
-# mean algorithms", ACM TODAES 9(4), 2004.
+# Source: J. Cochet-Terrasson, G. Cohen, S. Gaubert, M. McGettrick, J.-P. Quadrat, "Numerical
+# computation of spectral elements in max-plus algebra", 1998; for ratios A. Dasdan, "Experimental
+# analysis of the fastest optimum cycle ratio and mean algorithms", ACM TODAES 9(4), 2004.
 
 NO_ARC = -1
 _RATIO_SLACK = 1e-12

@@ -76,7 +76,8 @@ def split(text: str) -> tuple[str, dict[str, str]]:
     """Return a name and what it is told.
 
     Raises:
-        ConfigError: What follows the name is not of the form ``KEY=VALUE,KEY=VALUE``, or names a key twice.
+        ConfigError: What follows the name is not of the form ``KEY=VALUE,KEY=VALUE``, or names a
+            key twice.
     """
     name, _colon, rest = text.partition(":")
     told: dict[str, str] = {}
@@ -94,7 +95,8 @@ def values(name: str, parameters: Sequence[Parameter], told: Mapping[str, str]) 
     """Return all parameters' values in their order, the defaults of those that nothing is said of.
 
     Raises:
-        ConfigError: There is no such parameter, or a value cannot be used; the message starts with the name.
+        ConfigError: There is no such parameter, or a value cannot be used; the message starts with
+            the name.
     """
     unknown = [key for key in told if key not in {parameter.name for parameter in parameters}]
     if unknown:

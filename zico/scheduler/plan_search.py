@@ -1,13 +1,16 @@
 """What ``zico`` works out about the jobs that are there, apart from its decisions and in its own time.
 
 Theory of operation
-    No rule tells which way is best for given jobs, and a pair's best schedule is made of cells and may be off by a few.
-    So every way is tried on the jobs' profiles in the simulator, with times as they are and with times that vary, and
-    the good ones are the plan, the best first. While it is in use, they are measured (``zico.scheduler.learning``).
+    No rule tells which way is best for given jobs, and a pair's best schedule is made of cells and
+    may be off by a few. So every way is tried on the jobs' profiles in the simulator, with times as
+    they are and with times that vary, and the good ones are the plan, the best first. While it is
+    in use, they are measured (``zico.scheduler.learning``).
 
 Guarantees
-    * On exact profiles no way that was tried gets the jobs noticeably further, over the time that was simulated.
-    * A job's floor counts: a way that gives a job less than it is owed is taken only if all others are as unfair.
+    * On exact profiles no way that was tried gets the jobs noticeably further, over the time that
+      was simulated.
+    * A job's floor counts: a way that gives a job less than it is owed is taken only if all others
+      are as unfair.
 """
 
 from __future__ import annotations
@@ -42,16 +45,17 @@ if TYPE_CHECKING:
 # for longer.
 #
 # Theory of operation
-#     What jobs get is a cycle that they settle into, and which one depends on where they stand when it begins: all at
-#     their boundaries, in a trial as in use (``planned``). Every way is tried for a short time; what comes near the best,
-#     and both greedy ways whatever they gave, again; and of those the best few and the greedy for longer::
+#     What jobs get is a cycle that they settle into, and which one depends on where they stand when
+#     it begins: all at their boundaries, in a trial as in use (``planned``). Every way is tried for
+#     a short time; what comes near the best, and both greedy ways whatever they gave, again; and of
+#     those the best few and the greedy for longer::
 #
 #         every way          once
 #         near the best      with two more draws of times that vary; and with times that vary more than the jobs' do
 #         the best few       for longer
 #
-#     The mean of these is what a way is chosen by. What it gave at best is what it promises: where a better cycle is
-#     known to be there, it is worth a look.
+#     The mean of these is what a way is chosen by. What it gave at best is what it promises: where
+#     a better cycle is known to be there, it is worth a look.
 
 FEW = 8
 """Jobs; with more of them each way is tried once."""
@@ -202,8 +206,8 @@ class Trials:
         owed = [load.floor for load in loads]
         policy = Compiled("", decide, plan=lambda _view: _Trial(trial), capabilities=AT_BOUNDARIES)
         simulation = Simulation(policy, loads, self._pool.budget, draw, slowdown=self._pool.slowdown)
-        # A job begins with its floor behind it. If it began with more, it could be passed over for a whole trial, and
-        # the others would get what they cannot keep.
+        # A job begins with its floor behind it. If it began with more, it could be passed over for
+        # a whole trial, and the others would get what they cannot keep.
         served_ns = FADE_ITERATIONS * np.array([load.profile.duration_ns for load in loads])
         simulation.sim_jobs["served_work"], simulation.sim_jobs["served_time"] = owed * served_ns, served_ns
         rounds = times * self._rounds
@@ -249,7 +253,8 @@ _UNEVEN = 0.1
 _DURATION_SHIFT = 4
 _PEAK_SHIFT = 5
 """A profile is another one when it takes a sixteenth longer or shorter, or holds a 32nd more or less: a plan's cells
-are no finer, and profiles grow a little with every iteration. So it is where its jitter is ``_UNEVEN`` more or less."""
+are no finer, and profiles grow a little with every iteration. So it is where its jitter is
+``_UNEVEN`` more or less."""
 
 
 class Known(NamedTuple):
@@ -291,7 +296,8 @@ class Plan:
 def plan(pool: PoolView) -> Plan | None:
     """Return the best of the ways for these jobs; ``None`` if there is nothing to choose, or they are too many.
 
-    Jobs without a profile are left out. A plan that the pool has already is kept where it does for these jobs.
+    Jobs without a profile are left out. A plan that the pool has already is kept where it does for
+    these jobs.
     """
     if isinstance(pool.plan, Plan) and pool.plan.does_for(pool):
         return pool.plan
@@ -396,7 +402,8 @@ def _as_good(score: float, best: float) -> bool:
 def _chosen(record: Records, tried: list[Tried]) -> Tried:
     """Fill in the plan's ways, and return the first: the best, before the others that may turn out to be better.
 
-    Of those that are expected to give the most, the best where times vary more; of those as good as that, the fairest.
+    Of those that are expected to give the most, the best where times vary more; of those as good as
+    that, the fairest.
     """
     most = max(one.expected for one in tried)
     good = [one for one in tried if _as_good(one.expected, most)]

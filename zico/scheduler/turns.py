@@ -64,8 +64,8 @@ def _key(job: SnapshotJob, first: int) -> int:
 def in_order(snapshot: Snapshot, first: int) -> NDArray[np.int64]:
     """Return the indices of the jobs at their boundaries.
 
-    Who has got less than it is owed comes before all others, so that priorities starve nobody; then it goes by
-    priority, and among equals by what is to come first.
+    Who has got less than it is owed comes before all others, so that priorities starve nobody; then
+    it goes by priority, and among equals by what is to come first.
     """
     waiting = np.empty(snapshot.n, np.int64)
     key = np.empty(snapshot.n, np.int64)
@@ -191,7 +191,8 @@ def peaks_together(snapshot: Snapshot) -> int:
 def unstick(snapshot: Snapshot, order: Array) -> None:
     """Start the first in turn if nobody starts and nobody is left to wait for.
 
-    Its iteration exceeds the budget and will overflow into the next tier of memory: slow, but the jobs move.
+    Its iteration exceeds the budget and will overflow into the next tier of memory: slow, but the
+    jobs move.
     """
     if len(order) == 0 or len(order) < snapshot.n:
         return

@@ -1,7 +1,7 @@
 """One policy on one budget, simulated, in the figures by which policies are compared.
 
-Work is counted from the warm-up's end or a job's arrival, whichever is later, until it leaves or the simulation ends;
-of a job that has left before the warm-up ended, over all its stay.
+Work is counted from the warm-up's end or a job's arrival, whichever is later, until it leaves or
+the simulation ends; of a job that has left before the warm-up ended, over all its stay.
 """
 
 from __future__ import annotations
@@ -95,13 +95,15 @@ class Result:
 def horizon_of(loads: Sequence[Load], seconds: float | None = None, round_ns: int = 0) -> Horizon:
     """Return how long to simulate jobs.
 
-    Until all have left, where each has a number of iterations; else for some iterations of the longest job after the
-    last has arrived and changed, or for the seconds that are given, of which the warm-up takes its share.
+    Until all have left, where each has a number of iterations; else for some iterations of the
+    longest job after the last has arrived and changed, or for the seconds that are given, of which
+    the warm-up takes its share.
 
     Args:
         loads: The jobs.
         seconds: Of simulated time.
-        round_ns: After which a policy that divides time has had each job's turn; some rounds are simulated.
+        round_ns: After which a policy that divides time has had each job's turn; some rounds are
+            simulated.
 
     Raises:
         ConfigError: A job arrives after the end.
@@ -176,9 +178,10 @@ def check_fits(loads: Sequence[Load], budget: int, region_bytes: int, *, need: C
 def check_guarantees(loads: Sequence[Load], budget: int, region_bytes: int, slowdown: Sequence[float]) -> None:
     """Refuse guarantees that no schedule can keep all: by what the device does, and by memory held over time.
 
-    Both conditions are necessary, not sufficient. A job with normalised throughput x is inside an iteration at least
-    for the share x of the time and holds its curve's mean there, elsewhere at least what is persistent. Jobs that leave
-    or change are not counted: the others may come to have the device to themselves.
+    Both conditions are necessary, not sufficient. A job with normalised throughput x is inside an
+    iteration at least for the share x of the time and holds its curve's mean there, elsewhere at
+    least what is persistent. Jobs that leave or change are not counted: the others may come to have
+    the device to themselves.
 
     Raises:
         ConfigError: They contradict each other.
@@ -285,7 +288,7 @@ def possible(found: Possible, loads: Sequence[Load], horizon: Horizon) -> Result
     return Result(jobs, found.peak, 0, 0, 0.0, seconds, warm_up_s)
 
 
-# -- memory over time -------------------------------------------------------------------------------------------------
+# -- memory over time ------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """What the simulator takes of a device besides its memory: how fast jobs are together, copies, page faults, run-ahead.
 
-A data sheet does not say how much of a device one job uses, so jobs do not slow each other unless told:
-``v100-32gb:utilisation=0.6`` is a device of which each job alone uses six tenths.
+A data sheet does not say how much of a device one job uses, so jobs do not slow each other unless
+told: ``v100-32gb:utilisation=0.6`` is a device of which each job alone uses six tenths.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class DeviceModel:
 def shared(utilisation: float, most: int = MOST_JOBS) -> tuple[float, ...]:
     """Return the slowdowns of jobs each of which alone uses so large a share of the device.
 
-    As many as fit run as fast as alone; more divide the device evenly. This is the roofline of the whole device, and
-    knows no interference below it.
+    As many as fit run as fast as alone; more divide the device evenly. This is the roofline of the
+    whole device, and knows no interference below it.
     """
     return tuple(max(1.0, jobs * utilisation) for jobs in range(most + 1))
 
@@ -59,8 +59,8 @@ PARAMETERS = (
     Parameter("run-ahead", "0ms", Unit.TIME, "by how much earlier memory is taken than used"),
 )
 
-# Bytes per second that copies of pinned memory reach: three quarters of what 16 lanes carry. Published measurements of
-# the third generation are about 12e9 (Capuchin, ASPLOS 2020).
+# Bytes per second that copies of pinned memory reach: three quarters of what 16 lanes carry.
+# Published measurements of the third generation are about 12e9 (Capuchin, ASPLOS 2020).
 _GENERATION_3, _GENERATION_4, _GENERATION_5 = 12e9, 24e9, 48e9
 _COPY_BYTES_PER_S = {
     "v100-16gb": _GENERATION_3,
@@ -76,16 +76,17 @@ _COPY_BYTES_PER_S = {
     "h200": _GENERATION_5,
 }
 
-# A fault's 45 us are those of G10 (MICRO 2023); 64 KiB is the driver's smallest unit of migration (D. Ganguly et al.,
-# ISCA 2019). Together 1.5e9 bytes per second; published totals of managed memory on a V100 (DeepUM, ASPLOS 2023: 110 s
-# and 17.2e6 faults an iteration) are 6.4 us for a page of 4 KiB, 0.6e9.
+# A fault's 45 us are those of G10 (MICRO 2023); 64 KiB is the driver's smallest unit of migration
+# (D. Ganguly et al., ISCA 2019). Together 1.5e9 bytes per second; published totals of managed
+# memory on a V100 (DeepUM, ASPLOS 2023: 110 s and 17.2e6 faults an iteration) are 6.4 us for a page
+# of 4 KiB, 0.6e9.
 DEVICE_MODELS = {
     name: DeviceModel(name, copy_bytes_per_s=_COPY_BYTES_PER_S[name])
     for name, device in DEVICES.items()
     if device.is_cuda
 } | {
-    # The next tier of the host is a file: 1e9 bytes per second and 100 us for a read ahead of 8 pages are a common
-    # solid-state disk's; nothing here was measured.
+    # The next tier of the host is a file: 1e9 bytes per second and 100 us for a read ahead of 8
+    # pages are a common solid-state disk's; nothing here was measured.
     "host": DeviceModel("host", copy_bytes_per_s=1e9, fault_ns=100_000, fault_bytes=32 * KIB)
 }
 """The devices by name; none slows jobs that share it unless it is told how much of it they use."""
@@ -95,7 +96,8 @@ def device_model_named(text: str) -> DeviceModel:
     """Return the device of that name, told what the text says: ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``.
 
     Raises:
-        ConfigError: There is no such device or parameter, or a value cannot be used; the message lists what there is.
+        ConfigError: There is no such device or parameter, or a value cannot be used; the message
+            lists what there is.
     """
     name, told = split(text)
     if name not in DEVICE_MODELS:
@@ -109,7 +111,8 @@ def device_model_named(text: str) -> DeviceModel:
 def taken_ahead(profile: Profile, ahead_ns: int) -> Profile:
     """Return a profile whose memory is taken earlier by so much, and given back when it was.
 
-    Source: section 5 of the Zico paper: frameworks allocate when a kernel is launched, long before it runs.
+    Source: section 5 of the Zico paper: frameworks allocate when a kernel is launched, long before
+    it runs.
     """
     if ahead_ns <= 0:
         return profile

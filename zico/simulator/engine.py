@@ -1,8 +1,9 @@
 """The simulator's machine: a clock in compiled code that asks a policy by its address, and does what that says.
 
 Theory of operation
-    Steps end on a clock of their own, the *work clock*, which goes slower than time by what the device slows each of
-    so many jobs that work together; arrivals and second looks are events in time. With no slowdown both are one::
+    Steps end on a clock of their own, the *work clock*, which goes slower than time by what the
+    device slows each of so many jobs that work together; arrivals and second looks are events in
+    time. With no slowdown both are one::
 
         step ends -> next step: gives back, goes on, or is blocked until memory is free
                   -> iteration ends: waits at the boundary until the policy starts it
@@ -12,7 +13,8 @@ Theory of operation
     Where nobody could go on, one blocked job gets its regions from outside the budget: a stall.
 
 Guarantees
-    * Integer nanoseconds and generators of its own: the same input gives the same outcome on every machine.
+    * Integer nanoseconds and generators of its own: the same input gives the same outcome on every
+      machine.
     * Granted regions never exceed the budget; what overflows in a stall is counted apart.
 """
 
@@ -51,18 +53,18 @@ from zico.simulator.jobs import (
     need_of,
     present_in,
     profile_of,
-    snapshot_of,
     scratch_words,
     show_all,
-    slowdown_of,
-    step_ends_ns,
     sim_job_of,
+    slowdown_of,
+    snapshot_of,
+    step_ends_ns,
 )
 from zico.trace.profile import expected_end
 
 if TYPE_CHECKING:
     from zico.base.records import Records
-    from zico.simulator.jobs import RunRecord, StepEnd, SimJob
+    from zico.simulator.jobs import RunRecord, SimJob, StepEnd
 
 
 # -- the simulator's queue of steps that end: a binary heap, by time and then by order -------------
@@ -318,7 +320,7 @@ def _forget(run: RunRecord) -> None:
     array_at(run.memos_address, run.n_present * MEMO_BYTES, _BYTE)[:] = 0
 
 
-# -- what some policies and loads do besides --------------------------------------------------------------------------
+# -- what some policies and loads do besides -------------------------------------------------------
 
 
 @compiled

@@ -20,9 +20,9 @@ from zico.simulator.jobs import (
     scratch_flags,
     scratch_words,
     show_place,
+    sim_job_of,
     someone_grows_alone,
     step_ends_ns,
-    sim_job_of,
 )
 from zico.trace.profile import claim_at
 
@@ -52,8 +52,8 @@ def hold(run: RunRecord, number: int, regions: int) -> None:
 def _is_safe_after(run: RunRecord, grown: int, regions: int) -> bool:
     """Tell whether all that are in an iteration can end it once a job has so many regions more.
 
-    Claims fall while iterations go on, and lower ones make no state unsafe: where the claims last seen do, where
-    everybody is now need not be found out.
+    Claims fall while iterations go on, and lower ones make no state unsafe: where the claims last
+    seen do, where everybody is now need not be found out.
     """
     return _can_all_end(run, grown, regions) or (_see_claims(run) and _can_all_end(run, grown, regions))
 
@@ -201,20 +201,21 @@ def plan_retry(run: RunRecord) -> None:
 # is brought in.
 #
 # Theory of operation
-#     Frameworks keep what they once had, so a simulated job holds its peak; so many of those regions are resident. An iteration
-#     touches what it keeps once forward and once backward, and every other region when it is filled and when it is used
-#     for the last time: where the profile rises, and where it falls. Of the regions touched in a step the simulated job's share
-#     that is not resident faults; for those that come others go, first of simulated jobs that yield, then of those that do not
-#     work, the longest ago first, then of all that work, in proportion.
+#     Frameworks keep what they once had, so a simulated job holds its peak; so many of those
+#     regions are resident. An iteration touches what it keeps once forward and once backward, and
+#     every other region when it is filled and when it is used for the last time: where the profile
+#     rises, and where it falls. Of the regions touched in a step the simulated job's share that is
+#     not resident faults; for those that come others go, first of simulated jobs that yield, then
+#     of those that do not work, the longest ago first, then of all that work, in proportion.
 #
 # Guarantees
 #     * Resident regions never exceed the budget once a step has begun since it was lowered.
 #
 # Known limitations
-#     * Which of a simulated job's regions are resident is not known, only how many. A driver that evicts the least recently
-#       used of a loop larger than memory loses more.
-#     * A region is filled or used by a step as a whole, and computing goes on while nothing is brought in: a kernel that
-#       reads while it writes, or prefetching, is not told apart.
+#     * Which of a simulated job's regions are resident is not known, only how many. A driver that
+#       evicts the least recently used of a loop larger than memory loses more.
+#     * A region is filled or used by a step as a whole, and computing goes on while nothing is
+#       brought in: a kernel that reads while it writes, or prefetching, is not told apart.
 
 _NOTHING = 1e-9  # regions
 

@@ -1,7 +1,7 @@
 """What the simulator's machine works on, and how a policy is shown it: records that the arrays' addresses lead to.
 
-A simulated job is a job of a simulation. A policy sees of it what the broker would know: progress in events, not time, and
-the profile that the scheduler was told.
+A simulated job is a job of a simulation. A policy sees of it what the broker would know: progress
+in events, not time, and the profile that the scheduler was told.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class SimJob(SnapshotJob):
     """One job of a simulation, behind what a policy sees of it.
 
-    ``waiting_since_ns`` may be NO_TIME here; ``need`` and ``served`` are worked out where a policy is shown them.
+    ``waiting_since_ns`` may be NO_TIME here; ``need`` and ``served`` are worked out where a policy
+    is shown them.
     """
 
     true_address: I8  # of the PROFILE that it really has

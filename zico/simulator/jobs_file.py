@@ -1,7 +1,7 @@
 """Jobs for the simulator from JSON: curves by hand, or recorded traces. Everything is checked before anything runs.
 
-What comes out are loads whose regions are single bytes; ``in_regions`` makes larger ones of them. The format is
-described in ``docs/simulate.md``.
+What comes out are loads whose regions are single bytes; ``in_regions`` makes larger ones of them.
+The format is described in ``docs/simulate.md``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def profile_of(held: NDArray[np.int64], tick_ns: NDArray[np.int64]) -> Profile:
         tick_ns: When each tick begins, rising, and when the last one ends.
 
     Raises:
-        ProblemError: There are no ticks, their times do not fit them or fall, or a level is negative.
+        ProblemError: There are no ticks, their times do not fit them or fall, or a level is
+            negative.
     """
     held, tick_ns = np.asarray(held, np.int64), np.asarray(tick_ns, np.int64)
     n = len(held)
@@ -90,8 +91,9 @@ def profile_of(held: NDArray[np.int64], tick_ns: NDArray[np.int64]) -> Profile:
 def profile_of_curve(t_ns: Sequence[int], held: Sequence[int], duration_ns: int) -> Profile:
     """Return the profile of a curve of steps; each step that fits begins where the curve says.
 
-    Progress is seen within steps, too: a step is as many bins as its share of the time, since claims fall bin by bin.
-    A curve of more steps than a profile has bins becomes the most in each of as many equal spans of time.
+    Progress is seen within steps, too: a step is as many bins as its share of the time, since
+    claims fall bin by bin. A curve of more steps than a profile has bins becomes the most in each
+    of as many equal spans of time.
 
     Args:
         t_ns: When each step begins, from 0, rising.
@@ -199,11 +201,14 @@ def read_jobs(
         text: The JSON.
         where: What errors call it.
         folder: What the paths of traces are relative to.
-        region_bytes: Into regions of which size tensors of a trace are laid; 1: their bytes alone count.
-        ways: How a job with a trace that says nothing of ``less`` can go on with less; by default: not at all.
+        region_bytes: Into regions of which size tensors of a trace are laid; 1: their bytes alone
+            count.
+        ways: How a job with a trace that says nothing of ``less`` can go on with less; by default:
+            not at all.
 
     Raises:
-        ConfigError: It is no JSON, or describes no jobs, or one that cannot be; the message says where and why.
+        ConfigError: It is no JSON, or describes no jobs, or one that cannot be; the message says
+            where and why.
     """
     try:
         content = msgspec.json.decode(text)
@@ -419,7 +424,7 @@ def _traced(path: Path, region_bytes: int) -> tuple[Profile, int]:
     return profile_of(held, tick_ns[: len(held) + 1]), int(held.min())
 
 
-# -- units ------------------------------------------------------------------------------------------------------------
+# -- units -----------------------------------------------------------------------------------------
 
 
 def peak_of(load: Load) -> int:
@@ -444,8 +449,8 @@ def in_regions(loads: Sequence[Load], region_bytes: int, *, whole: bool) -> tupl
     Args:
         loads: The jobs.
         region_bytes: The size.
-        whole: A region is taken as a whole, as real ones are; else what is begun does not count, so that what fits
-            in bytes fits.
+        whole: A region is taken as a whole, as real ones are; else what is begun does not count, so
+            that what fits in bytes fits.
     """
     more = region_bytes - 1 if whole else 0
     counted: dict[int, Profile] = {}  # copies of a job share theirs

@@ -1,19 +1,22 @@
 """Who waits and who goes on with less: the best way for each job, found by simulating them together.
 
 Theory of operation
-    A job that moves idle memory away holds at most its limit, and its iterations take longer. So it is a job with
-    another curve: the old one, cut off at the limit and stretched. Each job has a few such ways besides its own curve
-    (waiting for its turn); of all combinations that one is taken under which ``zico`` gets them furthest, by weight::
+    A job that moves idle memory away holds at most its limit, and its iterations take longer. So it
+    is a job with another curve: the old one, cut off at the limit and stretched. Each job has a few
+    such ways besides its own curve (waiting for its turn); of all combinations that one is taken
+    under which ``zico`` gets them furthest, by weight::
 
         a: all of it, 8 of 10, 6 of 10      the bound of a combination: nobody waits for anybody
         b: all of it, 5 of 9                simulated from the highest bound on, until no bound is above the best
 
-    Where all limits fit together nobody waits, and the bound is what they get. Many jobs are changed one at a time.
+    Where all limits fit together nobody waits, and the bound is what they get. Many jobs are
+    changed one at a time.
 
 Known limitations
-    A stretched curve is slower everywhere alike, although copies delay some operations and not others. Jobs that move
-    memory at the same time share the link, by a rule: a way is good for so many of them as it says (``OperatingPoint.among``),
-    whether they copy all the time or hardly ever.
+    A stretched curve is slower everywhere alike, although copies delay some operations and not
+    others. Jobs that move memory at the same time share the link, by a rule: a way is good for so
+    many of them as it says (``OperatingPoint.among``), whether they copy all the time or hardly
+    ever.
 """
 
 from __future__ import annotations
@@ -96,7 +99,8 @@ def useful(load: Load) -> tuple[OperatingPoint, ...]:
 def choose(loads: Sequence[Load], budget: int, *, slowdown: Sequence[float] = (1.0,), seed: int = 0) -> Choice:
     """Return what each job is to do so that all get furthest together.
 
-    Takes a simulation, milliseconds to a few hundred for many jobs, for each combination that might be the best.
+    Takes a simulation, milliseconds to a few hundred for many jobs, for each combination that might
+    be the best.
 
     Args:
         loads: The jobs, with all the memory that they want, and how each could go on with less.
@@ -235,6 +239,7 @@ class _Search:
         simulation = Simulation(self._policy, loads, self._budget, self._seed, slowdown=self._slowdown)
         outcome = simulation.run((_WARM_UP + _ROUNDS) * longest_ns, _WARM_UP * longest_ns)
         rates = zip(outcome.normalised, self._rates(combination), strict=True)
-        # Whole iterations are counted, so that a window may hold a few thousandths more than its share.
+        # Whole iterations are counted, so that a window may hold a few thousandths more than its
+        # share.
         normalised = tuple(min(got, 1.0) * rate for got, rate in rates)
         return Choice(less, normalised, score_of(normalised, floors(self._loads), self._worth))

@@ -1,12 +1,13 @@
 """What is possible at all for a few jobs: the best of all schedules, by looking at every one. Offline only.
 
-It may keep a job waiting anywhere, knows all profiles exactly, and needs no state to be safe, so no scheduler that
-gives each job what it is owed gets further. Where the best cycle starves a job, that one's work counts more until it
-does not, and the answer is the mixture of the last two cycles, one for a while and then the other, that just gives it
-its floor.
+It may keep a job waiting anywhere, knows all profiles exactly, and needs no state to be safe, so no
+scheduler that gives each job what it is owed gets further. Where the best cycle starves a job, that
+one's work counts more until it does not, and the answer is the mixture of the last two cycles, one
+for a while and then the other, that just gives it its floor.
 
-Cells of iterations hold the most that is held in them. Where the steps of all jobs are multiples of one length, and few
-enough, the figure is exact; else it is lower than the truth by up to a cell an iteration.
+Cells of iterations hold the most that is held in them. Where the steps of all jobs are multiples of
+one length, and few enough, the figure is exact; else it is lower than the truth by up to a cell an
+iteration.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def possible(
     Takes seconds.
 
     Raises:
-        ProblemError: The jobs are too many, or too unequal in length, to look at all of their states.
+        ProblemError: The jobs are too many, or too unequal in length, to look at all of their
+            states.
     """
     if not 0 < len(loads) <= MOST_JOBS:
         message = f"the best of all schedules is found for 1 to {MOST_JOBS} jobs, not {len(loads)}"

@@ -3,9 +3,10 @@
 Theory of operation
     The device is a clock, memory of so many blocks, and one engine for copies in each direction.
 
-    A fault is handled as unified memory's driver does: fixed time for a batch, then for each of its blocks room, then
-    its content. Blocks are moved in the background while operations run, as ``zico.offload.needed_next`` says; a fault
-    waits for the block that is being moved in, and goes before all others::
+    A fault is handled as unified memory's driver does: fixed time for a batch, then for each of its
+    blocks room, then its content. Blocks are moved in the background while operations run, as
+    ``zico.offload.needed_next`` says; a fault waits for the block that is being moved in, and goes
+    before all others::
 
         fault on b, c     |45 us|evict x -> out|b in|evict y -> out|c in|  then the operation goes on
         in background     in:  d | e | f        out: x | y              whenever an engine is free
@@ -13,8 +14,10 @@ Theory of operation
     Without ``PREEVICT`` a prefetch makes its own room, one after the other as a fault does.
 
 Known limitations
-    * An operation goes through its blocks in order, so many of them at once (``Device.batch_blocks``), in equal times.
-    * The processor that starts operations is never late, and handling costs nothing but what ``Device`` says.
+    * An operation goes through its blocks in order, so many of them at once
+      (``Device.batch_blocks``), in equal times.
+    * The processor that starts operations is never late, and handling costs nothing but what
+      ``Device`` says.
 
 Source: section 2 of "DeepUM" (J. Jung, J. Kim, J. Lee, ASPLOS 2023), figure 3.
 """
@@ -79,7 +82,7 @@ if TYPE_CHECKING:
     from zico.trace.events import Trace
 
 
-# -- the simulated machine --------------------------------------------------------------------------------------------
+# -- the simulated machine -------------------------------------------------------------------------
 
 
 class Page(Record):
@@ -144,7 +147,7 @@ def _must_copy(machine: Machine, paging: PagingRecord, block: int) -> bool:
     return bool(page.has_content and not is_kept and not block_at(paging, block).state & INACTIVE)
 
 
-# -- room -------------------------------------------------------------------------------------------------------------
+# -- room ------------------------------------------------------------------------------------------
 
 
 @compiled
@@ -187,7 +190,7 @@ def _bring_in(machine: Machine, paging: PagingRecord, block: int, from_ns: int) 
     return int(page.ready_ns)
 
 
-# -- faults -----------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 @compiled
@@ -234,7 +237,7 @@ def fault(machine: Machine, paging: PagingRecord, blocks: Any, learns: int) -> N
     machine.now_ns = at_ns
 
 
-# -- in background ----------------------------------------------------------------------------------------------------
+# -- in background ---------------------------------------------------------------------------------
 
 
 @compiled
@@ -329,7 +332,7 @@ def _room_for_prefetch(machine: Machine, paging: PagingRecord, from_ns: int) -> 
     return max(from_ns, page_at(machine, machine.leaving_head % paging.n_blocks).room_ns)
 
 
-# -- simulation -------------------------------------------------------------------------------------------------------
+# -- simulation ------------------------------------------------------------------------------------
 
 
 Array = Any
@@ -464,7 +467,7 @@ class Paging:
         return there
 
 
-# -- compiled ---------------------------------------------------------------------------------------------------------
+# -- compiled --------------------------------------------------------------------------------------
 
 
 @compiled
@@ -525,7 +528,7 @@ def _execute(
         advance(machine, paging, machine.now_ns + share_ns)
 
 
-# -- with less memory than a trace needs ------------------------------------------------------------------------------
+# -- with less memory than a trace needs -----------------------------------------------------------
 
 
 _ITERATIONS = 10

@@ -1,14 +1,16 @@
 """What one iteration of a trace touches, block by block, and when: what the simulator of paging repeats.
 
-A tensor covers the blocks between its first and its last byte at the address that the caller gives it; small ones share
-a block. An operation touches each of its tensors from the beginning to the end, all of them at the same pace::
+A tensor covers the blocks between its first and its last byte at the address that the caller gives
+it; small ones share a block. An operation touches each of its tensors from the beginning to the
+end, all of them at the same pace::
 
     reads a (blocks 0 1 2 3), writes b (blocks 7 8)      touches 0 7 1 2 8 3
 
 A block is *active* while a tensor in it lives.
 
 Known limitations
-    * A trace says which tensors an operation touches, not which parts: a lookup in an embedding touches all of it.
+    * A trace says which tensors an operation touches, not which parts: a lookup in an embedding
+      touches all of it.
 """
 
 from __future__ import annotations

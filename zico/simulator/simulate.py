@@ -1,21 +1,23 @@
 """Jobs, memory and a clock, driven by the very policies and claims that the broker runs: events, no time steps.
 
 Theory of operation
-    A job goes through the steps of its profile and holds so many regions in each; between iterations it keeps its
-    persistent ones. At a step that holds more it asks, and waits while what it asks for is not free or would leave
-    the state unsafe. The policy is asked when somebody arrives or comes to a boundary, and when its own answer says
-    so. Its first iteration has no profile and grows alone::
+    A job goes through the steps of its profile and holds so many regions in each; between
+    iterations it keeps its persistent ones. At a step that holds more it asks, and waits while what
+    it asks for is not free or would leave the state unsafe. The policy is asked when somebody
+    arrives or comes to a boundary, and when its own answer says so. Its first iteration has no
+    profile and grows alone::
 
         arrive -> step .. step -> boundary -> decision -> step .. step -> boundary ...
                   waits for regions           waits for the policy
 
-    Where nobody could go on, one blocked job gets its regions from outside the budget: a stall, which without
-    overflow would be a deadlock. Policies that page, pause or evict are served as well (``state.Capabilities``).
+    Where nobody could go on, one blocked job gets its regions from outside the budget: a stall,
+    which without overflow would be a deadlock. Policies that page, pause or evict are served as
+    well (``state.Capabilities``).
 
 Guarantees
     * Deterministic: the same loads, budgets, policy, device and seed give the same outcome.
-    * Granted regions never exceed the budget, unless the policy pages; when it is lowered nothing more is granted
-      until what is held is within it.
+    * Granted regions never exceed the budget, unless the policy pages; when it is lowered nothing
+      more is granted until what is held is within it.
 
 Known limitations
     * Page faults and copies take work time: while jobs slow each other, these are slowed with them.
@@ -73,7 +75,8 @@ def decision_cost_us(policy_address: int, samples: Any, jobs_address: int, plan_
     Args:
         policy_address: Of the function that decides.
         samples: SAMPLE records.
-        jobs_address: Of the JOB records that they lead to; the profiles that these lead to must still be there.
+        jobs_address: Of the JOB records that they lead to; the profiles that these lead to must
+            still be there.
         plan_address: Of what the policy has worked out last.
     """
     if not len(samples):
@@ -218,8 +221,8 @@ class Simulation:
             loads: The jobs.
             budget: Regions.
             seed: Of the jitter.
-            slowdown: By what factor each of 0, 1, 2, ... working jobs is slower than alone; the last for any more.
-                The device's if not given.
+            slowdown: By what factor each of 0, 1, 2, ... working jobs is slower than alone; the
+                last for any more. The device's if not given.
             log: How many changes of what jobs hold to keep.
             device: How fast jobs together, copies and page faults are.
             region_bytes: What copies and page faults of a region move.

@@ -1,7 +1,8 @@
 """How a traced job could go on with less: what the planner of swaps makes of it, limit by limit.
 
-Jobs that move memory at the same time share the link. So each way is planned twice: with the whole link, for a job that
-is the only one to move, and with its part of it where all jobs of the simulation may (``OperatingPoint.among``).
+Jobs that move memory at the same time share the link. So each way is planned twice: with the whole
+link, for a job that is the only one to move, and with its part of it where all jobs of the
+simulation may (``OperatingPoint.among``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Read and write Chrome trace JSON, which Perfetto and chrome://tracing show.
 
-Reading takes what PyTorch's profiler writes with ``profile_memory=True``: its "[memory]" instants, the operations
-around them, and the steps of a profiler that was told ``step()``. Writing gives a job its operations and iterations as
-spans, the bytes of each tensor class as a counter, and allocations in PyTorch's own form, so that the result can be
-read again.
+Reading takes what PyTorch's profiler writes with ``profile_memory=True``: its "[memory]" instants,
+the operations around them, and the steps of a profiler that was told ``step()``. Writing gives a
+job its operations and iterations as spans, the bytes of each tensor class as a counter, and
+allocations in PyTorch's own form, so that the result can be read again.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ def chrome_bytes(traces: Sequence[Trace], classes: Sequence[Sequence[str]] | Non
 
     Args:
         traces: One per job.
-        classes: For each trace, each tensor's class in the order of allocation; all bytes are one curve by default.
+        classes: For each trace, each tensor's class in the order of allocation; all bytes are one
+            curve by default.
     """
     events: list[dict[str, Any]] = []
     for number, trace in enumerate(traces):

@@ -7,10 +7,12 @@ The peak of live bytes is where the backward pass begins::
           /    \            gradient map             ####     born after the peak
     _____/      \____      temporary       #  # ##  ##  #    dies soon, wherever it is
 
-Where the trace says who reads a tensor, the classes can follow the operators instead of the lengths of lives. The two
-differ most in gradient maps that the next operation uses up, which by their lifetimes are temporaries.
+Where the trace says who reads a tensor, the classes can follow the operators instead of the lengths
+of lives. The two differ most in gradient maps that the next operation uses up, which by their
+lifetimes are temporaries.
 
-Source: G. Lim et al., "Zico: Efficient GPU Memory Sharing for Concurrent DNN Training" (USENIX ATC 2021), section 4.
+Source: G. Lim et al., "Zico: Efficient GPU Memory Sharing for Concurrent DNN Training" (USENIX ATC
+2021), section 4.
 """
 
 from __future__ import annotations
@@ -57,11 +59,12 @@ def classify(lower: Int64s, upper: Int64s, size_bytes: Int64s, n_ticks: int, las
 
     Args:
         lower: First tick at which each tensor lives.
-        upper: First tick at which it no longer lives; beyond ``n_ticks`` it goes on at the beginning of a circle.
+        upper: First tick at which it no longer lives; beyond ``n_ticks`` it goes on at the
+            beginning of a circle.
         size_bytes: Its size.
         n_ticks: Ticks of the iteration. What lives so long is persistent.
-        last_read: The last tick at which an operation other than its source reads each tensor, or ``NOT_READ``.
-            Without it, a tensor is taken to be read to its end unless it dies soon.
+        last_read: The last tick at which an operation other than its source reads each tensor, or
+            ``NOT_READ``. Without it, a tensor is taken to be read to its end unless it dies soon.
     """
     length = upper - lower
     peak = int(np.argmax(live_bytes(lower, upper, size_bytes, n_ticks)))

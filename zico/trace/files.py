@@ -1,10 +1,12 @@
 """Write and read trace files: JSON lines, compressed by zstd, as streams in both directions (docs/trace-format.md).
 
 Guarantees
-    * A file under its final name is whole: it is written as ``FILE.partial`` and renamed at the end.
-    * When a writer dies, ``FILE.partial`` stays, and what was written up to the last ``write`` can be read.
-    * Reading takes memory for one batch; ``read_trace`` for the whole trace, 32 bytes an event. A hostile file costs
-      bounded memory and ends in a ``TraceError``.
+    * A file under its final name is whole: it is written as ``FILE.partial`` and renamed at the
+      end.
+    * When a writer dies, ``FILE.partial`` stays, and what was written up to the last ``write`` can
+      be read.
+    * Reading takes memory for one batch; ``read_trace`` for the whole trace, 32 bytes an event. A
+      hostile file costs bounded memory and ends in a ``TraceError``.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class TraceWriter:
     """Write a trace batch by batch; a context manager. The file appears when it is left without an exception.
 
     Raises:
-        TraceError: The file cannot be written, or another writer is at it. Nothing is left but what was there.
+        TraceError: The file cannot be written, or another writer is at it. Nothing is left but what
+            was there.
     """
 
     def __init__(self, path: Path | str, origin: Origin) -> None:
@@ -131,7 +134,8 @@ class TraceReader:
 
     Args:
         path: The file, compressed or not.
-        allow_truncated: Take a file without its end for what it holds, as its writer's death leaves it.
+        allow_truncated: Take a file without its end for what it holds, as its writer's death leaves
+            it.
 
     Raises:
         TraceError: At any time: the file is not a trace, is damaged or has no end.

@@ -1,9 +1,9 @@
 """Find a trace's iterations, choose the one that stands for all, and lay it on a circle.
 
 Theory of operation
-    Training is periodic, so the lifetimes of one iteration lie on a circle of its steps, cut open where the fewest
-    bytes cross (``zico/trace/lifetimes.py``). Where an iteration does not repeat, its own beginning and end are the cut,
-    and what passes them is two tensors.
+    Training is periodic, so the lifetimes of one iteration lie on a circle of its steps, cut open
+    where the fewest bytes cross (``zico/trace/lifetimes.py``). Where an iteration does not repeat,
+    its own beginning and end are the cut, and what passes them is two tensors.
 
 Guarantees
     * At no tick are fewer bytes alive than there were in an iteration that repeats exactly.
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 # begins.
 #
 # Theory of operation
-#     ``zico.trace.repeats`` finds the loop and the mark with which it begins; every sighting of that begins an
-#     iteration. Where one was missed (noise, validation in between), a cut is made an iteration's length after the last
-#     or before the next one, where memory is at the same level as there, if that looks like an iteration: it has most
-#     of the marks of one in the middle. What comes before and after is searched again, since another batch size is
-#     another loop::
+#     ``zico.trace.repeats`` finds the loop and the mark with which it begins; every sighting of
+#     that begins an iteration. Where one was missed (noise, validation in between), a cut is made
+#     an iteration's length after the last or before the next one, where memory is at the same level
+#     as there, if that looks like an iteration: it has most of the marks of one in the middle. What
+#     comes before and after is searched again, since another batch size is another loop::
 #
 #         set-up  T T T T  v v v v v  T T T  U U U U
 #         ^       ^ ^ ^ ^  ^          ^ ^ ^  ^ ^ ^ ^      starts
@@ -337,8 +337,9 @@ def _with_operations(trace: Trace, begin: Int64s, end: Int64s) -> NDArray[np.boo
 def choose(trace: Trace, iterations: Iterations, number: int | None = None) -> int:
     """Return the index of the iteration called ``number``, else of the one that stands for all.
 
-    That is a typical one, not the first, with typical ones on both sides if there are, of median duration. In a trace
-    with operations it has them, and so has the one after it if there is such a pair.
+    That is a typical one, not the first, with typical ones on both sides if there are, of median
+    duration. In a trace with operations it has them, and so has the one after it if there is such a
+    pair.
 
     Raises:
         TraceError: There is no iteration of that number.
@@ -401,8 +402,9 @@ def _times(trace: Trace, life: Lifetimes, first: int, n_ticks: int, cut: int) ->
 def _typical(life: Lifetimes, begin: Int64s, end: Int64s, trace: Trace) -> NDArray[np.bool_]:
     """Return which iterations allocate the same sizes as most do; the order may differ, as threads make it.
 
-    Those with operations are compared with one another, as are those without: while PyTorch's dispatcher calls Python,
-    autograd adds gradients into new tensors (``isTensorSubclassLike`` in its ``input_buffer.cpp``).
+    Those with operations are compared with one another, as are those without: while PyTorch's
+    dispatcher calls Python, autograd adds gradients into new tensors (``isTensorSubclassLike`` in
+    its ``input_buffer.cpp``).
     """
     found = np.zeros(len(begin), bool)
     seen = _with_operations(trace, begin, end)

@@ -26,8 +26,8 @@ NEVER = 1 << 61
 class Lifetimes:
     """A trace's tensors in the order of their allocation, as parallel arrays.
 
-    A *step* is an allocation or a free: steps count what happens to memory, and nothing else. A tensor lives from the
-    step that allocates it to the one that frees it, ``[begin, end)``.
+    A *step* is an allocation or a free: steps count what happens to memory, and nothing else. A
+    tensor lives from the step that allocates it to the one that frees it, ``[begin, end)``.
     """
 
     tensor: Int64s
@@ -56,8 +56,8 @@ def lifetimes(trace: Trace) -> Lifetimes:
     Where the recorder could not keep up, a free whose allocation is missing is left out.
 
     Raises:
-        TraceError: There are no allocations; a tensor is allocated twice, freed twice or before it is allocated, or
-            has no positive size.
+        TraceError: There are no allocations; a tensor is allocated twice, freed twice or before it
+            is allocated, or has no positive size.
     """
     events = trace.events
     kind, tensor = events["kind"], events["tensor"]
@@ -115,8 +115,8 @@ def _refuse(trace: Trace, wrong: Int64s, what: str) -> None:
 
 # -- lifetimes on the circle of one iteration, cut open where the fewest bytes cross ---------------
 #
-# What an iteration allocates may die in the next one: gradients, freed when the next one begins. Iterations repeat, so
-# time is a circle, and a planner wants a line::
+# What an iteration allocates may die in the next one: gradients, freed when the next one begins.
+# Iterations repeat, so time is a circle, and a planner wants a line::
 #
 #     iteration    |0 1 2 3 4 5 6 7|8 9 . .       cut at 2: |2 3 4 5 6 7 0 1|
 #     gradient     |              #|# #                     |          # # #|

@@ -1,19 +1,23 @@
 """Memory curves: regions held against progress, recorded on the hot path and folded into a profile.
 
 Theory of operation
-    Progress counts allocations and frees of one iteration. A ``CURVE`` divides it into bins of ``2**shift`` events;
-    when all bins are used, neighbours are merged and bins double, so an iteration of any length costs at most one
-    clock reading per bin and fits a fixed space. Here bins of 2 events, 6 in use, become bins of 4::
+    Progress counts allocations and frees of one iteration. A ``CURVE`` divides it into bins of
+    ``2**shift`` events; when all bins are used, neighbours are merged and bins double, so an
+    iteration of any length costs at most one clock reading per bin and fits a fixed space. Here
+    bins of 2 events, 6 in use, become bins of 4::
 
         held   1 3 5 6 4 2          shift 1
         held   3   6   4            shift 2
 
-    The profile is the envelope of recent iterations: the larger of the new curve and a decayed old one. An iteration
-    whose number of events differs (validation in between) does not replace the profile until it comes twice.
+    The profile is the envelope of recent iterations: the larger of the new curve and a decayed old
+    one. An iteration whose number of events differs (validation in between) does not replace the
+    profile until it comes twice.
 
 Guarantees
-    * A claim never falls below what the profile still expects from ``guard_of`` bins before the current one on.
-    * Beyond the expected end of an iteration the claim is the whole peak again: nothing is known there.
+    * A claim never falls below what the profile still expects from ``guard_of`` bins before the
+      current one on.
+    * Beyond the expected end of an iteration the claim is the whole peak again: nothing is known
+      there.
 """
 
 from __future__ import annotations
@@ -116,7 +120,8 @@ def extend(curve: Curve, progress: int, held: int, t_ns: int) -> None:
     while progress >> curve.shift >= CURVE_BINS:
         halve(curve)
     last = progress >> curve.shift
-    # Waits are taken off, one thread's while others went on: time must not seem to run backwards for that.
+    # Waits are taken off, one thread's while others went on: time must not seem to run backwards
+    # for that.
     t_ns = max(t_ns, curve.t_ns[curve.n_bins - 1])
     while curve.n_bins <= last:
         curve.held[curve.n_bins] = held
@@ -201,7 +206,8 @@ def merge(profile: Curve, current: Curve) -> None:
             profile.t_ns[i] = current.t_ns[i]
     for i in range(current.n_bins, profile.n_bins):
         profile.held[i] -= max(1, profile.held[i] >> _DECAY_SHIFT)
-    # What an iteration that ended early has not shown is forgotten only once it has decayed to where that one ended.
+    # What an iteration that ended early has not shown is forgotten only once it has decayed to
+    # where that one ended.
     profile.n_bins = max(profile.n_bins, current.n_bins)
     while profile.n_bins > current.n_bins and profile.held[profile.n_bins - 1] <= current.held[current.n_bins - 1]:
         profile.n_bins -= 1
@@ -225,7 +231,8 @@ def suffix_maximum(profile: Curve, claims: Any) -> int:  # noqa: ANN401 - an int
 def guard_of(profile: Curve) -> int:
     """Return by how many bins a claim falls later than the profile says: a thirty-second of an iteration, 1 to 4 bins.
 
-    Levels vary by a region or two from one iteration to the next, and threads reorder allocations a little.
+    Levels vary by a region or two from one iteration to the next, and threads reorder allocations a
+    little.
     """
     return max(1, min(profile.n_bins >> _GUARD_SHIFT, GUARD_BINS))
 

@@ -1,23 +1,24 @@
 """Find the loops in a sequence of allocations, those of threads that jitter included: what online and offline share.
 
 Theory of operation
-    If most distances between the places where a mark (``zico.trace.repeats``) is seen agree, they show a *loop* of that
-    length. Most of an iteration's marks are seen once in it and agree on its length; noise destroys only a few of
-    them. Shorter loops than the iteration are told apart by memory: they rise by a part of what the whole iteration
-    rises. Longer ones by what is left over. Of two loops, one within the other::
+    If most distances between the places where a mark (``zico.trace.repeats``) is seen agree, they
+    show a *loop* of that length. Most of an iteration's marks are seen once in it and agree on its
+    length; noise destroys only a few of them. Shorter loops than the iteration are told apart by
+    memory: they rise by a part of what the whole iteration rises. Longer ones by what is left over.
+    Of two loops, one within the other::
 
         M M M M O | M M M M O     micro-batches and an optimizer's step: the outer one is the iteration
         T T T T T v v v T T T     steps and a validation, which is longer than a step, or begins as one: the inner one
 
-    The iteration begins at the mark that is seen at the lowest point of memory, the one before the longest rise
-    above it.
+    The iteration begins at the mark that is seen at the lowest point of memory, the one before the
+    longest rise above it.
 
 Guarantees
     * Takes O(n) and allocates nothing; the arrays that it works in come from outside.
 
 Known limitations
-    * Validation that is shorter than a step, of another batch size, and every 64 steps or more often looks like an
-      optimizer's step.
+    * Validation that is shorter than a step, of another batch size, and every 64 steps or more
+      often looks like an optimizer's step.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
 # Marks: what an allocation and those before it look like, and at what distance they are seen again.
 #
 # Theory of operation
-#     A mark is the sizes of a few allocations in a row and the bytes live before each, hashed; so equal layers differ.
-#     All distances from one sighting to the next vote for a length, and those that agree with the one elected are
-#     counted. Where an iteration has extra temporaries now and then, distances differ by a little: by a 16th they may.
+#     A mark is the sizes of a few allocations in a row and the bytes live before each, hashed; so
+#     equal layers differ. All distances from one sighting to the next vote for a length, and those
+#     that agree with the one elected are counted. Where an iteration has extra temporaries now and
+#     then, distances differ by a little: by a 16th they may.
 
 SHORTEST = 4
 """Allocations that an iteration has at least."""
@@ -142,8 +144,8 @@ def number(sizes: Array, live_bytes: Array, width: int, ids: Array, table: Array
 def elect(n: int, ids: Array, groups: Records[Group], n_groups: int, order: int) -> None:
     """Let the distances between sightings vote (Boyer and Moore), and count for each mark those that agree.
 
-    Of order 2 are the distances over two sightings, for marks that are seen twice in an iteration; so as not to take
-    two micro-batches of four for one, these have to agree better.
+    Of order 2 are the distances over two sightings, for marks that are seen twice in an iteration;
+    so as not to take two micro-batches of four for one, these have to agree better.
     """
     for counts in range(2):
         for g in range(n_groups):
@@ -396,7 +398,8 @@ def find_loop(
 ) -> int:
     """Return the index in ``loops`` of the iteration, or ``NO_LOOP``.
 
-    Its weight is the number of allocations whose marks come back regularly, in this loop or another.
+    Its weight is the number of allocations whose marks come back regularly, in this loop or
+    another.
 
     Args:
         sizes: Allocation sizes, oldest first.

@@ -1,13 +1,14 @@
 """Record events into shared memory without waiting for anybody: one writer at a time, one reader.
 
-The writer holds a lock of its own process (the heap's). The reader is another process, so recording goes on to the last
-instruction of a job that is killed, and costs the job nothing but the write::
+The writer holds a lock of its own process (the heap's). The reader is another process, so recording
+goes on to the last instruction of a job that is killed, and costs the job nothing but the write::
 
     RING | event event event ... | names
            ^tail        ^head          what is between tail and head waits to be read
 
 Guarantees
-    An event that finds the ring full is counted in ``dropped``, never waited for and never overwrites another.
+    An event that finds the ring full is counted in ``dropped``, never waited for and never
+    overwrites another.
 """
 
 from __future__ import annotations

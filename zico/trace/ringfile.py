@@ -1,6 +1,7 @@
 """The two ends of a recording: a file of one ``RING`` that a job writes into and that another process reads.
 
-The reader makes the file and names it to the job. The first process to open it writes; a later one is refused.
+The reader makes the file and names it to the job. The first process to open it writes; a later one
+is refused.
 """
 
 from __future__ import annotations
@@ -138,8 +139,8 @@ class RingReader(_Mapped):
         """Take what has been written since the last call out of the ring; never waits.
 
         Returns:
-            Events in their order, with times in nanoseconds since the writer began. Those that found no room are
-            counted by one of kind ``DROPPED`` at the end.
+            Events in their order, with times in nanoseconds since the writer began. Those that
+            found no room are counted by one of kind ``DROPPED`` at the end.
         """
         header = self.header[0]
         if not self._rate and not self._find_rate():
@@ -176,7 +177,8 @@ class RingReader(_Mapped):
     def _tell_nanoseconds(self, events: NDArray[np.void]) -> None:
         """Turn readings of the writer's clock into nanoseconds since it began.
 
-        Times never fall, but an operation is recorded when it has ended, with the time at which it began.
+        Times never fall, but an operation is recorded when it has ended, with the time at which it
+        began.
         """
         if not len(events):
             return

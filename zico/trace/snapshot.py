@@ -1,14 +1,16 @@
 """Read and write PyTorch memory snapshots: the pickles that pytorch.org/memory_viz shows.
 
-Reading takes the device with the most events. What was alive before recording began is allocated at the beginning.
+Reading takes the device with the most events. What was alive before recording began is allocated at
+the beginning.
 
-Writing makes one entry of ``device_traces`` per trace, so that the viewer's menu of devices becomes one of jobs, and
-gives each allocation a category, which colours the timeline. A job gets one segment, in which tensors of equal size
-follow each other at the same address::
+Writing makes one entry of ``device_traces`` per trace, so that the viewer's menu of devices becomes
+one of jobs, and gives each allocation a category, which colours the timeline. A job gets one
+segment, in which tensors of equal size follow each other at the same address::
 
     segment  | a: 1 MiB | b: 4 MiB         | c: 1 MiB | inactive to the end |      blocks tile it, in order
 
-Source: torch/utils/viz/MemoryViz.js (what the viewer asks of a snapshot) and ``torch.cuda.memory._snapshot``.
+Source: torch/utils/viz/MemoryViz.js (what the viewer asks of a snapshot) and
+``torch.cuda.memory._snapshot``.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ if TYPE_CHECKING:
 
 # -- read the data of a pickle without being able to run what is in it -----------------------------
 #
-# A pickle is a program for a stack machine. ``pickletools`` takes it apart, and this machine has the operations that
-# build numbers, strings, lists, tuples and dictionaries, and no other: none that looks up a name, imports, or calls.
-# PyTorch's memory viewer, in a browser, reads the same subset. It costs memory in proportion to the file, and never
-# recurses.
+# A pickle is a program for a stack machine. ``pickletools`` takes it apart, and this machine has
+# the operations that build numbers, strings, lists, tuples and dictionaries, and no other: none
+# that looks up a name, imports, or calls. PyTorch's memory viewer, in a browser, reads the same
+# subset. It costs memory in proportion to the file, and never recurses.
 
 MAX_CONTAINERS = 1 << 25
 """Empty ones cost a byte in the file and 64 in memory."""
@@ -51,7 +53,8 @@ def unpickle(data: bytes) -> Any:  # noqa: ANN401 - whatever the pickle holds
     """Return the numbers, strings, lists, tuples and dictionaries in a pickle of protocol 2 to 5.
 
     Raises:
-        UnpickleError: It is damaged, too large, or wants anything else, such as to run code. Nothing was run.
+        UnpickleError: It is damaged, too large, or wants anything else, such as to run code.
+            Nothing was run.
     """
     machine = _Machine()
     try:
@@ -224,7 +227,8 @@ def read_snapshot(path: Path | str) -> Trace:
     """Return what a snapshot's device did.
 
     Raises:
-        TraceError: It is no snapshot, is damaged, holds no events, or wants to run code, which is refused.
+        TraceError: It is no snapshot, is damaged, holds no events, or wants to run code, which is
+            refused.
     """
     try:
         if Path(path).stat().st_size > MAX_FILE_BYTES:
@@ -302,7 +306,8 @@ def snapshot_bytes(traces: Sequence[Trace], categories: Sequence[Sequence[str]] 
 
     Args:
         traces: One per job.
-        categories: For each trace, each tensor's category in the order of allocation; the job's name by default.
+        categories: For each trace, each tensor's category in the order of allocation; the job's
+            name by default.
 
     Raises:
         TraceError: A trace's tensors need more addresses than the viewer can tell apart.

@@ -4,8 +4,9 @@
     MEMBER --MoreRequest--> MORE_DUE --More--> MEMBER              (likewise Pages and Paged)
     NEW --Observe--> OBSERVER --StatusRequest--> STATUS_DUE --Status--> OBSERVER      (likewise for Report, and Change)
 
-The broker may end any state by ``Refused`` or ``ErrorReply``. A message that the table does not list is the
-fault of its sender: ``LocalProtocolError`` if that is this end, ``RemoteProtocolError`` if it is the other.
+The broker may end any state by ``Refused`` or ``ErrorReply``. A message that the table does not
+list is the fault of its sender: ``LocalProtocolError`` if that is this end, ``RemoteProtocolError``
+if it is the other.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from zico.broker.protocol.messages import MAX_FRAME_BYTES, Message
 
 # -- bytes in, messages out: a four-byte big-endian length, then one msgpack map -------------------
 #
-# Guarantees: no frame longer than ``MAX_FRAME_BYTES`` is buffered, whatever its header says; whatever bytes
-# arrive, in whatever pieces, the only error is ``RemoteProtocolError``; after it the reader stays broken.
+# Guarantees: no frame longer than ``MAX_FRAME_BYTES`` is buffered, whatever its header says;
+# whatever bytes arrive, in whatever pieces, the only error is ``RemoteProtocolError``; after it the
+# reader stays broken.
 
 HEADER_BYTES = 4
 _DECODER = msgspec.msgpack.Decoder(Message)
@@ -38,8 +40,8 @@ def encode_frame(message: Message) -> bytes:
     """Return the frame of ``message``.
 
     Raises:
-        LocalProtocolError: A field is outside its bounds or the frame would be too long; the peer would
-            refuse it.
+        LocalProtocolError: A field is outside its bounds or the frame would be too long; the peer
+            would refuse it.
     """
     try:
         body: bytes = _ENCODER.encode(message)
@@ -207,8 +209,8 @@ class Connection:
         """Return the bytes that say ``message`` and move on.
 
         Raises:
-            LocalProtocolError: This end may not say that now, or the message is out of bounds; nothing has
-                changed.
+            LocalProtocolError: This end may not say that now, or the message is out of bounds;
+                nothing has changed.
         """
         after = next_state(self.state, self._role, message)
         if after is None:
@@ -228,7 +230,8 @@ class Connection:
     def accept(self, message: m.Message) -> None:
         """Let the peer have said ``message`` and move on.
 
-        Apart from ``receive``, since the answer to one message decides whether the next one is allowed.
+        Apart from ``receive``, since the answer to one message decides whether the next one is
+        allowed.
 
         Raises:
             RemoteProtocolError: The peer may not say that now.

@@ -1,8 +1,9 @@
 """What jobs, observers and the broker say to each other: frozen, typed, and no sockets.
 
-A job says ``Hello`` and is a member until its connection closes. An observer says ``Observe`` and then asks as often as
-it likes, or changes what the pool and its jobs get. After ``Welcome`` a job only fetches the descriptors that did not
-travel with it: iterations, grants and waits go through the shared table.
+A job says ``Hello`` and is a member until its connection closes. An observer says ``Observe`` and
+then asks as often as it likes, or changes what the pool and its jobs get. After ``Welcome`` a job
+only fetches the descriptors that did not travel with it: iterations, grants and waits go through
+the shared table.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ MAX_PAGES_FDS = 16
 
 STATUS_SCHEMA = "zico.status.v1"
 
-# -- the range of every field ------------------------------------------------------------------------------------------
+# -- the range of every field ----------------------------------------------------------------------
 
-# What a client may say is so small that nothing computed from it leaves the range of what the broker tells.
+# What a client may say is so small that nothing computed from it leaves the range of what the
+# broker tells.
 MAX_NAME_CHARS = 48
 MAX_TEXT_CHARS = 2000
 MAX_WEIGHT = 1000.0
@@ -148,8 +150,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """Make the peer a member.
 
-    The first ``WELCOME_FDS`` descriptors travel with it: table, eventfd, then the memory's in the order of its pieces.
-    The rest are for the asking, since the peer may have to raise its limit first.
+    The first ``WELCOME_FDS`` descriptors travel with it: table, eventfd, then the memory's in the
+    order of its pieces. The rest are for the asking, since the peer may have to raise its limit
+    first.
     """
 
     job: Count
@@ -279,8 +282,8 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
     normalised: Fraction | msgspec.UnsetType = msgspec.UNSET
     """Its throughput over that without waiting, between its first and its last iteration's end.
 
-    Left out with fewer than two iterations. What jobs slow each other down beside that is not in it.
-    """
+    Left out with fewer than two iterations. What jobs slow each other down beside that is not in
+    it. """
     saving: Saving = Saving()
 
 

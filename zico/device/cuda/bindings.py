@@ -1,7 +1,7 @@
 """The one door to the CUDA driver: every call goes through ``Calls``, every status through ``check``.
 
-The functions are those of ``cuda.bindings.driver``: each returns a tuple whose first element is a ``CUresult``. Another
-object with these functions takes their place by argument or by ``use``.
+The functions are those of ``cuda.bindings.driver``: each returns a tuple whose first element is a
+``CUresult``. Another object with these functions takes their place by argument or by ``use``.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def default_api() -> Any:  # noqa: ANN401 - a module without types, or what stan
 def let_go_of_device_files() -> None:
     """Let a forked child, which cannot use CUDA, keep no file of the driver open: it would keep contexts alive.
 
-    The numbers stay taken, by ``/dev/null``: the driver's library in the child may still close them.
+    The numbers stay taken, by ``/dev/null``: the driver's library in the child may still close
+    them.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for number in list(_OPEN_FILES.iterdir()):

@@ -1,17 +1,20 @@
 """The CUDA device's virtual memory, streams and kernels, in the words of ``zico.device.api``.
 
 Theory of operation
-    A handle can only be mapped as a whole (``cuMemMap`` takes offset 0), so memory is made of equal pieces, one handle
+    A handle can only be mapped as a whole (``cuMemMap`` takes offset 0), so memory is made of equal
+    pieces, one handle
     each: the pool's regions. Handles are created once and recycled by mapping them elsewhere.
 
 Guarantees
-    Several driver calls are one rollback scope: if one fails, what the operation had done is undone, in the only order
-    that the driver allows: unmap before release, unmap before freeing addresses.
+    Several driver calls are one rollback scope: if one fails, what the operation had done is
+    undone, in the only order that the driver allows: unmap before release, unmap before freeing
+    addresses.
 
 Known limitations
     A device's memory is resident from its creation on, and is given back a whole memory at a time.
-    Whether the virtual memory functions need a context is found out at the first call in a thread that has none
-    (``needs_context``); the manual lists no context error for any of them. Not seen on a real GPU yet.
+    Whether the virtual memory functions need a context is found out at the first call in a thread
+    that has none (``needs_context``); the manual lists no context error for any of them. Not seen
+    on a real GPU yet.
 """
 
 from __future__ import annotations
@@ -62,8 +65,8 @@ class Window(Owned):
         """Map one piece a handle, side by side; what was there is unmapped first.
 
         Raises:
-            DriverError: The range is not whole pieces inside the window, or the driver refused; in the latter case
-                nothing is mapped in the range any more.
+            DriverError: The range is not whole pieces inside the window, or the driver refused; in
+                the latter case nothing is mapped in the range any more.
         """
         size_bytes = len(handles) * piece_bytes
         check_range(self, offset, size_bytes, self._unit_bytes)
@@ -121,13 +124,14 @@ def check_range(owned: Owned, offset: int, size_bytes: int, unit_bytes: int) -> 
 # --------------------------------------------------------------------------------------------------
 # Pinned memory of the host that is mapped at a window's addresses: the next tier of a CUDA device.
 #
-# It is created by ``cuMemCreate`` with the location ``HOST_NUMA`` (the manual, from CUDA 12.2: a node must be named, 0
-# where there are none; ``HOST_NUMA_CURRENT`` is refused). Kernels use it as they use the device's own memory, and slower.
-# It never leaves the process: no handle type is asked for.
+# It is created by ``cuMemCreate`` with the location ``HOST_NUMA`` (the manual, from CUDA 12.2: a
+# node must be named, 0 where there are none; ``HOST_NUMA_CURRENT`` is refused). Kernels use it as
+# they use the device's own memory, and slower. It never leaves the process: no handle type is asked
+# for.
 #
 # Known limitations
-#     Not seen on a real GPU yet. Whether a driver can is found out by doing it once, with one granule: device attributes
-#     tell only drivers of CUDA 12.9 and later.
+#     Not seen on a real GPU yet. Whether a driver can is found out by doing it once, with one
+#     granule: device attributes tell only drivers of CUDA 12.9 and later.
 
 PROPERTIES_BYTES = 32
 """``sizeof(CUmemAllocationProp)``."""
@@ -246,7 +250,7 @@ class CudaDriver:
         self._held = contextlib.ExitStack()
         self._held.callback(self.context.close)
 
-    # -- memory -----------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------
 
     def create_memory(self, size_bytes: int, label: str, piece_bytes: int | None = None) -> Memory:  # noqa: ARG002
         """Create one handle a piece, all or none; the device has no use for the label."""
@@ -328,7 +332,7 @@ class CudaDriver:
         """Return the size of the device's memory."""
         return self.facts.total_bytes
 
-    # -- addresses --------------------------------------------------------------------------------------------------
+    # -- addresses ---------------------------------------------------------------------------------
 
     def reserve(self, size_bytes: int) -> Owned:
         """Reserve addresses; on closing, what ``map`` mapped there is unmapped first."""
@@ -371,7 +375,7 @@ class CudaDriver:
         with self.context.current():
             return self.call(function, *args)
 
-    # -- the device's timeline --------------------------------------------------------------------------------------
+    # -- the device's timeline ---------------------------------------------------------------------
 
     def register_host(self, address: int, size_bytes: int) -> Registered:
         """Map host memory into the device, for every context of this process."""
@@ -411,7 +415,7 @@ class CudaDriver:
         with self.context.current():
             self.call("cuStreamWaitValue64", stream, device_address, value, _WAIT_GEQ)
 
-    # -- for compiled code ------------------------------------------------------------------------------------------
+    # -- for compiled code -------------------------------------------------------------------------
 
     def load_kernel(self, image: bytes, name: str) -> int:
         """Load PTX or a cubin and return the function's handle, valid until the driver is closed."""

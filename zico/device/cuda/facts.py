@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 # The primary context of a device: retained once, current in every thread that calls, given back
 # once.
 #
-# It is the context that frameworks use, so their memory and ours are in one address space. A thread is left as it was
+# It is the context that frameworks use, so their memory and ours are in one address space. A thread
+# is left as it was
 # found: with another's context, or with none.
 
 
@@ -176,7 +177,8 @@ def require(ordinal: int, api: object | None = None) -> DeviceFacts:
     """Return a device's facts if Zico can share it.
 
     Raises:
-        DriverError: No driver, no device, or one that lacks what is needed; the sentence says what to do.
+        DriverError: No driver, no device, or one that lacks what is needed; the sentence says what
+            to do.
         ConfigError: There is no device of that number.
     """
     facts = probe(ordinal, api)

@@ -1,8 +1,9 @@
 """Memory that the driver manages: on the device or on the host, at the same addresses, as it is told.
 
-Source: the driver's manual on ``cuMemAdvise`` and ``cuMemPrefetchAsync`` (CUDA 12.2 to 13). With the device as its
-preferred place, memory is populated there. Mapped for the device wherever it is ("accessed by"), what is on the host is
-used over the bus and not brought in by the touch, so that only orders move it.
+Source: the driver's manual on ``cuMemAdvise`` and ``cuMemPrefetchAsync`` (CUDA 12.2 to 13). With
+the device as its preferred place, memory is populated there. Mapped for the device wherever it is
+("accessed by"), what is on the host is used over the bus and not brought in by the touch, so that
+only orders move it.
 
 Known limitations
     Not seen on a real GPU yet.
@@ -107,7 +108,8 @@ def allocate(driver: CudaDriver, size_bytes: int) -> Managed:
     Nothing of it is resident before it is touched or moved.
 
     Raises:
-        DriverError: The device or its driver cannot, or has less memory free; nothing is left behind.
+        DriverError: The device or its driver cannot, or has less memory free; nothing is left
+            behind.
     """
     _refuse_device(driver)
     free_bytes = driver.free_bytes() or 0

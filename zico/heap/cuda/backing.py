@@ -1,33 +1,35 @@
 """Memory behind the slots of the window on a device that works behind the processor's back.
 
-Called by address where every heap comes by, so that the host device's functions do not contain it and a job on the host
-neither compiles nor loads it.
+Called by address where every heap comes by, so that the host device's functions do not contain it
+and a job on the host neither compiles nor loads it.
 
 Theory of operation
-    *Regions.* A slot is mapped anew only when this process's device work on what was mapped there is done: each slot
-    keeps the fence of its last release, its *guard*.
+    *Regions.* A slot is mapped anew only when this process's device work on what was mapped there
+    is done: each slot keeps the fence of its last release, its *guard*.
 
-    *Isolation.* In a pool that isolates jobs the stream scrubs what another job has used, after its waits and before
-    the owner's first kernel. An empty slot's mapping must go, but not before its guard has passed, and nobody is to
-    wait for that. So the slot is put in a list. Later calls look at it: at some of it at every grant and release, at
-    all of it before the job may stand still. A slot that is used again before stays mapped, if it gets the same region.
+    *Isolation.* In a pool that isolates jobs the stream scrubs what another job has used, after its
+    waits and before the owner's first kernel. An empty slot's mapping must go, but not before its
+    guard has passed, and nobody is to wait for that. So the slot is put in a list. Later calls look
+    at it: at some of it at every grant and release, at all of it before the job may stand still. A
+    slot that is used again before stays mapped, if it gets the same region.
 
-    *The next tier* is pinned memory of the host, mapped in the window where tensors overflow to. Kernels find such a
-    tensor as any other, over the bus: slower, still right. Its memory is this process's own, and in no way inside the
-    budget; it is bounded as the host device's next tier is (``zico.heap.evicting.room``), because pinned memory cannot
-    be swapped.
+    *The next tier* is pinned memory of the host, mapped in the window where tensors overflow to.
+    Kernels find such a tensor as any other, over the bus: slower, still right. Its memory is this
+    process's own, and in no way inside the budget; it is bounded as the host device's next tier is
+    (``zico.heap.evicting.room``), because pinned memory cannot be swapped.
 
 Guarantees
-    A slot that is mapped and has no region is in the list. No mapping goes before its guard has passed.
-    What the driver refuses changes nothing: the tensor is refused as where there is no next tier.
-    Memory of the next tier goes back only when no tensor lies in it, and the device has done everything
-    (``zico.heap.cuda.on_stream.bury``).
+    A slot that is mapped and has no region is in the list. No mapping goes before its guard has
+    passed. What the driver refuses changes nothing: the tensor is refused as where there is no next
+    tier. Memory of the next tier goes back only when no tensor lies in it, and the device has done
+    everything (``zico.heap.cuda.on_stream.bury``).
 
 Known limitations
-    A job that makes no more calls keeps the mappings that its device had not finished with at its last one. Until they
-    go, what it still launches on memory that it has given back may reach another job's.
-    The next tier has not been seen on a real GPU yet. Every free of such a tensor waits for the device, and creating
-    its memory takes the driver milliseconds: it is the way out where nobody could go on otherwise.
+    A job that makes no more calls keeps the mappings that its device had not finished with at its
+    last one. Until they go, what it still launches on memory that it has given back may reach
+    another job's. The next tier has not been seen on a real GPU yet. Every free of such a tensor
+    waits for the device, and creating its memory takes the driver milliseconds: it is the way out
+    where nobody could go on otherwise.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from zico.heap.layout import Guard, HeapRecord
 
 
-# -- mappings that must go --------------------------------------------------------------------------------------------
+# -- mappings that must go -------------------------------------------------------------------------
 
 
 FEW = 4
@@ -134,7 +136,7 @@ def _unmap(heap: HeapRecord, slot: int, fence: int) -> bool:
     return True
 
 
-# -- regions ----------------------------------------------------------------------------------------------------------
+# -- regions ---------------------------------------------------------------------------------------
 
 
 _I64 = types.int64
@@ -189,8 +191,8 @@ def ready(heap_address: int, first: int, last: int, n: int, status: int) -> int:
     """Make the ``n`` regions that were granted for a run of slots ready to be used by the slots' stream.
 
     Returns:
-        ``GRANTED``; or, with the regions back in the pool, ``WAIT``: this process's device work may still use what is
-        mapped in one of the slots; ``NEVER``: the device has refused something.
+        ``GRANTED``; or, with the regions back in the pool, ``WAIT``: this process's device work may
+        still use what is mapped in one of the slots; ``NEVER``: the device has refused something.
     """
     heap = record_at(heap_address, HEAP)
     status = _prepare(heap, first, last, status)
@@ -228,7 +230,7 @@ def bring_up(heap_address: int) -> None:
     tend(heap, heap.scrubbing.n_leaving)
 
 
-# -- pinned memory: the next tier -------------------------------------------------------------------------------------
+# -- pinned memory: the next tier ------------------------------------------------------------------
 
 
 _U64 = np.dtype("u8")

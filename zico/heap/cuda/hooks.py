@@ -1,8 +1,8 @@
 """What frameworks call for a GPU's memory: PyTorch's allocator functions, and the driver's stream-ordered ones.
 
-They hold no GIL, contain no Python and may run on any thread. Tensors that are not the pool's (from before Zico came)
-go to the driver's own functions. A framework that asks for the device's memory is told the budget instead; where this
-process's heap serves nobody, the driver is asked.
+They hold no GIL, contain no Python and may run on any thread. Tensors that are not the pool's (from
+before Zico came) go to the driver's own functions. A framework that asks for the device's memory is
+told the budget instead; where this process's heap serves nobody, the driver is asked.
 """
 
 from __future__ import annotations
@@ -75,14 +75,15 @@ An adapter therefore keeps these, its session and the hooks that it hands out
 """
 
 
-# -- PyTorch: torch._C._cuda_customAllocator ------------------------------------------------------------------------
+# -- PyTorch: torch._C._cuda_customAllocator -------------------------------------------------------
 
 
 @callback(types.int64(types.int64, types.int32, types.int64))
 def allocate(size_bytes: int, device: int, stream: int) -> int:
     """Return ``size_bytes`` for a stream's work from now on; 0 for none, where nothing has raised.
 
-    The pool's memory is mapped for the pool's device alone: another one's kernels would fault on it.
+    The pool's memory is mapped for the pool's device alone: another one's kernels would fault on
+    it.
     """
     others = record_at(others_address(), OTHERS)
     if others.refuse_device != 0 and device != others.device:
@@ -111,7 +112,7 @@ def record_stream(address: int, stream: int) -> None:
         on_stream.record_stream(heap, address, stream)
 
 
-# -- the driver's own names -----------------------------------------------------------------------------------------
+# -- the driver's own names ------------------------------------------------------------------------
 
 
 @inlined
@@ -147,7 +148,7 @@ def mem_free_async(address: int, stream: int) -> int:
     return status
 
 
-# -- what a framework is told of memory -------------------------------------------------------------------------------
+# -- what a framework is told of memory ------------------------------------------------------------
 
 
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
@@ -157,7 +158,8 @@ _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 def mem_get_info(free_address: int, total_address: int) -> int:
     """Stand in for ``cuMemGetInfo``: the budget, and what this job may still come to hold of it.
 
-    What other jobs hold counts as free: it can be had by waiting, and frameworks size themselves by it at their start.
+    What other jobs hold counts as free: it can be had by waiting, and frameworks size themselves by
+    it at their start.
     """
     heap = record_at(_heap_address(), HEAP)
     if heap.attached == _ATTACHED:
@@ -191,8 +193,8 @@ def device_total_mem(total_address: int, device: int) -> int:
 def cache_info(_allocator: int, _device: int, largest_address: int) -> None:
     """Stand in for PyTorch's ``CUDAAllocator::cacheInfo``: what this job can have without waiting.
 
-    PyTorch asks how large a workspace cuDNN may try. Its own allocator answers with the largest free
-    block. Here it is what nobody holds, within the job's limit, and what the job holds unused.
+    PyTorch asks how large a workspace cuDNN may try. Its own allocator answers with the largest
+    free block. Here it is what nobody holds, within the job's limit, and what the job holds unused.
     """
     heap = record_at(_heap_address(), HEAP)
     free_bytes = 0

@@ -1,9 +1,10 @@
 """The heap of a job on a GPU that may hold less than it needs: its window is managed memory, and residency is steered.
 
-Theory of operation Faults of a GPU are not seen in user space. What is seen is when a tensor is allocated and when it
-is freed, whose last use came just before. So a block (a slot of the window, 2 MiB) counts as touched then; the tables
-of ``zico.offload.needed_next`` learn from these touches, each allocation being an execution named by size and
-occurrence, and predict the next ones. A block is resident when it was last told to be::
+Theory of operation Faults of a GPU are not seen in user space. What is seen is when a tensor is
+allocated and when it is freed, whose last use came just before. So a block (a slot of the window, 2
+MiB) counts as touched then; the tables of ``zico.offload.needed_next`` learn from these touches,
+each allocation being an execution named by size and occurrence, and predict the next ones. A block
+is resident when it was last told to be::
 
         allocate x   touch x's blocks: in, and others out for them     note_execution, note_fault, move
                      what the next executions touch: in, if what they do not touch can go
@@ -20,12 +21,12 @@ occurrence, and predict the next ones. A block is resident when it was last told
     last, and comes back at a boundary if there is room.
 
 Guarantees
-    A tensor gets its place whatever the job holds, if the window has room and the job holds one region.
-    What the driver refuses leaves everything where it was, also in our count.
+    A tensor gets its place whatever the job holds, if the window has room and the job holds one
+    region. What the driver refuses leaves everything where it was, also in our count.
 
 Known limitations
-    Not seen on a real GPU yet. What is out and dead is copied all the same, both ways: nothing says so to the driver.
-    What the job holds is given back only under pressure, on its next call.
+    Not seen on a real GPU yet. What is out and dead is copied all the same, both ways: nothing says
+    so to the driver. What the job holds is given back only under pressure, on its next call.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from zico.offload.paging_layout import PagingRecord
 
 
-# -- records ----------------------------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------------------
 
 
 class ManagedRecord(Record):
@@ -90,7 +91,7 @@ MANAGED = dtype_of(ManagedRecord)
 MOVER_OFFSET = MANAGED.fields["mover"][1]
 
 
-# -- orders to the driver ---------------------------------------------------------------------------------------------
+# -- orders to the driver --------------------------------------------------------------------------
 
 
 _I8 = np.dtype("i8")
@@ -227,7 +228,7 @@ def _give_up_silent(managed: ManagedRecord) -> None:
     managed.n_silent = 0
 
 
-# -- what is resident -------------------------------------------------------------------------------------------------
+# -- what is resident ------------------------------------------------------------------------------
 
 
 MOST_AHEAD = 64
@@ -238,7 +239,7 @@ _I64 = types.int64
 _I4 = np.dtype("i4")
 
 
-# -- touches --------------------------------------------------------------------------------------------------------
+# -- touches ---------------------------------------------------------------------------------------
 
 
 @compiled
@@ -280,7 +281,8 @@ def _learn(heap: HeapRecord, managed: ManagedRecord, first: int, last: int, othe
 def _look_ahead(heap: HeapRecord, managed: ManagedRecord) -> None:
     """Bring in what the next executions touch, as far as there is room or what is not touched sooner can go.
 
-    Where nothing lives, what comes there is written first: such a block comes when a tensor is allocated in it.
+    Where nothing lives, what comes there is written first: such a block comes when a tensor is
+    allocated in it.
     """
     paging = paging_of(managed)
     for _ in range(MOST_AHEAD):
@@ -359,7 +361,7 @@ def used(heap_address: int, offset: int, slot: int) -> None:
         _learn(heap, managed, offset >> heap.region_shift, last, 1)
 
 
-# -- what is held ---------------------------------------------------------------------------------------------------
+# -- what is held ----------------------------------------------------------------------------------
 
 
 @inlined
@@ -391,7 +393,8 @@ def _acquire_one(heap: HeapRecord, managed: ManagedRecord) -> int:
 def back(heap_address: int, first: int, last: int, n: int) -> int:
     """Let ``n`` more slots of a run come into use; returns as ``regions.acquire``, at best ``GRANTED``.
 
-    The job acquires what it should hold, unless others wait for memory, and goes on with what it gets, at least one.
+    The job acquires what it should hold, unless others wait for memory, and goes on with what it
+    gets, at least one.
     """
     heap = record_at(heap_address, HEAP)
     managed = managed_of(heap)

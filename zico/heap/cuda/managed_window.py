@@ -34,7 +34,8 @@ SIDE_STREAMS = 3
 SLOT_BYTES = BLOCK_BYTES
 FLAGS = DEEPUM | SHORTER | FURTHEST
 """Parts of ``zico.offload.paging_layout`` that are on. All touches are learned, so that the first one of an execution
-is its start (``APPEND`` is off). What is clean or lost is not known (``CLEAN`` and ``TUNE`` are off)."""
+is its start (``APPEND`` is off). What is clean or lost is not known (``CLEAN`` and ``TUNE`` are
+off)."""
 
 _SHARES = (12, 18, 2, 4, 0)
 """Of the window, in 48ths: the first stream's arenas in the order of ``Arena``. One that is full takes from others.
@@ -46,7 +47,8 @@ _WHOLE = 48
 def open_window(pool: PoolTable, job: int, text: str) -> Managed:
     """Allocate the window of a job on a GPU, so that all such windows together fit into what the device has free.
 
-    The job's record says how large it is, so that of two jobs that begin at once each sees the other.
+    The job's record says how large it is, so that of two jobs that begin at once each sees the
+    other.
 
     Args:
         pool: The pool, on a CUDA device.

@@ -1,12 +1,14 @@
 """The allocator of a device that works behind the processor's back: every tensor comes here, with its stream.
 
-Small tensors are cells of a slab (``zico.heap.cuda.slab``); those of streams but the first lie in an arena of the
-stream's own (``zico.heap.cuda.streams``). What is said in ``zico.heap.allocator`` holds here, too.
+Small tensors are cells of a slab (``zico.heap.cuda.slab``); those of streams but the first lie in
+an arena of the stream's own (``zico.heap.cuda.streams``). What is said in ``zico.heap.allocator``
+holds here, too.
 
-A tensor that other streams than its own were used on (``record_stream``) is freed for good only when each of them has
-come to a mark made at its free. Until then it is in a list that is looked at on later calls: nobody waits for it.
-Before the job may stand still (it waits, ends an iteration, leaves) the list is emptied: the tensor's own stream then
-goes on behind those marks, and what was freed is handed on like everything else.
+A tensor that other streams than its own were used on (``record_stream``) is freed for good only
+when each of them has come to a mark made at its free. Until then it is in a list that is looked at
+on later calls: nobody waits for it. Before the job may stand still (it waits, ends an iteration,
+leaves) the list is emptied: the tensor's own stream then goes on behind those marks, and what was
+freed is handed on like everything else.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from zico.pool.layout import Job
 
 
-# -- tensors on streams -----------------------------------------------------------------------------------------------
+# -- tensors on streams ----------------------------------------------------------------------------
 
 
 FEW = 4
@@ -113,8 +115,9 @@ def _forget_uses(heap: HeapRecord, uses: int) -> None:
 def bury(heap: HeapRecord, me: Job, offset: int, slot: int) -> None:
     """End the life of a tensor that there is, freed on the stream in a slot (or ``streams.NO_SLOT``).
 
-    The next tier is no stream's own, so what lay there is freed when the device has done everything. Where the device
-    must be waited for and refuses, what the tensor lay in stays this job's and is not used again.
+    The next tier is no stream's own, so what lay there is freed when the device has done
+    everything. Where the device must be waited for and refuses, what the tensor lay in stays this
+    job's and is not used again.
     """
     uses = uses_at(heap, offset)
     if slab.chunk_at(heap, offset) == NOBODY:
@@ -226,7 +229,7 @@ def _end_waiting(heap: HeapRecord, entry: Deferred) -> None:
     _give(heap, offset)
 
 
-# -- entries ----------------------------------------------------------------------------------------------------------
+# -- entries ---------------------------------------------------------------------------------------
 
 
 @entry(HEAP, int, int)
@@ -321,8 +324,8 @@ def _cut(heap: HeapRecord, me: Job, number: int, slot: int, size_class: int) -> 
 def free_on(heap: HeapRecord, address: int, stream: int) -> None:
     """Free a tensor of which a stream has been given its last use; what it lay in is the stream's to use again.
 
-    Where the tensor is another stream's, or was used on others (``record_stream``), it is freed when they have all
-    done what they were given until now.
+    Where the tensor is another stream's, or was used on others (``record_stream``), it is freed
+    when they have all done what they were given until now.
     """
     keep_small()
     offset = address - heap.base

@@ -1,9 +1,11 @@
 """What frameworks call for a GPU's memory while they hold Python's lock (the GIL): CuPy, Numba.
 
-Each function gives the lock up while it runs: it may wait for memory or for the device, and what ends that wait may
-need Python, such as another thread's free, or a host function that a stream has come to.
+Each function gives the lock up while it runs: it may wait for memory or for the device, and what
+ends that wait may need Python, such as another thread's free, or a host function that a stream has
+come to.
 
-The arguments are in CuPy's order (``cupy.cuda.CFunctionAllocator``), whose ``param`` is a stream here.
+The arguments are in CuPy's order (``cupy.cuda.CFunctionAllocator``), whose ``param`` is a stream
+here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cells: tensors below a granule, cut from chunks that the arenas see as blocks.
 
-A chunk's cells are of one size and for one stream. Chunks of a stream and size that have a free cell are in a list;
-the first one serves. A chunk whose last tensor is freed goes back to its arena. All is O(1); no memory of the device
-is touched::
+A chunk's cells are of one size and for one stream. Chunks of a stream and size that have a free
+cell are in a list; the first one serves. A chunk whose last tensor is freed goes back to its arena.
+All is O(1); no memory of the device is touched::
 
     chunk of 512-byte cells   | live | live | free: stack | live | fresh ... |
 """

@@ -2,8 +2,8 @@
 
 Theory of operation
     A stream gets a slot when it is first seen. What is freed on it may be used again on it at once,
-    since a stream keeps order. So its tensors lie in arenas of its own. Between streams only regions
-    change hands, through the pool, with fences (``zico.pool.fences``).
+    since a stream keeps order. So its tensors lie in arenas of its own. Between streams only
+    regions change hands, through the pool, with fences (``zico.pool.fences``).
 
     A *mark* on a stream sets its counter when all that was put there before is done. A region is
     released with the fence of the next mark. Marks are put on a stream when ``spacing_bytes`` were
@@ -152,7 +152,7 @@ def follow(heap: HeapRecord, slot: int, handle: int) -> bool:
     return synchronize(heap)
 
 
-# -- marks ----------------------------------------------------------------------------------------------------------
+# -- marks -----------------------------------------------------------------------------------------
 
 
 @compiled
@@ -253,7 +253,7 @@ def keep_up(heap: HeapRecord) -> None:
     _mark_streams(heap, False)  # noqa: FBT003 - compiled
 
 
-# -- waits on the device --------------------------------------------------------------------------------------------
+# -- waits on the device ---------------------------------------------------------------------------
 
 
 @compiled

@@ -1,15 +1,17 @@
 """Start Zico in a Python process of a job, if it is one.
 
-``zico run`` puts this file's folder first on ``PYTHONPATH``; Python imports ``sitecustomize`` at start. The
-folder is no package: it holds this file only, so that nothing else of ours can be imported by a bare name.
-Zico or not, the process gets the ``sitecustomize`` that it would have without us. It runs before ours, since
-it may set up what ours needs, and what it raises goes to Python as usual.
+``zico run`` puts this file's folder first on ``PYTHONPATH``; Python imports ``sitecustomize`` at
+start. The folder is no package: it holds this file only, so that nothing else of ours can be
+imported by a bare name. Zico or not, the process gets the ``sitecustomize`` that it would have
+without us. It runs before ours, since it may set up what ours needs, and what it raises goes to
+Python as usual.
 
 Read from the environment:
     ZICO_SOCKET: Where the broker listens. Without it nothing happens.
-    ZICO_OWNER_PID: The process that is the job. In its descendants (data loader workers, say) nothing
-        happens.
-    ZICO_PACKAGE_PATH: The folder that holds ``zico``, for environments in which it is not installed.
+    ZICO_OWNER_PID: The process that is the job. In its descendants (data loader workers, say)
+        nothing happens.
+    ZICO_PACKAGE_PATH: The folder that holds ``zico``, for environments in which it is not
+        installed.
 
 Nothing may be imported here that is slow: this runs in every Python process below ``zico run``.
 """
@@ -21,8 +23,8 @@ import sys
 def _chain() -> None:
     """Import the ``sitecustomize`` that comes after this one, as if this one were not there.
 
-    Takes this folder off ``sys.path``, for good, so that the process sees the path that it would have without
-    Zico; its children find us by ``PYTHONPATH`` as it did.
+    Takes this folder off ``sys.path``, for good, so that the process sees the path that it would
+    have without Zico; its children find us by ``PYTHONPATH`` as it did.
     """
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs milliseconds
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]  # noqa: PTH100

@@ -1,15 +1,18 @@
 """What PyTorch's caching allocator would reserve for a problem: what a plan is compared with.
 
-Sizes are rounded up to 512 bytes. Small requests share segments of 2 MiB, medium ones segments of 20 MiB, a large one
-gets a segment of its own size rounded up to 2 MiB; small and other segments are two pools. The smallest free block that
-is large enough is taken, the lowest among equals, and what remains is split off if it is worth it. Freed neighbours
-merge. No segment is given back, so that the bytes reserved at the end are the most ever reserved.
+Sizes are rounded up to 512 bytes. Small requests share segments of 2 MiB, medium ones segments of
+20 MiB, a large one gets a segment of its own size rounded up to 2 MiB; small and other segments are
+two pools. The smallest free block that is large enough is taken, the lowest among equals, and what
+remains is split off if it is worth it. Freed neighbours merge. No segment is given back, so that
+the bytes reserved at the end are the most ever reserved.
 
-Source: PyTorch 2, ``c10/cuda/CUDACachingAllocator.cpp`` (``round_size``, ``get_pool``, ``get_allocation_size``,
-``should_split``, ``free_block``) with ``c10/core/AllocatorConfig.h``, default settings.
+Source: PyTorch 2, ``c10/cuda/CUDACachingAllocator.cpp`` (``round_size``, ``get_pool``,
+``get_allocation_size``, ``should_split``, ``free_block``) with ``c10/core/AllocatorConfig.h``,
+default settings.
 
 Known limitations:
-    * One stream. The allocator's attempts to give memory back when the device is full are left out: nothing is full.
+    * One stream. The allocator's attempts to give memory back when the device is full are left out:
+      nothing is full.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ def reserved_by_caching(problem: Problem) -> Reserved:
     return Reserved(reserved_bytes, n_segments, offsets)
 
 
-# -- compiled; blocks are sorted by offset ----------------------------------------------------------------------------
+# -- compiled; blocks are sorted by offset ---------------------------------------------------------
 
 
 @compiled

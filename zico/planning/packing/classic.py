@@ -1,7 +1,8 @@
 """Place tensors one by one in a fixed order: the classic heuristics, and SmartPool's.
 
-Each tensor goes into a gap between the tensors that are placed already and live at a common tick: the smallest gap
-that is large enough (best fit) or the lowest one (first fit). Where no gap is, it goes on top::
+Each tensor goes into a gap between the tensors that are placed already and live at a common tick:
+the smallest gap that is large enough (best fit) or the lowest one (first fit). Where no gap is, it
+goes on top::
 
     address
        |        +-----+         c goes between a and b (best fit and first fit),
@@ -12,8 +13,8 @@ that is large enough (best fit) or the lowest one (first fit). Where no gap is, 
        |   a    |
        +--------+-----------> tick
 
-In order of start, best fit is what an allocator without knowledge of the future does: only tensors that live at the
-new tensor's first tick can be in its way.
+In order of start, best fit is what an allocator without knowledge of the future does: only tensors
+that live at the new tensor's first tick can be in its way.
 
 Known limitations:
     * Quadratic in the number of tensors: 20,000 take about half a second, 100,000 some ten.
@@ -77,8 +78,9 @@ class Classic:
         """Place all tensors once.
 
         Returns:
-            A plan, ``optimal`` if its peak is the live peak. ``INFEASIBLE`` if the live peak exceeds the capacity,
-            ``NOT_FOUND`` if the plan's peak does, ``OUT_OF_TIME`` if the deadline passed first.
+            A plan, ``optimal`` if its peak is the live peak. ``INFEASIBLE`` if the live peak
+            exceeds the capacity, ``NOT_FOUND`` if the plan's peak does, ``OUT_OF_TIME`` if the
+            deadline passed first.
         """
         began_ns = time.monotonic_ns()
         refusal = too_large(problem, self.name)
@@ -101,13 +103,13 @@ class Classic:
 def smartpool() -> Classic:
     """Return SmartPool's heuristic: what never dies at the bottom, then by size, best fit.
 
-    Source: J. Zhang et al., "Efficient Memory Management for GPU-based Deep Learning Systems" (2019), section IV;
-    the block at the bottom is in its released code.
+    Source: J. Zhang et al., "Efficient Memory Management for GPU-based Deep Learning Systems"
+    (2019), section IV; the block at the bottom is in its released code.
     """
     return Classic(Order.SIZE, Fit.BEST, resident_first=True)
 
 
-# -- what planners share ----------------------------------------------------------------------------------------------
+# -- what planners share ---------------------------------------------------------------------------
 
 
 def aligned(size_bytes: Int64s, alignment_bytes: int) -> Int64s:
@@ -155,7 +157,7 @@ def order_of(problem: Problem, order: Order) -> Int64s:
     return np.lexsort(keys[order])
 
 
-# -- compiled ---------------------------------------------------------------------------------------------------------
+# -- compiled --------------------------------------------------------------------------------------
 
 
 @compiled

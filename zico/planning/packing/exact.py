@@ -2,20 +2,24 @@
 
 Theory of operation:
     * What never lives together is planned apart; each such group has a ``Group`` here.
-    * ``exact_search`` searches a group depth first. Whether that takes a millisecond or a century depends on the order
-      in which it tries things, and no order is good for all problems. So many orders take turns with a limit on their
-      steps, and the limits grow: a lucky order answers at once, and in the end one goes through all there is.
-      Source: C. Gomes, B. Selman, H. Kautz, "Boosting combinatorial search through randomization", AAAI 1998.
-    * What was learned stays from turn to turn: states that failed, and the sections where searches failed.
-    * Without a capacity the peak is made as low as can be, by bisection between what is proved and what is found.
+    * ``exact_search`` searches a group depth first. Whether that takes a millisecond or a century
+      depends on the order in which it tries things, and no order is good for all problems. So many
+      orders take turns with a limit on their steps, and the limits grow: a lucky order answers at
+      once, and in the end one goes through all there is. Source: C. Gomes, B. Selman, H. Kautz,
+      "Boosting combinatorial search through randomization", AAAI 1998.
+    * What was learned stays from turn to turn: states that failed, and the sections where searches
+      failed.
+    * Without a capacity the peak is made as low as can be, by bisection between what is proved and
+      what is found.
 
 Guarantees:
     * "Does not fit" is a proof, but for two different states with one 64-bit hash.
-    * The same problem, options and steps give the same plan; only the deadline depends on the clock.
+    * The same problem, options and steps give the same plan; only the deadline depends on the
+      clock.
 
 Known limitations:
-    * A step takes time in proportion to the sections in which the unplaced tensors live: about 5 us for 200 tensors,
-      30 us for 1,000.
+    * A step takes time in proportion to the sections in which the unplaced tensors live: about 5 us
+      for 200 tensors, 30 us for 1,000.
 """
 
 from __future__ import annotations
@@ -59,8 +63,9 @@ if TYPE_CHECKING:
 # The exact planner's search: depth first over "what lies next on this floor?", on a stack of its
 # own.
 #
-# One step of depth is one decision: a tensor put on a valley's floor, or "nothing lies on this floor in this section",
-# which raises it. The answers to one question cover all plans in which every tensor is held up, and exclude each other.
+# One step of depth is one decision: a tensor put on a valley's floor, or "nothing lies on this
+# floor in this section", which raises it. The answers to one question cover all plans in which
+# every tensor is held up, and exclude each other.
 
 FOUND, INFEASIBLE, STOPPED, TOO_DEEP = range(4)
 """What a search comes back with: a plan, a proof, at its limit of steps or its deadline, or with its stack full."""
@@ -115,7 +120,8 @@ def make_stack(state: State, depth: int) -> Stack:
 def _hang(state: State, stack: Stack, depth: int, found: int, left: int, right: int) -> int:
     """Put under the ceiling what lives in all of a part, until nothing does; returns how many tensors remain.
 
-    In any plan, what lies above such a tensor may come down by its size, and it may go to the very top instead.
+    In any plan, what lies above such a tensor may come down by its size, and it may go to the very
+    top instead.
     """
     again = True
     while again:
@@ -269,8 +275,8 @@ def _take_back(state: State, stack: Stack, depth: int) -> None:
 def _go_back(state: State, stack: Stack, depth: int) -> int:
     """Give up on a depth: go back to the last decision that touched its part; returns that depth, or -1.
 
-    The part is as it was right after that decision, but for tensors that hang over all of it: they must lie somewhere
-    in it anyway, and the top is as good as any.
+    The part is as it was right after that decision, but for tensors that hang over all of it: they
+    must lie somewhere in it anyway, and the top is as good as any.
     """
     left, right = stack.left[depth], stack.right[depth]
     if stack.state[depth] != 0:
@@ -442,7 +448,8 @@ class Exact:
 
         Args:
             problem: What to place. With a capacity, any plan within it will do.
-            deadline_s: Seconds to take at most. Without a capacity, all of them unless the peak is proved the lowest.
+            deadline_s: Seconds to take at most. Without a capacity, all of them unless the peak is
+                proved the lowest.
         """
         began_ns = time.monotonic_ns()
         deadline_ns = began_ns + int(deadline_s * 1e9)

@@ -1,9 +1,10 @@
 """The exact planner's picture of a problem and of a half-made plan: a skyline over sections of time.
 
-Only ticks after a beginning and before an end matter: whatever lives at another tick lives at one of those, too. These
-are the *sections*; a tensor lives in the sections ``[left, right)``. Tensors are placed upwards, so that everything
-below a section's *floor* is settled. A *valley* is a stretch of sections with one floor and higher ones on both
-sides; a tensor that lives only in a valley can lie nowhere lower than on its floor::
+Only ticks after a beginning and before an end matter: whatever lives at another tick lives at one
+of those, too. These are the *sections*; a tensor lives in the sections ``[left, right)``. Tensors
+are placed upwards, so that everything below a section's *floor* is settled. A *valley* is a stretch
+of sections with one floor and higher ones on both sides; a tensor that lives only in a valley can
+lie nowhere lower than on its floor::
 
     offset 3 |     c c
            2 | a a c c . . b b      valley: sections 4 and 5, floor 0
@@ -11,8 +12,9 @@ sides; a tensor that lives only in a valley can lie nowhere lower than on its fl
            0 | a a . . . . b b
     section    0 1 2 3 4 5 6 7
 
-All sizes and offsets are counted in units of the alignment times the sizes' greatest common divisor: in a plan in which
-every tensor is held up by another one or by the ground, offsets are sums of sizes.
+All sizes and offsets are counted in units of the alignment times the sizes' greatest common
+divisor: in a plan in which every tensor is held up by another one or by the ground, offsets are
+sums of sizes.
 """
 
 from __future__ import annotations
@@ -142,8 +144,8 @@ def reset(state: State, problem: Problem, capacity_bytes: int) -> None:
 # What follows from a half-made plan: bounds, forced moves, and where to branch. The pictures are in
 # ``exact_state``.
 #
-# The sections are the machines of a shop, tensors the jobs, an offset is a starting time: each section works on one
-# tensor at a time, and a tensor occupies all its sections together.
+# The sections are the machines of a shop, tensors the jobs, an offset is a starting time: each
+# section works on one tensor at a time, and a tensor occupies all its sections together.
 
 FAR = 1 << 62
 FEWEST_FAILED, FEWEST_LOWEST, FEWEST_TIGHTEST, LOWEST_FEWEST = range(4)
@@ -195,9 +197,9 @@ def gather(state: State, left: int, right: int) -> int:
 def bound(state: State, heads: bool, found: int, left: int, right: int) -> bool:  # noqa: FBT001 - a rule
     """Find level and slack of the sections in a range; tells whether all of them can still hold what must come.
 
-    What cannot begin below an offset lies above it: for every such set, offset and sizes must stay within the
-    capacity. Source: the one-machine bound with heads, J. Carlier, "The one-machine sequencing problem", EJOR 11
-    (1982), section 2, with tails of zero.
+    What cannot begin below an offset lies above it: for every such set, offset and sizes must stay
+    within the capacity. Source: the one-machine bound with heads, J. Carlier, "The one-machine
+    sequencing problem", EJOR 11 (1982), section 2, with tails of zero.
     """
     level, slack, above, ceiling = state.level, state.slack, state.above, state.ceiling
     for s in range(left, right):
@@ -296,10 +298,10 @@ def _count_answers(state: State, found: int, left: int, right: int) -> None:
 def choose(state: State, how: int, found: int, left: int, right: int) -> int:
     """Return the section of a part on which to branch: what is placed next on a valley's floor there?
 
-    The section with the fewest answers; of those the one that failed most lately, the lowest, or the tightest. Or the
-    lowest section, of those the one with the fewest answers. Source for failures as a guide: F. Boussemart et al.,
-    "Boosting systematic search by weighting constraints", ECAI 2004; for their decay: M. Moskewicz et al., "Chaff",
-    DAC 2001.
+    The section with the fewest answers; of those the one that failed most lately, the lowest, or
+    the tightest. Or the lowest section, of those the one with the fewest answers. Source for
+    failures as a guide: F. Boussemart et al., "Boosting systematic search by weighting
+    constraints", ECAI 2004; for their decay: M. Moskewicz et al., "Chaff", DAC 2001.
     """
     _count_answers(state, found, left, right)
     level, answers = state.level, 0

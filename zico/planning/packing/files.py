@@ -1,7 +1,8 @@
 """Problems and plans as CSV files of minimalloc: ``id,lower,upper,size`` and, for a plan, ``offset``.
 
-A tensor lives in the half-open interval of ticks from ``lower`` to ``upper``. Columns may come in any order;
-others than these are refused, since ignoring one (an alignment, say) would mean to answer another question.
+A tensor lives in the half-open interval of ticks from ``lower`` to ``upper``. Columns may come in
+any order; others than these are refused, since ignoring one (an alignment, say) would mean to
+answer another question.
 
 Source: https://github.com/google/minimalloc, README, "Input format" and "Output format".
 """
@@ -47,7 +48,8 @@ def read_csv(path: Path | str) -> Table:
     """Read a problem, and the plan if the file has one.
 
     Raises:
-        TraceError: The file cannot be read, or is not of this format; the message names file, line and remedy.
+        TraceError: The file cannot be read, or is not of this format; the message names file, line
+            and remedy.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -136,13 +138,14 @@ class IterationProblem:
 def iteration_problem(trace: Trace, iteration: int | None = None) -> IterationProblem:
     """Return what a planner needs to know of one iteration: its tensors on a line of ticks, with times.
 
-    A tick follows each allocation or free. The iteration lies on a circle, which is cut where the fewest bytes pass;
-    what passes there, and what lives longer than an iteration, is persistent and lives all ticks. The drawing is in
-    ``zico/trace/lifetimes.py``.
+    A tick follows each allocation or free. The iteration lies on a circle, which is cut where the
+    fewest bytes pass; what passes there, and what lives longer than an iteration, is persistent and
+    lives all ticks. The drawing is in ``zico/trace/lifetimes.py``.
 
     Args:
         trace: The trace.
-        iteration: The number of the iteration; by default a typical one of median duration, not the first.
+        iteration: The number of the iteration; by default a typical one of median duration, not the
+            first.
 
     Raises:
         TraceError: The trace is inconsistent, empty or never repeats, or has no such iteration.

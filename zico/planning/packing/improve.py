@@ -1,11 +1,13 @@
 """The fast improving search: peel, place the cores in the classic orders, then eject until nothing is left to gain.
 
-The goal is the live peak, or the capacity where there is one. Once a core's top is there, nothing is done to it any
-more. The limit of the ejections is set between goal and best top by success and failure. They are at their best where
-many tensors are small; a few large ones are a puzzle, for which the exact planner is asked once.
+The goal is the live peak, or the capacity where there is one. Once a core's top is there, nothing
+is done to it any more. The limit of the ejections is set between goal and best top by success and
+failure. They are at their best where many tensors are small; a few large ones are a puzzle, for
+which the exact planner is asked once.
 
 Known limitations:
-    * Code that was never used on this machine is compiled first: some seconds, whatever the deadline is.
+    * Code that was never used on this machine is compiled first: some seconds, whatever the
+      deadline is.
 """
 
 from __future__ import annotations
@@ -46,17 +48,18 @@ if TYPE_CHECKING:
 # Guided ejections: bring a plan below a limit by throwing out what is in the way, and remember whom
 # that hurt.
 #
-# Tensors above the limit are pending. One of them takes the place that costs least: the sum of the weights of those that
-# it ejects, which are pending then. Whoever had to eject gains weight, so that what is hard to place comes to stay. When
-# nobody is pending, the plan lies below the limit.
+# Tensors above the limit are pending. One of them takes the place that costs least: the sum of the
+# weights of those that it ejects, which are pending then. Whoever had to eject gains weight, so
+# that what is hard to place comes to stay. When nobody is pending, the plan lies below the limit.
 #
-# It suffices to look where a tensor touches another one or the limit: between such places the cost does not change.
+# It suffices to look where a tensor touches another one or the limit: between such places the cost
+# does not change.
 #
-# A search succeeds early or hardly ever, so that each one begins with fresh weights; how much a failure counts beside
-# size and duration differs from one to the next.
+# A search succeeds early or hardly ever, so that each one begins with fresh weights; how much a
+# failure counts beside size and duration differs from one to the next.
 #
-# Source: Y. Nagata and O. Braysy, "A Powerful Route Minimization Heuristic for the Vehicle Routing Problem with Time
-# Windows", Operations Research Letters 37 (2009), applied to offsets.
+# Source: Y. Nagata and O. Braysy, "A Powerful Route Minimization Heuristic for the Vehicle Routing
+# Problem with Time Windows", Operations Research Letters 37 (2009), applied to offsets.
 
 _CLOCK_EVERY = 32  # steps; at 20,000 tensors a step takes some 100 us
 _CHOICES = 8  # the heaviest of so many pending tensors is next: the small ones fill what the large ones leave
@@ -78,7 +81,8 @@ class Ejection:
     def lower_to(self, limit: int, offset_bytes: Int64s, steps: int, deadline_ns: int) -> Int64s | None:
         """Return a plan up to the limit made from one above it; ``None`` when steps or time were over first.
 
-        The limit must not lie below the live peak; if both are multiples of an alignment, so are the offsets.
+        The limit must not lie below the live peak; if both are multiples of an alignment, so are
+        the offsets.
         """
         offsets = offset_bytes.copy()
         tops = offsets + self._tensors[2]
@@ -91,7 +95,7 @@ class Ejection:
         return offsets if done else None
 
 
-# -- compiled ---------------------------------------------------------------------------------------------------------
+# -- compiled --------------------------------------------------------------------------------------
 
 
 @compiled
@@ -184,9 +188,9 @@ def eject(
 ) -> bool:
     """Bring all tensors up to ``limit``; tells whether that was done within ``steps`` and before the deadline.
 
-    ``tensors`` are first ticks, ends and sizes; ``learned`` weights and the state of the random numbers, which change;
-    ``places`` numbers by offset, offsets, numbers by top, tops. The first ``n_placed`` numbers are placed and do not
-    overlap, the others are pending.
+    ``tensors`` are first ticks, ends and sizes; ``learned`` weights and the state of the random
+    numbers, which change; ``places`` numbers by offset, offsets, numbers by top, tops. The first
+    ``n_placed`` numbers are placed and do not overlap, the others are pending.
     """
     lower, upper, sizes = tensors
     by_offset, offsets, by_top, tops = places
@@ -222,9 +226,9 @@ def eject(
 
 # -- take off what may lie at the bottom without loss, until only cores are left -------------------
 #
-# A tensor that lives as long as all those it is connected with in time may lie below them: whatever plan there is, slide
-# it down and what was below it up. The rest falls into parts that have no tick in common, and so on. A stack is solved by
-# this alone. What remains are cores, each above a base::
+# A tensor that lives as long as all those it is connected with in time may lie below them: whatever
+# plan there is, slide it down and what was below it up. The rest falls into parts that have no tick
+# in common, and so on. A stack is solved by this alone. What remains are cores, each above a base::
 #
 #     address |    +--+ +----+         a is peeled, and then b, which is all that lives in its part;
 #             |    |c | | e  |         c, d and e form a core, whose base is the top of a
@@ -257,8 +261,8 @@ def peeled(problem: Problem, offset_bytes: Int64s) -> list[Core]:
 def peel(order: Int64s, lower: Int64s, upper: Int64s, sizes: Int64s, offsets: Int64s, cores: Int64s) -> int:
     """Place what lives as long as its part at the part's bottom, again and again; return the number of cores.
 
-    ``order`` are the tensors' numbers by start, the longer-lived first. ``cores`` is set to begin and end in ``order``,
-    and base, of each part that remains.
+    ``order`` are the tensors' numbers by start, the longer-lived first. ``cores`` is set to begin
+    and end in ``order``, and base, of each part that remains.
     """
     n_cores = 0
     stack = np.empty((len(order) + 1, 3), np.int64)
@@ -323,8 +327,9 @@ class Improve:
         """Search until the peak is the live peak, or within the capacity, or until the deadline.
 
         Returns:
-            The best plan found, ``optimal`` if its peak is the live peak. ``INFEASIBLE`` if the live peak exceeds the
-            capacity; ``OUT_OF_TIME`` or, where the options ended the search, ``NOT_FOUND`` if nothing fitted.
+            The best plan found, ``optimal`` if its peak is the live peak. ``INFEASIBLE`` if the
+            live peak exceeds the capacity; ``OUT_OF_TIME`` or, where the options ended the search,
+            ``NOT_FOUND`` if nothing fitted.
         """
         began_ns = time.monotonic_ns()
         deadline_ns = began_ns + int(deadline_s * 1e9)

@@ -64,7 +64,8 @@ def judge(problem: Problem, plan: Plan) -> Verdict:
 def held_regions(problem: Problem, plan: Plan, region_bytes: int) -> Int64s:
     """Return how many regions hold at least one live tensor, for each tick.
 
-    A region is an aligned stretch of ``region_bytes`` of the plan's addresses; it is held while a tensor in it lives.
+    A region is an aligned stretch of ``region_bytes`` of the plan's addresses; it is held while a
+    tensor in it lives.
     """
     n_ticks = problem.n_ticks
     held = np.zeros(n_ticks, np.int64)

@@ -1,7 +1,9 @@
 """What a planner is given: tensors with lifetimes, in a vocabulary of its own.
 
-A tensor lives in the half-open interval of ticks ``[lower, upper)``. A tick is any step of a clock that only orders
-events: an index of allocations and frees, or a time. Two tensors overlap if they live at a common tick::
+A tensor lives in the half-open interval of ticks ``[lower, upper)``. A tick is any step of a clock
+that only orders
+events: an index of allocations and frees, or a time. Two tensors overlap if they live at a common
+tick::
 
     tick      0 1 2 3 4 5
     a [0, 4)  # # # #
@@ -32,8 +34,8 @@ class Problem:
     """Tensors to place, as parallel arrays; checked when made.
 
     Raises:
-        ProblemError: A lifetime is empty or negative, a size is not positive, arrays differ in length; the message
-            names the first tensor concerned.
+        ProblemError: A lifetime is empty or negative, a size is not positive, arrays differ in
+            length; the message names the first tensor concerned.
     """
 
     lower: Int64s
@@ -82,7 +84,8 @@ class Problem:
     def compact(self) -> Problem:
         """Return the same problem with ticks renumbered 0, 1, 2...: only those at which something begins or ends.
 
-        ``tick_ns`` of the result says when its ticks were, so that means over time stay what they are.
+        ``tick_ns`` of the result says when its ticks were, so that means over time stay what they
+        are.
         """
         marks = np.unique(np.concatenate([self.lower, self.upper]))
         at = marks if self.tick_ns is None else np.asarray(self.tick_ns, np.int64)[marks]

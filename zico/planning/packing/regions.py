@@ -1,18 +1,21 @@
 """Plan for regions held over time: the planner of Zico's own objective.
 
-Memory is owned in regions, addresses are free. A slot, a region-sized aligned stretch of addresses, is held while a
-live tensor touches it. So minimise the most slots held at once, then their mean over time, then how many distinct ones
-there are::
+Memory is owned in regions, addresses are free. A slot, a region-sized aligned stretch of addresses,
+is held while a live tensor touches it. So minimise the most slots held at once, then their mean
+over time, then how many distinct ones there are::
 
     address   0           6
     at first  a a b b c c|d d d e e e|         a region has 6 bytes; a, b and c die together,
     later     . . . . . .|d d d e e e|         and their slot is given back at once
 
-The lower bound at each tick is the live bytes, rounded up to regions. ``regions_search`` says how it is approached.
+The lower bound at each tick is the live bytes, rounded up to regions. ``regions_search`` says how
+it is approached.
 
 Known limitations:
-    * The proof that a plan is optimal is the lower bound; a plan that is best without reaching it is not known as such.
-    * A tensor lives in one piece of time: one that crosses an iteration's boundary has to be placed elsewhere.
+    * The proof that a plan is optimal is the lower bound; a plan that is best without reaching it
+      is not known as such.
+    * A tensor lives in one piece of time: one that crosses an iteration's boundary has to be placed
+      elsewhere.
 """
 
 from __future__ import annotations
@@ -125,10 +128,12 @@ def place(
         region_bytes: A multiple of the problem's alignment.
         deadline_s: Seconds.
         options: Parts of the planner to leave out.
-        lying_bytes: The offset at which a tensor lies already and stays, -1 for those to be placed; ``None``: all are.
+        lying_bytes: The offset at which a tensor lies already and stays, -1 for those to be placed;
+            ``None``: all are.
 
     Raises:
-        ProblemError: The region is no multiple of the alignment, or there are too many slots to keep books on.
+        ProblemError: The region is no multiple of the alignment, or there are too many slots to
+            keep books on.
     """
     deadline_ns = time.monotonic_ns() + int(deadline_s * 1e9)
     n = len(problem)

@@ -1,8 +1,8 @@
 """Tensors put into slots and taken out again, with what that does to the regions held: compiled.
 
-Theory of operation. A slot is a region-sized aligned stretch of addresses; it is held at a tick if a live tensor
-touches it. Where may tensor x, alive during ``[l, u)``, go? Sort the placed tensors that are alive with it by address:
-between two of them lies a gap, free all the time::
+Theory of operation. A slot is a region-sized aligned stretch of addresses; it is held at a tick if
+a live tensor touches it. Where may tensor x, alive during ``[l, u)``, go? Sort the placed tensors
+that are alive with it by address: between two of them lies a gap, free all the time::
 
     address   slot 0    slot 1    slot 2    slot 3
               aaaaaa....|.........|.........|...bbbbbb        the gap between a and b
@@ -10,13 +10,15 @@ between two of them lies a gap, free all the time::
                               2 >xxxxxxxxx                    at its first border of slots
                                             xxxxxxxxx< 3      at its top
 
-A slot inside the gap is idle during ``[l, u)``: x would hold it all that time, at the same price everywhere. Only the
-slots at the two ends may be held by others for part of it. So three places a gap are enough: no other one is cheaper.
+A slot inside the gap is idle during ``[l, u)``: x would hold it all that time, at the same price
+everywhere. Only the slots at the two ends may be held by others for part of it. So three places a
+gap are enough: no other one is cheaper.
 
-The price of a tick in a slot is its share of time, and far more where the slots held are at ``target`` already.
+The price of a tick in a slot is its share of time, and far more where the slots held are at
+``target`` already.
 
-Guarantees: no GIL, no exceptions, no allocation. Tensors come sorted by ``lower``; sizes, offsets and the region are in
-one unit, the alignment.
+Guarantees: no GIL, no exceptions, no allocation. Tensors come sorted by ``lower``; sizes, offsets
+and the region are in one unit, the alignment.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ EVERYWHERE = 1 << 62
 _SAME = 1e-12
 """Prices that differ by less are equal: sums of the same floats in another order."""
 
-# Entries of Packing.state: tensors placed, the current stamp, the target, distinct slots, sum of slots held over ticks,
-# the random state, whether prices are out of date. Of Packing.figures: slots held over time, and above the target.
+# Entries of Packing.state: tensors placed, the current stamp, the target, distinct slots, sum of
+# slots held over ticks, the random state, whether prices are out of date. Of Packing.figures: slots
+# held over time, and above the target.
 PLACED, STAMP, TARGET, SLOTS, SLOT_TICKS, SEED, DIRTY, STATES = range(8)
 INTEGRAL, EXCESS, FIGURES = range(3)
 
@@ -103,7 +106,8 @@ def below(state: Ints, bound: int) -> int:
     """Return a random integer from 0 to ``bound`` - 1, which is at most 2**31.
 
     Unsigned, since signed overflow is undefined in compiled code.
-    Source: the generator of D. Knuth's MMIX, x * 6364136223846793005 + 1442695040888963407 modulo 2**64.
+    Source: the generator of D. Knuth's MMIX, x * 6364136223846793005 + 1442695040888963407 modulo
+    2**64.
     """
     state[SEED] = np.int64(np.uint64(state[SEED]) * _FACTOR + _INCREMENT)
     return int(((state[SEED] >> 32) & 0x7FFFFFFF) % bound)
@@ -186,7 +190,8 @@ def _place_in_gap(place: int, bottom: int, ceiling: int, size: int, region: int)
 def best_offset(p: Packing, i: int, blink: int) -> int:
     """Return the cheapest address for tensor ``i``, the tightest gap among equals, or ``NOWHERE``.
 
-    One gap in ``blink`` is overlooked at random (0: none), so that a search does not always answer the same.
+    One gap in ``blink`` is overlooked at random (0: none), so that a search does not always answer
+    the same.
     """
     lower, upper, size = p.lower[i], p.upper[i], p.size[i]
     stamp = _mark_near(p, find_near(p, lower, upper), lower, upper)

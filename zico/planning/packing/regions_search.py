@@ -1,13 +1,15 @@
 """Find a packing that holds few regions: build some, then take tensors out of the best and put them back: compiled.
 
-Theory of operation. Training allocates like a stack: what is alive at the peak is born one after the other and dies in
-about the reverse order. Piled up in that order without gaps, it holds the fewest slots possible at the peak, and slots
-come free from the top. The rest goes where it is cheapest, longest lives first.
+Theory of operation. Training allocates like a stack: what is alive at the peak is born one after
+the other and dies in about the reverse order. Piled up in that order without gaps, it holds the
+fewest slots possible at the peak, and slots come free from the top. The rest goes where it is
+cheapest, longest lives first.
 
-What remains is improved by ruin and recreate: where slots are held for little, everything in one or two of them goes
-out and back in, in another order. What gets better stays; what gets worse may stay too, less and less as time goes on.
-Source: G. Schrimpf et al., "Record Breaking Optimization Results Using the Ruin and Recreate Principle" (2000); blinks
-and the acceptance from J. Christiaens, G. Vanden Berghe, "Slack Induction by String Removals" (2020), sections 5 and 6.
+What remains is improved by ruin and recreate: where slots are held for little, everything in one or
+two of them goes out and back in, in another order. What gets better stays; what gets worse may stay
+too, less and less as time goes on. Source: G. Schrimpf et al., "Record Breaking Optimization
+Results Using the Ruin and Recreate Principle" (2000); blinks and the acceptance from J.
+Christiaens, G. Vanden Berghe, "Slack Induction by String Removals" (2020), sections 5 and 6.
 """
 
 from __future__ import annotations
@@ -205,7 +207,8 @@ def _emptiest_slot(p: Packing, m: int) -> int:
 def _choose(p: Packing, victims: Ints) -> int:
     """Choose the tensors that go out, return how many: those of one or two slots at some tick, or the large ones then.
 
-    Or those that live about that tick. Few go out in a move; where slots hold hundreds, only large ones make room.
+    Or those that live about that tick. Few go out in a move; where slots hold hundreds, only large
+    ones make room.
     """
     t = _wasted_tick(p)
     m = find_near(p, t, t + 1)

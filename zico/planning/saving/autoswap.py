@@ -1,9 +1,11 @@
 """AutoSwap as published: which tensors leave around the peak, by one score or a mix of them.
 
-Candidates are tensors of a megabyte or more that are idle at the peak. They are taken in the order of their score,
-each off the load, until the load keeps the limit; ``schedule.py`` says when they move. Source: arXiv 1903.06631.
+Candidates are tensors of a megabyte or more that are idle at the peak. They are taken in the order
+of their score, each off the load, until the load keeps the limit; ``schedule.py`` says when they
+move. Source: arXiv 1903.06631.
 
-Ours is what happens where the replay of that plan comes to a deadlock: further candidates are taken, in order.
+Ours is what happens where the replay of that plan comes to a deadlock: further candidates are
+taken, in order.
 """
 
 from __future__ import annotations
@@ -85,16 +87,17 @@ def end_ns(problem: SwapProblem, op: Int64s) -> Int64s:
 
 # -- autoSwap's priorities: how good it is to swap a tensor in one of its gaps ---------------------
 #
-# With ``t`` the length of the gap in nanoseconds, from the end of one access to the beginning of the next, ``s`` the
-# tensor's bytes and ``out``, ``back`` its transfers' nanoseconds:
+# With ``t`` the length of the gap in nanoseconds, from the end of one access to the beginning of
+# the next, ``s`` the tensor's bytes and ``out``, ``back`` its transfers' nanoseconds:
 #
 # * ``doa``, duration of absence: ``t - out - back``.
 # * ``aoa``, area of absence: ``s * doa`` if that is not negative, else ``doa / s``.
 # * ``wdoa``, weighted duration: the area below the load's curve over the gap.
-# * ``swdoa``, submodular: ``wdoa`` with what was chosen before taken off the load, the largest one chosen each time.
+# * ``swdoa``, submodular: ``wdoa`` with what was chosen before taken off the load, the largest one
+#   chosen each time.
 #
-# Source: arXiv 1903.06631. The authors' published code takes ``out`` off twice and never ``back``; here it is as in the
-# paper.
+# Source: arXiv 1903.06631. The authors' published code takes ``out`` off twice and never ``back``;
+# here it is as in the paper.
 
 Floats = NDArray[np.float64]
 SCORES = ("doa", "aoa", "wdoa", "swdoa")
@@ -166,10 +169,11 @@ def _choose(load: Floats, took: Floats, first: Int64s, last: Int64s, size: Int64
 
 # -- when chosen gaps' transfers are asked for, as AutoSwap does -----------------------------------
 #
-# Transfers out are asked for at the access before the gap, in that order: each starts when the access and the transfer
-# out ahead of it have ended. Transfers back are planned from the last one to the first: each ends when its access begins
-# or the next transfer back starts, whichever is earlier; none starts before the operation behind the peak. Source:
-# arXiv 1903.06631, section on AutoSwap's scheduling.
+# Transfers out are asked for at the access before the gap, in that order: each starts when the
+# access and the transfer out ahead of it have ended. Transfers back are planned from the last one
+# to the first: each ends when its access begins or the next transfer back starts, whichever is
+# earlier; none starts before the operation behind the peak. Source: arXiv 1903.06631, section on
+# AutoSwap's scheduling.
 
 
 def schedule(problem: SwapProblem, chosen: Gaps, peak_op: int, planner: str, elapsed_s: float = 0.0) -> SwapPlan:

@@ -1,9 +1,9 @@
 """AutoSwap's mix of scores, its weights found by Bayesian optimisation.
 
-Each score is standardised over the candidates; the priority is their sum, weighted by four numbers from -1 to 1. What
-is minimised is the replayed overhead, by a Gaussian process; the published search converges in 30 to 40 evaluations.
-The four scores alone are evaluated first. Source: arXiv 1903.06631; Nogueira, *Bayesian Optimization* (package
-``bayesian-optimization``, MIT licence).
+Each score is standardised over the candidates; the priority is their sum, weighted by four numbers
+from -1 to 1. What is minimised is the replayed overhead, by a Gaussian process; the published
+search converges in 30 to 40 evaluations. The four scores alone are evaluated first. Source: arXiv
+1903.06631; Nogueira, *Bayesian Optimization* (package ``bayesian-optimization``, MIT licence).
 """
 
 from __future__ import annotations

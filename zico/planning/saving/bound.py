@@ -1,9 +1,10 @@
 """What no swap plan can beat: the problem as fluids, solved as a linear program.
 
 Theory of operation
-    Any share of a gap's bytes may leave, in pieces as small as one likes, and the pieces of all gaps are alike. So a
-    plan is how many bytes of each gap leave, and for each point of time how many bytes have left and returned (of each
-    class of tensors, since a latency makes small ones slower)::
+    Any share of a gap's bytes may leave, in pieces as small as one likes, and the pieces of all
+    gaps are alike. So a plan is how many bytes of each gap leave, and for each point of time how
+    many bytes have left and returned (of each class of tensors, since a latency makes small ones
+    slower)::
 
         x[g]         bytes of gap g that leave                     0 <= x[g] <= size[g]
         A[p], D[p]   bytes of gaps that have opened, that had to be back, at point p
@@ -12,18 +13,22 @@ Theory of operation
         w[s]         how long is waited in segment s               O, I grow by what a link takes duration + w for
         load[s] - (O - I - V) at both ends of operation s          at most the peak
 
-    On the circle a gap that passes the boundary counts in ``A`` at once and again where it opens, and O and I grow by
-    all of x in a round. A plan of the judge's that repeats obeys all of this at the ends of its operations: its
-    transfers hold memory until they end and from when they begin, where fluid holds half of that. So the least peak of
-    the program, for no wait or for so much, is a lower bound, and so is its least wait for a limit.
+    On the circle a gap that passes the boundary counts in ``A`` at once and again where it opens,
+    and O and I grow by all of x in a round. A plan of the judge's that repeats obeys all of this at
+    the ends of its operations: its transfers hold memory until they end and from when they begin,
+    where fluid holds half of that. So the least peak of the program, for no wait or for so much, is
+    a lower bound, and so is its least wait for a limit.
 
 Guarantees
-    * Merging points (``zico/planning/saving/bound.py``), which keeps the program small, only lowers the bound: gaps
-      become longer, and a merged segment is needed only between what leaves by its end and returns by its beginning.
+    * Merging points (``zico/planning/saving/bound.py``), which keeps the program small, only lowers
+      the bound: gaps become longer, and a merged segment is needed only between what leaves by its
+      end and returns by its beginning.
 
 Known limitations
-    * A latency only makes bandwidths lower, to what the largest tensor of a class of about one size gets.
-    * With ``least_bytes`` the bound is one only for plans that leave smaller tensors where they are.
+    * A latency only makes bandwidths lower, to what the largest tensor of a class of about one size
+      gets.
+    * With ``least_bytes`` the bound is one only for plans that leave smaller tensors where they
+      are.
 """
 
 from __future__ import annotations
@@ -44,16 +49,17 @@ if TYPE_CHECKING:
 
 # -- A swap problem as fluids in pipes: what bounds and the better planner are computed from -------
 #
-# Time is cut at *points*: the end of each operation and the beginning of the next one; a *segment* lies between two of
-# them. A gap opens at a point and closes at a later one, on the circle. Only gaps that pass an operation above a level
-# are kept, and points at which nothing happens are merged, so that what is left is small::
+# Time is cut at *points*: the end of each operation and the beginning of the next one; a *segment*
+# lies between two of them. A gap opens at a point and closes at a later one, on the circle. Only
+# gaps that pass an operation above a level are kept, and points at which nothing happens are
+# merged, so that what is left is small::
 #
 #     point          0   1       2   3       4   5       6 = 0        operation k runs from point 2 k + 1 to 2 k + 2
 #     segment          .   op 0    .   op 1    .   op 2               between them the device idles, or waits
 #     gap 1 to 1                 [-----------------)                  behind an access in op 0, before one in op 2
 #
-# Merging further makes the figures coarser. A gap then opens and closes at other points: ``OUTWARD`` makes it longer,
-# which suits a bound; ``INWARD`` shorter, which suits a plan.
+# Merging further makes the figures coarser. A gap then opens and closes at other points:
+# ``OUTWARD`` makes it longer, which suits a bound; ``INWARD`` shorter, which suits a plan.
 
 
 class Rounding(enum.Enum):
@@ -229,7 +235,7 @@ def least_overhead(problem: SwapProblem, limit_bytes: int, least_bytes: int = 1,
     return _solved(problem, fluid, limit_bytes, None)
 
 
-# -- the program ------------------------------------------------------------------------------------------------------
+# -- the program -----------------------------------------------------------------------------------
 
 
 class _Program:

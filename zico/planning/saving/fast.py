@@ -1,6 +1,7 @@
 """The replay for planners: what ``replay.py`` does, compiled, with counts kept instead of made anew.
 
-It trusts the plan to keep the rules of ``rules.py``. A hypothesis test compares its figures with the judge's.
+It trusts the plan to keep the rules of ``rules.py``. A hypothesis test compares its figures with
+the judge's.
 """
 
 from __future__ import annotations
@@ -260,8 +261,8 @@ RULES = (None, "start", "deadlock", None)
 class FastReplay:
     """Figures as ``replay.Replay`` has them, and when things happened in the last iteration that was run.
 
-    Times count from the beginning of that iteration; a transfer that was asked for in the one before has its time of
-    then.
+    Times count from the beginning of that iteration; a transfer that was asked for in the one
+    before has its time of then.
     """
 
     rule: str | None

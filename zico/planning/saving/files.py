@@ -1,7 +1,7 @@
 """Swap plans as JSON: for who carries them out, with names of the trace instead of the problem's indexes.
 
-Operations are counted as the problem counts them; ``event`` is where in the trace each of those is that a transfer is
-asked for at, ``op`` its name.
+Operations are counted as the problem counts them; ``event`` is where in the trace each of those is
+that a transfer is asked for at, ``op`` its name.
 """
 
 from __future__ import annotations
@@ -105,14 +105,14 @@ def plan_json(found: SwapIteration, plan: SwapPlan, limit_bytes: int | None) -> 
 
 # -- the swap problem of one iteration of a trace that says which operation uses which tensor ------
 #
-# Where a tensor ends between two allocations that no operation separates, an operation without duration is put in, so
-# that the load is the trace's own at every instant::
+# Where a tensor ends between two allocations that no operation separates, an operation without
+# duration is put in, so that the load is the trace's own at every instant::
 #
 #     trace       ALLOC a  FREE b  ALLOC c  READ a  WRITE c  OP add
 #     operations  (empty: a)       add: c, uses a and c
 #
-# What lives longer than one iteration and shorter than two is there twice for a while: once all around the circle, and
-# once, as a tensor that is never idle, for as long as there are two.
+# What lives longer than one iteration and shorter than two is there twice for a while: once all
+# around the circle, and once, as a tensor that is never idle, for as long as there are two.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,14 +140,15 @@ def swap_iteration(
 
     Args:
         trace: The trace; it has READ, WRITE and OP events.
-        iteration: The number of the iteration; by default a typical one of median duration, not the first.
+        iteration: The number of the iteration; by default a typical one of median duration, not the
+            first.
         out: The link that tensors leave by; by default PCIe 3.0.
         back: The link that they return by.
         limit_bytes: What the plan is to keep below.
 
     Raises:
-        TraceError: The trace does not say which operation uses which tensor, is inconsistent, empty or never repeats,
-            or has no such iteration.
+        TraceError: The trace does not say which operation uses which tensor, is inconsistent, empty
+            or never repeats, or has no such iteration.
     """
     kind = trace.events["kind"]
     if not (np.isin(kind, (Kind.READ, Kind.WRITE)).any() and (kind == Kind.OP).any()):

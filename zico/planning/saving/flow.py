@@ -1,13 +1,15 @@
 """Our planner of swaps: the cheapest flow of parts, scheduled, replayed, and the best of some tries.
 
 Theory of operation
-    ``network.py`` chooses how many parts of each gap leave so that the waits are least, ``parts.py`` gives each part
-    its time, and the compiled replay says what that costs. Small parts hold little memory while they move, but pay a
-    latency each; how many latencies joining saves is not known beforehand. So parts of several sizes and several
-    expectations are tried, and the plan with the least overhead stays.
+    ``network.py`` chooses how many parts of each gap leave so that the waits are least,
+    ``parts.py`` gives each part its time, and the compiled replay says what that costs. Small parts
+    hold little memory while they move, but pay a latency each; how many latencies joining saves is
+    not known beforehand. So parts of several sizes and several expectations are tried, and the plan
+    with the least overhead stays.
 
-    A part is so many whole regions, so that what leaves gives regions back. Without parts, whole tensors leave: those
-    of which the flow takes most, and then single ones more or less, as long as the replay says that it helps.
+    A part is so many whole regions, so that what leaves gives regions back. Without parts, whole
+    tensors leave: those of which the flow takes most, and then single ones more or less, as long as
+    the replay says that it helps.
 
 Known limitations
     * A plan is not proved best: ``bound.py`` says how far it may be from it.
@@ -45,13 +47,14 @@ if TYPE_CHECKING:
 
 # -- from parts that leave to a plan: which part is when on which link -----------------------------
 #
-# Out as early as possible: whenever the link is free, of the parts that may go the one whose gap closes first. Back as
-# late as possible: the same, with time running backwards. With given parts no other schedule holds less memory at any
-# instant, up to one part for each direction. Both are made for operations that wait as was chosen, and are then tied to
-# the operations: a transfer is asked for at the operation that has begun by then.
+# Out as early as possible: whenever the link is free, of the parts that may go the one whose gap
+# closes first. Back as late as possible: the same, with time running backwards. With given parts no
+# other schedule holds less memory at any instant, up to one part for each direction. Both are made
+# for operations that wait as was chosen, and are then tied to the operations: a transfer is asked
+# for at the operation that has begun by then.
 #
-# Neighbouring parts of a tensor that follow each other on both links become one transfer, which saves latencies, where
-# what they then hold longer is free::
+# Neighbouring parts of a tensor that follow each other on both links become one transfer, which
+# saves latencies, where what they then hold longer is free::
 #
 #     limit    --------------------------------
 #     load     ____/  a may be one     \_______
@@ -176,7 +179,8 @@ def _as_early(window_ns: tuple[Int64s, Int64s], n_parts: Int64s, part_ns: Int64s
     """Return when each part begins and ends on a link that never rests while one may; gap by gap.
 
     Args:
-        window_ns: When a gap's parts may begin, and by when they should have ended: who must first, goes first.
+        window_ns: When a gap's parts may begin, and by when they should have ended: who must first,
+            goes first.
         n_parts: Of each gap.
         part_ns: What each part takes without latency.
         link: The latency.
@@ -281,8 +285,8 @@ def _followers(begin_ns: Int64s) -> Int64s:
 def _asked(swap: Int64s, begin_ns: Int64s, gap: tuple[Int64s, Int64s], clock: _Clock, *, delayed: bool) -> Transfers:
     """Return transfers in the order of their beginning, each asked for at the operation that has begun by then.
 
-    Where operations take no time, several begin at once: then the last one of those from the access before the gap to
-    the gap's last operation, which ``gap`` has.
+    Where operations take no time, several begin at once: then the last one of those from the access
+    before the gap to the gap's last operation, which ``gap`` has.
     """
     order = np.argsort(begin_ns, kind="stable")
     access, last = gap[0][order], gap[1][order]
@@ -334,8 +338,9 @@ class Flow:
         """Return the plan of least overhead that was found.
 
         Returns:
-            A plan within the limit; one without swaps if there is no limit or the peak is below it. ``INFEASIBLE`` if
-            an operation needs more at once; ``NOT_FOUND`` or ``OUT_OF_TIME`` if no plan that was tried keeps the limit.
+            A plan within the limit; one without swaps if there is no limit or the peak is below it.
+            ``INFEASIBLE`` if an operation needs more at once; ``NOT_FOUND`` or ``OUT_OF_TIME`` if
+            no plan that was tried keeps the limit.
         """
         began_s = time.monotonic()
         limit = problem.limit_bytes

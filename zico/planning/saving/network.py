@@ -1,8 +1,8 @@
 r"""How much of each gap leaves, as the cheapest flow of bytes through a network in time.
 
-Each point of time (``zico/planning/saving/bound.py``) is three nodes: what wants out, what is elsewhere, and what is
-back. Bytes go round: out in their gap, back before it closes, and by the gap's own arc to where it opened. The arcs
-between neighbouring points are time that passes::
+Each point of time (``zico/planning/saving/bound.py``) is three nodes: what wants out, what is
+elsewhere, and what is back. Bytes go round: out in their gap, back before it closes, and by the
+gap's own arc to where it opened. The arcs between neighbouring points are time that passes::
 
     wants out    o -----> o -----> o -----> o        the slots of a link lead from one row to the next: begin and end
                    \ slot            \               of a transfer of one part, so that memory is held as it will be
@@ -11,13 +11,14 @@ between neighbouring points are time that passes::
     back         o -----> o -----> o -----> o
                  ^---------- gap -----------'        from the row's end, at most the gap's bytes
 
-Slots are as many as there is time for. Further transfers at a point cost what everybody waits for them. As each arc
-has whole capacities, so has the cheapest flow: a part is counted in units, some of them.
+Slots are as many as there is time for. Further transfers at a point cost what everybody waits for
+them. As each arc has whole capacities, so has the cheapest flow: a part is counted in units, some
+of them.
 
 Known limitations
-    * The iteration is cut open where the fewest bytes of gaps pass. A gap that passes there is used on one side, or on
-      both: what is away at the cut is then chosen first, with the ends joined, where a toll at the cut keeps bytes
-      from going round that never left.
+    * The iteration is cut open where the fewest bytes of gaps pass. A gap that passes there is used
+      on one side, or on both: what is away at the cut is then chosen first, with the ends joined,
+      where a toll at the cut keeps bytes from going round that never left.
     * Waits for both directions at one point add up here, though they would overlap.
     * That what returns is what left is not seen here; the schedule looks after it.
     * A slot may carry bytes of two gaps.
@@ -46,19 +47,21 @@ if TYPE_CHECKING:
 
 # -- the cheapest circulation in a network: compiled, with whole numbers only ----------------------
 #
-# Arcs have a least and a most flow and a cost for each unit. The network simplex keeps a spanning tree of arcs whose flow
-# is free; all other arcs are at their least or their most. Each pivot brings in an arc whose reduced cost has the wrong
-# sign, pushes flow round the cycle that it closes, and drops the arc that blocks::
+# Arcs have a least and a most flow and a cost for each unit. The network simplex keeps a spanning
+# tree of arcs whose flow is free; all other arcs are at their least or their most. Each pivot
+# brings in an arc whose reduced cost has the wrong sign, pushes flow round the cycle that it
+# closes, and drops the arc that blocks::
 #
 #           first ---entering---> second
 #             \                    /        pi: potential of a node, so that every arc of the tree has
 #              +-- .. join .. ----+             cost + pi[tail] - pi[head] == 0
 #
-# The tree stays strongly feasible (the last blocking arc from the join in the direction of the push leaves), so that it
-# does not cycle.
+# The tree stays strongly feasible (the last blocking arc from the join in the direction of the push
+# leaves), so that it does not cycle.
 #
-# Source: R. K. Ahuja, T. L. Magnanti, J. B. Orlin, "Network flows" (1993), chapter 11; which arc enters: the best of a
-# block, as in P. Kovacs, "Minimum-cost flow algorithms: an experimental evaluation" (2015).
+# Source: R. K. Ahuja, T. L. Magnanti, J. B. Orlin, "Network flows" (1993), chapter 11; which arc
+# enters: the best of a block, as in P. Kovacs, "Minimum-cost flow algorithms: an experimental
+# evaluation" (2015).
 
 UNBOUNDED = 1 << 40
 """The most flow of an arc without a limit."""
@@ -207,8 +210,8 @@ def _push(
     delta = room[arc]
     leaving, on_first = -1, False
     u, v = first, second
-    # Going up from both ends, the strict comparison on the first side and the weak one on the second keep the tree
-    # strongly feasible.
+    # Going up from both ends, the strict comparison on the first side and the weak one on the
+    # second keep the tree strongly feasible.
     while u != v:
         if depth[u] >= depth[v]:
             k = tree[1, u]

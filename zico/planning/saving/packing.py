@@ -1,7 +1,8 @@
 """Where tensors lie once some of them leave and return: the packing problem of the iteration that a swap plan makes.
 
-As published, swapping comes first and packing second, on the trace that results: a tensor that was away is a new one
-when it returns, and may lie elsewhere. A tensor of which parts leave is as many tensors as it has parts.
+As published, swapping comes first and packing second, on the trace that results: a tensor that was
+away is a new one when it returns, and may lie elsewhere. A tensor of which parts leave is as many
+tensors as it has parts.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ def lowest_limit(
 ) -> Lowest:
     """Return the lowest limit found by bisection at which the planner's plan costs no more than ``overhead``.
 
-    Bisection takes for granted that a limit that is too low stays so below; what it finds is kept, but with a planner
-    that is not monotone a lower one may exist.
+    Bisection takes for granted that a limit that is too low stays so below; what it finds is kept,
+    but with a planner that is not monotone a lower one may exist.
 
     Args:
         problem: Its own limit does not count.

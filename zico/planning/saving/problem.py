@@ -1,8 +1,9 @@
 """What a planner of swaps is given: one iteration's operations, its tensors, and who uses which when.
 
-Operations run one after another on one stream. The iteration repeats, so its operations lie on a circle: operation
-``n`` is operation 0 of the next iteration. A tensor lives from the beginning of ``alloc_op`` to the end of
-``free_op``, or always. Between two of its *accesses* it is idle; that *gap* is when it can be elsewhere::
+Operations run one after another on one stream. The iteration repeats, so its operations lie on a
+circle: operation ``n`` is operation 0 of the next iteration. A tensor lives from the beginning of
+``alloc_op`` to the end of ``free_op``, or always. Between two of its *accesses* it is idle; that
+*gap* is when it can be elsewhere::
 
     operation      0 1 2 3 4 5 6 7 | 8 9     n = 8
     feature map    W R - - - R               alloc_op 0, free_op 5, accesses 0, 1, 5: gap 0 is empty, gap 1 is 2 to 4
@@ -10,8 +11,8 @@ Operations run one after another on one stream. The iteration repeats, so its op
     weight         R - - - - - R W | R       persistent, accesses 0, 6, 7: gap 2, the last one, is empty
     output               W - - -             alloc_op 3, free_op 6, access 3: gap 0 ends with the tensor
 
-Gap ``g`` of a tensor follows its access ``g``. After the last access comes, on the circle, the first one of what is
-persistent, and the end of every other tensor.
+Gap ``g`` of a tensor follows its access ``g``. After the last access comes, on the circle, the
+first one of what is persistent, and the end of every other tensor.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class SwapProblem:
     """An iteration as parallel arrays, the links, and the limit; checked when made.
 
     Raises:
-        ProblemError: Something is out of range or out of order; the message names the first tensor or operation.
+        ProblemError: Something is out of range or out of order; the message names the first tensor
+            or operation.
     """
 
     op_start_ns: Int64s
@@ -159,7 +161,8 @@ class SwapProblem:
     def gap_ops(self) -> tuple[Int64s, Int64s, Int64s]:
         """Return for each access the first and last operation of the gap behind it, and the bytes of its tensor.
 
-        The last one comes before the first one where the gap is empty; it reaches to less than ``3 n``.
+        The last one comes before the first one where the gap is empty; it reaches to less than
+        ``3 n``.
         """
         owner = np.repeat(np.arange(len(self)), np.diff(self.access_begin))
         until = np.append(self.access_op[1:], 0)
@@ -238,10 +241,11 @@ def _refuse(noun: str, wrong: Bools, text: str, value: Int64s, owner: Int64s | N
 # What a planner of swaps answers: which bytes leave and return, and when each transfer is asked
 # for.
 #
-# Each direction has one stream, which works in the order in which transfers are asked for. A transfer is asked for when
-# an operation *begins*, by which time that operation has its memory; so what the stream then brings back can only make
-# later operations wait. A transfer out starts no earlier than the end of the access before its gap, one back no earlier
-# than the end of the transfer out.
+# Each direction has one stream, which works in the order in which transfers are asked for. A
+# transfer is asked for when an operation *begins*, by which time that operation has its memory; so
+# what the stream then brings back can only make later operations wait. A transfer out starts no
+# earlier than the end of the access before its gap, one back no earlier than the end of the
+# transfer out.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -268,8 +272,9 @@ class Transfers:
 class SwapPlan:
     """Swaps as parallel arrays, and the two streams' orders. Believe it once the judge has.
 
-    A swap happens once in every iteration: bytes of a tensor leave in one of its gaps and return in the same one. Two
-    swaps may share a gap if they share no bytes. Where the tensor ends with the gap, its bytes need not return.
+    A swap happens once in every iteration: bytes of a tensor leave in one of its gaps and return in
+    the same one. Two swaps may share a gap if they share no bytes. Where the tensor ends with the
+    gap, its bytes need not return.
     """
 
     tensor: Int64s

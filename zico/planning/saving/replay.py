@@ -1,17 +1,19 @@
 """The judge of swap plans: replay an iteration until it repeats, event by event. Obvious, slow, trusted.
 
-Operations run one after another on one stream, transfers on one stream for each direction, all in continuous time:
+Operations run one after another on one stream, transfers on one stream for each direction, all in
+continuous time:
 
-* An operation begins once the one before it has ended and the time between them has passed, all its tensors are in
-  memory, and what it allocates fits below the limit. What it frees, it frees when it ends.
-* A transfer out begins when its stream reaches it, its delay has passed and the access before its gap has ended. It
-  holds its memory until it ends.
-* A transfer back begins when its stream reaches it, its delay has passed, its bytes are out and their memory fits
-  below the limit. It holds that memory from its beginning.
+* An operation begins once the one before it has ended and the time between them has passed, all its
+  tensors are in memory, and what it allocates fits below the limit. What it frees, it frees when it
+  ends.
+* A transfer out begins when its stream reaches it, its delay has passed and the access before its
+  gap has ended. It holds its memory until it ends.
+* A transfer back begins when its stream reaches it, its delay has passed, its bytes are out and
+  their memory fits below the limit. It holds that memory from its beginning.
 * At one instant operations go first: the memory is theirs before a transfer back takes it.
 
-The first iteration begins with all persistent tensors in memory, but those that the plan has out at the boundary;
-the others begin where the one before them ended. Besides the rules of ``rules.py``:
+The first iteration begins with all persistent tensors in memory, but those that the plan has out at
+the boundary; the others begin where the one before them ended. Besides the rules of ``rules.py``:
 
 * ``start``: what is in memory when an iteration begins lies below the limit.
 * ``deadlock``: something can always go on.
@@ -38,9 +40,12 @@ if TYPE_CHECKING:
 #
 # * ``swap``: each swap names a gap that exists, and bytes of the tensor.
 # * ``overlap``: no two swaps of a gap share a byte.
-# * ``once``: each swap leaves once, and returns once unless its tensor ends with the gap; then it does not return.
-# * ``order``: transfers are asked for at operations of the iteration, in ascending order, after no negative delay.
-# * ``late``: leaving is asked for within the gap, and returning before the operation begins that ends it.
+# * ``once``: each swap leaves once, and returns once unless its tensor ends with the gap; then it
+#   does not return.
+# * ``order``: transfers are asked for at operations of the iteration, in ascending order, after no
+#   negative delay.
+# * ``late``: leaving is asked for within the gap, and returning before the operation begins that
+#   ends it.
 
 Broken = tuple[str, str]
 """A rule and what breaks it."""
@@ -54,7 +59,8 @@ def broken_rule(problem: SwapProblem, plan: SwapPlan) -> Broken | None:
 def asked_at(problem: SwapProblem, plan: SwapPlan) -> tuple[list[int], list[int | None]]:
     """Return the operations at which each swap's transfers are asked for, counted on from the gap's own iteration.
 
-    The first ones at or behind the gap's access, on the circle: from the access to less than two rounds later.
+    The first ones at or behind the gap's access, on the circle: from the access to less than two
+    rounds later.
     """
     n = problem.n_ops
     out_op = dict(zip(plan.out.swap.tolist(), plan.out.op.tolist(), strict=True))
@@ -329,7 +335,7 @@ class _Run:
         self.peak_bytes = max(self.peak_bytes, used)
         self.history.load_bytes.append((self.t_ns, used))
 
-    # -- what begins -------------------------------------------------------------------------------------------------
+    # -- what begins -------------------------------------------------------------------------------
 
     def _something_begins(self) -> bool:
         """Let one thing begin that can; tell whether there was one."""
@@ -384,7 +390,7 @@ class _Run:
         iteration = request.asked_op // self.problem.n_ops
         self.history.transfers.append(Moved(direction, request.swap, iteration, self.t_ns, request.end_ns))
 
-    # -- what ends ---------------------------------------------------------------------------------------------------
+    # -- what ends ---------------------------------------------------------------------------------
 
     def _time_passes(self) -> bool:
         """Go to the next instant at which something ends or may begin; tell whether there is one."""
@@ -423,7 +429,7 @@ class _Run:
             self.op, self.op_end_ns, self.free_ns = self.op + 1, None, self.t_ns
         self._note_load()
 
-    # -- what is waited for ------------------------------------------------------------------------------------------
+    # -- what is waited for ------------------------------------------------------------------------
 
     def _earliest_ns(self) -> int:
         """Return when the next operation would begin with all tensors at hand."""

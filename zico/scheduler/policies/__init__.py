@@ -36,7 +36,8 @@ def policy_named(text: str) -> Compiled:
     Each call returns another object: what a policy remembers is its own.
 
     Raises:
-        ConfigError: There is no such policy or parameter, or a value cannot be used; the message lists what there is.
+        ConfigError: There is no such policy or parameter, or a value cannot be used; the message
+            lists what there is.
     """
     name, told = split(text)
     if name not in POLICIES:

@@ -1,12 +1,14 @@
 """Time slices: a job is suspended between two iterations, where it holds least, and two share a slice if that pays.
 
 Theory of operation
-    The device passes on in the order in which jobs came. The next two of them try a slice together if their peaks fit
-    at once; they keep doing so if they did more together than one would have done alone, else they have a slice each.
-    Whoever has no slice has its memory copied out, and back when its turn comes.
+    The device passes on in the order in which jobs came. The next two of them try a slice together
+    if their peaks fit at once; they keep doing so if they did more together than one would have
+    done alone, else they have a slice each. Whoever has no slice has its memory copied out, and
+    back when its turn comes.
 
-Source: W. Xiao et al., "Gandiva: Introspective Cluster Scheduling for Deep Learning", OSDI 2018. That a trial which
-does not pay is reverted follows from its text; how the pair of a trial is chosen is ours.
+Source: W. Xiao et al., "Gandiva: Introspective Cluster Scheduling for Deep Learning", OSDI 2018.
+That a trial which does not pay is reverted follows from its text; how the pair of a trial is chosen
+is ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The whole device for one job at a time, for a quantum, in the order in which they came; all others stand still.
 
-Source: G. Alexopoulos, D. Mitropoulos, "nvshare: Practical GPU Sharing Without Memory Size Constraints", ICSE
-Companion 2024: memory is the driver's managed one, so that whoever gets the device faults its pages in.
+Source: G. Alexopoulos, D. Mitropoulos, "nvshare: Practical GPU Sharing Without Memory Size
+Constraints", ICSE Companion 2024: memory is the driver's managed one, so that whoever gets the
+device faults its pages in.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Lanes: jobs share a stretch of memory one iteration at a time, and as many lanes are open as fit.
 
-Whatever the jobs of a lane do, no more than the largest of their needs is used in it, so that what all keep between
-iterations and the largest need of each lane fit the budget: no prediction, no clock.
+Whatever the jobs of a lane do, no more than the largest of their needs is used in it, so that what
+all keep between iterations and the largest need of each lane fit the budget: no prediction, no
+clock.
 
-Source: P. Yu, M. Chowdhury, "Salus: Fine-Grained GPU Sharing Primitives for Deep Learning Applications", MLSys 2020;
-who joins which lane as in its published code.
+Source: P. Yu, M. Chowdhury, "Salus: Fine-Grained GPU Sharing Primitives for Deep Learning
+Applications", MLSys 2020; who joins which lane as in its published code.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ _BOUNDARY = int(JobState.BOUNDARY)
 def lanes_of(snapshot: Snapshot, most: int) -> Int64s:
     """Return each job's lane, by the order in which they came; ``NOBODY`` for one that is unknown or fits into none.
 
-    A job opens a lane as large as its need if that fits, else joins the one that has to grow the least for it.
+    A job opens a lane as large as its need if that fits, else joins the one that has to grow the
+    least for it.
     """
     lanes = np.full(snapshot.n, NOBODY, np.int64)
     sizes = np.zeros(snapshot.n + 1, np.int64)

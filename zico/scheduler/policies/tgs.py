@@ -1,9 +1,11 @@
 """One job comes first and the others run as far as it loses nothing: their share of time rises slowly, and is halved.
 
-First is the job of the highest priority; of those the one of the largest weight, and of those who came first.
+First is the job of the highest priority; of those the one of the largest weight, and of those who
+came first.
 
-Source: B. Wu et al., "Transparent GPU Sharing in Container Clouds for Deep Learning Workloads" (TGS), NSDI 2023:
-adaptive rate control by the first job's own progress, and managed memory in which its pages stay.
+Source: B. Wu et al., "Transparent GPU Sharing in Container Clouds for Deep Learning Workloads"
+(TGS), NSDI 2023: adaptive rate control by the first job's own progress, and managed memory in which
+its pages stay.
 """
 
 from __future__ import annotations
