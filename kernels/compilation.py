@@ -78,8 +78,8 @@ _REGISTERS = {"zico_thread": "tid", "zico_threads": "ntid", "zico_block": "ctaid
 NAMES = ("zico_store_release", "zico_load_acquire", "zico_store_zeros", "zico_rest", *_REGISTERS)
 
 # st.release is a fence.acq_rel of the same scope and a relaxed store behind it; .sys is the scope
-# of every thread of every device and processor. Both and nanosleep need sm_70. Source: PTX ISA,
-# "Memory Consistency Model" and "Data Movement and Conversion Instructions: st, ld"
+# of every thread of every device and processor. Both and nanosleep need sm_70.
+# Source: PTX ISA, the memory consistency model, and the instructions st and ld.
 _MEMORY = """
 define i64 @zico_store_release(i64 %address, i64 %value) alwaysinline nounwind {
   call void asm sideeffect "st.release.sys.b64 [$0], $1;", "l,l,~{memory}"(i64 %address, i64 %value)

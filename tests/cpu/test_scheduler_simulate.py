@@ -282,7 +282,7 @@ def test_what_an_outcome_says() -> None:
 
 
 def test_decisions_are_timed_on_snapshots_that_were_seen() -> None:
-    """A simulation that keeps snapshots says what a decision costs, and comes to the same; one that keeps none says 0."""
+    """A simulation that keeps snapshots says what a decision costs and ends alike; one that keeps none says 0."""
     loads = [dataclasses.replace(load, arrive_ns=9 * i * MS) for i, load in enumerate(two())]
     plain, kept = Simulation(ZICO, loads, 30), Simulation(ZICO, loads, 30, samples=True)
     assert kept.run(5_000 * MS) == plain.run(5_000 * MS)

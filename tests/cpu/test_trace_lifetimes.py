@@ -95,7 +95,7 @@ def test_an_iteration_in_which_events_are_missing_does_not_stand_for_all() -> No
 
 
 def test_gradients_that_pass_the_mark_do_not_pass_the_cut() -> None:
-    """As zico/trace/lifetimes.py draws it, weights live all ticks, gradients in one piece, and nothing passes the cut."""
+    """As ``zico.trace.lifetimes`` draws it: weights live all ticks, gradients in one piece, nothing passes the cut."""
     found = iteration_problem(train(6))
     problem = found.problem
     stays = (problem.lower == 0) & (problem.upper == problem.n_ticks)

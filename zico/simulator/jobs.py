@@ -75,7 +75,7 @@ SIM_JOB = dtype_of(SimJob)
 
 
 class PhaseRecord(Record, align=False):
-    """From so many iterations on a simulated job really has another PROFILE, or, with ``keeps`` below 0, is believed to."""
+    """From so many iterations on a job has another PROFILE, or is believed to (``keeps`` below 0)."""
 
     at: I8
     address: I8
