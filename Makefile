@@ -81,7 +81,7 @@ bench-compare: setup ## Time the hot path of OLD=COMMIT and of this checkout in 
 
 # The longer benchmarks, and all of them: `make bench-all`.
 LONG := planners plan-time zoo regions following pairs pairs-saving agreement budget tiers swap swap-host paging \
-	page-host saving marks regret
+	page-host saving marks greedy
 
 bench-all: bench $(LONG:%=bench-%) evaluation ## Run every benchmark that needs no GPU (about eight hours)
 
@@ -135,8 +135,8 @@ bench-saving: setup ## Simulate pairs that save memory on a GPU (10 minutes)
 bench-marks: setup ## Count marks on a GPU's stream (6 minutes)
 	$(BIN)/python benchmarks/marks.py
 
-bench-regret: setup ## Compare policies with the best greedy one on random jobs (15 minutes)
-	$(BIN)/python benchmarks/regret.py -o benchmarks/results
+bench-greedy: setup ## Compare policies with the best greedy one on random jobs (15 minutes)
+	$(BIN)/python benchmarks/greedy_comparison.py -o benchmarks/results
 
 SMOKE := torch_calls zoo regions following colocation agreement budget_change tiers swap swap_host paging page_host \
 	saving marks evaluation

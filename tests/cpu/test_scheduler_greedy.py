@@ -1,4 +1,4 @@
-"""``zico`` beside the greedy policies: the worst cases that ``benchmarks/regret.py`` found, and a hunt for more."""
+"""``zico`` beside the greedy policies: the worst cases of ``benchmarks/greedy_comparison.py``, and a hunt for more."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ POLICIES = {
 }
 PUBLISHED = policy_named("shift").told({"poll": "5ms"})
 """It lets a large job wait for ever while small ones fit, so it is compared where it is as fair."""
-CASES = json.loads(Path(__file__).with_name("regret_cases.json").read_text())
+CASES = json.loads(Path(__file__).with_name("greedy_cases.json").read_text())
 WARM_UP, ITERATIONS = 60, 120
 """Of the longest job: what is learnt from what was promised wrongly is learnt in the first."""
 BOUND = 0.98
@@ -54,7 +54,7 @@ WORKS = st.builds(
 )
 
 
-def regret(loads: Sequence[Load], budget: int) -> float:
+def over_greedy(loads: Sequence[Load], budget: int) -> float:
     """Return ``zico``'s mean throughput over that of the better greedy way."""
     longest_ns = max(load.profile.duration_ns for load in loads)
     until_ns, warm_up_ns = (WARM_UP + ITERATIONS) * longest_ns, WARM_UP * longest_ns
@@ -65,7 +65,7 @@ def regret(loads: Sequence[Load], budget: int) -> float:
     return means["zico"] / max(means["unplanned"], means["claims"])
 
 
-def fair_regret(loads: Sequence[Load], budget: int) -> float:
+def fair_over_greedy(loads: Sequence[Load], budget: int) -> float:
     """Return ``zico``'s mean throughput over that of the best greedy policy that is as fair, the published included."""
     longest_ns = max(load.profile.duration_ns for load in loads)
     got = {
@@ -114,7 +114,7 @@ def load_of(job: dict[str, Any], number: int) -> Load:
 def test_what_was_lost_once_is_not_lost_again(case: dict[str, Any]) -> None:
     """Wrong profiles are found out, and where times vary as is known the way is used that does best then."""
     loads = [load_of(job, number) for number, job in enumerate(case["jobs"])]
-    assert regret(loads, case["budget"]) >= case.get("bound", NOISY)
+    assert over_greedy(loads, case["budget"]) >= case.get("bound", NOISY)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_was_lost_once_is_not_lost_again(case: dict[str, Any]) -> None:
 def test_many_jobs_in_little_memory_get_as_far_as_by_the_best_greedy_policy(n: int, share: float, seed: int) -> None:
     """Where the published shift, which reserves nothing, is as fair by luck, ``zico`` gets the jobs as far."""
     loads = triangles(seed, n)
-    assert fair_regret(loads, int(share * sum(load.profile.peak for load in loads))) >= BOUND
+    assert fair_over_greedy(loads, int(share * sum(load.profile.peak for load in loads))) >= BOUND
 
 
 @given(
@@ -139,4 +139,4 @@ def test_zico_is_hardly_ever_behind(works: list[Work], share: float, jitter: flo
     loads = [
         dataclasses.replace(work.load(f"job{i}"), jitter=jitter, arrive_ns=7 * i * MS) for i, work in enumerate(works)
     ]
-    assert regret(loads, budget) >= (NOISY if jitter else BOUND)
+    assert over_greedy(loads, budget) >= (NOISY if jitter else BOUND)

@@ -6,12 +6,13 @@ Pairs are also compared with the bound. A greedy policy that leaves jobs further
 (``zico.scheduler.shares``) than ``zico`` does is not better: throughput that comes of starving a
 job does not count. The script prints the worst ratios of every group::
 
-    python benchmarks/regret.py --cases 50 --json worst.json
+    python benchmarks/greedy_comparison.py --cases 50 --json worst.json
 
 ``--json`` writes the worst cases, to be kept as tests. ``-o DIR --name NAME`` writes every case's
-figures as a result. Many jobs in little memory, as in ``results/regret-many.md``::
+figures as a result. Many jobs in little memory, as in ``results/greedy_comparison-many.md``::
 
-    python benchmarks/regret.py --jobs 6,8,10,12 --shares 0.3,0.5 --jitter 0 --profiles right --shapes triangle
+    python benchmarks/greedy_comparison.py --jobs 6,8,10,12 --shares 0.3,0.5 --jitter 0 \
+        --profiles right --shapes triangle
 """
 
 from __future__ import annotations
@@ -289,7 +290,7 @@ class Found:
     lacking: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
-    def regret(self) -> float:
+    def over_greedy(self) -> float:
         """Return ``zico`` over the best of the greedy policies that are as fair."""
         most = self.lacking.get("zico", 0.0) + _UNFAIR
         fair = [self.means[name] for name in GREEDY if self.lacking.get(name, 0.0) <= most]
@@ -313,7 +314,7 @@ class Summary:
     """The figures of one group of cases."""
 
     means: dict[str, float]
-    regret: dict[str, float]
+    over_greedy: dict[str, float]
     """``zico`` over the best greedy policy that is as fair: mean, least and second least."""
     below: int
     """In so many cases that is below ``BOUND``."""
@@ -323,10 +324,10 @@ class Summary:
     @classmethod
     def of(cls, found: Sequence[Found]) -> Summary:
         """Return the figures of a group."""
-        regrets = sorted(one.regret for one in found)
-        below = sum(regret < BOUND for regret in regrets)
+        overs = sorted(one.over_greedy for one in found)
+        below = sum(over_greedy < BOUND for over_greedy in overs)
         behind = sum(one.means["zico"] < BOUND * max(one.means[name] for name in GREEDY) for one in found)
-        least = {"mean": float(np.mean(regrets)), "worst": regrets[0], "second": regrets[min(1, len(regrets) - 1)]}
+        least = {"mean": float(np.mean(overs)), "worst": overs[0], "second": overs[min(1, len(overs) - 1)]}
         means = {name: float(np.mean([one.means[name] for one in found])) for name in POLICIES}
         return cls(means, least, below, behind - below)
 
@@ -338,7 +339,7 @@ def report(found: Sequence[Found]) -> str:
     reached = [one.reached for one in found if one.possible]
     most = np.mean([one.possible for one in found])
     against = f"; bound {most:.4f}, of it {np.mean(reached):.3f}, worst {min(reached):.3f}" if reached else ""
-    ratios = " ".join(f"{name} {ratio:.3f}" for name, ratio in of.regret.items())
+    ratios = " ".join(f"{name} {ratio:.3f}" for name, ratio in of.over_greedy.items())
     worst = f"of the best greedy: {ratios}, {of.below} below {BOUND}, {of.unfair} behind the unfair"
     return f"{found[0].case.group}: {row}; {worst}{against}"
 
@@ -350,7 +351,7 @@ def text_of(groups: Sequence[Sequence[Found]]) -> str:
     for found in groups:
         of = Summary.of(found)
         figures = [f"{mean:.4f}" for mean in of.means.values()] + [
-            f"{of.regret[name]:.3f}" for name in ("mean", "worst")
+            f"{of.over_greedy[name]:.3f}" for name in ("mean", "worst")
         ]
         rows.append((found[0].case.group, str(len(found)), *figures, str(of.below), str(of.unfair)))
     return common.table(header, rows)
@@ -358,7 +359,7 @@ def text_of(groups: Sequence[Sequence[Found]]) -> str:
 
 def figures_of(one: Found) -> dict[str, Any]:
     """Return the figures of a case, for a file."""
-    figures = {"regret": one.regret, "reached": one.reached, "possible": one.possible, "means": one.means}
+    figures = {"over_greedy": one.over_greedy, "reached": one.reached, "possible": one.possible, "means": one.means}
     return {"group": one.case.group, **figures, "lacking": one.lacking}
 
 
@@ -380,7 +381,7 @@ def main() -> None:
     parser.add_argument("--few-steps", action="store_true", help="so that what is possible is known for 3 and 4 jobs")
     parser.add_argument("--json", type=Path, help="where to write the worst cases")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write the figures of every case here")
-    parser.add_argument("--name", default="regret", help="of the result")
+    parser.add_argument("--name", default="greedy_comparison", help="of the result")
     arguments = parser.parse_args()
     told = {"jobs", "jitter", "profiles", "cases", "seed", "shares", "shapes", "few_steps"}
     result = common.document(arguments.name, QUESTION, {name: getattr(arguments, name) for name in sorted(told)})
@@ -397,7 +398,7 @@ def main() -> None:
         sys.stdout.flush()
         if arguments.json:
             each = itertools.chain.from_iterable(everything)
-            worst = sorted(each, key=lambda one: min(one.regret / BOUND, one.reached / 0.95))[:20]
+            worst = sorted(each, key=lambda one: min(one.over_greedy / BOUND, one.reached / 0.95))[:20]
             arguments.json.write_text(json.dumps([as_json(one) for one in worst]))
     result["cases"] = [figures_of(one) for found in everything for one in found]
     if arguments.output:
