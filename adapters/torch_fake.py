@@ -8,7 +8,7 @@ Theory of operation
     gives each operation its time on one stream.
 
     Fake tensors are CPU tensors here, since autograd on fake CUDA tensors aborts in builds without
-    CUDA; ``torch_fake_device.py`` stands in for what differs when the model is a CUDA device.
+    CUDA; the last part of this module stands in for what differs when the model is a CUDA device.
 
     While modes are active, autograd adds gradients out of place where otherwise it adds into the
     one of which it holds the last reference; that is undone here (``_Recorder.gradients_sum``)::

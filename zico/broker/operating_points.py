@@ -1,13 +1,14 @@
-"""Has jobs that can go on with less do so where that gets all of them further, and tells each what it may hold then.
+"""Choose operating points: which jobs go on with less memory, and what each of them may hold then.
 
+A job goes on with less where that gets all jobs further.
 A job that leaves the choice to the broker (``--save auto``) says how long an iteration would take
 with how much (``JOB.less``); one that pages says how long a region takes to go and come, and the
-rest is predicted (``paged_ways.py``). What it would do with all that it wants is known from
+rest is predicted. What it would do with all that it wants is known from
 iterations without a limit; of one that has never had all of it the job says how much that would be.
 
 Guarantees
     * Nobody waits for a choice, and a job whose limit was set by a person keeps it.
-    * After a choice it rests (``background_planning.RESTS``), unless jobs, budget or shares are
+    * After a choice it rests (``zico.broker.planning.RESTS``), unless jobs, budget or shares are
       others.
 """
 

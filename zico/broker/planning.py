@@ -1,4 +1,4 @@
-"""One thought at a time, in a thread beside the broker's own work, and a rest after it."""
+"""Background planning: one plan at a time, in a thread beside the broker's work, and a rest after it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class BackgroundPlanning(Generic[Answer]):
 #     * Nobody waits for a plan: until there is one, and whenever the jobs are other ones, the
 #       policy decides without.
 #     * One thought at a time; what was thought is used until there is something newer.
-#     * After a thought it rests (``background_planning.RESTS``), unless jobs, budget or shares are
+#     * After a thought it rests (``RESTS``), unless jobs, budget or shares are
 #       others.
 
 

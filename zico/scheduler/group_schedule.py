@@ -1,4 +1,4 @@
-"""The best that a few jobs can do beside each other: ``pair``'s theory for any number, with coarser cells the more.
+"""The best that a few jobs can do beside each other: the pair's theory for any number, with coarser cells the more.
 
 Theory of operation
     A node is a cell of each job's iteration; an action is the set of those that do their next cell

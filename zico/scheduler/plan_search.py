@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 #
 # Theory of operation
 #     What jobs get is a cycle that they settle into, and which one depends on where they stand when
-#     it begins: all at their boundaries, in a trial as in use (``planned``). Every way is tried for
+#     it begins: all at their boundaries, in a trial as in use (``zico.scheduler.plan``). Every way is tried for
 #     a short time; what comes near the best, and both greedy ways whatever they gave, again; and of
 #     those the best few and the greedy for longer::
 #

@@ -1,4 +1,4 @@
-"""What the simulator's machine works on, and how a policy is shown it: records that the arrays' addresses lead to.
+"""The simulator's records: simulated jobs, what they load, a run, and how a policy sees them.
 
 A simulated job is a job of a simulation. A policy sees of it what the broker would know: progress
 in events, not time, and the profile that the scheduler was told.

@@ -1,7 +1,7 @@
 """AutoSwap as published: which tensors leave around the peak, by one score or a mix of them.
 
 Candidates are tensors of a megabyte or more that are idle at the peak. They are taken in the order
-of their score, each off the load, until the load keeps the limit; ``schedule.py`` says when they
+of their score, each off the load, until the load keeps the limit; ``schedule`` says when they
 move. Source: arXiv 1903.06631.
 
 Ours is what happens where the replay of that plan comes to a deadlock: further candidates are
@@ -181,7 +181,7 @@ def schedule(problem: SwapProblem, chosen: Gaps, peak_op: int, planner: str, ela
 
     Args:
         problem: The problem.
-        chosen: Gaps that ``gaps.over`` has moved to the peak.
+        chosen: Gaps that ``over`` has moved to the peak.
         peak_op: The operation with the highest load.
         planner: What the plan says it is from.
         elapsed_s: Likewise.
@@ -281,7 +281,7 @@ class AutoSwap:
     """AutoSwap with one of the published scores."""
 
     def __init__(self, by: str, least_bytes: int = LEAST_BYTES) -> None:
-        """Score by ``by``, one of ``scores.SCORES``; leave tensors below ``least_bytes`` where they are."""
+        """Score by ``by``, one of ``SCORES``; leave tensors below ``least_bytes`` where they are."""
         self.name = by
         self._least_bytes = least_bytes
 

@@ -2,7 +2,7 @@
 
 Theory of operation
     ``network.py`` chooses how many parts of each gap leave so that the waits are least,
-    ``parts.py`` gives each part its time, and the compiled replay says what that costs. Small parts
+    ``scheduled`` gives each part its time, and the compiled replay says what that costs. Small parts
     hold little memory while they move, but pay a latency each; how many latencies joining saves is
     not known beforehand. So parts of several sizes and several expectations are tried, and the plan
     with the least overhead stays.
