@@ -1,10 +1,10 @@
 """Choose operating points: which jobs go on with less memory, and what each of them may hold then.
 
-A job goes on with less where that gets all jobs further.
-A job that leaves the choice to the broker (``--save auto``) says how long an iteration would take
-with how much (``JOB.less``); one that pages says how long a region takes to go and come, and the
-rest is predicted. What it would do with all that it wants is known from
-iterations without a limit; of one that has never had all of it the job says how much that would be.
+A job goes on with less where that gets all jobs further. A job that leaves the choice to the broker
+(``--save auto``) says how long an iteration would take with how much (``less_limit``, ``less_ns``);
+one that pages says how long a region takes to go and come, and the rest is predicted. What it would
+do with all that it wants is known from iterations without a limit; of one that has never had all of
+it the job says how much that would be.
 
 Guarantees
     * Nobody waits for a choice, and a job whose limit was set by a person keeps it.

@@ -96,7 +96,7 @@ def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) ->
 
 
 def _less_of(record: Any) -> tuple[OperatingPoint, ...]:  # noqa: ANN401 - a numpy record
-    """Return how a job that leaves it to the broker could go on with less; of one that pages see ``paged_ways``."""
+    """Return how a job that leaves it to the broker could go on with less; paging jobs: ``operating_points``."""
     if not record["auto"]:
         return ()
     how = SaveMode(int(record["save"])).name.lower()

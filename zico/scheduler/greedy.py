@@ -1,6 +1,7 @@
 """Who may start, decided greedily: by exact time shift, or by claims alone.
 
-By shift an iteration begins when all of it is predicted to fit. The rules, in order, for every job at a boundary (longest waiting first):
+By shift an iteration begins when all of it is predicted to fit. The rules, in order, for every job
+at a boundary (longest waiting first):
 
 1. While a job without a profile grows, nobody starts.
 2. A job whose peak does not fit beside what the others keep between iterations waits, and holds

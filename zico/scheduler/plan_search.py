@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 #
 # Theory of operation
 #     What jobs get is a cycle that they settle into, and which one depends on where they stand when
-#     it begins: all at their boundaries, in a trial as in use (``zico.scheduler.plan``). Every way is tried for
-#     a short time; what comes near the best, and both greedy ways whatever they gave, again; and of
-#     those the best few and the greedy for longer::
+#     it begins: all at their boundaries, in a trial as in use (``zico.scheduler.plan``). Every way
+#     is tried for a short time; what comes near the best, and both greedy ways whatever they gave,
+#     again; and of those the best few and the greedy for longer::
 #
 #         every way          once
 #         near the best      with two more draws of times that vary; and with times that vary more than the jobs' do

@@ -1,7 +1,7 @@
 """The replay for planners: what ``replay.py`` does, compiled, with counts kept instead of made anew.
 
-It trusts the plan to keep the rules of ``zico.planning.saving.replay``. A hypothesis test compares its figures with
-the judge's.
+It trusts the plan to keep the rules of ``zico.planning.saving.replay``. A hypothesis test compares
+its figures with the judge's.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Theory of operation
     ``network.py`` chooses how many parts of each gap leave so that the waits are least,
-    ``scheduled`` gives each part its time, and the compiled replay says what that costs. Small parts
-    hold little memory while they move, but pay a latency each; how many latencies joining saves is
-    not known beforehand. So parts of several sizes and several expectations are tried, and the plan
-    with the least overhead stays.
+    ``scheduled`` gives each part its time, and the compiled replay says what that costs. Small
+    parts hold little memory while they move, but pay a latency each; how many latencies joining
+    saves is not known beforehand. So parts of several sizes and several expectations are tried, and
+    the plan with the least overhead stays.
 
     A part is so many whole regions, so that what leaves gives regions back. Without parts, whole
     tensors leave: those of which the flow takes most, and then single ones more or less, as long as

@@ -13,7 +13,8 @@ continuous time:
 * At one instant operations go first: the memory is theirs before a transfer back takes it.
 
 The first iteration begins with all persistent tensors in memory, but those that the plan has out at
-the boundary; the others begin where the one before them ended. Besides the rules of ``broken_rule``:
+the boundary; the others begin where the one before them ended. Besides the rules of
+``broken_rule``:
 
 * ``start``: what is in memory when an iteration begins lies below the limit.
 * ``deadlock``: something can always go on.
