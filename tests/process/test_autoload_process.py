@@ -12,8 +12,8 @@ import pytest
 
 import zico.job.autoload
 
-PACKAGE_PATH = Path(zico.job.autoload.__file__).parent.parent
-INJECT = PACKAGE_PATH / "zico" / "inject"
+PACKAGE_PATH = Path(zico.job.autoload.__file__).parent.parent.parent
+INJECT = PACKAGE_PATH / "zico" / "job" / "inject"
 TIMEOUT_S = 60
 
 # Reports what is watched and what of ours is left on sys.path.

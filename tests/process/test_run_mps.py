@@ -79,7 +79,7 @@ def test_a_daemon_that_does_not_quit_is_killed(
 
 def test_without_the_control_program_the_option_is_refused(tmp_path: Path) -> None:
     """One sentence names the program and the way out."""
-    with pytest.raises(ConfigError, match=r"no nvidia-cuda-mps-control on PATH.*run without --mps"):
+    with pytest.raises(ConfigError, match=r"nvidia-cuda-mps-control is not on PATH.*run without --mps"):
         MpsDaemon(tmp_path, {"PATH": str(tmp_path)})
 
 
