@@ -247,7 +247,7 @@ def test_an_adapter_for_host_memory_does_not_join_a_gpus_pool(twin: dict[str, st
 TRAIN = """
 from zico.job import session
 from zico.device.cuda import bindings
-from zico.heap import on_stream
+from zico.heap.cuda import on_stream
 joined = session.attach("trainer", kind="cuda")
 twin = bindings.default_api()
 twin.cuCtxSetCurrent(twin.cuDevicePrimaryCtxRetain(0)[1])
