@@ -13,11 +13,9 @@ from zico.base.errors import ConfigError
 from zico.base.settings import (
     DEFAULT_REGION_BYTES,
     DeviceMemory,
-    JobSettings,
     Setting,
     Settings,
     device_of,
-    job_settings,
     resolve,
 )
 from zico.base.units import GIB, MIB
@@ -26,6 +24,7 @@ from zico.broker.saving import Wish
 from zico.cli.broker import broker
 from zico.cli.options import KEYS, given_in, read_settings
 from zico.cli.run import run
+from zico.job.settings import JobSettings, job_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from zico.base.settings import JobSettings
 from zico.broker.saving import Wish
 from zico.job.paged_job import managed_window
+from zico.job.settings import JobSettings
 
 
 def test_a_job_on_a_gpu_says_that_it_does_not_swap(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,13 +16,13 @@ sys.path.append(str(Path(__file__).parents[1] / "cpu"))  # run as a script, outs
 
 from paged_window import BLOCK_BYTES, BLOCKS, PagedWindow
 
-from zico.base.settings import JobSettings
 from zico.base.warming import JOBS, PAGING, load
 from zico.broker.saving import Wish
 from zico.device.userfault import REQUEST_POISON, SYS_USERFAULTFD, Reach
 from zico.heap import allocator
 from zico.heap.layout import HEAP_RECORD
 from zico.job.paged_job import open_heap
+from zico.job.settings import JobSettings
 from zico.offload.destinations import TierWish
 from zico.offload.tiers import TierStack
 from zico.pool.table import PoolTable

@@ -32,9 +32,13 @@ def missing(result: dict[str, Any]) -> list[str]:
     return [field for field in FIELDS if field not in known] + facts
 
 
+PLAIN = ("-p", "no:randomly", "-p", "no:xdist")
+"""In the order written, and by this process alone: beside xdist nothing is timed."""
+
+
 def run_micro(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a module of microbenchmarks to its end."""
-    argv = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-m", "not long", str(BENCHMARKS / "micro" / module)]
+    argv = [sys.executable, "-m", "pytest", *PLAIN, "-m", "not long", str(BENCHMARKS / "micro" / module)]
     return subprocess.run((*argv, *arguments), capture_output=True, text=True, check=False, timeout=SMOKE_S)
 
 

@@ -42,8 +42,8 @@ def test_shift_lets_nobody_begin_beside_a_first_iteration(nursery: Nursery) -> N
         with nursery.job(made, "other") as other:
             comes_to_its_boundary(made, other)
             assert made.jobs[other.place]["waits_for"] == 1 << new.place
-            assert new.ask("free") == "freed"
             assert made.jobs[other.place]["state"] == JobState.BOUNDARY
+            assert new.ask("free") == "freed"  # from here on it holds nothing, and keeps nobody waiting
             new.tell("mark")
             assert other.answer() == "began"
             assert new.answer() == "began"

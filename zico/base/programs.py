@@ -255,10 +255,10 @@ class Function(CPUDispatcher):  # type: ignore[misc]
     def get_call_template(self, args: Any, kws: Any) -> Any:  # noqa: ANN401 - Numba's
         """Tell a caller that is being compiled what this returns."""
         signature, args = self._compiler.fold_argument_types(args, kws)
-        self.lower(tuple(args))
-        name = self.py_func.__name__
-        signatures = [one.signature for one in self._lowered.values()]
-        return typing.make_concrete_template(name, key=name, signatures=signatures), signature, args, {}
+        lowered = self.lower(tuple(args))
+        name = self.py_func.__name__  # of these types alone: no other signature is tried, however near
+        template = typing.make_concrete_template(name, key=name, signatures=[lowered.signature])
+        return template, signature, args, {}
 
     def get_overload(self, sig: Any) -> Any:  # noqa: ANN401 - Numba's
         """Return what stands for the function in code that is being compiled."""

@@ -6,19 +6,14 @@ caller gives the texts and the device's memory, so every rule here is testable a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from zico.base.errors import ConfigError
 from zico.base.units import KIB, MIB, format_bytes, parse_size
-from zico.broker.protocol.messages import DEFAULT_SHARE, MAX_WAIT_S, Share
-from zico.broker.saving import DEFAULT_WISH, Wish, wish_in
-from zico.broker.shares import share_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -36,7 +31,8 @@ DEFAULT_AVAILABLE_PERCENT = 80
 """Share of the memory available now that a run takes when no budget is given.
 
 On the host device the same memory also holds interpreters, libraries and data sets, on a GPU what
-others start meanwhile; neither is in the budget. """
+others start meanwhile; neither is in the budget.
+"""
 DEFAULT_CUDA_RESERVE = "1GiB"
 """A context takes about half of it; libraries such as cuBLAS and cuDNN allocate workspaces beside the framework."""
 DEFAULT_EXPECTED_JOBS = "2"
@@ -136,7 +132,7 @@ def device_of(given: Given) -> Setting[str]:
     Raises:
         ConfigError: It is no device's name.
     """
-    return _parsed(_chosen(given, "device", HOST), _parse_device)
+    return parsed(_chosen(given, "device", HOST), _parse_device)
 
 
 def resolve(given: Given, memory: DeviceMemory, policies: Collection[str], n_jobs: int | None = None) -> Settings:
@@ -162,7 +158,7 @@ def resolve(given: Given, memory: DeviceMemory, policies: Collection[str], n_job
     budget = _budget(_chosen(given, "budget"), region.value, memory, reserved_bytes)
     most = _most(_chosen(given, "most"), budget, region.value, memory, reserved_bytes)
     taken = most if memory.is_taken_at_once and most.value > budget.value else budget
-    mps = _parsed(_chosen(given, "mps"), _parse_switch)
+    mps = parsed(_chosen(given, "mps"), _parse_switch)
     if mps.value and is_host:
         raise ConfigError(f"{mps.origin}: MPS needs a GPU: choose one, as in --device cuda:0")
     return Settings(
@@ -174,9 +170,9 @@ def resolve(given: Given, memory: DeviceMemory, policies: Collection[str], n_job
         reserve_bytes=reserve,
         expected_jobs=jobs,
         warning=_warning(taken, memory, reserved_bytes),
-        grace_s=_parsed(_chosen(given, "grace", str(DEFAULT_GRACE_S)), _parse_grace),
+        grace_s=parsed(_chosen(given, "grace", str(DEFAULT_GRACE_S)), _parse_grace),
         log_level=_one_of(_chosen(given, "log_level", DEFAULT_LOG_LEVEL), LOG_LEVELS, "log level"),
-        isolate=_parsed(_chosen(given, "isolate"), _parse_switch),
+        isolate=parsed(_chosen(given, "isolate"), _parse_switch),
         mps=mps,
         most_bytes=most,
         shares={name: _chosen(given, name) for name in SHARES},
@@ -188,7 +184,7 @@ def _chosen(given: Given, name: str, default: str = "") -> Setting[str]:
     return given.get(name) or Setting(default, "default")
 
 
-def _parsed(setting: Setting[str], parse: Callable[[str], Value]) -> Setting[Value]:
+def parsed(setting: Setting[str], parse: Callable[[str], Value]) -> Setting[Value]:
     """Return the parsed setting; an error gains the setting's origin."""
     try:
         return Setting(parse(setting.value), setting.origin)
@@ -246,7 +242,7 @@ def _region(chosen: Setting[str], memory: DeviceMemory, default_bytes: int) -> S
             )
         return region_bytes
 
-    return _parsed(chosen, parse)
+    return parsed(chosen, parse)
 
 
 def _reserve(chosen: Setting[str], memory: DeviceMemory) -> Setting[int]:
@@ -258,7 +254,7 @@ def _reserve(chosen: Setting[str], memory: DeviceMemory) -> Setting[int]:
         whole_bytes = memory.total_bytes if text.strip().endswith("%") else sys.maxsize
         return parse_size(text, whole_bytes=whole_bytes)
 
-    return _parsed(chosen, parse)
+    return parsed(chosen, parse)
 
 
 def _expected_jobs(given: Given, n_jobs: int | None) -> Setting[int]:
@@ -271,7 +267,7 @@ def _expected_jobs(given: Given, n_jobs: int | None) -> Setting[int]:
             raise ConfigError(f"{text!r} is not a number of jobs: give a number from 1 to {MAX_EXPECTED_JOBS}")
         return int(text)
 
-    return _parsed(_chosen(given, "jobs", DEFAULT_EXPECTED_JOBS), parse)
+    return parsed(_chosen(given, "jobs", DEFAULT_EXPECTED_JOBS), parse)
 
 
 def _room_bytes(memory: DeviceMemory) -> int:
@@ -316,14 +312,14 @@ def _budget(chosen: Setting[str], region_bytes: int, memory: DeviceMemory, reser
         return budget_bytes
 
     if chosen.value:
-        return _parsed(chosen, parse)
+        return parsed(chosen, parse)
     share_bytes = memory.available_bytes * DEFAULT_AVAILABLE_PERCENT // 100
     left_bytes = _left(memory.available_bytes, region_bytes, reserved_bytes)
     available = format_bytes(memory.available_bytes)
     if share_bytes <= left_bytes:
         origin = f"default: {DEFAULT_AVAILABLE_PERCENT} % of the {available} available"
-        return _parsed(Setting(f"{share_bytes}B", origin), parse)
-    return _parsed(Setting(f"{left_bytes}B", f"default: the {available} available less the reserve"), parse)
+        return parsed(Setting(f"{share_bytes}B", origin), parse)
+    return parsed(Setting(f"{left_bytes}B", f"default: the {available} available less the reserve"), parse)
 
 
 def _left(room_bytes: int, region_bytes: int, reserved_bytes: int) -> int:
@@ -357,80 +353,3 @@ def _most(
 
 
 # -- a job's own process ---------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class JobSettings:
-    """What the environment of a job's process says, but for whose process it is."""
-
-    name: str = "job"
-    share: Share = DEFAULT_SHARE
-    wish: Wish = DEFAULT_WISH
-    heap: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Of the heap's parameters those that were given: ``threshold_bytes``, ``wait_limit_s``, ``spill_directory``."""
-    spacing_bytes: int | None = None
-    """On a GPU: freed on a stream between two marks; ``None``: by who else is there."""
-    paging: int | None = None
-    """Parts of paging that are on; ``None``: all."""
-    window: str = ""
-    """On a GPU: how large the window of a job that pages is; empty: by what is free."""
-    ring: str = ""
-    """The file to record events into, if any."""
-    ops: bool = False
-    """Whether operations are recorded too."""
-    plans: bool = True
-    """Whether the heap follows plans."""
-
-
-def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
-    """Return the settings of a job's process.
-
-    Args:
-        environ: Of the process.
-        script: By whose name the job is called where none is given.
-
-    Raises:
-        ConfigError: One of them cannot be used; the message names the variable and the value.
-    """
-    parsers: dict[str, tuple[str, Callable[[str], Any]]] = {
-        "threshold_bytes": ("ZICO_THRESHOLD", lambda text: parse_size(text, whole_bytes=sys.maxsize)),
-        "wait_limit_s": ("ZICO_WAIT_LIMIT_S", _parse_wait_limit),
-        "spill_directory": ("ZICO_SPILL_DIR", str),
-        "spacing_bytes": ("ZICO_SPACING", _parse_spacing),
-        "paging": (PARTS_VARIABLE, _parse_parts),
-    }
-    given = {
-        field: _parsed(Setting(environ[variable], variable), parse).value
-        for field, (variable, parse) in parsers.items()
-        if environ.get(variable)
-    }
-    return JobSettings(
-        name=environ.get("ZICO_JOB") or Path(script).stem or "job",
-        share=share_in(environ),
-        wish=wish_in(environ),
-        spacing_bytes=given.pop("spacing_bytes", None),
-        paging=given.pop("paging", None),
-        heap=given,
-        window=environ.get("ZICO_PAGED_BYTES", ""),
-        ring=environ.get(RING_VARIABLE, ""),
-        ops=bool(environ.get(OPS_VARIABLE)),
-        plans=environ.get(PLAN_VARIABLE) != "off",
-    )
-
-
-def _parse_spacing(text: str) -> int:
-    return 0 if text.strip() == "0" else parse_size(text, whole_bytes=sys.maxsize)
-
-
-def _parse_wait_limit(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 <= (seconds := float(text)) <= MAX_WAIT_S:
-            return seconds
-    raise ConfigError(f"{text!r} is not a number of seconds from 0 to {MAX_WAIT_S:g}: give one such as 600")
-
-
-def _parse_parts(text: str) -> int:
-    try:
-        return int(text, 0)
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a number: give flags such as 0x7") from None

@@ -13,9 +13,9 @@ from zico.job.autoload import complain
 if TYPE_CHECKING:
     import contextlib
 
-    from zico.base.settings import JobSettings
     from zico.broker.client import Membership
     from zico.heap.build import Heap
+    from zico.job.settings import JobSettings
     from zico.offload.tiers import TierStack
     from zico.pool.table import PoolTable
 

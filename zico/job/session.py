@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from zico.base.settings import JobSettings
     from zico.broker.client import Membership
     from zico.heap.build import Heap
     from zico.job.device_timeline import DeviceTimeline
+    from zico.job.settings import JobSettings
     from zico.pool.table import PoolTable
 
 OWNER_VARIABLE = "ZICO_OWNER_PID"
@@ -233,7 +233,7 @@ def attach(framework: str, *, kind: str = "host") -> Session | None:
 
 
 def _join(socket_path: Path, framework: str, kind: str) -> Session:
-    from zico.base.settings import job_settings
+    from zico.job.settings import job_settings
 
     settings = job_settings(os.environ, sys.argv[0])
     from zico.broker.client import BrokerClient

@@ -32,7 +32,8 @@ LINGER_NS = 20_000_000_000
 Nobody gives a dead job's streams more work, and the driver queues about a thousand launches a
 stream. It is below
 ``STUCK_BESIDE_RUNNING_NS``: a job that waits for these regions does not go to the next tier
-meanwhile. """
+meanwhile.
+"""
 
 
 @entry(MEMBER, int)

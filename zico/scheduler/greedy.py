@@ -138,7 +138,8 @@ MARGIN_SHIFT = 5
 Real iterations differ from their profiles by a region or two and by some per cent of time. Where
 two jobs fill the budget exactly, each such difference makes one of them wait inside its iteration,
 where it delays what it would give back; measured on two copies of the ResNet example at 70 %
-(``docs/design/scheduling.md``). """
+(``docs/design/scheduling.md``).
+"""
 LOOKAHEAD = 16
 """So many of those that wait have their iterations reserved; whoever is further behind waits for them to start."""
 MOST_STEPS = 256

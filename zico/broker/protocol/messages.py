@@ -283,7 +283,8 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Its throughput over that without waiting, between its first and its last iteration's end.
 
     Left out with fewer than two iterations. What jobs slow each other down beside that is not in
-    it. """
+    it.
+    """
     saving: Saving = Saving()
 
 

@@ -1,0 +1,96 @@
+"""The settings of a job's process: what its environment says, read once, checked, for all that need it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zico.base.errors import ConfigError
+from zico.base.settings import OPS_VARIABLE, PARTS_VARIABLE, PLAN_VARIABLE, RING_VARIABLE, Setting, parsed
+from zico.base.units import parse_size
+from zico.broker.protocol.messages import DEFAULT_SHARE, MAX_WAIT_S, Share
+from zico.broker.saving import DEFAULT_WISH, Wish, wish_in
+from zico.broker.shares import share_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class JobSettings:
+    """What the environment of a job's process says, but for whose process it is."""
+
+    name: str = "job"
+    share: Share = DEFAULT_SHARE
+    wish: Wish = DEFAULT_WISH
+    heap: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Of the heap's parameters those that were given: ``threshold_bytes``, ``wait_limit_s``, ``spill_directory``."""
+    spacing_bytes: int | None = None
+    """On a GPU: freed on a stream between two marks; ``None``: by who else is there."""
+    paging: int | None = None
+    """Parts of paging that are on; ``None``: all."""
+    window: str = ""
+    """On a GPU: how large the window of a job that pages is; empty: by what is free."""
+    ring: str = ""
+    """The file to record events into, if any."""
+    ops: bool = False
+    """Whether operations are recorded too."""
+    plans: bool = True
+    """Whether the heap follows plans."""
+
+
+def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
+    """Return the settings of a job's process.
+
+    Args:
+        environ: Of the process.
+        script: By whose name the job is called where none is given.
+
+    Raises:
+        ConfigError: One of them cannot be used; the message names the variable and the value.
+    """
+    parsers: dict[str, tuple[str, Callable[[str], Any]]] = {
+        "threshold_bytes": ("ZICO_THRESHOLD", lambda text: parse_size(text, whole_bytes=sys.maxsize)),
+        "wait_limit_s": ("ZICO_WAIT_LIMIT_S", _parse_wait_limit),
+        "spill_directory": ("ZICO_SPILL_DIR", str),
+        "spacing_bytes": ("ZICO_SPACING", _parse_spacing),
+        "paging": (PARTS_VARIABLE, _parse_parts),
+    }
+    given = {
+        field: parsed(Setting(environ[variable], variable), parse).value
+        for field, (variable, parse) in parsers.items()
+        if environ.get(variable)
+    }
+    return JobSettings(
+        name=environ.get("ZICO_JOB") or Path(script).stem or "job",
+        share=share_in(environ),
+        wish=wish_in(environ),
+        spacing_bytes=given.pop("spacing_bytes", None),
+        paging=given.pop("paging", None),
+        heap=given,
+        window=environ.get("ZICO_PAGED_BYTES", ""),
+        ring=environ.get(RING_VARIABLE, ""),
+        ops=bool(environ.get(OPS_VARIABLE)),
+        plans=environ.get(PLAN_VARIABLE) != "off",
+    )
+
+
+def _parse_spacing(text: str) -> int:
+    return 0 if text.strip() == "0" else parse_size(text, whole_bytes=sys.maxsize)
+
+
+def _parse_wait_limit(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= (seconds := float(text)) <= MAX_WAIT_S:
+            return seconds
+    raise ConfigError(f"{text!r} is not a number of seconds from 0 to {MAX_WAIT_S:g}: give one such as 600")
+
+
+def _parse_parts(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a number: give flags such as 0x7") from None
