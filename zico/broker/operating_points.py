@@ -173,7 +173,7 @@ class Savings:
         return chosen
 
     def wait(self, within_s: float) -> bool:
-        """Wait until nothing is being thought of; false if that takes longer."""
+        """Wait until no choice is being made; false if that takes longer."""
         return self._background_planning.wait(within_s)
 
     def _wanted_by(self, job: JobView) -> Profile | None:

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from zico.scheduler.state import Plan, Policy, PoolView
 
 RESTS = 50
-"""After a thought it rests for so many times as long as that took: times that vary must not have it think all the time,
-beside jobs that need the processor."""
-MOST_REST_S = 10.0  # the first thought of a process loads code as well
+"""The planner rests this many times as long as its last plan took, so that jobs keep the processor."""
+MOST_REST_S = 10.0  # the first plan of a process loads code as well
 
 Answer = TypeVar("Answer")
 
@@ -27,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class BackgroundPlanning(Generic[Answer]):
-    """Keeps the last answer; a thought that fails is logged and leaves none."""
+    """Make plans in a thread and keep the last one; a failure is logged and leaves none."""
 
     def __init__(self, name: str, now_s: Callable[[], float] = time.monotonic) -> None:
         """Know nothing; ``name`` is the thread's."""
@@ -39,21 +38,21 @@ class BackgroundPlanning(Generic[Answer]):
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether something is being thought of."""
+        """Tell whether a plan is being made."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def rests(self) -> bool:
-        """Tell whether the last thought is too fresh to have another without need."""
+        """Tell whether the last plan is too recent to make another without need."""
         return self._now_s() < self._rests_until_s
 
     def begin(self, think: Callable[[], Answer | None], about: str) -> None:
-        """Think in a thread; ``about`` is what the log says if that fails."""
+        """Make a plan in a thread; ``about`` is what the log says if that fails."""
         self._thread = threading.Thread(target=self._think, args=(think, about), name=self._name, daemon=True)
         self._thread.start()
 
     def wait(self, within_s: float) -> bool:
-        """Wait until nothing is being thought of; false if that takes longer."""
+        """Wait until no plan is being made; false if that takes longer."""
         if self._thread is not None:
             self._thread.join(within_s)
         return not self.is_busy
@@ -69,14 +68,13 @@ class BackgroundPlanning(Generic[Answer]):
         self._rests_until_s = ended_s + min(MOST_REST_S, RESTS * (ended_s - began_s))
 
 
-# -- has the policy think about the jobs that are there, beside the broker's own work --------------
+# -- plans of the policy for the jobs that are there -----------------------------------------------
 #
 # Guarantees
 #     * Nobody waits for a plan: until there is one, and whenever the jobs are other ones, the
 #       policy decides without.
-#     * One thought at a time; what was thought is used until there is something newer.
-#     * After a thought it rests (``RESTS``), unless jobs, budget or shares are
-#       others.
+#     * One plan is made at a time, and used until there is a newer one.
+#     * After a plan the planner rests (``RESTS``), unless jobs, budget or shares have changed.
 
 
 class Planning:
@@ -110,7 +108,7 @@ class Planning:
         return self._background_planning.answer
 
     def wait(self, within_s: float) -> bool:
-        """Wait until nothing is being thought of; false if that takes longer."""
+        """Wait until no plan is being made; false if that takes longer."""
         return self._background_planning.wait(within_s)
 
 

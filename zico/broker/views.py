@@ -79,7 +79,7 @@ def text_of(raw: bytes) -> str:
 
 
 def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) -> JobView:  # noqa: ANN401 - a numpy record
-    """Return the job at place ``job``, which is not empty, of a pool in which all lend (``crowded``) or not."""
+    """Return the job at place ``job``; ``crowded``: all jobs of its pool yield at boundaries."""
     state = JobState(int(record["state"]))
     since_ns = record["boundary_since_ns"] if state is JobState.BOUNDARY else record["need_since_ns"]
     return JobView(

@@ -96,7 +96,7 @@ def start_waiting(pool: Member, need: int) -> None:
 
 @inlined
 def _call_lenders(pool: Member) -> bool:
-    """Let those who lend at their boundaries not fall asleep before they have looked; tells whether there are any."""
+    """Change the word that jobs sleep on which yield at boundaries: they look again. Tells whether there are any."""
     some = False
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
