@@ -125,6 +125,23 @@ def test_some_waiting_job_always_yields_first(pool: PoolTable, state: JobState) 
         pool.jobs[job_of(b)]["state"] = JobState.RUNNING
 
 
+def test_what_is_granted_is_lacking_no_more_before_the_waiting_thread_wakes(pool: PoolTable) -> None:
+    """A job that gives at its boundary gives what is lacking once, however late the other's thread wakes."""
+    with joined(pool, 2) as (a, b):
+        held = grab(a, 4)
+        assert not waiting.finish_iteration(a.member[0])
+        waiting.start_waiting(b.member[0], 8)
+        assert waiting._others_lack(a.member[0]) == 2
+        assert acquire(b, [NOBODY] * 8)[0] == WAIT
+        release(a, held[:2])
+        grab(b, 8)
+        assert waiting._others_lack(a.member[0]) == 0
+        assert acquire(b, [NOBODY])[0] == WAIT  # the thread, or another one of the job, lacks more
+        assert pool.jobs[job_of(b)]["need"] == 1
+        assert waiting._others_lack(a.member[0]) == 1
+        waiting.stop_waiting(b.member[0])
+
+
 def test_the_broker_is_notified_once_until_it_looks(pool: PoolTable) -> None:
     """With a job at its boundary the first release writes the eventfd, later ones do not until the broker looks."""
     with joined(pool, 2) as (a, b):

@@ -369,11 +369,13 @@ def _others_lack(pool: Member) -> int:
     """Return the regions that are not free and that others who wait lack for their iterations, within their limits."""
     keep_out_of_line()
     header = header_of(pool)
+    lock(pool)
     lack = header.granted - header.budget_regions
     for j in range(header.places):
         job = job_at(pool, j)
         if j != pool.job and job.state == RUNNING and job.waiting_threads > 0 and job.over == 0:
             lack += remaining_of(job)
+    unlock(pool)
     return max(lack, 0)
 
 
