@@ -178,6 +178,14 @@ def test_importing_zico_loads_nothing_heavy() -> None:
     assert not {"cuda", "numba", "llvmlite", "numpy", "torch", "tensorflow", "keras"} & set(done.stdout.split())
 
 
+def test_zico_run_starts_without_numpy_and_numba() -> None:
+    """The command line loads what a command needs: a run leaves arrays and compiled code to the broker and its jobs."""
+    code = "import sys, zico.cli; zico.cli.command.get_command(None, 'run'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "zico.launch.supervisor" in done.stdout.split()
+    assert not {"numba", "llvmlite", "numpy", "matplotlib"} & set(done.stdout.split())
+
+
 def numbered_invariants() -> set[int]:
     """Return the numbers in the list of invariants."""
     text = (ROOT / "docs" / "design" / "invariants.md").read_text()

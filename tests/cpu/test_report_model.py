@@ -122,7 +122,7 @@ def test_a_jobs_first_process_stands_for_it_and_others_are_listed() -> None:
 def test_without_the_brokers_figures_the_notes_say_so() -> None:
     """If the broker ended early, the commands' own figures are there, and the note says why the others are zero."""
     lost = Outcome(outcome().jobs, None)
-    assert {job.note for job in run_report(lost, SETTINGS).jobs} == {"there are no figures: the broker had ended"}
+    assert {job.note for job in run_report(lost, SETTINGS).jobs} == {"there are no figures: the broker did not answer"}
     assert {job.note for job in run_report(outcome(), SETTINGS).jobs} == {"no framework was imported"}
 
 

@@ -51,6 +51,8 @@ MAX_GRACE_S = 3600.0
 
 SOCKET_VARIABLE = "ZICO_SOCKET"
 """Where a job, or ``zico status``, finds its broker."""
+STARTING_VARIABLE = "ZICO_STARTING"
+"""For how many seconds a job waits until that socket is there: ``zico run`` starts jobs beside the broker."""
 
 RING_VARIABLE = "ZICO_TRACE_RING"
 """A file made by ``zico trace`` into which the job records its events."""

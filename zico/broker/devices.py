@@ -1,4 +1,7 @@
-"""The devices of this machine by their names: ``host``, or ``cuda:N`` with N as the driver counts in this process."""
+"""The devices of this machine by their names: ``host``, or ``cuda:N`` with N as the driver counts in this process.
+
+Drivers are imported where they are opened: the command line needs names alone, and starts sooner.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from zico.base.errors import DriverError
-from zico.device.host import HostDriver
 
 if TYPE_CHECKING:
     from zico.device.api import Driver
@@ -76,6 +78,8 @@ def open_device(name: str) -> tuple[Device, Driver]:
         DriverError: There is no driver, or the device lacks what Zico needs.
     """
     if name == HOST:
+        from zico.device.host import HostDriver
+
         return HOST_DEVICE, HostDriver()
     from zico.device.cuda.driver import CudaDriver
 
@@ -93,6 +97,8 @@ def open_driver(device: Device) -> Driver:
         DriverError: This process does not see that device, or there is no driver.
     """
     if device.name == HOST:
+        from zico.device.host import HostDriver
+
         return HostDriver()
     from zico.device.cuda.driver import CudaDriver
     from zico.device.cuda.facts import device_uuids

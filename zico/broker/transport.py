@@ -325,18 +325,24 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Return the listening socket, made in the place of a stale one. The caller holds the lock."""
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ConfigError(f"{path} exists and is not a socket: give another one")
-        path.unlink()
+    """Return the listening socket, made in the place of a stale one. The caller holds the lock.
+
+    It appears at its path when it listens: whoever finds it is not refused.
+    """
+    new = path.with_name(path.name[:-1] + "~")  # no longer than the path, which has been checked
+    for stale in (path, new):
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(stale.lstat().st_mode):
+                raise ConfigError(f"{stale} exists and is not a socket: give another one")
     with contextlib.ExitStack() as undo:
         listening = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listening.settimeout(0)
-        listening.bind(str(path))
-        undo.callback(path.unlink, missing_ok=True)
-        path.chmod(0o600)
+        new.unlink(missing_ok=True)  # of a broker that was killed here
+        listening.bind(str(new))
+        undo.callback(new.unlink, missing_ok=True)
+        new.chmod(0o600)
         listening.listen(_BACKLOG)
+        new.rename(path)
         undo.pop_all()
     return listening
 

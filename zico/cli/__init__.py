@@ -1,7 +1,8 @@
-"""The command line, one file for each command."""
+"""The command line, one file for each command, imported when that command is given."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -9,15 +10,6 @@ import click
 
 from zico import __version__
 from zico.base.errors import CommandError, ConfigError, ZicoError
-from zico.cli.broker import broker
-from zico.cli.doctor import doctor
-from zico.cli.fit import fit
-from zico.cli.limit import limit
-from zico.cli.plan import plan
-from zico.cli.run import run
-from zico.cli.simulate import simulate
-from zico.cli.status import status
-from zico.cli.trace import trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,14 +19,29 @@ ERROR_CODE = 1
 INTERRUPTED_CODE = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+COMMANDS = ("run", "plan", "fit", "simulate", "doctor", "status", "limit", "broker", "trace")
+"""In the order of a user's needs; each is a click command in the module of its name."""
+
+
+class LazyGroup(click.Group):
+    """Imports a command when it is asked for: ``zico run`` starts without what simulates and draws."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
+        """Return the names of all commands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
+        """Return the command of that name, or ``None``."""
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = getattr(importlib.import_module(f"zico.cli.{cmd_name}"), cmd_name)
+        return found
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="zico")
 def command() -> None:
     """Train several jobs on one device inside one memory budget."""
-
-
-for _subcommand in (run, plan, fit, simulate, doctor, status, limit, broker, trace):
-    command.add_command(_subcommand)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

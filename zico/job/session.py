@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import HookError
+from zico.base.settings import STARTING_VARIABLE
 from zico.job.autoload import complain
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ OWNER_VARIABLE = "ZICO_OWNER_PID"
 
 GRACE_ALLOCATIONS = 1 << 14
 """Of tensors over the threshold: about ten iterations of a ResNet-110, or one of eight micro-batches."""
+
+_LOOK_S = 0.005
 
 HOOKED_FUNCTIONS = ("posix_memalign", "aligned_alloc", "free")
 
@@ -191,10 +195,16 @@ def pool_kind() -> str:
 
 
 def _socket_to_join() -> Path | None:
-    """Return where the broker listens that this process may join."""
-    socket_path = os.environ.get("ZICO_SOCKET")
+    """Return where the broker listens that this process may join; waits for one that is starting."""
+    named = os.environ.get("ZICO_SOCKET")
     is_stranger = os.environ.get(OWNER_VARIABLE) not in (None, "", str(os.getpid()))
-    return None if is_stranger or not socket_path else Path(socket_path)
+    if is_stranger or not named:
+        return None
+    socket_path = Path(named)
+    end_s = time.monotonic() + float(os.environ.get(STARTING_VARIABLE) or 0)
+    while not socket_path.exists() and time.monotonic() < end_s:
+        time.sleep(_LOOK_S)
+    return socket_path
 
 
 def attach(framework: str, *, kind: str = "host") -> Session | None:

@@ -46,7 +46,7 @@ class BrokerProcess:
         pages: bool = False,
         mps_pipes: Path | None = None,
     ) -> None:
-        """Start it; ``wait_ready`` says when jobs may be started.
+        """Start it; ``wait_ready`` says when jobs can join.
 
         Args:
             run_dir: Where its socket and its record go.
@@ -103,14 +103,18 @@ class BrokerProcess:
         await self._child.ended()
 
     def status(self) -> Status | None:
-        """Return how the pool is now, ``None`` if the broker does not answer within ``ANSWER_S``."""
+        """Return how the pool is now, ``None`` if the broker is not ready or does not answer within ``ANSWER_S``."""
+        if not self._is_ready:
+            return None
         with contextlib.suppress(ZicoError, OSError):
             return self._client.status()
         self._client.close()
         return None
 
     def report(self) -> Report | None:
-        """Return every job's figures so far, ``None`` if the broker does not answer. It writes its record first."""
+        """Return every job's figures so far, ``None`` as with ``status``. The broker writes its record first."""
+        if not self._is_ready:
+            return None
         with contextlib.suppress(ZicoError, OSError):
             return self._client.report()
         self._client.close()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import zico.launch
 from zico.base.errors import ConfigError
-from zico.base.settings import SOCKET_VARIABLE
+from zico.base.settings import SOCKET_VARIABLE, STARTING_VARIABLE
 from zico.broker import saving, shares
 from zico.broker.protocol.messages import DEFAULT_SHARE, Share
 from zico.broker.saving import DEFAULT_WISH, Wish
@@ -133,7 +133,13 @@ PACKAGE = Path(zico.launch.__file__).parent.parent
 INJECT = PACKAGE / "job" / "inject"
 # Of a surrounding `zico run`: here they would make a process believe that it is part of that one's
 # job.
-_NOT_INHERITED = ("ZICO_OWNER_PID", "ZICO_JOB", *shares.VARIABLES.values(), *saving.VARIABLES.values())
+_NOT_INHERITED = (
+    "ZICO_OWNER_PID",
+    "ZICO_JOB",
+    STARTING_VARIABLE,
+    *shares.VARIABLES.values(),
+    *saving.VARIABLES.values(),
+)
 
 
 def job_environment(

@@ -25,22 +25,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from zico.base.errors import CommandError
 from zico.base.paths import CACHE_VARIABLE, cache_root
-from zico.base.settings import HOST
-from zico.broker.lingering import daemon_at
+from zico.base.settings import HOST, STARTING_VARIABLE
 from zico.broker.protocol.messages import ProcessFigures
-from zico.launch.broker import BrokerProcess
+from zico.launch.broker import READY_S, BrokerProcess
 from zico.launch.devices import device_variables
 from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE, Job, Listener, Stream, job_environment
-from zico.launch.mps import MpsDaemon
-from zico.launch.processes import FIRST_EXIT_CODE_OF_A_SIGNAL
 from zico.launch.rundir import run_directory
 from zico.launch.watchdog import Watchdog
 from zico.report.model import JobFigures, JobProgress, PoolFigures, RunReport, Snapshot, jain_index, owner_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import FrameType
 
@@ -54,7 +50,7 @@ if TYPE_CHECKING:
 NEVER_JOINED = "no framework was imported"
 NEVER_ITERATED = "Zico saw no iteration end"
 NOT_STARTED = "was not started"
-BROKER_GONE = "there are no figures: the broker had ended"
+BROKER_GONE = "there are no figures: the broker did not answer"
 
 
 def run_report(outcome: Outcome, settings: Settings) -> RunReport:
@@ -212,8 +208,7 @@ def supervise(
         record_to: Where to copy the broker's record, if it wrote one.
 
     Raises:
-        CommandError: The broker or the MPS daemon could not start, or a signal came before the jobs
-            were started.
+        CommandError: The broker or the MPS daemon could not start; the jobs have been ended.
         ConfigError: There is no MPS here, or no directory for machine code.
     """
     with run_directory() as run_dir:
@@ -258,7 +253,6 @@ class Supervisor:
             self.record = broker.record
             stack.callback(broker.close, guardian)
             stack.callback(self._kill, guardian)
-            await self._unless_interrupted(broker.wait_ready())
             report = await self._run_jobs(broker, guardian)
             await broker.end()
         return Outcome(tuple(self._outcome(job) for job in self._jobs), report)
@@ -269,37 +263,47 @@ class Supervisor:
         Returns:
             The directory of the MPS daemon that was started for the jobs, if one was.
         """
+        if self._settings.device.value == HOST:
+            return None
+        from zico.broker.lingering import daemon_at  # with Numba: a run on the host starts sooner without
+        from zico.launch.mps import MpsDaemon
+
         if self._settings.mps.value:
             daemon = MpsDaemon(run_dir, self._environ)
             stack.callback(daemon.close, guardian)
             daemon.start(guardian)
             self._environ |= daemon.variables
             return daemon.pipes
-        if self._settings.device.value != HOST:
-            found = daemon_at(self._environ)
-            self._listener.message(TIME_SLICES if found is None else f"jobs share the GPU by the MPS daemon at {found}")
+        found = daemon_at(self._environ)
+        self._listener.message(TIME_SLICES if found is None else f"jobs share the GPU by the MPS daemon at {found}")
         return None
 
     async def _run_jobs(self, broker: BrokerProcess, guardian: Watchdog) -> Report | None:
-        """Run all jobs to their ends and return the broker's figures of them."""
+        """Run all jobs to their ends and return the broker's figures of them.
+
+        Jobs import their frameworks while the broker starts, and wait for it where they join.
+        """
         self._start(broker.socket, guardian)
         self._begin_ending()
-        helpers = [asyncio.create_task(self._tick(broker)), asyncio.create_task(self._watch(broker))]
+        grace_s = self._settings.grace_s.value
+        ready = asyncio.create_task(self._until_ready(broker))
+        ends = [asyncio.create_task(self._run_one(job, guardian, grace_s)) for job in self._jobs if job.living]
+        helpers = [asyncio.create_task(self._tick(broker)), asyncio.create_task(self._watch(broker, ready))]
         try:
-            grace_s = self._settings.grace_s.value
-            async with asyncio.TaskGroup() as group:
-                for job in self._jobs:
-                    if job.living:
-                        group.create_task(self._run_one(job, guardian, grace_s))
+            done, _ = await asyncio.wait([ready, *ends], return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
         finally:
-            await _cancelled([*helpers, self._ending])
+            await _cancelled([*helpers, ready, *ends, self._ending])
         self._listener.progress(self._snapshot(broker.status()))
         return broker.report()
 
     def _start(self, socket: Path, guardian: Watchdog) -> None:
         alone = len(self._jobs) == 1
         for job in self._jobs:
-            environ = job_environment(self._environ, socket, job.command.name, job.command.share, job.command.wish)
+            command = job.command
+            environ = job_environment(self._environ, socket, command.name, command.share, command.wish)
+            environ[STARTING_VARIABLE] = f"{READY_S:g}"
             problem = job.start(environ, takes_input=alone)
             if problem is not None:
                 self._listener.problem(problem)
@@ -324,8 +328,19 @@ class Supervisor:
                 self._listener.progress(self._snapshot(broker.status()))
             await asyncio.sleep(TICK_S)
 
-    async def _watch(self, broker: BrokerProcess) -> None:
-        """Say so if the broker ends before the jobs do, until cancelled."""
+    async def _until_ready(self, broker: BrokerProcess) -> None:
+        """Wait until the broker is ready, or a signal comes."""
+        tasks = [asyncio.ensure_future(broker.wait_ready()), asyncio.ensure_future(self._interrupted.wait())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await _cancelled(tasks)
+
+    async def _watch(self, broker: BrokerProcess, ready: asyncio.Task[None]) -> None:
+        """Say so if the broker ends after it was ready and before the jobs do, until cancelled."""
+        await asyncio.wait([ready])
         await broker.ended()
         self._listener.problem("the broker has ended: the jobs keep their memory and run on without coordination")
 
@@ -333,17 +348,6 @@ class Supervisor:
         elapsed_s = time.monotonic() - self._started_s
         jobs = tuple(JobProgress(job.command.name, job.exit_code) for job in self._jobs)
         return Snapshot(elapsed_s=elapsed_s, budget_bytes=self._settings.budget_bytes.value, jobs=jobs, status=status)
-
-    async def _unless_interrupted(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await ``work``, or raise as soon as a signal comes."""
-        tasks = [asyncio.ensure_future(work), asyncio.ensure_future(self._interrupted.wait())]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if self._signal is not None:
-                raise CommandError(f"ended by {self._signal.name}", FIRST_EXIT_CODE_OF_A_SIGNAL + self._signal)
-            tasks[0].result()
-        finally:
-            await _cancelled(tasks)
 
     def _outcome(self, job: Job) -> JobOutcome:
         complaint = self._complaints.get(job.command.name, "")

@@ -7,8 +7,6 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from zico.base.errors import ConfigError
 from zico.broker.protocol.messages import JobReport, PoolReport, ProcessFigures, Status
@@ -17,7 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from zico.broker.protocol.messages import WaitKind
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
 
 RUN_SCHEMA = "zico.report.v1"
 
@@ -125,9 +129,6 @@ def owner_of(member: str, names: set[str]) -> str | None:
 
 # -- the history of a run that the broker wrote: who held what and when, and every wait ------------
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
 
 @dataclasses.dataclass(frozen=True)
 class Record:
@@ -184,6 +185,8 @@ class Record:
 
     def curve_of(self, job: int) -> tuple[Floats, Ints]:
         """Return when in its iteration a job comes to hold how many bytes; nothing if it has no profile."""
+        import numpy as np
+
         of_job = self.profile_job == job
         held: Ints = self.profile_bytes[of_job]
         changes = np.flatnonzero(np.diff(held, prepend=-1))
@@ -197,6 +200,8 @@ def read_record(path: Path) -> Record:
         ConfigError: It cannot be read, a field is missing, or the fields' lengths do not fit each
             other.
     """
+    import numpy as np
+
     try:
         with np.load(path, allow_pickle=False) as fields:
             record = Record(

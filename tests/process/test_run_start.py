@@ -1,0 +1,56 @@
+"""Jobs begin while the broker starts: they wait for it where they join, and end with it if it cannot start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from zico_process import ZicoRun, python, survivors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+JOB = (
+    "import os, signal; print('pid', os.getpid(), flush=True)\n"
+    "from zico.job.session import attach; print('joined under', attach('test').membership.policy, flush=True)"
+)
+IN_BROKER = "import os, resource, sys\nif 'zico.broker' in sys.orig_argv:\n    {}\n"
+"""A ``sitecustomize``: what the broker's process does first."""
+HELD_UP = "open(os.environ['FIFO']).readline()"
+NO_ROOM = HELD_UP + "; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # less than the pool has"
+
+
+@contextlib.contextmanager
+def started(tmp_path: Path, in_broker: str) -> Iterator[tuple[ZicoRun, Callable[[], int]]]:
+    """Run a job that joins, beside a broker that does ``in_broker`` first; what is called lets it go on."""
+    (tmp_path / "sitecustomize.py").write_text(IN_BROKER.format(in_broker))
+    os.mkfifo(tmp_path / "fifo")
+    held_up = os.open(tmp_path / "fifo", os.O_RDWR)
+    try:
+        with ZicoRun("--name", "a", python(JOB), PYTHONPATH=str(tmp_path), FIFO=str(tmp_path / "fifo")) as run:
+            yield run, lambda: os.write(held_up, b"\n")
+    finally:
+        os.close(held_up)
+
+
+def test_a_job_begins_before_the_broker_is_ready_and_waits_to_join(tmp_path: Path) -> None:
+    """What a job imports before it joins costs no time: the broker starts beside it."""
+    with started(tmp_path, HELD_UP) as (run, go_on):
+        run.read_until("a | pid ")
+        assert "joined" not in run.stdout
+        go_on()
+        run.read_until("a | joined under zico")
+        assert run.finish() == 0
+
+
+def test_a_broker_that_cannot_start_ends_the_jobs(tmp_path: Path) -> None:
+    """A job that waits to join would else train beside no budget: the run says why, and nothing stays."""
+    with started(tmp_path, NO_ROOM) as (run, go_on):
+        pid = run.number_after("a | pid ")
+        go_on()
+        code = run.finish()
+        assert (code, survivors([pid]), run.leftovers) == (1, [], [])
+        assert "zico: the broker could not start: " in run.stderr
+        assert "joined" not in run.stdout
