@@ -5,6 +5,8 @@ VENV ?= .venv
 # For example PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" where PyPI's torch is the CUDA build.
 PIP_FLAGS ?=
 BIN := $(VENV)/bin
+# Tests and benchmarks start hundreds of processes, each of which would compile all of Zico's Python again.
+export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
 

@@ -279,7 +279,7 @@ def test_a_job_gives_at_its_boundary_what_others_wait_for(swaps: bool) -> None: 
             thread = in_thread(b.mark)
             until(lambda: pool.admit(job_of(b.member)) or not thread.is_alive())
             thread.join(DEADLINE_S)
-        a.member.member[0]["slice"] = (DEADLINE_S, 0)
+        a.member.member[0]["slice"] = (1000, 0)  # longer than b waits: only a call wakes it
         weights = a.allocate(4 * GRANULE_BYTES)
         thread = in_thread(a.mark)
         until(lambda: a.job["state"] == JobState.BOUNDARY)

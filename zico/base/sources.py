@@ -38,6 +38,7 @@ def imported(source: Path, package: Path = PACKAGE) -> frozenset[Path]:
     return frozenset(file for name in names for file in _files(name, package))
 
 
+@functools.cache
 def _files(name: str, package: Path) -> list[Path]:
     parts = name.split(".")[1:]
     # In a checkout adapters and kernels lie beside the package that they are installed into.
