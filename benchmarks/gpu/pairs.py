@@ -151,7 +151,7 @@ def main() -> int:
     parser.add_argument("--paper", action="store_true", help="kinds of pairs that the paper shows, at 70 %%")
     options = parser.parse_args()
     if options.smoke:
-        options.seconds, options.warm_up = 3.0, 1
+        options.seconds, options.warm_up = 1.5, 1
     options.shares = (GOAL[0],) if options.paper or options.smoke else SHARES
     name = "gpu_pairs_paper" if options.paper else "gpu_pairs"
     settings = {key: getattr(options, key) for key in ("device", "seconds", "warm_up", "shares")}

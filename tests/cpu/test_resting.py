@@ -209,11 +209,15 @@ def test_a_job_that_nobody_else_can_help_lets_its_own_state_rest_first() -> None
     with tenants(8, 2, claims=False, wait_limit_s=DEADLINE_S) as (a, b):
         state(a, 3)
         b.allocate(5 * GRANULE_BYTES)
+        thread = in_thread(lambda: b.allocate(3 * GRANULE_BYTES))
+        until(lambda: b.job["waiting_threads"] == 1)
         more = a.allocate(2 * GRANULE_BYTES)
         assert not a.is_spilled(more)
         assert figures(a, "resting") == [2]
         assert a.job["evictions"] == b.job["evictions"] == 0
         a.free_all()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
         b.free_all()
 
 
