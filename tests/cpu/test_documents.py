@@ -92,8 +92,12 @@ def broken_links(page: Path, text: str) -> list[str]:
 def _options(name: str, of: click.Command) -> dict[str, set[str]]:
     """Return the options of a command and of its subcommands, by the words that call each."""
     found = {name: {option for parameter in of.params for option in parameter.opts} | {"--help", "-h"}}
-    for child, sub in of.commands.items() if isinstance(of, click.Group) else ():
-        found |= _options(f"{name} {child}".strip(), sub)
+    if isinstance(of, click.Group):
+        context = click.Context(of)
+        for child in of.list_commands(context):
+            sub = of.get_command(context, child)
+            assert sub is not None
+            found |= _options(f"{name} {child}".strip(), sub)
     found["trace"] = found.get("trace record", set())  # ``record`` may be left out
     return found
 

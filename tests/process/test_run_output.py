@@ -97,9 +97,9 @@ def test_a_job_without_a_framework_is_reported_with_zeros(tmp_path: Path) -> Non
 
 JOIN = """
 import os
-from pathlib import Path
 from zico.broker.client import BrokerClient
-client = BrokerClient(Path(os.environ["ZICO_SOCKET"]))
+from zico.job.session import socket_to_join
+client = BrokerClient(socket_to_join())
 members = [client.join(os.environ["ZICO_JOB"], "fake") for _ in range({count})]
 print(client.status().jobs[0].name)
 """

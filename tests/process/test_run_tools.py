@@ -17,7 +17,11 @@ from zico_process import DEADLINE_S, ZicoRun, python
 
 from zico.cli import main
 
-FOREVER = "import signal; print('here', flush=True); signal.pause()"
+FOREVER = (
+    "import signal\nfrom zico.job.session import socket_to_join\n"
+    "socket_to_join(); print('here', flush=True); signal.pause()"
+)
+"""It is there when the broker is ready."""
 
 
 @pytest.fixture

@@ -185,7 +185,7 @@ def pool_kind() -> str:
     from zico.broker.client import BrokerClient
     from zico.broker.devices import kind_of
 
-    socket_path = _socket_to_join()
+    socket_path = socket_to_join()
     if socket_path is None:
         return "host"
     if _current is not None:
@@ -194,7 +194,7 @@ def pool_kind() -> str:
         return kind_of(client.status().device)
 
 
-def _socket_to_join() -> Path | None:
+def socket_to_join() -> Path | None:
     """Return where the broker listens that this process may join; waits for one that is starting."""
     named = os.environ.get("ZICO_SOCKET")
     is_stranger = os.environ.get(OWNER_VARIABLE) not in (None, "", str(os.getpid()))
@@ -232,7 +232,7 @@ def attach(framework: str, *, kind: str = "host") -> Session | None:
     if _current is not None:
         _current.refuse_fork()
         _refuse_kind(_current.membership, framework, kind)
-    socket_path = _socket_to_join()
+    socket_path = socket_to_join()
     if socket_path is None:
         return None
     if _current is None:
