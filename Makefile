@@ -53,6 +53,10 @@ test: setup ## Run every test that needs no GPU
 	$(BIN)/python -m zico.base.warming # compile once, before tests with deadlines start brokers
 	$(BIN)/python -m pytest tests/framework tests/process tests/cpu $(WORKERS)
 
+test-benchmarks: setup ## Run every benchmark for a moment, and rehearse the first hour on a GPU (three minutes)
+	$(BIN)/python -m zico.base.warming
+	$(BIN)/python -m pytest tests/benchmark $(WORKERS)
+
 test-cpu: setup ## Run the tests that take seconds and start no processes
 	$(BIN)/python -m pytest tests/cpu $(WORKERS)
 
