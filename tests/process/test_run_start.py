@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zico_process import ZicoRun, python, survivors
+from zico_process import ZicoRun, descendants, python, survivors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 JOB = (
-    "import os, signal; print('pid', os.getpid(), flush=True)\n"
+    "import os; print('pid', os.getpid(), flush=True)\n"
     "from zico.job.session import attach; print('joined under', attach('test').membership.policy, flush=True)"
+)
+LATE = (
+    "import os\nfrom zico.base.errors import BrokerError\nfrom zico.job.session import attach, socket_to_join\n"
+    "socket_to_join(); print('pid', os.getpid(), flush=True); open(os.environ['FIFO']).readline()\n"
+    "try: attach('test')\n"
+    "except BrokerError: print('refused', flush=True)"
 )
 IN_BROKER = "import os, resource, sys\nif 'zico.broker' in sys.orig_argv:\n    {}\n"
 """A ``sitecustomize``: what the broker's process does first."""
@@ -23,13 +30,13 @@ NO_ROOM = HELD_UP + "; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 
 
 
 @contextlib.contextmanager
-def started(tmp_path: Path, in_broker: str) -> Iterator[tuple[ZicoRun, Callable[[], int]]]:
+def started(tmp_path: Path, in_broker: str, job: str = JOB) -> Iterator[tuple[ZicoRun, Callable[[], int]]]:
     """Run a job that joins, beside a broker that does ``in_broker`` first; what is called lets it go on."""
     (tmp_path / "sitecustomize.py").write_text(IN_BROKER.format(in_broker))
     os.mkfifo(tmp_path / "fifo")
     held_up = os.open(tmp_path / "fifo", os.O_RDWR)
     try:
-        with ZicoRun("--name", "a", python(JOB), PYTHONPATH=str(tmp_path), FIFO=str(tmp_path / "fifo")) as run:
+        with ZicoRun("--name", "a", python(job), PYTHONPATH=str(tmp_path), FIFO=str(tmp_path / "fifo")) as run:
             yield run, lambda: os.write(held_up, b"\n")
     finally:
         os.close(held_up)
@@ -53,4 +60,18 @@ def test_a_broker_that_cannot_start_ends_the_jobs(tmp_path: Path) -> None:
         code = run.finish()
         assert (code, survivors([pid]), run.leftovers) == (1, [], [])
         assert "zico: the broker could not start: " in run.stderr
+        assert "without coordination" not in run.stderr
         assert "joined" not in run.stdout
+
+
+def test_a_job_that_comes_after_the_broker_has_ended_does_not_wait_for_it(tmp_path: Path) -> None:
+    """It is refused at once, as if there were no broker, and trains alone; the run has said that the broker is gone."""
+    with started(tmp_path, "pass", LATE) as (run, go_on):
+        run.read_until("a | pid ")
+        below = (Path("/proc") / str(pid) for pid in descendants(run.process.pid))
+        (broker,) = [process for process in below if b"zico.broker" in (process / "cmdline").read_bytes()]
+        os.kill(int(broker.name), signal.SIGTERM)
+        run.read_until("the broker has ended: ")
+        go_on()
+        run.read_until("a | refused")
+        assert run.finish() == 0

@@ -61,7 +61,8 @@ class BrokerProcess:
         self._message = message
         self._words: collections.deque[str] = collections.deque(maxlen=_LAST_WORDS)
         self._pipes: list[LinePipe] = []
-        self._is_ready = False
+        self.is_ready = False
+        """Whether jobs can join, or could before it ended."""
         self._client = BrokerClient(self.socket, ANSWER_S)
         with contextlib.ExitStack() as undo:
             self._ready_fd, told_fd = os.pipe2(os.O_CLOEXEC)
@@ -96,7 +97,7 @@ class BrokerProcess:
         if not os.read(self._ready_fd, 1):
             await asyncio.gather(*(pipe.close(wait_s=LEFT_BEHIND_S) for pipe in self._pipes))
             raise CommandError(f"the broker could not start: {' / '.join(self._words) or 'no reason given'}", 1)
-        self._is_ready = True
+        self.is_ready = True
 
     async def ended(self) -> None:
         """Wait until the broker has ended; the caller sets the deadline."""
@@ -104,7 +105,7 @@ class BrokerProcess:
 
     def status(self) -> Status | None:
         """Return how the pool is now, ``None`` if the broker is not ready or does not answer within ``ANSWER_S``."""
-        if not self._is_ready:
+        if not self.is_ready:
             return None
         with contextlib.suppress(ZicoError, OSError):
             return self._client.status()
@@ -113,7 +114,7 @@ class BrokerProcess:
 
     def report(self) -> Report | None:
         """Return every job's figures so far, ``None`` as with ``status``. The broker writes its record first."""
-        if not self._is_ready:
+        if not self.is_ready:
             return None
         with contextlib.suppress(ZicoError, OSError):
             return self._client.report()
@@ -161,5 +162,5 @@ class BrokerProcess:
         for line in lines:
             text = line.decode(errors="replace")
             self._words.append(text)
-            if self._is_ready:
+            if self.is_ready:
                 self._message(text.removeprefix("zico "))

@@ -341,7 +341,10 @@ class Supervisor:
     async def _watch(self, broker: BrokerProcess, ready: asyncio.Task[None]) -> None:
         """Say so if the broker ends after it was ready and before the jobs do, until cancelled."""
         await asyncio.wait([ready])
+        if not broker.is_ready:
+            return
         await broker.ended()
+        broker.socket.touch()  # a job that comes to join now is refused, and does not wait for a start
         self._listener.problem("the broker has ended: the jobs keep their memory and run on without coordination")
 
     def _snapshot(self, status: Status | None) -> Snapshot:
