@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import HookError
-from zico.job import session
+from zico.job import joining, session
 from zico.job.autoload import complain
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Allocator:
         return error
 
 
+@session.once
 def enable() -> Session | None:
     """Take CuPy's memory from the pool of the broker that ``ZICO_SOCKET`` names.
 
@@ -145,3 +146,6 @@ def _announced(set_allocator: Callable[[Any], None]) -> Callable[..., None]:
 def _refuse_capture(*_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401 - whatever CuPy passes
     message = "not with Zico's allocator: CUDA graphs, whose replay would repeat the marks by which memory is shared"
     raise RuntimeError(message)
+
+
+joining.join()  # the import is the front door

@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import HookError
-from zico.job import session
+from zico.job import joining, session
 from zico.job.autoload import complain
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ SETTINGS = {
 """What JAX reads when it discovers its plugins, with the values that lead its memory to us; the first is set."""
 
 
+@session.once
 def enable() -> Session | None:
     """Take JAX's memory from the pool of the broker that ``ZICO_SOCKET`` names.
 
@@ -82,3 +83,6 @@ def _redirect_plugin(**_plugin: Any) -> None:  # noqa: ANN401 - as JAX calls it,
         xla.redirect(CUDA_PLUGIN)
     except HookError as error:
         complain("jax is not shared", error)
+
+
+joining.join()  # the import is the front door

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from zico.base.errors import HookError
-from zico.job import session
+from zico.job import joining, session
 
 if TYPE_CHECKING:
     from zico.job.session import Session
@@ -23,6 +23,7 @@ TESTED_VERSION = "0.68"
 MANAGER_VARIABLE = "NUMBA_CUDA_MEMORY_MANAGER"
 
 
+@session.once
 def enable() -> Session | None:
     """Take Numba's device memory from the pool of the broker that ``ZICO_SOCKET`` names.
 
@@ -72,3 +73,6 @@ def redirect(joined: Session) -> None:
     except (AttributeError, ImportError, RuntimeError) as error:
         message = f"Numba {import_module('numba').__version__} does not take Zico's memory manager: {error}"
         raise HookError(message) from error
+
+
+joining.join()  # the import is the front door

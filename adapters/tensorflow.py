@@ -1,4 +1,4 @@
-"""TensorFlow and Keras: tensors live in the pool, a Keras train step ends an iteration.
+"""TensorFlow: tensors live in the pool; iterations are Keras' train steps (``zico.adapters.keras``), or marked.
 
 On the host two libraries allocate: ``libtensorflow_framework.so.2`` and ``libtensorflow_cc.so.2``
 (most large tensors). On a CUDA device the first of them calls the driver, by what it looks up
@@ -8,21 +8,17 @@ On the host two libraries allocate: ``libtensorflow_framework.so.2`` and ``libte
 
 from __future__ import annotations
 
-import functools
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zico.base.errors import HookError
-from zico.job import session
+from zico.job import joining, session
 from zico.job.autoload import complain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from zico.job.session import Session
 
 TESTED_VERSION = "2.21"
-TESTED_KERAS_VERSION = "3.15"
 
 SYSTEM_ALLOCATOR = "TF_ONEDNN_USE_SYSTEM_ALLOCATOR"
 """Without it TensorFlow with oneDNN keeps large CPU tensors in an arena of its own, which never gives memory back."""
@@ -42,6 +38,7 @@ CUDA_SETTINGS = {"TF_GPU_ALLOCATOR": ("cuda_malloc_async",)}
 """What TensorFlow reads when it first uses a GPU."""
 
 
+@session.once
 def enable() -> Session | None:
     """Take TensorFlow's memory from the pool of the broker that ``ZICO_SOCKET`` names.
 
@@ -83,37 +80,4 @@ def _enable_cuda(joined: Session) -> None:
     xla.redirect(CUDA_LIBRARY)
 
 
-def enable_keras() -> Session | None:
-    """Mark an iteration at each train step of every Keras model, with any backend."""
-    joined = session.attach("keras", kind=session.pool_kind())
-    if joined is None:
-        return None
-    import keras
-
-    keras.Model.make_train_function = _marking(keras.Model.make_train_function, joined)
-    return joined
-
-
-def _marking(make: Callable[..., Any], joined: Session) -> Callable[..., Any]:
-    """Wrap ``Model.make_train_function`` so that the function it leaves in the model marks each step."""
-
-    @functools.wraps(make)
-    def make_train_function(model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Keras'
-        joined.expect_marks()
-        made = make(model, *args, **kwargs)
-        step = model.train_function
-        if step is not None and not getattr(step, "marks_iterations", False):
-            model.train_function = _marked(step, joined)
-        return made
-
-    return make_train_function
-
-
-def _marked(step: Callable[..., Any], joined: Session) -> Callable[..., Any]:
-    def train_function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Keras'
-        result = step(*args, **kwargs)
-        joined.mark()
-        return result
-
-    train_function.marks_iterations = True  # type: ignore[attr-defined]
-    return train_function
+joining.join()  # the import is the front door

@@ -13,7 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ZicoError
-from zico.job import session
+from zico.job import joining, session
 from zico.job.autoload import complain
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def _expecting_marks(init: Callable[..., None], joined: Session) -> Callable[...
     return __init__
 
 
+@session.once
 def enable() -> Session | None:
     """Take PyTorch's memory from the pool of the broker that ``ZICO_SOCKET`` names.
 
@@ -112,3 +113,6 @@ def _swap(joined: Session) -> None:
     begin = joined.heap.base
     Saving(joined.swapper, begin, begin + int(joined.heap.record[0]["spill_offset"]), swapper.LEAST_BYTES).install()
     Stepping(Resting(joined.heap, joined.swapper)).install()
+
+
+joining.join()  # the import is the front door

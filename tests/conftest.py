@@ -2,6 +2,7 @@
 
 * hypothesis takes no time limit for an example, since the first one of a test may compile.
 * Files with long tests run first, so that two workers end at about the same time.
+* Importing an adapter joins nothing, unless a test says otherwise.
 * What is there when tests begin, frameworks for example, is no work for the garbage collector.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from typing import TYPE_CHECKING
 
 with contextlib.suppress(ImportError):  # tests/gpu may run where it is not installed
@@ -16,6 +18,8 @@ with contextlib.suppress(ImportError):  # tests/gpu may run where it is not inst
 
     hypothesis.settings.register_profile("zico", deadline=None)
     hypothesis.settings.load_profile("zico")
+
+os.environ.setdefault("ZICO", "off")
 
 if TYPE_CHECKING:
     import pytest

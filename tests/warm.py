@@ -126,6 +126,7 @@ def load(framework: str) -> None:
     """Load what a job in a pool needs; what it does with it is the job's."""
     from importlib import import_module
 
+    os.environ["ZICO"] = "off"  # an adapter's import joins; the job's own environment takes this one's place
     import_module(framework)
     import_module(f"zico.adapters.{'torch' if framework == 'torch' else 'tensorflow'}")
     from zico.base.warming import JOBS

@@ -29,7 +29,7 @@ BELOW_THE_HEAP = {
     )
 }
 ALLOWED = {
-    "": {"job.session"},
+    "": {"job.joining", "job.session"},
     "__main__": {"cli"},
     "base": set(),
     "device": set(),

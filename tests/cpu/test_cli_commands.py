@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from zico.base.errors import ConfigError
+from zico.base.rundir import MAX_SOCKET_PATH_BYTES, base_directory, known_sockets, run_directory
 from zico.launch.devices import host_memory
 from zico.launch.jobs import INJECT, MAX_COMMANDS, default_name, job_environment, name_commands, split_commands
-from zico.launch.rundir import MAX_SOCKET_PATH_BYTES, base_directory, known_sockets, run_directory
 from zico.launch.supervisor import JobOutcome, Outcome
 from zico.pool.layout import MAX_JOBS, NAME_BYTES
 

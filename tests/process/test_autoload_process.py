@@ -132,7 +132,7 @@ def test_a_failing_adapter_is_reported_once(user: Path) -> None:
     for folder in (adapters, adapters.parent):
         (folder / "__init__.py").touch()
     shutil.copy(zico.job.autoload.__file__, adapters.parent)
-    (adapters / "tensorflow.py").write_text("def enable_keras():\n    raise RuntimeError('no broker')\n")
+    (adapters / "keras.py").write_text("def enable():\n    raise RuntimeError('no broker')\n")
     done = python("import keras; print(keras.VALUE)", user, user / "elsewhere", ZICO_SOCKET="/s")
     assert (done.stdout, done.returncode) == ("3\n", 0)
     assert done.stderr == "zico: keras is not shared: no broker\n"

@@ -51,6 +51,11 @@ MAX_GRACE_S = 3600.0
 
 SOCKET_VARIABLE = "ZICO_SOCKET"
 """Where a job, or ``zico status``, finds its broker."""
+SWITCH_VARIABLE = "ZICO"
+"""``off``: importing an adapter and ``zico.join`` do nothing."""
+DEVICE_VARIABLE = "ZICO_DEVICE"
+JOB_VARIABLE = "ZICO_JOB"
+"""What a job is called."""
 STARTING_VARIABLE = "ZICO_STARTING"
 """For how many seconds a job waits until that socket is there: ``zico run`` starts jobs beside the broker."""
 

@@ -77,7 +77,7 @@ class Server:
         self._is_orphan = False
 
     def serve(self, *, stop_fd: int, parent_pidfd: int | None = None) -> None:
-        """Serve until told to stop, or until parent and members are gone; then write the record.
+        """Serve until told to stop, or until parent, members and connections are gone; then write the record.
 
         Args:
             stop_fd: Anything written to it ends the loop.
@@ -90,7 +90,7 @@ class Server:
         if parent_pidfd is not None:
             self._watch(parent_pidfd, functools.partial(self._on_parent_death, parent_pidfd))
         try:
-            while not self._stops and not (self._is_orphan and not self._manager.members):
+            while not self._stops and not (self._is_orphan and not self._manager.members and not self._links):
                 self._turn()
         finally:
             self._close()

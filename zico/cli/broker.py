@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from zico.base.rundir import socket_for
 from zico.base.settings import DEFAULT_EXPECTED_JOBS, SOCKET_VARIABLE
 from zico.cli.options import PoolCommand, described, pool_options, setting, settings_from
-from zico.launch.rundir import default_socket
 
 
 @click.command(cls=PoolCommand)
@@ -26,15 +26,18 @@ from zico.launch.rundir import default_socket
     metavar="FILE",
     help="At the end, write what happened to this .npz file.",
 )
+@click.option("--until", type=int, metavar="PID", help="End when process PID and the last job have ended.")
 @click.pass_context
-def broker(ctx: click.Context, /, *, socket: Path | None, record: Path | None, **_settings: object) -> int:
+def broker(
+    ctx: click.Context, /, *, socket: Path | None, record: Path | None, until: int | None, **_settings: object
+) -> int:
     """Run a broker without jobs; they join it later.
 
-    It prints "ready" when jobs can join, and runs until Ctrl-C. A job joins when ZICO_SOCKET names
-    the broker's socket.
+    It prints "ready" when jobs can join, and runs until Ctrl-C. Scripts join it that import an
+    adapter (import zico.adapters.torch); with --socket, those for which ZICO_SOCKET names it.
     """
     settings = settings_from(ctx)
-    path = socket or default_socket()
+    path = socket or socket_for(settings.device.value)
     click.echo(f"zico: {described(settings)}", err=True)
     if settings.warning:
         click.echo(f"zico: {settings.warning}", err=True)
@@ -48,6 +51,8 @@ def broker(ctx: click.Context, /, *, socket: Path | None, record: Path | None, *
     arguments += ["--region-bytes", str(settings.region_bytes.value)]
     arguments += ["--device", settings.device.value, *(["--isolate"] if settings.isolate.value else [])]
     arguments += ["--policy", settings.policy.value, "--log-level", settings.log_level.value]
+    if until is not None:
+        arguments += ["--parent-pid", str(until)]
     if record is not None:
         arguments += ["--record", str(record)]
     return main(arguments)

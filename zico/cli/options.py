@@ -22,6 +22,7 @@ import platformdirs
 from click.core import ParameterSource
 
 from zico.base.errors import BrokerError, CommandError, ConfigError, ZicoError
+from zico.base.rundir import known_sockets
 from zico.base.settings import (
     DEFAULT_AVAILABLE_PERCENT,
     DEFAULT_CUDA_REGION_BYTES,
@@ -39,7 +40,6 @@ from zico.base.settings import (
 from zico.base.units import format_bytes
 from zico.broker.client import BrokerClient
 from zico.launch.devices import memory_of
-from zico.launch.rundir import known_sockets
 from zico.scheduler.policies import POLICIES, REAL, check_real
 
 if TYPE_CHECKING:

@@ -40,13 +40,13 @@ from rich.table import Table
 from rich.text import Text
 
 from zico.base.errors import CommandError, ConfigError, TraceError
+from zico.base.rundir import run_directory
 from zico.base.settings import OPS_VARIABLE
 from zico.base.units import format_bytes
 from zico.cli.display import Display
 from zico.cli.options import AFTER_DASHES, DashesCommand, settings_with
 from zico.launch.jobs import name_commands
 from zico.launch.recording import Recording
-from zico.launch.rundir import run_directory
 from zico.launch.supervisor import supervise
 from zico.report.table import PLAIN_WIDTH
 from zico.trace.events import Kind

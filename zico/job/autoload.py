@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 WATCHED: Mapping[str, str] = {
     "torch": "zico.adapters.torch:enable",
     "tensorflow": "zico.adapters.tensorflow:enable",
-    "keras": "zico.adapters.tensorflow:enable_keras",
+    "keras": "zico.adapters.keras:enable",
     "jax": "zico.adapters.jax:enable",
     "cupy": "zico.adapters.cupy:enable_on_gpu",
     "numba.cuda": "zico.adapters.numba:enable_on_gpu",

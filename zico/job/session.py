@@ -6,6 +6,7 @@ Loads no Numba and no framework by being imported; ``attach`` does, when an adap
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -171,6 +172,26 @@ _current: Session | None = None
 def current() -> Session | None:
     """Return this process's session, ``None`` if it is in no pool."""
     return _current
+
+
+def once(enable: Callable[[], Session | None]) -> Callable[[], Session | None]:
+    """Wrap what enables an adapter: once it has, or while it does, it only returns the session."""
+    is_on = False
+
+    @functools.wraps(enable)
+    def enable_once() -> Session | None:
+        nonlocal is_on
+        if is_on:
+            return current()
+        is_on = True
+        joined = None
+        try:
+            joined = enable()
+        finally:
+            is_on = joined is not None
+        return joined
+
+    return enable_once
 
 
 def pool_kind() -> str:

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ConfigError
-from zico.base.settings import OPS_VARIABLE, PARTS_VARIABLE, PLAN_VARIABLE, RING_VARIABLE, Setting, parsed
+from zico.base.settings import (
+    JOB_VARIABLE,
+    OPS_VARIABLE,
+    PARTS_VARIABLE,
+    PLAN_VARIABLE,
+    RING_VARIABLE,
+    Setting,
+    parsed,
+)
 from zico.base.units import parse_size
 from zico.broker.protocol.messages import DEFAULT_SHARE, MAX_WAIT_S, Share
 from zico.broker.saving import DEFAULT_WISH, Wish, wish_in
@@ -65,7 +73,7 @@ def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
         if environ.get(variable)
     }
     return JobSettings(
-        name=environ.get("ZICO_JOB") or Path(script).stem or "job",
+        name=environ.get(JOB_VARIABLE) or Path(script).stem or "job",
         share=share_in(environ),
         wish=wish_in(environ),
         spacing_bytes=given.pop("spacing_bytes", None),

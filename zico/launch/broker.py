@@ -12,9 +12,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from zico.base.errors import CommandError, ZicoError
+from zico.base.rundir import SOCKET_NAME
 from zico.broker.client import BrokerClient
 from zico.launch.processes import KILL_S, LEFT_BEHIND_S, Child, LinePipe, readable
-from zico.launch.rundir import SOCKET_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from zico.base.errors import DriverError, ZicoError
 from zico.base.paths import cache_refusal
+from zico.base.rundir import base_directory
 from zico.base.settings import HOST, PLAN_VARIABLE
 from zico.base.units import format_bytes
 from zico.broker.devices import devices_here, has_usable_driver
 from zico.broker.lingering import CONTROL, daemon_at
 from zico.broker.outside import use_now
 from zico.launch.jobs import Command, job_environment
-from zico.launch.rundir import base_directory
 from zico.launch.supervisor import run_report, supervise
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ signal.alarm({limit})
 import {module} as framework
 tensors = {tensors}
 adapter = importlib.import_module("zico.adapters.{adapter}")
-print("TESTED", getattr(adapter, {tested!r}, ""))
+print("TESTED", getattr(adapter, "TESTED_VERSION", ""))
 """
 
 
@@ -154,8 +154,6 @@ class Framework:
     adapter: str
     tensors: str
     """An expression that makes some tensors of a MiB each."""
-    tested: str = "TESTED_VERSION"
-    """Where the adapter says which version it was tested with."""
     gpu_only: bool = False
     """Whether it has tensors on a GPU only: then it is tried only there."""
     on_gpu: str = ""
@@ -174,9 +172,8 @@ FRAMEWORKS = (
     Framework(
         "keras",
         ("keras",),
-        "tensorflow",
+        "keras",
         "[framework.random.uniform((1 << 18,)) for _ in range(16)]",
-        tested="TESTED_KERAS_VERSION",
     ),
     Framework(
         "jax",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import zico.launch
 from zico.base.errors import ConfigError
-from zico.base.settings import SOCKET_VARIABLE, STARTING_VARIABLE
+from zico.base.settings import JOB_VARIABLE, SOCKET_VARIABLE, STARTING_VARIABLE
 from zico.broker import saving, shares
 from zico.broker.protocol.messages import DEFAULT_SHARE, Share
 from zico.broker.saving import DEFAULT_WISH, Wish
@@ -135,7 +135,7 @@ INJECT = PACKAGE / "job" / "inject"
 # job.
 _NOT_INHERITED = (
     "ZICO_OWNER_PID",
-    "ZICO_JOB",
+    JOB_VARIABLE,
     STARTING_VARIABLE,
     *shares.VARIABLES.values(),
     *saving.VARIABLES.values(),
@@ -151,7 +151,7 @@ def job_environment(
     entries = [str(INJECT), *filter(None, [environ.get("PYTHONPATH")])]
     job |= {
         SOCKET_VARIABLE: str(socket),
-        "ZICO_JOB": name,
+        JOB_VARIABLE: name,
         "ZICO_PACKAGE_PATH": str(PACKAGE.parent),
         "PYTHONPATH": os.pathsep.join(entries),
         "PYTHONUNBUFFERED": "1",

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from zico.base.paths import CACHE_VARIABLE, cache_root
+from zico.base.rundir import run_directory
 from zico.base.settings import HOST, STARTING_VARIABLE
 from zico.broker.protocol.messages import ProcessFigures
 from zico.launch.broker import READY_S, BrokerProcess
 from zico.launch.devices import device_variables
 from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE, Job, Listener, Stream, job_environment
-from zico.launch.rundir import run_directory
 from zico.launch.watchdog import Watchdog
 from zico.report.model import JobFigures, JobProgress, PoolFigures, RunReport, Snapshot, jain_index, owner_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import platformdirs
 
 from zico.base.errors import ConfigError
+from zico.base.settings import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,15 +62,18 @@ def run_directory() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def default_socket() -> Path:
-    """Return the socket that ``zico broker`` listens on when it is told none."""
-    return base_directory() / SOCKET_NAME
+def socket_for(device: str = HOST) -> Path:
+    """Return the socket that a broker for a device listens on when it is told none."""
+    if device == HOST:
+        return base_directory() / SOCKET_NAME
+    return base_directory() / f"broker-{re.sub('[^a-z0-9]', '-', device.lower())}.sock"
 
 
 def known_sockets() -> list[Path]:
     """Return the sockets of this user's brokers, the default one first; some may have no broker behind them."""
     base = base_directory()
-    found = [base / SOCKET_NAME, *sorted(base.glob(f"{RUN_PREFIX}*/{SOCKET_NAME}"))]
+    patterns = ("broker-*.sock", f"{RUN_PREFIX}*/{SOCKET_NAME}")
+    found = [base / SOCKET_NAME, *(path for pattern in patterns for path in sorted(base.glob(pattern)))]
     return [path for path in found if path.is_socket()]
 
 

@@ -1,0 +1,147 @@
+"""Plain scripts that import an adapter share one pool of their user's, which comes and goes with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from harness import ANSWER_S, FRAMEWORK, PATIENCE_S, clean_environment, compile_once, until
+from scripts import Script, alone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BUDGET = "256MiB"
+
+
+class Plain(Script):
+    """A plain script in a terminal of its own."""
+
+    def __init__(self, framework: str, runtime: Path, **environ: str) -> None:
+        """Start it; nothing of its environment is Zico's but what is said here."""
+        base = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime), "PYTHONPATH": str(FRAMEWORK)}
+        base.pop("ZICO", None)
+        super().__init__([str(FRAMEWORK / "front_door.py"), framework], base | environ, fresh=True)
+
+    def ask(self, line: str) -> Any:  # noqa: ANN401 - JSON
+        """Return its answer."""
+        self.tell(line)
+        return json.loads(self.line())
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """Lend a runtime directory; no broker that listens there outlives the test."""
+    compile_once()
+    path = Path(tempfile.mkdtemp(prefix="zf-"))
+    yield path
+    left = brokers(path)
+    for broker in left:
+        broker.kill()
+    shutil.rmtree(path)
+    assert not left, "a broker has stayed"
+
+
+def brokers(runtime: Path) -> list[psutil.Process]:
+    """Return the brokers whose sockets are there."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "broker" in words and any(word.startswith(str(runtime)) for word in words):
+            found.append(process)
+    return found
+
+
+def test_two_plain_scripts_share_one_pool_that_ends_with_the_last_of_them(runtime: Path) -> None:
+    """PyTorch in one terminal and Keras in another, each with its own losses; who starts the broker may end first."""
+    with alone(FRAMEWORK / "front_door.py", "torch", fresh=True) as lonely:
+        lonely.tell("train 5")
+        expected = json.loads(lonely.line())
+    with Plain("torch", runtime, ZICO_BUDGET=BUDGET) as first:
+        assert first.ask("train 5") == expected
+        with Plain("keras", runtime) as second:
+            assert len(second.ask("train 3")) == 3
+            assert first.ask("train 5") == expected
+            figures = [script.ask("status") for script in (first, second)]
+            assert [one["budget_bytes"] for one in figures] == [256 << 20] * 2
+            assert [one["iterations"] for one in figures] == [10, 3]
+            assert figures[1]["frameworks"][-1] == "keras"
+            assert len(brokers(runtime)) == 1
+            done = first.finish()
+            assert done.returncode == 0
+            assert done.stderr == "zico: shares 256 MiB of host, started by this process; ZICO=off leaves this out\n"
+            assert len(second.ask("train 3")) == 3
+            assert len(brokers(runtime)) == 1
+            done = second.finish()
+            assert done.returncode == 0
+            assert "zico: shares 256 MiB of host, 1 other job; ZICO=off leaves this out\n" in done.stderr
+    until(lambda: not brokers(runtime), ANSWER_S, "the broker has ended")
+    assert [path.name for path in (runtime / "zico").iterdir()] == []
+
+
+def test_scripts_that_begin_together_start_one_broker(runtime: Path) -> None:
+    """Whoever comes second waits for the first one's broker."""
+    with Plain("torch", runtime, ZICO_BUDGET=BUDGET) as one, Plain("torch", runtime, ZICO_BUDGET=BUDGET) as other:
+        assert one.ask("train 2") == other.ask("train 2")
+        assert [script.ask("status")["iterations"] for script in (one, other)] == [2, 2]
+        assert len(brokers(runtime)) == 1
+        assert [script.finish().returncode for script in (one, other)] == [0, 0]
+    until(lambda: not brokers(runtime), ANSWER_S, "the broker has ended")
+
+
+def test_a_script_that_leaves_goes_on_outside(runtime: Path) -> None:
+    """Tensors are the pool's until then, and not afterwards. An adapter is enabled once, also if by hand, too."""
+    with Plain("torch", runtime, ZICO_BUDGET=BUDGET) as script:
+        assert script.ask("enable")
+        expected = script.ask("train 3")
+        assert script.ask("status")["iterations"] == 3
+        assert script.ask("in_pool")
+        assert script.ask("leave") is None
+        assert not script.ask("in_pool")
+        assert script.ask("train 3") == expected
+        assert script.finish().returncode == 0
+    until(lambda: not brokers(runtime), ANSWER_S, "the broker has ended")
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"ZICO": "off"}, ""),
+        (
+            {"ZICO_BUDGET": "plenty"},
+            "zico: this process shares no memory: the broker could not start: ZICO_BUDGET: 'plenty' is not",
+        ),
+        ({"ZICO_DEVICE": "cuda:7"}, "zico: this process shares no memory: the broker could not start: ZICO_DEVICE"),
+    ],
+)
+def test_a_script_without_a_pool_trains_as_without_zico(runtime: Path, environ: dict[str, str], said: str) -> None:
+    """Switched off, or where there can be no broker: at most one line, and the losses are the same."""
+    with Plain("torch", runtime, **environ) as script:
+        assert len(script.ask("train 3")) == 3
+        assert script.ask("status") is None
+        done = script.finish()
+    assert done.returncode == 0
+    assert done.stderr.startswith(said)
+    assert len(done.stderr.splitlines()) == bool(said)
+
+
+def test_a_broker_that_was_killed_is_followed_by_another(runtime: Path) -> None:
+    """Its socket is stale: the next script starts a broker of its own there."""
+    with Plain("torch", runtime, ZICO_BUDGET=BUDGET) as first:
+        expected = first.ask("train 2")
+        (broker,) = brokers(runtime)
+        os.kill(broker.pid, signal.SIGKILL)
+        until(lambda: not brokers(runtime), PATIENCE_S, "it is dead")
+        with Plain("torch", runtime, ZICO_BUDGET=BUDGET) as second:
+            assert second.ask("train 2") == expected
+            assert first.ask("train 2") == expected
+            assert second.finish().returncode == 0
+        assert first.finish().returncode == 0
+    until(lambda: not brokers(runtime), ANSWER_S, "the broker has ended")

@@ -1,0 +1,164 @@
+"""The import is a front door: ``import zico.adapters.torch`` shares this process's memory with the user's other jobs.
+
+How it works
+    Without ``zico run`` nobody has told this process of a broker. Each user has at most one broker
+    for a device that such processes join; it listens on a socket in the user's runtime directory.
+    Where there is none the first process starts one, by ``zico broker``. That broker ends when the
+    process and all other jobs have gone. Adapters are then enabled as under ``zico run``, when
+    their framework is imported (``zico.job.autoload``).
+
+Guarantees
+    * Whatever fails costs one line on stderr, and the script goes on as without Zico.
+    * A broker that is about to end is not joined: an open connection keeps it, and the next process
+      starts another one.
+    * ``ZICO=off`` makes all of it do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, cast
+
+from zico.base.errors import BrokerError, ZicoError
+from zico.base.rundir import socket_for
+from zico.base.settings import DEVICE_VARIABLE, HOST, JOB_VARIABLE, SOCKET_VARIABLE, SWITCH_VARIABLE
+from zico.base.units import format_bytes
+from zico.job import autoload, session
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import IO
+
+    from zico.broker.client import BrokerClient
+
+START_S = 1800.0
+"""The first broker on a machine compiles."""
+SAY_AFTER_S = 3.0
+_LOOK_S = 0.01
+_ATTEMPTS = 5
+"""A broker may end, or another process may start one, between two looks."""
+
+_kept: list[BrokerClient] = []
+"""The connection by which the broker knows that this process is there, before it joins."""
+
+
+def join(budget: str | None = None, device: str | None = None, name: str | None = None) -> None:
+    """Share this process's memory with the user's other jobs on a device.
+
+    ``import zico.adapters.torch``, or another adapter, does the same with the defaults. Frameworks
+    that are imported already are shared from now on, others when they are imported. Starts a broker
+    if the user has none for the device, and waits until it is ready: a second, on the first use on a
+    machine a minute. Says on stderr which pool it is, or in one line why there is none; the script
+    then goes on as without Zico. Under ``zico run``, or in a pool already, the pool stays what it is.
+
+    Args:
+        budget: Of a broker that is to be started: ``8GiB``, ``75%``; by default as for
+            ``zico broker``.
+        device: ``host`` or ``cuda:N``; by default what ``ZICO_DEVICE`` says, else ``host``.
+        name: What the job is called; by default as its script.
+    """
+    if os.environ.get(SWITCH_VARIABLE) == "off":
+        return
+    if not os.environ.get(SOCKET_VARIABLE):
+        try:
+            path = _open_pool(device, budget)
+        except (ZicoError, OSError) as error:
+            autoload.complain("this process shares no memory", error)
+            return
+        os.environ[SOCKET_VARIABLE] = str(path)
+        if name:
+            os.environ[JOB_VARIABLE] = name
+    if not any(isinstance(finder, autoload.Finder) for finder in sys.meta_path):
+        autoload.install()
+
+
+def leave() -> None:
+    """Take no more memory from the pool, and wait for nobody at boundaries.
+
+    Tensors that are there stay, and count until they are freed or the process ends. Frameworks that
+    are imported later are not shared. A process that has left cannot join again.
+    """
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, autoload.Finder)]
+    os.environ[SWITCH_VARIABLE] = "off"
+    os.environ.pop(SOCKET_VARIABLE, None)
+    joined = session.current()
+    if joined is not None:
+        joined.membership.leave()
+    while _kept:
+        _kept.pop().close()
+
+
+# -- the user's broker for a device ----------------------------------------------------------------
+
+
+def _open_pool(device: str | None, budget: str | None) -> Path:
+    """Return the socket of the user's broker for a device, which stays as long as this process does."""
+    from zico.broker.client import BrokerClient
+
+    path = socket_for(device or os.environ.get(DEVICE_VARIABLE) or HOST)
+    started = False
+    for _ in range(_ATTEMPTS):
+        if path.is_socket():
+            client = BrokerClient(path)
+            try:
+                status = client.status()
+            except BrokerError:  # it has just ended, or was killed: its socket is stale
+                client.close()
+            else:
+                _kept.append(client)
+                others = len(status.jobs)
+                how = "started by this process" if started else f"{others} other {'job' if others == 1 else 'jobs'}"
+                budget_text = format_bytes(status.budget_bytes)
+                _say(f"shares {budget_text} of {status.device}, {how}; {SWITCH_VARIABLE}=off leaves this out")
+                return path
+        started = _start(path, device, budget)
+    raise BrokerError(f"the broker at {path} ends again and again")
+
+
+def _start(path: Path, device: str | None, budget: str | None) -> bool:
+    """Start a broker and wait until it listens; false if another process was quicker.
+
+    Raises:
+        BrokerError: It cannot start; the message is what it said.
+    """
+    argv = [sys.executable, "-m", "zico", "broker", "--socket", str(path), "--until", str(os.getpid())]
+    argv += [*(["--device", device] if device else []), *(["--budget", budget] if budget else [])]
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(  # noqa: S603 - this Python
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+        )
+        with cast("IO[bytes]", child.stdout) as ready:
+            os.set_blocking(ready.fileno(), False)
+            _await_word(child, ready)
+        if child.poll() is None:
+            return True
+        said.seek(0)
+        lines = said.read().decode(errors="replace").strip().splitlines() or ["it ended without a word"]
+    if "another broker lives" in lines[-1]:
+        time.sleep(_LOOK_S)  # until that one listens
+        return False
+    raise BrokerError(f"the broker could not start: {lines[-1].removeprefix('zico: ')}")
+
+
+def _await_word(child: subprocess.Popen[bytes], ready: IO[bytes]) -> None:
+    """Wait until the broker says that it is ready, or has ended."""
+    began_s = time.monotonic()
+    said = False
+    while child.poll() is None and not ready.read(1):
+        waited_s = time.monotonic() - began_s
+        if waited_s > START_S:
+            child.kill()
+            child.wait()
+        if waited_s > SAY_AFTER_S and not said:
+            _say("compiling; this takes a minute or two, once per machine")
+            said = True
+        time.sleep(_LOOK_S)
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"zico: {text}\n")
