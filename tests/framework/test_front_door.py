@@ -121,10 +121,9 @@ def test_a_script_that_leaves_goes_on_outside(runtime: Path) -> None:
         ({"ZICO_DEVICE": "cuda:7"}, "zico: this process shares no memory: the broker could not start: ZICO_DEVICE"),
     ],
 )
-def test_a_script_without_a_pool_trains_as_without_zico(runtime: Path, environ: dict[str, str], said: str) -> None:
-    """Switched off, or where there can be no broker: at most one line, and the losses are the same."""
+def test_a_script_without_a_pool_goes_on_without_zico(runtime: Path, environ: dict[str, str], said: str) -> None:
+    """Switched off, or where there can be no broker: at most one line, and the script goes on."""
     with Plain("torch", runtime, **environ) as script:
-        assert len(script.ask("train 3")) == 3
         assert script.ask("status") is None
         done = script.finish()
     assert done.returncode == 0
