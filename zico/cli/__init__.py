@@ -19,8 +19,8 @@ ERROR_CODE = 1
 INTERRUPTED_CODE = 130
 
 
-COMMANDS = ("run", "plan", "fit", "simulate", "doctor", "status", "limit", "broker", "trace")
-"""In the order of a user's needs; each is a click command in the module of its name."""
+COMMANDS = ("broker", "doctor", "fit", "limit", "plan", "run", "simulate", "status", "trace")
+"""Each is a click command in the module of its name."""
 
 
 class LazyGroup(click.Group):
@@ -28,7 +28,7 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
         """Return the names of all commands."""
-        return sorted(COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
         """Return the command of that name, or ``None``."""

@@ -2,7 +2,7 @@
 
 How it works
     Without ``zico run`` nobody has told this process of a broker. Each user has at most one broker
-    for a device that such processes join; it listens on a socket in the user's runtime directory.
+    for a device that such processes join. It listens on a socket in the user's runtime directory.
     Where there is none the first process starts one, by ``zico broker``. That broker ends when the
     process and all other jobs have gone. Adapters are then enabled as under ``zico run``, when
     their framework is imported (``zico.job.autoload``).
@@ -58,7 +58,7 @@ def join(budget: str | None = None, device: str | None = None, name: str | None 
     Args:
         budget: Of a broker that is to be started: ``8GiB``, ``75%``; by default as for
             ``zico broker``.
-        device: ``host`` or ``cuda:N``; by default what ``ZICO_DEVICE`` says, else ``host``.
+        device: ``host`` or ``cuda:N``; by default as for ``zico broker``.
         name: What the job is called; by default as its script.
     """
     if os.environ.get(SWITCH_VARIABLE) == "off":
@@ -116,7 +116,7 @@ def _open_pool(device: str | None, budget: str | None) -> Path:
                 _say(f"shares {budget_text} of {status.device}, {how}; {SWITCH_VARIABLE}=off leaves this out")
                 return path
         started = _start(path, device, budget)
-    raise BrokerError(f"the broker at {path} ends again and again")
+    raise BrokerError(f"the broker at {path} does not answer: zico status shows whether it runs")
 
 
 def _start(path: Path, device: str | None, budget: str | None) -> bool:
