@@ -157,7 +157,7 @@ def test_a_job_out_of_memory_gets_its_peak_the_budget_and_a_remedy() -> None:
     (line,) = (line for line in attention_lines(report) if "ran out of memory" in line)
     assert "its peak was 60 MiB" in line
     assert "the whole budget is 64 MiB" in line
-    assert "raise --budget to at least 100 MiB" in line
+    assert "raise --budget to at least 100 MiB, use a smaller batch, or try --save auto" in line
 
 
 def test_markdown_has_a_row_per_job_and_the_picture() -> None:

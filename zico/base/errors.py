@@ -55,7 +55,7 @@ class OutOfMemory(ZicoError):  # noqa: N818 - the field's name for it (torch.Out
         needs = f"needs {format_bytes(self.requested_bytes)} more while holding {format_bytes(self.held_bytes)}, "
         budget, both_bytes = format_bytes(self.budget_bytes), self.requested_bytes + self.held_bytes
         if both_bytes > self.budget_bytes:
-            at_least = f"raise --budget to at least {format_bytes(both_bytes)} or use a smaller batch"
+            at_least = f"raise --budget to at least {format_bytes(both_bytes)}, use a smaller batch, or try --save auto"
             return f"{needs}and the whole budget is {budget}: {at_least}"
         return (
             f"{needs}its limit or other jobs keep it from the rest of the budget of {budget}, and the next tier has no "
