@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import ANSWER_S, Nursery, Pool, pool
+from harness import ANSWER_S, Nursery, Pool, pool, until
 from light_job import can_page
 
 from zico.broker.protocol.messages import Change
@@ -54,6 +54,22 @@ def test_a_paged_job_gives_regions_back_that_its_iterations_need_no_more(nursery
         assert job.ask("mark") == "began"
         made.settled(lambda look: look.held(job.place) == 5, "regions have come back", ANSWER_S)
         assert job.ask("verify 2") == "lost 0"
+
+
+def test_a_paged_job_goes_on_without_regions_where_nobody_can(nursery: Nursery) -> None:
+    """Invariant 7: it has a place for each tensor, whose blocks come and go; the other one is asked for nothing."""
+    with pool(regions=16) as made, nursery.job(made, "other") as other, nursery.job(made, "paged") as job:
+        assert job.ask("hold 4") == "1"
+        assert other.ask("hold 9") == "1"
+        other.tell("hold 7")
+        until(lambda: made.jobs[other.place]["waiting_threads"] > 0, ANSWER_S, "the other waits")
+        assert job.ask("fill 10 1", SLOW_S) == "10"
+        assert made.look().held(job.place) <= 7
+        assert made.jobs[job.place]["spilled_bytes"] == 0
+        assert (made.jobs[other.place]["evictions"], other.has_answered()) == (0, False)
+        assert job.ask("verify 1", SLOW_S) == "lost 0"
+        assert [job.ask("empty"), job.ask("free")] == ["freed"] * 2
+        assert other.answer(SLOW_S) == "1"
 
 
 def test_a_paged_job_in_a_pool_that_isolates(nursery: Nursery) -> None:

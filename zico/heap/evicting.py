@@ -226,6 +226,7 @@ def await_return(heap: HeapRecord, me: Job) -> None:
     before = -1
     waiting.start_waiting(pool, me.evicted)
     while True:
+        me.need = max(me.need, me.evicted)
         obey(heap, me)
         sequence = waiting.sequence_of(pool)
         if is_complete(heap, me):

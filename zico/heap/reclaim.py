@@ -107,8 +107,10 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
     began_ns = still_since_ns = monotonic_ns()
     never_since_ns = asked_ns = 0
     before = -1
-    waiting.start_waiting(pool, (size_bytes + (1 << heap.pool_shift) - 1) >> heap.pool_shift)
+    need = (size_bytes + (1 << heap.pool_shift) - 1) >> heap.pool_shift
+    waiting.start_waiting(pool, need)
     while True:
+        me.need = max(me.need, need)  # what was granted meanwhile was for something else
         backing.bring_up(heap)
         evicting.obey(heap, me)
         sequence = waiting.sequence_of(pool)

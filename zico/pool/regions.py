@@ -286,8 +286,6 @@ def acquire(pool: Member, wanted: Array, n: int, slot: int) -> int:
         status = WAIT
         if me.over == 0 and may_grant(pool, me, n):
             status = _take(pool, wanted, n, slot)
-        if status == WAIT and me.waiting_threads > 0:
-            me.need = max(me.need, n)
     unlock(pool)
     return status
 
@@ -345,7 +343,7 @@ def _take(pool: Member, wanted: Array, n: int, slot: int) -> int:
     me = job_at(pool, pool.job)
     me.held += n
     me.peak_held = max(me.peak_held, me.held)
-    me.need = max(me.need - n, 0)  # at once: until the thread wakes, others would free memory that nobody needs
+    me.need = 0  # at once: until the waiting thread says so, others would free memory that nobody needs
     header.granted += n
     header.peak_granted = max(header.peak_granted, header.granted)
     return status
