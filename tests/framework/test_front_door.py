@@ -97,15 +97,21 @@ def test_scripts_that_begin_together_start_one_broker(runtime: Path) -> None:
 
 
 def test_a_script_that_leaves_goes_on_outside(runtime: Path) -> None:
-    """Tensors are the pool's until then, and not afterwards. An adapter is enabled once, also if by hand, too."""
+    """Tensors are the pool's until then, and not afterwards, before the broker hears of it.
+
+    An adapter is enabled once, also if by hand, too.
+    """
     with Plain("torch", runtime, ZICO_BUDGET=BUDGET) as script:
         assert script.ask("enable")
         expected = script.ask("train 3")
         assert script.ask("status")["iterations"] == 3
         assert script.ask("in_pool")
+        (broker,) = brokers(runtime)
+        broker.suspend()
         assert script.ask("leave") is None
         assert not script.ask("in_pool")
         assert script.ask("train 3") == expected
+        broker.resume()
         assert script.finish().returncode == 0
     until(lambda: not brokers(runtime), ANSWER_S, "the broker has ended")
 

@@ -79,15 +79,16 @@ def join(budget: str | None = None, device: str | None = None, name: str | None 
 def leave() -> None:
     """Take no more memory from the pool, and wait for nobody at boundaries.
 
-    Tensors that are there stay, and count until they are freed or the process ends. Frameworks that
-    are imported later are not shared. A process that has left cannot join again.
+    At once on the host, on a GPU when the broker has heard of it. Tensors that are there stay, and
+    count until they are freed or the process ends. Frameworks that are imported later are not
+    shared. A process that has left cannot join again.
     """
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, autoload.Finder)]
     os.environ[SWITCH_VARIABLE] = "off"
     os.environ.pop(SOCKET_VARIABLE, None)
     joined = session.current()
     if joined is not None:
-        joined.membership.leave()
+        joined.leave()
     while _kept:
         _kept.pop().close()
 

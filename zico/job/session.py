@@ -61,6 +61,7 @@ class Session:
         self.at_boundaries: list[Callable[[], None]] = []
         """What to call when an iteration has been admitted, in the thread that marked it."""
         self._explicit = False
+        self._has_left = False
 
     @property
     def record(self) -> Any:  # noqa: ANN401 - one JOB record
@@ -111,6 +112,17 @@ class Session:
 
         return int(self.record["save"]) in (SaveMode.SWAP, SaveMode.AUTO)
 
+    def leave(self) -> None:
+        """Take no more memory from the pool and end no more iterations; tensors stay until they are freed.
+
+        At once, whenever the broker hears of it: from now on no tensor is large enough to be the pool's.
+        """
+        from zico.heap.allocator import LARGEST
+
+        self._has_left = True
+        self.heap.record[0]["threshold_bytes"] = LARGEST
+        self.membership.leave()
+
     def detach_fork(self) -> None:
         """Leave the pool to the parent: for a forked child."""
         from zico.heap.layout import Attached
@@ -145,7 +157,7 @@ class Session:
         from zico.heap.layout import Attached
 
         heap = self.heap.record[0]
-        if heap["attached"] == Attached.YES:
+        if heap["attached"] == Attached.YES and not self._has_left:
             allocator.mark(heap)
         for call in self.at_boundaries:
             call()
