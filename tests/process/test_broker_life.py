@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from broker_process import BUDGET_BYTES, PATIENCE_S, REGION_BYTES, ROOT, Broker, job, kill
+from harness import until
 
 from zico.base.errors import BrokerError
 
@@ -109,7 +110,10 @@ def test_ready_is_written_where_it_is_wanted(tmp_path: Path) -> None:
 
 
 def test_without_its_parent_it_ends_after_the_last_job(start: Callable[..., Broker]) -> None:
-    """A broker whose parent was killed serves the jobs that are left and ends by itself."""
+    """A broker whose parent was killed serves jobs and connections that are left, and ends by itself.
+
+    A script that has found it, and has not joined yet, has a connection.
+    """
     parent = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
         broker = start("--policy", "none", "--parent-pid", str(parent.pid))
@@ -117,6 +121,8 @@ def test_without_its_parent_it_ends_after_the_last_job(start: Callable[..., Brok
             parent.kill()
             parent.communicate(timeout=20)
             assert broker.names() == ["a"]
+        until(lambda: broker.names() == [], 20, "the last job is gone")
+        assert broker.names() == []
         broker.client.close()
         assert broker.process.wait(timeout=20) == 0
     finally:

@@ -50,10 +50,12 @@ def join(budget: str | None = None, device: str | None = None, name: str | None 
     """Share this process's memory with the user's other jobs on a device.
 
     ``import zico.adapters.torch``, or another adapter, does the same with the defaults. Frameworks
-    that are imported already are shared from now on, others when they are imported. Starts a broker
-    if the user has none for the device, and waits until it is ready: a second, on the first use on a
-    machine a minute. Says on stderr which pool it is, or in one line why there is none; the script
-    then goes on as without Zico. Under ``zico run``, or in a pool already, the pool stays what it is.
+    that are imported already are shared from now on, others when they are imported.
+
+    If the user has no broker for the device, this starts one and waits until it is ready. That
+    takes a second; the first start on a machine compiles, which takes a minute. A line on stderr
+    says which pool it is. If there is none, the line says why, and the script goes on as without
+    Zico. Under ``zico run``, or in a pool already, the pool stays what it is.
 
     Args:
         budget: Of a broker that is to be started: ``8GiB``, ``75%``; by default as for
