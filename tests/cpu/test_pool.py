@@ -128,7 +128,7 @@ def test_a_place_is_clean_when_it_is_used_again(pool: PoolTable) -> None:
     with joined(pool, 1) as (member,):
         grab(member, 4)
         waiting.start_waiting(member.member[0], 2)
-        waiting.finish_iteration(member.member[0])
+        waiting.finish_iteration(member.member[0], 0)
         pool.reap(job_of(member))
     with joined(pool, 1) as (member,):
         record = pool.jobs[job_of(member)]
@@ -143,7 +143,7 @@ def test_a_job_that_leaves_at_any_time_leaves_no_count_behind(pool: PoolTable, s
     """A job that is marked as leaving at its boundary is no longer counted as waiting there, nor after its death."""
     with joined(pool, 1) as (member,):
         if state == JobState.BOUNDARY:
-            assert not waiting.finish_iteration(member.member[0])
+            assert not waiting.finish_iteration(member.member[0], 0)
         pool.mark_leaving(job_of(member))
         assert pool.header["boundary_waiters"] == 0
         pool.reap(job_of(member))
@@ -154,7 +154,7 @@ def test_a_leaving_job_does_not_come_back_by_ending_an_iteration(pool: PoolTable
     """A job marked as leaving stays so at its next boundary, is not kept there, and is granted nothing."""
     with joined(pool, 1) as (member,):
         pool.mark_leaving(job_of(member))
-        assert waiting.finish_iteration(member.member[0])
+        assert waiting.finish_iteration(member.member[0], 0)
         waiting.begin_iteration(member.member[0])
         assert pool.jobs[job_of(member)]["state"] == JobState.LEAVING
         assert pool.header["boundary_waiters"] == 0
@@ -190,7 +190,7 @@ def test_an_admitted_job_claims_its_peak_before_it_has_woken(pool: PoolTable) ->
         record["progress"] = 5
         record["current"]["n_bins"] = 6
         record["current"]["held"][:6] = levels
-        assert not waiting.finish_iteration(a.member[0])
+        assert not waiting.finish_iteration(a.member[0], 0)
         assert pool.admit(job_of(a))
         assert acquire(b, [NOBODY] * 3)[0] == WAIT
         grab(b, 2)
@@ -202,7 +202,7 @@ def test_a_dead_jobs_unsent_notice_does_not_silence_the_others(pool: PoolTable) 
     """Invariant 5: whoever died between noting that it would write the eventfd and writing it keeps nobody waiting."""
     with joined(pool, 3) as (stands, dead, other):
         (r,) = grab(other, 1)
-        assert not waiting.finish_iteration(stands.member[0])
+        assert not waiting.finish_iteration(stands.member[0], 0)
         os.eventfd_read(pool.notify_fd)
         assert pool.header["notified"] == 1, "as the dead job left it, with nothing written"
         pool.reap(job_of(dead))

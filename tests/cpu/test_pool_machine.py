@@ -165,7 +165,7 @@ class PoolMachine(ModelledPool):
         peak = len(job.held) + more
         curve.begin(job.record["current"], 0, peak)
         job.record["profiled"] = 0  # learning is the curve's business: start from the flat profile of this one
-        admitted = bool(waiting.finish_iteration(job.member.member[0]))
+        admitted = bool(waiting.finish_iteration(job.member.member[0], 0))
         if self.alone == number:
             self.alone = None
         job.profiled, job.levels, job.persistent = True, [peak], len(job.held)

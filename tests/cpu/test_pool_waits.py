@@ -51,7 +51,7 @@ def test_an_admission_wakes_the_job_without_its_python(pool: PoolTable) -> None:
     """Invariant 7: a job that sleeps at its boundary goes on when it is admitted."""
     with joined(pool, 1) as (member,):
         member.member[0]["slice"] = (1000, 0)
-        assert not waiting.finish_iteration(member.member[0])
+        assert not waiting.finish_iteration(member.member[0], 0)
         thread = threading.Thread(target=waiting.await_admission, args=(member.member[0],), daemon=True)
         thread.start()
         assert pool.admit(job_of(member))
@@ -63,7 +63,7 @@ def test_an_admission_wakes_the_job_without_its_python(pool: PoolTable) -> None:
 def test_an_iteration_begins_when_it_is_admitted(pool: PoolTable) -> None:
     """A job that stood at its boundary for long and has not woken yet does not count as standing still inside."""
     with joined(pool, 1) as (member,):
-        assert not waiting.finish_iteration(member.member[0])
+        assert not waiting.finish_iteration(member.member[0], 0)
         record = pool.jobs[job_of(member)]
         record["started_ns"], record["iteration_waited_ns"] = 1, 2
         assert pool.admit(job_of(member))
@@ -78,7 +78,7 @@ def test_without_a_broker_jobs_admit_themselves_and_bury_the_dead(pool: PoolTabl
         grab(dead, 7)
         pool.jobs[job_of(dead)]["pid"] = gone
         pool.header["broker_pid"] = gone
-        assert not waiting.finish_iteration(member.member[0])
+        assert not waiting.finish_iteration(member.member[0], 0)
         waiting.await_admission(member.member[0])
         assert pool.jobs[job_of(member)]["state"] == JobState.RUNNING
         assert pool.jobs[job_of(dead)]["state"] == JobState.EMPTY
@@ -129,7 +129,7 @@ def test_what_is_granted_is_lacking_no_more_before_the_waiting_thread_wakes(pool
     """A job that gives at its boundary gives what is lacking once, however late the other's thread wakes."""
     with joined(pool, 2) as (a, b):
         held = grab(a, 4)
-        assert not waiting.finish_iteration(a.member[0])
+        assert not waiting.finish_iteration(a.member[0], 0)
         waiting.start_waiting(b.member[0], 8)
         assert waiting._others_lack(a.member[0]) == 2
         assert acquire(b, [NOBODY] * 8)[0] == WAIT
@@ -143,7 +143,7 @@ def test_the_broker_is_notified_once_until_it_looks(pool: PoolTable) -> None:
     """With a job at its boundary the first release writes the eventfd, later ones do not until the broker looks."""
     with joined(pool, 2) as (a, b):
         held = grab(b, 4)
-        assert not waiting.finish_iteration(a.member[0])
+        assert not waiting.finish_iteration(a.member[0], 0)
         assert os.eventfd_read(pool.notify_fd) == 1
         release(b, held[:1])
         with pytest.raises(BlockingIOError):

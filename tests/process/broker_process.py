@@ -138,7 +138,7 @@ for line in sys.stdin:
         wanted = np.full(int(numbers[0]), -1, np.int32)
         say("held", regions.try_acquire(me, wanted, len(wanted)))
     elif command == "iterate":
-        if not waiting.finish_iteration(me):
+        if not waiting.finish_iteration(me, 0):
             say("boundary")
             waiting.await_admission(me)
         waiting.begin_iteration(me)

@@ -91,7 +91,7 @@ def beg(pool: Record, _array: Record, _other: int, stop: int) -> None:
 def finish(pool: Record, _array: Record, _other: int, stop: int) -> None:
     """End an iteration."""
     stop_here(stop)
-    waiting.finish_iteration(pool)
+    waiting.finish_iteration(pool, 0)
     stop_here(stop)
 
 
@@ -147,7 +147,7 @@ class Trial(single_steps.Trial):
         given = [r for r, owner in enumerate(owners(self.pool)) if owner == job_of(self.victim)]
         release(self.victim, given[:1])  # so that a region in the list has had an owner
         grab(self.victim, 1)
-        waiting.finish_iteration(self.third.member[0])
+        waiting.finish_iteration(self.third.member[0], 0)
         mine = [r for r, owner in enumerate(owners(self.pool)) if owner == job_of(self.victim)]
         self.array = np.array(mine if operation in ("give", "guard") else [NOBODY, NOBODY, 0], "i4")
         if operation == "guard":  # got behind a fence that has not passed

@@ -50,7 +50,7 @@ if what == "inside":
 elif what == "waiting":
     waiting.start_waiting(record, 5)
 elif what == "boundary":
-    waiting.finish_iteration(record)
+    waiting.finish_iteration(record, 0)
 print("ready", flush=True)
 if what == "waiting":
     while True:
@@ -158,7 +158,7 @@ def test_jobs_go_on_when_the_broker_dies_inside(pool: PoolTable) -> None:
         pool.header["alone_job"] = NOBODY
         pool.header["broker_pid"] = broker.pid
         _kill(broker)
-        assert not waiting.finish_iteration(member.member[0])
+        assert not waiting.finish_iteration(member.member[0], 0)
         _in_time(lambda: waiting.await_admission(member.member[0]))
         assert pool.jobs[job_of(member)]["state"] == JobState.RUNNING
         assert pool.header["recoveries"] == 1

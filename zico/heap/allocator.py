@@ -57,9 +57,9 @@ from zico.heap.layout import (
     tick,
 )
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
-from zico.pool import waiting
+from zico.pool import profiles, waiting
 from zico.pool.layout import NOBODY
-from zico.trace import online, ring
+from zico.trace import online, phases, profile, ring
 from zico.trace.events import NO_NAME, Kind
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ if TYPE_CHECKING:
 NOT_SERVED = 0
 """The request is for the real allocator: no address space is left, or the job has left the pool."""
 OUT_OF_MEMORY = -1
+
+BY_MARK = -1
 
 LARGEST = 1 << 60  # bytes: so that nothing overflows on the way to being refused
 
@@ -122,7 +124,7 @@ def serve(heap: HeapRecord, me: Job, slot: int, size_bytes: int, rounded: int, a
     key = lifetime = entry = NOBODY
     planned = history.NO_PLACE
     arena = SPILL + slot
-    if slot == MAIN and heap.marked == 0:
+    if slot == MAIN and (heap.marked == 0 or not phases.is_quiet(heap.phases, me.progress)):
         _look_for_boundary(heap, me, size_bytes)
     tick(heap, me)
     me.requested_bytes += min(size_bytes, LARGEST)
@@ -157,11 +159,22 @@ def serve(heap: HeapRecord, me: Job, slot: int, size_bytes: int, rounded: int, a
 
 @compiled
 def _look_for_boundary(heap: HeapRecord, me: Job, size_bytes: int) -> None:
-    """End the iteration here if nothing marks boundaries and one is found. Leaves the mutex while it waits."""
-    begins = online.begins(heap.tracker, min(size_bytes, LARGEST), me.live_bytes)
-    if begins and heap.tracker.events > heap.grace:
+    """End the iteration here if one is found to begin, or another phase. Leaves the mutex while it waits."""
+    keep_out_of_line()
+    size_bytes = min(size_bytes, LARGEST)
+    phase = phases.NONE
+    if heap.marked == 1 and heap.backing.entered == 0:
+        highest = profile.peak(me.current)
+        phase = phases.begins(heap.phases, heap.tracker, size_bytes, me.live_bytes, me.progress, me.phase, highest)
+        if heap.phases.is_strange == 1:
+            me.claim_floor = me.claim_peak
+    elif (
+        heap.marked == 0 and online.begins(heap.tracker, size_bytes, me.live_bytes) and heap.tracker.events > heap.grace
+    ):
+        phase = phases.MARKED
+    if phase != phases.NONE:
         private_unlock(heap.mutex_address)
-        boundary(heap)
+        boundary(heap, phase)
         private_lock(heap.mutex_address)
 
 
@@ -222,17 +235,29 @@ def free(heap: HeapRecord, address: int) -> None:
 
 
 @compiled
-def boundary(heap: HeapRecord) -> None:
-    """End the iteration and begin the next one, waiting in between until that is admitted."""
+def boundary(heap: HeapRecord, phase: int) -> None:
+    """End the iteration and begin the next one, waiting in between until that is admitted.
+
+    Args:
+        heap: The HEAP record.
+        phase: What begins; ``BY_MARK``: ``phases.MARKED``, and a mark says so.
+    """
     keep_out_of_line()
     pool = pool_of(heap)
     me = job_of(heap)
     private_lock(heap.mutex_address)
     backing.bring_up(heap)
-    before = me.iteration
-    admitted = waiting.finish_iteration(pool)
+    before, ended = me.iteration, me.phase
+    if heap.phases.added != phases.MARKED:
+        profiles.forget(pool, heap.phases.added)
+        heap.phases.added = phases.MARKED
+    admitted = waiting.finish_iteration(pool, max(phase, phases.MARKED))
     if me.iteration != before:
-        history.end_iteration(heap, me.iteration)
+        history.end_iteration(heap, me.iteration, phases.is_largest(heap.phases, ended))
+        if phase == BY_MARK:
+            phases.enter_by_mark(heap.phases, heap.tracker, me.profile, me.claim_peak)
+        elif heap.marked == 1:
+            phases.enter(heap.phases, phase, me.profile, me.claim_peak)
     private_unlock(heap.mutex_address)
     if heap.backing.entered != 0:
         write_bytes(heap.paged.pager_fd, pool.one_address, 8)
@@ -254,7 +279,7 @@ def boundary(heap: HeapRecord) -> None:
 def mark(heap: HeapRecord) -> None:
     """Take an explicit boundary; from now on no period is looked for."""
     heap.marked = 1
-    boundary(heap)
+    boundary(heap, BY_MARK)
 
 
 # -- recorded operations ---------------------------------------------------------------------------

@@ -244,18 +244,21 @@ def fill_plan(table_address: int, keys: Array, offsets: Array, n: int) -> None:
 
 
 @compiled
-def end_iteration(heap: HeapRecord, iteration: int) -> None:
+def end_iteration(heap: HeapRecord, iteration: int, counts: bool) -> None:  # noqa: FBT001 - compiled
     """Close the log of the iteration that has ended, and see whether a plan is there or wanted. Inside the mutex.
 
     Args:
         heap: The HEAP record.
         iteration: The number of the iteration that begins.
+        counts: The one that has ended is of the kind that plans are made for.
     """
     keep_out_of_line()
     ended = _log_at(heap, heap.log)
     final = _log_at(heap, (heap.log + LOGS - 1) % LOGS)
     ended.end = heap.events
-    if ended.planned_bytes >= ended.bytes - (ended.bytes >> _NEARLY_ALL_SHIFT):
+    if not counts:
+        pass
+    elif ended.planned_bytes >= ended.bytes - (ended.bytes >> _NEARLY_ALL_SHIFT):
         heap.planning.shortfall = 0
         heap.planning.interval = FIRST_PLAN_INTERVAL
     else:
@@ -268,7 +271,7 @@ def end_iteration(heap: HeapRecord, iteration: int) -> None:
         heap.planning.shortfall = 0
         heap.planning.next_iteration = iteration + heap.planning.interval
         heap.planning.interval = min(2 * heap.planning.interval, _LONGEST_INTERVAL)
-    elif heap.planning.shortfall >= _PATIENCE and iteration >= heap.planning.next_iteration:
+    elif counts and heap.planning.shortfall >= _PATIENCE and iteration >= heap.planning.next_iteration:
         _ask(heap, final, iteration)
     heap.log = (heap.log + 1) % LOGS
     fresh = _log_at(heap, heap.log)

@@ -34,6 +34,7 @@ from zico.pool.layout import MEMBER, STREAMS, header_of, job_at
 from zico.pool.regions import announce
 from zico.trace import profile
 from zico.trace.online import Tracker
+from zico.trace.phases import Phases
 
 if TYPE_CHECKING:
     from zico.base.records import Records
@@ -459,6 +460,7 @@ class HeapRecord(Record):
     bad_frees: I8  # frees inside the window of what is no live block
     grace: I8  # allocations before a boundary that was found rather than marked counts
     tracker: Tracker  # finds iterations where nothing marks them
+    phases: Phases  # and what lies between marks
     address: I8  # of this record
     side_offset: I8  # where the arenas of the streams from slot 1 on begin; else the next tier's
     side_bytes: I8  # size of one of these

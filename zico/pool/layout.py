@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 8
+VERSION = 9
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
@@ -146,6 +146,7 @@ class Job(Record):
     pid: I4
     profiled: I4  # 1: profile and claims are known
     atypical: I4  # iterations in a row that the profile does not describe
+    phase: I4  # the one whose profile this is (zico.trace.phases)
     waiting_threads: I4  # threads of it that wait in an allocation
     over: I4  # 1: its last request exceeds what it may hold, whatever the others give back
     broker_admits: I4  # set by the broker to the low bits of the iteration it lets start (futex word)
@@ -214,6 +215,7 @@ class Member(Record):
     one: I8  # what is written to the eventfd
     one_address: I8
     scratch: Annotated[Numbers, "i8", (5, MAX_JOBS)]  # the banker's arrays
+    profiles_address: I8  # a CURVE for each phase of this process's job (zico.pool.profiles)
     n_waits: I8  # waits that the last grant demands of the stream before it touches what was granted
     wait_pairs: Annotated[Numbers, "i4", (MAX_JOBS * STREAMS,)]
     wait_values: Annotated[Numbers, "i8", (MAX_JOBS * STREAMS,)]  # by pair, 0: none

@@ -21,6 +21,8 @@ from zico.device.host import HostDriver
 from zico.pool import deaths, layout, mutex, waiting
 from zico.pool import regions as budgets
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, MEMBER, NOBODY, REGION, JobState
+from zico.trace.phases import PHASES
+from zico.trace.profile import CURVE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +74,7 @@ class PoolTable:
         self.header: Any = _view(base, HEADER, 1)[0]
         self.jobs: Any = None
         self.member: Any = np.zeros(1, MEMBER)
+        self._profiles = np.zeros(PHASES, CURVE)
         self._notice_places(base)
 
     def _notice_places(self, base: int) -> None:
@@ -81,6 +84,7 @@ class PoolTable:
         member["regions_address"] = base + layout.regions_offset()
         member["job"] = NOBODY
         member["address"] = self.member.ctypes.data
+        member["profiles_address"] = self._profiles.ctypes.data
         member["notify_fd"] = self.notify_fd
         member["slice"] = (0, SLICE_NS)
         member["poll"] = (0, POLL_NS)

@@ -27,6 +27,7 @@ import numpy as np
 
 from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
 from zico.base.libc import futex_wait, futex_wake_all, monotonic_ns, process_is_gone
+from zico.pool import profiles
 from zico.pool.deaths import reap_dead
 from zico.pool.fences import at, counters_of, issued_of, pair_of
 from zico.pool.layout import (
@@ -227,8 +228,13 @@ def is_first_to_yield(pool: Member) -> bool:
 
 
 @compiled
-def finish_iteration(pool: Member) -> bool:
-    """End the iteration: learn from it, and either begin the next (True) or stand at the boundary (False)."""
+def finish_iteration(pool: Member, phase: int) -> bool:
+    """End the iteration: learn from it, and either begin the next (True) or stand at the boundary (False).
+
+    Args:
+        pool: This process's member record.
+        phase: What begins (``zico.trace.phases``).
+    """
     header = header_of(pool)
     me = job_at(pool, pool.job)
     now_ns = monotonic_ns()
@@ -241,7 +247,9 @@ def finish_iteration(pool: Member) -> bool:
         admitted = me.state != BOUNDARY
         unlock(pool)
         return admitted
-    _learn(me)
+    profiles.learn(me)
+    if phase != me.phase:
+        profiles.change(pool, me, phase)
     me.iteration += 1
     me.persistent = me.held + me.evicted
     header.crowded = 1 if header.on_timeline == 0 and is_crowded(pool) else 0
@@ -261,26 +269,6 @@ def finish_iteration(pool: Member) -> bool:
     unlock(pool)
     tell(pool, wake, notify)
     return admitted
-
-
-@inlined
-def _learn(me: Job) -> None:
-    if me.profiled == 0:
-        profile.flatten(me.profile, me.current)
-        me.profiled = 1
-    elif profile.is_flat(me.profile):
-        profile.replace(me.profile, me.current)
-    elif profile.is_typical(me.profile, me.current.n_events):
-        profile.merge(me.profile, me.current)
-        me.atypical = 0
-    else:
-        me.atypical += 1
-        if me.atypical == 1:
-            me.claim_peak = max(me.claim_peak, profile.peak(me.current))
-            return
-        profile.replace(me.profile, me.current)
-        me.atypical = 0
-    me.claim_peak = profile.suffix_maximum(me.profile, me.claims)
 
 
 @inlined

@@ -39,6 +39,7 @@ class Tracker(Record, align=False):
     memory_address: I8  # MEMORY_BYTES, any content
     n: I8  # allocations in the history
     events: I8  # allocations ever
+    restarted_at: I8  # allocations there had been when the history last began anew
     next_search: I8  # of all of the history: when as many allocations again have come
     lost_at: I8  # where in the history the part since the last loss begins
     next_lost_search: I8  # of that part alone
@@ -66,23 +67,37 @@ MEMORY_BYTES = _TABLE_AT + 4 * HISTORY * 4
 """Address space of one tracker; little of it is touched as long as iterations are short."""
 
 
+@inlined
+def note(tracker: Tracker, size_bytes: int, live_bytes: int) -> None:
+    """Note an allocation and the bytes live before it."""
+    if tracker.n == HISTORY:
+        _keep_last(tracker, HISTORY // 2)
+    array_at(tracker.memory_address, HISTORY, _I64)[tracker.n] = size_bytes
+    array_at(tracker.memory_address + _LIVE_AT, HISTORY, _I64)[tracker.n] = live_bytes
+    tracker.n += 1
+    tracker.events += 1
+    tracker.since += 1
+
+
+@compiled
+def restart(tracker: Tracker) -> None:
+    """Forget the history and the loop."""
+    tracker.n = tracker.since = tracker.gap = tracker.former_gap = tracker.lost_at = 0
+    tracker.restarted_at = tracker.events
+    tracker.next_search = tracker.next_lost_search = tracker.events + FIRST_SEARCH
+
+
 @compiled
 def begins(tracker: Tracker, size_bytes: int, live_bytes: int) -> bool:
     """Note an allocation and the bytes live before it; tells whether an iteration begins with it."""
+    note(tracker, size_bytes, live_bytes)
     sizes = array_at(tracker.memory_address, HISTORY, _I64)
     live = array_at(tracker.memory_address + _LIVE_AT, HISTORY, _I64)
-    if tracker.n == HISTORY:
-        _keep_last(tracker, HISTORY // 2)
-    n = tracker.n
-    sizes[n] = size_bytes
-    live[n] = live_bytes
-    tracker.n = n + 1
-    tracker.events += 1
-    tracker.since += 1
+    n = tracker.n - 1
     if n + 1 < STRICT:
         return False
     if tracker.events >= tracker.next_search:
-        tracker.next_search = tracker.events + max(tracker.events, FIRST_SEARCH)
+        tracker.next_search = tracker.events + max(tracker.events - tracker.restarted_at, FIRST_SEARCH)
         _search(tracker, 0)
     elif tracker.gap == 0 and tracker.events >= tracker.next_lost_search:
         tracker.next_lost_search = tracker.events + max(tracker.n - tracker.lost_at, FIRST_SEARCH)

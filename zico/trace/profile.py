@@ -16,8 +16,8 @@ Theory of operation
 Guarantees
     * A claim never falls below what the profile still expects from ``guard_of`` bins before the
       current one on.
-    * Beyond the expected end of an iteration the claim is the whole peak again: nothing is known
-      there.
+    * Beyond the expected end of an iteration the claim is what earlier ones held there, or else the
+      whole peak again: nothing is known there.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Curve(Record):
 
     shift: I4  # a bin is 2**shift progress events wide
     n_bins: I4  # bins in use
+    tail: I8  # of a profile: most regions held after its usual end, 0: not known
     n_events: I8  # progress at the iteration's end
     duration_ns: I8  # from admission to the end, waits for memory left out
     held: Annotated[Numbers, "i4", (CURVE_BINS,)]  # most regions held within the bin
@@ -150,6 +151,7 @@ def flatten(profile: Curve, current: Curve) -> None:
     """Make a profile that knows only the peak, for an iteration that contained the job's set-up."""
     begin(profile, UNPROFILED_SHIFT, peak(current))
     profile.n_events = 1 << UNPROFILED_SHIFT
+    profile.tail = 0
     profile.duration_ns = current.duration_ns
 
 
@@ -182,6 +184,25 @@ def replace(profile: Curve, current: Curve) -> None:
     for i in range(current.n_bins):
         profile.held[i] = current.held[i]
         profile.t_ns[i] = current.t_ns[i]
+
+
+@compiled
+def learn_tail(profile: Curve, current: Curve) -> None:
+    """Note what an iteration held that went on after its usual end: the most of it and of what earlier ones held."""
+    keep_out_of_line()
+    first = expected_end(profile) >> current.shift
+    most = 0
+    for i in range(first, current.n_bins):
+        most = max(most, current.held[i])
+    profile.tail = max(most, profile.tail - max(1, profile.tail >> _DECAY_SHIFT))
+
+
+@compiled
+def copy(target: Curve, source: Curve) -> None:
+    """Take over a whole profile."""
+    keep_out_of_line()
+    replace(target, source)
+    target.tail = source.tail
 
 
 @compiled
@@ -247,6 +268,6 @@ def claim_at(profile: Curve, claims: Any, progress: int) -> int:  # noqa: ANN401
         progress: Events of the iteration so far.
     """
     if progress > expected_end(profile):
-        return claims[0]
+        return profile.tail if profile.tail > 0 else claims[0]
     index = (progress >> profile.shift) - guard_of(profile)
     return claims[max(0, min(index, profile.n_bins - 1))]
