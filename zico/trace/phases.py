@@ -112,7 +112,7 @@ def begins(
         online.restart(tracker)  # what came in between was not looked at
     phases.n += 1
     repeats = False
-    if phases.is_searched == 0 and (phase != MARKED or 0 < phases.usual_end < progress):
+    if phase != MARKED or 0 < phases.usual_end < progress:
         repeats = online.begins(tracker, size_bytes, live_bytes)
     else:
         online.note(tracker, size_bytes, live_bytes)
@@ -195,17 +195,29 @@ def _of_loop(phases: Phases, tracker: Tracker, phase: int, held: int) -> int:
     if phase != MARKED and phases.gap[phase] == tracker.gap:
         return phase  # threads reorder its allocations, so its beginning is not seen each time
     is_within = phase != MARKED and phases.n <= phases.gap[phase] and tracker.gap < phases.gap[phase]
-    if is_within or not _is_level(tracker):
+    before = _pass_before(tracker)
+    if is_within or before == NONE or not _is_level(tracker):
         return NONE
     is_around = phase != MARKED and phases.n <= tracker.gap and phases.gap[phase] < tracker.gap
     place = phase if is_around else _place(phases, phase)
     width = max(_FEWEST, min(WIDEST, tracker.gap // 2))
     phases.width[place] = width
-    phases.mark[place] = _beginning(tracker, tracker.n - 1, width)
+    phases.mark[place] = _beginning(tracker, before + width - 1, width)
     phases.gap[place] = tracker.gap
     phases.rank[place] = held
     phases.added = place
     return place
+
+
+@inlined
+def _pass_before(tracker: Tracker) -> int:
+    """Return where the mark of the loop was last seen before the present sighting, ``NONE`` if it was not."""
+    sizes = array_at(tracker.memory_address, HISTORY, _I64)
+    live = array_at(tracker.memory_address + HISTORY * 8, HISTORY, _I64)
+    i = tracker.n - 1 - tracker.gap + slack(tracker.gap)
+    while i >= STRICT and mark_at(sizes, live, i, tracker.width) != tracker.mark:
+        i -= 1
+    return i if i >= STRICT else NONE
 
 
 @inlined
@@ -310,6 +322,13 @@ def enter_by_mark(phases: Phases, tracker: Tracker, profile: Curve, rank: int) -
 
 
 @inlined
+def _begins_at(phases: Phases, tracker: Tracker, i: int) -> bool:
+    """Tell whether what begins at ``i`` looks like what marks begin, and is not what the last mark has begun."""
+    last = i + WIDEST - 1
+    return i >= WIDEST and last < tracker.n and _beginning(tracker, last, WIDEST) == phases.mark[MARKED]
+
+
+@inlined
 def _look_inside(phases: Phases, tracker: Tracker) -> None:
     """See whether the iteration that has ended consists of closures or micro-batches: then its beginning comes again.
 
@@ -322,18 +341,18 @@ def _look_inside(phases: Phases, tracker: Tracker) -> None:
     for i in range(tracker.n):
         low = min(low, live[i])
         high = max(high, live[i])
-        if i >= 2 * WIDEST and _beginning(tracker, i, WIDEST) == phases.mark[MARKED]:
-            level = min(level, live[i + 1 - WIDEST])
+        if _begins_at(phases, tracker, i):
+            level = min(level, live[i])
     least = (high - low) // 2
     level += (high - low) >> _LEVEL_SHIFT  # some of it, gradients say, comes with the first pass and stays
     rises = level - low <= least and 2 * tracker.n < HISTORY
     passes = 0
     begin = top = live[0]
-    for i in range(2 * WIDEST, tracker.n):
-        if live[i + 1 - WIDEST] <= level and _beginning(tracker, i, WIDEST) == phases.mark[MARKED]:
+    for i in range(tracker.n):
+        if live[i] <= level and _begins_at(phases, tracker, i):
             rises = rises and top - begin >= least
             passes += 1
-            begin = top = live[i + 1 - WIDEST]
+            begin = top = live[i]
         top = max(top, live[i])
     if passes > 0 and rises and top - begin >= least > 0:
         phases.inside_since = phases.marks
