@@ -310,7 +310,7 @@ class PoolTable:
         return int(deaths.reap(self.member[0], job))
 
     def admit(self, job: int) -> bool:
-        """Let a job at its boundary and its group start, unless claims forbid it; wakes them. Tells whether it started."""
+        """Let a job at its boundary and its group start, unless claims forbid it; tells whether it has started."""
         return bool(waiting.admit(self.member[0], job))
 
     def join_group(self, group: int) -> None:
