@@ -13,16 +13,20 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from members import HOUR_NS, acquire, give_profile, grab, job_of, joined, make_pool, release
 
+from zico.broker.pool_manager import admit_all
+from zico.broker.views import ProfileCache, looks_of, pool_view
 from zico.pool import waiting
 from zico.pool.groups import MOST_UNEVEN
 from zico.pool.layout import NOBODY, JobState
 from zico.pool.regions import GRANTED, WAIT
 from zico.pool.rules import STILL_NS, is_safe, merge_groups
+from zico.scheduler.policies import policy_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from zico.pool.table import PoolTable
+    from zico.scheduler.state import PoolView
 
 DEADLINE_S = 20.0
 
@@ -371,3 +375,69 @@ def test_a_group_stands_still_only_as_a_whole(pool: PoolTable) -> None:
         assert acquire(other, [NOBODY])[0] == WAIT
         stop(pool, b)
         assert acquire(other, [NOBODY])[0] == GRANTED
+
+
+# -- what a policy sees ----------------------------------------------------------------------------
+
+
+def view_of(pool: PoolTable) -> PoolView:
+    """Return what a policy sees of a pool now."""
+    header, jobs = pool.snapshot()
+    return pool_view(header, jobs, time.monotonic_ns(), ProfileCache())
+
+
+def test_a_policy_sees_a_group_as_one_job(pool: PoolTable) -> None:
+    """Its figures are the ranks' sums; it stands at its boundary when all its ranks do."""
+    with joined(pool, 3) as (a, b, other):
+        make_groups((a, b, other), 7, 7, 0)
+        give_profile(pool.jobs[job_of(b)], [1, 2])
+        grab(a, 1)
+        grab(b, 1)
+        pool.jobs[job_of(a)]["progress"] = 3
+        group, alone = view_of(pool).jobs
+        assert (group.job, group.ranks, alone.job, alone.ranks) == (0, (0, 1), 2, ())
+        assert (group.held, group.phase, group.progress) == (2, JobState.RUNNING, 0)
+        assert group.profile is not None
+        assert group.profile.held == (3, 3, 4, 4)
+        assert not end(a)
+        assert view_of(pool).jobs[0].phase == JobState.RUNNING
+        assert not end(b)
+        group = view_of(pool).jobs[0]
+        assert (group.phase, group.persistent) == (JobState.BOUNDARY, 2)
+        assert group.waiting_since_ns == pool.jobs[job_of(b)]["boundary_since_ns"]
+        pool.jobs[job_of(a)]["profiled"] = 0
+        assert view_of(pool).jobs[0].profile is None
+        assert list(looks_of(pool.snapshot()[1], 0)) == [0, 2]
+
+
+def test_a_group_waits_for_a_rank_until_that_stands_still(pool: PoolTable) -> None:
+    """The policy is asked for the rest of the group then; a rank that has left is in no group."""
+    with joined(pool, 3) as (a, b, c):
+        make_groups((a, b, c), 7, 7, 7)
+        assert not end(a)
+        assert view_of(pool).jobs[0].phase == JobState.RUNNING
+        stop(pool, b)
+        assert view_of(pool).jobs[0].phase == JobState.RUNNING
+        pool.mark_leaving(job_of(c))
+        group, left = view_of(pool).jobs
+        assert (group.phase, left.phase) == (JobState.BOUNDARY, JobState.LEAVING)
+
+
+@pytest.mark.parametrize("name", ["zico", "serial"])
+def test_policies_start_whole_groups(pool: PoolTable, name: str) -> None:
+    """The broker's decision lets all ranks in; and a rank whose group goes on already, whatever the policy says."""
+    with joined(pool, 3) as (a, b, other):
+        make_groups((a, b, other), 7, 7, 0)
+        assert [end(member) for member in (a, b, other)] == [False] * 3
+        decide(pool, name)
+        assert states(pool, (a, b, other)) == "RRB"
+        pool.jobs[job_of(b)]["state"] = JobState.BOUNDARY
+        pool.jobs[job_of(b)]["round"] -= 1
+        pool.header["boundary_waiters"] += 1
+        decide(pool, name)
+        assert states(pool, (a, b, other)) == "RRB"
+
+
+def decide(pool: PoolTable, name: str) -> None:
+    """Let a policy decide, as the broker does."""
+    admit_all(pool, policy_named(name), view_of(pool), pool.snapshot()[1])
