@@ -191,9 +191,10 @@ class Job(Record):
     group: I8  # equal for the ranks of one group, 0: none; this and what follows: zico.pool.groups
     round: I8  # the last common start of its group that it took part in
     uneven: I8  # starts in a row for which it has waited for its group in vain
+    aside: I8  # 1: it has left before it took anything: it starts the processes that train
     profile: Curve  # what an iteration does, learned; held is the envelope of recent iterations
     claims: Annotated[Numbers, "i4", (CURVE_BINS,)]  # most regions held from this bin to the end
-    padding: Annotated[Numbers, "u1", (48,)]  # to whole cache lines, so that two jobs never write to the same one
+    padding: Annotated[Numbers, "u1", (40,)]  # to whole cache lines, so that two jobs never write to the same one
 
 
 JOB = dtype_of(Job)
