@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from zico.base.compiled import compiled, inlined, keep_out_of_line
 from zico.base.libc import monotonic_ns
 from zico.pool import rules
-from zico.pool.layout import BOUNDARY, RUNNING, header_of, job_at, within_limit
+from zico.pool.layout import BOUNDARY, NOBODY, RUNNING, header_of, job_at, within_limit
 
 if TYPE_CHECKING:
     from zico.pool.layout import Job, Member
@@ -98,6 +98,17 @@ def waits_for(pool: Member, j: int, now_ns: int) -> int:
         if inside and not _stands_still(job, now_ns):
             mask |= 1 << i
     return mask
+
+
+@compiled
+def heir_of(pool: Member, j: int) -> int:
+    """Return the rank that grows alone when the job has ended its first iteration: one that has not yet, if any."""
+    keep_out_of_line()
+    for i in range(header_of(pool).places):
+        job = job_at(pool, i)
+        if i != j and are_mates(pool, i, j) and job.state == RUNNING and job.profiled == 0:
+            return i
+    return NOBODY
 
 
 @compiled

@@ -250,7 +250,7 @@ def finish_iteration(pool: Member) -> bool:
     if me.first_boundary_ns == 0:
         me.first_boundary_ns = now_ns
     if header.alone_job == pool.job:
-        header.alone_job = NOBODY
+        header.alone_job = groups.heir_of(pool, pool.job)
     admitted = _may_start_unasked(pool, now_ns) if me.group == 0 else _may_start_with_group(pool, now_ns)
     if admitted:
         me.claim_floor = me.claim_peak
