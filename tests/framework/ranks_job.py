@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 
 ITERATIONS = 12
 WORLD = 2
-FEATURES = 512
-BATCH = 1024
+FEATURES = 256
+BATCH = 2048
 
 
 class Numbers(Dataset[Any]):
