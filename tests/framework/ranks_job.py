@@ -1,16 +1,17 @@
 """Train with PyTorch's data parallelism on the processor; run by ``test_ranks.py``.
 
-    ranks_job.py LOSSES [spawn | launched | workers]
+    ranks_job.py LOSSES [spawn | launched | workers | parent]
 
-``spawn`` starts two ranks itself, ``launched`` is one that torchrun has started, and ``workers`` is one process
-that trains with a loader's workers. Rank N writes the bits of its losses, its place in the pool and its group to
-LOSSES.N.
+``spawn`` starts two ranks itself. ``launched`` is one that torchrun has started. ``workers`` is one
+process that trains with a loader's workers. ``parent`` holds a tensor, and starts a process that
+trains. Rank N writes the bits of its losses, its number and its group to LOSSES.N.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,10 @@ def main(losses: str, how: str) -> None:
         torch.multiprocessing.spawn(train, (losses, f"{losses}.store"), nprocs=WORLD)
     elif how == "launched":
         train(0, losses)
+    elif how == "parent":
+        kept = torch.ones(BATCH, FEATURES)
+        subprocess.run([sys.executable, __file__, losses, "workers"], check=True)
+        assert kept.all()
     else:
         train_with_workers(losses)
 
