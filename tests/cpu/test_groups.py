@@ -347,6 +347,30 @@ def test_first_iterations_of_a_group_grow_together(pool: PoolTable) -> None:
         grab(b, 1)
 
 
+def test_first_iterations_of_a_group_end_together(pool: PoolTable) -> None:
+    """Other jobs do not grow between the ends of the ranks' first iterations."""
+    with joined(pool, 3) as (a, b, other):
+        a.join_group(7)
+        b.join_group(7)
+        grab(a, 1)
+        waiting.finish_iteration(a.member[0])
+        assert acquire(other, [NOBODY])[0] == WAIT
+        waiting.finish_iteration(b.member[0])
+        grab(other, 1)
+
+
+def test_a_pool_is_crowded_where_a_group_finds_no_room(pool: PoolTable) -> None:
+    """What the others keep leaves room for either rank, and not for both: so they lend it."""
+    with joined(pool, 3) as (a, b, other):
+        make_groups((a, b, other), 0, 0, 0)
+        pool.jobs[job_of(other)]["persistent"] = 1
+        end(a)
+        assert not pool.header["crowded"]
+        make_groups((a, b), 7, 7)
+        end(b)
+        assert pool.header["crowded"]
+
+
 def test_a_group_with_an_unprofiled_rank_promises_nothing(pool: PoolTable) -> None:
     """Nobody is granted what only comes back if a rank ends whose claim is unknown."""
     with joined(pool, 3) as (a, b, other):
