@@ -363,7 +363,7 @@ def test_a_pool_is_crowded_where_a_group_finds_no_room(pool: PoolTable) -> None:
     """What the others keep leaves room for either rank, and not for both: so they lend it."""
     with joined(pool, 3) as (a, b, other):
         make_groups((a, b, other), 0, 0, 0)
-        pool.jobs[job_of(other)]["persistent"] = 1
+        pool.jobs[job_of(other)]["persistent"] = 2
         end(a)
         assert not pool.header["crowded"]
         make_groups((a, b), 7, 7)
