@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ from zico.broker.pool_manager import admit_all
 from zico.broker.views import ProfileCache, looks_of, pool_view
 from zico.pool import waiting
 from zico.pool.groups import MOST_UNEVEN
-from zico.pool.layout import NOBODY, JobState
+from zico.pool.layout import JOB, NOBODY, JobState
 from zico.pool.regions import GRANTED, WAIT
 from zico.pool.rules import STILL_NS, is_safe, merge_groups
 from zico.scheduler.policies import policy_named
@@ -218,6 +219,17 @@ def test_ranks_start_together_when_the_last_has_come(pool: PoolTable) -> None:
         assert pool.header["boundary_waiters"] == 0
 
 
+def until_asleep(member: PoolTable, thread: threading.Thread) -> None:
+    """Wait until a thread sleeps at its member's boundary: the kernel says on which word."""
+    offset = int(JOB.fields["broker_admits"][1])
+    word = int(member.member[0]["jobs_address"]) + job_of(member) * JOB.itemsize + offset
+    told = Path(f"/proc/self/task/{thread.native_id}/syscall")
+    end_s = time.monotonic() + DEADLINE_S
+    while told.read_text().split()[1:2] != [hex(word)]:
+        assert time.monotonic() < end_s, "the thread sleeps at its boundary"
+        time.sleep(0.001)
+
+
 def test_a_group_is_woken_by_one_admission(pool: PoolTable) -> None:
     """Invariant 7: every rank that sleeps at its boundary goes on."""
     with joined(pool, 2) as (a, b):
@@ -229,6 +241,8 @@ def test_a_group_is_woken_by_one_admission(pool: PoolTable) -> None:
             thread = threading.Thread(target=waiting.await_admission, args=(member.member[0],), daemon=True)
             thread.start()
             threads.append(thread)
+        for member, thread in zip((a, b), threads, strict=True):
+            until_asleep(member, thread)
         assert pool.admit(job_of(a))
         for thread in threads:
             thread.join(DEADLINE_S)
