@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from harness import until
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from members import HOUR_NS, acquire, give_profile, grab, job_of, joined, make_pool, release
@@ -224,10 +225,7 @@ def until_asleep(member: PoolTable, thread: threading.Thread) -> None:
     offset = int(JOB.fields["broker_admits"][1])
     word = int(member.member[0]["jobs_address"]) + job_of(member) * JOB.itemsize + offset
     told = Path(f"/proc/self/task/{thread.native_id}/syscall")
-    end_s = time.monotonic() + DEADLINE_S
-    while told.read_text().split()[1:2] != [hex(word)]:
-        assert time.monotonic() < end_s, "the thread sleeps at its boundary"
-        time.sleep(0.001)
+    until(lambda: told.read_text().split()[1:2] == [hex(word)], DEADLINE_S, "the thread sleeps at its boundary")
 
 
 def test_a_group_is_woken_by_one_admission(pool: PoolTable) -> None:
