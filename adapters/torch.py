@@ -74,6 +74,10 @@ def enable() -> Session | None:
         HookError: Zico cannot redirect this build of PyTorch, which works as without Zico.
         ZicoError: The broker or the device refuses this process.
     """
+    from zico.adapters import torch_ranks
+
+    if session.socket_named():
+        torch_ranks.watch(enable)
     kind = session.pool_kind()
     joined = session.attach("torch", kind=kind)
     if joined is None:

@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import nbclient
+import nbformat
 import psutil
 import pytest
 from harness import ANSWER_S, FRAMEWORK, PATIENCE_S, clean_environment, compile_once, until
@@ -149,4 +151,41 @@ def test_a_broker_that_was_killed_is_followed_by_another(runtime: Path) -> None:
             assert first.ask("train 2") == expected
             assert second.finish().returncode == 0
         assert first.finish().returncode == 0
+    until(lambda: not brokers(runtime), ANSWER_S, "the broker has ended")
+
+
+CELLS = (
+    "import zico.adapters.torch",
+    """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(1024, 1024)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    model(torch.ones(512, 1024)).square().mean().backward()
+    optimizer.step()
+""",
+    """
+import json, zico
+print(json.dumps(zico.status()))
+""",
+)
+"""Of a notebook."""
+
+
+def test_a_notebooks_kernel_is_a_job_until_it_ends(runtime: Path, tmp_path: Path) -> None:
+    """Its first cell imports the adapter; what later cells train is the pool's, and the broker ends with the kernel."""
+    cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    environ = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime), "ZICO_BUDGET": BUDGET}
+    environ |= {"IPYTHONDIR": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path / "jupyter")}
+    environ.pop("ZICO", None)
+    client = nbclient.NotebookClient(notebook, timeout=int(PATIENCE_S), kernel_name="python3")
+    client.execute(env=environ)
+    (said,) = [output.text for output in cells[-1].outputs if output.output_type == "stream"]
+    status = json.loads(said)
+    assert status["iterations"] == 4
+    assert status["peak_bytes"] > 4 << 20
+    assert status["budget_bytes"] == 256 << 20
     until(lambda: not brokers(runtime), ANSWER_S, "the broker has ended")

@@ -268,7 +268,7 @@ class Ledger:
             physical_bytes=self._physical_bytes,
             peak_granted_bytes=self._header_bytes("peak_granted"),
             peak_physical_bytes=self._peak_physical_bytes,
-            jobs=tuple(self._job_report(member, now_ns) for member in self._present.values()),
+            jobs=tuple(self._job_report(one, now_ns) for one in self._present.values() if not one.record["aside"]),
             device=self._device,
             first_budget_bytes=self._budgets[0][1],
             most_bytes=self._header_bytes("n_regions"),
@@ -279,7 +279,8 @@ class Ledger:
 
     def report(self, now_ns: int) -> Report:
         """Return the figures of the latest jobs and of the pool."""
-        latest = self._ever[-MAX_REPORTED_JOBS:]
+        those = [member for member in self._ever if not member.record["aside"]]  # a launcher is no job
+        latest = those[-MAX_REPORTED_JOBS:]
         pool = PoolReport(
             peak_granted_bytes=self._header_bytes("peak_granted"),
             peak_physical_bytes=self._peak_physical_bytes,
@@ -292,7 +293,7 @@ class Ledger:
         return Report(
             pool=pool,
             jobs=tuple(self._job_report(member, now_ns) for member in latest),
-            jobs_left_out=len(self._ever) - len(latest),
+            jobs_left_out=len(those) - len(latest),
         )
 
     def arrays(self, now_ns: int) -> dict[str, npt.NDArray[Any]]:

@@ -29,8 +29,9 @@ from zico.broker.protocol import messages as m
 from zico.broker.saving import MODES, served_on
 from zico.broker.shares import check
 from zico.broker.throughput import Service
-from zico.broker.views import Record, mask_of
+from zico.broker.views import Record, late_ranks, mask_of
 from zico.device.api import close_descriptors
+from zico.pool.layout import JobState
 from zico.scheduler.state import Decision, Policy, PoolView, Start
 
 if TYPE_CHECKING:
@@ -74,22 +75,28 @@ def admit_all(table: AdmittingTable, policy: Policy, view: PoolView, jobs: Recor
         When to look again in ``view.now_ns``'s clock if no event comes first, ``None`` if nobody
         waits.
     """
-    looks_ns = []
+    looks_ns = [view.now_ns + RETRY_NS for rank in late_ranks(view, jobs) if not table.admit(rank)]
+    ranks_of = {job.job: job.ranks or (job.job,) for job in view.jobs}
     for job, decision in policy.decide(view).items():
         if isinstance(decision, Start) and table.admit(job):
             continue
         mask = _blockers(view, job, decision)
-        if mask != int(jobs[job]["waits_for"]):
-            table.set_waits_for(job, mask)
+        for rank in ranks_of[job]:
+            if mask != int(jobs[rank]["waits_for"]) and jobs[rank]["state"] == JobState.BOUNDARY:
+                table.set_waits_for(rank, mask)
         looks_ns.append(_look_again_ns(view.now_ns, decision))
+    if any(jobs[rank]["state"] == JobState.BOUNDARY for job in view.jobs for rank in job.ranks):
+        looks_ns.append(view.now_ns + RECHECK_NS)  # a rank that it waits for may stand still by then
     return min(looks_ns, default=None)
 
 
 def _blockers(view: PoolView, job: int, decision: Decision) -> int:
     """Return the mask of those who keep ``job`` waiting: all holders if it was the claims."""
     if isinstance(decision, Start):
-        return mask_of(tuple(other.job for other in view.jobs if other.job != job and other.held > 0))
-    return mask_of(decision.for_jobs)
+        those = tuple(other for other in view.jobs if other.job != job and other.held > 0)
+    else:
+        those = tuple(other for other in view.jobs if other.job in decision.for_jobs)
+    return mask_of(tuple(place for other in those for place in other.ranks or (other.job,)))
 
 
 def _look_again_ns(now_ns: int, decision: Decision) -> int:

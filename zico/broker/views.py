@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,12 @@ from zico.base.compiled import interpreted
 from zico.broker.protocol.messages import MAX_COUNT
 from zico.broker.speeds import Look
 from zico.pool import rules
+from zico.pool.groups import MOST_UNEVEN
 from zico.pool.layout import NO_MORE, NOBODY, JobState, SaveMode
 from zico.scheduler.state import JobView, OperatingPoint, PoolView, Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Record = npt.NDArray[np.void]
 """The header, or the jobs' records, as ``PoolTable.snapshot`` copies them."""
@@ -40,6 +45,14 @@ class ProfileCache:
     def __init__(self) -> None:
         """Know nothing."""
         self._known: dict[int, _Known] = {}
+        self._sums: dict[int, tuple[tuple[Profile, ...], Profile]] = {}
+
+    def sum(self, job: int, profiles: tuple[Profile, ...]) -> Profile:
+        """Return the profile of a group, which is known by one of its ranks."""
+        known = self._sums.get(job)
+        if known is None or known[0] != profiles:
+            known = self._sums[job] = (profiles, sum_of(profiles))
+        return known[1]
 
     def profile(self, job: int, record: Any) -> Profile | None:  # noqa: ANN401 - a numpy record
         """Return the profile of ``record``, ``None`` while there is none."""
@@ -73,6 +86,24 @@ def profile_of(curve: Any, limit: int = 0) -> Profile:  # noqa: ANN401 - a numpy
     )
 
 
+def sum_of(profiles: Sequence[Profile]) -> Profile:
+    """Return what ranks of one job hold together: they run the same program at the same pace.
+
+    The steps are those of the first rank; each holds the most that another rank holds in that share
+    of its own iteration.
+    """
+    first = profiles[0]
+    n = len(first.held)
+    held = np.zeros(n, np.int64)
+    for profile in profiles:
+        levels = np.asarray(profile.held)
+        begins = np.arange(n) * len(levels) // n
+        lasts = np.maximum(begins, -(-np.arange(1, n + 1) * len(levels) // n) - 1)
+        held += np.maximum(np.maximum.reduceat(levels, begins), levels[lasts])
+    longest_ns = max(profile.duration_ns for profile in profiles)
+    return dataclasses.replace(first, held=tuple(held.tolist()), duration_ns=longest_ns)
+
+
 def text_of(raw: bytes) -> str:
     """Return a name as the table holds it."""
     return raw.decode("utf-8", errors="replace")
@@ -82,8 +113,9 @@ def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) ->
     """Return the job at place ``job``; ``crowded``: all jobs of its pool yield at boundaries."""
     state = JobState(int(record["state"]))
     since_ns = record["boundary_since_ns"] if state is JobState.BOUNDARY else record["need_since_ns"]
+    as_it_is: dict[str, Any] = {name: int(record[name]) for name in _AS_IT_IS}
     return JobView(
-        **{name: int(record[name]) for name in _AS_IT_IS},
+        **as_it_is,
         job=job,
         name=text_of(bytes(record["name"])),
         phase=state,
@@ -114,20 +146,100 @@ def count_of(value: Any, unit: int = 1) -> int:  # noqa: ANN401 - a numpy intege
     return min(max(0, int(value)) * unit, MAX_COUNT)
 
 
-def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache) -> PoolView:
-    """Return all jobs at the instant of a snapshot."""
-    places = np.flatnonzero(jobs["state"] != JobState.EMPTY).tolist()
-    return PoolView(
-        now_ns=now_ns,
-        budget=int(header["budget_regions"]),
-        jobs=tuple(job_view(job, jobs[job], profiles, crowded=bool(header["crowded"])) for job in places),
-        alone_job=alone_job(header, jobs, now_ns),
+# -- groups: ranks that begin together are one job to a policy --------------------------------------
+
+
+def firsts_of(jobs: Record) -> dict[int, tuple[int, ...]]:
+    """Return the places in use by groups: each group under its first rank, and other jobs under themselves."""
+    places = np.flatnonzero(jobs["state"] != JobState.EMPTY)
+    groups = np.where(jobs["state"][places] == JobState.LEAVING, 0, jobs["group"][places]).tolist()
+    firsts: dict[int, int] = {}
+    ranks: dict[int, list[int]] = {}
+    for place, group in zip(places.tolist(), groups, strict=True):
+        ranks.setdefault(firsts.setdefault(group, place) if group else place, []).append(place)
+    return {first: tuple(those) for first, those in ranks.items()}
+
+
+def group_view(views: Sequence[JobView], jobs: Record, now_ns: int, profiles: ProfileCache) -> JobView:
+    """Return a group as one job, by the views of its ranks.
+
+    It stands at its boundary when no rank has to wait for another one there.
+    """
+    waiting = [view for view in views if view.phase == JobState.BOUNDARY]
+    inside = [view for view in views if view.phase == JobState.RUNNING]
+    is_inside = any(_holds_up(jobs, view.job, waiting, now_ns) for view in inside)
+    at_boundary = bool(waiting) and not is_inside
+    behind = min(inside or views, key=_share_done)
+    known = [view.profile for view in views if view.profile is not None]
+    since_ns = [view.waiting_since_ns for view in (waiting if at_boundary else inside) if view.waiting_since_ns]
+    first = behind if is_inside or not waiting else views[0]
+    return dataclasses.replace(
+        views[0],
+        ranks=tuple(view.job for view in views),
+        phase=JobState.BOUNDARY if at_boundary else JobState.RUNNING,
+        held=sum(view.held for view in views),
+        persistent=sum(view.persistent for view in views),
+        progress=_progress_of(behind, views[0]),
+        iteration=max(view.iteration for view in views),
+        started_ns=first.started_ns,
+        waiting_since_ns=(max if at_boundary else min)(since_ns, default=0),
+        need=sum(view.need for view in views),
+        limit=sum(view.limit for view in views) if all(view.limit for view in views) else 0,
+        profile=profiles.sum(views[0].job, tuple(known)) if len(known) == len(views) else None,
+        wanted=sum(view.wanted for view in views) if all(view.wanted for view in views) else 0,
+        less=(),
+        yields_at_boundary=all(view.yields_at_boundary for view in views),
     )
 
 
+def _holds_up(jobs: Record, job: int, waiting: Sequence[JobView], now_ns: int) -> bool:
+    """Tell whether a rank that is inside keeps those of its group at their boundaries, or is ahead of them."""
+    record = jobs[job]
+    inside_ns = now_ns - record["started_ns"] - record["iteration_waited_ns"]
+    if _is_still(record["waiting_threads"] > 0, inside_ns, record["profile"]["duration_ns"]):
+        return any(jobs[other.job]["round"] < record["round"] for other in waiting)
+    return not waiting or any(
+        jobs[other.job]["round"] < record["round"]
+        or (jobs[other.job]["round"] == record["round"] and jobs[other.job]["uneven"] < MOST_UNEVEN)
+        for other in waiting
+    )
+
+
+def _share_done(view: JobView) -> float:
+    return view.progress / max(1, view.profile.n_events) if view.profile is not None else 0.0
+
+
+def _progress_of(behind: JobView, first: JobView) -> int:
+    """Return where a group is, in events of its first rank."""
+    return behind.progress if first.profile is None else round(_share_done(behind) * first.profile.n_events)
+
+
+def late_ranks(view: PoolView, jobs: Record) -> list[int]:
+    """Return ranks at their boundaries whose group goes on: the others may wait for them in a collective."""
+    late = []
+    for job in view.jobs:
+        rounds = [int(jobs[rank]["round"]) for rank in job.ranks if jobs[rank]["state"] == JobState.RUNNING]
+        at_boundary = [rank for rank in job.ranks if jobs[rank]["state"] == JobState.BOUNDARY]
+        late += [rank for rank in at_boundary if int(jobs[rank]["round"]) < max(rounds, default=0)]
+    return late
+
+
+def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache) -> PoolView:
+    """Return all jobs at the instant of a snapshot; the ranks of a group are one job, at the place of the first."""
+    crowded = bool(header["crowded"])
+    views = []
+    growing = alone_job(header, jobs, now_ns)
+    for first, ranks in firsts_of(jobs).items():
+        own = [job_view(job, jobs[job], profiles, crowded=crowded) for job in ranks]
+        views.append(own[0] if len(own) == 1 else group_view(own, jobs, now_ns, profiles))
+        if growing in ranks:
+            growing = first
+    return PoolView(now_ns=now_ns, budget=int(header["budget_regions"]), jobs=tuple(views), alone_job=growing)
+
+
 def looks_of(jobs: Record, now_ns: int) -> dict[int, Look]:
-    """Return where all jobs are, for ``Speeds``."""
-    places = np.flatnonzero(jobs["state"] != JobState.EMPTY)
+    """Return where all jobs are, for ``Speeds``; of a group its first rank."""
+    places = np.fromiter(firsts_of(jobs), np.int64)
     own = {name: jobs[name][places] for name in _LOOKED_AT}
     profiles = {name: jobs["profile"][name][places] for name in ("n_events", "duration_ns", "n_bins")}
     known = (own["profiled"] == 1) & (profiles["n_bins"] > 1)  # a single bin is of an iteration that set things up

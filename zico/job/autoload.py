@@ -42,6 +42,8 @@ WATCHED: Mapping[str, str] = {
     "cupy": "zico.adapters.cupy:enable_on_gpu",
     "numba.cuda": "zico.adapters.numba:enable_on_gpu",
 }
+OF_DESCENDANTS: Mapping[str, str] = {"torch": WATCHED["torch"]}
+"""What is watched in descendants of a job, which join only where they train."""
 
 
 class Finder:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import HookError
-from zico.base.settings import STARTING_VARIABLE
+from zico.base.settings import SOCKET_VARIABLE, STARTING_VARIABLE
 from zico.job.autoload import complain
 
 if TYPE_CHECKING:
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 
 OWNER_VARIABLE = "ZICO_OWNER_PID"
 """The process that is the job; its descendants stay out of the pool."""
+
+LAUNCHERS = frozenset(
+    (
+        *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
+        *("accelerate", "accelerate.commands.launch", "accelerate.commands.accelerate_cli", "deepspeed"),
+    )
+)
+"""Programs and modules that import a framework only to start the processes that train."""
 
 GRACE_ALLOCATIONS = 1 << 14
 """Of tensors over the threshold: about ten iterations of a ResNet-110, or one of eight micro-batches."""
@@ -186,6 +194,11 @@ def current() -> Session | None:
     return _current
 
 
+def current_here() -> Session | None:
+    """Return this process's session, ``None`` also in a child forked from a process that has one."""
+    return _current if _current is not None and _current.membership.owner_pid == os.getpid() else None
+
+
 def once(enable: Callable[[], Session | None]) -> Callable[[], Session | None]:
     """Wrap what enables an adapter: once it has, or while it does, it only returns the session."""
     is_on = False
@@ -227,11 +240,54 @@ def pool_kind() -> str:
         return kind_of(client.status().device)
 
 
+def socket_named() -> str | None:
+    """Return where the broker listens that processes of this job join, if there is one."""
+    return os.environ.get(SOCKET_VARIABLE)
+
+
+def is_descendant() -> bool:
+    """Tell whether an ancestor of this process is the job; it may be that ancestor's loader worker."""
+    return os.environ.get(OWNER_VARIABLE) not in (None, "", str(os.getpid()))
+
+
+_trains = False
+
+
+def claim_to_train() -> None:
+    """Let this process join although an ancestor has: it is known to train."""
+    global _trains  # noqa: PLW0603 - of the process
+    _trains = True
+
+
+def is_launcher() -> bool:
+    """Tell whether this process was started as a program that starts those that train, such as ``torchrun``."""
+    words = iter(sys.orig_argv[1:])
+    for word in words:
+        if word == "-m":
+            return next(words, "") in LAUNCHERS
+        if word in ("-W", "-X"):
+            next(words, "")
+        elif not word.startswith("-"):
+            return Path(word).name in LAUNCHERS
+        elif word == "-c":
+            return False
+    return False
+
+
+def step_aside() -> None:
+    """Leave the pool to processes that are about to be started, if this one has taken nothing from it yet."""
+    joined = current_here()
+    if joined is None or joined.record["requested_bytes"] or joined.record["iteration"]:
+        return
+    joined.record["aside"] = 1
+    joined.leave()
+    os.environ.pop(OWNER_VARIABLE, None)
+
+
 def socket_to_join() -> Path | None:
     """Return where the broker listens that this process may join; waits for one that is starting."""
-    named = os.environ.get("ZICO_SOCKET")
-    is_stranger = os.environ.get(OWNER_VARIABLE) not in (None, "", str(os.getpid()))
-    if is_stranger or not named:
+    named = socket_named()
+    if not named or is_launcher() or (is_descendant() and not _trains):
         return None
     socket_path = Path(named)
     end_s = time.monotonic() + float(os.environ.get(STARTING_VARIABLE) or 0)
@@ -251,8 +307,8 @@ def attach(framework: str, *, kind: str = "host") -> Session | None:
         kind: Of which kind of device the caller shares memory: ``host`` or ``cuda``.
 
     Returns:
-        The session; ``None`` if there is no broker to join or this process descends from one that
-        has joined: training then goes on as without Zico.
+        The session; ``None`` if there is no broker to join, or this process is a launcher, or it
+        descends from one that has joined: training then goes on as without Zico.
 
     Raises:
         BrokerError: The broker refuses or does not answer.

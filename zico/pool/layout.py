@@ -102,6 +102,8 @@ class Header(Record):
     on_timeline: I4  # 1: a region may be granted before its fence has passed, the new owner's stream waits
     crowded: I4  # 1: what jobs keep between iterations leaves some job no room for one; then they lend it
     isolate: I4  # 1: jobs unmap what they give back, and scrub what another has used
+    grouped: I4  # 1: some job has been in a group (zico.pool.groups)
+    grouped_padding: I4
     alone_since_ns: I8  # when alone_job last grew (CLOCK_MONOTONIC)
     recoveries: I8  # times the mutex's owner had died
     stalls: I8  # times no job could go on and one had to use the next tier
@@ -187,9 +189,13 @@ class Job(Record):
     faults: I8  # page faults that were served
     late: I8  # planned or expected arrivals that a thread had to wait for
     managed_bytes: I8  # of managed memory that is its window on a GPU, 0: none
+    group: I8  # equal for the ranks of one group, 0: none; this and what follows: zico.pool.groups
+    round: I8  # the last common start of its group that it took part in
+    uneven: I8  # starts in a row for which it has waited for its group in vain
+    aside: I8  # 1: it has left before it took anything: it starts the processes that train
     profile: Curve  # what an iteration does, learned; held is the envelope of recent iterations
     claims: Annotated[Numbers, "i4", (CURVE_BINS,)]  # most regions held from this bin to the end
-    padding: Annotated[Numbers, "u1", (72,)]  # to whole cache lines, so that two jobs never write to the same one
+    padding: Annotated[Numbers, "u1", (40,)]  # to whole cache lines, so that two jobs never write to the same one
 
 
 JOB = dtype_of(Job)
@@ -214,7 +220,7 @@ class Member(Record):
     poll_address: I8
     one: I8  # what is written to the eventfd
     one_address: I8
-    scratch: Annotated[Numbers, "i8", (5, MAX_JOBS)]  # the banker's arrays
+    scratch: Annotated[Numbers, "i8", (6, MAX_JOBS)]  # the banker's arrays, then the groups
     profiles_address: I8  # a CURVE for each phase of this process's job (zico.pool.profiles)
     n_waits: I8  # waits that the last grant demands of the stream before it touches what was granted
     wait_pairs: Annotated[Numbers, "i4", (MAX_JOBS * STREAMS,)]

@@ -45,7 +45,7 @@ import numpy as np
 
 from zico.base.compiled import call, compiled, entry, inlined, keep_out_of_line, release_fence
 from zico.base.libc import futex_wake_all, monotonic_ns, write_bytes
-from zico.pool import rules
+from zico.pool import groups, rules
 from zico.pool.fences import NO_FENCE, has_passed, is_clear, pair_in
 from zico.pool.layout import (
     EMPTY,
@@ -129,24 +129,25 @@ def stays_safe(pool: Member, requester: int, n: int, claim: int) -> bool:
         claims[j] = claim_of(job) if job.state != EMPTY else 0
         residual[j] = rules.residual(job.persistent, job.held, job.evicted) if job.state != EMPTY else 0
         must_finish[j] = 1 if job.state == RUNNING and job.profiled == 1 else 0
-    known = job_at(pool, requester).profiled
     held[requester] += n
     claims[requester] = max(claim, held[requester])
-    must_finish[requester] = known
+    must_finish[requester] = job_at(pool, requester).profiled
+    place = groups.merge(pool, requester) if header.grouped == 1 else requester
+    known = must_finish[place]
     if rules.is_safe(free - n, held, claims, residual, must_finish, done, header.places):
         return True
-    if _leave_out_still(pool, requester, must_finish) and rules.is_safe(
+    if _leave_out_still(pool, place, must_finish) and rules.is_safe(
         free - n, held, claims, residual, must_finish, done, header.places
     ):
         return True
-    held[requester] -= n
-    must_finish[requester] = 0
+    held[place] -= n
+    must_finish[place] = 0
     if rules.is_safe(free, held, claims, residual, must_finish, done, header.places):
         return False
     for j in range(header_of(pool).places):
         must_finish[j] = done[j] if must_finish[j] else 0
-    held[requester] += n
-    must_finish[requester] = known
+    held[place] += n
+    must_finish[place] = known
     return rules.is_safe(free - n, held, claims, residual, must_finish, done, header.places)
 
 
@@ -161,23 +162,24 @@ def is_crowded(pool: Member) -> bool:
         kept += job.persistent if job.state != EMPTY else 0
     for j in range(header.places):
         job = job_at(pool, j)
-        others = kept - job.persistent
-        if job.state != EMPTY and others > 0 and others + within_limit(job, job.claim_peak) > header.budget_regions:
+        if job.state == EMPTY:
+            continue
+        own, peak = job.persistent, within_limit(job, job.claim_peak)
+        if job.group != 0:
+            own, peak = groups.kept_with_group(pool, j), groups.peak_with_group(pool, j)
+        if kept > own and kept - own + peak > header.budget_regions:
             return True
     return False
 
 
 @compiled
-def _leave_out_still(pool: Member, requester: int, must_finish: Array) -> bool:
-    """Strike those off that stand still; tells if any were."""
+def _leave_out_still(pool: Member, place: int, must_finish: Array) -> bool:
+    """Strike those off that stand still, but for the job at one place; tells if any were."""
     keep_out_of_line()
     now_ns = monotonic_ns()
     some = False
     for j in range(header_of(pool).places):
-        job = job_at(pool, j)
-        inside_ns = now_ns - job.started_ns - job.iteration_waited_ns
-        still = rules.is_still(job.waiting_threads > 0, inside_ns, job.profile.duration_ns)
-        if must_finish[j] and still and j != requester:
+        if must_finish[j] and j != place and groups.stands_still(pool, j, now_ns):
             must_finish[j] = 0
             some = True
     return some
@@ -188,10 +190,13 @@ def _leave_out_still(pool: Member, requester: int, must_finish: Array) -> bool:
 
 @inlined
 def someone_else_grows_alone(pool: Member, me: int, now_ns: int) -> bool:
-    """Tell whether a job without a profile is growing, so that no other may start an iteration."""
+    """Tell whether a job without a profile is growing, so that no other may start an iteration.
+
+    The ranks of a group grow together: each waits for the others in its collectives.
+    """
     header = header_of(pool)
     other = header.alone_job
-    if other in (NOBODY, me):
+    if other in (NOBODY, me) or groups.are_mates(pool, me, other):
         return False
     job = job_at(pool, other)
     if job.state != RUNNING or job.profiled == 1:

@@ -21,6 +21,11 @@ The banker's rule: may this state go on, whatever the speeds, without anybody ha
     those that need the least in the end last of all: read backwards in time such a job gives back,
     and the same argument holds. Hence no search.
 
+Ranks of one job are a group, and a group is one job to that rule: each of them waits for the others in
+    its collectives, so none ends its iteration unless all can. ``merge_groups`` makes their sums one entry.
+    Of two groups whose ranks each need 2 of 4 regions, one rank each holds 2. As four jobs that is safe:
+    each of the two needs no more and will give back. As groups it is not: each needs 2, and none is free.
+
 Guarantees
     * From a safe state, if every grant leaves the state safe and every claim is right, every job
       ends its iteration.
@@ -134,6 +139,46 @@ def is_safe(free: int, held: Int64s, claim: Int64s, residual: Int64s, must_finis
         done[i] = 1 if done[i] == 1 else 0
         safe = safe and done[i] == 1
     return safe
+
+
+@inlined
+def entry_of(group: Int64s, job: int) -> int:
+    """Return at which place a job stands once groups are merged: at that of its group's first rank."""
+    for i in range(job):
+        if group[i] == group[job] and group[job] != 0:
+            return i
+    return job
+
+
+@compiled
+def merge_groups(group: Int64s, held: Int64s, claim: Int64s, residual: Int64s, must_finish: Flags, n: int) -> None:
+    """Make one job of the ranks of each group, at the place of its first rank; the others' places hold nothing then.
+
+    Regions are added up, and the group must finish if any of its ranks must.
+
+    Args:
+        group: For each job its group, 0: none.
+        held: As for ``is_safe``, as all that follow.
+        claim: Changed.
+        residual: Changed.
+        must_finish: Changed.
+        n: Jobs to look at.
+    """
+    for i in range(n):
+        if group[i] == 0:
+            continue
+        need = _need(held[i], claim[i], residual[i]) if must_finish[i] else 0
+        claim[i] = held[i] + need
+        first = entry_of(group, i)
+        if first != i:
+            held[first] += held[i]
+            claim[first] += claim[i]
+            residual[first] += residual[i]
+            must_finish[first] = max(must_finish[first], must_finish[i])
+            held[i] = 0
+            claim[i] = 0
+            residual[i] = 0
+            must_finish[i] = 0
 
 
 @inlined

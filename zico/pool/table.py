@@ -314,8 +314,12 @@ class PoolTable:
         return int(deaths.reap(self.member[0], job))
 
     def admit(self, job: int) -> bool:
-        """Let a job at its boundary start, unless claims forbid it; wakes it. Returns whether it started."""
+        """Let a job at its boundary and its group start, unless claims forbid it; tells whether it has started."""
         return bool(waiting.admit(self.member[0], job))
+
+    def join_group(self, group: int) -> None:
+        """Make this process's job a rank of a group: any number that its ranks alone have, 0: of none."""
+        waiting.join_group(self.member[0], group)
 
     def set_waits_for(self, job: int, mask: int) -> None:
         """Write down whom a job at its boundary waits for, bit j for job j."""

@@ -27,7 +27,7 @@ import numpy as np
 
 from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
 from zico.base.libc import futex_wait, futex_wake_all, monotonic_ns, process_is_gone
-from zico.pool import profiles
+from zico.pool import groups, profiles
 from zico.pool.deaths import reap_dead
 from zico.pool.fences import at, counters_of, issued_of, pair_of
 from zico.pool.layout import (
@@ -257,8 +257,8 @@ def finish_iteration(pool: Member, phase: int) -> bool:
     if me.first_boundary_ns == 0:
         me.first_boundary_ns = now_ns
     if header.alone_job == pool.job:
-        header.alone_job = NOBODY
-    admitted = _may_start_unasked(pool, now_ns)
+        header.alone_job = groups.heir_of(pool, pool.job)
+    admitted = _may_start_unasked(pool, now_ns) if me.group == 0 else _may_start_with_group(pool, now_ns)
     if admitted:
         me.claim_floor = me.claim_peak
     else:
@@ -268,6 +268,8 @@ def finish_iteration(pool: Member, phase: int) -> bool:
     wake, notify = note_change(header)
     unlock(pool)
     tell(pool, wake, notify)
+    if admitted and me.group != 0:
+        _wake(pool, pool.job)
     return admitted
 
 
@@ -288,34 +290,118 @@ def _may_start_unasked(pool: Member, now_ns: int) -> bool:
     return total <= header.budget_regions and not someone_else_grows_alone(pool, pool.job, now_ns)
 
 
+@compiled
+def _may_start_with_group(pool: Member, now_ns: int) -> bool:
+    """Tell whether a rank that has ended its iteration begins the next one at once, with those that wait for it.
+
+    Where it has to wait for others of its group, it says for whom.
+    """
+    keep_out_of_line()
+    me = job_at(pool, pool.job)
+    if header_of(pool).use_claims == 0:
+        return _may_start_unasked(pool, now_ns)
+    if groups.is_awaited(pool, pool.job):
+        admitted = stays_safe(pool, pool.job, 0, groups.peak_of(me))
+    else:
+        me.waits_for = np.uint64(groups.waits_for(pool, pool.job, now_ns))
+        admitted = me.waits_for == 0 and _may_start_unasked(pool, now_ns)
+    if admitted:
+        _start_mates(pool, pool.job, now_ns)
+    return admitted
+
+
+@compiled
+def _start_mates(pool: Member, job: int, now_ns: int) -> None:
+    """Let those of a job's group begin that stand at their boundaries, and note the round of all that begin now."""
+    keep_out_of_line()
+    into = groups.next_round(pool, job)
+    groups.note_start(pool, job, into)
+    for j in range(header_of(pool).places):
+        if j != job and groups.are_mates(pool, j, job) and job_at(pool, j).state == BOUNDARY:
+            groups.note_start(pool, j, into)
+            _start(pool, j, now_ns)
+
+
+@inlined
+def _start(pool: Member, job: int, now_ns: int) -> None:
+    """Let a job at its boundary begin; it is woken later."""
+    record = job_at(pool, job)
+    record.boundary_waited_ns += now_ns - record.boundary_since_ns
+    record.boundary_since_ns = 0
+    record.waits_for = 0
+    record.evict = 0
+    record.started_ns = now_ns  # until it has woken, too: whoever has been inside for long counts as standing still
+    record.iteration_waited_ns = 0
+    record.state = RUNNING
+    record.claim_floor = record.claim_peak  # until it has woken its progress is that of the iteration it ended
+    header_of(pool).boundary_waiters -= 1
+    record.broker_admits = (record.broker_admits + 1) & _ADMITS_MASK
+
+
+@compiled
+def _wake(pool: Member, job: int) -> None:
+    """Wake a job that sleeps at its boundary, and its group."""
+    keep_out_of_line()
+    for j in range(header_of(pool).places):
+        if j == job or groups.are_mates(pool, j, job):
+            futex_wake_all(pool.jobs_address + j * _JOB_BYTES + _ADMITS_OFFSET)
+
+
 @entry(MEMBER, int)
 def admit(pool: Member, job: int) -> bool:
-    """Let a job at its boundary begin its next iteration, unless that would be unsafe; wakes it."""
+    """Let a job at its boundary begin its next iteration, unless that would be unsafe; wakes it.
+
+    Its group begins with it, all ranks or none. It may be named by any rank.
+    """
     keep_out_of_line()
     header = header_of(pool)
-    record = job_at(pool, job)
     lock(pool)
+    job = _rank_at_boundary(pool, job)
+    record = job_at(pool, job)
+    now_ns = monotonic_ns()
     admitted = record.state == BOUNDARY and (
         header.use_claims == 0
-        or _nobody_runs(pool)
-        or stays_safe(pool, job, 0, within_limit(record, max(record.claim_peak, record.persistent)))
+        or (
+            (record.group == 0 or groups.waits_for(pool, job, now_ns) == 0)
+            and (_nobody_runs(pool) or stays_safe(pool, job, 0, groups.peak_of(record)))
+        )
     )
     if admitted:
-        now_ns = monotonic_ns()
-        record.boundary_waited_ns += now_ns - record.boundary_since_ns
-        record.boundary_since_ns = 0
-        record.waits_for = 0
-        record.evict = 0
-        record.started_ns = now_ns  # until it has woken, too: whoever has been inside for long counts as standing still
-        record.iteration_waited_ns = 0
-        record.state = RUNNING
-        record.claim_floor = record.claim_peak  # until it has woken its progress is that of the iteration it ended
-        header.boundary_waiters -= 1
-        record.broker_admits = (record.broker_admits + 1) & _ADMITS_MASK
+        if record.group != 0:
+            _start_mates(pool, job, now_ns)
+        _start(pool, job, now_ns)
     unlock(pool)
     if admitted:
-        futex_wake_all(pool.jobs_address + job * _JOB_BYTES + _ADMITS_OFFSET)
+        _wake(pool, job)
     return admitted
+
+
+@inlined
+def _rank_at_boundary(pool: Member, job: int) -> int:
+    """Return the job, or one of its group that stands at its boundary where it does not itself."""
+    if job_at(pool, job).state != BOUNDARY:
+        for j in range(header_of(pool).places):
+            if groups.are_mates(pool, j, job) and job_at(pool, j).state == BOUNDARY:
+                return j
+    return job
+
+
+@entry(MEMBER, int)
+def join_group(pool: Member, group: int) -> None:
+    """Make this process's job a rank of a group, or of none: 0. The others wait for it no longer than that lasts."""
+    keep_out_of_line()
+    header = header_of(pool)
+    me = job_at(pool, pool.job)
+    lock(pool)
+    me.group = group
+    me.uneven = 0
+    header.grouped = 1
+    for j in range(header.places):
+        if groups.are_mates(pool, j, pool.job):
+            me.round = max(me.round, job_at(pool, j).round)
+    wake, notify = note_change(header)
+    unlock(pool)
+    tell(pool, wake, notify)
 
 
 @inlined

@@ -71,6 +71,9 @@ class JobView(JobFields):
     yields_at_boundary: bool = False
     """At its boundaries it evicts what the others wait for: what it holds there is as good as free."""
 
+    ranks: tuple[int, ...] = ()
+    """The places of a group's ranks, if this is a group: its figures are their sums."""
+
     @property
     def held_for_good(self) -> int:
         """Return the regions that the others cannot have while it stays where it is."""

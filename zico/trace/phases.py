@@ -193,7 +193,8 @@ def _of_loop(phases: Phases, tracker: Tracker, phase: int, held: int) -> int:
     """Return the phase of the loop that the tracker has found; ``NONE`` if it is none."""
     keep_out_of_line()
     if phase != MARKED and phases.gap[phase] == tracker.gap:
-        return phase  # threads reorder its allocations, so its beginning is not seen each time
+        # Threads may reorder its allocations, so that its beginning is not seen each time.
+        return phase if phases.n > tracker.gap + slack(tracker.gap) else NONE
     is_within = phase != MARKED and phases.n <= phases.gap[phase] and tracker.gap < phases.gap[phase]
     before = _pass_before(tracker)
     if is_within or before == NONE or not _is_level(tracker):

@@ -8,8 +8,8 @@ Python as usual.
 
 Read from the environment:
     ZICO_SOCKET: Where the broker listens. Without it nothing happens.
-    ZICO_OWNER_PID: The process that is the job. In its descendants (data loader workers, say)
-        nothing happens.
+    ZICO_OWNER_PID: The process that is the job. Its descendants (data loader workers, say) stay
+        outside; only PyTorch is watched in them, since one that trains joins after all.
     ZICO_PACKAGE_PATH: The folder that holds ``zico``, for environments in which it is not
         installed.
 
@@ -40,14 +40,14 @@ def _chain() -> None:
 
 def _activate() -> None:
     """Watch for frameworks, if this process is a job's; never raises."""
-    owner = os.environ.get("ZICO_OWNER_PID")
-    if not os.environ.get("ZICO_SOCKET") or owner not in (None, "", str(os.getpid())):
+    if not os.environ.get("ZICO_SOCKET"):
         return
+    is_descendant = os.environ.get("ZICO_OWNER_PID") not in (None, "", str(os.getpid()))
     try:
         _make_importable()
-        from zico.job.autoload import install
+        from zico.job.autoload import OF_DESCENDANTS, WATCHED, install
 
-        install()
+        install(OF_DESCENDANTS if is_descendant else WATCHED)
     except Exception as error:  # noqa: BLE001 - the user's process must go on, whatever is wrong with us
         reason = " ".join(str(error).split()) or type(error).__name__
         if sys.stderr is not None:

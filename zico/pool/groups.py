@@ -1,0 +1,200 @@
+"""Groups: ranks of one job that begin an iteration together, since each waits for the others in its collectives.
+
+Theory of operation
+    A rank writes its group's number into its own record (``join_group``). The ranks of a group are
+    one job to the banker's rule (``zico.pool.rules.merge_groups``). A rank that has ended its
+    iteration stands at its boundary until all others have ended theirs, and then all start
+    together. *Rounds* count these common starts. In the picture rank 1 stands at the boundary of
+    round 7, and waits for rank 0, which does not need it there any more::
+
+        rank 0    round 7 ==========================|  round 8 =====
+        rank 1    round 7 ==================|......... round 8 =====
+
+    A program may be uneven: rank 0 alone takes a step more. Then rank 0 stands at its boundary
+    while rank 1 waits for it in a collective. As soon as rank 1 stands still (``rules.is_still``),
+    rank 0 begins a round of its own. Rank 1 has a smaller number then. At its next boundary rank 1
+    is *awaited*: it starts whenever that is safe, whatever the policy says, and takes the number of
+    the round that goes on. After ``MOST_UNEVEN`` such starts in a row a rank waits for nobody.
+
+Guarantees
+    * Nobody waits for a rank that has left, is dead, or stands still.
+    * Ranks that begin together begin in one critical section, all or none.
+    * A rank that ends its iteration claims nothing more, so the end of an iteration makes no state
+      unsafe. Only a rank that is awaited counts with its whole peak.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zico.base.compiled import compiled, inlined, keep_out_of_line
+from zico.base.libc import monotonic_ns
+from zico.pool import rules
+from zico.pool.layout import BOUNDARY, NOBODY, RUNNING, header_of, job_at, within_limit
+
+if TYPE_CHECKING:
+    from zico.pool.layout import Job, Member
+
+MOST_UNEVEN = 3
+
+
+@inlined
+def peak_of(job: Job) -> int:
+    """Return the regions that a job at its boundary may come to hold in its next iteration."""
+    return within_limit(job, max(job.claim_peak, job.persistent))
+
+
+@inlined
+def _stands_still(job: Job, now_ns: int) -> bool:
+    inside_ns = now_ns - job.started_ns - job.iteration_waited_ns
+    return rules.is_still(job.waiting_threads > 0, inside_ns, job.profile.duration_ns)
+
+
+@compiled
+def stands_still(pool: Member, j: int, now_ns: int) -> bool:
+    """Tell whether a job in an iteration stands still: a group does if all its ranks do that are inside.
+
+    A rank that waits in a collective for another one, which waits for memory, does not stand still.
+    """
+    keep_out_of_line()
+    me = job_at(pool, j)
+    if me.group == 0:
+        return _stands_still(me, now_ns)
+    for i in range(header_of(pool).places):
+        job = job_at(pool, i)
+        if job.group == me.group and job.state == RUNNING and not _stands_still(job, now_ns):
+            return False
+    return True
+
+
+@inlined
+def are_mates(pool: Member, one: int, other: int) -> bool:
+    """Tell whether two jobs are ranks of one group."""
+    group = job_at(pool, one).group
+    return bool(group != 0 and group == job_at(pool, other).group)
+
+
+@inlined
+def is_awaited(pool: Member, j: int) -> bool:
+    """Tell whether others of the job's group are in a later round: they may wait for it in a collective."""
+    for i in range(header_of(pool).places):
+        job = job_at(pool, i)
+        if are_mates(pool, j, i) and job.state == RUNNING and job.round > job_at(pool, j).round:
+            return True
+    return False
+
+
+@compiled
+def waits_for(pool: Member, j: int, now_ns: int) -> int:
+    """Return the mask of those of its group for which a job has to wait at its boundary: bit i for job i."""
+    keep_out_of_line()
+    me = job_at(pool, j)
+    mask = 0
+    if me.group == 0 or me.uneven >= MOST_UNEVEN:
+        return mask
+    for i in range(header_of(pool).places):
+        job = job_at(pool, i)
+        inside = i != j and job.group == me.group and job.state == RUNNING and job.round == me.round
+        if inside and not _stands_still(job, now_ns):
+            mask |= 1 << i
+    return mask
+
+
+@compiled
+def heir_of(pool: Member, j: int) -> int:
+    """Return the rank that grows alone when the job has ended its first iteration: one that has not yet, if any."""
+    keep_out_of_line()
+    for i in range(header_of(pool).places):
+        job = job_at(pool, i)
+        if i != j and are_mates(pool, i, j) and job.state == RUNNING and job.profiled == 0:
+            return i
+    return NOBODY
+
+
+@compiled
+def next_round(pool: Member, j: int) -> int:
+    """Return the round in which the job begins now, with those of its group that stand at their boundaries.
+
+    It is the latest of those that go on, or a new one.
+    """
+    keep_out_of_line()
+    latest = job_at(pool, j).round
+    running = 0
+    for i in range(header_of(pool).places):
+        job = job_at(pool, i)
+        if are_mates(pool, j, i) and i != j:
+            if job.state == RUNNING:
+                running = max(running, job.round)
+            elif job.state == BOUNDARY:
+                latest = max(latest, job.round)
+    return running if running > latest else latest + 1
+
+
+@compiled
+def note_start(pool: Member, j: int, into: int) -> None:
+    """Note that a rank begins an iteration of a round, and whether it leaves others of its group behind."""
+    keep_out_of_line()
+    me = job_at(pool, j)
+    behind = 0
+    for i in range(header_of(pool).places):
+        job = job_at(pool, i)
+        if i != j and are_mates(pool, i, j) and job.state == RUNNING and job.round < into:
+            behind = 1
+    me.uneven = me.uneven + 1 if behind else 0
+    me.round = into
+
+
+@compiled
+def merge(pool: Member, requester: int) -> int:
+    """Make one job of each group in the banker's arrays, and return the place at which the requester stands then.
+
+    Where the requester stands at its boundary it is to be let in, with its group. A group is as a
+    job without a profile while one of its ranks inside has none.
+    """
+    keep_out_of_line()
+    header = header_of(pool)
+    held, claims, residual, must_finish = pool.scratch[0], pool.scratch[1], pool.scratch[2], pool.scratch[3]
+    group = pool.scratch[5]
+    starts = job_at(pool, requester).state == BOUNDARY
+    for j in range(header.places):
+        job = job_at(pool, j)
+        group[j] = job.group if job.state in (RUNNING, BOUNDARY) else 0
+        if group[j] == 0:
+            continue
+        if job.state == BOUNDARY and j != requester:
+            if (starts and are_mates(pool, j, requester)) or is_awaited(pool, j):
+                claims[j] = peak_of(job)
+                must_finish[j] = 1
+            else:
+                residual[j] = held[j]
+    rules.merge_groups(group, held, claims, residual, must_finish, header.places)
+    now_ns = monotonic_ns()
+    for j in range(header.places):
+        job = job_at(pool, j)
+        if group[j] != 0 and job.state == RUNNING and job.profiled == 0 and not _stands_still(job, now_ns):
+            must_finish[rules.entry_of(group, j)] = 0
+    return rules.entry_of(group, requester)
+
+
+@compiled
+def peak_with_group(pool: Member, j: int) -> int:
+    """Return the most regions that a job and the others of its group may hold together in an iteration."""
+    keep_out_of_line()
+    total = within_limit(job_at(pool, j), job_at(pool, j).claim_peak)
+    for i in range(header_of(pool).places):
+        job = job_at(pool, i)
+        if i != j and are_mates(pool, i, j) and job.state in (RUNNING, BOUNDARY):
+            total += within_limit(job, job.claim_peak)
+    return total
+
+
+@compiled
+def kept_with_group(pool: Member, j: int) -> int:
+    """Return what a job and the others of its group keep between iterations."""
+    keep_out_of_line()
+    total = job_at(pool, j).persistent
+    for i in range(header_of(pool).places):
+        job = job_at(pool, i)
+        if i != j and are_mates(pool, i, j) and job.state in (RUNNING, BOUNDARY):
+            total += job.persistent
+    return total
