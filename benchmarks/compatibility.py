@@ -230,6 +230,23 @@ def text_of(result: dict[str, Any]) -> str:
     return _alone_text(result["alone"]) + "\n" + _pairs_text(result)
 
 
+def sources_text() -> str:
+    """Return where each script comes from, and what was changed to feed it, as a table."""
+    rows = []
+    for script in SCRIPTS:
+        changed = "; ".join(
+            f"`{_inline(edit.old)}` is `{_inline(edit.new)}`" + (f" in `{edit.file}`" if edit.file else "")
+            for edit in script.edits
+        )
+        source = f"[{script.repository}](https://github.com/{script.repository}) `{script.path}`"
+        rows.append((script.name, source, f"`{script.commit[:12]}`", script.fed, changed or "nothing"))
+    return common.table(("name", "script", "commit", "fed with, size", "changed"), rows)
+
+
+def _inline(text: str) -> str:
+    return " ".join(text.split())
+
+
 def _alone_text(known: dict[str, Any]) -> str:
     header = [*("script", "framework", "exit codes", "losses", "pool share", "peak", "plain", "zico", "own peak")]
     header += ["waited at own peak", "to the file"]
@@ -385,7 +402,11 @@ def main() -> int:
     parser.add_argument("--share", type=int, default=SHARE, help="a pair's budget in percent of the sum of peaks")
     parser.add_argument("--repeat", type=int, default=3, help="how often each run is done")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds after which a run is stopped")
+    parser.add_argument("--list", action="store_true", help="only print where the scripts come from, as a table")
     options = parser.parse_args()
+    if options.list:
+        print(sources_text())
+        return 0
     if options.smoke:
         options.repeat = 1
     elif options.sources is None:
