@@ -100,6 +100,30 @@ def test_swap_host_smoke_compares_losses_and_times(tmp_path: Path) -> None:
     assert "losses of all runs are the same bits" in (tmp_path / "swap_host.md").read_text()
 
 
+def test_compatibility_smoke_compares_losses_with_those_without_zico(tmp_path: Path) -> None:
+    """A smoke run of compatibility.py prepares two scripts of its own; alone and as a pair they end as without Zico."""
+    done = run_script("compatibility.py", "--smoke", "-o", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "compatibility.json").read_text())
+    assert missing(result) == []
+    assert sorted(result["alone"]) == ["tiny-1", "tiny-2"]
+    (found,) = result["pairs"].values()
+    assert found["summary"]["of_possible"] > 0
+    told = (tmp_path / "compatibility.md").read_text()
+    assert "| equal / equal |" in told
+    assert "differ" not in told
+
+
+def test_what_is_possible_for_scripts_ends_with_the_shorter_one() -> None:
+    """Two jobs of 10 s at half speed: the shorter of 10 and 20 s ends at 20 s, the other's last 10 s are its own."""
+    code = "from compatibility import expected; print(expected([10, 10], [0.5, 0.5]), expected([10, 20], [0.5, 0.5]))"
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=BENCHMARKS, capture_output=True, text=True, check=True, timeout=SMOKE_S)
+    both, uneven = map(float, done.stdout.split())
+    assert both == 0.5
+    assert uneven == (10 / 20 + 20 / 30) / 2
+
+
 def test_a_committed_result_is_simulated_again(tmp_path: Path) -> None:
     """What was real stays; beside it stand what was simulated then and what today's rules make of it."""
     done = run_script("agreement.py", "--form", "paced", "--again", "-o", str(tmp_path))
