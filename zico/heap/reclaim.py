@@ -32,6 +32,9 @@ Theory of operation
     since that would send away what is needed sooner. A thread that needs what it brings ends its
     patience.
 
+    A job whose user has said nothing *overflows*, where its framework can swap: what exceeds all
+    that it may hold goes to the next tier. The first such tensor has the job begin to swap.
+
 Guarantees
     7. Every wait ends at the wait limit. An answer by which nothing leaves ends the wait for
        swapping at once. The next question is put when the pool has changed, or the heap, or where a
@@ -164,6 +167,20 @@ def _climb_down(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
 
 
 @compiled
+def exceed(heap: HeapRecord, me: Job, size_bytes: int, alignment: int) -> int:
+    """Place a tensor in the next tier that alone exceeds every budget, if the job overflows; else refuse it."""
+    keep_out_of_line()
+    offset = NEVER_FITS
+    if heap.swap.overflows != 0 and size_bytes <= heap.spill.limit_bytes:
+        _begin_to_swap(heap, me, size_bytes)
+        offset = placing.place(heap, SPILL, history.NO_PLACE, size_bytes, alignment)
+    if offset < 0:
+        refuse(me, size_bytes)
+        offset = NEVER_FITS
+    return offset
+
+
+@compiled
 def refuse(me: Job, size_bytes: int) -> None:
     """Note a request that the budget can never meet."""
     keep_out_of_line()
@@ -244,13 +261,20 @@ def _swap(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
 
 
 @inlined
-def _let_others_move(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  # noqa: ARG001 - as a rung
-    """Wait while others move, and may make room; refuse what the budget has been too small for all along."""
+def _let_others_move(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
+    """Wait while others move, and may make room; refuse what the budget has been too small for all along.
+
+    A job that overflows goes on to the next rungs with that, and in the same iteration at once.
+    """
     if why == NEVER_FITS:
         frees_come = heap.streams.n_deferred > 0 and not request.is_late
         since_ns = request.never_since_ns
-        is_sure = not frees_come and since_ns != 0 and request.now_ns - since_ns > REFUSED_NS
-        return NEVER_FITS if is_sure else COMING
+        overflows = heap.swap.overflows != 0
+        patience_ns = -1 if overflows and heap.wait.stuck_iteration == me.iteration + 1 else REFUSED_NS
+        is_sure = not frees_come and since_ns != 0 and request.now_ns - since_ns > patience_ns
+        if not is_sure:
+            return COMING
+        return NOTHING if overflows else NEVER_FITS
     return NOTHING if request.is_stuck or request.is_late else COMING
 
 
@@ -271,10 +295,10 @@ def _do_without(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  
 
 
 @compiled
-def _ask_others(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  # noqa: ARG001 - as a rung
+def _ask_others(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     """Have blocked jobs evict what this one lacks."""
     keep_out_of_line()
-    if request.is_late or me.over != 0:
+    if request.is_late or _at_limit(me, why):
         return NOTHING
     answer = waiting.ask_to_evict(pool_of(heap), request.sequence)
     if answer == waiting.ASKED:
@@ -288,12 +312,23 @@ def _ask_others(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  
 
 
 @compiled
-def _spill(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  # noqa: ARG001 - as a rung
+def _spill(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     """Put the tensor into the next tier; returns an offset, ``NEVER_FITS`` or ``NO_SPACE``."""
     keep_out_of_line()
     _note_stall(heap, me)
+    if heap.swap.overflows != 0 and _at_limit(me, why):
+        _begin_to_swap(heap, me, request.size_bytes)
     offset = placing.place(heap, SPILL, history.NO_PLACE, request.size_bytes, request.alignment)
-    return offset if offset >= 0 or offset == NO_SPACE else NEVER_FITS
+    return offset if offset >= 0 or (offset == NO_SPACE and why != NEVER_FITS) else NEVER_FITS
+
+
+@compiled
+def _begin_to_swap(heap: HeapRecord, me: Job, size_bytes: int) -> None:
+    """Have a job begin to swap whose peak is more than it may hold; waits for nothing."""
+    keep_out_of_line()
+    if heap.swap.lacked_bytes == 0:
+        heap.swap.lacked_bytes = (me.held << heap.pool_shift) + size_bytes
+        write_bytes(heap.swap.start_fd, pool_of(heap).one_address, 8)
 
 
 @compiled
