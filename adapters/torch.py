@@ -108,7 +108,12 @@ def _swap(joined: Session) -> None:
 
     settings = joined.settings
     try:
-        joined.swapper = swap_joining.start(joined.heap, settings.wish.tier, settings.heap.get("spill_directory"))
+        joined.swapper = swap_joining.start(
+            joined.heap,
+            settings.wish.tier,
+            settings.heap.get("spill_directory"),
+            as_auto=settings.wish.save == "auto",
+        )
     except ZicoError as error:
         complain("this process does not swap", error)
         return

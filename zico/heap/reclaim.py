@@ -75,6 +75,9 @@ _EVENTS_SHIFT = 32
 this_thread = types.ExternalFunction("pthread_self", types.int64())
 
 
+_holds_global_lock = types.ExternalFunction("PyGILState_Check", types.int32())
+
+
 class Request(NamedTuple):
     """A tensor without a place, and how things stood before this look for one."""
 
@@ -238,13 +241,16 @@ def _is_patient(heap: HeapRecord) -> bool:
 
 @compiled
 def _swap(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
-    """Have idle tensors leave; a patient thread waits until others have what they need."""
+    """Have idle tensors leave; a patient thread waits until others have what they need.
+
+    A thread that holds Python's global lock waits for nothing, since those who copy need that lock.
+    """
     keep_out_of_line()
     if request.is_late:
         return NOTHING
     if _is_patient(heap):
         return COMING
-    if heap.swap.fd == NOBODY_TO_ASK or not _at_limit(me, why):
+    if heap.swap.fd == NOBODY_TO_ASK or not _at_limit(me, why) or _holds_global_lock() != 0:
         return NOTHING
     if heap.swap.leaving_bytes > 0 or heap.swap.answered < heap.swap.asked:
         return COMING

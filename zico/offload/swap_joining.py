@@ -183,7 +183,8 @@ def start(heap: Heap, tier: str = "", directory: str | None = None, *, as_auto: 
     """Let idle tensors of this process leave for a tier and come back; an adapter tells of them.
 
     Starts threads, makes the tier that is wanted and measures it. Files of tiers lie in
-    ``directory``. With ``as_auto`` the broker chooses what the job may hold.
+    ``directory``. What exceeds all that the job may hold goes to the next tier, if nothing can leave.
+    With ``as_auto`` the broker chooses what it may hold.
 
     Raises:
         ConfigError: There is no such tier, or it cannot be made.
@@ -212,6 +213,9 @@ def start(heap: Heap, tier: str = "", directory: str | None = None, *, as_auto: 
     threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()
     record["swap"]["sequence"] = NOT_ASKED
     record["swap"]["fd"] = asked_fd
+    if not record["swap"]["overflows"]:
+        record["swap"]["start_fd"] = asked_fd  # it has begun
+        record["swap"]["overflows"] = 1
     allow(heap, wishes)
     os.register_at_fork(before=swapper.hold, after_in_parent=swapper.go_on, after_in_child=swapper.leave_to_parent)
     return swapper
