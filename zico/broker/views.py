@@ -11,7 +11,7 @@ from zico.base.compiled import interpreted
 from zico.broker.protocol.messages import MAX_COUNT
 from zico.broker.speeds import Look
 from zico.pool import rules
-from zico.pool.layout import NO_MORE, NOBODY, JobState, SaveMode
+from zico.pool.layout import NO_MORE, NOBODY, Auto, JobState, SaveMode
 from zico.scheduler.state import JobView, OperatingPoint, PoolView, Profile
 
 Record = npt.NDArray[np.void]
@@ -91,7 +91,10 @@ def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) ->
         waiting_since_ns=int(since_ns),
         wanted=count_of(record["wanted"]),
         less=_less_of(record),
-        yields_at_boundary=bool((crowded or record["save"] == SaveMode.SWAP) and record["evict"] != NO_MORE),
+        yields_at_boundary=bool(
+            (crowded or (record["save"] == SaveMode.SWAP and record["auto"] != Auto.WAITS))
+            and record["evict"] != NO_MORE
+        ),
     )
 
 
