@@ -16,7 +16,7 @@ Guarantees
     * After its trial, a choice is in force only if it was not slower than none.
     * A verdict lasts as long as jobs and budget: what was rejected, or is like that, does not come
       back. After ``MOST_TRIALS`` rejections no other choice is tried, so nothing swings for ever.
-    * A window with the choice ends when it has taken ``SLOW`` times as long as one without.
+    * A choice is rejected whose window takes more than ``SLOW`` times as long as one without.
     * Jobs that do not fit the budget with all that they want save without a trial.
 
 Known limitations
@@ -42,7 +42,7 @@ WINDOW = 5
 """Iterations of each job that a window has at least."""
 FEWEST, MOST = 2, 5
 """Windows of each side before a verdict: so many where the difference is clear, and where it is not."""
-SLOW = 3.0
+SLOW = 2.0
 MOST_TRIALS = 3
 CLEAR = 3.0
 """A difference is clear that is so many of its standard errors."""
@@ -106,12 +106,9 @@ class _Window:
         """Tell whether every job has ended enough iterations."""
         return all(self.done(job) >= WINDOW for job in self.since)
 
-    def speed(self, job: int, until_ns: int | None) -> float:
-        """Return a job's iterations per ns, to its last edge or to a time."""
-        if job not in self.first:
-            return 0.0
-        took_ns = (until_ns if until_ns is not None else self.last[job][1]) - self.first[job][1]
-        return self.done(job) / max(1, took_ns)
+    def speed(self, job: int) -> float:
+        """Return a job's iterations per ns."""
+        return self.done(job) / max(1, self.last[job][1] - self.first[job][1])
 
 
 class Trials:
@@ -217,10 +214,13 @@ class Trials:
         is_slow = self._used is not None and took_ns > SLOW * self._without.took_ns > 0
         if not window.is_whole and not is_slow:
             return
-        until_ns = None if window.is_whole else view.now_ns
+        if self._used is not None and not window.is_whole:
+            self._used.is_good = False
+            self._window = None
+            return
         side = self._used.found if self._used is not None else self._without
         weights = {job: self.weight_of.get(job, 1.0) * alone_ns for job, alone_ns in self._alone_ns.items()}
-        side.figures.append(sum(weights[job] * window.speed(job, until_ns) for job in window.since))
+        side.figures.append(sum(weights[job] * window.speed(job) for job in window.since))
         side.took_ns = took_ns
         if len(self._without.figures) > MOST:
             del self._without.figures[0]

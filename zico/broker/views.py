@@ -91,11 +91,12 @@ def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) ->
         waiting_since_ns=int(since_ns),
         wanted=count_of(record["wanted"]),
         less=_less_of(record),
-        yields_at_boundary=bool(
-            (crowded or (record["save"] == SaveMode.SWAP and record["auto"] != Auto.WAITS))
-            and record["evict"] != NO_MORE
-        ),
+        yields_at_boundary=bool((crowded or _swaps(record)) and record["evict"] != NO_MORE),
     )
+
+
+def _swaps(record: Any) -> bool:  # noqa: ANN401 - a numpy record
+    return bool(record["save"] == SaveMode.SWAP and record["auto"] != Auto.WAITS)
 
 
 def _less_of(record: Any) -> tuple[OperatingPoint, ...]:  # noqa: ANN401 - a numpy record

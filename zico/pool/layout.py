@@ -297,8 +297,8 @@ def within_limit(job: Job, regions: int) -> int:
 def yields_at_boundary(pool: Member, job: Job) -> bool:
     """Tell whether a job stands at its boundary and evicts what the others wait for.
 
-    Those do that swap, unless the broker has found that this is slower, and all do where some job's iteration would else never fit beside what the
-    others keep.
+    Those do that swap, unless the broker has found that this is slower. All do where some job's
+    iteration would else never fit beside what the others keep.
     """
     may = (job.save == _SWAP and job.auto != _WAITS) or header_of(pool).crowded == 1
     return bool(may and job.state == BOUNDARY and job.evict != NO_MORE)
