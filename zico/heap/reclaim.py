@@ -120,6 +120,7 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
         backing.bring_up(heap)
         evicting.obey(heap, me)
         sequence = waiting.sequence_of(pool)
+        answered = heap.swap.answered
         now_ns = monotonic_ns()
         now = waiting.standstill(pool)
         if now != before:
@@ -140,15 +141,23 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
         if found == ASKED:
             asked_ns = now_ns
         if found in (COMING, ASKED):
-            private_unlock(heap.mutex_address)
-            waiting.sleep_until_change(pool, sequence)
-            private_lock(heap.mutex_address)
+            _sleep(heap, sequence, answered)
         elif found != AGAIN:
             break
     waiting.stop_waiting(pool)
     if found == NEVER_FITS:
         refuse(me, size_bytes)
     return found
+
+
+@compiled
+def _sleep(heap: HeapRecord, sequence: int, answered: int) -> None:
+    """Sleep until pool or heap have changed, outside the mutex; an answer changes no word that is slept on."""
+    keep_out_of_line()
+    private_unlock(heap.mutex_address)
+    if heap.swap.answered == answered:
+        waiting.sleep_until_change(pool_of(heap), sequence)
+    private_lock(heap.mutex_address)
 
 
 @compiled
@@ -276,8 +285,8 @@ def _let_others_move(heap: HeapRecord, me: Job, request: Request, why: int) -> i
         frees_come = heap.streams.n_deferred > 0 and not request.is_late
         since_ns = request.never_since_ns
         overflows = heap.swap.overflows != 0
-        patience_ns = -1 if overflows and heap.wait.stuck_iteration == me.iteration + 1 else REFUSED_NS
-        is_sure = not frees_come and since_ns != 0 and request.now_ns - since_ns > patience_ns
+        was_sure = overflows and heap.wait.stuck_iteration == me.iteration + 1
+        is_sure = not frees_come and (was_sure or (since_ns != 0 and request.now_ns - since_ns > REFUSED_NS))
         if not is_sure:
             return COMING
         return NOTHING if overflows else NEVER_FITS
