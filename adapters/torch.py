@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ZicoError
 from zico.job import joining, session
-from zico.job.autoload import complain
+from zico.job.autoload import complain, inform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,6 +88,8 @@ def enable() -> Session | None:
         joined.redirect("libc10.so", ("posix_memalign", "free"))
         if joined.is_to_swap:
             _swap(joined)
+        elif joined.may_begin_to_swap:
+            _swap_when_needed(joined)
     else:
         from zico.adapters import torch_cuda
 
@@ -110,13 +112,58 @@ def _swap(joined: Session) -> None:
 
     settings = joined.settings
     try:
-        joined.swapper = swap_joining.start(joined.heap, settings.wish.tier, settings.heap.get("spill_directory"))
+        joined.swapper = swap_joining.start(
+            joined.heap,
+            settings.wish.tier,
+            settings.heap.get("spill_directory"),
+            as_auto=settings.wish.save == "auto",
+        )
     except ZicoError as error:
         complain("this process does not swap", error)
         return
-    begin = joined.heap.base
-    Saving(joined.swapper, begin, begin + int(joined.heap.record[0]["spill_offset"]), swapper.LEAST_BYTES).install()
+    Saving(joined.swapper, *_pooled(joined), swapper.LEAST_BYTES).install()
     Stepping(Resting(joined.heap, joined.swapper)).install()
+
+
+def _pooled(joined: Session) -> tuple[int, int]:
+    """Return where the addresses of the pool begin and end, without the next tier."""
+    return joined.heap.base, joined.heap.base + int(joined.heap.record[0]["spill_offset"])
+
+
+def _swap_when_needed(joined: Session) -> None:
+    """Let the job begin to swap once its own peak exceeds what it may hold, and say so then."""
+    from zico.adapters.torch_saving import Stepping
+
+    from zico.offload import swap_joining
+
+    stepping = Stepping(None)
+    stepping.install()
+
+    def begin(lacks: str) -> None:
+        from zico.adapters.torch_saving import Saving
+
+        from zico.heap.layout import Attached
+        from zico.offload import swapper
+        from zico.offload.state_return import Resting
+
+        settings = joined.settings
+        inform(
+            f"{settings.name} {lacks}: from now on it saves memory by swapping, as with --save auto; with --save none "
+            "it ends out of memory"
+        )
+        try:
+            joined.swapper = swap_joining.start(
+                joined.heap, settings.wish.tier, settings.heap.get("spill_directory"), as_auto=True
+            )
+        except ZicoError as error:
+            complain("this process does not swap", error)
+            return
+        stepping.resting = Resting(joined.heap, joined.swapper)
+        saving = Saving(joined.swapper, *_pooled(joined), swapper.LEAST_BYTES)
+        saving.install_later(lambda: joined.heap.record[0]["attached"] == Attached.YES)
+        joined.at_boundaries.append(saving.come_in)
+
+    swap_joining.start_when_needed(joined.heap, begin)
 
 
 joining.join()  # the import is the front door

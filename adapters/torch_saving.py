@@ -22,6 +22,8 @@ Known limitations
 # ruff: noqa: SLF001 - PyTorch has no other names for what is used here
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import sys
 import threading
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from zico.offload.state_return import Resting
     from zico.offload.swapper import Swapper
 
+_PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _CHANGED = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: [{kind} {shape}] "
@@ -181,6 +184,8 @@ class Saving:
         self._end = end
         self._least_bytes = least_bytes
         self._away = threading.local()
+        self._is_there: Callable[[], bool] = lambda: True
+        self._pending: Any = None
         self._disable = _autograd._saved_tensors_hooks_disable
         self._enable = _autograd._saved_tensors_hooks_enable
 
@@ -212,6 +217,32 @@ class Saving:
     def install(self) -> None:
         """Save by these hooks in this thread and in all that ``threading`` starts from now on."""
         self._push()
+        self._guard()
+
+    def install_later(self, is_there: Callable[[], bool]) -> None:
+        """Install the hooks while the job runs, from any thread: in the main thread before its next bytecodes.
+
+        A thread that has hooks of its user's at that moment, or may have none, is left to ``come_in``.
+
+        Args:
+            is_there: Tells whether this process still is the job.
+        """
+        self._is_there = is_there
+        self._guard()
+        self._pending = _PENDING(self._come_in_pending)
+        ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
+
+    def _come_in_pending(self, _nothing: int | None) -> int:
+        self.come_in()
+        return 0
+
+    def come_in(self) -> None:
+        """Save by these hooks in this thread, if it does not yet and has none of its user's now."""
+        may: bool = _autograd._saved_tensors_hooks_is_enabled() and self._is_there()  # type: ignore[attr-defined]
+        if may and _autograd._top_saved_tensors_default_hooks(False) is None:  # noqa: FBT003 - by position
+            self._push()
+
+    def _guard(self) -> None:
         _autograd._saved_tensors_hooks_disable = self._make_way  # type: ignore[assignment] # by position, as it is called
         _autograd._saved_tensors_hooks_enable = self._come_back
         threading.Thread._bootstrap_inner = self._pushing(threading.Thread._bootstrap_inner)  # type: ignore[attr-defined]
@@ -255,9 +286,10 @@ class Saving:
 class Stepping:
     """The hooks, for as long as the process lives."""
 
-    def __init__(self, resting: Resting) -> None:
-        """Tell of every step of every optimizer."""
-        self._resting = resting
+    def __init__(self, resting: Resting | None) -> None:
+        """Tell of every step of every optimizer, if there is somebody to be told."""
+        self.resting = resting
+        """``None`` until the job begins to save memory."""
         self._begun: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """Those that have a state."""
 
@@ -268,21 +300,25 @@ class Stepping:
         Optimizer.load_state_dict = self._apart(Optimizer.load_state_dict)
 
     def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
-        self._resting.begin_step()
-        self._resting.put_apart(on=optimizer not in self._begun)
+        if self.resting is not None:
+            self.resting.begin_step()
+            self.resting.put_apart(on=optimizer not in self._begun)
 
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
-        self._resting.put_apart(on=False)
         self._begun.add(optimizer)
-        self._resting.end_step()
+        if self.resting is not None:
+            self.resting.put_apart(on=False)
+            self.resting.end_step()
 
     def _apart(self, load: Callable[..., None]) -> Callable[..., None]:
         """Wrap what makes copies of a state."""
 
         @functools.wraps(load)
         def load_state_dict(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as torch's
-            self._resting.begin_step()
-            with self._resting.apart():
+            resting = self.resting
+            if resting is not None:
+                resting.begin_step()
+            with resting.apart() if resting is not None else contextlib.nullcontext():
                 load(optimizer, *args, **kwargs)
             self._begun.add(optimizer)
 

@@ -144,7 +144,7 @@ class Runner:
         if configuration.policy == PLAIN:
             return self._figures(together.run_plain(jobs, *self._until_time(), deadline_s=self._deadline_s))
         budget = NO_BUDGET if configuration.share is None else f"{self.budget_bytes(configuration.share)}B"
-        told = told if configuration.save == "none" else (*told, "--save", configuration.save)
+        told = (*told, "--save", configuration.save)
         return self._figures(self._zico(jobs, configuration.policy, budget, *self._until_time(), told=told))
 
     def budget_bytes(self, share: int) -> int:

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from harness import ANSWER_S, HERE, PATIENCE_S, Pool, clean_environment, compile_once, until
 
+from zico.broker.saving import Wish
 from zico.launch.jobs import job_environment
 from zico.pool.layout import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from zico.broker.protocol.messages import SaveMode
 
 _IMPORTS = re.compile(r"^import (torch|tensorflow|keras)\b", re.MULTILINE)
 
@@ -122,9 +124,9 @@ class Script:
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, output, errors)
 
 
-def job(pool: Pool, name: str, *arguments: object, fresh: bool = False) -> Script:
+def job(pool: Pool, name: str, *arguments: object, fresh: bool = False, save: SaveMode | None = None) -> Script:
     """Start a Python job in the pool as ``zico run`` does."""
-    environment = job_environment(clean_environment(), pool.socket, name)
+    environment = job_environment(clean_environment(), pool.socket, name, wish=Wish(save))
     return Script([str(argument) for argument in arguments], environment, fresh=fresh)
 
 

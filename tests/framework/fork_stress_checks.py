@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import multiprocessing
 import os
 import queue
+import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -279,6 +282,52 @@ def check_a_child_goes_on_where_its_parent_was() -> None:
         os.close(reading)
         (gradient,) = torch.autograd.grad(end.sum(), leaf)
         assert told == 3 * float(gradient[-1]).hex()
+
+
+def check_writes_stay_with_their_process() -> None:
+    """What parent and child write after a fork is seen by neither the other nor a second child, however it began."""
+    kept = torch.full((LIMIT_MIB // 4 << 18,), 1.0)
+
+    def spoils() -> bool:
+        before = bool((kept == 1.0).all())
+        kept.fill_(3.0)
+        return before and bool((kept == 3.0).all())
+
+    with limited(), beside(lambda: None if torch.ones(FLOATS).all() else 1):
+        for start in (child_of, process_of):
+            child = start(spoils)
+            assert ended(child) == 0
+            assert (kept == 1.0).all()
+        done = subprocess.run(["true"], preexec_fn=lambda: kept.fill_(4.0), timeout=DEADLINE_S, check=True)
+        assert done.returncode == 0
+        assert (kept == 1.0).all()
+        kept.fill_(2.0)
+        assert ended(child_of(lambda: bool((kept == 2.0).all()))) == 0
+
+
+def process_of(work: Callable[[], bool]) -> int:
+    """Start ``multiprocessing``'s child, which exits with 0 if its work went well; returns its number."""
+    process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(0 if work() else 1))
+    process.start()
+    assert process.pid is not None
+    return process.pid
+
+
+def check_a_fork_with_many_open_files() -> None:
+    """Numbers above 1024 are no hindrance to a parent whose memory is away, nor to the threads that move it."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),) * 2)
+    with limited():
+        leaf = torch.full((FLOATS,), 0.5, requires_grad=True)
+        end = leaf
+        for _ in range(24):
+            end = end.tanh()
+        with contextlib.ExitStack() as undo:
+            for _ in range(1100):
+                undo.callback(os.close, os.dup(0))
+            child = child_of(lambda: bool(torch.isfinite(torch.autograd.grad(end.sum(), leaf)[0]).all()))
+        assert ended(child) == 0
+        (gradient,) = torch.autograd.grad(end.sum(), leaf)
+        assert bool(torch.isfinite(gradient).all())
 
 
 class Noise(Dataset):  # type: ignore[misc] # torch has no types

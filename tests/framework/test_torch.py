@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 CHECKS = FRAMEWORK / "torch_checks.py"
 INFERENCE = FRAMEWORK / "torch_inference.py"
 JOB = FRAMEWORK / "torch_job.py"
+BEGINNING = FRAMEWORK / "torch_beginning.py"
 SWITCH_AT = 4
 GROWING = ("--iterations", 10, "--switch-at", SWITCH_AT, "--switch-mib", 2)
 
@@ -74,12 +76,12 @@ def test_the_end_is_clean(roomy: Pool, script: Path) -> None:
 # -- faults ----------------------------------------------------------------------------------------
 
 
-def test_a_job_that_does_not_fit_ends_with_its_need_and_the_other_goes_on() -> None:
+def test_a_job_that_does_not_fit_and_may_not_save_ends_with_its_need_and_the_other_goes_on() -> None:
     """PyTorch raises its own error; stderr names need, budget and remedy; the neighbour's losses are as alone."""
     with (
         pool(regions=16, region_bytes=MIB) as made,
         job(made, "other", JOB, "--mib", 0.5) as other,
-        job(made, "large", JOB, "--mib", 3) as large,
+        job(made, "large", JOB, "--mib", 3, save="none") as large,
     ):
         done = large.finish()
         assert done.returncode == 1
@@ -92,6 +94,46 @@ def test_a_job_that_does_not_fit_ends_with_its_need_and_the_other_goes_on() -> N
         assert report["large"].oom is not None
         assert report["large"].oom.request_bytes + report["large"].oom.held_bytes > 16 * MIB
         assert report["other"].oom is None
+
+
+BEGINS = re.compile(
+    r"zico: large needs \d+ MiB and the budget is 16 MiB: "
+    r"from now on it saves memory by swapping, as with --save auto; "
+    r"with --save none it ends out of memory"
+)
+
+
+def test_a_job_that_does_not_fit_begins_to_save() -> None:
+    """Without any option a job whose peak exceeds the budget trains to its end, with the bits of alone.
+
+    One line says how. Its neighbour fits, and says and moves nothing.
+    """
+    with (
+        pool(regions=64, region_bytes=MIB // 4) as made,
+        job(made, "other", JOB, "--mib", 0.25) as other,
+        job(made, "large", JOB, "--mib", 2, "--iterations", 24) as large,
+    ):
+        done = large.finish()
+        assert done.returncode == 0, done.stderr
+        assert BEGINS.fullmatch(done.stderr.strip())
+        assert [line.split()[1] for line in done.stdout.splitlines()] == losses_alone("--mib", 2, "--iterations", 24)
+        quiet = other.finish()
+        assert (quiet.returncode, quiet.stderr) == (0, "")
+        report = {entry.name: entry for entry in made.client.report().jobs}
+        assert report["large"].oom is None
+        assert report["large"].peak_bytes <= 16 * MIB
+        assert report["large"].saving.how == "swap"
+        assert report["large"].saving.in_bytes > 0
+        assert (report["other"].saving.how, report["other"].saving.out_bytes) == ("none", 0)
+
+
+def test_hooks_of_the_user_stay_the_users_when_a_job_begins_to_save() -> None:
+    """A job that runs out of memory inside such hooks, or where there may be none, saves from the next boundary on."""
+    with pool(regions=64, region_bytes=MIB // 4) as made, job(made, "large", BEGINNING) as process:
+        done = process.finish()
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "ok\n"
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_job_that_fails_half_way_gives_everything_back() -> None:

@@ -63,7 +63,7 @@ def victim(made: Pool, directory: Path, happens: str, under: Sequence[str] = (),
 @pytest.mark.parametrize("direction", ["out", "in"])
 def test_a_death_in_mid_copy_harms_nobody(roomy: Pool, expected: list[str], tmp_path: Path, direction: str) -> None:
     """Its regions come back, its file is gone, and a neighbour in mid-training ends with the losses it has alone."""
-    with job(roomy, "neighbour", VICTIMS, tmp_path / "neighbour", "wait") as neighbour:
+    with job(roomy, "neighbour", VICTIMS, tmp_path / "neighbour", "wait", save="none") as neighbour:
         assert neighbour.line() == "waits"
         with victim(roomy, tmp_path, direction) as killed:
             place = place_of(roomy, "victim")

@@ -104,6 +104,21 @@ def check_a_graph_that_is_dropped_leaves_nothing() -> None:
     nothing_is_left_but()
 
 
+def check_who_holds_the_global_lock_waits_for_no_copy() -> None:
+    """A tensor of a list is allocated with that lock, which those who copy need: it goes to the next tier at once."""
+    numbers = [0.5] * (4 * FLOATS)
+    limited(16)
+    end = chain(6, torch.full((FLOATS,), 0.5, requires_grad=True))
+    joined().heap.record[0]["wait"]["limit_ns"] = int(DEADLINE_S * 1e9)
+    began_s = time.monotonic()
+    tensor = torch.tensor(numbers)
+    assert time.monotonic() - began_s < DEADLINE_S / 4
+    assert bool((tensor == 0.5).all())
+    assert record()["spilled_bytes"] >= tensor.nbytes
+    end.sum().backward()
+    record()["spilled_bytes"] = 0  # the checks behind this one look at their own
+
+
 def check_what_is_held_stays() -> None:
     """A tensor that the program, a view of it or an array still refers to does not leave."""
     limited(64)

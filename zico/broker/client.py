@@ -171,7 +171,7 @@ class BrokerClient:
             framework=framework,
             share=share,
             limit_bytes=wish.limit_bytes,
-            save=wish.save,
+            save=wish.save or "none",
         )
         with _Dialog(self._path, self._deadline_s) as dialog:
             welcome = dialog.ask(hello, m.Welcome, max_fds=m.WELCOME_FDS)

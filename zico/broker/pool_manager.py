@@ -29,9 +29,10 @@ from zico.broker.protocol import messages as m
 from zico.broker.saving import MODES, served_on
 from zico.broker.shares import check
 from zico.broker.throughput import Service
+from zico.broker.trials import Trials
 from zico.broker.views import Record, late_ranks, mask_of
 from zico.device.api import close_descriptors
-from zico.pool.layout import JobState
+from zico.pool.layout import Auto, JobState
 from zico.scheduler.state import Decision, Policy, PoolView, Start
 
 if TYPE_CHECKING:
@@ -234,6 +235,7 @@ class PoolManager:
         self._policy = policy
         self._planning = Planning(policy)
         self._savings = Savings()
+        self._trials = Trials()
         self._service = Service()
         self._device = device
         self._outside = outside
@@ -444,8 +446,11 @@ class PoolManager:
 
     def _limit(self, view: PoolView) -> None:
         """Let jobs that leave it to the broker hold what is best for all of them."""
-        limits = self._savings.limits_for(view)
+        self._trials.weight_of = {member.job: member.share.weight for member in self.members}
+        limits = self._trials.limits_for(view, self._savings.limits_for(view))
         for job in view.jobs:
+            if job.less:
+                self._table.jobs[job.job]["auto"] = Auto.SAVES if self._trials.saves else Auto.WAITS
             if job.less and limits.get(job.job, job.limit) != job.limit:
                 self._table.set_limit(job.job, limits[job.job])
                 _log.info("job %d (%s) may hold %d regions, 0: what it wants", job.job, job.name, limits[job.job])

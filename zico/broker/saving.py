@@ -23,7 +23,8 @@ VARIABLES = {"save": "ZICO_JOB_SAVE", "limit": "ZICO_JOB_LIMIT", "tier": "ZICO_T
 class Wish:
     """How one job is to go on with less than its own peak."""
 
-    save: SaveMode = "none"
+    save: SaveMode | None = None
+    """``None``: nothing was said; the job saves from when it runs out of memory, if its framework can swap."""
     limit_bytes: int = 0
     """What it may hold, 0: as much as the budget has."""
     tier: str = ""
@@ -74,7 +75,7 @@ def wish_in(environ: Mapping[str, str]) -> Wish:
     """
     texts = {field: environ.get(variable, "") for field, variable in VARIABLES.items()}
     try:
-        save = parse_mode(texts["save"] or "none")
+        save = parse_mode(texts["save"]) if texts["save"] else None
     except ConfigError as error:
         raise ConfigError(f"{VARIABLES['save']}: {error}") from None
     try:
@@ -96,7 +97,7 @@ def _own_limit(text: str) -> int:
 def variables_of(wish: Wish) -> dict[str, str]:
     """Return the variables that say this of a job; what is as usual is left out."""
     texts = {
-        "save": "" if wish.save == "none" else wish.save,
+        "save": wish.save or "",
         "limit": f"{wish.limit_bytes}B" if wish.limit_bytes else "",
         "tier": wish.tier,
     }
@@ -129,7 +130,7 @@ def wishes_of(
     tier = texts.get("tier", "")
     if tier:
         _check_tier(tier, origins["tier"])
-    return {name: Wish(modes.get(name, "none"), limits.get(name, 0), tier) for name in names}
+    return {name: Wish(modes.get(name), limits.get(name, 0), tier) for name in names}
 
 
 def _of_all(text: str, origin: str, names: tuple[str, ...]) -> dict[str, SaveMode]:

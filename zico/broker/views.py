@@ -13,7 +13,7 @@ from zico.broker.protocol.messages import MAX_COUNT
 from zico.broker.speeds import Look
 from zico.pool import rules
 from zico.pool.groups import MOST_UNEVEN
-from zico.pool.layout import NO_MORE, NOBODY, JobState, SaveMode
+from zico.pool.layout import NO_MORE, NOBODY, Auto, JobState, SaveMode
 from zico.scheduler.state import JobView, OperatingPoint, PoolView, Profile
 
 if TYPE_CHECKING:
@@ -123,8 +123,12 @@ def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) ->
         waiting_since_ns=int(since_ns),
         wanted=count_of(record["wanted"]),
         less=_less_of(record),
-        yields_at_boundary=bool((crowded or record["save"] == SaveMode.SWAP) and record["evict"] != NO_MORE),
+        yields_at_boundary=bool((crowded or _swaps(record)) and record["evict"] != NO_MORE),
     )
+
+
+def _swaps(record: Any) -> bool:  # noqa: ANN401 - a numpy record
+    return bool(record["save"] == SaveMode.SWAP and record["auto"] != Auto.WAITS)
 
 
 def _less_of(record: Any) -> tuple[OperatingPoint, ...]:  # noqa: ANN401 - a numpy record

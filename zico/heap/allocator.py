@@ -138,7 +138,7 @@ def serve(heap: HeapRecord, me: Job, slot: int, size_bytes: int, rounded: int, a
             planned = history.planned_place(heap, key)
     offset = placing.place(heap, arena, planned, rounded, alignment) if fits else NEVER_FITS
     if not fits:
-        reclaim.refuse(me, rounded)
+        offset = reclaim.exceed(heap, me, rounded, alignment)
     elif offset in (MUST_WAIT, NEVER_FITS):
         offset = reclaim.find_place(heap, me, arena, planned, rounded, alignment)
     if offset >= 0:

@@ -333,6 +333,9 @@ class Swap(Record):
     sequence: I8  # how pool and heap were at the last one
     patient_thread: I8  # pthread_self of one that allocates for later, 0: none
     leaving_bytes: I8  # of tensors that are being copied to a tier, and go when they have been
+    overflows: I8  # 1: what exceeds all that the job may hold goes to the next tier, and is not refused
+    start_fd: I8  # where it does: eventfd that has the job begin to swap
+    lacked_bytes: I8  # held and requested when the job was first to begin, 0: it never was
 
 
 class Rest(Record):

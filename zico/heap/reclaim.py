@@ -32,6 +32,9 @@ Theory of operation
     since that would send away what is needed sooner. A thread that needs what it brings ends its
     patience.
 
+    A job whose user has said nothing *overflows*, where its framework can swap: what exceeds all
+    that it may hold goes to the next tier. The first such tensor has the job begin to swap.
+
 Guarantees
     7. Every wait ends at the wait limit. An answer by which nothing leaves ends the wait for
        swapping at once. The next question is put when the pool has changed, or the heap, or where a
@@ -70,6 +73,9 @@ _EVENTS_SHIFT = 32
 """The pool's sequence has 32 bits; what comes free inside a region changes the heap's events alone."""
 
 this_thread = types.ExternalFunction("pthread_self", types.int64())
+
+
+_holds_global_lock = types.ExternalFunction("PyGILState_Check", types.int32())
 
 
 class Request(NamedTuple):
@@ -114,6 +120,7 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
         backing.bring_up(heap)
         evicting.obey(heap, me)
         sequence = waiting.sequence_of(pool)
+        answered = heap.swap.answered
         now_ns = monotonic_ns()
         now = waiting.standstill(pool)
         if now != before:
@@ -134,15 +141,23 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
         if found == ASKED:
             asked_ns = now_ns
         if found in (COMING, ASKED):
-            private_unlock(heap.mutex_address)
-            waiting.sleep_until_change(pool, sequence)
-            private_lock(heap.mutex_address)
+            _sleep(heap, sequence, answered)
         elif found != AGAIN:
             break
     waiting.stop_waiting(pool)
     if found == NEVER_FITS:
         refuse(me, size_bytes)
     return found
+
+
+@compiled
+def _sleep(heap: HeapRecord, sequence: int, answered: int) -> None:
+    """Sleep until pool or heap have changed, outside the mutex; an answer changes no word that is slept on."""
+    keep_out_of_line()
+    private_unlock(heap.mutex_address)
+    if heap.swap.answered == answered:
+        waiting.sleep_until_change(pool_of(heap), sequence)
+    private_lock(heap.mutex_address)
 
 
 @compiled
@@ -161,6 +176,20 @@ def _climb_down(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     if found == NOTHING:
         found = _spill(heap, me, request, why)
     return found
+
+
+@compiled
+def exceed(heap: HeapRecord, me: Job, size_bytes: int, alignment: int) -> int:
+    """Place a tensor in the next tier that alone exceeds every budget, if the job overflows; else refuse it."""
+    keep_out_of_line()
+    offset = NEVER_FITS
+    if heap.swap.overflows != 0 and size_bytes <= heap.spill.limit_bytes:
+        _begin_to_swap(heap, me, size_bytes)
+        offset = placing.place(heap, SPILL, history.NO_PLACE, size_bytes, alignment)
+    if offset < 0:
+        refuse(me, size_bytes)
+        offset = NEVER_FITS
+    return offset
 
 
 @compiled
@@ -221,13 +250,16 @@ def _is_patient(heap: HeapRecord) -> bool:
 
 @compiled
 def _swap(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
-    """Have idle tensors leave; a patient thread waits until others have what they need."""
+    """Have idle tensors leave; a patient thread waits until others have what they need.
+
+    A thread that holds Python's global lock waits for nothing, since those who copy need that lock.
+    """
     keep_out_of_line()
     if request.is_late:
         return NOTHING
     if _is_patient(heap):
         return COMING
-    if heap.swap.fd == NOBODY_TO_ASK or not _at_limit(me, why):
+    if heap.swap.fd == NOBODY_TO_ASK or not _at_limit(me, why) or _holds_global_lock() != 0:
         return NOTHING
     if heap.swap.leaving_bytes > 0 or heap.swap.answered < heap.swap.asked:
         return COMING
@@ -244,13 +276,20 @@ def _swap(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
 
 
 @inlined
-def _let_others_move(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  # noqa: ARG001 - as a rung
-    """Wait while others move, and may make room; refuse what the budget has been too small for all along."""
+def _let_others_move(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
+    """Wait while others move, and may make room; refuse what the budget has been too small for all along.
+
+    A job that overflows goes on to the next rungs with that, and in the same iteration at once.
+    """
     if why == NEVER_FITS:
         frees_come = heap.streams.n_deferred > 0 and not request.is_late
         since_ns = request.never_since_ns
-        is_sure = not frees_come and since_ns != 0 and request.now_ns - since_ns > REFUSED_NS
-        return NEVER_FITS if is_sure else COMING
+        overflows = heap.swap.overflows != 0
+        was_sure = overflows and heap.wait.stuck_iteration == me.iteration + 1
+        is_sure = not frees_come and (was_sure or (since_ns != 0 and request.now_ns - since_ns > REFUSED_NS))
+        if not is_sure:
+            return COMING
+        return NOTHING if overflows else NEVER_FITS
     return NOTHING if request.is_stuck or request.is_late else COMING
 
 
@@ -271,10 +310,10 @@ def _do_without(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  
 
 
 @compiled
-def _ask_others(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  # noqa: ARG001 - as a rung
+def _ask_others(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     """Have blocked jobs evict what this one lacks."""
     keep_out_of_line()
-    if request.is_late or me.over != 0:
+    if request.is_late or _at_limit(me, why):
         return NOTHING
     answer = waiting.ask_to_evict(pool_of(heap), request.sequence)
     if answer == waiting.ASKED:
@@ -288,12 +327,23 @@ def _ask_others(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  
 
 
 @compiled
-def _spill(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  # noqa: ARG001 - as a rung
+def _spill(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     """Put the tensor into the next tier; returns an offset, ``NEVER_FITS`` or ``NO_SPACE``."""
     keep_out_of_line()
     _note_stall(heap, me)
+    if heap.swap.overflows != 0 and _at_limit(me, why):
+        _begin_to_swap(heap, me, request.size_bytes)
     offset = placing.place(heap, SPILL, history.NO_PLACE, request.size_bytes, request.alignment)
-    return offset if offset >= 0 or offset == NO_SPACE else NEVER_FITS
+    return offset if offset >= 0 or (offset == NO_SPACE and why != NEVER_FITS) else NEVER_FITS
+
+
+@compiled
+def _begin_to_swap(heap: HeapRecord, me: Job, size_bytes: int) -> None:
+    """Have a job begin to swap whose peak is more than it may hold; waits for nothing."""
+    keep_out_of_line()
+    if heap.swap.lacked_bytes == 0:
+        heap.swap.lacked_bytes = (me.held << heap.pool_shift) + size_bytes
+        write_bytes(heap.swap.start_fd, pool_of(heap).one_address, 8)
 
 
 @compiled

@@ -144,5 +144,10 @@ def complain(what: str, error: BaseException) -> None:
     Not logging: the user's program has not configured it yet, and Zico must not do it for them.
     """
     reason = " ".join(str(error).split()) or type(error).__name__
+    inform(f"{what}: {reason}")
+
+
+def inform(line: str) -> None:
+    """Write one line to stderr that nothing has gone wrong for."""
     if sys.stderr is not None:  # None in a process without one, where there is nobody to tell
-        sys.stderr.write(f"zico: {what}: {reason}\n")
+        sys.stderr.write(f"zico: {line}\n")

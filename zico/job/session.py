@@ -120,6 +120,11 @@ class Session:
 
         return int(self.record["save"]) in (SaveMode.SWAP, SaveMode.AUTO)
 
+    @property
+    def may_begin_to_swap(self) -> bool:
+        """Tell whether tensors of this job are to leave once it runs out of memory: its user has said nothing."""
+        return self.settings.wish.save is None
+
     def leave(self) -> None:
         """Take no more memory from the pool and end no more iterations; tensors stay until they are freed.
 

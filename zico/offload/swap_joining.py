@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.base.libc import FUTEX_WAKE, SYS_FUTEX, WAKE_ALL
+from zico.base.units import format_bytes
 from zico.heap.history import SIZE_BITS
 from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
 from zico.heap.reclaim import NOBODY_TO_ASK, NOT_ASKED
@@ -27,7 +28,7 @@ from zico.offload.tiers import TierStack
 from zico.pool.layout import HEADER, MOST_WAYS, SaveMode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from zico.base.records import Layout
     from zico.heap.build import Heap
@@ -116,6 +117,14 @@ class HeapGauge:
         if int(self._job["waiting_threads"]):
             _libc.syscall(SYS_FUTEX, ctypes.c_void_p(self._word_address), FUTEX_WAKE, WAKE_ALL, None, None, 0)
 
+    def is_limited(self) -> bool:
+        """Tell whether it may hold less than the budget."""
+        return 0 < int(self._job["limit"]) < int(self._header["budget_regions"])
+
+    def leave_it_to_the_broker(self) -> None:
+        """Let the broker choose what the job may hold, unless a person has."""
+        self._job["auto"] = self._job["limit"] == 0
+
     def choose_swapping(self) -> None:
         """Let the job's record say that it swaps, where that was left open."""
         self._job["save"] = SaveMode.SWAP
@@ -170,11 +179,12 @@ BLOCK_BYTES = 256 << 10
 """Of a job's own tiers: what is smaller than a few of these never leaves."""
 
 
-def start(heap: Heap, tier: str = "", directory: str | None = None) -> Swapper:
+def start(heap: Heap, tier: str = "", directory: str | None = None, *, as_auto: bool = False) -> Swapper:
     """Let idle tensors of this process leave for a tier and come back; an adapter tells of them.
 
     Starts threads, makes the tier that is wanted and measures it. Files of tiers lie in
-    ``directory``.
+    ``directory``. What exceeds all that the job may hold goes to the next tier, if nothing can leave.
+    With ``as_auto`` the broker chooses what it may hold.
 
     Raises:
         ConfigError: There is no such tier, or it cannot be made.
@@ -186,6 +196,8 @@ def start(heap: Heap, tier: str = "", directory: str | None = None) -> Swapper:
 
     gauge = HeapGauge(heap)
     gauge.choose_swapping()
+    if as_auto:
+        gauge.leave_it_to_the_broker()
     mover = Mover(stack, gauge.publish, int(record["wait"]["limit_ns"]) / 1e9, gauge.has_room, gauge.be_patient)
 
     def rates() -> Rates:
@@ -201,9 +213,41 @@ def start(heap: Heap, tier: str = "", directory: str | None = None) -> Swapper:
     threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()
     record["swap"]["sequence"] = NOT_ASKED
     record["swap"]["fd"] = asked_fd
+    if not record["swap"]["overflows"]:
+        record["swap"]["start_fd"] = asked_fd  # it has begun
+        record["swap"]["overflows"] = 1
     allow(heap, wishes)
     os.register_at_fork(before=swapper.hold, after_in_parent=swapper.go_on, after_in_child=swapper.leave_to_parent)
     return swapper
+
+
+def start_when_needed(heap: Heap, begin: Callable[[str], None]) -> None:
+    """Let a job overflow into the next tier, and begin to swap, once its peak exceeds what it may hold.
+
+    Until then this costs a thread that sleeps.
+
+    Args:
+        heap: Of this process.
+        begin: Called once, in that thread, with what the job lacks, as people read it.
+    """
+    record = heap.record[0]
+    start_fd = os.eventfd(0, os.EFD_CLOEXEC)
+    record["swap"]["start_fd"] = start_fd
+
+    def work() -> None:
+        poll = select.poll()
+        poll.register(start_fd, select.POLLIN)
+        poll.poll()  # no deadline: nobody waits for this thread
+        begin(_lacking(heap))
+
+    threading.Thread(target=work, name="zico-saving", daemon=True).start()
+    record["swap"]["overflows"] = 1
+
+
+def _lacking(heap: Heap) -> str:
+    lacked, gauge = int(heap.record[0]["swap"]["lacked_bytes"]), HeapGauge(heap)
+    whose = "its limit is" if gauge.is_limited() else "the budget is"
+    return f"needs {format_bytes(lacked)} and {whose} {format_bytes(gauge.cap_bytes())}"
 
 
 def _relieve(heap: Heap, gauge: HeapGauge, swapper: Swapper, asked_fd: int) -> None:

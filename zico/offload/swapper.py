@@ -83,8 +83,8 @@ class Swapper:
         self._gauge = gauge
         self._learner = learner
         self._lock = threading.RLock()
-        self._held: list[Any] = []
-        """Locks that a thread that forks has taken."""
+        self._held: list[Any] | None = None
+        """Locks that a thread that forks has taken; ``None``: it began before anybody told it to."""
         self._pipe: tuple[int, int] | None = None
         self._idle: dict[int, weakref.ref[Idle]] = {}
         """By number; of earlier iterations only what is still alive, below zero."""
@@ -269,18 +269,22 @@ class Swapper:
         if pipe is not None:
             reading, writing = pipe
             os.close(writing)
-            select.select([reading], [], [], FORK_S)
+            poll = select.poll()  # not select, which cannot wait for a high number
+            poll.register(reading, select.POLLIN)
+            poll.poll(FORK_S * 1000)
             os.close(reading)
         self._release()
 
     def _release(self) -> None:
-        held, self._held = self._held, []
-        for lock in reversed(held):
+        held, self._held = self._held, None
+        for lock in reversed(held or ()):
             lock.release()
 
     def leave_to_parent(self) -> None:
         """Have everything here and move nothing any more: for a forked child."""
         self.on_event = lambda: None
+        if self._held is None:  # swapping has begun while the parent forked: nothing has left yet
+            return
         stands = len(self._held) == len(self._locks)
         self._release()
         try:

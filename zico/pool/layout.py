@@ -64,6 +64,16 @@ class JobState(enum.IntEnum):
     """Its connection is closed, but its process lives, or its work on the device may: keeps what it holds, no more."""
 
 
+class Auto(enum.IntEnum):
+    """Whether the broker chooses what a job may hold."""
+
+    NO = 0
+    SAVES = 1
+    """It does, and has not found that saving is slower."""
+    WAITS = 2
+    """It does, and the job holds all that it wants now, and waits for its turn as one that does not save."""
+
+
 class SaveMode(enum.IntEnum):
     """What a job does when its own peak exceeds what it may hold; by the names of the protocol's ``SaveMode``."""
 
@@ -177,7 +187,7 @@ class Job(Record):
     oom_held: I8
     oom_count: I8
     save: I8  # SaveMode: what it does when its own peak exceeds what it may hold
-    auto: I8  # 1: the broker chooses what it may hold, from what follows, which the job tells
+    auto: I8  # Auto: whether the broker chooses what it may hold, from what follows, which the job tells
     wanted: I8  # regions that it would hold without a limit, 0: not known
     less_limit: Annotated[Numbers, "i8", (MOST_WAYS,)]  # regions that it can do with, 0: no more of them
     less_ns: Annotated[Numbers, "i8", (MOST_WAYS,)]  # and how long an iteration takes then
@@ -267,7 +277,7 @@ EMPTY = int(JobState.EMPTY)
 RUNNING = int(JobState.RUNNING)
 BOUNDARY = int(JobState.BOUNDARY)
 LEAVING = int(JobState.LEAVING)
-_SWAP = int(SaveMode.SWAP)
+_SWAP, _WAITS = int(SaveMode.SWAP), int(Auto.WAITS)
 
 _JOB_BYTES = JOB.itemsize
 
@@ -295,10 +305,10 @@ def within_limit(job: Job, regions: int) -> int:
 def yields_at_boundary(pool: Member, job: Job) -> bool:
     """Tell whether a job stands at its boundary and evicts what the others wait for.
 
-    Those do that swap, and all do where some job's iteration would else never fit beside what the
-    others keep.
+    Those do that swap, unless the broker has found that this is slower. All do where some job's
+    iteration would else never fit beside what the others keep.
     """
-    may = job.save == _SWAP or header_of(pool).crowded == 1
+    may = (job.save == _SWAP and job.auto != _WAITS) or header_of(pool).crowded == 1
     return bool(may and job.state == BOUNDARY and job.evict != NO_MORE)
 
 

@@ -1,0 +1,183 @@
+"""A choice of less memory stays only if it is measured to be no slower, against a model of jobs."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zico.broker.trials import MOST, MOST_TRIALS, Trials
+from zico.pool.layout import JobState
+from zico.scheduler.state import JobView, OperatingPoint, PoolView, Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MS = 1_000_000
+ALONE_NS = 100 * MS
+LOOK_NS = 7 * MS
+CHOSEN = {0: 60, 1: 60}
+
+
+@dataclasses.dataclass
+class Running:
+    """A job of the model."""
+
+    number: int
+    iteration: int = 0
+    started_ns: int = 0
+    ends_ns: int = 0
+
+
+class Model:
+    """Jobs whose iterations take as long as their limits make them, more or less."""
+
+    def __init__(self, slower: Callable[[Mapping[int, int]], float], *, jitter: float = 0.0, peak: int = 100) -> None:
+        """Take what iterations with these limits take over those alone, and by up to what share they vary."""
+        self.trials = Trials()
+        self.limits: Mapping[int, int] = {}
+        self.changes = 0
+        self.now_ns = 0
+        self._slower, self._jitter, self._peak = slower, jitter, peak
+        self._random = random.Random(7)  # noqa: S311 - a model
+        self._jobs = [Running(0), Running(1)]
+
+    def _view(self) -> PoolView:
+        profile = Profile((self._peak, 0), (0, ALONE_NS // 2), ALONE_NS, 6, 128)
+        jobs = tuple(
+            JobView(
+                job=job.number,
+                name=f"job-{job.number}",
+                phase=JobState.RUNNING,
+                held=0,
+                persistent=0,
+                profile=profile,
+                iteration=job.iteration,
+                started_ns=job.started_ns,
+                limit=self.limits.get(job.number, 0),
+                less=(OperatingPoint("swap", 60, ALONE_NS),),
+            )
+            for job in self._jobs
+        )
+        return PoolView(self.now_ns, 160, jobs)
+
+    def run(self, seconds: float, chosen: Mapping[int, int] = CHOSEN) -> Mapping[int, int]:
+        """Let time pass; returns the limits in force at the end."""
+        until_ns = self.now_ns + int(seconds * 1e9)
+        while self.now_ns < until_ns:
+            self.now_ns += LOOK_NS
+            for job in self._jobs:
+                while job.ends_ns <= self.now_ns:
+                    took = self._slower(self.limits) * (1 + self._jitter * self._random.uniform(-1, 1))
+                    job.started_ns, job.ends_ns = job.ends_ns, job.ends_ns + int(took * ALONE_NS)
+                    job.iteration += 1
+            limits = self.trials.limits_for(self._view(), chosen)
+            self.changes += {**limits} != {**self.limits}
+            self.limits = limits
+        return {job: limit for job, limit in self.limits.items() if limit}
+
+
+def with_saving(factor: float, without: float = 1.5) -> Callable[[Mapping[int, int]], float]:
+    """Return a model in which saving multiplies the time of an iteration."""
+    return lambda limits: without * (factor if any(limits.values()) else 1.0)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.1, 0.3])
+def test_what_is_slower_is_left_for_good(jitter: float) -> None:
+    """The first U-Nets' case: it gives three quarters of what waiting gives."""
+    model = Model(with_saving(1.3), jitter=jitter)
+    assert model.run(60) == {}
+    assert not model.trials.saves
+    changes = model.changes
+    assert changes <= 2 * MOST
+    assert model.run(600) == {}
+    assert model.changes == changes
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.1, 0.3])
+def test_what_is_faster_is_kept_for_good(jitter: float) -> None:
+    """Once the verdict is there nothing is measured anew, whatever noise there is."""
+    model = Model(with_saving(0.75), jitter=jitter)
+    assert model.run(60) == CHOSEN
+    assert model.trials.saves
+    changes = model.changes
+    assert model.run(600) == CHOSEN
+    assert model.changes == changes
+
+
+def test_what_makes_no_difference_comes_to_rest() -> None:
+    """Noise decides, and that stands."""
+    model = Model(with_saving(1.0), jitter=0.3)
+    model.run(120)
+    changes = model.changes
+    model.run(600)
+    assert model.changes == changes
+
+
+def test_a_choice_that_stops_the_jobs_is_left_soon() -> None:
+    """A window that takes too long ends before its iterations do."""
+    model = Model(with_saving(1000.0))
+    model.run(5)
+    assert model.run(60) == {}
+
+
+def test_choices_that_are_alike_share_a_verdict_and_others_are_few() -> None:
+    """A planner that changes its mind all the time causes some trials and then no more."""
+    model = Model(with_saving(1.3))
+    model.run(60)
+    changes = model.changes
+    model.run(60, {0: 63, 1: 58})
+    assert model.changes == changes, "it is alike"
+    tried = 1
+    for limit in range(10, 60, 10):
+        changes = model.changes
+        assert model.run(60, {0: limit, 1: 95 - limit}) == {}
+        tried += model.changes > changes
+    assert tried == MOST_TRIALS
+
+
+def test_another_budget_or_job_is_another_case() -> None:
+    """What was measured before says nothing."""
+    speeds = {"factor": 1.3}
+    model = Model(lambda limits: 1.5 * (speeds["factor"] if any(limits.values()) else 1.0))
+    assert model.run(60) == {}
+    speeds["factor"] = 0.7
+    assert model.run(60) == {}
+    model._jobs.append(Running(2, started_ns=model.now_ns, ends_ns=model.now_ns + ALONE_NS))
+    assert model.run(60) == CHOSEN
+
+
+def test_who_does_not_fit_saves_without_a_trial() -> None:
+    """Its peak is more than the budget."""
+    model = Model(with_saving(1.3), peak=200)
+    model.run(0.01)
+    assert model.run(60) == CHOSEN
+    assert model.changes == 1
+    assert model.trials.saves
+
+
+def test_a_jobs_weight_counts() -> None:
+    """Saving that costs the heavy job more than the light one gains is left."""
+    model = Model(with_saving(1.0))
+    took = {0: 1.5, 1: 0.5}
+    jobs = model._jobs
+
+    def slower(number: int) -> float:
+        return took[number] if any(model.limits.values()) else 1.0
+
+    def run(weights: Mapping[int, float]) -> Mapping[int, int]:
+        trials = Trials(weights)
+        limits: Mapping[int, int] = {}
+        for _ in range(60_000 // 7):
+            model.now_ns += LOOK_NS
+            for job in jobs:
+                while job.ends_ns <= model.now_ns:
+                    job.started_ns, job.ends_ns = job.ends_ns, job.ends_ns + int(slower(job.number) * ALONE_NS)
+                    job.iteration += 1
+            model.limits = limits = trials.limits_for(model._view(), CHOSEN)
+        return {job: limit for job, limit in limits.items() if limit}
+
+    assert run({0: 1.0, 1: 1.0}) == CHOSEN
+    assert run({0: 9.0, 1: 1.0}) == {}
