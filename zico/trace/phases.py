@@ -119,7 +119,7 @@ def begins(
     if phases.by_mark == 1 and phases.n == WIDEST:
         _compare_beginning(phases, tracker)
     found = _known(phases, tracker, phase)
-    if found == MARKED and phase == MARKED and not _is_pass(phases, tracker):
+    if found == MARKED and phase == MARKED and not _is_another(phases, tracker, progress):
         found = NONE
     if found == NONE and repeats:
         found = _of_loop(phases, tracker, phase, held)
@@ -127,12 +127,17 @@ def begins(
 
 
 @inlined
-def _is_pass(phases: Phases, tracker: Tracker) -> bool:
-    """Tell whether an iteration that begins like a mark's is a new one: after the usual end, or as a pass inside it."""
+def _is_another(phases: Phases, tracker: Tracker, progress: int) -> bool:
+    """Tell whether what begins like a mark's iteration is a new one.
+
+    It is after the usual end, after something unknown, or as a pass inside the iteration.
+    """
     if phases.is_searched == 1:
         return False
     live = array_at(tracker.memory_address + HISTORY * 8, HISTORY, _I64)
-    return phases.inside_since == 0 or live[tracker.n - WIDEST] <= phases.inside_level
+    if phases.inside_since > 0:
+        return bool(live[tracker.n - WIDEST] <= phases.inside_level)
+    return phases.is_strange == 1 or progress > phases.usual_end > 0
 
 
 @inlined
@@ -168,6 +173,7 @@ def _compare_beginning(phases: Phases, tracker: Tracker) -> None:
     if phases.beginning == beginning:
         phases.mark[MARKED] = beginning
         phases.width[MARKED] = WIDEST
+        phases.is_strange = 0
     phases.beginning = beginning
 
 
