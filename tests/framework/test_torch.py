@@ -111,12 +111,12 @@ def test_a_job_that_does_not_fit_begins_to_save() -> None:
     with (
         pool(regions=64, region_bytes=MIB // 4) as made,
         job(made, "other", JOB, "--mib", 0.25) as other,
-        job(made, "large", JOB, "--mib", 2, "--iterations", 24) as large,
+        job(made, "large", JOB, "--mib", 2, "--iterations", 100) as large,
     ):
         done = large.finish()
         assert done.returncode == 0, done.stderr
-        assert BEGINS.fullmatch(done.stderr.strip())
-        assert [line.split()[1] for line in done.stdout.splitlines()] == losses_alone("--mib", 2, "--iterations", 24)
+        assert BEGINS.fullmatch(done.stderr.strip()), done.stderr
+        assert [line.split()[1] for line in done.stdout.splitlines()] == losses_alone("--mib", 2, "--iterations", 100)
         quiet = other.finish()
         assert (quiet.returncode, quiet.stderr) == (0, "")
         report = {entry.name: entry for entry in made.client.report().jobs}
