@@ -28,8 +28,23 @@ def check_arrays_come_and_go() -> None:
     assert int(record()["live_bytes"]) == before
 
 
+def check_executions_of_the_largest_function_are_iterations() -> None:
+    """Nothing marks: each execution of the jitted function that returns most does, alone or within a loop."""
+    step = jax.jit(lambda weights: weights * 0.5)
+    loss = jax.jit(lambda weights: (step(weights) ** 2).sum())
+    weights = jnp.ones((512, 512))
+    before = int(record()["iteration"])
+    for _ in range(3):
+        weights = step(weights)
+        loss(weights)
+    assert int(record()["iteration"]) == before + 3
+    assert step.lower(weights).as_text()
+    assert jnp.array_equal(weights, jnp.full((512, 512), 0.125))
+
+
 def check_steps_are_iterations() -> None:
-    """A training loop in JAX marks its iterations by hand."""
+    """Once a training loop marks its iterations by hand, no execution does."""
+    zico.step()
     before = int(record()["iteration"])
     gradient = jax.jit(jax.grad(lambda weights: (weights**2).sum()))
     weights = jnp.ones((512, 512))
