@@ -31,6 +31,13 @@ def record() -> Any:  # noqa: ANN401 - a JOB record
     return joined.record
 
 
+def marks() -> int:
+    """Return how many iterations of this job have been ended by a mark."""
+    joined = session.current()
+    assert joined is not None, "this process is in no pool"
+    return int(joined.heap.record[0]["phases"]["marks"])
+
+
 def in_pool(address: int) -> bool:
     """Tell whether the address lies in the window of this process's heap."""
     joined = session.current()

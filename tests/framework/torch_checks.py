@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import torch
-from checking import in_pool, record, run
+from checking import in_pool, marks, record, run
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -33,10 +33,10 @@ def iterations() -> int:
 
 
 def marks_of(work: Callable[[], object]) -> int:
-    """Return how many iterations end while ``work`` runs."""
-    before = iterations()
+    """Return how many marks there are while ``work`` runs: phases between them are iterations, too."""
+    before = marks()
     work()
-    return iterations() - before
+    return marks() - before
 
 
 def convolutions() -> tuple[nn.Module, torch.Tensor]:
