@@ -58,7 +58,7 @@ from zico.heap.layout import (
 )
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
 from zico.pool import profiles, waiting
-from zico.pool.layout import NOBODY
+from zico.pool.layout import NOBODY, SaveMode
 from zico.trace import online, phases, profile, ring
 from zico.trace.events import NO_NAME, Kind
 
@@ -72,6 +72,7 @@ NOT_SERVED = 0
 OUT_OF_MEMORY = -1
 
 BY_MARK = -1
+SAVES_NOTHING = int(SaveMode.NONE)
 
 LARGEST = 1 << 60  # bytes: so that nothing overflows on the way to being refused
 
@@ -163,7 +164,7 @@ def _look_for_boundary(heap: HeapRecord, me: Job, size_bytes: int) -> None:
     keep_out_of_line()
     size_bytes = min(size_bytes, LARGEST)
     phase = phases.NONE
-    if heap.marked == 1 and heap.backing.entered == 0:
+    if heap.marked == 1 and heap.backing.entered == 0 and me.save == SAVES_NOTHING:
         highest = profile.peak(me.current)
         phase = phases.begins(heap.phases, heap.tracker, size_bytes, me.live_bytes, me.progress, me.phase, highest)
         if heap.phases.is_strange == 1:

@@ -88,8 +88,8 @@ class HeapGauge:
         return int(self._heap["events"])
 
     def iteration(self) -> int:
-        """Return how many iterations have ended; of a job that marks them, evaluations are none."""
-        return int(self._heap["phases"]["marks"] if self._heap["marked"] else self._job["iteration"])
+        """Return how many iterations have ended."""
+        return int(self._job["iteration"])
 
     def waited_ns(self) -> int:
         """Return for how long it has waited for memory."""
