@@ -97,6 +97,8 @@ class Counted:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever JAX gives it
         """Return what the jitted function has under that name: ``lower``, ``trace``, ``clear_cache``."""
+        if name == "_jitted":  # a copy that is being made has none yet
+            raise AttributeError(name)
         return getattr(self._jitted, name)
 
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line
-from zico.base.records import I4, I8, Numbers, Record, dtype_of
+from zico.base.records import I4, I8, Numbers, Record
 from zico.trace import online
 from zico.trace.online import HISTORY
 from zico.trace.profile import expected_end, is_flat
@@ -81,9 +81,6 @@ class Phases(Record):
     gap: Annotated[Numbers, "i8", (PHASES,)]  # allocations of one pass
     rank: Annotated[Numbers, "i8", (PHASES,)]  # regions held at most: of two that begin alike
     used: Annotated[Numbers, "i8", (PHASES,)]  # the boundary at which it last began
-
-
-PHASES_RECORD = dtype_of(Phases)
 
 
 @inlined
