@@ -200,7 +200,7 @@ def _of_loop(phases: Phases, tracker: Tracker, phase: int, held: int) -> int:
         return phase if phases.n > tracker.gap + slack(tracker.gap) else NONE
     is_within = phase != MARKED and phases.n <= phases.gap[phase] and tracker.gap < phases.gap[phase]
     before = _pass_before(tracker)
-    if is_within or before == NONE or not _is_level(tracker):
+    if is_within or before == NONE or not is_level(tracker):
         return NONE
     is_around = phase != MARKED and phases.n <= tracker.gap and phases.gap[phase] < tracker.gap
     place = phase if is_around else _place(phases, phase)
@@ -235,7 +235,7 @@ def _place(phases: Phases, phase: int) -> int:
 
 
 @compiled
-def _is_level(tracker: Tracker) -> bool:
+def is_level(tracker: Tracker) -> bool:
     """Tell whether memory comes back after each of the last passes to where it was, and rises as far in each."""
     sizes = array_at(tracker.memory_address, HISTORY, _I64)
     live = array_at(tracker.memory_address + HISTORY * 8, HISTORY, _I64)
