@@ -122,6 +122,21 @@ def test_a_mark_ends_any_other_phase(tenant: Tenant) -> None:
     assert int(tenant.job["claim_peak"]) >= NET.train_peak
 
 
+def test_closures_are_iterations_while_the_optimizer_remembers_more_of_each(tenant: Tenant) -> None:
+    """Memory is a little higher after each pass, so no allocation finds it twice as it was: the passes are alike."""
+    net = Net((4,) * 12)
+    iterations = []
+    for _ in range(3):
+        before = int(tenant.job["iteration"])
+        for _ in range(15):
+            net.train(tenant)
+            tenant.allocate(UNIT // 8)
+        tenant.mark()
+        iterations.append(int(tenant.job["iteration"]) - before)
+    assert min(iterations) >= 10
+    assert iterations[-1] == 15
+
+
 def test_training_alone_looks_for_nothing(tenant: Tenant) -> None:
     """In a plain loop every boundary is a mark, and inside an iteration no allocation is noted."""
     for _ in range(40):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -177,6 +178,37 @@ def test_a_grant_that_could_lock_both_jobs_is_refused(pool: PoolTable) -> None:
         release(b, [r for r, owner in enumerate(owners(pool)) if owner == job_of(b)][:6])
         pool.jobs[job_of(b)]["claims"] = 1
         grab(a, 6)
+
+
+def test_a_job_beyond_its_usual_end_is_not_in_its_own_way(pool: PoolTable) -> None:
+    """Invariant 7: by what an iteration has exceeded its profile says nothing of what comes after the usual end."""
+    with joined(pool, 1) as (a,):
+        record = pool.jobs[job_of(a)]
+        give_profile(record, [8, 2, 2, 2])
+        record["progress"] = 3
+        held = grab(a, 8)
+        assert record["claim_extra"] == 6
+        record["progress"] = 1000
+        release(a, held[:5])
+        grab(a, 1)  # would be refused for ever if 8 + 6 regions of 10 were to come
+
+
+def test_an_iteration_that_outgrows_its_profile_is_like_a_first_one(pool: PoolTable) -> None:
+    """Invariant 3: nobody relies on what it will give back, and nobody starts beside it while it grows."""
+    with joined(pool, 2) as (a, b):
+        record = pool.jobs[job_of(a)]
+        give_profile(record, [2, 2, 2, 2])
+        give_profile(pool.jobs[job_of(b)], [6])
+        grab(b, 1)
+        grab(a, 3)
+        assert not regions.someone_else_grows_alone(b.member[0], job_of(b), time.monotonic_ns())  # not longer
+        record["progress"] = 1000
+        grab(a, 1)
+        assert regions.someone_else_grows_alone(b.member[0], job_of(b), time.monotonic_ns())
+        assert acquire(a, [NOBODY])[0] == WAIT  # 5 are free, and b may need them all
+        grab(b, 5)
+        waiting.begin_iteration(a.member[0])
+        assert not regions.someone_else_grows_alone(b.member[0], job_of(b), time.monotonic_ns())
 
 
 def test_an_admitted_job_claims_its_peak_before_it_has_woken(pool: PoolTable) -> None:

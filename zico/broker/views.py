@@ -55,8 +55,8 @@ class ProfileCache:
         return known[1]
 
     def profile(self, job: int, record: Any) -> Profile | None:  # noqa: ANN401 - a numpy record
-        """Return the profile of ``record``, ``None`` while there is none."""
-        if not record["profiled"]:
+        """Return the profile of ``record``, ``None`` while there is none, or it does not know what runs."""
+        if not record["profiled"] or record["outgrown"]:
             return None
         raw, limit = record["profile"].tobytes(), int(record["limit"])
         known = self._known.get(job)
@@ -268,7 +268,7 @@ def looks_of(jobs: Record, now_ns: int) -> dict[int, Look]:
 
 
 def alone_job(header: Record, jobs: Record, now_ns: int) -> int | None:
-    """Return the job without a profile that keeps the others at their boundaries."""
+    """Return the job of which nothing is known that keeps the others at their boundaries."""
     job = int(header["alone_job"])
     if job == NOBODY:
         return None

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line
 from zico.base.libc import monotonic_ns
-from zico.pool import rules
+from zico.pool import profiles, rules
 from zico.pool.layout import BOUNDARY, NOBODY, RUNNING, header_of, job_at, within_limit
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def heir_of(pool: Member, j: int) -> int:
     keep_out_of_line()
     for i in range(header_of(pool).places):
         job = job_at(pool, i)
-        if i != j and are_mates(pool, i, j) and job.state == RUNNING and job.profiled == 0:
+        if i != j and are_mates(pool, i, j) and job.state == RUNNING and not profiles.is_known(job):
             return i
     return NOBODY
 
@@ -171,7 +171,7 @@ def merge(pool: Member, requester: int) -> int:
     now_ns = monotonic_ns()
     for j in range(header.places):
         job = job_at(pool, j)
-        if group[j] != 0 and job.state == RUNNING and job.profiled == 0 and not _stands_still(job, now_ns):
+        if group[j] != 0 and job.state == RUNNING and not profiles.is_known(job) and not _stands_still(job, now_ns):
             must_finish[rules.entry_of(group, j)] = 0
     return rules.entry_of(group, requester)
 

@@ -102,7 +102,7 @@ class Header(Record):
     free_tail: I4
     use_claims: I4  # 1: every grant must leave the state safe
     self_admit: I4  # 1: a job whose whole iteration fits whatever the others do starts without asking
-    alone_job: I4  # the unprofiled job that is growing now, or NOBODY
+    alone_job: I4  # the job that grows now and of which nothing is known, or NOBODY
     sequence: I4  # futex word: changes whenever a wait may have ended
     waiters: I4  # threads that wait in an allocation
     notified: I4  # 1: the broker's eventfd has been written and not yet read
@@ -169,6 +169,7 @@ class Job(Record):
     limit: I8  # regions that it may hold by a limit of its own, 0: none
     promised: I8  # the largest budget since it joined: what needs more is refused, what needs less waits
     claim_extra: I8  # regions by which this iteration has exceeded its profile
+    outgrown: I8  # 1: the iteration is longer and holds more than any that the profile knows
     ahead_cap: I8  # regions by which it may run ahead of its device (zico.pool.fences), 0: not tuned yet
     first_boundary_ns: I8  # when the first and the last iteration ended (throughput between them)
     last_boundary_ns: I8

@@ -26,6 +26,12 @@ def kept(pool: Member, phase: int) -> Curve:
     return record_at(pool.profiles_address + phase * _CURVE_BYTES, CURVE)
 
 
+@inlined
+def is_known(job: Job) -> bool:
+    """Tell whether the job's profile says what its iteration may still come to hold."""
+    return job.profiled == 1 and job.outgrown == 0
+
+
 @compiled
 def learn(me: Job) -> None:
     """Fold the iteration that has ended into the profile in use."""

@@ -45,7 +45,7 @@ import numpy as np
 
 from zico.base.compiled import call, compiled, entry, inlined, keep_out_of_line, release_fence
 from zico.base.libc import futex_wake_all, monotonic_ns, write_bytes
-from zico.pool import groups, rules
+from zico.pool import groups, profiles, rules
 from zico.pool.fences import NO_FENCE, has_passed, is_clear, pair_in
 from zico.pool.layout import (
     EMPTY,
@@ -83,9 +83,11 @@ def claim_of(job: Job) -> int:
 
     Without those that it has evicted: it can end its iteration although they stay where they are.
     """
-    if job.state != RUNNING or job.profiled == 0:
+    if job.state != RUNNING or not profiles.is_known(job):
         return job.held
-    expected = profile.claim_at(job.profile, job.claims, job.progress) + job.claim_extra
+    expected = profile.claim_at(job.profile, job.claims, job.progress)
+    if job.progress <= profile.expected_end(job.profile):
+        expected += job.claim_extra
     return max(job.held, within_limit(job, max(job.claim_floor, expected)) - job.evicted)
 
 
@@ -128,10 +130,10 @@ def stays_safe(pool: Member, requester: int, n: int, claim: int) -> bool:
         held[j] = job.held if job.state != EMPTY and not lent else 0
         claims[j] = claim_of(job) if job.state != EMPTY else 0
         residual[j] = rules.residual(job.persistent, job.held, job.evicted) if job.state != EMPTY else 0
-        must_finish[j] = 1 if job.state == RUNNING and job.profiled == 1 else 0
+        must_finish[j] = 1 if job.state == RUNNING and profiles.is_known(job) else 0
     held[requester] += n
     claims[requester] = max(claim, held[requester])
-    must_finish[requester] = job_at(pool, requester).profiled
+    must_finish[requester] = 1 if profiles.is_known(job_at(pool, requester)) else 0
     place = groups.merge(pool, requester) if header.grouped == 1 else requester
     known = must_finish[place]
     if rules.is_safe(free - n, held, claims, residual, must_finish, done, header.places):
@@ -190,7 +192,7 @@ def _leave_out_still(pool: Member, place: int, must_finish: Array) -> bool:
 
 @inlined
 def someone_else_grows_alone(pool: Member, me: int, now_ns: int) -> bool:
-    """Tell whether a job without a profile is growing, so that no other may start an iteration.
+    """Tell whether a job of which nothing is known is growing, so that no other may start an iteration.
 
     The ranks of a group grow together: each waits for the others in its collectives.
     """
@@ -199,7 +201,7 @@ def someone_else_grows_alone(pool: Member, me: int, now_ns: int) -> bool:
     if other in (NOBODY, me) or groups.are_mates(pool, me, other):
         return False
     job = job_at(pool, other)
-    if job.state != RUNNING or job.profiled == 1:
+    if job.state != RUNNING or profiles.is_known(job):
         return False
     waits, waited_ns, grown_ns = job.waiting_threads > 0, now_ns - job.need_since_ns, now_ns - header.alone_since_ns
     return rules.grows_alone(job.alone_spent_ns, waits, waited_ns, grown_ns)
@@ -226,14 +228,17 @@ def may_grant(pool: Member, me: Job, n: int) -> bool:
         return False
     if header.use_claims == 0:
         return True
-    if me.profiled == 0:
+    claim = claim_of(me)
+    exceeds = me.held + n > claim
+    if exceeds and profile.is_outgrown(me.profile, me.progress, me.held + n, me.claim_peak):
+        me.outgrown = 1
+    if not profiles.is_known(me):
         now_ns = monotonic_ns()
         if someone_else_grows_alone(pool, pool.job, now_ns) or not stays_safe(pool, pool.job, n, 0):
             return False
         _grow_alone(pool, me, now_ns)
         return True
-    claim = claim_of(me)
-    if me.held + n > claim:
+    if exceeds:
         # The profile was wrong by so much: the rest of the iteration is expected to lie that much
         # higher. To claim the whole peak again would make states unsafe in which a job near its end
         # lacks a region or two.

@@ -461,6 +461,7 @@ def begin_iteration(pool: Member) -> None:
     me.started_ns = monotonic_ns()
     me.progress = 0
     me.claim_extra = 0
+    me.outgrown = 0
     me.claim_floor = 0  # last: from here on progress says what may come
     profile.begin(me.current, 0 if profile.is_flat(me.profile) else me.profile.shift, me.held + me.evicted)
 

@@ -22,7 +22,19 @@ from zico.base.compiled import compiled, inlined
 from zico.base.errors import TraceError
 from zico.trace.events import Kind
 from zico.trace.lifetimes import cut_open, live_after_steps
-from zico.trace.repeats import GROUP, LOOP, LOOSE, MOST_LOOPS, NO_LOOP, SHORTEST, SINGLE, STRICT, find_loop, slack
+from zico.trace.repeats import (
+    GROUND,
+    GROUP,
+    LOOP,
+    MOST_LOOPS,
+    NO_LOOP,
+    RISING,
+    SHORTEST,
+    WIDTHS,
+    find_levels,
+    find_loop,
+    slack,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,20 +131,23 @@ def _search(sizes: NDArray[np.int64], live_bytes: NDArray[np.int64], offset: int
     if n < REPEATS * SHORTEST:
         return None
     sizes, live_bytes = np.ascontiguousarray(sizes, np.int64), np.ascontiguousarray(live_bytes, np.int64)
+    levels = np.empty(n, np.int64)
+    find_levels(np.zeros(1, GROUND)[0], live_bytes, levels)
     ids, table = np.empty(n, np.int32), np.empty(4 * n, np.int32)
     groups, loops = np.empty(n, GROUP), np.empty(MOST_LOOPS, LOOP)
     weights: dict[int, int] = {}
-    for width in (STRICT, SINGLE, LOOSE):
-        k = find_loop(sizes, live_bytes, width, ids, table, groups, loops)
+    for width in WIDTHS:
+        k = find_loop(sizes, levels if width == RISING else live_bytes, width, ids, table, groups, loops)
         weights[width] = int(loops[k]["weight"]) if k != NO_LOOP else 0
         if 2 * weights[width] >= n:
             break
     else:
-        k = find_loop(sizes, live_bytes, max(weights, key=weights.__getitem__), ids, table, groups, loops)
+        width = max(weights, key=weights.__getitem__)
+        k = find_loop(sizes, levels if width == RISING else live_bytes, width, ids, table, groups, loops)
     if k == NO_LOOP:
         return None
     cuts = np.empty((n, 2), np.int64)
-    count, end = _cut(live_bytes, ids, groups, loops[k], cuts)
+    count, end = _cut(levels if width == RISING else live_bytes, ids, groups, loops[k], cuts)
     starts, whole = cuts[np.argsort(cuts[:count, 0])].T
     whole = whole.astype(np.bool_)
     if not whole.any():

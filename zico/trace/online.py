@@ -21,10 +21,23 @@ import numpy as np
 
 from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line
 from zico.base.records import I8, Record, dtype_of
-from zico.trace.repeats import GROUP, LOOP, LOOSE, MOST_LOOPS, NO_LOOP, SINGLE, STRICT, find_loop, mark_at, slack
+from zico.trace.repeats import (
+    GROUP,
+    LOOP,
+    MOST_LOOPS,
+    NO_LOOP,
+    RISING,
+    STRICT,
+    WIDTHS,
+    Ground,
+    find_loop,
+    level_above,
+    mark_at,
+    slack,
+)
 
 if TYPE_CHECKING:
-    from zico.trace.repeats import Loop
+    from zico.trace.repeats import Array, Loop
 
 HISTORY = 1 << 16
 """Allocations looked back at: three times an iteration of 20 thousand."""
@@ -52,6 +65,7 @@ class Tracker(Record, align=False):
     former_mark: I8
     former_width: I8
     former_rise: I8
+    ground: Ground
 
 
 TRACKER = dtype_of(Tracker)
@@ -59,12 +73,20 @@ TRACKER = dtype_of(Tracker)
 _I64 = np.dtype("i8")
 _I32 = np.dtype("i4")
 _LIVE_AT = HISTORY * 8
-_GROUPS_AT = 2 * _LIVE_AT
+_LEVELS_AT = 2 * _LIVE_AT
+_GROUPS_AT = 3 * _LIVE_AT
 _LOOPS_AT = _GROUPS_AT + HISTORY * GROUP.itemsize
 _IDS_AT = _LOOPS_AT + MOST_LOOPS * LOOP.itemsize
 _TABLE_AT = _IDS_AT + HISTORY * 4
 MEMORY_BYTES = _TABLE_AT + 4 * HISTORY * 4
 """Address space of one tracker; little of it is touched as long as iterations are short."""
+
+
+@inlined
+def bytes_in(tracker: Tracker, width: int, begin: int = 0) -> Array:
+    """Return the bytes that marks of a width are made of, for each allocation of the history from ``begin`` on."""
+    place = _LEVELS_AT if width == RISING else _LIVE_AT
+    return array_at(tracker.memory_address + place + begin * 8, HISTORY - begin, _I64)
 
 
 @inlined
@@ -74,6 +96,7 @@ def note(tracker: Tracker, size_bytes: int, live_bytes: int) -> None:
         _keep_last(tracker, HISTORY // 2)
     array_at(tracker.memory_address, HISTORY, _I64)[tracker.n] = size_bytes
     array_at(tracker.memory_address + _LIVE_AT, HISTORY, _I64)[tracker.n] = live_bytes
+    bytes_in(tracker, RISING)[tracker.n] = level_above(tracker.ground, live_bytes)
     tracker.n += 1
     tracker.events += 1
     tracker.since += 1
@@ -83,6 +106,7 @@ def note(tracker: Tracker, size_bytes: int, live_bytes: int) -> None:
 def restart(tracker: Tracker) -> None:
     """Forget the history and the loop."""
     tracker.n = tracker.since = tracker.gap = tracker.former_gap = tracker.lost_at = 0
+    tracker.ground.is_known = tracker.ground.is_up = tracker.ground.rise = 0
     tracker.restarted_at = tracker.events
     tracker.next_search = tracker.next_lost_search = tracker.events + FIRST_SEARCH
 
@@ -92,7 +116,6 @@ def begins(tracker: Tracker, size_bytes: int, live_bytes: int) -> bool:
     """Note an allocation and the bytes live before it; tells whether an iteration begins with it."""
     note(tracker, size_bytes, live_bytes)
     sizes = array_at(tracker.memory_address, HISTORY, _I64)
-    live = array_at(tracker.memory_address + _LIVE_AT, HISTORY, _I64)
     n = tracker.n - 1
     if n + 1 < STRICT:
         return False
@@ -102,12 +125,15 @@ def begins(tracker: Tracker, size_bytes: int, live_bytes: int) -> bool:
     elif tracker.gap == 0 and tracker.events >= tracker.next_lost_search:
         tracker.next_lost_search = tracker.events + max(tracker.n - tracker.lost_at, FIRST_SEARCH)
         _search(tracker, tracker.lost_at)
-    if tracker.gap > 0 and mark_at(sizes, live, n, tracker.width) == tracker.mark:
+    if tracker.gap > 0 and mark_at(sizes, bytes_in(tracker, tracker.width), n, tracker.width) == tracker.mark:
         if tracker.since >= tracker.gap - slack(tracker.gap):
             tracker.since = 0
             return True
         return False
-    if tracker.former_gap > 0 and mark_at(sizes, live, n, tracker.former_width) == tracker.former_mark:
+    if (
+        tracker.former_gap > 0
+        and mark_at(sizes, bytes_in(tracker, tracker.former_width), n, tracker.former_width) == tracker.former_mark
+    ):
         tracker.gap = tracker.former_gap
         tracker.mark = tracker.former_mark
         tracker.width = tracker.former_width
@@ -126,13 +152,12 @@ def _search(tracker: Tracker, begin: int) -> None:
     keep_out_of_line()
     n = tracker.n - begin
     sizes = array_at(tracker.memory_address + begin * 8, n, _I64)
-    live = array_at(tracker.memory_address + _LIVE_AT + begin * 8, n, _I64)
     groups = array_at(tracker.memory_address + _GROUPS_AT, HISTORY, GROUP)
     loops = array_at(tracker.memory_address + _LOOPS_AT, MOST_LOOPS, LOOP)
     ids = array_at(tracker.memory_address + _IDS_AT, n, _I32)
     table = array_at(tracker.memory_address + _TABLE_AT, 4 * HISTORY, _I32)
-    for width in (STRICT, SINGLE, LOOSE):
-        k = find_loop(sizes, live, width, ids, table, groups, loops)
+    for width in WIDTHS:
+        k = find_loop(sizes, bytes_in(tracker, width, begin)[:n], width, ids, table, groups, loops)
         if k != NO_LOOP and 2 * loops[k].weight >= n:
             since = n - 1 - groups[loops[k].anchor].last
             if since < 2 * loops[k].gap and _is_news(tracker, loops[k], width, groups[loops[k].anchor].order):
@@ -171,9 +196,11 @@ def _lose(tracker: Tracker) -> None:
 def _keep_last(tracker: Tracker, kept: int) -> None:
     sizes = array_at(tracker.memory_address, HISTORY, _I64)
     live = array_at(tracker.memory_address + _LIVE_AT, HISTORY, _I64)
+    levels = bytes_in(tracker, RISING)
     dropped = tracker.n - kept
     for i in range(kept):
         sizes[i] = sizes[dropped + i]
         live[i] = live[dropped + i]
+        levels[i] = levels[dropped + i]
     tracker.n = kept
     tracker.lost_at = max(0, tracker.lost_at - dropped)

@@ -184,6 +184,13 @@ def _known(phases: Phases, tracker: Tracker, phase: int) -> int:
             continue
         if other == MARKED and phases.by_mark == 1 and phases.n == width:
             return NONE  # the mark has begun it
+        if (
+            other == MARKED
+            and phase != MARKED
+            and phases.n < width
+            and 4 * phases.rank[phase] >= 3 * phases.rank[other]
+        ):
+            continue  # a pass has just begun, of which what marks begin consists: closures
         least = width + 1 if other == MARKED else phases.gap[other] - slack(phases.gap[other])
         goes_on = other == phase and phases.n < least
         if not goes_on and (found == NONE or phases.rank[other] > phases.rank[found]):
@@ -217,9 +224,9 @@ def _of_loop(phases: Phases, tracker: Tracker, phase: int, held: int) -> int:
 def _pass_before(tracker: Tracker) -> int:
     """Return where the mark of the loop was last seen before the present sighting, ``NONE`` if it was not."""
     sizes = array_at(tracker.memory_address, HISTORY, _I64)
-    live = array_at(tracker.memory_address + HISTORY * 8, HISTORY, _I64)
+    marked = online.bytes_in(tracker, tracker.width)
     i = tracker.n - 1 - tracker.gap + slack(tracker.gap)
-    while i >= STRICT and mark_at(sizes, live, i, tracker.width) != tracker.mark:
+    while i >= STRICT and mark_at(sizes, marked, i, tracker.width) != tracker.mark:
         i -= 1
     return i if i >= STRICT else NONE
 
@@ -239,6 +246,7 @@ def is_level(tracker: Tracker) -> bool:
     """Tell whether memory comes back after each of the last passes to where it was, and rises as far in each."""
     sizes = array_at(tracker.memory_address, HISTORY, _I64)
     live = array_at(tracker.memory_address + HISTORY * 8, HISTORY, _I64)
+    marked = online.bytes_in(tracker, tracker.width)
     i = tracker.n - 1
     least = most = top = live[i]
     least_rise = _ENDLESS
@@ -247,7 +255,7 @@ def is_level(tracker: Tracker) -> bool:
         i -= 1
         since += 1
         top = max(top, live[i])
-        if since >= tracker.gap - slack(tracker.gap) and mark_at(sizes, live, i, tracker.width) == tracker.mark:
+        if since >= tracker.gap - slack(tracker.gap) and mark_at(sizes, marked, i, tracker.width) == tracker.mark:
             least_rise = min(least_rise, top - live[i])
             most_rise = max(most_rise, top - live[i])
             passes += 1

@@ -168,6 +168,19 @@ def expected_end(profile: Curve) -> int:
 
 
 @inlined
+def is_outgrown(profile: Curve, progress: int, held: int, most: int) -> bool:
+    """Tell whether an iteration has become longer and higher than any known: nobody can say what it comes to hold.
+
+    Args:
+        profile: What an iteration does.
+        progress: Events of this one so far.
+        held: Regions it holds, or asks for.
+        most: Regions the job is known to hold at most.
+    """
+    return bool(held > max(most, profile.tail) and progress > expected_end(profile))
+
+
+@inlined
 def is_typical(profile: Curve, n_events: int) -> bool:
     """Tell whether an iteration of ``n_events`` is the one that the profile describes."""
     return abs(n_events - profile.n_events) <= expected_end(profile) - profile.n_events

@@ -55,6 +55,11 @@ SINGLE = 1
 LOOSE = 0
 """A mark is a size alone: for memory that drifts, and threads between which frees are never twice at the same place."""
 
+RISING = -1
+"""As ``STRICT``, with bytes as ``level_above`` counts them: for memory that each iteration leaves a little higher."""
+WIDTHS = (STRICT, SINGLE, LOOSE, RISING)
+"""In the order in which they are tried."""
+
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _SLACK_SHIFT = 4
 
@@ -78,7 +83,45 @@ class Group(Record, align=False):
 
 GROUP = dtype_of(Group)
 
+_LOW_SHIFT = 5  # lowest points, and both ends of an iteration, may differ by a 32nd of the rise
+
 Array = Any
+
+
+class Ground(Record, align=False):
+    """Where memory came down to last; begins as zeros."""
+
+    low: I8
+    rise: I8  # the most that memory has been above it
+    is_known: I4
+    is_up: I4  # 1: memory is above half of that, or has not come down since
+
+
+GROUND = dtype_of(Ground)
+
+
+@inlined
+def level_above(ground: Ground, live_bytes: int) -> int:
+    """Return how far memory is above where it came down to last, and see whether it comes down now."""
+    if ground.is_known == 0 or live_bytes < ground.low:
+        ground.low = live_bytes
+        ground.is_known = 1
+    level = live_bytes - ground.low
+    ground.rise = max(ground.rise, level)
+    if ground.is_up == 0:
+        ground.is_up = 1 if 2 * level > ground.rise else 0
+    elif level <= ground.rise >> _LOW_SHIFT:
+        ground.is_up = 0
+        ground.low = live_bytes
+        level = 0
+    return level
+
+
+@compiled
+def find_levels(ground: Ground, live_bytes: Array, levels: Array) -> None:
+    """Write into ``levels`` how far memory was above where it had come down to last, for each allocation."""
+    for i in range(len(live_bytes)):
+        levels[i] = level_above(ground, live_bytes[i])
 
 
 @inlined
@@ -97,9 +140,9 @@ def _mixed(value: Any, new: int) -> Any:  # noqa: ANN401 - unsigned: signed over
 def mark_at(sizes: Array, live_bytes: Array, i: int, width: int) -> int:
     """Return the mark of ``width`` allocations that ends with allocation ``i``, which is at least ``STRICT``."""
     mark = _mixed(np.uint64(1), sizes[i])
-    if width > LOOSE:
+    if width != LOOSE:
         mark = _mixed(mark, live_bytes[i])
-        for j in range(i - width + 1, i):
+        for j in range(i - (STRICT if width == RISING else width) + 1, i):
             mark = _mixed(_mixed(mark, sizes[j]), live_bytes[j])
     return int(np.int64(mark))
 
@@ -182,7 +225,6 @@ _MOST_INNER = 64  # micro-batches to an optimizer's step
 _SURE = 4  # agreeing distances of a few marks that are no accident
 _FEW = 8  # an eighth of the marks is no accident either
 _SAME_BEGINNING = 4  # allocations that a validation has in common with a step, at its beginning
-_LOW_SHIFT = 5  # lowest points, and both ends of an iteration, may differ by a 32nd of the rise
 
 
 class Loop(Record, align=False):
@@ -403,8 +445,8 @@ def find_loop(
 
     Args:
         sizes: Allocation sizes, oldest first.
-        live_bytes: Live bytes before each of these allocations.
-        width: ``STRICT``, ``SINGLE`` or ``LOOSE``.
+        live_bytes: Live bytes before each of these allocations; for ``RISING`` their levels.
+        width: One of ``WIDTHS``.
         ids: As many entries: which group each allocation's mark belongs to, -1 for the first ones.
         table: Scratch of at least four times as many entries.
         groups: Room for as many ``GROUP``.
