@@ -126,6 +126,16 @@ def test_nobody_waits_for_a_plan() -> None:
     assert planned(planning, view(job(0), job(2))) == Made(2)
 
 
+def test_a_plan_is_kept_but_not_used_while_a_job_evaluates() -> None:
+    """It is for the jobs' usual iterations; when these are back so is the plan, without another thought."""
+    planning = Planning(Thinker())
+    plan = planned(planning, view())
+    assert plan is not None
+    evaluates = job(1, held=(9,), in_main_phase=False)
+    assert planned(planning, view(job(0), evaluates)) is None
+    assert planned(planning, view()) == plan
+
+
 @pytest.mark.parametrize(
     "other",
     [

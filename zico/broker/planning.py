@@ -75,6 +75,7 @@ class BackgroundPlanning(Generic[Answer]):
 #       policy decides without.
 #     * One plan is made at a time, and used until there is a newer one.
 #     * After a plan the planner rests (``RESTS``), unless jobs, budget or shares have changed.
+#     * While a job evaluates, or does anything but its usual iterations, the policy decides without.
 
 
 class Planning:
@@ -91,6 +92,8 @@ class Planning:
     def plan_for(self, view: PoolView) -> Plan | None:
         """Return the plan to decide by now; begins to think in a thread if it is out of date."""
         make = self._policy.plan
+        if not all(job.in_main_phase for job in view.jobs):
+            return None
         if make is None or self._background_planning.is_busy:
             return self._background_planning.answer
         known = known_of(view)

@@ -15,6 +15,7 @@ from zico.pool import rules
 from zico.pool.groups import MOST_UNEVEN
 from zico.pool.layout import NO_MORE, NOBODY, Auto, JobState, SaveMode
 from zico.scheduler.state import JobView, OperatingPoint, PoolView, Profile
+from zico.trace.phases import MARKED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,6 +121,7 @@ def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) ->
         name=text_of(bytes(record["name"])),
         phase=state,
         profile=profiles.profile(job, record),
+        in_main_phase=bool(record["phase"] == MARKED and not record["outgrown"]),
         waiting_since_ns=int(since_ns),
         wanted=count_of(record["wanted"]),
         less=_less_of(record),
@@ -189,6 +191,7 @@ def group_view(views: Sequence[JobView], jobs: Record, now_ns: int, profiles: Pr
         waiting_since_ns=(max if at_boundary else min)(since_ns, default=0),
         need=sum(view.need for view in views),
         limit=sum(view.limit for view in views) if all(view.limit for view in views) else 0,
+        in_main_phase=all(view.in_main_phase for view in views),
         profile=profiles.sum(views[0].job, tuple(known)) if len(known) == len(views) else None,
         wanted=sum(view.wanted for view in views) if all(view.wanted for view in views) else 0,
         less=(),

@@ -59,7 +59,9 @@ class JobView(JobFields):
 
     name: str
     profile: Profile | None
-    """``None`` until the first iteration has ended."""
+    """``None`` until the first iteration has ended, and while one goes on that is like none before."""
+    in_main_phase: bool = True
+    """Its iteration is one of those that marks begin, or that repeat where nothing marks them: plans are for these."""
     jitter: float = 0.0
     """By up to what share its iterations are known to be longer or shorter, waits left out."""
     limit: int = 0
