@@ -230,7 +230,7 @@ def may_grant(pool: Member, me: Job, n: int) -> bool:
         return True
     claim = claim_of(me)
     exceeds = me.held + n > claim
-    if exceeds and profile.is_outgrown(me.profile, me.progress, me.held + n, me.claim_peak):
+    if exceeds and me.profiled == 1 and profile.is_outgrown(me.profile, me.progress, me.held + n, me.claim_peak):
         me.outgrown = 1
     if not profiles.is_known(me):
         now_ns = monotonic_ns()
