@@ -227,7 +227,16 @@ def summary(names: Sequence[str], found: dict[str, Any], known: dict[str, Any]) 
 
 def text_of(result: dict[str, Any]) -> str:
     """Return both tables, and which pairs are below what is possible."""
-    return _alone_text(result["alone"]) + "\n" + _pairs_text(result)
+    return _alone_text(result["alone"]) + "\n" + _pairs_text(result) + _older_text(result)
+
+
+def _older_text(result: dict[str, Any]) -> str:
+    """Return which rows are of other commits than the last one."""
+    older: dict[str, list[str]] = {}
+    for name, of in (*result["alone"].items(), *result["pairs"].items()):
+        if of["commit"] != result["commit"]:
+            older.setdefault(of["commit"][:12], []).append(name)
+    return "".join(f"Of commit `{commit}`: {', '.join(names)}.\n" for commit, names in older.items())
 
 
 def sources_text() -> str:
@@ -376,13 +385,13 @@ def _measure(result: dict[str, Any], scripts: dict[str, Script], options: Namesp
         if options.pair and not options.script and name in result["alone"]:
             continue
         common.note(name)
-        result["alone"][name] = alone(scripts[name], work, options)
+        result["alone"][name] = {"commit": result["commit"], **alone(scripts[name], work, options)}
         if directory is not None:
             common.save(result, text_of(result), directory)
     for names in pairs:
         common.note(" + ".join(names))
         found = pair(names, result["alone"], [scripts[name] for name in names], work, options)
-        found |= {"names": list(names), "summary": summary(names, found, result["alone"])}
+        found |= {"names": list(names), "summary": summary(names, found, result["alone"]), "commit": result["commit"]}
         result["pairs"]["+".join(names)] = found
         if directory is not None:
             common.save(result, text_of(result), directory)

@@ -227,4 +227,4 @@ def test_claims_arrays_have_room_for_every_bin() -> None:
         grab(member, 5)
         record["progress"] = CURVE_BINS + 1000
         assert acquire(member, [NOBODY])[0] == GRANTED
-        assert record["claim_extra"] == 1
+        assert record["outgrown"] == 1

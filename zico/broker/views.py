@@ -14,8 +14,8 @@ from zico.broker.speeds import Look
 from zico.pool import rules
 from zico.pool.groups import MOST_UNEVEN
 from zico.pool.layout import NO_MORE, NOBODY, Auto, JobState, SaveMode
+from zico.pool.profiles import MAIN_PHASE
 from zico.scheduler.state import JobView, OperatingPoint, PoolView, Profile
-from zico.trace.phases import MARKED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,7 +121,7 @@ def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) ->
         name=text_of(bytes(record["name"])),
         phase=state,
         profile=profiles.profile(job, record),
-        in_main_phase=bool(record["phase"] == MARKED and not record["outgrown"]),
+        in_main_phase=bool(record["phase"] == MAIN_PHASE and not record["outgrown"]),
         waiting_since_ns=int(since_ns),
         wanted=count_of(record["wanted"]),
         less=_less_of(record),

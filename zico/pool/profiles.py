@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line, record_at
 from zico.trace import profile
+from zico.trace.phases import MARKED
 from zico.trace.profile import CURVE
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from zico.trace.profile import Curve
 
 _CURVE_BYTES = CURVE.itemsize
+
+MAIN_PHASE = MARKED
+"""The phase of a job's usual iterations, for which policies plan."""
 
 
 @inlined
