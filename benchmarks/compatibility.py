@@ -234,9 +234,9 @@ def _older_text(result: dict[str, Any]) -> str:
     """Return which rows are of other commits than the last one."""
     older: dict[str, list[str]] = {}
     for name, of in (*result["alone"].items(), *result["pairs"].items()):
-        if of["commit"] != result["commit"]:
-            older.setdefault(of["commit"][:12], []).append(name)
-    return "".join(f"Of commit `{commit}`: {', '.join(names)}.\n" for commit, names in older.items())
+        if of["zico_commit"] != result["commit"]:
+            older.setdefault(of["zico_commit"][:12], []).append(name)
+    return "".join(f"Measured at `{commit}`: {', '.join(names)}.\n" for commit, names in older.items())
 
 
 def sources_text() -> str:
@@ -385,13 +385,17 @@ def _measure(result: dict[str, Any], scripts: dict[str, Script], options: Namesp
         if options.pair and not options.script and name in result["alone"]:
             continue
         common.note(name)
-        result["alone"][name] = {"commit": result["commit"], **alone(scripts[name], work, options)}
+        result["alone"][name] = {"zico_commit": result["commit"], **alone(scripts[name], work, options)}
         if directory is not None:
             common.save(result, text_of(result), directory)
     for names in pairs:
         common.note(" + ".join(names))
         found = pair(names, result["alone"], [scripts[name] for name in names], work, options)
-        found |= {"names": list(names), "summary": summary(names, found, result["alone"]), "commit": result["commit"]}
+        found |= {
+            "names": list(names),
+            "summary": summary(names, found, result["alone"]),
+            "zico_commit": result["commit"],
+        }
         result["pairs"]["+".join(names)] = found
         if directory is not None:
             common.save(result, text_of(result), directory)
