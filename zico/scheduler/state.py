@@ -105,7 +105,7 @@ class PoolView:
     """Regions."""
     jobs: tuple[JobView, ...]
     alone_job: int | None = None
-    """The unprofiled job that is growing now: nobody else may start an iteration."""
+    """The job that grows now in an iteration of which nothing is known: nobody else may start one."""
     plan: Plan | None = None
     """What the policy has worked out about these jobs, if it has."""
     slowdown: tuple[float, ...] = (1.0,)
