@@ -88,7 +88,7 @@ def enable() -> Session | None:
         joined.redirect("libc10.so", ("posix_memalign", "free"))
         if joined.is_to_swap:
             _swap(joined)
-        elif joined.may_begin_to_swap:
+        elif joined.settings.wish.save is None:
             _swap_when_needed(joined)
     else:
         from zico.adapters import torch_cuda
@@ -134,8 +134,6 @@ def _swap_when_needed(joined: Session) -> None:
     """Let the job begin to swap once its own peak exceeds what it may hold, and say so then."""
     from zico.adapters.torch_saving import Stepping
 
-    from zico.offload import swap_joining
-
     stepping = Stepping(None)
     stepping.install()
 
@@ -143,12 +141,12 @@ def _swap_when_needed(joined: Session) -> None:
         from zico.adapters.torch_saving import Saving
 
         from zico.heap.layout import Attached
-        from zico.offload import swapper
+        from zico.offload import swap_joining, swapper
         from zico.offload.state_return import Resting
 
         settings = joined.settings
         inform(
-            f"{settings.name} {lacks}: from now on it saves memory by swapping, as with --save auto; with --save none "
+            f"{lacks}: from now on it saves memory by swapping, as with --save auto; with --save none "
             "it ends out of memory"
         )
         try:
@@ -163,7 +161,7 @@ def _swap_when_needed(joined: Session) -> None:
         saving.install_later(lambda: joined.heap.record[0]["attached"] == Attached.YES)
         joined.at_boundaries.append(saving.come_in)
 
-    swap_joining.start_when_needed(joined.heap, begin)
+    joined.begin_to_save = begin
 
 
 joining.join()  # the import is the front door

@@ -32,8 +32,8 @@ Theory of operation
     since that would send away what is needed sooner. A thread that needs what it brings ends its
     patience.
 
-    A job whose user has said nothing *overflows*, where its framework can swap: what exceeds all
-    that it may hold goes to the next tier. The first such tensor has the job begin to swap.
+    A job on the host whose user has said nothing *overflows*: what exceeds all that it may hold goes
+    to the next tier. The first such tensor has the job begin to swap, where its framework can.
 
 Guarantees
     7. Every wait ends at the wait limit. An answer by which nothing leaves ends the wait for

@@ -9,13 +9,14 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import HookError
 from zico.base.settings import SOCKET_VARIABLE, STARTING_VARIABLE
-from zico.job.autoload import complain
+from zico.job.autoload import complain, inform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,6 +67,8 @@ class Session:
         self.frameworks: list[str] = []
         self.swapper: Any = None
         """What moves idle tensors of this job (``zico.offload.swapper.Swapper``), if anything does."""
+        self.begin_to_save: Callable[[str], None] | None = None
+        """Has the job save memory once it exceeds all it may hold; gets what the job lacks, as people read it."""
         self.at_boundaries: list[Callable[[], None]] = []
         """What to call when an iteration has been admitted, in the thread that marked it."""
         self._explicit = False
@@ -120,10 +123,27 @@ class Session:
 
         return int(self.record["save"]) in (SaveMode.SWAP, SaveMode.AUTO)
 
-    @property
-    def may_begin_to_swap(self) -> bool:
-        """Tell whether tensors of this job are to leave once it runs out of memory: its user has said nothing."""
-        return self.settings.wish.save is None
+    def overflow(self) -> None:
+        """Let what exceeds all that the job may hold go to the next tier; until then a thread sleeps."""
+        start_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        swap = self.heap.record[0]["swap"]
+        swap["start_fd"] = start_fd
+        threading.Thread(target=self._run_short, args=(start_fd,), name="zico-saving", daemon=True).start()
+        swap["overflows"] = 1
+
+    def _run_short(self, start_fd: int) -> None:
+        """Await the first tensor that exceeds all; then begin to save memory, or say where such tensors are."""
+        os.eventfd_read(start_fd)  # no deadline: nobody waits for this thread
+        from zico.offload.swap_joining import HeapGauge
+
+        lacks = f"{self.settings.name} {HeapGauge(self.heap).lacking()}"
+        if self.begin_to_save is not None:
+            self.begin_to_save(lacks)
+            return
+        inform(
+            f"{lacks}: from now on what exceeds it lies in the next tier, which is slower; --save page moves what is "
+            "needed least, with --save none the job ends out of memory"
+        )
 
     def leave(self) -> None:
         """Take no more memory from the pool and end no more iterations; tensors stay until they are freed.
@@ -365,6 +385,8 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
         heap.enable(plan=settings.plans and heap.managed is None)
         undo.pop_all()
     session = Session(membership, pool, heap, settings, timeline)
+    if kind == "host" and settings.wish.save is None:
+        session.overflow()
     _guard_forks(session)
     _explain_failures(session)
     return session

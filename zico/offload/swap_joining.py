@@ -28,7 +28,7 @@ from zico.offload.tiers import TierStack
 from zico.pool.layout import HEADER, MOST_WAYS, SaveMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from zico.base.records import Layout
     from zico.heap.build import Heap
@@ -117,9 +117,12 @@ class HeapGauge:
         if int(self._job["waiting_threads"]):
             _libc.syscall(SYS_FUTEX, ctypes.c_void_p(self._word_address), FUTEX_WAKE, WAKE_ALL, None, None, 0)
 
-    def is_limited(self) -> bool:
-        """Tell whether it may hold less than the budget."""
-        return 0 < int(self._job["limit"]) < int(self._header["budget_regions"])
+    def lacking(self) -> str:
+        """Return what the job has begun to overflow for, as people read it."""
+        limit, budget = int(self._job["limit"]), int(self._header["budget_regions"])
+        whose = "its limit is" if 0 < limit < budget else "the budget is"
+        lacked_bytes = int(self._heap["swap"]["lacked_bytes"])
+        return f"needs {format_bytes(lacked_bytes)} and {whose} {format_bytes(self.cap_bytes())}"
 
     def leave_it_to_the_broker(self) -> None:
         """Let the broker choose what the job may hold, unless a person has."""
@@ -219,35 +222,6 @@ def start(heap: Heap, tier: str = "", directory: str | None = None, *, as_auto: 
     allow(heap, wishes)
     os.register_at_fork(before=swapper.hold, after_in_parent=swapper.go_on, after_in_child=swapper.leave_to_parent)
     return swapper
-
-
-def start_when_needed(heap: Heap, begin: Callable[[str], None]) -> None:
-    """Let a job overflow into the next tier, and begin to swap, once its peak exceeds what it may hold.
-
-    Until then this costs a thread that sleeps.
-
-    Args:
-        heap: Of this process.
-        begin: Called once, in that thread, with what the job lacks, as people read it.
-    """
-    record = heap.record[0]
-    start_fd = os.eventfd(0, os.EFD_CLOEXEC)
-    record["swap"]["start_fd"] = start_fd
-
-    def work() -> None:
-        poll = select.poll()
-        poll.register(start_fd, select.POLLIN)
-        poll.poll()  # no deadline: nobody waits for this thread
-        begin(_lacking(heap))
-
-    threading.Thread(target=work, name="zico-saving", daemon=True).start()
-    record["swap"]["overflows"] = 1
-
-
-def _lacking(heap: Heap) -> str:
-    lacked, gauge = int(heap.record[0]["swap"]["lacked_bytes"]), HeapGauge(heap)
-    whose = "its limit is" if gauge.is_limited() else "the budget is"
-    return f"needs {format_bytes(lacked)} and {whose} {format_bytes(gauge.cap_bytes())}"
 
 
 def _relieve(heap: Heap, gauge: HeapGauge, swapper: Swapper, asked_fd: int) -> None:
