@@ -18,6 +18,7 @@ must be installed where it runs.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import shlex
@@ -158,6 +159,13 @@ def peak_bytes(of: dict[str, Any]) -> int:
     return max((job["peak_bytes"] for run in of["unlimited"] for job in run["jobs"]), default=0)
 
 
+def beyond_bytes(names: Sequence[str], known: dict[str, Any], budget_bytes: int) -> int:
+    """Return what must lie outside the budget at a job's peak, whoever waits: what the other keeps has no room then."""
+    jobs = [known[name]["unlimited"][-1]["jobs"][0] for name in names]
+    together = (one["peak_bytes"] + other["persistent_bytes"] for one, other in itertools.permutations(jobs, 2))
+    return max(0, *(size_bytes - budget_bytes for size_bytes in together))
+
+
 def simulated(loads: Sequence[dict[str, Any]], budget_bytes: int) -> dict[str, list[float]] | None:
     """Return each job's throughput over its own alone, by the oracle and under Zico; ``None`` if nobody can say."""
     given = json.dumps({"jobs": loads})
@@ -285,7 +293,7 @@ def _alone_text(known: dict[str, Any]) -> str:
 
 def _pairs_text(result: dict[str, Any]) -> str:
     share = result["settings"]["share"]
-    header = [*("pair", "budget", "exit codes", "losses", "pool share", "to the file", "waited", "stalls")]
+    header = [*("pair", "budget", "beyond it", "exit codes", "losses", "pool share", "to the file", "waited", "stalls")]
     header += ["over unlimited", "over serial", "possible", "of possible"]
     rows, below = [], []
     for name, found in result["pairs"].items():
@@ -293,7 +301,8 @@ def _pairs_text(result: dict[str, Any]) -> str:
         runs = found["shared"]
         plain_losses = [[run["losses"] for run in result["alone"][one]["plain"]] for one in names]
         jobs = [[job for run in runs for job in run["jobs"] if job["name"] == one] for one in names]
-        row = [name.replace("+", " + "), _mib(found["budget_bytes"])]
+        beyond = beyond_bytes(names, result["alone"], found["budget_bytes"])
+        row = [name.replace("+", " + "), _mib(found["budget_bytes"]), _mib(beyond)]
         row.append(_list([_list(sorted({job["exit_code"] for job in of})) for of in jobs]))
         losses = [equal(before, [job["losses"] for job in of]) for before, of in zip(plain_losses, jobs, strict=True)]
         row.append(" / ".join(losses))
@@ -323,6 +332,9 @@ def _pairs_text(result: dict[str, Any]) -> str:
         if told["of_possible"] is None or told["of_possible"] < GOOD:
             below.append(name)
     ending = f"Below {GOOD} of what is possible, or not known: {', '.join(below) or 'none'}.\n"
+    ending += (
+        "*Beyond it*: what one job keeps between iterations, and the peak of the other, exceed the budget so much.\n"
+    )
     return f"Pairs in {share} % of the sum of their peaks.\n\n{common.table(header, rows)}\n{ending}"
 
 

@@ -22,6 +22,7 @@ from zico.heap import allocator, evicting
 from zico.heap.layout import GRANULE_BYTES, PRIVATE
 from zico.pool import regions, waiting
 from zico.pool.layout import NO_MORE, JobState, SaveMode
+from zico.trace import profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -398,7 +399,7 @@ def _as_in(jobs: list[_Job], budget: int) -> Iterator[tuple[Any, list[Any]]]:
         yield pool, members
 
 
-@given(jobs=st.lists(JOBS, max_size=6), mine=st.integers(0, 4), need=st.integers(1, 9), free=st.integers(0, 5))
+@given(jobs=st.lists(JOBS, max_size=6), mine=st.integers(0, 40), need=st.integers(1, 9), free=st.integers(0, 5))
 @settings(max_examples=200, deadline=None)
 def test_the_choice_is_that_of_the_model(jobs: list[_Job], mine: int, need: int, free: int) -> None:
     """Only blocked others are asked, for what lacks and no more, by as few as can be, those at a boundary first."""
@@ -414,13 +415,25 @@ def test_the_choice_is_that_of_the_model(jobs: list[_Job], mine: int, need: int,
             assert asked == [job.evict for job in everyone]
             return
         assert answer == waiting.ASKED
-        lack = need - free if need > free else need
+        wanted = max(need, mine // 8)  # nothing is known of it
+        lack = wanted - free if wanted > free else need
         wishes = {i: asked[i] for i, job in enumerate(everyone) if asked[i] != job.evict}
         assert all(everyone[i] in able and 0 < wish <= everyone[i].held for i, wish in wishes.items())
         assert sum(wishes.values()) == min(lack, sum(job.held for job in able))
         order = sorted(able, key=lambda job: (job.state != JobState.BOUNDARY, -job.held))
         assert sorted(everyone[i].held for i in wishes) == sorted(job.held for job in order[: len(wishes)])
         assert sum(job.held for job in order[: len(wishes) - 1]) < lack
+
+
+@pytest.mark.parametrize(("held", "asked"), [(10, 14), (23, 1), (24, 3)])
+def test_a_job_asks_for_what_its_profile_says_it_lacks_and_beyond_it_for_an_eighth(held: int, asked: int) -> None:
+    """A standstill is to end with one question, not with one for each tensor that follows."""
+    with _as_in([_Job(JobState.RUNNING, held, 1, 0), _Job(JobState.BOUNDARY, 20, 0, 0)], held + 20) as (pool, members):
+        me = pool.jobs[job_of(members[0])]
+        profile.begin(me["profile"], profile.UNPROFILED_SHIFT, 24)
+        me["claim_peak"], me["profiled"] = profile.suffix_maximum(me["profile"], me["claims"]), 1
+        assert waiting.ask_to_evict(members[0].member[0], int(pool.header["sequence"])) == waiting.ASKED
+        assert int(pool.jobs[job_of(members[1])]["evict"]) == asked
 
 
 def test_nobody_asks_where_a_device_works_behind_the_processor() -> None:

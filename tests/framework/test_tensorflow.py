@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
 CHECKS = FRAMEWORK / "tensorflow_checks.py"
 MEMORY = FRAMEWORK / "tensorflow_memory.py"
+BEGINS = re.compile(
+    r"zico: tf needs \d+ MiB and the budget is 40 MiB: from now on what exceeds it lies in the next tier, which is "
+    r"slower; --save page moves what is needed least, with --save none the job ends out of memory"
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,7 @@ def test_a_conversion_waits_with_the_gil_held_and_a_request_that_never_fits_is_r
         with pool(regions=40, region_bytes=MIB) as made, nursery.job(made, "holder") as holder:
             assert holder.ask("hold 15") == "1"
             assert holder.ask("hold 15") == "1"
-            with job(made, "tf", MEMORY) as process:
+            with job(made, "tf", MEMORY, save="none") as process:
                 assert process.line() == "ready"
                 place = place_of(made, "tf")
                 process.tell("convert")
@@ -63,3 +68,18 @@ def test_a_conversion_waits_with_the_gil_held_and_a_request_that_never_fits_is_r
             assert "the whole budget is 40 MiB" in done.stderr
     finally:
         nursery.close()
+
+
+def test_what_exceeds_the_budget_alone_lies_in_the_next_tier() -> None:
+    """Without an option a job that needs more than there will ever be goes on, and one line says how."""
+    with pool(regions=40, region_bytes=MIB) as made, job(made, "tf", MEMORY) as process:
+        for _ in range(2):
+            process.tell("go on")
+        done = process.finish()
+        assert done.stdout.splitlines()[-1] == f"went on {float(64 << 18)}"
+        assert done.returncode == 0, done.stderr
+        assert BEGINS.fullmatch(done.stderr.strip()), done.stderr
+        (report,) = made.client.report().jobs
+        assert report.oom is None
+        assert report.spilled_bytes >= 64 * MIB
+        assert report.peak_bytes <= 40 * MIB

@@ -46,6 +46,7 @@ from zico.pool.layout import (
 )
 from zico.pool.mutex import lock, unlock
 from zico.pool.regions import (
+    claim_of,
     is_crowded,
     least_lacking,
     note_change,
@@ -64,6 +65,7 @@ _JOB_BYTES = JOB.itemsize
 _SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])
 _ADMITS_OFFSET = int(JOB.fields["broker_admits"][1])
 _ADMITS_MASK = 0x3FFFFFFF
+_GROWTH_SHIFT = 3
 
 STUCK_NS = 200_000_000
 """A state in which every job waits, and nothing has changed for so long, will not change by itself."""
@@ -509,10 +511,17 @@ def ask_to_evict(pool: Member, sequence: int) -> int:
 
 @inlined
 def _lack(pool: Member) -> int:
-    """Return the regions without which this job cannot end its iteration, or which its tensor needs at least."""
+    """Return the regions without which this job cannot end its iteration, or which its tensor needs at least.
+
+    Where no profile says what it lacks, it asks for an eighth of what it holds: each time it asks,
+    everybody has come to a standstill before.
+    """
     header = header_of(pool)
     me = job_at(pool, pool.job)
-    lack = remaining_of(me) + header.granted - header.budget_regions
+    remaining = remaining_of(me)
+    if not profiles.is_known(me) or me.held + me.need > claim_of(me):
+        remaining = max(remaining, me.held >> _GROWTH_SHIFT)
+    lack = remaining + header.granted - header.budget_regions
     return lack if lack > 0 else me.need
 
 
