@@ -161,9 +161,9 @@ def peak_bytes(of: dict[str, Any]) -> int:
 
 def beyond_bytes(names: Sequence[str], known: dict[str, Any], budget_bytes: int) -> int:
     """Return what must lie outside the budget at a job's peak, whoever waits: what the other keeps has no room then."""
-    jobs = [known[name]["unlimited"][-1]["jobs"][0] for name in names]
+    jobs = [job for name in names for job in known[name]["unlimited"][-1]["jobs"]]
     together = (one["peak_bytes"] + other["persistent_bytes"] for one, other in itertools.permutations(jobs, 2))
-    return max(0, *(size_bytes - budget_bytes for size_bytes in together))
+    return max(0, max(together, default=0) - budget_bytes)
 
 
 def simulated(loads: Sequence[dict[str, Any]], budget_bytes: int) -> dict[str, list[float]] | None:
@@ -332,9 +332,7 @@ def _pairs_text(result: dict[str, Any]) -> str:
         if told["of_possible"] is None or told["of_possible"] < GOOD:
             below.append(name)
     ending = f"Below {GOOD} of what is possible, or not known: {', '.join(below) or 'none'}.\n"
-    ending += (
-        "*Beyond it*: what one job keeps between iterations, and the peak of the other, exceed the budget so much.\n"
-    )
+    ending += "*Beyond it*: what one job keeps and the other's peak exceed the budget by so much.\n"
     return f"Pairs in {share} % of the sum of their peaks.\n\n{common.table(header, rows)}\n{ending}"
 
 

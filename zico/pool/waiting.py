@@ -65,7 +65,7 @@ _JOB_BYTES = JOB.itemsize
 _SEQUENCE_OFFSET = int(HEADER.fields["sequence"][1])
 _ADMITS_OFFSET = int(JOB.fields["broker_admits"][1])
 _ADMITS_MASK = 0x3FFFFFFF
-_GROWTH_SHIFT = 3
+_GROWTH_SHIFT = 3  # an eighth: few questions, and little that leaves needlessly
 
 STUCK_NS = 200_000_000
 """A state in which every job waits, and nothing has changed for so long, will not change by itself."""
