@@ -206,6 +206,15 @@ def test_a_slightly_shorter_iteration_does_not_forget_the_end() -> None:
     assert claim_at(profile, claims, 90) >= 50 - 50 // 8
 
 
+def test_a_profile_covers_the_iteration_before_the_last_one() -> None:
+    """Levels that take turns are claimed in every iteration, at whatever bin width each was recorded."""
+    profile, before = make([20, 30, 20, 20], shift=1), make([1] * 2 + [40] * 2 + [1] * 10)
+    curve.cover(profile, before)
+    assert levels(profile) == [20, 40, 20, 20]
+    curve.cover(profile, make([]))
+    assert levels(profile) == [20, 40, 20, 20], "there is no iteration"
+
+
 def test_a_peak_that_does_not_come_back_is_forgotten() -> None:
     """A peak of 100 regions has decayed to the level of what comes instead after forty iterations."""
     profile = make([100, 100])

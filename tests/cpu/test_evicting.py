@@ -448,11 +448,13 @@ def test_nobody_asks_where_a_device_works_behind_the_processor() -> None:
 
 
 def test_the_one_that_lacks_the_least_goes_on() -> None:
-    """With profiles it is what remains of the iteration that counts, not the tensor that is asked for now."""
+    """With profiles what remains of the iteration counts, not the tensor asked for now; unknown jobs come last."""
     with _as_in([_Job(JobState.RUNNING, 2, 1, 0), _Job(JobState.RUNNING, 2, 3, 0)], 8) as (pool, members):
         assert waiting.is_first_to_yield(members[0].member[0])
-        record = pool.jobs[0]
-        record["profiled"] = record["profile"]["n_bins"] = 1
-        record["claims"][0] = 7
-        assert not waiting.is_first_to_yield(members[0].member[0])
-        assert waiting.is_first_to_yield(members[1].member[0])
+        assert not waiting.is_first_to_yield(members[1].member[0]), "both are unknown: the smaller tensor"
+        for job, claim, first in ((1, 7, 1), (0, 8, 1), (1, 9, 0)):
+            record = pool.jobs[job]
+            record["profiled"] = record["profile"]["n_bins"] = 1
+            record["claims"][0] = claim
+            assert waiting.is_first_to_yield(members[first].member[0])
+            assert not waiting.is_first_to_yield(members[1 - first].member[0])

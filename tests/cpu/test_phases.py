@@ -112,6 +112,20 @@ def test_claims_are_those_of_the_phase_that_runs(tenant: Tenant) -> None:
         tenant.free(address)
 
 
+def test_claims_cover_iterations_that_take_turns(tenant: Tenant) -> None:
+    """The higher of two that take turns is claimed behind the lower one, and forgotten when it stays away."""
+
+    def train(height: int) -> int:
+        for address in [tenant.allocate(UNIT) for _ in range(4)]:
+            tenant.free(address)
+        tenant.free(tenant.allocate(height * UNIT))
+        tenant.mark()
+        return int(tenant.job["claim_peak"])
+
+    assert [train(height) for height in (8, 8, 8, 16, 8, 16, 8)][-4:] == [16] * 4
+    assert [train(8) for _ in range(20)][-1] == 8
+
+
 def test_a_mark_ends_any_other_phase(tenant: Tenant) -> None:
     """What runs after a mark is what marks begin, until something else is seen to begin."""
     for _ in range(2):

@@ -215,9 +215,11 @@ def test_a_job_that_nobody_else_can_help_lets_its_own_state_rest_first() -> None
         assert not a.is_spilled(more)
         assert figures(a, "resting") == [2]
         assert a.job["evictions"] == b.job["evictions"] == 0
+        wanted = int(a.job["current"]["held"].max())
         a.free_all()
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
+        assert wanted == 5, "its profile has what it would hold if the other had left it that"
         b.free_all()
 
 

@@ -28,7 +28,7 @@ from zico.device import host
 from zico.device.mapping import discard_piece, map_piece, unmap_piece
 from zico.device.record import DEVICE
 from zico.heap import evicting
-from zico.heap.layout import HEAP, PRIVATE, SPILL, job_of, pool_of, slots_of, wanted_of
+from zico.heap.layout import HEAP, PRIVATE, SPILL, job_of, pool_of, slots_of, wanted_here, wanted_of
 from zico.pool import regions
 from zico.pool.fences import NO_FENCE
 from zico.pool.layout import NOBODY
@@ -80,7 +80,7 @@ def _map_granted(heap: HeapRecord, first: int, last: int, n: int, status: int) -
         status = NEVER
     if status == GRANTED:
         me = job_of(heap)
-        profile.raise_to(me.current, me.held + me.evicted)
+        profile.raise_to(me.current, wanted_here(heap, me))
     return status
 
 

@@ -257,6 +257,7 @@ def drop(heap: HeapRecord, me: Job, slot: int) -> bool:
     region = slots[slot].region
     if region == RESTS:
         heap.rest.resting -= 1
+        heap.rest.lacking = min(heap.rest.lacking, heap.rest.resting)
         slots[slot].region = NOBODY
     elif region == NOBODY:
         me.evicted -= 1

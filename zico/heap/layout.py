@@ -30,7 +30,7 @@ import numpy as np
 from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line, record_at
 from zico.base.libc import monotonic_ns
 from zico.base.records import I4, I8, Numbers, Record, dtype_of
-from zico.pool.layout import MEMBER, STREAMS, header_of, job_at
+from zico.pool.layout import MEMBER, STREAMS, cap_of, header_of, job_at
 from zico.pool.regions import announce
 from zico.trace import profile
 from zico.trace.online import Tracker
@@ -346,6 +346,7 @@ class Rest(Record):
     limit: I8  # most slots that may rest
     restable: I8  # slots in use in RESTING when the last step ended
     resting: I8  # slots that rest
+    lacking: I8  # of them, those that rest because nobody could go on: the job's profile counts them
     rested: I8  # ever
     woken: I8  # ever
     late: I8  # steps that found some not back yet
@@ -561,6 +562,16 @@ def wanted_of(heap: HeapRecord) -> Array:
 
 
 @inlined
+def wanted_here(heap: HeapRecord, me: Job) -> int:
+    """Return the regions that the job would hold here if other jobs had left it all that it wants.
+
+    A profile without them would let the next iteration begin with too little, and be stuck again.
+    """
+    held = me.held + me.evicted
+    return max(held, min(held + heap.rest.lacking, cap_of(pool_of(heap), me)))
+
+
+@inlined
 def tick(heap: HeapRecord, me: Job) -> None:
     """Advance the job's progress by one event; opens a new bin of the curve when one is due."""
     heap.events += 1
@@ -579,7 +590,7 @@ def _open_bin(heap: HeapRecord, me: Job) -> None:
     keep_out_of_line()
     progress = me.progress
     t_ns = monotonic_ns() - me.started_ns - me.iteration_waited_ns
-    profile.extend(me.current, progress, me.held + me.evicted, t_ns)
+    profile.extend(me.current, progress, wanted_here(heap, me), t_ns)
     pool = pool_of(heap)
     if me.profiled == 1 and header_of(pool).waiters > me.waiting_threads:
         before = max(0, progress - (1 << me.current.shift))

@@ -231,12 +231,14 @@ def _own_holes(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
 @inlined
 def _rest(heap: HeapRecord, me: Job, request: Request, why: int) -> int:
     """Let optimizer state rest: what the tensor lacks, or all that it needs where nobody moves."""
-    most = 0
     if _at_limit(me, why):
-        most = max(me.held + me.need - cap_of(pool_of(heap), me), 1)
+        rested = state_offload.rest(heap, me, max(me.held + me.need - cap_of(pool_of(heap), me), 1))
     elif request.is_stuck and (request.is_late or not _is_patient(heap)):
-        most = me.need
-    return AGAIN if most > 0 and state_offload.rest(heap, me, most) > 0 else NOTHING
+        rested = state_offload.rest(heap, me, me.need)
+        heap.rest.lacking += rested
+    else:
+        rested = 0
+    return AGAIN if rested > 0 else NOTHING
 
 
 # -- swap ------------------------------------------------------------------------------------------

@@ -105,6 +105,7 @@ def _expect(heap: HeapRecord, me: Job, most: int) -> None:
     keep_out_of_line()
     n = _turn(heap, RESTS, NOBODY, most)
     heap.rest.resting -= n
+    heap.rest.lacking = min(heap.rest.lacking, heap.rest.resting)
     me.evicted += n
 
 

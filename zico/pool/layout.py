@@ -232,7 +232,7 @@ class Member(Record):
     one: I8  # what is written to the eventfd
     one_address: I8
     scratch: Annotated[Numbers, "i8", (6, MAX_JOBS)]  # the banker's arrays, then the groups
-    profiles_address: I8  # a CURVE for each phase of this process's job (zico.pool.profiles)
+    profiles_address: I8  # two CURVEs for each phase of this process's job (zico.pool.profiles)
     n_waits: I8  # waits that the last grant demands of the stream before it touches what was granted
     wait_pairs: Annotated[Numbers, "i4", (MAX_JOBS * STREAMS,)]
     wait_values: Annotated[Numbers, "i8", (MAX_JOBS * STREAMS,)]  # by pair, 0: none

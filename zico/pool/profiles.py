@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from zico.base.compiled import compiled, inlined, keep_out_of_line, record_at
 from zico.trace import profile
-from zico.trace.phases import MARKED
+from zico.trace.phases import MARKED, PHASES
 from zico.trace.profile import CURVE
 
 if TYPE_CHECKING:
@@ -36,8 +36,14 @@ def is_known(job: Job) -> bool:
     return job.profiled == 1 and job.outgrown == 0
 
 
+@inlined
+def before(pool: Member, phase: int) -> Curve:
+    """Return where the iteration of a phase is kept that was learnt last; ``n_bins`` 0: there is none."""
+    return record_at(pool.profiles_address + (PHASES + phase) * _CURVE_BYTES, CURVE)
+
+
 @compiled
-def learn(me: Job) -> None:
+def learn(pool: Member, me: Job) -> None:
     """Fold the iteration that has ended into the profile in use."""
     keep_out_of_line()
     goes_on = not profile.is_flat(me.profile) and me.current.n_events > profile.expected_end(me.profile)
@@ -48,6 +54,7 @@ def learn(me: Job) -> None:
         profile.replace(me.profile, me.current)
     elif profile.is_typical(me.profile, me.current.n_events):
         profile.merge(me.profile, me.current)
+        profile.cover(me.profile, before(pool, me.phase))
         me.atypical = 0
     else:
         if goes_on:
@@ -59,6 +66,8 @@ def learn(me: Job) -> None:
         profile.replace(me.profile, me.current)
         me.profile.tail = 0
         me.atypical = 0
+    if not profile.is_flat(me.profile):
+        profile.replace(before(pool, me.phase), me.current)
     me.claim_peak = profile.suffix_maximum(me.profile, me.claims)
 
 
@@ -80,3 +89,4 @@ def change(pool: Member, me: Job, phase: int) -> None:
 def forget(pool: Member, phase: int) -> None:
     """Forget the profile of a phase whose place another one takes."""
     kept(pool, phase).n_bins = 0
+    before(pool, phase).n_bins = 0

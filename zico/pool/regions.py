@@ -99,15 +99,21 @@ def remaining_of(job: Job) -> int:
 
 @compiled
 def least_lacking(pool: Member) -> int:
-    """Return the job that waits in an allocation and lacks the least, or ``NOBODY``."""
+    """Return the job that waits in an allocation and lacks the least, or ``NOBODY``.
+
+    A job of which nothing is known comes behind all others: it may come to need the whole budget.
+    """
     keep_out_of_line()
+    header = header_of(pool)
     best = NOBODY
     least = 0
-    for j in range(header_of(pool).places):
+    for j in range(header.places):
         job = job_at(pool, j)
-        if job.state == RUNNING and job.waiting_threads > 0 and (best == NOBODY or remaining_of(job) < least):
-            best = j
-            least = remaining_of(job)
+        if job.state == RUNNING and job.waiting_threads > 0:
+            lack = remaining_of(job) + (0 if profiles.is_known(job) else header.budget_regions)
+            if best == NOBODY or lack < least:
+                best = j
+                least = lack
     return best
 
 

@@ -74,7 +74,7 @@ class PoolTable:
         self.header: Any = _view(base, HEADER, 1)[0]
         self.jobs: Any = None
         self.member: Any = np.zeros(1, MEMBER)
-        self._profiles = np.zeros(PHASES, CURVE)
+        self._profiles = np.zeros(2 * PHASES, CURVE)
         self._notice_places(base)
 
     def _notice_places(self, base: int) -> None:

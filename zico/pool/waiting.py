@@ -249,7 +249,7 @@ def finish_iteration(pool: Member, phase: int) -> bool:
         admitted = me.state != BOUNDARY
         unlock(pool)
         return admitted
-    profiles.learn(me)
+    profiles.learn(pool, me)
     if phase != me.phase:
         profiles.change(pool, me, phase)
     me.iteration += 1

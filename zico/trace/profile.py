@@ -9,9 +9,10 @@ Theory of operation
         held   1 3 5 6 4 2          shift 1
         held   3   6   4            shift 2
 
-    The profile is the envelope of recent iterations: the larger of the new curve and a decayed old
-    one. An iteration whose number of events differs (validation in between) does not replace the
-    profile until it comes twice.
+    The profile is the envelope of recent iterations: the largest of the last two curves and a
+    decayed old one. Layouts often take turns, since what lives across a boundary lies in one place
+    after the other. An iteration whose number of events differs (validation in between) does not
+    replace the profile until it comes twice.
 
 Guarantees
     * A claim never falls below what the profile still expects from ``guard_of`` bins before the
@@ -249,6 +250,19 @@ def merge(profile: Curve, current: Curve) -> None:
         profile.t_ns[i] = max(profile.t_ns[i], profile.t_ns[i - 1])  # a mean may meet a time of one iteration alone
     profile.n_events = (profile.n_events + current.n_events) // 2
     profile.duration_ns = (profile.duration_ns + current.duration_ns) // 2
+
+
+@compiled
+def cover(profile: Curve, other: Curve) -> None:
+    """Raise a profile to the levels of an iteration of the same bins or finer ones, which are merged.
+
+    ``n_bins`` 0: there is no such iteration.
+    """
+    keep_out_of_line()
+    while other.n_bins > 0 and other.shift < profile.shift:
+        halve(other)
+    for i in range(min(profile.n_bins, other.n_bins)):
+        profile.held[i] = max(profile.held[i], other.held[i])
 
 
 @compiled
