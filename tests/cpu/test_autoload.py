@@ -299,6 +299,22 @@ def test_a_submodule_may_be_watched(folder: Path, redirected: bool) -> None:  # 
     assert type(module.__loader__) is type(module.__spec__.loader) is SourceFileLoader
 
 
+def test_a_framework_that_another_one_imports_is_not_the_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outermost framework counts, but Keras gives way to its backend; after all imports each counts for itself."""
+    (folder / "keras.py").write_text("import toybackend\n")
+    (folder / "toybackend.py").write_text("import toy\n")
+    (folder / "toy_adapter.py").write_text(
+        "from zico.job.autoload import framework_of\ncalls = []\n"
+        "def enable():\n    calls.append(framework_of('toy'))\n"
+        "def enable_backend():\n    calls.append(framework_of('toybackend'))\n"
+    )
+    install({"keras": "toy_adapter:enable", "toybackend": "toy_adapter:enable_backend", **TOY})
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    importlib.import_module("keras")
+    del sys.modules["keras"]
+    assert importlib.import_module("toy_adapter").calls == ["toybackend", "toybackend", "toy"]
+
+
 @pytest.mark.parametrize(("module", "adapter"), WATCHED.items())
 def test_the_table_names_adapters(module: str, adapter: str) -> None:
     """Every watched name is a module's, and every adapter a function of a module of zico.adapters."""

@@ -46,6 +46,19 @@ OF_DESCENDANTS: Mapping[str, str] = {"torch": WATCHED["torch"]}
 """What is watched in descendants of a job, which join only where they train."""
 
 
+importing: list[str] = []
+"""The watched modules whose import is under way, the outermost first."""
+
+
+def framework_of(enabled: str) -> str:
+    """Return the framework that a job is one of when the adapter of ``enabled`` joins.
+
+    TensorFlow imports JAX where that is installed, and is the framework then. Keras allocates
+    nothing, so the framework is its backend.
+    """
+    return next((name for name in importing if name != "keras"), enabled).partition(".")[0]
+
+
 class Finder:
     """A meta path finder that finds nothing itself, but wraps the loaders of the watched modules."""
 
@@ -113,7 +126,11 @@ class _Loader:
         for owner, attribute in ((module.__spec__, "loader"), (module, "__loader__")):
             if getattr(owner, attribute, None) is self:
                 setattr(owner, attribute, self._real)
-        self._real.exec_module(module)
+        importing.append(name)
+        try:
+            self._real.exec_module(module)
+        finally:
+            importing.remove(name)
         self._finder.enable(name)
 
 

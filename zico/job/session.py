@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import HookError
 from zico.base.settings import SOCKET_VARIABLE, STARTING_VARIABLE
-from zico.job.autoload import complain, inform
+from zico.job.autoload import complain, framework_of, inform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -350,7 +350,7 @@ def attach(framework: str, *, kind: str = "host") -> Session | None:
     if socket_path is None:
         return None
     if _current is None:
-        _current = _join(socket_path, framework, kind)
+        _current = _join(socket_path, framework_of(framework), kind)
         os.environ[OWNER_VARIABLE] = str(os.getpid())
     _current.frameworks.append(framework)
     return _current
