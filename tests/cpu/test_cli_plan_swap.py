@@ -98,6 +98,20 @@ def test_every_planner_can_be_compared(trace: str, capsys: pytest.CaptureFixture
     assert {row["answer"] for row in report["rows"][1:]} == {"planned"}
 
 
+def test_results_can_be_recomputed_instead(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing moves, operations run again; it needs a limit, and writes no plan file."""
+    code, report = report_of(capsys, trace, "--limit", "70%", "--score", "checkmate")
+    without, row = report["rows"]
+    assert (code, row["answer"], row["moved_bytes"], row["swaps"]) == (0, "planned", 0, 0)
+    assert row["peak_bytes"] <= report["limit_bytes"]
+    assert row["runs_again"] > 0
+    assert row["iteration_ms"] - without["iteration_ms"] == pytest.approx(row["runs_again"] * 900e-6)
+    assert main(["plan", trace, "--swap", "--score", "dtr"]) == 3
+    assert "--score dtr needs a limit: give --limit SIZE, too" in capsys.readouterr().err
+    assert main(["plan", trace, "--swap", "--score", "dtr", "--limit", "70%", "-o", str(tmp_path / "plan.json")]) == 3
+    assert "leave -o and --picture out" in capsys.readouterr().err
+
+
 def test_no_plan_beats_the_bound(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With ``--bound`` the report has the least limit, or with a limit the least overhead; the plan is not below."""
     _, report = report_of(capsys, trace, "--bound", "--bandwidth", ROOMY)

@@ -53,6 +53,8 @@ class SwapRow:
     memory_wait_ms: float = 0.0
     moved_bytes: int = 0
     swaps: int = 0
+    runs_again: int = 0
+    """Operations that run again, for results that were dropped."""
     elapsed_s: float = 0.0
 
 
@@ -111,18 +113,29 @@ def _table(report: SwapReport, *, plain: bool) -> Table:
     table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("planner")
     packed = f"packed by {report.packed_by}"
-    for column in ("peak", "of before", packed, "iteration", "overhead", "waits", "moved", "swaps", "seconds"):
+    for column in (
+        "peak",
+        "of before",
+        packed,
+        "iteration",
+        "overhead",
+        "waits",
+        "moved",
+        "swaps",
+        "run again",
+        "seconds",
+    ):
         table.add_column(column, justify="right")
     for row in report.rows:
         if not row.peak_bytes:
-            table.add_row(row.planner, row.answer, *["-"] * 7, f"{row.elapsed_s:.2f}")
+            table.add_row(row.planner, row.answer, *["-"] * 8, f"{row.elapsed_s:.2f}")
             continue
         waits = f"{row.tensor_wait_ms:.1f} + {row.memory_wait_ms:.1f} ms"
         table.add_row(
             *(row.planner, format_bytes(row.peak_bytes), f"{row.peak_bytes / report.peak_bytes:.1%}"),
             "-" if row.packed_bytes is None else format_bytes(row.packed_bytes),
             *(f"{row.iteration_ms:.1f} ms", f"{row.overhead:.1%}", waits if row.answer else ""),
-            *(format_bytes(row.moved_bytes), str(row.swaps), f"{row.elapsed_s:.2f}"),
+            *(format_bytes(row.moved_bytes), str(row.swaps), str(row.runs_again), f"{row.elapsed_s:.2f}"),
         )
     if report.rows[1:]:
         table.caption = "waits: of operations for their tensors, and for memory"
@@ -248,7 +261,9 @@ def plan_swaps(asked: SwapAsked, work: Work, write: Callable[[Path, bytes], None
     if asked.limit is not None and asked.overhead is not None:
         raise ConfigError("--overhead finds the lowest limit: give --overhead or --limit, not both")
     out, back = _links(asked.bandwidth)
-    planners = _planners(asked.score, compare=work.compare)
+    planners = _planners(asked.score, compare=work.compare, limited=asked.limit is not None)
+    if isinstance(planners[0], str) and (work.plan_path or work.picture):
+        raise ConfigError(f"--score {asked.score} has a row and no plan file or picture: leave -o and --picture out")
     found = swap_iteration(read_trace(work.file), work.iteration, out=out, back=back)
     limit_bytes = _limit(asked.limit, found.problem.peak_bytes)
     overhead = None if limit_bytes is not None else _share(asked.overhead or "0%")
@@ -257,7 +272,11 @@ def plan_swaps(asked: SwapAsked, work: Work, write: Callable[[Path, bytes], None
     rows = [_without(problem, packer)]
     best: _Judged | None = None
     for planner in planners:
-        judged = _ask(planner, problem, overhead, work.deadline_s or _DEADLINE_S, packer)
+        deadline_s = work.deadline_s or _DEADLINE_S
+        if isinstance(planner, str):
+            rows.append(_recompute(planner, problem, deadline_s))
+            continue
+        judged = _ask(planner, problem, overhead, deadline_s, packer)
         rows.append(judged.row)
         if judged.plan is not None and (best is None or _cost(judged.row, overhead) < _cost(best.row, overhead)):
             best = judged
@@ -279,7 +298,7 @@ def plan_swaps(asked: SwapAsked, work: Work, write: Callable[[Path, bytes], None
     if best is not None:
         _write(found, best, work, write)
     answers = [row.answer for row in rows[1:]]
-    return 0 if best is not None else 1 if "does not fit" in answers else 2
+    return 0 if PLANNED in answers else 1 if "does not fit" in answers else 2
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -317,13 +336,20 @@ def _share(text: str) -> float:
     return value
 
 
-def _planners(score: str | None, *, compare: bool) -> list[SwapPlanner]:
+def _planners(score: str | None, *, compare: bool, limited: bool) -> list[SwapPlanner | str]:
+    """Return planners of swaps, and the names of those that recompute: these need a limit."""
+    from zico.planning.saving.recomputation import PLANNERS
     from zico.planning.saving.registry import SWAP_PLANNERS, swap_planner
 
+    if score is not None and score in PLANNERS and not compare:
+        if not limited:
+            raise ConfigError(f"--score {score} needs a limit: give --limit SIZE, too")
+        return [score]
     try:
-        return [swap_planner(name) for name in (SWAP_PLANNERS if compare else [score or _DEFAULT])]
+        swapping = [swap_planner(name) for name in (SWAP_PLANNERS if compare else [score or _DEFAULT])]
     except ConfigError as error:
-        raise ConfigError(f"--score {error}") from None
+        raise ConfigError(f"--score {error}, {', '.join(PLANNERS)}") from None
+    return [*swapping, *(PLANNERS if compare and limited else ())]
 
 
 def _packer(name: str | None) -> Any:  # noqa: ANN401 - a Planner, whose module is imported if asked for
@@ -366,6 +392,30 @@ def _ask(
         elapsed_s=answer.elapsed_s,
     )
     return _Judged(row, answer, history) if result.is_good else _Judged(row)
+
+
+def _recompute(name: str, problem: SwapProblem, deadline_s: float) -> SwapRow:
+    """Return the row of a planner that recomputes instead of swapping."""
+    from zico.planning.packing.problem import NoPlan
+    from zico.planning.saving import recomputation
+
+    graph = recomputation.graph_of(problem)
+    answer = recomputation.plan(name, graph, problem.limit_bytes or problem.peak_bytes, deadline_s)
+    if isinstance(answer, NoPlan):
+        reason = SwapRow(name, answer.reason.value, answer.detail, problem.limit_bytes)
+        return dataclasses.replace(reason, elapsed_s=answer.elapsed_s)
+    judged = recomputation.judge(graph, answer.order)
+    longer_ns = judged.cost_ns - sum(graph.cost_ns)
+    return SwapRow(
+        planner=name,
+        answer=PLANNED,
+        limit_bytes=problem.limit_bytes,
+        peak_bytes=judged.peak_bytes,
+        iteration_ms=(problem.period_ns + longer_ns) / _NS_PER_MS,
+        overhead=longer_ns / max(problem.period_ns, 1),
+        runs_again=len(answer.order) - len(graph),
+        elapsed_s=answer.elapsed_s,
+    )
 
 
 def _row(name: str, result: Replay, problem: SwapProblem) -> SwapRow:
