@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swap_cases import problem
 
-from zico.base.errors import ProblemError
+from zico.base.errors import ConfigError, ProblemError
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.problem import PERSISTENT, READ, WRITE
 from zico.planning.saving.recomputation import PLANNERS, Graph, Schedule, chain, graph_of, judge, plan
@@ -191,6 +192,14 @@ def test_a_traced_iteration_is_a_graph() -> None:
         "what crosses the boundary is there from the last round"
     )
     assert judge(graph, range(5)).peak_bytes == traced.peak_bytes
+
+
+def test_without_scipy_the_programs_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other planners need nothing."""
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(ConfigError, match="pip install"):
+        plan("checkmate", chain(8), 8, SECONDS)
+    assert isinstance(plan("dtr", chain(8), 8, SECONDS), Schedule)
 
 
 def test_bad_graphs_and_limits_are_refused() -> None:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from zico.base.errors import ProblemError
+from zico.base.errors import ConfigError, ProblemError
 from zico.base.units import format_bytes
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.problem import READ, WRITE
@@ -476,9 +476,11 @@ class _Program:
 
     def solve(self, deadline_s: float, share: float = 1.0, *, relaxed: bool = False) -> tuple[_Found | None, bool]:
         """Return what stays and what runs, and whether that is proved to be the best."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
-
+        try:
+            from scipy.optimize import Bounds, LinearConstraint, milp
+            from scipy.sparse import csr_array
+        except ImportError:
+            raise ConfigError("the programs of Checkmate need SciPy: pip install 'zico[swap]'") from None
         n_columns = len(self._columns)
         cost, high, whole = np.zeros(n_columns), np.ones(n_columns), np.ones(n_columns)
         cost_scale = max(1, *self.graph.cost_ns)
@@ -504,7 +506,7 @@ class _Program:
 
 
 class _Found:
-    """A solution: shares of operations that run, and of results that stay."""
+    """A solution: which operations run, and which results stay; of a relaxation, what is above a half."""
 
     def __init__(self, program: _Program, x: Sequence[float]) -> None:
         self._program, self._x = program, x
@@ -550,6 +552,9 @@ def plan(name: str, graph: Graph, limit_bytes: int, deadline_s: float) -> Schedu
 
     Returns:
         A schedule that the judge has believed, or why there is none.
+
+    Raises:
+        ConfigError: SciPy is not installed, which the programs need.
     """
     began_s = time.monotonic()
 
