@@ -396,19 +396,20 @@ def _measure(result: dict[str, Any], scripts: dict[str, Script], options: Namesp
             continue
         common.note(name)
         result["alone"][name] = {"zico_commit": result["commit"], **alone(scripts[name], work, options)}
-        if directory is not None:
-            common.save(result, text_of(result), directory)
+        _keep(result, directory)
     for names in pairs:
         common.note(" + ".join(names))
         found = pair(names, result["alone"], [scripts[name] for name in names], work, options)
-        found |= {
-            "names": list(names),
-            "summary": summary(names, found, result["alone"]),
-            "zico_commit": result["commit"],
-        }
-        result["pairs"]["+".join(names)] = found
-        if directory is not None:
-            common.save(result, text_of(result), directory)
+        result["pairs"]["+".join(names)] = {**found, "names": list(names), "zico_commit": result["commit"]}
+        _keep(result, directory)
+
+
+def _keep(result: dict[str, Any], directory: Path | None) -> None:
+    """Sum up all pairs by the newest times of their scripts alone, and write what is known so far."""
+    for found in result["pairs"].values():
+        found["summary"] = summary(found["names"], found, result["alone"])
+    if directory is not None:
+        common.save(result, text_of(result), directory)
 
 
 def main() -> int:
