@@ -216,11 +216,12 @@ def summary(names: Sequence[str], found: dict[str, Any], known: dict[str, Any]) 
         for run in whole
     ]
     over_serial = [sum(alone_s) / max(job["wall_s"] for job in run["jobs"]) for run in whole]
+    at_once = all(known[name]["zico_commit"] == found["zico_commit"] for name in names)  # else another machine, too
     rates = (found["simulated"] or {}).get("oracle")
     possible = expected(free_s, rates) if rates else None
     told: dict[str, Any] = {
         "over_unlimited": common.spread(over_unlimited),
-        "over_serial": common.spread(over_serial),
+        "over_serial": common.spread(over_serial) if at_once else None,
         "stalls": common.spread(run["stalls"] for run in whole),
         "possible": possible,
         "of_possible": statistics.median(over_unlimited) / min(possible, 1.0) if possible else None,
@@ -324,7 +325,7 @@ def _pairs_text(result: dict[str, Any]) -> str:
             " / ".join(waits),
             f"{told['stalls']['median']:.0f}",
             _spread(told["over_unlimited"]),
-            _spread(told["over_serial"]),
+            "-" if told["over_serial"] is None else _spread(told["over_serial"]),
             "-" if told["possible"] is None else f"{told['possible']:.2f}",
             "-" if told["of_possible"] is None else f"{told['of_possible']:.2f}",
         ]

@@ -106,8 +106,11 @@ def test_the_search_for_survivors_finds_one() -> None:
 
 
 def test_a_signal_while_the_broker_starts_ends_the_run_cleanly() -> None:
-    """A Ctrl-C before the broker is ready goes to the jobs, gives 130, no traceback of ours, and leaves nothing."""
-    with ZicoRun("--name", "a", python(FOREVER)) as run:
+    """A Ctrl-C before the broker is ready goes to the jobs, gives 130, no traceback of ours, and leaves nothing.
+
+    The job is no Python: one that is still importing ``site`` ends with 1 at a signal.
+    """
+    with ZicoRun("--name", "a", "sleep 600") as run:
         run.read_until("zico: budget")
         below = descendants(run.process.pid)
         run.process.send_signal(signal.SIGINT)
