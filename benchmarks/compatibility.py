@@ -7,7 +7,8 @@ pairs run without a limit and in a share of the sum of their peaks.
 *Equal* means that all losses are those of the script without Zico, bit by bit. Times are of whole
 commands, with start and end. *Over unlimited* is the mean over a pair's jobs of the command's time
 without a limit over its time in the budget; *over serial* is the sum of both commands' times alone
-over the time until the pair's last command ends. *Possible* is what the oracle of ``zico simulate``
+over the time until the pair's last command ends, and left out where these were measured at another
+commit. *Possible* is what the oracle of ``zico simulate``
 leaves of the throughput without a limit: the jobs' curves are those that the runs alone showed, and
 who is left over when the other has ended runs without a limit.
 

@@ -17,12 +17,23 @@ from swap_cases import problem
 from zico.base.errors import ConfigError, ProblemError
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.problem import PERSISTENT, READ, WRITE
-from zico.planning.saving.recomputation import PLANNERS, Graph, Schedule, chain, graph_of, judge, plan
+from zico.planning.saving.recomputation import PLANNERS, Graph, Schedule, graph_of, judge, plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SECONDS = 60.0
+
+
+def chain(n: int) -> Graph:
+    """Return ``n`` forward operations and ``n + 1`` that read them backwards, all of cost and size 1.
+
+    Operation ``2 n - i`` reads forward operation ``i`` and the one before it.
+    """
+    inputs: list[tuple[int, ...]] = [(i - 1,) if i else () for i in range(n + 1)]
+    inputs += [(2 * n - i, i - 1) for i in range(n + 1, 2 * n + 1)]
+    ones = (1,) * (2 * n + 1)
+    return Graph(ones, ones, tuple(inputs), n)
 
 
 def after(graph: Graph, limit_bytes: int, held: frozenset[int], done: int) -> Iterator[tuple[int, frozenset[int], int]]:
@@ -111,6 +122,30 @@ def test_every_schedule_is_believed(graph: Graph, data: st.DataObject) -> None:
             assert judged.cost_ns >= best
         else:
             assert answer.reason is not Reason.INFEASIBLE or best is None
+
+
+def test_that_there_is_no_schedule_is_proved() -> None:
+    """Each operation fits, and none may run again: the program tells that from having found nothing."""
+    graph = dataclasses.replace(chain(4), until=tuple(range(9)))
+    answer = plan("checkmate", graph, 4, SECONDS)
+    assert isinstance(answer, NoPlan)
+    assert (answer.reason, cheapest(graph, 4)) == (Reason.INFEASIBLE, None)
+
+
+@pytest.mark.parametrize("name", ["chen", "dtr"])
+def test_planners_end_at_their_deadline(name: str) -> None:
+    """Without any time DTR has nothing, and segments are what was tried first."""
+    answer = plan(name, chain(9), 6, -1.0)
+    assert isinstance(answer, NoPlan)
+
+
+def test_a_long_chain_is_made_again_without_recursion() -> None:
+    """A large result leaves no room for that of 1,500 operations in a row, all of which then run again."""
+    n = 1500
+    inputs = (*((i - 1,) if i else () for i in range(n)), (), (n - 1,))
+    answer = plan("dtr", Graph((1,) * (n + 2), (*(1,) * n, 10, 1), inputs, n), 10, SECONDS)
+    assert isinstance(answer, Schedule)
+    assert answer.order == (*range(n + 1), *range(n), n + 1)
 
 
 def test_segments_are_those_of_the_paper() -> None:

@@ -173,10 +173,10 @@ def test_what_others_hold_does_not_come_back_ahead_of_the_step() -> None:
         a.free(a.allocate(8 * GRANULE_BYTES))
         theirs = b.allocate(6 * GRANULE_BYTES)
         waited_ns = int(a.job["need_waited_ns"])
-        assert (state_offload.wake_ahead(a.record[0]), *figures(a, "resting", "woken")) == (0, 4, 0)
+        assert (state_offload.wake_ahead(a.record[0]), *figures(a, "resting", "lacking", "woken")) == (0, 4, 4, 0)
         assert (a.job["evicted"], a.job["need_waited_ns"]) == (0, waited_ns)
         b.free(theirs)
-        assert state_offload.wake_ahead(a.record[0]) == 4
+        assert (state_offload.wake_ahead(a.record[0]), *figures(a, "lacking")) == (4, 0)
         a.check(kept)
         a.free_all()
 

@@ -20,7 +20,7 @@ from zico.base.units import format_bytes, parse_size
 from zico.report.table import PLAIN_WIDTH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from zico.planning.packing.problem import NoPlan
     from zico.planning.saving.files import SwapIteration
@@ -106,25 +106,15 @@ def show(report: SwapReport, json_path: Path | None, write: Callable[[Path, byte
         what = f"an overhead below {report.bound:.1%}"
         if report.allowed_overhead is not None:
             what = f"a limit below {format_bytes(report.bound)} at that overhead"
-        console.print(f"no plan has {what}", markup=False, soft_wrap=True)
+        console.print(f"no plan of swaps has {what}", markup=False, soft_wrap=True)
 
 
 def _table(report: SwapReport, *, plain: bool) -> Table:
     table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("planner")
     packed = f"packed by {report.packed_by}"
-    for column in (
-        "peak",
-        "of before",
-        packed,
-        "iteration",
-        "overhead",
-        "waits",
-        "moved",
-        "swaps",
-        "run again",
-        "seconds",
-    ):
+    before = ("peak", "of before", packed, "iteration", "overhead", "waits")
+    for column in (*before, "moved", "swaps", "run again", "seconds"):
         table.add_column(column, justify="right")
     for row in report.rows:
         if not row.peak_bytes:
@@ -198,7 +188,7 @@ def swap_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="SHARE",
             help="With --swap: find the lowest limit that makes the iteration at most this much longer (default: 0%).",
         ),
-        click.option("--bound", is_flag=True, help="With --swap: also print a bound that no plan can beat."),
+        click.option("--bound", is_flag=True, help="With --swap: also print a bound that no plan of swaps can beat."),
     )
     for option in reversed(options):
         command = option(command)
@@ -261,8 +251,8 @@ def plan_swaps(asked: SwapAsked, work: Work, write: Callable[[Path, bytes], None
     if asked.limit is not None and asked.overhead is not None:
         raise ConfigError("--overhead finds the lowest limit: give --overhead or --limit, not both")
     out, back = _links(asked.bandwidth)
-    planners = _planners(asked.score, compare=work.compare, limited=asked.limit is not None)
-    if isinstance(planners[0], str) and (work.plan_path or work.picture):
+    swapping, recomputing = _planners(asked.score, compare=work.compare, limited=asked.limit is not None)
+    if not swapping and (work.plan_path or work.picture):
         raise ConfigError(f"--score {asked.score} has a row and no plan file or picture: leave -o and --picture out")
     found = swap_iteration(read_trace(work.file), work.iteration, out=out, back=back)
     limit_bytes = _limit(asked.limit, found.problem.peak_bytes)
@@ -271,15 +261,13 @@ def plan_swaps(asked: SwapAsked, work: Work, write: Callable[[Path, bytes], None
     packer = _packer(work.planner)
     rows = [_without(problem, packer)]
     best: _Judged | None = None
-    for planner in planners:
-        deadline_s = work.deadline_s or _DEADLINE_S
-        if isinstance(planner, str):
-            rows.append(_recompute(planner, problem, deadline_s))
-            continue
+    deadline_s = work.deadline_s or _DEADLINE_S
+    for planner in swapping:
         judged = _ask(planner, problem, overhead, deadline_s, packer)
         rows.append(judged.row)
         if judged.plan is not None and (best is None or _cost(judged.row, overhead) < _cost(best.row, overhead)):
             best = judged
+    rows += _recompute(recomputing, problem, deadline_s)
     report = SwapReport(
         file=str(work.file),
         tensors=len(problem),
@@ -336,7 +324,7 @@ def _share(text: str) -> float:
     return value
 
 
-def _planners(score: str | None, *, compare: bool, limited: bool) -> list[SwapPlanner | str]:
+def _planners(score: str | None, *, compare: bool, limited: bool) -> tuple[list[SwapPlanner], list[str]]:
     """Return planners of swaps, and the names of those that recompute: these need a limit."""
     from zico.planning.saving.recomputation import PLANNERS
     from zico.planning.saving.registry import SWAP_PLANNERS, swap_planner
@@ -344,12 +332,12 @@ def _planners(score: str | None, *, compare: bool, limited: bool) -> list[SwapPl
     if score is not None and score in PLANNERS and not compare:
         if not limited:
             raise ConfigError(f"--score {score} needs a limit: give --limit SIZE, too")
-        return [score]
+        return [], [score]
     try:
         swapping = [swap_planner(name) for name in (SWAP_PLANNERS if compare else [score or _DEFAULT])]
     except ConfigError as error:
         raise ConfigError(f"--score {error}, {', '.join(PLANNERS)}") from None
-    return [*swapping, *(PLANNERS if compare and limited else ())]
+    return swapping, list(PLANNERS) if compare and limited else []
 
 
 def _packer(name: str | None) -> Any:  # noqa: ANN401 - a Planner, whose module is imported if asked for
@@ -394,28 +382,29 @@ def _ask(
     return _Judged(row, answer, history) if result.is_good else _Judged(row)
 
 
-def _recompute(name: str, problem: SwapProblem, deadline_s: float) -> SwapRow:
-    """Return the row of a planner that recomputes instead of swapping."""
+def _recompute(names: Sequence[str], problem: SwapProblem, deadline_s: float) -> Iterator[SwapRow]:
+    """Yield the rows of planners that recompute instead of swapping."""
     from zico.planning.packing.problem import NoPlan
     from zico.planning.saving import recomputation
 
+    if not names or problem.limit_bytes is None:
+        return
     graph = recomputation.graph_of(problem)
-    answer = recomputation.plan(name, graph, problem.limit_bytes or problem.peak_bytes, deadline_s)
-    if isinstance(answer, NoPlan):
-        reason = SwapRow(name, answer.reason.value, answer.detail, problem.limit_bytes)
-        return dataclasses.replace(reason, elapsed_s=answer.elapsed_s)
-    judged = recomputation.judge(graph, answer.order)
-    longer_ns = judged.cost_ns - sum(graph.cost_ns)
-    return SwapRow(
-        planner=name,
-        answer=PLANNED,
-        limit_bytes=problem.limit_bytes,
-        peak_bytes=judged.peak_bytes,
-        iteration_ms=(problem.period_ns + longer_ns) / _NS_PER_MS,
-        overhead=longer_ns / max(problem.period_ns, 1),
-        runs_again=len(answer.order) - len(graph),
-        elapsed_s=answer.elapsed_s,
-    )
+    for name in names:
+        answer = recomputation.plan(name, graph, problem.limit_bytes, deadline_s)
+        row = SwapRow(name, PLANNED, limit_bytes=problem.limit_bytes, elapsed_s=answer.elapsed_s)
+        if isinstance(answer, NoPlan):
+            yield dataclasses.replace(row, answer=answer.reason.value, detail=answer.detail)
+            continue
+        judged = recomputation.judge(graph, answer.order)
+        longer_ns = judged.cost_ns - sum(graph.cost_ns)
+        yield dataclasses.replace(
+            row,
+            peak_bytes=judged.peak_bytes,
+            iteration_ms=(problem.period_ns + longer_ns) / _NS_PER_MS,
+            overhead=longer_ns / max(problem.period_ns, 1),
+            runs_again=len(answer.order) - len(graph),
+        )
 
 
 def _row(name: str, result: Replay, problem: SwapProblem) -> SwapRow:

@@ -346,7 +346,7 @@ class Rest(Record):
     limit: I8  # most slots that may rest
     restable: I8  # slots in use in RESTING when the last step ended
     resting: I8  # slots that rest
-    lacking: I8  # of them, those that rest because nobody could go on: the job's profile counts them
+    lacking: I8  # of them, those that rest since others have the memory: the job's profile counts them
     rested: I8  # ever
     woken: I8  # ever
     late: I8  # steps that found some not back yet

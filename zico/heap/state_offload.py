@@ -111,10 +111,15 @@ def _expect(heap: HeapRecord, me: Job, most: int) -> None:
 
 @compiled
 def _let_rest(heap: HeapRecord, me: Job) -> None:
-    """Let slots of the arena that are evicted rest instead, so that nobody expects them back before a step."""
+    """Let slots of the arena that are evicted rest instead, so that nobody expects them back before a step.
+
+    They are within what the job may hold, and others have the memory: its profile goes on counting
+    them.
+    """
     keep_out_of_line()
     n = _turn(heap, NOBODY, RESTS, me.evicted)
     heap.rest.resting += n
+    heap.rest.lacking += n
     me.evicted -= n
 
 

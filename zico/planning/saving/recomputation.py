@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from zico.planning.saving.problem import SwapProblem
 
 Order = tuple[int, ...]
+Found = tuple[Order | None, bool]
+"""What a planner has found within its seconds, and whether it has proved that nothing is better."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,16 +149,15 @@ def graph_of(problem: SwapProblem) -> Graph:
     uses = [_uses(problem, tensor) for tensor in range(len(problem))]
     ends = np.asarray(~problem.persistent & (problem.free_op < n)).tolist()
     made = [ends[i] and _is_whole(writes, reads) for i, (writes, reads) in enumerate(uses)]
-    first = list(range(n))  # the operation that each one is part of
+    is_part = np.zeros(n, bool)  # of the operation before it
     for tensor, (writes, _) in enumerate(uses):
         if made[tensor]:
-            for op in range(writes[0] + 1, writes[-1] + 1):
-                first[op] = first[writes[0]]
-    firsts = sorted(set(first))
-    node = [firsts.index(each) for each in first]
+            is_part[writes[1:]] = True
+    node = (np.cumsum(~is_part) - 1).tolist()
+    n_nodes = node[-1] + 1
     size, maker = list[int](), list[int]()
-    inputs, until = [set[int]() for _ in firsts], [len(firsts)] * len(firsts)
-    rest, changed = problem.load_bytes.copy(), [0] * len(firsts)
+    inputs, until = [set[int]() for _ in range(n_nodes)], [n_nodes] * n_nodes
+    rest, changed = problem.load_bytes.copy(), [0] * n_nodes
     for tensor, (writes, reads) in enumerate(uses):
         size_bytes = int(problem.size_bytes[tensor])
         if made[tensor]:
@@ -170,15 +171,17 @@ def graph_of(problem: SwapProblem) -> Graph:
         for op in writes:
             changed[node[op]] += size_bytes if problem.persistent[tensor] else RESTORED_BYTES + 1
         for op in reads:
-            later = [node[write] for write in writes if node[write] > node[op]]
-            until[node[op]] = min(until[node[op]], *later) if later else until[node[op]]
+            later = (node[write] for write in writes if node[write] > node[op])
+            until[node[op]] = min(until[node[op]], *later, n_nodes)
+    most = np.zeros(n_nodes, np.int64)
+    np.maximum.at(most, node, rest)
     return Graph(
         tuple(np.bincount(node, problem.op_duration_ns).astype(int).tolist()),
         tuple(size),
         tuple(tuple(sorted(each)) for each in inputs),
         node[int(np.argmax(problem.load_bytes))] + 1,
-        tuple(i if changed[i] > RESTORED_BYTES else until[i] for i in range(len(firsts))),
-        tuple(int(rest[[op for op in range(n) if node[op] == i]].max()) for i in range(len(firsts))),
+        tuple(i if changed[i] > RESTORED_BYTES else until[i] for i in range(n_nodes)),
+        tuple(most.tolist()),
         tuple(maker),
     )
 
@@ -251,8 +254,9 @@ class Schedule:
 # -- Chen et al.: segments -------------------------------------------------------------------------
 
 
-def chen(graph: Graph, limit_bytes: int) -> Order | None:
+def chen(graph: Graph, limit_bytes: int, deadline_s: float) -> Found:
     """Return the cheapest schedule of segments that keeps the limit, over the bytes that a segment may make."""
+    end_s = time.monotonic() + deadline_s
     made = np.cumsum(graph.made_bytes[: graph.n_forward]).tolist()
     best: tuple[int, Order] | None = None
     for bound in sorted({0, *made}):
@@ -260,7 +264,9 @@ def chen(graph: Graph, limit_bytes: int) -> Order | None:
         judged = judge(graph, order, limit_bytes)
         if judged.broken is None and (best is None or judged.cost_ns < best[0]):
             best = judged.cost_ns, order
-    return best[1] if best else None
+        if time.monotonic() > end_s:
+            break
+    return (best[1] if best else None), False
 
 
 def _segments(graph: Graph, bound_bytes: int) -> list[int]:
@@ -295,11 +301,11 @@ def _segmented(graph: Graph, segment: Sequence[int]) -> Order:
 # -- DTR: drop when memory is full -----------------------------------------------------------------
 
 
-def dtr(graph: Graph, limit_bytes: int) -> Order | None:
+def dtr(graph: Graph, limit_bytes: int, deadline_s: float) -> Found:
     """Return the schedule of a run that drops results when memory is full; ``None``: it cannot go on."""
-    run = _Dtr(graph, limit_bytes)
-    done = all(run.make(op, frozenset()) for op in range(len(graph)))
-    return tuple(run.order) if done else None
+    run = _Dtr(graph, limit_bytes, time.monotonic() + deadline_s)
+    done = all(run.make(op) for op in range(len(graph)))
+    return (tuple(run.order) if done else None), False
 
 
 _MOST_RUNS = 50
@@ -309,9 +315,9 @@ _MOST_RUNS = 50
 class _Dtr:
     """A run: what is held, and since when nobody has read it."""
 
-    def __init__(self, graph: Graph, limit_bytes: int) -> None:
+    def __init__(self, graph: Graph, limit_bytes: int, end_s: float) -> None:
         self.order: list[int] = []
-        self._graph, self._room = graph, limit_bytes
+        self._graph, self._room, self._end_s = graph, limit_bytes, end_s
         self._clock_ns = 0
         self._held: dict[int, int] = {}
         """Result -> the clock at its last use."""
@@ -319,18 +325,28 @@ class _Dtr:
         self._first = 0
         """The operation that runs for the first time now."""
 
-    def make(self, op: int, pinned: frozenset[int]) -> bool:
+    def make(self, op: int) -> bool:
         """Run an operation, after those whose results it lacks; false if there is no room, or no end."""
-        graph, inputs, results = self._graph, self._graph.inputs[op], self._graph.results[op]
-        inside = pinned.union(inputs, results)
-        for result in inputs:
-            if result not in self._held and not self.make(graph.maker[result], inside):
+        ahead = [op]
+        while ahead:
+            lacking = next((result for result in self._graph.inputs[ahead[-1]] if result not in self._held), None)
+            if lacking is not None:
+                ahead.append(self._graph.maker[lacking])
+            elif not self._run(ahead.pop(), self._used_by(ahead)):
                 return False
-        if len(self.order) >= _MOST_RUNS * len(graph) or not graph.may_run(op, self._first):
+        return True
+
+    def _used_by(self, ops: Sequence[int]) -> set[int]:
+        return {result for op in ops for result in (*self._graph.inputs[op], *self._graph.results[op])}
+
+    def _run(self, op: int, pinned: set[int]) -> bool:
+        """Run an operation whose inputs are held; what others wait with is pinned."""
+        graph, inputs, results = self._graph, self._graph.inputs[op], self._graph.results[op]
+        if len(self.order) >= _MOST_RUNS * len(graph) or time.monotonic() > self._end_s:
             return False
-        new = [result for result in results if result not in self._held]
-        new_bytes = sum(graph.size_bytes[result] for result in new)
-        if not self._make_room(new_bytes + graph.rest(self._first), inside):
+        new_bytes = sum(graph.size_bytes[result] for result in results if result not in self._held)
+        may_run = graph.may_run(op, self._first)
+        if not may_run or not self._make_room(new_bytes + graph.rest(self._first), pinned | self._used_by([op])):
             return False
         self._clock_ns += graph.cost_ns[op]
         self._room -= new_bytes
@@ -344,7 +360,7 @@ class _Dtr:
                 del self._held[result]
         return True
 
-    def _make_room(self, size_bytes: int, pinned: frozenset[int]) -> bool:
+    def _make_room(self, size_bytes: int, pinned: set[int]) -> bool:
         while self._room < size_bytes:
             free = [result for result in self._held if result not in pinned and self._can_return(result)]
             if not free:
@@ -402,6 +418,8 @@ class _Dtr:
 _LP_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 1.0)
 """Of the limit, for which the relaxation is solved: the published tenth of slack first, then others until it fits."""
 _ROUND_AT = 0.5
+_PROVED = (0, 2)
+"""What ``scipy.optimize.milp`` says where the answer is optimal, and where there is none."""
 MOST_OPS = 256
 """The program has some five variables for each pair of operations: above, it is not tried."""
 
@@ -474,8 +492,8 @@ class _Program:
                 self._row(hazards | {frees: 1.0}, 0.0, np.inf)
                 self._row(hazards | {frees: float(most)}, -np.inf, most - 1.0)
 
-    def solve(self, deadline_s: float, share: float = 1.0, *, relaxed: bool = False) -> tuple[_Found | None, bool]:
-        """Return what stays and what runs, and whether that is proved to be the best."""
+    def solve(self, deadline_s: float, share: float = 1.0, *, relaxed: bool = False) -> tuple[_Solution | None, bool]:
+        """Return what stays and what runs, and whether that, or that there is nothing, is proved."""
         try:
             from scipy.optimize import Bounds, LinearConstraint, milp
             from scipy.sparse import csr_array
@@ -493,8 +511,8 @@ class _Program:
         rows, columns, values = zip(*entries, strict=True)
         matrix = csr_array((values, (rows, columns)), shape=(len(self._rows), n_columns))
         low_of, high_of = np.array([row[1] for row in self._rows]), np.array([row[2] for row in self._rows])
-        if (high < 0).any():
-            return None, not relaxed
+        if (high < 0).any():  # a share of the limit is below what is held besides results
+            return None, False
         answer = milp(
             cost,
             constraints=LinearConstraint(matrix, low_of, high_of),
@@ -502,10 +520,10 @@ class _Program:
             integrality=np.zeros(n_columns) if relaxed else whole,
             options={"time_limit": deadline_s},
         )
-        return (None if answer.x is None else _Found(self, answer.x)), answer.status == 0
+        return (None if answer.x is None else _Solution(self, answer.x)), answer.status in _PROVED
 
 
-class _Found:
+class _Solution:
     """A solution: which operations run, and which results stay; of a relaxation, what is above a half."""
 
     def __init__(self, program: _Program, x: Sequence[float]) -> None:
@@ -521,11 +539,7 @@ class _Found:
         return {r for r in self._program.before(t) if self._x[self._program.stays(t, r)] > _ROUND_AT}
 
 
-def _order_of(n: int, runs: Callable[[int, int], bool]) -> Order:
-    return tuple(i for t in range(n) for i in range(t + 1) if runs(t, i))
-
-
-def _rounded(graph: Graph, found: _Found) -> Order:
+def _rounded(graph: Graph, found: _Solution) -> Order:
     """Return the schedule of two-phase rounding: what stays is rounded, and the least runs that this needs."""
     order: list[int] = []
     for t in range(len(graph)):
@@ -538,6 +552,28 @@ def _rounded(graph: Graph, found: _Found) -> Order:
     return tuple(order)
 
 
+def checkmate(graph: Graph, limit_bytes: int, deadline_s: float) -> Found:
+    """Return the best schedule that the program has at the deadline."""
+    found, is_proved = _Program(graph, limit_bytes).solve(deadline_s)
+    # Where operations have several results, it counts twice what is made again while it is held.
+    is_proved &= graph.maker == tuple(range(len(graph)))
+    if found is None:
+        return None, is_proved
+    return tuple(i for t in range(len(graph)) for i in range(t + 1) if found.runs(t, i)), is_proved
+
+
+def checkmate_lp(graph: Graph, limit_bytes: int, deadline_s: float) -> Found:
+    """Return the first rounded schedule that keeps the limit."""
+    program = _Program(graph, limit_bytes)
+    end_s = time.monotonic() + deadline_s
+    for share in _LP_SHARES:
+        found, _ = program.solve(max(0.0, end_s - time.monotonic()), share, relaxed=True)
+        order = None if found is None else _rounded(graph, found)
+        if order is not None and judge(graph, order, limit_bytes).broken is None:
+            return order, False
+    return None, False
+
+
 # -- planners by name ------------------------------------------------------------------------------
 
 
@@ -548,7 +584,7 @@ def plan(name: str, graph: Graph, limit_bytes: int, deadline_s: float) -> Schedu
         name: The planner.
         graph: The operations.
         limit_bytes: No more may be held at once.
-        deadline_s: After so many seconds the programs give the best that they have.
+        deadline_s: After so many seconds a planner gives the best that it has, or nothing.
 
     Returns:
         A schedule that the judge has believed, or why there is none.
@@ -580,49 +616,9 @@ def plan(name: str, graph: Graph, limit_bytes: int, deadline_s: float) -> Schedu
     return Schedule(order, name, time.monotonic() - began_s, optimal)
 
 
-def _chen(graph: Graph, limit_bytes: int, _deadline_s: float) -> tuple[Order | None, bool]:
-    return chen(graph, limit_bytes), False
-
-
-def _dtr(graph: Graph, limit_bytes: int, _deadline_s: float) -> tuple[Order | None, bool]:
-    return dtr(graph, limit_bytes), False
-
-
-def _checkmate(graph: Graph, limit_bytes: int, deadline_s: float) -> tuple[Order | None, bool]:
-    found, optimal = _Program(graph, limit_bytes).solve(deadline_s)
-    optimal &= graph.maker == tuple(range(len(graph)))  # else it counts twice what is made again while it is held
-    return (None if found is None else _order_of(len(graph), found.runs)), optimal
-
-
-def _checkmate_lp(graph: Graph, limit_bytes: int, deadline_s: float) -> tuple[Order | None, bool]:
-    program = _Program(graph, limit_bytes)
-    end_s = time.monotonic() + deadline_s
-    for share in _LP_SHARES:
-        found, _ = program.solve(max(0.0, end_s - time.monotonic()), share, relaxed=True)
-        if found is None:
-            continue
-        order = _rounded(graph, found)
-        if judge(graph, order, limit_bytes).broken is None:
-            return order, False
-    return None, False
-
-
-PLANNERS: Mapping[str, Callable[[Graph, int, float], tuple[Order | None, bool]]] = {
-    "chen": _chen,
-    "dtr": _dtr,
-    "checkmate": _checkmate,
-    "checkmate-lp": _checkmate_lp,
+PLANNERS: Mapping[str, Callable[[Graph, int, float], Found]] = {
+    "chen": chen,
+    "dtr": dtr,
+    "checkmate": checkmate,
+    "checkmate-lp": checkmate_lp,
 }
-
-
-def chain(n_forward: int, cost_ns: Iterable[int] = (), size_bytes: Iterable[int] = ()) -> Graph:
-    """Return a chain that is trained: ``n`` forward operations, and ``n + 1`` behind them that read them backwards.
-
-    Operation ``2 n - i`` reads that of forward operation ``i`` and the one before it. Costs and sizes
-    are 1 where nothing is given.
-    """
-    n = n_forward
-    inputs: list[tuple[int, ...]] = [(i - 1,) if i else () for i in range(n + 1)]
-    inputs += [(2 * n - i, i - 1) for i in range(n + 1, 2 * n + 1)]
-    ones = (1,) * (2 * n + 1)
-    return Graph(tuple(cost_ns) or ones, tuple(size_bytes) or ones, tuple(inputs), n)
