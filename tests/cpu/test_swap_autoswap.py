@@ -17,8 +17,10 @@ from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.autoswap import SCORES, AutoSwap, Candidates, gaps_between_accesses, schedule, score
 from zico.planning.saving.bayes import Bayes
 from zico.planning.saving.files import Asked, PlanFile, SwapIteration, plan_json
+from zico.planning.saving.mixed import rewritten, straight
 from zico.planning.saving.packing import lowest_limit, packing_problem
 from zico.planning.saving.problem import PERSISTENT, SwapPlan, SwapProblem, Transfers, no_swaps
+from zico.planning.saving.recomputation import graph_of
 from zico.planning.saving.registry import SWAP_PLANNERS, swap_planner
 from zico.planning.saving.replay import replay, replay_with_history
 
@@ -234,7 +236,8 @@ def test_a_plan_survives_its_file() -> None:
     made = example()
     found = SwapIteration(made, 3, np.arange(100, 100 + len(made)), np.arange(1000, 1000 + made.n_ops))
     plan = planned(AutoSwap("doa", 1).plan(made, SECONDS))
-    content = msgspec.json.decode(plan_json(found, plan, EXAMPLE_LIMIT), type=PlanFile)
+    unchanged = rewritten(found.problem, graph_of(found.problem), ())
+    content = msgspec.json.decode(plan_json(found, unchanged, straight(plan), EXAMPLE_LIMIT), type=PlanFile)
     assert (content.iteration, content.limit_bytes, content.operations) == (3, EXAMPLE_LIMIT, 14)
     assert [(swap.trace_tensor, swap.after, swap.before) for swap in content.swaps] == [
         (100, 0, 12),

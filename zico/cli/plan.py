@@ -16,7 +16,7 @@ from rich.table import Table
 from zico.base.errors import CommandError, ConfigError
 from zico.base.units import format_bytes, parse_size
 from zico.cli.options import errors_end_with
-from zico.cli.plan_swap import SwapAsked, Work, plan_swaps, swap_options
+from zico.cli.plan_save import SaveAsked, Work, plan_saving, save_options
 from zico.report.table import PLAIN_WIDTH
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Report:
     "--deadline",
     type=click.FloatRange(min=0.01),
     metavar="SECONDS",
-    help="Time for each planner (default: 10; 60 with --swap).",
+    help="Time for each planner (default: 10; 60 with --save).",
 )
 @click.option("--iteration", type=int, metavar="N", help="The iteration of a trace (default: a typical one).")
 @click.option("--json", "json_path", type=_FILE, metavar="FILE", help="Write the figures to FILE as JSON; - is stdout.")
@@ -75,12 +75,15 @@ class Report:
     "plan_path",
     type=_FILE,
     metavar="FILE",
-    help="Write the plan: CSV of id,lower,upper,size,offset; with --swap JSON.",
+    help="Write the plan: CSV of id,lower,upper,size,offset; with --save JSON.",
 )
 @click.option(
-    "--picture", type=_FILE, metavar="PNG", help="Draw addresses over time; with --swap memory and swaps over time."
+    "--picture",
+    type=_FILE,
+    metavar="PNG",
+    help="Draw addresses over time; with --save memory, swaps and repeats.",
 )
-@swap_options
+@save_options
 @errors_end_with(FAILED)
 def plan(  # noqa: PLR0913 - one parameter per option
     *,
@@ -94,21 +97,21 @@ def plan(  # noqa: PLR0913 - one parameter per option
     json_path: Path | None,
     plan_path: Path | None,
     picture: Path | None,
-    **swap_asked: Any,  # noqa: ANN401 - the options of --swap
+    **save_asked: Any,  # noqa: ANN401 - the options of --save
 ) -> int:
-    """Plan addresses for the tensors of an iteration, or plan swaps with --swap.
+    """Plan addresses for the tensors of an iteration, or how it keeps a limit with --save.
 
     FILE is a trace in any format that zico trace show reads, or a CSV of lifetimes.
     """
     from zico.planning.packing.compare import ask
 
-    asked = SwapAsked(**swap_asked)
-    asked.refuse_without_swap()
-    if asked.swap:
+    asked = SaveAsked(**save_asked)
+    asked.refuse_alone()
+    if asked.save is not None:
         if region or capacity:
-            raise ConfigError("--region and --capacity do not work with --swap: give one or the other")
+            raise ConfigError("--region and --capacity do not work with --save: give one or the other")
         work = Work(file, planner, compare, deadline, iteration, json_path, plan_path, picture)
-        return plan_swaps(asked, work, _write_file)
+        return plan_saving(asked, work, _write_file)
     region_bytes = _size("--region", region)
     problem = dataclasses.replace(_read(file, iteration), capacity_bytes=_size("--capacity", capacity)).compact()
     rows: list[Row] = []

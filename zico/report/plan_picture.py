@@ -12,7 +12,7 @@ from zico.base.units import GIB, KIB, MIB, format_bytes
 from zico.report.picture import COLOURS, DPI, INK, WIDTH_IN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
@@ -83,23 +83,23 @@ def plan_png(problem: Problem, offset_bytes: Int64s, title: str, region_bytes: i
 
 _SWAP_HEIGHT_IN = 5.2
 _NS_PER_MS = 1e6
-_OUT, _BACK, _AFTER = COLOURS[5], COLOURS[2], COLOURS[0]
+_OUT, _BACK, _AGAIN, _AFTER = COLOURS[5], COLOURS[2], COLOURS[1], COLOURS[0]
 
 Curve = tuple["NDArray[np.int64]", "NDArray[np.int64]"]
 """Nanoseconds into the iteration, ascending, and the bytes in memory from then on."""
 
 
-def swap_png(
-    title: str, before: Curve, after: Curve, limit_bytes: int | None, lanes: Sequence[Sequence[tuple[int, int]]]
+def saving_png(
+    title: str, before: Curve, after: Curve, limit_bytes: int | None, lanes: Mapping[str, Sequence[tuple[int, int]]]
 ) -> bytes:
-    """Return the picture of a swap plan as PNG.
+    """Return the picture of a plan that saves memory, as PNG.
 
     Args:
         title: What stands above it.
         before: The load with all tensors at hand.
         after: The load under the plan.
         limit_bytes: What the plan keeps.
-        lanes: When transfers out, and back, begin and end.
+        lanes: When transfers ``out`` and ``back``, and operations that run ``again``, begin and end.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -113,7 +113,7 @@ def swap_png(
         pair for pair in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1, "B")) if peaks[0] >= pair[0]
     )
     figure = Figure(figsize=(WIDTH_IN, _SWAP_HEIGHT_IN), layout="constrained", facecolor="white")
-    axis, *below = figure.subplots(3, 1, sharex=True, height_ratios=(8, 1, 1))
+    axis, *below = figure.subplots(4, 1, sharex=True, height_ratios=(8, 1, 1, 1))
     for (at_ns, bytes_), peak, style in zip((before, after), peaks, ("before", "after"), strict=True):
         x, y = at_ns / _NS_PER_MS, bytes_ / unit_bytes
         label = f"{style}: at most {format_bytes(peak)}"
@@ -126,7 +126,7 @@ def swap_png(
         axis.axhline(limit_bytes / unit_bytes, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), label=label)
     axis.set_ylabel(unit)
     axis.set_ylim(0, 1.05 * max(peaks) / unit_bytes)
-    for lane, spans, name, colour in zip(below, lanes, ("out", "back"), (_OUT, _BACK), strict=True):
+    for lane, (name, spans), colour in zip(below, lanes.items(), (_OUT, _BACK, _AGAIN), strict=True):
         _draw_lane(lane, spans, name, colour)
     end_ns = max(before[0][-1], after[0][-1])
     axis.set_xlim(0, end_ns / _NS_PER_MS)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -193,8 +194,8 @@ def schedule(problem: SwapProblem, chosen: Gaps, peak_op: int, planner: str, ela
         gap=chosen.gap,
         first_byte=np.zeros(len(chosen), np.int64),
         size_bytes=chosen.size_bytes,
-        out=_in_order(chosen.first - 1, np.zeros(len(chosen), np.int64), chosen.first, n),
-        back=_in_order(asked, delay_ns, chosen.last, n),
+        out=in_order(chosen.first - 1, np.zeros(len(chosen), np.int64), chosen.first, n),
+        back=in_order(asked, delay_ns, chosen.last, n),
         planner=planner,
         elapsed_s=elapsed_s,
     )
@@ -217,7 +218,7 @@ def _asked_back(problem: SwapProblem, chosen: Gaps, peak_op: int) -> tuple[Int64
     return asked, np.maximum(start_ns - begin_ns(problem, asked), 0)
 
 
-def _in_order(op: Int64s, delay_ns: Int64s, order: Int64s, n_ops: int) -> Transfers:
+def in_order(op: Int64s, delay_ns: Int64s, order: Int64s, n_ops: int) -> Transfers:
     """Return the transfers of an iteration, those of one operation in the given order."""
     at = op % n_ops
     swap = np.lexsort((order, at))
@@ -225,6 +226,9 @@ def _in_order(op: Int64s, delay_ns: Int64s, order: Int64s, n_ops: int) -> Transf
 
 
 # --------------------------------------------------------------------------------------------------
+
+
+Scheduling = Callable[["SwapProblem", Gaps, int, str], SwapPlan]
 
 
 class Candidates:
@@ -248,7 +252,9 @@ class Candidates:
             peaks.append(int(load.max()))
         return np.array(peaks)
 
-    def plan(self, priority: Floats, limit_bytes: int, planner: str, began_s: float) -> SwapPlan | NoPlan:
+    def plan(
+        self, priority: Floats, limit_bytes: int, planner: str, began_s: float, schedule: Scheduling = schedule
+    ) -> SwapPlan | NoPlan:
         """Return the plan that takes candidates by priority until the limit is kept.
 
         Args:
@@ -256,6 +262,7 @@ class Candidates:
             limit_bytes: In place of the problem's.
             planner: What the plan says it is from.
             began_s: When planning began, by ``time.monotonic``.
+            schedule: Says when chosen gaps' transfers are asked for.
         """
         if limit_bytes < self.problem.least_bytes:
             detail = f"an operation needs {self.problem.least_bytes} bytes at once: give that limit or a higher one"

@@ -1,4 +1,4 @@
-"""Swap plans as JSON: for who carries them out, with names of the trace instead of the problem's indexes.
+"""Plans that save memory as JSON: for who carries them out, with names of the trace instead of the problem's indexes.
 
 Operations are counted as the problem counts them; ``event`` is where in the trace each of those is
 that a transfer is asked for at, ``op`` its name.
@@ -19,7 +19,8 @@ from zico.trace.iterations import choose, find_iterations, with_operations
 from zico.trace.lifetimes import NEVER, lifetimes
 
 if TYPE_CHECKING:
-    from zico.planning.saving.problem import Int64s, SwapPlan, Transfers
+    from zico.planning.saving.mixed import Rewritten, SavePlan
+    from zico.planning.saving.problem import Int64s, Transfers
     from zico.trace.events import Trace
     from zico.trace.iterations import Iterations
     from zico.trace.lifetimes import Lifetimes
@@ -66,29 +67,31 @@ class PlanFile(msgspec.Struct, frozen=True):
     swaps: list[Swap]
     out: list[Asked]
     back: list[Asked]
+    again: list[int] = []
+    """The operations that run again, counted in the iteration with these repeats; all else here counts so, too."""
     schema_version: str = SCHEMA
 
 
-def plan_json(found: SwapIteration, plan: SwapPlan, limit_bytes: int | None) -> bytes:
-    """Return the file's bytes."""
-    problem = found.problem
+def plan_json(found: SwapIteration, made: Rewritten, plan: SavePlan, limit_bytes: int | None) -> bytes:
+    """Return the file's bytes, for the iteration that the plan's order makes of the one that was found."""
+    problem, op_event, swapping = made.problem, found.op_event[made.op], plan.swaps
     swaps = [
         Swap(
             tensor=tensor,
-            trace_tensor=int(found.tensor[tensor]),
+            trace_tensor=int(found.tensor[made.tensor[tensor]]),
             gap=gap,
             after=int(problem.accesses(tensor)[gap]),
             before=problem.next_access(tensor, gap),
-            first_byte=int(plan.first_byte[i]),
-            size_bytes=int(plan.size_bytes[i]),
+            first_byte=int(swapping.first_byte[i]),
+            size_bytes=int(swapping.size_bytes[i]),
         )
-        for i, (tensor, gap) in enumerate(zip(plan.tensor.tolist(), plan.gap.tolist(), strict=True))
+        for i, (tensor, gap) in enumerate(zip(swapping.tensor.tolist(), swapping.gap.tolist(), strict=True))
     ]
 
     def asked(transfers: Transfers) -> list[Asked]:
         names = problem.op_names or ("",) * problem.n_ops
         rows = zip(transfers.swap.tolist(), transfers.op.tolist(), transfers.delay_ns.tolist(), strict=True)
-        return [Asked(swap, op, int(found.op_event[op]), names[op], delay_ns) for swap, op, delay_ns in rows]
+        return [Asked(swap, op, int(op_event[op]), names[op], delay_ns) for swap, op, delay_ns in rows]
 
     content = PlanFile(
         planner=plan.planner,
@@ -97,8 +100,9 @@ def plan_json(found: SwapIteration, plan: SwapPlan, limit_bytes: int | None) -> 
         period_ns=problem.period_ns,
         limit_bytes=limit_bytes,
         swaps=swaps,
-        out=asked(plan.out),
-        back=asked(plan.back),
+        out=asked(swapping.out),
+        back=asked(swapping.back),
+        again=np.flatnonzero(made.again).tolist(),
     )
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 

@@ -121,6 +121,8 @@ def scheduled(problem: SwapProblem, line: Line, chosen: Chosen, planner: str) ->
     starts = before[np.searchsorted(parts.gap, parts.gap[heads])] if len(heads) else heads
     here_ns = parts.here_ns[heads]
     return_ns = np.maximum(here_ns - _transfers_ns(problem.back, size), 0)
+    # A link that is far behind ends a transfer out after its way back was to begin: then that waits for it.
+    return_ns = np.where(parts.over[heads], return_ns, np.maximum(return_ns, parts.leave_ns[heads]))
     swaps, returns = np.arange(len(heads)), parts.returns[heads]
     gap = problem.access_op[access], problem.gap_ops[1][access]
     plan = SwapPlan(

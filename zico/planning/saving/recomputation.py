@@ -68,6 +68,10 @@ class Graph:
     """What is held besides results while each operation is the next one to run for the first time; nothing: 0."""
     maker: tuple[int, ...] = ()
     """The operation that makes each result; nothing: each makes one, in the same order."""
+    op_of: tuple[int, ...] = ()
+    """Of a graph that was made of a problem: the operation that each of the problem's is part of."""
+    tensor: tuple[int, ...] = ()
+    """Of such a graph: the problem's tensor that each result is."""
 
     def __post_init__(self) -> None:
         """Check everything."""
@@ -155,7 +159,7 @@ def graph_of(problem: SwapProblem) -> Graph:
             is_part[writes[1:]] = True
     node = (np.cumsum(~is_part) - 1).tolist()
     n_nodes = node[-1] + 1
-    size, maker = list[int](), list[int]()
+    size, maker, tensor_of = list[int](), list[int](), list[int]()
     inputs, until = [set[int]() for _ in range(n_nodes)], [n_nodes] * n_nodes
     rest, changed = problem.load_bytes.copy(), [0] * n_nodes
     for tensor, (writes, reads) in enumerate(uses):
@@ -167,12 +171,14 @@ def graph_of(problem: SwapProblem) -> Graph:
                     inputs[node[op]].add(len(size))
             size.append(size_bytes)
             maker.append(node[writes[0]])
+            tensor_of.append(tensor)
             continue
+        end = n_nodes if problem.persistent[tensor] or not ends[tensor] else node[int(problem.free_op[tensor])]
         for op in writes:
             changed[node[op]] += size_bytes if problem.persistent[tensor] else RESTORED_BYTES + 1
         for op in reads:
             later = (node[write] for write in writes if node[write] > node[op])
-            until[node[op]] = min(until[node[op]], *later, n_nodes)
+            until[node[op]] = min(until[node[op]], *later, end)
     most = np.zeros(n_nodes, np.int64)
     np.maximum.at(most, node, rest)
     return Graph(
@@ -183,6 +189,8 @@ def graph_of(problem: SwapProblem) -> Graph:
         tuple(i if changed[i] > RESTORED_BYTES else until[i] for i in range(n_nodes)),
         tuple(most.tolist()),
         tuple(maker),
+        tuple(node),
+        tuple(tensor_of),
     )
 
 

@@ -1,4 +1,4 @@
-"""``zico plan --swap``: figures, exit codes, files, and what it refuses."""
+"""``zico plan --save``: figures, exit codes, files, and what it refuses."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ def _run(loop: Loop, name: str, reads: list[int], writes: list[int]) -> None:
 
 
 def report_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Return the exit code of a plan of swaps and what its JSON says."""
-    code = main(["plan", *arguments, "--swap", "--json", "-"])
+    """Return the exit code of a plan and what its JSON says."""
+    by = () if "--save" in arguments else ("--save", "swdoa")
+    code = main(["plan", *arguments, *by, "--json", "-"])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -86,7 +87,7 @@ def test_without_a_limit_the_lowest_one_is_found(trace: str, capsys: pytest.Capt
 
 def test_a_limit_that_nothing_keeps_says_the_least_one(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 1 and the bytes that an operation needs at once."""
-    assert main(["plan", trace, "--swap", "--limit", "1MiB"]) == 1
+    assert main(["plan", trace, "--save", "zico", "--limit", "1MiB"]) == 1
     assert f"an operation needs {16 * MIB} bytes at once: give that limit or a higher one" in capsys.readouterr().out
 
 
@@ -95,21 +96,33 @@ def test_every_planner_can_be_compared(trace: str, capsys: pytest.CaptureFixture
     code, report = report_of(capsys, trace, "--compare", "--limit", "80%", "--bandwidth", ROOMY)
     assert code == 0
     assert {"doa", "aoa", "wdoa", "swdoa", "bayes"} <= {row["planner"] for row in report["rows"]}
-    assert {row["answer"] for row in report["rows"][1:]} == {"planned"}
+    answers = {row["planner"]: row["answer"] for row in report["rows"][1:]}
+    assert {"zico", "capuchin", "checkmate", "tflms", "flashneuron"} <= set(answers)
+    assert {name for name, answer in answers.items() if answer != "planned"} <= {"vdnn"}, answers
 
 
-def test_results_can_be_recomputed_instead(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing moves, operations run again; it needs a limit, and writes no plan file."""
-    code, report = report_of(capsys, trace, "--limit", "70%", "--score", "checkmate")
+def test_results_can_be_recomputed_instead(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing moves, operations run again; it needs a limit."""
+    code, report = report_of(capsys, trace, "--limit", "70%", "--save", "checkmate")
     without, row = report["rows"]
     assert (code, row["answer"], row["moved_bytes"], row["swaps"]) == (0, "planned", 0, 0)
     assert row["peak_bytes"] <= report["limit_bytes"]
     assert row["runs_again"] > 0
     assert row["iteration_ms"] - without["iteration_ms"] == pytest.approx(row["runs_again"] * 900e-6)
-    assert main(["plan", trace, "--swap", "--score", "dtr"]) == 3
-    assert "--score dtr needs a limit: give --limit SIZE, too" in capsys.readouterr().err
-    assert main(["plan", trace, "--swap", "--score", "dtr", "--limit", "70%", "-o", str(tmp_path / "plan.json")]) == 3
-    assert "leave -o and --picture out" in capsys.readouterr().err
+    assert main(["plan", trace, "--save", "dtr"]) == 3
+    assert "--save dtr needs a limit: give --limit SIZE, too" in capsys.readouterr().err
+
+
+def test_what_runs_again_is_in_the_plan_file(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its operations are those of the iteration with repeats; swaps and events of the trace go by them."""
+    plan, picture = tmp_path / "plan.json", tmp_path / "plan.png"
+    arguments = ("--limit", "70%", "--save", "zico", "--bandwidth", "1GiB", "-o", str(plan), "--picture", str(picture))
+    code, report = report_of(capsys, trace, *arguments)
+    written = msgspec.json.decode(plan.read_bytes(), type=PlanFile)
+    assert (code, len(written.again)) == (0, report["rows"][1]["runs_again"])
+    assert len(written.again) > 0
+    assert written.operations == report["operations"] + len(written.again)
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_no_plan_beats_the_bound(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +135,7 @@ def test_no_plan_beats_the_bound(trace: str, capsys: pytest.CaptureFixture[str])
 
 def test_a_table_for_people(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Peak before and after, overhead, bytes moved, swaps."""
-    assert main(["plan", trace, "--swap", "--limit", "40MiB", "--bandwidth", ROOMY, "--score", "doa"]) == 0
+    assert main(["plan", trace, "--save", "doa", "--limit", "40MiB", "--bandwidth", ROOMY]) == 0
     out = capsys.readouterr().out
     assert "at most 48 MiB alive at once, at least 16 MiB needed at once, limit 40 MiB; 100 TiB/s out" in out
     assert "(none)" in out
@@ -132,17 +145,23 @@ def test_a_table_for_people(trace: str, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--limit", "1GiB"), "--limit needs --swap: give --swap, too"),
-        (("--swap", "--limit", "lots"), "--limit 'lots': give a size such as 8GiB, or a share of the peak such as 70%"),
+        (("--limit", "1GiB"), "--limit needs --save: give --save NAME, too"),
         (
-            ("--swap", "--limit", "70%", "--overhead", "5%"),
+            ("--save", "swdoa", "--limit", "lots"),
+            "--limit 'lots': give a size such as 8GiB, or a share of the peak such as 70%",
+        ),
+        (
+            ("--save", "swdoa", "--limit", "70%", "--overhead", "5%"),
             "--overhead finds the lowest limit: give --overhead or",
         ),
-        (("--swap", "--overhead", "-1%"), "--overhead '-1%': give a share such as 10% or 0.1"),
-        (("--swap", "--bandwidth", "1,2,3"), "--bandwidth '1,2,3': give bytes per second such as 12GiB, or OUT,BACK"),
-        (("--swap", "--score", "best of all"), "--score 'best of all' plans no swaps: give one of doa"),
-        (("--swap", "--planner", "none"), "--planner 'none' is unknown: give one of"),
-        (("--swap", "--capacity", "1GiB"), "--region and --capacity do not work with --swap"),
+        (("--save", "swdoa", "--overhead", "-1%"), "--overhead '-1%': give a share such as 10% or 0.1"),
+        (
+            ("--save", "swdoa", "--bandwidth", "1,2,3"),
+            "--bandwidth '1,2,3': give bytes per second such as 12GiB, or OUT,BACK",
+        ),
+        (("--save", "best of all"), "--save: 'best of all' is no planner: give one of zico"),
+        (("--save", "swdoa", "--planner", "none"), "--planner 'none' is unknown: give one of"),
+        (("--save", "swdoa", "--capacity", "1GiB"), "--region and --capacity do not work with --save"),
     ],
 )
 def test_options_without_meaning_are_refused(
@@ -156,5 +175,5 @@ def test_options_without_meaning_are_refused(
 def test_a_trace_without_accesses_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The error names the options that record them."""
     write_trace(tmp_path / "plain.zst", train(4))
-    assert main(["plan", str(tmp_path / "plain.zst"), "--swap"]) == 3
+    assert main(["plan", str(tmp_path / "plain.zst"), "--save", "zico", "--limit", "70%"]) == 3
     assert "trace with --fake, or record with --ops" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``zico plan --swap``: what leaves memory around the peak of an iteration and comes back in time."""
+"""``zico plan --save``: how an iteration keeps a limit: what leaves memory and returns, and what is made again."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ from zico.base.units import format_bytes, parse_size
 from zico.report.table import PLAIN_WIDTH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
     from zico.planning.packing.problem import NoPlan
+    from zico.planning.saving.combined import SavePlanner
     from zico.planning.saving.files import SwapIteration
-    from zico.planning.saving.problem import Link, SwapPlan, SwapPlanner, SwapProblem
+    from zico.planning.saving.mixed import Rewritten, SavePlan
+    from zico.planning.saving.problem import Link, SwapPlan, SwapProblem
+    from zico.planning.saving.recomputation import Graph
     from zico.planning.saving.replay import History, Replay
 
 
-# -- what ``zico plan --swap`` prints, and its picture ---------------------------------------------
+# -- what ``zico plan --save`` prints, and its picture ---------------------------------------------
 
-SCHEMA = "zico.swap.v1"
+SCHEMA = "zico.save.v1"
 PLANNED = "planned"
 
 
 @dataclasses.dataclass(frozen=True)
-class SwapRow:
-    """One planner's judged answer; the first row is the iteration without swaps."""
+class SaveRow:
+    """One planner's judged answer; the first row is the iteration as it is."""
 
     planner: str
     answer: str
@@ -59,7 +62,7 @@ class SwapRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class SwapReport:
+class SaveReport:
     """What ``--json`` writes."""
 
     file: str
@@ -76,11 +79,11 @@ class SwapReport:
     bound: float | None
     """What no plan is below: bytes of a limit, or with a limit the share of overhead; if ``--bound`` was given."""
     packed_by: str
-    rows: list[SwapRow]
+    rows: list[SaveRow]
     schema_version: str = SCHEMA
 
 
-def show(report: SwapReport, json_path: Path | None, write: Callable[[Path, bytes], None]) -> None:
+def show(report: SaveReport, json_path: Path | None, write: Callable[[Path, bytes], None]) -> None:
     """Print the table, or write the figures as JSON; ``-`` is stdout."""
     encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
     if json_path == Path("-"):
@@ -109,7 +112,7 @@ def show(report: SwapReport, json_path: Path | None, write: Callable[[Path, byte
         console.print(f"no plan of swaps has {what}", markup=False, soft_wrap=True)
 
 
-def _table(report: SwapReport, *, plain: bool) -> Table:
+def _table(report: SaveReport, *, plain: bool) -> Table:
     table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("planner")
     packed = f"packed by {report.packed_by}"
@@ -132,14 +135,15 @@ def _table(report: SwapReport, *, plain: bool) -> Table:
     return table
 
 
-def picture(problem: SwapProblem, row: SwapRow, history: History) -> bytes:
+def picture(found: SwapIteration, made: Rewritten, row: SaveRow, history: History) -> bytes:
     """Return the picture of a plan, of the last iteration that the judge replayed.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    from zico.report.plan_picture import swap_png
+    from zico.report.plan_picture import saving_png
 
+    problem = found.problem
     begin, end = history.iteration_ns[-2:]
     starts = np.append(problem.op_start_ns, problem.period_ns)
     before = starts, np.append(problem.load_bytes, problem.load_bytes[-1])
@@ -147,48 +151,50 @@ def picture(problem: SwapProblem, row: SwapRow, history: History) -> bytes:
     loads = np.array([load for _, load in history.load_bytes])
     inside = (at >= begin) & (at <= end)
     after = at[inside] - begin, loads[inside]
-    lanes = [
-        [
+    lanes = {
+        direction: [
             (max(one.begin_ns, begin) - begin, min(one.end_ns, end) - begin)
             for one in history.transfers
             if one.direction == direction and one.begin_ns < end and one.end_ns > begin
         ]
         for direction in ("out", "back")
-    ]
-    title = f"{row.planner}: {row.swaps} swaps, {row.overhead:.1%} longer"
-    return swap_png(title, before, after, row.limit_bytes, lanes)
+    }
+    n, begun = made.problem.n_ops, history.op_begin_ns
+    last = np.array(begun[len(begun) // n * n - n : len(begun) // n * n]) - begin
+    ends = last + made.problem.op_duration_ns
+    lanes["again"] = list(zip(last[made.again].tolist(), ends[made.again].tolist(), strict=True))
+    title = f"{row.planner}: {row.swaps} swaps, {row.runs_again} operations again, {row.overhead:.1%} longer"
+    return saving_png(title, before, after, row.limit_bytes, lanes)
 
 
 # --------------------------------------------------------------------------------------------------
 
-_DEFAULT = "swdoa"
 _DEADLINE_S = 60.0
 _LARGEST = 1 << 60
 _PERCENT = 100.0
 _NS_PER_MS = 1e6
 
 
-def swap_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of ``--swap`` to a command."""
+def save_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of ``--save`` to a command."""
     options = (
         click.option(
-            "--swap",
-            is_flag=True,
-            help="Plan which tensors leave memory around the peak and return before they are used.",
+            "--save",
+            metavar="NAME",
+            help="Plan how the iteration keeps a limit, by this planner: zico, capuchin, swdoa, checkmate...",
         ),
-        click.option("--limit", metavar="SIZE", help="With --swap: the most memory in use: 8GiB, or 70% of the peak."),
-        click.option("--score", metavar="NAME", help=f"With --swap: the planner (default: {_DEFAULT})."),
+        click.option("--limit", metavar="SIZE", help="With --save: the most memory in use: 8GiB, or 70% of the peak."),
         click.option(
             "--bandwidth",
             metavar="SIZE",
-            help="With --swap: bytes per second in each direction, or OUT,BACK (default: 12GiB).",
+            help="With --save: bytes per second in each direction, or OUT,BACK (default: 12GiB).",
         ),
         click.option(
             "--overhead",
             metavar="SHARE",
-            help="With --swap: find the lowest limit that makes the iteration at most this much longer (default: 0%).",
+            help="With --save: find the lowest limit that makes the iteration at most this much longer (default: 0%).",
         ),
-        click.option("--bound", is_flag=True, help="With --swap: also print a bound that no plan of swaps can beat."),
+        click.option("--bound", is_flag=True, help="With --save: also print a bound that no plan of swaps can beat."),
     )
     for option in reversed(options):
         command = option(command)
@@ -196,25 +202,24 @@ def swap_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class SwapAsked:
-    """The options of ``--swap``."""
+class SaveAsked:
+    """The options of ``--save``."""
 
-    swap: bool
+    save: str | None
     limit: str | None
-    score: str | None
     bandwidth: str | None
     overhead: str | None
     bound: bool
 
-    def refuse_without_swap(self) -> None:
-        """Refuse options that say nothing without ``--swap``.
+    def refuse_alone(self) -> None:
+        """Refuse options that say nothing without ``--save``.
 
         Raises:
             ConfigError: One was given.
         """
-        for name in ("limit", "score", "bandwidth", "overhead", "bound"):
-            if not self.swap and getattr(self, name):
-                raise ConfigError(f"--{name} needs --swap: give --swap, too")
+        for name in ("limit", "bandwidth", "overhead", "bound"):
+            if self.save is None and getattr(self, name):
+                raise ConfigError(f"--{name} needs --save: give --save NAME, too")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,12 +238,12 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class _Judged:
-    row: SwapRow
-    plan: SwapPlan | None = None
+    row: SaveRow
+    plan: SavePlan | None = None
     history: History | None = None
 
 
-def plan_swaps(asked: SwapAsked, work: Work, write: Callable[[Path, bytes], None]) -> int:
+def plan_saving(asked: SaveAsked, work: Work, write: Callable[[Path, bytes], None]) -> int:
     """Plan, judge, pack, print and write; returns the exit code of ``zico plan``.
 
     Raises:
@@ -246,29 +251,27 @@ def plan_swaps(asked: SwapAsked, work: Work, write: Callable[[Path, bytes], None
         TraceError: The file is no trace that says which operation uses which tensor.
     """
     from zico.planning.saving.files import swap_iteration
+    from zico.planning.saving.recomputation import graph_of
     from zico.trace.files import read_trace
 
     if asked.limit is not None and asked.overhead is not None:
         raise ConfigError("--overhead finds the lowest limit: give --overhead or --limit, not both")
     out, back = _links(asked.bandwidth)
-    swapping, recomputing = _planners(asked.score, compare=work.compare, limited=asked.limit is not None)
-    if not swapping and (work.plan_path or work.picture):
-        raise ConfigError(f"--score {asked.score} has a row and no plan file or picture: leave -o and --picture out")
+    planners = _planners(asked.save or "", compare=work.compare, limited=asked.limit is not None)
     found = swap_iteration(read_trace(work.file), work.iteration, out=out, back=back)
     limit_bytes = _limit(asked.limit, found.problem.peak_bytes)
     overhead = None if limit_bytes is not None else _share(asked.overhead or "0%")
-    problem = dataclasses.replace(found.problem, limit_bytes=limit_bytes)
-    packer = _packer(work.planner)
-    rows = [_without(problem, packer)]
+    found = dataclasses.replace(found, problem=dataclasses.replace(found.problem, limit_bytes=limit_bytes))
+    problem = found.problem
+    asking = _Asking(problem, graph_of(problem), overhead, work.deadline_s or _DEADLINE_S, _packer(work.planner))
+    rows = [asking.without()]
     best: _Judged | None = None
-    deadline_s = work.deadline_s or _DEADLINE_S
-    for planner in swapping:
-        judged = _ask(planner, problem, overhead, deadline_s, packer)
+    for planner in planners:
+        judged = asking.ask(planner)
         rows.append(judged.row)
         if judged.plan is not None and (best is None or _cost(judged.row, overhead) < _cost(best.row, overhead)):
             best = judged
-    rows += _recompute(recomputing, problem, deadline_s)
-    report = SwapReport(
+    report = SaveReport(
         file=str(work.file),
         tensors=len(problem),
         operations=problem.n_ops,
@@ -279,12 +282,12 @@ def plan_swaps(asked: SwapAsked, work: Work, write: Callable[[Path, bytes], None
         out_bandwidth=problem.out.bandwidth,
         back_bandwidth=problem.back.bandwidth,
         bound=_bound(problem, overhead) if asked.bound else None,
-        packed_by=packer.name,
+        packed_by=asking.packer.name,
         rows=rows,
     )
     show(report, work.json_path, write)
     if best is not None:
-        _write(found, best, work, write)
+        _write(found, asking.graph, best, work, write)
     answers = [row.answer for row in rows[1:]]
     return 0 if PLANNED in answers else 1 if "does not fit" in answers else 2
 
@@ -324,20 +327,19 @@ def _share(text: str) -> float:
     return value
 
 
-def _planners(score: str | None, *, compare: bool, limited: bool) -> tuple[list[SwapPlanner], list[str]]:
-    """Return planners of swaps, and the names of those that recompute: these need a limit."""
-    from zico.planning.saving.recomputation import PLANNERS
-    from zico.planning.saving.registry import SWAP_PLANNERS, swap_planner
+def _planners(name: str, *, compare: bool, limited: bool) -> list[SavePlanner]:
+    """Return the planner of that name, or all: without a limit those that can look for the lowest one."""
+    from zico.planning.saving.registry import SAVE_PLANNERS, SWAP_PLANNERS, save_planner
 
-    if score is not None and score in PLANNERS and not compare:
-        if not limited:
-            raise ConfigError(f"--score {score} needs a limit: give --limit SIZE, too")
-        return [], [score]
     try:
-        swapping = [swap_planner(name) for name in (SWAP_PLANNERS if compare else [score or _DEFAULT])]
+        asked = save_planner(name)
     except ConfigError as error:
-        raise ConfigError(f"--score {error}, {', '.join(PLANNERS)}") from None
-    return swapping, list(PLANNERS) if compare and limited else []
+        raise ConfigError(f"--save: {error}") from None
+    if compare:
+        return [save_planner(each) for each in (*SWAP_PLANNERS, *(SAVE_PLANNERS if limited else ()))]
+    if name in SAVE_PLANNERS and not limited:
+        raise ConfigError(f"--save {name} needs a limit: give --limit SIZE, too")
+    return [asked]
 
 
 def _packer(name: str | None) -> Any:  # noqa: ANN401 - a Planner, whose module is imported if asked for
@@ -351,64 +353,72 @@ def _packer(name: str | None) -> Any:  # noqa: ANN401 - a Planner, whose module 
 # -- answers ---------------------------------------------------------------------------------------
 
 
-def _ask(
-    planner: SwapPlanner,
-    problem: SwapProblem,
-    overhead: float | None,
-    deadline_s: float,
-    packer: Any,  # noqa: ANN401 - as above
-) -> _Judged:
-    from zico.planning.packing.problem import NoPlan
-    from zico.planning.saving.packing import lowest_limit
-    from zico.planning.saving.replay import replay_with_history
+@dataclasses.dataclass(frozen=True)
+class _Asking:
+    """What planners are asked for."""
 
-    _warm(planner)
-    answer: SwapPlan | NoPlan
-    if overhead is None:
-        answer = planner.plan(problem, deadline_s)
-    else:
-        lowest = lowest_limit(problem, planner, overhead, deadline_s)
-        problem, answer = dataclasses.replace(problem, limit_bytes=lowest.limit_bytes), lowest.plan
-    if isinstance(answer, NoPlan):
-        reason = SwapRow(planner.name, answer.reason.value, answer.detail, problem.limit_bytes)
-        return _Judged(dataclasses.replace(reason, elapsed_s=answer.elapsed_s))
-    result, history = replay_with_history(problem, answer)
-    row = dataclasses.replace(
-        _row(planner.name, result, problem),
-        packed_bytes=_packed(problem, answer, packer) if result.is_good else None,
-        swaps=len(answer),
-        elapsed_s=answer.elapsed_s,
-    )
-    return _Judged(row, answer, history) if result.is_good else _Judged(row)
+    problem: SwapProblem
+    graph: Graph
+    overhead: float | None
+    """With it, the lowest limit is looked for."""
+    deadline_s: float
+    packer: Any  # a Planner, whose module is imported if asked for
 
+    def without(self) -> SaveRow:
+        """Return the row of the iteration as it is."""
+        from zico.planning.saving.problem import no_swaps
 
-def _recompute(names: Sequence[str], problem: SwapProblem, deadline_s: float) -> Iterator[SwapRow]:
-    """Yield the rows of planners that recompute instead of swapping."""
-    from zico.planning.packing.problem import NoPlan
-    from zico.planning.saving import recomputation
-
-    if not names or problem.limit_bytes is None:
-        return
-    graph = recomputation.graph_of(problem)
-    for name in names:
-        answer = recomputation.plan(name, graph, problem.limit_bytes, deadline_s)
-        row = SwapRow(name, PLANNED, limit_bytes=problem.limit_bytes, elapsed_s=answer.elapsed_s)
-        if isinstance(answer, NoPlan):
-            yield dataclasses.replace(row, answer=answer.reason.value, detail=answer.detail)
-            continue
-        judged = recomputation.judge(graph, answer.order)
-        longer_ns = judged.cost_ns - sum(graph.cost_ns)
-        yield dataclasses.replace(
-            row,
-            peak_bytes=judged.peak_bytes,
-            iteration_ms=(problem.period_ns + longer_ns) / _NS_PER_MS,
-            overhead=longer_ns / max(problem.period_ns, 1),
-            runs_again=len(answer.order) - len(graph),
+        free = dataclasses.replace(self.problem, limit_bytes=None)
+        return SaveRow(
+            planner="(none)",
+            answer="",
+            peak_bytes=self.problem.peak_bytes,
+            packed_bytes=_packed(free, no_swaps(""), self.packer),
+            iteration_ms=self.problem.period_ns / _NS_PER_MS,
         )
 
+    def ask(self, planner: SavePlanner) -> _Judged:
+        """Return a planner's judged answer."""
+        from zico.planning.packing.problem import NoPlan
+        from zico.planning.saving.mixed import judge, rewritten
 
-def _row(name: str, result: Replay, problem: SwapProblem) -> SwapRow:
-    return SwapRow(
+        _warm(planner)
+        problem, answer = self._answer(planner)
+        if isinstance(answer, NoPlan):
+            reason = SaveRow(planner.name, answer.reason.value, answer.detail, problem.limit_bytes)
+            return _Judged(dataclasses.replace(reason, elapsed_s=answer.elapsed_s))
+        result, history = judge(problem, self.graph, answer)
+        row = _row(planner.name, result, problem)
+        if not result.is_good:
+            return _Judged(dataclasses.replace(row, elapsed_s=answer.elapsed_s))
+        made = rewritten(problem, self.graph, answer.order).problem if answer.order else problem
+        row = dataclasses.replace(
+            row,
+            packed_bytes=_packed(made, answer.swaps, self.packer),
+            swaps=len(answer.swaps),
+            runs_again=answer.runs_again(self.graph),
+            elapsed_s=answer.elapsed_s,
+        )
+        return _Judged(row, answer, history)
+
+    def _answer(self, planner: SavePlanner) -> tuple[SwapProblem, SavePlan | NoPlan]:
+        from zico.planning.packing.problem import NoPlan, Reason
+        from zico.planning.saving.combined import Swapping
+        from zico.planning.saving.mixed import straight
+        from zico.planning.saving.packing import lowest_limit
+
+        problem = self.problem
+        if self.overhead is not None and isinstance(planner, Swapping):
+            lowest = lowest_limit(problem, planner.planner, self.overhead, self.deadline_s)
+            return dataclasses.replace(problem, limit_bytes=lowest.limit_bytes), straight(lowest.plan)
+        if problem.limit_bytes is not None and problem.limit_bytes < problem.least_bytes:
+            detail = f"an operation needs {problem.least_bytes} bytes at once: give that limit or a higher one"
+            return problem, NoPlan(Reason.INFEASIBLE, planner.name, 0.0, detail)
+        return problem, planner.plan(problem, self.graph, self.deadline_s)
+
+
+def _row(name: str, result: Replay, problem: SwapProblem) -> SaveRow:
+    return SaveRow(
         planner=name,
         answer=PLANNED if result.is_good else f"breaks the rule {result.rule!r}",
         detail=result.detail,
@@ -422,22 +432,10 @@ def _row(name: str, result: Replay, problem: SwapProblem) -> SwapRow:
     )
 
 
-def _without(problem: SwapProblem, packer: Any) -> SwapRow:  # noqa: ANN401 - as above
-    from zico.planning.saving.problem import no_swaps
-
-    free = dataclasses.replace(problem, limit_bytes=None)
-    return SwapRow(
-        planner="(none)",
-        answer="",
-        peak_bytes=problem.peak_bytes,
-        packed_bytes=_packed(free, no_swaps(""), packer),
-        iteration_ms=problem.period_ns / _NS_PER_MS,
-    )
-
-
-def _warm(planner: SwapPlanner) -> None:
+def _warm(planner: SavePlanner) -> None:
     """Let a planner's code be loaded or compiled before its time counts: up to half a minute, once per machine."""
     from zico.planning.saving.problem import SwapProblem
+    from zico.planning.saving.recomputation import graph_of
 
     two, rest = np.array([0, 1]), np.array([2, 1])
     tiny = SwapProblem(
@@ -445,7 +443,7 @@ def _warm(planner: SwapPlanner) -> None:
         *(np.array([0, 1, 2]), np.array([0, 1]), np.array([2, 1])),
         limit_bytes=5 * 2**20,
     )
-    planner.plan(tiny, 0.05)
+    planner.plan(tiny, graph_of(tiny), 0.05)
 
 
 def _packed(problem: SwapProblem, plan: SwapPlan, packer: Any) -> int | None:  # noqa: ANN401 - as above
@@ -473,17 +471,20 @@ def _bound(problem: SwapProblem, overhead: float | None) -> float:
     return least_overhead(problem, problem.limit_bytes).value / max(problem.period_ns, 1)
 
 
-def _cost(row: SwapRow, overhead: float | None) -> float:
+def _cost(row: SaveRow, overhead: float | None) -> float:
     return row.overhead if overhead is None else float(row.limit_bytes or 0)
 
 
-def _write(found: SwapIteration, best: _Judged, work: Work, write: Callable[[Path, bytes], None]) -> None:
+def _write(found: SwapIteration, graph: Graph, best: _Judged, work: Work, write: Callable[[Path, bytes], None]) -> None:
     """Write the best plan and its picture if they were asked for."""
+    from zico.planning.saving.mixed import rewritten
+
     if best.plan is None or best.history is None:
         return
+    made = rewritten(found.problem, graph, best.plan.order)
     if work.plan_path is not None:
         from zico.planning.saving.files import plan_json
 
-        write(work.plan_path, plan_json(found, best.plan, best.row.limit_bytes))
+        write(work.plan_path, plan_json(found, made, best.plan, best.row.limit_bytes))
     if work.picture is not None:
-        write(work.picture, picture(found.problem, best.row, best.history))
+        write(work.picture, picture(found, made, best.row, best.history))
