@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 from zico.base.errors import ZicoError
 from zico.job import joining, session
 from zico.job.autoload import complain, inform
+from zico.planning.saving.registry import AUTO_PLANNERS, LONGEST, SAVE_PLANNERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from zico.adapters.torch_saving import Saving
 
     from zico.job.session import Session
 
@@ -105,24 +108,38 @@ def enable() -> Session | None:
 
 def _swap(joined: Session) -> None:
     """Let what autograd saves leave the pool and come back; says so if that cannot be, and the job goes on without."""
-    from zico.adapters.torch_saving import Saving, Stepping
+    from zico.adapters import torch_saving
 
     from zico.offload import swap_joining, swapper
     from zico.offload.state_return import Resting
 
     settings = joined.settings
+    as_auto = settings.wish.save == "auto"
+    planners = AUTO_PLANNERS if as_auto else (settings.wish.planner or LONGEST,)
     try:
         joined.swapper = swap_joining.start(
             joined.heap,
             settings.wish.tier,
             settings.heap.get("spill_directory"),
-            as_auto=settings.wish.save == "auto",
+            as_auto=as_auto,
+            planners=planners,
+            complain=complain,
         )
     except ZicoError as error:
         complain("this process does not swap", error)
         return
-    Saving(joined.swapper, *_pooled(joined), swapper.LEAST_BYTES).install()
-    Stepping(Resting(joined.heap, joined.swapper)).install()
+    saving = torch_saving.Saving(joined.swapper, *_pooled(joined), swapper.LEAST_BYTES)
+    saving.install()
+    _rebuild(saving, planners)
+    torch_saving.Stepping(Resting(joined.heap, joined.swapper)).install()
+
+
+def _rebuild(saving: Saving, planners: Sequence[str]) -> None:
+    """Let saved tensors be made again, if one of these planners may want that."""
+    if not SAVE_PLANNERS.keys().isdisjoint(planners):
+        from zico.adapters.torch_rebuilding import Rebuilding
+
+        Rebuilding(saving).install()
 
 
 def _pooled(joined: Session) -> tuple[int, int]:
@@ -138,7 +155,7 @@ def _swap_when_needed(joined: Session) -> None:
     stepping.install()
 
     def begin(lacks: str) -> None:
-        from zico.adapters.torch_saving import Saving
+        from zico.adapters import torch_saving
 
         from zico.heap.layout import Attached
         from zico.offload import swap_joining, swapper
@@ -151,13 +168,19 @@ def _swap_when_needed(joined: Session) -> None:
         )
         try:
             joined.swapper = swap_joining.start(
-                joined.heap, settings.wish.tier, settings.heap.get("spill_directory"), as_auto=True
+                joined.heap,
+                settings.wish.tier,
+                settings.heap.get("spill_directory"),
+                as_auto=True,
+                planners=AUTO_PLANNERS,
+                complain=complain,
             )
         except ZicoError as error:
             complain("this process does not swap", error)
             return
         stepping.resting = Resting(joined.heap, joined.swapper)
-        saving = Saving(joined.swapper, *_pooled(joined), swapper.LEAST_BYTES)
+        saving = torch_saving.Saving(joined.swapper, *_pooled(joined), swapper.LEAST_BYTES)
+        _rebuild(saving, AUTO_PLANNERS)
         saving.install_later(lambda: joined.heap.record[0]["attached"] == Attached.YES)
         joined.at_boundaries.append(saving.come_in)
 

@@ -43,6 +43,8 @@ from zico.offload.mover import Idle
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from zico.adapters.torch_rebuilding import Recipe
+
     from zico.offload.state_return import Resting
     from zico.offload.swapper import Swapper
 
@@ -81,6 +83,8 @@ class Storage(Idle):
         self._settled: Any = None
         self._saved: list[weakref.ref[Saved]] = []
         self._bases: dict[torch.dtype, torch.Tensor] = {}
+        self.recipe: Recipe | None = None
+        """How it can be made again; ``None``: it cannot."""
 
     def __del__(self) -> None:
         """Let the tier's copy go."""
@@ -94,6 +98,24 @@ class Storage(Idle):
         living = [saved for reference in self._saved if (saved := reference()) is not None]
         return [saved for saved in living if saved.alias is not None]
 
+    def is_changed(self) -> bool:
+        """Tell whether it has been changed in place since any of it was saved."""
+        return any(saved.is_changed() for saved in self._aliases())
+
+    @property
+    def can_be_made(self) -> bool:
+        """Tell whether it can be made again."""
+        return self.recipe is not None
+
+    def make(self, bring: Callable[..., Any]) -> None:
+        """Make it again."""
+        from zico.adapters.torch_rebuilding import remade
+
+        if self.recipe is None:
+            message = "there is no recipe"
+            raise RuntimeError(message)
+        self._settled = remade(self.recipe, bring).untyped_storage()
+
     def lend(self) -> int:
         """Return its address if only saved tensors refer to it and none has been changed since."""
         aliases = self._aliases()
@@ -101,7 +123,7 @@ class Storage(Idle):
         own = len(aliases) + len(self._bases)
         if uses != _USES - 1 + own or objects > _OBJECT_REFERENCES:
             return 0
-        if any(saved.is_changed() for saved in aliases):
+        if self.is_changed():
             return 0
         return int(self._storage.data_ptr())
 
@@ -182,7 +204,9 @@ class Saving:
         self.known: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         self._begin = begin
         self._end = end
-        self._least_bytes = least_bytes
+        self.least_bytes = least_bytes
+        self.on_saved: Callable[[Saved, torch.Tensor], None] = lambda _saved, _tensor: None
+        """Told of what has been saved of the pool's memory."""
         self._away = threading.local()
         self._is_there: Callable[[], bool] = lambda: True
         self._pending: Any = None
@@ -195,14 +219,25 @@ class Saving:
         """Return what stands for a tensor in the graph."""
         if tensor.is_cpu and type(tensor) in _PLAIN and tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
-            if storage.nbytes() >= self._least_bytes:
+            if storage.nbytes() >= self.least_bytes:
                 known = self.known.get(storage._cdata)
-                if known is None and self._begin <= storage.data_ptr() < self._end:
+                if known is None and self.owns(storage.data_ptr()):
                     known = self.known[storage._cdata] = Storage(self, storage)
                     self.swapper.saved(known)
                 if known is not None:
-                    return Saved(known, tensor)
+                    saved = Saved(known, tensor)
+                    self.on_saved(saved, tensor)
+                    return saved
         return tensor.detach(), tensor._version
+
+    def owns(self, address: int) -> bool:
+        """Tell whether memory is the pool's."""
+        return self._begin <= address < self._end
+
+    @staticmethod
+    def saved_of(storage: Storage, tensor: torch.Tensor) -> Saved:
+        """Return what stands for one more tensor of memory that is here."""
+        return Saved(storage, tensor)
 
     def unpack(self, packed: Saved | tuple[torch.Tensor, int]) -> torch.Tensor:
         """Return the tensor again; waits until its memory is here."""
@@ -241,6 +276,10 @@ class Saving:
         may: bool = _autograd._saved_tensors_hooks_is_enabled() and self._is_there()  # type: ignore[attr-defined]
         if may and _autograd._top_saved_tensors_default_hooks(False) is None:  # noqa: FBT003 - by position
             self._push()
+
+    def is_in_force(self) -> bool:
+        """Tell whether what this thread saves comes to these hooks, and to no others first."""
+        return bool(_autograd._top_saved_tensors_default_hooks(False) == (self.pack, self.unpack))  # noqa: FBT003 - by position
 
     def _guard(self) -> None:
         _autograd._saved_tensors_hooks_disable = self._make_way  # type: ignore[assignment] # by position, as it is called

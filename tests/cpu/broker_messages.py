@@ -38,6 +38,8 @@ SAVING = m.Saving(
     hidden_s=m.MAX_SECONDS,
     faults=BIGGEST,
     late=BIGGEST,
+    dropped_bytes=BIGGEST,
+    making_s=m.MAX_SECONDS,
 )
 JOB_REPORT = m.JobReport(
     job=BIGGEST,

@@ -45,8 +45,8 @@ ALLOWED = {
     },  # the plan search tries plans in simulated time
     "simulator": {"trace", "planning", "pool.rules", "pool.layout", "scheduler", *BELOW_THE_HEAP},
     "heap": {"pool", "device", "trace", "planning", *BELOW_THE_HEAP},
-    "offload": {"device", "trace", "pool", "heap", "scheduler.state"},
-    "broker": {"pool", "scheduler", "simulator", "device", *BELOW_THE_HEAP},
+    "offload": {"device", "trace", "pool", "heap", "planning", "scheduler.state"},
+    "broker": {"planning.saving.registry", "pool", "scheduler", "simulator", "device", *BELOW_THE_HEAP},
     "job": {
         "broker.client",
         "broker.devices",
@@ -60,7 +60,7 @@ ALLOWED = {
         "pool",
         "trace",
     },
-    "adapters": {"job", "heap", "offload", "trace", ""},
+    "adapters": {"job", "heap", "offload", "planning.saving.registry", "trace", ""},
     "report": {"broker.protocol", "planning"},
     "launch": {"report", "broker", "job.session", "trace"},
     "cli": {"launch", "report", "broker", "scheduler", "simulator", "job.session", "trace", "planning", ""},

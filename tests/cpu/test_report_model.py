@@ -178,10 +178,12 @@ def test_markdown_has_a_row_per_job_and_the_picture() -> None:
 
 def test_a_job_that_saves_has_a_row_of_its_own() -> None:
     """What it moved and what that cost is shown below the jobs, in the table and in Markdown; else nothing is."""
-    saving = Saving(how="swap", out_bytes=3 * MIB, in_bytes=2 * MIB, hidden_s=1.5, waited_s=0.25, late=4)
+    saving = Saving(
+        how="swap", out_bytes=3 * MIB, in_bytes=2 * MIB, hidden_s=1.5, waited_s=0.25, late=4, dropped_bytes=MIB
+    )
     job = JobFigures(name="a", command="x", exit_code=0, wall_s=1.0, saving=saving)
     report = RunReport(device="host", policy="zico", budget_bytes=64 * MIB, pool=PoolFigures(), jobs=(job,))
-    assert list(saving_rows(report)) == [("a", "swap", "3 MiB", "2 MiB", "1.5 s", "0.2 s", "0", "4")]
+    assert list(saving_rows(report)) == [("a", "swap", "3 MiB", "2 MiB", "1.5 s", "0.2 s", "0", "4", "1 MiB", "0.0 s")]
     assert "| a | swap | 3 MiB |" in markdown(report, picture=None)
     written = io.StringIO()
     write_table(report, written)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import gc
 import threading
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,6 +16,11 @@ from swapping_parts import DEADLINE_S, Array, Shelf, make_mover
 
 from zico.base.errors import SwapError
 from zico.offload.mover import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zico.offload.mover import Mover
 
 
 def test_out_and_back() -> None:
@@ -30,6 +37,95 @@ def test_out_and_back() -> None:
     assert (published[-1].in_bytes, published[-1].late, published[-1].away_bytes) == (8, 1, 0)
     assert mover.settle(DEADLINE_S)
     assert not shelf.kept, "who has it may change it, so the copy is worth nothing"
+
+
+class Made(Array):
+    """An array that is the sum of others, byte by byte."""
+
+    def __init__(self, mover: Mover, *sources: Array) -> None:
+        """Make it for the first time."""
+        self.sources = sources
+        self.times = 0
+        super().__init__(mover, self._sum([source.take() for source in sources]))
+        for source in sources:
+            source.held = False
+
+    @staticmethod
+    def _sum(contents: list[bytes]) -> bytes:
+        return bytes(sum(each) % 256 for each in zip(*contents, strict=True))
+
+    @property
+    def can_be_made(self) -> bool:
+        """It can."""
+        return True
+
+    def make(self, bring: Callable[[Any, Callable[[], Any]], Any]) -> None:
+        """Add again."""
+        self.times += 1
+        made = self._sum([bring(source, source.take) for source in self.sources])
+        self._settled = np.frombuffer(made, np.uint8).copy()
+        for source in self.sources:
+            source.held = False
+
+
+def test_what_is_dropped_is_made_of_what_is_away() -> None:
+    """A drop takes no tier and no copy; making again brings sources back, and makes dropped ones first."""
+    shelf = Shelf()
+    mover, published = make_mover(shelf)
+    source = Array(mover, b"contents")
+    double = Made(mover, source, source)
+    fourfold = Made(mover, double, double)
+    expected = fourfold.take()
+    assert not mover.drop(fourfold), "it is held"
+    fourfold.held = False
+    assert not mover.drop(source), "nobody can make it"
+    assert mover.drop(fourfold)
+    assert mover.drop(double)
+    assert mover.send(source)
+    assert mover.settle(DEADLINE_S)
+    assert (len(shelf.kept), published[-1].dropped_bytes, published[-1].out_bytes) == (1, 16, 8)
+    assert published[-1].away_bytes == 24
+    assert not mover.fetch(fourfold), "a thread that copies makes nothing"
+    assert mover.need(fourfold, fourfold.take) == (False, expected)
+    assert (fourfold.times, double.times) == (1, 1)
+    assert double.place is source.place is Place.HERE
+    assert (published[-1].away_bytes, published[-1].in_bytes, published[-1].late) == (0, 8, 1)
+    assert mover.drop(double), "again"
+    mover.need(double, double.take)
+    assert double.times == 2
+
+
+def test_what_cannot_be_made_raises_and_can_be_tried_again() -> None:
+    """Whoever needs it is told; it stays dropped."""
+    mover, _ = make_mover(Shelf())
+    source = Array(mover, b"contents")
+    double = Made(mover, source, source)
+    mover.drop(double)
+    whole, double.make = double.make, lambda _bring: raises(MemoryError)  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        mover.need(double, double.take)
+    double.make = whole  # type: ignore[method-assign]
+    assert mover.need(double, double.take)[1] == bytes(2 * byte % 256 for byte in b"contents")
+
+
+def raises(error: type[Exception]) -> None:
+    """Raise an error."""
+    raise error
+
+
+def test_a_forked_child_makes_what_was_dropped() -> None:
+    """It has no threads, and needs none: sources first, then what is made of them."""
+    mover, _ = make_mover(Shelf())
+    source = Array(mover, b"contents")
+    double = Made(mover, source, source)
+    expected = double.take()
+    double.held = False
+    mover.drop(double)
+    mover.send(source)
+    assert mover.settle(DEADLINE_S)
+    mover.leave_to_parent([double, source])
+    assert source.place is double.place is Place.HERE
+    assert double.take() == expected
 
 
 def test_what_is_held_does_not_leave() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zico.base.units import MIB
-from zico.offload.swap_schedule import SAVED, USED, Observed, Plan, plan
+from zico.offload.observed import SAVED, USED, Observed, Rebuild, problem_of
+from zico.offload.swap_schedule import Chosen, Plan, choose, plan
 from zico.offload.tier_layout import Rates
 
 MS = 1_000_000
@@ -80,6 +81,58 @@ def test_uses_of_an_earlier_iterations_tensors_are_not_taken_for_this_ones() -> 
     assert events_of(planned) == {number: event + 1 for number, event in events_of(expected).items()}
 
 
+def layered(n: int, cost_ms: float = 0.1) -> Observed:
+    """Return an iteration in which every second tensor can be made of the one before it."""
+    seen = trained([4 * MIB] * n)
+    ways = {i: Rebuild(round(cost_ms * MS), (i - 1,)) for i in range(1, n, 2)}
+    return dataclasses.replace(seen, ways=ways)
+
+
+def test_an_observed_iteration_is_a_problem_with_its_load() -> None:
+    """What planners see has the same peak and time; what can be made has an operation that makes it."""
+    seen = layered(8, cost_ms=1.0)
+    found = problem_of(seen, FAST)
+    assert found.problem.peak_bytes == int(seen.load_bytes.max())
+    assert found.problem.period_ns == int(seen.t_ns[-1])
+    assert found.numbers == list(range(7)), "the last one is used at once"
+    makers = [found.graph.maker[r] for r, number in enumerate(found.numbers) if number in seen.ways]
+    assert all(found.graph.may_run(maker, len(found.graph)) for maker in makers)
+    assert sum(found.graph.may_run(op, len(found.graph)) for op in range(len(found.graph))) == len(makers)
+    assert {found.graph.cost_ns[maker] for maker in makers} == {MS}
+
+
+def test_with_a_slow_tier_tensors_are_dropped_and_with_a_fast_one_they_leave() -> None:
+    """Our planner drops what can be made again in the time of a copy's latency, unless copies are free."""
+    seen = layered(12)
+    slow = choose(seen, 30 * MIB, Rates(1e6, 1e6, 0.0, 0.0), "zico")
+    fast = choose(seen, 30 * MIB, FAST, "zico")
+    assert slow is not None
+    assert fast is not None
+    assert slow.leaves == frozenset()
+    assert slow.drops <= set(seen.ways)
+    assert len(slow.drops) >= 5
+    assert (fast.drops, len(fast.leaves) > 0) == (frozenset(), True)
+    planned = plan(seen, 30 * MIB, FAST, chosen=slow)
+    assert (planned.drops, planned.leaves, dict(planned.returns)) == (slow.drops, frozenset(), {})
+    assert planned.peak_bytes <= 32 * MIB
+
+
+def test_a_source_that_leaves_is_back_for_what_is_made_of_it() -> None:
+    """It comes back for the first use of the two."""
+    seen = layered(12)
+    alone = plan(seen, 48 * MIB, FAST, chosen=Chosen(frozenset({2}), frozenset()))
+    both = plan(seen, 48 * MIB, FAST, chosen=Chosen(frozenset({2}), frozenset({3})))
+    used = seen.sequence.index(2 * 3 + USED)
+    assert events_of(both)[2] < used
+    assert events_of(both)[2] <= events_of(alone)[2]
+
+
+def test_planners_without_a_plan_leave_it_to_what_is_idle_longest() -> None:
+    """Nothing can leave in time: nobody is chosen, and the plan is the usual one."""
+    seen = trained([4 * MIB] * 2)
+    assert choose(seen, 4 * MIB, Rates(1.0, 1.0, 0.0, 0.0), "longest") is None
+
+
 @st.composite
 def iterations(draw: st.DrawFn) -> Observed:
     """Return any iteration: tensors saved and used in any order, loads that need not have to do with them."""
@@ -135,3 +188,15 @@ def test_an_instant_tier_leaves_nothing_above_that_could_be_below(seen: Observed
     if load[worst] > limit:
         staying = [i for i, (saved, used) in idle.items() if saved + 1 < worst < used and i not in planned.leaves]
         assert not staying
+
+
+@given(seen=iterations(), limit=st.integers(0, 400), name=st.sampled_from(("swdoa", "tflms", "capuchin", "zico")))
+@settings(max_examples=40, deadline=None)
+def test_any_planner_can_be_asked_for_any_iteration(seen: Observed, limit: int, name: str) -> None:
+    """What it chooses is idle at some time, and becomes a plan."""
+    chosen = choose(seen, limit, Rates(1e3, 1e3, 1e-4, 1e-4), name)
+    planned = plan(seen, limit, Rates(1e3, 1e3, 1e-4, 1e-4), chosen=chosen)
+    assert planned.peak_bytes <= max(seen.load_bytes)
+    if chosen is not None:
+        assert planned.leaves <= chosen.leaves
+        assert planned.drops == chosen.drops == frozenset()

@@ -10,7 +10,7 @@ import numpy as np
 from swapping_parts import DEADLINE_S, Array, Gauge, Shelf, make_mover
 
 from zico.offload.mover import Place
-from zico.offload.swap_learning import Ended, Learner
+from zico.offload.swap_learning import TRIAL_ITERATIONS, Ended, Learner, Trial
 from zico.offload.swapper import Swapper
 from zico.offload.tier_layout import Rates
 
@@ -165,3 +165,24 @@ def test_relief_waits_for_what_is_being_copied_in() -> None:
     relieving.join(DEADLINE_S)
     assert (relieving.is_alive(), array.place) == (False, Place.AWAY)
     assert job.use() == b"a" * SIZE
+
+
+def test_of_several_planners_the_fastest_one_is_kept() -> None:
+    """Each is followed for some iterations, the first of which does not count; a slow outlier changes nothing."""
+    for times, kept in (((10, 20), "one"), ((20, 10), "two")):
+        trial = Trial(["one", "two"])
+        followed = []
+        for took_ns in times:
+            trial.begin()
+            changes = [trial.note(1000 if i in (0, 3) else took_ns) for i in range(TRIAL_ITERATIONS + 1)]
+            followed.append(sum(changes))
+        assert trial.planner == kept
+        assert followed == [1, kept == "one"]
+        assert not any(trial.note(5) for _ in range(50)), "and for good"
+
+
+def test_one_planner_is_not_tried() -> None:
+    """Nothing is measured."""
+    trial = Trial(["one"])
+    assert not any(trial.note(took_ns) for took_ns in range(50))
+    assert trial.planner == "one"

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zico.base.units import MIB
+from zico.offload.observed import SAVED, USED, Observed
 from zico.offload.swap_learning import played, ways
-from zico.offload.swap_schedule import SAVED, USED, Observed, plan
+from zico.offload.swap_schedule import plan
 from zico.offload.tier_layout import Rates
 
 MS = 1_000_000

@@ -233,11 +233,13 @@ def watched(joined: session.Session, kind: Callable[[], Trained]) -> dict[str, A
     job, swapper = joined.record, joined.swapper
     fields = ("out_bytes", "in_bytes", "late", "spilled_bytes", "evictions")
     before = {field: int(job[field]) for field in fields}
-    planned = swapper.planned_iterations
+    planned, dropped_bytes = swapper.planned_iterations, swapper.figures.dropped_bytes
     job["peak_held"] = 0
     found = train(kind)
+    dropped_bytes = swapper.figures.dropped_bytes - dropped_bytes
     figures = {field: int(job[field]) - before[field] for field in fields}
-    return found | figures | {"peak": int(job["peak_held"]), "planned": swapper.planned_iterations - planned}
+    figures |= {"peak": int(job["peak_held"]), "planned": swapper.planned_iterations - planned}
+    return found | figures | {"dropped_bytes": dropped_bytes}
 
 
 def main() -> None:

@@ -440,6 +440,8 @@ def _saving(record: Any) -> Saving:  # noqa: ANN401 - a numpy record
         hidden_s=count_of(record["copy_hidden_ns"]) * _NS,
         faults=count_of(record["faults"]),
         late=count_of(record["late"]),
+        dropped_bytes=count_of(record["dropped_bytes"]),
+        making_s=count_of(record["making_ns"]) * _NS,
     )
 
 

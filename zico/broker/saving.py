@@ -9,6 +9,7 @@ from zico.base.errors import ConfigError
 from zico.base.units import parse_size
 from zico.broker.protocol.messages import MAX_SIZE_BYTES, SaveMode
 from zico.broker.shares import values_by_name
+from zico.planning.saving.registry import JOB_PLANNERS as PLANNERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,21 +30,33 @@ class Wish:
     """What it may hold, 0: as much as the budget has."""
     tier: str = ""
     """Where memory goes, as ``zico.offload.destinations`` reads it; empty: what is usual."""
+    planner: str = ""
+    """Who chooses what a job that swaps lets leave: one of ``PLANNERS``; empty: what is usual."""
 
 
 DEFAULT_WISH = Wish()
 
 
-def parse_mode(text: str) -> SaveMode:
-    """Return a mode.
+def parse_way(text: str) -> str:
+    """Return the name of a mode, or of a planner for jobs that swap.
 
     Raises:
         ConfigError: There is none of that name.
     """
-    for mode in MODES:
-        if text == mode:
-            return mode
-    raise ConfigError(f"{text!r} is not a way to save memory: give one of {', '.join(MODES)}")
+    if text in MODES or text in PLANNERS:
+        return text
+    raise ConfigError(
+        f"{text!r} is not a way to save memory: give one of {', '.join(MODES)}, "
+        f"or a planner for swap: {', '.join(PLANNERS)}"
+    )
+
+
+def _wish(way: str, limit_bytes: int, tier: str) -> Wish:
+    """Return the wish of a job that is to go on in some way; an empty one: nothing was said."""
+    mode = next((mode for mode in MODES if way == mode), None)
+    if mode is None and way:
+        return Wish("swap", limit_bytes, tier, planner=way)
+    return Wish(mode, limit_bytes, tier)
 
 
 def served_on(kind: str, save: SaveMode) -> SaveMode:
@@ -75,14 +88,14 @@ def wish_in(environ: Mapping[str, str]) -> Wish:
     """
     texts = {field: environ.get(variable, "") for field, variable in VARIABLES.items()}
     try:
-        save = parse_mode(texts["save"]) if texts["save"] else None
+        way = parse_way(texts["save"]) if texts["save"] else ""
     except ConfigError as error:
         raise ConfigError(f"{VARIABLES['save']}: {error}") from None
     try:
         limit_bytes = _own_limit(texts["limit"])
     except ConfigError as error:
         raise ConfigError(f"{VARIABLES['limit']}: {error}") from None
-    return Wish(save, limit_bytes, texts["tier"])
+    return _wish(way, limit_bytes, texts["tier"])
 
 
 def _own_limit(text: str) -> int:
@@ -97,7 +110,7 @@ def _own_limit(text: str) -> int:
 def variables_of(wish: Wish) -> dict[str, str]:
     """Return the variables that say this of a job; what is as usual is left out."""
     texts = {
-        "save": wish.save or "",
+        "save": wish.planner or wish.save or "",
         "limit": f"{wish.limit_bytes}B" if wish.limit_bytes else "",
         "tier": wish.tier,
     }
@@ -123,19 +136,19 @@ def wishes_of(
     if everybody and "=" not in everybody:
         modes = _of_all(everybody, origins["save"], names)
     else:
-        modes = values_by_name(everybody, origins.get("save", ""), names, parse_mode)
+        modes = values_by_name(everybody, origins.get("save", ""), names, parse_way)
     limits = values_by_name(
         texts.get("limit", ""), origins.get("limit", ""), names, lambda text: _limit(text, budget_bytes)
     )
     tier = texts.get("tier", "")
     if tier:
         _check_tier(tier, origins["tier"])
-    return {name: Wish(modes.get(name), limits.get(name, 0), tier) for name in names}
+    return {name: _wish(modes.get(name, ""), limits.get(name, 0), tier) for name in names}
 
 
-def _of_all(text: str, origin: str, names: tuple[str, ...]) -> dict[str, SaveMode]:
+def _of_all(text: str, origin: str, names: tuple[str, ...]) -> dict[str, str]:
     try:
-        return dict.fromkeys(names, parse_mode(text.strip()))
+        return dict.fromkeys(names, parse_way(text.strip()))
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from None
 

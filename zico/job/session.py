@@ -478,7 +478,8 @@ def status() -> dict[str, Any] | None:
         most (``held_bytes``, ``peak_bytes``), and what its tensors take (``tensor_bytes``); the
         time it waited (``waited_s``); the pool's ``budget_bytes`` and whether it is ``isolated``.
         For a job that swaps or pages, also ``moved_out_bytes``, ``moved_in_bytes``,
-        ``late_arrivals``, ``copies_waited_s`` and ``copies_hidden_s``, else 0.
+        ``late_arrivals``, ``copies_waited_s`` and ``copies_hidden_s``, ``dropped_bytes`` and
+        ``making_again_s``, else 0.
     """
     if _current is None:
         return None
@@ -500,4 +501,6 @@ def status() -> dict[str, Any] | None:
         "late_arrivals": int(record["late"]),
         "copies_waited_s": int(record["copy_waited_ns"]) / 1e9,
         "copies_hidden_s": int(record["copy_hidden_ns"]) / 1e9,
+        "dropped_bytes": int(record["dropped_bytes"]),
+        "making_again_s": int(record["making_ns"]) / 1e9,
     }

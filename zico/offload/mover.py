@@ -52,7 +52,7 @@ class Place(enum.IntEnum):
 class Idle(abc.ABC):
     """A piece of memory that may be away between two uses; an adapter says what it is to its framework.
 
-    All methods are called with the mover's lock held, but for ``settle``.
+    All methods are called with the mover's lock held, but for ``settle`` and ``make``.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -69,6 +69,21 @@ class Idle(abc.ABC):
         """Times it was sent, so that a copy is known to be of the last one."""
         self.is_begun = False
         """Somebody is bringing it back at this moment."""
+        self.is_dropped = False
+        """It is in no tier: who needs it makes it again."""
+
+    @property
+    def can_be_made(self) -> bool:
+        """Tell whether its contents can be made again."""
+        return False
+
+    def make(self, bring: Callable[[Any, Callable[[], Any]], Any]) -> None:
+        """Make the contents again, in memory of their own, for ``arrive``; without the lock.
+
+        Args:
+            bring: Returns what its second argument returns, once its first one, an ``Idle``, is here.
+        """
+        raise NotImplementedError
 
     @abc.abstractmethod
     def lend(self) -> int:
@@ -124,6 +139,10 @@ class Figures:
         """Times something was not back when it was needed."""
         self.kept = 0
         """Times the tier had no room."""
+        self.dropped_bytes = 0
+        """What has been let go without a copy."""
+        self.making_ns = 0
+        """Time for which the job made again what was dropped."""
         self.away_bytes = 0
         """In the tier and nowhere else now."""
         self.leaving_bytes = 0
@@ -196,7 +215,11 @@ class Mover:
         """
         self._is_child = True
         self._publish = lambda _figures: None
+        dropped = []
         for idle in known:
+            if idle.is_dropped:
+                dropped.append(idle)
+                continue
             if idle.place in (Place.AWAY, Place.COMING):
                 errno = self.tier.get(idle.ticket, idle.settle(), idle.size_bytes)
                 if errno:
@@ -205,6 +228,9 @@ class Mover:
             idle.place = Place.HERE
             idle.is_begun = False
             idle.ticket = -1  # the parent's
+        for idle in dropped:
+            if idle.is_dropped:  # not made as another one's source yet
+                self.need(idle, lambda: None)
 
     def publish(self) -> None:
         """Have the figures read again."""
@@ -230,6 +256,16 @@ class Mover:
             self._count_leaving(idle.size_bytes)
         self._out.put((idle, address, departure))
         return True
+
+    def drop(self, idle: Idle) -> bool:
+        """Let it go without a copy, if nobody else can reach it and it can be made again; tells whether it has gone."""
+        with self._lock:
+            if idle.place is not Place.HERE or self._is_child or not idle.can_be_made or idle.lend() == 0:
+                return False
+            idle.is_dropped = True
+            self.figures.dropped_bytes += idle.size_bytes
+            self._free(idle)
+            return True
 
     def _send_all(self) -> None:
         while (wish := self._out.get()) is not None:  # no deadline: nobody waits for this thread
@@ -280,7 +316,7 @@ class Mover:
     def fetch(self, idle: Idle) -> bool:
         """Let it be brought back if it is away; tells whether it is on its way. Waits for nothing."""
         with self._lock:
-            if self._is_child:
+            if self._is_child or idle.is_dropped:
                 return False
             if idle.place is not Place.AWAY:
                 return idle.place is Place.COMING
@@ -313,7 +349,7 @@ class Mover:
                         self.figures.waited_ns += time.monotonic_ns() - began_ns
                         self._publish(self.figures)
                     return began_ns > 0, take()
-                began_ns = began_ns or time.monotonic_ns()
+                began_ns = began_ns or (0 if idle.is_dropped else time.monotonic_ns())
                 if idle.is_begun:
                     self._await(idle)
                     continue
@@ -371,6 +407,9 @@ class Mover:
             raise
 
     def _bring(self, idle: Idle) -> None:
+        if idle.is_dropped:
+            self._make(idle)
+            return
         address = idle.settle()
         errno = _NOT_READ
         self.figures.landing_bytes += idle.size_bytes
@@ -387,10 +426,19 @@ class Mover:
         if errno:
             raise SwapError(f"{idle.size_bytes} bytes of a tensor cannot be read back (errno {errno})")
 
+    def _make(self, idle: Idle) -> None:
+        """Make it again. What its sources take is theirs."""
+        began_ns = time.monotonic_ns()
+        idle.make(lambda source, take: self.need(source, take)[1])
+        with self._lock:
+            self.figures.making_ns += time.monotonic_ns() - began_ns
+            self.figures.in_bytes -= idle.size_bytes  # it was in no tier
+            self._note_arrival(idle)
+
     def _note_arrival(self, idle: Idle) -> None:
         idle.arrive()
         idle.place = Place.HERE
-        idle.is_begun = False
+        idle.is_begun = idle.is_dropped = False
         self.figures.in_bytes += idle.size_bytes
         self.figures.away_bytes -= idle.size_bytes
         self._publish(self.figures)

@@ -25,16 +25,18 @@ from zico.offload.state_return import allow
 from zico.offload.swap_learning import Ended, Learner, ways
 from zico.offload.swapper import Swapper
 from zico.offload.tiers import TierStack
+from zico.planning.saving.registry import LONGEST
 from zico.pool.layout import HEADER, MOST_WAYS, SaveMode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from zico.base.errors import ZicoError
     from zico.base.records import Layout
     from zico.heap.build import Heap
     from zico.offload.mover import Figures
+    from zico.offload.observed import Int64s, Observed
     from zico.offload.swap_learning import Way
-    from zico.offload.swap_schedule import Int64s, Observed
     from zico.offload.tier_layout import Rates
 
 
@@ -110,6 +112,7 @@ class HeapGauge:
         job["copy_waited_ns"] = figures.waited_ns + int(heap["rest"]["late_ns"])
         job["copy_hidden_ns"] = figures.hidden_ns
         job["late"] = figures.late + int(heap["rest"]["late"])
+        job["dropped_bytes"], job["making_ns"] = figures.dropped_bytes, figures.making_ns
         self.wake()
 
     def wake(self) -> None:
@@ -182,12 +185,22 @@ BLOCK_BYTES = 256 << 10
 """Of a job's own tiers: what is smaller than a few of these never leaves."""
 
 
-def start(heap: Heap, tier: str = "", directory: str | None = None, *, as_auto: bool = False) -> Swapper:
+def start(
+    heap: Heap,
+    tier: str = "",
+    directory: str | None = None,
+    *,
+    as_auto: bool = False,
+    planners: Sequence[str] = (LONGEST,),
+    complain: Callable[[str, ZicoError], None] = lambda _what, _error: None,
+) -> Swapper:
     """Let idle tensors of this process leave for a tier and come back; an adapter tells of them.
 
     Starts threads, makes the tier that is wanted and measures it. Files of tiers lie in
     ``directory``. What exceeds all that the job may hold goes to the next tier, if nothing can leave.
-    With ``as_auto`` the broker chooses what it may hold.
+    With ``as_auto`` the broker chooses what it may hold. Of ``planners``, some of
+    ``zico.planning.saving.registry.JOB_PLANNERS``, the fastest chooses what leaves;
+    ``complain`` is told of one that cannot.
 
     Raises:
         ConfigError: There is no such tier, or it cannot be made.
@@ -211,7 +224,7 @@ def start(heap: Heap, tier: str = "", directory: str | None = None, *, as_auto: 
             peak_bytes = int(seen.load_bytes.max()) + gauge.restable_bytes()
             gauge.tell(peak_bytes, ways(seen, rates(), margin))
 
-    swapper = Swapper(mover, gauge, Learner(gauge.ended, gauge.cap_bytes, rates, tell))
+    swapper = Swapper(mover, gauge, Learner(gauge.ended, gauge.cap_bytes, rates, tell, planners, complain))
     asked_fd = os.eventfd(0, os.EFD_CLOEXEC)
     threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()
     record["swap"]["sequence"] = NOT_ASKED

@@ -11,19 +11,25 @@ plan that would be made for a limit is played through on the observed iteration:
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zico.offload import swap_schedule
-from zico.offload.swap_schedule import EARLIER, NS, SAVED, Observed, Plan, plan
+from zico.base.errors import ConfigError
+from zico.offload.observed import NS, SAVED, Observed, Rebuild
+from zico.offload.swap_schedule import EARLIER, choose, plan
+from zico.planning.saving.registry import LONGEST
 from zico.scheduler.state import POINT_SHARES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from zico.offload.swap_schedule import Int64s, Plan
+    from zico.base.errors import ZicoError
+    from zico.offload.observed import Int64s
+    from zico.offload.swap_schedule import Chosen, Plan
     from zico.offload.tier_layout import Rates
 
 
@@ -36,6 +42,8 @@ _TENSE_SHARE = 0.01
 """Of an iteration's time: who waits longer for memory in a planned one gets a plan with a greater margin."""
 _MARGIN_STEP = 0.02
 MOST_MARGIN = 0.2
+TRIAL_ITERATIONS = 7
+"""For which each of several planners is followed, before the fastest is kept."""
 _FASTER_SHARE = 0.9
 """An iteration that takes less than this share of the time of the one that was planned for is a better model."""
 
@@ -59,6 +67,8 @@ class Learner:
         cap_bytes: Callable[[], int],
         rates: Callable[[], Rates],
         tell: Callable[[Observed, float], None] = lambda _seen, _margin: None,
+        planners: Sequence[str] = (LONGEST,),
+        complain: Callable[[str, ZicoError], None] = lambda _what, _error: None,
     ) -> None:
         """Begin with nothing known.
 
@@ -69,7 +79,15 @@ class Learner:
             rates: Of the tier, now.
             tell: Told, in a thread, of an iteration that plans are made for, with the margin of the
                 plan.
+            planners: One, or some of which the fastest is kept; as ``swap_schedule.choose`` takes
+                them.
+            complain: Told of a planner that cannot plan here, and why.
         """
+        self._complain = complain
+        self._trial = Trial(planners)
+        self._choice: tuple[Observed, int, str, Chosen | None] | None = None
+        """What a planner chose for an iteration and a limit."""
+        self._turned_ns = 0
         self._tell = tell
         self._ended = ended
         self._cap_bytes = cap_bytes
@@ -92,12 +110,17 @@ class Learner:
         self._sizes: list[int] = []
         self._moved: list[tuple[int, int]] = []
         self._late: list[int] = []
+        self._ways: dict[int, Rebuild] = {}
 
     # -- watching ----------------------------------------------------------------------------------
 
     def note_size(self, size_bytes: int) -> None:
         """Note the size of the iteration's next tensor that becomes idle."""
         self._sizes.append(size_bytes)
+
+    def note_way(self, number: int, cost_ns: int, sources: Sequence[int]) -> None:
+        """Note that a tensor can be made again: what that takes, and of which others, by number."""
+        self._ways[number] = Rebuild(cost_ns, tuple(dict.fromkeys(sources)))
 
     def note_event(self, code: int, tick: int, now_ns: int) -> None:
         """Note an event."""
@@ -128,19 +151,29 @@ class Learner:
             waited_ns: For how long the job waited for memory in it.
         """
         signature = (tuple(self._codes), tuple(self._sizes))
+        now_ns = time.monotonic_ns()
+        took_ns, self._turned_ns = now_ns - self._turned_ns - waited_ns, now_ns
         if self._cap_bytes() != self._cap_planned:
             self._plan = None  # it moves too much or too little
         is_known = bool(self._codes) and signature == self._before
         self._before = signature
         if is_known and (self.planning is None or not self.planning.is_alive()):
-            self._reconsider(waited_ns)
+            plan = self._plan
+            if plan is not None and self._is_of(plan) and self._trial.note(took_ns):
+                self._make(plan.observed)
+            else:
+                self._reconsider(waited_ns)
         self._start()
         return self._plan
+
+    def _is_of(self, plan: Plan) -> bool:
+        """Tell whether the iteration that ends was the plan's."""
+        return plan.observed.sequence == tuple(self._codes)
 
     def _reconsider(self, waited_ns: int) -> None:
         """Plan anew if what has happened is not what was planned for, or can be better."""
         plan = self._plan
-        if plan is None or plan.observed.sequence != tuple(self._codes):
+        if plan is None or not self._is_of(plan):
             self._earlier_ns = {}
             self._observe()
             return
@@ -172,16 +205,20 @@ class Learner:
         times = np.maximum.accumulate(np.array([*self._times, ended.end_ns]))
         t_ns = np.interp(np.arange(n), [*ticks, n], times - times[0]).astype(np.int64)
         load = ended.load_bytes + np.maximum(away, 0)
-        self._make(Observed(tuple(self._codes), tuple(self._sizes), tuple(ticks.tolist()), load, t_ns))
+        seen = Observed(tuple(self._codes), tuple(self._sizes), tuple(ticks.tolist()), load, t_ns, dict(self._ways))
+        self._make(seen)
 
     def _make(self, seen: Observed) -> None:
         """Make a plan in a thread; the iteration after it is ready follows it."""
         cap_bytes = self._cap_bytes()
         limit_bytes = int(cap_bytes * (1 - self._margin))
         earlier_ns = dict(self._earlier_ns)
+        planner = self._trial.planner
 
         def work() -> None:
-            self._plan = swap_schedule.plan(seen, limit_bytes, self._rates(), earlier_ns)
+            chosen = self._chosen(seen, limit_bytes, planner)
+            self._plan = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
+            self._trial.begin()
             self._cap_planned = cap_bytes
             self.plans += 1
             if seen is not self._told:
@@ -190,6 +227,53 @@ class Learner:
 
         self.planning = threading.Thread(target=work, name="zico-swap-plan", daemon=True)
         self.planning.start()
+
+    def _chosen(self, seen: Observed, limit_bytes: int, planner: str) -> Chosen | None:
+        """Return what a planner chooses; asks it once for an iteration and a limit."""
+        known = self._choice
+        if known is None or known[0] is not seen or known[1:3] != (limit_bytes, planner):
+            try:
+                chosen = choose(seen, limit_bytes, self._rates(), planner)
+            except ConfigError as error:
+                self._complain(f"what is idle longest leaves, as {planner} cannot plan", error)
+                chosen = None
+            known = self._choice = (seen, limit_bytes, planner, chosen)
+        return known[3]
+
+
+class Trial:
+    """Several planners in turn, until each has been followed for some iterations; then the fastest one.
+
+    Where one of them chose what an earlier one did, noise decides, and nothing is lost.
+    """
+
+    def __init__(self, planners: Sequence[str]) -> None:
+        """Begin with the first one."""
+        self._waiting = list(planners[1:])
+        self._median_ns: dict[str, float] = {}
+        self._took_ns: list[int] = []
+        self.planner = planners[0]
+        """The one to follow now."""
+
+    def begin(self) -> None:
+        """Count anew: a plan has been made."""
+        self._took_ns = []
+
+    def note(self, took_ns: int) -> bool:
+        """Note what an iteration took; tells whether another planner's turn has come."""
+        if not self._waiting and not self._median_ns:
+            return False
+        self._took_ns.append(took_ns)
+        if len(self._took_ns) <= TRIAL_ITERATIONS:  # the first one began with what the plan before it left
+            return False
+        self._median_ns[self.planner] = statistics.median(self._took_ns[1:])
+        if self._waiting:
+            self.planner = self._waiting.pop(0)
+            return True
+        before = self.planner
+        self.planner = min(self._median_ns, key=lambda name: self._median_ns[name])
+        self._median_ns = {}
+        return self.planner != before
 
 
 # -- operating points ------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ Theory of operation
     An iteration is a row of *events*: a tensor becomes idle, or an idle one is used. Between two
     events lie ticks, the heap's allocations and frees. From what was alive at each tick, had
     nothing been away, those tensors are taken that are idle over the highest peak, the longest
-    first, until no tick is above the limit. They leave in the order in which they become idle, one
+    first, until no tick is above the limit. Or a planner of ``zico.planning.saving`` chooses them:
+    for it the events are the operations. They leave in the order in which they become idle, one
     after another, and come back in the order of their use, each so early that its copy ends before
     that, but not while its memory would break the limit::
 
@@ -19,23 +20,26 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from zico.offload.observed import NS, Idleness, problem_of
+from zico.planning.packing.problem import NoPlan
+from zico.planning.saving.mixed import rewritten
+from zico.planning.saving.registry import LONGEST, save_planner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from zico.offload.observed import Observed
     from zico.offload.tier_layout import Rates
+    from zico.planning.saving.combined import SavePlanner
 
     Int64s = NDArray[np.int64]
 
-NEVER = -1
-NS = 1e9
-SAVED = 0
-USED = 1
 EARLIER = 0.05
 """Of its copy's time, by which a tensor that came late begins to come back earlier in the next iteration.
 
@@ -47,19 +51,11 @@ LEAD_SHARE = 4.0
 """Of its copy's time, by which everything comes back earlier than it must."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Observed:
-    """One iteration. Ticks count from its beginning."""
-
-    sequence: tuple[int, ...]
-    """What the events are: twice the tensor's number, plus ``SAVED`` or ``USED``; below 0 of an earlier iteration."""
-    size_bytes: tuple[int, ...]
-    """Of the tensors, by number."""
-    event_tick: tuple[int, ...]
-    load_bytes: Int64s
-    """By tick: what was alive, plus what was away."""
-    t_ns: Int64s
-    """When each tick began, on a clock that stands still while the job waits."""
+PLANNING_S = 5.0
+"""For a planner that goes on as long as it may."""
+_HIGHER = 1.05
+"""Times the limit, for which a planner is asked again that found no plan: moving something is better than nothing."""
+_MOST_HIGHER = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +68,8 @@ class Plan:
     """Event -> the tensors that begin to come back then, in this order."""
     peak_bytes: int
     """What will be held at most, if copies keep their time."""
+    drops: frozenset[int] = frozenset()
+    """What goes without a copy, and is made again when it is used."""
 
     @property
     def out_bytes(self) -> int:
@@ -79,20 +77,54 @@ class Plan:
         return sum(self.observed.size_bytes[i] for i in self.leaves)
 
 
-def plan(seen: Observed, limit_bytes: int, rates: Rates, earlier_ns: Mapping[int, float] | None = None) -> Plan:
-    """Plan what leaves.
+class Chosen(NamedTuple):
+    """What a planner has chosen, by number."""
+
+    leaves: frozenset[int]
+    drops: frozenset[int]
+
+
+def choose(seen: Observed, limit_bytes: int, rates: Rates, planner: str) -> Chosen | None:
+    """Return what leaves and what is dropped by a planner; ``None``: it found nothing, or it is ``LONGEST``.
+
+    Args:
+        seen: The iteration that is going to be repeated.
+        limit_bytes: What may be alive at any tick. Where a planner finds no plan, it is asked for a
+            higher one.
+        rates: Of the tier.
+        planner: One of ``JOB_PLANNERS`` of ``zico.planning.saving.registry``.
+    """
+    return None if planner == LONGEST else _chosen_by(_job_planner(planner), seen, limit_bytes, rates)
+
+
+def plan(
+    seen: Observed,
+    limit_bytes: int,
+    rates: Rates,
+    earlier_ns: Mapping[int, float] | None = None,
+    chosen: Chosen | None = None,
+) -> Plan:
+    """Plan what leaves and when it returns.
 
     Args:
         seen: The iteration that is going to be repeated.
         limit_bytes: What may be alive at any tick.
         rates: Of the tier.
         earlier_ns: By how much tensors come back earlier than they otherwise would, by number.
+        chosen: What leaves; ``None``: what is idle longest over the highest peak.
     """
-    idle = _Idle(seen)
-    freed = _choose(seen, idle, limit_bytes, rates)
+    idle = Idleness(seen)
+    if chosen is None:
+        freed = _choose(seen, idle, limit_bytes, rates)
+    else:
+        idle.use_for(seen, chosen.drops)
+        freed = _leave(seen, idle, sorted(chosen.leaves, key=lambda i: idle.saved[i]), rates)
+    dropped = frozenset() if chosen is None else chosen.drops
     resident = seen.load_bytes.copy()
     for i, tick in freed.items():
         resident[tick : idle.used[i]] -= seen.size_bytes[i]
+    for i in dropped:
+        resident[seen.event_tick[idle.saved_event[i] + 1] : idle.used[i]] -= seen.size_bytes[i]
     wanted_ns = _wanted(seen, idle, freed, rates, earlier_ns or {})
     returns: dict[int, list[int]] = {}
     channel_ns = 0.0
@@ -108,11 +140,19 @@ def plan(seen: Observed, limit_bytes: int, rates: Rates, earlier_ns: Mapping[int
         event = min(bisect.bisect_right(seen.event_tick, tick), idle.used_event[i]) - 1
         returns.setdefault(max(event, idle.saved_event[i]), []).append(i)
     ordered = {event: tuple(those) for event, those in returns.items()}
-    return Plan(seen, frozenset(freed), ordered, int(resident.max(initial=0)))
+    return Plan(seen, frozenset(freed), ordered, int(resident.max(initial=0)), dropped)
+
+
+def _job_planner(name: str) -> SavePlanner:
+    """Return the planner of that name, for an executor that moves whole tensors."""
+    from zico.planning.saving.combined import Zico
+    from zico.planning.saving.flow import Flow
+
+    return Zico(Flow("flow-whole")) if name == Zico.name else save_planner(name)
 
 
 def _wanted(
-    seen: Observed, idle: _Idle, freed: Mapping[int, int], rates: Rates, earlier_ns: Mapping[int, float]
+    seen: Observed, idle: Idleness, freed: Mapping[int, int], rates: Rates, earlier_ns: Mapping[int, float]
 ) -> dict[int, float]:
     """Return when each would begin to come back if there were room, the one that is used last first."""
     wanted: dict[int, float] = {}
@@ -125,28 +165,7 @@ def _wanted(
     return wanted
 
 
-class _Idle:
-    """The gaps of an iteration: from being saved to the first use."""
-
-    def __init__(self, seen: Observed) -> None:
-        n = len(seen.size_bytes)
-        self.saved = [0] * n
-        self.saved_event = [0] * n
-        self.used = [NEVER] * n
-        self.used_event = [0] * n
-        for event, (code, tick) in enumerate(zip(seen.sequence, seen.event_tick, strict=True)):
-            number, kind = divmod(code, 2)
-            if number < 0:  # of an earlier iteration
-                continue
-            if kind == SAVED:
-                self.saved[number] = tick
-                self.saved_event[number] = event
-            elif self.used[number] == NEVER:
-                self.used[number] = tick
-                self.used_event[number] = event
-
-
-def _choose(seen: Observed, idle: _Idle, limit_bytes: int, rates: Rates) -> dict[int, int]:
+def _choose(seen: Observed, idle: Idleness, limit_bytes: int, rates: Rates) -> dict[int, int]:
     """Return the tensors that leave, each with the tick at which its memory is free."""
     gaps = {
         i: int(seen.t_ns[idle.used[i]] - seen.t_ns[idle.saved[i]])
@@ -171,7 +190,7 @@ def _choose(seen: Observed, idle: _Idle, limit_bytes: int, rates: Rates) -> dict
     return freed
 
 
-def _leave(seen: Observed, idle: _Idle, chosen: Sequence[int], rates: Rates) -> dict[int, int]:
+def _leave(seen: Observed, idle: Idleness, chosen: Sequence[int], rates: Rates) -> dict[int, int]:
     """Return when those that leave have left, if that is before they are needed."""
     ends: dict[int, float] = {}
     channel_ns = 0.0
@@ -182,9 +201,30 @@ def _leave(seen: Observed, idle: _Idle, chosen: Sequence[int], rates: Rates) -> 
     return {i: int(tick) for i, tick in zip(ends, ticks, strict=True) if tick < idle.used[i]}
 
 
-def _without(seen: Observed, idle: _Idle, freed: Mapping[int, int]) -> Int64s:
+def _without(seen: Observed, idle: Idleness, freed: Mapping[int, int]) -> Int64s:
     change = np.zeros(len(seen.load_bytes) + 1, np.int64)
     for i, tick in freed.items():
         change[tick] -= seen.size_bytes[i]
         change[idle.used[i]] += seen.size_bytes[i]
     return np.asarray(seen.load_bytes + np.cumsum(change[:-1]))
+
+
+def _chosen_by(planner: SavePlanner, seen: Observed, limit_bytes: int, rates: Rates) -> Chosen | None:
+    """Return what leaves and what is dropped, for the lowest limit that a planner finds a plan for; ``None``: none."""
+    found = problem_of(seen, rates)
+    limit = max(limit_bytes, found.problem.least_bytes, 1)
+    for _ in range(_MOST_HIGHER):
+        problem = dataclasses.replace(found.problem, limit_bytes=limit)
+        answer = planner.plan(problem, found.graph, PLANNING_S)
+        if not isinstance(answer, NoPlan):
+            moved = answer.swaps.tensor.tolist()
+            if answer.order:
+                origin = rewritten(problem, found.graph, answer.order).tensor
+                moved = origin[moved].tolist()
+            runs = np.bincount(np.array(answer.order, np.int64), minlength=len(found.graph))
+            dropped = frozenset(found.numbers[r] for r, maker in enumerate(found.graph.maker) if runs[maker] > 1)
+            return Chosen(frozenset(found.numbers[i] for i in moved) - dropped, dropped)
+        if limit >= problem.peak_bytes:
+            break
+        limit = int(limit * _HIGHER) + 1
+    return None

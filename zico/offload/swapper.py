@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from zico.base.errors import SwapError, ZicoError
 from zico.offload.mover import Place
-from zico.offload.swap_schedule import SAVED, USED
+from zico.offload.observed import SAVED, USED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from zico.offload.mover import Figures, Idle, Mover
     from zico.offload.swap_learning import Learner
@@ -134,7 +134,7 @@ class Swapper:
             plan = self._pass(2 * number + SAVED, idle.size_bytes)
             if plan is None:
                 self._thin_out()
-            elif number in plan.leaves:
+            elif number in plan.leaves or number in plan.drops:
                 self._wishes.append(weakref.ref(idle))
 
     def used(self, idle: Idle, take: Callable[[], Taken]) -> Taken:
@@ -160,6 +160,12 @@ class Swapper:
         elif was_late:
             self._learner.note_late(idle.ordinal)
         return taken
+
+    def can_be_made(self, idle: Idle, cost_ns: int, sources: Sequence[Idle]) -> None:
+        """Note that a tensor of this iteration can be made again, what that takes, and of which others."""
+        with self._lock:
+            if idle.ordinal >= 0 and all(source.ordinal >= 0 for source in sources):
+                self._learner.note_way(idle.ordinal, cost_ns, [source.ordinal for source in sources])
 
     def forget(self, idle: Idle) -> None:
         """Let the tier's copy of a tensor go that nobody needs any more; from any thread at any moment."""
@@ -194,8 +200,12 @@ class Swapper:
 
     def _is_still_wished(self, wish: weakref.ref[Idle]) -> bool:
         """Let what is to leave go if nobody can reach it any more; tells whether to try again."""
-        idle = wish()
-        return idle is not None and not self._mover.send(idle) and idle.place is Place.HERE and not idle.stays
+        idle, plan = wish(), self._plan
+        if idle is None or idle.place is not Place.HERE:
+            return False
+        if plan is not None and idle.ordinal in plan.drops:
+            return not self._mover.drop(idle)
+        return not self._mover.send(idle) and idle.place is Place.HERE and not idle.stays
 
     def _waited_ns(self) -> int:
         return self._gauge.waited_ns() + self._mover.figures.waited_ns
@@ -326,7 +336,7 @@ class Swapper:
         if iteration == self._iteration and self._event < self.most_events:
             return
         is_planned = self._plan is not None and self._event == len(self._plan.observed.sequence)
-        if is_planned and self._plan is not None and self._plan.leaves:
+        if is_planned and self._plan is not None and (self._plan.leaves or self._plan.drops):
             self.planned_iterations += 1
         else:
             self.passive_iterations += 1

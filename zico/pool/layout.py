@@ -199,6 +199,8 @@ class Job(Record):
     copy_hidden_ns: I8  # copying that nobody waited for
     faults: I8  # page faults that were served
     late: I8  # planned or expected arrivals that a thread had to wait for
+    dropped_bytes: I8  # let go without a copy, ever
+    making_ns: I8  # its threads made again what was dropped
     managed_bytes: I8  # of managed memory that is its window on a GPU, 0: none
     group: I8  # equal for the ranks of one group, 0: none; this and what follows: zico.pool.groups
     round: I8  # the last common start of its group that it took part in

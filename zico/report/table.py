@@ -24,7 +24,10 @@ Cells = tuple[str, ...]
 PLAIN_WIDTH = 160
 """Columns where there is no terminal to ask: wide enough that nothing is cut."""
 COLUMNS = ("job", "exit", "iterations", "it/s", "waited", "peak", "tensors", "persistent", "in the pool")
-SAVING_COLUMNS = ("job", "saves by", "moved out", "moved in", "time hidden", "time lost", "faults", "late")
+SAVING_COLUMNS = (
+    *("job", "saves by", "moved out", "moved in", "time hidden", "time lost", "faults", "late"),
+    *("dropped", "made again"),
+)
 
 
 def write_table(report: RunReport, outfile: IO[str]) -> None:
@@ -122,6 +125,8 @@ def saving_rows(report: RunReport) -> Iterator[tuple[str, ...]]:
                 f"{saving.waited_s:.1f} s",
                 str(saving.faults),
                 str(saving.late),
+                format_bytes(saving.dropped_bytes),
+                f"{saving.making_s:.1f} s",
             )
 
 

@@ -114,7 +114,7 @@ class WaitKind(enum.IntEnum):
 
 
 class Saving(msgspec.Struct, frozen=True):
-    """What a job has moved to the next tier and back so that it could go on with less, and what that cost."""
+    """What a job has moved to the next tier and back, or dropped, to go on with less; and what that cost."""
 
     how: SaveMode = "none"
     out_bytes: Count = 0
@@ -131,6 +131,10 @@ class Saving(msgspec.Struct, frozen=True):
     """Page faults that were served."""
     late: Count = 0
     """Arrivals that a thread had to wait for, although they were planned or expected."""
+    dropped_bytes: Count = 0
+    """Let go without a copy, ever, and made again if they were used."""
+    making_s: Seconds = 0.0
+    """Its threads made again what was dropped."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
