@@ -27,6 +27,8 @@ FIELDS = (
     "copy_hidden_ns",
     "need_waited_ns",
     "spilled_bytes",
+    "dropped_bytes",
+    "making_ns",
 )
 
 
@@ -39,10 +41,10 @@ def _timed(mark: Callable[[Session], None], rows: list[dict[str, float]]) -> Cal
         nonlocal begun_s, cpu_begun_s, before
         now_s, cpu_s = time.perf_counter(), time.process_time()
         record = session.record
+        swapper = session.swapper
         after = {field: int(record[field]) for field in FIELDS}
         if begun_s:
-            moved = {field: after[field] - before[field] for field in FIELDS}
-            swapper = session.swapper
+            moved = {field: after[field] - before[field] for field in after}
             planned = swapper.planned_iterations if swapper is not None else 0
             rows.append({"wall_s": now_s - begun_s, "cpu_s": cpu_s - cpu_begun_s, "planned": planned, **moved})
         before = after

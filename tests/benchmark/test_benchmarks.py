@@ -196,3 +196,23 @@ def test_rates_are_taken_where_all_jobs_iterate() -> None:
     argv = [sys.executable, "-c", RATES]
     done = subprocess.run(argv, cwd=BENCHMARKS, capture_output=True, text=True, check=True, timeout=SMOKE_S)
     assert done.stdout.strip() == "(14.0, 15.0) [1.0, 2.0]"
+
+
+def test_save_nets_smoke_has_a_row_for_each_share(tmp_path: Path) -> None:
+    """A smoke run of save_nets.py judges some planners, and says where ours is ahead or behind."""
+    done = run_script("save_nets.py", "--smoke", "-o", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "save_nets.json").read_text())
+    assert missing(result) == []
+    rows = result["nets"]["stand-in"]["rows"]
+    assert [row["share"] for row in rows] == [0.8, 0.65, 0.5, 0.4]
+    assert all(row["overhead"]["zico"] == 0 for row in rows), "its links are fast"
+
+
+def test_save_planners_smoke_compares_losses(tmp_path: Path) -> None:
+    """A smoke run of save_planners.py trains by two planners with the losses of the job alone; one drops tensors."""
+    done = run_script("save_planners.py", "--smoke", "-o", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (job,) = json.loads((tmp_path / "save_planners.json").read_text())["jobs"]
+    assert [row["planner"] for row in job["rows"]] == ["swdoa", "echo"]
+    assert job["rows"][1]["rounds"][0]["dropped_bytes"] > 0

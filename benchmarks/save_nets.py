@@ -1,0 +1,109 @@
+"""How much longer does an iteration take with less memory than its peak, by each planner that drops or moves tensors?
+
+Training steps of published nets on a roofline of the card that their papers used, with PCIe 3.0.
+Each planner is asked for shares of the peak; its plan is replayed by judges that share no code with
+planners. Nothing has run on a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import common
+import swap
+
+from zico.planning.packing.problem import NoPlan
+from zico.planning.saving.mixed import judge
+from zico.planning.saving.recomputation import graph_of
+from zico.planning.saving.registry import SAVE_PLANNERS, SWAP_PLANNERS, save_planner
+
+if TYPE_CHECKING:
+    from zico.planning.saving.problem import SwapProblem
+
+QUESTION = "How much longer does an iteration take with less memory, by each planner that drops or moves tensors?"
+SHARES = (0.8, 0.65, 0.5, 0.4)
+LEFT_OUT = ("checkmate", "checkmate-lp", "flow-whole", "doa", "aoa", "wdoa")
+"""Programs too large for whole nets, and what ``flow`` tries itself."""
+PLANNERS = tuple(name for name in (*SWAP_PLANNERS, *SAVE_PLANNERS) if name not in LEFT_OUT)
+OURS = "zico"
+DEADLINE_S = 10.0
+LEVEL, AHEAD = 0.01, 0.05
+
+
+def measure(problem: SwapProblem, planners: tuple[str, ...], deadline_s: float) -> dict[str, Any]:
+    """Return what each planner's plan costs at each share of the peak; ``None``: it has none."""
+    graph, rows = graph_of(problem), []
+    for share in SHARES:
+        limited = dataclasses.replace(problem, limit_bytes=int(share * problem.peak_bytes))
+        row: dict[str, Any] = {"share": share, "overhead": {}, "again": {}, "moved_bytes": {}, "plan_s": {}}
+        for name in planners:
+            answer = save_planner(name).plan(limited, graph, deadline_s)
+            row["plan_s"][name] = answer.elapsed_s
+            row["overhead"][name] = None
+            if not isinstance(answer, NoPlan):
+                result, _ = judge(limited, graph, answer)
+                if not result.is_good:
+                    row["overhead"][name] = result.rule
+                    continue
+                row["overhead"][name] = result.overhead
+                row["again"][name] = answer.runs_again(graph)
+                row["moved_bytes"][name] = result.moved_bytes
+        rows.append(row)
+    figures = {"peak_bytes": problem.peak_bytes, "least_bytes": problem.least_bytes, "operations": problem.n_ops}
+    return {**figures, "period_ns": problem.period_ns, "rows": rows}
+
+
+def best_other(row: dict[str, Any]) -> tuple[str, float] | None:
+    """Return the best planner that is not ours, and what its plan costs."""
+    found = {name: cost for name, cost in row["overhead"].items() if name != OURS and isinstance(cost, float)}
+    name = min(found, key=lambda each: found[each], default=None)
+    return None if name is None else (name, found[name])
+
+
+def _shown(cost: float | str | None) -> str:
+    return f"{cost:.1%}" if isinstance(cost, float) else "-" if cost is None else f"breaks {cost}"
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """Return the result as a table, and in how many cases ours is ahead or behind."""
+    names = result["planners"]
+    rows, gains = [], []
+    for net, figures in result["nets"].items():
+        for row in figures["rows"]:
+            costs = [row["overhead"][name] for name in names]
+            shown = [
+                f"{cost:.1%}" if isinstance(cost, float) else "-" if cost is None else f"{cost}!" for cost in costs
+            ]
+            rows.append([net, f"{row['share']:.0%}", *shown])
+            other, ours = best_other(row), row["overhead"][OURS]
+            if other is not None:
+                gains.append(((1 + other[1]) / (1 + ours) - 1) if isinstance(ours, float) else -1.0)
+            elif isinstance(ours, float):
+                gains.append(1.0)
+    ahead, behind = sum(gain >= AHEAD for gain in gains), sum(gain < -LEVEL for gain in gains)
+    said = (
+        f"Of {len(gains)} cases that some planner can do, `{OURS}` is at least {AHEAD:.0%} faster than the best other "
+        f"in {ahead}, and more than {LEVEL:.0%} slower in {behind}. `-`: no plan. "
+        "Iterations that some planner alone can do count as ahead."
+    )
+    return f"How much longer an iteration takes than with all memory.\n\n{said}\n\n" + common.table(
+        ["net", "of the peak", *names], rows
+    )
+
+
+def main() -> None:
+    """Measure and write."""
+    options = common.parser(__doc__).parse_args()
+    planners = ("swdoa", "dtr", "zico") if options.smoke else PLANNERS
+    result = common.document("save_nets", QUESTION, {"shares": SHARES, "deadline_s": DEADLINE_S})
+    result |= {"planners": planners, "nets": {}}
+    problems = [("stand-in", "", swap.stand_in())] if options.smoke else swap.zoo_problems()
+    for name, _, problem in problems:
+        common.note(f"{name}: {problem.n_ops} operations")
+        result["nets"][name] = measure(problem, planners, DEADLINE_S)
+        common.write(result, text_of(result), common.output_directory(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""What does each planner cost a real PyTorch job that has less memory than its peak?
+
+The ResNet example and a GPT with plain attention, one thread each, alone and with shares of their
+peaks, by each planner that jobs can follow. Rounds are interleaved: each runs everything once, so
+that what the machine does besides falls on all rows. The losses must be those alone, bit by bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import common
+import swap_host
+from swap_host import Scale
+
+from zico.base.units import MIB, format_bytes
+
+QUESTION = "What does each planner cost a real PyTorch job that has less memory than its peak?"
+LIMIT_S = 3000.0
+GPT = str(Path(__file__).with_name("gpt_job.py"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A script, how long it runs, and with what."""
+
+    name: str
+    scale: Scale
+    cases: tuple[tuple[str, float, tuple[str, ...]], ...]
+    """Planner or mode, share of the peak, and more options of ``zico run``."""
+
+
+SWAPPING = ("swdoa", "doa", "bayes", "vdnn", "tflms", "flashneuron", "flow-whole")
+DROPPING = ("dtr", "chen", "superneurons", "echo", "capuchin", "zico")
+FILE = ("--tier", "file")
+AUTO = (("auto", 0.6, ()), ("auto", 0.5, ()), ("auto", 0.4, ()))
+ROWS = tuple((name, 0.6, ()) for name in ("swap", *SWAPPING, *DROPPING))
+
+
+def jobs(*, smoke: bool) -> list[Job]:
+    """Return what is run."""
+    if smoke:
+        small = ("--batch", "4", "--layers", "2")
+        return [Job("GPT", Scale(GPT, small, 6, 3, (), (), LIMIT_S), (("swdoa", 0.7, ()), ("echo", 0.8, ())))]
+    resnet = Scale(swap_host.RESNET, (), 14, 8, (), (), LIMIT_S)
+    gpt = Scale(GPT, ("--batch", "16"), 18, 10, (), (), LIMIT_S)
+    longer, auto_gpt = dataclasses.replace(resnet, iterations=36, skipped=28), (("auto", 0.6, ()), ("auto", 0.45, ()))
+    return [
+        Job("ResNet, auto", longer, AUTO),
+        Job("GPT, auto", dataclasses.replace(gpt, iterations=40, skipped=30), auto_gpt),
+        Job("ResNet", resnet, ROWS),
+        Job("GPT", gpt, (*ROWS, ("flashneuron", 0.6, FILE), ("zico", 0.6, FILE))),
+    ]
+
+
+def measure(job: Job, rounds: int) -> list[dict[str, Any]]:
+    """Return a row for each case: medians of each round, and over the same round's alone."""
+    rows: list[dict[str, Any]] = [
+        {"planner": name, "share": share, "options": options, "rounds": []} for name, share, options in job.cases
+    ]
+    with tempfile.TemporaryDirectory(prefix="zico-") as name:
+        directory = Path(name)
+        for number in range(rounds):
+            common.note(f"{job.name}, round {number + 1}: alone")
+            first = swap_host.run(job.scale, directory)
+            alone = swap_host.summary(first, job.scale)
+            for row in rows:
+                share, planner = row["share"], row["planner"]
+                common.note(f"{job.name}, round {number + 1}: {share:.0%}, {planner} {' '.join(row['options'])}")
+                limit = f"{swap_host.NAME}={int(share * first['job']['peak_bytes']) // MIB}MiB"
+                found = swap_host.run(job.scale, directory, ("--save", planner, "--limit", limit, *row["options"]))
+                if found["losses"] != first["losses"]:
+                    sys.exit(f"{job.name}: other losses with {planner} at {share:.0%}")
+                summed = swap_host.summary(found, job.scale)
+                row["rounds"].append({**summed, "alone_s": alone["wall_s"], "peak_alone_bytes": alone["peak_bytes"]})
+    return rows
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """Return the result as tables."""
+    parts = []
+    for job in result["jobs"]:
+        rows = []
+        for row in job["rows"]:
+            each = row["rounds"]
+            ratios = sorted(one["wall_s"] / one["alone_s"] for one in each)
+
+            def mean(field: str, each: list[dict[str, Any]] = each) -> float:
+                return statistics.median(one[field] for one in each)
+
+            rows.append(
+                [
+                    " ".join([row["planner"], *row["options"][1:]]),
+                    f"{row['share']:.0%}",
+                    f"{statistics.median(ratios):.2f}",
+                    f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
+                    format_bytes(int(mean("out_bytes"))),
+                    format_bytes(int(mean("dropped_bytes"))),
+                    f"{mean('making_ns') / 1e6:.0f}",
+                    f"{(mean('copy_waited_ns') + mean('need_waited_ns')) / 1e6:.1f}",
+                ]
+            )
+        header = [
+            "planner",
+            "of the peak",
+            "x alone",
+            "over rounds",
+            "moved out",
+            "dropped",
+            "ms made again",
+            "ms waited",
+        ]
+        peak = format_bytes(int(job["rows"][0]["rounds"][0]["peak_alone_bytes"]))
+        parts.append(f"## {job['name']}\n\nPeak alone: {peak}.\n\n{common.table(header, rows)}")
+    note = "Medians over an iteration, then over rounds. The losses of all runs are those alone, the same bits."
+    return f"{note}\n\n" + "\n\n".join(parts)
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    rounds = 1 if options.smoke else options.rounds
+    found = jobs(smoke=options.smoke)
+    result = common.document("save_planners", QUESTION, {"rounds": rounds})
+    result["jobs"] = [{"name": job.name, "rows": measure(job, rounds)} for job in found]
+    common.write(result, text_of(result), common.output_directory(options))
+
+
+if __name__ == "__main__":
+    main()
