@@ -17,7 +17,9 @@ Guarantees
 
 Known limitations
     Only functions called from Python are seen, in threads that save by our hooks. Under autocast
-    and in compiled graphs there are no recipes.
+    and in compiled graphs there are no recipes. A source that has been changed in place raises even
+    where the operation that autograd saved it for is never differentiated. What changes memory
+    without PyTorch's knowledge (``.data``, NumPy views) is not seen.
 """
 
 # ruff: noqa: SLF001 - PyTorch has no other names for what is used here
@@ -128,38 +130,42 @@ class Rebuilding:
         saving.on_saved = self._note_saved
 
     def install(self) -> None:
-        """Put the rules around PyTorch's functions."""
+        """Put the rules around PyTorch's functions, under names by which pickles find them without Zico, too."""
         functional, tensor = torch.nn.functional, torch.Tensor
-        for owner, name, rule in (
-            (torch, "relu", _relu),
-            (tensor, "relu", _relu),
-            (torch, "relu_", _relu_),
-            (tensor, "relu_", _relu_),
-            (torch, "batch_norm", _batch_norm),
-            (torch, "layer_norm", _layer_norm),
-            (functional, "gelu", _gelu),
-            (torch._C._nn, "silu", _silu),
-            (torch, "softmax", _softmax),
-            (tensor, "softmax", _softmax),
-            (tensor, "__add__", _add),
-            (tensor, "__iadd__", _iadd),
+        for owner, path, rule in (
+            (torch, "torch:relu", _relu),
+            (tensor, "torch:Tensor.relu", _relu),
+            (torch, "torch:relu_", _relu_),
+            (tensor, "torch:Tensor.relu_", _relu_),
+            (torch, "torch:batch_norm", _batch_norm),
+            (torch, "torch:layer_norm", _layer_norm),
+            (functional, "torch.nn.functional:gelu", _gelu),
+            (torch._C._nn, "torch._C._nn:silu", _silu),
+            (torch, "torch:softmax", _softmax),
+            (tensor, "torch:Tensor.softmax", _softmax),
+            (tensor, "torch:Tensor.__add__", _add),
+            (tensor, "torch:Tensor.__iadd__", _iadd),
         ):
-            setattr(owner, name, self._ruled(getattr(owner, name), rule))
-        functional._VF.dropout = self._dropping(functional._VF.dropout)
+            _replace(owner, path, functools.partial(self._ruled, rule))
+        _replace(functional._VF, "torch._VF:dropout", self._dropping)
 
     # -- around functions --------------------------------------------------------------------------
 
-    def _ruled(self, original: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Any]:
+    def _is_watching(self) -> bool:
+        """Tell whether what runs now is saved by our hooks, and not compiled or traced."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return False
+        return torch.is_grad_enabled() and self._saving.is_in_force()
+
+    def _ruled(self, rule: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function of PyTorch."""
         writes = rule in (_relu_, _iadd)
         name = original.__name__.strip("_")
 
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and self._saving.is_in_force()):
-                return original(*args, **kwargs)
-            made = self._ask(rule, args, kwargs)
-            before = self._source(made.inputs[0], 0) if made and writes else None
+            made = self._ask(rule, args, kwargs) if self._is_watching() else None
+            before = self._source(made.inputs[0], 0) if made is not None and writes else None
             result = original(*args, **kwargs)
             if made is not None and self._is_worth_it(result):
                 rest = made.inputs[1:] if writes else made.inputs
@@ -169,7 +175,6 @@ class Rebuilding:
                     self._give(result, Recipe(name, made.function, sources, made.constants))
             return result
 
-        _register(function, original)
         return function
 
     def _dropping(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,19 +182,16 @@ class Rebuilding:
 
         @functools.wraps(original)
         def dropout(input: Any, p: float, train: bool) -> Any:
-            if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and self._saving.is_in_force()):
-                return original(input, p, train)
-            if not (train and 0 < p < 1 and self._is_worth_it(input)):
-                return original(input, p, train)
-            state = torch.default_generator.get_state()
-            saved: list[Saved] = []
-            self._calls.saved = saved
+            state = None
+            if self._is_watching() and train and 0 < p < 1 and self._is_worth_it(input):
+                state = torch.default_generator.get_state()
+                self._calls.saved = []
             try:
                 result = original(input, p, train)
             finally:
-                self._calls.saved = None
+                saved = self._take_saved() if state is not None else ()
             for mask in saved:
-                if mask.storage.size_bytes == input.nbytes and mask.alias is not None:
+                if state is not None and mask.storage.size_bytes == input.nbytes and mask.alias is not None:
                     masking = _masking(state, p, tuple(mask.size), mask.dtype)
                     self._give(mask.alias, Recipe("dropout's mask", masking, (), (p, *_shape_of(mask))))
                     source = self._source(input, result.nbytes)
@@ -197,8 +199,13 @@ class Rebuilding:
                         self._give(result, Recipe("dropout", torch.mul, (source, mask), (p,)))
             return result
 
-        _register(dropout, original)
         return dropout
+
+    def _take_saved(self) -> list[Saved]:
+        """Return what has been saved since this thread began to collect it, and end that."""
+        saved: list[Saved] = self._calls.saved
+        self._calls.saved = None
+        return saved
 
     @staticmethod
     def _ask(rule: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Made | None:
@@ -302,11 +309,17 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
-def _register(function: Callable[..., Any], original: Callable[..., Any]) -> None:
-    """Let TorchScript take the one for the other."""
-    name = _builtins._find_builtin(original)
-    if name is not None:
-        _builtins._register_builtin(function, name)
+def _replace(owner: Any, path: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let a function be wrapped. Pickles name it by ``path``; TorchScript takes it for the original."""
+    module, _, name = path.partition(":")
+    attribute = name.rpartition(".")[2]
+    original = getattr(owner, attribute)
+    function = wrap(original)
+    function.__module__, function.__qualname__ = module, name
+    builtin = _builtins._find_builtin(original)
+    if builtin is not None:
+        _builtins._register_builtin(function, builtin)
+    setattr(owner, attribute, function)
 
 
 # -- the rules: what a function makes its result of ------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
+import pickle
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -228,6 +230,19 @@ def check_functions_may_be_compiled_and_scripted() -> None:
     expected = block(leaf())
     assert torch.equal(torch.jit.script(block)(leaf()), expected)
     assert torch.equal(torch.compile(block, backend="eager", fullgraph=True)(leaf()), expected)
+
+
+def check_functions_may_be_pickled_traced_and_exported() -> None:
+    """A pickle names PyTorch's function; a traced graph and an exported one are what they were."""
+    for function in (torch.relu, torch.softmax, functional.gelu, functional.silu, torch.Tensor.__add__):
+        assert pickle.loads(pickle.dumps(function)) is function  # noqa: S301 - its own
+    layer = nn.TransformerEncoderLayer(64, 4, activation=functional.gelu, batch_first=True)
+    assert b"zico" not in pickle.dumps(copy.deepcopy(layer))
+    block = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.1)).eval()
+    image = torch.randn(2, 3, 4, 4)
+    assert torch.equal(torch.jit.trace(block, image)(image), block(image))
+    assert torch.equal(torch.export.export(block, (image,)).module()(image), block(image))
+    assert torch.equal(torch.fx.symbolic_trace(block)(image), block(image))
 
 
 def check_other_threads_and_modes_go_on() -> None:
