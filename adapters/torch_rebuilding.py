@@ -11,34 +11,40 @@ Theory of operation
 
 Guarantees
     6. Backward passes see the same bits.
-    A recipe is followed only if another one of the same function, shapes and constants has given
-    the same bits as the tensor itself, in this process. A source that has been changed in place
-    since raises, as autograd does for tensors that it saved.
+    A recipe is followed only if another one of the same function, shapes, constants and settings
+    has given the same bits as the tensor itself, in this process.
+    A tensor is dropped only while nobody can reach it or its sources, and neither has been changed
+    since. So nobody can change them until it has been made again.
+    A recipe keeps nothing alive until its tensor is dropped.
 
 Known limitations
-    Only functions called from Python are seen, in threads that save by our hooks. Under autocast
-    and in compiled graphs there are no recipes. A source that has been changed in place raises even
-    where the operation that autograd saved it for is never differentiated. What changes memory
-    without PyTorch's knowledge (``.data``, NumPy views) is not seen.
+    Only functions called from Python are seen, in threads that save by our hooks. Under autocast,
+    under modes for dispatch or functions, and in compiled graphs there are no recipes. What has
+    been reached for by ``.data``, NumPy, its address or its storage has none. A C++ extension that
+    writes to a tensor without telling PyTorch is not seen.
 """
 
 # ruff: noqa: SLF001 - PyTorch has no other names for what is used here
 # ruff: noqa: A002, ANN401, ARG001, FBT001, FBT002, FBT003, PLR0913, PLR0917 - signatures are PyTorch's
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
+import types
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch._C import TensorBase
 from torch.jit import _builtins
+from zico.adapters.torch_saving import is_plain, storage_of
 
 from zico.job.autoload import inform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from zico.adapters.torch_saving import Saved, Saving, Storage
 
@@ -46,62 +52,144 @@ if TYPE_CHECKING:
 
 SMALL = 64
 """An input so many times smaller than the result is copied: layers' weights, which optimizers change."""
+MOST_STEPS = 16
+"""Functions that one recipe calls, those of the recipes among its sources included."""
+MOST_KINDS = 4096
+"""Of recipes that are tried in a process: each takes as long as its function does, twice."""
+_MASK_PROBE = 1024
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_SMALLEST, _ONE = 5e-324, 1.0
+
+
+# -- recipes ---------------------------------------------------------------------------------------
+
+
+class Source:
+    """An input that autograd has saved. Keeps nothing alive."""
+
+    __slots__ = ("_saved", "dtype", "offset", "size", "stride")
+
+    def __init__(self, storage: Storage, tensor: torch.Tensor) -> None:
+        """Stand for a tensor as it is now, of memory that is saved."""
+        self._saved = tuple(weakref.ref(each) for each in storage.unchanged() if each.dtype is tensor.dtype)
+        self.dtype, self.size, self.stride = tensor.dtype, tensor.size(), tensor.stride()
+        self.offset = tensor.storage_offset()
+
+    def saved(self) -> Saved | None:
+        """Return what has been saved of the same memory; ``None``: nothing lives that is unchanged since."""
+        living = (reference() for reference in self._saved)
+        return next((each for each in living if each is not None and not each.is_changed()), None)
+
+    def of(self, saved: Saved) -> torch.Tensor:
+        """Return the input; its memory is here."""
+        return saved.take().as_strided(self.size, self.stride, self.offset)
+
+
+class Settings(NamedTuple):
+    """What else the bits of a result depend on, of the thread that makes it."""
+
+    threads: int
+    onednn: bool
+    flushes_denormals: bool
+
+    @classmethod
+    def now(cls) -> Settings:
+        """Return those in force."""
+        return cls(torch.get_num_threads(), torch._C._get_mkldnn_enabled(), _SMALLEST * _ONE == 0.0)
+
+    def set(self) -> None:
+        """Let them be in force."""
+        now = self.now()
+        if now.threads != self.threads:
+            torch.set_num_threads(self.threads)
+        if now.onednn != self.onednn:
+            torch._C._set_mkldnn_enabled(self.onednn)
+        if now.flushes_denormals != self.flushes_denormals:
+            torch.set_flush_denormal(self.flushes_denormals)
 
 
 class Recipe:
     """How a tensor is made."""
 
-    __slots__ = ("constants", "function", "name", "sources")
+    __slots__ = ("function", "kind", "name", "settings", "sources", "steps")
+
+    steps: int
+    """Functions that it calls."""
 
     def __init__(
-        self, name: str, function: Callable[..., torch.Tensor], sources: Sequence[Any], constants: tuple[Any, ...]
+        self,
+        name: str,
+        function: Callable[..., torch.Tensor],
+        sources: Sequence[Any],
+        kind: int,
+        settings: Settings,
     ) -> None:
         """Make it by a function of tensors.
 
         Args:
             name: Of the function, in messages.
             function: Makes it of ``sources``; writes to none of them but to those that are recipes.
-            sources: ``Saved`` tensors, recipes, small tensors, or ``None``.
-            constants: What else the function depends on.
+            sources: A ``Source``, a recipe, a small tensor, or ``None``, each.
+            kind: What recipes have in common that make tensors in the same way.
+            settings: Those in which it was made.
         """
-        self.name, self.function, self.sources, self.constants = name, function, sources, constants
+        self.name, self.function, self.sources, self.kind, self.settings = name, function, sources, kind, settings
+        self.steps = 1 + sum(each.steps for each in sources if isinstance(each, Recipe))
 
-    def make(self, bring: Bring) -> torch.Tensor:
-        """Return the tensor, made anew; waits until its sources are here."""
+    def saved(self) -> list[Saved] | None:
+        """Return what of its sources has to be kept, in the order of their use; ``None``: some of it is lost."""
+        found: list[Saved] = []
+        for source in self.sources:
+            if isinstance(source, Recipe):
+                below = source.saved()
+                if below is None:
+                    return None
+                found += below
+            elif isinstance(source, Source):
+                saved = source.saved()
+                if saved is None:
+                    return None
+                found.append(saved)
+        return found
+
+    def make(self, saved: Iterator[Saved], bring: Bring) -> torch.Tensor:
+        """Return the tensor, made anew of what ``saved`` returned; waits until that is here."""
         arguments = []
         for source in self.sources:
             if isinstance(source, Recipe):
-                arguments.append(source.make(bring))
-            elif source is None or isinstance(source, torch.Tensor):
-                arguments.append(source)
+                arguments.append(source.make(saved, bring))
+            elif isinstance(source, Source):
+                each = next(saved)
+                arguments.append(bring(each.storage, functools.partial(source.of, each)))
             else:
-                arguments.append(bring(source.storage, source.take))
+                arguments.append(source)
         return self.function(*arguments)
 
-    def storages(self) -> list[Storage]:
-        """Return what has to be here."""
-        found: list[Storage] = []
-        for source in self.sources:
-            if isinstance(source, Recipe):
-                found += source.storages()
-            elif source is not None and not isinstance(source, torch.Tensor):
-                found.append(source.storage)
-        return found
 
-    def kind(self) -> tuple[Any, ...]:
-        """Return what recipes have in common that make tensors in the same way."""
-        parts = [
-            source.kind() if isinstance(source, Recipe) else _shape_of(source) if source is not None else None
-            for source in self.sources
-        ]
-        return self.name, self.constants, *parts
+def remade(recipe: Recipe, saved: Sequence[Saved], bring: Bring) -> torch.Tensor:
+    """Return what a recipe makes, outside of any graph and mode, in the settings of the first time."""
+    before = Settings.now()
+    with (
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableTorchDispatch(),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):
+        recipe.settings.set()
+        try:
+            return recipe.make(iter(saved), bring)
+        finally:
+            before.set()
 
 
 def _shape_of(source: Any) -> tuple[Any, ...]:
     if isinstance(source, torch.Tensor):
         return tuple(source.size()), source.stride(), source.dtype
     return tuple(source.size), source.stride, source.dtype
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return TensorBase.set_(torch.empty(0, dtype=torch.uint8), storage_of(tensor))
 
 
 class _Known(NamedTuple):
@@ -117,6 +205,9 @@ class _Known(NamedTuple):
         return self.storage() is storage and self.version == version
 
 
+# -- the rules around PyTorch's functions ----------------------------------------------------------
+
+
 class Rebuilding:
     """The rules, for as long as the process lives."""
 
@@ -124,7 +215,10 @@ class Rebuilding:
         """Give recipes to what these hooks save."""
         self._saving = saving
         self._known: dict[int, _Known] = {}
-        self._cost_ns: dict[tuple[Any, ...], int | None] = {}
+        self._exposed: dict[int, weakref.ref[Any]] = {}
+        """Memory that somebody has reached for around PyTorch."""
+        self._kinds: dict[tuple[Any, ...], int] = {}
+        self._cost_ns: dict[int, int | None] = {}
         """Of each kind of recipe; ``None``: its bits differ."""
         self._calls = threading.local()
         saving.on_saved = self._note_saved
@@ -148,64 +242,78 @@ class Rebuilding:
         ):
             _replace(owner, path, functools.partial(self._ruled, rule))
         _replace(functional._VF, "torch._VF:dropout", self._dropping)
+        for name in ("numpy", "data_ptr", "untyped_storage", "set_", "__dlpack__"):
+            _replace(tensor, f"torch:Tensor.{name}", self._exposing)
+        for owner, path in ((torch, "torch:to_dlpack"), (torch.utils.dlpack, "torch.utils.dlpack:to_dlpack")):
+            _replace(owner, path, self._exposing)
+        data = TensorBase.data
+        tensor.data = property(self._exposing(data.__get__), data.__set__, data.__delete__, data.__doc__)
 
     # -- around functions --------------------------------------------------------------------------
 
     def _is_watching(self) -> bool:
-        """Tell whether what runs now is saved by our hooks, and not compiled or traced."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return False
-        return torch.is_grad_enabled() and self._saving.is_in_force()
+        """Tell whether what runs now is saved by our hooks, and not compiled, transformed or traced."""
+        return (
+            not torch.compiler.is_compiling()
+            and torch.is_grad_enabled()
+            and self._saving.is_in_force()
+            and not _is_transformed()
+        )
 
     def _ruled(self, rule: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function of PyTorch."""
+        """Return a function of PyTorch that gives its results recipes."""
         writes = rule in (_relu_, _iadd)
         name = original.__name__.strip("_")
 
-        @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
-            made = self._ask(rule, args, kwargs) if self._is_watching() else None
-            before = self._source(made.inputs[0], 0) if made is not None and writes else None
+            if not self._is_watching() or not args or not self._may_be_worth_it(args[0]):
+                return original(*args, **kwargs)
+            made, sources = self._ask(rule, args, kwargs), None
+            if made is not None and writes:
+                sources = self._sources_of_written(made)
             result = original(*args, **kwargs)
             if made is not None and self._is_worth_it(result):
-                rest = made.inputs[1:] if writes else made.inputs
-                sources = [before] if writes else []
-                sources += [self._source(each, result.nbytes) for each in rest]
-                if all(each is not _NONE for each in sources) and not (writes and not isinstance(before, Recipe)):
-                    self._give(result, Recipe(name, made.function, sources, made.constants))
+                if not writes:
+                    sources = [self._source(each, result.nbytes) for each in made.inputs]
+                if sources is not None:
+                    self._give(result, name, made.function, sources, made.constants)
             return result
 
         return function
 
-    def _dropping(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap dropout, of which the mask is saved, too."""
+    def _sources_of_written(self, made: _Made) -> list[Any] | None:
+        """Return what a function is given that writes its result over its first input; ``None``: there is no recipe."""
+        over = made.inputs[0]
+        first = self._source(over, 0)
+        if not isinstance(first, Recipe):  # what was there is gone
+            return None
+        return [first, *(self._source(each, over.nbytes) for each in made.inputs[1:])]
 
-        @functools.wraps(original)
+    def _dropping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return dropout with recipes, for its mask, too, which autograd saves."""
+
         def dropout(input: Any, p: float, train: bool) -> Any:
-            state = None
-            if self._is_watching() and train and 0 < p < 1 and self._is_worth_it(input):
-                state = torch.default_generator.get_state()
-                self._calls.saved = []
+            if not (train and 0 < p < 1 and self._is_watching() and self._is_worth_it(input)):
+                return original(input, p, train)
+            state = torch.default_generator.get_state()
+            self._calls.saved = []
             try:
                 result = original(input, p, train)
             finally:
-                saved = self._take_saved() if state is not None else ()
+                saved: list[Saved] = self._calls.saved
+                self._calls.saved = None
             for mask in saved:
-                if state is not None and mask.storage.size_bytes == input.nbytes and mask.alias is not None:
-                    masking = _masking(state, p, tuple(mask.size), mask.dtype)
-                    self._give(mask.alias, Recipe("dropout's mask", masking, (), (p, *_shape_of(mask))))
-                    source = self._source(input, result.nbytes)
-                    if source is not _NONE:
-                        self._give(result, Recipe("dropout", torch.mul, (source, mask), (p,)))
+                if mask.storage.size_bytes != input.nbytes or mask.alias is None:
+                    continue
+                masking = _Masking(state, p, tuple(mask.size), mask.dtype)
+                if masking.begins(mask.alias):
+                    self._give(mask.alias, "dropout's mask", masking, (), (p, *_shape_of(mask)))
+                    if self._is_worth_it(result):
+                        sources = self._source(input, result.nbytes), Source(mask.storage, mask.alias)
+                        self._give(result, "dropout", torch.ops.aten.mul, sources, (p,))
             return result
 
         return dropout
-
-    def _take_saved(self) -> list[Saved]:
-        """Return what has been saved since this thread began to collect it, and end that."""
-        saved: list[Saved] = self._calls.saved
-        self._calls.saved = None
-        return saved
 
     @staticmethod
     def _ask(rule: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Made | None:
@@ -215,16 +323,18 @@ class Rebuilding:
             return None
         return made
 
+    def _may_be_worth_it(self, tensor: Any) -> bool:
+        """Tell whether a result of this tensor can be a saved tensor of ours."""
+        return _is_ours(tensor) and tensor.nbytes * SMALL >= self._saving.least_bytes
+
     def _is_worth_it(self, tensor: Any) -> bool:
-        """Tell whether it can be a saved tensor of ours: plain, dense, of the pool, and large."""
+        """Tell whether it can be a saved tensor of ours: plain, whole, of the pool, and large."""
+        if not _is_ours(tensor) or tensor.nbytes < self._saving.least_bytes:
+            return False
+        storage = storage_of(tensor)
         return (
-            type(tensor) in _PLAIN
-            and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-            and tensor.is_cpu
-            and tensor.layout is torch.strided
-            and tensor.nbytes >= self._saving.least_bytes
-            and tensor.untyped_storage().nbytes() == tensor.nbytes
-            and self._saving.owns(tensor.data_ptr())
+            storage.nbytes() == tensor.nbytes
+            and self._saving.owns(storage.data_ptr())
             and not torch.is_autocast_enabled("cpu")
         )
 
@@ -232,90 +342,221 @@ class Rebuilding:
         """Return how an input can be had again; ``_NONE``: it cannot."""
         if tensor is None:
             return None
-        if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.layout is not torch.strided:
+        if not _is_ours(tensor):
             return _NONE
         if tensor.nbytes * SMALL <= result_bytes:
             with torch.no_grad():
                 return tensor.detach().clone()
-        storage = tensor.untyped_storage()
+        storage = storage_of(tensor)
         living = self._saving.known.get(storage._cdata)
         if living is not None:
-            return self._saving.saved_of(living, tensor)
+            source = Source(living, tensor)
+            return source if source.saved() is not None else _NONE
         known = self._known.get(storage._cdata)
         if known is None or not known.is_of(storage, tensor._version) or known.shape != _shape_of(tensor):
             return _NONE  # a view of what the recipe makes would be another input
-        return known.recipe
+        return known.recipe if known.recipe.settings == Settings.now() else _NONE
 
-    # -- recipes -----------------------------------------------------------------------------------
+    # -- who has recipes ---------------------------------------------------------------------------
 
-    def _give(self, tensor: torch.Tensor, recipe: Recipe) -> None:
+    def _give(
+        self,
+        tensor: torch.Tensor,
+        name: str,
+        function: Callable[..., torch.Tensor],
+        sources: Sequence[Any],
+        constants: tuple[Any, ...],
+    ) -> None:
         """Let a tensor be made by a recipe from now on, wherever it is saved."""
-        storage: Any = tensor.untyped_storage()
+        storage = storage_of(tensor)
         key = storage._cdata
+        if any(source is _NONE for source in sources) or self._is_exposed(storage):
+            return
+        settings = Settings.now()
+        parts = [
+            source.kind if isinstance(source, Recipe) else None if source is None else _shape_of(source)
+            for source in sources
+        ]
+        kind = self._kind(name, constants, settings, *parts)
+        recipe = Recipe(name, function, sources, kind, settings)
+        if kind < 0 or recipe.steps > MOST_STEPS:
+            return
         known = self._known.get(key)
         if known is not None and known.storage() is storage:
             reference = known.storage
         else:
-            reference = weakref.ref(storage, lambda gone: self._forget(key, gone))
+            reference = weakref.ref(storage, functools.partial(self._forget, self._known, key))
         self._known[key] = _Known(reference, tensor._version, _shape_of(tensor), recipe)
         saved = self._saving.known.get(key)
         if saved is not None and not saved.is_changed():
             self._settle(saved, tensor, recipe)
 
-    def _forget(self, key: int, gone: weakref.ref[Any]) -> None:
-        if key in self._known and self._known[key].storage is gone:
-            del self._known[key]
+    def _kind(self, *parts: Any) -> int:
+        """Return the number of a kind; -1: there are too many."""
+        kind = self._kinds.get(parts, -1)
+        if kind < 0 and len(self._kinds) < MOST_KINDS:
+            kind = self._kinds[parts] = len(self._kinds)
+        return kind
+
+    @staticmethod
+    def _forget(noted: dict[int, Any], key: int, gone: weakref.ref[Any]) -> None:
+        """Take dead memory from ``_known`` or ``_exposed``."""
+        found = noted.get(key)
+        if (found.storage if isinstance(found, _Known) else found) is gone:
+            noted.pop(key, None)
 
     def _note_saved(self, saved: Saved, tensor: torch.Tensor) -> None:
         """Give a tensor that is being saved its recipe."""
         calls = getattr(self._calls, "saved", None)
         if calls is not None:
             calls.append(saved)
-        storage = tensor.untyped_storage()
+        if _is_transformed():
+            return
+        storage = storage_of(tensor)
+        if storage._cdata in self._exposed and self._is_exposed(storage):
+            saved.storage.is_exposed = True
         known = self._known.get(storage._cdata)
-        if saved.storage.recipe is None and known is not None and known.is_of(storage, tensor._version):
+        has = saved.storage.recipe is not None and saved.storage.recipe_version == tensor._version
+        if not has and known is not None and known.is_of(storage, tensor._version):
             self._settle(saved.storage, tensor, known.recipe)
 
     def _settle(self, storage: Storage, tensor: torch.Tensor, recipe: Recipe) -> None:
         """Let what is saved, or a view of it, be made by a recipe whose kind has been tried."""
-        kind = recipe.kind()
-        if kind not in self._cost_ns:
-            self._cost_ns[kind] = self._try(tensor, recipe)
-        cost_ns = self._cost_ns[kind]
+        saved = recipe.saved()
+        if saved is None or storage.is_exposed or any(each.storage.is_exposed for each in saved):
+            return
+        if recipe.kind not in self._cost_ns:
+            self._cost_ns[recipe.kind] = self._try(tensor, recipe, saved)
+        cost_ns = self._cost_ns[recipe.kind]
         if cost_ns is not None:
-            storage.recipe = recipe
-            self._saving.swapper.can_be_made(storage, cost_ns, recipe.storages())
+            storage.recipe, storage.recipe_version = recipe, tensor._version
+            self._saving.swapper.can_be_made(storage, cost_ns, [each.storage for each in saved])
 
-    def _try(self, tensor: torch.Tensor, recipe: Recipe) -> int | None:
+    def _try(self, tensor: torch.Tensor, recipe: Recipe, saved: list[Saved]) -> int | None:
         """Return what a recipe takes; ``None``, and one line, if the memory that it makes has other bytes."""
+        what = f"{recipe.name} of {list(tensor.size())} is kept"
         took_ns = 0
-        for _ in range(2):  # the first one pays for what is made once
-            began_ns = time.perf_counter_ns()
-            made = remade(recipe, lambda _storage, take: take())
-            took_ns = time.perf_counter_ns() - began_ns
+        try:
+            for _ in range(2):  # the first one pays for what is made once
+                began_ns = time.perf_counter_ns()
+                made = remade(recipe, saved, self._saving.swapper.bring)
+                took_ns = time.perf_counter_ns() - began_ns
+        except Exception as error:  # noqa: BLE001 - whatever it is, the user's own call has worked
+            inform(f"{what}: to make it again fails: {error}")
+            return None
         if torch.equal(_bytes_of(made), _bytes_of(tensor)):
             return took_ns
-        inform(f"{recipe.name} of {list(tensor.size())} is kept: made again, its bits would differ")
+        inform(f"{what}: made again, its bits would differ")
         return None
 
+    # -- memory that is reached for around PyTorch -------------------------------------------------
 
-def remade(recipe: Recipe, bring: Bring) -> torch.Tensor:
-    """Return what a recipe makes, as outside of any graph and of autocast."""
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        return recipe.make(bring)
+    def _exposing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that lets its caller write to memory without a version: what it is given has no recipes."""
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                for each in args:
+                    if isinstance(each, torch.Tensor):
+                        self._expose(each)
+            return original(*args, **kwargs)
+
+        return function
+
+    def _expose(self, tensor: torch.Tensor) -> None:
+        if type(tensor) in _PLAIN and not tensor.is_cpu:
+            return
+        with (
+            torch._C.DisableTorchFunction(),
+            contextlib.suppress(RuntimeError, NotImplementedError),
+        ):  # it has no memory
+            storage = storage_of(tensor)
+            if (
+                storage.device.type == "cpu"
+                and storage.nbytes() >= self._saving.least_bytes
+                and self._saving.owns(storage.data_ptr())
+            ):
+                key = storage._cdata
+                self._known.pop(key, None)
+                if not self._is_exposed(storage):
+                    self._exposed[key] = weakref.ref(storage, functools.partial(self._forget, self._exposed, key))
+                saved = self._saving.known.get(key)
+                if saved is not None:
+                    saved.is_exposed = True
+
+    def _is_exposed(self, storage: Any) -> bool:
+        reference = self._exposed.get(storage._cdata)
+        return reference is not None and reference() is storage
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+def _is_transformed() -> bool:
+    """Tell whether this thread's calls go to somebody else first: to a mode, a tracer, or a transformation."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def _is_ours(tensor: Any) -> bool:
+    """Tell whether it is nothing but its memory, to ``torch.func``, too."""
+    return type(tensor) in _PLAIN and is_plain(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+class _Function:
+    """A function of PyTorch with something around it; equal to the one that it stands for, as a key, too.
+
+    As PyTorch's own, it does not become a method where a class has it as an attribute.
+    """
+
+    def __init__(self, original: Callable[..., Any], path: str, call: Callable[..., Any]) -> None:
+        """Stand for a function.
+
+        Args:
+            original: The function.
+            path: By which it is found, ``module:qualified.name``.
+            call: What is called instead.
+        """
+        functools.update_wrapper(self, original)
+        self.__module__, _, self.__qualname__ = path.partition(":")
+        self.__name__ = self.__qualname__.rpartition(".")[2]
+        self._original, self._call = original, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return self._call(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether it is this one, or PyTorch's."""
+        return other is self or other is self._original
+
+    def __hash__(self) -> int:
+        """Return PyTorch's."""
+        return hash(self._original)
+
+    def __repr__(self) -> str:
+        """Describe PyTorch's."""
+        return repr(self._original)
+
+    def __reduce__(self) -> str:
+        """Name it, for pickles and copies."""
+        return self.__qualname__
+
+
+class _Method(_Function):
+    """The same of a method."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Bind it."""
+        return self if instance is None else types.MethodType(self, instance)
 
 
 def _replace(owner: Any, path: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Let a function be wrapped. Pickles name it by ``path``; TorchScript takes it for the original."""
-    module, _, name = path.partition(":")
-    attribute = name.rpartition(".")[2]
+    attribute = path.rpartition(":")[2].rpartition(".")[2]
     original = getattr(owner, attribute)
-    function = wrap(original)
-    function.__module__, function.__qualname__ = module, name
+    function = (_Method if isinstance(owner, type) else _Function)(original, path, wrap(original))
     builtin = _builtins._find_builtin(original)
     if builtin is not None:
         _builtins._register_builtin(function, builtin)
@@ -404,12 +645,25 @@ def _batch_norm(
     return _Made(again, (input, weight, bias, mean, var), (training, eps))
 
 
-def _masking(state: torch.Tensor, p: float, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-    """Return what draws dropout's mask as PyTorch did in that state."""
+class _Masking:
+    """Draws dropout's mask as PyTorch did in some state of its generator."""
 
-    def mask() -> torch.Tensor:
+    def __init__(self, state: torch.Tensor, p: float, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Draw it from this state on."""
+        self._state, self._p, self._shape, self._dtype = state, p, shape, dtype
+
+    def __call__(self) -> torch.Tensor:
+        """Return the mask."""
+        return self._drawn(self._shape)
+
+    def begins(self, mask: torch.Tensor) -> bool:
+        """Tell whether a mask was drawn from this state: another thread may have drawn in between."""
+        n = min(mask.numel(), _MASK_PROBE)
+        seen = TensorBase.set_(torch.empty(0, dtype=self._dtype), storage_of(mask), 0, (n,), (1,))
+        return torch.equal(self._drawn((n,)), seen)
+
+    def _drawn(self, shape: tuple[int, ...]) -> torch.Tensor:
         generator = torch.Generator()
-        generator.set_state(state)
-        return torch.empty(shape, dtype=dtype).bernoulli_(1 - p, generator=generator).div_(1 - p)
-
-    return mask
+        generator.set_state(self._state)
+        drawn = torch.empty(shape, dtype=self._dtype).bernoulli_(1 - self._p, generator=generator)
+        return drawn.div_(1 - self._p)

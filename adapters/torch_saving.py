@@ -31,14 +31,14 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _autograd, _storage_Use_Count
+from torch._C import TensorBase, _autograd, _storage_Use_Count
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
-from zico.offload.mover import Idle
+from zico.offload.mover import Idle, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from zico.offload.state_return import Resting
     from zico.offload.swapper import Swapper
 
+storage_of = TensorBase.untyped_storage
+"""Returns a tensor's memory; ``Tensor.untyped_storage`` is watched (``torch_rebuilding``)."""
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _CHANGED = (
@@ -65,11 +67,20 @@ def _references(storage: Any) -> tuple[int, int]:  # noqa: ANN401 - torch has no
 def _unshared() -> tuple[int, int]:
     """Return what ``_references`` says of a storage that one tensor and one variable refer to, by this PyTorch."""
     tensor = torch.empty(1)
-    storage = tensor.untyped_storage()
+    storage = storage_of(tensor)
     return _references(storage)
 
 
 _USES, _OBJECT_REFERENCES = _unshared()
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor of PyTorch's own type is nothing but its memory: dense, and read as it is written."""
+    return (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+    )
 
 
 class Storage(Idle):
@@ -85,6 +96,12 @@ class Storage(Idle):
         self._bases: dict[torch.dtype, torch.Tensor] = {}
         self.recipe: Recipe | None = None
         """How it can be made again; ``None``: it cannot."""
+        self.recipe_version = 0
+        """Of the tensors that the recipe makes."""
+        self.is_exposed = False
+        """Somebody has had its memory, and may have changed it, around PyTorch."""
+        self._kept: list[Saved] = []
+        """What it is made of, while it is dropped."""
 
     def __del__(self) -> None:
         """Let the tier's copy go."""
@@ -98,14 +115,31 @@ class Storage(Idle):
         living = [saved for reference in self._saved if (saved := reference()) is not None]
         return [saved for saved in living if saved.alias is not None]
 
+    def unchanged(self) -> list[Saved]:
+        """Return what is saved of it, as long as it has not been changed in place since then."""
+        return [saved for saved in self._aliases() if not saved.is_changed()]
+
     def is_changed(self) -> bool:
         """Tell whether it has been changed in place since any of it was saved."""
         return any(saved.is_changed() for saved in self._aliases())
 
-    @property
-    def can_be_made(self) -> bool:
-        """Tell whether it can be made again."""
-        return self.recipe is not None
+    def keep_sources(self) -> bool:
+        """Keep what it is made of, if it can be made again and nobody can change that any more; tells whether."""
+        if self.recipe is None or any(saved.version != self.recipe_version for saved in self._aliases()):
+            return False
+        sources = self.recipe.saved()
+        if sources is None or not self.lies_still() or not all(saved.storage.lies_still() for saved in sources):
+            return False
+        self._kept = sources
+        return True
+
+    def lies_still(self) -> bool:
+        """Tell whether it is as it was, and nobody can reach it."""
+        return not self.is_exposed and (self.place is not Place.HERE or self.lend() != 0)
+
+    def sources(self) -> list[Idle]:
+        """Return what it is made of, while it is dropped."""
+        return [saved.storage for saved in self._kept]
 
     def make(self, bring: Callable[..., Any]) -> None:
         """Make it again."""
@@ -114,7 +148,7 @@ class Storage(Idle):
         if self.recipe is None:
             message = "there is no recipe"
             raise RuntimeError(message)
-        self._settled = remade(self.recipe, bring).untyped_storage()
+        self._settled = storage_of(remade(self.recipe, self._kept, bring))
 
     def lend(self) -> int:
         """Return its address if only saved tensors refer to it and none has been changed since."""
@@ -137,12 +171,13 @@ class Storage(Idle):
 
     def settle(self) -> int:
         """Allocate as PyTorch does."""
-        self._settled = torch.empty(self.size_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
+        self._settled = storage_of(torch.empty(self.size_bytes, dtype=torch.uint8, device="cpu"))
         return int(self._settled.data_ptr())
 
     def arrive(self) -> None:
         """Be here again, at another address."""
         self._storage, self._settled = self._settled, None
+        self.recipe, self._kept = None, []  # versions count anew
         self._saving.known[self._storage._cdata] = self
 
     def view(self, saved: Saved) -> torch.Tensor:
@@ -151,7 +186,7 @@ class Storage(Idle):
         if base is None:
             base = torch.empty(0, dtype=saved.dtype)
             n = self.size_bytes // saved.dtype.itemsize
-            self._bases[saved.dtype] = base = base.set_(self._storage, 0, (n,), (1,))
+            self._bases[saved.dtype] = base = TensorBase.set_(base, self._storage, 0, (n,), (1,))
         return base.as_strided(saved.size, saved.stride, saved.offset)
 
 
@@ -217,8 +252,14 @@ class Saving:
 
     def pack(self, tensor: torch.Tensor) -> Saved | tuple[torch.Tensor, int]:
         """Return what stands for a tensor in the graph."""
-        if tensor.is_cpu and type(tensor) in _PLAIN and tensor.layout is torch.strided:
-            storage = tensor.untyped_storage()
+        if torch._C._len_torch_dispatch_stack() > 0:
+            with torch._C._DisableTorchDispatch():  # a user's mode sees what the user does
+                return self._pack(tensor)
+        return self._pack(tensor)
+
+    def _pack(self, tensor: torch.Tensor) -> Saved | tuple[torch.Tensor, int]:
+        if type(tensor) in _PLAIN and is_plain(tensor):
+            storage = storage_of(tensor)
             if storage.nbytes() >= self.least_bytes:
                 known = self.known.get(storage._cdata)
                 if known is None and self.owns(storage.data_ptr()):
@@ -234,14 +275,12 @@ class Saving:
         """Tell whether memory is the pool's."""
         return self._begin <= address < self._end
 
-    @staticmethod
-    def saved_of(storage: Storage, tensor: torch.Tensor) -> Saved:
-        """Return what stands for one more tensor of memory that is here."""
-        return Saved(storage, tensor)
-
     def unpack(self, packed: Saved | tuple[torch.Tensor, int]) -> torch.Tensor:
         """Return the tensor again; waits until its memory is here."""
         if isinstance(packed, Saved):
+            if torch._C._len_torch_dispatch_stack() > 0:
+                with torch._C._DisableTorchDispatch():
+                    return self.swapper.used(packed.storage, packed.take)
             return self.swapper.used(packed.storage, packed.take)
         alias, version = packed
         _check_version(alias, version)

@@ -20,7 +20,7 @@ from zico.offload.mover import Place
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zico.offload.mover import Mover
+    from zico.offload.mover import Idle, Mover
 
 
 def test_out_and_back() -> None:
@@ -44,7 +44,7 @@ class Made(Array):
 
     def __init__(self, mover: Mover, *sources: Array) -> None:
         """Make it for the first time."""
-        self.sources = sources
+        self._made_of = sources
         self.times = 0
         super().__init__(mover, self._sum([source.take() for source in sources]))
         for source in sources:
@@ -54,17 +54,20 @@ class Made(Array):
     def _sum(contents: list[bytes]) -> bytes:
         return bytes(sum(each) % 256 for each in zip(*contents, strict=True))
 
-    @property
-    def can_be_made(self) -> bool:
-        """It can."""
-        return True
+    def keep_sources(self) -> bool:
+        """They are kept anyway."""
+        return self.lend() != 0
+
+    def sources(self) -> list[Idle]:
+        """Return the others."""
+        return list(self._made_of)
 
     def make(self, bring: Callable[[Any, Callable[[], Any]], Any]) -> None:
         """Add again."""
         self.times += 1
-        made = self._sum([bring(source, source.take) for source in self.sources])
+        made = self._sum([bring(source, source.take) for source in self._made_of])
         self._settled = np.frombuffer(made, np.uint8).copy()
-        for source in self.sources:
+        for source in self._made_of:
             source.held = False
 
 
@@ -113,8 +116,18 @@ def raises(error: type[Exception]) -> None:
     raise error
 
 
-def test_a_forked_child_makes_what_was_dropped() -> None:
-    """It has no threads, and needs none: sources first, then what is made of them."""
+def test_a_long_chain_of_dropped_ones_is_made() -> None:
+    """It may be longer than Python's stack is deep."""
+    mover, _ = make_mover(Shelf())
+    chain: list[Array] = [Array(mover, b"contents")]
+    for _ in range(2000):
+        chain.append(Made(mover, chain[-1]))
+    assert all(mover.drop(each) for each in reversed(chain[1:]))
+    assert mover.need(chain[-1], chain[-1].take) == (False, b"contents")
+
+
+def test_a_forked_child_makes_what_was_dropped_when_it_needs_it() -> None:
+    """It has no threads, and a fork that computes may hang: only what the child asks for is made."""
     mover, _ = make_mover(Shelf())
     source = Array(mover, b"contents")
     double = Made(mover, source, source)
@@ -124,8 +137,8 @@ def test_a_forked_child_makes_what_was_dropped() -> None:
     mover.send(source)
     assert mover.settle(DEADLINE_S)
     mover.leave_to_parent([double, source])
-    assert source.place is double.place is Place.HERE
-    assert double.take() == expected
+    assert (source.place, double.place, double.times) == (Place.HERE, Place.AWAY, 0)
+    assert mover.need(double, double.take)[1] == expected
 
 
 def test_what_is_held_does_not_leave() -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import copy
+import ctypes
 import io
+import os
 import pickle
-from typing import TYPE_CHECKING, Any, Self
+import select
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 import pytest
 import torch
 from checking import run
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zico.job import session
 
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 ROWS = 512
+DEADLINE_S = 60.0
 
 
 def mover() -> Any:  # noqa: ANN401 - the swapper's own
@@ -87,7 +97,7 @@ def same(build: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor, exp
         if drops:
             assert sorted(watched.drop()) == sorted(expected)
         end.backward()
-        assert all(each.place == 0 for each in watched.storages if each.recipe is not None), "it is here again"
+        assert not any(each.is_dropped for each in watched.storages), "it is here again"
         grads.append(bits(start.grad))
     assert grads[0] == grads[1]
 
@@ -201,16 +211,313 @@ def check_a_chain_is_made_from_its_beginning() -> None:
     same(lambda x: through(functional.gelu(functional.relu(x.tanh()))), leaf(), ["relu", "gelu"])
 
 
-def check_a_changed_source_raises() -> None:
-    """What autograd would say of a saved tensor that was changed in place, it says of a source, too."""
+def check_nobody_can_change_what_is_needed() -> None:
+    """What somebody holds is no source: the script may change it, where autograd has no use for it any more."""
+    source = leaf().detach().tanh().requires_grad_()
+    with Watched() as watched:
+        other = source * source
+        end = through(functional.relu(source))
+        assert watched.drop() == []
+    with torch.no_grad():
+        expected = 2.0 * functional.relu(source)
+        source.add_(1.0)
+    end.backward()
+    assert bits(source.grad) == bits(expected)
+    assert other.requires_grad
+
+
+def check_a_source_that_nobody_keeps_is_lost() -> None:
+    """A recipe keeps nothing alive: where autograd has let a source go, the result stays."""
     x = leaf()
     with Watched() as watched:
         source = x.tanh()
-        end = through(functional.relu(source))
-    assert watched.drop() == ["relu"]
-    source.detach().add_(1.0)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        other = source * source
+        end = (functional.relu(source.detach()) * x).sum()
+        del source
+        assert watched.drop() == ["relu"]
+    del other
+    end.backward()
+    with Watched() as watched:
+        source = x.tanh()
+        other = source * source
+        normal = functional.relu(source.detach())
+        kept = [weakref.ref(each) for each in watched.storages]
+        del source, other
+        watched.storages.clear()
+        assert [each() for each in kept] == [None]
+        assert normal.numel() == x.numel()
+
+
+def check_saved_again_after_a_change() -> None:
+    """What is saved of the same memory later has the recipe of that moment, or none."""
+
+    def build(x: torch.Tensor) -> torch.Tensor:
+        y = functional.gelu(x * 2.0)
+        other = y * y
+        y.mul_(0.5)
+        end = through(y)
+        assert other.requires_grad
+        return end
+
+    same(build, leaf(), [])
+    same(lambda x: build(x.tanh()), leaf(), [])
+
+
+def _by_data(y: torch.Tensor) -> None:
+    y.data.mul_(0.5)
+
+
+def _by_numpy(y: torch.Tensor) -> None:
+    array = y.detach().numpy()
+    array *= 0.5
+
+
+def _by_array(y: torch.Tensor) -> None:
+    array = np.asarray(y.detach())
+    array *= 0.5
+
+
+def _by_address(y: torch.Tensor) -> None:
+    array = (ctypes.c_float * y.numel()).from_address(y.data_ptr())
+    array[7] = 0.5
+
+
+def _by_storage(y: torch.Tensor) -> None:
+    torch.empty(0).set_(y.untyped_storage(), 0, y.size(), y.stride()).mul_(0.5)
+
+
+def _by_tensor(y: torch.Tensor) -> None:
+    torch.empty(0).set_(y.detach()).mul_(0.5)
+
+
+def _by_dlpack(y: torch.Tensor) -> None:
+    array = np.from_dlpack(y.detach())
+    torch.from_dlpack(y.detach()).mul_(0.5)
+    del array
+
+
+def check_changes_around_pytorch_are_noticed() -> None:
+    """The result, or a source of it, changes without a version: autograd uses what is there then."""
+    for change in (_by_data, _by_numpy, _by_array, _by_address, _by_storage, _by_tensor, _by_dlpack):
+
+        def result(x: torch.Tensor, change: Callable[[torch.Tensor], None] = change) -> torch.Tensor:
+            y = functional.gelu(x * 2.0)
+            change(y)
+            return through(y)
+
+        def source(x: torch.Tensor, change: Callable[[torch.Tensor], None] = change) -> torch.Tensor:
+            h = x * 2.0
+            y = functional.gelu(h)
+            change(h)
+            return through(y)
+
+        def between(x: torch.Tensor, change: Callable[[torch.Tensor], None] = change) -> torch.Tensor:
+            y = functional.batch_norm(x * 2.0, None, None, training=True)
+            change(y)
+            return through(functional.relu(y, inplace=True))
+
+        same(result, leaf(), [])
+        same(source, leaf(), [])
+        same(between, leaf(), [])
+        same(lambda x: through(functional.gelu(x * 2.0)), leaf(), ["gelu"])
+
+
+def check_added_to_itself_in_place() -> None:
+    """What is written over is a source twice."""
+
+    def build(x: torch.Tensor) -> torch.Tensor:
+        y = functional.gelu(x * 2.0)
+        y += y
+        return through(y)
+
+    same(build, leaf(), ["iadd"])
+
+
+def check_other_settings_in_the_backward_pass() -> None:
+    """The number of threads decides in which order numbers are added up."""
+    norm = nn.BatchNorm2d(4)
+    x = leaf(64, 4, 64, 64).detach().to(memory_format=torch.channels_last).requires_grad_()
+    threads, grads = torch.get_num_threads(), []
+    try:
+        for drops in (False, True):
+            x.grad = None
+            torch.set_num_threads(1)
+            with Watched() as watched:
+                end = through(norm(x * 2.0))
+            torch.set_num_threads(3)
+            if drops:
+                assert watched.drop() == ["batch_norm"]
+            end.backward()
+            assert torch.get_num_threads() == 3
+            grads.append(bits(x.grad))
+    finally:
+        torch.set_num_threads(threads)
+    assert grads[0] == grads[1]
+
+
+def check_another_thread_draws_in_between() -> None:
+    """A mask that was not drawn from the state that was seen has no recipe."""
+    real = torch.default_generator
+
+    class Racing:
+        """A generator of which somebody else draws as soon as its state is known."""
+
+        @staticmethod
+        def get_state() -> torch.Tensor:
+            """Return it."""
+            state = real.get_state()
+            torch.rand(1)
+            return state
+
+    drop = nn.Dropout(0.3)
+    torch.default_generator = Racing()  # type: ignore[assignment] # as far as it is used
+    try:
+        same(lambda x: through(drop(x.tanh())), leaf(), [])
+    finally:
+        torch.default_generator = real
+
+
+def check_a_forked_child_does_not_compute() -> None:
+    """OpenMP's threads are not there: what is dropped is made when the child asks."""
+    x, threads = leaf(1024, 2048), torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with Watched() as watched:
+            end = through(functional.gelu(x * 2.0))
+            assert watched.drop() == ["gelu"]
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        with contextlib.closing(_Pidfd(child)) as opened:
+            assert select.select([opened.number], [], [], DEADLINE_S)[0], "the child ends"
+        assert os.waitpid(child, 0)[1] == 0
         end.backward()
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _Pidfd:
+    """Tells when a child has ended."""
+
+    def __init__(self, child: int) -> None:
+        """Watch it."""
+        self.number = os.pidfd_open(child)
+
+    def close(self) -> None:
+        """End."""
+        os.close(self.number)
+
+
+def check_a_source_is_away_when_a_kind_is_first_tried() -> None:
+    """It is brought back for that."""
+
+    def build(x: torch.Tensor) -> torch.Tensor:
+        y = functional.gelu(x * 2.0, approximate="tanh")
+        for each in watched.storages:
+            assert mover().send(each)
+        assert mover().settle(DEADLINE_S)
+        assert watched.storages[0].place == 2
+        return through(y)
+
+    x = leaf(1000, 1100)
+    with Watched() as watched:
+        end = build(x)
+        assert watched.drop() == ["gelu"]
+    end.backward()
+
+
+def check_sums_of_themselves() -> None:
+    """Each step doubles what a recipe would have to do."""
+    x = leaf()
+    with Watched() as watched:
+        y = x.tanh()
+        for _ in range(60):
+            y = y + y
+            y *= 0.5
+        for _ in range(60):
+            y = y + y
+        end = through(y)
+        assert watched.drop() == []
+    end.backward()
+
+
+def check_functions_stay_functions() -> None:
+    """As PyTorch's own, they are no methods of classes that have them as attributes, and are found as keys."""
+
+    class Layer:
+        """Has a function."""
+
+        act = torch.relu
+        other = functional.gelu
+
+    x = leaf().detach()
+    assert torch.equal(Layer().act(x), x.clamp(min=0.0))
+    assert torch.equal(Layer().other(x), functional.gelu(x))
+
+    class Tagged(torch.Tensor):
+        """A type with functions of its own."""
+
+        handled: ClassVar[dict[Any, str]] = {torch.relu: "relu", torch.Tensor.relu: "method", torch.Tensor.add: "add"}
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+            """Return the function's name."""
+            return cls.handled.get(func) or super().__torch_function__(func, types, args, kwargs or {})
+
+    tagged = x.as_subclass(Tagged)
+    assert (torch.relu(tagged), tagged.relu(), tagged + 1) == ("relu", "method", "add")
+
+
+def check_modes_see_what_the_user_does() -> None:
+    """A user's mode is told of no operation of ours, and transformations work with functions in place.
+
+    PyTorch detaches what it saves at other moments where there are hooks.
+    """
+
+    def log(into: list[str]) -> None:
+        class Log(TorchDispatchMode):
+            """Notes every operation."""
+
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+                """Note one."""
+                if func is not torch.ops.aten.detach.default:
+                    into.append(str(func))
+                return func(*args, **(kwargs or {}))
+
+        x = leaf()
+        norm, drop = nn.LayerNorm(1024), nn.Dropout(0.2)
+        with Log():
+            through(drop(functional.relu(norm(x * 2.0)))).backward()
+
+    mine: list[str] = []
+    without: list[str] = []
+    log(mine)
+    done = threading.Event()
+    _thread.start_new_thread(lambda: (log(without), done.set()), ())  # one without our hooks
+    assert done.wait(DEADLINE_S)
+    assert mine == without
+
+    def add(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2.0
+        y += x
+        return torch.relu_(y).sum()
+
+    x = leaf()
+    assert torch.equal(torch.vmap(add)(x.detach()), torch.stack([add(each) for each in x.detach()]))
+    assert torch.func.jvp(add, (x.detach(),), (torch.ones_like(x),))[1] == 3 * (x > 0).sum()
+    traced = make_fx(add)(torch.randn(ROWS, 1024))
+    assert torch.equal(traced(x.detach()), add(x.detach()))
+
+
+def check_nested_tensors() -> None:
+    """They are no tensors like others."""
+    x = leaf()
+    nested = torch.nested.nested_tensor([x.detach(), x.detach()[:7]]).requires_grad_()
+    with Watched() as watched:
+        end = functional.relu(nested * nested).to_padded_tensor(0.0).sum()
+        watched.drop()
+    end.backward()
+    assert bits(nested.grad[1]) == bits(2.0 * x[:7])
 
 
 def check_autocast_has_no_recipes() -> None:
@@ -230,6 +537,8 @@ def check_functions_may_be_compiled_and_scripted() -> None:
     expected = block(leaf())
     assert torch.equal(torch.jit.script(block)(leaf()), expected)
     assert torch.equal(torch.compile(block, backend="eager", fullgraph=True)(leaf()), expected)
+    around = torch.compile(lambda x: torch.relu(x.data) + x.detach().data, backend="eager", fullgraph=True)
+    assert torch.equal(around(leaf()), functional.relu(leaf()) + leaf())
 
 
 def check_functions_may_be_pickled_traced_and_exported() -> None:

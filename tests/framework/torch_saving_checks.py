@@ -250,6 +250,23 @@ def check_tensors_of_other_kinds_are_left_alone() -> None:
     assert moved() == before
 
 
+def check_tensors_that_are_read_otherwise_than_written() -> None:
+    """A conjugate is a bit at the tensor, not in its memory; so is a sign, and rows of other lengths."""
+    z = torch.view_as_complex(torch.randn(FLOATS // 2, 2)).requires_grad_()
+    end = (z.tanh().conj() * z.tanh()).imag.square().sum()
+    nested = torch.nested.nested_tensor([torch.ones(FLOATS), torch.ones(7)]).requires_grad_()
+    rows = torch.relu(nested * nested)
+    push_out(32)
+    end.backward()
+    rows.backward(rows)
+    found = z.grad
+    z.grad = None
+    with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        (z.tanh().conj() * z.tanh()).imag.square().sum().backward()
+    assert found is not None
+    assert torch.equal(found, z.grad)
+
+
 def check_custom_functions_get_what_they_saved() -> None:
     """A function of the user's own finds shape, strides, type and contents, and may keep what it gets."""
     limited(16)

@@ -72,10 +72,16 @@ class Idle(abc.ABC):
         self.is_dropped = False
         """It is in no tier: who needs it makes it again."""
 
-    @property
-    def can_be_made(self) -> bool:
-        """Tell whether its contents can be made again."""
+    def keep_sources(self) -> bool:
+        """Keep what its contents are made of until ``arrive``; tells whether they can be made again.
+
+        They can if nobody else can reach them or their sources, as ``lend`` says.
+        """
         return False
+
+    def sources(self) -> list[Idle]:
+        """Return what ``make`` brings."""
+        return []
 
     def make(self, bring: Callable[[Any, Callable[[], Any]], Any]) -> None:
         """Make the contents again, in memory of their own, for ``arrive``; without the lock.
@@ -205,7 +211,7 @@ class Mover:
         return self._getting, self._lock
 
     def leave_to_parent(self, known: Iterable[Idle]) -> None:
-        """Bring everything here and move nothing any more: for a forked child, which has none of the threads.
+        """Bring here what is in a tier, and move nothing any more: for a forked child, which has none of the threads.
 
         Args:
             known: All that may be away; the caller had the locks over the fork.
@@ -215,10 +221,9 @@ class Mover:
         """
         self._is_child = True
         self._publish = lambda _figures: None
-        dropped = []
         for idle in known:
-            if idle.is_dropped:
-                dropped.append(idle)
+            if idle.is_dropped:  # made when it is needed, since a forked child's threads may not compute
+                idle.place, idle.is_begun = Place.AWAY, False
                 continue
             if idle.place in (Place.AWAY, Place.COMING):
                 errno = self.tier.get(idle.ticket, idle.settle(), idle.size_bytes)
@@ -228,9 +233,6 @@ class Mover:
             idle.place = Place.HERE
             idle.is_begun = False
             idle.ticket = -1  # the parent's
-        for idle in dropped:
-            if idle.is_dropped:  # not made as another one's source yet
-                self.need(idle, lambda: None)
 
     def publish(self) -> None:
         """Have the figures read again."""
@@ -260,7 +262,7 @@ class Mover:
     def drop(self, idle: Idle) -> bool:
         """Let it go without a copy, if nobody else can reach it and it can be made again; tells whether it has gone."""
         with self._lock:
-            if idle.place is not Place.HERE or self._is_child or not idle.can_be_made or idle.lend() == 0:
+            if idle.place is not Place.HERE or self._is_child or not idle.keep_sources():
                 return False
             idle.is_dropped = True
             self.figures.dropped_bytes += idle.size_bytes
@@ -429,11 +431,22 @@ class Mover:
     def _make(self, idle: Idle) -> None:
         """Make it again. What its sources take is theirs."""
         began_ns = time.monotonic_ns()
+        self._make_sources(idle)
         idle.make(lambda source, take: self.need(source, take)[1])
         with self._lock:
             self.figures.making_ns += time.monotonic_ns() - began_ns
             self.figures.in_bytes -= idle.size_bytes  # it was in no tier
             self._note_arrival(idle)
+
+    def _make_sources(self, idle: Idle) -> None:
+        """Make the sources that are dropped, the first of a chain first: a chain can be longer than Python's stack."""
+        chain = [idle]
+        while chain:
+            dropped = [source for source in chain[-1].sources() if source.is_dropped]
+            if dropped:
+                chain += dropped
+            elif (made := chain.pop()) is not idle:
+                self.need(made, lambda: None)
 
     def _note_arrival(self, idle: Idle) -> None:
         idle.arrive()

@@ -161,6 +161,10 @@ class Swapper:
             self._learner.note_late(idle.ordinal)
         return taken
 
+    def bring(self, idle: Idle, take: Callable[[], Taken]) -> Taken:
+        """Have a tensor here, as ``used`` does, though that is no event of the iteration."""
+        return self._mover.need(idle, take)[1]
+
     def can_be_made(self, idle: Idle, cost_ns: int, sources: Sequence[Idle]) -> None:
         """Note that a tensor of this iteration can be made again, what that takes, and of which others."""
         with self._lock:
