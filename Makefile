@@ -86,8 +86,8 @@ bench-compare: setup ## Time the hot path of OLD=COMMIT and of this checkout in 
 	$(BIN)/python benchmarks/compare_commits.py $(OLD)
 
 # The longer benchmarks, and all of them: `make bench-all`.
-LONG := planners plan-time zoo regions following pairs pairs-saving agreement budget tiers swap swap-host save-planners save-nets paging \
-	page-host saving marks greedy
+LONG := planners plan-time zoo regions following pairs pairs-saving agreement budget tiers swap swap-host save-planners save-nets batch-factors \
+	paging page-host saving marks greedy
 
 bench-all: bench $(LONG:%=bench-%) evaluation ## Run every benchmark that needs no GPU (about eight hours)
 
@@ -134,6 +134,9 @@ bench-save-planners: setup ## Train jobs with less memory by each planner (15 mi
 bench-save-nets: setup ## Plan published nets with less memory by each planner (half an hour)
 	$(BIN)/python benchmarks/save_nets.py
 
+bench-batch-factors: setup ## Find the largest batches on papers' cards by their planners (15 minutes)
+	$(BIN)/python benchmarks/batch_factors.py
+
 bench-paging: setup ## Simulate learned paging on a GPU beside published figures (half an hour)
 	$(BIN)/python benchmarks/paging.py
 
@@ -151,7 +154,7 @@ bench-greedy: setup ## Compare policies with the best greedy one on random jobs 
 	$(BIN)/python benchmarks/greedy_comparison.py -o benchmarks/results
 
 SMOKE := torch_calls zoo regions following colocation agreement budget_change tiers swap swap_host paging page_host \
-	saving save_planners save_nets marks evaluation
+	saving save_planners save_nets batch_factors marks evaluation
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(MICROBENCHMARK) benchmarks/micro -m "not long" --benchmark-disable

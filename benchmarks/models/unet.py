@@ -1,4 +1,8 @@
-"""U-Net. Source: O. Ronneberger et al., "U-Net: convolutional networks for biomedical image segmentation" (2015)."""
+"""U-Net, and the same of volumes.
+
+Sources: O. Ronneberger et al., "U-Net: convolutional networks for biomedical image segmentation" (2015);
+O. Cicek et al., "3D U-Net: learning dense volumetric segmentation from sparse annotation" (2016).
+"""
 # mypy: disallow-subclassing-any=False
 
 from __future__ import annotations
@@ -55,6 +59,57 @@ def unet(batch: int = 6, size: int = 572) -> Step:
         labels = torch.randint(2, (batch, size - 184, size - 184))
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def _twice_of_volumes(inputs: int, middle: int, outputs: int) -> nn.Sequential:
+    first, second = nn.Conv3d(inputs, middle, 3, padding=1), nn.Conv3d(middle, outputs, 3, padding=1)
+    return nn.Sequential(
+        *(first, nn.BatchNorm3d(middle), nn.ReLU(inplace=True)),
+        *(second, nn.BatchNorm3d(outputs), nn.ReLU(inplace=True)),
+    )
+
+
+class _UNet3D(nn.Module):
+    """Goes down three times, keeping what it saw, and up again beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (64, 128, 256, 512)
+        self.down = nn.ModuleList(_twice_of_volumes(a, b // 2, b) for a, b in zip((1, *widths), widths, strict=False))
+        self.up = nn.ModuleList(nn.ConvTranspose3d(width, width, 2, 2) for width in widths[:0:-1])
+        self.merge = nn.ModuleList(
+            _twice_of_volumes(width + beside, beside, beside)
+            for width, beside in zip(widths[:0:-1], widths[-2::-1], strict=True)
+        )
+        self.classes = nn.Conv3d(widths[0], 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = []
+        for layers in self.down[:-1]:
+            x = layers(x)
+            seen.append(x)
+            x = functional.max_pool3d(x, 2)
+        x = self.down[-1](x)
+        for up, merge in zip(self.up, self.merge, strict=True):
+            x = merge(torch.cat([seen.pop(), up(x)], 1))
+        return self.classes(x)
+
+
+def unet3d(batch: int = 1, size: int = 128) -> Step:
+    """Build 3D U-Net on cubes; the paper's blocks are of about 128 voxels a side."""
+    model = _UNet3D()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.99)
+
+    def step() -> torch.Tensor:
+        volumes = torch.randn(batch, 1, size, size, size)
+        labels = torch.randint(3, (batch, size, size, size))
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(volumes), labels)
         loss.backward()
         optimizer.step()
         return loss.detach()

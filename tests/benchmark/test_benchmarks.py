@@ -209,6 +209,17 @@ def test_save_nets_smoke_has_a_row_for_each_share(tmp_path: Path) -> None:
     assert all(row["overhead"]["zico"] == 0 for row in rows), "its links are fast"
 
 
+def test_batch_factors_smoke_finds_larger_batches(tmp_path: Path) -> None:
+    """A smoke run of batch_factors.py asks two planners for the largest batch of a small net."""
+    done = run_script("batch_factors.py", "--smoke", "-o", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "batch_factors.json").read_text())
+    assert missing(result) == []
+    (row,) = result["batches"]
+    found = row["batches"]
+    assert row["plain"] < found["capuchin"]["batch"] <= found["zico"]["batch"] <= row["most"]
+
+
 def test_save_planners_smoke_compares_losses(tmp_path: Path) -> None:
     """A smoke run of save_planners.py trains by two planners with the losses of the job alone; one drops tensors."""
     done = run_script("save_planners.py", "--smoke", "-o", str(tmp_path))

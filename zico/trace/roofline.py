@@ -60,6 +60,8 @@ def _model(  # noqa: PLR0913, PLR0917 - a row of a table
 _NVIDIA = "nvidia.com/en-us/data-center"
 _V100 = "images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf"
 _PASCAL = "nvidia.com/en-us/geforce/products/10series/geforce-gtx-1080-ti: 3584 cores, 1582 MHz; half runs as single"
+_MAXWELL = "nvidia.com/en-us/geforce/graphics-cards/geforce-gtx-titan-x: 3072 cores, 1075 MHz; half runs as single"
+_P100 = "images.nvidia.com/content/tesla/pdf/nvidia-tesla-p100-PCIe-datasheet.pdf; no tensor cores"
 _TURING = "NVIDIA Turing GPU Architecture, WP-09183-001, reference clocks"
 _T4 = "nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf"
 _ADA = "NVIDIA Ada GPU Architecture, V2.02"
@@ -73,6 +75,8 @@ DEVICES = {
     for model in (
         _model("v100-16gb", "NVIDIA V100 SXM2 16 GB", 16, 900, 15.7, 15.7, 125, _V100),
         _model("v100-32gb", "NVIDIA V100 SXM2 32 GB", 32, 900, 15.7, 15.7, 125, _V100),
+        _model("titan-x", "NVIDIA GeForce GTX Titan X (Maxwell)", 12, 336.5, 6.6, 6.6, 6.6, _MAXWELL),
+        _model("p100-16gb", "NVIDIA Tesla P100 PCIe 16 GB", 16, 732, 9.3, 9.3, 9.3, _P100),
         _model("gtx-1080-ti", "NVIDIA GeForce GTX 1080 Ti", 11, 484, 11.34, 11.34, 11.34, _PASCAL),
         _model("rtx-2080-ti", "NVIDIA GeForce RTX 2080 Ti", 11, 616, 13.4, 13.4, 53.8, _TURING),
         _model("t4", "NVIDIA T4", 16, 320, 8.1, 8.1, 65, _T4),
