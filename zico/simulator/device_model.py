@@ -65,6 +65,8 @@ _GENERATION_3, _GENERATION_4, _GENERATION_5 = 12e9, 24e9, 48e9
 _COPY_BYTES_PER_S = {
     "v100-16gb": _GENERATION_3,
     "v100-32gb": _GENERATION_3,
+    "titan-x": _GENERATION_3,
+    "p100-16gb": _GENERATION_3,
     "gtx-1080-ti": _GENERATION_3,
     "rtx-2080-ti": _GENERATION_3,
     "t4": _GENERATION_3,
