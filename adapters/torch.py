@@ -13,8 +13,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ZicoError
+from zico.heap.layout import Attached
 from zico.job import joining, session
 from zico.job.autoload import complain, inform
+from zico.offload.state_return import Resting
 from zico.planning.saving.registry import AUTO_PLANNERS, LONGEST, SAVE_PLANNERS
 
 if TYPE_CHECKING:
@@ -107,39 +109,44 @@ def enable() -> Session | None:
 
 
 def _swap(joined: Session) -> None:
-    """Let what autograd saves leave the pool and come back; says so if that cannot be, and the job goes on without."""
-    from zico.adapters import torch_saving
+    """Let what autograd saves leave the pool and come back, from the beginning."""
+    from zico.adapters.torch_saving import Stepping
+
+    as_auto = joined.settings.wish.save == "auto"
+    saving = _save(joined, AUTO_PLANNERS if as_auto else (joined.settings.wish.planner or LONGEST,), as_auto=as_auto)
+    if saving is not None:
+        saving.install()
+        Stepping(Resting(joined.heap, saving.swapper)).install()
+
+
+def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving | None:
+    """Return hooks for saved tensors; where that cannot be, says so, and the job goes on without."""
+    from zico.adapters.torch_rebuilding import Rebuilding
+    from zico.adapters.torch_saving import Saving
 
     from zico.offload import swap_joining, swapper
-    from zico.offload.state_return import Resting
 
-    settings = joined.settings
-    as_auto = settings.wish.save == "auto"
-    planners = AUTO_PLANNERS if as_auto else (settings.wish.planner or LONGEST,)
+    def prepare(planner: str) -> None:
+        if planner in SAVE_PLANNERS:
+            rebuilding.install()
+
     try:
         joined.swapper = swap_joining.start(
             joined.heap,
-            settings.wish.tier,
-            settings.heap.get("spill_directory"),
+            joined.settings.wish.tier,
+            joined.settings.heap.get("spill_directory"),
             as_auto=as_auto,
             planners=planners,
             complain=complain,
+            prepare=prepare,
         )
     except ZicoError as error:
         complain("this process does not swap", error)
-        return
-    saving = torch_saving.Saving(joined.swapper, *_pooled(joined), swapper.LEAST_BYTES)
-    saving.install()
-    _rebuild(saving, planners)
-    torch_saving.Stepping(Resting(joined.heap, joined.swapper)).install()
-
-
-def _rebuild(saving: Saving, planners: Sequence[str]) -> None:
-    """Let saved tensors be made again, if one of these planners may want that."""
-    if not SAVE_PLANNERS.keys().isdisjoint(planners):
-        from zico.adapters.torch_rebuilding import Rebuilding
-
-        Rebuilding(saving).install()
+        return None
+    saving = Saving(joined.swapper, *_pooled(joined), swapper.LEAST_BYTES)
+    rebuilding = Rebuilding(saving)
+    prepare(planners[0])
+    return saving
 
 
 def _pooled(joined: Session) -> tuple[int, int]:
@@ -155,34 +162,15 @@ def _swap_when_needed(joined: Session) -> None:
     stepping.install()
 
     def begin(lacks: str) -> None:
-        from zico.adapters import torch_saving
-
-        from zico.heap.layout import Attached
-        from zico.offload import swap_joining, swapper
-        from zico.offload.state_return import Resting
-
-        settings = joined.settings
         inform(
             f"{lacks}: from now on it saves memory by swapping, as with --save auto; with --save none "
             "it ends out of memory"
         )
-        try:
-            joined.swapper = swap_joining.start(
-                joined.heap,
-                settings.wish.tier,
-                settings.heap.get("spill_directory"),
-                as_auto=True,
-                planners=AUTO_PLANNERS,
-                complain=complain,
-            )
-        except ZicoError as error:
-            complain("this process does not swap", error)
-            return
-        stepping.resting = Resting(joined.heap, joined.swapper)
-        saving = torch_saving.Saving(joined.swapper, *_pooled(joined), swapper.LEAST_BYTES)
-        _rebuild(saving, AUTO_PLANNERS)
-        saving.install_later(lambda: joined.heap.record[0]["attached"] == Attached.YES)
-        joined.at_boundaries.append(saving.come_in)
+        saving = _save(joined, AUTO_PLANNERS, as_auto=True)
+        if saving is not None:
+            stepping.resting = Resting(joined.heap, saving.swapper)
+            saving.install_later(lambda: joined.heap.record[0]["attached"] == Attached.YES)
+            joined.at_boundaries.append(saving.come_in)
 
     joined.begin_to_save = begin
 

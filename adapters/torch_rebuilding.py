@@ -25,7 +25,7 @@ Known limitations
 """
 
 # ruff: noqa: SLF001 - PyTorch has no other names for what is used here
-# ruff: noqa: A002, ANN401, ARG001, FBT001, FBT002, FBT003, PLR0913, PLR0917 - signatures are PyTorch's
+# ruff: noqa: A002, ANN401, FBT001 - signatures are PyTorch's
 from __future__ import annotations
 
 import contextlib
@@ -39,16 +39,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch._C import TensorBase
 from torch.jit import _builtins
+from zico.adapters.torch_recipes import RULES, Made, Masking, Recipe, Settings, Source, remade, shape_of
 from zico.adapters.torch_saving import is_plain, storage_of
 
 from zico.job.autoload import inform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
+    from zico.adapters.torch_recipes import Rule
     from zico.adapters.torch_saving import Saved, Saving, Storage
-
-    Bring = Callable[[Storage, Callable[[], torch.Tensor]], torch.Tensor]
 
 SMALL = 64
 """An input so many times smaller than the result is copied: layers' weights, which optimizers change."""
@@ -56,136 +56,14 @@ MOST_STEPS = 16
 """Functions that one recipe calls, those of the recipes among its sources included."""
 MOST_KINDS = 4096
 """Of recipes that are tried in a process: each takes as long as its function does, twice."""
-_MASK_PROBE = 1024
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_SMALLEST, _ONE = 5e-324, 1.0
-
-
-# -- recipes ---------------------------------------------------------------------------------------
-
-
-class Source:
-    """An input that autograd has saved. Keeps nothing alive."""
-
-    __slots__ = ("_saved", "dtype", "offset", "size", "stride")
-
-    def __init__(self, storage: Storage, tensor: torch.Tensor) -> None:
-        """Stand for a tensor as it is now, of memory that is saved."""
-        self._saved = tuple(weakref.ref(each) for each in storage.unchanged() if each.dtype is tensor.dtype)
-        self.dtype, self.size, self.stride = tensor.dtype, tensor.size(), tensor.stride()
-        self.offset = tensor.storage_offset()
-
-    def saved(self) -> Saved | None:
-        """Return what has been saved of the same memory; ``None``: nothing lives that is unchanged since."""
-        living = (reference() for reference in self._saved)
-        return next((each for each in living if each is not None and not each.is_changed()), None)
-
-    def of(self, saved: Saved) -> torch.Tensor:
-        """Return the input; its memory is here."""
-        return saved.take().as_strided(self.size, self.stride, self.offset)
-
-
-class Settings(NamedTuple):
-    """What else the bits of a result depend on, of the thread that makes it."""
-
-    threads: int
-    onednn: bool
-    flushes_denormals: bool
-
-    @classmethod
-    def now(cls) -> Settings:
-        """Return those in force."""
-        return cls(torch.get_num_threads(), torch._C._get_mkldnn_enabled(), _SMALLEST * _ONE == 0.0)
-
-    def set(self) -> None:
-        """Let them be in force."""
-        now = self.now()
-        if now.threads != self.threads:
-            torch.set_num_threads(self.threads)
-        if now.onednn != self.onednn:
-            torch._C._set_mkldnn_enabled(self.onednn)
-        if now.flushes_denormals != self.flushes_denormals:
-            torch.set_flush_denormal(self.flushes_denormals)
-
-
-class Recipe:
-    """How a tensor is made."""
-
-    __slots__ = ("function", "kind", "name", "settings", "sources", "steps")
-
-    steps: int
-    """Functions that it calls."""
-
-    def __init__(
-        self,
-        name: str,
-        function: Callable[..., torch.Tensor],
-        sources: Sequence[Any],
-        kind: int,
-        settings: Settings,
-    ) -> None:
-        """Make it by a function of tensors.
-
-        Args:
-            name: Of the function, in messages.
-            function: Makes it of ``sources``; writes to none of them but to those that are recipes.
-            sources: A ``Source``, a recipe, a small tensor, or ``None``, each.
-            kind: What recipes have in common that make tensors in the same way.
-            settings: Those in which it was made.
-        """
-        self.name, self.function, self.sources, self.kind, self.settings = name, function, sources, kind, settings
-        self.steps = 1 + sum(each.steps for each in sources if isinstance(each, Recipe))
-
-    def saved(self) -> list[Saved] | None:
-        """Return what of its sources has to be kept, in the order of their use; ``None``: some of it is lost."""
-        found: list[Saved] = []
-        for source in self.sources:
-            if isinstance(source, Recipe):
-                below = source.saved()
-                if below is None:
-                    return None
-                found += below
-            elif isinstance(source, Source):
-                saved = source.saved()
-                if saved is None:
-                    return None
-                found.append(saved)
-        return found
-
-    def make(self, saved: Iterator[Saved], bring: Bring) -> torch.Tensor:
-        """Return the tensor, made anew of what ``saved`` returned; waits until that is here."""
-        arguments = []
-        for source in self.sources:
-            if isinstance(source, Recipe):
-                arguments.append(source.make(saved, bring))
-            elif isinstance(source, Source):
-                each = next(saved)
-                arguments.append(bring(each.storage, functools.partial(source.of, each)))
-            else:
-                arguments.append(source)
-        return self.function(*arguments)
-
-
-def remade(recipe: Recipe, saved: Sequence[Saved], bring: Bring) -> torch.Tensor:
-    """Return what a recipe makes, outside of any graph and mode, in the settings of the first time."""
-    before = Settings.now()
-    with (
-        torch._C.DisableTorchFunction(),
-        torch._C._DisableTorchDispatch(),
-        torch.no_grad(),
-        torch.autocast("cpu", enabled=False),
-    ):
-        recipe.settings.set()
-        try:
-            return recipe.make(iter(saved), bring)
-        finally:
-            before.set()
-
-
-def _shape_of(source: Any) -> tuple[Any, ...]:
-    if isinstance(source, torch.Tensor):
-        return tuple(source.size()), source.stride(), source.dtype
-    return tuple(source.size), source.stride, source.dtype
+_EXPOSING = (
+    *(f"torch:Tensor.{name}" for name in ("numpy", "data_ptr", "untyped_storage", "set_", "__dlpack__")),
+    *("torch:to_dlpack", "torch.utils.dlpack:to_dlpack"),
+)
+"""Functions that let their callers write to memory without a version; ``Tensor.data`` does, too."""
+_NONE = object()
+"""Instead of a source: there is none."""
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -212,8 +90,9 @@ class Rebuilding:
     """The rules, for as long as the process lives."""
 
     def __init__(self, saving: Saving) -> None:
-        """Give recipes to what these hooks save."""
+        """Give recipes to what these hooks save, once installed."""
         self._saving = saving
+        self._is_installed = False
         self._known: dict[int, _Known] = {}
         self._exposed: dict[int, weakref.ref[Any]] = {}
         """Memory that somebody has reached for around PyTorch."""
@@ -221,33 +100,21 @@ class Rebuilding:
         self._cost_ns: dict[int, int | None] = {}
         """Of each kind of recipe; ``None``: its bits differ."""
         self._calls = threading.local()
-        saving.on_saved = self._note_saved
 
     def install(self) -> None:
-        """Put the rules around PyTorch's functions, under names by which pickles find them without Zico, too."""
-        functional, tensor = torch.nn.functional, torch.Tensor
-        for owner, path, rule in (
-            (torch, "torch:relu", _relu),
-            (tensor, "torch:Tensor.relu", _relu),
-            (torch, "torch:relu_", _relu_),
-            (tensor, "torch:Tensor.relu_", _relu_),
-            (torch, "torch:batch_norm", _batch_norm),
-            (torch, "torch:layer_norm", _layer_norm),
-            (functional, "torch.nn.functional:gelu", _gelu),
-            (torch._C._nn, "torch._C._nn:silu", _silu),
-            (torch, "torch:softmax", _softmax),
-            (tensor, "torch:Tensor.softmax", _softmax),
-            (tensor, "torch:Tensor.__add__", _add),
-            (tensor, "torch:Tensor.__iadd__", _iadd),
-        ):
-            _replace(owner, path, functools.partial(self._ruled, rule))
-        _replace(functional._VF, "torch._VF:dropout", self._dropping)
-        for name in ("numpy", "data_ptr", "untyped_storage", "set_", "__dlpack__"):
-            _replace(tensor, f"torch:Tensor.{name}", self._exposing)
-        for owner, path in ((torch, "torch:to_dlpack"), (torch.utils.dlpack, "torch.utils.dlpack:to_dlpack")):
-            _replace(owner, path, self._exposing)
+        """Put the rules around PyTorch's functions, once, under names by which pickles find them without Zico, too."""
+        if self._is_installed:
+            return
+        self._is_installed = True
+        self._saving.on_saved = self._note_saved
+        for rule in RULES:
+            for path in rule.paths:
+                _replace(path, functools.partial(self._ruled, rule))
+        _replace("torch._VF:dropout", self._dropping)
+        for path in _EXPOSING:
+            _replace(path, self._exposing)
         data = TensorBase.data
-        tensor.data = property(self._exposing(data.__get__), data.__set__, data.__delete__, data.__doc__)
+        torch.Tensor.data = property(self._exposing(data.__get__), data.__set__, data.__delete__, data.__doc__)
 
     # -- around functions --------------------------------------------------------------------------
 
@@ -260,20 +127,19 @@ class Rebuilding:
             and not _is_transformed()
         )
 
-    def _ruled(self, rule: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def _ruled(self, rule: Rule, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of PyTorch that gives its results recipes."""
-        writes = rule in (_relu_, _iadd)
         name = original.__name__.strip("_")
 
         def function(*args: Any, **kwargs: Any) -> Any:
             if not self._is_watching() or not args or not self._may_be_worth_it(args[0]):
                 return original(*args, **kwargs)
-            made, sources = self._ask(rule, args, kwargs), None
-            if made is not None and writes:
+            made, sources = self._ask(rule.made, args, kwargs), None
+            if made is not None and rule.writes:
                 sources = self._sources_of_written(made)
             result = original(*args, **kwargs)
             if made is not None and self._is_worth_it(result):
-                if not writes:
+                if not rule.writes:
                     sources = [self._source(each, result.nbytes) for each in made.inputs]
                 if sources is not None:
                     self._give(result, name, made.function, sources, made.constants)
@@ -281,7 +147,7 @@ class Rebuilding:
 
         return function
 
-    def _sources_of_written(self, made: _Made) -> list[Any] | None:
+    def _sources_of_written(self, made: Made) -> list[Any] | None:
         """Return what a function is given that writes its result over its first input; ``None``: there is no recipe."""
         over = made.inputs[0]
         first = self._source(over, 0)
@@ -305,9 +171,9 @@ class Rebuilding:
             for mask in saved:
                 if mask.storage.size_bytes != input.nbytes or mask.alias is None:
                     continue
-                masking = _Masking(state, p, tuple(mask.size), mask.dtype)
+                masking = Masking(state, p, tuple(mask.size), mask.dtype)
                 if masking.begins(mask.alias):
-                    self._give(mask.alias, "dropout's mask", masking, (), (p, *_shape_of(mask)))
+                    self._give(mask.alias, "dropout's mask", masking, (), (p, *shape_of(mask)))
                     if self._is_worth_it(result):
                         sources = self._source(input, result.nbytes), Source(mask.storage, mask.alias)
                         self._give(result, "dropout", torch.ops.aten.mul, sources, (p,))
@@ -316,9 +182,9 @@ class Rebuilding:
         return dropout
 
     @staticmethod
-    def _ask(rule: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Made | None:
+    def _ask(rule: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Made | None:
         try:
-            made: _Made | None = rule(*args, **kwargs)
+            made: Made | None = rule(*args, **kwargs)
         except TypeError:  # called in a way that the rule does not know
             return None
         return made
@@ -353,7 +219,7 @@ class Rebuilding:
             source = Source(living, tensor)
             return source if source.saved() is not None else _NONE
         known = self._known.get(storage._cdata)
-        if known is None or not known.is_of(storage, tensor._version) or known.shape != _shape_of(tensor):
+        if known is None or not known.is_of(storage, tensor._version) or known.shape != shape_of(tensor):
             return _NONE  # a view of what the recipe makes would be another input
         return known.recipe if known.recipe.settings == Settings.now() else _NONE
 
@@ -374,7 +240,7 @@ class Rebuilding:
             return
         settings = Settings.now()
         parts = [
-            source.kind if isinstance(source, Recipe) else None if source is None else _shape_of(source)
+            source.kind if isinstance(source, Recipe) else None if source is None else shape_of(source)
             for source in sources
         ]
         kind = self._kind(name, constants, settings, *parts)
@@ -386,7 +252,7 @@ class Rebuilding:
             reference = known.storage
         else:
             reference = weakref.ref(storage, functools.partial(self._forget, self._known, key))
-        self._known[key] = _Known(reference, tensor._version, _shape_of(tensor), recipe)
+        self._known[key] = _Known(reference, tensor._version, shape_of(tensor), recipe)
         saved = self._saving.known.get(key)
         if saved is not None and not saved.is_changed():
             self._settle(saved, tensor, recipe)
@@ -552,118 +418,14 @@ class _Method(_Function):
         return self if instance is None else types.MethodType(self, instance)
 
 
-def _replace(owner: Any, path: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Let a function be wrapped. Pickles name it by ``path``; TorchScript takes it for the original."""
-    attribute = path.rpartition(":")[2].rpartition(".")[2]
+def _replace(path: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let a function be wrapped. Pickles name it by its path; TorchScript takes it for the original."""
+    module, _, name = path.partition(":")
+    *within, attribute = name.split(".")
+    owner = functools.reduce(getattr, [*module.split(".")[1:], *within], torch)
     original = getattr(owner, attribute)
     function = (_Method if isinstance(owner, type) else _Function)(original, path, wrap(original))
     builtin = _builtins._find_builtin(original)
     if builtin is not None:
         _builtins._register_builtin(function, builtin)
     setattr(owner, attribute, function)
-
-
-# -- the rules: what a function makes its result of ------------------------------------------------
-
-_NONE = object()
-"""Instead of a source: there is none."""
-
-
-class _Made(NamedTuple):
-    """Tensors, and what makes the result of them."""
-
-    function: Callable[..., torch.Tensor]
-    inputs: tuple[Any, ...]
-    constants: tuple[Any, ...] = ()
-
-
-def _relu(input: Any) -> _Made:
-    return _Made(torch.ops.aten.relu, (input,))
-
-
-def _relu_(input: Any) -> _Made:
-    return _Made(torch.ops.aten.relu_, (input,))
-
-
-def _gelu(input: Any, *, approximate: str = "none") -> _Made:
-    again = functools.partial(torch.ops.aten.gelu, approximate=approximate)
-    return _Made(again, (input,), (approximate,))
-
-
-def _silu(input: Any) -> _Made:
-    return _Made(torch.ops.aten.silu, (input,))
-
-
-def _softmax(input: Any, dim: int, dtype: Any = None) -> _Made | None:
-    if dtype is not None:
-        return None
-    return _Made(lambda x: torch.ops.aten._softmax(x, dim, False), (input,), (dim,))
-
-
-def _add(input: Any, other: Any) -> _Made | None:
-    return _Made(torch.ops.aten.add, (input, other)) if isinstance(other, torch.Tensor) else None
-
-
-def _iadd(input: Any, other: Any) -> _Made | None:
-    return _Made(torch.ops.aten.add_, (input, other)) if isinstance(other, torch.Tensor) else None
-
-
-def _layer_norm(
-    input: Any,
-    normalized_shape: Any,
-    weight: Any = None,
-    bias: Any = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> _Made:
-    shape = list(normalized_shape)
-    return _Made(
-        lambda x, w, b: torch.ops.aten.native_layer_norm(x, shape, w, b, eps)[0],
-        (input, weight, bias),
-        (tuple(shape), eps),
-    )
-
-
-def _batch_norm(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> _Made:
-    """Leave statistics as they are: those of the batch are computed anew, kept ones are copied as they were."""
-    mean, var = (None, None) if training else (running_mean, running_var)
-
-    def again(x: Any, w: Any, b: Any, mean: Any, var: Any) -> torch.Tensor:
-        made: torch.Tensor = torch.ops.aten.native_batch_norm(x, w, b, mean, var, training, 0.0, eps)[0]
-        return made
-
-    return _Made(again, (input, weight, bias, mean, var), (training, eps))
-
-
-class _Masking:
-    """Draws dropout's mask as PyTorch did in some state of its generator."""
-
-    def __init__(self, state: torch.Tensor, p: float, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Draw it from this state on."""
-        self._state, self._p, self._shape, self._dtype = state, p, shape, dtype
-
-    def __call__(self) -> torch.Tensor:
-        """Return the mask."""
-        return self._drawn(self._shape)
-
-    def begins(self, mask: torch.Tensor) -> bool:
-        """Tell whether a mask was drawn from this state: another thread may have drawn in between."""
-        n = min(mask.numel(), _MASK_PROBE)
-        seen = TensorBase.set_(torch.empty(0, dtype=self._dtype), storage_of(mask), 0, (n,), (1,))
-        return torch.equal(self._drawn((n,)), seen)
-
-    def _drawn(self, shape: tuple[int, ...]) -> torch.Tensor:
-        generator = torch.Generator()
-        generator.set_state(self._state)
-        drawn = torch.empty(shape, dtype=self._dtype).bernoulli_(1 - self._p, generator=generator)
-        return drawn.div_(1 - self._p)

@@ -43,7 +43,7 @@ from zico.offload.mover import Idle, Place
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zico.adapters.torch_rebuilding import Recipe
+    from zico.adapters.torch_recipes import Recipe
 
     from zico.offload.state_return import Resting
     from zico.offload.swapper import Swapper
@@ -143,7 +143,7 @@ class Storage(Idle):
 
     def make(self, bring: Callable[..., Any]) -> None:
         """Make it again."""
-        from zico.adapters.torch_rebuilding import remade
+        from zico.adapters.torch_recipes import remade
 
         if self.recipe is None:
             message = "there is no recipe"

@@ -174,15 +174,45 @@ def test_of_several_planners_the_fastest_one_is_kept() -> None:
         followed = []
         for took_ns in times:
             trial.begin()
-            changes = [trial.note(1000 if i in (0, 3) else took_ns) for i in range(TRIAL_ITERATIONS + 1)]
+            changes = [trial.note(1000 if i in (0, 3) else took_ns, 9) for i in range(TRIAL_ITERATIONS + 1)]
             followed.append(sum(changes))
         assert trial.planner == kept
         assert followed == [1, kept == "one"]
-        assert not any(trial.note(5) for _ in range(50)), "and for good"
+        assert not any(trial.note(5, 9) for _ in range(50)), "and for good"
 
 
 def test_one_planner_is_not_tried() -> None:
     """Nothing is measured."""
     trial = Trial(["one"])
-    assert not any(trial.note(took_ns) for took_ns in range(50))
+    assert not any(trial.note(took_ns, 1) for took_ns in range(50))
     assert trial.planner == "one"
+
+
+def test_a_planner_that_costs_nothing_is_kept() -> None:
+    """Where hardly anything is lost, hardly anything can be won."""
+    trial = Trial(["one", "two"])
+    assert not any(trial.note(100, 2) for _ in range(50))
+    assert trial.planner == "one"
+
+
+def test_an_iteration_is_observed_for_each_planner() -> None:
+    """Who prepares is told of a planner ahead of the iteration that is observed for it."""
+    prepared: list[str] = []
+    gauge = Gauge(4 * SIZE)
+    ended = Ended(0, np.full(8, SIZE), 8)
+    learner = Learner(
+        lambda: ended,
+        gauge.cap_bytes,
+        lambda: Rates(1e9, 1e9, 0.0, 0.0),
+        planners=["longest", "zico"],
+        prepare=prepared.append,
+    )
+    for _ in range(3 * TRIAL_ITERATIONS):
+        for tick in range(4):
+            learner.note_event(2 * (tick if tick < 2 else 3 - tick) + (tick > 1), tick, tick)
+        learner.note_size(SIZE)
+        learner.note_size(SIZE)
+        learner.turn(1 << 40)
+        if learner.planning is not None:
+            learner.planning.join(DEADLINE_S)
+    assert prepared[0] == "zico"

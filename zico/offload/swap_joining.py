@@ -193,6 +193,7 @@ def start(
     as_auto: bool = False,
     planners: Sequence[str] = (LONGEST,),
     complain: Callable[[str, ZicoError], None] = lambda _what, _error: None,
+    prepare: Callable[[str], None] = lambda _planner: None,
 ) -> Swapper:
     """Let idle tensors of this process leave for a tier and come back; an adapter tells of them.
 
@@ -200,7 +201,8 @@ def start(
     ``directory``. What exceeds all that the job may hold goes to the next tier, if nothing can leave.
     With ``as_auto`` the broker chooses what it may hold. Of ``planners``, some of
     ``zico.planning.saving.registry.JOB_PLANNERS``, the fastest chooses what leaves;
-    ``complain`` is told of one that cannot.
+    ``complain`` is told of one that cannot, and ``prepare`` of each but the first before an
+    iteration is observed for it.
 
     Raises:
         ConfigError: There is no such tier, or it cannot be made.
@@ -224,7 +226,7 @@ def start(
             peak_bytes = int(seen.load_bytes.max()) + gauge.restable_bytes()
             gauge.tell(peak_bytes, ways(seen, rates(), margin))
 
-    swapper = Swapper(mover, gauge, Learner(gauge.ended, gauge.cap_bytes, rates, tell, planners, complain))
+    swapper = Swapper(mover, gauge, Learner(gauge.ended, gauge.cap_bytes, rates, tell, planners, complain, prepare))
     asked_fd = os.eventfd(0, os.EFD_CLOEXEC)
     threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()
     record["swap"]["sequence"] = NOT_ASKED

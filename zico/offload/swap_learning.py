@@ -44,6 +44,8 @@ _MARGIN_STEP = 0.02
 MOST_MARGIN = 0.2
 TRIAL_ITERATIONS = 7
 """For which each of several planners is followed, before the fastest is kept."""
+WORTH_SHARE = 0.02
+"""Of an iteration's time: where less is lost by the first planner, no other is tried."""
 _FASTER_SHARE = 0.9
 """An iteration that takes less than this share of the time of the one that was planned for is a better model."""
 
@@ -69,6 +71,7 @@ class Learner:
         tell: Callable[[Observed, float], None] = lambda _seen, _margin: None,
         planners: Sequence[str] = (LONGEST,),
         complain: Callable[[str, ZicoError], None] = lambda _what, _error: None,
+        prepare: Callable[[str], None] = lambda _planner: None,
     ) -> None:
         """Begin with nothing known.
 
@@ -82,9 +85,13 @@ class Learner:
             planners: One, or some of which the fastest is kept; as ``swap_schedule.choose`` takes
                 them.
             complain: Told of a planner that cannot plan here, and why.
+            prepare: Told of each planner but the first before an iteration is observed for it.
         """
         self._complain = complain
+        self._prepare = prepare
         self._trial = Trial(planners)
+        self._is_turn = False
+        """Another planner is to follow, and an iteration is to be observed for it."""
         self._choice: tuple[Observed, int, str, Chosen | None] | None = None
         """What a planner chose for an iteration and a limit."""
         self._turned_ns = 0
@@ -144,23 +151,28 @@ class Learner:
         self._start()
         return self._plan
 
-    def turn(self, waited_ns: int) -> Plan | None:
+    def turn(self, waited_ns: int, late_ns: int = 0) -> Plan | None:
         """End an iteration; returns the plan for the next one, ``None`` as long as there is none.
 
         Args:
             waited_ns: For how long the job waited for memory in it.
+            late_ns: For how long it waited until something was back.
         """
         signature = (tuple(self._codes), tuple(self._sizes))
         now_ns = time.monotonic_ns()
-        took_ns, self._turned_ns = now_ns - self._turned_ns - waited_ns, now_ns
+        took_ns, self._turned_ns = now_ns - self._turned_ns, now_ns
         if self._cap_bytes() != self._cap_planned:
             self._plan = None  # it moves too much or too little
         is_known = bool(self._codes) and signature == self._before
         self._before = signature
         if is_known and (self.planning is None or not self.planning.is_alive()):
             plan = self._plan
-            if plan is not None and self._is_of(plan) and self._trial.note(took_ns):
-                self._make(plan.observed)
+            if self._is_turn:
+                self._is_turn = False
+                self._observe()
+            elif plan is not None and self._is_of(plan) and self._trial.note(took_ns, waited_ns + late_ns):
+                self._prepare(self._trial.planner)
+                self._is_turn = True
             else:
                 self._reconsider(waited_ns)
         self._start()
@@ -244,7 +256,8 @@ class Learner:
 class Trial:
     """Several planners in turn, until each has been followed for some iterations; then the fastest one.
 
-    Where one of them chose what an earlier one did, noise decides, and nothing is lost.
+    Where the first one costs hardly anything, it is kept. Where one of them chose what an earlier
+    one did, noise decides, and nothing is lost.
     """
 
     def __init__(self, planners: Sequence[str]) -> None:
@@ -252,21 +265,26 @@ class Trial:
         self._waiting = list(planners[1:])
         self._median_ns: dict[str, float] = {}
         self._took_ns: list[int] = []
+        self._lost_ns: list[int] = []
         self.planner = planners[0]
         """The one to follow now."""
 
     def begin(self) -> None:
         """Count anew: a plan has been made."""
-        self._took_ns = []
+        self._took_ns, self._lost_ns = [], []
 
-    def note(self, took_ns: int) -> bool:
-        """Note what an iteration took; tells whether another planner's turn has come."""
+    def note(self, took_ns: int, lost_ns: int) -> bool:
+        """Note what an iteration took, and what of that was waiting; tells whether another planner is to follow."""
         if not self._waiting and not self._median_ns:
             return False
         self._took_ns.append(took_ns)
+        self._lost_ns.append(lost_ns)
         if len(self._took_ns) <= TRIAL_ITERATIONS:  # the first one began with what the plan before it left
             return False
-        self._median_ns[self.planner] = statistics.median(self._took_ns[1:])
+        self._median_ns[self.planner] = median_ns = statistics.median(self._took_ns[1:])
+        if len(self._median_ns) == 1 and statistics.median(self._lost_ns[1:]) <= WORTH_SHARE * median_ns:
+            self._waiting, self._median_ns = [], {}
+            return False
         if self._waiting:
             self.planner = self._waiting.pop(0)
             return True

@@ -95,6 +95,7 @@ class Swapper:
         self._numbers = 0
         self._iteration = gauge.iteration()
         self._waited_before_ns = gauge.waited_ns()
+        self._late_before_ns = 0
         self.most_events = MOST_EVENTS
         self.follows_plans = True
         """Switch it off to compare with what happens without plans."""
@@ -345,8 +346,9 @@ class Swapper:
         else:
             self.passive_iterations += 1
         waited_ns, self._waited_before_ns = self._gauge.waited_ns() - self._waited_before_ns, self._gauge.waited_ns()
+        late_ns, self._late_before_ns = self.figures.waited_ns - self._late_before_ns, self.figures.waited_ns
         if iteration == self._iteration + 1:
-            self._plan = self._learner.turn(waited_ns)
+            self._plan = self._learner.turn(waited_ns, late_ns)
             if not self.follows_plans:
                 self._plan = None
         else:

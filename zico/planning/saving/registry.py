@@ -43,7 +43,7 @@ SAVE_PLANNERS: Mapping[str, Callable[[], SavePlanner]] = {
 """Those that drop tensors and make them again, and may move others."""
 LONGEST = "longest"
 """What jobs follow if nothing else was asked for: see ``zico.offload.swap_schedule``."""
-AUTO_PLANNERS = (LONGEST,)
+AUTO_PLANNERS = (LONGEST, "zico")
 """Of which a job under ``auto`` keeps the fastest."""
 JOB_PLANNERS = (LONGEST, *SAVE_PLANNERS, *(name for name in SWAP_PLANNERS if name != "flow"))
 """Those that jobs can follow: they move whole tensors."""

@@ -1,0 +1,279 @@
+"""How a tensor that autograd saves is made again: of which others, by which function, in which settings.
+
+A *rule* says what a function of PyTorch makes its result of; ``zico.adapters.torch_rebuilding``
+asks it around each call.
+"""
+
+# ruff: noqa: SLF001 - PyTorch has no other names for what is used here
+# ruff: noqa: A002, ANN401, ARG001, FBT001, FBT002, FBT003, PLR0913, PLR0917 - signatures are PyTorch's
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch._C import TensorBase
+from zico.adapters.torch_saving import storage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from zico.adapters.torch_saving import Saved, Storage
+
+    Bring = Callable[[Storage, Callable[[], torch.Tensor]], torch.Tensor]
+
+_MASK_PROBE = 1024
+_SMALLEST, _ONE = 5e-324, 1.0
+
+
+class Source:
+    """An input that autograd has saved. Keeps nothing alive."""
+
+    __slots__ = ("_saved", "dtype", "offset", "size", "stride")
+
+    def __init__(self, storage: Storage, tensor: torch.Tensor) -> None:
+        """Stand for a tensor as it is now, of memory that is saved."""
+        self._saved = tuple(weakref.ref(each) for each in storage.unchanged() if each.dtype is tensor.dtype)
+        self.dtype, self.size, self.stride = tensor.dtype, tensor.size(), tensor.stride()
+        self.offset = tensor.storage_offset()
+
+    def saved(self) -> Saved | None:
+        """Return what has been saved of the same memory; ``None``: nothing lives that is unchanged since."""
+        living = (reference() for reference in self._saved)
+        return next((each for each in living if each is not None and not each.is_changed()), None)
+
+    def of(self, saved: Saved) -> torch.Tensor:
+        """Return the input; its memory is here."""
+        return saved.take().as_strided(self.size, self.stride, self.offset)
+
+
+class Settings(NamedTuple):
+    """What else the bits of a result depend on, of the thread that makes it."""
+
+    threads: int
+    onednn: bool
+    flushes_denormals: bool
+
+    @classmethod
+    def now(cls) -> Settings:
+        """Return those in force."""
+        return cls(torch.get_num_threads(), torch._C._get_mkldnn_enabled(), _SMALLEST * _ONE == 0.0)
+
+    def set(self) -> None:
+        """Let them be in force."""
+        now = self.now()
+        if now.threads != self.threads:
+            torch.set_num_threads(self.threads)
+        if now.onednn != self.onednn:
+            torch._C._set_mkldnn_enabled(self.onednn)
+        if now.flushes_denormals != self.flushes_denormals:
+            torch.set_flush_denormal(self.flushes_denormals)
+
+
+class Recipe:
+    """How a tensor is made."""
+
+    __slots__ = ("function", "kind", "name", "settings", "sources", "steps")
+
+    steps: int
+    """Functions that it calls."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., torch.Tensor],
+        sources: Sequence[Any],
+        kind: int,
+        settings: Settings,
+    ) -> None:
+        """Make it by a function of tensors.
+
+        Args:
+            name: Of the function, in messages.
+            function: Makes it of ``sources``; writes to none of them but to those that are recipes.
+            sources: A ``Source``, a recipe, a small tensor, or ``None``, each.
+            kind: What recipes have in common that make tensors in the same way.
+            settings: Those in which it was made.
+        """
+        self.name, self.function, self.sources, self.kind, self.settings = name, function, sources, kind, settings
+        self.steps = 1 + sum(each.steps for each in sources if isinstance(each, Recipe))
+
+    def saved(self) -> list[Saved] | None:
+        """Return what of its sources has to be kept, in the order of their use; ``None``: some of it is lost."""
+        found: list[Saved] = []
+        for source in self.sources:
+            if isinstance(source, Recipe):
+                below = source.saved()
+                if below is None:
+                    return None
+                found += below
+            elif isinstance(source, Source):
+                saved = source.saved()
+                if saved is None:
+                    return None
+                found.append(saved)
+        return found
+
+    def make(self, saved: Iterator[Saved], bring: Bring) -> torch.Tensor:
+        """Return the tensor, made anew of what ``saved`` returned; waits until that is here."""
+        arguments = []
+        for source in self.sources:
+            if isinstance(source, Recipe):
+                arguments.append(source.make(saved, bring))
+            elif isinstance(source, Source):
+                each = next(saved)
+                arguments.append(bring(each.storage, functools.partial(source.of, each)))
+            else:
+                arguments.append(source)
+        return self.function(*arguments)
+
+
+def remade(recipe: Recipe, saved: Sequence[Saved], bring: Bring) -> torch.Tensor:
+    """Return what a recipe makes, outside of any graph and mode, in the settings of the first time."""
+    before = Settings.now()
+    with (
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableTorchDispatch(),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):
+        recipe.settings.set()
+        try:
+            return recipe.make(iter(saved), bring)
+        finally:
+            before.set()
+
+
+def shape_of(source: Any) -> tuple[Any, ...]:
+    """Return what must agree of two tensors, or a ``Source`` or ``Saved``, to be an input of the same kind."""
+    if isinstance(source, torch.Tensor):
+        return tuple(source.size()), source.stride(), source.dtype
+    return tuple(source.size), source.stride, source.dtype
+
+
+# -- the rules: what a function makes its result of ------------------------------------------------
+
+
+class Made(NamedTuple):
+    """Tensors, and what makes the result of them."""
+
+    function: Callable[..., torch.Tensor]
+    inputs: tuple[Any, ...]
+    constants: tuple[Any, ...] = ()
+
+
+def _relu(input: Any) -> Made:
+    return Made(torch.ops.aten.relu, (input,))
+
+
+def _relu_(input: Any) -> Made:
+    return Made(torch.ops.aten.relu_, (input,))
+
+
+def _gelu(input: Any, *, approximate: str = "none") -> Made:
+    again = functools.partial(torch.ops.aten.gelu, approximate=approximate)
+    return Made(again, (input,), (approximate,))
+
+
+def _silu(input: Any) -> Made:
+    return Made(torch.ops.aten.silu, (input,))
+
+
+def _softmax(input: Any, dim: int, dtype: Any = None) -> Made | None:
+    if dtype is not None:
+        return None
+    return Made(lambda x: torch.ops.aten._softmax(x, dim, False), (input,), (dim,))
+
+
+def _add(input: Any, other: Any) -> Made | None:
+    return Made(torch.ops.aten.add, (input, other)) if isinstance(other, torch.Tensor) else None
+
+
+def _iadd(input: Any, other: Any) -> Made | None:
+    return Made(torch.ops.aten.add_, (input, other)) if isinstance(other, torch.Tensor) else None
+
+
+def _layer_norm(
+    input: Any,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Made:
+    shape = list(normalized_shape)
+    return Made(
+        lambda x, w, b: torch.ops.aten.native_layer_norm(x, shape, w, b, eps)[0],
+        (input, weight, bias),
+        (tuple(shape), eps),
+    )
+
+
+def _batch_norm(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Made:
+    """Leave statistics as they are: those of the batch are computed anew, kept ones are copied as they were."""
+    mean, var = (None, None) if training else (running_mean, running_var)
+
+    def again(x: Any, w: Any, b: Any, mean: Any, var: Any) -> torch.Tensor:
+        made: torch.Tensor = torch.ops.aten.native_batch_norm(x, w, b, mean, var, training, 0.0, eps)[0]
+        return made
+
+    return Made(again, (input, weight, bias, mean, var), (training, eps))
+
+
+class Rule(NamedTuple):
+    """What is known of a function of PyTorch."""
+
+    paths: tuple[str, ...]
+    """Where it is found, ``module:qualified.name``."""
+    made: Callable[..., Made | None]
+    """Of its arguments; ``None`` or a ``TypeError``: called in this way, its results have no recipes."""
+    writes: bool = False
+    """Over its first input."""
+
+
+RULES = (
+    Rule(("torch:relu", "torch:Tensor.relu"), _relu),
+    Rule(("torch:relu_", "torch:Tensor.relu_"), _relu_, writes=True),
+    Rule(("torch:batch_norm",), _batch_norm),
+    Rule(("torch:layer_norm",), _layer_norm),
+    Rule(("torch.nn.functional:gelu",), _gelu),
+    Rule(("torch._C._nn:silu",), _silu),
+    Rule(("torch:softmax", "torch:Tensor.softmax"), _softmax),
+    Rule(("torch:Tensor.__add__",), _add),
+    Rule(("torch:Tensor.__iadd__",), _iadd, writes=True),
+)
+
+
+class Masking:
+    """Draws dropout's mask as PyTorch did in some state of its generator."""
+
+    def __init__(self, state: torch.Tensor, p: float, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Draw it from this state on."""
+        self._state, self._p, self._shape, self._dtype = state, p, shape, dtype
+
+    def __call__(self) -> torch.Tensor:
+        """Return the mask."""
+        return self._drawn(self._shape)
+
+    def begins(self, mask: torch.Tensor) -> bool:
+        """Tell whether a mask was drawn from this state: another thread may have drawn in between."""
+        n = min(mask.numel(), _MASK_PROBE)
+        seen = TensorBase.set_(torch.empty(0, dtype=self._dtype), storage_of(mask), 0, (n,), (1,))
+        return torch.equal(self._drawn((n,)), seen)
+
+    def _drawn(self, shape: tuple[int, ...]) -> torch.Tensor:
+        generator = torch.Generator()
+        generator.set_state(self._state)
+        drawn = torch.empty(shape, dtype=self._dtype).bernoulli_(1 - self._p, generator=generator)
+        return drawn.div_(1 - self._p)
