@@ -15,10 +15,11 @@ from test_recomputation import graphs
 from zico.base.errors import ConfigError
 from zico.base.units import MIB
 from zico.planning.packing.problem import NoPlan
-from zico.planning.saving import combined, recomputation
-from zico.planning.saving.combined import Capuchin, Echo, Recomputing, SavePlanner, Swapping, Zico, pruned
+from zico.planning.saving import portfolio, recomputation
+from zico.planning.saving.combined import Capuchin, Echo, Recomputing, SavePlanner, Swapping
 from zico.planning.saving.flow import Flow, FlowOptions
 from zico.planning.saving.mixed import judge, order_of, rewritten
+from zico.planning.saving.portfolio import Zico, dearness, flat, peak_of, pruned
 from zico.planning.saving.problem import READ, WRITE, Link, SwapProblem
 from zico.planning.saving.recomputation import Graph, graph_of
 from zico.planning.saving.registry import SAVE_PLANNERS, SWAP_PLANNERS, save_planner
@@ -102,18 +103,19 @@ def test_dropping_goes_by_the_longest_pause_and_makes_sources_first() -> None:
 def test_pruning_keeps_what_the_judge_says(graph: Graph, data: st.DataObject) -> None:
     """Of an order with repeats, those go that the limit does not need; the compiled peak is the judge's."""
     dropped = data.draw(st.sets(st.sampled_from(range(len(graph.size_bytes))))) if graph.size_bytes else set()
-    order = order_of(graph, [r for r in dropped if graph.readers[r]])
-    if order is None:
+    of, order = flat(graph), order_of(graph, [r for r in dropped if graph.readers[r]])
+    is_dropped = np.isin(np.arange(len(graph.size_bytes)), list(dropped))
+    if order is None or len(order) > portfolio._MOST_RUNS * len(graph):
+        assert peak_of(of, is_dropped) == -1
         return
     before = recomputation.judge(graph, order)
-    everything = np.ones(len(order), np.bool_)
-    assert combined._peak(combined._flat(graph), np.array(order), everything) == before.peak_bytes
-    left = pruned(graph, order, before.peak_bytes, by_worth=data.draw(st.booleans()), end_s=float("inf"))
+    assert peak_of(of, is_dropped) == before.peak_bytes
+    dear = dearness(graph, order, by_worth=data.draw(st.booleans()))
+    left = pruned(of, order, before.peak_bytes, dear, float("inf"))
     after = recomputation.judge(graph, left, before.peak_bytes)
     assert after.broken is None
     assert after.cost_ns <= before.cost_ns
-    without_limit = pruned(graph, order, 1 << 50, by_worth=False, end_s=float("inf"))
-    assert without_limit == tuple(range(len(graph)))
+    assert pruned(of, order, 1 << 50, dear, float("inf")) == tuple(range(len(graph)))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -145,8 +145,8 @@ def plan(
 
 def _job_planner(name: str) -> SavePlanner:
     """Return the planner of that name, for an executor that moves whole tensors."""
-    from zico.planning.saving.combined import Zico
     from zico.planning.saving.flow import Flow
+    from zico.planning.saving.portfolio import Zico
 
     return Zico(Flow("flow-whole")) if name == Zico.name else save_planner(name)
 

@@ -1,4 +1,4 @@
-"""Planners that drop some tensors and move others: Capuchin, SuperNeurons, Echo's choice, and ours.
+"""Published planners that drop some tensors and move others: Capuchin, SuperNeurons and Echo.
 
 * ``capuchin``: swaps by free time as long as they cost nothing; then, of the next swap and the best
   recomputation, the one that costs less. Source: X. Peng et al., "Capuchin: Tensor-based GPU Memory
@@ -10,20 +10,16 @@
 * ``echo``: results of cheap operations are made again where that lowers the peak of the whole graph;
   nothing moves. Source: B. Zheng et al., "Echo: Compiler-based GPU Memory Footprint Reduction for
   LSTM RNN Training" (ISCA 2020), section 4.
-* ``zico``: for some limits from the asked one up to the peak, results are dropped until that limit
-  is kept (``dtr``), and ``flow`` moves what is still too much. The fastest one stays.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from zico.base.compiled import compiled
 from zico.base.units import format_bytes
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving import recomputation
@@ -33,10 +29,8 @@ from zico.planning.saving.mixed import SavePlan, order_of, rewritten, straight
 from zico.planning.saving.problem import no_swaps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from zico.planning.saving.autoswap import Gaps
-    from zico.planning.saving.problem import Bools, Int64s, SwapPlanner, SwapProblem
+    from zico.planning.saving.problem import SwapPlanner, SwapProblem
     from zico.planning.saving.recomputation import Graph, Order
 
 
@@ -83,7 +77,7 @@ class Recomputing:
     def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
         """Return its schedule, for a lower limit where tensors of the iteration end later than their last reader."""
         began_s = time.monotonic()
-        limit = asked = _limit(problem)
+        limit = asked = limit_of(problem)
         for _ in range(_TRIES):
             answer = recomputation.plan(self.name, graph, limit, deadline_s)
             if isinstance(answer, NoPlan):
@@ -99,16 +93,17 @@ class Recomputing:
         return NoPlan(Reason.NOT_FOUND, self.name, time.monotonic() - began_s, detail)
 
 
-def _limit(problem: SwapProblem) -> int:
+def limit_of(problem: SwapProblem) -> int:
+    """Return what a plan is to keep below."""
     return problem.peak_bytes if problem.limit_bytes is None else problem.limit_bytes
 
 
-def _with_swaps(
+def with_swaps(
     planner: SwapPlanner, problem: SwapProblem, graph: Graph, order: Order, deadline_s: float
 ) -> tuple[float, SavePlan] | NoPlan:
     """Return how long an iteration takes in which this runs again and the planner moves the rest, and that plan."""
     made = rewritten(problem, graph, order).problem
-    answer = no_swaps(planner.name) if made.peak_bytes <= _limit(problem) else planner.plan(made, deadline_s)
+    answer = no_swaps(planner.name) if made.peak_bytes <= limit_of(problem) else planner.plan(made, deadline_s)
     if isinstance(answer, NoPlan):
         return answer
     replayed = Replayer(made).replay(answer)
@@ -129,12 +124,12 @@ class Capuchin:
     def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
         """Return a plan, or why there is none."""
         began_s = time.monotonic()
-        if problem.peak_bytes <= _limit(problem):
+        if problem.peak_bytes <= limit_of(problem):
             return straight(no_swaps(self.name))
         order = order_of(graph, self.dropped(problem, graph, began_s + deadline_s / 2))
         found: tuple[float, SavePlan] | NoPlan = NoPlan(Reason.NOT_FOUND, self.name, 0.0, "no order")
         if order is not None:
-            found = _with_swaps(AutoSwap("doa"), problem, graph, order, deadline_s)
+            found = with_swaps(AutoSwap("doa"), problem, graph, order, deadline_s)
         if isinstance(found, NoPlan):
             return dataclasses.replace(found, planner=self.name, elapsed_s=time.monotonic() - began_s)
         return dataclasses.replace(found[1], planner=self.name, elapsed_s=time.monotonic() - began_s)
@@ -147,11 +142,11 @@ class Capuchin:
         result_of = {tensor: result for result, tensor in enumerate(graph.tensor)}
         waiting = np.argsort(-free_ns, kind="stable").tolist()
         moved: list[int] = []
-        load, n, limit = problem.load_bytes.copy(), problem.n_ops, _limit(problem)
+        load, n, limit = problem.load_bytes.copy(), problem.n_ops, limit_of(problem)
         again = {
             i: result
             for i, tensor in enumerate(gaps.tensor.tolist())
-            if (result := result_of.get(tensor)) is not None and _can_return(graph, result)
+            if (result := result_of.get(tensor)) is not None and can_return(graph, result)
         }
         dropped: set[int] = set()
         while waiting and load.max() > limit and time.monotonic() < end_s:
@@ -185,7 +180,7 @@ def _late_ns(problem: SwapProblem, gaps: Gaps) -> int:
     return late_ns
 
 
-def _can_return(graph: Graph, result: int) -> bool:
+def can_return(graph: Graph, result: int) -> bool:
     """Tell whether a result can be made again for its last reader, from results that may be made again, too."""
     readers = graph.readers[result]
     return bool(readers) and graph.may_run(graph.maker[result], readers[-1])
@@ -208,11 +203,11 @@ _DEAR = ("conv", "mm", "matmul", "linear", "einsum", "attention", "lstm", "gru",
 """In names of operations that cost more than they write; all others are cheap to run again."""
 
 
-def _cheap(problem: SwapProblem, graph: Graph) -> list[int]:
+def cheap(problem: SwapProblem, graph: Graph) -> list[int]:
     """Return the results of cheap operations that can be made again, in the order of making."""
     names = problem.op_names or ("",) * problem.n_ops
     dear = {node for op, node in enumerate(graph.op_of) if any(part in names[op].lower() for part in _DEAR)}
-    return [r for r, maker in enumerate(graph.maker) if maker not in dear and _can_return(graph, r)]
+    return [r for r, maker in enumerate(graph.maker) if maker not in dear and can_return(graph, r)]
 
 
 class SuperNeurons:
@@ -225,17 +220,17 @@ class SuperNeurons:
         from zico.planning.saving.published import FlashNeuron
 
         began_s = time.monotonic()
-        if problem.peak_bytes <= _limit(problem):
+        if problem.peak_bytes <= limit_of(problem):
             return straight(no_swaps(self.name))
         found = NoPlan(Reason.NOT_FOUND, self.name, 0.0, "an operation would run again that must not")
-        order = order_of(graph, _cheap(problem, graph))
-        made = None if order is None else _with_swaps(FlashNeuron(), problem, graph, order, deadline_s)
+        order = order_of(graph, cheap(problem, graph))
+        made = None if order is None else with_swaps(FlashNeuron(), problem, graph, order, deadline_s)
         if made is None or isinstance(made, NoPlan):
             return dataclasses.replace(made or found, planner=self.name, elapsed_s=time.monotonic() - began_s)
         return dataclasses.replace(made[1], planner=self.name, elapsed_s=time.monotonic() - began_s)
 
 
-def _worth(graph: Graph, result: int) -> float:
+def worth(graph: Graph, result: int) -> float:
     """Return the bytes that a result has for each nanosecond of its operation."""
     return graph.size_bytes[result] / max(graph.cost_ns[graph.maker[result]], 1)
 
@@ -247,10 +242,10 @@ class Echo:
 
     def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
         """Return a plan, or why there is none."""
-        began_s, limit = time.monotonic(), _limit(problem)
+        began_s, limit = time.monotonic(), limit_of(problem)
         best: tuple[int, Order] = problem.peak_bytes, ()
         dropped: list[int] = []
-        for result in sorted(_cheap(problem, graph), key=lambda r: -_worth(graph, r)):
+        for result in sorted(cheap(problem, graph), key=lambda r: -worth(graph, r)):
             if best[0] <= limit or time.monotonic() - began_s > deadline_s:
                 break
             order = order_of(graph, [*dropped, result])
@@ -263,151 +258,3 @@ class Echo:
             detail = f"without {len(dropped)} results of cheap operations {format_bytes(best[0])} are left"
             return NoPlan(Reason.NOT_FOUND, self.name, took_s, detail)
         return SavePlan(self.name, took_s, no_swaps(self.name), best[1])
-
-
-# -- ours ------------------------------------------------------------------------------------------
-
-_SHARES = (0.0, 0.15, 0.3, 0.5, 0.75)
-"""Of the way from the limit up to the peak, to which results are dropped."""
-
-
-class Zico:
-    """The fastest of some mixes."""
-
-    name = "zico"
-
-    def __init__(self, swaps: SwapPlanner | None = None) -> None:
-        """Let this planner choose what moves; by default ``flow``."""
-        self._swaps = swaps
-
-    def plan(self, problem: SwapProblem, graph: Graph, deadline_s: float) -> SavePlan | NoPlan:
-        """Return a plan, or why there is none."""
-        from zico.planning.saving.flow import Flow
-
-        began_s, swaps = time.monotonic(), self._swaps or Flow()
-        if problem.peak_bytes <= _limit(problem):
-            return straight(no_swaps(self.name))
-        best = self._published(problem, graph, deadline_s / 8)
-        why = NoPlan(Reason.NOT_FOUND, self.name, 0.0, "nothing was tried")
-        orders = list(self._orders(problem, graph, began_s + deadline_s / 4))
-        for order in orders:
-            left_s = began_s + deadline_s - time.monotonic()
-            if left_s <= 0:
-                break
-            found = _with_swaps(swaps, problem, graph, order, left_s / 2)
-            if isinstance(found, NoPlan):
-                why = found
-            elif best is None or found[0] < best[0]:
-                best = found
-        took_s = time.monotonic() - began_s
-        if best is None:
-            return dataclasses.replace(why, planner=self.name, elapsed_s=took_s)
-        return dataclasses.replace(best[1], planner=self.name, elapsed_s=took_s)
-
-    @staticmethod
-    def _published(problem: SwapProblem, graph: Graph, deadline_s: float) -> tuple[float, SavePlan] | None:
-        """Return how long an iteration takes by Capuchin's plan, and that plan."""
-        plan = Capuchin().plan(problem, graph, deadline_s)
-        if isinstance(plan, NoPlan):
-            return None
-        made = rewritten(problem, graph, plan.order).problem if plan.order else problem
-        return Replayer(made).replay(plan.swaps).duration_ns, plan
-
-    @staticmethod
-    def _orders(problem: SwapProblem, graph: Graph, end_s: float) -> Iterator[Order]:
-        """Yield orders in which ever less is dropped, and the one in which nothing is."""
-        limit, peak = _limit(problem), problem.peak_bytes
-        seen: set[Order] = set()
-        everything = [r for r in range(len(graph.size_bytes)) if _can_return(graph, r)]
-        some = Capuchin.dropped(problem, graph, time.monotonic() + (end_s - time.monotonic()) / 4)
-        wholes = [order for each in (everything, some) if (order := order_of(graph, each)) is not None]
-        for share in _SHARES:
-            limit_bytes = limit + int(share * (peak - limit))
-            answer = recomputation.plan("dtr", graph, limit_bytes, max(0.1, end_s - time.monotonic()))
-            starts = wholes if isinstance(answer, NoPlan) else [answer.order, *wholes]
-            for start, by_worth in itertools.product(starts, (False, True)):
-                order = pruned(graph, start, limit_bytes, by_worth=by_worth, end_s=end_s)
-                if order not in seen:
-                    seen.add(order)
-                    yield order
-        if tuple(range(len(graph))) not in seen:
-            yield tuple(range(len(graph)))
-
-
-def pruned(graph: Graph, order: Order, limit_bytes: int, *, by_worth: bool, end_s: float) -> Order:
-    """Return an order with as few repeats as the limit allows: the dearest ones are left out first.
-
-    Args:
-        graph: The operations.
-        order: An order of them.
-        limit_bytes: A repeat goes if no more is held without it; or no more than before.
-        by_worth: The dearest by the bytes that they make, else by themselves.
-        end_s: No repeat is tried after this, by ``time.monotonic``.
-    """
-    first = {op: step for step, op in reversed(list(enumerate(order)))}
-    repeats = [step for step, op in enumerate(order) if first[op] != step]
-
-    def dear(step: int) -> float:
-        op = order[step]
-        return graph.cost_ns[op] / max(graph.made_bytes[op], 1) if by_worth else graph.cost_ns[op]
-
-    flat, steps = _flat(graph), np.array(order, np.int64)
-    runs = np.ones(len(order), np.bool_)
-    limit_bytes = max(limit_bytes, _peak(flat, steps, runs))
-    for step in sorted(repeats, key=dear, reverse=True):
-        if time.monotonic() > end_s:
-            break
-        runs[step] = False
-        runs[step] = _peak(flat, steps, runs) > limit_bytes
-    return tuple(steps[runs].tolist())
-
-
-class _Flat(NamedTuple):
-    """A graph as arrays: operation ``i`` has the entries from ``begin[i]`` to ``begin[i + 1]``."""
-
-    size: Int64s
-    rest: Int64s
-    inputs_begin: Int64s
-    inputs: Int64s
-    results_begin: Int64s
-    results: Int64s
-
-
-def _flat(graph: Graph) -> _Flat:
-    def rows(lists: tuple[tuple[int, ...], ...]) -> tuple[Int64s, Int64s]:
-        begin = np.cumsum([0, *map(len, lists)])
-        return begin, np.array([each for one in lists for each in one], np.int64)
-
-    inputs = tuple(tuple(dict.fromkeys(each)) for each in graph.inputs)
-    rest = np.array([graph.rest(op) for op in range(len(graph))], np.int64)
-    return _Flat(np.array(graph.size_bytes, np.int64), rest, *rows(inputs), *rows(graph.results))
-
-
-@compiled
-def _peak(graph: _Flat, order: Int64s, runs: Bools) -> int:
-    """Return the most bytes that are held at once when those steps run, from the last one to the first."""
-    ahead, n = np.zeros(len(order), np.int64), 0
-    for step in range(len(order)):
-        ahead[step] = n
-        if runs[step] and order[step] == n:
-            n += 1
-    needed = np.zeros(len(graph.size), np.bool_)
-    held = peak = 0
-    for step in range(len(order) - 1, -1, -1):
-        if not runs[step]:
-            continue
-        op = order[step]
-        made = 0
-        for i in range(graph.results_begin[op], graph.results_begin[op + 1]):
-            result = graph.results[i]
-            made += graph.size[result]
-            if needed[result]:
-                needed[result] = False
-                held -= graph.size[result]
-        for i in range(graph.inputs_begin[op], graph.inputs_begin[op + 1]):
-            result = graph.inputs[i]
-            if not needed[result]:
-                needed[result] = True
-                held += graph.size[result]
-        peak = max(peak, held + made + graph.rest[ahead[step]])
-    return peak

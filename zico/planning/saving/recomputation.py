@@ -267,7 +267,8 @@ def chen(graph: Graph, limit_bytes: int, deadline_s: float) -> Found:
     end_s = time.monotonic() + deadline_s
     made = np.cumsum(graph.made_bytes[: graph.n_forward]).tolist()
     best: tuple[int, Order] | None = None
-    for bound in sorted({0, *made}):
+    bounds = sorted({0, *made})
+    for bound in dict.fromkeys(each for step in (_COARSE, 1) for each in bounds[::step]):  # soon some of each size
         order = _segmented(graph, _segments(graph, bound))
         judged = judge(graph, order, limit_bytes)
         if judged.broken is None and (best is None or judged.cost_ns < best[0]):
@@ -275,6 +276,9 @@ def chen(graph: Graph, limit_bytes: int, deadline_s: float) -> Found:
         if time.monotonic() > end_s:
             break
     return (best[1] if best else None), False
+
+
+_COARSE = 128
 
 
 def _segments(graph: Graph, bound_bytes: int) -> list[int]:

@@ -34,7 +34,7 @@ SWAP_PLANNERS: Mapping[str, Callable[[], SwapPlanner]] = {
 """Those that only move tensors."""
 _RECOMPUTING = ("chen", "dtr", "checkmate", "checkmate-lp")
 SAVE_PLANNERS: Mapping[str, Callable[[], SavePlanner]] = {
-    "zico": functools.partial(_made, "combined", "Zico"),
+    "zico": functools.partial(_made, "portfolio", "Zico"),
     "capuchin": functools.partial(_made, "combined", "Capuchin"),
     "superneurons": functools.partial(_made, "combined", "SuperNeurons"),
     "echo": functools.partial(_made, "combined", "Echo"),
