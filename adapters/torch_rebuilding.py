@@ -13,26 +13,24 @@ Guarantees
     6. Backward passes see the same bits.
     A recipe is followed only if another one of the same function, shapes, constants and settings
     has given the same bits as the tensor itself, in this process.
-    A tensor is dropped only while nobody can reach it or its sources, and neither has been changed
-    since. So nobody can change them until it has been made again.
+    A tensor is dropped only while nobody can reach it or its sources. Digests of their memory say
+    that they are what they were when the function ran, whoever may have written to them. So nobody
+    can change them until it has been made again.
     A recipe keeps nothing alive until its tensor is dropped.
 
 Known limitations
+    ``torch.relu`` and its like are no builtins any more: they equal PyTorch's, but are not the same.
     Only functions called from Python are seen, in threads that save by our hooks. Under autocast,
-    under modes for dispatch or functions, and in compiled graphs there are no recipes. What has
-    been reached for by ``.data``, NumPy, its address or its storage has none. A C++ extension that
-    writes to a tensor without telling PyTorch is not seen.
+    under modes for dispatch or functions, and in compiled graphs there are no recipes.
 """
 
 # ruff: noqa: SLF001 - PyTorch has no other names for what is used here
 # ruff: noqa: A002, ANN401, FBT001 - signatures are PyTorch's
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import time
-import types
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,7 +38,7 @@ import torch
 from torch._C import TensorBase
 from torch.jit import _builtins
 from zico.adapters.torch_recipes import RULES, Made, Masking, Recipe, Settings, Source, remade, shape_of
-from zico.adapters.torch_saving import is_plain, storage_of
+from zico.adapters.torch_saving import digest_of, is_plain, storage_of
 
 from zico.job.autoload import inform
 
@@ -57,11 +55,8 @@ MOST_STEPS = 16
 MOST_KINDS = 4096
 """Of recipes that are tried in a process: each takes as long as its function does, twice."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_EXPOSING = (
-    *(f"torch:Tensor.{name}" for name in ("numpy", "data_ptr", "untyped_storage", "set_", "__dlpack__")),
-    *("torch:to_dlpack", "torch.utils.dlpack:to_dlpack"),
-)
-"""Functions that let their callers write to memory without a version; ``Tensor.data`` does, too."""
+_WIDEST = 16
+"""Bytes of the largest number."""
 _NONE = object()
 """Instead of a source: there is none."""
 
@@ -94,8 +89,6 @@ class Rebuilding:
         self._saving = saving
         self._is_installed = False
         self._known: dict[int, _Known] = {}
-        self._exposed: dict[int, weakref.ref[Any]] = {}
-        """Memory that somebody has reached for around PyTorch."""
         self._kinds: dict[tuple[Any, ...], int] = {}
         self._cost_ns: dict[int, int | None] = {}
         """Of each kind of recipe; ``None``: its bits differ."""
@@ -111,28 +104,21 @@ class Rebuilding:
             for path in rule.paths:
                 _replace(path, functools.partial(self._ruled, rule))
         _replace("torch._VF:dropout", self._dropping)
-        for path in _EXPOSING:
-            _replace(path, self._exposing)
-        data = TensorBase.data
-        torch.Tensor.data = property(self._exposing(data.__get__), data.__set__, data.__delete__, data.__doc__)
 
     # -- around functions --------------------------------------------------------------------------
 
     def _is_watching(self) -> bool:
-        """Tell whether what runs now is saved by our hooks, and not compiled, transformed or traced."""
-        return (
-            not torch.compiler.is_compiling()
-            and torch.is_grad_enabled()
-            and self._saving.is_in_force()
-            and not _is_transformed()
-        )
+        """Tell whether what runs now is saved by our hooks, and not transformed."""
+        return torch.is_grad_enabled() and self._saving.is_in_force() and not _is_transformed()
 
     def _ruled(self, rule: Rule, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of PyTorch that gives its results recipes."""
         name = original.__name__.strip("_")
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_watching() or not args or not self._may_be_worth_it(args[0]):
+            if _is_recorded():
+                return rule.recorded(*args, **kwargs)
+            if not (args and self._may_be_worth_it(args[0]) and self._is_watching()):
                 return original(*args, **kwargs)
             made, sources = self._ask(rule.made, args, kwargs), None
             if made is not None and rule.writes:
@@ -159,7 +145,9 @@ class Rebuilding:
         """Return dropout with recipes, for its mask, too, which autograd saves."""
 
         def dropout(input: Any, p: float, train: bool) -> Any:
-            if not (train and 0 < p < 1 and self._is_watching() and self._is_worth_it(input)):
+            if _is_recorded() or not (train and self._is_watching() and self._is_worth_it(input)):
+                return original(input, p, train)
+            if not 0 < p < 1:
                 return original(input, p, train)
             state = torch.default_generator.get_state()
             self._calls.saved = []
@@ -175,7 +163,7 @@ class Rebuilding:
                 if masking.begins(mask.alias):
                     self._give(mask.alias, "dropout's mask", masking, (), (p, *shape_of(mask)))
                     if self._is_worth_it(result):
-                        sources = self._source(input, result.nbytes), Source(mask.storage, mask.alias)
+                        sources = self._source(input, result.nbytes), self._source_of(mask.storage, mask.alias)
                         self._give(result, "dropout", torch.ops.aten.mul, sources, (p,))
             return result
 
@@ -191,18 +179,16 @@ class Rebuilding:
 
     def _may_be_worth_it(self, tensor: Any) -> bool:
         """Tell whether a result of this tensor can be a saved tensor of ours."""
-        return _is_ours(tensor) and tensor.nbytes * SMALL >= self._saving.least_bytes
+        return (
+            type(tensor) in _PLAIN and tensor.numel() * SMALL * _WIDEST >= self._saving.least_bytes and _is_ours(tensor)
+        )
 
     def _is_worth_it(self, tensor: Any) -> bool:
         """Tell whether it can be a saved tensor of ours: plain, whole, of the pool, and large."""
         if not _is_ours(tensor) or tensor.nbytes < self._saving.least_bytes:
             return False
         storage = storage_of(tensor)
-        return (
-            storage.nbytes() == tensor.nbytes
-            and self._saving.owns(storage.data_ptr())
-            and not torch.is_autocast_enabled("cpu")
-        )
+        return storage.nbytes() == tensor.nbytes and self._saving.owns(storage) and not torch.is_autocast_enabled("cpu")
 
     def _source(self, tensor: Any, result_bytes: int) -> Any:
         """Return how an input can be had again; ``_NONE``: it cannot."""
@@ -216,12 +202,25 @@ class Rebuilding:
         storage = storage_of(tensor)
         living = self._saving.known.get(storage._cdata)
         if living is not None:
-            source = Source(living, tensor)
-            return source if source.saved() is not None else _NONE
+            return self._source_of(living, tensor)
         known = self._known.get(storage._cdata)
-        if known is None or not known.is_of(storage, tensor._version) or known.shape != shape_of(tensor):
-            return _NONE  # a view of what the recipe makes would be another input
-        return known.recipe if known.recipe.settings == Settings.now() else _NONE
+        is_it = (
+            known is not None
+            and known.is_of(storage, tensor._version)
+            and known.shape == shape_of(tensor)  # a view of what the recipe makes would be another input
+            and known.recipe.settings == Settings.now()
+            and known.recipe.digest == self._digest(storage)
+        )
+        return known.recipe if known is not None and is_it else _NONE
+
+    def _source_of(self, storage: Storage, tensor: torch.Tensor) -> Any:
+        source = Source(storage, tensor, self._digest(storage_of(tensor)))
+        storage.is_source = True
+        return source if source.saved() is not None else _NONE
+
+    def _digest(self, storage: Any) -> int | None:
+        """Return memory's digest, where anything may be dropped in this iteration."""
+        return digest_of(storage) if self._saving.swapper.drops else None
 
     # -- who has recipes ---------------------------------------------------------------------------
 
@@ -236,7 +235,7 @@ class Rebuilding:
         """Let a tensor be made by a recipe from now on, wherever it is saved."""
         storage = storage_of(tensor)
         key = storage._cdata
-        if any(source is _NONE for source in sources) or self._is_exposed(storage):
+        if any(source is _NONE for source in sources):
             return
         settings = Settings.now()
         parts = [
@@ -244,14 +243,14 @@ class Rebuilding:
             for source in sources
         ]
         kind = self._kind(name, constants, settings, *parts)
-        recipe = Recipe(name, function, sources, kind, settings)
+        recipe = Recipe(name, function, sources, kind, settings, self._digest(storage))
         if kind < 0 or recipe.steps > MOST_STEPS:
             return
         known = self._known.get(key)
         if known is not None and known.storage() is storage:
             reference = known.storage
         else:
-            reference = weakref.ref(storage, functools.partial(self._forget, self._known, key))
+            reference = weakref.ref(storage, functools.partial(self._forget, key))
         self._known[key] = _Known(reference, tensor._version, shape_of(tensor), recipe)
         saved = self._saving.known.get(key)
         if saved is not None and not saved.is_changed():
@@ -264,12 +263,11 @@ class Rebuilding:
             kind = self._kinds[parts] = len(self._kinds)
         return kind
 
-    @staticmethod
-    def _forget(noted: dict[int, Any], key: int, gone: weakref.ref[Any]) -> None:
-        """Take dead memory from ``_known`` or ``_exposed``."""
-        found = noted.get(key)
-        if (found.storage if isinstance(found, _Known) else found) is gone:
-            noted.pop(key, None)
+    def _forget(self, key: int, gone: weakref.ref[Any]) -> None:
+        """Forget memory that is dead."""
+        known = self._known.get(key)
+        if known is not None and known.storage is gone:
+            self._known.pop(key, None)
 
     def _note_saved(self, saved: Saved, tensor: torch.Tensor) -> None:
         """Give a tensor that is being saved its recipe."""
@@ -279,8 +277,6 @@ class Rebuilding:
         if _is_transformed():
             return
         storage = storage_of(tensor)
-        if storage._cdata in self._exposed and self._is_exposed(storage):
-            saved.storage.is_exposed = True
         known = self._known.get(storage._cdata)
         has = saved.storage.recipe is not None and saved.storage.recipe_version == tensor._version
         if not has and known is not None and known.is_of(storage, tensor._version):
@@ -289,7 +285,7 @@ class Rebuilding:
     def _settle(self, storage: Storage, tensor: torch.Tensor, recipe: Recipe) -> None:
         """Let what is saved, or a view of it, be made by a recipe whose kind has been tried."""
         saved = recipe.saved()
-        if saved is None or storage.is_exposed or any(each.storage.is_exposed for each in saved):
+        if saved is None:
             return
         if recipe.kind not in self._cost_ns:
             self._cost_ns[recipe.kind] = self._try(tensor, recipe, saved)
@@ -315,44 +311,10 @@ class Rebuilding:
         inform(f"{what}: made again, its bits would differ")
         return None
 
-    # -- memory that is reached for around PyTorch -------------------------------------------------
 
-    def _exposing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that lets its caller write to memory without a version: what it is given has no recipes."""
-
-        def function(*args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                for each in args:
-                    if isinstance(each, torch.Tensor):
-                        self._expose(each)
-            return original(*args, **kwargs)
-
-        return function
-
-    def _expose(self, tensor: torch.Tensor) -> None:
-        if type(tensor) in _PLAIN and not tensor.is_cpu:
-            return
-        with (
-            torch._C.DisableTorchFunction(),
-            contextlib.suppress(RuntimeError, NotImplementedError),
-        ):  # it has no memory
-            storage = storage_of(tensor)
-            if (
-                storage.device.type == "cpu"
-                and storage.nbytes() >= self._saving.least_bytes
-                and self._saving.owns(storage.data_ptr())
-            ):
-                key = storage._cdata
-                self._known.pop(key, None)
-                if not self._is_exposed(storage):
-                    self._exposed[key] = weakref.ref(storage, functools.partial(self._forget, self._exposed, key))
-                saved = self._saving.known.get(key)
-                if saved is not None:
-                    saved.is_exposed = True
-
-    def _is_exposed(self, storage: Any) -> bool:
-        reference = self._exposed.get(storage._cdata)
-        return reference is not None and reference() is storage
+def _is_recorded() -> bool:
+    """Tell whether calls become a graph, in which even a size may be recorded."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def _is_transformed() -> bool:
@@ -384,12 +346,12 @@ class _Function:
             path: By which it is found, ``module:qualified.name``.
             call: What is called instead.
         """
-        functools.update_wrapper(self, original)
+        self.__doc__ = original.__doc__
         self.__module__, _, self.__qualname__ = path.partition(":")
         self.__name__ = self.__qualname__.rpartition(".")[2]
         self._original, self._call = original, call
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call it."""
         return self._call(*args, **kwargs)
 
@@ -410,21 +372,18 @@ class _Function:
         return self.__qualname__
 
 
-class _Method(_Function):
-    """The same of a method."""
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Bind it."""
-        return self if instance is None else types.MethodType(self, instance)
-
-
 def _replace(path: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Let a function be wrapped. Pickles name it by its path; TorchScript takes it for the original."""
     module, _, name = path.partition(":")
     *within, attribute = name.split(".")
     owner = functools.reduce(getattr, [*module.split(".")[1:], *within], torch)
     original = getattr(owner, attribute)
-    function = (_Method if isinstance(owner, type) else _Function)(original, path, wrap(original))
+    function: Any = wrap(original)
+    if isinstance(owner, type):
+        function = functools.wraps(original)(function)  # compilers know no methods but functions
+        function.__module__, function.__qualname__ = module, name
+    else:
+        function = _Function(original, path, function)
     builtin = _builtins._find_builtin(original)
     if builtin is not None:
         _builtins._register_builtin(function, builtin)

@@ -30,10 +30,11 @@ _SMALLEST, _ONE = 5e-324, 1.0
 class Source:
     """An input that autograd has saved. Keeps nothing alive."""
 
-    __slots__ = ("_saved", "dtype", "offset", "size", "stride")
+    __slots__ = ("_saved", "digest", "dtype", "offset", "size", "stride")
 
-    def __init__(self, storage: Storage, tensor: torch.Tensor) -> None:
-        """Stand for a tensor as it is now, of memory that is saved."""
+    def __init__(self, storage: Storage, tensor: torch.Tensor, digest: int | None) -> None:
+        """Stand for a tensor as it is now, of memory that is saved; ``None``: its digest has not been taken."""
+        self.digest = digest
         self._saved = tuple(weakref.ref(each) for each in storage.unchanged() if each.dtype is tensor.dtype)
         self.dtype, self.size, self.stride = tensor.dtype, tensor.size(), tensor.stride()
         self.offset = tensor.storage_offset()
@@ -74,7 +75,7 @@ class Settings(NamedTuple):
 class Recipe:
     """How a tensor is made."""
 
-    __slots__ = ("function", "kind", "name", "settings", "sources", "steps")
+    __slots__ = ("digest", "function", "kind", "name", "settings", "sources", "steps")
 
     steps: int
     """Functions that it calls."""
@@ -86,6 +87,7 @@ class Recipe:
         sources: Sequence[Any],
         kind: int,
         settings: Settings,
+        digest: int | None = None,
     ) -> None:
         """Make it by a function of tensors.
 
@@ -95,9 +97,21 @@ class Recipe:
             sources: A ``Source``, a recipe, a small tensor, or ``None``, each.
             kind: What recipes have in common that make tensors in the same way.
             settings: Those in which it was made.
+            digest: Of the memory that it makes; ``None``: it has not been taken.
         """
         self.name, self.function, self.sources, self.kind, self.settings = name, function, sources, kind, settings
+        self.digest = digest
         self.steps = 1 + sum(each.steps for each in sources if isinstance(each, Recipe))
+
+    def digests(self) -> list[int | None]:
+        """Return those of what ``saved`` returns."""
+        found: list[int | None] = []
+        for source in self.sources:
+            if isinstance(source, Recipe):
+                found += source.digests()
+            elif isinstance(source, Source):
+                found.append(source.digest)
+        return found
 
     def saved(self) -> list[Saved] | None:
         """Return what of its sources has to be kept, in the order of their use; ``None``: some of it is lost."""
@@ -238,20 +252,22 @@ class Rule(NamedTuple):
     """Where it is found, ``module:qualified.name``."""
     made: Callable[..., Made | None]
     """Of its arguments; ``None`` or a ``TypeError``: called in this way, its results have no recipes."""
+    recorded: Callable[..., Any]
+    """PyTorch's own, which compilers and tracers know."""
     writes: bool = False
     """Over its first input."""
 
 
 RULES = (
-    Rule(("torch:relu", "torch:Tensor.relu"), _relu),
-    Rule(("torch:relu_", "torch:Tensor.relu_"), _relu_, writes=True),
-    Rule(("torch:batch_norm",), _batch_norm),
-    Rule(("torch:layer_norm",), _layer_norm),
-    Rule(("torch.nn.functional:gelu",), _gelu),
-    Rule(("torch._C._nn:silu",), _silu),
-    Rule(("torch:softmax", "torch:Tensor.softmax"), _softmax),
-    Rule(("torch:Tensor.__add__",), _add),
-    Rule(("torch:Tensor.__iadd__",), _iadd, writes=True),
+    Rule(("torch:relu", "torch:Tensor.relu"), _relu, torch.relu),
+    Rule(("torch:relu_", "torch:Tensor.relu_"), _relu_, torch.relu_, writes=True),
+    Rule(("torch:batch_norm",), _batch_norm, torch.batch_norm),
+    Rule(("torch:layer_norm",), _layer_norm, torch.layer_norm),
+    Rule(("torch.nn.functional:gelu",), _gelu, torch.nn.functional.gelu),
+    Rule(("torch._C._nn:silu",), _silu, torch._C._nn.silu),
+    Rule(("torch:softmax", "torch:Tensor.softmax"), _softmax, torch.softmax),
+    Rule(("torch:Tensor.__add__",), _add, torch.Tensor.add),
+    Rule(("torch:Tensor.__iadd__",), _iadd, torch.Tensor.add_, writes=True),
 )
 
 

@@ -38,6 +38,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from zico.offload.digest import digest
 from zico.offload.mover import Idle, Place
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from zico.offload.swapper import Swapper
 
 storage_of = TensorBase.untyped_storage
-"""Returns a tensor's memory; ``Tensor.untyped_storage`` is watched (``torch_rebuilding``)."""
+"""Returns a tensor's memory."""
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _CHANGED = (
@@ -72,6 +73,11 @@ def _unshared() -> tuple[int, int]:
 
 
 _USES, _OBJECT_REFERENCES = _unshared()
+
+
+def digest_of(storage: Any) -> int:  # noqa: ANN401 - torch has no types
+    """Return the digest of a tensor's memory."""
+    return digest(storage.data_ptr(), storage.nbytes())
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -98,8 +104,10 @@ class Storage(Idle):
         """How it can be made again; ``None``: it cannot."""
         self.recipe_version = 0
         """Of the tensors that the recipe makes."""
-        self.is_exposed = False
-        """Somebody has had its memory, and may have changed it, around PyTorch."""
+        self.is_source = False
+        """Something is made of it."""
+        self._left_digest = 0
+        """Of a source that is away."""
         self._kept: list[Saved] = []
         """What it is made of, while it is dropped."""
 
@@ -124,18 +132,28 @@ class Storage(Idle):
         return any(saved.is_changed() for saved in self._aliases())
 
     def keep_sources(self) -> bool:
-        """Keep what it is made of, if it can be made again and nobody can change that any more; tells whether."""
-        if self.recipe is None or any(saved.version != self.recipe_version for saved in self._aliases()):
+        """Keep what it is made of, if all that is as it was and nobody can change it any more; tells whether."""
+        recipe = self.recipe
+        if recipe is None or self.lend() == 0 or any(each.version != self.recipe_version for each in self._aliases()):
             return False
-        sources = self.recipe.saved()
-        if sources is None or not self.lies_still() or not all(saved.storage.lies_still() for saved in sources):
+        sources = recipe.saved()
+        if sources is None or not self.is_as(recipe.digest):
+            return False
+        digests = recipe.digests()
+        if not all(saved.storage.is_as(digest) for saved, digest in zip(sources, digests, strict=True)):
             return False
         self._kept = sources
         return True
 
-    def lies_still(self) -> bool:
-        """Tell whether it is as it was, and nobody can reach it."""
-        return not self.is_exposed and (self.place is not Place.HERE or self.lend() != 0)
+    def is_as(self, digest: int | None) -> bool:
+        """Tell whether nobody can reach it, and its digest is still this one; ``None``: it has not been taken."""
+        if digest is None:
+            return False
+        if self.is_dropped:
+            return self.recipe is not None and self.recipe.digest == digest
+        if self.place in (Place.AWAY, Place.COMING):
+            return self._left_digest == digest
+        return self.lend() != 0 and digest_of(self._storage) == digest
 
     def sources(self) -> list[Idle]:
         """Return what it is made of, while it is dropped."""
@@ -163,6 +181,8 @@ class Storage(Idle):
 
     def let_go(self) -> None:
         """Free it: from now on what is saved of it is descriptions."""
+        if self.is_source:
+            self._left_digest = digest_of(self._storage)
         for saved in self._aliases():
             saved.alias = None
         self._bases.clear()
@@ -262,7 +282,7 @@ class Saving:
             storage = storage_of(tensor)
             if storage.nbytes() >= self.least_bytes:
                 known = self.known.get(storage._cdata)
-                if known is None and self.owns(storage.data_ptr()):
+                if known is None and self.owns(storage):
                     known = self.known[storage._cdata] = Storage(self, storage)
                     self.swapper.saved(known)
                 if known is not None:
@@ -271,9 +291,9 @@ class Saving:
                     return saved
         return tensor.detach(), tensor._version
 
-    def owns(self, address: int) -> bool:
-        """Tell whether memory is the pool's."""
-        return self._begin <= address < self._end
+    def owns(self, storage: Any) -> bool:  # noqa: ANN401 - torch has no types
+        """Tell whether memory is the pool's, and that of no other storage or array: PyTorch resizes none of those."""
+        return self._begin <= storage.data_ptr() < self._end and storage.resizable()
 
     def unpack(self, packed: Saved | tuple[torch.Tensor, int]) -> torch.Tensor:
         """Return the tensor again; waits until its memory is here."""

@@ -57,6 +57,7 @@ class Watched:
         assert found is not None
         self._swapper, self._saved = found.swapper, found.swapper.saved
         self._swapper.saved = self._note
+        type(self._swapper).drops = True  # type: ignore[assignment] # as if a plan did
         return self
 
     def _note(self, idle: Idle) -> None:
@@ -296,9 +297,21 @@ def _by_dlpack(y: torch.Tensor) -> None:
     del array
 
 
+def _by_each(y: torch.Tensor) -> None:
+    y.detach().apply_(lambda x: 0.5 * x)
+
+
+def _without_version(y: torch.Tensor) -> None:
+    with torch.autograd._unsafe_preserve_version_counter(y):
+        y.detach().mul_(0.5)
+
+
+CHANGES = (_by_data, _by_numpy, _by_array, _by_address, _by_storage, _by_tensor, _by_dlpack, _by_each)
+
+
 def check_changes_around_pytorch_are_noticed() -> None:
     """The result, or a source of it, changes without a version: autograd uses what is there then."""
-    for change in (_by_data, _by_numpy, _by_array, _by_address, _by_storage, _by_tensor, _by_dlpack):
+    for change in (*CHANGES, _without_version):
 
         def result(x: torch.Tensor, change: Callable[[torch.Tensor], None] = change) -> torch.Tensor:
             y = functional.gelu(x * 2.0)
@@ -537,6 +550,8 @@ def check_functions_may_be_compiled_and_scripted() -> None:
     expected = block(leaf())
     assert torch.equal(torch.jit.script(block)(leaf()), expected)
     assert torch.equal(torch.compile(block, backend="eager", fullgraph=True)(leaf()), expected)
+    for unbound in (torch.Tensor.relu, lambda x: torch.Tensor.softmax(x, 1), lambda x: torch.Tensor.__add__(x, x)):
+        assert torch.equal(torch.compile(unbound, backend="eager", fullgraph=True)(leaf()), unbound(leaf()))
     around = torch.compile(lambda x: torch.relu(x.data) + x.detach().data, backend="eager", fullgraph=True)
     assert torch.equal(around(leaf()), functional.relu(leaf()) + leaf())
 

@@ -267,6 +267,21 @@ def check_tensors_that_are_read_otherwise_than_written() -> None:
     assert torch.equal(found, z.grad)
 
 
+def check_memory_of_others_stays() -> None:
+    """What a tensor shares with an array, or through it with another tensor, is read as it is in the end."""
+    x = torch.full((FLOATS,), 0.5, requires_grad=True)
+    owner = torch.ones(FLOATS)
+    shared = torch.from_numpy(owner.numpy())
+    end = (shared * x).sum()
+    del shared
+    last = push_out(32)
+    owner.mul_(3.0)
+    end.backward()
+    assert x.grad is not None
+    assert x.grad[0] == 3.0
+    assert last.requires_grad
+
+
 def check_custom_functions_get_what_they_saved() -> None:
     """A function of the user's own finds shape, strides, type and contents, and may keep what it gets."""
     limited(16)

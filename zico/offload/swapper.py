@@ -122,6 +122,12 @@ class Swapper:
         """Return what leaves in an iteration by the plan in force."""
         return self._plan.out_bytes if self._plan is not None else 0
 
+    @property
+    def drops(self) -> bool:
+        """Tell whether anything is dropped by the plan in force."""
+        plan = self._plan
+        return plan is not None and bool(plan.drops)
+
     # -- what the adapter tells --------------------------------------------------------------------
 
     def saved(self, idle: Idle) -> None:
