@@ -215,7 +215,7 @@ class Rebuilding:
 
     def _source_of(self, storage: Storage, tensor: torch.Tensor) -> Any:
         source = Source(storage, tensor, self._digest(storage_of(tensor)))
-        storage.is_source = True
+        storage.is_source |= source.digest is not None
         return source if source.saved() is not None else _NONE
 
     def _digest(self, storage: Any) -> int | None:

@@ -181,7 +181,7 @@ class Storage(Idle):
 
     def let_go(self) -> None:
         """Free it: from now on what is saved of it is descriptions."""
-        if self.is_source:
+        if self.is_source and not self.is_dropped:
             self._left_digest = digest_of(self._storage)
         for saved in self._aliases():
             saved.alias = None

@@ -439,6 +439,26 @@ def check_a_source_is_away_when_a_kind_is_first_tried() -> None:
     end.backward()
 
 
+def check_a_source_may_be_away_when_its_result_goes() -> None:
+    """It was the same when it left; one that was changed around PyTorch before that is not."""
+    grads = []
+    for moves, changes in ((False, False), (True, False), (True, True)):
+        x = leaf()
+        with Watched() as watched:
+            h = x * 2.0
+            end = through(functional.gelu(h))
+            if changes:
+                h.data.mul_(0.5)
+            del h
+        if moves:
+            assert mover().send(watched.storages[0])
+            assert mover().settle(DEADLINE_S)
+            assert watched.drop() == ([] if changes else ["gelu"])
+        end.backward()
+        grads.append(bits(x.grad))
+    assert grads[0] == grads[1] != grads[2]
+
+
 def check_sums_of_themselves() -> None:
     """Each step doubles what a recipe would have to do."""
     x = leaf()
