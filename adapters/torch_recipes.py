@@ -103,31 +103,20 @@ class Recipe:
         self.digest = digest
         self.steps = 1 + sum(each.steps for each in sources if isinstance(each, Recipe))
 
-    def digests(self) -> list[int | None]:
-        """Return those of what ``saved`` returns."""
-        found: list[int | None] = []
+    def inputs(self) -> list[Source]:
+        """Return what it is made of in the end, in the order of use."""
+        found: list[Source] = []
         for source in self.sources:
             if isinstance(source, Recipe):
-                found += source.digests()
+                found += source.inputs()
             elif isinstance(source, Source):
-                found.append(source.digest)
+                found.append(source)
         return found
 
     def saved(self) -> list[Saved] | None:
-        """Return what of its sources has to be kept, in the order of their use; ``None``: some of it is lost."""
-        found: list[Saved] = []
-        for source in self.sources:
-            if isinstance(source, Recipe):
-                below = source.saved()
-                if below is None:
-                    return None
-                found += below
-            elif isinstance(source, Source):
-                saved = source.saved()
-                if saved is None:
-                    return None
-                found.append(saved)
-        return found
+        """Return what of its inputs has to be kept; ``None``: some of it is lost."""
+        found = [saved for source in self.inputs() if (saved := source.saved()) is not None]
+        return found if len(found) == len(self.inputs()) else None
 
     def make(self, saved: Iterator[Saved], bring: Bring) -> torch.Tensor:
         """Return the tensor, made anew of what ``saved`` returned; waits until that is here."""

@@ -139,8 +139,7 @@ class Storage(Idle):
         sources = recipe.saved()
         if sources is None or not self.is_as(recipe.digest):
             return False
-        digests = recipe.digests()
-        if not all(saved.storage.is_as(digest) for saved, digest in zip(sources, digests, strict=True)):
+        if not all(saved.storage.is_as(one.digest) for saved, one in zip(sources, recipe.inputs(), strict=True)):
             return False
         self._kept = sources
         return True
