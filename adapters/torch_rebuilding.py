@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch._C import TensorBase
 from torch.jit import _builtins
-from zico.adapters.torch_recipes import RULES, Made, Masking, Recipe, Settings, Source, remade, shape_of
+from zico.adapters.torch_recipes import RULES, Made, Masking, Recipe, Source, can_be_remade, remade, shape_of
 from zico.adapters.torch_saving import digest_of, is_plain, storage_of
 
 from zico.job.autoload import inform
@@ -109,16 +109,16 @@ class Rebuilding:
 
     def _is_watching(self) -> bool:
         """Tell whether what runs now is saved by our hooks, and not transformed."""
-        return torch.is_grad_enabled() and self._saving.is_in_force() and not _is_transformed()
+        return torch.is_grad_enabled() and self._saving.is_in_force() and not _is_transformed() and can_be_remade()
 
     def _ruled(self, rule: Rule, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of PyTorch that gives its results recipes."""
         name = original.__name__.strip("_")
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            if _is_recorded():
-                return rule.recorded(*args, **kwargs)
-            if not (args and self._may_be_worth_it(args[0]) and self._is_watching()):
+            if torch.compiler.is_compiling():
+                return rule.compiled(*args, **kwargs)
+            if _is_traced() or not (args and self._may_be_worth_it(args[0]) and self._is_watching()):
                 return original(*args, **kwargs)
             made, sources = self._ask(rule.made, args, kwargs), None
             if made is not None and rule.writes:
@@ -145,7 +145,11 @@ class Rebuilding:
         """Return dropout with recipes, for its mask, too, which autograd saves."""
 
         def dropout(input: Any, p: float, train: bool) -> Any:
-            if _is_recorded() or not (train and self._is_watching() and self._is_worth_it(input)):
+            if (
+                torch.compiler.is_compiling()
+                or _is_traced()
+                or not (train and self._is_watching() and self._is_worth_it(input))
+            ):
                 return original(input, p, train)
             if not 0 < p < 1:
                 return original(input, p, train)
@@ -179,9 +183,7 @@ class Rebuilding:
 
     def _may_be_worth_it(self, tensor: Any) -> bool:
         """Tell whether a result of this tensor can be a saved tensor of ours."""
-        return (
-            type(tensor) in _PLAIN and tensor.numel() * SMALL * _WIDEST >= self._saving.least_bytes and _is_ours(tensor)
-        )
+        return type(tensor) in _PLAIN and tensor.numel() * _WIDEST >= self._saving.least_bytes and _is_ours(tensor)
 
     def _is_worth_it(self, tensor: Any) -> bool:
         """Tell whether it can be a saved tensor of ours: plain, whole, of the pool, and large."""
@@ -208,7 +210,7 @@ class Rebuilding:
             known is not None
             and known.is_of(storage, tensor._version)
             and known.shape == shape_of(tensor)  # a view of what the recipe makes would be another input
-            and known.recipe.settings == Settings.now()
+            and known.recipe.threads == torch.get_num_threads()
             and known.recipe.digest == self._digest(storage)
         )
         return known.recipe if known is not None and is_it else _NONE
@@ -237,13 +239,13 @@ class Rebuilding:
         key = storage._cdata
         if any(source is _NONE for source in sources):
             return
-        settings = Settings.now()
+        threads = torch.get_num_threads()
         parts = [
             source.kind if isinstance(source, Recipe) else None if source is None else shape_of(source)
             for source in sources
         ]
-        kind = self._kind(name, constants, settings, *parts)
-        recipe = Recipe(name, function, sources, kind, settings, self._digest(storage))
+        kind = self._kind(name, constants, threads, *parts)
+        recipe = Recipe(name, function, sources, kind, threads, self._digest(storage))
         if kind < 0 or recipe.steps > MOST_STEPS:
             return
         known = self._known.get(key)
@@ -312,9 +314,9 @@ class Rebuilding:
         return None
 
 
-def _is_recorded() -> bool:
-    """Tell whether calls become a graph, in which even a size may be recorded."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+def _is_traced() -> bool:
+    """Tell whether calls become a graph of TorchScript, in which even a size is recorded."""
+    return torch._C._get_tracing_state() is not None
 
 
 def _is_transformed() -> bool:
@@ -323,7 +325,7 @@ def _is_transformed() -> bool:
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
+        or _is_traced()
     )
 
 

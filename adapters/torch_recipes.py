@@ -8,10 +8,16 @@ asks it around each call.
 # ruff: noqa: A002, ANN401, ARG001, FBT001, FBT002, FBT003, PLR0913, PLR0917 - signatures are PyTorch's
 from __future__ import annotations
 
+import ctypes
 import functools
+import math
+import re
+import threading
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch._C import TensorBase
 from zico.adapters.torch_saving import storage_of
@@ -23,7 +29,8 @@ if TYPE_CHECKING:
 
     Bring = Callable[[Storage, Callable[[], torch.Tensor]], torch.Tensor]
 
-_MASK_PROBE = 1024
+_CHANCE = math.log(1e-12)
+"""Of two masks that begin alike though they were drawn from other states."""
 _SMALLEST, _ONE = 5e-324, 1.0
 
 
@@ -49,33 +56,65 @@ class Source:
         return saved.take().as_strided(self.size, self.stride, self.offset)
 
 
-class Settings(NamedTuple):
-    """What else the bits of a result depend on, of the thread that makes it."""
+def can_be_remade() -> bool:
+    """Tell whether results of this moment can be made again later: in a process that computes as most do."""
+    return bool(torch._C._get_mkldnn_enabled()) and _SMALLEST * _ONE > 0.0
 
-    threads: int
-    onednn: bool
-    flushes_denormals: bool
 
-    @classmethod
-    def now(cls) -> Settings:
-        """Return those in force."""
-        return cls(torch.get_num_threads(), torch._C._get_mkldnn_enabled(), _SMALLEST * _ONE == 0.0)
+class _AsBefore:
+    """Lets this thread compute with so many threads, with oneDNN and with denormal numbers, for a while.
 
-    def set(self) -> None:
-        """Let them be in force."""
-        now = self.now()
-        if now.threads != self.threads:
-            torch.set_num_threads(self.threads)
-        if now.onednn != self.onednn:
-            torch._C._set_mkldnn_enabled(self.onednn)
-        if now.flushes_denormals != self.flushes_denormals:
-            torch.set_flush_denormal(self.flushes_denormals)
+    oneDNN is on or off for the whole process, so one thread at a time has it on where it was off.
+    """
+
+    _lock = threading.RLock()
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads(), torch._C._get_mkldnn_enabled(), _SMALLEST * _ONE > 0.0
+        threads, has_onednn, has_denormals = self._before
+        if threads != self._threads:
+            set_own_threads(self._threads)
+        if not has_onednn:
+            self._lock.acquire()
+            torch._C._set_mkldnn_enabled(True)
+        if not has_denormals:
+            torch.set_flush_denormal(False)
+
+    def __exit__(self, *_: object) -> None:
+        threads, has_onednn, has_denormals = self._before
+        if threads != self._threads:
+            set_own_threads(threads)
+        if not has_onednn:
+            torch._C._set_mkldnn_enabled(False)
+            self._lock.release()
+        if not has_denormals:
+            torch.set_flush_denormal(True)
+
+
+@functools.cache
+def _openmp() -> Any:
+    """Return the OpenMP library that PyTorch computes with; ``None``: it is not found."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.split()[-1] for line in lines if re.search(r"/lib(gomp|omp|iomp5)[^/]*\.so", line)}
+    return ctypes.CDLL(paths.pop()) if len(paths) == 1 else None
+
+
+def set_own_threads(threads: int) -> None:
+    """Let this thread, and no other, compute with so many; ``torch.set_num_threads`` is for those to come, too."""
+    openmp = _openmp()
+    if openmp is None:
+        torch.set_num_threads(threads)
+    else:
+        openmp.omp_set_num_threads(threads)
 
 
 class Recipe:
     """How a tensor is made."""
 
-    __slots__ = ("digest", "function", "kind", "name", "settings", "sources", "steps")
+    __slots__ = ("digest", "function", "kind", "name", "sources", "steps", "threads")
 
     steps: int
     """Functions that it calls."""
@@ -86,7 +125,7 @@ class Recipe:
         function: Callable[..., torch.Tensor],
         sources: Sequence[Any],
         kind: int,
-        settings: Settings,
+        threads: int,
         digest: int | None = None,
     ) -> None:
         """Make it by a function of tensors.
@@ -96,10 +135,10 @@ class Recipe:
             function: Makes it of ``sources``; writes to none of them but to those that are recipes.
             sources: A ``Source``, a recipe, a small tensor, or ``None``, each.
             kind: What recipes have in common that make tensors in the same way.
-            settings: Those in which it was made.
+            threads: With so many it was made.
             digest: Of the memory that it makes; ``None``: it has not been taken.
         """
-        self.name, self.function, self.sources, self.kind, self.settings = name, function, sources, kind, settings
+        self.name, self.function, self.sources, self.kind, self.threads = name, function, sources, kind, threads
         self.digest = digest
         self.steps = 1 + sum(each.steps for each in sources if isinstance(each, Recipe))
 
@@ -133,19 +172,15 @@ class Recipe:
 
 
 def remade(recipe: Recipe, saved: Sequence[Saved], bring: Bring) -> torch.Tensor:
-    """Return what a recipe makes, outside of any graph and mode, in the settings of the first time."""
-    before = Settings.now()
+    """Return what a recipe makes, outside of any graph and mode, computed as the first time."""
     with (
         torch._C.DisableTorchFunction(),
         torch._C._DisableTorchDispatch(),
         torch.no_grad(),
         torch.autocast("cpu", enabled=False),
+        _AsBefore(recipe.threads),
     ):
-        recipe.settings.set()
-        try:
-            return recipe.make(iter(saved), bring)
-        finally:
-            before.set()
+        return recipe.make(iter(saved), bring)
 
 
 def shape_of(source: Any) -> tuple[Any, ...]:
@@ -241,10 +276,21 @@ class Rule(NamedTuple):
     """Where it is found, ``module:qualified.name``."""
     made: Callable[..., Made | None]
     """Of its arguments; ``None`` or a ``TypeError``: called in this way, its results have no recipes."""
-    recorded: Callable[..., Any]
-    """PyTorch's own, which compilers and tracers know."""
+    compiled: Callable[..., Any]
+    """The same, as compilers know it."""
     writes: bool = False
     """Over its first input."""
+
+
+_NUMBERS = (torch.Tensor, bool, int, float, complex, np.generic)
+
+
+def _added(x: Any, other: Any) -> Any:
+    return x.add(other) if isinstance(other, _NUMBERS) else NotImplemented
+
+
+def _added_to(x: Any, other: Any) -> Any:
+    return x.add_(other) if isinstance(other, _NUMBERS) else NotImplemented
 
 
 RULES = (
@@ -255,8 +301,8 @@ RULES = (
     Rule(("torch.nn.functional:gelu",), _gelu, torch.nn.functional.gelu),
     Rule(("torch._C._nn:silu",), _silu, torch._C._nn.silu),
     Rule(("torch:softmax", "torch:Tensor.softmax"), _softmax, torch.softmax),
-    Rule(("torch:Tensor.__add__",), _add, torch.Tensor.add),
-    Rule(("torch:Tensor.__iadd__",), _iadd, torch.Tensor.add_, writes=True),
+    Rule(("torch:Tensor.__add__",), _add, _added),
+    Rule(("torch:Tensor.__iadd__",), _iadd, _added_to, writes=True),
 )
 
 
@@ -273,7 +319,9 @@ class Masking:
 
     def begins(self, mask: torch.Tensor) -> bool:
         """Tell whether a mask was drawn from this state: another thread may have drawn in between."""
-        n = min(mask.numel(), _MASK_PROBE)
+        n = math.ceil(_CHANCE / math.log(max(self._p, 1 - self._p)))
+        if n > mask.numel():
+            return False
         seen = TensorBase.set_(torch.empty(0, dtype=self._dtype), storage_of(mask), 0, (n,), (1,))
         return torch.equal(self._drawn((n,)), seen)
 

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C import TensorBase, _autograd, _storage_Use_Count
+from torch._C._dynamo import eval_frame as _eval_frame
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -174,7 +175,7 @@ class Storage(Idle):
         own = len(aliases) + len(self._bases)
         if uses != _USES - 1 + own or objects > _OBJECT_REFERENCES:
             return 0
-        if self.is_changed():
+        if self.is_changed() or not self._saving.owns(self._storage):
             return 0
         return int(self._storage.data_ptr())
 
@@ -277,9 +278,9 @@ class Saving:
         return self._pack(tensor)
 
     def _pack(self, tensor: torch.Tensor) -> Saved | tuple[torch.Tensor, int]:
-        if type(tensor) in _PLAIN and is_plain(tensor):
+        if tensor.is_cpu and type(tensor) in _PLAIN and tensor.layout is torch.strided:
             storage = storage_of(tensor)
-            if storage.nbytes() >= self.least_bytes:
+            if storage.nbytes() >= self.least_bytes and is_plain(tensor):
                 known = self.known.get(storage._cdata)
                 if known is None and self.owns(storage):
                     known = self.known[storage._cdata] = Storage(self, storage)
@@ -340,6 +341,10 @@ class Saving:
         return bool(_autograd._top_saved_tensors_default_hooks(False) == (self.pack, self.unpack))  # noqa: FBT003 - by position
 
     def _guard(self) -> None:
+        with contextlib.suppress(AttributeError):  # a PyTorch without it compiles hooks in other ways
+            skip = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
+            for hook in (Saving.pack, Saving.unpack):  # nor what they call
+                _eval_frame.set_code_exec_strategy(hook.__code__, skip)
         _autograd._saved_tensors_hooks_disable = self._make_way  # type: ignore[assignment] # by position, as it is called
         _autograd._saved_tensors_hooks_enable = self._come_back
         threading.Thread._bootstrap_inner = self._pushing(threading.Thread._bootstrap_inner)  # type: ignore[attr-defined]
@@ -352,7 +357,11 @@ class Saving:
 
         def _bootstrap_inner(thread: threading.Thread) -> None:
             self._push()
-            begin(thread)
+            try:
+                begin(thread)
+            finally:  # what a thread still has is freed when it is gone, which may be after the interpreter
+                if self.is_in_force():
+                    _autograd._pop_saved_tensors_default_hooks()
 
         return _bootstrap_inner
 

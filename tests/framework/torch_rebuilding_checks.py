@@ -19,6 +19,7 @@ import pytest
 import torch
 from checking import run
 from torch import nn
+from torch._dynamo import compiled_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -368,8 +369,92 @@ def check_other_settings_in_the_backward_pass() -> None:
     assert grads[0] == grads[1]
 
 
+def check_signs_change_around_pytorch() -> None:
+    """Rotary embeddings negate every other number: the highest bits of many words change, and no others."""
+    for kind in (torch.float32, torch.float64, torch.bfloat16):
+
+        def negated(x: torch.Tensor, kind: torch.dtype = kind) -> torch.Tensor:
+            y = functional.gelu(x.to(kind) * 2.0)
+            y.data[:, 1::2].neg_()
+            return (y * y.sigmoid()).sum().float()
+
+        same(lambda x, kind=kind: through(functional.gelu(x.to(kind) * 2.0)).float(), leaf(2048, 1024), ["gelu"])
+        same(negated, leaf(2048, 1024), [])
+
+
+def check_rare_settings_have_no_recipes() -> None:
+    """What the whole process has off or on is not switched for one thread."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        same(lambda x: through(functional.gelu(x * 2.0)), leaf(), [])
+    torch.set_flush_denormal(True)
+    try:
+        same(lambda x: through(functional.gelu(x * 2.0)), leaf(), [])
+    finally:
+        torch.set_flush_denormal(False)
+    x = leaf()
+    with Watched() as watched:
+        end = through(functional.gelu(x * 2.0))
+        assert watched.drop() == ["gelu"]
+    with torch.backends.mkldnn.flags(enabled=False):
+        end.backward()
+        assert not torch._C._get_mkldnn_enabled()
+    assert torch._C._get_mkldnn_enabled()
+
+
+def check_other_threads_keep_their_settings() -> None:
+    """A thread that begins while another one makes something again computes with as many threads as ever."""
+    x, threads, seen = leaf(1024, 2048), torch.get_num_threads(), set()
+    try:
+        torch.set_num_threads(1)
+        with Watched() as watched:
+            end = through(functional.gelu(x * 2.0))
+            assert watched.drop() == ["gelu"]
+        torch.set_num_threads(2)
+        recipe = next(each.recipe for each in watched.storages if each.is_dropped)
+        assert recipe is not None
+        function = recipe.function
+
+        def observed(*sources: torch.Tensor) -> torch.Tensor:
+            other = threading.Thread(target=lambda: seen.add(torch.get_num_threads()))
+            other.start()
+            other.join()
+            seen.add(-torch.get_num_threads())
+            return function(*sources)
+
+        recipe.function = observed
+        end.backward()
+        assert seen == {2, -1}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def check_shared_memory_stays() -> None:
+    """Another process may write to it."""
+
+    def build(x: torch.Tensor) -> torch.Tensor:
+        h = x * 2.0
+        y = functional.gelu(h)
+        h.detach().share_memory_()
+        return through(y)
+
+    same(build, leaf(), [])
+
+
+def check_compiled_backward_passes() -> None:
+    """What compiles backward passes does not compile our hooks."""
+    x = leaf()
+    with Watched() as watched:
+        end = through(functional.gelu(x * 2.0))
+        assert watched.drop() == ["gelu"]
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        end.backward()
+    found, x.grad = x.grad, None
+    through(functional.gelu(x * 2.0)).backward()
+    assert bits(found) == bits(x.grad)
+
+
 def check_another_thread_draws_in_between() -> None:
-    """A mask that was not drawn from the state that was seen has no recipe."""
+    """A mask that was not drawn from the state that was seen has no recipe, however few numbers it drops."""
     real = torch.default_generator
 
     class Racing:
@@ -382,10 +467,12 @@ def check_another_thread_draws_in_between() -> None:
             torch.rand(1)
             return state
 
-    drop = nn.Dropout(0.3)
+    for p in (0.3, 1e-4):
+        same(lambda x, p=p: through(functional.dropout(x.tanh(), p)), leaf(), ["dropout", "dropout's mask"])
     torch.default_generator = Racing()  # type: ignore[assignment] # as far as it is used
     try:
-        same(lambda x: through(drop(x.tanh())), leaf(), [])
+        for p in (0.3, 1e-4):
+            same(lambda x, p=p: through(functional.dropout(x.tanh(), p)), leaf(), [])
     finally:
         torch.default_generator = real
 
@@ -561,6 +648,14 @@ def check_autocast_has_no_recipes() -> None:
     end.backward()
 
 
+class Added:
+    """Something that a tensor is added to."""
+
+    def __radd__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return something else than a sum."""
+        return 3.0 * tensor
+
+
 def check_functions_may_be_compiled_and_scripted() -> None:
     """TorchScript takes the wrapped functions for PyTorch's own."""
 
@@ -572,6 +667,10 @@ def check_functions_may_be_compiled_and_scripted() -> None:
     assert torch.equal(torch.compile(block, backend="eager", fullgraph=True)(leaf()), expected)
     for unbound in (torch.Tensor.relu, lambda x: torch.Tensor.softmax(x, 1), lambda x: torch.Tensor.__add__(x, x)):
         assert torch.equal(torch.compile(unbound, backend="eager", fullgraph=True)(leaf()), unbound(leaf()))
+    assert torch.equal(torch.compile(lambda x: x + Added(), backend="eager")(leaf()), 3.0 * leaf())
+    array = np.ones(1024, np.float32)
+    plain = leaf().detach()
+    assert torch.equal(torch.jit.trace(lambda x: x + array, (plain,))(plain), plain + 1.0)
     around = torch.compile(lambda x: torch.relu(x.data) + x.detach().data, backend="eager", fullgraph=True)
     assert torch.equal(around(leaf()), functional.relu(leaf()) + leaf())
 

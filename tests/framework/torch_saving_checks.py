@@ -282,6 +282,23 @@ def check_memory_of_others_stays() -> None:
     assert last.requires_grad
 
 
+def check_a_thread_that_ends_has_no_hooks() -> None:
+    """What a thread still has when it has ended is freed by whoever comes last, maybe after the interpreter."""
+    tops: list[object] = []
+
+    class Last(threading.Thread):
+        """Looks after everything that it runs."""
+
+        def _bootstrap_inner(self) -> None:
+            super()._bootstrap_inner()  # type: ignore[misc] # it is there
+            tops.append(torch._C._autograd._top_saved_tensors_default_hooks(False))  # noqa: FBT003 - by position
+
+    thread = Last(target=push_out)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert tops == [None]
+
+
 def check_custom_functions_get_what_they_saved() -> None:
     """A function of the user's own finds shape, strides, type and contents, and may keep what it gets."""
     limited(16)

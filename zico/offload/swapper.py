@@ -279,7 +279,13 @@ class Swapper:
         return self._lock, *self._mover.locks
 
     def hold(self) -> None:
-        """Let nothing move before a fork; waits for copies that come back."""
+        """Let nothing move before a fork; makes what is dropped, and waits for copies that come back.
+
+        A child cannot always make it: OpenMP's threads are not there.
+        """
+        for idle in list(self._all()):
+            if idle.is_dropped:
+                self.bring(idle, lambda: None)
         self._held = [lock for lock in self._locks if lock.acquire(timeout=FORK_S)]
         if any(idle.place in (Place.AWAY, Place.COMING) for idle in self._all()):
             self._pipe = os.pipe()

@@ -13,7 +13,6 @@ Theory of operation
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,14 +41,14 @@ _SHARES = (0.15, 0.3, 0.5, 0.75)
 """Of the way from the limit up to the peak, to which starts are pruned whose rest moves."""
 _LOWER = (0.85, 0.7, 0.5)
 """Of the limit, for which published planners are asked: a plan for less can be cheaper once it is pruned."""
-_TRIES = 3
+_TRIES = 4
 _DRAWS, _MIXED = 32, 12
 """Orders of leaving out for each start, and starts to be mixed with swaps."""
 _DISORDER = (0.3, 1.0)
 """Standard deviations of the logarithm of what a repeat is taken to cost, in orders drawn at random."""
 _SEED = 5
-_STARTING, _DRAWING, _PRUNING, _RANKING = 0.3, 0.5, 0.6, 0.75
-"""Of the time, until when starts are made, leaving out is drawn, starts are pruned to be mixed, and mixes ranked."""
+_STARTING, _DRAWING, _PRUNING, _RANKING = 0.5, 0.55, 0.65, 0.8
+"""Of the time, until when starts are tried, leaving out is drawn, starts are pruned to be mixed, and mixes ranked."""
 _LAST = ("lms", "autotm", "swapadvisor")
 """Planners of swaps that are asked where nothing else has found a plan."""
 
@@ -94,7 +93,6 @@ class _Search:
         self._began_s, self._deadline_s = began_s, deadline_s
         self._flat = flat(graph)
         self._tried: set[Order] = set()
-        self._starts: list[Order] = []
         self._ranked: list[tuple[Order, bool]] = []
         """Starts, and whether what is dear is meant by worth; those first that alone gave the fastest iterations."""
 
@@ -105,16 +103,13 @@ class _Search:
 
     def recompute(self) -> None:
         """Try orders that keep the limit, if they can, without moving anything."""
+        took_ns: dict[tuple[Order, bool], float] = {}
         for order in starts(self._problem, self._graph, self._flat, self._until(_STARTING)):
-            if order not in self._starts:
-                self._starts.append(order)
+            for by_worth in (False, True):
+                if (order, by_worth) not in took_ns and time.monotonic() < self._until(_DRAWING):
+                    took_ns[order, by_worth] = self._keep(order, dearness(self._graph, order, by_worth=by_worth))
             if time.monotonic() > self._until(_STARTING):
                 break
-        took_ns: dict[tuple[Order, bool], float] = {}
-        for by_worth, order in itertools.product((False, True), self._starts):
-            took_ns[order, by_worth] = float("inf")
-            if time.monotonic() < self._until(_DRAWING):
-                took_ns[order, by_worth] = self._keep(order, dearness(self._graph, order, by_worth=by_worth))
         self._ranked = sorted(took_ns, key=lambda each: took_ns[each])
         random, n = np.random.default_rng(_SEED), int(np.isfinite(list(took_ns.values())).sum())
         for _ in range(_DRAWS * n):
@@ -126,18 +121,19 @@ class _Search:
 
     def _keep(self, order: Order, dear: Float64s) -> float:
         """Prune an order to the limit and keep it if it is the best; returns what an iteration takes by it."""
-        target = self._limit
+        target, excess = self._limit, 0
         for _ in range(_TRIES):
+            target -= excess  # tensors of the iteration end later than their last reader
             made = pruned(self._flat, order, target, dear, self._until(_PRUNING))
             duration_ns = self._problem.period_ns + self._again_ns(made)
-            if made in self._tried or duration_ns >= self.best_ns:
+            if duration_ns >= self.best_ns or (made in self._tried and not excess):
                 return duration_ns if self.best is not None else float("inf")
-            self._tried.add(made)
-            excess = rewritten(self._problem, self._graph, made).problem.peak_bytes - self._limit
+            if made not in self._tried:
+                self._tried.add(made)
+                excess = rewritten(self._problem, self._graph, made).problem.peak_bytes - self._limit
             if excess <= 0:
                 self._note(duration_ns, SavePlan(Zico.name, 0.0, no_swaps(Zico.name), made))
                 return duration_ns
-            target -= excess  # tensors of the iteration end later than their last reader
         return float("inf")
 
     def _note(self, duration_ns: float, plan: SavePlan) -> None:
@@ -191,7 +187,7 @@ class _Search:
     def compare(self) -> None:
         """Keep a published planner's plan, if that is faster."""
         for planner in (Capuchin(), SuperNeurons()):
-            answer = planner.plan(self._problem, self._graph, self._deadline_s / 8)
+            answer = planner.plan(self._problem, self._graph, self._deadline_s / 4)  # they hardly ever need it
             if not isinstance(answer, NoPlan):
                 made = rewritten(self._problem, self._graph, answer.order).problem if answer.order else self._problem
                 self._note(Replayer(made).replay(answer.swaps).duration_ns, answer)
@@ -211,13 +207,13 @@ class _Search:
 
 
 def starts(problem: SwapProblem, graph: Graph, of: Flat, end_s: float) -> Iterator[Order]:
-    """Yield orders by published planners and by none; each takes a quarter of the time that is left at most."""
+    """Yield orders by published planners and by none; each takes a third of the time that is left at most."""
     limit = limit_of(problem)
     everything = [r for r in range(len(graph.size_bytes)) if can_return(graph, r)]
     some = cheap(problem, graph)
 
     def part_s() -> float:
-        return (3 * time.monotonic() + end_s) / 4
+        return (2 * time.monotonic() + end_s) / 3
 
     yield from ordered(graph, everything)
     yield from ordered(graph, some)
