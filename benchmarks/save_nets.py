@@ -8,6 +8,7 @@ planners. Nothing has run on a GPU.
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING, Any
 
 import common
@@ -94,15 +95,22 @@ def text_of(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure and write."""
-    options = common.parser(__doc__).parse_args()
+    parser = common.parser(__doc__)
+    parser.add_argument("--net", action="append", help="only this one; the others stay as they are in the results")
+    options = parser.parse_args()
+    directory = common.output_directory(options)
     planners = ("swdoa", "dtr", "zico") if options.smoke else PLANNERS
     result = common.document("save_nets", QUESTION, {"shares": SHARES, "deadline_s": DEADLINE_S})
     result |= {"planners": planners, "nets": {}}
+    if options.net and directory is not None:
+        result["nets"] = json.loads((directory / "save_nets.json").read_text())["nets"]
     problems = [("stand-in", "", swap.stand_in())] if options.smoke else swap.zoo_problems()
     for name, _, problem in problems:
+        if options.net and name not in options.net:
+            continue
         common.note(f"{name}: {problem.n_ops} operations")
-        result["nets"][name] = measure(problem, planners, DEADLINE_S)
-        common.write(result, text_of(result), common.output_directory(options))
+        result["nets"][name] = {"commit": result["commit"], **measure(problem, planners, DEADLINE_S)}
+        common.write(result, text_of(result), directory)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ that what the machine does besides falls on all rows. The losses must be those a
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 import sys
 import tempfile
@@ -125,12 +126,19 @@ def main() -> None:
     """Measure and write."""
     parser = common.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--job", action="append", help="only this one; the others stay as they are in the results")
     options = parser.parse_args()
     rounds = 1 if options.smoke else options.rounds
     found = jobs(smoke=options.smoke)
     result = common.document("save_planners", QUESTION, {"rounds": rounds})
-    result["jobs"] = [{"name": job.name, "rows": measure(job, rounds)} for job in found]
-    common.write(result, text_of(result), common.output_directory(options))
+    directory = common.output_directory(options)
+    known = directory / "save_planners.json" if directory is not None else None
+    before = json.loads(known.read_text())["jobs"] if options.job and known is not None and known.exists() else []
+    chosen = [job for job in found if not options.job or job.name in options.job]
+    kept = [job for job in before if job["name"] not in options.job]
+    done = [{"name": job.name, "commit": result["commit"], "rows": measure(job, rounds)} for job in chosen]
+    result["jobs"] = kept + done
+    common.write(result, text_of(result), directory)
 
 
 if __name__ == "__main__":

@@ -193,14 +193,12 @@ class _Search:
                 self._note(Replayer(made).replay(answer.swaps).duration_ns, answer)
 
     def move_by_others(self) -> None:
-        """Take the plan of another planner of swaps, where there is none."""
+        """Take the best plan of other planners of swaps, where there is none."""
         from zico.planning.saving.registry import swap_planner
 
         order = tuple(range(len(self._graph)))
         for name in _LAST:
             self._move(swap_planner(name), order, max(self._until(1.0), time.monotonic() + 0.1 * self._deadline_s))
-            if self.best is not None:
-                return
 
 
 # -- starts ----------------------------------------------------------------------------------------
