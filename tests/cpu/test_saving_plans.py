@@ -80,6 +80,16 @@ def test_an_order_makes_the_iteration_that_its_judge_saw(graph: Graph, data: st.
     assert (made.problem.size_bytes == iteration.size_bytes[made.tensor]).all()
 
 
+def test_what_runs_again_finds_its_source() -> None:
+    """A result whose only reader runs again lives until then, though it was free before."""
+    graph = Graph((1,) * 6, (0,) * 6, ((), (), (), (0,), (1,), (3,)), n_forward=0)
+    iteration = of_graph(graph, [1, 1, 1, 2, 3, 1], Link())
+    order = (0, 1, 2, 3, 4, 3, 5)
+    made = rewritten(iteration, graph_of(iteration), order).problem
+    assert made.free_op[0] == 5
+    assert made.peak_bytes == recomputation.judge(graph_of(iteration), order).peak_bytes == 5
+
+
 def test_an_iteration_without_repeats_is_the_given_one() -> None:
     """Times, tensors and uses are the same, those over the boundary, too."""
     iteration = problem([3, 5, 4], [(7, 1, 3, (1, 3)), (2, -1, -1, (0, 2))], tail=6)

@@ -114,7 +114,7 @@ class _Rewriting:
         for tensor in range(len(problem)):
             result = result_of.get(tensor)
             if result is None or len(self._places[self._writer(tensor)]) == 1:
-                self._keep(tensor)
+                self._keep(tensor, is_result=result is not None)
             else:
                 self._split(tensor)
         start_ns, duration_ns, period_ns = self._times()
@@ -149,13 +149,15 @@ class _Rewriting:
         n = self._problem.n_ops
         return self._first[op % n] + op // n * len(self._ops)
 
-    def _keep(self, tensor: int) -> None:
-        """Let a tensor live as it did, with the uses of operations that run again."""
+    def _keep(self, tensor: int, *, is_result: bool) -> None:
+        """Let a tensor live as it did, or, a result, to the last use, those of operations that run again included."""
         problem, n = self._problem, self._problem.n_ops
         persists = bool(problem.persistent[tensor])
         life = (PERSISTENT, PERSISTENT)
         if not persists:
             life = self._at(int(problem.alloc_op[tensor])), self._at(int(problem.free_op[tensor]))
+            if is_result:
+                life = life[0], max(life[1], *(self._places[op % n][-1] for op, _ in self._uses(tensor)))
         uses: dict[int, int] = {}
         for op, kind in self._uses(tensor):
             uses[self._at(op)] = uses.get(self._at(op), 0) | kind
