@@ -131,7 +131,7 @@ bench-swap-host: setup ## Train a job that swaps (8 minutes)
 bench-save-planners: setup ## Train jobs with less memory by each planner (15 minutes a round)
 	$(BIN)/python benchmarks/save_planners.py
 
-bench-save-nets: setup ## Plan published nets with less memory by each planner (half an hour)
+bench-save-nets: setup ## Plan published nets with less memory by each planner (40 minutes)
 	$(BIN)/python benchmarks/save_nets.py
 
 bench-batch-factors: setup ## Find the largest batches on papers' cards by their planners (15 minutes)

@@ -135,7 +135,7 @@ class Storage(Idle):
     def keep_sources(self) -> bool:
         """Keep what it is made of, if all that is as it was and nobody can change it any more; tells whether."""
         recipe = self.recipe
-        if recipe is None or self.lend() == 0 or any(each.version != self.recipe_version for each in self._aliases()):
+        if recipe is None or any(each.version != self.recipe_version for each in self._aliases()):
             return False
         sources = recipe.saved()
         if sources is None or not self.is_as(recipe.digest):

@@ -102,8 +102,9 @@ def main() -> None:
     planners = ("swdoa", "dtr", "zico") if options.smoke else PLANNERS
     result = common.document("save_nets", QUESTION, {"shares": SHARES, "deadline_s": DEADLINE_S})
     result |= {"planners": planners, "nets": {}}
-    if options.net and directory is not None:
-        result["nets"] = json.loads((directory / "save_nets.json").read_text())["nets"]
+    known = directory / "save_nets.json" if directory is not None else None
+    if options.net and known is not None and known.exists():
+        result["nets"] = json.loads(known.read_text())["nets"]
     problems = [("stand-in", "", swap.stand_in())] if options.smoke else swap.zoo_problems()
     for name, _, problem in problems:
         if options.net and name not in options.net:

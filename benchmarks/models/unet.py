@@ -49,21 +49,24 @@ class _UNet(nn.Module):
         return self.classes(x)
 
 
-def unet(batch: int = 6, size: int = 572) -> Step:
-    """Build U-Net at the paper's image size; 6 is the batch of a recomputation paper's public trace."""
-    model = _UNet()
+def _segmenter(model: nn.Module, classes: int, images: tuple[int, ...], labels: tuple[int, ...]) -> Step:
+    """Return a training step on images and labels of these shapes, with its loss."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.99)
 
     def step() -> torch.Tensor:
-        images = torch.randn(batch, 1, size, size)
-        labels = torch.randint(2, (batch, size - 184, size - 184))
+        seen, wanted = torch.randn(images), torch.randint(classes, labels)
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(images), labels)
+        loss = functional.cross_entropy(model(seen), wanted)
         loss.backward()
         optimizer.step()
         return loss.detach()
 
     return step
+
+
+def unet(batch: int = 6, size: int = 572) -> Step:
+    """Build U-Net at the paper's image size; 6 is the batch of a recomputation paper's public trace."""
+    return _segmenter(_UNet(), 2, (batch, 1, size, size), (batch, size - 184, size - 184))
 
 
 def _twice_of_volumes(inputs: int, middle: int, outputs: int) -> nn.Sequential:
@@ -102,16 +105,4 @@ class _UNet3D(nn.Module):
 
 def unet3d(batch: int = 1, size: int = 128) -> Step:
     """Build 3D U-Net on cubes; the paper's blocks are of about 128 voxels a side."""
-    model = _UNet3D()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.99)
-
-    def step() -> torch.Tensor:
-        volumes = torch.randn(batch, 1, size, size, size)
-        labels = torch.randint(3, (batch, size, size, size))
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(model(volumes), labels)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
+    return _segmenter(_UNet3D(), 3, (batch, 1, size, size, size), (batch, size, size, size))

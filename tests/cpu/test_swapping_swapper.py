@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from swapping_parts import DEADLINE_S, Array, Gauge, Shelf, make_mover
@@ -165,6 +165,31 @@ def test_relief_waits_for_what_is_being_copied_in() -> None:
     relieving.join(DEADLINE_S)
     assert (relieving.is_alive(), array.place) == (False, Place.AWAY)
     assert job.use() == b"a" * SIZE
+
+
+class Unmakeable(Array):
+    """An array that is dropped for good."""
+
+    def keep_sources(self) -> bool:
+        """It says that it can be made."""
+        return True
+
+    def make(self, _bring: Any) -> None:  # noqa: ANN401 - it is not called
+        """Fail."""
+        raise MemoryError
+
+
+def test_a_fork_waits_for_nothing_that_cannot_be_made() -> None:
+    """What is dropped is made before a fork; where that fails, nothing moves over the fork nevertheless."""
+    job = Job(100 * SIZE)
+    dropped = Unmakeable(job.mover, b"a" * SIZE)
+    job.swapper.saved(dropped)
+    assert job.mover.drop(dropped)
+    job.swapper.hold()
+    assert dropped.is_dropped
+    assert job.swapper._held is not None
+    assert len(job.swapper._held) == len(job.swapper._locks)
+    job.swapper._release()
 
 
 def test_of_several_planners_the_fastest_one_is_kept() -> None:

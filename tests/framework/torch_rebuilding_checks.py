@@ -546,6 +546,20 @@ def check_a_source_may_be_away_when_its_result_goes() -> None:
     assert grads[0] == grads[1] != grads[2]
 
 
+def check_nothing_goes_without_a_digest() -> None:
+    """While no plan drops anything, recipes have no digests, so nothing can be dropped."""
+    x = leaf()
+    with Watched() as watched:
+        kind: Any = type(watched._swapper)
+        kind.drops = False  # as if no plan did
+        try:
+            end = through(functional.gelu(x * 2.0))
+            assert watched.drop() == []
+        finally:
+            kind.drops = True
+    end.backward()
+
+
 def check_sums_of_themselves() -> None:
     """Each step doubles what a recipe would have to do."""
     x = leaf()

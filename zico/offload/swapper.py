@@ -17,6 +17,7 @@ Guarantees
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -285,7 +286,8 @@ class Swapper:
         """
         for idle in list(self._all()):
             if idle.is_dropped:
-                self.bring(idle, lambda: None)
+                with contextlib.suppress(Exception):  # whoever needs it tries again, and is told
+                    self.bring(idle, lambda: None)
         self._held = [lock for lock in self._locks if lock.acquire(timeout=FORK_S)]
         if any(idle.place in (Place.AWAY, Place.COMING) for idle in self._all()):
             self._pipe = os.pipe()
