@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import statistics
@@ -20,7 +21,7 @@ from zico.simulator.jobs_file import finest_region, in_regions, peak_of, profile
 from zico.simulator.operating_points import limited, over, simulate_saving
 from zico.simulator.paging_simulation import by_paging
 from zico.simulator.simulate import Load
-from zico.simulator.swapped_traces import by_swapping
+from zico.simulator.ways_to_save import by_planner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +47,7 @@ def load_of(name: str, trace: Trace) -> tuple[Load, dict[str, float]]:
     device = device_model_named(DEVICE)
     less: list[OperatingPoint] = []
     took_s = {}
-    for how, make in (("swap", by_swapping), ("page", by_paging)):
+    for how, make in (("swap", functools.partial(by_planner, "flow")), ("page", by_paging)):
         began_s = time.process_time()
         less += make(trace, device.copy_bytes_per_s, JOBS)
         took_s[how] = time.process_time() - began_s

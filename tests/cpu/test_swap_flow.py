@@ -13,7 +13,7 @@ from swap_cases import example, problem, problems
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.autoswap import AutoSwap
 from zico.planning.saving.bound import least_overhead, least_peak
-from zico.planning.saving.flow import Flow, FlowOptions, curve
+from zico.planning.saving.flow import Flow, FlowOptions
 from zico.planning.saving.network import cheapest_circulation
 from zico.planning.saving.packing import lowest_limit
 from zico.planning.saving.problem import PERSISTENT, Link, SwapPlan, SwapProblem
@@ -108,18 +108,6 @@ def test_nothing_moves_where_nothing_must() -> None:
         made = Flow(options=FINE).plan(example(limit=limit), DEADLINE_S)
         assert isinstance(made, SwapPlan)
         assert not len(made)
-
-
-def test_the_curve_never_falls_as_the_limit_does() -> None:
-    """From no overhead at the peak, each lower limit costs as much or more."""
-    of = training()
-    found = curve(of, Flow(options=dataclasses.replace(FINE, region_bytes=400)), points=6)
-    limits, costs = zip(*found, strict=True)
-    assert limits[0] == of.peak_bytes
-    assert costs[0] == 0
-    assert list(limits) == sorted(limits, reverse=True)
-    assert list(costs) == sorted(costs)
-    assert costs[-1] > 0
 
 
 @given(st.randoms(use_true_random=False))

@@ -20,12 +20,15 @@ from zico.cli.options import errors_end_with
 from zico.cli.trace import format_seconds
 from zico.report.table import PLAIN_WIDTH
 from zico.scheduler.policies import POLICIES, policy_named
+from zico.simulator.ways_to_save import AUTO, SAVES, ways_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from zico.scheduler.state import OperatingPoint
     from zico.simulator.fit import Fit
     from zico.simulator.simulate import Load
+    from zico.simulator.ways_to_save import Ways
 
 SCHEMA = "zico.fit.v1"
 DEFAULT_REGION = "64MiB"
@@ -46,6 +49,10 @@ class JobRow:
     delay_s: float
     normalised: float
     reason: str
+    limit_bytes: int | None
+    """What it does with instead of its peak; ``null``: all that it wants."""
+    save: str | None
+    """How it does with less."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,15 +76,27 @@ class Report:
 @click.option(
     "--policy", metavar="NAME", default=DEFAULT_POLICY, show_default=True, help=f"The scheduler: {', '.join(POLICIES)}."
 )
+@click.option(
+    "--save",
+    type=click.Choice(SAVES),
+    metavar="MODE",
+    default=AUTO,
+    show_default=True,
+    help=f"What jobs that would wait may do instead: {', '.join(SAVES)}. Needs traces with operations.",
+)
+@click.option("--device-model", metavar="NAME", default="", help="The device; it says how fast memory moves.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @errors_end_with(FAILED)
-def fit(*, files: tuple[Path, ...], budget: str, region: str, policy: str, as_json: bool) -> int:
+def fit(
+    *, files: tuple[Path, ...], budget: str, region: str, policy: str, save: str, device_model: str, as_json: bool
+) -> int:
     """Tell whether jobs fit together into a budget, and how much slower each will be.
 
     Each FILE is the trace of one job. Name a FILE twice for two such jobs. The exit code is 0 if
-    they fit, perhaps with waiting, 1 if they do not, and 2 after an error.
+    they fit, perhaps with waiting or with less memory, 1 if they do not, and 2 after an error.
     """
-    from zico.simulator.fit import Answer
+    from zico.simulator.device_model import device_model_named
+    from zico.simulator.fit import Answer, fit_saving
     from zico.simulator.fit import fit as fit_together
 
     region_bytes = _size("--region", region)
@@ -86,7 +105,12 @@ def fit(*, files: tuple[Path, ...], budget: str, region: str, policy: str, as_js
     budget_regions = _size("--budget", budget) // region_bytes
     load_of = {file: _load(file, region_bytes) for file in dict.fromkeys(files)}
     loads = [dataclasses.replace(load_of[file], name=name) for file, name in zip(files, _names(files), strict=True)]
+    ways = ways_of(save, device_model_named(device_model).copy_bytes_per_s)
     found = fit_together(loads, budget_regions, policy_named(policy), region_bytes)
+    if ways is not None and found.answer is not Answer.FITS:
+        less = {file: _less(file, ways, len(files), region_bytes) for file in load_of}
+        loads = [dataclasses.replace(load, less=less[file]) for load, file in zip(loads, files, strict=True)]
+        found = fit_saving(loads, budget_regions, policy_named(policy), region_bytes) or found
     report = _report(found, loads, budget_regions, region_bytes, policy)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
@@ -130,6 +154,16 @@ def _load(file: Path, region_bytes: int) -> Load:
     return Load(file.name, profile_of(held, problem.tick_ns[: len(held) + 1]), int(held.min()))
 
 
+def _less(file: Path, ways: Ways, jobs: int, region_bytes: int) -> tuple[OperatingPoint, ...]:
+    """Return how a trace's job could do with less, in regions. Takes half a minute."""
+    from zico.simulator.jobs_file import less_in_regions
+    from zico.trace.files import read_trace
+
+    if sys.stderr.isatty():
+        click.echo(f"zico: planning how {file.name} could do with less", err=True)
+    return less_in_regions(ways(read_trace(file), jobs), region_bytes)
+
+
 def _report(found: Fit, loads: Sequence[Load], budget_regions: int, region_bytes: int, policy: str) -> Report:
     rows = [
         JobRow(
@@ -140,6 +174,8 @@ def _report(found: Fit, loads: Sequence[Load], budget_regions: int, region_bytes
             delay_s=job.delay_ns / _NS_A_SECOND,
             normalised=job.normalised,
             reason=job.reason,
+            limit_bytes=job.less.limit * region_bytes if job.less else None,
+            save=job.less.how if job.less else None,
         )
         for job, load in zip(found.jobs, loads, strict=True)
     ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
-import itertools
 import re
 import sys
 from pathlib import Path
@@ -17,6 +15,7 @@ from zico.base.errors import ConfigError, ProblemError
 from zico.base.units import format_bytes, parse_size
 from zico.cli.options import errors_end_with
 from zico.scheduler.policies import POLICIES, policy_named
+from zico.simulator.ways_to_save import NONE, SAVES, SWAP, ways_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
 
 ORACLE = "oracle"
 AUTO = "auto"
-ANY_DEVICE = "any"
-SAVES = ("none", "swap", "page", "auto")
-"""How jobs with traces go on with less under the policy ``auto``; there ``auto`` is whatever is better."""
 _STDIN = "-"
 _MOST_BYTES = 1 << 60
 _LEAST_REGION = 1 << 10
@@ -71,24 +67,14 @@ class Means:
 
     def ways(self, copy_bytes_per_s: float) -> Ways | None:
         """Return what makes ways of a trace over a link, ``None`` where nobody is to go on with less."""
-        makers = {
-            "none": (),
-            "swap": (("zico.simulator.swapped_traces", "by_swapping"),),
-            "page": (("zico.simulator.paging_simulation", "by_paging"),),
-        }
-        makers["auto"] = makers["swap"] + makers["page"]
-        chosen = makers[self.save if AUTO in self.policies else "none"]
-        if not chosen:
+        made = ways_of(self.save if AUTO in self.policies else NONE, copy_bytes_per_s)
+        if made is None:
             return None
 
         def ways(path: Path, jobs: int) -> tuple[OperatingPoint, ...]:
             from zico.trace.files import read_trace
 
-            trace = read_trace(path)
-            found = (
-                getattr(importlib.import_module(module), name)(trace, copy_bytes_per_s, jobs) for module, name in chosen
-            )
-            return tuple(itertools.chain.from_iterable(found))
+            return made(read_trace(path), jobs)
 
         return ways
 
@@ -170,10 +156,11 @@ def work_of(
     """Read and check the jobs and the budgets; no job may need more than any of these."""
     from zico.scheduler.shares import check
     from zico.simulator.compare import check_fits, check_guarantees
+    from zico.simulator.device_model import device_model_named
     from zico.simulator.jobs_file import finest_region, in_regions, peak_of, read_jobs
 
     text, where, folder = _source(jobs)
-    device = _device(device_model)
+    device = device_model_named(device_model)
     in_bytes = read_jobs(text, where, folder, region_bytes or 1, means.ways(device.copy_bytes_per_s))
     check(in_bytes)
     whole_bytes = sum(map(peak_of, in_bytes))
@@ -189,7 +176,7 @@ def work_of(
         check_guarantees(loads, one.size_bytes // unit, unit, device.slowdown)
     if seconds is not None and not 0 < seconds <= _MOST_S:
         raise ConfigError(f"--seconds {seconds:g}: give a number above 0, at most {_MOST_S:g}")
-    work = Work(loads, unit, device, device_model or ANY_DEVICE, seconds, seed)
+    work = Work(loads, unit, device, device_model or device.name, seconds, seed)
     work.horizon(None)
     return work, budgets
 
@@ -234,12 +221,6 @@ def _size(text: str) -> int:
     return 0 if text.endswith("%") or text.lower() == "none" else parse_size(text, whole_bytes=_MOST_BYTES)
 
 
-def _device(text: str) -> DeviceModel:
-    from zico.simulator.device_model import DeviceModel, device_model_named
-
-    return device_model_named(text) if text else DeviceModel(ANY_DEVICE)
-
-
 # --------------------------------------------------------------------------------------------------
 
 FAILED = 2
@@ -274,9 +255,11 @@ _DRAWN_ITERATIONS = 6
 @click.option(
     "--save",
     type=click.Choice(SAVES),
-    default="swap",
+    metavar="MODE",
+    default=SWAP,
     show_default=True,
-    help="How jobs train with less than their peak under the policy auto. Needs traces with operations.",
+    help=f"How jobs train with less than their peak under the policy auto: {', '.join(SAVES)}. Needs traces with "
+    "operations.",
 )
 @click.option(
     "--region", metavar="SIZE", help="Unit of memory, a power of two (default: so fine that rounding does not matter)."
@@ -419,7 +402,7 @@ def _saving(work: Work, budget: Budget, notes: list[str]) -> Result:
             longer = way.duration_ns / load.profile.duration_ns
             limit = format_bytes(way.limit * work.region_bytes)
             notes.append(
-                f"{AUTO} at {format_bytes(budget.size_bytes)}: {load.name} trains in {limit} by {way.how}; "
+                f"{AUTO} at {format_bytes(budget.size_bytes)}: {load.name} trains in {limit} with --save {way.how}; "
                 f"alone, its iteration takes {longer:.2f} times as long"
             )
     return result

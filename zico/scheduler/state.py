@@ -44,7 +44,7 @@ class OperatingPoint:
     """One way in which a job goes on with less than its peak."""
 
     how: str
-    """``swap`` or ``page``."""
+    """``swap``, ``page``, or a planner's name."""
     limit: int
     """Regions that it holds at most."""
     duration_ns: int

@@ -78,6 +78,7 @@ _COPY_BYTES_PER_S = {
     "h200": _GENERATION_5,
 }
 
+ANY_DEVICE = "any"
 # A fault's 45 us are those of G10 (MICRO 2023); 64 KiB is the driver's smallest unit of migration
 # (D. Ganguly et al., ISCA 2019). Together 1.5e9 bytes per second; published totals of managed
 # memory on a V100 (DeepUM, ASPLOS 2023: 110 s and 17.2e6 faults an iteration) are 6.4 us for a page
@@ -97,10 +98,14 @@ DEVICE_MODELS = {
 def device_model_named(text: str) -> DeviceModel:
     """Return the device of that name, told what the text says: ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``.
 
+    No name: any device.
+
     Raises:
         ConfigError: There is no such device or parameter, or a value cannot be used; the message
             lists what there is.
     """
+    if not text:
+        return DeviceModel(ANY_DEVICE)
     name, told = split(text)
     if name not in DEVICE_MODELS:
         raise ConfigError(f"{name!r} is not a device model: give one of {', '.join(DEVICE_MODELS)}")

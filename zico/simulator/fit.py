@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from zico.base.errors import ProblemError
 from zico.base.units import format_bytes
+from zico.simulator.operating_points import choose, limited
 from zico.simulator.simulate import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zico.scheduler.state import CompiledPolicy
+    from zico.scheduler.state import CompiledPolicy, OperatingPoint
     from zico.simulator.simulate import Load, Outcome
 
 WARM_UP = 5
@@ -28,6 +29,7 @@ class Answer(enum.Enum):
 
     FITS = "fits"
     WAITS = "fits with waiting"
+    SAVES = "fits with less memory"
     NO = "does not fit"
 
 
@@ -44,6 +46,8 @@ class JobFit:
     normalised: float
     """Throughput over alone's; 0 if the jobs do not fit."""
     reason: str
+    less: OperatingPoint | None = None
+    """How it does with less than its peak; ``None``: it does not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +87,48 @@ def fit(loads: Sequence[Load], budget: int, policy: CompiledPolicy, region_bytes
     waits = any(job.delay_ns for job in jobs)
     answer = Answer.WAITS if waits else Answer.FITS
     return Fit(answer, outcome.peak_granted, jobs, _peaks_together(loads, budget, waits, region_bytes))
+
+
+def fit_saving(loads: Sequence[Load], budget: int, policy: CompiledPolicy, region_bytes: int) -> Fit | None:
+    """Return how jobs fit together if each waits, or does with less in one of its ways, whichever is better.
+
+    The arguments are those of ``fit``. ``None``: no job does with less then, or they do not fit.
+    """
+    try:
+        less = choose(loads, budget).less
+        forced = [limited(load, way) if way else load for load, way in zip(loads, less, strict=True)]
+        found = fit(forced, budget, policy, region_bytes)
+    except ProblemError:
+        return None
+    if found.answer is Answer.NO or not any(less):
+        return None
+    jobs = tuple(
+        _with_less(job, load, way, region_bytes) if way else job
+        for job, load, way in zip(found.jobs, loads, less, strict=True)
+    )
+    reason = "it is faster than waiting" if _fits_whole(loads, budget) else "not all could end an iteration otherwise"
+    return dataclasses.replace(found, answer=Answer.SAVES, jobs=jobs, reason=reason)
+
+
+def _fits_whole(loads: Sequence[Load], budget: int) -> bool:
+    return _least_budget(loads, budget, 1)[0] <= budget
+
+
+def _with_less(job: JobFit, load: Load, less: OperatingPoint, region_bytes: int) -> JobFit:
+    """Return what became of a job that does with less, beside what it is with all that it wants."""
+    longer_ns = less.duration_ns - load.profile.duration_ns
+    reason = f"it trains in {format_bytes(less.limit * region_bytes)} with --save {less.how}"
+    if longer_ns >= _NEGLIGIBLE * load.profile.duration_ns:
+        reason += f": {_milliseconds(longer_ns)} later each iteration"
+    return dataclasses.replace(
+        job,
+        peak=load.profile.peak,
+        persistent=load.persistent,
+        delay_ns=job.delay_ns + longer_ns,
+        normalised=job.normalised * load.profile.duration_ns / less.duration_ns,
+        reason="; ".join(filter(None, (reason, job.reason))),
+        less=less,
+    )
 
 
 def _least_budget(loads: Sequence[Load], budget: int, region_bytes: int) -> tuple[int, str]:

@@ -24,7 +24,7 @@ from zico.scheduler.state import OperatingPoint, Profile
 from zico.simulator.simulate import Load, LoadPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -465,10 +465,14 @@ def in_regions(loads: Sequence[Load], region_bytes: int, *, whole: bool) -> tupl
         persistent = (one.persistent + more) // region_bytes
         return dataclasses.replace(one, profile=profile(one.profile), persistent=persistent)
 
-    def smaller(less: OperatingPoint) -> OperatingPoint:
-        return dataclasses.replace(less, limit=less.limit // region_bytes)
-
     return tuple(
-        dataclasses.replace(changed(load), phases=tuple(map(changed, load.phases)), less=tuple(map(smaller, load.less)))
+        dataclasses.replace(
+            changed(load), phases=tuple(map(changed, load.phases)), less=less_in_regions(load.less, region_bytes)
+        )
         for load in loads
     )
+
+
+def less_in_regions(less: Iterable[OperatingPoint], region_bytes: int) -> tuple[OperatingPoint, ...]:
+    """Return ways to go on with less that were in bytes in whole regions of this size."""
+    return tuple(dataclasses.replace(way, limit=way.limit // region_bytes) for way in less)

@@ -70,7 +70,7 @@ from zico.planning.packing.caching import reserved_by_caching
 from zico.planning.packing.files import iteration_problem
 from zico.scheduler.state import POINT_SHARES, OperatingPoint
 from zico.simulator.paging_workload import Naming, workload
-from zico.simulator.swapped_traces import sharing
+from zico.simulator.ways_to_save import sharing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

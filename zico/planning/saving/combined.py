@@ -30,6 +30,7 @@ from zico.planning.saving.problem import no_swaps
 
 if TYPE_CHECKING:
     from zico.planning.saving.autoswap import Gaps
+    from zico.planning.saving.fast import FastReplay
     from zico.planning.saving.problem import SwapPlanner, SwapProblem
     from zico.planning.saving.recomputation import Graph, Order
 
@@ -111,6 +112,12 @@ def with_swaps(
         return NoPlan(Reason.NOT_FOUND, planner.name, 0.0, f"the plan breaks the rule {replayed.rule}")
     runs = order if len(order) > len(graph) else ()
     return replayed.duration_ns, SavePlan(planner.name, 0.0, answer, runs)
+
+
+def replayed(problem: SwapProblem, graph: Graph, plan: SavePlan) -> FastReplay:
+    """Return what an iteration takes by a plan, as planners see it."""
+    made = rewritten(problem, graph, plan.order).problem if plan.order else problem
+    return Replayer(made).replay(plan.swaps)
 
 
 # -- Capuchin --------------------------------------------------------------------------------------

@@ -468,27 +468,3 @@ def _in_whole(problem: SwapProblem, limit: int, options: FlowOptions, best: _Bes
         yield scheduled(problem, line, Chosen(leaves, largest, wait_ns, whole), "")[0]
         if not best.is_last:
             leaves[gap] = fluid.size_bytes[gap] - leaves[gap]
-
-
-def curve(
-    problem: SwapProblem, planner: Flow | None = None, points: int = 16, deadline_s: float = 5.0
-) -> list[tuple[int, int]]:
-    """Return what memory costs: pairs of limit and overhead in ns, from the peak down to the least limit that was met.
-
-    The overhead never falls as the limit does: a plan for a lower limit serves a higher one, too.
-
-    Args:
-        problem: Its own limit is not looked at.
-        planner: By default ours with its defaults.
-        points: How many limits, evenly between the peak and what operations need at once.
-        deadline_s: For each limit.
-    """
-    planner = planner or Flow()
-    found: list[tuple[int, int]] = []
-    for limit in np.linspace(problem.least_bytes, problem.peak_bytes, points).astype(int).tolist():
-        tried = dataclasses.replace(problem, limit_bytes=limit)
-        plan = planner.plan(tried, deadline_s)
-        if isinstance(plan, SwapPlan):
-            overhead_ns = int(np.ceil(Replayer(tried).replay(plan).duration_ns)) - problem.period_ns
-            found.append((limit, min([overhead_ns, *(cost for _, cost in found)])))
-    return found[::-1]

@@ -22,8 +22,16 @@ from zico.base.compiled import compiled
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving import recomputation
 from zico.planning.saving.autoswap import AutoSwap
-from zico.planning.saving.combined import Capuchin, SuperNeurons, can_return, cheap, limit_of, with_swaps, worth
-from zico.planning.saving.fast import Replayer
+from zico.planning.saving.combined import (
+    Capuchin,
+    SuperNeurons,
+    can_return,
+    cheap,
+    limit_of,
+    replayed,
+    with_swaps,
+    worth,
+)
 from zico.planning.saving.mixed import SavePlan, order_of, rewritten, straight
 from zico.planning.saving.problem import no_swaps
 
@@ -189,8 +197,7 @@ class _Search:
         for planner in (Capuchin(), SuperNeurons()):
             answer = planner.plan(self._problem, self._graph, self._deadline_s / 4)  # they hardly ever need it
             if not isinstance(answer, NoPlan):
-                made = rewritten(self._problem, self._graph, answer.order).problem if answer.order else self._problem
-                self._note(Replayer(made).replay(answer.swaps).duration_ns, answer)
+                self._note(replayed(self._problem, self._graph, answer).duration_ns, answer)
 
     def move_by_others(self) -> None:
         """Take the best plan of other planners of swaps, where there is none."""
