@@ -17,7 +17,7 @@ from zico.heap.layout import Attached
 from zico.job import joining, session
 from zico.job.autoload import complain, inform
 from zico.offload.state_return import Resting
-from zico.planning.saving.registry import AUTO_PLANNERS, LONGEST, SAVE_PLANNERS
+from zico.planning.saving.registry import AUTO_PLANNERS, LONGEST, SAVE_PLANNERS, SEGMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -123,12 +123,15 @@ def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving 
     """Return hooks for saved tensors; where that cannot be, says so, and the job goes on without."""
     from zico.adapters.torch_rebuilding import Rebuilding
     from zico.adapters.torch_saving import Saving
+    from zico.adapters.torch_segments import Segments
 
     from zico.offload import swap_joining, swapper
 
     def prepare(planner: str) -> None:
         if planner in SAVE_PLANNERS:
             rebuilding.install()
+        elif planner == SEGMENTS:
+            joined.at_boundaries.append(Segments(saving).boundary)
 
     try:
         joined.swapper = swap_joining.start(

@@ -38,7 +38,7 @@ import torch
 from torch._C import TensorBase
 from torch.jit import _builtins
 from zico.adapters.torch_recipes import RULES, Made, Masking, Recipe, Source, can_be_remade, remade, shape_of
-from zico.adapters.torch_saving import digest_of, is_plain, storage_of
+from zico.adapters.torch_saving import digest_of, is_plain, is_traced, is_transformed, storage_of
 
 from zico.job.autoload import inform
 
@@ -109,7 +109,7 @@ class Rebuilding:
 
     def _is_watching(self) -> bool:
         """Tell whether what runs now is saved by our hooks, and not transformed."""
-        return torch.is_grad_enabled() and self._saving.is_in_force() and not _is_transformed() and can_be_remade()
+        return torch.is_grad_enabled() and self._saving.is_in_force() and not is_transformed() and can_be_remade()
 
     def _ruled(self, rule: Rule, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of PyTorch that gives its results recipes."""
@@ -118,7 +118,7 @@ class Rebuilding:
         def function(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return rule.compiled(*args, **kwargs)
-            if _is_traced() or not (args and self._may_be_worth_it(args[0]) and self._is_watching()):
+            if is_traced() or not (args and self._may_be_worth_it(args[0]) and self._is_watching()):
                 return original(*args, **kwargs)
             made, sources = self._ask(rule.made, args, kwargs), None
             if made is not None and rule.writes:
@@ -147,7 +147,7 @@ class Rebuilding:
         def dropout(input: Any, p: float, train: bool) -> Any:
             if (
                 torch.compiler.is_compiling()
-                or _is_traced()
+                or is_traced()
                 or not (train and self._is_watching() and self._is_worth_it(input))
             ):
                 return original(input, p, train)
@@ -276,7 +276,7 @@ class Rebuilding:
         calls = getattr(self._calls, "saved", None)
         if calls is not None:
             calls.append(saved)
-        if _is_transformed():
+        if is_transformed():
             return
         storage = storage_of(tensor)
         known = self._known.get(storage._cdata)
@@ -312,21 +312,6 @@ class Rebuilding:
             return took_ns
         inform(f"{what}: made again, its bits would differ")
         return None
-
-
-def _is_traced() -> bool:
-    """Tell whether calls become a graph of TorchScript, in which even a size is recorded."""
-    return torch._C._get_tracing_state() is not None
-
-
-def _is_transformed() -> bool:
-    """Tell whether this thread's calls go to somebody else first: to a mode, a tracer, or a transformation."""
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or _is_traced()
-    )
 
 
 def _is_ours(tensor: Any) -> bool:

@@ -61,7 +61,7 @@ def can_be_remade() -> bool:
     return bool(torch._C._get_mkldnn_enabled()) and _SMALLEST * _ONE > 0.0
 
 
-class _AsBefore:
+class AsBefore:
     """Lets this thread compute with so many threads, with oneDNN and with denormal numbers, for a while.
 
     oneDNN is on or off for the whole process, so one thread at a time has it on where it was off.
@@ -70,9 +70,11 @@ class _AsBefore:
     _lock = threading.RLock()
 
     def __init__(self, threads: int) -> None:
+        """Compute with so many threads."""
         self._threads = threads
 
     def __enter__(self) -> None:
+        """Begin; waits for another thread that has oneDNN on for a while."""
         self._before = torch.get_num_threads(), torch._C._get_mkldnn_enabled(), _SMALLEST * _ONE > 0.0
         threads, has_onednn, has_denormals = self._before
         if threads != self._threads:
@@ -84,6 +86,7 @@ class _AsBefore:
             torch.set_flush_denormal(False)
 
     def __exit__(self, *_: object) -> None:
+        """Compute as before."""
         threads, has_onednn, has_denormals = self._before
         if threads != self._threads:
             set_own_threads(threads)
@@ -178,7 +181,7 @@ def remade(recipe: Recipe, saved: Sequence[Saved], bring: Bring) -> torch.Tensor
         torch._C._DisableTorchDispatch(),
         torch.no_grad(),
         torch.autocast("cpu", enabled=False),
-        _AsBefore(recipe.threads),
+        AsBefore(recipe.threads),
     ):
         return recipe.make(iter(saved), bring)
 

@@ -90,6 +90,21 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def is_traced() -> bool:
+    """Tell whether calls become a graph of TorchScript, in which even a size is recorded."""
+    return torch._C._get_tracing_state() is not None
+
+
+def is_transformed() -> bool:
+    """Tell whether this thread's calls go to somebody else first: to a mode, a tracer, or a transformation."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or is_traced()
+    )
+
+
 class Storage(Idle):
     """Memory of the pool that only saved tensors refer to, sooner or later."""
 
@@ -260,6 +275,8 @@ class Saving:
         self._begin = begin
         self._end = end
         self.least_bytes = least_bytes
+        self.saved_bytes = 0
+        """Of all memory that has ever been saved."""
         self.on_saved: Callable[[Saved, torch.Tensor], None] = lambda _saved, _tensor: None
         """Told of what has been saved of the pool's memory."""
         self._away = threading.local()
@@ -284,6 +301,7 @@ class Saving:
                 known = self.known.get(storage._cdata)
                 if known is None and self.owns(storage):
                     known = self.known[storage._cdata] = Storage(self, storage)
+                    self.saved_bytes += known.size_bytes
                     self.swapper.saved(known)
                 if known is not None:
                     saved = Saved(known, tensor)

@@ -61,7 +61,10 @@ def test_auto_lets_jobs_go_on_with_less(capsys: pytest.CaptureFixture[str]) -> N
     assert auto["normalised"] == pytest.approx(0.8, abs=0.02)
     assert auto["vs_serial"] == pytest.approx(1.6, abs=0.1)
     assert auto["peak_granted_bytes"] == 10 * GIB
-    assert "auto at 10 GiB: b trains in 5 GiB with --save swap; alone, its iteration takes 1.25 times as long" in found["notes"]
+    assert (
+        "auto at 10 GiB: b trains in 5 GiB with --save swap; alone, its iteration takes 1.25 times as long"
+        in found["notes"]
+    )
     small = simulated(capsys, jobs, "--budget", "6GiB", "--policy", "auto")
     assert small["rows"][0]["deadlocks"] == 0
     assert serial["normalised"] < auto["normalised"]

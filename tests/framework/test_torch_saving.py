@@ -46,7 +46,10 @@ def trained(roomy: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     """Train all kinds in a job that swaps and alone, once; returns what the two found."""
     directory: Path = tmp_path_factory.mktemp("models")
     paths = {"alone": directory / "alone", "swapping": directory / "swapping"}
-    with alone(MODELS, paths["alone"]) as first, swapping(roomy, MODELS, paths["swapping"]) as second:
+    with (
+        alone(MODELS, paths["alone"], *KINDS) as first,
+        swapping(roomy, MODELS, paths["swapping"], *KINDS) as second,
+    ):
         for process in (first, second):
             done = process.finish(2 * PATIENCE_S)
             assert (done.returncode, done.stderr) == (0, "")

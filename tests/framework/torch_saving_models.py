@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SHARE = 0.6
-ITERATIONS = 5
 Loss = torch.Tensor
 MIB = 1 << 20
 
@@ -43,6 +42,7 @@ class Trained:
     """A model in training: a step returns a loss and is an iteration."""
 
     share = SHARE
+    iterations = 5
 
     def __init__(self, model: nn.Module) -> None:
         """Train with momentum."""
@@ -89,6 +89,18 @@ class Transformer(Trained):
     def forward(self) -> Loss:
         """Return a loss of random texts."""
         return self.model(torch.randn(32, 64, 64)).square().mean()
+
+
+class Deep(Transformer):
+    """Eight layers, each of which keeps several times what it is given, for twelve iterations."""
+
+    iterations = 12
+
+    def __init__(self) -> None:
+        """Make it."""
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.1, batch_first=True)
+        Trained.__init__(self, nn.TransformerEncoder(layer, 8, enable_nested_tensor=False))
 
 
 class Views(Trained):
@@ -198,14 +210,14 @@ class Retained(Trained):
         return loss.item()
 
 
-KINDS = (Resnet, Transformer, Views, Accumulated, Pair, Checkpointed, Penalised, Retained)
+KINDS = (Resnet, Transformer, Deep, Views, Accumulated, Pair, Checkpointed, Penalised, Retained)
 
 
 def train(kind: Callable[[], Trained]) -> dict[str, Any]:
     """Train from the same seed as ever; returns bits."""
     torch.manual_seed(1)
     trained = kind()
-    losses = [trained.step().hex() for _ in range(ITERATIONS)]
+    losses = [trained.step().hex() for _ in range(trained.iterations)]
     weights = hashlib.sha256()
     for weight in trained.model.parameters():
         weights.update(weight.detach().numpy().tobytes())

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch_saving_models import ITERATIONS, SHARE, blocks, images
+from torch_saving_models import SHARE, Trained, blocks, images
 
 from zico.job import session
 
@@ -63,9 +63,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     joined = session.current()
     losses = []
-    for iteration in range(2 * ITERATIONS):
-        is_last = iteration == 2 * ITERATIONS - 1
-        if iteration == ITERATIONS and joined is not None:
+    for iteration in range(2 * Trained.iterations):
+        is_last = iteration == 2 * Trained.iterations - 1
+        if iteration == Trained.iterations and joined is not None:
             joined.pool.set_limit(joined.membership.job, int(SHARE * int(joined.record["peak_held"])))
         if is_last and happens == "wait":
             print("waits", flush=True)  # noqa: T201 - the test reads it

@@ -143,6 +143,16 @@ class Learner:
         """Note a tensor that was not back when it was needed."""
         self._late.append(number)
 
+    @property
+    def lacking_bytes(self) -> int:
+        """Return what the iteration that plans are made for holds beyond the limit; 0 if there is no plan."""
+        plan = self._plan
+        peak_bytes = int(plan.observed.load_bytes.max(initial=0)) if plan is not None else 0
+        return max(0, peak_bytes - self._limit_bytes())
+
+    def _limit_bytes(self) -> int:
+        return int(self._cap_bytes() * (1 - self._margin))
+
     # -- planning ----------------------------------------------------------------------------------
 
     def skip(self) -> Plan | None:
@@ -223,7 +233,7 @@ class Learner:
     def _make(self, seen: Observed) -> None:
         """Make a plan in a thread; the iteration after it is ready follows it."""
         cap_bytes = self._cap_bytes()
-        limit_bytes = int(cap_bytes * (1 - self._margin))
+        limit_bytes = self._limit_bytes()
         earlier_ns = dict(self._earlier_ns)
         planner = self._trial.planner
 

@@ -27,7 +27,7 @@ import numpy as np
 from zico.offload.observed import NS, Idleness, problem_of
 from zico.planning.packing.problem import NoPlan
 from zico.planning.saving.mixed import rewritten
-from zico.planning.saving.registry import LONGEST, save_planner
+from zico.planning.saving.registry import LONGEST, SEGMENTS, save_planner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,7 +85,7 @@ class Chosen(NamedTuple):
 
 
 def choose(seen: Observed, limit_bytes: int, rates: Rates, planner: str) -> Chosen | None:
-    """Return what leaves and what is dropped by a planner; ``None``: it found nothing, or it is ``LONGEST``.
+    """Return what leaves and what is dropped by a planner; ``None``: it found nothing, or what is idle longest leaves.
 
     Args:
         seen: The iteration that is going to be repeated.
@@ -94,7 +94,7 @@ def choose(seen: Observed, limit_bytes: int, rates: Rates, planner: str) -> Chos
         rates: Of the tier.
         planner: One of ``JOB_PLANNERS`` of ``zico.planning.saving.registry``.
     """
-    return None if planner == LONGEST else _chosen_by(_job_planner(planner), seen, limit_bytes, rates)
+    return None if planner in {LONGEST, SEGMENTS} else _chosen_by(_job_planner(planner), seen, limit_bytes, rates)
 
 
 def plan(

@@ -129,6 +129,11 @@ class Swapper:
         plan = self._plan
         return plan is not None and bool(plan.drops)
 
+    @property
+    def lacking_bytes(self) -> int:
+        """Return what the job's iteration needs beyond what it may hold; 0: nothing, or that is not known yet."""
+        return self._learner.lacking_bytes
+
     # -- what the adapter tells --------------------------------------------------------------------
 
     def saved(self, idle: Idle) -> None:

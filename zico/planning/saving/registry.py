@@ -43,9 +43,11 @@ SAVE_PLANNERS: Mapping[str, Callable[[], SavePlanner]] = {
 """Those that drop tensors and make them again, and may move others."""
 LONGEST = "longest"
 """What jobs follow if nothing else was asked for: see ``zico.offload.swap_schedule``."""
+SEGMENTS = "segments"
+"""Modules run again in the backward pass; what that leaves over moves as by ``LONGEST``."""
 AUTO_PLANNERS = (LONGEST, "zico")
 """Of which a job under ``auto`` keeps the fastest."""
-JOB_PLANNERS = (LONGEST, *SAVE_PLANNERS, *(name for name in SWAP_PLANNERS if name != "flow"))
+JOB_PLANNERS = (LONGEST, SEGMENTS, *SAVE_PLANNERS, *(name for name in SWAP_PLANNERS if name != "flow"))
 """Those that jobs can follow: they move whole tensors."""
 
 
