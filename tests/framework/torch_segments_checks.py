@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import pickle
 import random
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import torch
 from checking import run
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 from zico.adapters.torch_saving import Saving
 from zico.adapters.torch_segments import Block, Segments, _Segment, chosen
@@ -208,6 +210,31 @@ def check_a_block_trains_to_the_same_bits() -> None:
     before = made_again()
     same(Plain)
     assert made_again() > before
+
+
+def check_a_module_that_computes_with_what_it_changes() -> None:
+    """Spectral norm's vectors are buffers that a run changes and uses: the second run has those of the first."""
+
+    def spectral() -> nn.Module:
+        module = Plain()
+        spectral_norm(module.up)
+        return module
+
+    same(spectral)
+
+
+def check_a_module_that_differs_each_time() -> None:
+    """Numbers from nowhere are not found by their source, but by what comes of them."""
+
+    class Clocked(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * next(clock))
+
+    clock = itertools.count(1.0)
+    said, of, module = io.StringIO(), segments(), Clocked()
+    with contextlib.redirect_stderr(said):
+        trained(module, of)
+    assert said.getvalue() == "zico: block keeps what it saves: run again, its bits would differ\n"
 
 
 def check_modules_that_change_more_are_refused() -> None:
