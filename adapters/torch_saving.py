@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 storage_of = TensorBase.untyped_storage
 """Returns a tensor's memory."""
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _CHANGED = (
@@ -185,8 +186,10 @@ class Storage(Idle):
 
     def lend(self) -> int:
         """Return its address if only saved tensors refer to it and none has been changed since."""
-        aliases = self._aliases()
         uses, objects = _references(self._storage)
+        if uses > _USES - 1 + len(self._saved) + len(self._bases):  # whatever lives of those: most calls end here
+            return 0
+        aliases = self._aliases()
         own = len(aliases) + len(self._bases)
         if uses != _USES - 1 + own or objects > _OBJECT_REFERENCES:
             return 0
@@ -277,7 +280,7 @@ class Saving:
         self.least_bytes = least_bytes
         self.saved_bytes = 0
         """Of all memory that has ever been saved."""
-        self.on_saved: Callable[[Saved, torch.Tensor], None] = lambda _saved, _tensor: None
+        self.on_saved: Callable[[Saved, torch.Tensor], None] | None = None
         """Told of what has been saved of the pool's memory."""
         self._away = threading.local()
         self._is_there: Callable[[], bool] = lambda: True
@@ -289,7 +292,7 @@ class Saving:
 
     def pack(self, tensor: torch.Tensor) -> Saved | tuple[torch.Tensor, int]:
         """Return what stands for a tensor in the graph."""
-        if torch._C._len_torch_dispatch_stack() > 0:
+        if _dispatch_modes() > 0:
             with torch._C._DisableTorchDispatch():  # a user's mode sees what the user does
                 return self._pack(tensor)
         return self._pack(tensor)
@@ -305,7 +308,8 @@ class Saving:
                     self.swapper.saved(known)
                 if known is not None:
                     saved = Saved(known, tensor)
-                    self.on_saved(saved, tensor)
+                    if self.on_saved is not None:
+                        self.on_saved(saved, tensor)
                     return saved
         return tensor.detach(), tensor._version
 
@@ -316,12 +320,13 @@ class Saving:
     def unpack(self, packed: Saved | tuple[torch.Tensor, int]) -> torch.Tensor:
         """Return the tensor again; waits until its memory is here."""
         if isinstance(packed, Saved):
-            if torch._C._len_torch_dispatch_stack() > 0:
+            if _dispatch_modes() > 0:
                 with torch._C._DisableTorchDispatch():
                     return self.swapper.used(packed.storage, packed.take)
             return self.swapper.used(packed.storage, packed.take)
         alias, version = packed
-        _check_version(alias, version)
+        if alias._version != version:
+            _check_version(alias, version)
         return alias
 
     # -- where they are ----------------------------------------------------------------------------

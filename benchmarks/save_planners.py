@@ -37,7 +37,7 @@ class Job:
 
 
 SWAPPING = ("swdoa", "doa", "bayes", "vdnn", "tflms", "flashneuron", "flow-whole")
-DROPPING = ("dtr", "chen", "superneurons", "echo", "capuchin", "zico")
+DROPPING = ("segments", "dtr", "chen", "superneurons", "echo", "capuchin", "zico")
 FILE = ("--tier", "file")
 AUTO = (("auto", 0.6, ()), ("auto", 0.5, ()), ("auto", 0.4, ()))
 ROWS = tuple((name, 0.6, ()) for name in ("swap", *SWAPPING, *DROPPING))

@@ -232,7 +232,7 @@ def check_a_module_that_differs_each_time() -> None:
 
     class Hidden(Plain):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + (x * next(clock)) * torch.zeros_like(x)
+            return super().forward(x) + (x * next(clock)) * torch.zeros_like(x, requires_grad=True)
 
     clock = itertools.count(1.0)
     for kind in (Clocked, Hidden):

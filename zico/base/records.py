@@ -17,11 +17,13 @@ name, which mypy does not check.
 
 from __future__ import annotations
 
+import ctypes
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     Generic,
+    Literal,
     Protocol,
     TypeVar,
     get_args,
@@ -114,3 +116,20 @@ def _field(record: type[Record], name: str, hint: Any) -> tuple[Any, ...]:  # no
             f"{record.__name__}.{name} is {hint!r}: a field is a record, or Annotated with a type of NumPy."
         )
     return (name, kind, *shape)
+
+
+def word_of(record: Any, *path: str) -> memoryview[int]:  # noqa: ANN401 - records by field name
+    """Return a number of a record, as a view of one element: ``word[0]``. The record's memory must never go.
+
+    Between two operations of a framework little of Python's code is in a processor's cache, so that
+    a record that is subscripted takes ten microseconds; this takes less than one.
+    """
+    address, dtype = int(record.__array_interface__["data"][0]), record.dtype
+    for name in path:
+        dtype, offset = dtype.fields[name][:2]
+        address += offset
+    view = memoryview((ctypes.c_char * dtype.itemsize).from_address(address)).cast("B")
+    return view.cast(_FORMATS[dtype.str.lstrip("<=")])
+
+
+_FORMATS: dict[str, Literal["q", "i"]] = {"i8": "q", "i4": "i"}

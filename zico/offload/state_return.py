@@ -14,6 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from zico.base.records import word_of
 from zico.heap import state_offload
 from zico.heap.layout import Attached
 from zico.offload.swap_schedule import EARLIER, LEAD_NS
@@ -73,6 +74,7 @@ class Resting:
     def __init__(self, heap: Heap, swapper: Swapper) -> None:
         """Let a heap's state rest; starts a thread that brings it back at the swapper's events."""
         self._heap = heap.record[0]
+        self._resting = word_of(self._heap, "rest", "resting")
         self._swapper = swapper
         self._lead = Lead()
         self._due = threading.Event()
@@ -118,7 +120,7 @@ class Resting:
         self._swapper.publish()
 
     def _note_event(self) -> None:
-        if self._lead.is_due(time.monotonic_ns()) and self._heap["rest"]["resting"] > 0:
+        if self._lead.is_due(time.monotonic_ns()) and self._resting[0] > 0:
             self._due.set()
 
     def _bring(self) -> None:

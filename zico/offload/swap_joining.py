@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import select
 import threading
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zico.base.libc import FUTEX_WAKE, SYS_FUTEX, WAKE_ALL
+from zico.base.records import word_of
 from zico.base.units import format_bytes
 from zico.heap.history import SIZE_BITS
 from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
@@ -45,6 +47,17 @@ if TYPE_CHECKING:
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _SIZE_MASK = (1 << SIZE_BITS) - 1
+_TOLD = (
+    "out_bytes",
+    "in_bytes",
+    "out_now_bytes",
+    "copy_waited_ns",
+    "copy_hidden_ns",
+    "late",
+    "dropped_bytes",
+    "making_ns",
+)
+"""What the job's record says of its copies."""
 
 
 class HeapGauge:
@@ -54,24 +67,35 @@ class HeapGauge:
         """Read from a heap that is in a pool."""
         self._heap = heap.record[0]
         self._job = heap.pool.jobs[int(heap.pool.member[0]["job"])]
-        self._header = heap.pool.header
         self._region_bytes = heap.pool.region_bytes
         self._word_address = int(heap.pool.member[0]["header_address"]) + HEADER.fields["sequence"][1]
         self._logs = _view(int(self._heap["logs_address"]), LOG, LOGS)
         self._lifetimes = [_view(int(log["lifetimes_address"]), LIFETIME, MAX_LIFETIMES) for log in self._logs]
+        self._budget = word_of(heap.pool.header, "budget_regions")
+        job, of_heap = functools.partial(word_of, self._job), functools.partial(word_of, self._heap)
+        self._limit, self._held, self._live = job("limit"), job("held"), job("live_bytes")
+        self._waiting, self._iteration, self._waited = job("waiting_threads"), job("iteration"), job("need_waited_ns")
+        self._restable, self._rest_limit, self._events = (
+            of_heap("rest", "restable"),
+            of_heap("rest", "limit"),
+            of_heap("events"),
+        )
+        self._sequence, self._leaving = of_heap("swap", "sequence"), of_heap("swap", "leaving_bytes")
+        self._told = tuple(job(name) for name in _TOLD)
+        self._rest = tuple(of_heap("rest", name) for name in ("rested", "woken", "resting", "late_ns", "late"))
 
     def cap_bytes(self) -> int:
         """Return what the job may hold: the budget, or its own limit where that is lower."""
-        budget, limit = int(self._header["budget_regions"]), int(self._job["limit"])
+        budget, limit = self._budget[0], self._limit[0]
         return (min(budget, limit) if limit else budget) * self._region_bytes
 
     def live_bytes(self) -> int:
         """Return what its tensors take in the pool, but for what rests between steps, or can."""
-        return max(0, int(self._job["live_bytes"]) - self.restable_bytes())
+        return max(0, self._live[0] - self.restable_bytes())
 
     def restable_bytes(self) -> int:
         """Return what can be out of the pool wherever tensors are idle: the state of optimizers, in whole regions."""
-        return min(int(self._heap["rest"]["restable"]), int(self._heap["rest"]["limit"])) * self._region_bytes
+        return min(self._restable[0], self._rest_limit[0]) * self._region_bytes
 
     def be_patient(self, thread: int) -> None:
         """Note which thread allocates for later, 0: none does."""
@@ -79,23 +103,22 @@ class HeapGauge:
 
     def has_room(self, size_bytes: int) -> bool:
         """Tell whether so much can be had at once, by what it may hold and by what lies free in its regions."""
-        job = self._job
-        free_bytes = self.cap_bytes() - int(job["held"]) * self._region_bytes
+        free_bytes = self.cap_bytes() - self._held[0] * self._region_bytes
         if size_bytes + self._region_bytes <= free_bytes:
             return True
-        return int(job["waiting_threads"]) == 0 and self.live_bytes() + 2 * size_bytes <= self.cap_bytes()
+        return self._waiting[0] == 0 and self.live_bytes() + 2 * size_bytes <= self.cap_bytes()
 
     def tick(self) -> int:
         """Return how many allocations and frees there have been."""
-        return int(self._heap["events"])
+        return self._events[0]
 
     def iteration(self) -> int:
         """Return how many iterations have ended."""
-        return int(self._job["iteration"])
+        return self._iteration[0]
 
     def waited_ns(self) -> int:
         """Return for how long it has waited for memory."""
-        return int(self._job["need_waited_ns"])
+        return self._waited[0]
 
     def needed_bytes(self) -> int:
         """Return what a thread of it waits for."""
@@ -103,26 +126,31 @@ class HeapGauge:
 
     def publish(self, figures: Figures) -> None:
         """Write down what has been moved where reports and waiting threads find it, and let those ask again."""
-        heap, job = self._heap, self._job
-        heap["swap"]["sequence"] = NOT_ASKED
-        heap["swap"]["leaving_bytes"] = figures.leaving_bytes
-        job["out_bytes"] = figures.out_bytes + int(heap["rest"]["rested"]) * self._region_bytes
-        job["in_bytes"] = figures.in_bytes + int(heap["rest"]["woken"]) * self._region_bytes
-        job["out_now_bytes"] = figures.away_bytes + int(heap["rest"]["resting"]) * self._region_bytes
-        job["copy_waited_ns"] = figures.waited_ns + int(heap["rest"]["late_ns"])
-        job["copy_hidden_ns"] = figures.hidden_ns
-        job["late"] = figures.late + int(heap["rest"]["late"])
-        job["dropped_bytes"], job["making_ns"] = figures.dropped_bytes, figures.making_ns
+        rested, woken, resting, late_ns, late = (word[0] for word in self._rest)
+        self._sequence[0] = NOT_ASKED
+        self._leaving[0] = figures.leaving_bytes
+        values = (
+            figures.out_bytes + rested * self._region_bytes,
+            figures.in_bytes + woken * self._region_bytes,
+            figures.away_bytes + resting * self._region_bytes,
+            figures.waited_ns + late_ns,
+            figures.hidden_ns,
+            figures.late + late,
+            figures.dropped_bytes,
+            figures.making_ns,
+        )
+        for word, value in zip(self._told, values, strict=True):
+            word[0] = value
         self.wake()
 
     def wake(self) -> None:
         """Let a thread of the job that waits for memory look again: what has left need not have emptied a region."""
-        if int(self._job["waiting_threads"]):
+        if self._waiting[0]:
             _libc.syscall(SYS_FUTEX, ctypes.c_void_p(self._word_address), FUTEX_WAKE, WAKE_ALL, None, None, 0)
 
     def lacking(self) -> str:
         """Return what the job has begun to overflow for, as people read it."""
-        limit, budget = int(self._job["limit"]), int(self._header["budget_regions"])
+        limit, budget = self._limit[0], self._budget[0]
         whose = "its limit is" if 0 < limit < budget else "the budget is"
         lacked_bytes = int(self._heap["swap"]["lacked_bytes"])
         return f"needs {format_bytes(lacked_bytes)} and {whose} {format_bytes(self.cap_bytes())}"

@@ -205,9 +205,12 @@ class Swapper:
         if plan is None:
             self._wishes, self._due = [], []
             return None
-        self._wishes = [wish for wish in self._wishes if self._is_still_wished(wish)]
-        self._due.extend(plan.returns.get(event, ()))
-        self._due = [number for number in self._due if self._is_still_due(number)]
+        if self._wishes:
+            self._wishes = [wish for wish in self._wishes if self._is_still_wished(wish)]
+        returns = plan.returns.get(event)
+        if returns is not None or self._due:
+            due = (*self._due, *(returns or ()))
+            self._due = [number for number in due if self._is_still_due(number)]
         return plan
 
     def _is_still_due(self, number: int) -> bool:
