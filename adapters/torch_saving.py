@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import TensorBase, _autograd, _storage_Use_Count
 from torch._C._dynamo import eval_frame as _eval_frame
+from torch.autograd import forward_ad
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -99,7 +100,8 @@ def is_traced() -> bool:
 def is_transformed() -> bool:
     """Tell whether this thread's calls go to somebody else first: to a mode, a tracer, or a transformation."""
     return (
-        torch._C._len_torch_dispatch_stack() > 0
+        _dispatch_modes() > 0
+        or forward_ad._current_level >= 0
         or torch._C._len_torch_function_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or is_traced()

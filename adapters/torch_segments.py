@@ -13,15 +13,19 @@ Theory of operation
     section 4, with modules for segments.
 
 Guarantees
-    6. Backward passes see the same bits.
-    A segment runs again with the random state, the settings and the buffers that it had. Buffers
-    that it changes are then put back. If its parameters or inputs have been changed meanwhile,
-    the backward pass raises, as PyTorch does for saved tensors.
-    A module is refused, with one line, if its second run gives other bits. So is one that changes
-    attributes, reads tensors of others, draws from generators of NumPy or Python, or has hooks.
+    6. Backward passes see the same bits, or raise.
+    A segment runs again with the generators, settings, attributes and small buffers that it had,
+    and all that is put back afterwards. What it returns then is compared with what it returned
+    first; so are parameters and inputs. Where they differ, the backward pass raises.
+    A module is refused, with one line, if its second run gives other bits, and if it changes more
+    than small buffers, draws from generators that nobody else knows, uses containers or tensors of
+    others, has hooks, or calls functions with a backward pass of their own. A module that becomes
+    another one, by a switch, a hook or a replaced part, is tried again, three times.
 
 Known limitations
-    The user's code runs more often than without. What it does to other objects, it does twice.
+    The user's code runs more often than without. What it does to objects that neither it nor its
+    attributes hold, it does twice. The backward pass raises where inputs or parameters are changed
+    in place before it, though autograd alone may have no use for them.
 """
 
 # ruff: noqa: SLF001 - PyTorch has no other names for what is used here
@@ -31,29 +35,35 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import random
 import threading
 import time
-import types
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import nn
 from torch._C import _autograd
+from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from zico.adapters.torch_recipes import AsBefore, can_be_remade
+from zico.adapters.torch_module_state import (
+    Draws,
+    ModuleState,
+    are_plain,
+    digest_of_tensor,
+    digests_of,
+    fingerprint,
+    unfit,
+)
+from zico.adapters.torch_recipes import can_be_remade
 from zico.adapters.torch_saving import is_plain, is_transformed, storage_of
 
 from zico.job.autoload import inform
-from zico.offload.digest import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from zico.adapters.torch_saving import Saving
 
@@ -63,18 +73,18 @@ LARGEST_SHARE = 0.25
 """Of all that is saved: a module that saves more inside is too large, for all of it is here when it runs again."""
 MOST_WATCHES = 8
 """Iterations of a process that are watched while there are no segments."""
-_TENSORS = (torch.Tensor, nn.Parameter)
-_NO_TENSORS = (bool, int, float, str, type(None), torch.dtype, torch.device)
-_CHANGED = (
-    "{} runs again for the backward pass, and its parameters, buffers or inputs have been changed in place since its "
-    "forward pass: change them after the backward pass, or run without --save segments"
-)
+MOST_BLOCKS = 10_000
+"""Calls of modules in an iteration that is watched: one with more is something else than training."""
+MOST_TRIALS = 3
+_REMEDY = "do that after the backward pass, or run without --save segments"
+_CHANGED = f"{{}} runs again for the backward pass, and its parameters or inputs have been changed in place: {_REMEDY}"
+_DIFFERS = f"{{}} has run again for the backward pass with another result, as what it reads has changed: {_REMEDY}"
 
 
 class Block(NamedTuple):
     """What a call of a module does to memory."""
 
-    module: nn.Module
+    module: weakref.ref[nn.Module]
     saved_bytes: int
     """By operations inside, but for what it returns."""
     took_ns: int
@@ -92,7 +102,7 @@ class _Call:
 
 
 class Watch:
-    """Sees all calls of modules, while it is on."""
+    """Sees the calls of modules in this thread, while it is on."""
 
     def __init__(self, saving: Saving) -> None:
         """Count what these hooks save."""
@@ -101,7 +111,8 @@ class Watch:
         self._calls: list[_Call] = []
         self.blocks: list[Block] = []
         """Of modules that no other module calls."""
-        self.counts: dict[nn.Module, int] = {}
+        self.counts: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._seen = 0
         self._handles = [
             module_hooks.register_module_forward_pre_hook(self._begin),
             module_hooks.register_module_forward_hook(self._end, always_call=True),
@@ -112,12 +123,15 @@ class Watch:
         for handle in self._handles:
             handle.remove()
 
+    def _is_mine(self) -> bool:
+        return not is_transformed() and threading.get_ident() == self._thread and self._seen < MOST_BLOCKS
+
     def _begin(self, _module: nn.Module, _args: Any) -> None:
-        if threading.get_ident() == self._thread:
+        if not torch.compiler.is_compiling() and self._is_mine():
             self._calls.append(_Call(time.monotonic_ns(), self._saving.saved_bytes))
 
     def _end(self, module: nn.Module, _args: Any, result: Any) -> None:
-        if threading.get_ident() != self._thread or not self._calls:  # it was running when the watch began
+        if torch.compiler.is_compiling() or not self._is_mine() or not self._calls:  # it ran when the watch began
             return
         call = self._calls.pop()
         saved_bytes = self._saving.saved_bytes - call.saved_before
@@ -126,12 +140,13 @@ class Watch:
                 known = self._saving.known.get(storage_of(tensor)._cdata)
                 saved_bytes -= known.size_bytes if known is not None else 0
         took_ns = time.monotonic_ns() - call.began_ns
-        block = Block(module, max(saved_bytes, 0), took_ns, tuple(call.inside))
+        block = Block(weakref.ref(module), max(saved_bytes, 0), took_ns, tuple(call.inside))
+        self._seen += 1
         self.counts[module] = self.counts.get(module, 0) + 1
         (self._calls[-1].inside if self._calls else self.blocks).append(block)
 
 
-def chosen(blocks: Sequence[Block], lacking_bytes: int, counts: dict[nn.Module, int]) -> list[Block]:
+def chosen(blocks: Sequence[Block], lacking_bytes: int, counts: Mapping[nn.Module, int]) -> list[Block]:
     """Return the blocks to run again: the cheapest for what they save, until so much is saved.
 
     Args:
@@ -143,8 +158,10 @@ def chosen(blocks: Sequence[Block], lacking_bytes: int, counts: dict[nn.Module, 
 
     def candidates(some: Sequence[Block]) -> Iterator[Block]:
         for block in some:
-            fits = SMALLEST <= block.saved_bytes <= most_bytes and counts[block.module] == 1
-            if fits and not _unfit(block.module):
+            module = block.module()
+            if module is None:
+                continue
+            if SMALLEST <= block.saved_bytes <= most_bytes and counts[module] == 1 and not unfit(module):
                 yield block
             else:
                 yield from candidates(block.inside)
@@ -159,61 +176,7 @@ def chosen(blocks: Sequence[Block], lacking_bytes: int, counts: dict[nn.Module, 
     return found
 
 
-_HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks") and "state_dict" not in name)
-
-
-def _unfit(module: nn.Module) -> str:
-    """Return why a module is no segment whatever it computes; empty: nothing speaks against it."""
-    for each in module.modules():
-        if isinstance(each, torch.jit.ScriptModule) or not isinstance(type(each).forward, types.FunctionType):
-            return "it is compiled"
-        if "forward" in vars(each) or any(getattr(each, name, None) for name in _HOOKS):
-            return "it has hooks"
-    return ""
-
-
-# -- what a module is and has ----------------------------------------------------------------------
-
-
-def _digest_of(tensor: torch.Tensor) -> int:
-    """Return the digest of a tensor's numbers, in their order."""
-    whole = tensor.detach().contiguous()
-    return digest(whole.data_ptr(), whole.nbytes) if whole.nbytes else 0
-
-
-def _digests_of(tensors: Any) -> list[int]:
-    return [_digest_of(each) for each in pytree.tree_leaves(tensors) if isinstance(each, torch.Tensor)]
-
-
-class _State:
-    """All that a module's run can depend on or change, as it is now."""
-
-    def __init__(self, module: nn.Module, arguments: Any) -> None:
-        self._module = module
-        self._buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-        self._torch = torch.get_rng_state()
-        self.given = _digests_of(arguments)
-        self.attributes = [
-            (key, id(value), len(value) if isinstance(value, (list, dict, set)) else 0)
-            for each in module.modules()
-            for key, value in (*vars(each).items(), *each._buffers.items())
-        ]
-        numpy: Any = np.random.get_state()  # noqa: NPY002 - whatever the user draws from
-        self.drawn = random.getstate(), numpy[1].tobytes(), numpy[2:]
-
-    def restore(self) -> None:
-        """Let the module and PyTorch's generator be as they were."""
-        for name, buffer in self._module.named_buffers():
-            buffer.data.copy_(self._buffers[name])
-        torch.set_rng_state(self._torch)
-
-    def changed_buffers(self, later: _State) -> tuple[str, ...]:
-        """Return the names of the buffers that differ."""
-        return tuple(name for name, buffer in self._buffers.items() if not _same(buffer, later._buffers.get(name)))
-
-
-def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
-    return other is not None and one.shape == other.shape and _digest_of(one) == _digest_of(other)
+# -- a trial ---------------------------------------------------------------------------------------
 
 
 class _Unfit(Exception):  # noqa: N818 - nothing has failed
@@ -226,6 +189,8 @@ class _Own(TorchDispatchMode):  # type: ignore[misc] # torch has no types
     def __init__(self, own: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._known: dict[int, weakref.ref[Any]] = {}
+        self.has_drawn = False
+        """From PyTorch's own generator."""
         self._note(own)
 
     def _note(self, tensors: Any) -> None:
@@ -244,6 +209,7 @@ class _Own(TorchDispatchMode):  # type: ignore[misc] # torch has no types
         if any(isinstance(each, torch.Generator) for each in given):
             message = "it draws from a generator of its own"
             raise _Unfit(message)
+        self.has_drawn |= torch.Tag.nondeterministic_seeded in func.tags
         is_number = func is torch.ops.aten.lift_fresh.default
         if not is_number and not all(self._knows(each) for each in given if isinstance(each, torch.Tensor)):
             message = "it reads tensors that are neither its own nor given to it"
@@ -254,13 +220,14 @@ class _Own(TorchDispatchMode):  # type: ignore[misc] # torch has no types
 
 
 class _Noting:
-    """Notes the digests of all that is saved, on its way to the hooks below or to nobody."""
+    """Notes the digests of all that is saved, on its way to the hooks below."""
 
-    def __init__(self, *, is_kept: bool) -> None:
+    def __init__(self) -> None:
         self.digests: list[int] = []
+        self.is_used = False
         self.before_use: Callable[[], None] | None = None
         """Called before the first of it is used."""
-        self._below = _autograd._top_saved_tensors_default_hooks(False) if is_kept else None  # noqa: FBT003
+        self._below: Any = _autograd._top_saved_tensors_default_hooks(False)  # noqa: FBT003 - by position
 
     def __enter__(self) -> Self:
         _autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)
@@ -271,18 +238,58 @@ class _Noting:
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         with torch._C._DisableTorchDispatch():
-            self.digests.append(_digest_of(tensor) if type(tensor) in _TENSORS and is_plain(tensor) else id(tensor))
-        return self._below[0](tensor) if self._below is not None else None
+            self.digests.append(digest_of_tensor(tensor))
+        return self._below[0](tensor)
 
     def _unpack(self, packed: Any) -> torch.Tensor:
+        self.is_used = True
         call, self.before_use = self.before_use, None
         if call is not None:
             call()
-        if self._below is None:
-            message = "a trial of a segment has no backward pass"
-            raise RuntimeError(message)
         tensor: torch.Tensor = self._below[1](packed)
         return tensor
+
+
+def _has_own_backward(result: Any, given: Any) -> bool:
+    """Tell whether a function with a backward pass of the user's lies between: it may read what is saved twice."""
+    ends = {each.grad_fn for each in pytree.tree_leaves(given) if isinstance(each, torch.Tensor)}
+    ahead = [each.grad_fn for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
+    seen = set(ends) | {None}
+    while ahead:
+        node = ahead.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction):
+            return True
+        ahead += [each for each, _ in node.next_functions]
+    return False
+
+
+def _compared(module: nn.Module, call: Any, given: Any, result: Any, first: _Noting) -> tuple[str, bool]:
+    """Return how another run differs, empty: it gives the same bits; and whether it draws random numbers."""
+
+    def apart(each: Any) -> Any:
+        return each.detach().requires_grad_(each.requires_grad) if isinstance(each, torch.Tensor) else each
+
+    args, kwargs = pytree.tree_map(apart, given)
+    own = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    has_cache = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # what is in it is not of this run
+    try:
+        with _Noting() as second, _Own([*own, *module.parameters(), *module.buffers()]) as watched:
+            made = call(module, *args, **kwargs)
+    finally:
+        torch.set_autocast_cache_enabled(has_cache)
+    one, other = pytree.tree_flatten(result), pytree.tree_flatten(made)
+    is_same = first.digests == second.digests and one[1] == other[1] and all(map(_is_same, one[0], other[0]))
+    return "" if is_same else "run again, its bits would differ", watched.has_drawn
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return bool(one.shape == other.shape) and digest_of_tensor(one) == digest_of_tensor(other)
+    return bool(one == other)
 
 
 # -- segments --------------------------------------------------------------------------------------
@@ -291,23 +298,34 @@ class _Noting:
 class _Segment:
     """One module that runs again."""
 
-    def __init__(self, name: str, block: Block) -> None:
-        self.name, self.saved_bytes = name, block.saved_bytes
-        self.is_tried = self.is_good = False
-        self.changing: tuple[str, ...] = ()
-        """Buffers that a run changes."""
+    def __init__(self, name: str, saved_bytes: int) -> None:
+        self.name, self.saved_bytes = name, saved_bytes
+        self.tried: set[tuple[Any, ...]] = set()
+        """Fingerprints with which it has been tried."""
+        self.thread = threading.get_ident()
+        """The one that may run it again: others may train it at the same time."""
+        self.good: dict[tuple[Any, ...], bool] = {}
+        """Those of them with which it can run again, and whether it draws random numbers then."""
 
 
 class _Given:
     """What a module reads and does not change, and its digests."""
 
-    def __init__(self, segment: _Segment, module: nn.Module, given: Any) -> None:
-        buffers = [buffer for name, buffer in module.named_buffers() if name not in segment.changing]
-        self._tensors = [*module.parameters(), *buffers, given]
-        self._digests = _digests_of(self._tensors)
+    def __init__(self, tensors: Any) -> None:
+        self._tensors, self._digests = tensors, digests_of(tensors)
 
     def has_changed(self) -> bool:
-        return _digests_of(self._tensors) != self._digests
+        return digests_of(self._tensors) != self._digests
+
+
+def _fingerprint(module: nn.Module) -> tuple[Any, ...] | None:
+    """Return what a module is; ``None``: something in it cannot be looked at."""
+    try:
+        found = fingerprint(module)
+        hash(found)
+    except Exception:  # noqa: BLE001 - attributes of the user's, of any kind
+        return None
+    return found
 
 
 class Segments:
@@ -318,7 +336,8 @@ class Segments:
         self._saving = saving
         self._watch: Watch | None = None
         self._of: weakref.WeakKeyDictionary[nn.Module, _Segment] = weakref.WeakKeyDictionary()
-        self._patched: set[type] = set()
+        self._call: Any = None
+        """How PyTorch calls a module."""
         self._watches = 0
 
     def boundary(self) -> None:
@@ -332,154 +351,127 @@ class Segments:
         watch.stop()
         found = chosen(watch.blocks, lacking_bytes, watch.counts)
         if not found and self._watches == 1:
-            inform("no module is a segment: none is called once, saves enough inside, and has no hooks")
-        names = {module: name for root in watch.blocks for name, module in root.module.named_modules()}
+            inform("no module is a segment: none is called once, saves enough inside, and can run again")
+        roots = [root for block in watch.blocks if (root := block.module()) is not None]
+        names = {module: name for root in roots for name, module in root.named_modules()}
         for block in found:
-            self._of[block.module] = _Segment(names[block.module] or type(block.module).__name__, block)
-            self._patch(type(block.module))
+            module = block.module()
+            if module is not None:
+                self.add(module, names.get(module) or type(module).__name__, block.saved_bytes)
 
-    def _patch(self, kind: type) -> None:
-        """Let modules of a class that are segments run as such; nothing is put into a module itself."""
-        if kind in self._patched:
-            return
-        self._patched.add(kind)
-        forward: Any = kind.forward  # type: ignore[attr-defined] # a module's
+    def add(self, module: nn.Module, name: str, saved_bytes: int) -> None:
+        """Try a module when it is called next, and let it run again from then on if it can."""
+        self._of[module] = _Segment(name, saved_bytes)
+        if self._call is None:  # for all modules: nothing is put into one, or into a class of the user's
+            self._call = nn.Module.__call__
+            nn.Module.__call__ = self._around(self._call)
 
-        @functools.wraps(forward)
-        def segmented(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    def _around(self, call: Any) -> Any:
+        @functools.wraps(call)
+        def __call__(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - as PyTorch's
             segment = None if torch.compiler.is_compiling() else self._of.get(module)
-            if segment is None or not self._may_run_again():
-                return forward(module, *args, **kwargs)
-            if not segment.is_tried:
-                return self._try(segment, module, forward, args, kwargs)
-            if segment.is_good and _are_plain((args, kwargs)):
-                return self._run(segment, module, forward, args, kwargs)
-            return forward(module, *args, **kwargs)
+            if segment is None or not self._may_run_again(segment) or not are_plain((args, kwargs)):
+                return call(module, *args, **kwargs)
+            now = _fingerprint(module)
+            if now in segment.good:
+                return self._run(segment, module, args, kwargs, draws=segment.good[now])
+            if now is not None and now not in segment.tried and len(segment.tried) < MOST_TRIALS:
+                segment.tried.add(now)
+                return self._try(segment, module, now, args, kwargs)
+            return call(module, *args, **kwargs)
 
-        kind.forward = segmented  # type: ignore[attr-defined]
+        return __call__
 
-    def _may_run_again(self) -> bool:
+    def _may_run_again(self, segment: _Segment) -> bool:
+        if segment.thread != threading.get_ident():
+            return False
         return torch.is_grad_enabled() and self._saving.is_in_force() and not is_transformed() and can_be_remade()
 
     # -- the trial ---------------------------------------------------------------------------------
 
-    def _try(self, segment: _Segment, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+    def _try(self, segment: _Segment, module: nn.Module, now: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
         """Run a module as ever, and again for comparison; one that differs is no segment any more."""
-        segment.is_tried = True
         given = (args, kwargs)
-        why = _unfit(module)
-        if not why and not _are_plain((given, list(module.parameters()), list(module.buffers()))):
-            why = "it is given something else than tensors and numbers"
+        why = unfit(module)
+        if not why and not are_plain((list(module.parameters()), list(module.buffers()))):
+            why = "its parameters are more than their memory"
         if why:
             self._refuse(segment, module, why)
-            return forward(module, *args, **kwargs)
-        before = _State(module, given)
-        with _Noting(is_kept=True) as first:
-            result = forward(module, *args, **kwargs)
-        after = _State(module, given)
-        segment.changing = before.changed_buffers(after)
-        why = _refused(before, after)
+            return self._call(module, *args, **kwargs)
+        before = ModuleState(module)
+        fixed, inputs = _Given(before.fixed), _Given(given)
+        with _Noting() as first:
+            result = self._call(module, *args, **kwargs)
+        after = Draws()
+        changes = {
+            "it changes what it is given": inputs.has_changed(),
+            "it changes its parameters or large buffers": fixed.has_changed(),
+            "it changes its attributes": _fingerprint(module) != now,
+            "it draws from a generator of NumPy or Python": before.draws.differ_outside_torch(after),
+            "it has a backward pass inside": first.is_used,
+            "it calls a function with a backward pass of its own": _has_own_backward(result, given),
+        }
+        why, draws = next((change for change, is_so in changes.items() if is_so), ""), True
         if not why:
-            before.restore()
             try:
-                why = _compared(module, forward, given, result, first)
+                with before.again(after):
+                    why, draws = _compared(module, self._call, given, result, first)
             except _Unfit as error:
                 why = str(error)
             except Exception as error:  # noqa: BLE001 - whatever it is, the user's own call has worked
                 why = f"to run it again fails: {error}"
-            finally:
-                after.restore()
         if why:
             self._refuse(segment, module, why)
         else:
-            first.before_use = functools.partial(self._confirm, segment, module, _Given(segment, module, given))
+            tensors = _Given((before.fixed, given))
+            confirm = functools.partial(self._confirm, segment, weakref.ref(module), now, tensors)
+            first.before_use = functools.partial(confirm, draws=draws)
         return result
 
-    def _confirm(self, segment: _Segment, module: nn.Module, given: _Given) -> None:
+    def _confirm(
+        self, segment: _Segment, module: weakref.ref[nn.Module], now: tuple[Any, ...], given: _Given, *, draws: bool
+    ) -> None:
         """Run a module again from now on, if all that it read is still the same in its backward pass."""
-        segment.is_good = not given.has_changed()
-        if not segment.is_good:
-            self._refuse(segment, module, "its parameters or inputs change before its backward pass")
+        living = module()
+        if living is None:
+            return
+        if given.has_changed() or (_fingerprint(living) or now)[1] != now[1]:
+            self._refuse(segment, living, "what it reads changes before its backward pass")
+        else:
+            segment.good[now] = draws
 
     def _refuse(self, segment: _Segment, module: nn.Module, why: str) -> None:
-        del self._of[module]
-        inform(f"{segment.name} keeps what it saves: {why}")
+        if self._of.pop(module, None) is not None:
+            inform(f"{segment.name} keeps what it saves: {why}")
 
     # -- running again -----------------------------------------------------------------------------
 
-    def _run(self, segment: _Segment, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, segment: _Segment, module: nn.Module, args: Any, kwargs: Any, *, draws: bool) -> Any:
         """Run a module that saves nothing but what it is given."""
-        buffers = dict(module.named_buffers())
-        had = {name: buffers[name].detach().clone() for name in segment.changing}
-        fixed, threads = _Given(segment, module, kwargs), torch.get_num_threads()
-        inputs = _digests_of(args)
-        runs = itertools.count()
+        args, kwargs = pytree.tree_map(lambda each: each, (args, kwargs))  # containers of our own
+        before, inputs, runs = ModuleState(module), digests_of((args, kwargs)), itertools.count()
+        after: Draws
+        fixed: _Given
+        returned: list[int]
 
         def run(*args: Any) -> Any:
             if next(runs) == 0:
-                return forward(module, *args, **kwargs)
+                return self._call(module, *args, **kwargs)
             began_ns = time.monotonic_ns()
-            if fixed.has_changed() or _digests_of(args) != inputs:
+            if fixed.has_changed() or digests_of((args, kwargs)) != inputs:
                 raise RuntimeError(_CHANGED.format(segment.name))
-            now = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if name in had}
-            _put(module, had)
-            try:
-                with AsBefore(threads):
-                    return forward(module, *args, **kwargs)
-            finally:
-                _put(module, now)
-                self._saving.swapper.figures.making_ns += time.monotonic_ns() - began_ns
+            with before.again(after):
+                result = self._call(module, *args, **kwargs)
+            if digests_of(result) != returned:
+                raise RuntimeError(_DIFFERS.format(segment.name))
+            self._saving.swapper.figures.making_ns += time.monotonic_ns() - began_ns
+            return result
 
+        result = checkpoint(run, *args, use_reentrant=False, early_stop=False, preserve_rng_state=False)
+        after, fixed, returned = (
+            Draws(None if draws else before.draws),
+            _Given(before.fixed),
+            digests_of(result),
+        )
         self._saving.swapper.figures.dropped_bytes += segment.saved_bytes
-        return checkpoint(run, *args, use_reentrant=False, early_stop=False)
-
-
-def _put(module: nn.Module, values: dict[str, torch.Tensor]) -> None:
-    """Set buffers; graphs that have saved them do not count that as a change, for they are put back."""
-    buffers = dict(module.named_buffers())
-    for name, value in values.items():
-        buffers[name].data.copy_(value)
-
-
-def _are_plain(given: Any) -> bool:
-    """Tell whether these are numbers, text, and tensors that are nothing but their memory."""
-    return all(
-        is_plain(each) if type(each) in _TENSORS else isinstance(each, _NO_TENSORS)
-        for each in pytree.tree_leaves(given)
-    )
-
-
-def _refused(before: _State, after: _State) -> str:
-    """Return what a run has changed that another one would change again; empty: nothing but buffers."""
-    if before.given != after.given:
-        return "it changes what it is given"
-    if before.attributes != after.attributes:
-        return "it changes its attributes"
-    if before.drawn != after.drawn:
-        return "it draws from a generator of NumPy or Python"
-    return ""
-
-
-def _compared(module: nn.Module, forward: Any, given: Any, result: Any, first: _Noting) -> str:
-    """Return how another run differs; empty: it gives the same bits."""
-
-    def apart(each: Any) -> Any:
-        return each.detach().requires_grad_(each.requires_grad) if isinstance(each, torch.Tensor) else each
-
-    args, kwargs = pytree.tree_map(apart, given)
-    own = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-    has_cache = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # what is in it is not of this run
-    try:
-        with _Noting(is_kept=False) as second, _Own([*own, *module.parameters(), *module.buffers()]):
-            made = forward(module, *args, **kwargs)
-    finally:
-        torch.set_autocast_cache_enabled(has_cache)
-    one, other = pytree.tree_flatten(result), pytree.tree_flatten(made)
-    if first.digests != second.digests or one[1] != other[1]:
-        return "run again, its bits would differ"
-    for mine, its in zip(one[0], other[0], strict=True):
-        is_same = _same(mine, its) if isinstance(mine, torch.Tensor) else mine == its
-        if not is_same:
-            return "run again, its bits would differ"
-    return ""
+        return result

@@ -8,6 +8,8 @@ import io
 import itertools
 import pickle
 import random
+import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 from zico.adapters.torch_saving import Saving
-from zico.adapters.torch_segments import Block, Segments, _Segment, chosen
+from zico.adapters.torch_segments import Block, Segments, chosen
 
 from zico.job import session
 
@@ -166,8 +168,7 @@ def trained(module: nn.Module, of: Segments | None, steps: int = 4, step: Callab
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape) / 16)
     if of is not None:
-        of._of[module] = _Segment("block", Block(module, 1 << 21, 1, ()))
-        of._patch(type(module))
+        of.add(module, "block", 1 << 21)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
     for _ in range(steps):
@@ -195,7 +196,7 @@ def same(
         assert module not in of._of
     else:
         assert said.getvalue() == ""
-        assert of._of[module].is_good
+        assert of._of[module].good
 
 
 def made_again() -> int:
@@ -255,6 +256,211 @@ def check_modules_that_change_more_are_refused() -> None:
     same(Raising, refused="to run it again fails: not again")
 
 
+class OwnNumpy(Plain):
+    """Draws from a NumPy generator of its own."""
+
+    def __init__(self) -> None:
+        """Have a generator."""
+        super().__init__()
+        self.generators = {"numpy": np.random.default_rng(1)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Draw, and run."""
+        return super().forward(x) * float(self.generators["numpy"].random())
+
+
+class Auxiliary(Plain):
+    """Leaves a second loss where it can be found."""
+
+    def __init__(self) -> None:
+        """Have a place for it."""
+        super().__init__()
+        self.losses: dict[str, Any] = {"balance": None}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Leave it, and run."""
+        self.losses["balance"] = x.square().mean()
+        return super().forward(x)
+
+
+SEEN: list[int] = []
+
+
+class Reporting(Plain):
+    """Tells others of its runs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tell, and run."""
+        SEEN.append(1)
+        return super().forward(x)
+
+
+class Clamped(Plain):
+    """Keeps its weights small by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Clamp, and run."""
+        self.up.weight.data.clamp_(-0.01, 0.01)
+        return super().forward(x)
+
+
+class Squared(torch.autograd.Function):  # type: ignore[misc] # torch has no types
+    """Reads what it has saved twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:  # noqa: ANN401 - PyTorch's
+        """Multiply."""
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401 - PyTorch's
+        """Multiply with the other."""
+        return gradient * ctx.saved_tensors[1], gradient * ctx.saved_tensors[0]
+
+
+class Custom(Plain):
+    """Calls a function with a backward pass of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run, and call it."""
+        return Squared.apply(super().forward(x), x)
+
+
+class Forces(Plain):
+    """Takes a gradient inside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run, and return the gradient by the input."""
+        (gradient,) = torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)
+        return gradient
+
+
+def check_modules_of_attacks_are_refused() -> None:
+    """Each before its trial changes anything that a script could see."""
+    same(OwnNumpy, refused="it draws from a generator of its own")
+    same(Auxiliary, refused="it changes its attributes")
+    same(Clamped, refused="it changes its parameters or large buffers")
+    same(Custom, refused="it calls a function with a backward pass of its own")
+    same(Forces, refused="it has a backward pass inside")
+    SEEN.clear()
+    same(Reporting, refused="it uses SEEN, which is no part of it")
+    assert len(SEEN) == 2 * 4
+
+
+def switched(of: Segments | None, switch: Callable[[int, nn.Module], None]) -> Any:  # noqa: ANN401 - any bits
+    """Train a block that is switched before each step; returns what must be the same bits."""
+    torch.manual_seed(6)
+    module = Plain()
+    if of is not None:
+        of.add(module, "block", 1 << 21)
+    optimizer, found = torch.optim.SGD(module.parameters(), lr=0.01), []
+    for i in range(8):
+        switch(i, module)
+        loss = module(torch.randn(ROWS, WIDTH, requires_grad=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found, [each.detach().numpy().tobytes() for each in module.state_dict().values()], torch.rand(1).item()
+
+
+def check_modules_that_become_others() -> None:
+    """Frozen statistics, evaluation, other parts, hooks and fast weights, long after the trial: it is tried again."""
+    calls: list[int] = []
+
+    def statistics(i: int, module: nn.Module) -> None:
+        module.norm.train(i >= 4)
+
+    def evaluation(i: int, module: nn.Module) -> None:
+        module.train(i % 3 > 0)
+
+    def replaced(i: int, module: nn.Module) -> None:
+        if i == 4:
+            module.norm = nn.Identity()
+
+    def hooked(i: int, module: nn.Module) -> None:
+        if i == 4:
+            module.up.register_forward_hook(lambda *_: calls.append(1))
+
+    def reset(i: int, module: nn.Module) -> None:
+        if i == 4:
+            module.norm.running_mean = module.norm.running_var = None
+
+    for switch in (statistics, evaluation, replaced, hooked, reset):
+        with contextlib.redirect_stderr(io.StringIO()):
+            expected, found = switched(None, switch), switched(segments(), switch)
+        assert found == expected, switch
+    assert len(calls) == 2 * 4
+
+
+def check_what_is_switched_before_the_backward_pass_is_had_again() -> None:
+    """Evaluation, frozen parameters and attention's kernels are as they were in the forward pass; then as they are."""
+    module, of = Plain(), segments()
+    trained(module, of)
+    for change in (lambda: module.eval(), lambda: module.requires_grad_(requires_grad=False)):  # noqa: PLW0108 - alike
+        grads = []
+        for again in (True, False):
+            torch.manual_seed(7)
+            module.train().requires_grad_()
+            if not again:
+                of._of.pop(module)
+            x = torch.randn(ROWS, WIDTH, requires_grad=True)
+            loss = module(x).square().sum()
+            change()
+            loss.backward()
+            grads.append(bits_of(x.grad))
+            switches = [module.training, module.up.weight.requires_grad]
+            module.train().requires_grad_()
+            assert not all(switches)
+            of.add(module, "block", 1 << 21)
+            trained_once(module)
+        assert grads[0] == grads[1]
+
+
+def bits_of(tensor: Tensor | None) -> bytes:
+    """Return a tensor's bytes."""
+    assert tensor is not None
+    return tensor.detach().numpy().tobytes()
+
+
+def trained_once(module: nn.Module) -> None:
+    """Let a module be tried, and its trial be confirmed."""
+    module(torch.randn(ROWS, WIDTH, requires_grad=True)).sum().backward()
+
+
+def check_another_result_raises() -> None:
+    """What nobody can see before, a number of others, is seen when the module has run again: never other gradients."""
+
+    class Tempered(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * FACTOR.value
+
+    class FACTOR:
+        value = 1.0
+
+    module, of = Tempered(), segments()
+    trained(module, of)
+    assert of._of[module].good
+    loss = module(torch.randn(ROWS, WIDTH, requires_grad=True)).sum()
+    FACTOR.value = 2.0
+    with pytest.raises(RuntimeError, match="block has run again for the backward pass with another result"):
+        loss.backward()
+
+
+def check_other_threads_train_it_as_ever() -> None:
+    """Only the thread of the trial lets a module run again."""
+    module, of = Plain(), segments()
+    trained(module, of)
+    before = made_again()
+    thread = threading.Thread(target=trained_once, args=(module,))
+    thread.start()
+    thread.join(60.0)
+    assert made_again() == before
+    trained_once(module)
+    assert made_again() > before
+
+
 def check_hooks_are_refused() -> None:
     """A hook of the user's would be called twice; so would a forward of the module's own."""
 
@@ -281,10 +487,10 @@ def check_weights_that_change_before_the_backward_pass() -> None:
         changed[:] = [Plain()]
         return changed[0]
 
-    same(make, refused="its parameters or inputs change before its backward pass", step=step)
+    same(make, refused="what it reads changes before its backward pass", step=step)
     of = segments()
     trained(module, of)
-    assert of._of[module].is_good
+    assert of._of[module].good
     loss = module(torch.randn(ROWS, WIDTH, requires_grad=True)).sum()
     module.norm.bias.data.add_(1.0)
     with pytest.raises(RuntimeError, match="block runs again for the backward pass, and its parameters"):
@@ -298,7 +504,7 @@ def check_inputs_that_change_before_the_backward_pass() -> None:
     x = torch.randn(ROWS, WIDTH, requires_grad=True)
     loss = module(x).sum()
     x.data.add_(1.0)
-    with pytest.raises(RuntimeError, match="inputs have been changed in place"):
+    with pytest.raises(RuntimeError, match="inputs have been changed"):
         loss.backward()
     y = x * 1.0
     loss = module(y).sum()
@@ -339,8 +545,7 @@ def shared(of: Segments | None, how: str) -> Any:  # noqa: ANN401 - any bits
     torch.manual_seed(4)
     module = Double()
     if of is not None:
-        of._of[module.block] = _Segment("block", Block(module.block, 1 << 21, 1, ()))
-        of._patch(Plain)
+        of.add(module.block, "block", 1 << 21)
     found = []
     for _ in range(3):
         x = torch.randn(ROWS, WIDTH, requires_grad=True)
@@ -350,7 +555,7 @@ def shared(of: Segments | None, how: str) -> Any:  # noqa: ANN401 - any bits
             found.append(module(x).sum().item())
         found.append(module(x).sum().item())
         module.train()
-    assert of is None or how == "checkpoint" or of._of[module.block].is_good
+    assert of is None or how == "checkpoint" or of._of[module.block].good
     return found, [each.grad.numpy().tobytes() for each in module.parameters()], module.block.norm.running_mean
 
 
@@ -383,10 +588,11 @@ def check_what_is_chosen() -> None:
     """The cheapest blocks for what they save, until enough is saved and the largest of them has room again."""
     mib = 1 << 20
     plain = [Plain() for _ in range(8)]
-    blocks = [Block(module, 4 * mib, 1000 + i, ()) for i, module in enumerate(plain)]
+    blocks = [Block(weakref.ref(module), 4 * mib, 1000 + i, ()) for i, module in enumerate(plain)]
     counts = dict.fromkeys(plain, 1)
-    root = Block(nn.Sequential(*plain), 32 * mib, 9000, tuple(blocks))
-    counts[root.module] = 1
+    model = nn.Sequential(*plain)
+    root = Block(weakref.ref(model), 32 * mib, 9000, tuple(blocks))
+    counts[model] = 1
     assert chosen([root], 3 * mib, counts) == blocks[:2]
     assert chosen([root], 100 * mib, counts) == blocks
     counts[plain[0]] = 2
