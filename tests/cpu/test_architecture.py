@@ -60,7 +60,7 @@ ALLOWED = {
         "pool",
         "trace",
     },
-    "adapters": {"job", "heap", "offload", "planning.saving.registry", "trace", ""},
+    "adapters": {"job", "heap", "offload", "planning", "trace", ""},
     "report": {"broker.protocol", "planning"},
     "launch": {"report", "broker", "job.session", "trace"},
     "cli": {"launch", "report", "broker", "scheduler", "simulator", "job.session", "trace", "planning", ""},
