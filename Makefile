@@ -87,7 +87,7 @@ bench-compare: setup ## Time the hot path of OLD=COMMIT and of this checkout in 
 
 # The longer benchmarks, and all of them: `make bench-all`.
 LONG := planners plan-time zoo regions following pairs pairs-saving agreement budget tiers swap swap-host save-planners save-nets batch-factors \
-	paging page-host saving marks greedy
+	paging paging-rivals page-host saving marks greedy
 
 bench-all: bench $(LONG:%=bench-%) evaluation ## Run every benchmark that needs no GPU (about eight hours)
 
@@ -139,6 +139,9 @@ bench-batch-factors: setup ## Find the largest batches on papers' cards by their
 
 bench-paging: setup ## Simulate learned paging on a GPU beside published figures (half an hour)
 	$(BIN)/python benchmarks/paging.py
+
+bench-paging-rivals: setup ## Simulate what OC-DNN and Sentinel decide beside learned paging (6 minutes)
+	$(BIN)/python benchmarks/paging.py --only rivals
 
 bench-page-host: setup ## Train jobs that page (half an hour)
 	$(BIN)/python benchmarks/page_host.py

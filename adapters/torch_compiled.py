@@ -15,7 +15,7 @@ Theory of operation
     tries that cut for each proposal, PyTorch's own among them, and lets the judge say what it costs.
 
 Guarantees
-    An operation that draws random numbers never runs again.
+    An operation that draws random numbers does not run again, where PyTorch asks this solver.
     Where PyTorch's ``dp`` keeps the budget, no more is computed again than by it.
 
 Known limitations

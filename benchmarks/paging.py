@@ -26,6 +26,7 @@ from zico.simulator.paging_workload import Naming, Workload, workload
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
     from pathlib import Path
 
     from lab.lms_vdnn import Tensors
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from zico.trace.events import Trace
 
 QUESTION = "What does paging with learned prefetch bring on a GPU, by the simulator, beside what was published?"
+RIVALS = "What do the decisions of OC-DNN and Sentinel bring on a GPU, as cases of the pager's tables? (simulated)"
 DEVICE = "v100-32gb"
 SHARES = (0.8, 0.7, 0.6, 0.5)
 SWEPT = 0.6
@@ -50,6 +52,12 @@ PARTS = {
 OURS = "ours"
 PUBLISHED = {"prefetch": -45.6, "+ pre-evict": -63.7, "+ invalidate": -66.7}
 """Per cent of the time on demand, mean over models. Source: DeepUM (ASPLOS 2023), figure 10."""
+RIVAL_SHARES = (0.6, 0.2)
+"""Sentinel's paper keeps a fifth of the peak in fast memory."""
+LAYERS = (1, 4)
+"""Executions that OC-DNN's advice looks ahead: an operation, and about as many as a convolution's layer has."""
+INTERVALS = (4, 8, 16, 32, 64)
+"""Executions of an interval of Sentinel's, of which trials choose."""
 DEGREES = (8, 16, 32, 64, 128, 256)
 TABLES: tuple[dict[str, int], ...] = (
     *({"rows": rows} for rows in (128, 512, 2048, 8192)),
@@ -124,6 +132,42 @@ def ablation(case: Case, share: float) -> dict[str, Any]:
         fits = static.moved_bytes and static.peak_bytes <= case.peak_bytes * share
         row[name] = dataclasses.asdict(static) | {"fits": bool(fits)}
     return row
+
+
+def rivals(case: Case, share: float) -> dict[str, Any]:
+    """Measure what OC-DNN and Sentinel decide, as cases of the tables, beside the parts and ours.
+
+    OC-DNN asks for what the next layer uses and gives away what the last one used: a short degree.
+    Sentinel moves for the next interval of layers, and trials choose how long one is; short-lived
+    tensors cost it no moves, as dead blocks cost none here.
+    """
+    row: dict[str, Any] = {name: measure(case, share, PARTS[name]) for name in ("on demand", "+ invalidate")}
+    for layers in LAYERS:
+        row[f"OC-DNN, {layers} ahead"] = measure(case, share, PREFETCH | PREEVICT, degree=layers)
+    trials = [measure(case, share, DEEPUM, degree=interval) for interval in INTERVALS]
+    row["Sentinel"] = min(trials, key=lambda trial: trial["time_ns"])
+    row[OURS] = measure(case, share, ALL, iterations=TUNED_ITERATIONS, keeps_copies=1)
+    return row
+
+
+def rivals_text(result: dict[str, Any]) -> str:
+    """Return what they need over computing alone, mean over models, and over paging on demand."""
+    parts = []
+    for share, found in result["rivals"].items():
+        ways = list(next(iter(found.values())))
+        rows = [
+            [name, *(f"{row[way]['time_ns'] / row[way]['compute_ns']:.2f}" for way in ways)]
+            for name, row in found.items()
+        ]
+        rows.append(["mean", *(f"{_over_computing([row[way] for row in found.values()]):.2f}" for way in ways)])
+        faster = [
+            statistics.geometric_mean(row["on demand"]["time_ns"] / row[way]["time_ns"] for row in found.values())
+            for way in ways
+        ]
+        rows.append(["on demand / it, geometric mean", *(f"{ratio:.2f}" for ratio in faster)])
+        parts.append(f"Time over computing alone, memory {share} of the peak:\n")
+        parts.append(common.table(("", *ways), rows))
+    return "\n".join(parts)
 
 
 def sweeps(case: Case) -> dict[str, Any]:
@@ -281,30 +325,48 @@ def options_of() -> argparse.Namespace:
     """Return what the command line says."""
     parser = common.parser(__doc__)
     parser.add_argument("--model", action="append", help="only this one of the zoo; may be repeated")
-    parser.add_argument("--only", choices=("ablation", "sweeps"), help="one part")
+    parser.add_argument("--only", choices=("ablation", "sweeps", "rivals"), help="one part")
     return parser.parse_args()
+
+
+def cases_of(options: argparse.Namespace) -> Iterator[Case]:
+    """Yield the models that are asked for, one after the other."""
+    if options.smoke:
+        yield stand_in()
+        return
+    import zoo
+
+    for name in options.model or zoo.ZOO:
+        case = case_of(name, zoo.zoo_trace(zoo.ZOO[name], DEVICE))
+        common.note(f"{name}: {len(case.works[Naming.SHAPES])} executions, {case.peak_bytes / 2**30:.1f} GiB")
+        yield case
+
+
+def compare_rivals(options: argparse.Namespace) -> None:
+    """Measure rivals, print and write."""
+    result = common.document("paging-rivals", RIVALS, {"device": DEVICE, "iterations": ITERATIONS})
+    result["rivals"] = {str(share): {} for share in RIVAL_SHARES}
+    for case in cases_of(options):
+        for share in RIVAL_SHARES:
+            result["rivals"][str(share)][case.name] = rivals(case, share)
+    common.write(result, rivals_text(result), common.output_directory(options))
 
 
 def main() -> None:
     """Measure, print, write, draw."""
     options = options_of()
+    if options.only == "rivals":
+        compare_rivals(options)
+        return
     settings = {"device": DEVICE, "shares": SHARES, "swept": SWEPT, "iterations": ITERATIONS, "published": PUBLISHED}
     result = common.document("paging", QUESTION, settings | {"tuned_iterations": TUNED_ITERATIONS})
     result |= {"ablation": {str(share): {} for share in SHARES}, "sweeps": {}}
-    if options.smoke:
-        names = ["no model"]
-    else:
-        import zoo
-
-        names = options.model or list(zoo.ZOO)
-    for name in names:
-        case = stand_in() if options.smoke else case_of(name, zoo.zoo_trace(zoo.ZOO[name], DEVICE))
-        common.note(f"{name}: {len(case.works[Naming.SHAPES])} executions, {case.peak_bytes / 2**30:.1f} GiB")
+    for case in cases_of(options):
         for share in SHARES:
             if options.only != "sweeps":
-                result["ablation"][str(share)][name] = ablation(case, share)
+                result["ablation"][str(share)][case.name] = ablation(case, share)
         if options.only != "ablation":
-            result["sweeps"][name] = sweeps(case)
+            result["sweeps"][case.name] = sweeps(case)
     directory = common.output_directory(options)
     common.write(result, text_of(result), directory)
     if directory is not None and options.only != "sweeps":
