@@ -450,9 +450,7 @@ class Segments:
         """Run a module that saves nothing but what it is given."""
         args, kwargs = pytree.tree_map(lambda each: each, (args, kwargs))  # containers of our own
         before, inputs, runs = ModuleState(module), digests_of((args, kwargs)), itertools.count()
-        after: Draws
-        fixed: _Given
-        returned: list[int]
+        after, fixed, returned = before.draws, _Given(()), [-1]  # a backward pass inside would find another result
 
         def run(*args: Any) -> Any:
             if next(runs) == 0:
@@ -468,10 +466,7 @@ class Segments:
             return result
 
         result = checkpoint(run, *args, use_reentrant=False, early_stop=False, preserve_rng_state=False)
-        after, fixed, returned = (
-            Draws(None if draws else before.draws),
-            _Given(before.fixed),
-            digests_of(result),
-        )
+        after = Draws(None if draws else before.draws)
+        fixed, returned = _Given(before.fixed), digests_of(result)
         self._saving.swapper.figures.dropped_bytes += segment.saved_bytes
         return result
