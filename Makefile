@@ -140,7 +140,7 @@ bench-batch-factors: setup ## Find the largest batches on papers' cards by their
 bench-paging: setup ## Simulate learned paging on a GPU beside published figures (half an hour)
 	$(BIN)/python benchmarks/paging.py
 
-bench-paging-rivals: setup ## Simulate what OC-DNN and Sentinel decide beside learned paging (6 minutes)
+bench-paging-rivals: setup ## Simulate what OC-DNN and Sentinel decide beside learned paging (10 minutes)
 	$(BIN)/python benchmarks/paging.py --only rivals
 
 bench-page-host: setup ## Train jobs that page (half an hour)

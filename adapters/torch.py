@@ -123,7 +123,6 @@ def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving 
     """Return hooks for saved tensors; where that cannot be, says so, and the job goes on without."""
     from zico.adapters.torch_rebuilding import Rebuilding
     from zico.adapters.torch_saving import Saving
-    from zico.adapters.torch_segments import Segments
 
     from zico.offload import swap_joining, swapper
 
@@ -131,6 +130,8 @@ def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving 
         if planner in SAVE_PLANNERS:
             rebuilding.install()
         elif planner == SEGMENTS:
+            from zico.adapters.torch_segments import Segments
+
             joined.at_boundaries.append(Segments(saving).boundary)
 
     try:

@@ -43,7 +43,7 @@ from zico.planning.saving import portfolio, recomputation
 from zico.planning.saving.recomputation import Graph, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch._functorch.partitioners import NodeInfo
     from torch.fx import Node
@@ -52,10 +52,6 @@ if TYPE_CHECKING:
 
 PLANNERS = ("zico", *recomputation.PLANNERS)
 SECONDS = 2.0
-_DISORDER = (0.3, 1.0)
-"""Standard deviations of the logarithm of what a repeat is taken to cost, in orders drawn at random."""
-_DRAWS = 16
-_SEED = 5
 
 
 class Solver(CustomKnapsackSolver):  # type: ignore[misc] # torch has no types
@@ -236,15 +232,5 @@ def _orders(planner: str, joint: Joint, budget_bytes: int, seconds: float) -> It
     n = len(joint.nodes)
     everything = (*range(n + 1), *(op for op in range(n) if graph.may_run(op, n + 1)), n + 1)
     yield everything
-    random = np.random.default_rng(_SEED)
-    known: set[Order] = set()
-    prune: Callable[..., Order] = portfolio.pruned
-    for draw in range(_DRAWS):
-        if time.monotonic() > end_s:
-            return
-        dear = portfolio.dearness(graph, everything, by_worth=draw % 2 == 1)
-        noise = np.exp(random.normal(0.0, random.choice(_DISORDER), len(dear))) if draw > 1 else 1.0
-        order = prune(flat, everything, limit, dear * noise, end_s)
-        if order not in known:
-            known.add(order)
-            yield order
+    for by_worth in (False, True):
+        yield portfolio.pruned(flat, everything, limit, portfolio.dearness(graph, everything, by_worth=by_worth), end_s)

@@ -34,7 +34,7 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.
 _CONTAINERS = (list, tuple, set, dict, collections.deque)
 _PARTS = ("_parameters", "_buffers", "_modules")
 _MODULE_HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks") and "state_dict" not in name)
-_GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_pre_hooks")
+_GLOBAL_HOOKS = tuple(f"_global_{name}_hooks" for name in ("forward_pre", "forward", "backward_pre", "backward"))
 _MOST_INSIDE = 64
 _DEEPEST = 3
 """Functions that call each other in which names are looked up."""

@@ -342,14 +342,14 @@ class Segments:
 
     def boundary(self) -> None:
         """Go on at the end of an iteration: watch one whose memory is known, then choose; again for another model."""
-        lacking_bytes = self._saving.swapper.lacking_bytes
         if self._watch is None:
-            if lacking_bytes > 0 and not self._of and self._watches < MOST_WATCHES:
+            may_watch = not self._of and self._watches < MOST_WATCHES
+            if may_watch and self._saving.swapper.lacking_bytes > 0:
                 self._watch, self._watches = Watch(self._saving), self._watches + 1
             return
         watch, self._watch = self._watch, None
         watch.stop()
-        found = chosen(watch.blocks, lacking_bytes, watch.counts)
+        found = chosen(watch.blocks, self._saving.swapper.lacking_bytes, watch.counts)
         if not found and self._watches == 1:
             inform("no module is a segment: none is called once, saves enough inside, and can run again")
         roots = [root for block in watch.blocks if (root := block.module()) is not None]
@@ -435,7 +435,8 @@ class Segments:
         living = module()
         if living is None:
             return
-        if given.has_changed() or (_fingerprint(living) or now)[1] != now[1]:
+        found = _fingerprint(living)
+        if found is None or found[1] != now[1] or given.has_changed():
             self._refuse(segment, living, "what it reads changes before its backward pass")
         else:
             segment.good[now] = draws

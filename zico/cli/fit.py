@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from zico.scheduler.state import OperatingPoint
     from zico.simulator.fit import Fit
+    from zico.simulator.jobs_file import Ways
     from zico.simulator.simulate import Load
-    from zico.simulator.ways_to_save import Ways
 
 SCHEMA = "zico.fit.v1"
 DEFAULT_REGION = "64MiB"

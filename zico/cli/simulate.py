@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from zico.report.simulation import SimulatedRow, SimulationReport
     from zico.scheduler.packed import Compiled
-    from zico.scheduler.state import OperatingPoint
     from zico.simulator.compare import Horizon, Pool, Result
     from zico.simulator.device_model import DeviceModel
     from zico.simulator.jobs_file import Ways
@@ -67,16 +66,7 @@ class Means:
 
     def ways(self, copy_bytes_per_s: float) -> Ways | None:
         """Return what makes ways of a trace over a link, ``None`` where nobody is to go on with less."""
-        made = ways_of(self.save if AUTO in self.policies else NONE, copy_bytes_per_s)
-        if made is None:
-            return None
-
-        def ways(path: Path, jobs: int) -> tuple[OperatingPoint, ...]:
-            from zico.trace.files import read_trace
-
-            return made(read_trace(path), jobs)
-
-        return ways
+        return ways_of(self.save if AUTO in self.policies else NONE, copy_bytes_per_s)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from zico.planning.packing.problem import Problem
+    from zico.trace.events import Trace
 
 
 # --------------------------------------------------------------------------------------------------
@@ -154,8 +155,8 @@ GIVE = {
 _MOST_ITERATIONS = 1 << 40
 _MISSING = re.compile("missing required field `(.+?)`")
 Bytes = int | float | str
-Ways = Callable[[Path, int], tuple[OperatingPoint, ...]]
-"""How the job of a trace goes on with less, in bytes, among so many jobs."""
+Ways = Callable[["Trace", int], tuple[OperatingPoint, ...]]
+"""How the job of a trace goes on with less, in bytes, beside so many jobs, itself included."""
 
 
 class ShapeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -232,7 +233,9 @@ def read_jobs(
     _check_together(loads, where)
     if ways is None:
         return tuple(loads)
-    known = {path: ways(path, len(loads)) for path in dict.fromkeys(traced.values())}
+    from zico.trace.files import read_trace
+
+    known = {path: ways(read_trace(path), len(loads)) for path in dict.fromkeys(traced.values())}
     return tuple(
         dataclasses.replace(load, less=known[traced[load.name]] if load.name in traced else load.less) for load in loads
     )
