@@ -86,7 +86,7 @@ bench-compare: setup ## Time the hot path of OLD=COMMIT and of this checkout in 
 	$(BIN)/python benchmarks/compare_commits.py $(OLD)
 
 # The longer benchmarks, and all of them: `make bench-all`.
-LONG := planners plan-time zoo regions following pairs pairs-saving agreement budget tiers swap swap-host save-planners save-nets batch-factors \
+LONG := planners plan-time zoo regions following pairs pairs-saving agreement budget tiers gist swap swap-host save-planners save-nets batch-factors \
 	paging paging-rivals page-host saving marks greedy
 
 bench-all: bench $(LONG:%=bench-%) evaluation ## Run every benchmark that needs no GPU (about eight hours)
@@ -122,6 +122,9 @@ bench-budget: setup ## Change a budget while jobs train (5 minutes)
 bench-tiers: setup ## Time copies to each tier and back (2 minutes)
 	$(BIN)/python benchmarks/tiers.py
 
+bench-gist: setup ## Encode what networks save for their backward passes (1 minute)
+	$(BIN)/python benchmarks/gist.py
+
 bench-swap: setup ## Compare swap planners (15 minutes)
 	$(BIN)/python benchmarks/swap.py
 
@@ -156,7 +159,7 @@ bench-marks: setup ## Count marks on a GPU's stream (6 minutes)
 bench-greedy: setup ## Compare policies with the best greedy one on random jobs (15 minutes)
 	$(BIN)/python benchmarks/greedy_comparison.py -o benchmarks/results
 
-SMOKE := torch_calls zoo regions following colocation agreement budget_change tiers swap swap_host paging page_host \
+SMOKE := torch_calls zoo regions following colocation agreement budget_change tiers gist swap swap_host paging page_host \
 	saving save_planners save_nets batch_factors marks evaluation
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run

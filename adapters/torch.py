@@ -17,7 +17,7 @@ from zico.heap.layout import Attached
 from zico.job import joining, session
 from zico.job.autoload import complain, inform
 from zico.offload.state_return import Resting
-from zico.planning.saving.registry import AUTO_PLANNERS, LONGEST, SAVE_PLANNERS, SEGMENTS
+from zico.planning.saving.registry import AUTO_PLANNERS, LONGEST, REDUCING, SAVE_PLANNERS, SEGMENTS, is_encoding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -133,11 +133,17 @@ def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving 
             from zico.adapters.torch_segments import Segments
 
             joined.at_boundaries.append(Segments(saving).boundary)
+        elif is_encoding(planner):
+            from zico.adapters.torch_encoding import Readers
+
+            from zico.offload import encodings
+
+            Readers(saving, encodings.NAMES.index(REDUCING.get(planner, "zeros"))).install()
 
     try:
         joined.swapper = swap_joining.start(
             joined.heap,
-            joined.settings.wish.tier,
+            joined.settings.wish.tier or ("compressed" if is_encoding(planners[0]) else ""),
             joined.settings.heap.get("spill_directory"),
             as_auto=as_auto,
             planners=planners,

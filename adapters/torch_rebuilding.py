@@ -38,7 +38,7 @@ import torch
 from torch._C import TensorBase
 from torch.jit import _builtins
 from zico.adapters.torch_recipes import RULES, Made, Masking, Recipe, Source, can_be_remade, remade, shape_of
-from zico.adapters.torch_saving import digest_of, is_plain, is_traced, is_transformed, storage_of
+from zico.adapters.torch_saving import PLAIN, digest_of, is_plain, is_traced, is_transformed, storage_of
 
 from zico.job.autoload import inform
 
@@ -54,7 +54,6 @@ MOST_STEPS = 16
 """Functions that one recipe calls, those of the recipes among its sources included."""
 MOST_KINDS = 4096
 """Of recipes that are tried in a process: each takes as long as its function does, twice."""
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _WIDEST = 16
 """Bytes of the largest number."""
 _NONE = object()
@@ -102,8 +101,8 @@ class Rebuilding:
         self._saving.on_saved = self._note_saved
         for rule in RULES:
             for path in rule.paths:
-                _replace(path, functools.partial(self._ruled, rule))
-        _replace("torch._VF:dropout", self._dropping)
+                replace(path, functools.partial(self._ruled, rule))
+        replace("torch._VF:dropout", self._dropping)
 
     # -- around functions --------------------------------------------------------------------------
 
@@ -183,7 +182,7 @@ class Rebuilding:
 
     def _may_be_worth_it(self, tensor: Any) -> bool:
         """Tell whether a result of this tensor can be a saved tensor of ours."""
-        return type(tensor) in _PLAIN and tensor.numel() * _WIDEST >= self._saving.least_bytes and _is_ours(tensor)
+        return type(tensor) in PLAIN and tensor.numel() * _WIDEST >= self._saving.least_bytes and _is_ours(tensor)
 
     def _is_worth_it(self, tensor: Any) -> bool:
         """Tell whether it can be a saved tensor of ours: plain, whole, of the pool, and large."""
@@ -316,7 +315,7 @@ class Rebuilding:
 
 def _is_ours(tensor: Any) -> bool:
     """Tell whether it is nothing but its memory, to ``torch.func``, too."""
-    return type(tensor) in _PLAIN and is_plain(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return type(tensor) in PLAIN and is_plain(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 class _Function:
@@ -359,7 +358,7 @@ class _Function:
         return self.__qualname__
 
 
-def _replace(path: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def replace(path: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Let a function be wrapped. Pickles name it by its path; TorchScript takes it for the original."""
     module, _, name = path.partition(":")
     *within, attribute = name.split(".")

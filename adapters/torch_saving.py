@@ -41,6 +41,7 @@ from torch.optim.optimizer import (
 )
 
 from zico.offload.digest import digest
+from zico.offload.encodings import SIGNS, ZEROS
 from zico.offload.mover import Idle, Place
 
 if TYPE_CHECKING:
@@ -55,11 +56,16 @@ storage_of = TensorBase.untyped_storage
 """Returns a tensor's memory."""
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that no Python stands behind."""
 _CHANGED = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: [{kind} {shape}] "
     "is at version {now}; expected version {then} instead. Hint: enable anomaly detection to find the operation that "
     "failed to compute its gradient, with torch.autograd.set_detect_anomaly(True)."
+)
+_REDUCED = (
+    "Zico has kept only the signs of this result of ReLU (--save gist), which is all that its backward pass reads: "
+    "to read the result itself, keep it, or train with another --save"
 )
 
 
@@ -127,6 +133,8 @@ class Storage(Idle):
         """Something is made of it."""
         self._left_digest = 0
         """Of a source that is away."""
+        self.is_reduced = False
+        """Not all of its bits were kept while it was away."""
         self._kept: list[Saved] = []
         """What it is made of, while it is dropped."""
 
@@ -199,8 +207,18 @@ class Storage(Idle):
             return 0
         return int(self._storage.data_ptr())
 
+    def encoding(self) -> int:
+        """Return what a tier may keep: signs, if none of what is saved of it is read for more."""
+        if self._saving.encoding is None:
+            return ZEROS
+        aliases = self._aliases()
+        if any(each.dtype is not torch.float32 for each in aliases):
+            return ZEROS
+        return self._saving.encoding if any(each.is_read for each in aliases) else SIGNS
+
     def let_go(self) -> None:
         """Free it: from now on what is saved of it is descriptions."""
+        self.is_reduced |= self.encoding() == SIGNS
         if self.is_source and not self.is_dropped:
             self._left_digest = digest_of(self._storage)
         for saved in self._aliases():
@@ -233,7 +251,7 @@ class Storage(Idle):
 class Saved:
     """What stands in the graph for a tensor of a ``Storage``."""
 
-    __slots__ = ("__weakref__", "alias", "dtype", "offset", "size", "storage", "stride", "version")
+    __slots__ = ("__weakref__", "alias", "dtype", "is_read", "offset", "size", "storage", "stride", "version")
 
     def __init__(self, storage: Storage, tensor: torch.Tensor) -> None:
         """Stand for a tensor whose memory is here."""
@@ -244,6 +262,8 @@ class Saved:
         self.size = tensor.size()
         self.stride = tensor.stride()
         self.offset = tensor.storage_offset()
+        self.is_read = True
+        """More than the signs of its numbers is used in the backward pass."""
         storage.add(self)
 
     def is_changed(self) -> bool:
@@ -284,6 +304,8 @@ class Saving:
         """Of all memory that has ever been saved."""
         self.on_saved: Callable[[Saved, torch.Tensor], None] | None = None
         """Told of what has been saved of the pool's memory."""
+        self.encoding: int | None = None
+        """What tiers may keep of 4-byte floats that leave; ``None``: all, also of what nobody reads."""
         self._away = threading.local()
         self._is_there: Callable[[], bool] = lambda: True
         self._pending: Any = None
@@ -300,7 +322,7 @@ class Saving:
         return self._pack(tensor)
 
     def _pack(self, tensor: torch.Tensor) -> Saved | tuple[torch.Tensor, int]:
-        if tensor.is_cpu and type(tensor) in _PLAIN and tensor.layout is torch.strided:
+        if tensor.is_cpu and type(tensor) in PLAIN and tensor.layout is torch.strided:
             storage = storage_of(tensor)
             if storage.nbytes() >= self.least_bytes and is_plain(tensor):
                 known = self.known.get(storage._cdata)
@@ -322,6 +344,8 @@ class Saving:
     def unpack(self, packed: Saved | tuple[torch.Tensor, int]) -> torch.Tensor:
         """Return the tensor again; waits until its memory is here."""
         if isinstance(packed, Saved):
+            if packed.storage.is_reduced and torch._C._current_graph_task_id() < 0:
+                raise RuntimeError(_REDUCED)
             if _dispatch_modes() > 0:
                 with torch._C._DisableTorchDispatch():
                     return self.swapper.used(packed.storage, packed.take)

@@ -58,6 +58,12 @@ load_acquire = types.ExternalFunction("zico_load_acquire", types.int64(types.int
 store_zeros = types.ExternalFunction("zico_store_zeros", types.int64(types.int64))
 """Zero the 16 bytes at an aligned address."""
 
+load_word = types.ExternalFunction("zico_load_word", types.int64(types.int64))
+"""Load the 32 bit at an address, as a number that is not negative, in no order."""
+
+store_word = types.ExternalFunction("zico_store_word", types.int64(types.int64, types.int64))
+"""Store the lower 32 bit of (address, value), in no order."""
+
 rest = types.ExternalFunction("zico_rest", types.int64(types.int64))
 """Give the multiprocessor to others for about so many nanoseconds."""
 
@@ -75,7 +81,10 @@ blocks = types.ExternalFunction("zico_blocks", types.int64())
 
 _REGISTERS = {"zico_thread": "tid", "zico_threads": "ntid", "zico_block": "ctaid", "zico_blocks": "nctaid"}
 
-NAMES = ("zico_store_release", "zico_load_acquire", "zico_store_zeros", "zico_rest", *_REGISTERS)
+NAMES = (
+    *("zico_store_release", "zico_load_acquire", "zico_store_zeros", "zico_load_word", "zico_store_word", "zico_rest"),
+    *_REGISTERS,
+)
 
 # st.release is a fence.acq_rel of the same scope and a relaxed store behind it; .sys is the scope
 # of every thread of every device and processor. Both and nanosleep need sm_70.
@@ -91,6 +100,18 @@ define i64 @zico_load_acquire(i64 %address) alwaysinline nounwind {
 }
 define i64 @zico_store_zeros(i64 %address) alwaysinline nounwind {
   call void asm sideeffect "st.v2.b64 [$0], {$1, $1};", "l,l,~{memory}"(i64 %address, i64 0)
+  ret i64 0
+}
+define i64 @zico_load_word(i64 %address) alwaysinline nounwind {
+  %pointer = inttoptr i64 %address to i32*
+  %narrow = load i32, i32* %pointer, align 4
+  %value = zext i32 %narrow to i64
+  ret i64 %value
+}
+define i64 @zico_store_word(i64 %address, i64 %value) alwaysinline nounwind {
+  %pointer = inttoptr i64 %address to i32*
+  %narrow = trunc i64 %value to i32
+  store i32 %narrow, i32* %pointer, align 4
   ret i64 0
 }
 define i64 @zico_rest(i64 %ns) alwaysinline nounwind {

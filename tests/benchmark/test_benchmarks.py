@@ -75,6 +75,7 @@ def test_microbenchmarks_reach_their_end(module: str) -> None:
         ("marks.py", "beside another: H100, bfloat16"),
         ("following.py", "planned allocation"),
         ("tiers.py", "file, page cache"),
+        ("gist.py", "MaxPool2DWithIndices.self, Relu.result"),
         ("paging.py", "vDNN conv"),
     ],
 )

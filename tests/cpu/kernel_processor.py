@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from zico.kernels.compilation import Kernel
 
 _I64 = ctypes.c_int64
+_U32 = ctypes.c_uint32
 
 
 class Processor:
@@ -32,6 +33,8 @@ class Processor:
             "zico_store_release": (self._store_release, _I64, (_I64, _I64)),
             "zico_load_acquire": (lambda address: _I64.from_address(address).value, _I64, (_I64,)),
             "zico_store_zeros": (self._store_zeros, _I64, (_I64,)),
+            "zico_load_word": (lambda address: _U32.from_address(address).value, _I64, (_I64,)),
+            "zico_store_word": (self._store_word, _I64, (_I64, _I64)),
             "zico_rest": (self._rest, _I64, (_I64,)),
             "zico_thread": (lambda: self._place[0], _I64, ()),
             "zico_threads": (lambda: self._place[1], _I64, ()),
@@ -57,6 +60,11 @@ class Processor:
     def _store_release(self, address: int, value: int) -> int:
         self.stores.append((address, 8))
         _I64.from_address(address).value = value
+        return 0
+
+    def _store_word(self, address: int, value: int) -> int:
+        self.stores.append((address, 4))
+        _U32.from_address(address).value = value & 0xFFFFFFFF
         return 0
 
     def _store_zeros(self, address: int) -> int:

@@ -27,7 +27,7 @@ class Shelf:
         self.begun_in = threading.Event()
         self._tickets = 0
 
-    def put(self, address: int, size_bytes: int) -> int:
+    def put(self, address: int, size_bytes: int, _encoding: int) -> int:
         """Keep a copy, if there is room."""
         if size_bytes > self.room - sum(map(len, self.kept.values())):
             return -1

@@ -23,7 +23,7 @@ BOTTOM = {"base"}
 BELOW_THE_HEAP = {
     f"offload.{name}"
     for name in (
-        *("tier_layout", "chains", "compressing", "stores", "tiers", "destinations"),
+        *("tier_layout", "chains", "encodings", "compressing", "stores", "tiers", "destinations"),
         *("paging_layout", "residency", "needed_next", "page_table", "pager", "pager_blocks", "pager_loop"),
         "paging_tuning",
     )

@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
-from zico.kernels import compilation
+from zico.kernels import compilation, encode
 from zico.kernels.prepare import KERNELS
 from zico.kernels.progress import PROGRESS
 from zico.kernels.scrub import SCRUB
@@ -100,6 +100,13 @@ def test_the_assembler_takes_the_kernel(kernel: Kernel, architecture: str, tmp_p
     code = machine_code(ptx(kernel), architecture, tmp_path).read_bytes()
     assert code.startswith(b"\x7fELF")
     assert f".text.{kernel.name}\0".encode() in code
+
+
+@pytest.mark.parametrize("kernel", encode.KERNELS, ids=lambda kernel: kernel.name)
+def test_the_assembler_takes_an_encoding(kernel: Kernel, tmp_path: Path) -> None:
+    """The PTX assembles for the oldest and the newest architecture."""
+    for architecture in (ARCHITECTURES[0], ARCHITECTURES[-1]):
+        assert f".text.{kernel.name}\0".encode() in machine_code(ptx(kernel), architecture, tmp_path).read_bytes()
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100", "sm_120"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_processor import processor
-from zico.kernels import progress, scrub, spin
+from zico.kernels import encode, progress, scrub, spin
 from zico.kernels.prepare import KERNELS
 
 VALUES = st.integers(0, 2**62)
@@ -87,7 +87,7 @@ def test_scrubbing_zeroes_the_region_and_nothing_else(stores: int, blocks: int, 
     assert len(processor().stores) == stores
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [*KERNELS, *encode.KERNELS], ids=lambda kernel: kernel.name)
 def test_a_kernel_has_a_meaning_beside_it(kernel: object) -> None:
     """A kernel and its meaning stand in one module."""
     assert kernel.function.__module__ == kernel.meaning.__module__  # type: ignore[attr-defined]

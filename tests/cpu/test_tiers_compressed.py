@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zico.base.units import MIB
 from zico.offload import stores
-from zico.offload.compressing import PIECE_BYTES, pack, unpack
+from zico.offload.compressing import PIECE_BYTES
 from zico.offload.destinations import TierWish
 from zico.offload.tier_layout import FULL, TIER_MASK
 from zico.offload.tiers import TierStack
@@ -67,23 +67,6 @@ def test_every_bit_comes_back(stack: TierStack, size_bytes: int, share: float, s
     assert got(stack, ticket, data)
     stack.drop(ticket)
     assert [use.used_bytes for use in stack.usage()] == [0, 0]
-
-
-@given(numbers=st.lists(st.sampled_from([0, 0, 1, 1 << 31, (1 << 32) - 1]), max_size=100))
-@settings(deadline=None)
-def test_zeros_are_left_out_and_put_in_again(numbers: list[int]) -> None:
-    """A bit a number and those that are not zero are written; a zero with a sign is a number."""
-    data = np.array(numbers, np.uint32)
-    room = np.full(2 * len(data) + 1, 0xA5, np.uint32)
-    words = -(-len(data) // 32)
-    n = pack(data, room)
-    assert n == words + np.count_nonzero(data)
-    bits = np.unpackbits(room[:words].view(np.uint8), bitorder="little")[: len(data)]
-    assert np.array_equal(bits, data != 0)
-    assert np.array_equal(room[words:n], data[data != 0])
-    back = np.full_like(data, 7)
-    assert unpack(room, back) == n
-    assert np.array_equal(back, data)
 
 
 def test_feature_maps_take_less_and_noise_goes_on_as_it_is(stack: TierStack) -> None:

@@ -172,6 +172,18 @@ class Checkpointed(Trained):
         return last(checkpoint(middle, first(images()), use_reentrant=False)).square().mean()
 
 
+class Pooled(Trained):
+    """Convolutions and ReLU before pooling, then dropout behind ReLU."""
+
+    def __init__(self) -> None:
+        """Make it."""
+        layers: list[nn.Module] = []
+        for before, after in ((3, 16), (16, 32), (32, 64)):
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(inplace=before > 3), nn.MaxPool2d(2)]
+        linear = [nn.Flatten(1, 3), nn.Linear(1024, 512), nn.ReLU(), nn.Dropout(0.3), nn.Linear(512, 4)]
+        super().__init__(nn.Sequential(*layers, *linear))
+
+
 class Penalised(Trained):
     """A gradient of a gradient: what a backward pass saves is used by another.
 
@@ -210,7 +222,7 @@ class Retained(Trained):
         return loss.item()
 
 
-KINDS = (Resnet, Transformer, Deep, Views, Accumulated, Pair, Checkpointed, Penalised, Retained)
+KINDS = (Resnet, Transformer, Deep, Views, Accumulated, Pair, Checkpointed, Pooled, Penalised, Retained)
 
 
 def train(kind: Callable[[], Trained]) -> dict[str, Any]:

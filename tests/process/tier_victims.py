@@ -18,6 +18,7 @@ from single_steps import stop_here
 from zico.base.compiled import compiled
 from zico.offload import stores
 from zico.offload.destinations import TierWish
+from zico.offload.encodings import ZEROS
 from zico.offload.tiers import TierStack
 
 Record = Any
@@ -36,7 +37,7 @@ NONE = -1
 def put(stack: Record, slot: Record, address: int, stop: int) -> None:
     """Put a payload."""
     stop_here(stop)
-    slot[0] = stores.put(stack, address, SIZE)
+    slot[0] = stores.put(stack, address, SIZE, ZEROS)
     stop_here(stop)
 
 

@@ -1,15 +1,12 @@
 """Payloads into chains and out of them, compressed without loss.
 
-A payload is cut into pieces. The 4-byte numbers of a piece that are zero are left out, which takes
-hardly more time than a copy. A piece that does not get smaller is kept as it is. Pieces follow each
-other through the chain's blocks::
+A payload is cut into pieces, each of which is encoded (``zico.offload.encodings``). Nobody has to
+be told how: a piece says it. The 4-byte numbers that are zero are left out, which takes hardly more
+time than a copy, or more is left out where the caller allows that. A piece that does not get
+smaller is kept as it is. Pieces follow each other through the chain's blocks::
 
     block 7                              block 2
     | zeros 90 | ninety bytes | zeros 51 | fifty-|one bytes | ...    form and length in 4 bytes, then so many bytes
-
-``pack`` leaves out the numbers that are zero, of which feature maps behind a ReLU are full::
-
-    5 0 0 7   ->   1001 | 5 7          a bit a number, the first in the lowest, then those that are not zero
 
 What would take nearly as many blocks as it would uncompressed is refused, and goes to the next tier
 as it is.
@@ -18,64 +15,30 @@ as it is.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zico.base.compiled import array_at, call, compiled
 from zico.offload import chains
 from zico.offload.chains import has_pages, is_taken, next_of, shared_of, word_of, words_of, write_at
+from zico.offload.encodings import (
+    FP16,
+    NUMBER_BYTES,
+    SIGNS,
+    ZEROS,
+    in_a_word,
+    keep_signs,
+    leave_out_zeros,
+    narrow,
+    put_in_signs,
+    put_in_zeros,
+    widen,
+)
 from zico.offload.tier_layout import END, FULL
 
 if TYPE_CHECKING:
     from zico.offload.tier_layout import StoreRecord
-
-
-# -- packing ---------------------------------------------------------------------------------------
-
-
-NUMBER_BYTES = 4
-_BITS = 32
-
-Array = Any
-
-
-@compiled
-def pack(source: Array, target: Array) -> int:
-    """Leave out zeros; returns the numbers written.
-
-    Args:
-        source: 4-byte numbers, unsigned, so that the zero with a sign is none.
-        target: Room for one more than all of them, and their bits.
-    """
-    n = len(source)
-    words = -(-n // _BITS)
-    end = words
-    for word in range(words):
-        bits = np.uint32(0)
-        for j in range(min(_BITS, n - word * _BITS)):
-            number = source[word * _BITS + j]
-            target[end] = number  # overwritten if it is zero: no branch to mispredict
-            there = np.uint32(number != 0)
-            bits |= there << np.uint32(j)
-            end += np.int64(there)  # type: ignore[assignment]
-        target[word] = bits
-    return end
-
-
-@compiled
-def unpack(source: Array, target: Array) -> int:
-    """Undo ``pack``; returns the numbers read. The source must have one more than were written."""
-    n = len(target)
-    words = -(-n // _BITS)
-    at = words
-    for word in range(words):
-        bits = source[word]
-        for j in range(min(_BITS, n - word * _BITS)):
-            there = (bits >> np.uint32(j)) & np.uint32(1)
-            target[word * _BITS + j] = source[at] * there
-            at += np.int64(there)  # type: ignore[assignment]
-    return at
 
 
 # -- the compressed tier ---------------------------------------------------------------------------
@@ -88,8 +51,8 @@ WORTH = 0.9
 _HEAD_BYTES = 4
 _LENGTH_BITS = 24
 _LENGTH_MASK = (1 << _LENGTH_BITS) - 1
-_AS_IT_IS = 0
-_ZEROS = 1
+_AS_IT_IS = -1
+"""A form; the others are encodings."""
 _OUT = 0
 _IN = 1
 _EINVAL = errno.EINVAL
@@ -103,13 +66,14 @@ _U32 = np.dtype("u4")
 
 
 @compiled
-def compress_out(store: StoreRecord, address: int, size_bytes: int, always: int) -> tuple[int, int]:
+def compress_out(store: StoreRecord, address: int, size_bytes: int, encoding: int, always: int) -> tuple[int, int]:
     """Put a payload into a new chain.
 
     Args:
         store: A ``STORE`` record of a compressed tier.
         address: Where the payload is.
         size_bytes: How much.
+        encoding: Of its numbers, one of ``zico.offload.encodings``.
         always: Not 0: also if it does not get smaller.
 
     Returns:
@@ -124,7 +88,7 @@ def compress_out(store: StoreRecord, address: int, size_bytes: int, always: int)
     done = 0
     while first != FULL and done < size_bytes:
         length = min(PIECE_BYTES, size_bytes - done)
-        stored = _compress(store, address + done, length)
+        stored = _compress(store, address + done, length, encoding)
         if always == 0 and done == 0 and stored > length * WORTH:  # the rest will hardly be better
             return _give_up(store, first, 0)
         last, at, blocks, status = _append(store, last, at, blocks, most, stored)
@@ -173,12 +137,11 @@ def _append(
 
 
 @compiled
-def _compress(store: StoreRecord, address: int, size_bytes: int) -> int:
+def _compress(store: StoreRecord, address: int, size_bytes: int, encoding: int) -> int:
     """Leave a piece with its form and length in the second half of the bounce buffer; returns the bytes of all."""
     piece = store.bounce_address[_OUT] + PIECE_BYTES
     content = piece + _HEAD_BYTES
-    form = _ZEROS
-    n = _leave_out_zeros(address, size_bytes, content)
+    form, n = _encode(address, size_bytes, content, encoding)
     if n >= size_bytes:
         form = _AS_IT_IS
         call(store.memcpy, (content, address, size_bytes))
@@ -188,16 +151,29 @@ def _compress(store: StoreRecord, address: int, size_bytes: int) -> int:
 
 
 @compiled
-def _leave_out_zeros(address: int, size_bytes: int, content: int) -> int:
-    """Write a piece without zeros and its last bytes that are no number; returns the bytes."""
+def _encode(address: int, size_bytes: int, content: int, encoding: int) -> tuple[int, int]:
+    """Write a piece encoded, and its last bytes that are no number; returns the form and the bytes.
+
+    Fewer bits are taken only where that is less than leaving out zeros.
+    """
     if address % NUMBER_BYTES:
-        return size_bytes
-    n = size_bytes // NUMBER_BYTES
-    end = NUMBER_BYTES * pack(array_at(address, n, _U32), array_at(content, 2 * n + 1, _U32))
-    for i in range(NUMBER_BYTES * n, size_bytes):
+        return ZEROS, size_bytes
+    numbers = size_bytes // NUMBER_BYTES
+    source, target = array_at(address, numbers, _U32), array_at(content, 2 * numbers + 1, _U32)
+    form = encoding
+    if encoding == SIGNS:
+        n = keep_signs(source, target)
+    else:
+        n = leave_out_zeros(source, target)
+        if encoding >= FP16 and -(-numbers // in_a_word(encoding)) < n:
+            n = narrow(source, target, encoding)
+        else:
+            form = ZEROS
+    end = NUMBER_BYTES * n
+    for i in range(NUMBER_BYTES * numbers, size_bytes):
         array_at(content + end, 1, _U8)[0] = array_at(address + i, 1, _U8)[0]
         end += 1
-    return end
+    return form, end
 
 
 @compiled
@@ -267,17 +243,25 @@ def _expand(store: StoreRecord, form: int, n: int, address: int, size_bytes: int
         call(store.memcpy, (address, piece, size_bytes))
         return n == size_bytes
     target = store.bounce_address[_IN] if address % NUMBER_BYTES else address
-    whole = _put_in_zeros(piece, n, target, size_bytes)
+    is_whole = _decode(piece, form, target, size_bytes) == n
     if target != address:
         call(store.memcpy, (address, target, size_bytes))
-    return whole
+    return is_whole
 
 
 @compiled
-def _put_in_zeros(piece: int, n: int, address: int, size_bytes: int) -> bool:
+def _decode(piece: int, form: int, address: int, size_bytes: int) -> int:
+    """Undo ``_encode``; returns the bytes read."""
     numbers = size_bytes // NUMBER_BYTES
-    end = NUMBER_BYTES * unpack(array_at(piece, 2 * numbers + 1, _U32), array_at(address, numbers, _U32))
+    source, target = array_at(piece, 2 * numbers + 1, _U32), array_at(address, numbers, _U32)
+    if form == SIGNS:
+        n = put_in_signs(source, target)
+    elif form >= FP16:
+        n = widen(source, target, form)
+    else:
+        n = put_in_zeros(source, target)
+    end = NUMBER_BYTES * n
     for i in range(NUMBER_BYTES * numbers, size_bytes):
         array_at(address + i, 1, _U8)[0] = array_at(piece + end, 1, _U8)[0]
         end += 1
-    return end == n
+    return end

@@ -29,6 +29,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from zico.base.errors import SwapError
+from zico.offload.encodings import ZEROS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -95,6 +96,10 @@ class Idle(abc.ABC):
     def lend(self) -> int:
         """Return its address if nobody else can reach it, so that it cannot be read or written meanwhile; else 0."""
 
+    def encoding(self) -> int:
+        """Return what a tier may keep of its numbers, while ``lend`` returns its address."""
+        return ZEROS
+
     @abc.abstractmethod
     def let_go(self) -> None:
         """Free the memory."""
@@ -120,8 +125,8 @@ _NOT_READ = -1
 class Tier(Protocol):
     """Where contents go: ``zico.offload.tiers.TierStack``, or a test's own."""
 
-    def put(self, address: int, size_bytes: int) -> int:
-        """Copy memory to the tier; returns a ticket, or below 0 why there is none."""
+    def put(self, address: int, size_bytes: int, encoding: int) -> int:
+        """Copy memory to the tier, encoded if it encodes; returns a ticket, or below 0 why there is none."""
 
     def get(self, ticket: int, address: int, size_bytes: int) -> int:
         """Copy it back; returns 0 or an errno."""
@@ -194,7 +199,7 @@ class Mover:
         self._lock = threading.RLock()
         self._arrival = threading.Condition(self._lock)
         self._getting = threading.Lock()
-        self._out: queue.SimpleQueue[tuple[Idle, int, int] | threading.Event | None] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[tuple[Idle, int, int, int] | threading.Event | None] = queue.SimpleQueue()
         self._in: queue.SimpleQueue[Idle | None] = queue.SimpleQueue()
         self._forgotten: collections.deque[int] = collections.deque()
         self._dead_bytes: collections.deque[int] = collections.deque()
@@ -254,9 +259,9 @@ class Mover:
                 return True
             idle.place = Place.LEAVING
             idle.departures += 1
-            departure = idle.departures
+            wish = idle, address, idle.departures, idle.encoding()
             self._count_leaving(idle.size_bytes)
-        self._out.put((idle, address, departure))
+        self._out.put(wish)
         return True
 
     def drop(self, idle: Idle) -> bool:
@@ -278,11 +283,11 @@ class Mover:
                 self._send_one(*wish)
             del wish
 
-    def _send_one(self, idle: Idle, address: int, departure: int) -> None:
+    def _send_one(self, idle: Idle, address: int, departure: int, encoding: int) -> None:
         ticket = -1
         if self._still_leaves(idle, departure):
             began_ns = time.monotonic_ns()
-            ticket = self.tier.put(address, idle.size_bytes)
+            ticket = self.tier.put(address, idle.size_bytes, encoding)
             self.figures.moving_ns += time.monotonic_ns() - began_ns
         with self._lock:
             if not self._still_leaves(idle, departure):  # somebody needs it, or has, and the copy may be of the past

@@ -35,6 +35,7 @@ from zico.base.compiled import array_at, call, compiled, exchange, inlined, keep
 from zico.device import host, userfault
 from zico.device.userfault import COPY_PROTECTED, USERFAULT
 from zico.offload import stores
+from zico.offload.encodings import ZEROS
 from zico.offload.needed_next import choose_victim
 from zico.offload.page_table import NO_TICKET, PAGE_TABLE, RECENT, State
 from zico.offload.paging_layout import INVALIDATE, NONE, PAGING, PIECES
@@ -313,7 +314,7 @@ def put_out(pager: PagerRecord, block: int) -> int:
         return drop(pager, block)
     if was == WRITTEN:
         address = pager.memory_address + (block << table.block_shift)
-        ticket = stores.put(stack_of(pager), address, length_of(pager))
+        ticket = stores.put(stack_of(pager), address, length_of(pager), ZEROS)
         if ticket < 0:
             table.refused += 1
             let_write(pager, block)
@@ -341,7 +342,9 @@ def copy_ahead(pager: PagerRecord, block: int) -> int:
     births = births_of(pager)[block]
     ticket = FULL
     if live_of(pager)[block] != 0:
-        ticket = stores.put(stack_of(pager), pager.memory_address + (block << table.block_shift), length_of(pager))
+        ticket = stores.put(
+            stack_of(pager), pager.memory_address + (block << table.block_shift), length_of(pager), ZEROS
+        )
     if ticket < 0:
         let_write(pager, block)
         return KEPT

@@ -184,8 +184,8 @@ def tier_of(stack: StackRecord, tier: int) -> StoreRecord:
     return record_at(address_of(stack) + _TIERS + tier * _STORE_BYTES, STORE)
 
 
-@entry(STACK, int, int)
-def put(stack: StackRecord, address: int, size_bytes: int) -> int:
+@entry(STACK, int, int, int)
+def put(stack: StackRecord, address: int, size_bytes: int, encoding: int) -> int:
     """Copy memory to the first tier that has room.
 
     Args:
@@ -193,6 +193,8 @@ def put(stack: StackRecord, address: int, size_bytes: int) -> int:
         address: Where the memory is; nobody may write to it meanwhile. Multiples of 4096 save files
             a copy.
         size_bytes: How much, at least 1.
+        encoding: What a compressed tier keeps of its numbers: ``zico.offload.encodings.ZEROS``
+            loses nothing. Other tiers keep all.
 
     Returns:
         The payload's ticket, 0 or more; ``FULL``; ``FAILED`` if a tier that had room could not be
@@ -200,21 +202,21 @@ def put(stack: StackRecord, address: int, size_bytes: int) -> int:
     """
     without = FULL
     for tier in range(stack.n_tiers):
-        ticket = put_into(stack, tier, address, size_bytes)
+        ticket = put_into(stack, tier, address, size_bytes, encoding)
         if ticket >= 0:
             return ticket
         without = min(without, ticket)
     return without
 
 
-@entry(STACK, int, int, int)
-def put_into(stack: StackRecord, tier: int, address: int, size_bytes: int) -> int:
+@entry(STACK, int, int, int, int)
+def put_into(stack: StackRecord, tier: int, address: int, size_bytes: int, encoding: int) -> int:
     """Copy memory to one tier, as ``put`` does."""
     store = tier_of(stack, tier)
     shared = shared_of(store)
     start = monotonic_ns()
     if shared.kind == COMPRESSED:
-        first, status = compress_out(store, address, size_bytes, int(tier == stack.n_tiers - 1))
+        first, status = compress_out(store, address, size_bytes, encoding, int(tier == stack.n_tiers - 1))
     else:
         first, status = _copy_out(store, address, size_bytes)
     if first != FULL:

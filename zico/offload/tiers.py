@@ -24,6 +24,7 @@ from zico.device.host import HostDriver
 from zico.offload import stores
 from zico.offload.compressing import PIECE_BYTES
 from zico.offload.destinations import ACCEPTED, is_direct, open_nameless, spill_directory
+from zico.offload.encodings import ZEROS
 from zico.offload.tier_layout import (
     ALIGNMENT_BYTES,
     BOUNCE_BYTES,
@@ -87,7 +88,7 @@ def measure(stack: Any, shared: Any) -> None:  # noqa: ANN401 - a STACK record, 
             one["latency_ns"][way] = small_ns[way]
             one["recent_bytes"][way] = large
             one["recent_ns"][way] = max(large_ns[way] - small_ns[way], 1.0)
-    if (ticket := int(stores.put(stack, source.ctypes.data, ALIGNMENT_BYTES))) >= 0:
+    if (ticket := int(stores.put(stack, source.ctypes.data, ALIGNMENT_BYTES, ZEROS))) >= 0:
         stores.drop(stack, ticket)
     for name in _FIGURES:
         shared[name] = 0
@@ -99,7 +100,7 @@ def _fastest(stack: Any, tier: int, shared: Any, address: int, size_bytes: int) 
     best = [math.inf, math.inf]
     for _ in range(TIMES):
         before = (int(shared["out_ns"]), int(shared["in_ns"]))
-        ticket = int(stores.put_into(stack, tier, address, size_bytes))
+        ticket = int(stores.put_into(stack, tier, address, size_bytes, ZEROS))
         if ticket < 0 or stores.get(stack, ticket, address, size_bytes) != 0:
             reason = os.strerror(int(shared["error"]))
             kind = KIND_NAMES[shared["kind"]]
@@ -225,9 +226,9 @@ class TierStack:
         """Return new descriptors, for another process's ``TierStack``; the caller owns them."""
         return [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 0) for descriptor in self._descriptors]
 
-    def put(self, address: int, size_bytes: int) -> int:
+    def put(self, address: int, size_bytes: int, encoding: int = ZEROS) -> int:
         """Copy memory to the first tier that has room: ``zico.offload.stores.put``."""
-        return int(stores.put(self.record[0], address, size_bytes))
+        return int(stores.put(self.record[0], address, size_bytes, encoding))
 
     def get(self, ticket: int, address: int, size_bytes: int) -> int:
         """Copy a payload to memory: ``zico.offload.stores.get``."""

@@ -1,8 +1,11 @@
-"""Published planners that take candidates by one simple rule: FlashNeuron, TFLMS, LMS and vDNN.
+"""Published planners that take candidates by one simple rule: FlashNeuron, Gist, TFLMS, LMS and vDNN.
 
 * ``flashneuron``: what was made first leaves first, until the rest fits. Source: J. Bae et al.,
   "FlashNeuron: SSD-Enabled Large-Batch Training of Very Deep Neural Networks" (FAST 2021), section
   4, phase 1. Phase 2 needs compression, which is left out.
+* ``gist``: all that the forward pass keeps for the backward pass leaves, and is asked back one
+  operation before its use. Source: A. Jain et al., "Gist: Efficient Data Encoding for Deep Neural
+  Network Training" (ISCA 2018), section 4. It encodes in memory; here a tier encodes.
 * ``tflms``: the tensor with the most operations in its gap leaves first, and is asked back one
   operation before its use. Source: T. Le et al., "TFLMS: Large Model Support in TensorFlow by Graph
   Rewriting" (2018), sections 3 and 4. Published thresholds on this distance are fixed; here the
@@ -55,6 +58,25 @@ class FlashNeuron:
             return no_swaps(self.name)
         candidates = Candidates(problem)
         return candidates.plan(-candidates.gaps.first.astype(float), problem.limit_bytes, self.name, began_s)
+
+
+class Gist:
+    """All that the backward pass reads again."""
+
+    name = "gist"
+
+    def plan(self, problem: SwapProblem, deadline_s: float) -> SwapPlan | NoPlan:  # noqa: ARG002 - it never takes long
+        """Return a plan, or why there is none."""
+        began_s = time.monotonic()
+        if _fits(problem):
+            return no_swaps(self.name)
+        candidates = Candidates(problem)
+        chosen = candidates.gaps.take(_inputs_of_layers(problem, candidates))
+        made = _whole(problem, chosen, chosen.last, self.name)
+        took_s = time.monotonic() - began_s
+        if Replayer(problem).replay(made).is_good:
+            return dataclasses.replace(made, elapsed_s=took_s)
+        return NoPlan(Reason.NOT_FOUND, self.name, took_s, "with all that is kept encoded the limit is not kept")
 
 
 class TFLMS:

@@ -25,6 +25,7 @@ SWAP_PLANNERS: Mapping[str, Callable[[], SwapPlanner]] = {
     "tflms": functools.partial(_made, "published", "TFLMS"),
     "lms": functools.partial(_made, "published", "LMS"),
     "flashneuron": functools.partial(_made, "published", "FlashNeuron"),
+    "gist": functools.partial(_made, "published", "Gist"),
     "flow": functools.partial(_made, "flow", "Flow"),
     "flow-whole": functools.partial(_made, "flow", "Flow", "flow-whole"),
     "bayes": functools.partial(_made, "bayes", "Bayes"),
@@ -47,8 +48,15 @@ SEGMENTS = "segments"
 """Modules run again in the backward pass; what that leaves over moves as by ``LONGEST``."""
 AUTO_PLANNERS = (LONGEST, "zico")
 """Of which a job under ``auto`` keeps the fastest."""
-JOB_PLANNERS = (LONGEST, SEGMENTS, *SAVE_PLANNERS, *(name for name in SWAP_PLANNERS if name != "flow"))
+REDUCING = {"gist-fp16": "fp16", "gist-fp10": "fp10", "gist-fp8": "fp8"}
+"""As ``gist``, with what leaves in fewer bits: gradients are not the same bits any more."""
+JOB_PLANNERS = (LONGEST, SEGMENTS, *SAVE_PLANNERS, *(name for name in SWAP_PLANNERS if name != "flow"), *REDUCING)
 """Those that jobs can follow: they move whole tensors."""
+
+
+def is_encoding(name: str) -> bool:
+    """Tell whether a planner of jobs is for tiers that encode."""
+    return name == "gist" or name in REDUCING
 
 
 def swap_planner(name: str) -> SwapPlanner:
@@ -68,10 +76,10 @@ def save_planner(name: str) -> SavePlanner:
     Raises:
         ConfigError: There is none; the message names those there are.
     """
-    if name in SWAP_PLANNERS:
+    if name in SWAP_PLANNERS or name in REDUCING:
         from zico.planning.saving.combined import Swapping
 
-        return Swapping(swap_planner(name))
+        return Swapping(swap_planner("gist" if name in REDUCING else name))
     if name not in SAVE_PLANNERS:
         raise ConfigError(f"{name!r} is no planner: give one of {', '.join((*SAVE_PLANNERS, *SWAP_PLANNERS))}")
     return SAVE_PLANNERS[name]()
