@@ -86,7 +86,7 @@ bench-compare: setup ## Time the hot path of OLD=COMMIT and of this checkout in 
 	$(BIN)/python benchmarks/compare_commits.py $(OLD)
 
 # The longer benchmarks, and all of them: `make bench-all`.
-LONG := planners plan-time zoo regions following pairs pairs-saving agreement budget tiers gist swap swap-host save-planners save-nets batch-factors \
+LONG := planners plan-time zoo regions following pairs pairs-saving agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
 	paging paging-rivals page-host saving marks greedy
 
 bench-all: bench $(LONG:%=bench-%) evaluation ## Run every benchmark that needs no GPU (about eight hours)
@@ -137,6 +137,9 @@ bench-save-planners: setup ## Train jobs with less memory by each planner (15 mi
 bench-save-nets: setup ## Plan published nets with less memory by each planner (40 minutes)
 	$(BIN)/python benchmarks/save_nets.py
 
+bench-rounding: setup ## Compare rounded schedules with the best ones on ten nets (40 minutes)
+	$(BIN)/python benchmarks/rounding.py
+
 bench-batch-factors: setup ## Find the largest batches on papers' cards by their planners (15 minutes)
 	$(BIN)/python benchmarks/batch_factors.py
 
@@ -160,7 +163,7 @@ bench-greedy: setup ## Compare policies with the best greedy one on random jobs 
 	$(BIN)/python benchmarks/greedy_comparison.py -o benchmarks/results
 
 SMOKE := torch_calls zoo regions following colocation agreement budget_change tiers gist swap swap_host paging page_host \
-	saving save_planners save_nets batch_factors marks evaluation
+	saving save_planners save_nets rounding batch_factors marks evaluation
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(MICROBENCHMARK) benchmarks/micro -m "not long" --benchmark-disable

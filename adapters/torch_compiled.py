@@ -39,7 +39,7 @@ from torch._inductor.custom_graph_pass import CustomKnapsackSolver, get_hash_for
 from torch.utils.checkpoint import CheckpointPolicy
 
 from zico.planning.packing.problem import NoPlan
-from zico.planning.saving import portfolio, recomputation
+from zico.planning.saving import checkmate, portfolio, recomputation, schedules
 from zico.planning.saving.recomputation import Graph, judge
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from zico.planning.saving.recomputation import Order
 
-PLANNERS = ("zico", *recomputation.PLANNERS)
+PLANNERS = ("zico", *schedules.PLANNERS)
 SECONDS = 2.0
 
 
@@ -63,7 +63,7 @@ class Solver(CustomKnapsackSolver):  # type: ignore[misc] # torch has no types
 
     def uuid(self) -> Any:  # noqa: ANN401 - as torch's
         """Return what PyTorch's cache of compiled graphs knows this solver by."""
-        files = (__file__, portfolio.__file__, recomputation.__file__)
+        files = (each.__file__ for each in (checkmate, portfolio, recomputation, schedules))
         return self._planner, self._seconds, get_hash_for_files(files)
 
     def __call__(
@@ -223,7 +223,7 @@ def _orders(planner: str, joint: Joint, budget_bytes: int, seconds: float) -> It
     """Yield schedules of a planner for a budget."""
     graph, limit = joint.graph, joint.beside_bytes + budget_bytes
     if planner != "zico":
-        answer = recomputation.plan(planner, graph, limit, seconds)
+        answer = schedules.plan(planner, graph, limit, seconds)
         if not isinstance(answer, NoPlan):
             yield answer.order
         return

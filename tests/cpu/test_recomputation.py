@@ -16,8 +16,10 @@ from swap_cases import problem
 
 from zico.base.errors import ConfigError, ProblemError
 from zico.planning.packing.problem import NoPlan, Reason
+from zico.planning.saving.checkmate import least_cost_ns
 from zico.planning.saving.problem import PERSISTENT, READ, WRITE
-from zico.planning.saving.recomputation import PLANNERS, Graph, Schedule, graph_of, judge, plan
+from zico.planning.saving.recomputation import Graph, graph_of, judge
+from zico.planning.saving.schedules import PLANNERS, Schedule, plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,6 +107,18 @@ def test_checkmate_is_as_good_as_brute_force(graph: Graph, data: st.DataObject) 
         assert (answer.reason, best) == (Reason.INFEASIBLE, None)
     else:
         assert judge(graph, answer.order, budget) == (best, judge(graph, answer.order).peak_bytes, None)
+
+
+@given(graphs(), st.data())
+@settings(max_examples=40, deadline=None)
+def test_the_relaxation_is_a_bound(graph: Graph, data: st.DataObject) -> None:
+    """No schedule costs less than the relaxation of the program, and with room for all that is what all costs once."""
+    budget = data.draw(st.integers(graph.least_bytes, max(graph.least_bytes, sum(graph.size_bytes))))
+    best, bound = cheapest(graph, budget), least_cost_ns(graph, budget, SECONDS)
+    assert best is None or bound is not None
+    assert best is None or bound <= best * (1 + 1e-6)
+    roomy = least_cost_ns(graph, 2 * (sum(graph.size_bytes) + max(graph.rest_bytes, default=0)) + 1, SECONDS)
+    assert roomy == pytest.approx(sum(graph.cost_ns))
 
 
 @given(graphs(most_more=2), st.data())

@@ -15,7 +15,7 @@ from test_recomputation import graphs
 from zico.base.errors import ConfigError
 from zico.base.units import MIB
 from zico.planning.packing.problem import NoPlan
-from zico.planning.saving import portfolio, recomputation
+from zico.planning.saving import portfolio, recomputation, schedules
 from zico.planning.saving.combined import Capuchin, Echo, Recomputing, SavePlanner, Swapping
 from zico.planning.saving.flow import Flow, FlowOptions
 from zico.planning.saving.mixed import judge, order_of, rewritten
@@ -71,7 +71,7 @@ def test_an_order_makes_the_iteration_that_its_judge_saw(graph: Graph, data: st.
     known = graph_of(iteration)
     limit = data.draw(st.integers(known.least_bytes, max(known.least_bytes, iteration.peak_bytes)))
     name = data.draw(st.sampled_from(("dtr", "chen")))
-    answer = recomputation.plan(name, known, limit, SECONDS)
+    answer = schedules.plan(name, known, limit, SECONDS)
     order = tuple(range(len(known))) if isinstance(answer, NoPlan) else answer.order
     judged, made = recomputation.judge(known, order), rewritten(iteration, known, order)
     assert made.problem.peak_bytes == judged.peak_bytes

@@ -15,8 +15,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from zico.adapters import torch_compiled
 from zico.adapters.torch_compiled import Joint, Solver
 
-from zico.planning.saving import recomputation
-from zico.planning.saving.recomputation import Schedule
+from zico.planning.saving import schedules
+from zico.planning.saving.schedules import Schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # what Inductor imports warns
 
@@ -178,7 +178,7 @@ def test_checkmate_plans_joint_graphs() -> None:
     _, asked = planned("perceptron", BUDGETS[0])
     joint = asked.joint
     assert joint is not None
-    best = recomputation.plan("checkmate", joint.graph, joint.beside_bytes + asked.budget_bytes, 60.0)
+    best = schedules.plan("checkmate", joint.graph, joint.beside_bytes + asked.budget_bytes, 60.0)
     assert isinstance(best, Schedule)
     assert best.optimal
     again_cost = sum(joint.graph.cost_ns[op] for op in best.order) - sum(joint.graph.cost_ns)

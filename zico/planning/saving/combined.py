@@ -22,7 +22,7 @@ import numpy as np
 
 from zico.base.units import format_bytes
 from zico.planning.packing.problem import NoPlan, Reason
-from zico.planning.saving import recomputation
+from zico.planning.saving import schedules
 from zico.planning.saving.autoswap import AutoSwap, Candidates, begin_ns, doa, end_ns
 from zico.planning.saving.fast import Replayer
 from zico.planning.saving.mixed import SavePlan, order_of, rewritten, straight
@@ -69,7 +69,7 @@ _TRIES = 4
 
 
 class Recomputing:
-    """A planner of ``recomputation``: nothing moves."""
+    """A planner of ``schedules``: nothing moves."""
 
     def __init__(self, name: str) -> None:
         """Ask the planner of that name."""
@@ -80,7 +80,7 @@ class Recomputing:
         began_s = time.monotonic()
         limit = asked = limit_of(problem)
         for _ in range(_TRIES):
-            answer = recomputation.plan(self.name, graph, limit, deadline_s)
+            answer = schedules.plan(self.name, graph, limit, deadline_s)
             if isinstance(answer, NoPlan):
                 return answer
             made = rewritten(problem, graph, answer.order).problem

@@ -20,7 +20,7 @@ import numpy as np
 
 from zico.base.compiled import compiled
 from zico.planning.packing.problem import NoPlan, Reason
-from zico.planning.saving import recomputation
+from zico.planning.saving import schedules
 from zico.planning.saving.autoswap import AutoSwap
 from zico.planning.saving.combined import (
     Capuchin,
@@ -242,10 +242,10 @@ def ordered(graph: Graph, dropped: Collection[int]) -> Iterator[Order]:
 
 
 def scheduled(planner: str, graph: Graph, limit_bytes: int, end_s: float) -> Iterator[Order]:
-    """Yield the schedule of a planner of ``recomputation``, if it finds one in time."""
+    """Yield the schedule of a planner of ``schedules``, if it finds one in time."""
     left_s = end_s - time.monotonic()
     if left_s > 0:
-        answer = recomputation.plan(planner, graph, limit_bytes, left_s)
+        answer = schedules.plan(planner, graph, limit_bytes, left_s)
         if not isinstance(answer, NoPlan):
             yield answer.order
 
