@@ -87,7 +87,7 @@ bench-compare: setup ## Time the hot path of OLD=COMMIT and of this checkout in 
 
 # The longer benchmarks, and all of them: `make bench-all`.
 LONG := planners plan-time zoo regions following pairs pairs-saving agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
-	paging paging-rivals page-host saving marks greedy
+	paging paging-rivals page-host page-host-rivals saving marks greedy
 
 bench-all: bench $(LONG:%=bench-%) evaluation ## Run every benchmark that needs no GPU (about eight hours)
 
@@ -153,6 +153,9 @@ bench-page-host: setup ## Train jobs that page (half an hour)
 	$(BIN)/python benchmarks/page_host.py
 	$(BIN)/python benchmarks/page_host.py --example lm
 
+bench-page-host-rivals: setup ## Train a job that pages as other systems decide (half an hour)
+	$(BIN)/python benchmarks/page_host.py --rivals
+
 bench-saving: setup ## Simulate pairs that save memory on a GPU (10 minutes)
 	$(BIN)/python benchmarks/saving.py
 
@@ -170,6 +173,7 @@ bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	for script in $(SMOKE); do $(BIN)/python benchmarks/$$script.py --smoke || exit 1; done
 	$(BIN)/python benchmarks/agreement.py --form paced --smoke
 	$(BIN)/python benchmarks/page_host.py --example lm --smoke
+	$(BIN)/python benchmarks/page_host.py --rivals --smoke
 	$(BIN)/python benchmarks/compare_commits.py --smoke
 
 .PHONY: bench-compare bench-all $(LONG:%=bench-%)

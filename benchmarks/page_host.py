@@ -4,7 +4,8 @@ An example alone in a pool that has all it wants, then with 80, 70, 60 and 50 % 
 time with pages that come on demand, then with prefetching, pre-eviction, invalidation and all that
 is ours besides, and alone again. On one thread the pager has a processor core that no computing
 needs, as a GPU has copy engines; with a thread for each core every copied byte costs computing
-time. The same seed each time, so the losses must be the same bits. Reported is the median over the
+time. ``--rivals`` decides instead as other systems do, with 60, 40 and 20 % of the peak. The same
+seed each time, so the losses must be the same bits. Reported is the median over the
 iterations behind the first few, in which the tables are filled. What the machine does besides falls
 on all runs, and not on all alike: the two runs alone say how much.
 """
@@ -16,23 +17,42 @@ import statistics
 from typing import Any
 
 import common
-from swap_host import LIMIT_S, RESNET, SHARES, SMOKE_LIMIT_S, Scale, Way, measure
+from swap_host import LIMIT_S, RESNET, SHARES, SMOKE_LIMIT_S, TIERS, Scale, Way, measure
 
 from zico.base.settings import PARTS_VARIABLE
 from zico.base.units import format_bytes
-from zico.offload.paging_layout import ALL, INVALIDATE, PREEVICT, PREFETCH
+from zico.offload.paging_layout import ALL, DEEPUM, PREEVICT, PREFETCH, TUNE
 
 QUESTION = "How long does an iteration take when a job has less memory than its peak, and pages?"
+RIVALS = "What do the decisions of other systems bring to a real job that pages, as cases of the pager's tables?"
+MEMORY, FILE = TIERS
+LAYER = 6
+"""Allocations of 64 KiB or more, which are the executions of a real job, in one of ResNet-110's 110 layers one way: of
+an iteration's 1,332, 464 are in the forward pass (4.2 a layer) and 868 in the backward pass (7.9)."""
+DEMAND = ("0", MEMORY)
+PUBLISHED = (f"{DEEPUM}", MEMORY)
+EVERYTHING = (f"{ALL}", MEMORY)
 PARTS = {
-    "on demand": 0,
-    "+ prefetch": PREFETCH,
-    "+ pre-evict": PREFETCH | PREEVICT,
-    "+ invalidate": PREFETCH | PREEVICT | INVALIDATE,
-    "everything": ALL,
+    "on demand": DEMAND,
+    "+ prefetch": (f"{PREFETCH}", MEMORY),
+    "+ pre-evict": (f"{PREFETCH | PREEVICT}", MEMORY),
+    "+ invalidate": PUBLISHED,
+    "everything": EVERYTHING,
 }
+"""What the pager is told, and the tier."""
+SYSTEMS = {
+    "on demand": DEMAND,
+    "DRAGON: on demand, files": ("0", FILE),
+    "OC-DNN: a layer ahead": (f"{PREFETCH | PREEVICT}:{LAYER}", MEMORY),
+    "Sentinel: degree by trial": (f"{DEEPUM | TUNE}", MEMORY),
+    "DeepUM: degree 32": PUBLISHED,
+    "everything": EVERYTHING,
+}
+"""The same for what other systems decide; on demand from memory is unified memory without hints."""
+SYSTEM_SHARES = (0.6, 0.4, 0.2)
+SMOKED = ("everything", "OC-DNN: a layer ahead")
 EACH = 20
 """Iterations whose faults are told one by one."""
-TIERS = ("memory",)
 EXAMPLES = {
     "resnet": (RESNET, ("--depth", "14", "--batch", "256")),
     "lm": ("stdlib_lm.py", ("--layers", "2", "--batch", "4")),
@@ -40,14 +60,18 @@ EXAMPLES = {
 """Script, and what makes it small: PyTorch, and Keras on TensorFlow."""
 
 
-def ways(scale: Scale, parts: dict[str, int]) -> list[Way]:
+def ways(scale: Scale, parts: dict[str, tuple[str, str]]) -> list[Way]:
     """Return what is run, share by share."""
-    options = ("--save", "page", "--tier", "memory")
     return [
-        Way(share, {"parts": part}, options, ((PARTS_VARIABLE, str(flags)),))
+        Way(share, {"parts": part}, ("--save", "page", "--tier", tier), ((PARTS_VARIABLE, told),))
         for share in scale.shares
-        for part, flags in parts.items()
+        for part, (told, tier) in parts.items()
     ]
+
+
+def between(one: dict[str, Any]) -> str:
+    """Return the shortest and the longest iteration."""
+    return f"{one['wall']['min']:.2f} to {one['wall']['max']:.2f}"
 
 
 def text_of(result: dict[str, Any]) -> str:
@@ -56,7 +80,7 @@ def text_of(result: dict[str, Any]) -> str:
     on_demand = {case["share"]: case["faults"] for case in result["cases"] if case["parts"] == "on demand"}
     demand_s = {case["share"]: case["wall_s"] - alone_s for case in result["cases"] if case["parts"] == "on demand"}
     rows = [
-        [name, "-", f"{one['wall_s']:.3f}", f"{one['wall_s'] / alone_s:.2f}", *["-"] * 4]
+        [name, "-", f"{one['wall_s']:.3f}", between(one), f"{one['wall_s'] / alone_s:.2f}", *["-"] * 5]
         for name, one in zip(("alone", "alone, again"), result["alone"], strict=True)
     ]
     rows += [
@@ -64,11 +88,13 @@ def text_of(result: dict[str, Any]) -> str:
             f"{case['share']:.0%}",
             case["parts"],
             f"{case['wall_s']:.3f}",
+            between(case),
             f"{case['wall_s'] / alone_s:.2f}",
             f"{(case['wall_s'] - alone_s) / demand_s[case['share']]:.2f}",
             f"{case['faults']:.0f}",
             f"{case['faults'] / on_demand[case['share']] - 1:+.0%}",
             format_bytes(int(case["out_bytes"])),
+            format_bytes(int(case["in_bytes"])),
         ]
         for case in result["cases"]
     ]
@@ -76,11 +102,13 @@ def text_of(result: dict[str, Any]) -> str:
         "share of the peak",
         "parts",
         "s / iteration",
+        "least to most",
         "x alone",
         "time lost / on demand's",
         "faults",
         "against on demand",
         "moved out",
+        "moved in",
     ]
     peak = format_bytes(result["alone"][0]["peak_bytes"])
     note = f"Peak alone: {peak}. Medians over an iteration. The losses of all runs are the same bits."
@@ -98,19 +126,30 @@ def main() -> None:
     parser.add_argument("--example", choices=EXAMPLES, default="resnet")
     parser.add_argument("--threads", type=int, default=1, help="that compute (default: 1)")
     parser.add_argument("--share", type=int, action="append", help="of the peak, in percent (default: 80 to 50)")
-    parser.add_argument("--part", action="append", choices=PARTS, help="what is on, besides nothing (default: each)")
+    parser.add_argument("--rivals", action="store_true", help="decide as other systems do, at 60, 40 and 20 %%")
+    kinds = {**PARTS, **SYSTEMS}
+    parser.add_argument("--part", action="append", choices=kinds, help="what is on, besides nothing (default: each)")
     options = parser.parse_args()
+    if options.rivals and options.example != "resnet":
+        parser.error("--rivals knows what a layer is of the ResNet example alone: leave --example out")
     example, small = EXAMPLES[options.example]
     threads = ("--threads", str(options.threads))
+    question, name, kinds = (RIVALS, "page_host-rivals", SYSTEMS) if options.rivals else (QUESTION, "page_host", PARTS)
     if options.smoke:
         scale = Scale(example, (*threads, *small), 5, 3, (0.6,), TIERS, SMOKE_LIMIT_S)
     else:
-        shares = tuple(share / 100 for share in options.share or ()) or SHARES
-        scale = Scale(example, threads, 40, 10, shares, TIERS, LIMIT_S)
-    chosen = options.part or (["everything"] if options.smoke else PARTS)
-    parts = {name: flags for name, flags in PARTS.items() if not flags or name in chosen}
-    name = "page_host" if options.example == "resnet" else f"page_host-{options.example}"
-    result = common.document(name, QUESTION, dataclasses.asdict(scale))
+        shares = tuple(share / 100 for share in options.share or ())
+        if options.rivals:
+            scale = Scale(example, threads, 32, 20, shares or SYSTEM_SHARES, TIERS, LIMIT_S)
+        else:
+            scale = Scale(example, threads, 40, 10, shares or SHARES, TIERS[:1], LIMIT_S)
+    chosen = options.part or (SMOKED if options.smoke else kinds)
+    parts = {part: told for part, told in kinds.items() if told == DEMAND or part in chosen}
+    result = common.document(
+        name if options.example == "resnet" else f"{name}-{options.example}",
+        question,
+        dataclasses.asdict(scale) | {"told": parts},
+    )
     result["threads"] = options.threads
     result |= measure(scale, ways(scale, parts))
     common.write(result, text_of(result), common.output_directory(options))

@@ -12,7 +12,7 @@ import numpy as np
 from zico.device.host import HostDriver
 from zico.offload.destinations import TierWish
 from zico.offload.pager import PagedMemory, Pager
-from zico.offload.paging_layout import ALL
+from zico.offload.paging_layout import ALL, DEGREE
 from zico.offload.tiers import TierStack
 from zico.pool import regions
 from zico.pool.layout import NOBODY
@@ -39,6 +39,7 @@ class PagedWindow:
         blocks: int = BLOCKS,
         tiers: Sequence[TierWish] = (TierWish("memory", 4 * BLOCKS * BLOCK_BYTES),),
         flags: int = ALL,
+        degree: int = DEGREE,
         starving_s: float = 60.0,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
@@ -58,7 +59,7 @@ class PagedWindow:
             self.tiers = undo.enter_context(TierStack.create(tiers, block_bytes=block_bytes))
             self.memory = PagedMemory(
                 self.base, blocks * block_bytes, n_regions=2 * blocks, region_bytes=block_bytes, tiers=self.tiers,
-                flags=flags,
+                flags=flags, degree=degree,
             )  # fmt: skip
             undo.callback(self.memory.close)
             self.page_table = self.memory.page_table

@@ -355,7 +355,7 @@ def test_a_job_reads_what_its_environment_says() -> None:
     """Each variable that a job's process reads is in its settings; without any, the defaults hold."""
     says = {"ZICO_JOB": "a", "ZICO_JOB_WEIGHT": "2", "ZICO_JOB_SAVE": "page", "ZICO_TIER": "file"}
     heap = {"ZICO_THRESHOLD": "1MiB", "ZICO_WAIT_LIMIT_S": "2.5", "ZICO_SPILL_DIR": "/s"}
-    others = {"ZICO_SPACING": "0", "ZICO_PAGING": "0x7", "ZICO_PAGED_BYTES": "50%"}
+    others = {"ZICO_SPACING": "0", "ZICO_PAGING": "0x7:1", "ZICO_PAGED_BYTES": "50%"}
     recorded = {"ZICO_TRACE_RING": "/r", "ZICO_TRACE_OPS": "1", "ZICO_PLAN": "off"}
     assert job_settings(says | heap | others | recorded, "train.py") == JobSettings(
         name="a",
@@ -363,7 +363,7 @@ def test_a_job_reads_what_its_environment_says() -> None:
         wish=Wish("page", tier="file"),
         heap={"threshold_bytes": MIB, "wait_limit_s": 2.5, "spill_directory": "/s"},
         spacing_bytes=0,
-        paging=7,
+        paging={"flags": 7, "degree": 1},
         window="50%",
         ring="/r",
         ops=True,
@@ -371,6 +371,7 @@ def test_a_job_reads_what_its_environment_says() -> None:
     )
     assert job_settings({}, "/x/train.py") == JobSettings(name="train")
     assert job_settings({"ZICO_THRESHOLD": ""}) == JobSettings()
+    assert job_settings({"ZICO_PAGING": "7"}).paging == {"flags": 7}
 
 
 @pytest.mark.parametrize(
@@ -381,3 +382,10 @@ def test_a_job_names_the_variable_that_it_cannot_use(variable: str) -> None:
     """The message begins with the variable and has its value."""
     with pytest.raises(ConfigError, match=f"^{variable}: 'x' is not a "):
         job_settings({variable: "x"})
+
+
+@pytest.mark.parametrize("text", ["7:0", "7:257", "7:", ":7", "7:8:9"])
+def test_a_job_refuses_a_look_ahead_that_no_pager_has(text: str) -> None:
+    """The degree behind the flags of paging is a number from 1 to 256."""
+    with pytest.raises(ConfigError, match=f"^ZICO_PAGING: '{text}' is not a .* degree from 1 to 256: give "):
+        job_settings({"ZICO_PAGING": text})

@@ -22,7 +22,7 @@ from zico.base.errors import ConfigError, DriverError
 from zico.device.userfault import open_userfault
 from zico.offload.destinations import TierWish
 from zico.offload.pager import Pager
-from zico.offload.paging_layout import ALL, INVALIDATE, PREEVICT, PREFETCH
+from zico.offload.paging_layout import ALL, INVALIDATE, PAGING, PREEVICT, PREFETCH
 
 FRAMES = 6
 PARTS = {"demand": 0, "prefetch": PREFETCH, "preevict": PREFETCH | PREEVICT, "all": ALL}
@@ -72,6 +72,21 @@ def test_a_page_table_that_says_nonsense_is_refused(field: str, number: int) -> 
     with PagedWindow(FRAMES) as window:
         window.page_table[field], window.page_table["region_shift"] = number, 2**63 - 1
         with pytest.raises(ConfigError, match="other sizes"):
+            Pager(window.memory.export(), window.member)
+
+
+def test_every_pager_looks_as_far_ahead_as_the_job_says() -> None:
+    """The degree that a job was given is that of its pager and of the one that takes over."""
+    with PagedWindow(FRAMES, degree=3) as window:
+        for _ in range(2):
+            assert window.pager is not None
+            address = int(window.pager.record[0]["paging_address"])
+            paging = np.frombuffer((ctypes.c_char * PAGING.itemsize).from_address(address), PAGING)[0]
+            assert paging["degree"] == 3
+            window.end_pager()
+            window.begin_pager()
+        window.page_table["degree"] = 0
+        with pytest.raises(ConfigError, match="degree 0 cannot be used"):
             Pager(window.memory.export(), window.member)
 
 

@@ -64,7 +64,9 @@ RING_VARIABLE = "ZICO_TRACE_RING"
 OPS_VARIABLE = "ZICO_TRACE_OPS"
 """Set: record operations too, where the adapter can see them."""
 PARTS_VARIABLE = "ZICO_PAGING"
-"""Parts of paging that are on, a number (``zico.offload.paging_layout``): for measuring what each is worth."""
+"""``FLAGS[:DEGREE]``: parts of paging that are on, and how far it looks ahead, for measuring what each is worth.
+
+``zico.offload.paging_layout`` has both."""
 PLAN_VARIABLE = "ZICO_PLAN"
 """``off``: place tensors by their classes alone, follow no plan."""
 

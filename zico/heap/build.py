@@ -49,6 +49,8 @@ from zico.trace.events import NO_NAME
 from zico.trace.online import MEMORY_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from zico.base.records import Layout
     from zico.device.cuda.managed import Managed
     from zico.heap.plan_thread import Planning
@@ -80,7 +82,7 @@ class Heap:
         timeline: timelines.Timeline | None = None,
         managed: Managed | None = None,
         tiers: TierStack | None = None,
-        paging: int | None = None,
+        paging: Mapping[str, int] | None = None,
     ) -> None:
         """Reserve the window and fill the record; the hooks serve from it once ``enable`` is called.
 
@@ -96,7 +98,7 @@ class Heap:
                 heap. ``None``: a window of its own, where regions are mapped.
             tiers: On the host device, where pages go of a job that may hold less than it needs;
                 ``None``: nowhere.
-            paging: Parts of ``zico.offload.paging_layout`` that are on, ``None``: all.
+            paging: ``flags`` and ``degree`` of ``zico.offload.pager.PagedMemory``, where given.
 
         Raises:
             ConfigError: The threshold is below a granule, the pool isolates jobs and the device
@@ -134,7 +136,7 @@ class Heap:
                 timelines.fill(self, timeline)
                 undo.callback(self._unmap)
             elif tiers is not None:
-                self._page(undo, tiers, paging)
+                self._page(undo, tiers, paging or {})
             elif pool.header["isolate"]:
                 self._isolate()
             if managed is not None:
@@ -268,11 +270,10 @@ class Heap:
         self.record[0]["recording"]["op"] = NO_NAME
         self.record[0]["ring_address"] = ring.address
 
-    def _page(self, undo: contextlib.ExitStack, tiers: TierStack, flags: int | None) -> None:
+    def _page(self, undo: contextlib.ExitStack, tiers: TierStack, paging: Mapping[str, int]) -> None:
         """Put memory of the job's own behind the window, whose faults a pager serves."""
         from zico.heap import paged  # compiled or loaded by this, so only where it is needed
         from zico.offload.pager import PagedMemory
-        from zico.offload.paging_layout import ALL
 
         self.paged = PagedMemory(
             self.base,
@@ -280,7 +281,7 @@ class Heap:
             n_regions=int(self.pool.header["n_regions"]),
             region_bytes=self.pool.region_bytes,
             tiers=tiers,
-            flags=ALL if flags is None else flags,
+            **paging,
         )
         undo.callback(self.paged.close)
         record = self.record[0]

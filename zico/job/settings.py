@@ -22,6 +22,7 @@ from zico.base.units import parse_size
 from zico.broker.protocol.messages import DEFAULT_SHARE, MAX_WAIT_S, Share
 from zico.broker.saving import DEFAULT_WISH, Wish, wish_in
 from zico.broker.shares import share_in
+from zico.offload.paging_layout import MOST_DEGREE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,8 +39,8 @@ class JobSettings:
     """Of the heap's parameters those that were given: ``threshold_bytes``, ``wait_limit_s``, ``spill_directory``."""
     spacing_bytes: int | None = None
     """On a GPU: freed on a stream between two marks; ``None``: by who else is there."""
-    paging: int | None = None
-    """Parts of paging that are on; ``None``: all."""
+    paging: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Of ``zico.offload.pager.PagedMemory``'s parameters those that were given: ``flags``, ``degree``."""
     window: str = ""
     """On a GPU: how large the window of a job that pages is; empty: by what is free."""
     ring: str = ""
@@ -65,7 +66,7 @@ def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
         "wait_limit_s": ("ZICO_WAIT_LIMIT_S", _parse_wait_limit),
         "spill_directory": ("ZICO_SPILL_DIR", str),
         "spacing_bytes": ("ZICO_SPACING", _parse_spacing),
-        "paging": (PARTS_VARIABLE, _parse_parts),
+        "paging": (PARTS_VARIABLE, _parse_paging),
     }
     given = {
         field: parsed(Setting(environ[variable], variable), parse).value
@@ -77,7 +78,7 @@ def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
         share=share_in(environ),
         wish=wish_in(environ),
         spacing_bytes=given.pop("spacing_bytes", None),
-        paging=given.pop("paging", None),
+        paging=given.pop("paging", {}),
         heap=given,
         window=environ.get("ZICO_PAGED_BYTES", ""),
         ring=environ.get(RING_VARIABLE, ""),
@@ -97,8 +98,10 @@ def _parse_wait_limit(text: str) -> float:
     raise ConfigError(f"{text!r} is not a number of seconds from 0 to {MAX_WAIT_S:g}: give one such as 600")
 
 
-def _parse_parts(text: str) -> int:
-    try:
-        return int(text, 0)
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a number: give flags such as 0x7") from None
+def _parse_paging(text: str) -> dict[str, int]:
+    with contextlib.suppress(ValueError):
+        given = dict(zip(("flags", "degree"), [int(number, 0) for number in text.split(":", 1)], strict=False))
+        if 1 <= given.get("degree", 1) <= MOST_DEGREE:
+            return given
+    wanted = f"a number, or two as FLAGS:DEGREE with a degree from 1 to {MOST_DEGREE}"
+    raise ConfigError(f"{text!r} is not {wanted}: give flags such as 0x7 or 0x7:32")

@@ -26,7 +26,7 @@ from zico.base.records import I4, I8, Numbers, Record, dtype_of
 
 
 MAGIC = 0x5A49434F_50414745  # "ZICOPAGE"
-VERSION = 4
+VERSION = 5
 
 RING = 1 << 14
 """Events that a pager may be behind; further back they are lost, and only prefetching suffers."""
@@ -103,7 +103,8 @@ class PageTable(Record):
     out_bytes: I8
     in_bytes: I8
     waited_ns: I8  # between a fault's arrival here and its end
-    padding: Annotated[Numbers, "i8", (4,)]
+    degree: I8  # executions that the chain is ahead, at first
+    padding: Annotated[Numbers, "i8", (3,)]
 
 
 PAGE_TABLE = dtype_of(PageTable)

@@ -23,7 +23,7 @@ from zico.device.api import close_descriptors
 from zico.device.host import RESERVED, HostDriver
 from zico.device.userfault import USERFAULT, Reach, fill_userfault, open_userfault, watch
 from zico.offload.page_table import MAGIC, NO_TICKET, PAGE_TABLE, PAGER, VERSION, offsets
-from zico.offload.paging_layout import ALL, Sizes, lay_out
+from zico.offload.paging_layout import ALL, DEGREE, Sizes, lay_out
 from zico.offload.tiers import TierStack
 from zico.pool.layout import NOBODY
 
@@ -50,7 +50,15 @@ class PagedMemory:
     """The pages of one window of this process, whose faults a pager serves. Owns its descriptors and mappings."""
 
     def __init__(
-        self, base: int, size_bytes: int, *, n_regions: int, region_bytes: int, tiers: TierStack, flags: int = ALL
+        self,
+        base: int,
+        size_bytes: int,
+        *,
+        n_regions: int,
+        region_bytes: int,
+        tiers: TierStack,
+        flags: int = ALL,
+        degree: int = DEGREE,
     ) -> None:
         """Put sparse memory behind a range of reserved addresses, and watch it.
 
@@ -62,6 +70,8 @@ class PagedMemory:
             tiers: Where blocks go, its blocks no smaller than ``block_bytes_for(region_bytes)``;
                 stays the caller's.
             flags: Parts of ``zico.offload.paging_layout`` that are on.
+            degree: Executions that the chain is ahead, 1 to ``MOST_DEGREE``; with ``TUNE``, at
+                first.
 
         Raises:
             DriverError: The kernel or the privileges of this process refuse to show faults; nothing
@@ -79,7 +89,8 @@ class PagedMemory:
             self.tiers = tiers
             self.address = _map_whole(undo, self.table_fd)
             self.page_table: Any = _view(self.address, PAGE_TABLE, 1)[0]
-            self.page_table["window"], self.page_table["flags"], self.page_table["reach"] = base, flags, reach
+            self.page_table["window"], self.page_table["reach"] = base, reach
+            self.page_table["flags"], self.page_table["degree"] = flags, degree
             self._fill(n_blocks, n_regions, region_bytes)
             _map_at(base, self.memory_fd, size_bytes)
             watch(self.userfault_fd, base, size_bytes)
@@ -182,7 +193,7 @@ class Pager:
         record["member_address"] = self.member.ctypes.data
         sizes = Sizes(blocks=n_blocks, rows=ROWS)
         self._tables = _zeros(sizes.total_bytes)
-        lay_out(self._tables, sizes, int(self.page_table["flags"]))
+        lay_out(self._tables, sizes, int(self.page_table["flags"]), int(self.page_table["degree"]))
         record["paging_address"] = self._tables.ctypes.data
         self._bounce = _zeros(block_bytes)
         self._drain = np.zeros(1, np.int64)
