@@ -20,6 +20,8 @@ from paged_window import BLOCK_BYTES, BLOCKS, JOIN_S, PagedWindow
 from zico.base.compiled import array_at, compiled
 from zico.base.errors import ConfigError, DriverError
 from zico.device.userfault import open_userfault
+from zico.heap.build import Heap
+from zico.heap.layout import HEAP
 from zico.offload.destinations import TierWish
 from zico.offload.pager import Pager
 from zico.offload.paging_layout import ALL, INVALIDATE, PAGING, PREEVICT, PREFETCH
@@ -85,6 +87,10 @@ def test_every_pager_looks_as_far_ahead_as_the_job_says() -> None:
             assert paging["degree"] == 3
             window.end_pager()
             window.begin_pager()
+        heap = Heap(window.pool, np.zeros(1, HEAP), tiers=window.tiers, paging={"flags": 1, "degree": 5})
+        assert heap.paged is not None
+        assert heap.paged.page_table[["flags", "degree"]].tolist() == (1, 5)
+        heap.close()
         window.page_table["degree"] = 0
         with pytest.raises(ConfigError, match="degree 0 cannot be used"):
             Pager(window.memory.export(), window.member)
