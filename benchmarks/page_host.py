@@ -112,6 +112,8 @@ def text_of(result: dict[str, Any]) -> str:
     ]
     peak = format_bytes(result["alone"][0]["peak_bytes"])
     note = f"Peak alone: {peak}. Medians over an iteration. The losses of all runs are the same bits."
+    least_s, most_s = sorted(one["wall_s"] for one in result["alone"])
+    note += f" The two runs alone differ by {most_s / least_s - 1:.0%}: smaller differences of time say nothing."
     each = [
         f"* {case['share']:.0%}, {case['parts']}: {' '.join(f'{faults:.0f}' for faults in case['faults_each'][:EACH])}"
         for case in result["cases"]
