@@ -124,7 +124,7 @@ def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving 
     from zico.adapters.torch_rebuilding import Rebuilding
     from zico.adapters.torch_saving import Saving
 
-    from zico.offload import swap_joining, swapper
+    from zico.offload import swap_joining
 
     def prepare(planner: str) -> None:
         if planner in SAVE_PLANNERS:
@@ -153,7 +153,8 @@ def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving 
     except ZicoError as error:
         complain("this process does not swap", error)
         return None
-    saving = Saving(joined.swapper, *_pooled(joined), swapper.LEAST_BYTES)
+    saving = Saving(joined.swapper, *_pooled(joined))
+    joined.at_boundaries.append(joined.swapper.turn)
     rebuilding = Rebuilding(saving)
     prepare(planners[0])
     return saving
