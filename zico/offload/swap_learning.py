@@ -183,7 +183,7 @@ class Learner:
         is_known = bool(self._codes) and signature == self._before
         self._before = signature
         if is_known and (self.planning is None or not self.planning.is_alive()):
-            if self._is_turn and not self._is_large():
+            if self._is_turn:
                 self._is_turn = False
                 self._observe()
             elif is_planned and self._trial.note(took_ns, waited_ns + late_ns):
@@ -198,17 +198,12 @@ class Learner:
             self._followed = large.plan
         return self._followed
 
-    def _is_large(self) -> bool:
-        """Tell whether large tensors alone are observed in the iteration that runs."""
-        return self._large is not None and self._followed is self._large.plan
-
     def _reconsider(self, waited_ns: int, *, is_planned: bool) -> None:
         """Plan anew if what has happened is not what was planned for, or can be better."""
         whole, plan = self._plan, self._followed or self._plan
         if whole is None or plan is None or not is_planned:
-            if not self._is_large():
-                self._earlier_ns = {}
-                self._observe()
+            self._earlier_ns = {}
+            self._observe()
             return
         took_ns = self._times[-1] - self._times[0]
         planned_ns = int(plan.observed.t_ns[plan.observed.event_tick[-1]])
@@ -216,7 +211,8 @@ class Learner:
         if is_tense:
             self._margin += _MARGIN_STEP
         rates = self._rates()
-        numbers = self._large.numbers if self._is_large() and self._large is not None else None
+        large = self._large
+        numbers = large.numbers if large is not None and plan is large.plan else None
         for number in self._late:
             step_ns = EARLIER * rates.in_s(plan.observed.size_bytes[number]) * NS
             late = number if numbers is None else numbers[number]
