@@ -36,7 +36,19 @@ class Job:
     """Planner or mode, share of the peak, and more options of ``zico run``."""
 
 
-SWAPPING = ("swdoa", "doa", "bayes", "vdnn", "tflms", "flashneuron", "flow-whole")
+SWAPPING = (
+    "swdoa",
+    "doa",
+    "bayes",
+    "vdnn",
+    "tflms",
+    "lms",
+    "flashneuron",
+    "gist",
+    "autotm",
+    "swapadvisor",
+    "flow-whole",
+)
 DROPPING = ("segments", "dtr", "chen", "superneurons", "echo", "capuchin", "zico")
 FILE = ("--tier", "file")
 AUTO = (("auto", 0.6, ()), ("auto", 0.5, ()), ("auto", 0.4, ()))
@@ -127,12 +139,19 @@ def main() -> None:
     parser = common.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--job", action="append", help="only this one; the others stay as they are in the results")
+    parser.add_argument("--planner", action="append", help="only this one")
+    parser.add_argument("--name", default="save_planners", help="of the results")
     options = parser.parse_args()
     rounds = 1 if options.smoke else options.rounds
     found = jobs(smoke=options.smoke)
-    result = common.document("save_planners", QUESTION, {"rounds": rounds})
+    if options.planner:
+        found = [
+            dataclasses.replace(job, cases=tuple(case for case in job.cases if case[0] in options.planner))
+            for job in found
+        ]
+    result = common.document(options.name, QUESTION, {"rounds": rounds})
     directory = common.output_directory(options)
-    known = directory / "save_planners.json" if directory is not None else None
+    known = directory / f"{options.name}.json" if directory is not None else None
     before = json.loads(known.read_text())["jobs"] if options.job and known is not None and known.exists() else []
     chosen = [job for job in found if not options.job or job.name in options.job]
     kept = [job for job in before if job["name"] not in options.job]
