@@ -8,13 +8,16 @@ framework are in ``scripts``.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import functools
 import os
 import select
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
 FRAMEWORK = HERE / "framework"
+BROKER = Path(layout.__file__).parents[1] / "broker" / "__main__.py"
 KIB = 1 << 10
 MIB = 1 << 20
 PATIENCE_S = 300.0
@@ -71,6 +75,24 @@ def clean_environment() -> dict[str, str]:
     """Return this process's environment without anything of Zico's, and quiet frameworks."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ZICO_") or "CACHE" in name}
     return kept | {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
+
+
+# -- processes that begin where something is loaded ----------------------------------------------
+
+
+@functools.cache
+def warm(what: str) -> list[str]:
+    """Return the command that runs a script where something is loaded (``warm.py``), as long as this process lives."""
+    compile_once()
+    directory = tempfile.mkdtemp(prefix="zw-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    path = Path(directory) / "s"
+    server = [sys.executable, str(HERE / "warm.py"), "serve", what, str(path)]
+    process = subprocess.Popen(server, stdin=subprocess.PIPE, env=clean_environment())
+    atexit.register(process.kill)
+    until(lambda: path.exists() or process.poll() is not None, PATIENCE_S, f"{what} is loaded")
+    assert process.poll() is None, f"{what} could not be loaded"
+    return [sys.executable, "-I", "-S", str(HERE / "warm.py"), str(path)]
 
 
 # -- the pool --------------------------------------------------------------------------------------
@@ -142,6 +164,14 @@ def _can_all_finish(free: int, running: list[tuple[int, int, int]]) -> bool:
     return False
 
 
+def _listener(path: Path) -> int:
+    """Return the process that listens at a socket (``SO_PEERCRED`` of unix(7))."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(str(path))
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0])
+
+
 class Pool:
     """A broker process, and this process's view of its table and of its memory."""
 
@@ -149,10 +179,10 @@ class Pool:
         """Start a broker with these options besides, and wait until it serves."""
         self.region_bytes = region_bytes
         self.socket = directory / "zico" / "s"
-        compile_once()
+        self.pid = 0
         self.process = subprocess.Popen(
             [
-                sys.executable, "-m", "zico.broker", "--no-warm", "--socket", str(self.socket),
+                *warm("broker"), str(BROKER), "--no-warm", "--socket", str(self.socket),
                 "--budget-bytes", str(regions * region_bytes), "--region-bytes", str(region_bytes), *options,
             ],
             env=clean_environment(),
@@ -166,6 +196,7 @@ class Pool:
             undo.callback(self.process.stdout.close)
             assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], "the broker is not ready"
             assert self.process.stdout.readline() == "ready\n"
+            self.pid = _listener(self.socket)
             self._memory_fd = self._descriptor("zico-pool")
             undo.callback(os.close, self._memory_fd)
             with os.fdopen(self._descriptor("zico-table"), "r+b") as table:
@@ -174,7 +205,7 @@ class Pool:
 
     def _descriptor(self, label: str) -> int:
         """Open the broker's memfd of that name."""
-        for entry in Path(f"/proc/{self.process.pid}/fd").iterdir():
+        for entry in Path(f"/proc/{self.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if f"memfd:{label} " in str(entry.readlink()):
                     return os.open(entry, os.O_RDWR)
@@ -182,7 +213,11 @@ class Pool:
 
     def _end(self) -> None:
         self.client.close()
-        self.process.kill()
+        if not self.pid:
+            self.process.kill()
+        elif self.process.poll() is None:  # else it is dead, and its number may be another's
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
         self.process.wait(timeout=ANSWER_S)
 
     def __enter__(self) -> Self:

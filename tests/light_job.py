@@ -8,11 +8,10 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from hammering import blocks_of_nobody, hammer
 
-from zico.base.compiled import array_at, compiled
 from zico.base.errors import DriverError
 from zico.base.warming import JOBS, PAGING
 from zico.base.warming import load as load_programs
@@ -31,35 +30,7 @@ from zico.pool.layout import NOBODY
 from zico.pool.table import PoolTable
 
 BLOCKS = 24
-_I64 = np.dtype("i8")
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-
-
-@compiled
-def churn(heap: Any, addresses: Any, sizes: Any, state: Any, steps: int, largest_bytes: int) -> int:  # noqa: ANN401 - records and arrays
-    """Allocate and free at random; returns how many blocks had lost what was written into them."""
-    lost = 0
-    for _ in range(steps):
-        state[0] = state[0] * 6364136223846793005 + 1442695040888963407
-        draw = (state[0] >> 33) & 0x3FFFFFFF
-        i = draw % len(addresses)
-        if addresses[i] != 0:
-            words = array_at(addresses[i], sizes[i] >> 3, _I64)
-            lost += words[0] != addresses[i] or words[len(words) - 1] != state[1]
-            allocator.free(heap, addresses[i])
-            addresses[i] = 0
-        else:
-            size_bytes = GRANULE_BYTES + (draw * 64) % largest_bytes
-            address = allocator.allocate(heap, size_bytes, 64)
-            if address > 0:
-                addresses[i] = address
-                sizes[i] = size_bytes
-                words = array_at(address, size_bytes >> 3, _I64)
-                words[0] = address
-                words[len(words) - 1] = state[1]
-    return lost
-
-
 FIGURES = ("faults", "evicted", "takeovers", "pager_pid", "peak_resident")
 
 
@@ -178,17 +149,12 @@ class Job:
 
     def churn(self, seed: int, largest_regions: int, frees_every: int) -> None:
         """Allocate and free at random for ever, freeing everything and ending an iteration now and then."""
-        addresses, sizes = np.zeros((2, BLOCKS), np.int64)
-        state = np.array([seed, os.getpid()], np.int64)
-        largest_bytes = largest_regions * self._pool.region_bytes - GRANULE_BYTES
-        lost = 0
-        while not lost:
-            lost = churn(self._record, addresses, sizes, state, frees_every, largest_bytes)
-            for i in np.flatnonzero(addresses):
-                allocator.free(self._record, int(addresses[i]))
-            addresses[:] = 0
+        blocks, faults = blocks_of_nobody(BLOCKS), np.zeros(2, np.int64)
+        most_bytes = largest_regions * self._pool.region_bytes - GRANULE_BYTES
+        while not faults[0]:
+            seed = hammer(self._record, seed, frees_every, most_bytes, os.getpid(), blocks, faults)
             allocator.mark(self._record)
-        self._say("lost", lost)
+        self._say("lost", int(faults[0]))
 
     def stop_inside(self) -> None:
         """Stop inside the table's mutex, as Ctrl-Z might; says when it is out."""
@@ -248,7 +214,7 @@ def load() -> None:
             *[os.dup(fd) for fd in (made.memory_fd, made.table_fd, made.notify_fd)], job
         ) as member:
             heap = Heap(member, np.zeros(1, HEAP))
-            churn(heap.record[0], *np.zeros((2, 2), np.int64), np.zeros(2, np.int64), 4, 64)
+            hammer(heap.record[0], 1, 4, 64, 1, blocks_of_nobody(2), np.zeros(2, np.int64))
             mutex.lock_for_python(member.member[0])
             mutex.unlock_for_python(member.member[0])
             heap.close()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ast
-import atexit
-import functools
 import json
 import os
 import re
 import select
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from harness import ANSWER_S, HERE, PATIENCE_S, Pool, clean_environment, compile_once, until
+from harness import ANSWER_S, PATIENCE_S, Pool, clean_environment, until, warm
 
 from zico.broker.saving import Wish
 from zico.launch.jobs import job_environment
@@ -30,21 +27,6 @@ if TYPE_CHECKING:
     from zico.broker.protocol.messages import SaveMode
 
 _IMPORTS = re.compile(r"^import (torch|tensorflow|keras)\b", re.MULTILINE)
-
-
-@functools.cache
-def warm(framework: str) -> list[str]:
-    """Return the command that runs a script where a framework is loaded; this process's server ends with it."""
-    compile_once()
-    directory = tempfile.mkdtemp(prefix="zw-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    path = Path(directory) / "s"
-    server = [sys.executable, str(HERE / "warm.py"), "serve", framework, str(path)]
-    process = subprocess.Popen(server, stdin=subprocess.PIPE, env=clean_environment())
-    atexit.register(process.kill)
-    until(lambda: path.exists() or process.poll() is not None, PATIENCE_S, f"{framework} is loaded")
-    assert process.poll() is None, f"{framework} could not be loaded"
-    return [sys.executable, "-I", "-S", str(HERE / "warm.py"), str(path)]
 
 
 class Script:

@@ -1,9 +1,9 @@
-"""Scripts that start where their framework is loaded already: importing one takes two to seven seconds of a processor.
+"""Scripts that start where what they import is loaded: a framework takes two to seven seconds of a processor.
 
 ``warm.py serve FRAMEWORK SOCKET`` loads a framework and what a job calls, and forks a process for
-each script. ``warm.py SOCKET SCRIPT ARGUMENTS`` stands in for that process: it lends its standard
-streams, ends as the script ends, and takes the script along when it is killed. ``scripts.Script``
-starts both.
+each script. For ``broker`` it loads what a broker imports and calls. ``warm.py SOCKET SCRIPT
+ARGUMENTS`` stands in for that process: it lends its standard streams, ends as the script ends, and
+takes the script along when it is killed. ``harness.warm`` starts the server.
 
 A script sees a fork of an interpreter that has imported the framework and used nothing of it.
 Adapters are enabled as for a framework that was imported before Zico.
@@ -122,17 +122,20 @@ class Server:
             os.kill(pid, signal.SIGKILL)
 
 
-def load(framework: str) -> None:
-    """Load what a job in a pool needs; what it does with it is the job's."""
+def load(what: str) -> None:
+    """Load what a job in a pool needs, or a broker; what it does with it is its own."""
     from importlib import import_module
 
     os.environ["ZICO"] = "off"  # an adapter's import joins; the job's own environment takes this one's place
-    import_module(framework)
-    import_module(f"zico.adapters.{'torch' if framework == 'torch' else 'tensorflow'}")
-    from zico.base.warming import JOBS
+    if what == "broker":
+        import_module("zico.broker.__main__")
+    else:
+        import_module(what)
+        import_module(f"zico.adapters.{'torch' if what == 'torch' else 'tensorflow'}")
+    from zico.base.warming import BROKERS, JOBS
     from zico.base.warming import load as load_programs
 
-    load_programs(*JOBS)
+    load_programs(*(BROKERS if what == "broker" else JOBS))
 
 
 def become(arguments: list[str], environment: dict[str, str], directory: str) -> None:

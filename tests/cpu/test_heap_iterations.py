@@ -6,10 +6,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hammering import blocks_of_nobody, hammer
 from members import Tenant, check_counters, job_of, make_pool, tenants
 from threads import DEADLINE_S, in_thread, until
 
-from zico.base.compiled import array_at, compiled
 from zico.heap import allocator
 from zico.heap.layout import GRANULE_BYTES
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 Record = Any
 KIB, MIB = 1 << 10, 1 << 20
-_I64 = np.dtype("i8")
 
 
 # -- threads ---------------------------------------------------------------------------------------
@@ -26,49 +25,12 @@ _I64 = np.dtype("i8")
 SLOTS_PER_THREAD = 24
 
 
-@compiled
-def hammer(heap: Record, seed: int, rounds: int, most_bytes: int, blocks: Record, faults: Record) -> None:
-    """Allocate and free at random without Python; a pattern in each block is checked before it is freed."""
-    state = seed
-    for _ in range(rounds):
-        state = (state * 6364136223846793005 + 1442695040888963407) & 0x7FFFFFFFFFFFFFFF
-        i = (state >> 33) % len(blocks)
-        address, size = blocks[i, 0], blocks[i, 1]
-        if address > 0:
-            words = size >> 3
-            view = array_at(address, words, _I64)
-            step = max(1, words >> 4)
-            for w in range(0, words - 1, step):
-                if view[w] != address ^ w ^ size:
-                    faults[0] += 1
-            if view[words - 1] != address ^ size:
-                faults[0] += 1
-            allocator.free(heap, address)
-            blocks[i, 0] = 0
-        else:
-            size = 65536 + (((state >> 16) % most_bytes) & ~7)
-            address = allocator.allocate(heap, size, 64)
-            if address > 0:
-                words = size >> 3
-                view = array_at(address, words, _I64)
-                step = max(1, words >> 4)
-                for w in range(0, words - 1, step):
-                    view[w] = address ^ w ^ size
-                view[words - 1] = address ^ size
-                blocks[i, 0] = address
-                blocks[i, 1] = size
-                faults[1] += 1
-    for i in range(len(blocks)):
-        if blocks[i, 0] > 0:
-            allocator.free(heap, blocks[i, 0])
-
-
 def _hammer_all(tenants: list[Tenant], threads_each: int, rounds: int, most_bytes: int) -> None:
     faults = [np.zeros(2, "i8") for _ in range(threads_each * len(tenants))]
 
     def start(tenant: Tenant, seed: int, fault: Record) -> threading.Thread:
-        blocks = np.zeros((SLOTS_PER_THREAD, 2), "i8")
-        return in_thread(lambda: hammer(tenant.record[0], seed, rounds, most_bytes, blocks, fault))
+        blocks = blocks_of_nobody(SLOTS_PER_THREAD)
+        return in_thread(lambda: hammer(tenant.record[0], seed, rounds, most_bytes, seed, blocks, fault))
 
     threads = [start(tenants[i % len(tenants)], 12345 + 7919 * i, fault) for i, fault in enumerate(faults)]
     for thread in threads:

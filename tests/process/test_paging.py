@@ -50,7 +50,7 @@ def test_a_job_that_needs_more_than_it_may_hold_goes_on(nursery: Nursery) -> Non
             assert job.ask(f"verify {seed}", SLOW_S) == "lost 0"
             assert job.ask("empty") == "freed"
             assert job.ask("mark") == "began"
-        assert figure(job, "pager_pid") == made.process.pid
+        assert figure(job, "pager_pid") == made.pid
         (report,) = made.client.report().jobs
         assert report.saving.faults > NEEDS
         assert report.saving.out_bytes > report.saving.in_bytes / 2 > 0
@@ -78,7 +78,7 @@ def test_invariant_5_a_killed_job_leaves_nothing(nursery: Nursery) -> None:
     with pool(regions=16) as made, nursery.job(made, "other") as other:
         assert other.ask("mark") == "began"
         assert made.client.status().jobs  # a connection that stays
-        before = len(os.listdir(f"/proc/{made.process.pid}/fd"))  # noqa: PTH208
+        before = len(os.listdir(f"/proc/{made.pid}/fd"))  # noqa: PTH208
         for _ in range(3):
             with nursery.job(made, "paged") as job:
                 limit(made, "paged")
@@ -86,7 +86,7 @@ def test_invariant_5_a_killed_job_leaves_nothing(nursery: Nursery) -> None:
                 until(lambda job=job: made.look().held(job.place) == LIMIT, ANSWER_S, "the job is at work")
                 job.kill()
                 made.settled(lambda look: look.granted == 0, "its regions are free")
-        until(lambda: len(os.listdir(f"/proc/{made.process.pid}/fd")) <= before, ANSWER_S, "descriptors are closed")  # noqa: PTH208
+        until(lambda: len(os.listdir(f"/proc/{made.pid}/fd")) <= before, ANSWER_S, "descriptors are closed")  # noqa: PTH208
         assert other.ask("hold 12") == "1"
         made.look().check()
 
@@ -96,10 +96,10 @@ def test_a_stopped_broker_only_delays(nursery: Nursery) -> None:
     with pool(regions=16) as made, nursery.job(made, "paged") as job:
         limit(made, "paged")
         assert job.ask(f"fill {NEEDS} 1", SLOW_S) == str(NEEDS)
-        made.process.send_signal(signal.SIGSTOP)
+        os.kill(made.pid, signal.SIGSTOP)
         job.tell("verify 1")
         assert not job.has_answered(0.2)
-        made.process.send_signal(signal.SIGCONT)
+        os.kill(made.pid, signal.SIGCONT)
         assert job.answer(SLOW_S) == "lost 0"
 
 
