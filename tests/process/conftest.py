@@ -1,13 +1,17 @@
-"""Brokers of a test, its own or one that many share, and the process that light jobs are forked from."""
+"""What tests share: brokers, the process that light jobs are forked from, and deaths at chosen instructions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from broker_messages import no_descriptor_left
 from broker_process import Broker, close_all, kill
 from harness import Nursery
+from single_steps import NO_PTRACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,9 +68,22 @@ def undisturbed(veteran: Broker) -> Iterator[Broker]:
     assert set(states.values()) <= {"leaving"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    """Give the process that this module's jobs are forked from."""
+    """Give the process that light jobs are forked from."""
     made = Nursery()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def deaths(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """Kill processes all along each operation of the module's ``VICTIMS``; returns what was found, per operation."""
+    module = request.module
+    script = request.path.with_name(module.VICTIMS)
+    argv = [sys.executable, str(script), str(module.TRIALS)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=module.DEATHS_S)
+    if NO_PTRACE in done.stderr:
+        pytest.skip("this system does not let a process trace its children")
+    assert done.returncode == 0, done.stderr
+    return {found["operation"]: found for found in map(json.loads, done.stdout.splitlines())}

@@ -17,10 +17,10 @@ sys.path.append(str(Path(__file__).parents[1] / "cpu"))  # run as a script, outs
 
 from paged_window import PagedWindow
 
-from zico.base.compiled import compiled
+from zico.base.compiled import entry
 from zico.offload import pager_blocks as blocks
 from zico.offload import pager_blocks as room
-from zico.offload.page_table import NO_TICKET, State
+from zico.offload.page_table import NO_TICKET, PAGER, State
 from zico.offload.pager import Pager
 from zico.offload.pager_loop import take_over
 
@@ -31,7 +31,7 @@ FRAMES = 4
 N_BLOCKS = 8
 
 
-@compiled
+@entry(PAGER, int, int)
 def leave(pager: Record, block: int, stop: int) -> None:
     """Let a block leave."""
     stop_here(stop)
@@ -39,7 +39,7 @@ def leave(pager: Record, block: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(PAGER, int, int)
 def copy_ahead(pager: Record, block: int, stop: int) -> None:
     """Copy a block that stays."""
     stop_here(stop)
@@ -47,7 +47,7 @@ def copy_ahead(pager: Record, block: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(PAGER, int, int)
 def come(pager: Record, block: int, stop: int) -> None:
     """Bring a block in to be read."""
     stop_here(stop)
@@ -55,7 +55,7 @@ def come(pager: Record, block: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(PAGER, int, int)
 def come_for_writing(pager: Record, block: int, stop: int) -> None:
     """Bring a block in to be written to."""
     stop_here(stop)
@@ -63,7 +63,7 @@ def come_for_writing(pager: Record, block: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(PAGER, int, int)
 def unprotect(pager: Record, block: int, stop: int) -> None:
     """Let a block be written to."""
     stop_here(stop)
@@ -71,7 +71,7 @@ def unprotect(pager: Record, block: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(PAGER, int, int)
 def return_region(pager: Record, _block: int, stop: int) -> None:
     """Give a region back to the pool."""
     stop_here(stop)

@@ -31,10 +31,10 @@ from members import (
     release,
 )
 
-from zico.base.compiled import compiled
+from zico.base.compiled import entry
 from zico.pool import deaths, regions, waiting
 from zico.pool.fences import fence_of, pair_of
-from zico.pool.layout import NOBODY, JobState, header_of
+from zico.pool.layout import MEMBER, NOBODY, JobState, header_of
 
 if TYPE_CHECKING:
     from zico.pool.table import PoolTable
@@ -47,7 +47,7 @@ N_REGIONS = 8
 # room for regions.
 
 
-@compiled
+@entry(MEMBER, [np.int32], int, int)
 def take(pool: Record, array: Record, _other: int, stop: int) -> None:
     """Acquire three regions."""
     stop_here(stop)
@@ -55,7 +55,7 @@ def take(pool: Record, array: Record, _other: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(MEMBER, [np.int32], int, int)
 def give(pool: Record, array: Record, _other: int, stop: int) -> None:
     """Release two regions."""
     stop_here(stop)
@@ -63,7 +63,7 @@ def give(pool: Record, array: Record, _other: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(MEMBER, [np.int32], int, int)
 def guard(pool: Record, array: Record, _other: int, stop: int) -> None:
     """Release two regions with a fence."""
     stop_here(stop)
@@ -71,7 +71,7 @@ def guard(pool: Record, array: Record, _other: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(MEMBER, [np.int32], int, int)
 def come_back(pool: Record, array: Record, _other: int, stop: int) -> None:
     """Acquire three regions for what was evicted."""
     stop_here(stop)
@@ -79,7 +79,7 @@ def come_back(pool: Record, array: Record, _other: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(MEMBER, [np.int32], int, int)
 def beg(pool: Record, _array: Record, _other: int, stop: int) -> None:
     """Ask blocked jobs to evict."""
     stop_here(stop)
@@ -87,7 +87,7 @@ def beg(pool: Record, _array: Record, _other: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(MEMBER, [np.int32], int, int)
 def finish(pool: Record, _array: Record, _other: int, stop: int) -> None:
     """End an iteration."""
     stop_here(stop)
@@ -95,7 +95,7 @@ def finish(pool: Record, _array: Record, _other: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(MEMBER, [np.int32], int, int)
 def wait(pool: Record, _array: Record, _other: int, stop: int) -> None:
     """Begin to wait and stop."""
     stop_here(stop)
@@ -104,7 +104,7 @@ def wait(pool: Record, _array: Record, _other: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(MEMBER, [np.int32], int, int)
 def admit(pool: Record, _array: Record, other: int, stop: int) -> None:
     """Do the broker's work: admit a job."""
     stop_here(stop)
@@ -112,7 +112,7 @@ def admit(pool: Record, _array: Record, other: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(MEMBER, [np.int32], int, int)
 def leave(pool: Record, _array: Record, other: int, stop: int) -> None:
     """Do the broker's work: let a job leave."""
     stop_here(stop)
@@ -120,7 +120,7 @@ def leave(pool: Record, _array: Record, other: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(MEMBER, [np.int32], int, int)
 def bury(pool: Record, _array: Record, other: int, stop: int) -> None:
     """Do the broker's work: reap a job."""
     stop_here(stop)

@@ -63,7 +63,7 @@ class Trial(abc.ABC):
         pid = os.fork()
         if pid == 0:
             if _libc.ptrace(_PTRACE_TRACEME, 0, None, None) == 0:
-                self.run(signal.SIGSTOP)
+                self.run(int(signal.SIGSTOP))
             os._exit(3)
         return pid
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from members import acquire, check_counters, free_list, grab, job_of, join, make_pool, owners
 from pool_victims import OPERATIONS
-from single_steps import NO_PTRACE
 
 from zico.pool import waiting
 from zico.pool.layout import NOBODY, JobState
@@ -28,7 +25,9 @@ if TYPE_CHECKING:
 
 Record = Any
 DEADLINE_S = 60.0
+VICTIMS = "pool_victims.py"
 TRIALS = 25
+DEATHS_S = 2 * DEADLINE_S
 
 VICTIM = """
 import sys
@@ -164,23 +163,6 @@ def test_jobs_go_on_when_the_broker_dies_inside(pool: PoolTable) -> None:
         assert pool.header["recoveries"] == 1
         check_counters(pool)
         assert owners(pool) == [NOBODY] * 8
-
-
-@pytest.fixture(scope="module")
-def deaths() -> dict[str, dict[str, Any]]:
-    """Kill processes all along each operation; returns what was found, per operation."""
-    script = Path(__file__).with_name("pool_victims.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(TRIALS)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=2 * DEADLINE_S,
-    )
-    if NO_PTRACE in done.stderr:
-        pytest.skip("ptrace(2) is not allowed here")
-    assert done.returncode == 0, done.stderr
-    return {found["operation"]: found for found in map(json.loads, done.stdout.splitlines())}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

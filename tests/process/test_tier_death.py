@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from single_steps import NO_PTRACE
 from tier_victims import OPERATIONS
 
-DEADLINE_S = 170.0
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VICTIMS = "tier_victims.py"
 TRIALS = 10
-
-
-@pytest.fixture(scope="module")
-def deaths() -> dict[str, dict[str, Any]]:
-    """Kill processes all along each operation; returns what was found, per operation."""
-    script = Path(__file__).with_name("tier_victims.py")
-    argv = [sys.executable, str(script), str(TRIALS)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
-    if NO_PTRACE in done.stderr:
-        pytest.skip("ptrace(2) is not allowed here")
-    assert done.returncode == 0, done.stderr
-    return {found["operation"]: found for found in map(json.loads, done.stdout.splitlines())}
+DEATHS_S = DEADLINE_S = 170.0
 
 
 LIMITED = """

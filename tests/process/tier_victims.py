@@ -15,10 +15,11 @@ import numpy as np
 import single_steps
 from single_steps import stop_here
 
-from zico.base.compiled import compiled
+from zico.base.compiled import entry
 from zico.offload import stores
 from zico.offload.destinations import TierWish
 from zico.offload.encodings import ZEROS
+from zico.offload.tier_layout import STACK
 from zico.offload.tiers import TierStack
 
 Record = Any
@@ -33,7 +34,7 @@ NONE = -1
 # the shared word in which the ticket is written down; a dropper forgets it first.
 
 
-@compiled
+@entry(STACK, [np.int64], int, int)
 def put(stack: Record, slot: Record, address: int, stop: int) -> None:
     """Put a payload."""
     stop_here(stop)
@@ -41,7 +42,7 @@ def put(stack: Record, slot: Record, address: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(STACK, [np.int64], int, int)
 def drop(stack: Record, slot: Record, _address: int, stop: int) -> None:
     """Drop a payload."""
     stop_here(stop)
@@ -51,7 +52,7 @@ def drop(stack: Record, slot: Record, _address: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(STACK, [np.int64], int, int)
 def trim(stack: Record, _slot: Record, _address: int, stop: int) -> None:
     """Give physical memory back."""
     stop_here(stop)
@@ -59,7 +60,7 @@ def trim(stack: Record, _slot: Record, _address: int, stop: int) -> None:
     stop_here(stop)
 
 
-@compiled
+@entry(STACK, [np.int64], int, int)
 def recover(stack: Record, slot: Record, _address: int, stop: int) -> None:
     """Take over from somebody else, who had written down one ticket."""
     stop_here(stop)
