@@ -26,17 +26,17 @@ def roomy() -> Iterator[Pool]:
         yield made
 
 
-def swapping(made: Pool, *arguments: object, fresh: bool = False) -> Script:
+def swapping(made: Pool, *arguments: object) -> Script:
     """Start a Python job that swaps to memory."""
     wish = Wish("swap", tier="memory:1GiB")
     environment = job_environment(clean_environment(), made.socket, "rests", wish=wish)
-    return Script([str(argument) for argument in arguments], environment, fresh=fresh)
+    return Script([str(argument) for argument in arguments], environment)
 
 
 @functools.cache
 def checked(made: Pool) -> dict[str, Any]:
     """Run the checks, once."""
-    return run_checks(CHECKS, functools.partial(swapping, made, fresh=True))
+    return run_checks(CHECKS, functools.partial(swapping, made))
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)

@@ -1,10 +1,16 @@
-"""PyTorch jobs that swap: the same bits of losses and weights in 60 % of their own peaks, and what a script sees."""
+"""PyTorch jobs with less memory than they need, in each way: the same bits, and what a script sees of it.
+
+One process without Zico trains every kind once, for all ways. A way has a script of checks, which
+one job runs, and kinds, which another job trains.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from harness import FRAMEWORK, MIB, PATIENCE_S, Pool, clean_environment, pool
@@ -14,12 +20,65 @@ from zico.broker.saving import Wish
 from zico.launch.jobs import job_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
-CHECKS = FRAMEWORK / "torch_saving_checks.py"
 MODELS = FRAMEWORK / "torch_saving_models.py"
-KINDS = ("Resnet", "Transformer", "Views", "Accumulated", "Pair", "Checkpointed", "Penalised", "Retained")
+COMMON = ("Resnet", "Accumulated", "Pair", "Checkpointed", "Penalised", "Retained")
+
+
+class Way(NamedTuple):
+    """A way to need less memory."""
+
+    wish: Wish
+    kinds: tuple[str, ...]
+    """Of trainings in ``MODELS``."""
+    must_drop: tuple[str, ...] = ()
+    """Those in which something is certainly made again."""
+    checks: Path | None = None
+    runs: tuple[str, ...] = ("planned",)
+
+
+def swapping(planner: str | None = None, tier: str = "memory:1GiB") -> Wish:
+    """Return what a job that follows a planner asks for."""
+    return Wish("swap", tier=tier, planner=planner)
+
+
+WAYS = {
+    "swap": Way(
+        swapping(),
+        (*COMMON, "Transformer", "Views"),
+        checks=FRAMEWORK / "torch_saving_checks.py",
+        runs=("needed", "planned"),
+    ),
+    "drop": Way(
+        swapping("echo"),
+        (*COMMON, "Transformer"),
+        must_drop=("Resnet", "Accumulated", "Pair"),
+        checks=FRAMEWORK / "torch_rebuilding_checks.py",
+    ),
+    "segments": Way(
+        swapping("segments"),
+        (*COMMON, "Deep"),
+        must_drop=("Deep",),
+        checks=FRAMEWORK / "torch_segments_checks.py",
+    ),
+    "gist": Way(
+        swapping("gist", "compressed:1GiB"),
+        ("Resnet", "Pooled", "Checkpointed"),
+        checks=FRAMEWORK / "torch_encoding_checks.py",
+    ),
+    "gist-fp8": Way(swapping("gist-fp8", "compressed:1GiB"), ("Resnet",)),
+}
+CHECKS = [(name, check) for name, way in WAYS.items() if way.checks for check in checks_in(way.checks)]
+SAME = [
+    (name, kind, run)
+    for name, way in WAYS.items()
+    if name != "gist-fp8"  # fewer bits are other bits
+    for kind in way.kinds
+    for run in way.runs
+]
+
+Runs = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -29,57 +88,96 @@ def roomy() -> Iterator[Pool]:
         yield made
 
 
-def swapping(made: Pool, *arguments: object, fresh: bool = False) -> Script:
-    """Start a Python job that swaps."""
-    environment = job_environment(clean_environment(), made.socket, "swaps", wish=Wish("swap", tier="memory:1GiB"))
-    return Script([str(argument) for argument in arguments], environment, fresh=fresh)
+def in_way(made: Pool, name: str, *arguments: object) -> Script:
+    """Start a Python job that needs less memory in a way."""
+    environment = job_environment(clean_environment(), made.socket, name, wish=WAYS[name].wish)
+    return Script([str(argument) for argument in arguments], environment)
 
 
 @functools.cache
-def checked(made: Pool) -> dict[str, Any]:
-    """Run the checks, once."""
-    return run_checks(CHECKS, functools.partial(swapping, made, fresh=True))
+def checked(made: Pool, name: str) -> dict[str, Any]:
+    """Run the checks of a way, once."""
+    checks = WAYS[name].checks
+    assert checks is not None
+    return run_checks(checks, functools.partial(in_way, made, name))
 
 
-@pytest.fixture(scope="module")
-def trained(roomy: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Train all kinds in a job that swaps and alone, once; returns what the two found."""
-    directory: Path = tmp_path_factory.mktemp("models")
-    paths = {"alone": directory / "alone", "swapping": directory / "swapping"}
-    with (
-        alone(MODELS, paths["alone"], *KINDS) as first,
-        swapping(roomy, MODELS, paths["swapping"], *KINDS) as second,
-    ):
-        for process in (first, second):
+def ran(start: Callable[..., Script], *arguments: str) -> Runs:
+    """Run trainings to their end; returns what they found by kind."""
+    with tempfile.TemporaryDirectory(prefix="zm-") as directory:
+        results = Path(directory) / "results.json"
+        with start(MODELS, results, *arguments) as process:
             done = process.finish(2 * PATIENCE_S)
-            assert (done.returncode, done.stderr) == (0, "")
-    return {name: json.loads(path.read_text()) for name, path in paths.items()}
+        assert done.returncode == 0, done.stderr
+        found: Runs = json.loads(results.read_text())
+    return found | {"stderr": {"text": done.stderr}}
+
+
+@functools.cache
+def trained_alone() -> Runs:
+    """Train all kinds without Zico, once."""
+    return ran(alone, "", *sorted({kind for way in WAYS.values() for kind in way.kinds}))
+
+
+@functools.cache
+def trained(made: Pool, name: str) -> Runs:
+    """Train the kinds of a way in a job, once."""
+    return ran(functools.partial(in_way, made, name), ",".join(WAYS[name].runs), *WAYS[name].kinds)
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
-@pytest.mark.parametrize("name", checks_in(CHECKS))
-def test_in_a_job_that_swaps(roomy: Pool, name: str) -> None:
-    """What the check's docstring says is true of saved tensors."""
-    found = checked(roomy)[name]
+@pytest.mark.parametrize(("name", "check"), CHECKS)
+def test_in_a_job(roomy: Pool, name: str, check: str) -> None:
+    """What the check's docstring says is true in a job that swaps, drops, runs modules again or encodes."""
+    found = checked(roomy, name)[check]
     assert found == "ok", found
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
-@pytest.mark.parametrize("way", ["needed", "planned"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_less_memory_gives_the_same_bits(trained: dict[str, dict[str, Any]], kind: str, way: str) -> None:
-    """Invariant 6: losses and weights in a share of the job's own peak are those of a process without Zico.
-
-    By need alone and by plans; and nothing goes to the next tier instead, however slow the machine
-    is: an allocation that waits goes there only where relief has answered that nothing can leave,
-    and asks again whenever a tensor has arrived (``test_relief.py``) or pool or heap have changed.
-    What lands or leaves is waited for.
-    """
-    job, expected = trained["swapping"][kind], trained["alone"][kind]
-    found = job["runs"][way]
+@pytest.mark.parametrize(("name", "kind", "run"), SAME)
+def test_less_memory_gives_the_same_bits(roomy: Pool, name: str, kind: str, run: str) -> None:
+    """Invariant 6: losses and weights in a share of the job's own peak are those of a process without Zico."""
+    job, expected = trained(roomy, name)[kind], trained_alone()[kind]
+    found = job["runs"][run]
     for bits in (job, found):
-        assert {name: bits[name] for name in expected} == expected
+        assert {field: bits[field] for field in expected} == expected
     assert found["peak"] <= job["limit"], "it holds what it may"
+    if kind in WAYS[name].must_drop:
+        assert found["dropped_bytes"] > 0
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize("run", WAYS["swap"].runs)
+@pytest.mark.parametrize("kind", WAYS["swap"].kinds)
+def test_what_a_job_swaps_goes_where_it_is_to_go(roomy: Pool, kind: str, run: str) -> None:
+    """By need alone and by plans, tensors leave and come back, and nothing goes to the next tier instead.
+
+    However slow the machine is: an allocation that waits goes there only where relief has answered
+    that nothing can leave, and asks again whenever a tensor has arrived (``test_relief.py``) or pool
+    or heap have changed. What lands or leaves is waited for.
+    """
+    found = trained(roomy, "swap")[kind]["runs"][run]
     assert min(found["out_bytes"], found["in_bytes"]) > 0
     assert found["spilled_bytes"] == found["evictions"] == 0
-    assert (found["planned"] > 0) == (way == "planned")
+    assert (found["planned"] > 0) == (run == "planned")
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize("kind", WAYS["gist"].kinds)
+def test_what_is_encoded_leaves(roomy: Pool, kind: str) -> None:
+    """With encodings tensors leave, too."""
+    assert trained(roomy, "gist")[kind]["runs"]["planned"]["out_bytes"] > 0
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+def test_fewer_bits_are_other_bits_and_still_train(roomy: Pool) -> None:
+    """With 8 bits the first loss is the same, and later ones are close and not the same."""
+    expected, found = trained_alone()["Resnet"], trained(roomy, "gist-fp8")["Resnet"]["runs"]["planned"]
+    assert found["weights"] != expected["weights"]
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize("name", [name for name in WAYS if name != "segments"])
+def test_a_training_says_nothing(roomy: Pool, name: str) -> None:
+    """Neither do jobs that need less memory write to stderr; one with segments names what it refuses."""
+    assert trained(roomy, name)["stderr"]["text"] == trained_alone()["stderr"]["text"] == ""

@@ -1,4 +1,4 @@
-"""What is true of saved tensors in a job that encodes them; run by ``test_torch_encoding.py``."""
+"""What is true of saved tensors in a job that encodes them; run by ``test_torch_saving.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is true of tensors that are dropped and made again; run by ``test_torch_rebuilding.py``."""
+"""What is true of tensors that are dropped and made again; run by ``test_torch_saving.py``."""
 
 from __future__ import annotations
 

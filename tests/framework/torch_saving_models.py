@@ -1,6 +1,9 @@
 """Trainings of every kind, with limits of 60 % of their own peaks or alone; run by ``test_torch_saving.py``.
 
-Prints, as JSON by name: the bits of losses and weights, and, in a pool, what was moved.
+    torch_saving_models.py RESULTS RUNS KIND ...
+
+RUNS are those of ``FOLLOWS``, with commas between them, and only count in a pool. Writes, as JSON by
+kind: the bits of losses and weights, and, in a pool, what was moved.
 """
 
 from __future__ import annotations
@@ -236,8 +239,12 @@ def train(kind: Callable[[], Trained]) -> dict[str, Any]:
     return {"losses": losses, "weights": weights.hexdigest()}
 
 
-def train_in_less(joined: session.Session, kind: type[Trained]) -> dict[str, Any]:
-    """Train with all memory, then with a share of what that took, without plans and with; returns bits and figures."""
+FOLLOWS = {"needed": False, "planned": True}
+"""Whether a run follows plans, or moves tensors by need alone."""
+
+
+def train_in_less(joined: session.Session, kind: type[Trained], names: list[str]) -> dict[str, Any]:
+    """Train with all memory, then, in each of some runs, with a share of what that took; returns bits and figures."""
     job = joined.record
     joined.pool.set_limit(joined.membership.job, 0)
     job["peak_held"] = 0
@@ -245,8 +252,8 @@ def train_in_less(joined: session.Session, kind: type[Trained]) -> dict[str, Any
     limit = int(kind.share * int(job["peak_held"]))
     joined.pool.set_limit(joined.membership.job, limit)
     runs = {}
-    for name, follows in (("needed", False), ("planned", True)):
-        joined.swapper.follows_plans = follows
+    for name in names:
+        joined.swapper.follows_plans = FOLLOWS[name]
         runs[name] = watched(joined, kind)
     joined.pool.set_limit(joined.membership.job, 0)
     return found | {"limit": limit, "runs": runs}
@@ -267,14 +274,12 @@ def watched(joined: session.Session, kind: Callable[[], Trained]) -> dict[str, A
 
 
 def main() -> None:
-    """Train all of them."""
+    """Train those that are named."""
     torch.set_num_threads(1)
     joined = session.current()
-    found = {}
-    for kind in KINDS:
-        if len(sys.argv) > 2 and kind.__name__ not in sys.argv[2:]:
-            continue
-        found[kind.__name__] = train(kind) if joined is None else train_in_less(joined, kind)
+    runs, names = sys.argv[2].split(","), sys.argv[3:]
+    kinds = [kind for kind in KINDS if kind.__name__ in names]
+    found = {kind.__name__: train(kind) if joined is None else train_in_less(joined, kind, runs) for kind in kinds}
     Path(sys.argv[1]).write_text(json.dumps(found))
 
 

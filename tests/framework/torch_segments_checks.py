@@ -1,4 +1,4 @@
-"""What is true of modules that run again in the backward pass; run by ``test_torch_segments.py``."""
+"""What is true of modules that run again in the backward pass; run by ``test_torch_saving.py``."""
 
 from __future__ import annotations
 
