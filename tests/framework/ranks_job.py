@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-ITERATIONS = 12
+ITERATIONS = 8
 WORLD = 2
-FEATURES = 256
-BATCH = 2048
+FEATURES = 64
+BATCH = 8192
 
 
 class Numbers(Dataset[Any]):
