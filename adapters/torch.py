@@ -47,6 +47,8 @@ class StepMarker:
 
     def __call__(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
         """Note a finished step; waits for admission if it ends an iteration."""
+        if optimizer in self._session.parts:
+            return
         main = self._main() if self._main is not None else None
         if main is not optimizer:
             self._others += 1
@@ -99,7 +101,8 @@ def enable() -> Session | None:
         from zico.adapters import torch_cuda
 
         torch_cuda.enable(joined)
-    register_optimizer_step_post_hook(StepMarker(joined))
+    joined.end_step = StepMarker(joined)
+    register_optimizer_step_post_hook(joined.end_step)
     Optimizer.__init__ = _expecting_marks(Optimizer.__init__, joined)
     if joined.settings.ops and joined.heap.ring is not None:
         from zico.adapters.torch_ops import OpRecorder, Sampling
@@ -116,7 +119,7 @@ def _swap(joined: Session) -> None:
     saving = _save(joined, AUTO_PLANNERS if as_auto else (joined.settings.wish.planner or LONGEST,), as_auto=as_auto)
     if saving is not None:
         saving.install()
-        Stepping(Resting(joined.heap, saving.swapper)).install()
+        Stepping(Resting(joined.heap, saving.swapper), joined.parts).install()
 
 
 def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving | None:
@@ -169,7 +172,7 @@ def _swap_when_needed(joined: Session) -> None:
     """Let the job begin to swap once its own peak exceeds what it may hold, and say so then."""
     from zico.adapters.torch_saving import Stepping
 
-    stepping = Stepping(None)
+    stepping = Stepping(None, joined.parts)
     stepping.install()
 
     def begin(lacks: str) -> None:

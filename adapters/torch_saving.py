@@ -40,12 +40,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from zico.job.autoload import inform
 from zico.offload.digest import digest
 from zico.offload.encodings import SIGNS, ZEROS
 from zico.offload.mover import Idle, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from zico.adapters.torch_recipes import Recipe
 
@@ -437,15 +438,27 @@ class Saving:
 # allocated then is put where it can rest (``zico.heap.state_offload``).
 
 
+def _stepped(optimizer: Optimizer) -> tuple[int, ...]:
+    """Return what tells which parameters a step is for."""
+    return tuple(id(group["params"][0]) for group in optimizer.param_groups if group["params"])
+
+
 class Stepping:
     """The hooks, for as long as the process lives."""
 
-    def __init__(self, resting: Resting | None) -> None:
-        """Tell of every step of every optimizer, if there is somebody to be told."""
+    def __init__(self, resting: Resting | None, parts: Mapping[Any, str]) -> None:
+        """Tell of every step of every optimizer, if there is somebody to be told.
+
+        Args:
+            resting: Who is told.
+            parts: Optimizers of libraries, and who offloads their state (``Session.parts``).
+        """
         self.resting = resting
         """``None`` until the job begins to save memory."""
-        self._begun: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        """Those that have a state."""
+        self._parts = parts
+        self._begun: weakref.WeakKeyDictionary[Optimizer, set[Any]] = weakref.WeakKeyDictionary()
+        """What has a state: a library may step one group after the other by the same optimizer."""
+        self._said: set[str] = set()
 
     def install(self) -> None:
         """Begin; before whoever ends an iteration behind a step."""
@@ -454,26 +467,37 @@ class Stepping:
         Optimizer.load_state_dict = self._apart(Optimizer.load_state_dict)
 
     def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
-        if self.resting is not None:
+        if self.resting is not None and not self._is_left_alone(optimizer):
             self.resting.begin_step()
-            self.resting.put_apart(on=optimizer not in self._begun)
+            self.resting.put_apart(on=_stepped(optimizer) not in self._begun.get(optimizer, ()))
 
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
-        self._begun.add(optimizer)
-        if self.resting is not None:
+        self._begun.setdefault(optimizer, set()).add(_stepped(optimizer))
+        if self.resting is not None and not self._parts.get(optimizer):
             self.resting.put_apart(on=False)
             self.resting.end_step()
+
+    def _is_left_alone(self, optimizer: Optimizer) -> bool:
+        """Tell whether a library offloads this optimizer's state; says so, once."""
+        keeper = self._parts.get(optimizer, "")
+        if keeper and self.resting is not None and keeper not in self._said:
+            self._said.add(keeper)
+            inform(
+                f"{keeper} offloads the optimizer's state, so Zico leaves that state alone; without that, Zico moves "
+                "it out of the budget between steps"
+            )
+        return bool(keeper)
 
     def _apart(self, load: Callable[..., None]) -> Callable[..., None]:
         """Wrap what makes copies of a state."""
 
         @functools.wraps(load)
         def load_state_dict(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as torch's
-            resting = self.resting
+            resting = None if self._is_left_alone(optimizer) else self.resting
             if resting is not None:
                 resting.begin_step()
             with resting.apart() if resting is not None else contextlib.nullcontext():
                 load(optimizer, *args, **kwargs)
-            self._begun.add(optimizer)
+            self._begun.setdefault(optimizer, set()).add(_stepped(optimizer))
 
         return load_state_dict

@@ -38,11 +38,12 @@ WATCHED: Mapping[str, str] = {
     "torch": "zico.adapters.torch:enable",
     "tensorflow": "zico.adapters.tensorflow:enable",
     "keras": "zico.adapters.keras:enable",
+    "deepspeed": "zico.adapters.deepspeed:enable",
     "jax": "zico.adapters.jax:enable",
     "cupy": "zico.adapters.cupy:enable_on_gpu",
     "numba.cuda": "zico.adapters.numba:enable_on_gpu",
 }
-OF_DESCENDANTS: Mapping[str, str] = {"torch": WATCHED["torch"]}
+OF_DESCENDANTS: Mapping[str, str] = {name: WATCHED[name] for name in ("torch", "deepspeed")}
 """What is watched in descendants of a job, which join only where they train."""
 
 

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,10 @@ class Session:
         """Has the job save memory once it exceeds all it may hold; gets what the job lacks, as people read it."""
         self.at_boundaries: list[Callable[[], None]] = []
         """What to call when an iteration has been admitted, in the thread that marked it."""
+        self.end_step: Callable[[Any, Any, Any], None] | None = None
+        """Told of a step, and of its arguments, by the adapter of a library that steps optimizers in parts."""
+        self.parts: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        """Optimizers whose steps are such parts, and who offloads their state; empty: nobody but Zico."""
         self._explicit = False
         self._has_left = False
 

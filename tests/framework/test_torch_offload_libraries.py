@@ -1,0 +1,99 @@
+"""Jobs whose library shards or offloads optimizer state itself: FSDP2 and DeepSpeed beside ``--save``."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import FRAMEWORK, PATIENCE_S, clean_environment, compile_once
+
+SCRIPT = FRAMEWORK / "offload_libraries_job.py"
+TOY = str(FRAMEWORK / "toy_deepspeed")
+SENTENCE = "DeepSpeed (offload_optimizer: cpu) offloads the optimizer's state, so Zico leaves that state alone"
+BUDGET_MIB = 50
+"""Of one rank, which takes about 70 MiB without a limit, 12 of them optimizer state."""
+real = pytest.param(
+    "",
+    id="deepspeed",
+    marks=pytest.mark.skipif(
+        importlib.util.find_spec("deepspeed") is None,
+        reason="deepspeed is not installed: it compiles on the processor, so make test does without it",
+    ),
+)
+
+
+def environment(directory: Path, path: str) -> dict[str, str]:
+    """Return what every process sees: folders of its own, and where else packages are."""
+    return clean_environment() | {"PYTHONPATH": path, "XDG_RUNTIME_DIR": str(directory)}
+
+
+@functools.cache
+def losses_alone(path: str, *arguments: str) -> list[list[str]]:
+    """Return what each rank says without Zico."""
+    with tempfile.TemporaryDirectory() as directory:
+        argv = [sys.executable, str(SCRIPT), f"{directory}/alone", *arguments]
+        subprocess.run(argv, env=environment(Path(directory), path), timeout=PATIENCE_S, check=True)
+        return [told["losses"] for told in results(Path(directory) / "alone")]
+
+
+def results(result: Path) -> list[dict[str, Any]]:
+    """Return what each rank has written."""
+    files = sorted(file for file in result.parent.glob(f"{result.name}.*") if file.suffix != ".store")
+    return [json.loads(file.read_text()) for file in files]
+
+
+def run(directory: Path, save: str, budget_mib: int, path: str, *arguments: str) -> tuple[list[dict[str, Any]], str]:
+    """Run the script as a job; returns what each rank has written, and what was said on stderr."""
+    compile_once()
+    command = shlex.join([sys.executable, str(SCRIPT), f"{directory}/job", *arguments])
+    options = ["--quiet", "--budget", f"{budget_mib}MiB", "--region", "1MiB", "--save", save]
+    done = subprocess.run(
+        [sys.executable, "-m", "zico", "run", *options, command],
+        env=environment(directory, path),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return results(directory / "job"), done.stderr
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize(("world", "save"), [(1, "swap"), (2, "swap"), (2, "auto")])
+def test_fsdp_with_cpu_offload_trains_beside_zico(tmp_path: Path, world: int, save: str) -> None:
+    """Invariant 6: FSDP2 leaves optimizer state to PyTorch's optimizer, so Zico moves it out; losses are the same."""
+    ranks, _ = run(tmp_path, save, world * BUDGET_MIB, "", "fsdp", str(world))
+    assert [rank["losses"] for rank in ranks] == losses_alone("", "fsdp", str(world))
+    assert all(rank["iterations"] == len(rank["losses"]) for rank in ranks)
+    assert save == "auto" or all(rank["rested"] > 0 for rank in ranks)
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize("path", [pytest.param(TOY, id="toy"), real])
+def test_state_that_deepspeed_keeps_in_place_is_zicos(tmp_path: Path, path: str) -> None:
+    """Invariant 6: the state of both groups leaves between steps, and a step of both ends one iteration."""
+    (told,), said = run(tmp_path, "swap", BUDGET_MIB, path, "deepspeed", "2", "none")
+    assert [told["losses"]] == losses_alone(path, "deepspeed", "2", "none")
+    assert told["iterations"] == len(told["losses"])
+    assert told["rested"] > 0
+    assert "DeepSpeed (" not in said
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize("path", [pytest.param(TOY, id="toy"), real])
+def test_state_that_deepspeed_offloads_is_left_to_it(tmp_path: Path, path: str) -> None:
+    """Invariant 6: Zico moves none of it, and says so once."""
+    (told,), said = run(tmp_path, "swap", BUDGET_MIB, path, "deepspeed", "2", "cpu")
+    assert [told["losses"]] == losses_alone(path, "deepspeed", "2", "cpu")
+    assert told["iterations"] == len(told["losses"])
+    assert told["rested"] == 0
+    assert said.count(SENTENCE) == 1
