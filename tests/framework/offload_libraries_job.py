@@ -74,13 +74,16 @@ def train_fsdp(rank: int, result: str, world: int) -> None:
 
 
 def train_deepspeed(result: str, stage: int, device: str) -> None:
-    """Train with ZeRO, two groups of parameters, and the optimizer's state offloaded to a device or ``none``."""
+    """Train with ZeRO, two groups of parameters, and the optimizer's state offloaded to a device or ``none``.
+
+    The state that is worth moving is that of the second group.
+    """
     import deepspeed
 
     made = model()
     groups = [
-        {"params": [one for one in made.parameters() if one.ndim > 1], "weight_decay": 0.1},
         {"params": [one for one in made.parameters() if one.ndim == 1], "weight_decay": 0.0},
+        {"params": [one for one in made.parameters() if one.ndim > 1], "weight_decay": 0.1},
     ]
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
     if stage == 3:

