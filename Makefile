@@ -137,7 +137,7 @@ bench-save-planners: setup ## Train jobs with less memory by each planner (15 mi
 bench-save-nets: setup ## Plan published nets with less memory by each planner (40 minutes)
 	$(BIN)/python benchmarks/save_nets.py
 
-bench-rounding: setup ## Compare rounded schedules with the best ones on ten nets (40 minutes)
+bench-rounding: setup ## Compare rounded schedules with the best ones on ten nets (20 minutes)
 	$(BIN)/python benchmarks/rounding.py
 
 bench-batch-factors: setup ## Find the largest batches on papers' cards by their planners (15 minutes)
