@@ -473,7 +473,7 @@ class Stepping:
 
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
         self._begun.setdefault(optimizer, set()).add(_stepped(optimizer))
-        if self.resting is not None and not self._parts.get(optimizer):
+        if self.resting is not None and not self._is_left_alone(optimizer):
             self.resting.put_apart(on=False)
             self.resting.end_step()
 
