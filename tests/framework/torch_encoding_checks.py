@@ -55,7 +55,8 @@ class Watched:
     def send(self) -> list[int]:
         """Let all leave that can; returns the encoding of each that is away."""
         mover = swapper()._mover
-        leaving = [(each, each.encoding()) for each in self.storages if mover.send(each)]
+        encodings = [(each, each.encoding()) for each in self.storages]  # before they can be gone
+        leaving = [(each, encoding) for each, encoding in encodings if mover.send(each)]
         assert swapper().settle(DEADLINE_S)
         assert all(each.place is Place.AWAY for each, _ in leaving)
         return sorted(encoding for _, encoding in leaving)
