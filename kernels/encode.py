@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from zico.kernels.compilation import Kernel, block, blocks, load_word, store_word, thread, threads
 
+from zico.base.compiled import inlined
 from zico.base.small_floats import INFINITY, is_positive, narrowed, ones, widened
 
 if TYPE_CHECKING:
@@ -85,6 +86,15 @@ PUT_IN_SIGNS = Kernel(put_in_signs, put_in_signs_meaning)
 # -- zeros -----------------------------------------------------------------------------------------
 
 
+@inlined
+def ones_before(bits: int, word: int) -> int:
+    """Return how many bits are set in the words before one, at an address."""
+    found = 0
+    for before in range(word):
+        found += ones(load_word(bits + before * NUMBER_BYTES))
+    return found
+
+
 def leave_out_zeros_meaning(source: Words, target: Words) -> None:
     """Write the numbers that are not zero behind the bits that ``mark`` has written to the target."""
     words = -(-len(source) // BITS)
@@ -96,9 +106,7 @@ def leave_out_zeros(source: int, n: int, target: int) -> int:
     words = (n + BITS - 1) // BITS
     word = block() * threads() + thread()
     while word < words:
-        at = words
-        for before in range(word):
-            at += ones(load_word(target + before * NUMBER_BYTES))
+        at = words + ones_before(target, word)
         for j in range(min(BITS, n - word * BITS)):
             number = load_word(source + (word * BITS + j) * NUMBER_BYTES)
             if number != 0:
@@ -124,9 +132,7 @@ def put_in_zeros(source: int, n: int, target: int) -> int:
     words = (n + BITS - 1) // BITS
     word = block() * threads() + thread()
     while word < words:
-        at = words
-        for before in range(word):
-            at += ones(load_word(source + before * NUMBER_BYTES))
+        at = words + ones_before(source, word)
         bits = load_word(source + word * NUMBER_BYTES)
         for j in range(min(BITS, n - word * BITS)):
             number = 0
