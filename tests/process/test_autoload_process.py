@@ -60,12 +60,12 @@ def test_without_a_socket_nothing_happens(user: Path) -> None:
     assert (done.stdout, done.stderr) == ("watching 0\ninject on path False\nFalse\n", "")
 
 
-def test_descendants_of_a_job_are_watched_for_pytorch_alone(user: Path) -> None:
-    """A process whose ancestor is the job may be one that trains, and a framework without ranks is left alone."""
+def test_descendants_of_a_job_are_watched_for_what_has_ranks(user: Path) -> None:
+    """A process whose ancestor is the job may be a rank that trains; a framework without ranks is left alone."""
     environment = {"ZICO_SOCKET": "/s", "ZICO_PACKAGE_PATH": str(PACKAGE_PATH)}
     code = REPORT + "\nprint(*(name for finder in finders for name in finder.watched))"
     done = python(code, user, ZICO_OWNER_PID="1", **environment)
-    assert (done.stdout, done.stderr) == ("watching 1\ninject on path False\ntorch\n", "")
+    assert (done.stdout, done.stderr) == ("watching 1\ninject on path False\ntorch deepspeed\n", "")
 
 
 def test_a_job_that_replaces_its_own_image_is_watched_again(user: Path) -> None:
