@@ -127,7 +127,7 @@ def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving 
     from zico.adapters.torch_rebuilding import Rebuilding
     from zico.adapters.torch_saving import Saving
 
-    from zico.offload import swap_joining
+    from zico.offload import swap_joining, swapper
 
     def prepare(planner: str) -> None:
         if planner in SAVE_PLANNERS:
@@ -156,8 +156,7 @@ def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving 
     except ZicoError as error:
         complain("this process does not swap", error)
         return None
-    saving = Saving(joined.swapper, *_pooled(joined))
-    joined.at_boundaries.append(joined.swapper.turn)
+    saving = Saving(joined.swapper, *_pooled(joined), swapper.LEAST_BYTES)
     rebuilding = Rebuilding(saving)
     prepare(planners[0])
     return saving

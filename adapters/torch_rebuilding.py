@@ -182,13 +182,11 @@ class Rebuilding:
 
     def _may_be_worth_it(self, tensor: Any) -> bool:
         """Tell whether a result of this tensor can be a saved tensor of ours."""
-        return (
-            type(tensor) in PLAIN and tensor.numel() * _WIDEST >= self._saving.swapper.least_bytes and _is_ours(tensor)
-        )
+        return type(tensor) in PLAIN and tensor.numel() * _WIDEST >= self._saving.least_bytes and _is_ours(tensor)
 
     def _is_worth_it(self, tensor: Any) -> bool:
         """Tell whether it can be a saved tensor of ours: plain, whole, of the pool, and large."""
-        if not _is_ours(tensor) or tensor.nbytes < self._saving.swapper.least_bytes:
+        if not _is_ours(tensor) or tensor.nbytes < self._saving.least_bytes:
             return False
         storage = storage_of(tensor)
         return storage.nbytes() == tensor.nbytes and self._saving.owns(storage) and not torch.is_autocast_enabled("cpu")

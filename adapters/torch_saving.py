@@ -294,12 +294,13 @@ def _check_version(alias: torch.Tensor, version: int) -> None:
 class Saving:
     """The hooks, for as long as the process lives."""
 
-    def __init__(self, swapper: Swapper, begin: int, end: int) -> None:
-        """Swap what is saved of memory from ``begin`` to ``end``."""
+    def __init__(self, swapper: Swapper, begin: int, end: int, least_bytes: int) -> None:
+        """Swap what is saved of memory from ``begin`` to ``end``, in pieces of ``least_bytes`` or more."""
         self.swapper = swapper
         self.known: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         self._begin = begin
         self._end = end
+        self.least_bytes = least_bytes
         self.saved_bytes = 0
         """Of all memory that has ever been saved."""
         self.on_saved: Callable[[Saved, torch.Tensor], None] | None = None
@@ -324,7 +325,7 @@ class Saving:
     def _pack(self, tensor: torch.Tensor) -> Saved | tuple[torch.Tensor, int]:
         if tensor.is_cpu and type(tensor) in PLAIN and tensor.layout is torch.strided:
             storage = storage_of(tensor)
-            if storage.nbytes() >= self.swapper.least_bytes and is_plain(tensor):
+            if storage.nbytes() >= self.least_bytes and is_plain(tensor):
                 known = self.known.get(storage._cdata)
                 if known is None and self.owns(storage):
                     known = self.known[storage._cdata] = Storage(self, storage)

@@ -7,13 +7,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 from swapping_parts import DEADLINE_S, Array, Gauge, Shelf, make_mover
 
-from zico.offload import swap_learning
 from zico.offload.mover import Place
 from zico.offload.swap_learning import TRIAL_ITERATIONS, Ended, Learner, Trial
-from zico.offload.swap_schedule import Chosen
 from zico.offload.swapper import Swapper
 from zico.offload.tier_layout import Rates
 
@@ -37,9 +34,8 @@ class Job:
         self.loads: list[int] = []
         self.ended: Ended | None = None
         self.learner = Learner(self._ended, self.gauge.cap_bytes, lambda: Rates(1e9, 1e9, 0.0, 0.0))
-        self.swapper = Swapper(self.mover, self.gauge, self.learner, least_bytes=1)
+        self.swapper = Swapper(self.mover, self.gauge, self.learner)
         self.saved: list[Array] = []
-        self.told: list[Array] = []
         self.away: list[int] = []
 
     def _ended(self) -> Ended | None:
@@ -57,33 +53,26 @@ class Job:
         """Save an array."""
         array = Array(self.mover, contents)
         self.tick(lambda: self.saved.append(array))
-        if array.size_bytes >= self.swapper.least_bytes:
-            self.told.append(array)
-            self.tick(lambda: self.swapper.saved(array))
+        self.tick(lambda: self.swapper.saved(array))
 
     def use(self) -> bytes:
         """Use what was saved last, and free it."""
         contents: list[bytes] = []
         array = self.saved[-1]
-        if array in self.told:
-            self.tick(lambda: contents.append(self.swapper.used(array, array.take)))
-        else:
-            contents.append(array.take())
+        self.tick(lambda: contents.append(self.swapper.used(array, array.take)))
         self.tick(self.saved.pop)
         return contents[0]
 
-    def iterate(self, n: int, *, size: int = SIZE, small: int = 0) -> None:
-        """Save and use so many; with ``small`` every other one has that size."""
-        self.loads, self.told = [], []
-        contents = [bytes([i]) * (small if small and i % 2 else size) for i in range(n)]
-        for each in contents:
-            self.save(each)
+    def iterate(self, n: int, *, size: int = SIZE) -> None:
+        """Save and use so many."""
+        self.loads = []
+        for i in range(n):
+            self.save(bytes([i]) * size)
         self.away = [i for i, array in enumerate(self.saved) if array.place is not Place.HERE]
-        for each in reversed(contents):
-            assert self.use() == each
+        for i in reversed(range(n)):
+            assert self.use() == bytes([i]) * size
         self.gauge.iterations += 1
         self.ended = Ended(self.gauge.ticks - len(self.loads) + 1, np.array(self.loads), time.monotonic_ns())
-        self.swapper.turn()
 
 
 def test_without_a_plan_what_was_saved_first_leaves_when_memory_is_nearly_full() -> None:
@@ -118,80 +107,9 @@ def test_an_iteration_that_is_not_the_planned_one_is_served_by_need() -> None:
     job.iterate(10, size=SIZE + 1)
     job.iterate(12)
     job.iterate(10)
-    assert job.swapper.planned_iterations == planned + 1, "the last one"
-
-
-@pytest.fixture
-def first_and_third(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let planners choose these, and no iteration be so much faster than the planned one that it is observed anew."""
-    monkeypatch.setattr(swap_learning, "_FASTER_SHARE", 0.0)
-    monkeypatch.setattr(swap_learning, "choose", lambda *_: Chosen(frozenset({0, 2}), frozenset()))
-    monkeypatch.setattr(Learner, "note_late", lambda *_: None)
-
-
-def settled(job: Job, n: int, times: int, **sizes: int) -> None:
-    """Let a job iterate, each plan that is begun being ready for the next iteration."""
-    for _ in range(times):
-        job.iterate(n, **sizes)
-        if job.learner.planning is not None:
-            job.learner.planning.join(DEADLINE_S)
-
-
-@pytest.mark.usefixtures("first_and_third")
-def test_a_plan_of_large_tensors_is_followed_without_hearing_of_small_ones() -> None:
-    """Once the plan is known, tensors smaller than those that leave are nobody's business, and the same leave."""
-    small = SIZE // 10
-    job = Job(4 * SIZE)
-    settled(job, 10, 6, small=small)
-    assert job.swapper.least_bytes == SIZE
-    assert {array.size_bytes for array in job.told} == {SIZE}
-    assert job.away == [0, 2]
-    planned = job.swapper.planned_iterations
-    settled(job, 10, 3, small=small)
-    assert job.swapper.planned_iterations == planned + 3
-    assert job.away == [0, 2]
-
-
-@pytest.mark.usefixtures("first_and_third")
-def test_another_iteration_is_observed_with_its_small_tensors() -> None:
-    """From the first event that is not the plan's all are told of; two of that kind give a plan for all of them."""
-    small = SIZE // 10
-    job = Job(4 * SIZE)
-    settled(job, 10, 6, small=small)
-    job.iterate(10, size=2 * SIZE, small=small)
-    assert {array.size_bytes for array in job.told} == {2 * SIZE, small}
-    settled(job, 10, 6, size=SIZE // 2 + 1, small=SIZE // 2)
-    assert job.swapper.least_bytes <= SIZE // 2 + 1
-    assert job.learner._plan is not None
-    assert len(job.learner._plan.observed.size_bytes) == 10
-
-
-@pytest.mark.usefixtures("first_and_third")
-def test_a_tensor_that_is_late_comes_earlier_by_its_own_number() -> None:
-    """What is late in a plan of large tensors is corrected where all are counted."""
-    job = Job(4 * SIZE)
-    settled(job, 10, 6, small=SIZE // 10)
-    plans = job.learner.plans
-    before = dict(job.learner._earlier_ns)
-    job.learner._late.append(3)  # of the large ones, with three small ones between them
-    settled(job, 10, 1, small=SIZE // 10)
-    assert job.learner.plans == plans + 1
-    assert job.learner._earlier_ns[6] > before.get(6, 0.0)
-
-
-@pytest.mark.usefixtures("first_and_third")
-def test_each_planner_observes_all_tensors() -> None:
-    """When another planner is to follow, the iteration that it plans by has the small tensors, too."""
-    job = Job(4 * SIZE)
-    seen: list[int] = []
-    job.learner._trial = Trial(("longest", "doa"))
-    job.learner._trial.note = lambda _took, _lost: not seen and bool(seen.append(1) or True)  # type: ignore[method-assign]
-    made = job.learner._make
-    observed: list[int] = []
-    job.learner._make = lambda it: (observed.append(len(it.size_bytes)), made(it))[1]  # type: ignore[method-assign]
-    settled(job, 10, 10, small=SIZE // 10)
-    assert seen
-    assert observed == [10, 10]
+    assert job.swapper.planned_iterations == planned + 1, "the last of the planned ones"
+    job.save(b"another")
+    assert job.swapper.planned_iterations == planned + 2
 
 
 def test_relief_takes_what_is_needed_last_and_no_more() -> None:

@@ -49,29 +49,6 @@ class Observed:
     ways: Mapping[int, Rebuild] = dataclasses.field(default_factory=dict)
     """How tensors can be made again, by number."""
 
-    def of_large(self, least_bytes: int) -> tuple[Observed, list[int]]:
-        """Return what is observed of tensors of at least so many bytes, and their numbers here."""
-        numbers = [i for i, size_bytes in enumerate(self.size_bytes) if size_bytes >= least_bytes]
-        place = {number: i for i, number in enumerate(numbers)}
-        events = [
-            (2 * place[code // 2] + code % 2, tick)
-            for code, tick in zip(self.sequence, self.event_tick, strict=True)
-            if code // 2 in place
-        ]
-        ways = {
-            place[i]: Rebuild(way.cost_ns, tuple(place[source] for source in way.sources))
-            for i, way in self.ways.items()
-            if i in place and all(source in place for source in way.sources)
-        }
-        large = dataclasses.replace(
-            self,
-            sequence=tuple(code for code, _ in events),
-            size_bytes=tuple(self.size_bytes[i] for i in numbers),
-            event_tick=tuple(tick for _, tick in events),
-            ways=ways,
-        )
-        return large, numbers
-
 
 class Idleness:
     """The gaps of an iteration: from being saved to the first use."""

@@ -14,22 +14,22 @@ import dataclasses
 import statistics
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zico.base.errors import ConfigError
 from zico.offload.observed import NS, SAVED, Observed, Rebuild
-from zico.offload.swap_schedule import EARLIER, Chosen, choose, plan
+from zico.offload.swap_schedule import EARLIER, choose, plan
 from zico.planning.saving.registry import LONGEST
 from zico.scheduler.state import POINT_SHARES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from zico.base.errors import ZicoError
     from zico.offload.observed import Int64s
-    from zico.offload.swap_schedule import Plan
+    from zico.offload.swap_schedule import Chosen, Plan
     from zico.offload.tier_layout import Rates
 
 
@@ -101,10 +101,6 @@ class Learner:
         self._rates = rates
         self._margin = MARGIN_SHARE
         self._plan: Plan | None = None
-        self._large: Large | None = None
-        """The same plan for observers of large tensors alone."""
-        self._followed: Plan | None = None
-        """What of these the iteration that runs follows."""
         self._cap_planned = 0
         self._told: Observed | None = None
         self._before: tuple[object, ...] = ()
@@ -163,8 +159,7 @@ class Learner:
         """Begin anew: what was noted is no iteration; returns the plan for the next one."""
         self._before = ()
         self._start()
-        self._followed = self._plan
-        return self._followed
+        return self._plan
 
     def turn(self, waited_ns: int, late_ns: int = 0) -> Plan | None:
         """End an iteration; returns the plan for the next one, ``None`` as long as there is none.
@@ -178,30 +173,29 @@ class Learner:
         took_ns, self._turned_ns = now_ns - self._turned_ns, now_ns
         if self._cap_bytes() != self._cap_planned:
             self._plan = None  # it moves too much or too little
-        followed = self._followed or self._plan  # one that has been made meanwhile
-        is_planned = followed is not None and followed.observed.sequence == tuple(self._codes)
         is_known = bool(self._codes) and signature == self._before
         self._before = signature
         if is_known and (self.planning is None or not self.planning.is_alive()):
+            plan = self._plan
             if self._is_turn:
                 self._is_turn = False
                 self._observe()
-            elif is_planned and self._trial.note(took_ns, waited_ns + late_ns):
+            elif plan is not None and self._is_of(plan) and self._trial.note(took_ns, waited_ns + late_ns):
                 self._prepare(self._trial.planner)
                 self._is_turn = True
             else:
-                self._reconsider(waited_ns, is_planned=is_planned)
+                self._reconsider(waited_ns)
         self._start()
-        # Who follows the plan is told of large tensors alone; whatever else happens, all are observed next.
-        large, self._followed = self._large, self._plan
-        if large is not None and large.whole is self._plan and is_planned and not self._is_turn:
-            self._followed = large.plan
-        return self._followed
+        return self._plan
 
-    def _reconsider(self, waited_ns: int, *, is_planned: bool) -> None:
+    def _is_of(self, plan: Plan) -> bool:
+        """Tell whether the iteration that ends was the plan's."""
+        return plan.observed.sequence == tuple(self._codes)
+
+    def _reconsider(self, waited_ns: int) -> None:
         """Plan anew if what has happened is not what was planned for, or can be better."""
-        whole, plan = self._plan, self._followed or self._plan
-        if whole is None or plan is None or not is_planned:
+        plan = self._plan
+        if plan is None or not self._is_of(plan):
             self._earlier_ns = {}
             self._observe()
             return
@@ -211,16 +205,13 @@ class Learner:
         if is_tense:
             self._margin += _MARGIN_STEP
         rates = self._rates()
-        large = self._large
-        numbers = large.numbers if large is not None and plan is large.plan else None
         for number in self._late:
             step_ns = EARLIER * rates.in_s(plan.observed.size_bytes[number]) * NS
-            late = number if numbers is None else numbers[number]
-            self._earlier_ns[late] = self._earlier_ns.get(late, 0.0) + step_ns
+            self._earlier_ns[number] = self._earlier_ns.get(number, 0.0) + step_ns
         if took_ns < _FASTER_SHARE * planned_ns:
-            self._is_turn = True
+            self._observe()
         elif self._late or is_tense:
-            self._make(whole.observed)
+            self._make(plan.observed)
 
     def _observe(self) -> None:
         """Plan by the iteration that has ended."""
@@ -248,9 +239,7 @@ class Learner:
 
         def work() -> None:
             chosen = self._chosen(seen, limit_bytes, planner)
-            whole = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
-            self._large = of_large(whole, limit_bytes, self._rates(), earlier_ns)
-            self._plan = whole
+            self._plan = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
             self._trial.begin()
             self._cap_planned = cap_bytes
             self.plans += 1
@@ -272,35 +261,6 @@ class Learner:
                 chosen = None
             known = self._choice = (seen, limit_bytes, planner, chosen)
         return known[3]
-
-
-class Large(NamedTuple):
-    """A plan for observers of large tensors alone."""
-
-    plan: Plan
-    whole: Plan
-    """The same for observers of all tensors."""
-    numbers: list[int]
-    """Of each tensor of ``plan``: what ``whole`` calls it."""
-
-
-def of_large(whole: Plan, limit_bytes: int, rates: Rates, earlier_ns: Mapping[int, float]) -> Large | None:
-    """Return the plan for observers of tensors that are as large as those that leave; ``None``: it has no smaller ones.
-
-    Each event takes the job's own thread some ten microseconds. A plan by which tensors of earlier
-    iterations are used is for observers of all tensors.
-    """
-    seen = whole.observed
-    needed = {*whole.leaves, *whole.drops, *(source for i in whole.drops for source in seen.ways[i].sources)}
-    least_bytes = min((seen.size_bytes[i] for i in needed), default=0)
-    if min(seen.size_bytes, default=0) >= least_bytes or min(seen.sequence, default=0) < 0:
-        return None
-    large, numbers = seen.of_large(least_bytes)
-    place = {number: i for i, number in enumerate(numbers)}
-    chosen = Chosen(frozenset(place[i] for i in whole.leaves), frozenset(place[i] for i in whole.drops))
-    earlier = {place[i]: ns for i, ns in earlier_ns.items() if i in place}
-    made = plan(large, limit_bytes, rates, earlier, chosen)
-    return Large(dataclasses.replace(made, least_bytes=least_bytes), whole, numbers)
 
 
 class Trial:

@@ -70,8 +70,6 @@ class Plan:
     """What will be held at most, if copies keep their time."""
     drops: frozenset[int] = frozenset()
     """What goes without a copy, and is made again when it is used."""
-    least_bytes: int = 0
-    """Of a tensor that is observed, where that is more than usual."""
 
     @property
     def out_bytes(self) -> int:

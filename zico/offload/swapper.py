@@ -78,8 +78,8 @@ class Gauge(Protocol):
 class Swapper:
     """Watches the idle tensors of a job and moves them."""
 
-    def __init__(self, mover: Mover, gauge: Gauge, learner: Learner, least_bytes: int = LEAST_BYTES) -> None:
-        """Start without a plan, to be told of tensors of so many bytes or more."""
+    def __init__(self, mover: Mover, gauge: Gauge, learner: Learner) -> None:
+        """Start without a plan."""
         self._mover = mover
         self._gauge = gauge
         self._learner = learner
@@ -98,9 +98,6 @@ class Swapper:
         self._waited_before_ns = gauge.waited_ns()
         self._late_before_ns = 0
         self.most_events = MOST_EVENTS
-        self._usual_least_bytes = least_bytes
-        self.least_bytes = least_bytes
-        """Of a tensor that it is to be told of: while a plan is followed, as large as those that leave by it."""
         self.follows_plans = True
         """Switch it off to compare with what happens without plans."""
         self.planned_iterations = 0
@@ -207,7 +204,6 @@ class Swapper:
         self._plan = plan
         if plan is None:
             self._wishes, self._due = [], []
-            self.least_bytes = self._usual_least_bytes
             return None
         if self._wishes:
             self._wishes = [wish for wish in self._wishes if self._is_still_wished(wish)]
@@ -361,11 +357,6 @@ class Swapper:
 
     # -- iterations --------------------------------------------------------------------------------
 
-    def turn(self) -> None:
-        """Begin the next iteration, if this one has ended: before its first event, of whatever size."""
-        with self._lock:
-            self._turn_if_due()
-
     def _turn_if_due(self) -> None:
         """Begin the next iteration at its first event; one without a boundary is cut."""
         iteration = self._gauge.iteration()
@@ -392,7 +383,6 @@ class Swapper:
         self._iteration = iteration
         self._event = self._numbers = 0
         self._wishes, self._due = [], []
-        self.least_bytes = max(self._usual_least_bytes, self._plan.least_bytes if self._plan is not None else 0)
         self._mover.tidy()
 
     def _note_moved(self, _idle: Idle, size_bytes: int) -> None:
