@@ -16,7 +16,7 @@ import numpy as np
 from zico.kernels.compilation import Kernel, block, blocks, load_word, store_word, thread, threads
 
 from zico.base.compiled import inlined
-from zico.base.small_floats import INFINITY, is_positive, narrowed, ones, widened
+from zico.base.small_floats import INFINITY, is_positive, narrowed, widened
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -84,6 +84,14 @@ PUT_IN_SIGNS = Kernel(put_in_signs, put_in_signs_meaning)
 
 
 # -- zeros -----------------------------------------------------------------------------------------
+
+
+@inlined
+def ones(word: int) -> int:
+    """Return how many bits of a 32-bit word are set."""
+    word -= (word >> 1) & 0x55555555
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    return (((word + (word >> 4)) & 0x0F0F0F0F) * 0x01010101 & 0xFFFFFFFF) >> 24
 
 
 @inlined

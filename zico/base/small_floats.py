@@ -60,11 +60,3 @@ def widened(bits: int, exponent_bits: int, mantissa_bits: int) -> int:
 def is_positive(number: int) -> bool:
     """Tell of a 32-bit number, by its bits, whether it is not at most zero: NaNs are not."""
     return number & _MAGNITUDE > INFINITY or 0 < number <= INFINITY
-
-
-@inlined
-def ones(word: int) -> int:
-    """Return how many bits of a 32-bit word are set."""
-    word -= (word >> 1) & 0x55555555
-    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
-    return (((word + (word >> 4)) & 0x0F0F0F0F) * 0x01010101 & 0xFFFFFFFF) >> 24

@@ -1,4 +1,4 @@
-"""Payloads into chains and out of them, compressed without loss.
+"""Payloads into chains and out of them, compressed; without loss, unless the caller allows more.
 
 A payload is cut into pieces, each of which is encoded (``zico.offload.encodings``). Nobody has to
 be told how: a piece says it. The 4-byte numbers that are zero are left out, which takes hardly more
