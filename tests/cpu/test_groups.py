@@ -13,10 +13,24 @@ import pytest
 from harness import until
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from members import HOUR_NS, acquire, give_profile, grab, job_of, joined, make_pool, release
+from members import (
+    HOUR_NS,
+    acquire,
+    check_counters,
+    give_profile,
+    grab,
+    issued,
+    job_of,
+    joined,
+    make_pool,
+    release,
+    tenants,
+)
+from threads import in_thread
 
 from zico.broker.pool_manager import admit_all
 from zico.broker.views import ProfileCache, looks_of, pool_view
+from zico.heap.layout import GRANULE_BYTES
 from zico.pool import waiting
 from zico.pool.groups import MOST_UNEVEN
 from zico.pool.layout import JOB, NOBODY, JobState
@@ -25,7 +39,7 @@ from zico.pool.rules import STILL_NS, is_safe, merge_groups
 from zico.scheduler.policies import policy_named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from zico.pool.table import PoolTable
     from zico.scheduler.state import PoolView
@@ -51,6 +65,13 @@ class Rank:
 
     at: int
     held: int
+    spilled: int = 0
+    """What it has in the next tier, of what it is to hold there."""
+
+    @property
+    def has(self) -> int:
+        """What it has of memory, wherever."""
+        return self.held + self.spilled
 
 
 State = tuple[Rank, ...]
@@ -85,8 +106,16 @@ class Model:
         must_finish, done = np.array(inside, np.uint8), np.zeros(len(state), np.uint8)
         free, n = self.budget - int(held.sum()), len(state)
         if self.grouped:
-            merge_groups(np.array(self.group, np.int64), held, claim, residual, must_finish, n)
+            merge_groups(np.array(self.group, np.int64), held, claim, residual, must_finish, self.budget, n)
         return free >= 0 and bool(is_safe(free, held, claim, residual, must_finish, done, n))
+
+    def waiting(self, state: State) -> list[int]:
+        """Return the ranks that wait for memory unless they get some now."""
+        return [
+            i
+            for i, (rank, program) in enumerate(zip(state, self.programs, strict=True))
+            if 0 <= rank.at < len(program.levels) and rank.has < program.levels[rank.at]
+        ]
 
     def moves(self, state: State) -> Iterator[State]:
         """Return the states that follow: a start, a region more, the end of a collective or of an iteration."""
@@ -98,32 +127,45 @@ class Model:
                 if self.grouped:
                     started = {j for j in range(len(state)) if self.group[j] == self.group[i]}
                 after = tuple(Rank(0, one.held) if j in started else one for j, one in enumerate(state))
-                if all(state[j].at == -1 for j in started) and self.is_safe(after):
+                nobody_runs = all(not 0 <= r.at < len(p.levels) for r, p in zip(state, self.programs, strict=True))
+                if all(state[j].at == -1 for j in started) and (nobody_runs or self.is_safe(after)):
                     yield after
-            elif rank.held < program.levels[rank.at]:
-                after = _with(state, i, Rank(rank.at, rank.held + 1))
+            elif rank.has < program.levels[rank.at]:
+                after = _with(state, i, Rank(rank.at, rank.held + 1, rank.spilled))
                 if self.is_safe(after):
                     yield after
             elif all(self._has_come(state[j], i, rank.at) for j in range(len(state)) if self.group[j] == self.group[i]):
                 after_at = rank.at + 1
                 last = after_at == len(program.levels)
-                level = program.kept if last else min(rank.held, program.levels[after_at])
-                yield _with(state, i, Rank(after_at, level))
+                held = program.kept if last else min(rank.held, program.levels[after_at])
+                spilled = 0 if last else min(rank.spilled, program.levels[after_at] - held)
+                yield _with(state, i, Rank(after_at, held, spilled))
 
     def _has_come(self, other: Rank, i: int, at: int) -> bool:
-        return other.at > at or (other.at == at and other.held >= self.programs[i].levels[at])
+        return other.at > at or (other.at == at and other.has >= self.programs[i].levels[at])
 
-    def deadlock(self) -> State | None:
-        """Look through all states that can be reached; return one that some rank never leaves."""
+    def standstills(self, goes_on: Callable[[State], int | None] = lambda _: None) -> Iterator[State]:
+        """Look through all states that can be reached; return those that some rank does not leave.
+
+        Args:
+            goes_on: Says of such a state which rank takes a region of the next tier, if any.
+        """
         todo, seen = [self.start()], {self.start()}
         while todo:
             state = todo.pop()
             after = list(self.moves(state))
             if not after and any(r.at < len(p.levels) for r, p in zip(state, self.programs, strict=True)):
-                return state
+                yield state
+                i = goes_on(state)
+                if i is not None:
+                    rank = state[i]
+                    after.append(_with(state, i, Rank(rank.at, rank.held, rank.spilled + 1)))
             todo += {one for one in after if one not in seen}
             seen |= set(after)
-        return None
+
+    def deadlock(self) -> State | None:
+        """Return a state that can be reached and that some rank never leaves."""
+        return next(self.standstills(), None)
 
 
 def _with(state: State, i: int, rank: Rank) -> State:
@@ -162,6 +204,45 @@ def test_groups_never_deadlock(programs: list[Program], spare: int) -> None:
     budget = max(peaks[0] + kept[1], peaks[1] + kept[0]) + spare
     assume(all(program.levels[-1] >= program.kept for program in programs))
     assert Model(programs, budget, grouped=True).deadlock() is None
+
+
+class Standstills:
+    """Asks the pool about states of a model in which nothing moves."""
+
+    def __init__(self, model: Model, members: Sequence[PoolTable]) -> None:
+        """Let each rank of the model be a member."""
+        self._model, self._members = model, members
+
+    def goes_on(self, state: State) -> int:
+        """Return which rank goes on by the next tier: one that waits, soon, and no other one."""
+        model, waiting_ranks = self._model, self._model.waiting(state)
+        for i, (rank, member) in enumerate(zip(state, self._members, strict=True)):
+            record = member.jobs[job_of(member)]
+            inside = 0 <= rank.at < len(model.programs[i].levels)
+            record["state"] = JobState.RUNNING if inside else JobState.BOUNDARY
+            record["group"], record["held"] = model.group[i], rank.held
+            record["waiting_threads"] = record["need"] = int(i in waiting_ranks)
+        for i in waiting_ranks:
+            assert waiting.patience_ns(self._members[i].member[0], 0) == waiting.STUCK_NS
+        (first,) = (i for i in waiting_ranks if waiting.is_first_to_yield(self._members[i].member[0]))
+        for member in self._members:
+            for field in ("held", "waiting_threads", "need"):
+                member.jobs[job_of(member)][field] = 0
+        return first
+
+
+@given(st.lists(PROGRAMS, min_size=1, max_size=2), st.integers(1, 6))
+@settings(max_examples=30, derandomize=True, deadline=None)
+def test_groups_that_do_not_fit_go_on_by_the_next_tier(programs: list[Program], budget: int) -> None:
+    """Invariants 7 and 8: whatever the budget, every job ends; where nothing moves, one that waits goes on soon.
+
+    The others wait for memory, for it in a collective, or at their boundaries.
+    """
+    assume(sum(program.kept * program.ranks for program in programs) <= budget)
+    model = Model(programs, budget, grouped=True)
+    with make_pool(budget) as pool, joined(pool, len(model.programs)) as members:
+        found = list(model.standstills(Standstills(model, members).goes_on))
+    assert all(model.waiting(state) for state in found)
 
 
 # -- the pool --------------------------------------------------------------------------------------
@@ -398,6 +479,117 @@ def test_a_group_with_an_unprofiled_rank_promises_nothing(pool: PoolTable) -> No
         assert acquire(other, [NOBODY])[0] == GRANTED
 
 
+def test_a_group_that_does_not_fit_has_what_is_free(pool: PoolTable) -> None:
+    """Invariant 3: its ranks have not all held the most at once; it may come to hold the budget, and no more."""
+    with joined(pool, 3) as (a, b, other):
+        make_groups((a, b, other), 7, 7, 0, peak=4)
+        pool.jobs["persistent"][[job_of(a), job_of(b)]] = 4
+        pool.jobs[job_of(other)]["state"] = JobState.BOUNDARY
+        grab(a, 2)
+        grab(b, 2)
+        assert acquire(a, [NOBODY])[0] == WAIT
+
+
+def test_a_rank_that_others_wait_for_begins_though_its_group_does_not_fit(pool: PoolTable) -> None:
+    """Invariant 7: those inside wait for it in a collective, and give nothing back until it has come."""
+    with joined(pool, 3) as (a, b, other):
+        grab(other, 1)
+        make_groups((a, b, other), 7, 7, 0, peak=4)
+        pool.jobs[job_of(other)]["persistent"] = 1
+        pool.jobs[job_of(a)]["round"] = 1
+        pool.jobs[job_of(b)]["state"] = JobState.BOUNDARY
+        pool.header["boundary_waiters"] = 1
+        assert not pool.admit(job_of(b))
+        pool.jobs[job_of(other)]["state"] = JobState.BOUNDARY
+        assert pool.admit(job_of(b))
+
+
+def test_a_rank_may_wait_for_one_that_waits(pool: PoolTable) -> None:
+    """Invariant 7: a standstill counts ranks of a waiting one's group as waiting, and nobody else."""
+    with joined(pool, 4) as (a, b, c, other):
+        make_groups((a, b, c, other), 7, 7, 7, 0)
+        waiting.start_waiting(a.member[0], 3)
+        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BESIDE_RUNNING_NS, "another job runs"
+        waiting.start_waiting(other.member[0], 2)
+        for member in (a, other):
+            assert waiting.patience_ns(member.member[0], 0) == waiting.STUCK_NS
+        assert not waiting.is_first_to_yield(a.member[0])
+        assert waiting.is_first_to_yield(other.member[0])
+        waiting.stop_waiting(a.member[0])
+        assert waiting.patience_ns(other.member[0], 0) == waiting.STUCK_BESIDE_RUNNING_NS, "no rank waits"
+        pool.jobs[job_of(b)]["state"] = JobState.BOUNDARY
+        assert waiting.patience_ns(other.member[0], 0) == waiting.STUCK_BESIDE_RUNNING_NS, "b waits for the others"
+        pool.jobs["round"][[job_of(a), job_of(c)]] = 1
+        assert waiting.patience_ns(other.member[0], 0) == waiting.STUCK_NS, "they may wait for b"
+
+
+def test_ranks_whose_devices_work_are_waited_for_longer(pool: PoolTable) -> None:
+    """Invariant 7: a device may stand in a collective, or work; without a rank that waits it is waited for."""
+    with joined(pool, 2) as (a, b):
+        make_groups((a, b), 7, 7)
+        waiting.start_waiting(a.member[0], 3)
+        issued(pool)[job_of(b), 0] = 1
+        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BEHIND_NS
+        issued(pool)[job_of(a), 0] = 1
+        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BESIDE_RUNNING_NS
+        waiting.start_waiting(b.member[0], 3)
+        assert waiting.patience_ns(a.member[0], 0) == waiting.STUCK_BEHIND_NS
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_goes_on_by_the_next_tier_while_others_stand_in_a_collective(ranks: int) -> None:
+    """Invariants 4, 7, 8: it needs none of them to do anything; one that only computed finds its memory as it was."""
+    with tenants(8, ranks, claims=False, wait_limit_s=10 * DEADLINE_S) as group:
+        for tenant in group:
+            tenant.member.join_group(7)
+        first, *others = group
+        kept = [tenant.allocate((6 // len(others)) * GRANULE_BYTES) for tenant in others]
+        first.allocate(GRANULE_BYTES)
+        thread = in_thread(lambda: [first.allocate(2 * GRANULE_BYTES) for _ in range(3)])
+        thread.join(DEADLINE_S)
+        in_time = not thread.is_alive()
+        for tenant, address in zip(others, kept, strict=True):
+            tenant.free(address)
+        thread.join(DEADLINE_S)
+        assert in_time
+        assert first.member.header["stalls"] > 0
+        assert sum(first.is_spilled(address) for address in first.live) == 3
+        again = others[0].allocate(6 * GRANULE_BYTES)
+        assert not others[0].is_spilled(again)
+        for tenant in group:
+            tenant.free_all()
+        check_counters(first.member)
+
+
+def test_a_thread_that_allocates_for_later_keeps_no_rank_waiting() -> None:
+    """Invariant 7: it lacks less, and takes nothing from the next tier; its rank stands in a collective."""
+    with tenants(8, 2, claims=False, wait_limit_s=10 * DEADLINE_S) as group:
+        a, b = group
+        for tenant in group:
+            tenant.member.join_group(7)
+        a.allocate(4 * GRANULE_BYTES)
+        block = b.allocate(4 * GRANULE_BYTES)
+
+        def allocate_for_later() -> None:
+            b.record[0]["swap"]["patient_thread"] = threading.get_ident()
+            b.allocate(GRANULE_BYTES)
+
+        later = in_thread(allocate_for_later)
+        until(lambda: b.job["waiting_threads"] == 1, DEADLINE_S, "a thread allocates for later")
+        needed = in_thread(lambda: a.allocate(2 * GRANULE_BYTES))
+        needed.join(DEADLINE_S)
+        found = needed.is_alive(), later.is_alive()
+        b.free(block)
+        for thread in (needed, later):
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+        assert found == (False, True)
+        assert not any(b.is_spilled(address) for address in b.live)
+        assert b.job["patient"] == 0
+        for tenant in group:
+            tenant.free_all()
+
+
 def test_a_group_stands_still_only_as_a_whole(pool: PoolTable) -> None:
     """A rank that waits in a collective for one that waits for memory is waited for."""
     with joined(pool, 3) as (a, b, other):
@@ -435,6 +627,13 @@ def test_a_policy_sees_a_group_as_one_job(pool: PoolTable) -> None:
         assert (group.held, group.phase, group.progress) == (2, JobState.RUNNING, 0)
         assert group.profile is not None
         assert group.profile.held == (3, 3, 4, 4)
+        pool.header["budget_regions"] = 3
+        pool.jobs["persistent"][[job_of(a), job_of(b)]] = 2
+        group = view_of(pool).jobs[0]
+        assert group.profile is not None
+        assert (group.profile.held, group.persistent) == ((3, 3, 3, 3), 3)
+        pool.jobs["persistent"][[job_of(a), job_of(b)]] = 0
+        pool.header["budget_regions"] = 4
         assert not end(a)
         assert view_of(pool).jobs[0].phase == JobState.RUNNING
         assert not end(b)
@@ -472,6 +671,23 @@ def test_policies_start_whole_groups(pool: PoolTable, name: str) -> None:
         pool.header["boundary_waiters"] += 1
         decide(pool, name)
         assert states(pool, (a, b, other)) == "RRB"
+
+
+@pytest.mark.parametrize("name", ["zico", "serial", "claims", "shift", "salus"])
+def test_policies_wait_for_a_job_that_has_left_while_it_holds_something(pool: PoolTable, name: str) -> None:
+    """Invariant 7: then a job starts though it does not fit. A launcher's process lives as long as its ranks."""
+    with joined(pool, 2) as (left, a):
+        given = grab(left, 1)
+        make_groups((left, a), 0, 0, peak=4)
+        pool.jobs[job_of(a)]["persistent"] = 5
+        pool.mark_leaving(job_of(left))
+        assert not end(a)
+        pool.jobs[job_of(a)]["persistent"] = 5
+        decide(pool, name)
+        assert states(pool, (a,)) == "B"
+        release(left, given)
+        decide(pool, name)
+        assert states(pool, (a,)) == "R"
 
 
 def decide(pool: PoolTable, name: str) -> None:

@@ -21,7 +21,9 @@ SENTENCE = "DeepSpeed (offload_optimizer: cpu) offloads the optimizer's state, s
 BUDGET_MIB = 50
 """Of one process, which takes about 70 MiB without a limit, 12 of them optimizer state."""
 RANKS_MIB = 160
-"""Of two ranks, whose peaks must fit together: one that waits in a collective gives no memory to the other."""
+"""Of two ranks, whose peaks of some 60 MiB fit together then."""
+LESS_MIB = 100
+"""... and then they do not: one waits for memory, and the others for it in a collective."""
 real = pytest.param(
     "",
     id="deepspeed",
@@ -77,6 +79,16 @@ def test_fsdp_with_cpu_offload_trains_beside_zico(tmp_path: Path, world: int, sa
     assert [rank["losses"] for rank in ranks] == losses_alone("", "fsdp", str(world))
     assert all(rank["iterations"] == len(rank["losses"]) for rank in ranks)
     assert world > 1 or ranks[0]["rested"] > 0
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize(("world", "save"), [(2, "swap"), (2, "none"), (3, "swap")])
+def test_ranks_that_do_not_fit_together_train_beside_zico(tmp_path: Path, world: int, save: str) -> None:
+    """Invariants 6 and 7: none stays in a collective for another that gets no memory, and losses are the same."""
+    ranks, said = run(tmp_path, save, LESS_MIB, "", "fsdp", str(world))
+    assert [rank["losses"] for rank in ranks] == losses_alone("", "fsdp", str(world))
+    assert all(rank["iterations"] == len(rank["losses"]) for rank in ranks)
+    assert "times no job could continue" in said
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)

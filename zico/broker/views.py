@@ -29,7 +29,17 @@ _is_still = interpreted(rules.is_still)
 _AS_IT_IS = ("held", "persistent", "progress", "iteration", "started_ns", "need", "limit")
 """Of a job's record, under the same names in what a policy sees."""
 _LOOKED_AT = (
-    *("state", "profiled", "atypical", "waiting_threads", "progress", "iteration", "started_ns", "last_boundary_ns"),
+    *(
+        "state",
+        "profiled",
+        "atypical",
+        "waiting_threads",
+        "patient",
+        "progress",
+        "iteration",
+        "started_ns",
+        "last_boundary_ns",
+    ),
     *("need_since_ns", "need_waited_ns", "iteration_waited_ns"),
 )
 
@@ -46,14 +56,14 @@ class ProfileCache:
     def __init__(self) -> None:
         """Know nothing."""
         self._known: dict[int, _Known] = {}
-        self._sums: dict[int, tuple[tuple[Profile, ...], Profile]] = {}
+        self._sums: dict[int, tuple[tuple[Profile, ...], int, Profile]] = {}
 
-    def sum(self, job: int, profiles: tuple[Profile, ...]) -> Profile:
+    def sum(self, job: int, profiles: tuple[Profile, ...], budget: int) -> Profile:
         """Return the profile of a group, which is known by one of its ranks."""
         known = self._sums.get(job)
-        if known is None or known[0] != profiles:
-            known = self._sums[job] = (profiles, sum_of(profiles))
-        return known[1]
+        if known is None or known[:2] != (profiles, budget):
+            known = self._sums[job] = (profiles, budget, sum_of(profiles, budget))
+        return known[2]
 
     def profile(self, job: int, record: Any) -> Profile | None:  # noqa: ANN401 - a numpy record
         """Return the profile of ``record``, ``None`` while there is none, or it does not know what runs."""
@@ -87,11 +97,11 @@ def profile_of(curve: Any, limit: int = 0) -> Profile:  # noqa: ANN401 - a numpy
     )
 
 
-def sum_of(profiles: Sequence[Profile]) -> Profile:
+def sum_of(profiles: Sequence[Profile], budget: int) -> Profile:
     """Return what ranks of one job hold together: they run the same program at the same pace.
 
     The steps are those of the first rank; each holds the most that another rank holds in that share
-    of its own iteration.
+    of its own iteration. As in ``rules.merge_groups``, together they hold no more than the budget.
     """
     first = profiles[0]
     n = len(first.held)
@@ -102,7 +112,7 @@ def sum_of(profiles: Sequence[Profile]) -> Profile:
         lasts = np.maximum(begins, -(-np.arange(1, n + 1) * len(levels) // n) - 1)
         held += np.maximum(np.maximum.reduceat(levels, begins), levels[lasts])
     longest_ns = max(profile.duration_ns for profile in profiles)
-    return dataclasses.replace(first, held=tuple(held.tolist()), duration_ns=longest_ns)
+    return dataclasses.replace(first, held=tuple(np.minimum(held, budget).tolist()), duration_ns=longest_ns)
 
 
 def text_of(raw: bytes) -> str:
@@ -166,7 +176,7 @@ def firsts_of(jobs: Record) -> dict[int, tuple[int, ...]]:
     return {first: tuple(those) for first, those in ranks.items()}
 
 
-def group_view(views: Sequence[JobView], jobs: Record, now_ns: int, profiles: ProfileCache) -> JobView:
+def group_view(views: Sequence[JobView], jobs: Record, now_ns: int, profiles: ProfileCache, budget: int) -> JobView:
     """Return a group as one job, by the views of its ranks.
 
     It stands at its boundary when no rank has to wait for another one there.
@@ -184,7 +194,7 @@ def group_view(views: Sequence[JobView], jobs: Record, now_ns: int, profiles: Pr
         ranks=tuple(view.job for view in views),
         phase=JobState.BOUNDARY if at_boundary else JobState.RUNNING,
         held=sum(view.held for view in views),
-        persistent=sum(view.persistent for view in views),
+        persistent=min(budget, sum(view.persistent for view in views)),
         progress=_progress_of(behind, views[0]),
         iteration=max(view.iteration for view in views),
         started_ns=first.started_ns,
@@ -192,7 +202,7 @@ def group_view(views: Sequence[JobView], jobs: Record, now_ns: int, profiles: Pr
         need=sum(view.need for view in views),
         limit=sum(view.limit for view in views) if all(view.limit for view in views) else 0,
         in_main_phase=all(view.in_main_phase for view in views),
-        profile=profiles.sum(views[0].job, tuple(known)) if len(known) == len(views) else None,
+        profile=profiles.sum(views[0].job, tuple(known), budget) if len(known) == len(views) else None,
         wanted=sum(view.wanted for view in views) if all(view.wanted for view in views) else 0,
         less=(),
         yields_at_boundary=all(view.yields_at_boundary for view in views),
@@ -203,7 +213,7 @@ def _holds_up(jobs: Record, job: int, waiting: Sequence[JobView], now_ns: int) -
     """Tell whether a rank that is inside keeps those of its group at their boundaries, or is ahead of them."""
     record = jobs[job]
     inside_ns = now_ns - record["started_ns"] - record["iteration_waited_ns"]
-    if _is_still(record["waiting_threads"] > 0, inside_ns, record["profile"]["duration_ns"]):
+    if _is_still(record["waiting_threads"] > record["patient"], inside_ns, record["profile"]["duration_ns"]):
         return any(jobs[other.job]["round"] < record["round"] for other in waiting)
     return not waiting or any(
         jobs[other.job]["round"] < record["round"]
@@ -233,15 +243,15 @@ def late_ranks(view: PoolView, jobs: Record) -> list[int]:
 
 def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache) -> PoolView:
     """Return all jobs at the instant of a snapshot; the ranks of a group are one job, at the place of the first."""
-    crowded = bool(header["crowded"])
+    crowded, budget = bool(header["crowded"]), int(header["budget_regions"])
     views = []
     growing = alone_job(header, jobs, now_ns)
     for first, ranks in firsts_of(jobs).items():
         own = [job_view(job, jobs[job], profiles, crowded=crowded) for job in ranks]
-        views.append(own[0] if len(own) == 1 else group_view(own, jobs, now_ns, profiles))
+        views.append(own[0] if len(own) == 1 else group_view(own, jobs, now_ns, profiles, budget))
         if growing in ranks:
             growing = first
-    return PoolView(now_ns=now_ns, budget=int(header["budget_regions"]), jobs=tuple(views), alone_job=growing)
+    return PoolView(now_ns=now_ns, budget=budget, jobs=tuple(views), alone_job=growing)
 
 
 def looks_of(jobs: Record, now_ns: int) -> dict[int, Look]:
@@ -252,7 +262,7 @@ def looks_of(jobs: Record, now_ns: int) -> dict[int, Look]:
     known = (own["profiled"] == 1) & (profiles["n_bins"] > 1)  # a single bin is of an iteration that set things up
     n_events = np.where(known, profiles["n_events"], 0)
     inside_ns = now_ns - own["started_ns"] - own["iteration_waited_ns"]
-    still = known & _is_still(own["waiting_threads"] > 0, inside_ns, profiles["duration_ns"])
+    still = known & _is_still(own["waiting_threads"] > own["patient"], inside_ns, profiles["duration_ns"])
     # A job that was admitted has not begun before it has woken.
     inside = (own["state"] == JobState.RUNNING) & (own["started_ns"] >= own["last_boundary_ns"]) & ~still
     columns = (

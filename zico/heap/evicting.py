@@ -173,7 +173,7 @@ def is_stuck(heap: HeapRecord, me: Job, still_ns: int) -> bool:
     keep_out_of_line()
     pool = pool_of(heap)
     patience_ns = waiting.patience_ns(pool, int(heap.backing.overflow != 0))
-    if patience_ns == waiting.STUCK_NS and heap.wait.stuck_iteration == me.iteration + 1:
+    if patience_ns < waiting.STUCK_BESIDE_RUNNING_NS and heap.wait.stuck_iteration == me.iteration + 1:
         patience_ns = -1  # it was stuck before, and so it is now: the others wait until it ends its iteration
     return still_ns > patience_ns and waiting.is_first_to_yield(pool)
 

@@ -117,6 +117,7 @@ def find_place(heap: HeapRecord, me: Job, arena: int, planned: int, size_bytes: 
     waiting.start_waiting(pool, need)
     while True:
         me.need = max(me.need, need)  # what was granted meanwhile was for something else
+        me.patient = 1 if me.waiting_threads == 1 and _is_patient(heap) else 0
         backing.bring_up(heap)
         evicting.obey(heap, me)
         sequence = waiting.sequence_of(pool)

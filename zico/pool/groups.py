@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from zico.base.compiled import compiled, inlined, keep_out_of_line
 from zico.base.libc import monotonic_ns
 from zico.pool import profiles, rules
-from zico.pool.layout import BOUNDARY, NOBODY, RUNNING, header_of, job_at, within_limit
+from zico.pool.layout import BOUNDARY, NOBODY, RUNNING, header_of, job_at, waits_for_memory, within_limit
 
 if TYPE_CHECKING:
     from zico.pool.layout import Job, Member
@@ -47,7 +47,7 @@ def peak_of(job: Job) -> int:
 @inlined
 def _stands_still(job: Job, now_ns: int) -> bool:
     inside_ns = now_ns - job.started_ns - job.iteration_waited_ns
-    return rules.is_still(job.waiting_threads > 0, inside_ns, job.profile.duration_ns)
+    return rules.is_still(waits_for_memory(job), inside_ns, job.profile.duration_ns)
 
 
 @compiled
@@ -80,6 +80,22 @@ def is_awaited(pool: Member, j: int) -> bool:
     for i in range(header_of(pool).places):
         job = job_at(pool, i)
         if are_mates(pool, j, i) and job.state == RUNNING and job.round > job_at(pool, j).round:
+            return True
+    return False
+
+
+@compiled
+def is_held_up(pool: Member, j: int) -> bool:
+    """Tell whether a job inside may wait in a collective for a rank of its group that waits itself.
+
+    That rank waits for memory, or is awaited at its boundary.
+    """
+    keep_out_of_line()
+    me = job_at(pool, j)
+    for i in range(header_of(pool).places):
+        job = job_at(pool, i)
+        waits = waits_for_memory(job) or (job.state == BOUNDARY and job.round < me.round)
+        if i != j and are_mates(pool, i, j) and waits:
             return True
     return False
 
@@ -167,7 +183,7 @@ def merge(pool: Member, requester: int) -> int:
                 must_finish[j] = 1
             else:
                 residual[j] = held[j]
-    rules.merge_groups(group, held, claims, residual, must_finish, header.places)
+    rules.merge_groups(group, held, claims, residual, must_finish, header.budget_regions, header.places)
     now_ns = monotonic_ns()
     for j in range(header.places):
         job = job_at(pool, j)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 9
+VERSION = 10
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
@@ -208,7 +208,8 @@ class Job(Record):
     aside: I8  # 1: it has left before it took anything: it starts the processes that train
     profile: Curve  # what an iteration does, learned; held is the envelope of recent iterations
     claims: Annotated[Numbers, "i4", (CURVE_BINS,)]  # most regions held from this bin to the end
-    padding: Annotated[Numbers, "u1", (40,)]  # to whole cache lines, so that two jobs never write to the same one
+    patient: I8  # 1: the one thread of it that waits allocates for later, and goes on by nothing but a grant
+    padding: Annotated[Numbers, "u1", (32,)]  # to whole cache lines, so that two jobs never write to the same one
 
 
 JOB = dtype_of(Job)
@@ -302,6 +303,12 @@ def cap_of(pool: Member, job: Job) -> int:
 def within_limit(job: Job, regions: int) -> int:
     """Return that many regions, or the job's limit where that is lower, but no fewer than it holds."""
     return max(job.held, min(regions, job.limit) if job.limit > 0 else regions)
+
+
+@inlined
+def waits_for_memory(job: Job) -> bool:
+    """Tell whether a job inside goes no further without memory, as far as is seen: a thread of it waits in need."""
+    return bool(job.state == RUNNING and job.waiting_threads > job.patient)
 
 
 @inlined

@@ -60,6 +60,7 @@ from zico.pool.layout import (
     header_of,
     job_at,
     regions_of,
+    waits_for_memory,
     within_limit,
     yields_at_boundary,
 )
@@ -109,7 +110,7 @@ def least_lacking(pool: Member) -> int:
     least = 0
     for j in range(header.places):
         job = job_at(pool, j)
-        if job.state == RUNNING and job.waiting_threads > 0:
+        if waits_for_memory(job):
             lack = remaining_of(job) + (0 if profiles.is_known(job) else header.budget_regions)
             if best == NOBODY or lack < least:
                 best = j

@@ -151,10 +151,13 @@ def entry_of(group: Int64s, job: int) -> int:
 
 
 @compiled
-def merge_groups(group: Int64s, held: Int64s, claim: Int64s, residual: Int64s, must_finish: Flags, n: int) -> None:
+def merge_groups(
+    group: Int64s, held: Int64s, claim: Int64s, residual: Int64s, must_finish: Flags, budget: int, n: int
+) -> None:
     """Make one job of the ranks of each group, at the place of its first rank; the others' places hold nothing then.
 
-    Regions are added up, and the group must finish if any of its ranks must.
+    Regions are added up, and the group must finish if any of its ranks must. A group never comes to
+    hold more than the budget, whatever its ranks have held one after the other.
 
     Args:
         group: For each job its group, 0: none.
@@ -162,6 +165,7 @@ def merge_groups(group: Int64s, held: Int64s, claim: Int64s, residual: Int64s, m
         claim: Changed.
         residual: Changed.
         must_finish: Changed.
+        budget: Regions that all jobs may hold together.
         n: Jobs to look at.
     """
     for i in range(n):
@@ -179,6 +183,10 @@ def merge_groups(group: Int64s, held: Int64s, claim: Int64s, residual: Int64s, m
             claim[i] = 0
             residual[i] = 0
             must_finish[i] = 0
+    for i in range(n):
+        if group[i] != 0:
+            claim[i] = min(claim[i], budget)
+            residual[i] = min(residual[i], budget)
 
 
 @inlined

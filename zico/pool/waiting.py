@@ -41,6 +41,7 @@ from zico.pool.layout import (
     STREAMS,
     header_of,
     job_at,
+    waits_for_memory,
     within_limit,
     yields_at_boundary,
 )
@@ -69,6 +70,8 @@ _GROWTH_SHIFT = 3  # an eighth: few questions, and little that leaves needlessly
 
 STUCK_NS = 200_000_000
 """A state in which every job waits, and nothing has changed for so long, will not change by itself."""
+STUCK_BEHIND_NS = 1_000_000_000
+"""... and for so long where devices still work for ranks that wait for each other: perhaps at a collective."""
 STUCK_BESIDE_RUNNING_NS = 30_000_000_000
 """... and for so long where some job runs, but neither allocates nor frees: it may be at a prompt."""
 NEVER_STUCK_NS = 1 << 62
@@ -86,6 +89,7 @@ def start_waiting(pool: Member, need: int) -> None:
     if me.waiting_threads == 0:
         me.need_since_ns = monotonic_ns()
     me.waiting_threads += 1
+    me.patient = 0
     me.need = need
     header_of(pool).waiters += 1
     _note_holders(pool, me)
@@ -130,7 +134,7 @@ def stop_waiting(pool: Member) -> None:
     me.waiting_threads -= 1
     header.waiters -= 1
     if me.waiting_threads == 0:
-        me.evict = 0
+        me.evict = me.patient = 0
         waited_ns = monotonic_ns() - me.need_since_ns
         me.need_waited_ns += waited_ns
         me.iteration_waited_ns += waited_ns
@@ -179,6 +183,9 @@ def patience_ns(pool: Member, has_next_tier: int) -> int:
 
     What exceeds the budget or the job's limit waits for nobody: it goes to the next tier soon,
     while others go on. On a device without one it waits for its deadline: the budget may be raised.
+
+    The pool does not see who waits in a collective. A rank that does not move while another one of
+    its group waits counts as waiting with it. If it only computes, the other one has the next tier.
     """
     keep_out_of_line()
     me = job_at(pool, pool.job)
@@ -186,13 +193,19 @@ def patience_ns(pool: Member, has_next_tier: int) -> int:
         if header_of(pool).on_timeline == 1 and has_next_tier == 0:
             return NEVER_STUCK_NS
         return STUCK_NS if monotonic_ns() - me.need_since_ns < STUCK_NS else -1
+    longest_ns = STUCK_NS
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        if job.state == RUNNING and (job.waiting_threads == 0 or _device_is_behind(pool, j)):
-            return STUCK_BESIDE_RUNNING_NS
         if job.state != EMPTY and job.died_ns != 0:  # its regions come back within LINGER_NS
             return STUCK_BESIDE_RUNNING_NS
-    return STUCK_NS
+        if job.state != RUNNING:
+            continue
+        is_behind = _device_is_behind(pool, j)
+        if (is_behind or not waits_for_memory(job)) and not groups.is_held_up(pool, j):
+            return STUCK_BESIDE_RUNNING_NS
+        if is_behind:
+            longest_ns = STUCK_BEHIND_NS
+    return longest_ns
 
 
 @inlined
@@ -365,7 +378,7 @@ def admit(pool: Member, job: int) -> bool:
         header.use_claims == 0
         or (
             (record.group == 0 or groups.waits_for(pool, job, now_ns) == 0)
-            and (_nobody_runs(pool) or stays_safe(pool, job, 0, groups.peak_of(record)))
+            and (_nobody_else_runs(pool, job) or stays_safe(pool, job, 0, groups.peak_of(record)))
         )
     )
     if admitted:
@@ -407,10 +420,13 @@ def join_group(pool: Member, group: int) -> None:
 
 
 @inlined
-def _nobody_runs(pool: Member) -> bool:
-    """Tell whether all jobs stand at boundaries: then one must start, even if it will overflow into the next tier."""
+def _nobody_else_runs(pool: Member, job: int) -> bool:
+    """Tell whether all other jobs stand at boundaries: then it must start, even if it will overflow.
+
+    Ranks of its group may be inside, and wait for it in a collective.
+    """
     for j in range(header_of(pool).places):
-        if job_at(pool, j).state == RUNNING:
+        if job_at(pool, j).state == RUNNING and not groups.are_mates(pool, j, job):
             return False
     return True
 

@@ -192,14 +192,17 @@ def unstick(snapshot: Snapshot, order: Array) -> None:
     """Start the first in turn if nobody starts and nobody is left to wait for.
 
     Its iteration exceeds the budget and will overflow into the next tier of memory: slow, but the
-    jobs move.
+    jobs move. A job that has left is waited for while it still holds something.
     """
-    if len(order) == 0 or len(order) < snapshot.n:
-        return
+    for i in range(snapshot.n):
+        job = job_at(snapshot, i)
+        if job.phase == _RUNNING or (job.phase != _BOUNDARY and job.held > 0):
+            return
     for index in order:
         if decision_at(snapshot, index).starts == 1:
             return
-    starts(snapshot, order[0])
+    if len(order) > 0:
+        starts(snapshot, order[0])
 
 
 @compiled
