@@ -305,6 +305,7 @@ def _do_without(heap: HeapRecord, me: Job, request: Request, why: int) -> int:  
         offset = placing.place(heap, request.arena, request.planned, request.size_bytes, request.alignment)
         heap.wait.frugal = 0
         if offset >= 0:
+            heap.wait.stuck_iteration = me.iteration + 1  # its next tensors need not find that out again
             return offset
     if heap.wait.return_until_ns == 0:
         return NOTHING
