@@ -64,6 +64,25 @@ test-gpu: $(GPU_SETUP) ## Run the tests that need a GPU; fails where there is no
 	$(GPU_PYTHON) -m zico.base.warming # compile once: tests have deadlines
 	$(GPU_PYTHON) -m pytest tests/gpu --verbose
 
+# PyTorch's build for CUDA takes 5 GB: it has an environment of its own. The versions are those of constraints.txt, but
+# for what this build brings itself.
+WHEEL ?= build/torch-cuda
+WHEEL_TORCH ?= torch==2.11.0
+WHEEL_STAMP := $(WHEEL)/.installed
+
+$(WHEEL_STAMP): setup.cfg constraints.txt
+	$(PYTHON) -m venv $(WHEEL)
+	grep -v -e '^torch==' -e '^cuda-python==' -e '^nvidia-' constraints.txt > $(WHEEL)/constraints.txt
+	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(WHEEL)/constraints.txt \
+		$(WHEEL_TORCH) pytest pytest-timeout --editable .
+	touch $@
+
+test-cuda-wheel: $(WHEEL_STAMP) ## Run PyTorch's build for CUDA over a driver of software (WHEEL=DIR: where it is, 5 GB)
+	$(WHEEL)/bin/python -m pytest tests/wheel
+
+bench-cuda-wheel: $(WHEEL_STAMP) ## Time PyTorch's calls for device memory over a driver of software (3 minutes)
+	$(WHEEL)/bin/python tests/process/software_cuda.py $(WHEEL)/bin/python benchmarks/torch_calls.py --device cuda --name torch_calls-cuda-software
+
 lint: setup ## Check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -208,4 +227,4 @@ inplace: ## Make the checkout importable without installing (PYTHONSAFEPATH=1 PY
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report
 
-.PHONY: help setup demo test test-cpu test-gpu lint types bench bench-smoke evaluation docs bench-gpu first-hour size inplace clean
+.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel bench-cuda-wheel lint types bench bench-smoke evaluation docs bench-gpu first-hour size inplace clean

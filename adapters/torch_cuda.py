@@ -445,9 +445,9 @@ def address_in(library: ctypes.CDLL, symbol: str) -> int:
 # The symbols and the table's entries were read in the builds of PyTorch 2.11.0, 2.12.0 and 2.13.0
 # for CUDA 13 on x86-64. ``install`` has run on those libraries without a GPU. Has not run on a GPU.
 
-_CURRENT_ALLOCATOR = "_ZN3c104cuda20CUDACachingAllocator9allocatorE"
-_ALLOCATOR_TABLE = "_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE"
-_CACHE_INFO = "_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator9cacheInfoEaPm"
+CURRENT_ALLOCATOR = "_ZN3c104cuda20CUDACachingAllocator9allocatorE"
+ALLOCATOR_TABLE = "_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE"
+CACHE_INFO = "_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator9cacheInfoEaPm"
 
 _WITH_SYMBOL = 1  # RTLD_DL_SYMENT
 
@@ -484,32 +484,32 @@ def install(torch: Any) -> None:  # noqa: ANN401 - the module
     """
     folder = Path(torch.__file__).parent / "lib"
     try:
-        allocator = _word_at(address_in(ctypes.CDLL(str(folder / "libc10_cuda.so")), _CURRENT_ALLOCATOR))
+        allocator = word_at(address_in(ctypes.CDLL(str(folder / "libc10_cuda.so")), CURRENT_ALLOCATOR))
         library = ctypes.CDLL(str(folder / "libtorch_cuda.so"))
-        table_address, function = address_in(library, _ALLOCATOR_TABLE), address_in(library, _CACHE_INFO)
+        table_address, function = address_in(library, ALLOCATOR_TABLE), address_in(library, CACHE_INFO)
     except (OSError, AttributeError, ValueError) as error:
         raise _refusal(torch, str(error)) from error
-    table = _words_of(table_address)
+    table = words_of(table_address)
     (places,) = np.nonzero(table == function)
-    if allocator.value == 0 or _word_at(allocator.value).value != table_address + FUNCTIONS_OFFSET:
+    if allocator.value == 0 or word_at(allocator.value).value != table_address + FUNCTIONS_OFFSET:
         raise _refusal(torch, "its current allocator is no CUDAPluggableAllocator")
     if len(places) != 1:
         raise _refusal(torch, f"its table of virtual functions names cacheInfo {len(places)} times")
     table[places[0]] = hooks.cache_info.address
     lookup.keep(table, hooks.cache_info)
-    _word_at(allocator.value).value = table.ctypes.data + FUNCTIONS_OFFSET
+    word_at(allocator.value).value = table.ctypes.data + FUNCTIONS_OFFSET
 
 
 def _refusal(torch: Any, why: str) -> HookError:  # noqa: ANN401 - the module
     return HookError(f"PyTorch {torch.__version__}: {why}; leave torch.backends.cudnn.benchmark at False")
 
 
-def _word_at(address: int) -> ctypes.c_uint64:
+def word_at(address: int) -> ctypes.c_uint64:
     """Return the word at an address; writing its value writes there."""
     return ctypes.c_uint64.from_address(address)
 
 
-def _words_of(address: int) -> Any:  # noqa: ANN401 - an array of words
+def words_of(address: int) -> Any:  # noqa: ANN401 - an array of words
     """Return a copy of the object that begins at a symbol's address; empty where no symbol does."""
     place, symbol = _Place(), ctypes.POINTER(_Symbol)()
     dladdr1 = ctypes.CDLL(None).dladdr1

@@ -20,6 +20,8 @@ import common
 import numpy as np
 import torch_worker
 
+from zico.base.units import format_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -27,6 +29,9 @@ QUESTION = "What do PyTorch's calls for memory cost in a pool, against its own a
 END_S = 20.0
 START_S = 300.0
 """For a worker's start, which compiles the first time."""
+PAIR_BYTES = (512, 64 << 10, 1 << 20, 20 << 20)
+PAIRS = 1000
+"""In a batch: enough that reading the clock does not count."""
 ANSWER_S = 120.0
 """For one answer of a worker: some seconds at most, where it does not hang."""
 
@@ -100,12 +105,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def measure(rounds: int, batches: int, live_mib: int = 0, device: str = "host") -> dict[str, Any]:
-    """Return what PyTorch's calls cost in both workers, round by round, in nanoseconds; on a GPU nobody forks."""
+    """Return what PyTorch's calls cost in both workers, round by round, in nanoseconds.
+
+    On a GPU nobody forks; its allocator is also called as PyTorch's C++ calls it.
+    """
     asks: dict[str, tuple[str, tuple[Any, ...]]] = {
         name: ("statement", (name, batches, 100)) for name in torch_worker.STATEMENTS
     }
     if device == "host":
         asks |= {f"fork, {mib} MiB live": ("fork", (mib, 5)) for mib in (0, live_mib)}
+    else:
+        asks |= {f"pair, {format_bytes(size)}": ("pairs", (size, batches, PAIRS)) for size in PAIR_BYTES}
     raw: dict[str, dict[str, list[dict[str, float]]]] = {name: {"plain": [], "zico": []} for name in asks}
     with worker(device, pooled=False) as plain, worker(device, pooled=True) as pooled:
         for index in range(rounds):
@@ -142,10 +152,12 @@ def main() -> None:
     """Measure, print, write."""
     parser = common.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="turns of the two processes")
+    parser.add_argument("--device", default="host", help="host or cuda (default: host)")
+    parser.add_argument("--name", default="torch_calls", help="of the results")
     options = parser.parse_args()
     rounds, batches, live_mib = (2, 5, 8) if options.smoke else (options.rounds, 50, 256)
-    result = common.document("torch_calls", QUESTION, {"rounds": rounds, "batches": batches})
-    result["torch"] = measure(rounds, batches, live_mib)
+    result = common.document(options.name, QUESTION, {"rounds": rounds, "batches": batches, "device": options.device})
+    result["torch"] = measure(rounds, batches, live_mib, options.device)
     common.write(result, text_of(result["torch"]), common.output_directory(options))
 
 

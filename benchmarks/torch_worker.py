@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import timeit
 from multiprocessing.connection import Client
 from typing import TYPE_CHECKING
@@ -50,6 +51,25 @@ def time_statement(name: str, batches: int, batch: int) -> list[float]:
     return times
 
 
+def time_pairs(size_bytes: int, batches: int, batch: int) -> list[float]:
+    """Return nanoseconds per allocation and free by PyTorch's CUDA allocator, one figure per batch."""
+    import torch_allocator
+
+    torch.empty(1)  # the device is in use from here on
+    functions = [torch_allocator.function(torch, one) for one in (torch_allocator.ALLOCATE, torch_allocator.FREE)]
+    arguments = (*functions, torch_allocator.current(torch), size_bytes, torch.cuda.current_stream().cuda_stream)
+    for _ in range(2):
+        zico.step()
+        torch_allocator.pairs(*arguments, batch)
+    times = []
+    for _ in range(batches):
+        zico.step()
+        began_ns = time.perf_counter_ns()
+        torch_allocator.pairs(*arguments, batch)
+        times.append((time.perf_counter_ns() - began_ns) / batch)
+    return times
+
+
 def time_fork(live_mib: int, repeats: int) -> list[float]:
     """Return nanoseconds from before ``fork`` until it has returned in the parent, with so many live tensors."""
     live = [torch.ones(ELEMENTS) for _ in range(live_mib)]
@@ -68,7 +88,7 @@ def time_fork(live_mib: int, repeats: int) -> list[float]:
 def serve(connection: Connection) -> None:
     """Answer until the other end closes. The first word is whether this process is in a pool."""
     connection.send(zico.status() is not None)
-    kinds: dict[str, Callable[..., list[float]]] = {"statement": time_statement, "fork": time_fork}
+    kinds: dict[str, Callable[..., list[float]]] = {"statement": time_statement, "pairs": time_pairs, "fork": time_fork}
     while True:
         try:
             kind, arguments = connection.recv()

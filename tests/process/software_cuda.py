@@ -1,0 +1,100 @@
+"""A CUDA driver of software for real programs: ``software_cuda.py COMMAND...`` runs one with it, without a GPU.
+
+The libraries are built from ``cuda_driver.c`` and, where PyTorch's build for CUDA 13 is installed,
+``cuda_runtime.c`` with the headers that come with it. A program finds them by ``LD_LIBRARY_PATH``;
+PyTorch's own libraries name a folder for the runtime, so that one is loaded before them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+BUILD_S = 60
+DRIVERS = ("libcuda.so.1", "libnvidia-ml.so.1")
+RUNTIME = "libcudart.so.13"
+OPTIONS = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
+COUNTS = ("-finstrument-functions", "-Wl,-Bsymbolic")
+"""Every function of the driver counts its calls, by the driver's own counter and not the C library's."""
+
+
+def build(folder: Path) -> dict[str, str]:
+    """Build the driver in a folder, and the runtime where PyTorch's headers are; returns what programs need to find it.
+
+    Raises:
+        RuntimeError: The compiler refuses, with what it wrote.
+    """
+    for name in DRIVERS:
+        _compile("cuda_driver.c", folder / name, *COUNTS)
+    environ = {"LD_LIBRARY_PATH": str(folder)}
+    headers = _headers()
+    if headers:
+        versions = folder / "versions"
+        versions.write_text(f"{RUNTIME} {{ global: cuda*; __cuda*; local: *; }};\n")
+        options = (*(f"-I{one}" for one in headers), f"-Wl,--version-script={versions}", str(folder / DRIVERS[0]))
+        _compile("cuda_runtime.c", folder / RUNTIME, *options)
+        environ["LD_PRELOAD"] = str(folder / RUNTIME)
+    return environ
+
+
+def _headers() -> list[Path]:
+    """Return where the headers of CUDA 13 are, in the packages that PyTorch's build for it requires."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return []
+    packages = Path(spec.origin).parents[1]
+    folders = [packages / "nvidia" / "cu13" / "include", packages / "triton" / "backends" / "nvidia" / "include"]
+    return folders if all(folder.is_dir() for folder in folders) else []
+
+
+def _compile(source: str, library: Path, *options: str) -> None:
+    name = f"-Wl,-soname,{library.name}"
+    command = ["cc", *OPTIONS, name, "-o", str(library), str(HERE / source), *options, "-lpthread", "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+
+
+class Driver:
+    """The driver of this process, seen and steered from outside its functions."""
+
+    def __init__(self) -> None:
+        """Open the library that the program uses, or will use."""
+        self.functions = ctypes.CDLL(DRIVERS[0])
+        self.functions.driver_function.restype = ctypes.c_char_p
+
+    def counter(self, name: str) -> ctypes.c_uint64:
+        """Return one of its variables, which can be read and written."""
+        return ctypes.c_uint64.in_dll(self.functions, name)
+
+    def hold(self, stream: int) -> None:
+        """Let a stream do nothing of what it is given from now on; 0: let all go on."""
+        self.counter("held").value = stream
+
+    def calls(self) -> dict[str, int]:
+        """Return how often each function was called so far."""
+        found = {}
+        calls = ctypes.c_uint64()
+        slot = 0
+        while (name := self.functions.driver_function(slot, ctypes.byref(calls))) != b"":
+            if name:
+                found[name.decode()] = calls.value
+            slot += 1
+        return found
+
+
+def main() -> None:
+    """Build into a folder of its own, and run a command."""
+    with tempfile.TemporaryDirectory(prefix="software-cuda-") as folder:
+        environ = os.environ | {"SOFTWARE_BYTES": str(4 << 30)} | build(Path(folder))
+        sys.exit(subprocess.run(sys.argv[1:], env=environ, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()

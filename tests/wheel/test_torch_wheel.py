@@ -1,0 +1,200 @@
+"""PyTorch's real build for CUDA over a driver of software, alone and as a job of a pool on that driver.
+
+Everything between the two is as on a GPU: PyTorch's libraries, Zico's adapter, the broker, and
+``cuda.bindings``. The runtime is not NVIDIA's, which refuses such a driver. Kernels do nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import software_cuda
+from cuda_twin import ROOT, Process, compile_once
+from test_cuda_twin_broker import Broker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+BUDGET_BYTES = 64 * MIB
+REGION_BYTES = 2 * MIB
+JOB = str(Path(__file__).with_name("wheel_job.py"))
+USUAL = ("copies", "record_stream", "events", "out_of_memory", "cache_info", "sgd", "graph", "steady")
+WAYS = ("plain", "pool")
+CLEAN = {"goes_on": True, "left_bytes": 0}
+
+
+@pytest.fixture(scope="module")
+def environ() -> Iterator[dict[str, str]]:
+    """Give what a process needs to find the driver of software, which has two devices."""
+    with tempfile.TemporaryDirectory(prefix="zw-") as folder:
+        made = software_cuda.build(Path(folder))
+        folders = (str(ROOT / "tests" / "process"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", ""))
+        yield {**made, "SOFTWARE_DEVICES": "2", "PYTHONPATH": os.pathsep.join(folders).rstrip(os.pathsep)}
+
+
+@pytest.fixture(scope="module")
+def broker(environ: dict[str, str]) -> Iterator[Broker]:
+    """Give a broker on the first device."""
+    compile_once()
+    with tempfile.TemporaryDirectory(prefix="zw-") as folder:
+        made = Broker(Path(folder), environ, "--budget-bytes", str(BUDGET_BYTES))
+        with made.process, made.client:
+            assert made.process.line() == "ready"
+            yield made
+
+
+def run(way: str, broker: Broker, *names: str) -> dict[str, Any]:
+    """Return what a job saw that makes these checks, with its exit code and what it wrote to stderr."""
+    environ = {**broker.environ, "ZICO_SOCKET": str(broker.socket)}
+    with Process(JOB, way, *names, **environ) as job:
+        found: dict[str, Any] = json.loads(job.line())
+        code, errors = job.finish()
+    return {**found, "exit": code, "errors": errors}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def usual(request: pytest.FixtureRequest, broker: Broker, note: dict[str, Any]) -> dict[str, Any]:
+    """Give what a job saw that does what programs do."""
+    note[request.param] = run(request.param, broker, *USUAL)
+    return {**note[request.param], "way": request.param}
+
+
+def test_bytes_are_kept_and_memory_comes_back(usual: dict[str, Any]) -> None:
+    """Copies in, on the device and out keep every byte; tensors are the pool's in a pool, and none is left."""
+    found = usual["copies"]
+    assert found["is_equal"] == [True, True]
+    assert (found["live_bytes"], found["left_bytes"]) == (2 * MIB, 0)
+    assert found["in_pool"] is (usual["way"] == "pool")
+
+
+def test_what_a_side_stream_reads_is_not_used_again(usual: dict[str, Any]) -> None:
+    """After ``record_stream`` a freed tensor's memory is kept until that stream is done, and then used again."""
+    assert usual["record_stream"] == {"is_kept": True, "is_used_again": True}
+
+
+def test_events_say_when_a_stream_is_there(usual: dict[str, Any]) -> None:
+    """An event and a stream that waits for it are not done while their stream is held, and done afterwards."""
+    found = usual["events"]
+    assert found["done"] == [False, False, True, True]
+    assert found["elapsed_ms"] >= 0
+    assert found["is_equal"]
+
+
+def test_more_than_there_is_raises_pytorchs_error(usual: dict[str, Any]) -> None:
+    """The error is ``torch.OutOfMemoryError``, nothing is taken, and the job goes on."""
+    found = usual["out_of_memory"]
+    name, text = found.pop("error")
+    assert name == "torch.OutOfMemoryError"
+    assert found == CLEAN
+    if usual["way"] == "pool":
+        assert re.search("1048576 MiB more .* whole budget is +64 MiB: raise --budget", text)
+
+
+def test_cudnn_is_told_what_there_is(usual: dict[str, Any]) -> None:
+    """PyTorch's question for the largest workspace has an answer: in a pool, what it can have without waiting."""
+    largest_bytes = usual["cache_info"]["largest_bytes"]
+    if usual["way"] == "pool":
+        assert 0 < largest_bytes <= BUDGET_BYTES - 4 * MIB
+    else:
+        assert largest_bytes > BUDGET_BYTES
+
+
+def test_training_by_hand_is_exact(usual: dict[str, Any]) -> None:
+    """Thirty steps with weights, gradients and batches on the device end with the bytes that the host's end with."""
+    found = usual["sgd"]
+    assert found["is_equal"]
+    assert found["losses"][1] < found["losses"][0] / 1000
+    assert found["iterations"] == (60 if usual["way"] == "pool" else None)
+
+
+def test_graphs_are_replayed_or_refused(usual: dict[str, Any]) -> None:
+    """PyTorch alone captures and replays copies; in a pool one sentence refuses a capture, and the job goes on."""
+    found = usual["graph"]
+    assert found["is_equal"] == [True, True]
+    for error in (found["error"], found["by_hand"]):
+        if usual["way"] == "pool":
+            assert error[0] == "builtins.RuntimeError"
+            assert error[1].startswith("not with Zico's allocator: CUDA graphs, ")
+        else:
+            assert error == ["nothing", ""]
+
+
+def test_the_job_ends_cleanly(usual: dict[str, Any]) -> None:
+    """The job ends with 0 and says nothing, and the driver has refused no call for a handle or a context."""
+    assert (usual["exit"], usual["errors"], usual["bad_calls"]) == (0, "", 0)
+
+
+def test_a_steady_pair_calls_no_driver_of_ours(usual: dict[str, Any], note: dict[str, Any]) -> None:
+    """Allocations and frees of sizes that were there before make the same driver calls in the pool as without it.
+
+    They are PyTorch's questions for the current device.
+    """
+    assert usual["steady"].keys() <= {"cuCtxGetCurrent", "cuCtxGetDevice", "cuDevicePrimaryCtxGetState"}
+    if set(WAYS) <= note.keys():
+        assert note["pool"]["steady"] == note["plain"]["steady"]
+
+
+# -- what programs should not do -------------------------------------------------------------------
+
+
+def is_whole(broker: Broker) -> bool:
+    """Tell whether all of the pool comes back once its jobs have ended."""
+    return broker.status(lambda status: not status.jobs, within_s=20).granted_bytes == 0
+
+
+def test_a_device_that_is_not_the_pools_is_refused(broker: Broker, note: dict[str, Any]) -> None:
+    """Another GPU is one sentence of the pool's, and one that there is not is PyTorch's own; the pool is whole."""
+    note.setdefault("pool", {})["other_device"] = found = run("pool", broker, "other_device")["other_device"]
+    (other, text), (none, ordinal) = found.pop("errors")
+    assert (other, none) == ("builtins.RuntimeError", "torch.AcceleratorError")
+    assert text.startswith("zico: this tensor is for another GPU than the pool's, cuda:0: ")
+    assert ordinal == "CUDA error: invalid device ordinal"
+    assert found == CLEAN
+    assert is_whole(broker)
+
+
+def test_a_capture_by_others_gets_nothing_of_ours(broker: Broker, note: dict[str, Any]) -> None:
+    """C code captures a stream on which tensors come and go: no mark is in its graph, and the pool is whole."""
+    ended = run("pool", broker, "foreign_capture")
+    note.setdefault("pool", {})["foreign_capture"] = found = ended["foreign_capture"]
+    assert found == {"status": [0, 0], "nodes": 0, **CLEAN}
+    assert (ended["exit"], ended["errors"]) == (0, "")
+    assert is_whole(broker)
+
+
+def test_a_stream_that_is_destroyed_with_work_on_it(broker: Broker, note: dict[str, Any]) -> None:
+    """What was allocated on it can be freed afterwards, and the pool is whole."""
+    ended = run("pool", broker, "destroyed_stream")
+    note.setdefault("pool", {})["destroyed_stream"] = found = ended["destroyed_stream"]
+    assert {name: found[name] for name in CLEAN} == CLEAN
+    assert (ended["exit"], ended["errors"]) == (0, "")
+    assert is_whole(broker)
+
+
+def test_a_graph_from_before_joining_keeps_the_job_out(broker: Broker, note: dict[str, Any]) -> None:
+    """Joining is refused by one sentence; the graph's replay stays right, and the pool is whole."""
+    ended = run("plain", broker, "captured_before")
+    note.setdefault("plain", {})["captured_before"] = found = ended["captured_before"]
+    name, text = found["join"]
+    assert name == "zico.base.errors.HookError"
+    assert "is in use already" in text
+    assert found["is_equal"] == [True, True]
+    assert found["after"]
+    assert (ended["exit"], ended["errors"]) == (0, "")
+    assert is_whole(broker)
+
+
+def test_tensors_may_be_left_to_the_end(broker: Broker, note: dict[str, Any]) -> None:
+    """A job that ends with tensors, streams and events alive ends with 0 and says nothing, and all comes back."""
+    ended = run("pool", broker, "leave")
+    note.setdefault("pool", {})["leave"] = ended["leave"]
+    assert ended["leave"]["live_bytes"] > 8 * MIB
+    assert (ended["exit"], ended["errors"]) == (0, "")
+    assert is_whole(broker)

@@ -1,0 +1,326 @@
+"""PyTorch's build for CUDA over the driver of software: ``wheel_job.py WAY CHECK...``; prints what it saw as JSON.
+
+WAY is ``pool`` for a job of the pool that ``ZICO_SOCKET`` names, joined as ``zico run`` lets it:
+by the import of PyTorch. ``plain`` is PyTorch alone. Each check says what happened, and its name
+stands beside it. Kernels do nothing: what is compared has been copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import json
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from software_cuda import Driver
+
+from zico import step
+from zico.job import autoload, session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LONG_S = 200
+MIB = 1 << 20
+ELEMENTS = MIB // 4
+STEPS, ROWS, COLUMNS, RATE = 30, 64, 4096, 0.5
+PAIRS = 1000
+LOOKS = 8
+CAPTURE_RELAXED = 2
+torch: Any = None
+driver = Driver()
+
+
+@contextlib.contextmanager
+def held(stream: Any) -> Iterator[None]:  # noqa: ANN401 - a torch.cuda.Stream
+    """Keep a stream from doing anything, until the block ends."""
+    driver.hold(stream.cuda_stream)
+    try:
+        yield
+    finally:
+        driver.hold(0)
+
+
+def raised(function: Callable[[], Any]) -> list[str]:
+    """Return class and first line of what a function raises."""
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001 - which one is the question
+        return [f"{type(error).__module__}.{type(error).__qualname__}", str(error).split("\n", 1)[0]]
+    return ["nothing", ""]
+
+
+def live_bytes() -> int:
+    """Return what PyTorch says that tensors take."""
+    return int(torch.cuda.memory_allocated())
+
+
+# -- what programs do ------------------------------------------------------------------------------
+
+
+def copies() -> dict[str, Any]:
+    """Copy in, on the device, out, to pageable and to pinned memory; then free."""
+    before = live_bytes()
+    values = torch.arange(ELEMENTS, dtype=torch.float32)
+    first = torch.empty(ELEMENTS, device="cuda")
+    first.copy_(values)
+    second = torch.empty_like(first)
+    second.copy_(first)
+    pinned = torch.empty(ELEMENTS, pin_memory=True)
+    pinned.copy_(second, non_blocking=True)
+    torch.cuda.synchronize()
+    joined = session.current()
+    found = {
+        "is_equal": [bool((one == values).all()) for one in (second.cpu(), pinned)],
+        "live_bytes": live_bytes() - before,
+        "in_pool": joined is not None and 0 <= second.data_ptr() - joined.heap.base < joined.heap.window.size_bytes,
+    }
+    del first, second
+    return found | {"left_bytes": live_bytes() - before}
+
+
+def record_stream() -> dict[str, Any]:
+    """Free a tensor that a side stream still reads; its memory is not used again until that stream is done."""
+    side = torch.cuda.Stream()
+    source = torch.empty(ELEMENTS, device="cuda")
+    address = source.data_ptr()
+    with held(side):
+        with torch.cuda.stream(side):
+            target = torch.empty(ELEMENTS, device="cuda")
+            target.copy_(source)
+        source.record_stream(side)
+        del source
+        while_held = [torch.empty(ELEMENTS, device="cuda") for _ in range(LOOKS)]
+        is_kept = address not in {one.data_ptr() for one in while_held}
+    torch.cuda.synchronize()
+    del while_held
+    afterwards = [torch.empty(ELEMENTS, device="cuda") for _ in range(2 * LOOKS)]
+    return {"is_kept": is_kept, "is_used_again": address in {one.data_ptr() for one in afterwards}}
+
+
+def events() -> dict[str, Any]:
+    """Record events on a stream that is held, ask them, and wait for them from another stream."""
+    side, other = torch.cuda.Stream(), torch.cuda.Stream()
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    source = torch.ones(ELEMENTS).pin_memory()
+    with held(side):
+        with torch.cuda.stream(side):
+            first.record()
+            tensor = torch.empty(ELEMENTS, device="cuda")
+            tensor.copy_(source, non_blocking=True)
+            last.record()
+        other.wait_event(last)
+        done = [last.query(), other.query()]
+    last.synchronize()
+    other.synchronize()
+    done += [last.query(), other.query()]
+    return {"done": done, "elapsed_ms": first.elapsed_time(last), "is_equal": bool((tensor.cpu() == 1).all())}
+
+
+def out_of_memory() -> dict[str, Any]:
+    """Ask for more than there is, and go on."""
+    before = live_bytes()
+    error = raised(lambda: torch.empty(1 << 40, dtype=torch.uint8, device="cuda"))
+    tensor = torch.empty(ELEMENTS, device="cuda")
+    tensor.copy_(torch.ones(ELEMENTS))
+    found = {"error": error, "goes_on": bool((tensor.cpu() == 1).all())}
+    del tensor
+    return found | {"left_bytes": live_bytes() - before}
+
+
+def cache_info() -> dict[str, Any]:
+    """Ask for the largest workspace that cuDNN may try, as PyTorch's C++ does."""
+    import torch_allocator
+
+    function = torch_allocator.function(torch, torch_allocator.CACHE_INFO)
+    largest = ctypes.c_size_t()
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int8, ctypes.c_void_p)(function)
+    tensor = torch.empty(4 * ELEMENTS, device="cuda")
+    call(torch_allocator.current(torch), 0, ctypes.addressof(largest))
+    del tensor
+    return {"largest_bytes": largest.value}
+
+
+def _train(make: Callable[[Any], Any]) -> tuple[Any, list[float]]:
+    """Fit a matrix by gradient descent; it and its gradients are where ``make`` puts them, what is computed is not."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(ROWS, COLUMNS, generator=generator)
+    targets = inputs @ torch.randn(COLUMNS, ROWS, generator=generator)
+    weights = make(torch.zeros(COLUMNS, ROWS))
+    losses = []
+    for _ in range(STEPS):
+        batch = make(inputs)
+        error = batch.cpu() @ weights.cpu() - targets
+        gradient = make(batch.cpu().T @ error / COLUMNS)
+        weights.copy_(weights.cpu() - RATE * gradient.cpu())
+        losses.append(float(error.square().mean()))
+        step()
+    return weights.cpu(), losses
+
+
+def sgd() -> dict[str, Any]:
+    """Train by hand with copies: what is on the device has the bytes that it would have on the host."""
+    expected, _ = _train(lambda tensor: tensor.clone())
+    found, losses = _train(lambda tensor: tensor.to("cuda"))
+    status = session.status()
+    return {
+        "is_equal": bool(torch.equal(found, expected)),
+        "losses": [losses[0], losses[-1]],
+        "iterations": status and status["iterations"],
+    }
+
+
+def graph() -> dict[str, Any]:
+    """Capture copies by ``torch.cuda.graph`` and replay them; where that is refused, the job goes on."""
+    source = torch.empty(ELEMENTS, device="cuda")
+    kept: list[Any] = [torch.cuda.CUDAGraph()]
+
+    def capture() -> None:
+        with torch.cuda.graph(kept[0]):
+            kept.append(torch.empty_like(source))
+            kept[1].copy_(source)
+
+    error = raised(capture)
+    by_hand = ["nothing", ""] if error[0] == "nothing" else raised(torch.cuda.CUDAGraph().capture_begin)
+    is_equal = []
+    for value in (1.0, 2.0):
+        source.copy_(torch.full((ELEMENTS,), value))
+        if error[0] == "nothing":
+            kept[0].replay()
+        target = kept[1] if len(kept) > 1 else source.clone()
+        torch.cuda.synchronize()
+        is_equal.append(bool((target.cpu() == value).all()))
+    return {"error": error, "by_hand": by_hand, "is_equal": is_equal, "nodes": driver.counter("nodes_launched").value}
+
+
+def steady() -> dict[str, Any]:
+    """Count the driver's calls in pairs of allocation and free of sizes that were there before."""
+    sizes = (100, ELEMENTS, 4 * ELEMENTS)
+    for size in sizes:
+        torch.empty(size, device="cuda")
+    before = driver.calls()
+    for _ in range(PAIRS):
+        for size in sizes:
+            torch.empty(size, device="cuda")
+    after = driver.calls()
+    return {name: (n - before.get(name, 0)) / PAIRS for name, n in after.items() if n != before.get(name, 0)}
+
+
+# -- what programs should not do -------------------------------------------------------------------
+
+
+def _is_whole() -> dict[str, Any]:
+    """Tell whether tensors still come and go, keep their bytes, and whether nothing is left."""
+    torch.cuda.synchronize()
+    gc.collect()
+    before = live_bytes()
+    tensor = torch.empty(ELEMENTS, device="cuda")
+    tensor.copy_(torch.ones(ELEMENTS))
+    found = {"goes_on": bool((tensor.cpu() == 1).all())}
+    del tensor
+    return found | {"left_bytes": live_bytes() - before}
+
+
+def other_device() -> dict[str, Any]:
+    """Ask for tensors on a GPU that there is and on one that there is not."""
+    errors = [raised(lambda name=name: torch.empty(ELEMENTS, device=name)) for name in ("cuda:1", "cuda:7")]
+    return {"errors": errors} | _is_whole()
+
+
+def foreign_capture() -> dict[str, Any]:
+    """Let C code capture a stream on which a tensor from before is freed, and another comes and goes."""
+    side = torch.cuda.Stream()
+    handle = ctypes.c_void_p(side.cuda_stream)
+    with torch.cuda.stream(side):
+        before = torch.empty(ELEMENTS, device="cuda")
+        large = torch.empty(8 * ELEMENTS, device="cuda")
+        status = [driver.functions.cuStreamBeginCapture_v2(handle, CAPTURE_RELAXED)]
+        del before, large
+        inside = torch.empty(2 * ELEMENTS, device="cuda")
+        del inside
+        graph = ctypes.c_void_p()
+        status.append(driver.functions.cuStreamEndCapture(handle, ctypes.byref(graph)))
+    nodes = ctypes.c_uint64()
+    if graph.value:
+        driver.functions.cuGraphGetNodes(graph, None, ctypes.byref(nodes))
+    return {"status": status, "nodes": nodes.value} | _is_whole()
+
+
+def destroyed_stream() -> dict[str, Any]:
+    """Destroy a stream with work on it, and free what was allocated on it afterwards."""
+    handle = ctypes.c_void_p()
+    source = torch.empty(ELEMENTS, device="cuda")
+    driver.functions.cuStreamCreate(ctypes.byref(handle), 1)
+    stream = torch.cuda.ExternalStream(handle.value)
+    bad = driver.counter("bad_calls")
+    before = bad.value
+    with held(stream):
+        with torch.cuda.stream(stream):
+            tensors = [torch.empty(size, device="cuda") for size in (100, ELEMENTS, 8 * ELEMENTS)]
+            tensors[1].copy_(source)
+        status = driver.functions.cuStreamDestroy_v2(handle)
+        tensors.clear()
+        step()
+    found = {"status": status} | _is_whole()
+    return found | {"refused": bad.value - before}
+
+
+def captured_before() -> dict[str, Any]:
+    """Capture a graph before joining, join, and replay it."""
+    found = graph()
+    found["join"] = raised(_join_late)
+    source = torch.ones(ELEMENTS, device="cpu").to("cuda")
+    return found | {"after": bool((source.cpu() == 1).all()), "joined": session.current() is not None}
+
+
+def _join_late() -> None:
+    from zico.adapters.torch import enable
+
+    enable()
+
+
+def leave() -> dict[str, Any]:
+    """Leave tensors, streams and events to the end of the process."""
+    globals()["_left"] = [torch.empty(size, device="cuda") for size in (100, ELEMENTS, 8 * ELEMENTS)]
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        globals()["_left_beside"] = (side, torch.empty(ELEMENTS, device="cuda"), torch.cuda.Event())
+    return {"live_bytes": live_bytes()}
+
+
+CHECKS = {
+    one.__name__: one
+    for one in (
+        *(copies, record_stream, events, out_of_memory, cache_info, sgd, graph, steady),
+        *(other_device, foreign_capture, destroyed_stream, captured_before, leave),
+    )
+}
+
+
+def main() -> None:
+    """Join or not, do what is asked, tell."""
+    global torch  # noqa: PLW0603 - its import is what joins
+    faulthandler.dump_traceback_later(LONG_S, exit=True)
+    way, *names = sys.argv[1:]
+    if way == "pool":
+        autoload.install({"torch": autoload.WATCHED["torch"]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch as imported
+
+    torch = imported
+    found: dict[str, Any] = {name: CHECKS[name]() for name in names}
+    found["calls"] = driver.calls()
+    found["bad_calls"] = driver.counter("bad_calls").value
+    found["kernels"] = driver.counter("kernels_launched").value
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    main()
