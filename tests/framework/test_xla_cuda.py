@@ -21,8 +21,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import software_cuda
 import xla_building
-from cuda_twin import PATIENCE_S, Process, compile_once, environment
+from cuda_twin import PATIENCE_S, ROOT, Process, compile_once
 from hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
 from test_cuda_twin_broker import Broker
 from zico.adapters import xla
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 FRAMEWORK = Path(__file__).parent
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY = 0, 1, 2
-TOTAL_BYTES = 1 << 30  # xla_driver.c
-STREAM, OTHER = 11, 12
+TOTAL_BYTES = 1 << 30  # cuda_driver.c
+STREAM, OTHER, NO_STREAM = 11, 12, 0
 POOL = 99
 compiles = pytest.mark.skipif(not xla_building.HAS_COMPILER, reason=xla_building.WITHOUT_COMPILER)
 has_plugin = pytest.mark.skipif(
@@ -62,12 +63,18 @@ class Library:
         driver, lookups = built
         self.name = f"{directory.name}-lookups.so"
         self.functions = ctypes.CDLL(str(shutil.copy(lookups, directory / self.name)))
-        self._driver = ctypes.CDLL(str(driver))
+        self._driver = software_cuda.Driver(str(driver))
+        self._driver.enter()
         self._before = self._counted()
 
     def _counted(self) -> tuple[int, ...]:
-        names = ("own_allocations", "own_frees", "pools_set_up")
-        return tuple(ctypes.c_int.in_dll(self._driver, name).value for name in names)
+        calls = self._driver.calls()
+        return tuple(calls.get(name, 0) for name in ("cuMemAllocAsync", "cuMemFreeAsync", "cuMemPoolSetAttribute"))
+
+    @property
+    def used_bytes(self) -> int:
+        """Return what the driver itself has given and not got back."""
+        return self._driver.counter("used_bytes").value
 
     @property
     def driver_calls(self) -> tuple[int, ...]:
@@ -96,7 +103,8 @@ class Library:
 def built() -> Iterator[tuple[Path, Path]]:
     """Give a driver of software and a library that finds its functions."""
     with tempfile.TemporaryDirectory(prefix="zx-") as name:
-        driver = xla_building.build_driver(Path(name) / "driver.so")
+        software_cuda.build(Path(name))
+        driver = Path(name) / software_cuda.DRIVERS[0]
         yield driver, xla_building.build_lookups(Path(name) / "lookups.so", driver)
 
 
@@ -136,12 +144,12 @@ def test_everything_else_goes_to_the_driver(place: Place, library: Library) -> N
 @compiles
 def test_memory_from_before_goes_back_to_the_driver(place: Place, library: Library, built: tuple[Path, Path]) -> None:
     """What a library got before it was redirected is freed by the driver, by whomever it is freed."""
-    status, address = library.allocate(MIB)
+    status, address = library.allocate(MIB, NO_STREAM)
     assert (status, library.driver_calls) == (SUCCESS, (1, 0, 0))
     xla.redirect(library.name)
-    assert library.free(address) == SUCCESS
+    assert library.free(address, NO_STREAM) == SUCCESS
     assert library.driver_calls == (1, 1, 0)
-    assert library.allocate(MIB)[0] == SUCCESS, "it keeps the function that it has looked up"
+    assert library.allocate(MIB, NO_STREAM)[0] == SUCCESS, "it keeps the function that it has looked up"
     assert library.driver_calls == (2, 1, 0)
     assert place.live_bytes == 0
     assert built[0].exists()
@@ -187,7 +195,7 @@ def test_the_memory_that_the_framework_sees_is_the_budget(place: Place, library:
     record = place.heap.record[0]
     attached, record["attached"] = int(record["attached"]), 0
     try:
-        assert library.memory() == (TOTAL_BYTES // 2, TOTAL_BYTES, TOTAL_BYTES)
+        assert library.memory() == (TOTAL_BYTES - library.used_bytes, TOTAL_BYTES, TOTAL_BYTES)
     finally:
         record["attached"] = attached
 
@@ -292,19 +300,16 @@ def test_tensorflows_library_looks_functions_up() -> None:
 
 
 @pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Give what JAX's plugin did as a job of a pool on the driver's twin."""
+def plugin() -> Iterator[dict[str, Any]]:
+    """Give what JAX's plugin did as a job of a pool on a driver of software."""
     compile_once()
-    directory = tmp_path_factory.mktemp("xla")
-    for name in xla_building.STANDS_IN_FOR:
-        xla_building.build_driver(directory / name)
     with tempfile.TemporaryDirectory(prefix="zx-") as name:
-        environ = environment(directory / "site", total_bytes=256 * MIB, attributes={"COMPUTE_CAPABILITY_MAJOR": 6})
-        environ["PYTHONPATH"] = os.pathsep.join([environ["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
+        folders = (str(ROOT / "tests" / "process"), os.environ.get("PYTHONPATH", ""))
+        environ = {**software_cuda.build(Path(name)), "PYTHONPATH": os.pathsep.join(folders).rstrip(os.pathsep)}
         made = Broker(Path(name), environ, "--budget-bytes", str(32 * MIB))
         with made.process, made.client:
             assert made.process.line() == "ready"
-            job = Process(str(FRAMEWORK / "xla_jax_job.py"), str(directory), **environ, ZICO_SOCKET=str(made.socket))
+            job = Process(str(FRAMEWORK / "xla_jax_job.py"), **environ, ZICO_SOCKET=str(made.socket))
             with job:
                 found = json.loads(job.line())
                 code, errors = job.finish()

@@ -1,47 +1,27 @@
-"""JAX with its own CUDA plugin as a job on the driver's twin: ``xla_jax_job.py FOLDER``; prints what it saw as JSON.
+"""JAX with its own CUDA plugin as a job on a driver of software; prints what it saw as JSON.
 
-FOLDER has the libraries that stand in for the driver (``xla_driver.c``). The job joins as
-``zico run`` lets it: by the import of JAX.
+The job finds the driver as programs do (``software_cuda.py``), and joins as ``zico run`` lets it:
+by the import of JAX.
 """
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import json
 import os
 import select
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from software_cuda import Driver
+
 from zico import step
-from zico.device.cuda import bindings
 from zico.job import autoload, session
 
 MIB = 1 << 20
 LONG_S = 100
 FREED_S = 20
-NO_STREAM = 0
-
-
-def stand_in(folder: Path) -> ctypes.CDLL:
-    """Let JAX find the libraries that stand in for the driver's; returns the driver, whose streams are the twin's."""
-    libraries = [ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in sorted(folder.glob("lib*.so.*"))]
-    (driver,) = (library for library in libraries if library._name.endswith("libcuda.so.1"))
-    twin: Any = bindings.default_api()
-
-    def make_stream() -> int:
-        context = twin.cuDevicePrimaryCtxRetain(0)[1]
-        twin.cuCtxSetCurrent(context)
-        status, *stream = twin.cuStreamCreate(1)
-        return int(stream[0]) if int(status) == 0 else NO_STREAM
-
-    driver.keep_alive = ctypes.CFUNCTYPE(ctypes.c_void_p)(make_stream)  # type: ignore[attr-defined]
-    place = ctypes.c_void_p.in_dll(driver, "make_stream")
-    place.value = ctypes.cast(driver.keep_alive, ctypes.c_void_p).value
-    return driver
 
 
 def live_bytes() -> int:
@@ -93,7 +73,6 @@ def train(jax: Any, np: Any) -> dict[str, Any]:  # noqa: ANN401 - the modules
 def main() -> None:
     """Join, train, tell."""
     faulthandler.dump_traceback_later(LONG_S, exit=True)
-    driver = stand_in(Path(sys.argv[1]))
     os.environ |= {"JAX_PLATFORMS": "cuda", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     autoload.install({"jax": autoload.WATCHED["jax"]})
     import jax
@@ -106,14 +85,13 @@ def main() -> None:
     status = session.status()
     assert status is not None
     found |= {
-        "driver_allocations": ctypes.c_int.in_dll(driver, "own_allocations").value,
+        "driver_allocations": Driver().calls().get("cuMemAllocAsync", 0),
         "frameworks": status["frameworks"],
         "iterations": status["iterations"],
         "settings": [os.environ[f"XLA_PYTHON_CLIENT_{name}"] for name in ("ALLOCATOR", "PREALLOCATE")],
     }
     jax.extend.backend.clear_backends()
     await_frees()
-    step()  # returns when the last free has: the twin's marks need Python
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
     faulthandler.cancel_dump_traceback_later()

@@ -108,6 +108,7 @@ int cuDeviceGet(int *d, int ordinal) {
 }
 int cuDeviceGetName(char *s, int n, int d) { snprintf(s, n, "software device %d", d); return SUCCESS; }
 int cuDeviceGetUuid_v2(char *u, int d) { memcpy(u, "software device", 15), u[15] = (char)d; return SUCCESS; }
+int cuDeviceGetUuid(char *u, int d) { return cuDeviceGetUuid_v2(u, d); }
 int cuDeviceGetLuid(char *u, unsigned *mask, int d) { memset(u, 0, 8), *mask = 0; (void)d; return SUCCESS; }
 int cuDeviceGetByPCIBusId(int *d, const char *s) { *d = atoi(s + 5); return SUCCESS; }
 int cuDeviceGetPCIBusId(char *s, int n, int d) { snprintf(s, n, "0000:%02d:00.0", d); return SUCCESS; }
@@ -220,6 +221,9 @@ int cuGetProcAddress_v2(const char *name, any *out, int version, u64 flags, int 
   return *out ? SUCCESS : NOT_FOUND;
 }
 int cuGetProcAddress(const char *name, any *out, int version, u64 flags) { return cuGetProcAddress_v2(name, out, version, flags, 0); }
+
+static u64 handles = 0x1000;
+static int give(any *out) { *out = (any)(handles += 16); return SUCCESS; } /* something that nobody looks into */
 
 /* -- memory: ranges of addresses, and handles that are mapped there */
 enum { DEVICE_MEMORY, RESERVED, MAPPED, PINNED, MANAGED };
@@ -474,7 +478,7 @@ int cuPointerGetAttributes(unsigned n, int *attributes, any *out, u64 p) {
 }
 
 /* -- streams */
-enum { COPY, FILL, WRITE, AWAIT, RECORD, FOLLOW, HOST_FUNCTION, KERNEL, LAUNCH };
+enum { COPY, FILL, WRITE, AWAIT, RECORD, FOLLOW, HOST_FUNCTION, KERNEL, LAUNCH, FREE };
 struct op { struct op *next; int kind, width; u64 to, from, bytes; any what, staged; };
 struct event { struct event *next; u64 recorded, done, at_ns; struct graph *graph; };
 struct graph { struct op *first, **last; u64 nodes; struct graph *next; };
@@ -537,6 +541,7 @@ static void do_one(struct stream *stream, struct op *op) {
     case WRITE: __atomic_store_n((u64 *)op->to, op->from, __ATOMIC_RELEASE); break;
     case RECORD: if (is_event(op->what)) HANDLE(event, op->what)->done = op->from, HANDLE(event, op->what)->at_ns = now_ns(); break;
     case KERNEL: kernels_launched++; break;
+    case FREE: give_back(op->to, DEVICE_MEMORY); break;
     case LAUNCH:
       for (struct op *node = HANDLE(graph, op->what)->first; node; node = node->next) nodes_launched++, do_one(stream, node);
       break;
@@ -710,6 +715,17 @@ int cuMemsetD32Async(u64 p, unsigned v, u64 n, any s) { return set(p, v, 4, n, s
 int cuMemsetD8_v2(u64 p, unsigned char v, u64 n) { return set(p, v, 1, n, 0, 1); }
 int cuMemsetD32_v2(u64 p, unsigned v, u64 n) { return set(p, v, 4, n, 0, 1); }
 
+/* -- memory in stream order: freed when the stream comes there. The pools are all one, the device's memory */
+int cuMemAllocAsync(u64 *p, u64 n, any s) { IN_CONTEXT; (void)s; return take(p, n, DEVICE_MEMORY); }
+int cuMemAllocFromPoolAsync(u64 *p, u64 n, any pool, any s) { (void)pool; return cuMemAllocAsync(p, n, s); }
+int cuMemFreeAsync(u64 p, any s) { IN_CONTEXT; return put(s, (struct op){.kind = FREE, .to = p}); }
+int cuDeviceGetDefaultMemPool(any *pool, int d) { (void)d; return give(pool); }
+int cuMemPoolCreate(any *pool, any properties) { (void)properties; return give(pool); }
+int cuMemPoolDestroy(any pool) { (void)pool; return SUCCESS; }
+int cuMemPoolSetAttribute(any pool, int a, any v) { (void)pool, (void)a, (void)v; return SUCCESS; }
+int cuMemPoolGetAttribute(any pool, int a, u64 *v) { (void)pool, (void)a; *v = 0; return SUCCESS; }
+int cuMemPoolSetAccess(any pool, any access, u64 n) { (void)pool, (void)access, (void)n; return SUCCESS; }
+
 /* -- events */
 int cuEventCreate(struct event **out, unsigned flags) {
   IN_CONTEXT;
@@ -752,6 +768,7 @@ int cuEventSynchronize(struct event *e) {
 int cuEventElapsedTime_v2(float *ms, struct event *a, struct event *b) {
   WITH_EVENT(a, { if (!a->done || !b->done) status = NOT_READY; else *ms = (float)((double)(b->at_ns - a->at_ns) / 1e6); });
 }
+int cuEventElapsedTime(float *ms, struct event *a, struct event *b) { return cuEventElapsedTime_v2(ms, a, b); }
 int cuStreamWaitEvent(any s, struct event *e, unsigned flags) {
   (void)flags;
   WITH_EVENT(e, {
@@ -809,8 +826,6 @@ int cuGraphDestroy(any graph) { (void)graph; return SUCCESS; }
 
 /* -- code: handles, and of Zico's own kernels what they mean */
 enum { PROGRESS = 1, SPIN, SCRUB, OTHER = 16 };
-static u64 handles = 0x1000;
-static int give(any *out) { *out = (any)(handles += 16); return SUCCESS; }
 int cuModuleLoadData(any *m, any image) { IN_CONTEXT; (void)image; return give(m); }
 int cuModuleLoadDataEx(any *m, any image, unsigned n, any o, any v) { (void)n, (void)o, (void)v; return cuModuleLoadData(m, image); }
 int cuModuleLoadFatBinary(any *m, any image) { return cuModuleLoadData(m, image); }

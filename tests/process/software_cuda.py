@@ -1,14 +1,13 @@
 """A CUDA driver of software for real programs: ``software_cuda.py COMMAND...`` runs one with it, without a GPU.
 
-The libraries are built from ``cuda_driver.c`` and, where PyTorch's build for CUDA 13 is installed,
-``cuda_runtime.c`` with the headers that come with it. A program finds them by ``LD_LIBRARY_PATH``;
+The libraries are built from ``cuda_driver.c`` and, where a framework's build for CUDA 13 is
+installed, ``cuda_runtime.c`` with the headers that come with it. A program finds them by ``LD_LIBRARY_PATH``;
 PyTorch's own libraries name a folder for the runtime, so that one is loaded before them.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import subprocess
 import sys
@@ -19,6 +18,8 @@ HERE = Path(__file__).parent
 BUILD_S = 60
 DRIVERS = ("libcuda.so.1", "libnvidia-ml.so.1")
 RUNTIME = "libcudart.so.13"
+CUDA_HEADERS, TRITON_HEADERS = Path("nvidia/cu13/include"), Path("triton/backends/nvidia/include")
+NEEDED_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")
 OPTIONS = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
 COUNTS = ("-finstrument-functions", "-Wl,-Bsymbolic")
 """Every function of the driver counts its calls, by the driver's own counter and not the C library's."""
@@ -44,13 +45,11 @@ def build(folder: Path) -> dict[str, str]:
 
 
 def _headers() -> list[Path]:
-    """Return where the headers of CUDA 13 are, in the packages that PyTorch's build for it requires."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return []
-    packages = Path(spec.origin).parents[1]
-    folders = [packages / "nvidia" / "cu13" / "include", packages / "triton" / "backends" / "nvidia" / "include"]
-    return folders if all(folder.is_dir() for folder in folders) else []
+    """Return where the headers of CUDA 13 are, in the packages that builds of frameworks for it require."""
+    packages = [Path(one) for one in sys.path if one.endswith("-packages")]
+    folders = [one / inner for one in packages for inner in (CUDA_HEADERS, TRITON_HEADERS) if (one / inner).is_dir()]
+    have = [(folder / needed).exists() for needed in NEEDED_HEADERS for folder in folders]
+    return folders if any(have[: len(folders)]) and any(have[len(folders) :]) else []
 
 
 def _compile(source: str, library: Path, *options: str) -> None:
@@ -64,14 +63,21 @@ def _compile(source: str, library: Path, *options: str) -> None:
 class Driver:
     """The driver of this process, seen and steered from outside its functions."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: str = DRIVERS[0]) -> None:
         """Open the library that the program uses, or will use."""
-        self.functions = ctypes.CDLL(DRIVERS[0])
+        self.functions = ctypes.CDLL(library)
         self.functions.driver_function.restype = ctypes.c_char_p
 
     def counter(self, name: str) -> ctypes.c_uint64:
         """Return one of its variables, which can be read and written."""
         return ctypes.c_uint64.in_dll(self.functions, name)
+
+    def enter(self) -> None:
+        """Make the first device's primary context current in this thread."""
+        context = ctypes.c_void_p()
+        self.functions.cuInit(0)
+        self.functions.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        self.functions.cuCtxSetCurrent(context)
 
     def hold(self, stream: int) -> None:
         """Let a stream do nothing of what it is given from now on; 0: let all go on."""

@@ -141,6 +141,18 @@ def test_a_steady_pair_calls_no_driver_of_ours(usual: dict[str, Any], note: dict
         assert note["pool"]["steady"] == note["plain"]["steady"]
 
 
+def test_two_jobs_hand_their_memory_to_each_other(broker: Broker, note: dict[str, Any]) -> None:
+    """Two jobs of which each fills five eighths of the budget take turns, and each reads what it wrote."""
+    environ = {**broker.environ, "ZICO_SOCKET": str(broker.socket)}
+    with Process(JOB, "pool", "turns", **environ) as one, Process(JOB, "pool", "turns", **environ) as other:
+        found = [json.loads(job.line()) for job in (one, other)]
+        ended = [job.finish() for job in (one, other)]
+    note.setdefault("pool", {})["turns"] = [job["turns"] for job in found]
+    assert [job["turns"] for job in found] == [{"is_equal": True}] * 2
+    assert ended == [(0, "")] * 2
+    assert is_whole(broker)
+
+
 # -- what programs should not do -------------------------------------------------------------------
 
 

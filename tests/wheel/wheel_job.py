@@ -28,6 +28,7 @@ LONG_S = 200
 MIB = 1 << 20
 ELEMENTS = MIB // 4
 STEPS, ROWS, COLUMNS, RATE = 30, 64, 4096, 0.5
+LARGE_ELEMENTS = 10 * MIB
 PAIRS = 1000
 LOOKS = 8
 CAPTURE_RELAXED = 2
@@ -174,6 +175,17 @@ def sgd() -> dict[str, Any]:
     }
 
 
+def turns() -> dict[str, Any]:
+    """Fill most of the budget with a value, read it back and give it up, again and again."""
+    is_equal = []
+    for value in range(STEPS):
+        tensor = torch.full((LARGE_ELEMENTS,), float(value)).to("cuda")
+        is_equal.append(bool((tensor.cpu() == value).all()))
+        del tensor
+        step()
+    return {"is_equal": all(is_equal)}
+
+
 def graph() -> dict[str, Any]:
     """Capture copies by ``torch.cuda.graph`` and replay them; where that is refused, the job goes on."""
     source = torch.empty(ELEMENTS, device="cuda")
@@ -295,7 +307,7 @@ def leave() -> dict[str, Any]:
 CHECKS = {
     one.__name__: one
     for one in (
-        *(copies, record_stream, events, out_of_memory, cache_info, sgd, graph, steady),
+        *(copies, record_stream, events, out_of_memory, cache_info, sgd, turns, graph, steady),
         *(other_device, foreign_capture, destroyed_stream, captured_before, leave),
     )
 }

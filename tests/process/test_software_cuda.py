@@ -1,0 +1,29 @@
+"""The driver of software, in C: what a GPU's driver is tested for holds of it, by the real ``cuda.bindings``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import software_cuda
+import xla_building
+from cuda_twin import PATIENCE_S, ROOT, compile_once
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(not xla_building.HAS_COMPILER, reason=xla_building.WITHOUT_COMPILER)
+
+
+def test_it_keeps_the_contract_of_drivers(tmp_path: Path) -> None:
+    """The tests of a GPU's driver pass on it: memory in pieces, descriptors, waits and marks on streams, undo."""
+    compile_once()
+    command = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "tests/gpu/test_driver.py"]
+    environ = os.environ | software_cuda.build(tmp_path)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
