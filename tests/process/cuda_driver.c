@@ -45,7 +45,6 @@ enum { SLOTS = 1024 };
 static struct { any function; const char *name; u64 calls; } counted[SLOTS];
 static int is_traced;
 NOT_COUNTED void __cyg_profile_func_enter(any function, any site) {
-  (void)site;
   for (u64 i = (u64)function >> 4;; i++) {
     any known = __atomic_load_n(&counted[i % SLOTS].function, __ATOMIC_ACQUIRE);
     if (known == function) {
@@ -66,13 +65,8 @@ NOT_COUNTED void __cyg_profile_func_enter(any function, any site) {
     }
   }
 }
-NOT_COUNTED void __cyg_profile_func_exit(any function, any site) { (void)function, (void)site; }
-/* The calls so far: of all functions, or of the nth that has a name. */
-NOT_COUNTED u64 driver_calls(void) {
-  u64 n = 0;
-  for (int i = 0; i < SLOTS; i++) n += counted[i].name ? counted[i].calls : 0;
-  return n;
-}
+NOT_COUNTED void __cyg_profile_func_exit(any function, any site) { }
+/* The name and the calls of what is counted in a slot: none where it has no name, an empty one behind the last slot. */
 NOT_COUNTED const char *driver_function(int slot, u64 *calls) {
   if (slot < 0 || slot >= SLOTS) return "";
   *calls = counted[slot].calls;
@@ -109,12 +103,12 @@ int cuDeviceGet(int *d, int ordinal) {
 int cuDeviceGetName(char *s, int n, int d) { snprintf(s, n, "software device %d", d); return SUCCESS; }
 int cuDeviceGetUuid_v2(char *u, int d) { memcpy(u, "software device", 15), u[15] = (char)d; return SUCCESS; }
 int cuDeviceGetUuid(char *u, int d) { return cuDeviceGetUuid_v2(u, d); }
-int cuDeviceGetLuid(char *u, unsigned *mask, int d) { memset(u, 0, 8), *mask = 0; (void)d; return SUCCESS; }
+int cuDeviceGetLuid(char *u, unsigned *mask, int d) { memset(u, 0, 8), *mask = 0; return SUCCESS; }
 int cuDeviceGetByPCIBusId(int *d, const char *s) { *d = atoi(s + 5); return SUCCESS; }
 int cuDeviceGetPCIBusId(char *s, int n, int d) { snprintf(s, n, "0000:%02d:00.0", d); return SUCCESS; }
-int cuDeviceTotalMem_v2(u64 *n, int d) { *n = total_bytes; (void)d; return SUCCESS; }
-int cuDeviceCanAccessPeer(int *v, int a, int b) { *v = 0; (void)a, (void)b; return SUCCESS; }
-int cuDeviceGetP2PAttribute(int *v, int attribute, int a, int b) { *v = 0; (void)attribute, (void)a, (void)b; return SUCCESS; }
+int cuDeviceTotalMem_v2(u64 *n, int d) { *n = total_bytes; return SUCCESS; }
+int cuDeviceCanAccessPeer(int *v, int a, int b) { *v = 0; return SUCCESS; }
+int cuDeviceGetP2PAttribute(int *v, int attribute, int a, int b) { *v = 0; return SUCCESS; }
 int cuDeviceGetAttribute(int *v, int attribute, int d) {
   if (d < 0 || d >= devices) return INVALID_DEVICE;
   switch (attribute) {
@@ -138,8 +132,8 @@ int cuDeviceGetAttribute(int *v, int attribute, int d) {
     case 75: *v = 9; break;                                  /* compute capability 9.0 */
     case 81: case 97: *v = 1 << 17; break;
     case 106: *v = 32; break;
-    case 19: case 31: case 41: case 78: case 83: case 89: case 92: case 93: case 99: case 102: case 103: case 115: case 122:
-      *v = 1; break; /* one address space, priorities, waits and writes on streams, virtual memory, memory pools */
+    case 19: case 31: case 41: case 78: case 83: case 89: case 92: case 93: case 99: case 102: case 103: case 115:
+    case 122: *v = 1; break; /* one address space, priorities, waits and writes on streams, virtual memory, pools */
     default: *v = 0;
   }
   return SUCCESS;
@@ -178,9 +172,9 @@ int cuCtxGetDevice(int *d) { IN_CONTEXT; *d = HANDLE(context, CURRENT)->device; 
 int cuCtxGetDevice_v2(int *d, any c) { *d = HANDLE(context, c ? c : CURRENT)->device; return SUCCESS; }
 int cuCtxGetFlags(unsigned *flags) { IN_CONTEXT; *flags = HANDLE(context, CURRENT)->flags; return SUCCESS; }
 int cuCtxGetId(any c, u64 *id) { *id = (u64)(c ? c : CURRENT); return SUCCESS; }
-int cuCtxGetApiVersion(any c, unsigned *v) { *v = 13000; (void)c; return SUCCESS; }
+int cuCtxGetApiVersion(any c, unsigned *v) { *v = 13000; return SUCCESS; }
 int cuCtxGetLimit(u64 *v, int limit) { *v = limit ? 8 << 20 : 1024; return SUCCESS; }
-int cuCtxSetLimit(int limit, u64 v) { (void)limit, (void)v; return SUCCESS; }
+int cuCtxSetLimit(int limit, u64 v) { return SUCCESS; }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0, *greatest = -5; return SUCCESS; }
 int cuGetErrorName(int e, const char **s) {
   static const struct { int status; const char *name; } names[] = {
@@ -189,7 +183,8 @@ int cuGetErrorName(int e, const char **s) {
     {INVALID_CONTEXT, "invalid device context"}, {INVALID_HANDLE, "invalid resource handle"},
     {NOT_FOUND, "named symbol not found"}, {NOT_READY, "device not ready"},
     {ILLEGAL_ADDRESS, "an illegal memory access was encountered"}, {LAUNCH_TIMEOUT, "the launch timed out"},
-    {NOT_SUPPORTED, "operation not supported"}, {CAPTURE_INVALIDATED, "operation failed due to a previous error during capture"},
+    {NOT_SUPPORTED, "operation not supported"},
+    {CAPTURE_INVALIDATED, "operation failed due to a previous error during capture"},
     {CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing"},
   };
   *s = "unknown error";
@@ -199,7 +194,7 @@ int cuGetErrorName(int e, const char **s) {
 int cuGetErrorString(int e, const char **s) { return cuGetErrorName(e, s); }
 
 /* -- looking functions up */
-/* The newest form that is here of a function. Those whose older form is asked for too: by the version that brought it. */
+/* The newest form of a function that is here. Where an older one is asked for too: by the version of the newer one. */
 int cuGetProcAddress_v2(const char *name, any *out, int version, u64 flags, int *found) {
   static any self;
   static const struct { const char *name, *older; int since; } forms[] = {
@@ -209,7 +204,6 @@ int cuGetProcAddress_v2(const char *name, any *out, int version, u64 flags, int 
   if (!self) { Dl_info here; dladdr((any)cuInit, &here); self = dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD); }
   char whole[128];
   *out = 0;
-  (void)flags;
   for (u64 i = 0; i < sizeof forms / sizeof *forms; i++)
     if (!strcmp(name, forms[i].name) && version < forms[i].since) *out = dlsym(self, forms[i].older);
   for (int form = 4; form > 0 && !*out; form--) {
@@ -220,7 +214,9 @@ int cuGetProcAddress_v2(const char *name, any *out, int version, u64 flags, int 
   if (found) *found = *out ? 0 : 1;
   return *out ? SUCCESS : NOT_FOUND;
 }
-int cuGetProcAddress(const char *name, any *out, int version, u64 flags) { return cuGetProcAddress_v2(name, out, version, flags, 0); }
+int cuGetProcAddress(const char *name, any *out, int version, u64 flags) {
+  return cuGetProcAddress_v2(name, out, version, flags, 0);
+}
 
 static u64 handles = 0x1000;
 static int give(any *out) { *out = (any)(handles += 16); return SUCCESS; } /* something that nobody looks into */
@@ -287,13 +283,12 @@ static int give_back(u64 address, int kind) {
 }
 int cuMemAlloc_v2(u64 *p, u64 n) { IN_CONTEXT; return take(p, n, DEVICE_MEMORY); }
 int cuMemFree_v2(u64 p) { IN_CONTEXT; return give_back(p, DEVICE_MEMORY) ? give_back(p, MANAGED) : SUCCESS; }
-int cuMemAllocManaged(u64 *p, u64 n, unsigned flags) { IN_CONTEXT; (void)flags; return take(p, n, MANAGED); }
-int cuMemHostAlloc(u64 *p, u64 n, unsigned flags) { IN_CONTEXT; (void)flags; return take(p, n, PINNED); }
+int cuMemAllocManaged(u64 *p, u64 n, unsigned flags) { IN_CONTEXT; return take(p, n, MANAGED); }
+int cuMemHostAlloc(u64 *p, u64 n, unsigned flags) { IN_CONTEXT; return take(p, n, PINNED); }
 int cuMemAllocHost_v2(u64 *p, u64 n) { return cuMemHostAlloc(p, n, 0); }
 int cuMemFreeHost(u64 p) { return give_back(p, PINNED); }
 int cuMemHostRegister_v2(u64 p, u64 n, unsigned flags) {
   IN_CONTEXT;
-  (void)flags;
   pthread_mutex_lock(&lock);
   add(p, n, PINNED);
   pthread_mutex_unlock(&lock);
@@ -305,7 +300,7 @@ int cuMemHostUnregister(u64 p) {
   pthread_mutex_unlock(&lock);
   return known ? SUCCESS : refuse(INVALID_VALUE);
 }
-int cuMemHostGetDevicePointer_v2(u64 *d, u64 p, unsigned flags) { *d = p; (void)flags; return SUCCESS; }
+int cuMemHostGetDevicePointer_v2(u64 *d, u64 p, unsigned flags) { *d = p; return SUCCESS; }
 int cuMemHostGetFlags(unsigned *flags, u64 p) {
   pthread_mutex_lock(&lock);
   struct range *one = range_of(p, 1);
@@ -313,7 +308,11 @@ int cuMemHostGetFlags(unsigned *flags, u64 p) {
   *flags = 0;
   return one && one->kind == PINNED ? SUCCESS : INVALID_VALUE;
 }
-int cuMemGetInfo_v2(u64 *left, u64 *total) { IN_CONTEXT; *left = total_bytes - used_bytes, *total = total_bytes; return SUCCESS; }
+int cuMemGetInfo_v2(u64 *left, u64 *total) {
+  IN_CONTEXT;
+  *left = total_bytes - used_bytes, *total = total_bytes;
+  return SUCCESS;
+}
 int cuMemGetAddressRange_v2(u64 *start, u64 *bytes, u64 p) {
   pthread_mutex_lock(&lock);
   struct range *one = range_of(p, 1);
@@ -321,7 +320,7 @@ int cuMemGetAddressRange_v2(u64 *start, u64 *bytes, u64 p) {
   pthread_mutex_unlock(&lock);
   return is_on_device(one) ? SUCCESS : NOT_FOUND;
 }
-int cuMemGetAllocationGranularity(u64 *n, any properties, int option) { *n = GRANULE; (void)properties, (void)option; return SUCCESS; }
+int cuMemGetAllocationGranularity(u64 *n, any properties, int option) { *n = GRANULE; return SUCCESS; }
 int cuMemCreate(struct handle **out, u64 bytes, const int *properties, u64 flags) {
   if (owner != getpid()) return NOT_INITIALIZED;
   int is_host = properties[2] != 1, status = SUCCESS; /* CU_MEM_LOCATION_TYPE_DEVICE */
@@ -353,7 +352,6 @@ int cuMemRelease(struct handle *one) {
   return SUCCESS;
 }
 int cuMemExportToShareableHandle(int *out, struct handle *one, int kind, u64 flags) {
-  (void)flags;
   if (kind != 1) return NOT_SUPPORTED; /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
   *out = dup(one->descriptor);
   return *out < 0 ? 304 : SUCCESS; /* CUDA_ERROR_OPERATING_SYSTEM */
@@ -366,7 +364,6 @@ int cuMemImportFromShareableHandle(struct handle **out, u64 descriptor, int kind
   return SUCCESS;
 }
 int cuMemAddressReserve(u64 *out, u64 bytes, u64 alignment, u64 wanted, u64 flags) {
-  (void)wanted, (void)flags;
   u64 unit = alignment > GRANULE ? alignment : GRANULE;
   if (!bytes || bytes % GRANULE) return refuse(INVALID_VALUE);
   any address = mmap(0, bytes + unit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -406,7 +403,6 @@ int cuMemMap(u64 start, u64 bytes, u64 offset, struct handle *one, u64 flags) {
   return status ? refuse(status) : SUCCESS;
 }
 int cuMemSetAccess(u64 start, u64 bytes, any wanted, u64 count) {
-  (void)wanted, (void)count;
   return mprotect((any)start, bytes, PROT_READ | PROT_WRITE) ? refuse(INVALID_VALUE) : SUCCESS;
 }
 int cuMemUnmap(u64 start, u64 bytes) {
@@ -438,9 +434,9 @@ int cuMemGetAllocationPropertiesFromHandle(int *properties, const struct handle 
   properties[0] = properties[1] = 1, properties[2] = one->is_host ? 2 : 1, properties[3] = one->device;
   return SUCCESS;
 }
-int cuMemPrefetchAsync_v2(u64 p, u64 n, u64 place, unsigned flags, any s) { (void)p, (void)n, (void)place, (void)flags, (void)s; return SUCCESS; }
-int cuMemAdvise_v2(u64 p, u64 n, int advice, u64 place) { (void)p, (void)n, (void)advice, (void)place; return SUCCESS; }
-int cuMemRangeGetAttribute(any out, u64 bytes, int attribute, u64 p, u64 n) { memset(out, 0, bytes); (void)attribute, (void)p, (void)n; return SUCCESS; }
+int cuMemPrefetchAsync_v2(u64 p, u64 n, u64 place, unsigned flags, any s) { return SUCCESS; }
+int cuMemAdvise_v2(u64 p, u64 n, int advice, u64 place) { return SUCCESS; }
+int cuMemRangeGetAttribute(any out, u64 bytes, int attribute, u64 p, u64 n) { memset(out, 0, bytes); return SUCCESS; }
 static int attribute_of(any out, int attribute, const struct range *one, u64 p) {
   int on_device = is_on_device(one);
   switch (attribute) {
@@ -539,11 +535,14 @@ static void do_one(struct stream *stream, struct op *op) {
     case COPY: memmove((any)op->to, op->staged ? op->staged : (any)op->from, op->bytes); break;
     case FILL: fill(op->to, op->from, op->width, op->bytes); break;
     case WRITE: __atomic_store_n((u64 *)op->to, op->from, __ATOMIC_RELEASE); break;
-    case RECORD: if (is_event(op->what)) HANDLE(event, op->what)->done = op->from, HANDLE(event, op->what)->at_ns = now_ns(); break;
+    case RECORD:
+      if (is_event(op->what)) HANDLE(event, op->what)->done = op->from, HANDLE(event, op->what)->at_ns = now_ns();
+      break;
     case KERNEL: kernels_launched++; break;
     case FREE: give_back(op->to, DEVICE_MEMORY); break;
     case LAUNCH:
-      for (struct op *node = HANDLE(graph, op->what)->first; node; node = node->next) nodes_launched++, do_one(stream, node);
+      for (struct op *node = HANDLE(graph, op->what)->first; node; node = node->next, nodes_launched++)
+        do_one(stream, node);
       break;
     case HOST_FUNCTION:
       stream->is_running = 1;
@@ -609,7 +608,10 @@ static int put(any handle, struct op op) {
   pthread_mutex_unlock(&lock);
   return status;
 }
-static int spoil(struct stream *stream) { if (stream->capture) stream->capture = 2; return refuse(CAPTURE_UNSUPPORTED); }
+static int spoil(struct stream *stream) { /* by waiting for it while it captures */
+  stream->capture = 2;
+  return refuse(CAPTURE_UNSUPPORTED);
+}
 static int await_stream(struct stream *stream) { /* with the lock held once */
   u64 end_ns = now_ns() + deadline_s * 1000000000;
   if (stream->capture) return spoil(stream);
@@ -640,13 +642,18 @@ int cuStreamCreate(any *s, unsigned flags) { return cuStreamCreateWithPriority(s
 int cuStreamDestroy_v2(any s) { WITH_STREAM(s, stream->is_destroyed = 1; go_on()); }
 int cuStreamSynchronize(any s) { WITH_STREAM(s, status = await_stream(stream)); }
 int cuStreamQuery(any s) {
-  WITH_STREAM(s, { go_on(); status = stream->capture ? spoil(stream) : stream->first || stream->is_running ? NOT_READY : SUCCESS; });
+  WITH_STREAM(s, {
+    go_on();
+    status = stream->capture ? spoil(stream) : stream->first || stream->is_running ? NOT_READY : SUCCESS;
+  });
 }
 int cuStreamGetPriority(any s, int *v) { WITH_STREAM(s, *v = stream->priority); }
 int cuStreamGetFlags(any s, unsigned *v) { WITH_STREAM(s, *v = stream->flags); }
 int cuStreamGetId(any s, u64 *v) { WITH_STREAM(s, *v = stream->id); }
 int cuStreamGetCtx(any s, any *c) { WITH_STREAM(s, *c = stream->context ? stream->context : CURRENT); }
-int cuStreamGetDevice(any s, int *d) { WITH_STREAM(s, *d = stream->context ? HANDLE(context, stream->context)->device : 0); }
+int cuStreamGetDevice(any s, int *d) {
+  WITH_STREAM(s, *d = stream->context ? HANDLE(context, stream->context)->device : 0);
+}
 int cuCtxSynchronize(void) {
   IN_CONTEXT;
   u64 end_ns = now_ns() + deadline_s * 1000000000;
@@ -665,33 +672,47 @@ int cuCtxSynchronize(void) {
   pthread_mutex_unlock(&lock);
   return status;
 }
-int cuCtxSynchronize_v2(any c) { (void)c; return cuCtxSynchronize(); }
+int cuCtxSynchronize_v2(any c) { return cuCtxSynchronize(); }
 int cuStreamWriteValue64_v2(any s, u64 p, u64 v, unsigned flags) {
-  (void)flags;
   return put(s, (struct op){.kind = WRITE, .to = p, .from = v});
 }
 int cuStreamWaitValue64_v2(any s, u64 p, u64 v, unsigned flags) {
   if (flags) return NOT_SUPPORTED;
   return put(s, (struct op){.kind = AWAIT, .to = p, .from = v});
 }
-int cuLaunchHostFunc(any s, any function, any data) { return put(s, (struct op){.kind = HOST_FUNCTION, .what = function, .from = (u64)data}); }
+int cuLaunchHostFunc(any s, any function, any data) {
+  return put(s, (struct op){.kind = HOST_FUNCTION, .what = function, .from = (u64)data});
+}
 
-/* -- copies and fills. What is not the driver's is pageable: it is read at the call, and a copy into it is waited for. */
+/* -- copies and fills. What is not the driver's is pageable: read at the call, and a copy into it is waited for */
+enum { PAGEABLE, ITS_OWN, LOST };
+static int place_of(u64 address, u64 bytes) {
+  int place = PAGEABLE;
+  pthread_mutex_lock(&lock);
+  for (u64 end = address + bytes; address < end && place != LOST;) {
+    struct range *one = range_of(address, 1);
+    if (one ? one->kind == RESERVED : place == ITS_OWN) place = LOST;
+    if (!one) break;
+    if (place == PAGEABLE) place = ITS_OWN;
+    address = one->start + one->bytes;
+  }
+  pthread_mutex_unlock(&lock);
+  return place;
+}
 static int copy(u64 to, u64 from, u64 bytes, any s, int waits) {
   IN_CONTEXT;
   struct op op = {.kind = COPY, .to = to, .from = from, .bytes = bytes};
   if (!bytes) return SUCCESS;
+  int source = place_of(from, bytes), target = place_of(to, bytes), captures = 0;
+  if (source == LOST || target == LOST) return refuse(ILLEGAL_ADDRESS);
   pthread_mutex_lock(&lock);
-  struct range *source = range_of(from, 1), *target = range_of(to, 1);
-  int lost = (source && (source->kind == RESERVED || !range_of(from, bytes))) || (target && (target->kind == RESERVED || !range_of(to, bytes)));
   struct stream *stream = stream_of(s);
-  int captures = stream && stream->capture;
+  if (stream) captures = stream->capture;
   pthread_mutex_unlock(&lock);
-  if (lost && !(source && range_of(from + bytes - 1, 1) && target && range_of(to + bytes - 1, 1))) return refuse(ILLEGAL_ADDRESS);
-  if (!source && !captures) op.staged = memcpy(malloc(bytes), (any)from, bytes);
+  if (source == PAGEABLE && !captures) op.staged = memcpy(malloc(bytes), (any)from, bytes);
   int status = put(s, op);
   if (status) free(op.staged);
-  return status || captures || !(waits || !target) ? status : cuStreamSynchronize(s);
+  return status || captures || !(waits || target == PAGEABLE) ? status : cuStreamSynchronize(s);
 }
 int cuMemcpyAsync(u64 to, u64 from, u64 n, any s) { return copy(to, from, n, s, 0); }
 int cuMemcpy(u64 to, u64 from, u64 n) { return copy(to, from, n, 0, 1); }
@@ -703,10 +724,7 @@ int cuMemcpyDtoH_v2(u64 to, u64 from, u64 n) { return copy(to, from, n, 0, 1); }
 int cuMemcpyDtoD_v2(u64 to, u64 from, u64 n) { return copy(to, from, n, 0, 1); }
 static int set(u64 p, u64 v, int width, u64 n, any s, int waits) {
   IN_CONTEXT;
-  pthread_mutex_lock(&lock);
-  int known = n == 0 || is_on_device(range_of(p, 1));
-  pthread_mutex_unlock(&lock);
-  if (!known) return refuse(INVALID_VALUE);
+  if (n && place_of(p, n * width) != ITS_OWN) return refuse(INVALID_VALUE);
   int status = put(s, (struct op){.kind = FILL, .to = p, .from = v, .width = width, .bytes = n});
   return status || !waits ? status : cuStreamSynchronize(s);
 }
@@ -716,20 +734,19 @@ int cuMemsetD8_v2(u64 p, unsigned char v, u64 n) { return set(p, v, 1, n, 0, 1);
 int cuMemsetD32_v2(u64 p, unsigned v, u64 n) { return set(p, v, 4, n, 0, 1); }
 
 /* -- memory in stream order: freed when the stream comes there. The pools are all one, the device's memory */
-int cuMemAllocAsync(u64 *p, u64 n, any s) { IN_CONTEXT; (void)s; return take(p, n, DEVICE_MEMORY); }
-int cuMemAllocFromPoolAsync(u64 *p, u64 n, any pool, any s) { (void)pool; return cuMemAllocAsync(p, n, s); }
+int cuMemAllocAsync(u64 *p, u64 n, any s) { IN_CONTEXT; return take(p, n, DEVICE_MEMORY); }
+int cuMemAllocFromPoolAsync(u64 *p, u64 n, any pool, any s) { return cuMemAllocAsync(p, n, s); }
 int cuMemFreeAsync(u64 p, any s) { IN_CONTEXT; return put(s, (struct op){.kind = FREE, .to = p}); }
-int cuDeviceGetDefaultMemPool(any *pool, int d) { (void)d; return give(pool); }
-int cuMemPoolCreate(any *pool, any properties) { (void)properties; return give(pool); }
-int cuMemPoolDestroy(any pool) { (void)pool; return SUCCESS; }
-int cuMemPoolSetAttribute(any pool, int a, any v) { (void)pool, (void)a, (void)v; return SUCCESS; }
-int cuMemPoolGetAttribute(any pool, int a, u64 *v) { (void)pool, (void)a; *v = 0; return SUCCESS; }
-int cuMemPoolSetAccess(any pool, any access, u64 n) { (void)pool, (void)access, (void)n; return SUCCESS; }
+int cuDeviceGetDefaultMemPool(any *pool, int d) { return give(pool); }
+int cuMemPoolCreate(any *pool, any properties) { return give(pool); }
+int cuMemPoolDestroy(any pool) { return SUCCESS; }
+int cuMemPoolSetAttribute(any pool, int a, any v) { return SUCCESS; }
+int cuMemPoolGetAttribute(any pool, int a, u64 *v) { *v = 0; return SUCCESS; }
+int cuMemPoolSetAccess(any pool, any access, u64 n) { return SUCCESS; }
 
 /* -- events */
 int cuEventCreate(struct event **out, unsigned flags) {
   IN_CONTEXT;
-  (void)flags;
   pthread_mutex_lock(&lock);
   struct event *one = calloc(1, sizeof *one);
   one->next = events;
@@ -757,8 +774,13 @@ int cuEventRecord(struct event *e, any s) {
     if (!e->graph) status = put(s, (struct op){.kind = RECORD, .what = e, .from = ++e->recorded});
   });
 }
-int cuEventRecordWithFlags(struct event *e, any s, unsigned flags) { (void)flags; return cuEventRecord(e, s); }
-int cuEventQuery(struct event *e) { WITH_EVENT(e, { go_on(); status = e->graph ? CAPTURE_UNSUPPORTED : e->done >= e->recorded ? SUCCESS : NOT_READY; }); }
+int cuEventRecordWithFlags(struct event *e, any s, unsigned flags) { return cuEventRecord(e, s); }
+int cuEventQuery(struct event *e) {
+  WITH_EVENT(e, {
+    go_on();
+    status = e->graph ? CAPTURE_UNSUPPORTED : e->done >= e->recorded ? SUCCESS : NOT_READY;
+  });
+}
 int cuEventSynchronize(struct event *e) {
   u64 end_ns = now_ns() + deadline_s * 1000000000;
   int status;
@@ -766,11 +788,13 @@ int cuEventSynchronize(struct event *e) {
   return status == NOT_READY ? LAUNCH_TIMEOUT : status;
 }
 int cuEventElapsedTime_v2(float *ms, struct event *a, struct event *b) {
-  WITH_EVENT(a, { if (!a->done || !b->done) status = NOT_READY; else *ms = (float)((double)(b->at_ns - a->at_ns) / 1e6); });
+  WITH_EVENT(a, {
+    if (!a->done || !b->done) status = NOT_READY;
+    else *ms = (float)((double)(b->at_ns - a->at_ns) / 1e6);
+  });
 }
 int cuEventElapsedTime(float *ms, struct event *a, struct event *b) { return cuEventElapsedTime_v2(ms, a, b); }
 int cuStreamWaitEvent(any s, struct event *e, unsigned flags) {
-  (void)flags;
   WITH_EVENT(e, {
     struct stream *stream = stream_of(s);
     if (!stream) status = refuse(INVALID_HANDLE);
@@ -780,9 +804,12 @@ int cuStreamWaitEvent(any s, struct event *e, unsigned flags) {
 }
 
 /* -- graphs: what a captured stream was given, in that order */
-int cuThreadExchangeStreamCaptureMode(int *mode) { int before = capture_mode; capture_mode = *mode, *mode = before; return SUCCESS; }
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+  int before = capture_mode;
+  capture_mode = *mode, *mode = before;
+  return SUCCESS;
+}
 int cuStreamBeginCapture_v2(any s, int mode) {
-  (void)mode;
   WITH_STREAM(s, {
     if (stream->capture || (u64)s <= 2) status = refuse(CAPTURE_UNSUPPORTED);
     else {
@@ -815,46 +842,52 @@ int cuStreamGetCaptureInfo_v3(any s, int *v, u64 *id, any *graph, any *nodes, an
     if (n) *n = 0;
   });
 }
-int cuStreamGetCaptureInfo_v2(any s, int *v, u64 *id, any *graph, any *nodes, u64 *n) { return cuStreamGetCaptureInfo_v3(s, v, id, graph, nodes, 0, n); }
-int cuGraphInstantiateWithFlags(any *out, any graph, u64 flags) { *out = graph; (void)flags; return SUCCESS; }
-int cuGraphInstantiateWithParams(any *out, any graph, any params) { *out = graph; (void)params; return SUCCESS; }
+int cuStreamGetCaptureInfo_v2(any s, int *v, u64 *id, any *graph, any *nodes, u64 *n) {
+  return cuStreamGetCaptureInfo_v3(s, v, id, graph, nodes, 0, n);
+}
+int cuGraphInstantiateWithFlags(any *out, any graph, u64 flags) { *out = graph; return SUCCESS; }
+int cuGraphInstantiateWithParams(any *out, any graph, any params) { *out = graph; return SUCCESS; }
 int cuGraphLaunch(any graph, any s) { return put(s, (struct op){.kind = LAUNCH, .what = graph}); }
-int cuGraphUpload(any graph, any s) { (void)graph, (void)s; return SUCCESS; }
-int cuGraphGetNodes(any graph, any nodes, u64 *n) { (void)nodes; *n = HANDLE(graph, graph)->nodes; return SUCCESS; }
-int cuGraphExecDestroy(any graph) { (void)graph; return SUCCESS; } /* the same thing as its graph, and as small */
-int cuGraphDestroy(any graph) { (void)graph; return SUCCESS; }
+int cuGraphUpload(any graph, any s) { return SUCCESS; }
+int cuGraphGetNodes(any graph, any nodes, u64 *n) { *n = HANDLE(graph, graph)->nodes; return SUCCESS; }
+int cuGraphExecDestroy(any graph) { return SUCCESS; } /* the same thing as its graph, and as small */
+int cuGraphDestroy(any graph) { return SUCCESS; }
 
 /* -- code: handles, and of Zico's own kernels what they mean */
+static const char *const meant[] = {"zico_progress", "zico_spin", "zico_scrub"};
 enum { PROGRESS = 1, SPIN, SCRUB, OTHER = 16 };
-int cuModuleLoadData(any *m, any image) { IN_CONTEXT; (void)image; return give(m); }
-int cuModuleLoadDataEx(any *m, any image, unsigned n, any o, any v) { (void)n, (void)o, (void)v; return cuModuleLoadData(m, image); }
+int cuModuleLoadData(any *m, any image) { IN_CONTEXT; return give(m); }
+int cuModuleLoadDataEx(any *m, any image, unsigned n, any o, any v) { return cuModuleLoadData(m, image); }
 int cuModuleLoadFatBinary(any *m, any image) { return cuModuleLoadData(m, image); }
-int cuModuleUnload(any m) { (void)m; return SUCCESS; }
+int cuModuleUnload(any m) { return SUCCESS; }
 int cuModuleGetLoadingMode(int *mode) { *mode = 2; return SUCCESS; } /* lazily */
 int cuModuleGetFunction(any *f, any m, const char *name) {
-  (void)m;
-  *f = (any)(u64)(!strcmp(name, "zico_progress") ? PROGRESS : !strcmp(name, "zico_spin") ? SPIN : !strcmp(name, "zico_scrub") ? SCRUB : OTHER);
+  *f = (any)OTHER;
+  for (u64 i = 0; i < 3; i++) if (!strcmp(name, meant[i])) *f = (any)(PROGRESS + i);
   return SUCCESS;
 }
-int cuModuleGetGlobal_v2(u64 *p, u64 *n, any m, const char *name) { (void)p, (void)n, (void)m, (void)name; return NOT_FOUND; }
-int cuLibraryLoadData(any *l, any code, any a, any b, unsigned c, any d, any e, unsigned f) { (void)code, (void)a, (void)b, (void)c, (void)d, (void)e, (void)f; return give(l); }
-int cuLibraryUnload(any l) { (void)l; return SUCCESS; }
+int cuModuleGetGlobal_v2(u64 *p, u64 *n, any m, const char *name) { return NOT_FOUND; }
+int cuLibraryLoadData(any *l, any code, any a, any b, unsigned c, any d, any e, unsigned f) { return give(l); }
+int cuLibraryUnload(any l) { return SUCCESS; }
 int cuLibraryGetKernel(any *k, any l, const char *name) { return cuModuleGetFunction(k, l, name); }
 int cuLibraryGetModule(any *m, any l) { *m = l; return SUCCESS; }
-int cuLibraryGetGlobal(u64 *p, u64 *n, any l, const char *name) { (void)l, (void)name; *n = 1 << 16; return cuMemAlloc_v2(p, *n); }
+int cuLibraryGetGlobal(u64 *p, u64 *n, any l, const char *name) { *n = 1 << 16; return cuMemAlloc_v2(p, *n); }
 int cuLibraryGetManaged(u64 *p, u64 *n, any l, const char *name) { return cuLibraryGetGlobal(p, n, l, name); }
 int cuKernelGetFunction(any *f, any k) { *f = k; return SUCCESS; }
-int cuKernelGetAttribute(int *v, int a, any k, int d) { *v = a == 0 ? 1024 : 0; (void)k, (void)d; return SUCCESS; }
-int cuKernelSetAttribute(int a, int v, any k, int d) { (void)a, (void)v, (void)k, (void)d; return SUCCESS; }
-int cuFuncGetAttribute(int *v, int a, any f) { *v = a == 0 ? 1024 : 0; (void)f; return SUCCESS; }
-int cuFuncSetAttribute(any f, int a, int v) { (void)f, (void)a, (void)v; return SUCCESS; }
-int cuFuncSetCacheConfig(any f, int c) { (void)f, (void)c; return SUCCESS; }
+int cuKernelGetAttribute(int *v, int a, any k, int d) { *v = a == 0 ? 1024 : 0; return SUCCESS; }
+int cuKernelSetAttribute(int a, int v, any k, int d) { return SUCCESS; }
+int cuFuncGetAttribute(int *v, int a, any f) { *v = a == 0 ? 1024 : 0; return SUCCESS; }
+int cuFuncSetAttribute(any f, int a, int v) { return SUCCESS; }
+int cuFuncSetCacheConfig(any f, int c) { return SUCCESS; }
 int cuFuncGetModule(any *m, any f) { *m = f; return SUCCESS; }
-int cuFuncGetName(const char **s, any f) { *s = "a kernel"; (void)f; return SUCCESS; }
-int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, any f, int threads, u64 bytes, unsigned flags) { *n = 2; (void)f, (void)threads, (void)bytes, (void)flags; return SUCCESS; }
-int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, any f, int threads, u64 bytes) { *n = 2; (void)f, (void)threads, (void)bytes; return SUCCESS; }
-int cuLaunchKernel(any f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned n, any s, u64 **arguments, any extra) {
-  (void)x, (void)y, (void)z, (void)a, (void)b, (void)c, (void)n, (void)extra;
+int cuFuncGetName(const char **s, any f) { *s = "a kernel"; return SUCCESS; }
+int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, any f, int threads, u64 bytes, unsigned flags) {
+  *n = 2;
+  return SUCCESS;
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, any f, int threads, u64 bytes) { *n = 2; return SUCCESS; }
+int cuLaunchKernel(any f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned n, any s,
+                   u64 **arguments, any extra) {
   switch ((u64)f) {
     case PROGRESS: return put(s, (struct op){.kind = WRITE, .to = *arguments[0], .from = *arguments[1]});
     case SPIN: return put(s, (struct op){.kind = AWAIT, .to = *arguments[0], .from = *arguments[1]});
@@ -862,7 +895,9 @@ int cuLaunchKernel(any f, unsigned x, unsigned y, unsigned z, unsigned a, unsign
     default: return put(s, (struct op){.kind = KERNEL});
   }
 }
-int cuLaunchKernelEx(const any *config, any f, u64 **arguments, any extra) { return cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, config[4], arguments, extra); }
+int cuLaunchKernelEx(const any *config, any f, u64 **arguments, any extra) { /* the stream is its fifth word */
+  return cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, config[4], arguments, extra);
+}
 /* What PyTorch looks up and a device may lack: multicast, contexts of parts of a device. */
 #define LACKS(name) int name(void) { return NOT_SUPPORTED; }
 LACKS(cuMulticastCreate) LACKS(cuMulticastAddDevice) LACKS(cuMulticastBindMem) LACKS(cuMulticastUnbind)
@@ -875,12 +910,15 @@ int cuProfilerStop(void) { return SUCCESS; }
 /* -- the management library */
 int nvmlInit_v2(void) { return SUCCESS; }
 int nvmlInit(void) { return SUCCESS; }
-int nvmlInitWithFlags(unsigned flags) { (void)flags; return SUCCESS; }
+int nvmlInitWithFlags(unsigned flags) { return SUCCESS; }
 int nvmlShutdown(void) { return SUCCESS; }
 int nvmlDeviceGetCount_v2(unsigned *n) { *n = (unsigned)devices; return SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, any *d) { *d = (any)(u64)(i + 1); return SUCCESS; }
-int nvmlDeviceGetHandleByPciBusId_v2(const char *s, any *d) { (void)s; *d = (any)1; return SUCCESS; }
-int nvmlDeviceGetMemoryInfo(any d, u64 *out) { (void)d; out[0] = total_bytes, out[1] = total_bytes - used_bytes, out[2] = used_bytes; return SUCCESS; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *s, any *d) { *d = (any)1; return SUCCESS; }
+int nvmlDeviceGetMemoryInfo(any d, u64 *out) {
+  out[0] = total_bytes, out[1] = total_bytes - used_bytes, out[2] = used_bytes;
+  return SUCCESS;
+}
 LACKS(nvmlDeviceGetNvLinkRemoteDeviceType) LACKS(nvmlDeviceGetNvLinkRemotePciInfo_v2) LACKS(nvmlDeviceGetGpuFabricInfoV)
 int nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = 13000; return SUCCESS; }
-int nvmlDeviceGetComputeRunningProcesses(any d, unsigned *n, any out) { (void)d, (void)out; *n = 0; return SUCCESS; }
+int nvmlDeviceGetComputeRunningProcesses(any d, unsigned *n, any out) { *n = 0; return SUCCESS; }

@@ -47,7 +47,9 @@ cudaError_t cudaSetDevice(int d) {
   cuCtxSetCurrent(0);
   return said(enter());
 }
-cudaError_t cudaDeviceGetAttribute(int *v, enum cudaDeviceAttr attribute, int d) { return said(cuDeviceGetAttribute(v, (CUdevice_attribute)attribute, d)); }
+cudaError_t cudaDeviceGetAttribute(int *v, enum cudaDeviceAttr attribute, int d) {
+  return said(cuDeviceGetAttribute(v, (CUdevice_attribute)attribute, d));
+}
 cudaError_t cudaDeviceCanAccessPeer(int *v, int a, int b) { return said(cuDeviceCanAccessPeer(v, a, b)); }
 cudaError_t cudaDeviceEnablePeerAccess(int d, unsigned flags) { return said(CUDA_ERROR_NOT_SUPPORTED); }
 cudaError_t cudaDeviceGetPCIBusId(char *s, int n, int d) { return said(cuDeviceGetPCIBusId(s, n, d)); }
@@ -99,7 +101,8 @@ const char *cudaGetErrorName(cudaError_t e) {
   return s;
 }
 const char *cudaGetErrorString(cudaError_t e) { return cudaGetErrorName(e); }
-cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version, unsigned long long flags, enum cudaDriverEntryPointQueryResult *found) {
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version,
+    unsigned long long flags, enum cudaDriverEntryPointQueryResult *found) {
   CUdriverProcAddressQueryResult is_there;
   CUresult status = cuInit(0);
   if (status) return said(status);
@@ -126,28 +129,40 @@ cudaError_t cudaMemGetInfo(size_t *left, size_t *total) DO(cuMemGetInfo(left, to
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *p) {
   unsigned type = 0, managed = 0;
   int ordinal = -2;
-  CUpointer_attribute names[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  CUpointer_attribute names[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
   void *values[] = {&type, &managed, &ordinal};
   CUresult status = enter();
   if (!status) status = cuPointerGetAttributes(3, names, values, ADDRESS(p));
   memset(out, 0, sizeof *out);
-  out->type = managed ? cudaMemoryTypeManaged : type == CU_MEMORYTYPE_DEVICE ? cudaMemoryTypeDevice : type == CU_MEMORYTYPE_HOST ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+  out->type = cudaMemoryTypeUnregistered;
+  if (type == CU_MEMORYTYPE_HOST) out->type = cudaMemoryTypeHost;
+  if (type == CU_MEMORYTYPE_DEVICE) out->type = managed ? cudaMemoryTypeManaged : cudaMemoryTypeDevice;
   out->device = ordinal;
   out->devicePointer = type ? (void *)p : 0;
   out->hostPointer = type == CU_MEMORYTYPE_DEVICE && !managed ? 0 : (void *)p;
   return said(status);
 }
-cudaError_t cudaMemcpy(void *to, const void *from, size_t n, enum cudaMemcpyKind kind) DO(cuMemcpy(ADDRESS(to), ADDRESS(from), n))
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind kind, cudaStream_t s) DO(cuMemcpyAsync(ADDRESS(to), ADDRESS(from), n, s))
-cudaError_t cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, size_t n, cudaStream_t s) DO(cuMemcpyAsync(ADDRESS(to), ADDRESS(from), n, s))
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind kind, cudaStream_t s) {
+cudaError_t cudaMemcpy(void *to, const void *from, size_t n, enum cudaMemcpyKind kind)
+    DO(cuMemcpy(ADDRESS(to), ADDRESS(from), n))
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind kind, cudaStream_t s)
+    DO(cuMemcpyAsync(ADDRESS(to), ADDRESS(from), n, s))
+cudaError_t cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, size_t n, cudaStream_t s)
+    DO(cuMemcpyAsync(ADDRESS(to), ADDRESS(from), n, s))
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+    size_t height, enum cudaMemcpyKind kind, cudaStream_t s) {
   CUresult status = enter();
-  for (size_t i = 0; i < height && !status; i++) status = cuMemcpyAsync(ADDRESS(to) + i * to_pitch, ADDRESS(from) + i * from_pitch, width, s);
+  for (size_t i = 0; i < height && !status; i++)
+    status = cuMemcpyAsync(ADDRESS(to) + i * to_pitch, ADDRESS(from) + i * from_pitch, width, s);
   return said(status);
 }
 cudaError_t cudaMemset(void *p, int v, size_t n) DO(cuMemsetD8(ADDRESS(p), (unsigned char)v, n))
-cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t s) DO(cuMemsetD8Async(ADDRESS(p), (unsigned char)v, n, s))
-cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t n, size_t offset, enum cudaMemcpyKind kind) { return cudaSuccess; }
+cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t s)
+    DO(cuMemsetD8Async(ADDRESS(p), (unsigned char)v, n, s))
+cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t n, size_t offset,
+    enum cudaMemcpyKind kind) {
+  return cudaSuccess;
+}
 cudaError_t cudaGetSymbolAddress(void **p, const void *symbol) { return said(CUDA_ERROR_NOT_FOUND); }
 #define NOT_HERE(name, ...) cudaError_t name(__VA_ARGS__) { return said(CUDA_ERROR_NOT_SUPPORTED); }
 NOT_HERE(cudaDeviceGetDefaultMemPool, cudaMemPool_t *pool, int d)
@@ -163,7 +178,8 @@ NOT_HERE(cudaIpcOpenMemHandle, void **out, cudaIpcMemHandle_t handle, unsigned f
 
 /* -- streams and events */
 cudaError_t cudaStreamCreate(cudaStream_t *s) DO(cuStreamCreate(s, 0))
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority) DO(cuStreamCreateWithPriority(s, flags, priority))
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority)
+    DO(cuStreamCreateWithPriority(s, flags, priority))
 cudaError_t cudaStreamDestroy(cudaStream_t s) DO(cuStreamDestroy(s))
 cudaError_t cudaStreamGetPriority(cudaStream_t s, int *v) DO(cuStreamGetPriority(s, v))
 cudaError_t cudaStreamQuery(cudaStream_t s) DO(cuStreamQuery(s))
@@ -186,23 +202,32 @@ cudaError_t cudaEventCreate(cudaEvent_t *e) DO(cuEventCreate(e, 0))
 cudaError_t cudaEventDestroy(cudaEvent_t e) DO(cuEventDestroy(e))
 cudaError_t cudaEventQuery(cudaEvent_t e) DO(cuEventQuery(e))
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) DO(cuEventRecord(e, s))
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned flags) DO(cuEventRecordWithFlags(e, s, flags))
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned flags)
+    DO(cuEventRecordWithFlags(e, s, flags))
 cudaError_t cudaEventSynchronize(cudaEvent_t e) DO(cuEventSynchronize(e))
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) DO(cuEventElapsedTime(ms, a, b))
 
 /* -- graphs */
-cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode) DO(cuStreamBeginCapture(s, (CUstreamCaptureMode)mode))
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode)
+    DO(cuStreamBeginCapture(s, (CUstreamCaptureMode)mode))
 cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) DO(cuStreamEndCapture(s, graph))
-cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *v) DO(cuStreamIsCapturing(s, (CUstreamCaptureStatus *)v))
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, enum cudaStreamCaptureStatus *v, unsigned long long *id, cudaGraph_t *graph, const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges, size_t *n)
-    DO(cuStreamGetCaptureInfo(s, (CUstreamCaptureStatus *)v, (cuuint64_t *)id, graph, nodes, (const CUgraphEdgeData **)edges, n))
-cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) { return said(cuThreadExchangeStreamCaptureMode((CUstreamCaptureMode *)mode)); }
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags) DO(cuGraphInstantiateWithFlags(out, graph, flags))
+cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *v)
+    DO(cuStreamIsCapturing(s, (CUstreamCaptureStatus *)v))
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, enum cudaStreamCaptureStatus *v, unsigned long long *id,
+    cudaGraph_t *graph, const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges, size_t *n)
+    DO(cuStreamGetCaptureInfo(s, (CUstreamCaptureStatus *)v, (cuuint64_t *)id, graph, nodes,
+        (const CUgraphEdgeData **)edges, n))
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
+  return said(cuThreadExchangeStreamCaptureMode((CUstreamCaptureMode *)mode));
+}
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags)
+    DO(cuGraphInstantiateWithFlags(out, graph, flags))
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s) DO(cuGraphLaunch(graph, s))
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) DO(cuGraphDestroy(graph))
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) DO(cuGraphExecDestroy(graph))
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n) DO(cuGraphGetNodes(graph, nodes, n))
-NOT_HERE(cudaGraphNodeGetDependencies, cudaGraphNode_t node, cudaGraphNode_t *others, cudaGraphEdgeData *edges, size_t *n)
+NOT_HERE(cudaGraphNodeGetDependencies, cudaGraphNode_t node, cudaGraphNode_t *others, cudaGraphEdgeData *edges,
+    size_t *n)
 NOT_HERE(cudaGraphDebugDotPrint, cudaGraph_t graph, const char *path, unsigned flags)
 
 /* -- kernels, and what compiled code registers */
@@ -219,14 +244,20 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *bytes, v
 void **__cudaRegisterFatBinary(void *code) { static void *handle; return &handle; }
 void __cudaRegisterFatBinaryEnd(void **handle) {}
 void __cudaUnregisterFatBinary(void **handle) {}
-void __cudaRegisterFunction(void **h, const char *f, char *g, const char *name, int limit, uint3 *t, uint3 *b, dim3 *bd, dim3 *gd, int *w) {}
+void __cudaRegisterFunction(void **h, const char *f, char *g, const char *name, int limit, uint3 *t, uint3 *b,
+    dim3 *bd, dim3 *gd, int *w) {}
 void __cudaRegisterVar(void **h, char *v, char *a, const char *name, int e, size_t n, int c, int g) {}
 char __cudaInitModule(void **handle) { return 1; }
 cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *f) { *kernel = (cudaKernel_t)KERNEL; return cudaSuccess; }
 static CUresult launch(cudaStream_t s) { return cuLaunchKernel(KERNEL, 1, 1, 1, 1, 1, 1, 0, s, 0, 0); }
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments, size_t bytes, cudaStream_t s) DO(launch(s))
-cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **arguments, size_t bytes, cudaStream_t s) DO(launch(s))
-cudaError_t cudaLaunchCooperativeKernel(const void *f, dim3 grid, dim3 block, void **arguments, size_t bytes, cudaStream_t s) DO(launch(s))
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments, size_t bytes,
+    cudaStream_t s)
+    DO(launch(s))
+cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **arguments, size_t bytes, cudaStream_t s)
+    DO(launch(s))
+cudaError_t cudaLaunchCooperativeKernel(const void *f, dim3 grid, dim3 block, void **arguments, size_t bytes,
+    cudaStream_t s)
+    DO(launch(s))
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *f, void **arguments) DO(launch(c->stream))
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const void *f) {
   memset(a, 0, sizeof *a);
@@ -234,5 +265,12 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const void *f) {
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void *f, enum cudaFuncAttribute a, int v) { return cudaSuccess; }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n, const void *f, int threads, size_t bytes) { *n = 2; return cudaSuccess; }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, const void *f, int threads, size_t bytes, unsigned flags) { *n = 2; return cudaSuccess; }
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n, const void *f, int threads, size_t bytes) {
+  *n = 2;
+  return cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, const void *f, int threads, size_t bytes,
+    unsigned flags) {
+  *n = 2;
+  return cudaSuccess;
+}
