@@ -252,3 +252,40 @@ def test_programs_of_several_modules_have_all_their_entries() -> None:
     for name, modules in programs.GROUPS.items():
         entries = {entry.function.py_func.__module__ for entry in Program(name, modules)._entries()}
         assert entries == set(modules), name
+
+
+IN_ONE_PIECE = """
+import ctypes
+import mmap
+
+libc, unwinder = ctypes.CDLL(None), ctypes.CDLL("libgcc_s.so.1")
+libc.mmap.restype = unwinder._Unwind_Find_FDE.restype = ctypes.c_uint64
+KIB, STEP = 1 << 10, 1 << 26
+gaps = (8, 16, 32, 48, 64, 96, 128, 192)
+reserved = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
+block = libc.mmap(None, ctypes.c_size_t(STEP * len(gaps)), 0, reserved, -1, ctypes.c_long(0))
+for i, gap in enumerate(reversed(gaps), 1):
+    assert libc.munmap(ctypes.c_void_p(block + i * STEP - 2 * gap * KIB), ctypes.c_size_t(gap * KIB)) == 0
+
+from zico.heap.cuda import hooks
+
+bases = (ctypes.c_uint64 * 3)()
+entry = unwinder._Unwind_Find_FDE(ctypes.c_void_p(hooks.allocate.address + 1), bases)
+begins = []
+entry -= ctypes.c_uint32.from_address(entry + 4).value - 4  # its CIE, which is the first
+while length := ctypes.c_uint32.from_address(entry).value:
+    if ctypes.c_uint32.from_address(entry + 4).value:
+        begins.append(entry + 8 + ctypes.c_int64.from_address(entry + 8).value)
+    entry += 4 + length
+print(len(begins), max(begins) - min(begins))
+"""
+
+
+def test_the_code_of_a_program_lies_in_one_piece() -> None:
+    """However memory is cut up, no other program comes between two functions of one: exceptions pass through them."""
+    command = [sys.executable, "-c", IN_ONE_PIECE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    functions, span_bytes = map(int, done.stdout.split())
+    assert functions > 20
+    assert span_bytes < 1 << 20

@@ -358,7 +358,7 @@ int cuMemExportToShareableHandle(int *out, struct handle *one, int kind, u64 fla
 }
 int cuMemImportFromShareableHandle(struct handle **out, u64 descriptor, int kind) {
   struct stat file;
-  if (kind != 1 || fstat((int)descriptor, &file)) return refuse(INVALID_VALUE);
+  if (kind != 1 || fstat((int)descriptor, &file) || !S_ISREG(file.st_mode)) return INVALID_VALUE;
   *out = malloc(sizeof **out);
   **out = (struct handle){dup((int)descriptor), 0, 1, 1, (u64)file.st_size}; /* counted where it was made */
   return SUCCESS;

@@ -29,6 +29,7 @@ MIB = 1 << 20
 ELEMENTS = MIB // 4
 STEPS, ROWS, COLUMNS, RATE = 30, 64, 4096, 0.5
 LARGE_ELEMENTS = 10 * MIB
+SMALL = (100, ELEMENTS // 8)
 PAIRS = 1000
 LOOKS = 8
 CAPTURE_RELAXED = 2
@@ -210,8 +211,15 @@ def graph() -> dict[str, Any]:
 
 
 def steady() -> dict[str, Any]:
-    """Count the driver's calls in pairs of allocation and free of sizes that were there before."""
-    sizes = (100, ELEMENTS, 4 * ELEMENTS)
+    """Count the driver's calls in pairs of allocation and free, of tensors beside others and of whole regions."""
+    beside = [torch.empty(size, device="cuda") for size in SMALL for _ in range(2)]
+    found = {"beside": _calls_in_pairs(SMALL)}
+    del beside
+    return found | {"regions": _calls_in_pairs((2 * ELEMENTS,))}
+
+
+def _calls_in_pairs(sizes: tuple[int, ...]) -> dict[str, float]:
+    """Return how often each of the driver's functions is called in a pair, where it is."""
     for size in sizes:
         torch.empty(size, device="cuda")
     before = driver.calls()
@@ -219,7 +227,8 @@ def steady() -> dict[str, Any]:
         for size in sizes:
             torch.empty(size, device="cuda")
     after = driver.calls()
-    return {name: (n - before.get(name, 0)) / PAIRS for name, n in after.items() if n != before.get(name, 0)}
+    counts = {name: (n - before.get(name, 0)) / PAIRS / len(sizes) for name, n in after.items()}
+    return {name: n for name, n in counts.items() if n > 0}
 
 
 # -- what programs should not do -------------------------------------------------------------------

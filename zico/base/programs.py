@@ -550,7 +550,11 @@ def _engine() -> Any:  # noqa: ANN401 - llvmlite's
     codegen = cpu_target.target_context.codegen()
     for name, address in _nrt_python.c_helpers.items():  # Numba does so when it first compiles
         llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(str(codegen._create_empty_module("zico"))), codegen._tm)
+    # An exception finds its way through code by the range of addresses of each program (libgcc takes it that ranges do
+    # not overlap). By default LLVM puts a program's hot and cold code into whatever gaps there are, with other
+    # programs in between. llvmlite's memory manager gives it one piece.
+    module = llvm.parse_assembly(str(codegen._create_empty_module("zico")))
+    return llvm.create_mcjit_compiler(module, codegen._tm, use_lmm=True)
 
 
 @contextlib.contextmanager
