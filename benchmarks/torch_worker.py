@@ -56,16 +56,21 @@ def time_pairs(size_bytes: int, batches: int, batch: int) -> list[float]:
     import torch_allocator
 
     torch.empty(1)  # the device is in use from here on
-    functions = [torch_allocator.function(torch, one) for one in (torch_allocator.ALLOCATE, torch_allocator.FREE)]
-    arguments = (*functions, torch_allocator.current(torch), size_bytes, torch.cuda.current_stream().cuda_stream)
+    allocate = torch_allocator.function(torch, torch_allocator.ALLOCATE)
+    free = torch_allocator.function(torch, torch_allocator.FREE)
+    allocator, stream = torch_allocator.current(torch), torch.cuda.current_stream().cuda_stream
+
+    def run() -> None:
+        torch_allocator.pairs(allocate, free, allocator, size_bytes, stream, batch)
+
     for _ in range(2):
         zico.step()
-        torch_allocator.pairs(*arguments, batch)
+        run()
     times = []
     for _ in range(batches):
         zico.step()
         began_ns = time.perf_counter_ns()
-        torch_allocator.pairs(*arguments, batch)
+        run()
         times.append((time.perf_counter_ns() - began_ns) / batch)
     return times
 
