@@ -39,7 +39,7 @@ u64 used_bytes, kernels_launched, nodes_launched, bad_calls;
 
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static pthread_cond_t blocked = PTHREAD_COND_INITIALIZER;
-static pid_t owner;
+static enum { FRESH, READY, FORKED } state; /* of this process's driver */
 
 enum { SLOTS = 1024 };
 static struct { any function; const char *name; u64 calls; } counted[SLOTS];
@@ -72,11 +72,13 @@ NOT_COUNTED const char *driver_function(int slot, u64 *calls) {
   *calls = counted[slot].calls;
   return counted[slot].name;
 }
+static NOT_COUNTED void after_fork(void) { if (state == READY) state = FORKED; }
 static void set_up(void) __attribute__((constructor));
 static NOT_COUNTED void set_up(void) {
   if (getenv("SOFTWARE_BYTES")) total_bytes = strtoull(getenv("SOFTWARE_BYTES"), 0, 0);
   if (getenv("SOFTWARE_DEVICES")) devices = atoi(getenv("SOFTWARE_DEVICES"));
   is_traced = getenv("SOFTWARE_TRACE") != 0;
+  pthread_atfork(0, 0, after_fork);
 }
 static NOT_COUNTED int refuse(int status) { bad_calls++; return status; }
 
@@ -85,17 +87,17 @@ static struct context { int device, holders; unsigned flags; } contexts[MOST_DEV
 static __thread any stack[MOST_CONTEXTS];
 static __thread int depth;
 #define CURRENT stack[depth]
-#define IN_CONTEXT if (owner != getpid()) return NOT_INITIALIZED; if (!CURRENT) return refuse(INVALID_CONTEXT)
+#define IN_CONTEXT if (state != READY) return NOT_INITIALIZED; if (!CURRENT) return refuse(INVALID_CONTEXT)
 
 int cuInit(unsigned flags) {
   if (flags) return INVALID_VALUE;
-  if (!owner) owner = getpid();
-  return owner == getpid() ? SUCCESS : NOT_INITIALIZED;
+  if (state == FRESH) state = READY;
+  return state == READY ? SUCCESS : NOT_INITIALIZED;
 }
 int cuDriverGetVersion(int *v) { *v = 13000; return SUCCESS; }
-int cuDeviceGetCount(int *n) { *n = devices; return owner == getpid() ? SUCCESS : NOT_INITIALIZED; }
+int cuDeviceGetCount(int *n) { *n = devices; return state == READY ? SUCCESS : NOT_INITIALIZED; }
 int cuDeviceGet(int *d, int ordinal) {
-  if (owner != getpid()) return NOT_INITIALIZED;
+  if (state != READY) return NOT_INITIALIZED;
   if (ordinal < 0 || ordinal >= devices) return INVALID_DEVICE;
   *d = ordinal;
   return SUCCESS;
@@ -139,7 +141,7 @@ int cuDeviceGetAttribute(int *v, int attribute, int d) {
   return SUCCESS;
 }
 int cuDevicePrimaryCtxRetain(any *c, int d) {
-  if (owner != getpid()) return NOT_INITIALIZED;
+  if (state != READY) return NOT_INITIALIZED;
   if (d < 0 || d >= devices) return INVALID_DEVICE;
   contexts[d].device = d, contexts[d].holders++;
   *c = &contexts[d];
@@ -155,7 +157,7 @@ int cuDevicePrimaryCtxGetState(int d, unsigned *flags, int *active) {
   return SUCCESS;
 }
 int cuDevicePrimaryCtxSetFlags_v2(int d, unsigned flags) { contexts[d].flags = flags; return SUCCESS; }
-int cuCtxGetCurrent(any *c) { *c = CURRENT; return owner == getpid() ? SUCCESS : NOT_INITIALIZED; }
+int cuCtxGetCurrent(any *c) { *c = CURRENT; return state == READY ? SUCCESS : NOT_INITIALIZED; }
 int cuCtxSetCurrent(any c) { CURRENT = c; return SUCCESS; }
 int cuCtxPushCurrent_v2(any c) {
   if (depth + 1 == MOST_CONTEXTS) return UNKNOWN;
@@ -322,7 +324,7 @@ int cuMemGetAddressRange_v2(u64 *start, u64 *bytes, u64 p) {
 }
 int cuMemGetAllocationGranularity(u64 *n, any properties, int option) { *n = GRANULE; return SUCCESS; }
 int cuMemCreate(struct handle **out, u64 bytes, const int *properties, u64 flags) {
-  if (owner != getpid()) return NOT_INITIALIZED;
+  if (state != READY) return NOT_INITIALIZED;
   int is_host = properties[2] != 1, status = SUCCESS; /* CU_MEM_LOCATION_TYPE_DEVICE */
   if (!bytes || bytes % GRANULE || flags) return refuse(INVALID_VALUE);
   pthread_mutex_lock(&lock);
@@ -583,7 +585,7 @@ static any device_thread(any nothing) {
   return nothing;
 }
 static int put(any handle, struct op op) {
-  if (owner != getpid()) return NOT_INITIALIZED;
+  if (state != READY) return NOT_INITIALIZED;
   int status = SUCCESS;
   pthread_mutex_lock(&lock);
   struct stream *stream = stream_of(handle);
@@ -755,7 +757,7 @@ int cuEventCreate(struct event **out, unsigned flags) {
   return SUCCESS;
 }
 #define WITH_EVENT(event, ...)                  \
-  if (owner != getpid()) return NOT_INITIALIZED; \
+  if (state != READY) return NOT_INITIALIZED; \
   int status = INVALID_HANDLE;                   \
   pthread_mutex_lock(&lock);                     \
   if (is_event(event)) { status = SUCCESS; __VA_ARGS__; } \
