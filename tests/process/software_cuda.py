@@ -25,21 +25,25 @@ COUNTS = ("-finstrument-functions", "-Wl,-Bsymbolic")
 """Every function of the driver counts its calls, by the driver's own counter and not the C library's."""
 
 
-def build(folder: Path) -> dict[str, str]:
-    """Build the driver in a folder, and the runtime where PyTorch's headers are; returns what programs need to find it.
+def build(folder: Path, options: tuple[str, ...] = COUNTS) -> dict[str, str]:
+    """Build the driver in a folder, and the runtime where its headers are; returns what programs need to find them.
+
+    Args:
+        folder: Where.
+        options: Of the driver; without ``COUNTS`` no call is counted, and none takes time for it.
 
     Raises:
         RuntimeError: The compiler refuses, with what it wrote.
     """
     for name in DRIVERS:
-        _compile("cuda_driver.c", folder / name, *COUNTS)
+        _compile("cuda_driver.c", folder / name, *options)
     environ = {"LD_LIBRARY_PATH": str(folder)}
     headers = _headers()
     if headers:
         versions = folder / "versions"
         versions.write_text(f"{RUNTIME} {{ global: cuda*; __cuda*; local: *; }};\n")
-        options = (*(f"-I{one}" for one in headers), f"-Wl,--version-script={versions}", str(folder / DRIVERS[0]))
-        _compile("cuda_runtime.c", folder / RUNTIME, *options)
+        found = (*(f"-I{one}" for one in headers), f"-Wl,--version-script={versions}", str(folder / DRIVERS[0]))
+        _compile("cuda_runtime.c", folder / RUNTIME, *found)
         environ["LD_PRELOAD"] = str(folder / RUNTIME)
     return environ
 
@@ -96,9 +100,9 @@ class Driver:
 
 
 def main() -> None:
-    """Build into a folder of its own, and run a command."""
+    """Build into a folder of its own, and run a command, whose calls are not counted."""
     with tempfile.TemporaryDirectory(prefix="software-cuda-") as folder:
-        environ = os.environ | {"SOFTWARE_BYTES": str(4 << 30)} | build(Path(folder))
+        environ = os.environ | {"SOFTWARE_BYTES": str(4 << 30)} | build(Path(folder), ())
         sys.exit(subprocess.run(sys.argv[1:], env=environ, check=False).returncode)
 
 
