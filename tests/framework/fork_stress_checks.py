@@ -183,25 +183,18 @@ def check_threads_of_ours_do_not_compile() -> None:
 
 
 def check_a_fork_at_every_step_of_planning() -> None:
-    """A child forked at any line of the planner's allocates, trains, forks again and ends.
-
-    A line that runs again holds what it held before: one fork shows it.
-    """
+    """A child forked at any line of the planner's allocates, trains, forks again and ends."""
     expected = train(1)
     planning = joined().heap.planning
     assert planning is not None
     asks: queue.SimpleQueue[str] = queue.SimpleQueue()
     answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-    seen: set[tuple[object, ...]] = set()
 
-    def at_each(frame: FrameType, event: str, _value: object) -> Any:  # noqa: ANN401 - Python's protocol
+    def at_each(frame: FrameType, _event: str, _value: object) -> Any:  # noqa: ANN401 - Python's protocol
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
-        place = (frame.f_code, frame.f_lineno, event)
-        if place not in seen:
-            seen.add(place)
-            asks.put("stands")
-            answers.get(timeout=DEADLINE_S)
+        asks.put("stands")
+        answers.get(timeout=DEADLINE_S)
         return at_each
 
     def plan_slowly() -> None:

@@ -1,8 +1,9 @@
 """A CUDA driver of software for real programs: ``software_cuda.py COMMAND...`` runs one with it, without a GPU.
 
 The libraries are built from ``cuda_driver.c`` and, where a framework's build for CUDA 13 is
-installed, ``cuda_runtime.c`` with the headers that come with it. A program finds them by ``LD_LIBRARY_PATH``;
-PyTorch's own libraries name a folder for the runtime, so that one is loaded before them.
+installed, from ``cuda_runtime.c`` with the headers that come with it. A program finds them by
+``LD_LIBRARY_PATH``. PyTorch's own libraries name a folder for the runtime, so ``LD_PRELOAD`` loads
+this one before them.
 """
 
 from __future__ import annotations
