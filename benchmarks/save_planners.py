@@ -1,28 +1,39 @@
 """What does each planner cost a real PyTorch job that has less memory than its peak?
 
 The ResNet example and a GPT with plain attention, one thread each, alone and with shares of their
-peaks, by each planner that jobs can follow. Rounds are interleaved: each runs everything once, so
+peaks, by each planner that jobs can follow. The runs of a round take turns of a few iterations, so
 that what the machine does besides falls on all rows. The losses must be those alone, bit by bit.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import json
+import os
 import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import common
 import swap_host
+import swap_job
 from swap_host import Scale
 
 from zico.base.units import MIB, format_bytes
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 QUESTION = "What does each planner cost a real PyTorch job that has less memory than its peak?"
 LIMIT_S = 3000.0
+PEAK_ITERATIONS = 4
+TURN = 5
+"""Iterations of a turn, the first of which is not reported."""
+AT_ONCE = 6
+"""Rows that take turns with one run alone: all of these runs hold their memory."""
 GPT = str(Path(__file__).with_name("gpt_job.py"))
 
 
@@ -62,10 +73,10 @@ def jobs(*, smoke: bool) -> list[Job]:
         return [Job("GPT", Scale(GPT, small, 6, 3, (), (), LIMIT_S), (("swdoa", 0.7, ()), ("echo", 0.8, ())))]
     resnet = Scale(swap_host.RESNET, (), 14, 8, (), (), LIMIT_S)
     gpt = Scale(GPT, ("--batch", "16"), 18, 10, (), (), LIMIT_S)
-    longer, auto_gpt = dataclasses.replace(resnet, iterations=36, skipped=28), (("auto", 0.6, ()), ("auto", 0.45, ()))
+    longer, auto_gpt = dataclasses.replace(resnet, iterations=58, skipped=28), (("auto", 0.6, ()), ("auto", 0.45, ()))
     return [
         Job("ResNet, auto", longer, AUTO),
-        Job("GPT, auto", dataclasses.replace(gpt, iterations=40, skipped=30), auto_gpt),
+        Job("GPT, auto", dataclasses.replace(gpt, iterations=60, skipped=30), auto_gpt),
         Job("ResNet", resnet, ROWS),
         Job("GPT", gpt, (*ROWS, ("flashneuron", 0.6, FILE), ("zico", 0.6, FILE))),
     ]
@@ -77,21 +88,50 @@ def measure(job: Job, rounds: int) -> list[dict[str, Any]]:
         {"planner": name, "share": share, "options": options, "rounds": []} for name, share, options in job.cases
     ]
     with tempfile.TemporaryDirectory(prefix="zico-") as name:
-        directory = Path(name)
+        common.note(f"{job.name}: its peak")
+        brief = dataclasses.replace(job.scale, iterations=PEAK_ITERATIONS)
+        peak_bytes = swap_host.run(brief, Path(name))["job"]["peak_bytes"]
         for number in range(rounds):
-            common.note(f"{job.name}, round {number + 1}: alone")
-            first = swap_host.run(job.scale, directory)
-            alone = swap_host.summary(first, job.scale)
-            for row in rows:
-                share, planner = row["share"], row["planner"]
-                common.note(f"{job.name}, round {number + 1}: {share:.0%}, {planner} {' '.join(row['options'])}")
-                limit = f"{swap_host.NAME}={int(share * first['job']['peak_bytes']) // MIB}MiB"
-                found = swap_host.run(job.scale, directory, ("--save", planner, "--limit", limit, *row["options"]))
-                if found["losses"] != first["losses"]:
-                    sys.exit(f"{job.name}: other losses with {planner} at {share:.0%}")
-                summed = swap_host.summary(found, job.scale)
-                row["rounds"].append({**summed, "alone_s": alone["wall_s"], "peak_alone_bytes": alone["peak_bytes"]})
+            for begin in range(0, len(rows), AT_ONCE):
+                some = rows[begin : begin + AT_ONCE]
+                said = ", ".join(f"{row['planner']} {row['share']:.0%}" for row in some)
+                common.note(f"{job.name}, round {number + 1}: alone, {said}")
+                options = [()] + [_options(row, peak_bytes) for row in some]
+                first, *others = _by_turns(job.scale, Path(name), options)
+                alone = swap_host.summary(first, job.scale)
+                for row, found in zip(some, others, strict=True):
+                    if found["losses"] != first["losses"]:
+                        sys.exit(f"{job.name}: other losses with {row['planner']} at {row['share']:.0%}")
+                    beside = {"alone_s": alone["wall_s"], "peak_alone_bytes": first["job"]["peak_bytes"]}
+                    row["rounds"].append({**swap_host.summary(found, job.scale), **beside})
     return rows
+
+
+def _options(row: dict[str, Any], peak_bytes: int) -> tuple[str, ...]:
+    limit = f"{swap_host.NAME}={int(row['share'] * peak_bytes) // MIB}MiB"
+    return "--save", row["planner"], "--limit", limit, *row["options"]
+
+
+def _by_turns(scale: Scale, directory: Path, options: Sequence[tuple[str, ...]]) -> list[dict[str, Any]]:
+    """Run the job once with each of the options, each in a pool of its own; they take turns."""
+    directories = [directory / str(i) for i in range(len(options))]
+    pipes = [each / "turn" for each in directories]
+    for each, pipe in zip(directories, pipes, strict=True):
+        each.mkdir(exist_ok=True)
+        if not pipe.exists():
+            os.mkfifo(pipe)
+
+    def run(i: int) -> dict[str, Any]:
+        turns = f"{pipes[i]} {pipes[(i + 1) % len(pipes)]} {scale.skipped} {TURN}"
+        return swap_host.run(scale, directories[i], options[i], ((swap_job.TURNS, turns),))
+
+    first = os.open(pipes[0], os.O_RDWR)
+    os.write(first, b".")
+    with concurrent.futures.ThreadPoolExecutor(len(options)) as pool:
+        found = list(pool.map(run, range(len(options))))
+    os.read(first, 1)  # the last one passed it on
+    os.close(first)
+    return found
 
 
 def text_of(result: dict[str, Any]) -> str:

@@ -93,8 +93,8 @@ def run(
 
 
 def summary(found: dict[str, Any], scale: Scale) -> dict[str, Any]:
-    """Return medians over an iteration, and what counts over all of them."""
-    rows = found["rows"][scale.skipped - 1 :]
+    """Return medians over an iteration, and what counts over all of them; of a turn, the first one does not count."""
+    rows = [row for row in found["rows"][scale.skipped - 1 :] if not row["is_first"]]
     medians = {field: statistics.median(row[field] for row in rows) for field in rows[0]}
     whole = {field: found["job"][field] for field in ("peak_bytes", "spilled_bytes")}
     each = {"faults_each": [row["faults"] for row in found["rows"]]}

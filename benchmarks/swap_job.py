@@ -1,12 +1,14 @@
 """Run a training script and time each of its iterations: ``swap_job.py ROWS SCRIPT ...``.
 
 Run as a job of a pool. Each row is an iteration: its time, the processor's, and what the job's
-record says has been moved and waited for since the last one.
+record says has been moved and waited for since the last one. Jobs that are compared take turns: each
+runs some iterations while the others wait, so that a drift of the machine's speed falls on all.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import sys
 import time
@@ -31,14 +33,47 @@ FIELDS = (
     "making_ns",
 )
 
+TURNS = "ZICO_BENCHMARK_TURNS"
+"""Of the environment: what ``Turns`` takes, separated by blanks. Unset: the job waits for no other."""
 
-def _timed(mark: Callable[[Session], None], rows: list[dict[str, float]]) -> Callable[[Session], None]:
+
+class Turns:
+    """A job's place in a ring of jobs, of which one runs at a time."""
+
+    def __init__(self, mine: str, following: str, first: str, block: str) -> None:
+        """Take the paths of two pipes with names, and how many iterations the first turn and later ones have."""
+        self._mine, self._following = (os.open(path, os.O_RDWR) for path in (mine, following))
+        self._left, self._block = int(first), int(block)
+        self._has = False
+
+    def is_mine(self) -> bool:
+        """Wait for a turn if the last one is over; returns whether this iteration is the first of a turn."""
+        if self._has and self._left:
+            self._left -= 1
+            return False
+        if self._has:
+            self.pass_on()
+            self._left = self._block
+        os.read(self._mine, 1)
+        self._has = True
+        self._left -= 1
+        return True
+
+    def pass_on(self) -> None:
+        """Let the next job run."""
+        os.write(self._following, b".")
+
+
+def _timed(
+    mark: Callable[[Session], None], rows: list[dict[str, float]], turns: Turns | None
+) -> Callable[[Session], None]:
     """Wrap ``Session.mark``: enter what the iteration that ends has taken and moved."""
     begun_s = cpu_begun_s = 0.0
     before = dict.fromkeys(FIELDS, 0)
+    is_first = False
 
     def marked(session: Session) -> None:
-        nonlocal begun_s, cpu_begun_s, before
+        nonlocal begun_s, cpu_begun_s, before, is_first
         now_s, cpu_s = time.perf_counter(), time.process_time()
         record = session.record
         swapper = session.swapper
@@ -47,8 +82,10 @@ def _timed(mark: Callable[[Session], None], rows: list[dict[str, float]]) -> Cal
             moved = {field: after[field] - before[field] for field in after}
             planned = swapper.planned_iterations if swapper is not None else 0
             rows.append({"wall_s": now_s - begun_s, "cpu_s": cpu_s - cpu_begun_s, "planned": planned, **moved})
+            rows[-1]["is_first"] = is_first
         before = after
         mark(session)
+        is_first = turns is not None and turns.is_mine()
         begun_s, cpu_begun_s = time.perf_counter(), time.process_time()
 
     return marked
@@ -58,11 +95,14 @@ def main() -> None:
     """Run the script as ``__main__`` and write the rows."""
     path, script, *arguments = sys.argv[1:]
     rows: list[dict[str, float]] = []
-    Session.mark = _timed(Session.mark, rows)  # type: ignore[assignment, method-assign]
+    turns = Turns(*os.environ[TURNS].split()) if TURNS in os.environ else None
+    Session.mark = _timed(Session.mark, rows, turns)  # type: ignore[assignment, method-assign]
     sys.argv = [script, *arguments]
     try:
         runpy.run_path(script, run_name="__main__")
     finally:
+        if turns is not None:
+            turns.pass_on()
         Path(path).write_text(json.dumps(rows))
 
 
