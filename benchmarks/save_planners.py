@@ -34,6 +34,7 @@ TURN = 5
 """Iterations of a turn, the first of which is not reported."""
 AT_ONCE = 6
 """Rows that take turns with one run alone: all of these runs hold their memory."""
+KERAS = "stdlib_lm.py"
 GPT = str(Path(__file__).with_name("gpt_job.py"))
 
 
@@ -77,6 +78,7 @@ def jobs(*, smoke: bool) -> list[Job]:
     return [
         Job("ResNet, auto", longer, AUTO),
         Job("GPT, auto", dataclasses.replace(gpt, iterations=60, skipped=30), auto_gpt),
+        Job("Keras, auto", Scale(KERAS, (), 60, 30, (), (), LIMIT_S), (("auto", 0.6, ()),)),
         Job("ResNet", resnet, ROWS),
         Job("GPT", gpt, (*ROWS, ("flashneuron", 0.6, FILE), ("zico", 0.6, FILE))),
     ]
