@@ -17,6 +17,7 @@ from zico.heap.layout import Attached
 from zico.job import joining, session
 from zico.job.autoload import complain, inform
 from zico.offload.state_return import Resting
+from zico.offload.swapper import LEAST_BYTES
 from zico.planning.saving.registry import AUTO_PLANNERS, LONGEST, REDUCING, SAVE_PLANNERS, SEGMENTS, is_encoding
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from zico.adapters.torch_saving import Saving
 
     from zico.job.session import Session
+    from zico.offload.swapper import Swapper
 
 TESTED_VERSION = "2.13"
 
@@ -101,6 +103,8 @@ def enable() -> Session | None:
         from zico.adapters import torch_cuda
 
         torch_cuda.enable(joined)
+        if joined.is_to_swap:
+            _swap_on_device(joined)
     joined.end_step = StepMarker(joined)
     register_optimizer_step_post_hook(joined.end_step)
     Optimizer.__init__ = _expecting_marks(Optimizer.__init__, joined)
@@ -122,12 +126,20 @@ def _swap(joined: Session) -> None:
         Stepping(Resting(joined.heap, saving.swapper), joined.parts).install()
 
 
+def _swap_on_device(joined: Session) -> None:
+    """Do as ``_swap`` on a GPU, where tensors only move, and no optimizer's state does."""
+    from zico.adapters.torch_cuda_saving import DeviceSaving
+
+    as_auto = joined.settings.wish.save == "auto"
+    swapper = _start(joined, (joined.settings.wish.planner or LONGEST,), as_auto=as_auto)
+    if swapper is not None:
+        DeviceSaving(swapper, *_pooled(joined), LEAST_BYTES, joined.heap).install()
+
+
 def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving | None:
     """Return hooks for saved tensors; where that cannot be, says so, and the job goes on without."""
     from zico.adapters.torch_rebuilding import Rebuilding
     from zico.adapters.torch_saving import Saving
-
-    from zico.offload import swap_joining, swapper
 
     def prepare(planner: str) -> None:
         if planner in SAVE_PLANNERS:
@@ -143,6 +155,25 @@ def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving 
 
             Readers(saving, encodings.NAMES.index(REDUCING.get(planner, "zeros"))).install()
 
+    swapper = _start(joined, planners, as_auto=as_auto, prepare=prepare)
+    if swapper is None:
+        return None
+    saving = Saving(swapper, *_pooled(joined), LEAST_BYTES)
+    rebuilding = Rebuilding(saving)
+    prepare(planners[0])
+    return saving
+
+
+def _start(
+    joined: Session,
+    planners: Sequence[str],
+    *,
+    as_auto: bool,
+    prepare: Callable[[str], None] = lambda _planner: None,
+) -> Swapper | None:
+    """Return the job's swapper; where that cannot be, says so, and the job goes on without."""
+    from zico.offload import swap_joining
+
     try:
         joined.swapper = swap_joining.start(
             joined.heap,
@@ -156,10 +187,8 @@ def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving 
     except ZicoError as error:
         complain("this process does not swap", error)
         return None
-    saving = Saving(joined.swapper, *_pooled(joined), swapper.LEAST_BYTES)
-    rebuilding = Rebuilding(saving)
-    prepare(planners[0])
-    return saving
+    swapper: Swapper = joined.swapper
+    return swapper
 
 
 def _pooled(joined: Session) -> tuple[int, int]:

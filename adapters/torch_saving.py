@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import operator
 import sys
 import threading
 import weakref
@@ -91,12 +92,12 @@ def digest_of(storage: Any) -> int:  # noqa: ANN401 - torch has no types
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor of PyTorch's own type is nothing but its memory: dense, and read as it is written."""
-    return (
-        tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not (tensor.is_nested or tensor.is_conj() or tensor.is_neg())
-    )
+    """Tell whether a tensor of PyTorch's own type is nothing but memory of the host: dense, read as it is written."""
+    return tensor.is_cpu and _is_dense(tensor)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_conj() or tensor.is_neg())
 
 
 def is_traced() -> bool:
@@ -243,7 +244,7 @@ class Storage(Idle):
         """Return an alias like the one that was saved; those of one type share a version, as those did."""
         base = self._bases.get(saved.dtype)
         if base is None:
-            base = torch.empty(0, dtype=saved.dtype)
+            base = torch.empty(0, dtype=saved.dtype, device=self._storage.device)
             n = self.size_bytes // saved.dtype.itemsize
             self._bases[saved.dtype] = base = TensorBase.set_(base, self._storage, 0, (n,), (1,))
         return base.as_strided(saved.size, saved.stride, saved.offset)
@@ -294,6 +295,10 @@ def _check_version(alias: torch.Tensor, version: int) -> None:
 class Saving:
     """The hooks, for as long as the process lives."""
 
+    storage_type = Storage
+    is_ours = staticmethod(operator.attrgetter("is_cpu"))
+    """Tells whether a tensor is on the pool's device."""
+
     def __init__(self, swapper: Swapper, begin: int, end: int, least_bytes: int) -> None:
         """Swap what is saved of memory from ``begin`` to ``end``, in pieces of ``least_bytes`` or more."""
         self.swapper = swapper
@@ -323,12 +328,12 @@ class Saving:
         return self._pack(tensor)
 
     def _pack(self, tensor: torch.Tensor) -> Saved | tuple[torch.Tensor, int]:
-        if tensor.is_cpu and type(tensor) in PLAIN and tensor.layout is torch.strided:
+        if self.is_ours(tensor) and type(tensor) in PLAIN and tensor.layout is torch.strided:
             storage = storage_of(tensor)
-            if storage.nbytes() >= self.least_bytes and is_plain(tensor):
+            if storage.nbytes() >= self.least_bytes and _is_dense(tensor):
                 known = self.known.get(storage._cdata)
                 if known is None and self.owns(storage):
-                    known = self.known[storage._cdata] = Storage(self, storage)
+                    known = self.known[storage._cdata] = self.storage_type(self, storage)
                     self.saved_bytes += known.size_bytes
                     self.swapper.saved(known)
                 if known is not None:
@@ -393,7 +398,7 @@ class Saving:
     def _guard(self) -> None:
         with contextlib.suppress(AttributeError):  # a PyTorch without it compiles hooks in other ways
             skip = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
-            for hook in (Saving.pack, Saving.unpack):  # nor what they call
+            for hook in (type(self).pack, type(self).unpack):  # nor what they call
                 _eval_frame.set_code_exec_strategy(hook.__code__, skip)
         _autograd._saved_tensors_hooks_disable = self._make_way  # type: ignore[assignment] # by position, as it is called
         _autograd._saved_tensors_hooks_enable = self._come_back

@@ -80,6 +80,8 @@ class Tensor:
     pending: int = 0
     """Kernels that the device has not come to."""
     freed: bool = False
+    content: int = 0
+    """The number of the tensor whose bytes came here by a copy, 0: its own."""
 
     @property
     def is_over(self) -> bool:
@@ -190,7 +192,7 @@ class World:
     def _check(self, tensor: Tensor) -> None:
         for place in self._places(tensor):
             found = ctypes.c_int64.from_address(self.twin.locate(place, _WORD_BYTES)).value
-            if found != tensor.number:
+            if found != (tensor.content or tensor.number):
                 self.faults.append(f"{tensor.number} finds what {found} has written")
 
     @staticmethod

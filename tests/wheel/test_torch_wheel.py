@@ -50,9 +50,9 @@ def broker(environ: dict[str, str]) -> Iterator[Broker]:
             yield made
 
 
-def run(way: str, broker: Broker, *names: str) -> dict[str, Any]:
+def run(way: str, broker: Broker, *names: str, **more: str) -> dict[str, Any]:
     """Return what a job saw that makes these checks, with its exit code and what it wrote to stderr."""
-    environ = {**broker.environ, "ZICO_SOCKET": str(broker.socket)}
+    environ = {**broker.environ, "ZICO_SOCKET": str(broker.socket), **more}
     with Process(JOB, way, *names, **environ) as job:
         found: dict[str, Any] = json.loads(job.line())
         code, errors = job.finish()
@@ -160,6 +160,44 @@ def test_two_jobs_hand_their_memory_to_each_other(broker: Broker, note: dict[str
     note.setdefault("pool", {})["turns"] = [job["turns"] for job in found]
     assert [job["turns"] for job in found] == [{"is_equal": True}] * 2
     assert ended == [(0, "")] * 2
+    assert is_whole(broker)
+
+
+# -- saved tensors that leave and come back --------------------------------------------------------
+
+LAYER_BYTES = 4 * MIB
+LIMIT_BYTES = 28 * MIB
+
+
+def test_saved_tensors_leave_and_return_behind_the_device(broker: Broker, note: dict[str, Any]) -> None:
+    """All that three layers save is away before the device has done anything, and every byte comes back in order."""
+    ended = run("pool", broker, "swap_queued", ZICO_JOB_SAVE="swap")
+    note.setdefault("pool", {})["swap_queued"] = found = ended["swap_queued"]
+    assert found == {
+        "settled": True,
+        "queued": True,
+        "is_equal": [True] * 4,
+        "out_bytes": 2 * LAYER_BYTES,  # the first layer's input is the program's
+        "in_bytes": 2 * LAYER_BYTES,
+        "away_bytes": 0,
+    }
+    assert (ended["exit"], ended["errors"], ended["bad_calls"]) == (0, "", 0)
+    assert is_whole(broker)
+
+
+@pytest.mark.parametrize("way", ["swap", "auto", "lms"])
+@pytest.mark.parametrize("tier", ["memory:64MiB", "memory:8MiB,file:64MiB"])
+def test_a_job_trains_with_less_than_its_peak(broker: Broker, note: dict[str, Any], way: str, tier: str) -> None:
+    """By need and by plan, within its limit, all that layers save is read back as it was."""
+    limits = {"ZICO_JOB_SAVE": way, "ZICO_JOB_LIMIT": f"{LIMIT_BYTES}B", "ZICO_TIER": tier}
+    ended = run("pool", broker, "swap_planned", **limits)
+    note.setdefault("pool", {})[f"swap_planned {way} {tier}"] = found = ended["swap_planned"]
+    assert found["is_equal"]
+    assert found["planned"] >= 2
+    assert min(found["moved_bytes"]) >= 2 * LAYER_BYTES
+    assert found["peak_bytes"] <= LIMIT_BYTES
+    assert found["failures"] == 0
+    assert (ended["exit"], ended["errors"], ended["bad_calls"]) == (0, "", 0)
     assert is_whole(broker)
 
 

@@ -33,6 +33,8 @@ SMALL = (100, ELEMENTS // 8)
 PAIRS = 1000
 LOOKS = 8
 CAPTURE_RELAXED = 2
+LAYER_ELEMENTS = 4 * ELEMENTS
+FEW_LAYERS, MANY_LAYERS, ITERATIONS = 3, 8, 8
 torch: Any = None
 driver = Driver()
 
@@ -231,6 +233,98 @@ def _calls_in_pairs(sizes: tuple[int, ...]) -> dict[str, float]:
     return {name: n for name, n in counts.items() if n > 0}
 
 
+# -- saved tensors that leave and come back --------------------------------------------------------
+
+
+def _layer(sources: list[Any], targets: list[Any]) -> Any:  # noqa: ANN401 - a class
+    """Return an operation that saves its input; forwards it makes a numbered tensor, backwards it reads what it saved.
+
+    Nothing in it waits for the device.
+    """
+
+    class Layer(torch.autograd.Function):  # type: ignore[misc,name-defined]
+        @staticmethod
+        def forward(ctx: Any, tensor: Any, number: int) -> Any:  # noqa: ANN401 - PyTorch's
+            ctx.save_for_backward(tensor)
+            ctx.number = number
+            made = torch.empty_like(tensor)
+            made.copy_(sources[number + 1], non_blocking=True)
+            return made
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:  # noqa: ANN401 - PyTorch's
+            (tensor,) = ctx.saved_tensors
+            targets[ctx.number].copy_(tensor, non_blocking=True)
+            given = torch.empty_like(gradient)
+            given.copy_(tensor, non_blocking=True)
+            return given, None
+
+    return Layer
+
+
+def _pass(layers: int, sources: list[Any], targets: list[Any], between: Callable[[], None]) -> list[bool]:
+    """Go forward and back through layers; returns whether each has read back what it saved, and the gradient."""
+    first = torch.empty(LAYER_ELEMENTS, device="cuda", requires_grad=True)
+    with torch.no_grad():
+        first.copy_(sources[0], non_blocking=True)
+    layer, tensor = _layer(sources, targets), first
+    for number in range(layers):
+        tensor = layer.apply(tensor, number)
+    gradient = torch.empty_like(tensor)
+    between()
+    tensor.backward(gradient)
+    driver.hold(0)
+    torch.cuda.synchronize()
+    found = [bool((target == number + 1).all()) for number, target in enumerate(targets)]
+    return [*found, bool((first.grad.cpu() == 1).all())]
+
+
+def _pinned(layers: int) -> tuple[list[Any], list[Any]]:
+    """Return what layers copy from and to."""
+    sources = [torch.full((LAYER_ELEMENTS,), float(number + 1)).pin_memory() for number in range(layers + 1)]
+    return sources, [torch.empty(LAYER_ELEMENTS, pin_memory=True) for _ in range(layers)]
+
+
+def swap_queued() -> dict[str, Any]:
+    """Let all that is saved leave and come back while the main stream is held: nothing waits on the processor."""
+    joined = session.current()
+    assert joined is not None
+    swapper, main = joined.swapper, torch.cuda.Stream()
+    sources, targets = _pinned(FEW_LAYERS)
+    seen: dict[str, Any] = {}
+
+    def leave() -> None:
+        swapper.relieve(1 << 40)
+        seen["settled"] = swapper.settle(LONG_S)
+        seen["out_bytes"] = swapper.figures.out_bytes
+        seen["queued"] = not main.query()
+
+    driver.hold(main.cuda_stream)
+    with torch.cuda.stream(main):
+        seen["is_equal"] = _pass(FEW_LAYERS, sources, targets, leave)
+    return {**seen, "in_bytes": swapper.figures.in_bytes, "away_bytes": swapper.figures.away_bytes}
+
+
+def swap_planned() -> dict[str, Any]:
+    """Train with less than the peak, until a plan is followed."""
+    joined = session.current()
+    assert joined is not None
+    sources, targets = _pinned(MANY_LAYERS)
+    is_equal = []
+    for _ in range(ITERATIONS):
+        is_equal += _pass(MANY_LAYERS, sources, targets, lambda: None)
+        step()
+    status = session.status()
+    assert status is not None
+    return {
+        "is_equal": all(is_equal),
+        "planned": joined.swapper.planned_iterations,
+        "moved_bytes": [status["moved_out_bytes"], status["moved_in_bytes"]],
+        "peak_bytes": status["peak_bytes"],
+        "failures": int(joined.heap.record[0]["streams"]["failures"]),
+    }
+
+
 # -- what programs should not do -------------------------------------------------------------------
 
 
@@ -317,7 +411,7 @@ CHECKS = {
     one.__name__: one
     for one in (
         *(copies, record_stream, events, out_of_memory, cache_info, sgd, turns, graph, steady),
-        *(other_device, foreign_capture, destroyed_stream, captured_before, leave),
+        *(swap_queued, swap_planned, other_device, foreign_capture, destroyed_stream, captured_before, leave),
     )
 }
 

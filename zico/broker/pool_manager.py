@@ -290,7 +290,7 @@ class PoolManager:
             )
         job = self._table.join(pid, hello.name)
         record = self._table.jobs[job]
-        record["save"] = MODES.index(served_on(kind_of(self._device.name), hello.save))
+        record["save"] = MODES.index(served_on(kind_of(self._device.name), hello.save, hello.framework))
         record["auto"] = hello.save == "auto" and hello.limit_bytes == 0
         self._table.set_limit(job, min(-(-hello.limit_bytes // self._region_bytes), self._n_regions))
         _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)

@@ -10,6 +10,7 @@ from zico.base.units import parse_size
 from zico.broker.protocol.messages import MAX_SIZE_BYTES, SaveMode
 from zico.broker.shares import values_by_name
 from zico.planning.saving.registry import JOB_PLANNERS as PLANNERS
+from zico.planning.saving.registry import MOVING_PLANNERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +19,9 @@ MODES: tuple[SaveMode, ...] = get_args(SaveMode)
 """In the order of ``zico.pool.layout.SaveMode``."""
 VARIABLES = {"save": "ZICO_JOB_SAVE", "limit": "ZICO_JOB_LIMIT", "tier": "ZICO_TIER"}
 """Where a job finds its own."""
+
+SWAPPING = frozenset({"torch"})
+"""Frameworks whose adapters can let tensors leave and come back."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,24 +63,25 @@ def _wish(way: str, limit_bytes: int, tier: str) -> Wish:
     return Wish(mode, limit_bytes, tier)
 
 
-def served_on(kind: str, save: SaveMode) -> SaveMode:
+def served_on(kind: str, save: SaveMode, framework: str) -> SaveMode:
     """Return what a job does that wishes to save so, on a device of a kind (``host`` or ``cuda``).
 
-    On a GPU nothing swaps yet, and nobody chooses: there a job pages or waits.
+    On a GPU a job pages, or swaps where its framework can, or waits.
     """
-    return save if kind == "host" or save == "page" else "none"
+    return save if kind == "host" or save == "page" or framework in SWAPPING else "none"
 
 
 def check_device(kind: str, wishes: Mapping[str, Wish], origin: str) -> None:
-    """Refuse to swap where nothing does.
+    """Refuse planners that a device's jobs cannot follow.
 
     Raises:
-        ConfigError: A job is to swap on a device that is not the host's memory.
+        ConfigError: A job on a GPU is to follow a planner that does more than to move tensors.
     """
     for name, wish in wishes.items():
-        if kind != "host" and wish.save == "swap":
+        if kind != "host" and wish.planner and wish.planner not in MOVING_PLANNERS:
             raise ConfigError(
-                f"{origin}: {name} cannot swap on a GPU, which is not built yet: give page, or leave it to wait"
+                f"{origin}: {name} cannot follow {wish.planner} on a GPU, where tensors only move, whole: give one of "
+                f"{', '.join(MOVING_PLANNERS)}"
             )
 
 

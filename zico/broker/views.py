@@ -120,8 +120,10 @@ def text_of(raw: bytes) -> str:
     return raw.decode("utf-8", errors="replace")
 
 
-def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) -> JobView:  # noqa: ANN401 - a numpy record
-    """Return the job at place ``job``; ``crowded``: all jobs of its pool yield at boundaries."""
+def job_view(job: int, record: Any, profiles: ProfileCache, header: Record) -> JobView:  # noqa: ANN401 - a numpy record
+    """Return the job at place ``job`` of a pool."""
+    # As ``zico.pool.layout.yields_at_boundary`` says it.
+    yields = bool(header["crowded"] or (_swaps(record) and not header["on_timeline"]))
     state = JobState(int(record["state"]))
     since_ns = record["boundary_since_ns"] if state is JobState.BOUNDARY else record["need_since_ns"]
     as_it_is: dict[str, Any] = {name: int(record[name]) for name in _AS_IT_IS}
@@ -135,7 +137,7 @@ def job_view(job: int, record: Any, profiles: ProfileCache, *, crowded: bool) ->
         waiting_since_ns=int(since_ns),
         wanted=count_of(record["wanted"]),
         less=_less_of(record),
-        yields_at_boundary=bool((crowded or _swaps(record)) and record["evict"] != NO_MORE),
+        yields_at_boundary=bool(yields and record["evict"] != NO_MORE),
     )
 
 
@@ -243,11 +245,11 @@ def late_ranks(view: PoolView, jobs: Record) -> list[int]:
 
 def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache) -> PoolView:
     """Return all jobs at the instant of a snapshot; the ranks of a group are one job, at the place of the first."""
-    crowded, budget = bool(header["crowded"]), int(header["budget_regions"])
+    budget = int(header["budget_regions"])
     views = []
     growing = alone_job(header, jobs, now_ns)
     for first, ranks in firsts_of(jobs).items():
-        own = [job_view(job, jobs[job], profiles, crowded=crowded) for job in ranks]
+        own = [job_view(job, jobs[job], profiles, header) for job in ranks]
         views.append(own[0] if len(own) == 1 else group_view(own, jobs, now_ns, profiles, budget))
         if growing in ranks:
             growing = first

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import BrokerError, ConfigError, DriverError, ZicoError
+from zico.broker.saving import SWAPPING, VARIABLES, check_device
 from zico.job.autoload import complain
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 _ASKED = -1
 """In ``PAGE_TABLE.pager_pid``: the broker has been asked."""
 _DEFAULT_TIERS = "memory"
-SWAPPING = frozenset({"torch"})
-"""Frameworks whose adapters can let tensors leave and come back."""
 _TOLD = 16
 _NOT_PAGED = "this job is not paged"
 _NOT_SWAPPED = "this job does not swap"
@@ -32,8 +31,6 @@ _NOT_SWAPPED = "this job does not swap"
 def managed_window(undo: contextlib.ExitStack, pool: PoolTable, job: int, settings: JobSettings) -> dict[str, Any]:
     """Return, as a parameter of the heap, managed memory for the window of a job on a GPU, if it is to page."""
     wish = settings.wish
-    if wish.save == "swap":
-        complain(_NOT_SWAPPED, ZicoError("swapping on a GPU is not built yet: give page, or let it wait"))
     if wish.save != "page":
         return {}
     from zico.heap.cuda.managed_window import open_window
@@ -43,6 +40,25 @@ def managed_window(undo: contextlib.ExitStack, pool: PoolTable, job: int, settin
     except DriverError as error:
         complain(_NOT_PAGED, error)
         return {}
+
+
+def check_swapping(pool: PoolTable, job: int, settings: JobSettings, framework: str) -> None:
+    """Say why a job on a GPU that is to swap does not, if so; its record then says that it saves nothing."""
+    from zico.pool.layout import SaveMode
+
+    if settings.wish.save != "swap":
+        return
+    refused = None
+    if framework not in SWAPPING:
+        refused = ConfigError(f"on a GPU {', '.join(SWAPPING)} alone swaps, {framework} does not: give page")
+    else:
+        try:
+            check_device("cuda", {settings.name: settings.wish}, VARIABLES["save"])
+        except ConfigError as error:
+            refused = error
+    if refused is not None:
+        complain(_NOT_SWAPPED, refused)
+        pool.jobs[job]["save"] = SaveMode.NONE
 
 
 def open_heap(pool: PoolTable, job: int, settings: JobSettings, framework: str, of_device: dict[str, Any]) -> Heap:

@@ -367,7 +367,7 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
     settings = job_settings(os.environ, sys.argv[0])
     from zico.broker.client import BrokerClient
     from zico.heap import hooks  # noqa: F401 - compiled or loaded before the place in the pool is taken
-    from zico.job.paged_job import managed_window, open_heap, serve_pages
+    from zico.job.paged_job import check_swapping, managed_window, open_heap, serve_pages
 
     with BrokerClient(socket_path) as client:
         membership = client.join(settings.name, framework, settings.share, settings.wish)
@@ -383,6 +383,7 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
             undo.callback(timeline.close)
             of_device["timeline"] = timeline.functions
             of_device |= managed_window(undo, pool, membership.job, settings)
+            check_swapping(pool, membership.job, settings, framework)
         heap = open_heap(pool, membership.job, settings, framework, of_device)
         if settings.ring:
             _record(heap, settings.ring, framework)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from zico.base.errors import ZicoError
     from zico.base.records import Layout
     from zico.heap.build import Heap
+    from zico.offload.destinations import TierWish
+    from zico.offload.device_tier import DeviceTier
     from zico.offload.mover import Figures
     from zico.offload.observed import Int64s, Observed
     from zico.offload.swap_learning import Way
@@ -238,7 +240,9 @@ def start(
     """
     record = heap.record[0]
     wishes = parse_tiers(tier or DEFAULT_TIER, directory)
-    stack = TierStack.create(wishes, block_bytes=BLOCK_BYTES, directory=directory, label="zico-swap")
+    on_device = bool(heap.pool.header["on_timeline"])
+    of_stack = {"block_bytes": BLOCK_BYTES, "directory": directory, "label": "zico-swap"}
+    stack = _device_tier(heap, wishes, of_stack) if on_device else TierStack.create(wishes, **of_stack)
 
     gauge = HeapGauge(heap)
     gauge.choose_swapping()
@@ -262,9 +266,16 @@ def start(
     if not record["swap"]["overflows"]:
         record["swap"]["start_fd"] = asked_fd  # it has begun
         record["swap"]["overflows"] = 1
-    allow(heap, wishes)
-    os.register_at_fork(before=swapper.hold, after_in_parent=swapper.go_on, after_in_child=swapper.leave_to_parent)
+    if not on_device:  # a forked child can reach nothing that is on a GPU, and no pages can rest there
+        allow(heap, wishes)
+        os.register_at_fork(before=swapper.hold, after_in_parent=swapper.go_on, after_in_child=swapper.leave_to_parent)
     return swapper
+
+
+def _device_tier(heap: Heap, wishes: Sequence[TierWish], of_stack: dict[str, Any]) -> DeviceTier:
+    from zico.offload.device_tier import DeviceTier  # compiled or loaded by this, so only where it is needed
+
+    return DeviceTier(heap, wishes, **of_stack)
 
 
 def _relieve(heap: Heap, gauge: HeapGauge, swapper: Swapper, asked_fd: int) -> None:

@@ -64,6 +64,12 @@ def pair_in(fence: int) -> int:
 
 
 @inlined
+def slot_in(fence: int) -> int:
+    """Return the stream slot that a fence is about."""
+    return pair_in(fence) % STREAMS
+
+
+@inlined
 def job_in(fence: int) -> int:
     """Return the job that a fence is about."""
     return fence >> _JOB_SHIFT

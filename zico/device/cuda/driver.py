@@ -415,6 +415,16 @@ class CudaDriver:
         with self.context.current():
             self.call("cuStreamWaitValue64", stream, device_address, value, _WAIT_GEQ)
 
+    def copy_out(self, stream: int, host_address: int, address: int, size_bytes: int) -> None:
+        """Let a stream copy from the device to registered memory of the host, when it gets there."""
+        with self.context.current():
+            self.call("cuMemcpyDtoHAsync", host_address, address, size_bytes, stream)
+
+    def copy_in(self, stream: int, address: int, host_address: int, size_bytes: int) -> None:
+        """Let a stream copy from registered memory of the host to the device, when it gets there."""
+        with self.context.current():
+            self.call("cuMemcpyHtoDAsync", address, host_address, size_bytes, stream)
+
     # -- for compiled code -------------------------------------------------------------------------
 
     def load_kernel(self, image: bytes, name: str) -> int:

@@ -44,7 +44,7 @@ from zico.heap.layout import (
     tick,
 )
 from zico.heap.placing import MUST_WAIT, NEVER_FITS
-from zico.pool.fences import at, counters_of, pair_of, value_in
+from zico.pool.fences import NO_FENCE, at, counters_of, fence_of, has_passed, issued_of, pair_of, slot_in, value_in
 from zico.pool.layout import NOBODY, STREAMS
 from zico.trace import ring
 from zico.trace.events import NO_NAME
@@ -364,6 +364,60 @@ def record_stream(heap: HeapRecord, address: int, stream: int) -> None:
     if 0 <= offset < heap.window_bytes and len(uses_at(heap, offset)) == 1:
         note_use(heap, offset, slot)
     private_unlock(heap.mutex_address)
+
+
+# -- streams that copy ------------------------------------------------------------------------------
+
+
+@entry(HEAP, int, int)
+def use_behind(heap: HeapRecord, address: int, stream: int) -> int:
+    """Let a stream use a tensor behind all that the tensor's streams were given until now; its free waits for that.
+
+    Waits on the device, and here only where the device takes no such wait. Returns 1; 0: there is
+    no such tensor, or the device has refused.
+    """
+    offset = address - heap.base
+    private_lock(heap.mutex_address)
+    slot = streams.slot_of(heap, stream)
+    done = slot != NO_SLOT and 0 <= offset < heap.window_bytes and len(uses_at(heap, offset)) == 1
+    if done:
+        used = uses_at(heap, offset)[0] & (2 * OTHER_STREAM - 1) | 1 << owner_at(heap, offset)
+        note_use(heap, offset, slot)
+        if used & (OTHER_STREAM | heap.streams.mixed):
+            done = streams.synchronize(heap)
+        for other in range(STREAMS):
+            if used >> other & 1 and other != slot:
+                done = done and streams.follow(heap, other, stream)
+    private_unlock(heap.mutex_address)
+    return int(done)
+
+
+@entry(HEAP, int)
+def mark_stream(heap: HeapRecord, stream: int) -> int:
+    """Put a mark on a stream; returns its fence, ``NO_FENCE`` if the device has refused."""
+    fence = NO_FENCE
+    private_lock(heap.mutex_address)
+    slot = streams.slot_of(heap, stream)
+    if slot != NO_SLOT and streams.mark(heap, slot):
+        pair = pair_of(pool_of(heap).job, slot)
+        fence = fence_of(pair, issued_of(pool_of(heap))[pair])
+    private_unlock(heap.mutex_address)
+    return fence
+
+
+@entry(HEAP, int, int)
+def wait_for(heap: HeapRecord, stream: int, fence: int) -> int:
+    """Let a stream go on behind a mark of this job, on the device; returns 1, or 0 if the device has refused."""
+    private_lock(heap.mutex_address)
+    slot = streams.slot_of(heap, stream)
+    done = fence == NO_FENCE or has_passed(pool_of(heap), fence) or slot_in(fence) == slot
+    if not done and slot != NO_SLOT:
+        done = streams.wait_for_own(heap, slot, slot_in(fence), value_in(fence))
+    private_unlock(heap.mutex_address)
+    return int(done)
+
+
+# -- the end ---------------------------------------------------------------------------------------
 
 
 @entry(HEAP)

@@ -1,0 +1,361 @@
+"""Tensors of jobs on the software twin leave and come back by side streams, in any order that a device may have."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swapping_parts import DEADLINE_S
+from twin_tenant import TwinTenant
+from twin_world import CHECK, REGION_BYTES, World
+
+from zico.base.errors import SwapError
+from zico.heap.cuda import on_stream
+from zico.offload import swap_joining
+from zico.offload.destinations import TierWish
+from zico.offload.device_tier import DeviceTier
+from zico.offload.mover import Idle, Mover, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from twin_world import Tensor
+
+MIB = 1 << 20
+PINNED = (TierWish("memory", 64 * MIB),)
+BELOW = {"file": (TierWish("file", 64 * MIB),), "compressed": (TierWish("compressed", 64 * MIB),)}
+
+
+class Saved(Idle):
+    """A tensor of a job that nobody reaches for between two uses; kernels say whether it is as it was."""
+
+    def __init__(self, job: SwappingJob, tensor: Tensor) -> None:
+        """Stand for a tensor that is here."""
+        super().__init__(tensor.size_bytes)
+        self.job = job
+        self.tensor = tensor
+        self.fence = 0
+        self.held = False
+
+    def lend(self) -> int:
+        """Return its address, unless held."""
+        return 0 if self.held else self.tensor.address
+
+    def let_go(self) -> None:
+        """Free it, as PyTorch does: on the stream that it was allocated for."""
+        self.job.give_up(self.tensor)
+
+    def settle(self) -> int:
+        """Allocate for the stream that copies in."""
+        self.came = self.job.receive(self.tensor)
+        return self.came.address
+
+    def arrive(self) -> None:
+        """Be here, behind the copy."""
+        self.tensor = self.came
+        self.fence = self.job.tier.fence_of(self.ticket)
+
+    def use(self, stream: int, *, keep: bool = False) -> None:
+        """Let a kernel on a stream look at it; ``keep``: hold it afterwards."""
+        self.job.mover.need(self, self.hold)
+        handle = self.job.tenant.handles[stream]
+        on_stream.record_stream(self.job.tenant.record[0], self.tensor.address, handle)
+        if self.tensor.content:
+            self.job.tier.follow(handle, self.fence)
+        else:
+            self.job.tenant._follow(self.tensor, stream)
+        self.job.tenant._launch(CHECK, self.tensor, stream)
+        self.held = keep
+
+    def hold(self) -> None:
+        """Reach for it."""
+        self.held = True
+
+
+class SwappingJob:
+    """A job with side streams; its tensors leave by a mover."""
+
+    def __init__(self, tenant: TwinTenant, tier: DeviceTier, mover: Mover) -> None:
+        """Use them."""
+        self.tenant, self.tier, self.mover = tenant, tier, mover
+        tenant.handles.append(tier.incoming)
+
+    def save(self, size_bytes: int, stream: int = 0) -> Saved | None:
+        """Allocate, write, and keep for later; ``None`` if there is no room."""
+        tensor = self.tenant.allocate(size_bytes, stream)
+        return None if tensor is None else Saved(self, tensor)
+
+    def give_up(self, tensor: Tensor) -> None:
+        """Free what has been copied, or is going to be."""
+        self.tenant.live.remove(tensor)
+        tensor.freed = True
+        on_stream.free_on(self.tenant.record[0], tensor.address, self.tenant.handles[tensor.stream])
+
+    def receive(self, tensor: Tensor) -> Tensor:
+        """Allocate for what comes back."""
+        incoming = len(self.tenant.handles) - 1
+        address = int(on_stream.allocate_on(self.tenant.record[0], tensor.size_bytes, self.tier.incoming))
+        if address <= 0:
+            message = f"no room for {tensor.size_bytes} bytes"
+            raise SwapError(message)
+        came = self.tenant.world.enter(self.tenant, address, tensor.size_bytes, incoming)
+        came.content = tensor.content or tensor.number
+        self.tenant.live.append(came)
+        return came
+
+    def free(self, saved: Saved) -> None:
+        """Use it for the last time."""
+        saved.use(0, keep=True)
+        self.give_up(saved.tensor)
+
+
+@contextlib.contextmanager
+def swapping(world: World, wishes: tuple[TierWish, ...] = PINNED, **options: Any) -> Iterator[SwappingJob]:  # noqa: ANN401 - a tenant's
+    """Make a job whose tensors leave; at its end every copy is done and nothing is left."""
+    with TwinTenant(world, **options) as tenant, contextlib.ExitStack() as undo:
+        tier = DeviceTier(tenant.heap, wishes, block_bytes=1 << 18)
+        undo.callback(tier.close)
+        mover = Mover(tier, lambda _figures: None, DEADLINE_S)
+        undo.callback(mover.close)
+        yield SwappingJob(tenant, tier, mover)
+        world.twin.release()
+        tenant.settle()
+        for handle in (*tenant.handles, tier.outgoing):
+            tenant.driver.synchronize(handle)
+        tenant.settle()
+        tenant.check()
+        tenant.check_empty()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """Compile what jobs call, so that no test's deadline pays for it."""
+    with World(2) as world, swapping(world) as job:
+        leave_and_return(job, REGION_BYTES)
+
+
+def leave_and_return(job: SwappingJob, size_bytes: int) -> None:
+    """Let one tensor leave, come back, and be looked at."""
+    saved = got(job.save(size_bytes))
+    assert job.mover.send(saved)
+    assert job.mover.settle(DEADLINE_S)
+    assert saved.place is Place.AWAY
+    job.free(saved)
+
+
+def got(saved: Any) -> Any:  # noqa: ANN401 - whatever was asked for
+    """Return what must have been had."""
+    assert saved is not None
+    return saved
+
+
+@given(seed=st.integers(0, 1 << 30))
+@settings(max_examples=20, deadline=None)
+def test_a_tensor_leaves_another_job_has_its_memory_and_it_comes_back(seed: int) -> None:
+    """Invariants 2 and 7: one region changes hands three times while the device stands still; then any order is right.
+
+    Nothing waits on the processor: all is queued before the device does its first step.
+    """
+    with World(1) as world, swapping(world) as job, TwinTenant(world) as other:
+        world.twin.pause()
+        saved = got(job.save(REGION_BYTES))
+        assert job.mover.send(saved)
+        assert job.mover.settle(DEADLINE_S)
+        assert saved.place is Place.AWAY, "its memory is free, though the device has done nothing"
+        job.tenant.settle()
+        taken = got(other.allocate(REGION_BYTES))
+        other.free(taken)
+        job.free(saved)
+        assert world.handed_on >= 1
+        world.twin.run_shuffled(seed)
+        assert all(stream.is_idle() for stream in world.twin._all_streams())
+        world.check()
+        other.leave()
+
+
+def test_the_memory_goes_to_others_only_behind_the_copy() -> None:
+    """What left is not given to another job before the device has copied it, unless that waits for the copy."""
+    with World(1) as world, swapping(world) as job, TwinTenant(world) as other:
+        saved = got(job.save(REGION_BYTES))
+        job.tenant.driver.synchronize(job.tenant.handles[0])
+        world.twin.pause()
+        assert job.mover.send(saved)
+        assert job.mover.settle(DEADLINE_S)
+        job.tenant.settle()
+        taken = got(other.allocate(REGION_BYTES))
+        theirs = world.twin.stream(other.handles[0])
+        assert not theirs.can_step(), "it waits for the first job's main stream"
+        assert not world.twin.stream(job.tenant.handles[0]).can_step(), "which waits for the copy"
+        world.twin.run_shuffled(0)
+        other.free(taken)
+        world.twin.release()
+        job.free(saved)
+        other.leave()
+        world.check()
+
+
+@given(seed=st.integers(0, 1 << 30))
+@settings(max_examples=20, deadline=None)
+def test_whatever_leaves_and_returns_is_as_it_was(seed: int) -> None:
+    """Invariants 2, 4 and 7: tensors of two jobs leave, return, are used on two streams and freed, in any order."""
+    rng = random.Random(seed)  # noqa: S311 - a test's
+    with World(8) as world, swapping(world) as one, swapping(world) as other:
+        jobs: list[tuple[SwappingJob, list[Saved]]] = [(one, []), (other, [])]
+        world.twin.pause()
+        for _ in range(60):
+            work(*rng.choice(jobs), rng)
+            for _ in range(rng.randrange(6)):
+                ready = [stream for stream in world.twin._all_streams() if stream.can_step()]
+                if ready:
+                    rng.choice(ready).step()
+            world.check()
+        world.twin.run_shuffled(seed)
+        world.twin.release()
+        for job, alive in jobs:
+            for saved in alive:
+                job.free(saved)
+        world.check()
+
+
+def work(job: SwappingJob, alive: list[Saved], rng: random.Random) -> None:
+    """Let a job do one thing."""
+    doing = rng.choice("aassssufe")
+    if doing == "a" and len(alive) < 3:
+        saved = job.save(rng.choice([100_000, REGION_BYTES // 2, REGION_BYTES]), rng.randrange(2))
+        if saved is not None:
+            alive.append(saved)
+    elif doing == "e":
+        job.tenant.settle()
+    elif alive and doing != "a":
+        saved = rng.choice(alive)
+        if doing == "s":
+            job.mover.send(saved)
+            assert job.mover.settle(DEADLINE_S)
+            return
+        with contextlib.suppress(SwapError):  # no room now, while the device stands still
+            if doing == "u":
+                saved.use(rng.randrange(2))
+            else:
+                job.free(saved)
+                alive.remove(saved)
+
+
+@pytest.mark.parametrize("kind", sorted(BELOW))
+def test_other_tiers_take_what_memory_has_no_room_for(kind: str) -> None:
+    """Payloads go through pinned memory to the processor's tiers and back, the larger one first."""
+    with World(4) as world, swapping(world, (*BELOW[kind], TierWish("memory", 2 * REGION_BYTES))) as job:
+        saved = [got(job.save(size)) for size in (REGION_BYTES, REGION_BYTES, REGION_BYTES, 100_000)]
+        for one in saved:
+            assert job.mover.send(one)
+        assert job.mover.settle(DEADLINE_S)
+        assert [one.place for one in saved] == [Place.AWAY] * 4
+        assert [job.tier._payloads[one.ticket].buffer is None for one in saved] == [False, False, True, True]
+        assert len(job.tier.rates()) == 2
+        for one in reversed(saved):
+            job.free(one)
+        world.check()
+
+
+def test_a_buffer_serves_the_next_payload_of_its_size() -> None:
+    """An iteration pins nothing that the last one has pinned, and another size has the room when it is needed."""
+    with World(2) as world, swapping(world, (TierWish("memory", 2 * MIB),)) as job:
+        for _ in range(3):
+            leave_and_return(job, 2 * MIB)
+            assert job.mover.settle(DEADLINE_S)
+        assert world.twin.leaks()["registrations"] == registrations(world) + 1
+        leave_and_return(job, MIB)
+        assert job.mover.settle(DEADLINE_S)
+        assert job.tier._buffers._held_bytes == MIB
+
+
+def registrations(world: World) -> int:
+    """Return what a job without pinned buffers has registered."""
+    with swapping(world):
+        both = world.twin.leaks()["registrations"]
+    return both - world.twin.leaks()["registrations"]
+
+
+@pytest.mark.parametrize("function", ["cuMemHostRegister", "cuMemcpyDtoHAsync", "cuStreamIsCapturing"])
+def test_what_the_driver_refuses_to_copy_stays(function: str) -> None:
+    """The tensor is here, as it was; nothing is kept, and it is not tried again."""
+    with World(2) as world, swapping(world) as job:
+        saved = got(job.save(REGION_BYTES))
+        world.twin.fail_next(function)
+        if function == "cuStreamIsCapturing":
+            world.twin.fail_next("cuCtxSynchronize")
+        assert job.mover.send(saved)
+        assert job.mover.settle(DEADLINE_S)
+        assert (saved.place, saved.stays, job.tier._payloads) == (Place.HERE, True, {})
+        job.free(saved)
+        world.twin.refused.clear()
+        job.tenant.record[0]["streams"]["failures"] = 0
+
+
+def test_what_cannot_be_copied_back_raises_and_comes_later() -> None:
+    """Whoever needs it is told; the payload is still there, and the memory that it was to have is not lost."""
+    with World(2) as world, swapping(world) as job:
+        saved = got(job.save(REGION_BYTES))
+        assert job.mover.send(saved)
+        assert job.mover.settle(DEADLINE_S)
+        world.twin.fail_next("cuMemcpyHtoDAsync")
+        with pytest.raises(SwapError, match="cannot be read back"):
+            saved.use(0)
+        job.give_up(saved.came)  # as PyTorch does with memory that nobody refers to
+        job.free(saved)
+
+
+def test_a_refused_mark_or_wait_is_waited_for_here() -> None:
+    """Where the device takes no mark behind a copy, or no wait for it, the thread that asks waits."""
+    with World(2) as world, swapping(world) as job:
+        saved = got(job.save(REGION_BYTES))
+        job.tenant.driver.synchronize(job.tenant.handles[0])
+        on_stream.use_behind(job.tenant.record[0], saved.tensor.address, job.tier.outgoing)
+        world.twin.fail_next("cuStreamIsCapturing")
+        assert job.tier._mark(job.tier.outgoing) == 0
+        assert world.twin.stream(job.tier.outgoing).is_idle()
+        job.free(saved)
+        world.twin.refused.clear()
+        job.tenant.record[0]["streams"]["failures"] = 0
+
+
+# -- by plan ---------------------------------------------------------------------------------------
+
+
+def test_a_job_follows_a_plan_within_its_limit() -> None:
+    """Invariant 8: a job with half of its peak trains by plan; every tensor is as it was, and nobody has less than all.
+
+    Iterations are forward and backward passes over eight tensors of a region each.
+    """
+    layers, limit = 8, 6
+    with World(12) as world, TwinTenant(world, wait_limit_s=DEADLINE_S) as tenant, contextlib.ExitStack() as undo:
+        world.pool.set_limit(tenant.place, limit)
+        swapper = swap_joining.start(tenant.heap, "memory:64MiB")
+        tier = swapper.tier
+        undo.callback(tier.close)
+        undo.callback(swapper._mover.close)
+        job = SwappingJob(tenant, tier, swapper._mover)
+        for _ in range(8):
+            saved = []
+            for _ in range(layers):
+                saved.append(got(job.save(REGION_BYTES)))
+                swapper.saved(saved[-1])
+            while saved:
+                one = saved.pop()
+                swapper.used(one, one.hold)
+                job.free(one)
+            tenant.mark()
+            if swapper._learner.planning is not None:
+                swapper._learner.planning.join(DEADLINE_S)
+        assert swapper.planned_iterations >= 3
+        assert swapper.figures.out_bytes >= 8 * (layers - limit) * REGION_BYTES
+        assert int(tenant.job["peak_held"]) <= limit
+        assert swapper.settle(DEADLINE_S)
+        for handle in (*tenant.handles, tier.outgoing):
+            tenant.driver.synchronize(handle)
+        tenant.settle()
+        tenant.check_empty()
+        world.check()
