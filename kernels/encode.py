@@ -5,7 +5,7 @@ word. Zeros are left out of a piece by two launches: where they are, then the ot
 its place by counting the bits of the words before its own. So a piece should be small, as those of
 ``zico.offload.compressing`` are.
 
-No job launches these yet: nothing swaps on a GPU.
+No job launches these yet: what swaps on a GPU is moved as it is.
 """
 
 from __future__ import annotations

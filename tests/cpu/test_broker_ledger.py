@@ -116,6 +116,8 @@ def test_what_is_lent_between_iterations_is_not_kept() -> None:
     assert seen() == [(5, 3), (5, 3), (5, 3), (5, 0)]
     header["crowded"] = 1
     assert seen() == [(5, 0), (0, 0), (5, 3), (5, 0)]
+    set_fields(header, crowded=0, on_timeline=1)
+    assert seen() == [(5, 3), (5, 3), (5, 3), (5, 3)], "on a GPU nobody evicts"
 
 
 def test_a_profile_is_converted_once_until_it_changes() -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from zico.base.errors import ConfigError
 from zico.base.units import GIB, MIB
 from zico.broker.protocol.messages import MAX_SIZE_BYTES
-from zico.broker.saving import MODES, Wish, check_device, served_on, variables_of, wish_in, wishes_of
+from zico.broker.saving import MODES, PLANNERS, Wish, check_device, served_on, variables_of, wish_in, wishes_of
+from zico.planning.saving.registry import MOVING_PLANNERS, REDUCING, SAVE_PLANNERS, SEGMENTS
 from zico.pool.layout import SaveMode
 
 NAMES = ("a", "b=c")
@@ -50,14 +51,23 @@ def test_jobs_may_have_different_modes() -> None:
     assert wishes_of({"save": "b=c=page"}, ORIGINS, NAMES, GIB) == {"a": Wish(), "b=c": Wish("page")}
 
 
-def test_nothing_swaps_on_a_gpu() -> None:
-    """To page is all that a job can do there: another wish is not its record's, and a swap asked for is refused."""
-    assert [served_on("host", mode) for mode in MODES] == list(MODES)
-    assert [served_on("cuda", mode) for mode in MODES] == ["none", "none", "page", "none"]
-    check_device("host", {"a": Wish("swap")}, "--save")
-    check_device("cuda", {"a": Wish("page"), "b": Wish("auto")}, "--save")
-    with pytest.raises(ConfigError, match="ZICO_SAVE: b cannot swap on a GPU"):
-        check_device("cuda", {"a": Wish("page"), "b": Wish("swap")}, "ZICO_SAVE")
+def test_on_a_gpu_pytorch_alone_swaps() -> None:
+    """To page is all that other jobs can do there: another wish is not their record's."""
+    assert [served_on("host", mode, "tensorflow") for mode in MODES] == list(MODES)
+    assert [served_on("cuda", mode, "torch") for mode in MODES] == list(MODES)
+    assert [served_on("cuda", mode, "jax") for mode in MODES] == ["none", "none", "page", "none"]
+
+
+def test_on_a_gpu_planners_only_move() -> None:
+    """A planner that drops, encodes or runs modules again is refused there, with those that would do."""
+    for planner in PLANNERS:
+        check_device("host", {"a": Wish("swap", planner=planner)}, "--save")
+    for planner in MOVING_PLANNERS:
+        check_device("cuda", {"a": Wish("page"), "b": Wish("auto"), "c": Wish("swap", planner=planner)}, "--save")
+    for planner in {*SAVE_PLANNERS, *REDUCING, SEGMENTS, "gist"}:
+        assert planner not in MOVING_PLANNERS
+        with pytest.raises(ConfigError, match=f"ZICO_SAVE: b cannot follow {planner} on a GPU, .* one of longest, "):
+            check_device("cuda", {"a": Wish("page"), "b": Wish("swap", planner=planner)}, "ZICO_SAVE")
 
 
 @pytest.mark.parametrize(

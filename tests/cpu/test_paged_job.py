@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from zico.broker.saving import Wish
-from zico.job.paged_job import managed_window
+from zico.job.paged_job import check_swapping, managed_window
 from zico.job.settings import JobSettings
+from zico.pool.layout import SaveMode
 
 
-def test_a_job_on_a_gpu_says_that_it_does_not_swap(capsys: pytest.CaptureFixture[str]) -> None:
-    """If it is told to without ``zico run``, which refuses: one sentence, and it goes on as one that saves nothing."""
-    pool: Any = None  # nothing is asked of it
-    with contextlib.ExitStack() as undo:
-        assert managed_window(undo, pool, 0, JobSettings(wish=Wish("swap"))) == {}
-    told = capsys.readouterr().err
-    assert told == "zico: this job does not swap: swapping on a GPU is not built yet: give page, or let it wait\n"
+@pytest.mark.parametrize(
+    ("framework", "planner", "told"),
+    [
+        ("torch", "", ""),
+        ("torch", "lms", ""),
+        ("torch", "chen", "ZICO_JOB_SAVE: job cannot follow chen on a GPU, where tensors only move, whole"),
+        ("jax", "", "on a GPU torch alone swaps, jax does not: give page"),
+    ],
+)
+def test_a_job_on_a_gpu_says_why_it_does_not_swap(
+    capsys: pytest.CaptureFixture[str], framework: str, planner: str, told: str
+) -> None:
+    """One sentence, and it goes on as one that saves nothing, also by its record."""
+    pool: Any = SimpleNamespace(jobs=[{"save": SaveMode.SWAP}])
+    check_swapping(pool, 0, JobSettings(wish=Wish("swap", planner=planner)), framework)
+    assert pool.jobs[0]["save"] == (SaveMode.NONE if told else SaveMode.SWAP)
+    said = capsys.readouterr().err
+    assert said.startswith(f"zico: this job does not swap: {told}") if told else not said
 
 
-@pytest.mark.parametrize("save", ["none", "auto"])
-def test_a_job_on_a_gpu_that_waits_says_nothing(capsys: pytest.CaptureFixture[str], save: Any) -> None:  # noqa: ANN401 - a mode
-    """Waiting is what it was told, or the only way that it has."""
+@pytest.mark.parametrize("save", ["none", "auto", "swap"])
+def test_a_job_on_a_gpu_that_does_not_page_has_its_own_window(capsys: pytest.CaptureFixture[str], save: Any) -> None:  # noqa: ANN401 - a mode
+    """It says nothing of that."""
     pool: Any = None
     with contextlib.ExitStack() as undo:
         assert managed_window(undo, pool, 0, JobSettings(wish=Wish(save))) == {}
