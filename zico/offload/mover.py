@@ -72,6 +72,8 @@ class Idle(abc.ABC):
         """Somebody is bringing it back at this moment."""
         self.is_dropped = False
         """It is in no tier: who needs it makes it again."""
+        self.is_unlogged = False
+        """It has left, and the heap's log does not know the memory that it gets when it comes back."""
 
     def keep_sources(self) -> bool:
         """Keep what its contents are made of until ``arrive``; tells whether they can be made again.

@@ -258,7 +258,8 @@ def start(
             peak_bytes = int(seen.load_bytes.max()) + gauge.restable_bytes()
             gauge.tell(peak_bytes, ways(seen, rates(), margin))
 
-    swapper = Swapper(mover, gauge, Learner(gauge.ended, gauge.cap_bytes, rates, tell, planners, complain, prepare))
+    learner = Learner(gauge.ended, gauge.cap_bytes, rates, tell, planners, complain, prepare)
+    swapper = Swapper(mover, gauge, learner, logs_returns=not on_device)  # the log is of the first stream alone
     asked_fd = os.eventfd(0, os.EFD_CLOEXEC)
     threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()
     record["swap"]["sequence"] = NOT_ASKED

@@ -78,8 +78,17 @@ class Gauge(Protocol):
 class Swapper:
     """Watches the idle tensors of a job and moves them."""
 
-    def __init__(self, mover: Mover, gauge: Gauge, learner: Learner) -> None:
-        """Start without a plan."""
+    def __init__(self, mover: Mover, gauge: Gauge, learner: Learner, *, logs_returns: bool = True) -> None:
+        """Start without a plan.
+
+        Args:
+            mover: Moves tensors.
+            gauge: Of the job.
+            learner: Makes plans.
+            logs_returns: Whether the learner's iterations know of memory that tensors come back to. If
+                not, a tensor that has left is added to them until it dies.
+        """
+        self._logs_returns = logs_returns
         self._mover = mover
         self._gauge = gauge
         self._learner = learner
@@ -186,6 +195,8 @@ class Swapper:
 
     def forget(self, idle: Idle) -> None:
         """Let the tier's copy of a tensor go that nobody needs any more; from any thread at any moment."""
+        if idle.is_unlogged:
+            self._learner.note_moved(self._gauge.tick(), -idle.size_bytes)
         self._mover.forget_all_of(idle)
 
     def _pass(self, code: int, size_bytes: int) -> Plan | None:
@@ -385,5 +396,7 @@ class Swapper:
         self._wishes, self._due = [], []
         self._mover.tidy()
 
-    def _note_moved(self, _idle: Idle, size_bytes: int) -> None:
-        self._learner.note_moved(self._gauge.tick(), size_bytes)
+    def _note_moved(self, idle: Idle, size_bytes: int) -> None:
+        if self._logs_returns or not idle.is_unlogged:
+            self._learner.note_moved(self._gauge.tick(), size_bytes)
+        idle.is_unlogged = not self._logs_returns
