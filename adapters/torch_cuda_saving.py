@@ -16,7 +16,6 @@ import torch
 from zico.adapters.torch_saving import Saved, Saving, Storage, storage_of
 
 from zico.heap.cuda import on_stream
-from zico.pool.fences import NO_FENCE
 
 if TYPE_CHECKING:
     from zico.heap.build import Heap
@@ -28,8 +27,8 @@ class DeviceStorage(Storage):
     """Memory of a GPU that only saved tensors refer to, sooner or later."""
 
     _saving: DeviceSaving
-    fence = NO_FENCE
-    """Of the copy in that has made it, where one has."""
+    fence = 0
+    """Of the copy in that has made it, 0: none has."""
 
     def settle(self) -> int:
         """Allocate as PyTorch does, for the stream that copies in."""
@@ -46,7 +45,7 @@ class DeviceStorage(Storage):
         """Let the calling thread's stream use it behind the copy that made it; its next copy waits for that stream."""
         stream = torch._C._cuda_getCurrentRawStream(self._saving.device.index)  # noqa: SLF001 - the only way without an object
         on_stream.record_stream(self._saving.heap, self._storage.data_ptr(), stream)
-        if self.fence != NO_FENCE:
+        if self.fence:
             self._saving.tier.follow(stream, self.fence)
 
 
