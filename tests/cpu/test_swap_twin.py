@@ -190,9 +190,10 @@ def test_the_memory_goes_to_others_only_behind_the_copy() -> None:
         assert job.mover.settle(DEADLINE_S)
         job.tenant.settle()
         taken = got(other.allocate(REGION_BYTES))
-        theirs = world.twin.stream(other.handles[0])
+        theirs, ours = (world.twin.stream(handle) for handle in (other.handles[0], job.tenant.handles[0]))
         assert not theirs.can_step(), "it waits for the first job's main stream"
-        assert not world.twin.stream(job.tenant.handles[0]).can_step(), "which waits for the copy"
+        ours.step()
+        assert not ours.can_step(), "which has marked its own work, and waits for the copy"
         world.twin.run_shuffled(0)
         other.free(taken)
         world.twin.release()

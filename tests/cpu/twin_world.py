@@ -197,10 +197,13 @@ class World:
 
     @staticmethod
     def _places(tensor: Tensor) -> list[int]:
-        """Return the tensor's first and last word and the first one of each piece of memory that it lies in."""
+        """Return the tensor's first and last word and the first one of each piece of memory that it lies in.
+
+        What came by a copy was written where other words were the first ones of pieces.
+        """
         last = tensor.address + max(tensor.size_bytes // _WORD_BYTES - 1, 0) * _WORD_BYTES
         next_piece = (tensor.address // REGION_BYTES + 1) * REGION_BYTES
-        return [tensor.address, last, *range(next_piece, last, REGION_BYTES)]
+        return [tensor.address, last, *(() if tensor.content else range(next_piece, last, REGION_BYTES))]
 
     # -- what must be true -------------------------------------------------------------------------
 
