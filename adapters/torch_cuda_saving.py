@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zico.offload.swapper import Swapper
 
 
-class DeviceStorage(Storage):
+class DeviceStorage(Storage):  # type: ignore[misc]  # mypy knows no adapter by this name
     """Memory of a GPU that only saved tensors refer to, sooner or later."""
 
     _saving: DeviceSaving
@@ -49,7 +49,7 @@ class DeviceStorage(Storage):
             self._saving.tier.follow(stream, self.fence)
 
 
-class DeviceSaving(Saving):
+class DeviceSaving(Saving):  # type: ignore[misc]  # as above
     """The hooks for a GPU's tensors."""
 
     storage_type = DeviceStorage

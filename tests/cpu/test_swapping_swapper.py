@@ -112,6 +112,21 @@ def test_an_iteration_that_is_not_the_planned_one_is_served_by_need() -> None:
     assert job.swapper.planned_iterations == planned + 2
 
 
+def test_memory_that_is_not_logged_counts_as_away_until_its_tensor_dies() -> None:
+    """Where the log knows no memory that tensors come back to, an iteration is told of the first departure and the end."""
+    job = Job(100 * SIZE)
+    job.swapper = Swapper(job.mover, job.gauge, job.learner, logs_returns=False)
+    job.save(b"a" * SIZE)
+    for _ in range(2):
+        assert job.mover.send(job.saved[0])
+        assert job.swapper.settle(DEADLINE_S)
+        job.mover.need(job.saved[0], job.saved[0].take)
+        job.saved[0].held = False
+    assert [size_bytes for _, size_bytes in job.learner._moved] == [SIZE]
+    job.swapper.forget(job.saved[0])
+    assert [size_bytes for _, size_bytes in job.learner._moved] == [SIZE, -SIZE]
+
+
 def test_relief_takes_what_is_needed_last_and_no_more() -> None:
     """Somebody who waits gets what was saved first."""
     job = Job(100 * SIZE)

@@ -241,7 +241,7 @@ def start(
     record = heap.record[0]
     wishes = parse_tiers(tier or DEFAULT_TIER, directory)
     on_device = bool(heap.pool.header["on_timeline"])
-    of_stack = {"block_bytes": BLOCK_BYTES, "directory": directory, "label": "zico-swap"}
+    of_stack: dict[str, Any] = {"block_bytes": BLOCK_BYTES, "directory": directory, "label": "zico-swap"}
     stack = _device_tier(heap, wishes, of_stack) if on_device else TierStack.create(wishes, **of_stack)
 
     gauge = HeapGauge(heap)
