@@ -113,7 +113,7 @@ def test_an_iteration_that_is_not_the_planned_one_is_served_by_need() -> None:
 
 
 def test_memory_that_is_not_logged_counts_as_away_until_its_tensor_dies() -> None:
-    """Where the log knows no memory that tensors come back to, an iteration is told of the first departure and the end."""
+    """An iteration is told of its first departure and of its end, and of no return."""
     job = Job(100 * SIZE)
     job.swapper = Swapper(job.mover, job.gauge, job.learner, logs_returns=False)
     job.save(b"a" * SIZE)

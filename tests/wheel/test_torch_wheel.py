@@ -195,6 +195,7 @@ def test_a_job_trains_with_less_than_its_peak(broker: Broker, note: dict[str, An
     assert found["is_equal"]
     assert found["planned"] >= 2
     assert min(found["moved_bytes"]) >= 2 * LAYER_BYTES
+    assert 0 < found["beside_bytes"] <= found["moved_bytes"][1], "what returns has memory of the stream that copies"
     assert found["peak_bytes"] <= LIMIT_BYTES
     assert found["failures"] == 0
     assert (ended["exit"], ended["errors"], ended["bad_calls"]) == (0, "", 0)

@@ -35,6 +35,8 @@ LOOKS = 8
 CAPTURE_RELAXED = 2
 LAYER_ELEMENTS = 4 * ELEMENTS
 FEW_LAYERS, MANY_LAYERS, ITERATIONS = 3, 8, 8
+read_at: list[int] = []
+"""Where saved tensors were when layers read them."""
 torch: Any = None
 driver = Driver()
 
@@ -236,10 +238,10 @@ def _calls_in_pairs(sizes: tuple[int, ...]) -> dict[str, float]:
 # -- saved tensors that leave and come back --------------------------------------------------------
 
 
-def _layer(sources: list[Any], targets: list[Any]) -> Any:  # noqa: ANN401 - a class
+def _layer(sources: list[Any], targets: list[Any], beside: Any) -> Any:  # noqa: ANN401 - a class
     """Return an operation that saves its input; forwards it makes a numbered tensor, backwards it reads what it saved.
 
-    Nothing in it waits for the device.
+    Nothing in it waits for the device. Tensors are allocated for the stream ``beside``, if one is given.
     """
 
     class Layer(torch.autograd.Function):  # type: ignore[misc,name-defined]
@@ -247,13 +249,15 @@ def _layer(sources: list[Any], targets: list[Any]) -> Any:  # noqa: ANN401 - a c
         def forward(ctx: Any, tensor: Any, number: int) -> Any:  # noqa: ANN401 - PyTorch's
             ctx.save_for_backward(tensor)
             ctx.number = number
-            made = torch.empty_like(tensor)
+            with torch.cuda.stream(beside):
+                made = torch.empty_like(tensor)
             made.copy_(sources[number + 1], non_blocking=True)
             return made
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:  # noqa: ANN401 - PyTorch's
             (tensor,) = ctx.saved_tensors
+            read_at.append(tensor.data_ptr())
             targets[ctx.number].copy_(tensor, non_blocking=True)
             given = torch.empty_like(gradient)
             given.copy_(tensor, non_blocking=True)
@@ -262,12 +266,18 @@ def _layer(sources: list[Any], targets: list[Any]) -> Any:  # noqa: ANN401 - a c
     return Layer
 
 
-def _pass(layers: int, sources: list[Any], targets: list[Any], between: Callable[[], None]) -> list[bool]:
+def _pass(
+    layers: int,
+    sources: list[Any],
+    targets: list[Any],
+    between: Callable[[], None],
+    beside: Any = None,  # noqa: ANN401 - a stream
+) -> list[bool]:
     """Go forward and back through layers; returns whether each has read back what it saved, and the gradient."""
     first = torch.empty(LAYER_ELEMENTS, device="cuda", requires_grad=True)
     with torch.no_grad():
         first.copy_(sources[0], non_blocking=True)
-    layer, tensor = _layer(sources, targets), first
+    layer, tensor = _layer(sources, targets, beside), first
     for number in range(layers):
         tensor = layer.apply(tensor, number)
     gradient = torch.empty_like(tensor)
@@ -286,7 +296,10 @@ def _pinned(layers: int) -> tuple[list[Any], list[Any]]:
 
 
 def swap_queued() -> dict[str, Any]:
-    """Let all that is saved leave and come back while the main stream is held: nothing waits on the processor."""
+    """Let all that is saved leave and come back while the main stream is held: nothing waits on the processor.
+
+    Tensors are allocated for another stream than the one that writes and saves them.
+    """
     joined = session.current()
     assert joined is not None
     swapper, main = joined.swapper, torch.cuda.Stream()
@@ -301,7 +314,7 @@ def swap_queued() -> dict[str, Any]:
 
     driver.hold(main.cuda_stream)
     with torch.cuda.stream(main):
-        seen["is_equal"] = _pass(FEW_LAYERS, sources, targets, leave)
+        seen["is_equal"] = _pass(FEW_LAYERS, sources, targets, leave, torch.cuda.Stream())
     return {**seen, "in_bytes": swapper.figures.in_bytes, "away_bytes": swapper.figures.away_bytes}
 
 
@@ -316,8 +329,11 @@ def swap_planned() -> dict[str, Any]:
         step()
     status = session.status()
     assert status is not None
+    heap = joined.heap.record[0]
+    begin, end = (joined.heap.base + int(heap[name]) for name in ("side_offset", "spill_offset"))
     return {
         "is_equal": all(is_equal),
+        "beside_bytes": 4 * LAYER_ELEMENTS * sum(begin <= address < end for address in read_at),
         "planned": joined.swapper.planned_iterations,
         "moved_bytes": [status["moved_out_bytes"], status["moved_in_bytes"]],
         "peak_bytes": status["peak_bytes"],
