@@ -20,6 +20,7 @@ from zico.offload.destinations import TierWish
 from zico.offload.device_tier import DeviceTier
 from zico.offload.mover import Idle, Mover, Place
 from zico.offload.tier_layout import Rates
+from zico.pool.layout import JobState, SaveMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -352,6 +353,20 @@ def test_a_refused_mark_or_wait_is_waited_for_here() -> None:
         job.free(saved)
         world.twin.refused.clear()
         job.tenant.record[0]["streams"]["failures"] = 0
+
+
+def test_nobody_counts_on_a_job_that_swaps_on_a_gpu() -> None:
+    """At its boundary it is not called to evict what another lacks, since it could not."""
+    with World(1) as world, TwinTenant(world) as job, TwinTenant(world) as other:
+        taken = got(job.allocate(REGION_BYTES))
+        state, calls = int(job.job["state"]), int(job.job["broker_admits"])
+        job.job["save"], job.job["state"] = SaveMode.SWAP, JobState.BOUNDARY
+        assert other.allocate(REGION_BYTES) is None
+        assert int(job.job["broker_admits"]) == calls
+        job.job["state"] = state
+        job.free(taken)
+        for one in (job, other):
+            one.leave()
 
 
 # -- by plan ---------------------------------------------------------------------------------------

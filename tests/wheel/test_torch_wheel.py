@@ -202,6 +202,22 @@ def test_a_job_trains_with_less_than_its_peak(broker: Broker, note: dict[str, An
     assert is_whole(broker)
 
 
+def test_two_jobs_swap_beside_each_other(broker: Broker, note: dict[str, Any]) -> None:
+    """Two jobs that swap within limits that fit together read back what they saved."""
+    limits = {"ZICO_JOB_SAVE": "swap", "ZICO_JOB_LIMIT": f"{LIMIT_BYTES}B", "ZICO_TIER": "memory:64MiB"}
+    environ = {**broker.environ, "ZICO_SOCKET": str(broker.socket), **limits}
+    job = (JOB, "pool", "swap_planned")
+    with Process(*job, **environ) as one, Process(*job, **environ) as other:
+        found = [json.loads(each.line()) for each in (one, other)]
+        ended = [each.finish() for each in (one, other)]
+    note.setdefault("pool", {})["swap_planned beside another"] = [each["swap_planned"] for each in found]
+    assert [each["swap_planned"]["is_equal"] for each in found] == [True, True]
+    assert min(each["swap_planned"]["moved_bytes"][1] for each in found) >= 2 * LAYER_BYTES
+    assert [each["bad_calls"] for each in found] == [0, 0]
+    assert ended == [(0, "")] * 2
+    assert is_whole(broker)
+
+
 # -- what programs should not do -------------------------------------------------------------------
 
 
