@@ -13,7 +13,7 @@ from swapping_parts import DEADLINE_S
 from twin_tenant import TwinTenant
 from twin_world import CHECK, REGION_BYTES, World
 
-from zico.base.errors import SwapError
+from zico.base.errors import ConfigError, SwapError
 from zico.heap.cuda import on_stream
 from zico.offload import swap_joining
 from zico.offload.destinations import TierWish
@@ -266,23 +266,51 @@ def test_other_tiers_take_what_memory_has_no_room_for(kind: str) -> None:
         world.check()
 
 
+def test_a_memory_tier_that_holds_no_tensor_is_refused() -> None:
+    """One sentence with its size and the least that is of use; nothing is left behind."""
+    with World(2) as world, TwinTenant(world) as job:
+        before = world.twin.leaks()
+        with pytest.raises(ConfigError, match=r"the memory tier has 0 B, .* give at least 1 MiB"):
+            DeviceTier(job.heap, (TierWish("memory", 0), *BELOW["file"]))
+        assert world.twin.leaks() == before
+
+
 def test_a_buffer_serves_the_next_payload_of_its_size() -> None:
-    """An iteration pins nothing that the last one has pinned, and another size has the room when it is needed."""
-    with World(2) as world, swapping(world, (TierWish("memory", 2 * MIB),)) as job:
+    """An iteration pins nothing that the last one has pinned."""
+    with World(2) as world, swapping(world) as job:
+        before = registrations(world)
         for _ in range(3):
             leave_and_return(job, 2 * MIB)
             assert job.mover.settle(DEADLINE_S)
-        assert world.twin.leaks()["registrations"] == registrations(world) + 1
+        assert registrations(world) == before + 1
+
+
+def test_buffers_that_are_free_make_room_for_another_size() -> None:
+    """They go when the tier has no room for a payload beside them."""
+    with World(2) as world, swapping(world, (TierWish("memory", 2 * MIB),)) as job:
+        leave_and_return(job, 2 * MIB)
+        assert job.mover.settle(DEADLINE_S)
         leave_and_return(job, MIB)
         assert job.mover.settle(DEADLINE_S)
         assert job.tier._buffers._held_bytes == MIB
 
 
+def test_what_the_driver_does_not_pin_goes_to_the_next_tier() -> None:
+    """Pinned memory that cannot be had is as a tier without room."""
+    with World(2) as world, swapping(world, (*PINNED, *BELOW["file"])) as job:
+        saved = got(job.save(REGION_BYTES))
+        world.twin.fail_next("cuMemHostRegister")
+        assert job.mover.send(saved)
+        assert job.mover.settle(DEADLINE_S)
+        assert saved.place is Place.AWAY
+        assert job.tier._payloads[saved.ticket].buffer is None
+        job.free(saved)
+        world.check()
+
+
 def registrations(world: World) -> int:
-    """Return what a job without pinned buffers has registered."""
-    with swapping(world):
-        both = world.twin.leaks()["registrations"]
-    return both - world.twin.leaks()["registrations"]
+    """Return how much memory of the host is registered."""
+    return world.twin.leaks()["registrations"]
 
 
 def test_a_buffer_is_not_written_while_it_is_still_read() -> None:
@@ -302,6 +330,30 @@ def test_a_buffer_is_not_written_while_it_is_still_read() -> None:
         world.twin.run_shuffled(0)
         world.twin.release()
         job.free(second)
+        world.check()
+
+
+def test_the_way_back_through_pinned_memory_is_free_before_it_is_used_again() -> None:
+    """A payload of another tier is not read over one that the device has yet to copy in."""
+    with World(8) as world, swapping(world, BELOW["file"]) as job:
+        both = [got(job.save(REGION_BYTES)) for _ in range(2)]
+        for saved in both:
+            assert job.mover.send(saved)
+        assert job.mover.settle(DEADLINE_S)
+        incoming, wait = world.twin.stream(job.tier.incoming), world.twin.cuStreamSynchronize
+        incoming.hold(incoming.done)
+
+        def go_on_and_wait(stream: Any) -> Any:  # noqa: ANN401 - as the driver's
+            incoming.release()
+            return wait(stream)
+
+        both[0].use(0)
+        world.twin.cuStreamSynchronize = go_on_and_wait  # type: ignore[method-assign]
+        both[1].use(1)
+        incoming.release()
+        world.twin.cuStreamSynchronize = wait  # type: ignore[method-assign]
+        for saved in both:
+            job.free(saved)
         world.check()
 
 

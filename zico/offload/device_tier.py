@@ -43,7 +43,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from zico.base.errors import ConfigError, DriverError
+from zico.base.units import format_bytes
 from zico.heap.cuda import on_stream
+from zico.offload.swapper import LEAST_BYTES
 from zico.offload.tier_layout import FAILED, FULL, KIND_NAMES, MEMORY, Rates
 from zico.offload.tiers import TierStack
 from zico.pool.fences import NO_FENCE
@@ -99,11 +101,7 @@ class Buffers:
         self._free: dict[int, list[Buffer]] = {}
 
     def take(self, size_bytes: int) -> Buffer | None:
-        """Return a buffer; ``None`` if there is no room.
-
-        Raises:
-            DriverError: The driver refuses to pin more.
-        """
+        """Return a buffer; ``None`` if there is no room, or the driver pins no more."""
         if free := self._free.get(size_bytes):
             return free.pop()
         if self._held_bytes + size_bytes > self._most_bytes:
@@ -112,7 +110,7 @@ class Buffers:
             return None
         try:
             made = Buffer(self._driver, size_bytes)
-        except OSError:
+        except (DriverError, OSError):
             return None
         self._held_bytes += size_bytes
         return made
@@ -165,8 +163,10 @@ class DeviceTier:
         self._bounces: dict[str, Buffer] = {}
         below = [wish for wish in wishes if wish.kind != KIND_NAMES[MEMORY]]
         pinned_bytes = sum(wish.size_bytes for wish in wishes if wish.kind == KIND_NAMES[MEMORY])
-        if 0 < pinned_bytes < SMALL_BYTES:
-            raise ConfigError(f"the memory tier has {pinned_bytes} bytes: give at least {SMALL_BYTES}")
+        self._is_pinned = len(below) < len(wishes)
+        if self._is_pinned and pinned_bytes < LEAST_BYTES:
+            got, least = format_bytes(pinned_bytes), format_bytes(LEAST_BYTES)
+            raise ConfigError(f"the memory tier has {got}, less than any tensor that leaves: give at least {least}")
         with contextlib.ExitStack() as undo:
             self.outgoing = undo.enter_context(driver.create_stream()).handle
             """The stream that copies out."""
@@ -175,7 +175,6 @@ class DeviceTier:
             self._buffers = Buffers(driver, pinned_bytes, self._settle)
             self._below = undo.enter_context(TierStack.create(below, **of_stack)) if below else None
             self._link = self._measured()
-            self._is_pinned = pinned_bytes > 0
             self._undo = undo.pop_all()
 
     def put(self, address: int, size_bytes: int, encoding: int) -> int:
