@@ -10,17 +10,20 @@ Has not run on a GPU.
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any
 
 import torch
 from zico.adapters.torch_saving import Saved, Saving, Storage, storage_of
 
-from zico.heap.cuda import on_stream
+from zico.heap.cuda import hooks
 
 if TYPE_CHECKING:
     from zico.heap.build import Heap
     from zico.offload.device_tier import DeviceTier
     from zico.offload.swapper import Swapper
+
+_RECORD_STREAM = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 
 
 class DeviceStorage(Storage):  # type: ignore[misc]  # mypy knows no adapter by this name
@@ -29,6 +32,12 @@ class DeviceStorage(Storage):  # type: ignore[misc]  # mypy knows no adapter by 
     _saving: DeviceSaving
     fence = 0
     """Of the copy in that has made it, 0: none has."""
+
+    def __init__(self, saving: DeviceSaving, storage: Any) -> None:  # noqa: ANN401 - torch has no types
+        """Stand for a storage that is here."""
+        super().__init__(saving, storage)
+        self._streams: set[int] = set()
+        """Those that are known to use it where it is now."""
 
     def settle(self) -> int:
         """Allocate as PyTorch does, for the stream that copies in."""
@@ -39,14 +48,18 @@ class DeviceStorage(Storage):  # type: ignore[misc]  # mypy knows no adapter by 
     def arrive(self) -> None:
         """Be here again, for those who wait for the copy."""
         super().arrive()
+        self._streams = set()
         self.fence = self._saving.tier.fence_of(self.ticket)
 
     def note_use(self) -> None:
         """Let the calling thread's stream use it behind the copy that made it; its next copy waits for that stream."""
         stream = torch._C._cuda_getCurrentRawStream(self._saving.device.index)  # noqa: SLF001 - the only way without an object
-        on_stream.record_stream(self._saving.heap, self._storage.data_ptr(), stream)
+        if stream in self._streams:
+            return
+        self._saving.record_stream(self._storage.data_ptr(), stream)
         if self.fence:
             self._saving.tier.follow(stream, self.fence)
+        self._streams.add(stream)
 
 
 class DeviceSaving(Saving):  # type: ignore[misc]  # as above
@@ -58,7 +71,8 @@ class DeviceSaving(Saving):  # type: ignore[misc]  # as above
         """Swap what is saved of a heap's memory from ``begin`` to ``end``, in pieces of ``least_bytes`` or more."""
         super().__init__(swapper, begin, end, least_bytes)
         self.tier: DeviceTier = swapper.tier
-        self.heap = heap.record[0]
+        self.record_stream = _RECORD_STREAM(hooks.record_stream.address)
+        """What PyTorch's allocator does for ``Tensor.record_stream``."""
         self.device = torch.device("cuda", heap.pool.driver.facts.ordinal)  # type: ignore[attr-defined]  # a CUDA device's
         self._incoming: Any = None
 

@@ -317,7 +317,7 @@ class DeviceTier:
         if known is None or known.size_bytes < size_bytes:
             if known is not None:
                 self._settle()
-                known.close()
+                self._bounces.pop(way).close()
             known = self._bounces[way] = Buffer(self._driver, size_bytes)
         return known
 
