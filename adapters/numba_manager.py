@@ -63,18 +63,18 @@ class PoolMemoryManager(driver.NumbaCUDAMemoryManager):  # type: ignore[misc]  #
         return memory.own()
 
     def _why_not(self, size_bytes: int) -> str:
-        free_bytes, budget_bytes = self._session.pool.free_and_total_bytes()
+        free_bytes, most_bytes = self._session.pool.free_and_total_bytes()
         return (
-            f"out of memory: {size_bytes} bytes cannot be had, {free_bytes} bytes of the budget of {budget_bytes} are "
-            "free: raise --budget or use a smaller batch"
+            f"out of memory: {size_bytes} bytes cannot be had; this job may hold {most_bytes} bytes, and still take "
+            f"{free_bytes}: raise --budget or use a smaller batch"
         )
 
     def get_memory_info(self) -> Any:  # noqa: ANN401 - Numba's MemoryInfo
-        """Return what this job could still get if nobody else took anything, and the budget, in bytes."""
+        """Return what this job may still take, and the most that it may hold, in bytes."""
         if not self._is_pools:
             return super().get_memory_info()
-        free_bytes, budget_bytes = self._session.pool.free_and_total_bytes()
-        return driver.MemoryInfo(free=free_bytes, total=budget_bytes)
+        free_bytes, most_bytes = self._session.pool.free_and_total_bytes()
+        return driver.MemoryInfo(free=free_bytes, total=most_bytes)
 
     def get_ipc_handle(self, memory: Any) -> Any:  # noqa: ANN401 - Numba's MemoryPointer and IpcHandle
         """Refuse: CUDA makes such handles of what ``cuMemAlloc`` gave only."""

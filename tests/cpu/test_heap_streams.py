@@ -184,6 +184,76 @@ def test_a_job_finds_its_own_unmarked_regions(device: SoftwareDevice) -> None:
         finish(job)
 
 
+# -- streams that were destroyed -------------------------------------------------------------------
+
+
+def destroyed(device: SoftwareDevice, job: DeviceTenant, stream: int) -> None:
+    """Destroy a stream: its work goes on, and nothing can be put on it any more."""
+    device.refuses = lambda _kind, handle: handle == job.streams[stream]
+
+
+@pytest.mark.parametrize("call", ["allocation", "boundary", "leaving"])
+def test_what_is_freed_on_a_destroyed_stream_comes_back(device: SoftwareDevice, call: str) -> None:
+    """Invariant 2: the job's next call waits until the device is done; then another job gets the memory."""
+    with jobs(device, 8, 2) as (job, other):
+        tensor = allocated(job, 6 * MIB, 1)
+        destroyed(device, job, 1)
+        job.free(tensor)
+        assert other.allocate(6 * MIB) is None
+        assert device.synchronized == 0, "a free waits for nobody"
+        if call == "allocation":
+            job.free(allocated(job, 100))
+        else:
+            (allocator.mark if call == "boundary" else on_stream.settle)(job.record[0])
+        assert device.synchronized == 1
+        allocated(other, 6 * MIB)
+        device.drain()
+        assert device.synchronized == 1, "once for all that was freed"
+        for one in (job, other):
+            finish(one)
+
+
+def test_a_free_on_a_destroyed_stream_waits_for_the_device_where_others_wait(device: SoftwareDevice) -> None:
+    """Invariant 7: who waits for that memory is not left to the job's next call."""
+    with jobs(device, 8, 1) as (job,):
+        tensor = allocated(job, 6 * MIB, 1)
+        destroyed(device, job, 1)
+        job.pool.header["waiters"] = 1
+        job.free(tensor)
+        job.pool.header["waiters"] = 0
+        assert device.synchronized == 1
+        finish(job)
+
+
+@pytest.mark.parametrize("size_bytes", [100, MIB])
+def test_what_a_destroyed_stream_has_used_comes_back(device: SoftwareDevice, size_bytes: int) -> None:
+    """Invariant 2: a tensor that was recorded on the stream is freed when the device is done, at the next boundary."""
+    with jobs(device, 8, 1) as (job,):
+        tensor = allocated(job, size_bytes)
+        job.use_on(tensor, 1)
+        destroyed(device, job, 1)
+        job.free(tensor)
+        assert job.record[0]["streams"]["n_deferred"] == 1
+        allocator.mark(job.record[0])
+        assert (job.record[0]["streams"]["n_deferred"], device.synchronized) == (0, 1)
+        finish(job)
+
+
+def test_a_device_that_cannot_be_waited_for_keeps_what_was_freed(device: SoftwareDevice) -> None:
+    """Invariant 2: nobody gets the memory while it is not known that the stream's work is done."""
+    with jobs(device, 8, 2) as (job, other):
+        tensor = allocated(job, 6 * MIB, 1)
+        device.refuses = lambda kind, handle: kind == "synchronize" or handle == job.streams[1]
+        job.free(tensor)
+        allocator.mark(job.record[0])
+        assert other.allocate(6 * MIB) is None
+        destroyed(device, job, 1)
+        allocator.mark(job.record[0])
+        allocated(other, 6 * MIB)
+        for one in (job, other):
+            finish(one)
+
+
 # -- more streams than slots -----------------------------------------------------------------------
 
 

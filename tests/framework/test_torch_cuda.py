@@ -1,79 +1,246 @@
-"""PyTorch's questions about CUDA memory, answered from Zico's counters. No GPU: PyTorch's own Python asks."""
+"""PyTorch's questions about CUDA memory, answered from a heap on a device of software. PyTorch's own Python asks."""
 
 from __future__ import annotations
 
+import pickle
+import warnings
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from zico.adapters import torch_cuda
+from hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
+from torch.cuda import _memory_viz
+from zico.adapters import torch_cuda, torch_cuda_memory
 
 from zico.base.errors import HookError
-from zico.heap.cuda import hooks
+from zico.heap.cuda import hooks, on_stream
+from zico.trace.snapshot import unpickle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-MIB = 1 << 20
-CORE = ("_cuda_memoryStats", "_cuda_resetPeakMemoryStats", "_cuda_resetAccumulatedMemoryStats", "_cuda_emptyCache")
+CELL_BYTES = 512
+FIRST, SECOND = 11, 12
+CORE = (
+    *("_cuda_memoryStats", "_cuda_resetPeakMemoryStats", "_cuda_resetAccumulatedMemoryStats", "_cuda_memorySnapshot"),
+    *("_cuda_record_memory_history", "_cuda_record_memory_history_legacy", "_cuda_isHistoryEnabled"),
+    *("_cuda_allocationTraceback", "_cuda_attach_out_of_memory_observer", "_cuda_setMemoryFraction"),
+    *("_cuda_getMemoryFraction", "_accelerator_getDeviceStats", "_accelerator_resetPeakStats"),
+    *("_accelerator_resetAccumulatedStats", "_accelerator_getMemoryInfo"),
+)
+VIEWS = {"cuda": torch.cuda, "accelerator": torch.accelerator}
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """Give a session with figures, and a PyTorch that believes its CUDA part to be in use and asks this session."""
-    record = {
-        "allocations": 10,
-        "live_bytes": 3 * MIB,
-        "peak_live_bytes": 7 * MIB,
-        "requested_bytes": 20 * MIB,
-        "held": 2,
-        "peak_held": 5,
-        "oom_count": 1,
-    }
+def place() -> Iterator[Place]:
+    """Give a heap that hardly waits for memory."""
+    with put_in_place(wait_limit_s=0.01) as made:
+        yield made
+
+
+@pytest.fixture
+def session(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """Give a session of the pool's first job, and a PyTorch with two GPUs that believes the first to be in use."""
+    member = place.heap.pool
     driver = SimpleNamespace(facts=SimpleNamespace(ordinal=0, uuid="GPU-0"))
-    pool = SimpleNamespace(region_bytes=4 * MIB, free_and_total_bytes=lambda: (280 * MIB, 400 * MIB), driver=driver)
-    made = SimpleNamespace(record=record, pool=pool, heap=SimpleNamespace(record=[{"events": 16}]))
+    pool = SimpleNamespace(
+        region_bytes=member.region_bytes, free_and_total_bytes=member.free_and_total_bytes, driver=driver
+    )
+    made = SimpleNamespace(record=member.jobs[0], pool=pool, heap=place.heap)
     for name in (*CORE, *torch_cuda.REFUSED):
         monkeypatch.setattr(torch._C, name, None, raising=False)
+    monkeypatch.setattr(torch._C, "_accelerator_isAllocatorInitialized", lambda: True)
+    of_other = lambda device: ("PyTorch's own", device)  # noqa: E731 - a stand-in
+    monkeypatch.setattr(torch._C, "_accelerator_getMemoryInfo", of_other)
     monkeypatch.setattr(torch.cuda, "mem_get_info", None)
-    monkeypatch.setattr(torch.cuda.memory, "mem_get_info", None)
+    monkeypatch.setattr(torch.cuda.memory, "mem_get_info", of_other)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda.memory, "_get_device_index", lambda *_, **__: 0)
-    torch_cuda.answer(made, torch)
+    for memory in (torch.cuda.memory, torch.accelerator.memory):
+        monkeypatch.setattr(memory, "_get_device_index", lambda device, **_: device or 0)
+    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    torch_cuda_memory.Answers(made, torch).install()
     yield made
     hooks.OTHERS_RECORD[0] = 0
 
 
-def test_pytorchs_functions_answer_from_the_session(session: SimpleNamespace) -> None:
-    """Current and peak bytes, totals and counts are the session's; a reset peak begins at what lives."""
-    assert torch.cuda.memory_allocated() == 3 * MIB
-    assert torch.cuda.max_memory_allocated() == 7 * MIB
-    assert torch.cuda.memory_reserved() == 8 * MIB
-    assert torch.cuda.max_memory_reserved() == 20 * MIB
-    assert torch.cuda.mem_get_info() == (280 * MIB, 400 * MIB)
-    stats = torch.cuda.memory_stats()
-    assert stats["allocation.all.current"] == 4
-    assert stats["allocated_bytes.all.freed"] == 17 * MIB
-    assert stats["num_ooms"] == 1
-    torch.cuda.reset_peak_memory_stats()
-    assert torch.cuda.max_memory_allocated() == 3 * MIB
-    torch.cuda.empty_cache()
-    assert session.record["peak_live_bytes"] == 3 * MIB
+def allocate(place: Place, size_bytes: int, stream: int = FIRST) -> int:
+    """Allocate for a stream."""
+    address = int(on_stream.allocate_on(place.heap.record[0], size_bytes, stream))
+    assert address > 0
+    return address
 
 
-def test_the_summary_is_whole(session: SimpleNamespace) -> None:
+def free(place: Place, address: int, stream: int = FIRST) -> None:
+    """Free what a stream has finished with."""
+    on_stream.free_on(place.heap.record[0], address, stream)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_figures_are_those_of_the_heap(place: Place, session: SimpleNamespace, view: str) -> None:
+    """Tensors, regions and peaks are what came and went; Zico's reports keep the peaks that PyTorch resets."""
+    asked = VIEWS[view]
+    small, large = allocate(place, 100), allocate(place, 2 * MIB)
+    assert asked.memory_allocated() == 2 * MIB + CELL_BYTES
+    assert asked.memory_reserved() == 3 * MIB
+    free(place, large)
+    free(place, allocate(place, MIB))
+    assert (asked.memory_allocated(), asked.max_memory_allocated()) == (CELL_BYTES, 2 * MIB + CELL_BYTES)
+    assert (asked.memory_reserved(), asked.max_memory_reserved()) == (MIB, 3 * MIB)
+    asked.reset_peak_memory_stats()
+    assert (asked.max_memory_allocated(), asked.max_memory_reserved()) == (CELL_BYTES, MIB)
+    assert asked.memory_stats()["allocation.all.peak"] == 1
+    assert session.record["peak_live_bytes"] == 2 * MIB + CELL_BYTES
+    assert session.record["peak_held"] == 3
+    free(place, allocate(place, MIB))
+    assert asked.max_memory_allocated() == MIB + CELL_BYTES
+    free(place, small)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_totals_count_what_came_and_went(place: Place, session: SimpleNamespace, view: str) -> None:
+    """Of each figure so much came and went as is there now, and they begin anew when PyTorch is told to."""
+    asked = VIEWS[view]
+    kept = allocate(place, MIB)
+    for _ in range(3):
+        free(place, allocate(place, 2 * MIB))
+    assert on_stream.allocate_on(place.heap.record[0], 8 * MIB, FIRST) < 0
+    found = asked.memory_stats()
+    of_all = [name.removesuffix(".all.current") for name in found if name.endswith(".all.current")]
+    assert len(of_all) == 9
+    for name in of_all:
+        figures = {kind: found[f"{name}.all.{kind}"] for kind in ("current", "peak", "allocated", "freed")}
+        assert figures["allocated"] - figures["freed"] == figures["current"] <= figures["peak"], name
+    assert [found[f"allocation.all.{kind}"] for kind in ("current", "peak", "allocated", "freed")] == [1, 2, 4, 3]
+    assert [found[f"segment.all.{kind}"] for kind in ("current", "peak", "allocated", "freed")] == [1, 3, 7, 6]
+    assert (found["allocated_bytes.all.freed"], found["reserved_bytes.all.freed"]) == (6 * MIB, 6 * MIB)
+    assert found["num_ooms"] == session.record["oom_count"] == 1
+    asked.reset_accumulated_memory_stats()
+    free(place, allocate(place, MIB))
+    found = asked.memory_stats()
+    assert [found[f"allocation.all.{kind}"] for kind in ("current", "peak", "allocated", "freed")] == [1, 2, 1, 1]
+    assert (found["allocated_bytes.all.allocated"], found["num_ooms"]) == (MIB, 0)
+    free(place, kept)
+
+
+def test_free_is_what_the_job_may_still_take(place: Place, session: SimpleNamespace) -> None:
+    """Total is the budget, or the job's limit; what others hold can be had by waiting. Other GPUs are PyTorch's."""
+    kept = allocate(place, MIB)
+    answers = (torch.cuda.mem_get_info, torch.cuda.memory.mem_get_info, torch.accelerator.get_memory_info)
+    assert [answer() for answer in answers] == [(BUDGET_BYTES - MIB, BUDGET_BYTES)] * 3
+    assert [answer(1) for answer in answers] == [("PyTorch's own", 1)] * 3
+    place.pool.set_limit(0, 2)
+    assert [answer() for answer in answers] == [(MIB, 2 * MIB)] * 3
+    place.pool.set_limit(0, 0)
+    free(place, kept)
+    assert session.pool.region_bytes == MIB
+
+
+def test_other_gpus_have_nothing_of_the_job(place: Place, session: SimpleNamespace) -> None:
+    """Statistics of a GPU that is not the pool's are 0, and one that there is not is an error that says which are."""
+    kept = allocate(place, MIB)
+    for asked in VIEWS.values():
+        assert set(asked.memory_stats(1).values()) == {0, -1}
+        asked.reset_peak_memory_stats(1)
+        asked.reset_accumulated_memory_stats(1)
+        assert asked.memory_allocated(0) == MIB
+        for ask in (asked.memory_stats, asked.reset_peak_memory_stats, asked.reset_accumulated_memory_stats):
+            with pytest.raises(RuntimeError, match=r"no cuda:2: this process sees 2, give a number from 0 to 1"):
+                ask(2)
+    free(place, kept)
+    assert session.record["live_bytes"] == 0
+
+
+def test_the_summary_is_whole(place: Place, session: SimpleNamespace) -> None:
     """PyTorch's own table finds every key that it prints."""
+    kept = allocate(place, MIB)
     text = torch.cuda.memory_summary()
-    assert "Allocated memory" in text
+    assert "Allocated memory      |   1024 KiB" in text
     assert "Oversize GPU segments" in text
-    assert session.record["allocations"] == 10
+    free(place, kept)
+    assert session.record["allocations"] == 1
+
+
+def test_a_snapshot_shows_every_tensor(place: Place, session: SimpleNamespace, tmp_path: Path) -> None:
+    """Its segments are what the job holds; its blocks tile them; PyTorch's tools and its viewer's pickles take it."""
+    assert torch.cuda.memory_snapshot() == []
+    small, large, waits = allocate(place, 3000), allocate(place, 3 * MIB // 2), allocate(place, 70_000, SECOND)
+    gone = allocate(place, 3000)
+    place.device.wait_until(FIRST, lambda: False)
+    on_stream.record_stream(place.heap.record[0], waits, FIRST)
+    free(place, waits, SECOND)
+    free(place, gone)
+    snapshot: dict[str, Any] = torch.cuda.memory._snapshot(augment_with_fx_traces=True)
+    assert _memory_viz.segsum(snapshot)
+    assert sum(one["total_size"] for one in snapshot["segments"]) == torch.cuda.memory_reserved() == 4 * MIB
+    blocks = [(one["stream"], it) for one in snapshot["segments"] for it in one["blocks"] if it["state"] != "inactive"]
+    assert {(it["address"], it["size"], stream, it["state"]) for stream, it in blocks} == {
+        (small, 3072, FIRST, "active_allocated"),
+        (large, 3 * MIB // 2, FIRST, "active_allocated"),
+        (waits, 70_144, SECOND, "active_pending_free"),
+    }
+    assert [len(one) for one in snapshot["device_traces"]] == [0, 0]
+    torch.cuda.memory._dump_snapshot(str(tmp_path / "dumped"))
+    dumped = (tmp_path / "dumped").read_bytes()
+    assert unpickle(dumped) == pickle.loads(dumped) == torch.cuda.memory._snapshot()  # noqa: S301 - our own
+    assert torch.cuda.memory_snapshot((0, 7)) == []
+    assert _memory_viz.segment_plot(snapshot)
+    place.device.queues[FIRST].clear()
+    for address in (small, large):
+        free(place, address)
+    on_stream.settle(place.heap.record[0])
+    assert session.record["live_bytes"] == 0
+
+
+def test_a_large_snapshot_is_whole(place: Place, session: SimpleNamespace) -> None:
+    """More tensors than a first look has room for are all there."""
+    made = [allocate(place, 100) for _ in range(2 * MIB // CELL_BYTES)]
+    (one,) = torch.cuda.memory_snapshot()
+    assert [it["address"] for it in one["blocks"]] == sorted(made)
+    assert (one["allocated_size"], one["total_size"]) == (2 * MIB, 2 * MIB)
+    for address in made:
+        free(place, address)
+    assert session.record["live_bytes"] == 0
+
+
+def test_what_nobody_can_answer_is_told_and_ends_no_job(
+    session: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trainers ask for a history, for observers and for a share: each is told once what to use instead."""
+    assert session is not None
+    for _ in range(2):
+        torch.cuda.memory._record_memory_history(max_entries=1000)
+        torch.cuda.memory._record_memory_history(enabled=True)
+        torch.cuda.memory._record_memory_history(enabled=None)
+        torch._C._cuda_attach_out_of_memory_observer(print)
+        torch.cuda.set_per_process_memory_fraction(0.5)
+    told = [torch_cuda_memory.HISTORY, torch_cuda_memory.OBSERVERS, torch_cuda_memory.FRACTION]
+    assert capsys.readouterr().err == "".join(f"zico: {one}\n" for one in told)
+    assert torch.cuda.get_per_process_memory_fraction() == 1
+    assert torch._C._cuda_isHistoryEnabled() is False
+    assert torch.cuda.memory._allocation_traceback(1) is None
+
+
+def test_stopping_a_history_says_nothing(session: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    """A program that only makes sure that nothing is recorded is told nothing."""
+    assert session is not None
+    torch.cuda.memory._record_memory_history(enabled=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.reset_max_memory_allocated()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", torch_cuda.REFUSED)
-def test_what_needs_pytorchs_own_allocator_is_refused_with_a_sentence(session: SimpleNamespace, name: str) -> None:
+def test_what_needs_pytorchs_own_allocator_is_refused_with_a_sentence(
+    session: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """The error says what does not work and what to use."""
     assert session is not None
+    monkeypatch.setattr(torch._C, name, torch_cuda._refusing(torch_cuda.REFUSED[name]))
     with pytest.raises(RuntimeError, match="not with Zico's allocator: "):
         getattr(torch._C, name)(0)
 

@@ -83,6 +83,12 @@ def test_cudnn_may_try_workspaces_as_large_as_what_is_free(seen: dict[str, Any])
     assert (seen["exit"], seen["errors"]) == (0, "")
 
 
+def test_pytorch_is_told_of_the_jobs_memory(seen: dict[str, Any]) -> None:
+    """A snapshot shows the one tensor on its stream; free is what the job may still take, total the budget."""
+    assert seen["snapshot"] == [4 * MIB, 4 * MIB, 0x10, 1]
+    assert seen["info"] == [BUDGET_BYTES - 4 * MIB, BUDGET_BYTES]
+
+
 def test_a_tensor_of_another_gpu_is_refused_with_what_to_do(seen: dict[str, Any]) -> None:
     """A request on a GPU that is not the pool's raises one sentence and takes nothing."""
     assert seen["in_pool"]

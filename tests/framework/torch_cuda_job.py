@@ -68,12 +68,16 @@ def look(library: ctypes.CDLL, joined: session.Session) -> dict[str, Any]:
     in_pool = 0 <= make(library, 4 * MIB, 0)[0] - joined.heap.base < int(joined.heap.record[0]["window_bytes"])
     largest.append(library.largest_workspace())
     live_bytes = int(joined.record["live_bytes"])
+    (segment,) = torch.cuda.memory_snapshot()
+    info = torch.cuda.mem_get_info(0)
     address, raised = make(library, MIB, 1)
     kept_bytes = int(joined.record["live_bytes"]) - live_bytes
     return {
         "largest": largest,
         "name": library.allocator_name().decode(),
         "in_pool": in_pool,
+        "snapshot": [segment["total_size"], segment["allocated_size"], segment["stream"], len(segment["blocks"])],
+        "info": info,
         "other_device": [address, raised],
         "kept_bytes": kept_bytes,
         "beyond_budget": make(library, 1024 * MIB, 0),

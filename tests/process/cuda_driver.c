@@ -225,7 +225,12 @@ static int give(any *out) { *out = (any)(handles += 16); return SUCCESS; } /* so
 
 /* -- memory: ranges of addresses, and handles that are mapped there */
 enum { DEVICE_MEMORY, RESERVED, MAPPED, PINNED, MANAGED };
-static struct range { struct range *next; u64 start, bytes; int kind, device; } *ranges;
+static struct range {
+  struct range *next;
+  u64 start, bytes;
+  int kind, device;
+  char *told; /* of each page of managed memory: the kind of place that it was told to go to */
+} *ranges;
 struct handle { int descriptor, device, references, is_host; u64 bytes; };
 
 static struct range *range_of(u64 address, u64 bytes) { /* the innermost: what came last stands first */
@@ -236,9 +241,11 @@ static struct range *range_of(u64 address, u64 bytes) { /* the innermost: what c
 static int is_on_device(const struct range *one) {
   return one && (one->kind == DEVICE_MEMORY || one->kind == MAPPED || one->kind == MANAGED);
 }
+static u64 up(u64 bytes, u64 unit) { return (bytes + unit - 1) / unit * unit; }
 static void add(u64 start, u64 bytes, int kind) {
   struct range *one = malloc(sizeof *one);
-  *one = (struct range){ranges, start, bytes, kind, CURRENT ? HANDLE(context, CURRENT)->device : 0};
+  *one = (struct range){ranges, start, bytes, kind, CURRENT ? HANDLE(context, CURRENT)->device : 0, 0};
+  if (kind == MANAGED) one->told = calloc(up(bytes, PAGE) / PAGE, 1);
   ranges = one;
 }
 static int drop(u64 start, int kind) {
@@ -246,12 +253,11 @@ static int drop(u64 start, int kind) {
     if ((*at)->start == start && (*at)->kind == kind) {
       struct range *one = *at;
       *at = one->next;
-      free(one);
+      free(one->told), free(one);
       return 1;
     }
   return 0;
 }
-static u64 up(u64 bytes, u64 unit) { return (bytes + unit - 1) / unit * unit; }
 static int take(u64 *out, u64 bytes, int kind) {
   u64 whole = up(bytes, kind == PINNED ? PAGE : 512);
   int status = SUCCESS;
@@ -436,9 +442,6 @@ int cuMemGetAllocationPropertiesFromHandle(int *properties, const struct handle 
   properties[0] = properties[1] = 1, properties[2] = one->is_host ? 2 : 1, properties[3] = one->device;
   return SUCCESS;
 }
-int cuMemPrefetchAsync_v2(u64 p, u64 n, u64 place, unsigned flags, any s) { return SUCCESS; }
-int cuMemAdvise_v2(u64 p, u64 n, int advice, u64 place) { return SUCCESS; }
-int cuMemRangeGetAttribute(any out, u64 bytes, int attribute, u64 p, u64 n) { memset(out, 0, bytes); return SUCCESS; }
 static int attribute_of(any out, int attribute, const struct range *one, u64 p) {
   int on_device = is_on_device(one);
   switch (attribute) {
@@ -477,7 +480,7 @@ int cuPointerGetAttributes(unsigned n, int *attributes, any *out, u64 p) {
 
 /* -- streams */
 enum { COPY, FILL, WRITE, AWAIT, RECORD, FOLLOW, HOST_FUNCTION, KERNEL, LAUNCH, FREE };
-struct op { struct op *next; int kind, width; u64 to, from, bytes; any what, staged; };
+struct op { struct op *next; int kind, width; u64 to, from, bytes, stop, given_up; any what, staged; };
 struct event { struct event *next; u64 recorded, done, at_ns; struct graph *graph; };
 struct graph { struct op *first, **last; u64 nodes; struct graph *next; };
 struct stream {
@@ -525,7 +528,12 @@ static int is_event(struct event *event) {
   return 0;
 }
 static int reached(const struct op *op) {
-  if (op->kind == AWAIT) return (int64_t)(__atomic_load_n((u64 *)op->to, __ATOMIC_ACQUIRE) - op->from) >= 0;
+  if (op->kind == AWAIT) {
+    if ((int64_t)(__atomic_load_n((u64 *)op->to, __ATOMIC_ACQUIRE) - op->from) >= 0) return 1;
+    if (!op->stop || !__atomic_load_n((u64 *)op->stop, __ATOMIC_ACQUIRE)) return 0;
+    __atomic_store_n((u64 *)op->given_up, op->from, __ATOMIC_RELEASE);
+    return 1;
+  }
   if (op->kind == FOLLOW) return !is_event(op->what) || HANDLE(event, op->what)->done >= op->from;
   return 1;
 }
@@ -735,6 +743,47 @@ int cuMemsetD32Async(u64 p, unsigned v, u64 n, any s) { return set(p, v, 4, n, s
 int cuMemsetD8_v2(u64 p, unsigned char v, u64 n) { return set(p, v, 1, n, 0, 1); }
 int cuMemsetD32_v2(u64 p, unsigned v, u64 n) { return set(p, v, 4, n, 0, 1); }
 
+/* -- managed memory: it is at its address wherever it was told to go, so a prefetch only keeps the stream's order */
+static struct range *managed(u64 p, u64 n) { /* with the lock held */
+  struct range *one = n ? range_of(p, n) : 0;
+  return one && one->kind == MANAGED ? one : 0;
+}
+int cuMemPrefetchAsync_v2(u64 p, u64 n, u64 place, unsigned flags, any s) { /* a kind of place, then its number */
+  IN_CONTEXT;
+  pthread_mutex_lock(&lock);
+  struct range *one = managed(p, n);
+  int status = one && !flags ? put(s, (struct op){.kind = FILL}) : refuse(INVALID_VALUE);
+  if (!status) {
+    u64 first = (p - one->start) / PAGE, last = (p - one->start + n - 1) / PAGE;
+    memset(one->told + first, (int)(unsigned)place, last - first + 1);
+  }
+  pthread_mutex_unlock(&lock);
+  return status;
+}
+int cuMemAdvise_v2(u64 p, u64 n, int advice, u64 place) {
+  IN_CONTEXT;
+  pthread_mutex_lock(&lock);
+  int status = managed(p, n) ? SUCCESS : refuse(INVALID_VALUE);
+  pthread_mutex_unlock(&lock);
+  return status;
+}
+/* The kind of place that all of a range was told to go to last, 0 where its pages differ; nothing else is known. */
+int cuMemRangeGetAttribute(int *out, u64 bytes, int attribute, u64 p, u64 n) {
+  IN_CONTEXT;
+  if (attribute != 7) return NOT_SUPPORTED; /* CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE */
+  int status = INVALID_VALUE;
+  pthread_mutex_lock(&lock);
+  struct range *one = bytes == sizeof *out ? managed(p, n) : 0;
+  if (one) {
+    u64 first = (p - one->start) / PAGE, last = (p - one->start + n - 1) / PAGE;
+    *out = one->told[first];
+    for (u64 page = first; page <= last; page++) if (one->told[page] != *out) *out = 0;
+    status = SUCCESS;
+  }
+  pthread_mutex_unlock(&lock);
+  return status ? refuse(status) : SUCCESS;
+}
+
 /* -- memory in stream order: freed when the stream comes there. The pools are all one, the device's memory */
 int cuMemAllocAsync(u64 *p, u64 n, any s) { IN_CONTEXT; return take(p, n, DEVICE_MEMORY); }
 int cuMemAllocFromPoolAsync(u64 *p, u64 n, any pool, any s) { return cuMemAllocAsync(p, n, s); }
@@ -892,7 +941,9 @@ int cuLaunchKernel(any f, unsigned x, unsigned y, unsigned z, unsigned a, unsign
                    u64 **arguments, any extra) {
   switch ((u64)f) {
     case PROGRESS: return put(s, (struct op){.kind = WRITE, .to = *arguments[0], .from = *arguments[1]});
-    case SPIN: return put(s, (struct op){.kind = AWAIT, .to = *arguments[0], .from = *arguments[1]});
+    case SPIN:
+      return put(s, (struct op){.kind = AWAIT, .to = *arguments[0], .from = *arguments[1], .stop = *arguments[2],
+                                .given_up = *arguments[3]});
     case SCRUB: return put(s, (struct op){.kind = FILL, .to = *arguments[0], .width = 1, .bytes = *arguments[1]});
     default: return put(s, (struct op){.kind = KERNEL});
   }

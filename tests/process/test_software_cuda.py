@@ -19,9 +19,9 @@ pytestmark = pytest.mark.skipif(not xla_building.HAS_COMPILER, reason=xla_buildi
 
 
 def test_it_keeps_the_contract_of_drivers(tmp_path: Path) -> None:
-    """The tests of a GPU's driver pass on it: memory in pieces, descriptors, waits and marks on streams, undo."""
+    """All tests for a GPU pass on it: memory in pieces, marks and waits on streams, kernels, managed memory."""
     compile_once()
-    command = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "tests/gpu/test_driver.py"]
+    command = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "tests/gpu"]
     environ = os.environ | software_cuda.build(tmp_path)
     done = subprocess.run(
         command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False

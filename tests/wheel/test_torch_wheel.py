@@ -25,7 +25,7 @@ MIB = 1 << 20
 BUDGET_BYTES = 64 * MIB
 REGION_BYTES = 2 * MIB
 JOB = str(Path(__file__).with_name("wheel_job.py"))
-USUAL = ("copies", "record_stream", "events", "out_of_memory", "cache_info", "sgd", "graph", "steady")
+USUAL = ("copies", "record_stream", "events", "out_of_memory", "cache_info", "questions", "sgd", "graph", "steady")
 WAYS = ("plain", "pool")
 CLEAN = {"goes_on": True, "left_bytes": 0}
 
@@ -104,6 +104,30 @@ def test_cudnn_is_told_what_there_is(usual: dict[str, Any]) -> None:
         assert 0 < largest_bytes <= BUDGET_BYTES - 4 * MIB
     else:
         assert largest_bytes > BUDGET_BYTES
+
+
+def test_questions_about_memory_are_answered(usual: dict[str, Any], note: dict[str, Any]) -> None:
+    """None raises; a snapshot shows what lives; ``torch.accelerator`` agrees; in a pool free is within the budget."""
+    found = usual["questions"]
+    assert found["errors"] == {}
+    assert (found["known"], found["segsum"], found["same"], found["of_segments"]) == ([], True, [], 0)
+    assert found["live_bytes"] == found["of_blocks"] == found["peak_bytes"] + found["live_bytes"] == MIB + 512
+    assert [name for name, _ in found["no_device"]][1] == "torch.AcceleratorError"
+    if usual["way"] == "pool":
+        told = found["told"]
+        assert [line.split(" does nothing here")[0] for line in told] == [
+            "zico: torch.cuda.set_per_process_memory_fraction",
+            "zico: torch.cuda.memory._record_memory_history",
+        ]
+        assert found["info"][0] == found["info"][1]
+        assert found["info"][0][1] == BUDGET_BYTES
+        assert 0 < found["info"][0][0] < BUDGET_BYTES
+        assert found["no_device"][0] == [
+            "builtins.RuntimeError",
+            "zico: there is no cuda:7: this process sees 2, give a number from 0 to 1",
+        ]
+        if "plain" in note:
+            assert found["keys"] == note["plain"]["questions"]["keys"]
 
 
 def test_training_by_hand_is_exact(usual: dict[str, Any]) -> None:
@@ -247,10 +271,12 @@ def test_a_capture_by_others_gets_nothing_of_ours(broker: Broker, note: dict[str
 
 
 def test_a_stream_that_is_destroyed_with_work_on_it(broker: Broker, note: dict[str, Any]) -> None:
-    """What was allocated on it can be freed afterwards, and the pool is whole."""
+    """What was allocated on it can be freed, and the job's other streams get it after the next boundary."""
     ended = run("pool", broker, "destroyed_stream")
     note.setdefault("pool", {})["destroyed_stream"] = found = ended["destroyed_stream"]
     assert {name: found[name] for name in CLEAN} == CLEAN
+    assert found["refused"] > 0
+    assert (found["in_pool"], found["spilled_bytes"]) == (True, 0)
     assert (ended["exit"], ended["errors"]) == (0, "")
     assert is_whole(broker)
 

@@ -11,9 +11,11 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import io
 import json
 import sys
 import warnings
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from software_cuda import Driver
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 LONG_S = 200
 MIB = 1 << 20
+BUDGET_BYTES = 64 * MIB
 ELEMENTS = MIB // 4
 STEPS, ROWS, COLUMNS, RATE = 30, 64, 4096, 0.5
 LARGE_ELEMENTS = 10 * MIB
@@ -37,6 +40,30 @@ LAYER_ELEMENTS = 4 * ELEMENTS
 FEW_LAYERS, MANY_LAYERS, ITERATIONS = 3, 8, 8
 read_at: list[int] = []
 """Where saved tensors were when layers read them."""
+NOT_ASKED = {
+    "caching_allocator_alloc": "gives memory",
+    "caching_allocator_delete": "takes it back",
+    "change_current_allocator": "is refused once there are tensors",
+    "CUDAPluggableAllocator": "a class",
+    "MemPool": "a class",
+    "use_mem_pool": "allocates from another pool",
+    "list_gpu_processes": "asks for a package that is not installed here",
+}
+"""What the modules offer besides questions about memory."""
+ASKED_WITH = {"set_per_process_memory_fraction": (0.5,), "caching_allocator_enable": (True,)}
+PRIVATE = (
+    ("_snapshot",),
+    ("_dump_snapshot", "/dev/null"),
+    ("_record_memory_history",),
+    ("_record_memory_history", "state"),
+    ("_record_memory_history", True),
+    ("_record_memory_history", None),
+    ("_set_memory_metadata", "text"),
+    ("_get_memory_metadata",),
+)
+"""What trainers call all the same."""
+OTHER_KEYS = {"num_oom_rejections"}
+"""Not in every version."""
 torch: Any = None
 driver = Driver()
 
@@ -149,6 +176,49 @@ def cache_info() -> dict[str, Any]:
     call(torch_allocator.current(torch), 0, ctypes.addressof(largest))
     del tensor
     return {"largest_bytes": largest.value}
+
+
+def questions() -> dict[str, Any]:
+    """Ask all that ``torch.cuda`` and ``torch.accelerator`` answer about memory, with tensors of both sizes there."""
+    cuda, accelerator = torch.cuda, torch.accelerator.memory
+    before = live_bytes()
+    cuda.reset_peak_memory_stats()
+    kept = [torch.empty(size, device="cuda") for size in (100, ELEMENTS)]
+    gone = torch.empty(8 * ELEMENTS, device="cuda")
+    del gone
+    errors = {}
+    with contextlib.redirect_stderr(io.StringIO()) as told, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for view in (cuda.memory, accelerator):
+            for name in set(view.__all__) - NOT_ASKED.keys():
+                arguments = ASKED_WITH.get(name, ())
+                error = raised(lambda view=view, name=name, arguments=arguments: getattr(view, name)(*arguments))
+                errors |= {f"{view.__name__}.{name}": error} if error[0] != "nothing" else {}
+        for name, *arguments in PRIVATE:
+            error = raised(lambda name=name, arguments=arguments: getattr(cuda.memory, name)(*arguments))
+            errors |= {name: error} if error[0] != "nothing" else {}
+        for _ in range(2):
+            cuda.memory._record_memory_history(max_entries=100)
+    cuda.memory._record_memory_history(enabled=None)
+    segments = cuda.memory_snapshot()
+    blocks = [one for segment in segments for one in segment["blocks"] if one["state"] == "active_allocated"]
+    stats, same = cuda.memory_stats(), accelerator.memory_stats()
+    found = {
+        "errors": errors,
+        "told": told.getvalue().splitlines(),
+        "live_bytes": live_bytes() - before,
+        "of_blocks": sum(one["size"] for one in blocks) - before,
+        "of_segments": sum(segment["total_size"] for segment in segments) - cuda.memory_reserved(),
+        "known": sorted({one.data_ptr() for one in kept} - {one["address"] for one in blocks}),
+        "segsum": bool(torch.cuda._memory_viz.segsum(cuda.memory._snapshot())),
+        "keys": zlib.crc32(",".join(sorted(set(stats) - OTHER_KEYS)).encode()),
+        "same": sorted(name for name, value in same.items() if value != stats[name]),
+        "info": [cuda.mem_get_info(), accelerator.get_memory_info()],
+        "no_device": [raised(lambda ask=ask: ask(7)) for ask in (cuda.memory_stats, cuda.mem_get_info)],
+    }
+    del kept
+    cuda.reset_peak_memory_stats()
+    return found | {"peak_bytes": cuda.max_memory_allocated() - before}
 
 
 def _train(make: Callable[[Any], Any]) -> tuple[Any, list[float]]:
@@ -382,9 +452,9 @@ def foreign_capture() -> dict[str, Any]:
 
 
 def destroyed_stream() -> dict[str, Any]:
-    """Destroy a stream with work on it, and free what was allocated on it afterwards."""
+    """Destroy a stream with work on it, free what was allocated on it, and fill the budget from the first stream."""
     handle = ctypes.c_void_p()
-    source = torch.empty(ELEMENTS, device="cuda")
+    source = torch.full((ELEMENTS,), 7.0).to("cuda")
     driver.functions.cuStreamCreate(ctypes.byref(handle), 1)
     stream = torch.cuda.ExternalStream(handle.value)
     bad = driver.counter("bad_calls")
@@ -395,9 +465,15 @@ def destroyed_stream() -> dict[str, Any]:
             tensors[1].copy_(source)
         status = driver.functions.cuStreamDestroy_v2(handle)
         tensors.clear()
-        step()
-    found = {"status": status} | _is_whole()
-    return found | {"refused": bad.value - before}
+        refused = bad.value - before
+    step()
+    filled = torch.empty((BUDGET_BYTES - 2 * MIB) // 4, device="cuda")
+    joined = session.current()
+    spilled = None if joined is None else int(joined.record["spilled_bytes"])
+    in_pool = None if joined is None else 0 <= filled.data_ptr() - joined.heap.base < joined.heap.window.size_bytes
+    found = {"status": status, "refused": refused, "in_pool": in_pool, "spilled_bytes": spilled}
+    del filled, source
+    return found | _is_whole()
 
 
 def captured_before() -> dict[str, Any]:
@@ -426,7 +502,7 @@ def leave() -> dict[str, Any]:
 CHECKS = {
     one.__name__: one
     for one in (
-        *(copies, record_stream, events, out_of_memory, cache_info, sgd, turns, graph, steady),
+        *(copies, record_stream, events, out_of_memory, cache_info, questions, sgd, turns, graph, steady),
         *(swap_queued, swap_planned, other_device, foreign_capture, destroyed_stream, captured_before, leave),
     )
 }

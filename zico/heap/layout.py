@@ -412,6 +412,18 @@ class Streams(Record):
     failures: I8  # marks, waits and scrubs that the device refused, ever
 
 
+class Figures(Record):
+    """What frameworks' statistics ask besides the job's record, as after the last call of a stream."""
+
+    frees: I8  # tensors, ever
+    freed_bytes: I8  # of the pool, ever
+    held: I8  # regions
+    returned: I8  # regions by which what is held has fallen between two calls, ever
+    peak_tensors: I8  # this and what follows: since a framework began anew (``torch.cuda.reset_peak_memory_stats``)
+    peak_live_bytes: I8
+    peak_held: I8
+
+
 class Scrubbing(Record):
     """A pool that isolates jobs (``zico.heap.cuda.backing``)."""
 
@@ -480,6 +492,7 @@ class HeapRecord(Record):
     planning: Planning
     recording: Recording
     slab: Slab
+    figures: Figures
     scrubbing: Scrubbing
     paged: Paged
 

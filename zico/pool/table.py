@@ -278,10 +278,15 @@ class PoolTable:
         deaths.bury(self.member[0], job)
 
     def free_and_total_bytes(self) -> tuple[int, int]:
-        """Return what nobody holds of the budget now, at least 0, and the budget."""
-        budget = int(self.header["budget_regions"])
-        free = max(0, budget - int(self.header["granted"]))
-        return free * self.region_bytes, budget * self.region_bytes
+        """Return what this process's job may still take, at least 0, and the most that it may hold.
+
+        That is the budget, or the job's limit where it is lower. What others hold counts as free:
+        it can be had by waiting, and programs size themselves by the answer.
+        """
+        job = self.jobs[int(self.member[0]["job"])]
+        budget, limit = int(self.header["budget_regions"]), int(job["limit"])
+        most = min(budget, limit) if limit > 0 else budget
+        return max(most - int(job["held"]), 0) * self.region_bytes, most * self.region_bytes
 
     def set_budget(self, regions: int) -> None:
         """Let jobs hold so many regions together from now on; what they hold above that comes back at their pace.

@@ -355,43 +355,50 @@ def _job(
             entries.extend(ended | about | {"action": action} for action in ("free_requested", "free_completed"))
     if top - base > _JOB_BYTES:
         raise TraceError(trace.path or job, 0, "its tensors need more addresses than a snapshot can show: record less")
-    segment = _segment(base, max(top - base, _ALIGNMENT_BYTES), device, list(live.values()))
-    return [_segment_alloc(segment), *entries], segment
+    blocks = [
+        block(one["addr"], _rounded(one["size"]), one["size"], "active_allocated", one["frames"])
+        for one in sorted(live.values(), key=lambda one: one["addr"])
+    ]
+    whole = segment(base, max(top - base, _ALIGNMENT_BYTES), blocks, device=device)
+    return [_segment_alloc(whole), *entries], whole
 
 
-def _segment_alloc(segment: dict[str, Any]) -> dict[str, Any]:
+def _segment_alloc(whole: dict[str, Any]) -> dict[str, Any]:
     about = {"action": "segment_alloc", "stream": 0, "time_us": 0, "frames": [], "category": UNKNOWN}
-    return about | {"addr": segment["address"], "size": segment["total_size"]}
+    return about | {"addr": whole["address"], "size": whole["total_size"]}
 
 
-def _segment(base: int, total_bytes: int, device: int, live: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a job's segment as it is at the end: blocks from its first byte to its last."""
-    blocks: list[dict[str, Any]] = []
-    at = base
-    for entry in sorted(live, key=lambda entry: entry["addr"]):
-        if entry["addr"] > at:
-            blocks.append(_block(at, entry["addr"] - at, 0, "inactive", []))
-        blocks.append(
-            _block(entry["addr"], _rounded(entry["size"]), entry["size"], "active_allocated", entry["frames"])
-        )
-        at = entry["addr"] + _rounded(entry["size"])
-    if at < base + total_bytes:
-        blocks.append(_block(at, base + total_bytes - at, 0, "inactive", []))
-    active_bytes = sum(block["size"] for block in blocks if block["state"] != "inactive")
+def segment(
+    address: int, total_bytes: int, blocks: Sequence[dict[str, Any]], *, device: int = 0, stream: int = 0
+) -> dict[str, Any]:
+    """Return a segment whose blocks, sorted by address, and what is free beside them tile it."""
+    tiles: list[dict[str, Any]] = []
+    at, end = address, address + total_bytes
+    for one in blocks:
+        if one["address"] > at:
+            tiles.append(block(at, one["address"] - at, 0, "inactive", []))
+        tiles.append(one)
+        at = one["address"] + one["size"]
+    if at < end:
+        tiles.append(block(at, end - at, 0, "inactive", []))
     return {
-        "address": base,
+        "address": address,
         "total_size": total_bytes,
-        "stream": 0,
+        "stream": stream,
         "segment_type": "large",
-        "allocated_size": active_bytes,
-        "active_size": active_bytes,
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "allocated_size": sum(one["size"] for one in blocks if one["state"] == "active_allocated"),
+        "active_size": sum(one["size"] for one in blocks),
+        "requested_size": sum(one["requested_size"] for one in blocks),
         "device": device,
         "frames": [],
-        "blocks": blocks,
+        "blocks": tiles,
     }
 
 
-def _block(address: int, size: int, requested: int, state: str, frames: list[dict[str, Any]]) -> dict[str, Any]:
+def block(address: int, size: int, requested: int, state: str, frames: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a block of a segment; its state is ``active_allocated``, ``active_pending_free`` or ``inactive``."""
     return {"address": address, "size": size, "requested_size": requested, "state": state, "frames": frames}
 
 

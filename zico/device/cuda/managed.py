@@ -116,7 +116,7 @@ def allocate(driver: CudaDriver, size_bytes: int) -> Managed:
     if not 0 < size_bytes <= free_bytes:
         detail = (
             f"{format_bytes(size_bytes)} are asked for, and {driver.name} has {format_bytes(free_bytes)} free: more "
-            "could hang the GPU; lower ZICO_PAGED_BYTES or --budget"
+            "could hang the GPU, and no GPU has run it yet; lower ZICO_PAGED_BYTES or --budget"
         )
         raise DriverError("allocation of managed memory", OUT_OF_MEMORY, detail)
     with contextlib.ExitStack() as undo:

@@ -16,7 +16,7 @@ from zico.base.records import I8, Record, dtype_of
 from zico.heap import layout
 from zico.heap.cuda import on_stream
 from zico.heap.layout import HEAP, Attached, job_of, pool_of
-from zico.pool.layout import header_of
+from zico.pool.layout import cap_of, header_of
 
 
 class Others(Record, align=False):
@@ -156,17 +156,12 @@ _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
 @callback(types.int32(types.int64, types.int64))
 def mem_get_info(free_address: int, total_address: int) -> int:
-    """Stand in for ``cuMemGetInfo``: the budget, and what this job may still come to hold of it.
-
-    What other jobs hold counts as free: it can be had by waiting, and frameworks size themselves by
-    it at their start.
-    """
+    """Stand in for ``cuMemGetInfo``, with the figures of ``PoolTable.free_and_total_bytes``."""
     heap = record_at(_heap_address(), HEAP)
     if heap.attached == _ATTACHED:
-        budget_regions = header_of(pool_of(heap)).budget_regions
-        free_regions = max(budget_regions - job_of(heap).held, 0)
-        array_at(free_address, 1, _I64)[0] = free_regions << heap.pool_shift
-        array_at(total_address, 1, _I64)[0] = budget_regions << heap.pool_shift
+        most = cap_of(pool_of(heap), job_of(heap))
+        array_at(free_address, 1, _I64)[0] = max(most - job_of(heap).held, 0) << heap.pool_shift
+        array_at(total_address, 1, _I64)[0] = most << heap.pool_shift
         return _SUCCESS
     others = record_at(others_address(), OTHERS)
     if others.mem_get_info == 0:
@@ -177,10 +172,10 @@ def mem_get_info(free_address: int, total_address: int) -> int:
 
 @callback(types.int32(types.int64, types.int64))
 def device_total_mem(total_address: int, device: int) -> int:
-    """Stand in for ``cuDeviceTotalMem``: the budget, whichever device; the process uses the pool's alone."""
+    """Stand in for ``cuDeviceTotalMem``, as ``mem_get_info``; any device, since the process uses the pool's alone."""
     heap = record_at(_heap_address(), HEAP)
     if heap.attached == _ATTACHED:
-        array_at(total_address, 1, _I64)[0] = header_of(pool_of(heap)).budget_regions << heap.pool_shift
+        array_at(total_address, 1, _I64)[0] = cap_of(pool_of(heap), job_of(heap)) << heap.pool_shift
         return _SUCCESS
     others = record_at(others_address(), OTHERS)
     if others.device_total_mem == 0:

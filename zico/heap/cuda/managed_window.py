@@ -83,7 +83,8 @@ def _refuse_beyond(driver: CudaDriver, wanted: int, promised: int) -> None:
     if wanted + promised > free_bytes:
         detail = (
             f"{format_bytes(wanted)} are asked for, {driver.name} has {format_bytes(free_bytes)} free, and other jobs' "
-            f"windows may take {format_bytes(promised)} of it: more could hang the GPU; lower {VARIABLE} or --budget"
+            f"windows may take {format_bytes(promised)} of it: more could hang the GPU, and no GPU has run it yet; "
+            f"lower {VARIABLE} or --budget"
         )
         raise DriverError("allocation of managed memory", OUT_OF_MEMORY, detail)
 

@@ -127,8 +127,11 @@ def bury(heap: HeapRecord, me: Job, offset: int, slot: int) -> None:
         if uses[0] & heap.streams.mixed != 0:
             used |= OTHER_STREAM
         _forget_uses(heap, uses[0])
+    heap.figures.frees += 1
     if offset < heap.spill_offset:
-        me.live_bytes -= bytes_at(heap, offset)
+        size_bytes = bytes_at(heap, offset)
+        me.live_bytes -= size_bytes
+        heap.figures.freed_bytes += size_bytes
     else:
         used |= OTHER_STREAM
     elsewhere = used & (2 * OTHER_STREAM - 1) & ~(1 << owner_at(heap, offset))
@@ -259,8 +262,20 @@ def allocate_on(heap: HeapRecord, size_bytes: int, stream: int) -> int:
         offset = _follow(heap, me, offset, slot, stream)
     if heap.managed_address != 0 and offset >= 0:
         call(heap.backing.born, (heap.address, offset, slot))
+    _note_figures(heap, me)
     private_unlock(heap.mutex_address)
     return address_of(heap, offset)
+
+
+@inlined
+def _note_figures(heap: HeapRecord, me: Job) -> None:
+    figures = heap.figures
+    figures.peak_tensors = max(figures.peak_tensors, me.allocations - figures.frees)
+    figures.peak_live_bytes = max(figures.peak_live_bytes, me.live_bytes)
+    if me.held != figures.held:
+        figures.peak_held = max(figures.peak_held, me.held)
+        figures.returned += max(figures.held - me.held, 0)
+        figures.held = me.held
 
 
 @compiled
@@ -345,6 +360,7 @@ def free_on(heap: HeapRecord, address: int, stream: int) -> None:
         heap.bad_frees += 1
     if heap.streams.n_deferred > 0:
         tend(heap, FEW)
+    _note_figures(heap, me)
     private_unlock(heap.mutex_address)
 
 

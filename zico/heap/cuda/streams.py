@@ -21,6 +21,11 @@ Theory of operation
     its arena is empty, all its marks have come, and no live tensor says that it was used there.
     Then there is nothing to wait for, and the old stream may have been destroyed.
 
+    A stream that was destroyed takes no mark. Its work goes on, and nothing on the device can be put
+    behind it. So at the job's next allocation or boundary the processor waits until the device has
+    done everything, and sets the counter itself (``mark_or_wait``). A free waits only where another
+    job waits for memory.
+
 Guarantees
     7. A wait on the device ends without anybody's processor: streams wait only for marks that are
        already on their streams, and those only for what was there before; so in the order of time
@@ -37,8 +42,8 @@ Known limitations
     has lost its slot meanwhile. Slots without such tensors are taken over first.
     Where more streams than slots take turns, a turn costs a mark and a wait.
     A stream's handle is taken for the stream. One that is destroyed with work on it, and whose
-    handle is used again at once, must have been waited for. One must not be destroyed before its
-    memory is freed.
+    handle is used again at once, must have been waited for. PyTorch's own allocator asks for the
+    same. That a driver refuses a destroyed stream's handle is no promise of the manual's.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ from zico.base.compiled import call, compiled, inlined, keep_out_of_line, record
 from zico.heap.free_list import gaps_of
 from zico.heap.layout import MAIN, SPILL, STREAM, arena_of, pool_of
 from zico.pool import regions
-from zico.pool.fences import fence_of, has_passed, issued_of, pair_of
+from zico.pool.fences import at, counters_of, fence_of, has_passed, issued_of, pair_of
 from zico.pool.layout import COUNTER_BYTES, EMPTY, NOBODY, STREAMS, header_of, job_at
 
 if TYPE_CHECKING:
@@ -58,6 +63,10 @@ if TYPE_CHECKING:
 
 NO_SLOT = STREAMS
 """What ``slot_of`` answers for a stream that the device puts behind no other."""
+
+CAPTURES = (900, 908)
+"""Statuses by which the driver refuses a call since a stream captures, the first and the last: waiting for the device
+would be refused, too, and spoil the capture."""
 
 _STREAM_BYTES = STREAM.itemsize
 _STATUS = 0xFFFFFFFF  # a C function that returns an int says nothing about the upper half of the register
@@ -156,22 +165,54 @@ def follow(heap: HeapRecord, slot: int, handle: int) -> bool:
 
 
 @compiled
-def mark(heap: HeapRecord, slot: int) -> bool:
-    """Put a mark on a stream; false if the device refused, and what was freed since the last stays unmarked."""
+def _try_mark(heap: HeapRecord, slot: int) -> int:
+    """Put a mark on a stream; returns the device's status."""
     pool = pool_of(heap)
     stream = stream_at(heap, slot)
     pair = pair_of(pool.job, slot)
     value = issued_of(pool)[pair] + 1
-    if (
-        call(heap.streams.mark_address, (heap.streams.context_address, stream.handle, stream.counter_address, value))
-        & _STATUS
-    ):
+    arguments = (heap.streams.context_address, stream.handle, stream.counter_address, value)
+    status = call(heap.streams.mark_address, arguments) & _STATUS
+    if status == 0:
+        _note_mark(heap, slot, value)
+        heap.streams.marks += 1
+    else:
         heap.streams.failures += 1
-        return False
-    issued_of(pool)[pair] = value  # only now: whoever sees this may wait for it
+    return status
+
+
+@inlined
+def _note_mark(heap: HeapRecord, slot: int, value: int) -> None:
+    """Note that a stream's counter is going to reach a value, whatever the processor does from now on."""
+    pool = pool_of(heap)
+    stream = stream_at(heap, slot)
+    issued_of(pool)[pair_of(pool.job, slot)] = value  # only now: whoever sees this may wait for it
     heap.streams.unmarked_bytes -= stream.unmarked_bytes
     stream.unmarked_bytes = 0
-    heap.streams.marks += 1
+
+
+@compiled
+def mark(heap: HeapRecord, slot: int) -> bool:
+    """Put a mark on a stream; false if the device refused, and what was freed since the last stays unmarked."""
+    return _try_mark(heap, slot) == 0
+
+
+@compiled
+def mark_or_wait(heap: HeapRecord, slot: int) -> bool:
+    """Mark a stream; where it takes no mark, wait, here, until the device has done everything, and set the counter.
+
+    A stream that was destroyed takes none, and its work goes on. False if the stream captures (its
+    next mark then serves), or the device refuses to tell.
+    """
+    keep_out_of_line()
+    status = _try_mark(heap, slot)
+    if status == 0 or CAPTURES[0] <= status <= CAPTURES[1] or not synchronize(heap):
+        return status == 0
+    pool = pool_of(heap)
+    pair = pair_of(pool.job, slot)
+    value = issued_of(pool)[pair] + 1
+    counters_of(pool)[at(pair)] = value  # no mark of this stream is left that would write it
+    _note_mark(heap, slot, value)
     return True
 
 
@@ -212,9 +253,9 @@ def fence_for(heap: HeapRecord, slot: int, freed_bytes: int) -> int:
 
 @compiled
 def mark_up_to(heap: HeapRecord, slot: int, value: int) -> bool:
-    """Put a mark on a stream unless its marks have reached a value already; false if the device refused."""
+    """Mark a stream, or wait, unless its marks have reached a value already; false as ``mark_or_wait``."""
     pool = pool_of(heap)
-    return issued_of(pool)[pair_of(pool.job, slot)] >= value or mark(heap, slot)
+    return issued_of(pool)[pair_of(pool.job, slot)] >= value or mark_or_wait(heap, slot)
 
 
 @compiled
@@ -222,7 +263,7 @@ def release(heap: HeapRecord, slot: int, given: Array, n: int) -> int:
     """Return regions that the stream's work so far may still use; returns their fence."""
     fence = fence_for(heap, slot, n << heap.region_shift)
     someone_waits = regions.give_back(pool_of(heap), given, n, fence)
-    if someone_waits and stream_at(heap, slot).unmarked_bytes > 0 and mark(heap, slot):
+    if someone_waits and stream_at(heap, slot).unmarked_bytes > 0 and mark_or_wait(heap, slot):
         regions.announce(pool_of(heap))  # it began to wait in between, and has found no mark
     return fence
 
@@ -235,7 +276,7 @@ def _mark_streams(heap: HeapRecord, everything: bool) -> None:  # noqa: FBT001 -
     for slot in range(heap.streams.n):
         unmarked_bytes = stream_at(heap, slot).unmarked_bytes
         is_due = unmarked_bytes > 0 and (everything or unmarked_bytes >= _due_bytes(heap, slot))
-        if is_due and mark(heap, slot):
+        if is_due and mark_or_wait(heap, slot):
             marked = True
     if marked:
         regions.announce(pool_of(heap))
