@@ -2,7 +2,7 @@
 
 ``torch.cuda.memory_allocated`` and its like answer from Zico's counters, since PyTorch's pluggable
 allocator has none. What needs PyTorch's caching allocator itself (checkpoints of its state,
-snapshots, its history, the memory of CUDA graphs) is refused with a sentence. Has not run on a GPU.
+snapshots, its history, CUDA graph trees) is refused with a sentence. Has not run on a GPU.
 
 Rejected: ``torch.cuda.MemPool`` over an allocator of ours keeps PyTorch's statistics and its
 out-of-memory error, but the caching allocator in front of it gives back segments only when it is
@@ -31,7 +31,7 @@ from zico.job import lookup
 from zico.job.autoload import complain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from zico.job.session import Session
 
@@ -39,19 +39,22 @@ SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 CLASHING = ("expandable_segments:true", "backend:cudamallocasync")
 """Parts of these settings, lower case and without blanks, that name another allocator than the one replaced."""
 
+TREES = (
+    "CUDA graph trees (torch.compile with mode='reduce-overhead'): use another mode, or set "
+    "torch._inductor.config.triton.cudagraph_trees = False, with which each call of a compiled function overwrites what "
+    "its last call returned and saved"
+)
+"""Without trees PyTorch does not see that an earlier call's tensors are still needed. So Zico does not turn them off by
+itself: a program that is right with them may then compute something else, and nothing says so."""
 REFUSED = {
-    "_cuda_getCheckpointState": "CUDA graph trees (torch.compile with mode='reduce-overhead'): use another mode, or "
-    "torch._inductor.config.triton.cudagraph_trees = False",
-    "_cuda_setCheckpointPoolState": "CUDA graph trees (torch.compile with mode='reduce-overhead'): use another mode",
+    "_cuda_getCheckpointState": TREES,
+    "_cuda_setCheckpointPoolState": TREES,
+    "_cuda_beginAllocateCurrentStreamToPool": TREES,
     "_cuda_memorySnapshot": "snapshots of PyTorch's allocator: record with zico trace, and write one with "
     "zico trace show --snapshot",
     "_cuda_record_memory_history": "the history of PyTorch's allocator: record with zico trace",
     "_cuda_attach_out_of_memory_observer": "observers of PyTorch's allocator",
 }
-GRAPHS = (
-    "CUDA graphs, whose tensors would have to stay where they are between replays: train without torch.cuda.graph and "
-    "make_graphed_callables, and let torch.compile use mode='default' or 'max-autotune-no-cudagraphs'"
-)
 OTHER_DEVICE = (
     "zico: this tensor is for another GPU than the pool's, cuda:{ordinal}: put it there, or let the process see "
     "that GPU alone by CUDA_VISIBLE_DEVICES={uuid} (zico run does)"
@@ -156,15 +159,14 @@ def enable(joined: Session) -> None:
     refuse_settings(os.environ)
     import torch
 
-    from zico.heap.cuda import hooks
-    from zico.job import lookup
+    from zico.adapters import torch_graphs
 
     facts = joined.pool.driver.facts  # type: ignore[attr-defined]  # a CUDA device's driver
     refusal = OTHER_DEVICE.format(ordinal=facts.ordinal, uuid=facts.uuid)
     others = hooks.OTHERS_RECORD[0]
     others["out_of_memory"] = prepare(torch)
     others["device"] = facts.ordinal
-    others["refuse_device"] = prepare_refusal(torch, refusal)
+    others["refuse"] = prepare_refusals(torch, (refusal, torch_graphs.SECOND_CAPTURE, torch_graphs.TOO_MANY))
     core, memory = torch._C, torch.cuda.memory  # noqa: SLF001 - the only door
     try:
         backend = memory.get_allocator_backend()
@@ -176,8 +178,12 @@ def enable(joined: Session) -> None:
             raise HookError(message)
         allocator = core._cuda_customAllocator(hooks.allocate.address, hooks.free.address)  # noqa: SLF001
         allocator.set_record_stream_fn(hooks.record_stream.address)
-        # PyTorch's static destructors free tensors after the interpreter is gone.
+        allocator.set_begin_allocate_to_pool(hooks.begin_allocate_to_pool.address)
+        allocator.set_end_allocate_to_pool_fn(hooks.end_allocate_to_pool.address)
+        allocator.set_release_pool(hooks.release_pool.address)
+        # PyTorch's static destructors free tensors and graphs after the interpreter is gone.
         handed = (hooks.allocate, hooks.free, hooks.record_stream)
+        handed += (hooks.begin_allocate_to_pool, hooks.end_allocate_to_pool, hooks.release_pool)
         lookup.keep(joined, RAISERS, *hooks.NEEDED_TO_THE_END, *handed)
         memory.change_current_allocator(memory._CUDAAllocator(allocator))  # noqa: SLF001 - as CUDAPluggableAllocator does
     except (AttributeError, TypeError, RuntimeError) as error:
@@ -188,20 +194,7 @@ def enable(joined: Session) -> None:
     except HookError as error:
         complain("cuDNN cannot time its algorithms in this job", error)
     answer(joined, torch)
-    refuse_captures(torch)
-
-
-def refuse_captures(torch: Any) -> None:  # noqa: ANN401 - the module
-    """Refuse CUDA graphs before PyTorch has begun one: its context manager has changed the current stream by then.
-
-    A graph would go on using the addresses that it was captured with when others have their memory.
-    """
-    refuse = _refusing(GRAPHS)
-    torch.cuda.graph.__enter__ = refuse
-    torch.cuda.CUDAGraph.capture_begin = refuse
-    accelerator_graph = getattr(getattr(torch, "accelerator", None), "Graph", None)  # not in every version
-    if accelerator_graph is not None:
-        accelerator_graph.capture_begin = refuse
+    torch_graphs.watch(joined.heap, torch)
 
 
 def answer(joined: Session, torch: Any) -> None:  # noqa: ANN401 - the module
@@ -244,7 +237,7 @@ def _refusing(what: str) -> Callable[..., Any]:
 # Guarantees
 #     Nothing is allocated but the exception and its strings, about 900 bytes, which are not freed.
 #     No Python runs, so the GIL may be held or not. Where PyTorch's libraries lack a symbol,
-#     ``prepare`` and ``prepare_refusal`` say so and nothing has been changed.
+#     ``prepare`` and ``prepare_refusals`` say so and nothing has been changed.
 
 _CONSTRUCTOR = "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 """The one that constructors of derived classes call."""
@@ -319,9 +312,9 @@ def _throw(_typing: Any, raiser: Any, text_address: Any, location_address: Any) 
     return types.int64(types.UniTuple(types.int64, 5), types.int64, types.int64), codegen
 
 
-RAISERS = np.zeros(2, RAISER)
-"""What raises that memory is out, and what raises a refusal."""
-_REFUSAL_OFFSET = RAISER.itemsize
+RAISERS = np.zeros(1 + len(hooks.Refusal), RAISER)
+"""What raises that memory is out, and what raises each refusal."""
+_RAISER_BYTES = RAISER.itemsize
 llvmlite.binding.add_symbol(SYMBOL, RAISERS.ctypes.data)  # before what refers to it is compiled
 _raiser_address = symbol_address(SYMBOL)
 
@@ -365,10 +358,10 @@ def raise_out_of_memory(requested_bytes: int, held_bytes: int, budget_bytes: int
     _raise(raiser)
 
 
-@callback(types.void())
-def raise_refusal() -> None:
-    """Throw ``c10::Error`` with the text given to ``prepare_refusal``. Never returns."""
-    _raise(record_at(_raiser_address() + _REFUSAL_OFFSET, RAISER))
+@callback(types.void(types.int64))
+def raise_refusal(which: int) -> None:
+    """Throw ``c10::Error`` with one of the texts given to ``prepare_refusals``. Never returns."""
+    _raise(record_at(_raiser_address() + (1 + which) * _RAISER_BYTES, RAISER))
 
 
 def prepare(torch: Any) -> int:  # noqa: ANN401 - the module
@@ -381,15 +374,16 @@ def prepare(torch: Any) -> int:  # noqa: ANN401 - the module
     return int(raise_out_of_memory.address)
 
 
-def prepare_refusal(torch: Any, text: str) -> int:  # noqa: ANN401 - the module
+def prepare_refusals(torch: Any, texts: Sequence[str]) -> int:  # noqa: ANN401 - the module
     """Find PyTorch's symbols; returns the address of ``raise_refusal``.
 
-    In Python that is a ``RuntimeError`` with this text, of at most 256 characters.
+    In Python that is a ``RuntimeError`` with one of these texts, of at most 256 characters each.
 
     Raises:
         HookError: This build of PyTorch lacks one.
     """
-    _fill(1, torch, _ERROR, text)
+    for number, text in enumerate(texts, 1):
+        _fill(number, torch, _ERROR, text)
     return int(raise_refusal.address)
 
 
