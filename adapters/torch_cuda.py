@@ -22,6 +22,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+from zico.adapters import torch_graphs
 
 from zico.base.compiled import callback, inlined, record_at, symbol_address
 from zico.base.errors import HookError
@@ -41,8 +42,8 @@ CLASHING = ("expandable_segments:true", "backend:cudamallocasync")
 
 TREES = (
     "CUDA graph trees (torch.compile with mode='reduce-overhead'): use another mode, or set "
-    "torch._inductor.config.triton.cudagraph_trees = False, with which each call of a compiled function overwrites what "
-    "its last call returned and saved"
+    "torch._inductor.config.triton.cudagraph_trees = False, with which each call of a compiled function overwrites "
+    "what its last call returned and saved"
 )
 """Without trees PyTorch does not see that an earlier call's tensors are still needed. So Zico does not turn them off by
 itself: a program that is right with them may then compute something else, and nothing says so."""
@@ -159,8 +160,6 @@ def enable(joined: Session) -> None:
     refuse_settings(os.environ)
     import torch
 
-    from zico.adapters import torch_graphs
-
     facts = joined.pool.driver.facts  # type: ignore[attr-defined]  # a CUDA device's driver
     refusal = OTHER_DEVICE.format(ordinal=facts.ordinal, uuid=facts.uuid)
     others = hooks.OTHERS_RECORD[0]
@@ -182,9 +181,9 @@ def enable(joined: Session) -> None:
         allocator.set_end_allocate_to_pool_fn(hooks.end_allocate_to_pool.address)
         allocator.set_release_pool(hooks.release_pool.address)
         # PyTorch's static destructors free tensors and graphs after the interpreter is gone.
-        handed = (hooks.allocate, hooks.free, hooks.record_stream)
-        handed += (hooks.begin_allocate_to_pool, hooks.end_allocate_to_pool, hooks.release_pool)
-        lookup.keep(joined, RAISERS, *hooks.NEEDED_TO_THE_END, *handed)
+        tensors = (hooks.allocate, hooks.free, hooks.record_stream)
+        graphs = (hooks.begin_allocate_to_pool, hooks.end_allocate_to_pool, hooks.release_pool)
+        lookup.keep(joined, RAISERS, *hooks.NEEDED_TO_THE_END, *tensors, *graphs)
         memory.change_current_allocator(memory._CUDAAllocator(allocator))  # noqa: SLF001 - as CUDAPluggableAllocator does
     except (AttributeError, TypeError, RuntimeError) as error:
         message = f"PyTorch {torch.__version__} does not take Zico's allocator: {error}"

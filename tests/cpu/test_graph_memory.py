@@ -264,7 +264,7 @@ def test_a_graph_that_dies_during_a_capture_gives_its_memory_back_afterwards(pai
 
 
 def test_what_a_capture_frees_that_it_did_not_allocate_waits_for_the_end(pair: tuple[Grapher, Job]) -> None:
-    """Tensors from before, large and small, of the stream that captures and of another, are freed and others get them."""
+    """Tensors from before of the stream that captures and of another, large and small, are freed; others get them."""
     job, other = pair
     before = [job.allocate(size, stream) for size in (REGION_BYTES, KIB) for stream in (job.stream, job.side)]
     with job.capture() as made:
@@ -298,7 +298,7 @@ def test_a_segment_waits_here_for_what_others_still_do_there(pair: tuple[Grapher
 
 
 def test_one_capture_at_a_time(pair: tuple[Grapher, Job]) -> None:
-    """A second one is refused, also more pools than there can be, and the first goes on; a failed one leaves nothing."""
+    """A second one is refused, and the first goes on; one that is given up leaves nothing."""
     job, _ = pair
     refused: list[int] = []
     function = ctypes.CFUNCTYPE(None, I64)(refused.append)

@@ -124,16 +124,16 @@ def add_segment(heap: HeapRecord, offset: int, size_bytes: int, stream: int) -> 
 
 @compiled
 def take(heap: HeapRecord, stream: int, size_bytes: int) -> int:
-    """Return a place for a tensor of the pool that captures, of such a size on a stream; ``NOTHING`` if none is free."""
+    """Return a place for a stream's tensor in the pool that captures; ``NOTHING`` if no piece is free and as large."""
     keep_out_of_line()
     pieces = _pieces(heap)
     graph_pool = heap.streams.capturing - 1
     best = NOBODY
     for k in range(heap.captures.n_pieces):
         fits = pieces[k].state == _FREE and size_bytes <= pieces[k].size_bytes
-        if fits and pieces[k].graph_pool == graph_pool and pieces[k].stream == stream:
-            if best == NOBODY or pieces[k].size_bytes < pieces[best].size_bytes:
-                best = k
+        is_ours = pieces[k].graph_pool == graph_pool and pieces[k].stream == stream
+        if fits and is_ours and (best == NOBODY or pieces[k].size_bytes < pieces[best].size_bytes):
+            best = k
     if best == NOBODY:
         return NOTHING
     piece = pieces[best]
