@@ -224,7 +224,7 @@ def test_a_capture_that_fails_leaves_nothing(broker: Broker, note: dict[str, Any
     """PyTorch's own errors end captures that are spoilt or cannot begin; the next one is right."""
     ended = run("pool", broker, "failed_capture")
     note.setdefault("pool", {})["failed_capture"] = found = ended["failed_capture"]
-    assert all("CUDA error" in text for _, text in found.pop("errors"))
+    assert all(name != "nothing" and "zico" not in text for name, text in found.pop("errors"))
     assert found == {"is_equal": [True] * 2, **CLEAN}
     assert (ended["exit"], ended["errors"]) == (0, "")
     assert is_whole(broker)

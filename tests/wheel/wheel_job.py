@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from software_cuda import Driver
 
 from zico import step
-from zico.job import autoload, session
+from zico.job import autoload, lookup, session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -247,16 +247,16 @@ def graph() -> dict[str, Any]:
 
 def graphed_callable() -> dict[str, Any]:
     """Let PyTorch capture a function and its gradient, and call it for two inputs."""
-    sample = torch.empty(ELEMENTS, device="cuda", requires_grad=True)
-    graphed = torch.cuda.make_graphed_callables(_copied, (sample,))
-    is_equal = []
-    for value in (3.0, 4.0):
-        inputs = torch.full((ELEMENTS,), value).to("cuda").requires_grad_()
-        outputs = graphed(inputs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of streams that differ between capture and replay: PyTorch alone says so
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an empty graph and of other streams at replay: PyTorch alone warns as well
+        sample = torch.empty(ELEMENTS, device="cuda", requires_grad=True)
+        graphed = torch.cuda.make_graphed_callables(_copied, (sample,))
+        is_equal = []
+        for value in (3.0, 4.0):
+            inputs = torch.full((ELEMENTS,), value).to("cuda").requires_grad_()
+            outputs = graphed(inputs)
             outputs.backward(torch.full((ELEMENTS,), 10 * value).to("cuda"))
-        is_equal += [bool((outputs.detach().cpu() == value).all()), bool((inputs.grad.cpu() == 10 * value).all())]
+            is_equal += [bool((outputs.detach().cpu() == value).all()), bool((inputs.grad.cpu() == 10 * value).all())]
     return {"is_equal": is_equal}
 
 
@@ -339,15 +339,20 @@ def failed_capture() -> dict[str, Any]:
     source = torch.empty(ELEMENTS, device="cuda")
     usual, side = torch.cuda.current_stream(), torch.cuda.Stream()
 
+    def graph_that_stays() -> Any:  # noqa: ANN401 - a torch.cuda.CUDAGraph
+        made = torch.cuda.CUDAGraph()
+        lookup.keep(made)  # PyTorch 2.11 ends the process when it destroys a graph whose capture failed
+        return made
+
     def spoil() -> None:
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        with torch.cuda.graph(graph_that_stays()):
             kept.append(torch.empty(ELEMENTS, device="cuda"))
             torch.cuda.synchronize()
 
     def begin_twice() -> None:
         driver.functions.cuStreamBeginCapture_v2(ctypes.c_void_p(side.cuda_stream), CAPTURE_RELAXED)
         with torch.cuda.stream(side):
-            torch.cuda.CUDAGraph().capture_begin()
+            graph_that_stays().capture_begin()
 
     kept: list[Any] = []
     errors = [raised(spoil)]
