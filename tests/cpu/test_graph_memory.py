@@ -284,11 +284,19 @@ def test_what_a_capture_frees_that_it_did_not_allocate_waits_for_the_end(pair: t
 def test_a_segment_waits_here_for_what_others_still_do_there(pair: tuple[Grapher, Job]) -> None:
     """Invariant 2: a region that another job's stream still writes is a segment's only when that is done."""
     job, other = pair
-    taken = other.take_all()
+    twin, taken = job.device.twin, other.take_all()
+    held = twin.stream(other.stream)
+    held.hold(0)
     for address in taken:
         other.device.driver.call("cuMemsetD8Async", address, 0xEE, REGION_BYTES, other.stream)
         on_stream.free_on(other.heap, address, other.stream)
     on_stream.settle(other.heap)
+
+    def synchronize(stream: int) -> Any:  # noqa: ANN401 - as the driver's
+        held.release()
+        return twin.cuStreamSynchronize(stream)
+
+    twin._addresses.do["cuStreamSynchronize"] = synchronize
     with job.capture():
         address = job.allocate(REGION_BYTES)
         assert set(job.device.read(address, REGION_BYTES)) == {0xEE}, "it came before the other job's work was done"

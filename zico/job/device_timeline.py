@@ -165,6 +165,7 @@ class DeviceTimeline:
         self._array = np.frombuffer(self._words, np.int64)
         with contextlib.ExitStack() as undo:
             words = undo.enter_context(driver.register_host(self._array.ctypes.data, _REGISTERED_BYTES))
+            stream = undo.enter_context(driver.create_stream())
             launcher = prepare(driver, words.device_address, words.device_address + WORD_BYTES)
             self._door = np.zeros(1, DOOR)
             self._door[0]["launcher"] = launcher[0]
@@ -177,7 +178,7 @@ class DeviceTimeline:
                 context_address=self._door.ctypes.data,
                 **spacing,
                 scrub_address=zero.address if launcher[0]["scrub"] else 0,
-                capture_stream=undo.enter_context(driver.create_stream()).handle,
+                capture_stream=stream.handle,
                 is_capturing_address=is_capturing.address,
                 exchange_mode_address=exchange_mode.address,
                 synchronize_stream_address=synchronize_stream.address,
