@@ -1,8 +1,8 @@
 """PyTorch on a CUDA device: the whole allocator is Zico's, so that every tensor's free is seen with its stream.
 
 Questions about memory are answered by ``zico.adapters.torch_cuda_memory``. What needs PyTorch's
-caching allocator itself (checkpoints of its state, the memory of CUDA graphs) is refused with a
-sentence. Has not run on a GPU.
+caching allocator itself (checkpoints of its state, CUDA graph trees) is refused with a sentence. Has
+not run on a GPU.
 
 Rejected: ``torch.cuda.MemPool`` over an allocator of ours keeps PyTorch's statistics and its
 out-of-memory error, but the caching allocator in front of it gives back segments only when it is
@@ -21,6 +21,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+from zico.adapters import torch_graphs
 
 from zico.base.compiled import callback, inlined, record_at, symbol_address
 from zico.base.errors import HookError
@@ -30,7 +31,7 @@ from zico.job import lookup
 from zico.job.autoload import complain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from zico.job.session import Session
 
@@ -38,15 +39,18 @@ SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 CLASHING = ("expandable_segments:true", "backend:cudamallocasync")
 """Parts of these settings, lower case and without blanks, that name another allocator than the one replaced."""
 
-REFUSED = {
-    "_cuda_getCheckpointState": "CUDA graph trees (torch.compile with mode='reduce-overhead'): use another mode, or "
-    "torch._inductor.config.triton.cudagraph_trees = False",
-    "_cuda_setCheckpointPoolState": "CUDA graph trees (torch.compile with mode='reduce-overhead'): use another mode",
-}
-GRAPHS = (
-    "CUDA graphs, whose tensors would have to stay where they are between replays: train without torch.cuda.graph and "
-    "make_graphed_callables, and let torch.compile use mode='default' or 'max-autotune-no-cudagraphs'"
+TREES = (
+    "CUDA graph trees (torch.compile with mode='reduce-overhead'): use another mode, or set "
+    "torch._inductor.config.triton.cudagraph_trees = False, with which each call of a compiled function overwrites "
+    "what its last call returned and saved"
 )
+"""Without trees PyTorch does not see that an earlier call's tensors are still needed. So Zico does not turn them off by
+itself: a program that is right with them may then compute something else, and nothing says so."""
+REFUSED = {
+    "_cuda_getCheckpointState": TREES,
+    "_cuda_setCheckpointPoolState": TREES,
+    "_cuda_beginAllocateCurrentStreamToPool": TREES,
+}
 OTHER_DEVICE = (
     "zico: this tensor is for another GPU than the pool's, cuda:{ordinal}: put it there, or let the process see "
     "that GPU alone by CUDA_VISIBLE_DEVICES={uuid} (zico run does)"
@@ -86,7 +90,7 @@ def enable(joined: Session) -> None:
     others = hooks.OTHERS_RECORD[0]
     others["out_of_memory"] = prepare(torch)
     others["device"] = facts.ordinal
-    others["refuse_device"] = prepare_refusal(torch, refusal)
+    others["refuse"] = prepare_refusals(torch, (refusal, torch_graphs.SECOND_CAPTURE, torch_graphs.TOO_MANY))
     core, memory = torch._C, torch.cuda.memory  # noqa: SLF001 - the only door
     try:
         backend = memory.get_allocator_backend()
@@ -98,9 +102,13 @@ def enable(joined: Session) -> None:
             raise HookError(message)
         allocator = core._cuda_customAllocator(hooks.allocate.address, hooks.free.address)  # noqa: SLF001
         allocator.set_record_stream_fn(hooks.record_stream.address)
-        # PyTorch's static destructors free tensors after the interpreter is gone.
-        handed = (hooks.allocate, hooks.free, hooks.record_stream)
-        lookup.keep(joined, RAISERS, *hooks.NEEDED_TO_THE_END, *handed)
+        allocator.set_begin_allocate_to_pool(hooks.begin_allocate_to_pool.address)
+        allocator.set_end_allocate_to_pool_fn(hooks.end_allocate_to_pool.address)
+        allocator.set_release_pool(hooks.release_pool.address)
+        # PyTorch's static destructors free tensors and graphs after the interpreter is gone.
+        tensors = (hooks.allocate, hooks.free, hooks.record_stream)
+        graphs = (hooks.begin_allocate_to_pool, hooks.end_allocate_to_pool, hooks.release_pool)
+        lookup.keep(joined, RAISERS, *hooks.NEEDED_TO_THE_END, *tensors, *graphs)
         memory.change_current_allocator(memory._CUDAAllocator(allocator))  # noqa: SLF001 - as CUDAPluggableAllocator does
     except (AttributeError, TypeError, RuntimeError) as error:
         message = f"PyTorch {torch.__version__} does not take Zico's allocator: {error}"
@@ -112,20 +120,7 @@ def enable(joined: Session) -> None:
     torch_cuda_memory.Answers(joined, torch).install()
     for name, what in REFUSED.items():
         setattr(core, name, _refusing(what))
-    refuse_captures(torch)
-
-
-def refuse_captures(torch: Any) -> None:  # noqa: ANN401 - the module
-    """Refuse CUDA graphs before PyTorch has begun one: its context manager has changed the current stream by then.
-
-    A graph would go on using the addresses that it was captured with when others have their memory.
-    """
-    refuse = _refusing(GRAPHS)
-    torch.cuda.graph.__enter__ = refuse
-    torch.cuda.CUDAGraph.capture_begin = refuse
-    accelerator_graph = getattr(getattr(torch, "accelerator", None), "Graph", None)  # not in every version
-    if accelerator_graph is not None:
-        accelerator_graph.capture_begin = refuse
+    torch_graphs.watch(joined.heap, torch)
 
 
 def _refusing(what: str) -> Callable[..., Any]:
@@ -151,7 +146,7 @@ def _refusing(what: str) -> Callable[..., Any]:
 # Guarantees
 #     Nothing is allocated but the exception and its strings, about 900 bytes, which are not freed.
 #     No Python runs, so the GIL may be held or not. Where PyTorch's libraries lack a symbol,
-#     ``prepare`` and ``prepare_refusal`` say so and nothing has been changed.
+#     ``prepare`` and ``prepare_refusals`` say so and nothing has been changed.
 
 _CONSTRUCTOR = "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 """The one that constructors of derived classes call."""
@@ -226,9 +221,9 @@ def _throw(_typing: Any, raiser: Any, text_address: Any, location_address: Any) 
     return types.int64(types.UniTuple(types.int64, 5), types.int64, types.int64), codegen
 
 
-RAISERS = np.zeros(2, RAISER)
-"""What raises that memory is out, and what raises a refusal."""
-_REFUSAL_OFFSET = RAISER.itemsize
+RAISERS = np.zeros(1 + len(hooks.Refusal), RAISER)
+"""What raises that memory is out, and what raises each refusal."""
+_RAISER_BYTES = RAISER.itemsize
 llvmlite.binding.add_symbol(SYMBOL, RAISERS.ctypes.data)  # before what refers to it is compiled
 _raiser_address = symbol_address(SYMBOL)
 
@@ -272,10 +267,10 @@ def raise_out_of_memory(requested_bytes: int, held_bytes: int, budget_bytes: int
     _raise(raiser)
 
 
-@callback(types.void())
-def raise_refusal() -> None:
-    """Throw ``c10::Error`` with the text given to ``prepare_refusal``. Never returns."""
-    _raise(record_at(_raiser_address() + _REFUSAL_OFFSET, RAISER))
+@callback(types.void(types.int64))
+def raise_refusal(which: int) -> None:
+    """Throw ``c10::Error`` with one of the texts given to ``prepare_refusals``. Never returns."""
+    _raise(record_at(_raiser_address() + (1 + which) * _RAISER_BYTES, RAISER))
 
 
 def prepare(torch: Any) -> int:  # noqa: ANN401 - the module
@@ -288,15 +283,16 @@ def prepare(torch: Any) -> int:  # noqa: ANN401 - the module
     return int(raise_out_of_memory.address)
 
 
-def prepare_refusal(torch: Any, text: str) -> int:  # noqa: ANN401 - the module
+def prepare_refusals(torch: Any, texts: Sequence[str]) -> int:  # noqa: ANN401 - the module
     """Find PyTorch's symbols; returns the address of ``raise_refusal``.
 
-    In Python that is a ``RuntimeError`` with this text, of at most 256 characters.
+    In Python that is a ``RuntimeError`` with one of these texts, of at most 256 characters each.
 
     Raises:
         HookError: This build of PyTorch lacks one.
     """
-    _fill(1, torch, _ERROR, text)
+    for number, text in enumerate(texts, 1):
+        _fill(number, torch, _ERROR, text)
     return int(raise_refusal.address)
 
 

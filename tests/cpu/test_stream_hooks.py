@@ -101,11 +101,11 @@ def test_what_can_never_be_had_is_told_with_the_figures(heap: Heap) -> None:
 
 def test_a_request_for_another_device_is_refused(heap: Heap) -> None:
     """Only the pool's device is served where somebody refuses the others; then nothing is taken."""
-    refused: list[None] = []
-    function = ctypes.CFUNCTYPE(None)(lambda: refused.append(None))
+    refused: list[int] = []
+    function = ctypes.CFUNCTYPE(None, I64)(refused.append)
     hooks.OTHERS_RECORD[0]["device"] = 1
-    hooks.OTHERS_RECORD[0]["refuse_device"] = ctypes.cast(function, ctypes.c_void_p).value
-    assert (allocate(MIB, 0, STREAM), live_bytes(heap), len(refused)) == (0, 0, 1)
+    hooks.OTHERS_RECORD[0]["refuse"] = ctypes.cast(function, ctypes.c_void_p).value
+    assert (allocate(MIB, 0, STREAM), live_bytes(heap), refused) == (0, 0, [hooks.Refusal.OTHER_DEVICE])
     address = allocate(MIB, 1, STREAM)
     assert (address != 0, live_bytes(heap), len(refused)) == (True, MIB, 1)
     free(address, MIB, 1, STREAM)

@@ -67,7 +67,7 @@ def main() -> None:
     for size_bytes in (5 * GIB, 1):
         _CALL[1] = size_bytes
         messages.append(what_is_raised())
-    _CALL[0] = torch_cuda.prepare_refusal(torch, REFUSAL)
+    _CALL[0] = torch_cuda.prepare_refusals(torch, ("another one", REFUSAL))  # number 1, as the bytes above
     messages.append(what_is_raised())
     elf.replace_imports(libtorch_cpu, originals)
     sys.stdout.write("\n".join(messages) + f"\n{int(torch.ones(1000).sum())}\n")

@@ -7,18 +7,20 @@ import warnings
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
 from torch.cuda import _memory_viz
-from zico.adapters import torch_cuda, torch_cuda_memory
+from zico.adapters import torch_cuda, torch_cuda_memory, torch_graphs
 
 from zico.base.errors import HookError
 from zico.heap.cuda import hooks, on_stream
+from zico.heap.layout import HEAP
 from zico.trace.snapshot import unpickle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 CELL_BYTES = 512
@@ -245,32 +247,83 @@ def test_what_needs_pytorchs_own_allocator_is_refused_with_a_sentence(
         getattr(torch._C, name)(0)
 
 
-def enter_graph() -> None:
-    """Begin a capture as programs do, without the parts of it that need a device."""
-    object.__new__(torch.cuda.graph).__enter__()
+class Graph:
+    """Stands in for PyTorch's graphs, whose captures need a device: what was called, and what is to fail."""
+
+    def __init__(self) -> None:
+        """Begin with nothing called."""
+        self.called: list[str] = []
+        self.failing = ""
+
+    def _call(self, name: str) -> None:
+        self.called.append(name)
+        if name == self.failing:
+            raise ValueError(name)
+
+    def __enter__(self) -> None:
+        """Wait for the device."""
+        self._call("enter")
+
+    def __exit__(self, *_exc: object) -> None:
+        """End."""
+
+    def capture_begin(self, pool: object = None) -> None:
+        """Begin."""
+        del pool
+        self._call("begin")
+
+    def capture_end(self) -> None:
+        """End."""
+        self._call("end")
 
 
-def capture_begin() -> None:
-    """Begin a capture by hand."""
-    torch.cuda.CUDAGraph.capture_begin(None, capture_error_mode="relaxed")
+@pytest.fixture
+def heap(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Give a heap whose captures are watched by wrapped stand-ins of all of PyTorch's classes for captures."""
+    made = SimpleNamespace(managed=None, record=np.zeros(1, HEAP), abandoned=0)
+
+    def abandon(record: Any) -> None:  # noqa: ANN401 - a HEAP record
+        made.abandoned += 1
+        record["streams"]["capturing"] = 0
+
+    monkeypatch.setattr(torch_graphs.captures, "abandon", abandon)
+    for name in ("__enter__", "capture_begin", "capture_end"):
+        monkeypatch.setattr(Graph, name, getattr(Graph, name))  # so that it is as it was afterwards
+    cuda = SimpleNamespace(graph=type("graph", (Graph,), {}), CUDAGraph=Graph)
+    torch_graphs.watch(made, SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
+    made.context = cuda.graph
+    return made
 
 
-def capture_begin_on_any_accelerator() -> None:
-    """Begin a capture by the interface that names no vendor."""
-    torch.accelerator.Graph.capture_begin(None)
+def test_captures_that_cannot_be_served_are_refused_before_they_begin(heap: SimpleNamespace) -> None:
+    """A second capture, and any in a job that pages, is one sentence before PyTorch has done anything."""
+    graph, context = Graph(), heap.context()
+    for text, managed, capturing in (("one capture at a time", None, 1), ("a job that pages", object(), 0)):
+        heap.managed, heap.record[0]["streams"]["capturing"] = managed, capturing
+        for step in (context.__enter__, graph.capture_begin):
+            with pytest.raises(RuntimeError, match=rf"^zico: .*{text}"):
+                step()
+    assert graph.called == context.called == []
+    heap.managed = None
+    graph.capture_begin(pool=(0, 1))
+    assert (graph.called, heap.abandoned) == (["begin"], 0)
 
 
-@pytest.mark.parametrize("begin", [enter_graph, capture_begin, capture_begin_on_any_accelerator])
-def test_cuda_graphs_are_refused_before_anything_is_captured(
-    monkeypatch: pytest.MonkeyPatch, begin: Callable[[], None]
-) -> None:
-    """Every way into a capture ends in one sentence that says what to do, and touch neither stream nor device."""
-    monkeypatch.setattr(torch.cuda.graph, "__enter__", torch.cuda.graph.__enter__)
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", torch.cuda.CUDAGraph.capture_begin)
-    monkeypatch.setattr(torch.accelerator.Graph, "capture_begin", torch.accelerator.Graph.capture_begin)
-    torch_cuda.refuse_captures(torch)
-    with pytest.raises(RuntimeError, match=r"not with Zico's allocator: CUDA graphs, .*: train without"):
-        begin()
+def test_a_capture_that_fails_is_given_up(heap: SimpleNamespace) -> None:
+    """PyTorch's error passes, and the heap is told; the end of another graph's capture ends nothing."""
+    graph, other = Graph(), Graph()
+    graph.failing = "begin"
+    with pytest.raises(ValueError, match="begin"):
+        graph.capture_begin()
+    assert heap.abandoned == 1
+    graph.failing = other.failing = "end"
+    graph.capture_begin()
+    with pytest.raises(ValueError, match="end"):
+        other.capture_end()
+    assert heap.abandoned == 1
+    with pytest.raises(ValueError, match="end"):
+        graph.capture_end()
+    assert heap.abandoned == 2
 
 
 @pytest.mark.parametrize(

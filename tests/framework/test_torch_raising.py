@@ -38,4 +38,4 @@ def test_a_build_without_the_symbols_is_refused_with_a_sentence(tmp_path: Path) 
     with pytest.raises(HookError, match=r"PyTorch 9\.9 has no exception that Zico could raise: .*libc10"):
         torch_cuda.prepare(strange)
     with pytest.raises(HookError, match=r"PyTorch 9\.9 has no exception that Zico could raise: .*libc10"):
-        torch_cuda.prepare_refusal(strange, "text")
+        torch_cuda.prepare_refusals(strange, ("text",))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 LONG_S = 100
 KIB, MIB = 1 << 10, 1 << 20
 RAISED_BYTES = 1024
+SETTERS = ("set_record_stream_fn", "set_begin_allocate_to_pool", "set_end_allocate_to_pool_fn", "set_release_pool")
 
 
 def stand_in(folder: Path) -> ctypes.CDLL:
@@ -41,7 +42,7 @@ def stand_in(folder: Path) -> ctypes.CDLL:
     library.allocator_name.restype = ctypes.c_char_p
 
     def make_allocator(allocate: int, free: int) -> SimpleNamespace:
-        return SimpleNamespace(set_record_stream_fn=lambda _function: None, functions=(allocate, free))
+        return SimpleNamespace(**dict.fromkeys(SETTERS, lambda _function: None), functions=(allocate, free))
 
     def use(allocator: SimpleNamespace) -> None:
         library.use_allocator(*map(ctypes.c_uint64, allocator.functions))

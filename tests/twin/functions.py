@@ -32,6 +32,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuStreamWriteValue64_v2": (_POINTER, _U64, _U64, _U32),
     "cuStreamSynchronize": (_POINTER,),
     "cuStreamIsCapturing": (_POINTER, _POINTER),
+    "cuThreadExchangeStreamCaptureMode": (_POINTER,),
     "cuLaunchKernel": (_POINTER, *([_U32] * 7), _POINTER, _POINTER, _POINTER),
     "cuMemPrefetchAsync_v2": (_U64, _U64, _U64, _U32, _POINTER),
 }
@@ -78,6 +79,7 @@ class Addresses:
             "cuMemSetAccess": self._set_access,
             "cuCtxGetCurrent": self._get_current,
             "cuStreamIsCapturing": self._is_capturing,
+            "cuThreadExchangeStreamCaptureMode": self._exchange_mode,
             "cuMemPrefetchAsync_v2": self._prefetch,
         }
         self.do[name] = own.get(name) or getattr(self._twin, name.removesuffix("_v2"))
@@ -111,6 +113,13 @@ class Addresses:
     def _prefetch(self, ptr: int, size: int, place: int, flags: int, stream: int) -> Any:  # noqa: ANN401
         location = _Location.from_buffer_copy(place.to_bytes(ctypes.sizeof(_Location), "little"))
         return self._twin.cuMemPrefetchAsync(ptr, size, location, flags, stream)
+
+    def _exchange_mode(self, mode: int) -> Any:  # noqa: ANN401
+        word = ctypes.c_int.from_address(mode)
+        status, before = self._twin.cuThreadExchangeStreamCaptureMode(word.value)
+        if int(status) == 0:
+            word.value = before
+        return (status,)
 
     def _is_capturing(self, stream: int, result: int) -> Any:  # noqa: ANN401
         status, capturing = self._twin.cuStreamIsCapturing(stream)

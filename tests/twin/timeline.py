@@ -78,7 +78,7 @@ class Stream:
         """Tell whether everything put so far is done."""
         with self._changed:
             self._refuse_if_lost()
-            self._break_capture()
+            self.break_capture()
             return not self._queue
 
     def synchronize(self) -> None:
@@ -89,7 +89,7 @@ class Stream:
                 no longer can.
         """
         with self._changed:
-            self._break_capture()
+            self.break_capture()
             goal = self.done + len(self._queue)
         if not self._await(lambda: self.done >= goal or bool(self.error)):
             self._lose("LAUNCH_TIMEOUT")
@@ -122,7 +122,7 @@ class Stream:
         """Tell whether the recording cannot be used any more."""
         return self._recording is not None and self._is_broken
 
-    def _break_capture(self) -> None:
+    def break_capture(self) -> None:
         """Refuse a question that a stream cannot answer while it captures; asking loses the recording."""
         if self._recording is not None:
             self._is_broken = True

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from software_cuda import Driver
 
 from zico import step
-from zico.job import autoload, session
+from zico.job import autoload, lookup, session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,6 +64,8 @@ PRIVATE = (
 """What trainers call all the same."""
 OTHER_KEYS = {"num_oom_rejections"}
 """Not in every version."""
+CROWD = 40
+"""Tensors of 1 MiB, of the 64 MiB that the budget is."""
 torch: Any = None
 driver = Driver()
 
@@ -261,27 +263,75 @@ def turns() -> dict[str, Any]:
     return {"is_equal": all(is_equal)}
 
 
-def graph() -> dict[str, Any]:
-    """Capture copies by ``torch.cuda.graph`` and replay them; where that is refused, the job goes on."""
-    source = torch.empty(ELEMENTS, device="cuda")
-    kept: list[Any] = [torch.cuda.CUDAGraph()]
+def _copied(source: Any) -> Any:  # noqa: ANN401 - tensors
+    """Copy a tensor by way of temporaries that come and go; the copy has its bytes."""
+    first = torch.empty_like(source)
+    first.copy_(source)
+    second = torch.empty_like(source)
+    second.copy_(first)
+    del first
+    third = torch.empty_like(source)
+    third.copy_(second)
+    return third
 
-    def capture() -> None:
-        with torch.cuda.graph(kept[0]):
-            kept.append(torch.empty_like(source))
-            kept[1].copy_(source)
 
-    error = raised(capture)
-    by_hand = ["nothing", ""] if error[0] == "nothing" else raised(torch.cuda.CUDAGraph().capture_begin)
+def _captured(source: Any, pool: Any = None) -> tuple[Any, Any]:  # noqa: ANN401 - tensors, what PyTorch calls a pool
+    """Capture that; returns the graph and the copy."""
+    made = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(made, pool=pool):
+        copy = _copied(source)
+    return made, copy
+
+
+def _replayed(source: Any, *graphs: tuple[Any, Any]) -> list[bool]:  # noqa: ANN401 - tensors
+    """Tell for two values whether a replay of all graphs ends with their copies equal to the source."""
     is_equal = []
     for value in (1.0, 2.0):
         source.copy_(torch.full((ELEMENTS,), value))
-        if error[0] == "nothing":
-            kept[0].replay()
-        target = kept[1] if len(kept) > 1 else source.clone()
+        for made, _ in graphs:
+            made.replay()
         torch.cuda.synchronize()
-        is_equal.append(bool((target.cpu() == value).all()))
-    return {"error": error, "by_hand": by_hand, "is_equal": is_equal, "nodes": driver.counter("nodes_launched").value}
+        is_equal += [bool((copy.cpu() == value).all()) for _, copy in graphs]
+    return is_equal
+
+
+def graph() -> dict[str, Any]:
+    """Capture copies in two graphs of one pool, replay them with as many tensors beside as there is room for."""
+    before = live_bytes()
+    source = torch.empty(ELEMENTS, device="cuda")
+    one = _captured(source)
+    two = _captured(source, one[0].pool())
+    found: dict[str, Any] = {"is_equal": _replayed(source, one, two), "apart": one[1].data_ptr() != two[1].data_ptr()}
+    graphs_bytes = live_bytes() - before
+    crowd = [torch.full((ELEMENTS,), 7.0).to("cuda") for _ in range(CROWD)]
+    found["is_equal"] += _replayed(source, one, two)
+    found["is_kept"] = all(bool((tensor.cpu() == 7.0).all()) for tensor in crowd)
+    crowd.clear()
+    kept = one[1]
+    del one, two
+    found["outlives"] = bool((kept.cpu() == 2.0).all())
+    del kept, source
+    step()
+    return found | {
+        "graphs_bytes": graphs_bytes,
+        "left_bytes": live_bytes() - before,
+        "nodes": driver.counter("nodes_launched").value,
+    }
+
+
+def graphed_callable() -> dict[str, Any]:
+    """Let PyTorch capture a function and its gradient, and call it for two inputs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an empty graph and of other streams at replay: PyTorch alone warns as well
+        sample = torch.empty(ELEMENTS, device="cuda", requires_grad=True)
+        graphed = torch.cuda.make_graphed_callables(_copied, (sample,))
+        is_equal = []
+        for value in (3.0, 4.0):
+            inputs = torch.full((ELEMENTS,), value).to("cuda").requires_grad_()
+            outputs = graphed(inputs)
+            outputs.backward(torch.full((ELEMENTS,), 10 * value).to("cuda"))
+            is_equal += [bool((outputs.detach().cpu() == value).all()), bool((inputs.grad.cpu() == 10 * value).all())]
+    return {"is_equal": is_equal}
 
 
 def steady() -> dict[str, Any]:
@@ -451,6 +501,72 @@ def foreign_capture() -> dict[str, Any]:
     return {"status": status, "nodes": nodes.value} | _is_whole()
 
 
+def second_capture() -> dict[str, Any]:
+    """Begin a second capture during one, in both ways, and end the first."""
+    source = torch.empty(ELEMENTS, device="cuda")
+    made = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(made):
+        first = _copied(source)
+        errors = [raised(lambda: _captured(source)), raised(torch.cuda.CUDAGraph().capture_begin)]
+        second = _copied(first)
+    is_equal = _replayed(source, (made, first), (made, second))
+    del made, first, second
+    return {"errors": errors, "is_equal": is_equal} | _is_whole()
+
+
+def failed_capture() -> dict[str, Any]:
+    """Spoil a capture by waiting in it, begin one on a stream that C code captures, and make a good one."""
+    source = torch.empty(ELEMENTS, device="cuda")
+    usual, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+    def graph_that_stays() -> Any:  # noqa: ANN401 - a torch.cuda.CUDAGraph
+        made = torch.cuda.CUDAGraph()
+        lookup.keep(made)  # PyTorch 2.11 ends the process when it destroys a graph whose capture failed
+        return made
+
+    def spoil() -> None:
+        with torch.cuda.graph(graph_that_stays()):
+            kept.append(torch.empty(ELEMENTS, device="cuda"))
+            torch.cuda.synchronize()
+
+    def begin_twice() -> None:
+        driver.functions.cuStreamBeginCapture_v2(ctypes.c_void_p(side.cuda_stream), CAPTURE_RELAXED)
+        with torch.cuda.stream(side):
+            graph_that_stays().capture_begin()
+
+    kept: list[Any] = []
+    errors = [raised(spoil)]
+    torch.cuda.set_stream(usual)  # PyTorch leaves the other one current
+    errors.append(raised(begin_twice))
+    driver.functions.cuStreamEndCapture(ctypes.c_void_p(side.cuda_stream), ctypes.byref(ctypes.c_void_p()))
+    good = _captured(source)
+    is_equal = _replayed(source, good)
+    kept.clear()
+    del good, source
+    return {"errors": errors, "is_equal": is_equal} | _is_whole()
+
+
+def freed_in_capture() -> dict[str, Any]:
+    """Free in a capture what was allocated before it, on the stream that captures and on another."""
+    side = torch.cuda.Stream()
+    source = torch.empty(ELEMENTS, device="cuda")
+    with torch.cuda.stream(side):
+        before = [torch.empty(size, device="cuda") for size in (100, ELEMENTS, 8 * ELEMENTS)]
+    before += [torch.empty(size, device="cuda") for size in (100, ELEMENTS, 8 * ELEMENTS)]
+    made = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(made, stream=side):
+        before.clear()
+        copy = _copied(source)
+    is_equal = _replayed(source, (made, copy))
+    del made, copy, source
+    return {"is_equal": is_equal} | _is_whole()
+
+
+def trees() -> dict[str, Any]:
+    """Begin as CUDA graph trees do."""
+    return {"error": raised(lambda: torch._C._cuda_beginAllocateCurrentStreamToPool(0, (0, 1)))} | _is_whole()
+
+
 def destroyed_stream() -> dict[str, Any]:
     """Destroy a stream with work on it, free what was allocated on it, and fill the budget from the first stream."""
     handle = ctypes.c_void_p()
@@ -478,7 +594,8 @@ def destroyed_stream() -> dict[str, Any]:
 
 def captured_before() -> dict[str, Any]:
     """Capture a graph before joining, join, and replay it."""
-    found = graph()
+    source = torch.empty(ELEMENTS, device="cuda")
+    found: dict[str, Any] = {"is_equal": _replayed(source, _captured(source))}
     found["join"] = raised(_join_late)
     source = torch.ones(ELEMENTS, device="cpu").to("cuda")
     return found | {"after": bool((source.cpu() == 1).all()), "joined": session.current() is not None}
@@ -503,6 +620,7 @@ CHECKS = {
     one.__name__: one
     for one in (
         *(copies, record_stream, events, out_of_memory, cache_info, questions, sgd, turns, graph, steady),
+        *(graphed_callable, second_capture, failed_capture, freed_in_capture, trees),
         *(swap_queued, swap_planned, other_device, foreign_capture, destroyed_stream, captured_before, leave),
     )
 }

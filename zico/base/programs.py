@@ -78,6 +78,7 @@ GROUPS = {
     ),
     "cuda_hooks": (
         "zico.heap.cuda.hooks",
+        "zico.heap.cuda.captures",
         "zico.heap.cuda.on_stream",
         "zico.heap.cuda.python_hooks",
     ),

@@ -22,6 +22,7 @@ FUNCTIONS = (
     "cuStreamWriteValue64_v2",
     "cuStreamSynchronize",
     "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
     "cuLaunchKernel",
 )
 """Functions of the CUDA driver that compiled code calls, each by its address in the field of the same name."""
@@ -69,6 +70,7 @@ class DeviceRecord(Record, align=False):
     cuStreamWriteValue64_v2: I8
     cuStreamSynchronize: I8
     cuStreamIsCapturing: I8
+    cuThreadExchangeStreamCaptureMode: I8
     cuLaunchKernel: I8
 
 

@@ -278,9 +278,13 @@ def boundary(heap: HeapRecord, phase: int) -> None:
 
 @entry(HEAP)
 def mark(heap: HeapRecord) -> None:
-    """Take an explicit boundary; from now on no period is looked for."""
+    """Take an explicit boundary; from now on no period is looked for.
+
+    A step that is captured into a CUDA graph does no work yet, so it ends no iteration.
+    """
     heap.marked = 1
-    boundary(heap, BY_MARK)
+    if heap.streams.capturing == 0:
+        boundary(heap, BY_MARK)
 
 
 # -- recorded operations ---------------------------------------------------------------------------

@@ -90,6 +90,10 @@ MAX_CHUNKS = 1 << 14
 """16 GiB of small tensors; further ones get a granule each."""
 MAX_DEFERRED = 1 << 13
 """Frees that wait for other streams at a time; then the tensors' own streams wait on the device."""
+MAX_GRAPH_POOLS = 1 << 12
+"""Pools of CUDA graphs that live at a time."""
+MAX_PIECES = 1 << 16
+"""Pieces of all graph pools, used and free."""
 
 OTHER_STREAM = 1 << STREAMS
 """In a tensor's uses, which have a bit for each stream slot: also by streams that no slot stands for."""
@@ -206,6 +210,42 @@ class Deferred(Record, align=False):
 
 
 DEFERRED = dtype_of(Deferred)
+
+
+class GraphPool(Record):
+    """What PyTorch calls a graph's memory pool: one or more CUDA graphs share its segments."""
+
+    first: I8  # PyTorch's identifier is two numbers
+    second: I8
+    graphs: I8  # that use it
+    pieces: I8  # of its segments; an entry with neither graphs nor pieces is free
+
+
+GRAPH_POOL = dtype_of(GraphPool)
+
+
+class Piece(Record):
+    """A part of a graph pool's segment: a tensor, or free for one."""
+
+    offset: I8
+    size_bytes: I8
+    stream: I8  # the handle of the one that captures, whose tensors alone lie here
+    graph_pool: I4
+    state: I4  # PieceState
+
+
+PIECE = dtype_of(Piece)
+
+
+class PieceState(enum.IntEnum):
+    """What lies in a piece of a graph pool."""
+
+    FREE = 0
+    LIVES = 1
+    SHARED = 2
+    """A tensor that other streams use, too (``record_stream``)."""
+    SPENT = 3
+    """Nothing any more, but those streams may be late in a launch: not used again while a graph lives."""
 
 
 class Guard(Record, align=False):
@@ -393,6 +433,7 @@ class Streams(Record):
 
     n: I8  # slots in use; 0 on the host device
     address: I8  # STREAM records
+    capturing: I8  # 1 + the graph pool for which a CUDA graph is being captured, 0: none is
     guards_address: I8
     uses_address: I8  # of blocks, by granule
     deferred_address: I8
@@ -422,6 +463,19 @@ class Figures(Record):
     peak_tensors: I8  # this and what follows: since a framework began anew (``torch.cuda.reset_peak_memory_stats``)
     peak_live_bytes: I8
     peak_held: I8
+
+
+class Captures(Record):
+    """Memory of CUDA graphs (``zico.heap.cuda.captures``)."""
+
+    graph_pools_address: I8
+    n_graph_pools: I8  # entries used so far
+    pieces_address: I8  # sorted by offset
+    n_pieces: I8
+    stream: I8  # ours, for which segments are allocated; it never captures
+    is_capturing_address: I8
+    exchange_mode_address: I8
+    synchronize_stream_address: I8
 
 
 class Scrubbing(Record):
@@ -493,6 +547,7 @@ class HeapRecord(Record):
     recording: Recording
     slab: Slab
     figures: Figures
+    captures: Captures
     scrubbing: Scrubbing
     paged: Paged
 

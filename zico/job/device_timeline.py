@@ -44,6 +44,7 @@ class Door(Record):
     launcher: Launcher
     device: DeviceRecord
     capturing: I4  # cuStreamIsCapturing writes here
+    mode: I4  # cuThreadExchangeStreamCaptureMode swaps this
     kept_out: I8  # of graphs: refused, since the stream captured
 
 
@@ -51,6 +52,7 @@ DOOR = dtype_of(Door)
 
 _I64 = types.int64
 _REGISTERED_BYTES = mmap.PAGESIZE
+_MODE = DOOR.fields["mode"][1]
 _CAPTURING = DOOR.fields["capturing"][1]
 _CAPTURE_UNSUPPORTED = 900  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 
@@ -112,6 +114,36 @@ def synchronize(address: int) -> int:
     return status
 
 
+@callback(_I64(_I64, _I64))
+def is_capturing(address: int, stream: int) -> int:
+    """Tell whether what a stream is given goes into a graph; 0 also where the driver refuses to tell."""
+    door = record_at(address, DOOR)
+    others = enter_context(door.device)
+    door.capturing = 0
+    refused = status_of(call(door.device.cuStreamIsCapturing, (stream, address + _CAPTURING)))
+    leave_context(door.device, others)
+    return 1 if refused == 0 and door.capturing != 0 else 0
+
+
+@callback(_I64(_I64, _I64))
+def exchange_mode(address: int, mode: int) -> int:
+    """Set which calls this thread may make while streams capture; returns what was set before."""
+    door = record_at(address, DOOR)
+    door.mode = mode
+    call(door.device.cuThreadExchangeStreamCaptureMode, (address + _MODE,))
+    return door.mode
+
+
+@callback(_I64(_I64, _I64))
+def synchronize_stream(address: int, stream: int) -> int:
+    """Return when a stream has done all that it was given."""
+    door = record_at(address, DOOR)
+    others = enter_context(door.device)
+    status = call(door.device.cuStreamSynchronize, (stream,))
+    leave_context(door.device, others)
+    return status
+
+
 class DeviceTimeline:
     """The functions, and everything on the device that they need; closed only by tests, as the heap is."""
 
@@ -133,6 +165,7 @@ class DeviceTimeline:
         self._array = np.frombuffer(self._words, np.int64)
         with contextlib.ExitStack() as undo:
             words = undo.enter_context(driver.register_host(self._array.ctypes.data, _REGISTERED_BYTES))
+            stream = undo.enter_context(driver.create_stream())
             launcher = prepare(driver, words.device_address, words.device_address + WORD_BYTES)
             self._door = np.zeros(1, DOOR)
             self._door[0]["launcher"] = launcher[0]
@@ -145,6 +178,10 @@ class DeviceTimeline:
                 context_address=self._door.ctypes.data,
                 **spacing,
                 scrub_address=zero.address if launcher[0]["scrub"] else 0,
+                capture_stream=stream.handle,
+                is_capturing_address=is_capturing.address,
+                exchange_mode_address=exchange_mode.address,
+                synchronize_stream_address=synchronize_stream.address,
             )
             self._undo = undo.pop_all()
 

@@ -7,6 +7,8 @@ told the budget instead; where this process's heap serves nobody, the driver is 
 
 from __future__ import annotations
 
+import enum
+
 import llvmlite.binding
 import numpy as np
 from numba import types
@@ -14,7 +16,7 @@ from numba import types
 from zico.base.compiled import array_at, call, callback, compiled, inlined, record_at, symbol_address
 from zico.base.records import I8, Record, dtype_of
 from zico.heap import layout
-from zico.heap.cuda import on_stream
+from zico.heap.cuda import captures, on_stream
 from zico.heap.layout import HEAP, Attached, job_of, pool_of
 from zico.pool.layout import cap_of, header_of
 
@@ -24,13 +26,22 @@ class Others(Record, align=False):
 
     out_of_memory: I8  # called with requested, held and budget in bytes; may raise; 0: nobody wants to know
     device: I8  # the pool's, as this process numbers devices
-    refuse_device: I8  # called for a request on another device; may raise; 0: nobody looks at devices
+    refuse: I8  # called with a Refusal; may raise; 0: nobody looks at devices, nobody captures
     free_async: I8  # the driver's own functions, 0 if not known
     mem_get_info: I8
     device_total_mem: I8
 
 
 OTHERS = dtype_of(Others)
+
+
+class Refusal(enum.IntEnum):
+    """What PyTorch is refused, and what it raises."""
+
+    OTHER_DEVICE = 0
+    """A request on a device that is not the pool's."""
+    SECOND_CAPTURE = captures.SECOND
+    TOO_MANY_GRAPHS = captures.TOO_MANY
 
 
 _SYMBOL = "zico_stream_hooks"
@@ -40,6 +51,7 @@ others_address = symbol_address(_SYMBOL)
 _heap_address = symbol_address(layout.SYMBOL)
 
 _ATTACHED = int(Attached.YES)
+_OTHER_DEVICE = int(Refusal.OTHER_DEVICE)
 _I64 = np.dtype("i8")
 _SUCCESS = 0
 _INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
@@ -52,8 +64,9 @@ def _allocated(size_bytes: int, stream: int) -> int:
     heap = record_at(_heap_address(), HEAP)
     if size_bytes <= 0 or heap.attached != _ATTACHED:
         return 0
-    address = on_stream.allocate_on(heap, size_bytes, stream)
-    return max(address, 0)
+    if heap.streams.capturing != 0:
+        return max(captures.allocate(heap, size_bytes, stream), 0)
+    return max(on_stream.allocate_on(heap, size_bytes, stream), 0)
 
 
 @compiled
@@ -63,7 +76,10 @@ def _freed(address: int, stream: int) -> bool:
     if not 0 <= address - heap.base < heap.window_bytes:
         return False
     if heap.attached == _ATTACHED:
-        on_stream.free_on(heap, address, stream)
+        if heap.streams.capturing != 0:
+            captures.free(heap, address, stream)
+        else:
+            on_stream.free_on(heap, address, stream)
     return True
 
 
@@ -86,8 +102,8 @@ def allocate(size_bytes: int, device: int, stream: int) -> int:
     it.
     """
     others = record_at(others_address(), OTHERS)
-    if others.refuse_device != 0 and device != others.device:
-        call(others.refuse_device, ())
+    if others.refuse != 0 and device != others.device:
+        call(others.refuse, (_OTHER_DEVICE,))
         return 0
     address = _allocated(size_bytes, stream)
     if address == 0 and size_bytes > 0 and others.out_of_memory != 0:
@@ -110,6 +126,37 @@ def record_stream(address: int, stream: int) -> None:
     heap = record_at(_heap_address(), HEAP)
     if 0 <= address - heap.base < heap.window_bytes and heap.attached == _ATTACHED:
         on_stream.record_stream(heap, address, stream)
+
+
+@callback(types.void(types.int32, types.int64, types.int64, types.int64))
+def begin_allocate_to_pool(_device: int, first: int, second: int, _filter: int) -> None:
+    """Serve what streams that capture ask for from a graph's pool; raises where that cannot be.
+
+    PyTorch's function takes the identifier as ``std::pair`` of two numbers, which are two registers
+    (System V AMD64 ABI 3.2.3), and its filter of streams by reference.
+    """
+    heap = record_at(_heap_address(), HEAP)
+    if heap.attached == _ATTACHED:
+        refusal = captures.begin(heap, first, second)
+        others = record_at(others_address(), OTHERS)
+        if refusal != captures.BEGUN and others.refuse != 0:
+            call(others.refuse, (refusal,))
+
+
+@callback(types.void(types.int32, types.int64, types.int64))
+def end_allocate_to_pool(_device: int, first: int, second: int) -> None:
+    """End what ``begin_allocate_to_pool`` began."""
+    heap = record_at(_heap_address(), HEAP)
+    if heap.attached == _ATTACHED:
+        captures.end(heap, first, second)
+
+
+@callback(types.void(types.int32, types.int64, types.int64))
+def release_pool(_device: int, first: int, second: int) -> None:
+    """Note that one of the graphs of a pool is gone."""
+    heap = record_at(_heap_address(), HEAP)
+    if heap.attached == _ATTACHED:
+        captures.release(heap, first, second)
 
 
 # -- the driver's own names ------------------------------------------------------------------------

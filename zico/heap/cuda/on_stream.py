@@ -19,7 +19,7 @@ from zico.base.compiled import array_at, call, compiled, entry, inlined, keep_ou
 from zico.base.libc import private_lock, private_unlock
 from zico.heap import backing, free_list, history, placing, reclaim
 from zico.heap.allocator import LARGEST, address_of, count, record_held, serve
-from zico.heap.cuda import slab, streams
+from zico.heap.cuda import graph_pools, slab, streams
 from zico.heap.cuda.streams import NO_SLOT
 from zico.heap.layout import (
     CELL_LIVES,
@@ -66,6 +66,11 @@ Array = Any
 
 
 @inlined
+def _block_uses(heap: HeapRecord) -> Array:
+    return array_at(heap.streams.uses_address, heap.window_bytes >> GRANULE_SHIFT, USES)
+
+
+@inlined
 def uses_at(heap: HeapRecord, offset: int) -> Array:
     """Return the uses of the tensor that begins at an offset as an array of one, or of none if there is no tensor."""
     number = slab.chunk_at(heap, offset)
@@ -73,7 +78,7 @@ def uses_at(heap: HeapRecord, offset: int) -> Array:
         uses = slab.uses_at(heap, number, offset)
         return uses[:1] if len(uses) == 1 and uses[0] & (CELL_LIVES | FREED) == CELL_LIVES else uses[:0]
     granule = offset >> GRANULE_SHIFT
-    uses = array_at(heap.streams.uses_address, heap.window_bytes >> GRANULE_SHIFT, USES)[granule : granule + 1]
+    uses = _block_uses(heap)[granule : granule + 1]
     return uses[:1] if placing.is_block(heap, offset) and uses[0] & FREED == 0 else uses[:0]
 
 
@@ -116,8 +121,7 @@ def bury(heap: HeapRecord, me: Job, offset: int, slot: int) -> None:
     """End the life of a tensor that there is, freed on the stream in a slot (or ``streams.NO_SLOT``).
 
     The next tier is no stream's own, so what lay there is freed when the device has done
-    everything. Where the device must be waited for and refuses, what the tensor lay in stays this
-    job's and is not used again.
+    everything. Where the device must be waited for and refuses, the tensor waits until it does not.
     """
     uses = uses_at(heap, offset)
     if slab.chunk_at(heap, offset) == NOBODY:
@@ -139,19 +143,17 @@ def bury(heap: HeapRecord, me: Job, offset: int, slot: int) -> None:
         _give(heap, offset)
         return
     uses[0] |= FREED
-    if elsewhere & OTHER_STREAM == 0:
-        _defer(heap, offset, elsewhere)
+    _defer(heap, offset, elsewhere)
 
 
 @compiled
 def _give(heap: HeapRecord, offset: int) -> None:
     """Let a tensor's range be used again by its stream, with no other's work on it left."""
-    uses = array_at(heap.streams.uses_address, heap.window_bytes >> GRANULE_SHIFT, USES)
     number = slab.chunk_at(heap, offset)
     if number != NOBODY:
         slab.give(heap, number, offset)
     else:
-        uses[offset >> GRANULE_SHIFT] = 0
+        _block_uses(heap)[offset >> GRANULE_SHIFT] = 0
         placing.give(heap, offset)
 
 
@@ -162,7 +164,11 @@ def _deferred(heap: HeapRecord, index: int) -> Deferred:
 
 @compiled
 def _defer(heap: HeapRecord, offset: int, elsewhere: int) -> None:
-    """Put a mark on each stream that a tensor was used on, and free it when all have come there."""
+    """Put a mark on each stream that a tensor was used on, and free it when all have come there.
+
+    What needs the whole device waits for ``hand_over``. Where the list is full and the device
+    refuses, what the tensor lay in stays this job's and is not used again.
+    """
     keep_out_of_line()
     if heap.streams.n_deferred == MAX_DEFERRED:
         hand_over(heap)
@@ -189,7 +195,7 @@ def tend(heap: HeapRecord, most: int) -> None:
         if heap.streams.deferred_next >= heap.streams.n_deferred:
             heap.streams.deferred_next = 0
         entry = _deferred(heap, heap.streams.deferred_next)
-        passed = True
+        passed = entry.uses & OTHER_STREAM == 0
         for slot in range(STREAMS):
             if entry.uses >> slot & 1 and counters[at(pair_of(job, slot))] < entry.values[slot]:
                 passed = False
@@ -209,7 +215,7 @@ def hand_over(heap: HeapRecord) -> None:
     ):  # the latest first: waiting for its marks covers the earlier ones
         entry = _deferred(heap, i)
         own = owner_at(heap, entry.offset)
-        behind = True
+        behind = entry.uses & OTHER_STREAM == 0 or streams.synchronize(heap)
         for slot in range(STREAMS):
             if entry.uses >> slot & 1:
                 behind = behind and streams.mark_up_to(heap, slot, entry.values[slot])
@@ -346,22 +352,52 @@ def free_on(heap: HeapRecord, address: int, stream: int) -> None:
     offset = address - heap.base
     me = job_of(heap)
     private_lock(heap.mutex_address)
-    slot = streams.slot_of(heap, stream)
     if 0 <= offset < heap.window_bytes and len(uses_at(heap, offset)) == 1:
-        tick(heap, me)
-        if heap.ring_address != 0:
-            _record_death(heap, offset)
-        if heap.managed_address != 0:
-            call(heap.backing.used, (heap.address, offset, slot))
-        bury(heap, me, offset, slot)
-        if heap.ring_address != 0:
-            record_held(heap, me)
+        _end(heap, me, offset, streams.slot_of(heap, stream))
     else:
-        heap.bad_frees += 1
+        _give_piece(heap, me, offset)
     if heap.streams.n_deferred > 0:
         tend(heap, FEW)
     _note_figures(heap, me)
     private_unlock(heap.mutex_address)
+
+
+@inlined
+def _end(heap: HeapRecord, me: Job, offset: int, slot: int) -> None:
+    """End the life of a tensor that there is as ``bury`` does, for counters and records as well."""
+    tick(heap, me)
+    if heap.ring_address != 0:
+        _record_death(heap, offset)
+    if heap.managed_address != 0:
+        call(heap.backing.used, (heap.address, offset, slot))
+    bury(heap, me, offset, slot)
+    if heap.ring_address != 0:
+        record_held(heap, me)
+
+
+@compiled
+def _give_piece(heap: HeapRecord, me: Job, offset: int) -> None:
+    """Free a tensor of a graph's memory, if one begins at an offset."""
+    keep_out_of_line()
+    segment = graph_pools.give(heap, offset)
+    if segment == graph_pools.NOTHING:
+        heap.bad_frees += 1
+    elif segment != graph_pools.KEPT:
+        free_segment(heap, me, segment)
+
+
+@compiled
+def hide_segment(heap: HeapRecord, offset: int) -> None:
+    """Let a block be a segment of graphs' memory: frees do not take it for a tensor."""
+    _block_uses(heap)[offset >> GRANULE_SHIFT] = FREED
+
+
+@compiled
+def free_segment(heap: HeapRecord, me: Job, offset: int) -> None:
+    """Free a segment of graphs' memory when the device has done everything."""
+    keep_out_of_line()
+    _block_uses(heap)[offset >> GRANULE_SHIFT] = 0
+    _end(heap, me, offset, NO_SLOT)
 
 
 @inlined
@@ -376,9 +412,10 @@ def record_stream(heap: HeapRecord, address: int, stream: int) -> None:
     """Note that a stream uses a tensor that is another's: its free waits for what that stream was given until then."""
     offset = address - heap.base
     private_lock(heap.mutex_address)
-    slot = streams.slot_of(heap, stream)
     if 0 <= offset < heap.window_bytes and len(uses_at(heap, offset)) == 1:
-        note_use(heap, offset, slot)
+        note_use(heap, offset, streams.slot_of(heap, stream))
+    else:
+        graph_pools.note_use(heap, offset, stream)
     private_unlock(heap.mutex_address)
 
 

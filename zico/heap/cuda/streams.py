@@ -356,8 +356,13 @@ def drop_waits(heap: HeapRecord) -> None:
 
 @compiled
 def synchronize(heap: HeapRecord) -> bool:
-    """Wait, here, until the device has done all that this process has asked for; false if it refuses to tell."""
+    """Wait, here, until the device has done all that this process has asked for; false if it refuses to tell.
+
+    False at once while a CUDA graph is being captured: the question would spoil it.
+    """
     keep_out_of_line()
+    if heap.streams.capturing != 0:
+        return False
     if call(heap.streams.synchronize_address, (heap.streams.context_address,)) & _STATUS == 0:
         return True
     heap.streams.failures += 1

@@ -9,7 +9,21 @@ import numpy as np
 
 from zico.base.errors import ConfigError, DriverError
 from zico.base.units import GIB
-from zico.heap.layout import CHUNK, CHUNK_SHIFT, DEFERRED, GRANULE_SHIFT, GUARD, MAX_CHUNKS, MAX_DEFERRED, STREAM, USES
+from zico.heap.layout import (
+    CHUNK,
+    CHUNK_SHIFT,
+    DEFERRED,
+    GRANULE_SHIFT,
+    GRAPH_POOL,
+    GUARD,
+    MAX_CHUNKS,
+    MAX_DEFERRED,
+    MAX_GRAPH_POOLS,
+    MAX_PIECES,
+    PIECE,
+    STREAM,
+    USES,
+)
 from zico.pool.layout import NOBODY, STREAMS
 
 if TYPE_CHECKING:
@@ -43,6 +57,14 @@ class Timeline:
     what is free."""
     scrub_address: int = 0
     """``scrub(context, stream, address, bytes)``: let the stream zero a region. 0: the device cannot."""
+    capture_stream: int = 0
+    """A stream of Zico's own that never captures, for the memory of CUDA graphs."""
+    is_capturing_address: int = 0
+    """``is_capturing(context, stream)``: 1 if what the stream is given goes into a graph, else 0."""
+    exchange_mode_address: int = 0
+    """``exchange_mode(context, mode)``: set this thread's ``CUstreamCaptureMode``; returns the one before."""
+    synchronize_stream_address: int = 0
+    """``synchronize_stream(context, stream)``: return when the stream has done all that it was given."""
 
 
 def fill(heap: Heap, timeline: Timeline) -> None:
@@ -70,6 +92,11 @@ def fill(heap: Heap, timeline: Timeline) -> None:
         record["streams"][field] = getattr(timeline, field)
     record["streams"]["spacing_bytes"] = timeline.spacing_bytes
     record["streams"]["alone_bytes"] = timeline.alone_bytes
+    record["captures"]["graph_pools_address"] = heap.zeros(GRAPH_POOL, MAX_GRAPH_POOLS).ctypes.data
+    record["captures"]["pieces_address"] = heap.zeros(PIECE, MAX_PIECES).ctypes.data
+    record["captures"]["stream"] = timeline.capture_stream
+    for field in ("is_capturing_address", "exchange_mode_address", "synchronize_stream_address"):
+        record["captures"][field] = getattr(timeline, field)
     if heap.pool.header["isolate"]:
         if timeline.scrub_address == 0:
             raise ConfigError("this device cannot scrub memory, which --isolate needs: leave --isolate out")

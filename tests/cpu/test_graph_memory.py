@@ -1,0 +1,328 @@
+"""Memory of CUDA graphs on the driver's twin, by the functions that PyTorch calls, beside another job of the pool."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from twin.meanings import register
+from twin_device import MIB, TwinDevice
+
+from zico.heap.build import Heap
+from zico.heap.cuda import captures, hooks, on_stream
+from zico.heap.layout import HEAP, HEAP_RECORD
+from zico.job.device_timeline import DeviceTimeline
+from zico.pool.table import PoolTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REGION_BYTES = 2 * MIB
+N_REGIONS = 8
+KIB = 1 << 10
+POOL, OTHER_POOL = (3, 0), (0, 4)
+GLOBAL = 0
+I32, I64 = ctypes.c_int32, ctypes.c_int64
+
+_allocate = ctypes.CFUNCTYPE(I64, I64, I32, I64)(hooks.allocate.address)
+_free = ctypes.CFUNCTYPE(None, I64, I64, I32, I64)(hooks.free.address)
+_record_stream = ctypes.CFUNCTYPE(None, I64, I64)(hooks.record_stream.address)
+_begin = ctypes.CFUNCTYPE(None, I32, I64, I64, I64)(hooks.begin_allocate_to_pool.address)
+_end = ctypes.CFUNCTYPE(None, I32, I64, I64)(hooks.end_allocate_to_pool.address)
+_release = ctypes.CFUNCTYPE(None, I32, I64, I64)(hooks.release_pool.address)
+
+
+class Job:
+    """A job with a heap on the twin, and two streams."""
+
+    def __init__(self, device: TwinDevice, pool: PoolTable, undo: contextlib.ExitStack, record: Any) -> None:  # noqa: ANN401
+        """Join; ``undo`` gives everything back."""
+        driver = device.driver
+        copies = (driver.export_pieces(pool.memory), os.dup(pool.table_fd), os.dup(pool.notify_fd))
+        self.member = undo.enter_context(PoolTable.join_pool(*copies, pool.join(os.getpid(), "twin"), driver))
+        self.timeline = DeviceTimeline(self.member)
+        undo.callback(self.timeline.close)
+        self.made = Heap(self.member, record, wait_limit_s=0.01, timeline=self.timeline.functions)
+        self.made.enable()
+        undo.callback(self.made.close)
+        self.heap: Any = record[0]
+        self.device = device
+        self.stream, self.side = (undo.enter_context(driver.create_stream()).handle for _ in range(2))
+
+    @property
+    def record(self) -> Any:  # noqa: ANN401 - a JOB record
+        """Return the job's record in the shared table."""
+        return self.member.jobs[int(self.member.member["job"][0])]
+
+    def take_all(self) -> list[int]:
+        """Allocate regions for the first stream until there are none; returns their addresses."""
+        taken = []
+        while (address := int(on_stream.allocate_on(self.heap, REGION_BYTES, self.stream))) > 0:
+            taken.append(address)
+        return taken
+
+
+class Grapher(Job):
+    """The job that captures, by the process's own hooks."""
+
+    def allocate(self, size_bytes: int, stream: int | None = None) -> int:
+        """Allocate as PyTorch does."""
+        return int(_allocate(size_bytes, 0, self.stream if stream is None else stream))
+
+    def free(self, address: int, stream: int | None = None) -> None:
+        """Free as PyTorch does: on the stream that the tensor was allocated for."""
+        _free(address, 0, 0, self.stream if stream is None else stream)
+
+    @contextlib.contextmanager
+    def capture(self, pool: tuple[int, int] = POOL) -> Iterator[list[Any]]:
+        """Capture the first stream as PyTorch does; gives a list that holds the graph in the end."""
+        made: list[Any] = []
+        _begin(0, *pool, 0)
+        twin = self.device.twin
+        assert int(twin.cuStreamBeginCapture(self.stream, GLOBAL)[0]) == 0
+        yield made
+        status, graph = twin.cuStreamEndCapture(self.stream)
+        assert int(status) == 0, "something has spoilt the capture"
+        _end(0, *pool)
+        made.append(graph)
+
+    def release(self, pool: tuple[int, int] = POOL) -> None:
+        """Let a graph of the pool die."""
+        _release(0, *pool)
+
+    def fill(self, address: int, byte: int, size_bytes: int, stream: int | None = None) -> None:
+        """Put a fill on a stream."""
+        to = self.stream if stream is None else stream
+        self.device.driver.call("cuMemsetD8Async", address, byte, size_bytes, to)
+
+    def copy(self, to: int, source: int, size_bytes: int) -> None:
+        """Put a copy on the first stream."""
+        self.device.driver.call("cuMemcpyDtoDAsync", to, source, size_bytes, self.stream)
+
+    def launch(self, graph: Any) -> None:  # noqa: ANN401 - a CUgraph
+        """Launch a graph and wait for it."""
+        self.device.driver.call("cuGraphLaunch", graph, self.side)
+        self.device.driver.synchronize(self.side)
+
+    def held(self) -> int:
+        """Return the regions that the job holds once it has put its marks."""
+        on_stream.settle(self.heap)
+        return int(self.record["held"])
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Grapher, Job]]:
+    """Give a job that captures and another one; the device and the pool must have everything back in the end."""
+    before = HEAP_RECORD.copy()
+    sizes = {"budget_bytes": N_REGIONS * REGION_BYTES, "region_bytes": REGION_BYTES}
+    with TwinDevice() as device:
+        register(device.twin)
+        with contextlib.ExitStack() as undo:
+            pool = undo.enter_context(
+                PoolTable.create(**sizes, use_claims=False, self_admit=True, driver=device.driver)  # type: ignore[arg-type]
+            )
+            undo.enter_context(device.driver.context.current())
+            undo.callback(HEAP_RECORD.__setitem__, slice(None), before)
+            one = Grapher(device, pool, undo, HEAP_RECORD)
+            yield one, Job(device, pool, undo, np.zeros(1, HEAP))
+            assert one.heap["bad_frees"] == 0
+    hooks.OTHERS_RECORD[0] = 0
+
+
+def step(job: Grapher, source: int, result: int) -> None:
+    """Do a step of a training: temporaries come and go, one is used again; the result has the source's bytes."""
+    first = job.allocate(MIB)
+    job.copy(first, source, MIB)
+    second = job.allocate(MIB)
+    job.copy(second, first, MIB)
+    job.free(first)
+    third = job.allocate(MIB)
+    job.fill(third, 0, MIB // 2)
+    job.copy(third + MIB // 2, second + MIB // 2, MIB // 2)
+    job.copy(result, third, MIB)
+    for address in (second, third):
+        job.free(address)
+
+
+def test_a_captured_step_is_a_plain_one_while_another_job_takes_everything_else(pair: tuple[Grapher, Job]) -> None:
+    """Replays end with the bytes of plain steps, whatever another job writes in all the memory that it can get."""
+    job, other = pair
+    source, plain, captured = (job.allocate(2 * MIB) for _ in range(3))
+    with job.capture() as made:
+        step(job, source, captured)
+    assert "wait value" not in job.device.twin.recorded(made[0])
+    assert set(job.device.twin.recorded(made[0])) == {"copy", "memset"}
+    taken = other.take_all()
+    assert len(taken) == N_REGIONS - job.held() > 0
+    for address in taken:
+        other.device.driver.call("cuMemsetD8Async", address, 0xEE, REGION_BYTES, other.stream)
+    for byte in (1, 2):
+        job.fill(source, byte, MIB)
+        job.fill(captured, 0xFF, MIB)
+        job.device.driver.synchronize(job.stream)
+        job.launch(made[0])
+        expected = bytes(MIB // 2) + bytes([byte]) * (MIB // 2)
+        assert job.device.read(captured, MIB) == expected
+    for address in taken:
+        other.device.driver.synchronize(other.stream)
+        assert set(other.device.read(address, REGION_BYTES)) == {0xEE}
+        on_stream.free_on(other.heap, address, other.stream)
+    step(job, source, plain)
+    job.device.driver.synchronize(job.stream)
+    assert job.device.read(plain, MIB) == expected
+    for address in (source, plain, captured):
+        job.free(address)
+    job.release()
+    assert job.held() == 0
+
+
+def test_freed_memory_is_used_again_in_its_pool_alone(pair: tuple[Grapher, Job]) -> None:
+    """A tensor gets a freed one's place for the same stream and pool, cut as large as it is; no other ever does."""
+    job, _ = pair
+    with job.capture():
+        first = job.allocate(MIB)
+        kept = job.allocate(MIB)
+        job.free(first)
+        halves = [job.allocate(MIB // 2) for _ in range(2)]
+        assert halves == [first, first + MIB // 2]
+        job.free(halves[0])
+        job.free(halves[1])
+        assert job.allocate(MIB) == first, "freed neighbours have merged"
+        job.free(first)
+    plain = job.allocate(MIB)
+    with job.capture(OTHER_POOL):
+        other = job.allocate(MIB)
+    with job.capture():
+        assert job.allocate(MIB) == first
+        assert len({first, kept, plain, other}) == 4
+    for address in (first, kept, plain, other):
+        job.free(address)
+    for pool in (POOL, OTHER_POOL):
+        assert job.held() > 0
+        job.release(pool)
+    job.release()
+    assert job.held() == 0
+
+
+def test_streams_of_a_capture_do_not_use_each_others_memory(pair: tuple[Grapher, Job]) -> None:
+    """What one stream freed serves no other of the same capture, nor anybody after ``record_stream``."""
+    job, _ = pair
+    twin = job.device.twin
+    with job.capture():
+        assert int(twin.cuStreamBeginCapture(job.side, GLOBAL)[0]) == 0
+        first = job.allocate(MIB)
+        job.free(first)
+        beside = job.allocate(MIB, job.side)
+        assert beside != first
+        assert job.allocate(MIB) == first
+        _record_stream(first, job.stream)
+        job.free(first)
+        assert job.allocate(MIB) == first, "a tensor's own stream is no other"
+        _record_stream(first, job.side)
+        job.free(first)
+        second = job.allocate(MIB)
+        assert second != first
+        assert int(twin.cuStreamEndCapture(job.side)[0]) == 0
+    job.free(beside, job.side)
+    job.free(second)
+    job.release()
+    assert job.held() == 0
+
+
+def test_a_tensor_that_outlives_its_graph_keeps_its_segment(pair: tuple[Grapher, Job]) -> None:
+    """When the pool's last graph dies, segments without tensors go at once, and another with its last tensor."""
+    job, _ = pair
+    with job.capture():
+        large = job.allocate(2 * REGION_BYTES)
+        small = job.allocate(4 * KIB)
+        job.free(large)
+    assert job.held() == 3
+    job.fill(small, 7, 4 * KIB)
+    job.release()
+    assert job.held() == 1
+    job.device.driver.synchronize(job.stream)
+    assert set(job.device.read(small, 4 * KIB)) == {7}
+    job.free(small)
+    assert job.held() == 0
+
+
+def test_a_graph_that_dies_during_a_capture_gives_its_memory_back_afterwards(pair: tuple[Grapher, Job]) -> None:
+    """The device must not be waited for while a stream captures, so the memory goes when the capture has ended."""
+    job, _ = pair
+    with job.capture():
+        job.free(job.allocate(REGION_BYTES))
+    with job.capture(OTHER_POOL):
+        job.release()
+        assert job.record["held"] == 1
+    assert job.held() == 0
+    job.release(OTHER_POOL)
+    assert job.held() == 0
+
+
+def test_what_a_capture_frees_that_it_did_not_allocate_waits_for_the_end(pair: tuple[Grapher, Job]) -> None:
+    """Tensors from before of the stream that captures and of another, large and small, are freed; others get them."""
+    job, other = pair
+    before = [job.allocate(size, stream) for size in (REGION_BYTES, KIB) for stream in (job.stream, job.side)]
+    with job.capture() as made:
+        for address, stream in zip(before, 2 * [job.stream, job.side], strict=True):
+            job.free(address, stream)
+    assert job.device.twin.recorded(made[0]) == []
+    assert job.held() == 0
+    job.device.driver.synchronize(job.stream)
+    job.device.driver.synchronize(job.side)
+    taken = other.take_all()
+    assert len(taken) == N_REGIONS
+    for address in taken:
+        on_stream.free_on(other.heap, address, other.stream)
+    job.release()
+
+
+def test_a_segment_waits_here_for_what_others_still_do_there(pair: tuple[Grapher, Job]) -> None:
+    """Invariant 2: a region that another job's stream still writes is a segment's only when that is done."""
+    job, other = pair
+    twin, taken = job.device.twin, other.take_all()
+    held = twin.stream(other.stream)
+    held.hold(0)
+    for address in taken:
+        other.device.driver.call("cuMemsetD8Async", address, 0xEE, REGION_BYTES, other.stream)
+        on_stream.free_on(other.heap, address, other.stream)
+    on_stream.settle(other.heap)
+
+    def synchronize(stream: int) -> Any:  # noqa: ANN401 - as the driver's
+        held.release()
+        return twin.cuStreamSynchronize(stream)
+
+    twin._addresses.do["cuStreamSynchronize"] = synchronize
+    with job.capture():
+        address = job.allocate(REGION_BYTES)
+        assert set(job.device.read(address, REGION_BYTES)) == {0xEE}, "it came before the other job's work was done"
+    job.free(address)
+    job.release()
+    assert job.held() == 0
+
+
+def test_one_capture_at_a_time(pair: tuple[Grapher, Job]) -> None:
+    """A second one is refused, and the first goes on; one that is given up leaves nothing."""
+    job, _ = pair
+    refused: list[int] = []
+    function = ctypes.CFUNCTYPE(None, I64)(refused.append)
+    hooks.OTHERS_RECORD[0]["refuse"] = ctypes.cast(function, ctypes.c_void_p).value
+    with job.capture():
+        address = job.allocate(MIB)
+        _begin(0, *OTHER_POOL, 0)
+        _end(0, *OTHER_POOL)
+        job.free(address)
+        assert job.allocate(MIB) == address
+        job.free(address)
+    job.release()
+    assert refused == [hooks.Refusal.SECOND_CAPTURE]
+    _begin(0, *POOL, 0)
+    captures.abandon(job.heap)
+    assert job.heap["streams"]["capturing"] == 0
+    assert job.held() == 0
+    captures.abandon(job.heap)
+    assert job.allocate(0) == 0
