@@ -14,7 +14,7 @@ from twin_device import MIB, TwinDevice
 
 from zico.heap.build import Heap
 from zico.heap.cuda import captures, hooks, on_stream
-from zico.heap.layout import HEAP, HEAP_RECORD
+from zico.heap.layout import HEAP, HEAP_RECORD, MAX_GRAPH_POOLS
 from zico.job.device_timeline import DeviceTimeline
 from zico.pool.table import PoolTable
 
@@ -302,6 +302,26 @@ def test_a_segment_waits_here_for_what_others_still_do_there(pair: tuple[Grapher
         assert set(job.device.read(address, REGION_BYTES)) == {0xEE}, "it came before the other job's work was done"
     job.free(address)
     job.release()
+    assert job.held() == 0
+
+
+def test_there_are_so_many_graph_pools(pair: tuple[Grapher, Job]) -> None:
+    """One more than there can be is refused, and is served when another has gone."""
+    job, _ = pair
+    refused: list[int] = []
+    function = ctypes.CFUNCTYPE(None, I64)(refused.append)
+    hooks.OTHERS_RECORD[0]["refuse"] = ctypes.cast(function, ctypes.c_void_p).value
+    pools = [(1, number) for number in range(MAX_GRAPH_POOLS + 1)]
+    for pool in pools:
+        _begin(0, *pool, 0)
+        _end(0, *pool)
+    assert refused == [hooks.Refusal.TOO_MANY_GRAPHS]
+    job.release(pools[0])
+    with job.capture(pools[-1]):
+        job.free(job.allocate(MIB))
+    for pool in pools[1:]:
+        job.release(pool)
+    assert len(refused) == 1
     assert job.held() == 0
 
 
