@@ -10,7 +10,7 @@ from zico.base.programs import program
 JOBS = ("heap", "zico.planning.packing.regions_search", "zico.offload.stores", "zico.pool.behind")
 BROKERS = ("scheduler", "pool", "zico.offload.stores")
 PAGING = ("zico.offload.pager_loop", "zico.heap.paged")
-CUDA = ("cuda_hooks", "cuda")
+CUDA = ("cuda_hooks", "cuda", "zico.heap.cuda.contents")
 
 
 def warm(*kinds: str, paging: bool = False) -> None:
