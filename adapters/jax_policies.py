@@ -56,5 +56,5 @@ def passes_of(function: Callable[..., Any], arguments: Sequence[Any], policy: st
     graph = jax.make_jaxpr(backward)(*arguments).jaxpr
     known = {id(each) for each in (*graph.invars, *graph.constvars)}
     made = {id(each): each.aval for each in graph.outvars if id(each) not in known and not isinstance(each, Literal)}
-    costs = jax.jit(jax.value_and_grad(function)).lower(*arguments).cost_analysis()
+    costs: Any = jax.jit(jax.value_and_grad(function)).lower(*arguments).cost_analysis()
     return Passes(sum(each.size * each.dtype.itemsize for each in made.values()), int(costs["flops"]))

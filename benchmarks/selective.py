@@ -64,7 +64,7 @@ class Timed(TorchDispatchMode):  # type: ignore[misc] # torch has no types
         """Count operations from the first one again."""
         self._number = 0
 
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401, PLW3201 - torch's
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
         """Run an operation."""
         key = self._number, func.overloadpacket.__name__
         self._number += 1

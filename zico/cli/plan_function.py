@@ -148,7 +148,7 @@ def _torch(build: Build, name: str, asked: SaveAsked, work: Work) -> PassesRepor
     if limit_bytes is not None:
         budget = min(1.0, limit_bytes / max(alone.saved_bytes, 1))
         seconds = work.deadline_s or compiled.SECONDS
-        planners = compiled.PLANNERS if work.compare else (asked.save,)
+        planners = compiled.PLANNERS if work.compare else (asked.save or "",)
         solvers = {"dp (PyTorch)": "dp", **{each: compiled.Solver(each, seconds) for each in planners}}
         for each, solver in solvers.items():
             found = compiled.passes_of(build, budget, solver)
