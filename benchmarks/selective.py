@@ -12,6 +12,7 @@ place, and a result that changes after it was kept raises in the backward pass.
 from __future__ import annotations
 
 import collections
+import importlib
 import statistics
 import sys
 import time
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 sys.path.append(str(common.ROOT / "examples"))
-import digits_resnet
+digits_resnet = importlib.import_module("digits_resnet")
 
 QUESTION = "Would selective checkpoints let segments save memory for less time than whole modules that run again?"
 PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
@@ -79,7 +80,12 @@ class Timed(TorchDispatchMode):  # type: ignore[misc] # torch has no types
 def saved_bytes(block: nn.Module, given: tuple[torch.Tensor, ...]) -> int:
     """Return what autograd saves inside a block, but for what it is given, its parameters and its result."""
     kept: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each) or each, lambda each: each):
+
+    def keep(each: torch.Tensor) -> torch.Tensor:
+        kept.append(each)
+        return each
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda each: each):
         result = block(*given)
     outside = {each.untyped_storage().data_ptr() for each in (*given, *block.parameters(), result)}
     found = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in kept}
