@@ -34,19 +34,27 @@ import numpy as np
 import torch
 from torch._functorch import config
 from torch._functorch._activation_checkpointing.knapsack import dp_knapsack, greedy_knapsack
-from torch._functorch.partitioners import MinCutOptions, estimate_runtime, solve_min_cut
+from torch._functorch.partitioners import (
+    MinCutOptions,
+    estimate_runtime,
+    min_cut_rematerialization_partition,
+    solve_min_cut,
+)
 from torch._inductor.custom_graph_pass import CustomKnapsackSolver, get_hash_for_files
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from zico.base.errors import ConfigError
 from zico.planning.packing.problem import NoPlan
 from zico.planning.saving import checkmate, portfolio, recomputation, schedules
 from zico.planning.saving.recomputation import Graph, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch._functorch.partitioners import NodeInfo
-    from torch.fx import Node
 
     from zico.planning.saving.recomputation import Order
 
@@ -186,6 +194,74 @@ class Joint:
         n = len(self.nodes)
         behind = order[order.index(n) + 1 : -1]
         return {self.nodes[op] for op in behind if op < n} & self._candidates
+
+
+class Passes(NamedTuple):
+    """What the compiled graphs of a function keep between their passes, and what they compute; inputs aside."""
+
+    saved_bytes: int
+    again_flops: int
+    """Of operations that both passes run."""
+    flops: int
+    """Of both passes, with those that run again."""
+
+
+def passes_of(
+    build: Callable[[], tuple[Callable[..., Any], Sequence[Any]]], budget: float = 1.0, solver: Solver | str = "dp"
+) -> Passes:
+    """Return how ``torch.compile`` parts the passes of a function, which is traced on fake tensors and never run.
+
+    Args:
+        build: Returns the function and its arguments; runs on fake tensors, too.
+        budget: Of memory between the passes, as ``torch._functorch.config.activation_memory_budget`` has it.
+        solver: What says which operations run again, as ``activation_memory_budget_solver`` has it.
+
+    Raises:
+        ConfigError: No graph of the function has a backward pass.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._inductor.compile_fx import select_decomp_table
+
+    found: list[tuple[Any, Any]] = []
+
+    def part(joint: Any, inputs: Any, **how: Any) -> Any:  # noqa: ANN401 - torch's
+        made = min_cut_rematerialization_partition(joint, inputs, **{**how, "compiler": "inductor"})
+        found.append(made)
+        return made
+
+    def keep(module: Any, _inputs: Any) -> Any:  # noqa: ANN401 - torch's
+        return make_boxed_func(module)
+
+    decompositions = select_decomp_table()
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=part, decompositions=decompositions)
+    torch.compiler.reset()
+    try:
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            config.patch(activation_memory_budget=budget, activation_memory_budget_solver=solver),
+        ):
+            function, arguments = build()
+            torch.compile(function, backend=backend)(*arguments)
+    finally:
+        torch.compiler.reset()  # nobody else should find these graphs
+    if not found:
+        message = "no graph of the function has a backward pass: return a function of what needs gradients"
+        raise ConfigError(message)
+    return Passes(*map(sum, zip(*(_passes(forward.graph, backward.graph) for forward, backward in found), strict=True)))
+
+
+def _passes(forward: Any, backward: Any) -> Passes:  # noqa: ANN401 - torch has no types
+    (outputs,) = next(node for node in forward.nodes if node.op == "output").args
+    returned = {node for node in outputs if isinstance(node, Node) and node.op != "placeholder"}
+    read = {node.name for node in backward.nodes if node.op == "placeholder"}
+    saved_bytes = sum(_nbytes(node) for node in returned if node.name in read)
+    first, second = (
+        [node for node in graph.nodes if isinstance(node.target, OpOverload)] for graph in (forward, backward)
+    )
+    names = {node.name for node in first}
+    costs = dict(zip([*first, *second], _costs([*first, *second]), strict=True))
+    return Passes(saved_bytes, sum(costs[node] for node in second if node.name in names), sum(costs.values()))
 
 
 def keep_random(joint_graph: Any) -> None:  # noqa: ANN401 - torch has no types

@@ -161,7 +161,7 @@ def test_a_table_for_people(trace: str, capsys: pytest.CaptureFixture[str]) -> N
         ),
         (("--save", "best of all"), "--save: 'best of all' is no planner: give one of zico"),
         (("--save", "swdoa", "--planner", "none"), "--planner 'none' is unknown: give one of"),
-        (("--save", "swdoa", "--capacity", "1GiB"), "--region and --capacity do not work with --save"),
+        (("--save", "swdoa", "--capacity", "1GiB"), "--region and --capacity plan addresses of a trace"),
     ],
 )
 def test_options_without_meaning_are_refused(

@@ -1,7 +1,7 @@
 """Train with a library that shards or offloads; run by ``test_torch_offload_libraries.py``.
 
     offload_libraries_job.py RESULT fsdp WORLD
-    offload_libraries_job.py RESULT deepspeed STAGE DEVICE
+    offload_libraries_job.py RESULT deepspeed STAGE DEVICE [WORLD]
 
 Rank N writes to RESULT.N the bits of its losses, its iterations, and how many slots of optimizer
 state Zico has moved out.
@@ -73,12 +73,17 @@ def train_fsdp(rank: int, result: str, world: int) -> None:
     torch.distributed.destroy_process_group()
 
 
-def train_deepspeed(result: str, stage: int, device: str) -> None:
-    """Train with ZeRO, two groups of parameters, and the optimizer's state offloaded to a device or ``none``.
+def train_deepspeed(rank: int, result: str, stage: int, device: str, world: int) -> None:
+    """Train a rank with ZeRO, two groups of parameters, and the optimizer's state offloaded to a device or ``none``.
 
     The state that is worth moving is that of the second group.
     """
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "DS_ACCELERATOR": "cpu"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     import deepspeed
+
+    if world > 1:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{result}.store", rank=rank, world_size=world)
 
     made = model()
     groups = [
@@ -99,20 +104,22 @@ def train_deepspeed(result: str, stage: int, device: str) -> None:
             zero["offload_optimizer"] = {"device": device, "pin_memory": False, **path}
         engine = deepspeed.initialize(model=made, model_parameters=groups, config=config)[0]
         bits = []
-        for batch in batches(0):
+        for batch in batches(rank):
             loss = engine(batch).square().mean()
             engine.backward(loss)
             engine.step()
             bits.append(loss.item().hex())
-    write(result, 0, bits)
+    write(result, rank, bits)
 
 
-def main(result: str, library: str, first: str, device: str = "") -> None:
+def main(result: str, library: str, first: str, device: str = "", world: str = "1") -> None:
     """Train as it is asked for."""
     if library == "deepspeed":
-        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu"}
-        os.environ |= alone | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-        train_deepspeed(result, int(first), device)
+        if int(world) == 1:
+            train_deepspeed(0, result, int(first), device, 1)
+        else:
+            arguments = (result, int(first), device, int(world))
+            torch.multiprocessing.spawn(train_deepspeed, arguments, nprocs=int(world))
     elif int(first) == 1:
         train_fsdp(0, result, 1)
     else:

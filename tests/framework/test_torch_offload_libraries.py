@@ -17,13 +17,15 @@ from harness import FRAMEWORK, PATIENCE_S, clean_environment, compile_once
 
 SCRIPT = FRAMEWORK / "offload_libraries_job.py"
 TOY = str(FRAMEWORK / "toy_deepspeed")
-SENTENCE = "DeepSpeed (offload_optimizer: cpu) offloads the optimizer's state, so Zico leaves that state alone"
+SENTENCE = "DeepSpeed (offload_optimizer: {}) offloads the optimizer's state, so Zico leaves that state alone"
 BUDGET_MIB = 50
 """Of one process, which takes about 70 MiB without a limit, 12 of them optimizer state."""
 RANKS_MIB = 160
 """Of two ranks, whose peaks of some 60 MiB fit together then."""
 LESS_MIB = 100
 """... and then they do not: one waits for memory, and the others for it in a collective."""
+DEEPSPEED_RANKS_MIB = 120
+"""Of two ranks of DeepSpeed, whose peaks of 79 MiB do not fit together then."""
 real = pytest.param(
     "",
     id="deepspeed",
@@ -103,11 +105,23 @@ def test_state_that_deepspeed_keeps_in_place_is_zicos(tmp_path: Path, path: str)
 
 
 @pytest.mark.timeout(3 * PATIENCE_S)
-@pytest.mark.parametrize("path", [pytest.param(TOY, id="toy"), real])
-def test_state_that_deepspeed_offloads_is_left_to_it(tmp_path: Path, path: str) -> None:
-    """Invariant 6: Zico moves none of it, and says so once."""
-    (told,), said = run(tmp_path, "swap", BUDGET_MIB, path, "deepspeed", "2", "cpu")
-    assert [told["losses"]] == losses_alone(path, "deepspeed", "2", "cpu")
+@pytest.mark.parametrize(
+    ("path", "device"), [(TOY, "nvme"), (TOY, "cpu"), pytest.param(*real.values, "cpu", marks=real.marks)]
+)
+def test_state_that_deepspeed_offloads_is_left_to_it(tmp_path: Path, path: str, device: str) -> None:
+    """Invariant 6: Zico moves none of it, and says so once, wherever DeepSpeed keeps it."""
+    (told,), said = run(tmp_path, "swap", BUDGET_MIB, path, "deepspeed", "2", device)
+    assert [told["losses"]] == losses_alone(path, "deepspeed", "2", device)
     assert told["iterations"] == len(told["losses"])
     assert told["rested"] == 0
-    assert said.count(SENTENCE) == 1
+    assert said.count(SENTENCE.format(device)) == 1
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize("path", [real])
+def test_ranks_of_deepspeed_train_beside_zico(tmp_path: Path, path: str) -> None:
+    """Invariants 6 and 7: two ranks that do not fit together have the losses of those alone, and their state leaves."""
+    ranks, _ = run(tmp_path, "swap", DEEPSPEED_RANKS_MIB, path, "deepspeed", "2", "none", "2")
+    assert [rank["losses"] for rank in ranks] == losses_alone(path, "deepspeed", "2", "none", "2")
+    assert all(rank["iterations"] == len(rank["losses"]) for rank in ranks)
+    assert all(rank["rested"] > 0 for rank in ranks)

@@ -16,6 +16,7 @@ from rich.table import Table
 from zico.base.errors import CommandError, ConfigError
 from zico.base.units import format_bytes, parse_size
 from zico.cli.options import errors_end_with
+from zico.cli.plan_function import is_function, plan_function
 from zico.cli.plan_save import SaveAsked, Work, plan_saving, save_options
 from zico.report.table import PLAIN_WIDTH
 
@@ -101,17 +102,18 @@ def plan(  # noqa: PLR0913 - one parameter per option
 ) -> int:
     """Plan addresses for the tensors of an iteration, or how it keeps a limit with --save.
 
-    FILE is a trace in any format that zico trace show reads, or a CSV of lifetimes.
+    FILE is a trace in any format that zico trace show reads, or a CSV of lifetimes. SCRIPT.py:function
+    in its place says what a compiled function keeps between its passes (PyTorch, JAX).
     """
     from zico.planning.packing.compare import ask
 
     asked = SaveAsked(**save_asked)
-    asked.refuse_alone()
-    if asked.save is not None:
+    work = Work(file, planner, compare, deadline, iteration, json_path, plan_path, picture)
+    if asked.save is not None or is_function(file):
         if region or capacity:
-            raise ConfigError("--region and --capacity do not work with --save: give one or the other")
-        work = Work(file, planner, compare, deadline, iteration, json_path, plan_path, picture)
-        return plan_saving(asked, work, _write_file)
+            raise ConfigError("--region and --capacity plan addresses of a trace: leave out --save, or leave them out")
+        return (plan_function if is_function(file) else plan_saving)(asked, work, _write_file)
+    asked.refuse_alone()
     region_bytes = _size("--region", region)
     problem = dataclasses.replace(_read(file, iteration), capacity_bytes=_size("--capacity", capacity)).compact()
     rows: list[Row] = []

@@ -29,7 +29,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -134,26 +134,47 @@ def fake(target: str, model: DeviceModel) -> Trace:
     Raises:
         ConfigError, TraceError: As ``run_fake``.
     """
-    script, _, function = target.rpartition(":")
-    path = Path(script)
-    if not script or not function.isidentifier() or not path.is_file():
-        raise ConfigError(f"{target!r} does not name a function: give SCRIPT:function, where SCRIPT is a Python file")
+    path, function = named(target)
     try:
         from_torch = importlib.import_module("zico.adapters.torch_fake")
     except ImportError as error:
         raise ConfigError(f"--fake needs PyTorch ({error}): pip install 'zico[torch]'") from error
-    try:
+    with told_of(path, "check that it trains without --fake, or record it with -- CMD"):
         trace: Trace = from_torch.fake_trace(lambda: _build(path, function), model, job=f"{path.name}:{function}")
+    allocates = trace.events["kind"] == Kind.ALLOC
+    if not allocates[np.argmax(trace.events["kind"] == Kind.BEGIN) :].any():
+        what = f"the step of {function!r} allocates nothing: return the function that trains"
+        raise TraceError(str(path), 0, what)
+    return trace
+
+
+def named(target: str) -> tuple[Path, str]:
+    """Return script and function of ``SCRIPT:function``.
+
+    Raises:
+        ConfigError: There is no such script.
+    """
+    script, _, function = target.rpartition(":")
+    path = Path(script)
+    if not script or not function.isidentifier() or not path.is_file():
+        raise ConfigError(f"{target!r} does not name a function: give SCRIPT:function, where SCRIPT is a Python file")
+    return path, function
+
+
+@contextlib.contextmanager
+def told_of(path: Path, remedy: str) -> Iterator[None]:
+    """Say which line of a script raised.
+
+    Raises:
+        TraceError: The script raised, whatever it was.
+    """
+    try:
+        yield
     except (ConfigError, TraceError):
         raise
     except (Exception, SystemExit) as error:  # whatever a script raises
         said = str(error).partition("\n")[0]
-        what = f"{type(error).__name__}: {said}: check that it trains without --fake, or record it with -- CMD"
-        raise TraceError(script, _line(error, path), what) from error
-    allocates = trace.events["kind"] == Kind.ALLOC
-    if not allocates[np.argmax(trace.events["kind"] == Kind.BEGIN) :].any():
-        raise TraceError(script, 0, f"the step of {function!r} allocates nothing: return the function that trains")
-    return trace
+        raise TraceError(str(path), _line(error, path), f"{type(error).__name__}: {said}: {remedy}") from error
 
 
 def _line(error: BaseException, path: Path) -> int:
@@ -165,15 +186,31 @@ def _line(error: BaseException, path: Path) -> int:
 
 
 def _build(path: Path, function: str) -> Callable[[], object]:
-    build = getattr(_load(path), function, None)
-    if not callable(build):
-        raise ConfigError(f"{path} has no function {function!r}: define one that returns a training step")
+    build = defined(path, function, "a training step")
     step = build()
     if step is None:
         return build
     if not callable(step):
         raise ConfigError(f"{function!r} of {path} returned {step!r:.60}: return a function that trains a step")
     return step
+
+
+def defined(path: Path, function: str, returned: str) -> Callable[[], Any]:
+    """Load a script and return its function.
+
+    Args:
+        path: The script.
+        function: The name.
+        returned: What it should return, for the message.
+
+    Raises:
+        ConfigError: The script defines none of that name.
+    """
+    build = getattr(_load(path), function, None)
+    if not callable(build):
+        raise ConfigError(f"{path} has no function {function!r}: define one that returns {returned}")
+    found: Callable[[], Any] = build
+    return found
 
 
 def _load(path: Path) -> ModuleType:
