@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import select
 import sys
 import time
 from pathlib import Path
@@ -35,6 +36,8 @@ FIELDS = (
 
 TURNS = "ZICO_BENCHMARK_TURNS"
 """Of the environment: what ``Turns`` takes, separated by blanks. Unset: the job waits for no other."""
+TURN_S = 900.0
+"""Longest that a job waits for its turn: all others have their first one before, which is the longest."""
 
 
 class Turns:
@@ -43,25 +46,32 @@ class Turns:
     def __init__(self, mine: str, following: str, first: str, block: str) -> None:
         """Take the paths of two pipes with names, and how many iterations the first turn and later ones have."""
         self._mine, self._following = (os.open(path, os.O_RDWR) for path in (mine, following))
-        self._left, self._block = int(first), int(block)
-        self._has = False
+        self._next, self._block = int(first), int(block)
+        self._left = 0
+        """Iterations of the turn, with the one that runs; 0: it is another job's turn."""
 
     def is_mine(self) -> bool:
-        """Wait for a turn if the last one is over; returns whether this iteration is the first of a turn."""
-        if self._has and self._left:
+        """Wait for a turn if the last one is over; returns whether this iteration is the first of a turn.
+
+        Raises:
+            TimeoutError: No turn has come, so another job has died in its own.
+        """
+        if self._left > 1:
             self._left -= 1
             return False
-        if self._has:
-            self.pass_on()
-            self._left = self._block
+        self.pass_on()
+        if not select.select([self._mine], [], [], TURN_S)[0]:
+            message = f"no turn within {TURN_S:g} s: another job of the ring has died in its own"
+            raise TimeoutError(message)
         os.read(self._mine, 1)
-        self._has = True
-        self._left -= 1
+        self._left, self._next = self._next, self._block
         return True
 
     def pass_on(self) -> None:
-        """Let the next job run."""
-        os.write(self._following, b".")
+        """Let the next job run, if it is this one's turn."""
+        if self._left:
+            self._left = 0
+            os.write(self._following, b".")
 
 
 def _timed(

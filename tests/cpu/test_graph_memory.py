@@ -14,6 +14,7 @@ from twin_device import MIB, TwinDevice
 
 from zico.heap.build import Heap
 from zico.heap.cuda import captures, hooks, on_stream
+from zico.heap.cuda.contents import HELD, LIVES, contents
 from zico.heap.layout import HEAP, HEAP_RECORD, MAX_GRAPH_POOLS
 from zico.job.device_timeline import DeviceTimeline
 from zico.pool.table import PoolTable
@@ -178,6 +179,17 @@ def test_a_captured_step_is_a_plain_one_while_another_job_takes_everything_else(
         job.free(address)
     job.release()
     assert job.held() == 0
+
+
+def test_a_graphs_memory_is_a_tensor_that_lives_until_the_graph_dies(pair: tuple[Grapher, Job]) -> None:
+    """So a snapshot shows its segment, though the capture has freed all that lay there."""
+    job, _ = pair
+    with job.capture():
+        job.free(job.allocate(MIB))
+    assert contents(job.made)["kind"].tolist() == [HELD, LIVES]
+    job.release()
+    assert job.held() == 0
+    assert contents(job.made)["kind"].tolist() == []
 
 
 def test_freed_memory_is_used_again_in_its_pool_alone(pair: tuple[Grapher, Job]) -> None:

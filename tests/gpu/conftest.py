@@ -16,18 +16,15 @@ import faulthandler
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
+from pool_job import Job
 
 from zico.base.errors import ZicoError
 from zico.device.cuda.driver import CudaDriver
 from zico.device.cuda.facts import require
-from zico.heap.build import Heap
 from zico.heap.cuda import on_stream
-from zico.heap.layout import HEAP
-from zico.job.device_timeline import DeviceTimeline
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:
@@ -148,46 +145,6 @@ REGIONS = 4
 MIB = 1 << 20
 
 
-class Job:
-    """A member of the pool with a heap and a stream."""
-
-    def __init__(self, pool: PoolTable, undo: contextlib.ExitStack) -> None:
-        """Join."""
-        self.driver = CudaDriver(0)
-        undo.callback(self.driver.close)
-        place = pool.join(os.getpid(), "job")
-        undo.callback(pool.reap, place)
-        copies = (pool.driver.export_pieces(pool.memory), os.dup(pool.table_fd), os.dup(pool.notify_fd))
-        self.member = undo.enter_context(PoolTable.join_pool(*copies, place, self.driver))
-        timeline = DeviceTimeline(self.member)
-        undo.callback(timeline.close)
-        self.record = np.zeros(1, HEAP)
-        self.heap = Heap(self.member, self.record, wait_limit_s=0.05, timeline=timeline.functions)
-        undo.callback(self.heap.close)
-        self.stream = undo.enter_context(self.driver.create_stream()).handle
-
-    def allocate(self, size_bytes: int) -> int:
-        """Allocate for the stream."""
-        return int(on_stream.allocate_on(self.record[0], size_bytes, self.stream))
-
-    def free(self, address: int) -> None:
-        """Free behind the stream's work."""
-        on_stream.free_on(self.record[0], address, self.stream)
-
-    def fill(self, address: int, byte: int, size_bytes: int) -> None:
-        """Let the stream write one byte everywhere."""
-        with self.driver.context.current():
-            self.driver.call("cuMemsetD8Async", address, byte, size_bytes, self.stream)
-
-    def read(self, address: int, size_bytes: int) -> Any:  # noqa: ANN401 - an array of bytes
-        """Read behind the stream's work."""
-        found = np.empty(size_bytes, np.uint8)
-        self.driver.synchronize(self.stream)
-        with self.driver.context.current():
-            self.driver.call("cuMemcpyDtoH", found.ctypes.data, address, size_bytes)
-        return found
-
-
 @pytest.fixture
 def two_jobs() -> Iterator[tuple[Job, Job]]:
     """Return two jobs of a pool of a few regions."""
@@ -197,7 +154,7 @@ def two_jobs() -> Iterator[tuple[Job, Job]]:
         region_bytes = max(driver.granularity_bytes, 2 * MIB)
         sizes = {"budget_bytes": REGIONS * region_bytes, "region_bytes": region_bytes}
         pool = undo.enter_context(PoolTable.create(**sizes, use_claims=False, self_admit=True, driver=driver))
-        both = Job(pool, undo), Job(pool, undo)
+        both = tuple(Job(pool, undo, wait_limit_s=0.05) for _ in range(2))
         yield both
         for one in both:
             one.driver.synchronize(one.stream)

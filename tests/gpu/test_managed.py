@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from driver_contract import ManagedContract
+from pool_job import Job
 
 from zico.device.cuda.driver import CudaDriver
-from zico.device.cuda.managed import allocate
 from zico.heap import allocator
-from zico.heap.build import Heap
 from zico.heap.cuda import on_stream
-from zico.heap.layout import HEAP
-from zico.job.device_timeline import DeviceTimeline
 from zico.pool.table import PoolTable
 
 if TYPE_CHECKING:
@@ -39,28 +35,16 @@ class TestManaged(ManagedContract):
     """The contract on a GPU."""
 
 
-class Paged:
+class Paged(Job):
     """A job whose window is managed memory, with a stream."""
 
     def __init__(self, undo: contextlib.ExitStack) -> None:
         """Make a pool, join it, build the heap."""
-        pool_driver = CudaDriver(0)
-        undo.callback(pool_driver.close)
+        driver = CudaDriver(0)
+        undo.callback(driver.close)
         sizes = {"budget_bytes": BUDGET * REGION_BYTES, "region_bytes": REGION_BYTES}
-        pool = undo.enter_context(PoolTable.create(**sizes, use_claims=False, self_admit=True, driver=pool_driver))
-        self.driver = CudaDriver(0)
-        undo.callback(self.driver.close)
-        place = pool.join(os.getpid(), "paged")
-        undo.callback(pool.reap, place)
-        copies = (pool.driver.export_pieces(pool.memory), os.dup(pool.table_fd), os.dup(pool.notify_fd))
-        self.member = undo.enter_context(PoolTable.join_pool(*copies, place, self.driver))
-        timeline = DeviceTimeline(self.member)
-        undo.callback(timeline.close)
-        self.managed = undo.enter_context(allocate(self.driver, WINDOW_BYTES))
-        self.record = np.zeros(1, HEAP)
-        self.heap = Heap(self.member, self.record, timeline=timeline.functions, managed=self.managed)
-        undo.callback(self.heap.close)
-        self.stream = undo.enter_context(self.driver.create_stream()).handle
+        pool = undo.enter_context(PoolTable.create(**sizes, use_claims=False, self_admit=True, driver=driver))
+        super().__init__(pool, undo, WINDOW_BYTES)
 
     @property
     def steering(self) -> Any:  # noqa: ANN401 - a MANAGED record
@@ -68,27 +52,10 @@ class Paged:
         return self.heap.steering[0]
 
     def allocate(self, size_bytes: int) -> int:
-        """Allocate for the stream."""
-        address = int(on_stream.allocate_on(self.record[0], size_bytes, self.stream))
+        """Allocate for the stream, which must work."""
+        address = super().allocate(size_bytes)
         assert address > 0
         return address
-
-    def free(self, address: int) -> None:
-        """Free behind the stream's work."""
-        on_stream.free_on(self.record[0], address, self.stream)
-
-    def fill(self, address: int, byte: int, size_bytes: int) -> None:
-        """Let the stream write one byte everywhere."""
-        with self.driver.context.current():
-            self.driver.call("cuMemsetD8Async", address, byte, size_bytes, self.stream)
-
-    def read(self, address: int, size_bytes: int) -> Any:  # noqa: ANN401 - an array of bytes
-        """Read behind the stream's work."""
-        found = np.empty(size_bytes, np.uint8)
-        self.driver.synchronize(self.stream)
-        with self.driver.context.current():
-            self.driver.call("cuMemcpyDtoH", found.ctypes.data, address, size_bytes)
-        return found
 
 
 @pytest.fixture

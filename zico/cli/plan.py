@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +16,7 @@ from zico.base.errors import CommandError, ConfigError
 from zico.base.units import format_bytes, parse_size
 from zico.cli.options import errors_end_with
 from zico.cli.plan_function import is_function, plan_function
-from zico.cli.plan_save import SaveAsked, Work, plan_saving, save_options
+from zico.cli.plan_save import SaveAsked, Work, plan_saving, save_options, write_json
 from zico.report.table import PLAIN_WIDTH
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ _DEADLINE_S = 10.0
 _EXACT_UP_TO = 1000
 """Tensors: what the exact planner is made for; above, the improving search is asked."""
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_STDOUT = Path("-")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,12 +201,8 @@ def _cost(row: Row) -> tuple[float, ...]:
 
 
 def _show(report: Report, json_path: Path | None) -> None:
-    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
-    if json_path == _STDOUT:
-        click.echo(encoded)
+    if write_json(report, json_path, _write_file):
         return
-    if json_path is not None:
-        _write_file(json_path, encoded + b"\n")
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
     console.print(
         f"{report.file}: {report.tensors} tensors, at most {format_bytes(report.live_peak_bytes)} alive at once"

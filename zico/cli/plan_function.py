@@ -18,19 +18,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes, parse_size
+from zico.cli.plan_save import write_json
 from zico.cli.trace import defined, named, told_of
 from zico.report.table import PLAIN_WIDTH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from zico.cli.plan_save import SaveAsked, Work
 
@@ -182,15 +181,12 @@ def _jax(build: Build, name: str, asked: SaveAsked, _work: Work) -> PassesReport
 
 
 def _show(report: PassesReport, json_path: Path | None, write: Callable[[Path, bytes], None]) -> None:
-    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
-    if json_path == Path("-"):
-        click.echo(encoded)
+    if write_json(report, json_path, write):
         return
-    if json_path is not None:
-        write(json_path, encoded + b"\n")
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
-    for line in _lines(report):
-        console.print(line, markup=False, soft_wrap=True)
+    limit = "" if report.limit_bytes is None else f", limit {format_bytes(report.limit_bytes)}"
+    line = f"{report.function}: {report.framework}, {report.flops / _GIGA:.3g} GFLOP in both passes{limit}"
+    console.print(line, markup=False, soft_wrap=True)
     table = Table(box=box.ASCII2 if not console.is_terminal else box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy" if report.framework == "jax" else "planner")
     for column in ("saved between the passes", "of before", "computed again", "of all"):
@@ -202,8 +198,3 @@ def _show(report: PassesReport, json_path: Path | None, write: Callable[[Path, b
             *(f"{row.again_flops / _GIGA:.3f} GFLOP", f"{row.again_flops / max(report.flops, 1):.1%}"),
         )
     console.print(table)
-
-
-def _lines(report: PassesReport) -> Iterator[str]:
-    limit = "" if report.limit_bytes is None else f", limit {format_bytes(report.limit_bytes)}"
-    yield f"{report.function}: {report.framework}, {report.flops / _GIGA:.3g} GFLOP in both passes{limit}"

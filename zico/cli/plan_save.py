@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "zico.save.v1"
 PLANNED = "planned"
+STDOUT = Path("-")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,14 +84,20 @@ class SaveReport:
     schema_version: str = SCHEMA
 
 
+def write_json(report: object, json_path: Path | None, write: Callable[[Path, bytes], None]) -> bool:
+    """Write a report for ``--json``, if a path was given; tells whether that was ``-``, so that stdout has it alone."""
+    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
+    if json_path == STDOUT:
+        click.echo(encoded)
+    elif json_path is not None:
+        write(json_path, encoded + b"\n")
+    return json_path == STDOUT
+
+
 def show(report: SaveReport, json_path: Path | None, write: Callable[[Path, bytes], None]) -> None:
     """Print the table, or write the figures as JSON; ``-`` is stdout."""
-    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
-    if json_path == Path("-"):
-        click.echo(encoded)
+    if write_json(report, json_path, write):
         return
-    if json_path is not None:
-        write(json_path, encoded + b"\n")
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
     limit = "" if report.limit_bytes is None else f", limit {format_bytes(report.limit_bytes)}"
     console.print(

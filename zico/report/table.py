@@ -90,9 +90,9 @@ def attention_lines(report: RunReport) -> Iterator[str]:
         if job.evicted_bytes:
             yield f"{job.name}: {format_bytes(job.evicted_bytes)} were moved outside the budget while it waited"
     if report.pool.stalls:
-        yield f"{report.pool.stalls} times no job could continue, and tensors moved outside the budget"
+        yield f"times no job could continue, and tensors moved outside the budget: {report.pool.stalls}"
     if report.pool.recoveries:
-        yield f"{report.pool.recoveries} times a process died inside the pool's lock; the pool was repaired"
+        yield f"times a process died inside the pool's lock, and the pool was repaired: {report.pool.recoveries}"
 
 
 def out_of_memory_line(job: JobFigures, budget_bytes: int) -> str:

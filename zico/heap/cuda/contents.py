@@ -6,7 +6,8 @@ The rows of a window with one slot in use, in which a tensor lives and another h
     LIVES    the tensor
     WAITS    the other, until other streams have finished with it
 
-The next tier is left out: it is no memory of the pool.
+A segment of CUDA graphs' memory is one tensor that lives. The next tier is left out: it is no memory
+of the pool.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zico.base.compiled import array_at, compiled, entry, inlined, keep_out_of_line
+from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
 from zico.base.libc import private_lock, private_unlock
 from zico.base.records import I8, Record, dtype_of
-from zico.heap.cuda import slab, streams
+from zico.heap.cuda import graph_pools, on_stream, slab, streams
 from zico.heap.layout import (
     CELL_LIVES,
     CHUNK_BYTES,
@@ -26,7 +27,6 @@ from zico.heap.layout import (
     GRANULE_BYTES,
     GRANULE_SHIFT,
     HEAP,
-    USES,
     block_at,
     slot_at,
     slots_of,
@@ -93,7 +93,8 @@ def _write_blocks(heap: HeapRecord, rows: Records[Row], n: int, offset: int, end
         if number != NOBODY:
             n = _write_cells(heap, rows, n, number, start)
         else:
-            n = _put(heap, rows, n, start, size_bytes, WAITS if _block_uses(heap, start) & FREED else LIVES)
+            waits = on_stream.block_uses(heap)[start >> GRANULE_SHIFT] & FREED and not graph_pools.has(heap, start)
+            n = _put(heap, rows, n, start, size_bytes, WAITS if waits else LIVES)
         offset = ((start + size_bytes - 1) >> GRANULE_SHIFT) + 1 << GRANULE_SHIFT
     return n
 
@@ -109,12 +110,6 @@ def _write_cells(heap: HeapRecord, rows: Records[Row], n: int, number: int, star
         if uses & CELL_LIVES:
             n = _put(heap, rows, n, offset, size_bytes, WAITS if uses & FREED else LIVES)
     return n
-
-
-@inlined
-def _block_uses(heap: HeapRecord, offset: int) -> int:
-    uses = array_at(heap.streams.uses_address, heap.window_bytes >> GRANULE_SHIFT, USES)
-    return int(uses[offset >> GRANULE_SHIFT])
 
 
 @inlined

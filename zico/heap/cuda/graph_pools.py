@@ -155,6 +155,13 @@ def _live_at(heap: HeapRecord, offset: int) -> int:
 
 
 @compiled
+def has(heap: HeapRecord, offset: int) -> bool:
+    """Tell whether a piece begins at an offset, as one does where a segment begins."""
+    k = _first_from(heap, offset)
+    return bool(k < heap.captures.n_pieces and _pieces(heap)[k].offset == offset)
+
+
+@compiled
 def note_use(heap: HeapRecord, offset: int, stream: int) -> None:
     """Note that a stream uses the tensor of a capture at an offset, if one is there and is not its own."""
     keep_out_of_line()

@@ -66,7 +66,8 @@ Array = Any
 
 
 @inlined
-def _block_uses(heap: HeapRecord) -> Array:
+def block_uses(heap: HeapRecord) -> Array:
+    """Return the uses of blocks by granule; those of small tensors are in their chunks."""
     return array_at(heap.streams.uses_address, heap.window_bytes >> GRANULE_SHIFT, USES)
 
 
@@ -78,7 +79,7 @@ def uses_at(heap: HeapRecord, offset: int) -> Array:
         uses = slab.uses_at(heap, number, offset)
         return uses[:1] if len(uses) == 1 and uses[0] & (CELL_LIVES | FREED) == CELL_LIVES else uses[:0]
     granule = offset >> GRANULE_SHIFT
-    uses = _block_uses(heap)[granule : granule + 1]
+    uses = block_uses(heap)[granule : granule + 1]
     return uses[:1] if placing.is_block(heap, offset) and uses[0] & FREED == 0 else uses[:0]
 
 
@@ -153,7 +154,7 @@ def _give(heap: HeapRecord, offset: int) -> None:
     if number != NOBODY:
         slab.give(heap, number, offset)
     else:
-        _block_uses(heap)[offset >> GRANULE_SHIFT] = 0
+        block_uses(heap)[offset >> GRANULE_SHIFT] = 0
         placing.give(heap, offset)
 
 
@@ -389,14 +390,14 @@ def _give_piece(heap: HeapRecord, me: Job, offset: int) -> None:
 @compiled
 def hide_segment(heap: HeapRecord, offset: int) -> None:
     """Let a block be a segment of graphs' memory: frees do not take it for a tensor."""
-    _block_uses(heap)[offset >> GRANULE_SHIFT] = FREED
+    block_uses(heap)[offset >> GRANULE_SHIFT] = FREED
 
 
 @compiled
 def free_segment(heap: HeapRecord, me: Job, offset: int) -> None:
     """Free a segment of graphs' memory when the device has done everything."""
     keep_out_of_line()
-    _block_uses(heap)[offset >> GRANULE_SHIFT] = 0
+    block_uses(heap)[offset >> GRANULE_SHIFT] = 0
     _end(heap, me, offset, NO_SLOT)
 
 
