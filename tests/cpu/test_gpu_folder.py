@@ -63,6 +63,7 @@ def test_a_driver_that_hangs_ends_the_run(tmp_path: Path) -> None:
     own = (ROOT / "tests/gpu/conftest.py").read_text()
     assert "RESCUE_S = 240.0\n" in own
     (tmp_path / "conftest.py").write_text(own.replace("RESCUE_S = 240.0\n", "RESCUE_S = 0.5\n"))
+    (tmp_path / "pool_job.py").write_text((ROOT / "tests/gpu/pool_job.py").read_text())
     (tmp_path / "test_it.py").write_text(HANGS)
     done = run("test_it.py", cwd=tmp_path)
     assert done.returncode == 1

@@ -192,6 +192,19 @@ def test_a_graphs_memory_is_a_tensor_that_lives_until_the_graph_dies(pair: tuple
     assert contents(job.made)["kind"].tolist() == []
 
 
+def test_graphs_that_share_a_pool_keep_its_memory_until_the_last_one_dies(pair: tuple[Grapher, Job]) -> None:
+    """The first one's death gives nothing back, though no tensor lives there any more."""
+    job, _ = pair
+    for _ in range(2):
+        with job.capture():
+            job.free(job.allocate(MIB))
+    held = job.held()
+    job.release()
+    assert job.held() == held > 0
+    job.release()
+    assert job.held() == 0
+
+
 def test_freed_memory_is_used_again_in_its_pool_alone(pair: tuple[Grapher, Job]) -> None:
     """A tensor gets a freed one's place for the same stream and pool, cut as large as it is; no other ever does."""
     job, _ = pair
