@@ -4,15 +4,13 @@ Theory of operation
     Trees capture one graph behind another in one pool of memory. A launch runs no allocator, so
     after launches PyTorch goes back to what lived where when a graph had been captured, before it
     captures the next one. PyTorch's own allocator has functions for that, and a pluggable one does
-    not. Six functions of ``torch._C``, which trees look up at each call, are therefore Zico's.
+    not. Five functions of ``torch._C``, which trees look up at each call, are therefore Zico's::
 
-    ================================== =========================================================
-    ``beginAllocateCurrentThreadToPool`` one thread's tensors are the pool's, without a capture
-    ``getCheckpointState``             what is in use of the pool now
-    ``setCheckpointPoolState``         goes back to that; storages own their memory again
-    ``checkPoolLiveAllocations``       whether exactly these tensors live in the pool
-    ``cudaCachingAllocator_raw_delete`` frees what has no storage any more
-    ================================== =========================================================
+        _cuda_beginAllocateCurrentThreadToPool  one thread's tensors are the pool's, without a capture
+        _cuda_getCheckpointState                what is in use of the pool now
+        _cuda_setCheckpointPoolState            goes back to that; storages own their memory again
+        _cuda_checkPoolLiveAllocations          whether exactly these tensors live in the pool
+        _cuda_cudaCachingAllocator_raw_delete   frees what no storage owns
 
     A storage that a launch has filled owns nothing. To own its memory, it needs the deleter of
     PyTorch's pluggable allocator, and that allocator must know the address. The allocator learns it
@@ -25,6 +23,7 @@ Guarantees
     run without CUDA graphs, and one line says so.
 
 Known limitations
+    Where tensors that PyTorch does not know live in the pool, the error names addresses and no stack.
     Has not run on a GPU.
 """
 
@@ -38,6 +37,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from zico.adapters import torch_graphs
 
 from zico.base.errors import HookError
 from zico.heap.cuda import captures, on_stream
@@ -130,14 +130,14 @@ class Trees:
             storages: Addresses of ``c10::StorageImpl``.
 
         Raises:
-            RuntimeError: A tensor lives that did not live then.
+            RuntimeError: A tensor lives that did not live then, or another thread captures.
         """
-        before = self._living(self.checkpoint(device, state.pool))
-        if not captures.restore(self._record, *state.pool, state.pieces):
-            raise RuntimeError(STALE)
-        streams = {address: stream for address, stream in self._living(state).items() if address not in before}
-        self._unowned = set(streams)
-        with self._torch.cuda.device(device), self._adopting(state.pool):
+        with self._torch.cuda.device(device), self._serving(state.pool):
+            before = self._living(self.checkpoint(device, state.pool))
+            if not captures.restore(self._record, *state.pool, state.pieces):
+                raise RuntimeError(STALE)
+            streams = {address: stream for address, stream in self._living(state).items() if address not in before}
+            self._unowned = set(streams)
             for storage in dict.fromkeys(storages):
                 address = _words(storage)[self._place]
                 if address in self._unowned:
@@ -176,9 +176,10 @@ class Trees:
         return dict(zip((rows["offset"] + self._base).tolist(), rows["stream"].tolist(), strict=True))
 
     @contextlib.contextmanager
-    def _adopting(self, pool: tuple[int, int]) -> Iterator[None]:
+    def _serving(self, pool: tuple[int, int]) -> Iterator[None]:
         """Let this thread ask for addresses in a pool."""
-        captures.begin(self._record, *pool)
+        if captures.begin(self._record, *pool) != captures.BEGUN:
+            raise RuntimeError(torch_graphs.SECOND_CAPTURE)
         try:
             captures.serve_thread(self._record, *pool, threading.get_ident())
             yield

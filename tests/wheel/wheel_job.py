@@ -17,6 +17,7 @@ import json
 import sys
 import warnings
 import zlib
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from software_cuda import Driver
@@ -563,7 +564,7 @@ def freed_in_capture() -> dict[str, Any]:
     return {"is_equal": is_equal} | _is_whole()
 
 
-def _layer(inputs: list[Any]) -> list[Any]:
+def _boxed(inputs: list[Any]) -> list[Any]:
     """Do as compiled code does: a function that empties the list of its inputs. Copies the first one by three steps."""
     source = inputs[0]
     inputs.clear()
@@ -587,7 +588,7 @@ class _Trees:
         torch._foreach_copy_ = _copy_each
         self._trees = cudagraph_trees
         kwargs = {"device_index": 0, "is_backward": False, "is_inference": True, "stack_traces": [None, None]}
-        self.functions = [cudagraph_trees.cudagraphify_impl(_layer, [], (), **kwargs) for _ in range(3)]
+        self.functions = [cudagraph_trees.cudagraphify_impl(_boxed, [], (), **kwargs) for _ in range(3)]
 
     def iteration(self, value: float, order: tuple[int, ...], *, keeps: bool) -> list[bool]:
         """Let each function take what the one before returned; tells whether values are right at the end.
@@ -665,6 +666,14 @@ def compiled_trees() -> dict[str, Any]:
     return {"captures": captures, "skips": counters["inductor"]["cudagraph_skips"]}
 
 
+def compiled_without() -> dict[str, Any]:
+    """Do the same where graph trees cannot run, as in a job that pages."""
+    from zico.adapters import torch_trees
+
+    torch_trees.serve(SimpleNamespace(heap=SimpleNamespace(managed=True)), torch)  # type: ignore[arg-type]
+    return compiled_trees()
+
+
 def destroyed_stream() -> dict[str, Any]:
     """Destroy a stream with work on it, free what was allocated on it, and fill the budget from the first stream."""
     handle = ctypes.c_void_p()
@@ -719,6 +728,7 @@ CHECKS = {
     for one in (
         *(copies, record_stream, events, out_of_memory, cache_info, questions, sgd, turns, graph, steady),
         *(graphed_callable, second_capture, failed_capture, freed_in_capture, trees, compiled_trees),
+        compiled_without,
         *(swap_queued, swap_planned, other_device, foreign_capture, destroyed_stream, captured_before, leave),
     )
 }
