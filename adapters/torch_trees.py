@@ -54,6 +54,7 @@ STALE = (
     "keep, and call torch.compiler.cudagraph_mark_step_begin() before each iteration"
 )
 PAGED = "a job that pages (--save page) captures nothing"
+SWAPS = "a job that swaps (--save) moves tensors that a graph would look for where they were"
 _PREFIX = "_cuda_"
 _NEEDED = (
     *("beginAllocateCurrentThreadToPool", "endAllocateToPool", "releasePool", "getCheckpointState"),
@@ -245,6 +246,8 @@ def serve(joined: Session, torch: Any) -> None:  # noqa: ANN401 - the module
     try:
         if joined.heap.managed is not None:
             raise HookError(PAGED)  # noqa: TRY301 - one way out
+        if joined.is_to_swap:
+            raise HookError(SWAPS)  # noqa: TRY301 - as above
         Trees(joined, torch).install()
     except (HookError, AttributeError, TypeError, RuntimeError) as error:
         _told[:] = [f"torch.compile with mode='reduce-overhead' runs without CUDA graphs in this job: {error}"]

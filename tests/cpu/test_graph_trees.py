@@ -119,10 +119,10 @@ def test_going_back_gives_storages_their_memory(trees: Trees) -> None:
     assert trees.check(0, POOL, {kept, died, shared})
     for address in (kept, died, shared):
         torch.delete(address)
-    storages = [Storage(kept), Storage(shared), Storage(0x5000)]
+    storages = [Storage(kept), Storage(shared), Storage(0x5000), Storage(died, DELETER)]
     trees.go_back(0, state, [], [each._cdata for each in (*storages, storages[0])])
     assert trees.check(0, POOL, {kept, died, shared})
-    assert [each.owned for each in storages] == [(DELETER, kept), (DELETER, shared), (NO_DELETER, 0)]
+    assert [each.owned for each in storages] == [(DELETER, kept), (DELETER, shared), (NO_DELETER, 0), (DELETER, died)]
     assert torch.known == dict.fromkeys((kept, shared), torch.job.stream)
     trees.raw_delete(died)
     assert trees.check(0, POOL, {kept, shared})

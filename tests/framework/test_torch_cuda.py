@@ -316,11 +316,11 @@ def test_a_capture_that_fails_is_given_up(heap: SimpleNamespace) -> None:
     assert heap.abandoned == 2
 
 
-@pytest.mark.parametrize("managed", [None, object()])
+@pytest.mark.parametrize(("managed", "swaps"), [(None, False), (object(), False), (None, True)])
 def test_without_graph_trees_compiled_functions_run_plainly(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], managed: object
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], managed: object, *, swaps: bool
 ) -> None:
-    """A build that lacks a function, and a job that pages: PyTorch skips its graphs, and one line says why, once."""
+    """Where a function is lacking, or a job pages or swaps, PyTorch skips its graphs, and one line says why."""
     from torch._inductor import config, output_code
 
     graphs = ("cudagraph_post_compile", "cudagraph_partition_post_compile")
@@ -328,7 +328,8 @@ def test_without_graph_trees_compiled_functions_run_plainly(
     for name in graphs:
         monkeypatch.setattr(output_code, name, lambda *_args, name=name: captured.append(name))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    torch_trees.serve(SimpleNamespace(heap=SimpleNamespace(managed=managed)), torch)  # type: ignore[arg-type]
+    joined: Any = SimpleNamespace(heap=SimpleNamespace(managed=managed), is_to_swap=swaps)
+    torch_trees.serve(joined, torch)
     for trees in (True, False):
         for name in graphs:
             is_to_capture = output_code.BoxedBool(value=True)
@@ -336,7 +337,13 @@ def test_without_graph_trees_compiled_functions_run_plainly(
                 getattr(output_code, name)([], None, is_to_capture, {}, None)
             assert is_to_capture.value is not trees
     assert captured == list(graphs), "graphs without trees are the user's"
-    why = "a job that pages" if managed else f"PyTorch {torch.__version__} has no torch._C._cuda_"
+    why = (
+        "a job that pages"
+        if managed
+        else "a job that swaps"
+        if swaps
+        else f"PyTorch {torch.__version__} has no torch._C._cuda_"
+    )
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
         f"zico: torch.compile with mode='reduce-overhead' runs without CUDA graphs in this job: {why}"
