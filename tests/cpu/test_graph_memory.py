@@ -402,15 +402,18 @@ def test_a_pool_serves_one_thread_without_a_capture(pair: tuple[Grapher, Job]) -
         thread.start()
         thread.join(LONG_S)
     found.append(job.allocate(MIB))
+    with job.capture():
+        found.append(job.allocate(MIB, job.side))  # a stream that does not capture
     base = job.made.base
     assert sorted(job.saved()["offset"].tolist()) == sorted(address - base for address in mine)
     assert dict(zip(job.saved()["offset"] + base, job.saved()["stream"], strict=True)) == {
         mine[0]: job.stream,
         mine[1]: job.side,
     }
-    assert len({*mine, *found}) == 4
-    for address, stream in zip((*mine, *found), (job.stream, job.side, job.stream, job.stream), strict=True):
+    assert len({*mine, *found}) == 5
+    for address, stream in zip((*mine, *found), (job.stream, job.side, job.stream, job.stream, job.side), strict=True):
         job.free(address, stream)
+    job.release()
     job.release()
     assert job.held() == 0
 
@@ -469,6 +472,10 @@ def test_a_pool_does_not_go_back_over_what_lives(pair: tuple[Grapher, Job]) -> N
     assert captures.restore(job.heap, *POOL, then)
     assert job.saved().tolist() == then.tolist()
     job.free(kept)
+    assert captures.restore(job.heap, *POOL, np.zeros(0, PIECE))
+    with job.served():
+        assert job.allocate(2 * MIB) == shared, "what was free or spent is one piece again"
+    job.free(shared)
     job.release()
     assert job.held() == 0
 
