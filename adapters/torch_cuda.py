@@ -1,8 +1,7 @@
 """PyTorch on a CUDA device: the whole allocator is Zico's, so that every tensor's free is seen with its stream.
 
-Questions about memory are answered by ``zico.adapters.torch_cuda_memory``. What needs PyTorch's
-caching allocator itself (checkpoints of its state, CUDA graph trees) is refused with a sentence. Has
-not run on a GPU.
+Questions about memory are answered by ``zico.adapters.torch_cuda_memory``. What CUDA graph trees ask
+of PyTorch's caching allocator is answered by ``zico.adapters.torch_trees``. Has not run on a GPU.
 
 Rejected: ``torch.cuda.MemPool`` over an allocator of ours keeps PyTorch's statistics and its
 out-of-memory error, but the caching allocator in front of it gives back segments only when it is
@@ -21,7 +20,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-from zico.adapters import torch_graphs
+from zico.adapters import torch_graphs, torch_trees
 
 from zico.base.compiled import callback, inlined, record_at, symbol_address
 from zico.base.errors import HookError
@@ -31,7 +30,7 @@ from zico.job import lookup
 from zico.job.autoload import complain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from zico.job.session import Session
 
@@ -39,18 +38,6 @@ SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 CLASHING = ("expandable_segments:true", "backend:cudamallocasync")
 """Parts of these settings, lower case and without blanks, that name another allocator than the one replaced."""
 
-TREES = (
-    "CUDA graph trees (torch.compile with mode='reduce-overhead'): use another mode, or set "
-    "torch._inductor.config.triton.cudagraph_trees = False, with which each call of a compiled function overwrites "
-    "what its last call returned and saved"
-)
-"""Without trees PyTorch does not see that an earlier call's tensors are still needed. So Zico does not turn them off by
-itself: a program that is right with them may then compute something else, and nothing says so."""
-REFUSED = {
-    "_cuda_getCheckpointState": TREES,
-    "_cuda_setCheckpointPoolState": TREES,
-    "_cuda_beginAllocateCurrentStreamToPool": TREES,
-}
 OTHER_DEVICE = (
     "zico: this tensor is for another GPU than the pool's, cuda:{ordinal}: put it there, or let the process see "
     "that GPU alone by CUDA_VISIBLE_DEVICES={uuid} (zico run does)"
@@ -118,17 +105,8 @@ def enable(joined: Session) -> None:
     except HookError as error:
         complain("cuDNN cannot time its algorithms in this job", error)
     torch_cuda_memory.Answers(joined, torch).install()
-    for name, what in REFUSED.items():
-        setattr(core, name, _refusing(what))
     torch_graphs.watch(joined.heap, torch)
-
-
-def _refusing(what: str) -> Callable[..., Any]:
-    def refuse(*_args: Any, **_kwargs: Any) -> Any:  # noqa: ANN401 - whatever PyTorch passes
-        message = f"not with Zico's allocator: {what}"
-        raise RuntimeError(message)
-
-    return refuse
+    torch_trees.serve(joined, torch)
 
 
 # -- raise PyTorch's own errors from compiled code, where PyTorch checks no result -----------------

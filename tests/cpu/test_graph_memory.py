@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from twin_device import MIB, TwinDevice
 from zico.heap.build import Heap
 from zico.heap.cuda import captures, hooks, on_stream
 from zico.heap.cuda.contents import HELD, LIVES, contents
-from zico.heap.layout import HEAP, HEAP_RECORD, MAX_GRAPH_POOLS
+from zico.heap.layout import HEAP, HEAP_RECORD, MAX_GRAPH_POOLS, PIECE, PieceState
 from zico.job.device_timeline import DeviceTimeline
 from zico.pool.table import PoolTable
 
@@ -27,6 +29,7 @@ N_REGIONS = 8
 KIB = 1 << 10
 POOL, OTHER_POOL = (3, 0), (0, 4)
 GLOBAL = 0
+LONG_S = 20
 I32, I64 = ctypes.c_int32, ctypes.c_int64
 
 _allocate = ctypes.CFUNCTYPE(I64, I64, I32, I64)(hooks.allocate.address)
@@ -90,6 +93,20 @@ class Grapher(Job):
         assert int(status) == 0, "something has spoilt the capture"
         _end(0, *pool)
         made.append(graph)
+
+    @contextlib.contextmanager
+    def served(self, pool: tuple[int, int] = POOL) -> Iterator[None]:
+        """Let a pool serve this thread, as CUDA graph trees do."""
+        _begin(0, *pool, 0)
+        captures.serve_thread(self.heap, *pool, threading.get_ident())
+        yield
+        _end(0, *pool)
+        self.release(pool)
+
+    def saved(self, pool: tuple[int, int] = POOL) -> Any:  # noqa: ANN401 - an array of PIECE
+        """Return what is in use of a pool."""
+        pieces = np.zeros(64, PIECE)
+        return pieces[: captures.save(self.heap, *pool, pieces)]
 
     def release(self, pool: tuple[int, int] = POOL) -> None:
         """Let a graph of the pool die."""
@@ -371,3 +388,108 @@ def test_one_capture_at_a_time(pair: tuple[Grapher, Job]) -> None:
     assert job.held() == 0
     captures.abandon(job.heap)
     assert job.allocate(0) == 0
+
+
+def test_a_pool_serves_one_thread_without_a_capture(pair: tuple[Grapher, Job]) -> None:
+    """Its tensors on any stream are the pool's; another thread's are not, nor its own when that has ended."""
+    job, _ = pair
+    with job.capture():
+        pass
+    found: list[int] = []
+    with job.served():
+        mine = [job.allocate(MIB), job.allocate(MIB, job.side)]
+        thread = threading.Thread(target=lambda: found.append(job.allocate(MIB)))
+        thread.start()
+        thread.join(LONG_S)
+    found.append(job.allocate(MIB))
+    with job.capture():
+        found.append(job.allocate(MIB, job.side))  # a stream that does not capture
+    base = job.made.base
+    assert sorted(job.saved()["offset"].tolist()) == sorted(address - base for address in mine)
+    assert dict(zip(job.saved()["offset"] + base, job.saved()["stream"], strict=True)) == {
+        mine[0]: job.stream,
+        mine[1]: job.side,
+    }
+    assert len({*mine, *found}) == 5
+    for address, stream in zip((*mine, *found), (job.stream, job.side, job.stream, job.stream, job.side), strict=True):
+        job.free(address, stream)
+    job.release()
+    job.release()
+    assert job.held() == 0
+
+
+def test_a_pool_goes_back_to_what_was_in_use(pair: tuple[Grapher, Job]) -> None:
+    """From random states, with all since then freed: the same tensors live, and new ones overlap none of them."""
+    job, _ = pair
+    order = np.random.default_rng(5)
+    with job.capture():
+        pass
+    for _ in range(20):
+        live: dict[int, int] = {}
+        with job.served():
+            for _ in range(int(order.integers(12))):
+                size_bytes = int(order.integers(1, 8)) * 128 * KIB
+                live[job.allocate(size_bytes)] = size_bytes
+                if live and order.random() < 0.4:
+                    job.free(live.popitem()[0])
+        then = job.saved()
+        for address in live:
+            job.free(address)
+        with job.served():
+            for address in [job.allocate(int(order.integers(1, 6)) * 256 * KIB) for _ in range(3)]:
+                job.free(address)
+        assert len(job.saved()) == 0
+        assert captures.restore(job.heap, *POOL, then)
+        assert job.saved().tolist() == then.tolist()
+        with job.served():
+            more = {job.allocate(MIB // 2): MIB // 2 for _ in range(3)}
+        spans = sorted((address, address + size_bytes) for address, size_bytes in (live | more).items())
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+        for address in live | more:
+            job.free(address)
+    held = job.held()
+    job.release()
+    assert job.held() == 0 < held
+
+
+def test_a_pool_does_not_go_back_over_what_lives(pair: tuple[Grapher, Job]) -> None:
+    """A younger tensor keeps the pool as it is; one from then may live on, and a freed one comes back, by its state."""
+    job, _ = pair
+    with job.capture():
+        shared, kept = job.allocate(MIB), job.allocate(MIB // 2)
+        _record_stream(shared, job.side)
+        job.free(shared)
+    then = job.saved()
+    assert then["state"].tolist() == [PieceState.SPENT, PieceState.LIVES]
+    with job.served():
+        younger = job.allocate(MIB)
+    assert not captures.restore(job.heap, *POOL, then)
+    assert younger - job.made.base in job.saved()["offset"]
+    job.free(younger)
+    assert captures.restore(job.heap, *POOL, then)
+    assert not captures.restore(job.heap, *OTHER_POOL, then), "there is no such pool"
+    job.free(kept)
+    assert captures.restore(job.heap, *POOL, then)
+    assert job.saved().tolist() == then.tolist()
+    job.free(kept)
+    assert captures.restore(job.heap, *POOL, np.zeros(0, PIECE))
+    with job.served():
+        assert job.allocate(2 * MIB) == shared, "what was free or spent is one piece again"
+    job.free(shared)
+    job.release()
+    assert job.held() == 0
+
+
+def test_a_graphs_tensor_is_given_to_who_asks_for_its_address(pair: tuple[Grapher, Job]) -> None:
+    """PyTorch's allocator knows an address only after it has asked for it; where no tensor lives, none is given."""
+    job, _ = pair
+    with job.capture():
+        address = job.allocate(MIB)
+    with job.served():
+        assert job.allocate(address) == address
+        assert job.allocate(address + MIB) == 0
+    job.free(address)
+    with job.served():
+        assert job.allocate(address) == 0
+    job.release()
+    assert job.held() == 0

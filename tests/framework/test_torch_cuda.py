@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import warnings
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from hooked_place import BUDGET_BYTES, MIB, Place, put_in_place
 from torch.cuda import _memory_viz
-from zico.adapters import torch_cuda, torch_cuda_memory, torch_graphs
+from zico.adapters import torch_cuda, torch_cuda_memory, torch_graphs, torch_trees
 
 from zico.base.errors import HookError
 from zico.heap.cuda import hooks, on_stream
@@ -51,7 +52,7 @@ def session(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNam
         region_bytes=member.region_bytes, free_and_total_bytes=member.free_and_total_bytes, driver=driver
     )
     made = SimpleNamespace(record=member.jobs[0], pool=pool, heap=place.heap)
-    for name in (*CORE, *torch_cuda.REFUSED):
+    for name in CORE:
         monkeypatch.setattr(torch._C, name, None, raising=False)
     monkeypatch.setattr(torch._C, "_accelerator_isAllocatorInitialized", lambda: True)
     of_other = lambda device: ("PyTorch's own", device)  # noqa: E731 - a stand-in
@@ -236,17 +237,6 @@ def test_stopping_a_history_says_nothing(session: SimpleNamespace, capsys: pytes
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", torch_cuda.REFUSED)
-def test_what_needs_pytorchs_own_allocator_is_refused_with_a_sentence(
-    session: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """The error says what does not work and what to use."""
-    assert session is not None
-    monkeypatch.setattr(torch._C, name, torch_cuda._refusing(torch_cuda.REFUSED[name]))
-    with pytest.raises(RuntimeError, match="not with Zico's allocator: "):
-        getattr(torch._C, name)(0)
-
-
 class Graph:
     """Stands in for PyTorch's graphs, whose captures need a device: what was called, and what is to fail."""
 
@@ -324,6 +314,40 @@ def test_a_capture_that_fails_is_given_up(heap: SimpleNamespace) -> None:
     with pytest.raises(ValueError, match="end"):
         graph.capture_end()
     assert heap.abandoned == 2
+
+
+@pytest.mark.parametrize(("managed", "swaps"), [(None, False), (object(), False), (None, True)])
+def test_without_graph_trees_compiled_functions_run_plainly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], managed: object, *, swaps: bool
+) -> None:
+    """Where a function is lacking, or a job pages or swaps, PyTorch skips its graphs, and one line says why."""
+    from torch._inductor import config, output_code
+
+    graphs = ("cudagraph_post_compile", "cudagraph_partition_post_compile")
+    captured: list[str] = []
+    for name in graphs:
+        monkeypatch.setattr(output_code, name, lambda *_args, name=name: captured.append(name))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    joined: Any = SimpleNamespace(heap=SimpleNamespace(managed=managed), is_to_swap=swaps)
+    torch_trees.serve(joined, torch)
+    for trees in (True, False):
+        for name in graphs:
+            is_to_capture = output_code.BoxedBool(value=True)
+            with config.patch({"triton.cudagraph_trees": trees}):
+                getattr(output_code, name)([], None, is_to_capture, {}, None)
+            assert is_to_capture.value is not trees
+    assert captured == list(graphs), "graphs without trees are the user's"
+    why = (
+        "a job that pages"
+        if managed
+        else "a job that swaps"
+        if swaps
+        else f"PyTorch {torch.__version__} has no torch._C._cuda_"
+    )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"zico: torch.compile with mode='reduce-overhead' runs without CUDA graphs in this job: {why}"
+    )
 
 
 @pytest.mark.parametrize(

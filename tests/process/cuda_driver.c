@@ -908,6 +908,7 @@ int cuGraphDestroy(any graph) { return SUCCESS; }
 static const char *const meant[] = {"zico_progress", "zico_spin", "zico_scrub"};
 enum { PROGRESS = 1, SPIN, SCRUB, OTHER = 16 };
 int cuModuleLoadData(any *m, any image) { IN_CONTEXT; return give(m); }
+int cuModuleLoad(any *m, const char *path) { return cuModuleLoadData(m, (any)path); }
 int cuModuleLoadDataEx(any *m, any image, unsigned n, any o, any v) { return cuModuleLoadData(m, image); }
 int cuModuleLoadFatBinary(any *m, any image) { return cuModuleLoadData(m, image); }
 int cuModuleUnload(any m) { return SUCCESS; }

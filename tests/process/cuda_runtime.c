@@ -178,6 +178,7 @@ NOT_HERE(cudaIpcOpenMemHandle, void **out, cudaIpcMemHandle_t handle, unsigned f
 
 /* -- streams and events */
 cudaError_t cudaStreamCreate(cudaStream_t *s) DO(cuStreamCreate(s, 0))
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) DO(cuStreamCreate(s, flags))
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority)
     DO(cuStreamCreateWithPriority(s, flags, priority))
 cudaError_t cudaStreamDestroy(cudaStream_t s) DO(cuStreamDestroy(s))
@@ -229,8 +230,21 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
 NOT_HERE(cudaGraphNodeGetDependencies, cudaGraphNode_t node, cudaGraphNode_t *others, cudaGraphEdgeData *edges,
     size_t *n)
 NOT_HERE(cudaGraphDebugDotPrint, cudaGraph_t graph, const char *path, unsigned flags)
+NOT_HERE(cudaGraphAddNode, cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *from,
+    const cudaGraphEdgeData *edges, size_t n, struct cudaGraphNodeParams *parameters)
+NOT_HERE(cudaGraphConditionalHandleCreate, cudaGraphConditionalHandle *handle, cudaGraph_t graph, unsigned value,
+    unsigned flags)
+NOT_HERE(cudaStreamBeginCaptureToGraph, cudaStream_t s, cudaGraph_t graph, const cudaGraphNode_t *from,
+    const cudaGraphEdgeData *edges, size_t n, enum cudaStreamCaptureMode mode)
+NOT_HERE(cudaStreamUpdateCaptureDependencies, cudaStream_t s, cudaGraphNode_t *nodes, const cudaGraphEdgeData *edges,
+    size_t n, unsigned flags)
 
 /* -- kernels, and what compiled code registers */
+NOT_HERE(cudaLibraryGetKernel, cudaKernel_t *kernel, cudaLibrary_t library, const char *name)
+NOT_HERE(cudaLibraryLoadData, cudaLibrary_t *library, const void *code, enum cudaJitOption *options, void **values,
+    unsigned n, enum cudaLibraryOption *more, void **more_values, unsigned n_more)
+NOT_HERE(cudaLibraryUnload, cudaLibrary_t library)
+NOT_HERE(cudaKernelSetAttributeForDevice, cudaKernel_t kernel, enum cudaFuncAttribute a, int value, int device)
 static __thread struct { dim3 grid, block; size_t bytes; cudaStream_t stream; } configuration;
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t bytes, cudaStream_t s) {
   configuration.grid = grid, configuration.block = block, configuration.bytes = bytes, configuration.stream = s;

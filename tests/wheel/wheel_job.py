@@ -12,10 +12,12 @@ import ctypes
 import faulthandler
 import gc
 import io
+import itertools
 import json
 import sys
 import warnings
 import zlib
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from software_cuda import Driver
@@ -562,9 +564,114 @@ def freed_in_capture() -> dict[str, Any]:
     return {"is_equal": is_equal} | _is_whole()
 
 
+def _boxed(inputs: list[Any]) -> list[Any]:
+    """Do as compiled code does: a function that empties the list of its inputs. Copies the first one by three steps."""
+    source = inputs[0]
+    inputs.clear()
+    return [_copied(source), None]
+
+
+def _copy_each(to: list[Any], sources: list[Any]) -> None:
+    """Copy inputs to where a graph reads them without PyTorch's kernel, which does nothing here."""
+    for one, source in zip(to, sources, strict=True):
+        one.copy_(source)
+
+
+class _Trees:
+    """What ``torch.compile(mode="reduce-overhead")`` does with compiled code, here with functions of copies."""
+
+    def __init__(self) -> None:
+        """Take three functions, of which none is captured yet."""
+        from torch._inductor import config, cudagraph_trees
+
+        config.triton.fast_path_cudagraph_asserts = True
+        torch._foreach_copy_ = _copy_each
+        self._trees = cudagraph_trees
+        kwargs = {"device_index": 0, "is_backward": False, "is_inference": True, "stack_traces": [None, None]}
+        self.functions = [cudagraph_trees.cudagraphify_impl(_boxed, [], (), **kwargs) for _ in range(3)]
+
+    def iteration(self, value: float, order: tuple[int, ...], *, keeps: bool) -> list[bool]:
+        """Let each function take what the one before returned; tells whether values are right at the end.
+
+        Args:
+            value: Of the input.
+            order: Which functions run.
+            keeps: All results live to the end; else each lives until the next one is there.
+        """
+        torch.compiler.cudagraph_mark_step_begin()
+        results = [torch.full((ELEMENTS,), value).to("cuda")]
+        for index in order:
+            results.append(self.functions[index]([results[-1]])[0])
+            if not keeps:
+                del results[:-1]
+        torch.cuda.synchronize()
+        return [bool((result.cpu() == value).all()) for result in results[int(keeps) :]]
+
+    def manager(self) -> Any:  # noqa: ANN401 - PyTorch's
+        """Return what has the graphs."""
+        return self._trees.get_manager(0)
+
+    def end(self) -> None:
+        """Let all graphs die."""
+        self.functions.clear()
+        self._trees.reset_cudagraph_trees()
+        gc.collect()
+
+
 def trees() -> dict[str, Any]:
-    """Begin as CUDA graph trees do."""
-    return {"error": raised(lambda: torch._C._cuda_beginAllocateCurrentStreamToPool(0, (0, 1)))} | _is_whole()
+    """Let graphs follow each other in two orders, so that launches are followed by captures; then all of it dies."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = _Trees()
+        is_right: list[bool] = []
+        launched = []
+        for value in range(1, 5):
+            is_right += made.iteration(value, (0, 1), keeps=value % 2 == 0)
+            launched.append(driver.counter("nodes_launched").value)
+        is_right += made.iteration(5, (0, 1, 2), keeps=True)  # the third one first runs, and behind launches
+        for value in (6, 7, 8):
+            is_right += made.iteration(value, (0, 2, 1), keeps=True)
+            is_right += made.iteration(value, (0, 1, 2), keeps=False)
+        manager = made.manager()
+        found = {
+            "is_right": all(is_right),
+            "results": len(is_right),
+            "launched": [after - before for before, after in itertools.pairwise(launched)],
+            "ways_back": manager.debug_checkpointing_counter,
+            "captures": next(manager.graph_counter),
+        }
+        del manager
+        made.end()
+    return found | _is_whole()
+
+
+def compiled_trees() -> dict[str, Any]:
+    """Train a compiled model with ``reduce-overhead``; its kernels do nothing, so that no value is looked at."""
+    from torch._dynamo.utils import counters
+    from torch._inductor import cudagraph_trees
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        weights = [torch.empty(ROWS, ROWS, device="cuda", requires_grad=True) for _ in range(2)]
+        layers = torch.compile(lambda x: (x * weights[0]).relu() * weights[1], mode="reduce-overhead")
+        optimizer = torch.optim.SGD(weights, lr=RATE)
+        for _ in range(5):
+            layers(torch.empty(ROWS, ROWS, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.cuda.synchronize()
+        manager = cudagraph_trees.get_manager(0, create_if_none_exists=False)
+        captures = None if manager is None else next(manager.graph_counter)
+        del manager
+    return {"captures": captures, "skips": counters["inductor"]["cudagraph_skips"]}
+
+
+def compiled_without() -> dict[str, Any]:
+    """Do the same where graph trees cannot run, as in a job that pages."""
+    from zico.adapters import torch_trees
+
+    torch_trees.serve(SimpleNamespace(heap=SimpleNamespace(managed=True)), torch)  # type: ignore[arg-type]
+    return compiled_trees()
 
 
 def destroyed_stream() -> dict[str, Any]:
@@ -620,7 +727,8 @@ CHECKS = {
     one.__name__: one
     for one in (
         *(copies, record_stream, events, out_of_memory, cache_info, questions, sgd, turns, graph, steady),
-        *(graphed_callable, second_capture, failed_capture, freed_in_capture, trees),
+        *(graphed_callable, second_capture, failed_capture, freed_in_capture, trees, compiled_trees),
+        compiled_without,
         *(swap_queued, swap_planned, other_device, foreign_capture, destroyed_stream, captured_before, leave),
     )
 }

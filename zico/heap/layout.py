@@ -472,6 +472,7 @@ class Captures(Record):
     n_graph_pools: I8  # entries used so far
     pieces_address: I8  # sorted by offset
     n_pieces: I8
+    thread: I8  # pthread_self of the one whose requests the pool serves; 0: those of streams that capture
     stream: I8  # ours, for which segments are allocated; it never captures
     is_capturing_address: I8
     exchange_mode_address: I8

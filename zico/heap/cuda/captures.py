@@ -14,6 +14,10 @@ Theory of operation
     A segment of a pool that no graph uses is freed behind the whole device's work. While another
     graph is being captured, the device must not be waited for, so such a free is put off.
 
+    Without a capture a pool can serve all requests of one thread (``serve_thread``). CUDA graph trees
+    do so for the run before a capture, and for the inputs of one. The memory's owner of a tensor that
+    graphs have written says so by asking for an *address* instead of a size (``_adopt``).
+
     A capture makes many calls invalid in its thread, or in all threads (``CUstreamCaptureMode``).
     So while one is under way each of Zico's calls runs with its thread's mode relaxed.
 
@@ -36,11 +40,13 @@ from zico.base.libc import private_lock, private_unlock
 from zico.heap import backing, free_list
 from zico.heap.allocator import LARGEST, OUT_OF_MEMORY
 from zico.heap.cuda import graph_pools, on_stream, streams
-from zico.heap.layout import CELL_STEP_BYTES, HEAP, job_of
+from zico.heap.layout import CELL_STEP_BYTES, HEAP, PIECE, job_of
+from zico.heap.reclaim import this_thread
 from zico.pool.layout import NOBODY
 
 if TYPE_CHECKING:
-    from zico.heap.layout import HeapRecord
+    from zico.base.records import Records
+    from zico.heap.layout import HeapRecord, Piece
 
 SEGMENT_BYTES = 2 << 20
 """What sizes of segments are multiples of, as PyTorch's are for large requests (``kRoundLarge``)."""
@@ -92,9 +98,19 @@ def end(heap: HeapRecord, first: int, second: int) -> None:
     private_unlock(heap.mutex_address)
 
 
+@entry(HEAP, int, int, int)
+def serve_thread(heap: HeapRecord, first: int, second: int, thread: int) -> None:
+    """Let the pool that ``begin`` has named serve a thread (``pthread_self``), on any stream, until ``end``."""
+    private_lock(heap.mutex_address)
+    if heap.streams.capturing != 0 and graph_pools.find(heap, first, second) == heap.streams.capturing - 1:
+        heap.captures.thread = thread
+    private_unlock(heap.mutex_address)
+
+
 @compiled
 def _end(heap: HeapRecord) -> None:
     heap.streams.capturing = 0
+    heap.captures.thread = 0
     backing.bring_up(heap)
 
 
@@ -132,13 +148,34 @@ def _release(heap: HeapRecord, graph_pool: int) -> None:
             segment = graph_pools.take_segment(heap, graph_pool)
 
 
+@entry(HEAP, int, int, [PIECE])
+def save(heap: HeapRecord, first: int, second: int, saved: Records[Piece]) -> int:
+    """Do as ``graph_pools.save`` for PyTorch's name of a pool."""
+    private_lock(heap.mutex_address)
+    n = graph_pools.save(heap, graph_pools.find(heap, first, second), saved)
+    private_unlock(heap.mutex_address)
+    return n
+
+
+@entry(HEAP, int, int, [PIECE])
+def restore(heap: HeapRecord, first: int, second: int, saved: Records[Piece]) -> bool:
+    """Do as ``graph_pools.restore`` for PyTorch's name of a pool; false where there is none of that name."""
+    private_lock(heap.mutex_address)
+    graph_pool = graph_pools.find(heap, first, second)
+    is_done = graph_pool != NOBODY and graph_pools.restore(heap, graph_pool, saved)
+    private_unlock(heap.mutex_address)
+    return is_done
+
+
 @compiled
 def allocate(heap: HeapRecord, size_bytes: int, stream: int) -> int:
     """Return as ``on_stream.allocate_on`` does while a capture is under way; waits for memory, and for the device."""
     keep_out_of_line()
+    if 0 <= size_bytes - heap.base < heap.window_bytes:
+        return _adopt(heap, size_bytes)
     before = _exchange_mode(heap, _RELAXED)
     private_lock(heap.mutex_address)
-    captures = call(heap.captures.is_capturing_address, (heap.streams.context_address, stream)) & _STATUS != 0
+    captures = _takes_part(heap, stream)
     rounded = free_list.align_up(min(size_bytes, LARGEST), CELL_STEP_BYTES)
     offset = graph_pools.take(heap, stream, rounded) if captures else graph_pools.NOTHING
     private_unlock(heap.mutex_address)
@@ -150,6 +187,24 @@ def allocate(heap: HeapRecord, size_bytes: int, stream: int) -> int:
         address = on_stream.allocate_on(heap, size_bytes, stream)
     _exchange_mode(heap, before)
     return address
+
+
+@compiled
+def _takes_part(heap: HeapRecord, stream: int) -> bool:
+    """Tell whether a request of this thread for a stream is the graph pool's."""
+    if heap.captures.thread != 0:
+        return bool(this_thread() == heap.captures.thread)
+    return bool(call(heap.captures.is_capturing_address, (heap.streams.context_address, stream)) & _STATUS != 0)
+
+
+@compiled
+def _adopt(heap: HeapRecord, address: int) -> int:
+    """Return the address of a graph's tensor that lives there, for which its caller is its owner from now on."""
+    keep_out_of_line()
+    private_lock(heap.mutex_address)
+    lives = graph_pools.lives(heap, address - heap.base)
+    private_unlock(heap.mutex_address)
+    return address if lives else OUT_OF_MEMORY
 
 
 @compiled

@@ -14,6 +14,9 @@ Theory of operation
     A segment is a block of the heap without a tensor of its own. So only this table knows the
     tensors inside, and an ordinary free or ``record_stream`` comes here last.
 
+    CUDA graph trees (PyTorch) go back to what lived where when another graph had been captured.
+    ``save`` and ``restore`` are for them.
+
 Known limitations
     Neighbours of two segments never merge. Finding a piece for a tensor looks at all of them: a
     capture is made once.
@@ -155,6 +158,12 @@ def _live_at(heap: HeapRecord, offset: int) -> int:
 
 
 @compiled
+def lives(heap: HeapRecord, offset: int) -> bool:
+    """Tell whether a tensor of a capture begins at an offset."""
+    return bool(_live_at(heap, offset) != NOBODY)
+
+
+@compiled
 def has(heap: HeapRecord, offset: int) -> bool:
     """Tell whether a piece begins at an offset, as one does where a segment begins."""
     k = _first_from(heap, offset)
@@ -191,6 +200,77 @@ def give(heap: HeapRecord, offset: int) -> int:
         if k > 0:
             k = k - 1 if _merge(heap, k - 1) else k
     return KEPT if has_graphs or not _is_empty_segment(heap, k) else _remove(heap, k)
+
+
+# -- going back ------------------------------------------------------------------------------------
+
+
+@compiled
+def save(heap: HeapRecord, graph_pool: int, saved: Records[Piece]) -> int:
+    """Write what is in use of a pool, by offset, as far as there is room; returns how many pieces that is."""
+    keep_out_of_line()
+    n = 0
+    pieces = _pieces(heap)
+    for k in range(heap.captures.n_pieces):
+        if pieces[k].graph_pool == graph_pool and pieces[k].state != _FREE:
+            if n < len(saved):
+                _copy(saved[n], pieces[k])
+            n += 1
+    return n
+
+
+@compiled
+def restore(heap: HeapRecord, graph_pool: int, saved: Records[Piece]) -> bool:
+    """Let that be in use of a pool which was when it was saved; its segments from then must still be there.
+
+    False, and nothing has changed, where a tensor lives now that did not live then, or where the
+    table has no room.
+    """
+    keep_out_of_line()
+    pieces = _pieces(heap)
+    if heap.captures.n_pieces + 2 * len(saved) > MAX_PIECES or not _all_in(heap, graph_pool, saved):
+        return False
+    for k in range(heap.captures.n_pieces - 1, -1, -1):
+        if pieces[k].graph_pool == graph_pool:
+            pieces[k].state = _FREE
+            _merge(heap, k)
+    for i in range(len(saved)):
+        _carve(heap, saved[i])
+    return True
+
+
+@compiled
+def _all_in(heap: HeapRecord, graph_pool: int, saved: Records[Piece]) -> bool:
+    """Tell whether all tensors that live in a pool are among some, which are sorted by offset."""
+    keep_out_of_line()
+    pieces = _pieces(heap)
+    i = 0
+    for k in range(heap.captures.n_pieces):
+        if pieces[k].graph_pool == graph_pool and pieces[k].state in (_LIVES, _SHARED):
+            while i < len(saved) and saved[i].offset < pieces[k].offset:
+                i += 1
+            if i == len(saved) or saved[i].offset != pieces[k].offset or saved[i].state == _SPENT:
+                return False
+    return True
+
+
+@compiled
+def _carve(heap: HeapRecord, wanted: Piece) -> None:
+    """Make a piece of a free one that contains it."""
+    keep_out_of_line()
+    pieces = _pieces(heap)
+    k = _first_from(heap, wanted.offset + 1) - 1
+    stream, graph_pool = pieces[k].stream, pieces[k].graph_pool
+    before_bytes = wanted.offset - pieces[k].offset
+    behind_bytes = pieces[k].size_bytes - before_bytes - wanted.size_bytes
+    if before_bytes > 0:
+        pieces[k].size_bytes = before_bytes
+        k += 1
+        _insert(heap, k, wanted.offset, wanted.size_bytes, stream, graph_pool)
+    if behind_bytes > 0:
+        _insert(heap, k + 1, wanted.offset + wanted.size_bytes, behind_bytes, stream, graph_pool)
+    pieces[k].size_bytes = wanted.size_bytes
+    pieces[k].state = wanted.state
 
 
 @inlined

@@ -361,7 +361,7 @@ def synchronize(heap: HeapRecord) -> bool:
     False at once while a CUDA graph is being captured: the question would spoil it.
     """
     keep_out_of_line()
-    if heap.streams.capturing != 0:
+    if heap.streams.capturing != 0 and heap.captures.thread == 0:
         return False
     if call(heap.streams.synchronize_address, (heap.streams.context_address,)) & _STATUS == 0:
         return True
