@@ -16,11 +16,14 @@ class ZicoCallback(pytorch.Callback):  # type: ignore[misc,name-defined]  # the 
     """Log ``zico_peak_bytes``, ``zico_waited_s`` and the bytes moved at the end of each training epoch.
 
     They go where ``log_dict`` goes: to loggers and into ``trainer.callback_metrics``. Each is that
-    of this process since it joined the pool. Outside a pool the callback does nothing.
+    of this process since it joined the pool; of several ranks, loggers get those of the first.
+    Outside a pool the callback does nothing.
     """
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002 - as Lightning's
         """Log the figures so far."""
         found = figures()
         if found is not None:
-            pl_module.log_dict({name: float(value) for name, value in found.named().items()})
+            values = {name: float(value) for name, value in found.named().items()}
+            # Both together: ranks exchange nothing, since some may be in no pool, and Lightning does not ask for it.
+            pl_module.log_dict(values, sync_dist=True, rank_zero_only=True)
