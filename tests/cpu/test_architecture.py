@@ -61,6 +61,7 @@ ALLOWED = {
         "trace",
     },
     "adapters": {"job", "heap", "offload", "planning", "trace", ""},
+    "integrations": {"job.session"},
     "report": {"broker.protocol", "planning"},
     "launch": {"report", "broker", "job.session", "trace"},
     "cli": {"launch", "report", "broker", "scheduler", "simulator", "job.session", "trace", "planning", ""},

@@ -49,6 +49,18 @@ def test_a_released_region_comes_back_to_where_it_is_mapped(pool: PoolTable) -> 
             assert acquire(member, [r]) == (GRANTED, [r])
 
 
+def test_a_recent_peak_begins_anew(pool: PoolTable) -> None:
+    """It is the most held since then, from what is held then; the peak of all time stays."""
+    with joined(pool, 1) as (member,):
+        record = member.jobs[job_of(member)]
+        first = grab(member, 5)
+        release(member, first[1:])
+        member.restart_peak()
+        assert (record["recent_peak"], record["peak_held"]) == (1, 5)
+        release(member, grab(member, 2))
+        assert (record["recent_peak"], record["peak_held"]) == (3, 5)
+
+
 def test_a_region_named_twice_is_granted_once(pool: PoolTable) -> None:
     """Invariant 2: two slots that want the same region get two."""
     with joined(pool, 1) as (member,):

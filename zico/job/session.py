@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
+    from zico.base.errors import OutOfMemory
     from zico.broker.client import Membership
     from zico.heap.build import Heap
     from zico.job.device_timeline import DeviceTimeline
@@ -200,8 +201,8 @@ class Session:
         for call in self.at_boundaries:
             call()
 
-    def explain_failure(self) -> str | None:
-        """Return why this job ran out of memory, if it did."""
+    def refusal(self) -> OutOfMemory | None:
+        """Return the last request of this job that could never be met, if there was one."""
         from zico.base.errors import OutOfMemory
 
         record = self.record
@@ -210,7 +211,14 @@ class Session:
         region_bytes = self.pool.region_bytes
         held_bytes = int(record["oom_held"]) * region_bytes
         budget_bytes = int(self.pool.header["budget_regions"]) * region_bytes
-        reason = str(OutOfMemory(int(record["oom_request_bytes"]), held_bytes, budget_bytes))
+        return OutOfMemory(int(record["oom_request_bytes"]), held_bytes, budget_bytes)
+
+    def explain_failure(self) -> str | None:
+        """Return why this job ran out of memory, if it did."""
+        refused = self.refusal()
+        if refused is None:
+            return None
+        reason = str(refused)
         if self.heap.no_next_tier:
             reason += f"; nor can this GPU go on in the machine's memory: {self.heap.no_next_tier}"
         return reason
@@ -482,15 +490,19 @@ def status() -> dict[str, Any] | None:
     Returns:
         ``name``, ``device``, ``frameworks``, ``iterations``; what the job holds now and held at
         most (``held_bytes``, ``peak_bytes``), and what its tensors take (``tensor_bytes``); the
-        time it waited (``waited_s``); the pool's ``budget_bytes`` and whether it is ``isolated``.
+        time it waited (``waited_s``); the pool's ``budget_bytes`` and whether it is ``isolated``;
+        the requests that could never be met (``refusals``) and what the last of them needed
+        together with what the job held (``needed_bytes``, 0 if there was none); tensors placed in
+        the next tier (``spilled_bytes``), and those moved there for other jobs (``evicted_bytes``).
         For a job that swaps or pages, also ``moved_out_bytes``, ``moved_in_bytes``,
-        ``late_arrivals``, ``copies_waited_s`` and ``copies_hidden_s``, ``dropped_bytes`` and
-        ``making_again_s``, else 0.
+        ``late_arrivals``, ``page_faults``, ``copies_waited_s`` and ``copies_hidden_s``,
+        ``dropped_bytes`` and ``making_again_s``, else 0.
     """
     if _current is None:
         return None
     record = _current.record
     region_bytes = _current.pool.region_bytes
+    refused = _current.refusal()
     return {
         "name": record["name"].decode(),
         "device": _current.device,
@@ -502,9 +514,14 @@ def status() -> dict[str, Any] | None:
         "waited_s": int(record["boundary_waited_ns"] + record["need_waited_ns"]) / 1e9,
         "budget_bytes": int(_current.pool.header["budget_regions"]) * region_bytes,
         "isolated": bool(_current.pool.header["isolate"]),
+        "refusals": int(record["oom_count"]),
+        "needed_bytes": refused.requested_bytes + refused.held_bytes if refused else 0,
+        "spilled_bytes": int(record["spilled_bytes"]),
+        "evicted_bytes": int(record["evictions"]) * region_bytes,
         "moved_out_bytes": int(record["out_bytes"]),
         "moved_in_bytes": int(record["in_bytes"]),
         "late_arrivals": int(record["late"]),
+        "page_faults": int(record["faults"]),
         "copies_waited_s": int(record["copy_waited_ns"]) / 1e9,
         "copies_hidden_s": int(record["copy_hidden_ns"]) / 1e9,
         "dropped_bytes": int(record["dropped_bytes"]),

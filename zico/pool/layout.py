@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 10
+VERSION = 11
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
@@ -209,7 +209,8 @@ class Job(Record):
     profile: Curve  # what an iteration does, learned; held is the envelope of recent iterations
     claims: Annotated[Numbers, "i4", (CURVE_BINS,)]  # most regions held from this bin to the end
     patient: I8  # 1: the one thread of it that waits allocates for later, and goes on by nothing but a grant
-    padding: Annotated[Numbers, "u1", (32,)]  # to whole cache lines, so that two jobs never write to the same one
+    recent_peak: I8  # most regions owned at a time since the job last had it begin anew
+    padding: Annotated[Numbers, "u1", (24,)]  # to whole cache lines, so that two jobs never write to the same one
 
 
 JOB = dtype_of(Job)

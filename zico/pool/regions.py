@@ -360,6 +360,7 @@ def _take(pool: Member, wanted: Array, n: int, slot: int) -> int:
     me = job_at(pool, pool.job)
     me.held += n
     me.peak_held = max(me.peak_held, me.held)
+    me.recent_peak = max(me.recent_peak, me.held)
     me.need = 0  # at once: until the waiting thread says so, others would free memory that nobody needs
     header.granted += n
     header.peak_granted = max(header.peak_granted, header.granted)

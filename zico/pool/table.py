@@ -342,6 +342,15 @@ class PoolTable:
         finally:
             mutex.unlock_for_python(self.member[0])
 
+    def restart_peak(self) -> None:
+        """Let the recent peak of this process's job begin at what the job owns now; waits for the mutex."""
+        mutex.lock_for_python(self.member[0])
+        try:
+            record = self.jobs[int(self.member[0]["job"])]
+            record["recent_peak"] = record["held"]
+        finally:
+            mutex.unlock_for_python(self.member[0])
+
     def clear_notified(self) -> None:
         """Allow the next change to write the eventfd again; call before looking at the table."""
         self.header["notified"] = 0
