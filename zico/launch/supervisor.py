@@ -197,6 +197,8 @@ class Outcome:
     jobs: tuple[JobOutcome, ...]
     report: Report | None
     """The broker's figures; ``None`` if it had ended before."""
+    signum: int = 0
+    """The signal that ended the run; 0: none did."""
 
     @property
     def exit_code(self) -> int:
@@ -284,7 +286,7 @@ class Supervisor:
             stack.callback(self._kill, guardian)
             report = await self._run_jobs(broker, guardian)
             await broker.end()
-        return Outcome(tuple(self._outcome(job) for job in self._jobs), report)
+        return Outcome(tuple(self._outcome(job) for job in self._jobs), report, self._signal or 0)
 
     def _share_device(self, run_dir: Path, guardian: Watchdog, stack: contextlib.ExitStack) -> Path | None:
         """Let the jobs' kernels overlap on a GPU if that is wanted; say how they share it otherwise.
@@ -383,7 +385,8 @@ class Supervisor:
             return
         names = {one.command.name for one in self._jobs}
         members = [one for one in report.jobs if owner_of(one.name, names) == job.command.name] if report else []
-        figures = _job_figures(self._outcome(job), members, NEVER_JOINED if report else BROKER_GONE)
+        missing = BROKER_GONE if report is None and broker.is_ready else NEVER_JOINED
+        figures = _job_figures(self._outcome(job), members, missing)
         result = queue.ended(figures, told_out_of_memory=job.command.name in self._out_of_memory)
         if result.again:
             self._listener.problem(f"{result.name} ran out of memory: it runs again, alone, after all others")

@@ -129,8 +129,10 @@ class SweepFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let go of the file."""
-        os.close(self._descriptor)
+        """Let go of the file; does nothing the second time."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def add(self, result: JobResult) -> None:
         """Write how a try has ended; it is on disk afterwards.
