@@ -1,4 +1,4 @@
-"""A job of a sweep without a framework: joins, trains at a peak of so many regions, and ends when it is told.
+"""A job of a sweep without a framework: keeps so many regions, takes one more in each iteration, ends when told.
 
 ``sweep_job.py REGIONS FIFO [MARKER]``. It says ``begun`` when it has ended some iterations, then
 trains on until it can read a byte from FIFO. With MARKER it runs out of memory unless that file is
@@ -26,13 +26,13 @@ def main() -> None:
     session = attach("test")
     assert session is not None
     record, region_bytes = session.heap.record[0], session.membership.region_bytes
+    for _ in range(regions):
+        allocator.allocate(record, region_bytes, 64)
     for iteration in range(1 << 30):
-        blocks = [allocator.allocate(record, region_bytes, 64) for _ in range(regions)]
-        for address in blocks:
-            allocator.free(record, address)
+        allocator.free(record, allocator.allocate(record, region_bytes, 64))
         allocator.mark(record)
         if iteration == WARM_UP:
-            print("begun", flush=True)
+            os.write(1, b"begun\n")
         if iteration >= WARM_UP:
             try:
                 if os.read(fifo, 1):

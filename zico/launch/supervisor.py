@@ -169,6 +169,8 @@ def forwarded_to(heard: Callable[[signal.Signals], None]) -> Iterator[None]:
 TICK_S = 0.25
 LOOK_S = 2.0
 """How often the queue of a sweep is asked while nothing has ended: a profile may have become known."""
+LOOKING_SHARE = 0.02
+"""Of the time, that looking at the record may take: the broker writes all of it, and it grows with the run."""
 COMPLAINT_PREFIX = b"zico: "
 """How Zico inside a job begins its lines (``zico.job.autoload.complain``)."""
 _MAY_PAGE = ("page", "auto")
@@ -265,6 +267,7 @@ class Supervisor:
         self._members: dict[tuple[str, int, int], JobReport] = {}
         """All that have been in the pool: the broker reports the latest ones only."""
         self._broker_gone = False
+        self._pause_s = LOOK_S
         self._signal: signal.Signals | None = None
         self._interrupted = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
@@ -356,7 +359,7 @@ class Supervisor:
                         self._tell(queue, job, broker)
                 if not running:
                     return
-                done, _ = await asyncio.wait(running, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(running, timeout=self._pause_s, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
                     self._tell(queue, running.pop(task), broker)
@@ -367,7 +370,10 @@ class Supervisor:
         """Return the queue's next command, ``None`` also when no more may start."""
 
         def look() -> Record | None:
-            return None if broker.report() is None else read_record(broker.record)
+            began_s = time.monotonic()
+            record = None if broker.report() is None else read_record(broker.record)
+            self._pause_s = max(LOOK_S, (time.monotonic() - began_s) / LOOKING_SHARE)
+            return record
 
         if self._stopped:
             return None

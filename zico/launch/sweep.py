@@ -237,8 +237,9 @@ def read_jobs_file(path: Path) -> tuple[SweepJob, ...]:
     for name, count in collections.Counter(entry.name for entry in file.jobs if entry.name).items():
         if count > 1:
             raise ConfigError(f"{where}: {count} jobs are named {name!r}: give each its own name")
-    unnamed = iter(_named([job for job in jobs if not job.name], several=len({job.owner for job in jobs}) > 1))
-    named = [job if job.name else next(unnamed) for job in jobs]
+    unnamed = [job for job in jobs if not job.name]
+    made = iter(_named(unnamed, several=len({job.owner for job in unnamed}) > 1))
+    named = [job if job.name else next(made) for job in jobs]
     taken = {job.name for job in named}
     if len(taken) < len(named):
         raise ConfigError(f"{where}: a job's name is that of a job without a name: give each its own name")
