@@ -51,6 +51,7 @@ class RoomByFit:
         """Whose jobs have ended without joining."""
         self._seen: set[str] = set()
         """Names of jobs that have run when asked."""
+        self._record: Record | None = None
 
     async def for_one_more(
         self, candidate: SweepJob, running: Sequence[SweepJob], look: Callable[[], Record | None]
@@ -85,10 +86,13 @@ class RoomByFit:
         """Take in the profiles, and which jobs have ended without being in the pool."""
         from zico.simulator.jobs_file import in_regions, read_jobs
 
-        names = {job.name for job in running}
-        joined = {owner_of(member, set(self._kinds)) for member in record.names}
-        self._outside |= {self._kinds[name] for name in self._seen - names - joined}
-        self._seen |= names
+        self._seen |= {job.name for job in running}
+        if record is self._record:  # older than the end of some that run no more
+            return
+        self._record = record
+        joined = {owner for member in record.names if (owner := owner_of(member, set(self._kinds)))}
+        ended = self._seen - {job.name for job in running} - joined
+        self._outside = {self._kinds[name] for name in ended} - {self._kinds[name] for name in joined}
         found = jobs_of(record)
         if not found:
             return
@@ -101,7 +105,6 @@ class RoomByFit:
             known = self._loads.get(self._kinds[name], ())
             if _peak(its) >= _peak(known):
                 self._loads[self._kinds[name]] = tuple(its)
-        self._outside -= set(self._loads)
 
     def _throughput(self, kinds: Sequence[Kind], budget: int) -> float | None:
         """Return the sum of normalised throughputs of jobs of these kinds together; ``None`` if they do not fit."""

@@ -22,6 +22,7 @@ import shutil
 import signal
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -267,7 +268,8 @@ class Supervisor:
         self._members: dict[tuple[str, int, int], JobReport] = {}
         """All that have been in the pool: the broker reports the latest ones only."""
         self._broker_gone = False
-        self._pause_s = LOOK_S
+        self._looked: Record | None = None
+        self._look_again_s = 0.0
         self._signal: signal.Signals | None = None
         self._interrupted = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
@@ -359,7 +361,7 @@ class Supervisor:
                         self._tell(queue, job, broker)
                 if not running:
                     return
-                done, _ = await asyncio.wait(running, timeout=self._pause_s, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(running, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
                     self._tell(queue, running.pop(task), broker)
@@ -368,17 +370,19 @@ class Supervisor:
 
     async def _next(self, queue: Queue, broker: BrokerProcess) -> Command | None:
         """Return the queue's next command, ``None`` also when no more may start."""
-
-        def look() -> Record | None:
-            began_s = time.monotonic()
-            record = None if broker.report() is None else read_record(broker.record)
-            self._pause_s = max(LOOK_S, (time.monotonic() - began_s) / LOOKING_SHARE)
-            return record
-
         if self._stopped:
             return None
-        command = await queue.next(look)
+        command = await queue.next(partial(self._look, broker))
         return None if self._stopped else command
+
+    def _look(self, broker: BrokerProcess) -> Record | None:
+        """Return the broker's record, an older one if looking took long; ``None`` if the broker does not answer."""
+        began_s = time.monotonic()
+        if began_s >= self._look_again_s:
+            self._looked = None if broker.report() is None else read_record(broker.record)
+            now_s = time.monotonic()
+            self._look_again_s = now_s + (now_s - began_s) / LOOKING_SHARE
+        return self._looked
 
     @property
     def _stopped(self) -> bool:
@@ -386,7 +390,7 @@ class Supervisor:
 
     def _tell(self, queue: Queue, job: Job, broker: BrokerProcess) -> None:
         """Tell the queue how a job has ended; one that a signal may have ended is left for another run."""
-        report = self._reported(broker)
+        report = self._reported(broker, record=False)
         if self._signal is not None:
             return
         names = {one.command.name for one in self._jobs}
@@ -397,9 +401,9 @@ class Supervisor:
         if result.again:
             self._listener.problem(f"{result.name} ran out of memory: it runs again, alone, after all others")
 
-    def _reported(self, broker: BrokerProcess) -> Report | None:
+    def _reported(self, broker: BrokerProcess, *, record: bool = True) -> Report | None:
         """Return the broker's figures; of a sweep all of its jobs, and not only the latest."""
-        report = broker.report()
+        report = broker.report(record=record)
         if report is None or self._queue is None:
             return report
         self._members |= {(one.name, one.pid, one.job): one for one in report.jobs}
