@@ -64,6 +64,13 @@ def test_names_are_numbers_where_the_pool_would_mistake_them() -> None:
     assert [job.name for job in expanded("python train.py {v}", "v=1,1.2")] == ["train-1", "train-2"]
 
 
+def test_names_leave_room_for_a_second_try() -> None:
+    """A name of 34 bytes is kept, and with one of 35 all are numbers."""
+    kept, cut = "x" * (MAX_SWEEP_NAME_BYTES - 2), "x" * (MAX_SWEEP_NAME_BYTES - 1)
+    assert [job.name for job in expanded("a {v}", f"v={kept}")] == [f"v={kept}"]
+    assert [job.name for job in expanded("a {v}", f"v={kept},{cut}")] == ["a-1", "a-2"]
+
+
 def test_each_of_several_commands_has_the_grids_that_it_uses() -> None:
     """A command without placeholders is one job, and names begin with the command's."""
     jobs = grid_jobs(split_commands(["a.sh {x}", "b.sh"]), parse_grids(["x=1,2"]))

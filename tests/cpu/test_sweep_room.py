@@ -82,6 +82,12 @@ def test_a_job_that_would_only_wait_does_not_start() -> None:
     assert not ask(room(), b, [a], record({"x=0": ALWAYS_HIGH}, 11))
 
 
+def test_a_job_that_never_fits_does_not_start() -> None:
+    """What two jobs keep and what one more needs is 15 regions."""
+    a, b, _, _ = JOBS
+    assert not ask(room(), b, [a], record({"x=0": [8, 7]}, 14))
+
+
 def test_the_job_that_held_most_stands_for_its_command() -> None:
     """Also when it has ended, whatever later ones hold; all its processes count."""
     a, b, _, _ = JOBS

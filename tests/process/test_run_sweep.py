@@ -122,7 +122,7 @@ def test_a_job_without_memory_runs_again_alone(let_end: Callable[[str], None]) -
     """It waits until all others have ended, and the results say that it was tried again."""
     for x in "23":
         Path(f"marker{x}").touch()
-    with ZicoRun("--at-most", "2", "--grid", "x=1..3", "--json", "r.json", command("marker{x}")) as run:
+    with ZicoRun("--at-most", "3", "--grid", "x=1..3", "--json", "r.json", command("marker{x}")) as run:
         run.read_until("x=1 ran out of memory: it runs again, alone, after all others")
         run.read_until("x=2 | begun")
         run.read_until("x=3 | begun")

@@ -110,7 +110,7 @@ class Queue:
 
         Jobs that are to be tried again come when all others have ended.
         """
-        if self._sole or len(self._running) >= self._at_most:
+        if len(self._running) >= self._at_most:
             return None
         if self._waiting:
             job = self._waiting[0]
