@@ -15,6 +15,17 @@ rows = st.lists(
 )
 
 
+def test_many_jobs_make_rows_fewer_and_the_peaks_stay() -> None:
+    """A history never has more cells than it may: a sweep's broker does not grow with every job."""
+    history = History(max_rows=16, period_ns=1, max_cells=64)
+    for t in range(40):
+        history.add(t, t, {t: 100 if t == 5 else 1})
+        assert history._regions[..., 0].size <= 64 or len(history) <= 2
+    t_ns, _, held, _ = history.rows()
+    assert len(t_ns) == len(held) <= 2
+    assert held.max() == 100
+
+
 @given(rows)
 def test_a_full_history_keeps_peaks_and_true_instants(given_rows: list[tuple[int, int, dict[int, int]]]) -> None:
     """However many rows come, the room is enough, each row was added as it is, and the peaks are still there."""

@@ -74,6 +74,9 @@ MAX_ROWS = 32_768
 """Rows kept: eleven minutes at 20 ms before they are first thinned, and far more than a picture has
 columns."""
 
+MAX_CELLS = 1 << 22
+"""Rows times jobs ever seen: beyond 128 jobs rows become fewer, so that a long sweep does not fill memory."""
+
 FIRST_PERIOD_NS = 5_000_000
 """Rows closer than this share one place, so that bursts of events do not fill the history."""
 
@@ -86,8 +89,9 @@ Int32s = npt.NDArray[np.int32]
 class History:
     """Rows of (time, physical bytes, regions held by each job ever seen, regions' worth that each has in a tier)."""
 
-    def __init__(self, max_rows: int = MAX_ROWS, period_ns: int = FIRST_PERIOD_NS) -> None:
-        """Begin empty with room for ``max_rows``, an even number."""
+    def __init__(self, max_rows: int = MAX_ROWS, period_ns: int = FIRST_PERIOD_NS, max_cells: int = MAX_CELLS) -> None:
+        """Begin empty with room for ``max_rows``, a power of two, or fewer with many jobs."""
+        self._max_cells = max_cells
         self._t_ns: Int64s = np.zeros(max_rows, np.int64)
         self._physical_bytes: Int64s = np.zeros(max_rows, np.int64)
         self._regions: Int32s = np.zeros((max_rows, 4, 2), np.int32)
@@ -158,9 +162,16 @@ class History:
         self._n_jobs = max(self._n_jobs, n_jobs)
         columns = self._regions.shape[1]
         if n_jobs > columns:
-            wider: Int32s = np.zeros((len(self._t_ns), max(n_jobs, 2 * columns), 2), np.int32)
-            wider[:, :columns] = self._regions
+            columns_then = max(n_jobs, 2 * columns)
+            rows = len(self._t_ns)
+            while rows > 2 and rows * columns_then > self._max_cells:  # noqa: PLR2004 - a pair can be thinned
+                rows //= 2
+            while self._n > rows:
+                self._thin()
+            wider: Int32s = np.zeros((rows, columns_then, 2), np.int32)
+            wider[: self._n, :columns] = self._regions[: self._n]
             self._regions = wider
+            self._t_ns, self._physical_bytes = self._t_ns[:rows].copy(), self._physical_bytes[:rows].copy()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -201,15 +201,15 @@ class BrokerClient:
         """
         return self._observe(m.StatusRequest(), m.Status)
 
-    def report(self) -> m.Report:
-        """Return every job's figures so far; the broker has then also written its record file.
+    def report(self, *, record: bool = True) -> m.Report:
+        """Return every job's figures so far; with ``record`` the broker has then also written its record file.
 
         Raises:
             BrokerError: No broker answers within the deadline, or it refuses; the next call
                 connects anew.
             RemoteProtocolError: What answers is no broker.
         """
-        return self._observe(m.ReportRequest(), m.Report)
+        return self._observe(m.ReportRequest(record=record), m.Report)
 
     def change(self, wanted: m.Change) -> None:
         """Change the pool's budget or what one job gets; when this returns it is so.

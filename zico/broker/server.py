@@ -210,7 +210,8 @@ class Server:
             case m.StatusRequest():
                 link.say(self._manager.status(now_ns), now_ns)
             case m.ReportRequest():
-                self._manager.write_record(now_ns)
+                if message.record:
+                    self._manager.write_record(now_ns)
                 link.say(self._manager.report(now_ns), now_ns)
             case m.Change():
                 link.say(self._manager.change(message), now_ns)

@@ -129,11 +129,9 @@ class Display:
         self.interval_s = LIVE_INTERVAL_S if self._is_live else PLAIN_INTERVAL_S
         self._shown_s = time.monotonic()
         self._files = {stream: cast("TextIO", getattr(sys, stream.value)) for stream in Stream}
-        self._prefixes = {
-            (name, stream): _prefix(name, number, max(map(len, names)), file)
-            for number, name in enumerate(names)
-            for stream, file in self._files.items()
-        }
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._width = max(map(len, names))
+        self._prefixes: dict[tuple[str, Stream], bytes] = {}
 
     def __enter__(self) -> Self:
         """Show nothing yet."""
@@ -147,7 +145,7 @@ class Display:
 
     def output(self, name: str, stream: Stream, lines: list[bytes]) -> None:
         """Write a job's lines to the same stream of ours."""
-        prefix = self._prefixes[name, stream]
+        prefix = self._prefix_of(name, stream)
         with self._above_the_table():
             file = self._files[stream]
             file.flush()
@@ -177,6 +175,13 @@ class Display:
             self._shown_s = time.monotonic()
             for line in plain_lines(snapshot):
                 self.message(line)
+
+    def _prefix_of(self, name: str, stream: Stream) -> bytes:
+        """Return what stands before a job's lines; a second try of a sweep's job has a name that was not known."""
+        if (name, stream) not in self._prefixes:
+            number = self._numbers.setdefault(name, len(self._numbers))
+            self._prefixes[name, stream] = _prefix(name, number, self._width, self._files[stream])
+        return self._prefixes[name, stream]
 
     @contextlib.contextmanager
     def _above_the_table(self) -> Iterator[None]:

@@ -294,6 +294,8 @@ def share_text(share: Share) -> str:
 
 AFTER_DASHES = "zico.after_dashes"
 """Key in ``click.Context.meta``; absent without ``--``."""
+WORDS = "zico.words"
+"""Key in ``click.Context.meta``: the command line as it was, a tuple of words."""
 
 
 class DashesCommand(PoolCommand):
@@ -301,6 +303,7 @@ class DashesCommand(PoolCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse what stands before ``--`` and keep the rest."""
+        ctx.meta[WORDS] = tuple(args)
         if "--" in args:
             at = args.index("--")
             ctx.meta[AFTER_DASHES] = tuple(args[at + 1 :])

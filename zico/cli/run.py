@@ -14,9 +14,20 @@ from zico.broker.devices import kind_of
 from zico.broker.saving import MODES, check_device, wishes_of
 from zico.broker.shares import shares_of
 from zico.cli.display import Display
-from zico.cli.options import AFTER_DASHES, DashesCommand, described, pool_options, setting, settings_from
+from zico.cli.options import AFTER_DASHES, WORDS, DashesCommand, described, pool_options, setting, settings_from
+from zico.cli.sweep import (
+    create_file,
+    new_sweep,
+    owners_of,
+    parse_at_most,
+    refuse_beside_resume,
+    resumed_words,
+    run_sweep,
+    write_results,
+)
 from zico.launch.jobs import Command, name_commands, split_commands
 from zico.launch.supervisor import run_report, supervise
+from zico.launch.sweep_file import Sweep, SweepFile
 from zico.report.files import (
     JOBS_NAME,
     JSON_NAME,
@@ -38,8 +49,9 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 EPILOG = """A single command may also follow --: zico run -- CMD ARG ...
 
-All options but --name, --json, --report and --quiet can also be set by an environment variable, such as ZICO_BUDGET
-for --budget, or in ~/.config/zico/config.toml. The command line wins, then the variable, then the file.
+All options but --name, --json, --report, --quiet, --grid, --jobs-file, --at-most and --resume can also be set by an
+environment variable, such as ZICO_BUDGET for --budget, or in ~/.config/zico/config.toml. The command line wins, then
+the variable, then the file.
 """
 
 
@@ -89,6 +101,31 @@ for --budget, or in ~/.config/zico/config.toml. The command line wins, then the 
 )
 @setting("--mps", flag_value="1", help="Let the jobs' kernels overlap on the GPU, by a private MPS daemon.")
 @setting("--grace", metavar="SECONDS", help="How long a job may take to end after a signal (default: 5).")
+@click.option(
+    "--grid",
+    "grids",
+    multiple=True,
+    metavar="NAME=V,V",
+    help="A job for each value, put where CMD has {NAME}: lr=0.1,0.01 or seed=1..4. Several make all combinations.",
+)
+@click.option(
+    "--jobs-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Run the jobs that a JSON file describes.",
+)
+@click.option(
+    "--at-most",
+    metavar="N",
+    help="Run N jobs at once, and let others queue; auto: as many as memory and processors allow "
+    "(default with --grid and --jobs-file).",
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Run what is left of a sweep, with its options; FILE is what that run has written.",
+)
 @click.option("--quiet", is_flag=True, help="Show only the jobs' output, problems and the closing table.")
 @click.argument("commands", nargs=-1, metavar='"CMD" ["CMD" ...]')
 @click.pass_context
@@ -108,6 +145,10 @@ def run(
     Zico splits a CMD into words as a shell does, but starts no shell. The exit code is 0 if every
     job ended with 0, else that of the job that failed first (128 + N if signal N ended it).
     """
+    if ctx.params["resume"] is not None:
+        return _resume(ctx)
+    if any(ctx.params[name] for name in ("grids", "jobs_file", "at_most")):
+        return _sweep(ctx, new_sweep(ctx), None)
     named = _commands(commands, ctx.meta.get(AFTER_DASHES), names)
     settings = settings_from(ctx, len(named))
     wanted = _with_shares(named, settings)
@@ -119,6 +160,32 @@ def run(
         report, code = _supervised(wanted, settings, display, report_dir)
     write_table(report, sys.stderr)
     _write(report, json_path, report_dir)
+    return code
+
+
+def _resume(ctx: click.Context) -> int:
+    """Run what is left of a sweep, as if its command line was given again."""
+    refuse_beside_resume(ctx)
+    with SweepFile.resume(ctx.params["resume"]) as file:
+        words = resumed_words(file, ctx.meta[WORDS])
+        with ctx.command.make_context(ctx.info_name, words, parent=ctx.parent) as then:
+            return _sweep(then, file.sweep, file)
+
+
+def _sweep(ctx: click.Context, sweep: Sweep, file: SweepFile | None) -> int:
+    """Run a sweep; without a file it is new, and gets one when everything has been checked."""
+    json_path, report_dir = ctx.params["json_path"], ctx.params["report_dir"]
+    at_most = parse_at_most(ctx.params["at_most"])
+    settings = settings_from(ctx, min(at_most.jobs, len(sweep.jobs)))
+    owners = _with_shares(owners_of(sweep), settings)
+    _prepare(json_path, report_dir)
+    with file or create_file(sweep, ctx.params["jobs_file"], report_dir) as used:
+        report, results, code = run_sweep(
+            used, owners, settings, at_most, report_dir=report_dir, quiet=ctx.params["quiet"]
+        )
+    if report is not None:
+        _write(report, None, report_dir)
+    write_results(results, json_path, report_dir)
     return code
 
 

@@ -112,12 +112,12 @@ class BrokerProcess:
         self._client.close()
         return None
 
-    def report(self) -> Report | None:
-        """Return every job's figures so far, ``None`` as with ``status``. The broker writes its record first."""
+    def report(self, *, record: bool = True) -> Report | None:
+        """Return every job's figures so far, ``None`` as with ``status``; with ``record`` it is written first."""
         if not self.is_ready:
             return None
         with contextlib.suppress(ZicoError, OSError):
-            return self._client.report()
+            return self._client.report(record=record)
         self._client.close()
         return None
 

@@ -54,28 +54,37 @@ class Command:
     wish: Wish = DEFAULT_WISH
 
 
-def split_commands(texts: Sequence[str], names: Sequence[str] = ()) -> tuple[Command, ...]:
+def split_commands(texts: Sequence[str], names: Sequence[str] = (), most: int = MAX_COMMANDS) -> tuple[Command, ...]:
     """Return the commands that ``texts`` name, one each, split as a shell would but run without one.
 
     Raises:
         ConfigError: A text is empty or has an open quote, or there are too many texts or names.
     """
-    return name_commands([_split(text) for text in texts], names)
+    return name_commands([split_command(text) for text in texts], names, most)
 
 
-def name_commands(argvs: Sequence[Sequence[str]], names: Sequence[str] = ()) -> tuple[Command, ...]:
+def name_commands(
+    argvs: Sequence[Sequence[str]], names: Sequence[str] = (), most: int = MAX_COMMANDS
+) -> tuple[Command, ...]:
     """Return commands with unique names: the given ones first, then those of the scripts.
+
+    Args:
+        argvs: The commands' words.
+        names: Of the first commands.
+        most: So many commands there may be.
 
     Raises:
         ConfigError: There is no command, there are too many, or more names than commands.
     """
     if not argvs:
         raise ConfigError('no command: give one or more, as in zico run "python train.py", or one command after --')
-    if len(argvs) > MAX_COMMANDS:
-        raise ConfigError(f"{len(argvs)} commands: one pool serves at most {MAX_COMMANDS} jobs")
+    if len(argvs) > most:
+        raise ConfigError(
+            f"{len(argvs)} commands: one pool serves at most {most} jobs at once; --at-most lets more wait"
+        )
     if len(names) > len(argvs):
         raise ConfigError(f"{len(names)} names for {len(argvs)} commands: give --name at most once for each command")
-    given = [_checked_name(name) for name in names]
+    given = [checked_name(name) for name in names]
     wanted = given + [default_name(argv) for argv in argvs[len(given) :]]
     unique = _unique(wanted)
     return tuple(Command(name, tuple(argv), shlex.join(argv)) for name, argv in zip(unique, argvs, strict=True))
@@ -85,16 +94,21 @@ def default_name(argv: Sequence[str]) -> str:
     """Return a name made from the script's file name, the module's last part, or the program's name."""
     for before, argument in itertools.pairwise(argv):
         if before == "-m":
-            return _fitting(argument.rpartition(".")[2])
+            return fitting_name(argument.rpartition(".")[2])
         if before == "-c":
             break
         if argument.endswith((".py", ".sh")):
-            return _fitting(PurePath(argument).stem)
+            return fitting_name(PurePath(argument).stem)
     program = PurePath(argv[0])
-    return _fitting(program.stem if program.suffix in {".py", ".sh"} else program.name)
+    return fitting_name(program.stem if program.suffix in {".py", ".sh"} else program.name)
 
 
-def _split(text: str) -> list[str]:
+def split_command(text: str) -> list[str]:
+    """Return the words of a command.
+
+    Raises:
+        ConfigError: It is empty or has an open quote.
+    """
     try:
         argv = shlex.split(text)
     except ValueError as error:
@@ -104,16 +118,21 @@ def _split(text: str) -> list[str]:
     return argv
 
 
-def _checked_name(name: str) -> str:
-    if not name or _fitting(name) != name:
+def checked_name(name: str, most_bytes: int = MAX_NAME_BYTES) -> str:
+    """Return a name that a job may have.
+
+    Raises:
+        ConfigError: It has other characters, or more bytes.
+    """
+    if not name or fitting_name(name) != name or len(name.encode()) > most_bytes:
         raise ConfigError(
-            f"{name!r} is not a job name: give letters, digits and any of . _ + = @ , - "
-            f"in at most {MAX_NAME_BYTES} bytes"
+            f"{name!r} is not a job name: give letters, digits and any of . _ + = @ , - in at most {most_bytes} bytes"
         )
     return name
 
 
-def _fitting(name: str) -> str:
+def fitting_name(name: str) -> str:
+    """Return the name with what no name has made dashes, cut to ``MAX_NAME_BYTES``."""
     cleaned = _NOT_IN_A_NAME.sub("-", name).strip("-") or "job"
     return cleaned.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
 

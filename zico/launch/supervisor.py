@@ -2,7 +2,8 @@
 
 Theory of operation: one asyncio loop in the main thread. Each job is a task that ends when nothing
 of the job's session is left. Signals are forwarded to all jobs, then followed by SIGTERM and
-SIGKILL as each deadline passes; a second signal kills at once. Whatever way ``supervise`` is left,
+SIGKILL as each deadline passes; a second signal kills at once. Of a sweep, a queue says which job
+starts next; it is asked whenever one has ended, and once in a while. Whatever way ``supervise`` is left,
 every process is dead and the run directory is gone; if this process itself is killed, the guardian
 does the same.
 
@@ -21,6 +22,7 @@ import shutil
 import signal
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -28,12 +30,22 @@ import msgspec
 from zico.base.paths import CACHE_VARIABLE, cache_root
 from zico.base.rundir import run_directory
 from zico.base.settings import HOST, STARTING_VARIABLE
-from zico.broker.protocol.messages import ProcessFigures
+from zico.broker.protocol.messages import ProcessFigures, Report
 from zico.launch.broker import READY_S, BrokerProcess
 from zico.launch.devices import device_variables
 from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE, Job, Listener, Stream, job_environment
+from zico.launch.queue import tells_out_of_memory
 from zico.launch.watchdog import Watchdog
-from zico.report.model import JobFigures, JobProgress, PoolFigures, RunReport, Snapshot, jain_index, owner_of
+from zico.report.model import (
+    JobFigures,
+    JobProgress,
+    PoolFigures,
+    RunReport,
+    Snapshot,
+    jain_index,
+    owner_of,
+    read_record,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,8 +53,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from zico.base.settings import Settings
-    from zico.broker.protocol.messages import JobReport, PoolReport, Report, Status
+    from zico.broker.protocol.messages import JobReport, PoolReport, Status
     from zico.launch.jobs import Command
+    from zico.launch.queue import Queue
+    from zico.report.model import Record
 
 
 # -- join what the supervisor saw of each command with the broker's figures ------------------------
@@ -154,6 +168,10 @@ def forwarded_to(heard: Callable[[signal.Signals], None]) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------
 
 TICK_S = 0.25
+LOOK_S = 2.0
+"""How often the queue of a sweep is asked while nothing has ended: a profile may have become known."""
+LOOKING_SHARE = 0.02
+"""Of the time, that looking at the record may take: the broker writes all of it, and it grows with the run."""
 COMPLAINT_PREFIX = b"zico: "
 """How Zico inside a job begins its lines (``zico.job.autoload.complain``)."""
 _MAY_PAGE = ("page", "auto")
@@ -182,6 +200,8 @@ class Outcome:
     jobs: tuple[JobOutcome, ...]
     report: Report | None
     """The broker's figures; ``None`` if it had ended before."""
+    signum: int = 0
+    """The signal that ended the run; 0: none did."""
 
     @property
     def exit_code(self) -> int:
@@ -197,22 +217,24 @@ def supervise(
     *,
     environ: Mapping[str, str] | None = None,
     record_to: Path | None = None,
+    queue: Queue | None = None,
 ) -> Outcome:
     """Run all commands to their ends and return how they ended. Call it in the main thread.
 
     Args:
-        commands: At least one.
+        commands: At least one; none with a queue.
         settings: Checked settings.
         listener: Is told of output, messages and progress.
         environ: The jobs' environment before Zico adds to it; ours by default.
         record_to: Where to copy the broker's record, if it wrote one.
+        queue: Gives the commands instead, and is told how each ended, unless a signal ends the run.
 
     Raises:
         CommandError: The broker or the MPS daemon could not start; the jobs have been ended.
         ConfigError: There is no MPS here, or no directory for machine code.
     """
     with run_directory() as run_dir:
-        supervisor = Supervisor(commands, settings, listener, os.environ if environ is None else environ)
+        supervisor = Supervisor(commands, settings, listener, os.environ if environ is None else environ, queue)
         outcome = asyncio.run(supervisor.run(run_dir))
         record = supervisor.record
         if record_to is not None and record is not None and record.exists():
@@ -224,10 +246,16 @@ class Supervisor:
     """One run in progress."""
 
     def __init__(
-        self, commands: Sequence[Command], settings: Settings, listener: Listener, environ: Mapping[str, str]
+        self,
+        commands: Sequence[Command],
+        settings: Settings,
+        listener: Listener,
+        environ: Mapping[str, str],
+        queue: Queue | None = None,
     ) -> None:
         """Start nothing yet."""
         self.record: Path | None = None
+        self._queue = queue
         self._settings = settings
         self._listener = listener
         # Jobs get the directory that passed the check, so that a refusal is reported once and not
@@ -235,6 +263,13 @@ class Supervisor:
         self._environ = {**environ, **device_variables(settings), CACHE_VARIABLE: str(cache_root())}
         self._jobs = [Job(command) for command in commands]
         self._complaints: dict[str, str] = {}
+        self._out_of_memory: set[str] = set()
+        """Names of the jobs whose output says so."""
+        self._members: dict[tuple[str, int, int], JobReport] = {}
+        """All that have been in the pool: the broker reports the latest ones only."""
+        self._broker_gone = False
+        self._looked: Record | None = None
+        self._look_again_s = 0.0
         self._signal: signal.Signals | None = None
         self._interrupted = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
@@ -246,7 +281,8 @@ class Supervisor:
             guardian = Watchdog(run_dir)
             stack.callback(guardian.close)
             mps_pipes = self._share_device(run_dir, guardian, stack)
-            pages = any(job.command.wish.save in _MAY_PAGE for job in self._jobs)
+            wishes = [job.command.wish for job in self._jobs] + list(self._queue.wishes if self._queue else ())
+            pages = any(wish.save in _MAY_PAGE for wish in wishes)
             broker = BrokerProcess(
                 run_dir, self._settings, guardian, self._listener.problem, pages=pages, mps_pipes=mps_pipes
             )
@@ -255,7 +291,7 @@ class Supervisor:
             stack.callback(self._kill, guardian)
             report = await self._run_jobs(broker, guardian)
             await broker.end()
-        return Outcome(tuple(self._outcome(job) for job in self._jobs), report)
+        return Outcome(tuple(self._outcome(job) for job in self._jobs), report, self._signal or 0)
 
     def _share_device(self, run_dir: Path, guardian: Watchdog, stack: contextlib.ExitStack) -> Path | None:
         """Let the jobs' kernels overlap on a GPU if that is wanted; say how they share it otherwise.
@@ -283,11 +319,13 @@ class Supervisor:
 
         Jobs import their frameworks while the broker starts, and wait for it where they join.
         """
-        self._start(broker.socket, guardian)
+        for job in self._jobs:
+            self._start(job, broker.socket, guardian, takes_input=len(self._jobs) == 1)
         self._begin_ending()
-        grace_s = self._settings.grace_s.value
         ready = asyncio.create_task(self._until_ready(broker))
-        ends = [asyncio.create_task(self._run_one(job, guardian, grace_s)) for job in self._jobs if job.living]
+        ends = [asyncio.create_task(self._run_one(job, guardian)) for job in self._jobs if job.living]
+        if self._queue is not None:
+            ends.append(asyncio.create_task(self._run_queue(self._queue, broker, guardian)))
         helpers = [asyncio.create_task(self._tick(broker)), asyncio.create_task(self._watch(broker, ready))]
         try:
             done, _ = await asyncio.wait([ready, *ends], return_when=asyncio.FIRST_EXCEPTION)
@@ -296,22 +334,83 @@ class Supervisor:
         finally:
             await _cancelled([*helpers, ready, *ends, self._ending])
         self._listener.progress(self._snapshot(broker.status()))
-        return broker.report()
+        return self._reported(broker)
 
-    def _start(self, socket: Path, guardian: Watchdog) -> None:
-        alone = len(self._jobs) == 1
-        for job in self._jobs:
-            command = job.command
-            environ = job_environment(self._environ, socket, command.name, command.share, command.wish)
-            environ[STARTING_VARIABLE] = f"{READY_S:g}"
-            problem = job.start(environ, takes_input=alone)
-            if problem is not None:
-                self._listener.problem(problem)
-            elif job.child is not None:
-                guardian.add(job.child.pid)
+    def _start(self, job: Job, socket: Path, guardian: Watchdog, *, takes_input: bool) -> None:
+        command = job.command
+        environ = job_environment(self._environ, socket, command.name, command.share, command.wish)
+        environ[STARTING_VARIABLE] = f"{READY_S:g}"
+        problem = job.start(environ, takes_input=takes_input)
+        if problem is not None:
+            self._listener.problem(problem)
+        elif job.child is not None:
+            guardian.add(job.child.pid)
 
-    async def _run_one(self, job: Job, guardian: Watchdog, grace_s: float) -> None:
-        left = await job.run(self._pass_on, guardian, grace_s)
+    async def _run_queue(self, queue: Queue, broker: BrokerProcess, guardian: Watchdog) -> None:
+        """Start jobs as the queue lets them until none is left, or a signal or the broker's end stops it."""
+        running: dict[asyncio.Task[None], Job] = {}
+        try:
+            while True:
+                while (command := await self._next(queue, broker)) is not None:
+                    job = Job(command)
+                    self._jobs.append(job)
+                    self._start(job, broker.socket, guardian, takes_input=False)
+                    if job.living:
+                        running[asyncio.create_task(self._run_one(job, guardian))] = job
+                    else:
+                        self._tell(queue, job, broker)
+                if not running:
+                    return
+                done, _ = await asyncio.wait(running, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                    self._tell(queue, running.pop(task), broker)
+        finally:
+            await _cancelled(list(running))
+
+    async def _next(self, queue: Queue, broker: BrokerProcess) -> Command | None:
+        """Return the queue's next command, ``None`` also when no more may start."""
+        if self._stopped:
+            return None
+        command = await queue.next(partial(self._look, broker))
+        return None if self._stopped else command
+
+    def _look(self, broker: BrokerProcess) -> Record | None:
+        """Return the broker's record, an older one if looking took long; ``None`` if the broker does not answer."""
+        began_s = time.monotonic()
+        if began_s >= self._look_again_s:
+            self._looked = None if broker.report() is None else read_record(broker.record)
+            now_s = time.monotonic()
+            self._look_again_s = now_s + (now_s - began_s) / LOOKING_SHARE
+        return self._looked
+
+    @property
+    def _stopped(self) -> bool:
+        return self._signal is not None or self._broker_gone
+
+    def _tell(self, queue: Queue, job: Job, broker: BrokerProcess) -> None:
+        """Tell the queue how a job has ended; one that a signal may have ended is left for another run."""
+        report = self._reported(broker, record=False)
+        if self._signal is not None:
+            return
+        names = {one.command.name for one in self._jobs}
+        members = [one for one in report.jobs if owner_of(one.name, names) == job.command.name] if report else []
+        missing = BROKER_GONE if report is None and broker.is_ready else NEVER_JOINED
+        figures = _job_figures(self._outcome(job), members, missing)
+        result = queue.ended(figures, told_out_of_memory=job.command.name in self._out_of_memory)
+        if result.again:
+            self._listener.problem(f"{result.name} ran out of memory: it runs again, alone, after all others")
+
+    def _reported(self, broker: BrokerProcess, *, record: bool = True) -> Report | None:
+        """Return the broker's figures; of a sweep all of its jobs, and not only the latest."""
+        report = broker.report(record=record)
+        if report is None or self._queue is None:
+            return report
+        self._members |= {(one.name, one.pid, one.job): one for one in report.jobs}
+        return Report(pool=report.pool, jobs=tuple(self._members.values()), jobs_left_out=0)
+
+    async def _run_one(self, job: Job, guardian: Watchdog) -> None:
+        left = await job.run(self._pass_on, guardian, self._settings.grace_s.value)
         name = job.command.name
         if left:
             self._listener.problem(f"{name} left {left} processes behind; Zico has ended them")
@@ -322,7 +421,8 @@ class Supervisor:
         due_s = 0.0
         while True:
             for job in self._jobs:
-                job.expire_output()
+                if job.living:
+                    job.expire_output()
             if time.monotonic() >= due_s:
                 due_s = time.monotonic() + self._listener.interval_s
                 self._listener.progress(self._snapshot(broker.status()))
@@ -344,12 +444,14 @@ class Supervisor:
         if not broker.is_ready:
             return
         await broker.ended()
+        self._broker_gone = True
         broker.socket.touch()  # a job that comes to join now is refused, and does not wait for a start
         self._listener.problem("the broker has ended: the jobs keep their memory and run on without coordination")
 
     def _snapshot(self, status: Status | None) -> Snapshot:
         elapsed_s = time.monotonic() - self._started_s
-        jobs = tuple(JobProgress(job.command.name, job.exit_code) for job in self._jobs)
+        shown = [job for job in self._jobs if self._queue is None or job.living]
+        jobs = tuple(JobProgress(job.command.name, job.exit_code) for job in shown)
         return Snapshot(elapsed_s=elapsed_s, budget_bytes=self._settings.budget_bytes.value, jobs=jobs, status=status)
 
     def _outcome(self, job: Job) -> JobOutcome:
@@ -373,6 +475,8 @@ class Supervisor:
 
     def _pass_on(self, name: str, stream: Stream, lines: list[bytes]) -> None:
         """Give a job's lines to the listener; end the run if nobody reads them any more."""
+        if self._queue is not None and tells_out_of_memory(stream, lines):
+            self._out_of_memory.add(name)
         for line in lines:
             if stream is Stream.STDERR and line.startswith(COMPLAINT_PREFIX):
                 self._complaints[name] = line.removeprefix(COMPLAINT_PREFIX).decode(errors="replace")

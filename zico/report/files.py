@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -58,8 +58,19 @@ def write_markdown(report: RunReport, path: Path, *, picture: str | None) -> Non
 def write_jobs(record: Record, path: Path) -> bool:
     """Write what the jobs' iterations did to memory to ``path``, as ``zico simulate`` reads it; false if no job did.
 
-    Atomically. A job is left out if it has not ended an iteration; of those of one name the last to
-    join is written.
+    Atomically.
+    """
+    jobs = jobs_of(record)
+    if jobs:
+        write_atomically(path, msgspec.json.encode({"jobs": jobs}) + b"\n")
+    return bool(jobs)
+
+
+def jobs_of(record: Record) -> list[dict[str, Any]]:
+    """Return what the jobs' iterations did to memory, as a job file for ``zico simulate`` says it.
+
+    A job is left out if it has not ended an iteration; of those of one name the last to join is
+    there.
     """
     jobs = {}
     for number, name in enumerate(record.names):
@@ -71,9 +82,7 @@ def write_jobs(record: Record, path: Path) -> bool:
                 "persistent_bytes": min(int(record.persistent_bytes[number]), int(held_bytes[-1])),
                 "curve": [[round(t, 9), held] for t, held in zip(t_s.tolist(), held_bytes.tolist(), strict=True)],
             }
-    if jobs:
-        write_atomically(path, msgspec.json.encode({"jobs": list(jobs.values())}) + b"\n")
-    return bool(jobs)
+    return list(jobs.values())
 
 
 def markdown(report: RunReport, *, picture: str | None) -> str:

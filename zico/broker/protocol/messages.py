@@ -224,7 +224,10 @@ class StatusRequest(msgspec.Struct, frozen=True, tag="status?"):
 
 
 class ReportRequest(msgspec.Struct, frozen=True, tag="report?"):
-    """Ask for the figures of every job so far; the broker also writes its record file."""
+    """Ask for the figures of every job so far."""
+
+    record: bool = True
+    """Let the broker write its record file first."""
 
 
 class Change(msgspec.Struct, frozen=True, tag="change"):

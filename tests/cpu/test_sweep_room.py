@@ -1,0 +1,107 @@
+"""One more job of a sweep starts when ``zico fit`` finds room for it, by what jobs of the same command have shown."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from zico.cli.room import RoomByFit
+from zico.launch.sweep import SweepJob
+from zico.report.model import Record
+
+REGION = 1 << 20
+JOBS = [SweepJob(f"x={x}", ("python", "train.py", f"--x={x}")) for x in range(4)]
+OTHER = SweepJob("other", ("python", "other.py"))
+
+
+def record(curves: dict[str, list[int]], budget: int, joined: tuple[str, ...] = ()) -> Record:
+    """Return a record of jobs that hold so many regions in each tenth of a second; others have only joined."""
+    names = (*curves, *joined)
+    held = [curves.get(name, []) for name in names]
+    nothing, none = np.zeros(0), np.zeros(0, np.int64)
+    return Record(
+        names=names,
+        budget_t_s=np.zeros(1),
+        budget_bytes=np.array([budget * REGION]),
+        t_s=nothing,
+        held_bytes=np.zeros((0, len(names)), np.int64),
+        out_bytes=np.zeros((0, len(names)), np.int64),
+        physical_bytes=none,
+        boundary_job=none,
+        boundary_t_s=nothing,
+        wait_job=none,
+        wait_t_s=np.zeros((0, 2)),
+        wait_kind=none,
+        iteration_s=np.array([len(each) / 10 for each in held]),
+        persistent_bytes=np.array([min(each, default=0) * REGION for each in held]),
+        profile_job=np.array([job for job, each in enumerate(held) for _ in each], np.int64),
+        profile_t_s=np.array([bin_ / 10 for each in held for bin_ in range(len(each))]),
+        profile_bytes=np.array([regions * REGION for each in held for regions in each], np.int64),
+    )
+
+
+def ask(room: RoomByFit, candidate: SweepJob, running: list[SweepJob], now: Record | None) -> bool:
+    """Ask whether the candidate may start."""
+    return asyncio.run(room.for_one_more(candidate, running, lambda: now))
+
+
+def room() -> RoomByFit:
+    """Return room that knows nothing yet."""
+    return RoomByFit([*JOBS, OTHER], "zico", REGION)
+
+
+LOW_AND_HIGH = [2, 2, 2, 2, 8, 2, 2, 2, 2, 2]
+ALWAYS_HIGH = [8, 8, 8, 8, 8, 8, 8, 8, 8, 2]
+
+
+def test_nothing_starts_beside_a_job_without_a_profile() -> None:
+    """Neither another of its command nor one of a command that is known; nor while the broker does not answer."""
+    a, b, c, _ = JOBS
+    asked = room()
+    assert not ask(asked, b, [a], None)
+    assert not ask(asked, b, [a], record({}, 100, joined=("x=0",)))
+    assert ask(asked, b, [a], record({"x=0": [1, 2]}, 100))
+    assert ask(asked, OTHER, [a, b], record({"x=0": [1, 2]}, 100))
+    assert not ask(asked, c, [a, OTHER], record({"x=0": [1, 2]}, 100, joined=("other",)))
+
+
+def test_a_job_starts_when_it_fits() -> None:
+    """Three peaks of eight are within 24 regions and not four; the budget is the one of now."""
+    a, b, c, d = JOBS
+    asked = room()
+    assert ask(asked, c, [a, b], record({"x=0": ALWAYS_HIGH}, 24))
+    assert not ask(asked, d, [a, b, c], record({"x=0": ALWAYS_HIGH}, 24))
+    assert ask(asked, d, [a, b, c], record({"x=0": ALWAYS_HIGH}, 32))
+
+
+def test_a_job_that_would_only_wait_does_not_start() -> None:
+    """Peaks that need not meet leave room for one more; those that last all the time do not."""
+    a, b, _, _ = JOBS
+    assert ask(room(), b, [a], record({"x=0": LOW_AND_HIGH}, 11))
+    assert not ask(room(), b, [a], record({"x=0": ALWAYS_HIGH}, 11))
+
+
+def test_a_job_that_never_fits_does_not_start() -> None:
+    """What two jobs keep and what one more needs is 15 regions."""
+    a, b, _, _ = JOBS
+    assert not ask(room(), b, [a], record({"x=0": [8, 7]}, 14))
+
+
+def test_the_job_that_held_most_stands_for_its_command() -> None:
+    """Also when it has ended, whatever later ones hold; all its processes count."""
+    a, b, _, _ = JOBS
+    asked = room()
+    assert not ask(asked, b, [a], record({"x=3": ALWAYS_HIGH, "x=0": [1, 1]}, 15))
+    rank = [6, 6, 6, 6, 6, 6, 6, 6, 6, 2]
+    ranks = {"x=0": rank, "x=0.2": rank}
+    assert not ask(room(), b, [a], record(ranks, 15))
+    assert ask(room(), b, [a], record(ranks, 24))
+
+
+def test_jobs_that_never_join_need_no_room() -> None:
+    """When one of a command has ended without joining, others of it start as processors allow."""
+    a, b, c, _ = JOBS
+    asked = room()
+    assert not ask(asked, b, [a], record({}, 4))
+    assert ask(asked, c, [b], record({}, 4))

@@ -1,0 +1,238 @@
+"""``zico run`` with ``--grid``, ``--jobs-file``, ``--at-most`` or ``--resume``: jobs that do not fit at once queue."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from zico.base.errors import ConfigError
+from zico.cli.display import Display
+from zico.cli.options import AFTER_DASHES, WORDS, described
+from zico.launch.jobs import MAX_COMMANDS, Command, name_commands, split_commands
+from zico.launch.queue import Queue, Unlimited
+from zico.launch.supervisor import run_report, supervise
+from zico.launch.sweep import MAX_JOBS, grid_jobs, parse_grids, read_jobs_file
+from zico.launch.sweep_file import Sweep, SweepFile
+from zico.report.files import RECORD_NAME, write_atomically
+from zico.report.sweep import SweepReport, SweepRow, sweep_json, write_sweep_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zico.base.settings import Settings
+    from zico.launch.queue import Room
+    from zico.launch.supervisor import Outcome
+    from zico.launch.sweep import SweepJob
+    from zico.report.model import RunReport
+
+AUTO = "auto"
+SWEEP_FILE = "sweep.jsonl"
+"""In the directory of ``--report``."""
+RESULTS_NAME = "sweep.json"
+_SIGNALLED = 128
+STDOUT = Path("-")
+
+
+@dataclasses.dataclass(frozen=True)
+class AtMost:
+    """How many jobs run at once."""
+
+    jobs: int
+    by_memory: bool
+    """Fewer, if memory has no room for so many."""
+
+
+def parse_at_most(text: str | None) -> AtMost:
+    """Return how many jobs may run at once: with ``auto``, one for each processor at the most.
+
+    Raises:
+        ConfigError: It is neither ``auto`` nor such a number.
+    """
+    if text in (None, AUTO):
+        return AtMost(min(MAX_COMMANDS, len(os.sched_getaffinity(0))), by_memory=True)
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_COMMANDS:
+        raise ConfigError(f"--at-most {text!r}: give a whole number from 1 to {MAX_COMMANDS}, or {AUTO}")
+    return AtMost(int(text), by_memory=False)
+
+
+def new_sweep(ctx: click.Context) -> Sweep:
+    """Return what a command line describes.
+
+    Raises:
+        ConfigError: It describes no jobs, or some that cannot be.
+    """
+    return Sweep(directory=str(Path.cwd()), words=ctx.meta[WORDS], jobs=_jobs(ctx))
+
+
+def refuse_beside_resume(ctx: click.Context) -> None:
+    """Refuse options that say which jobs there are: the sweep's file has them.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    _refuse_beside(ctx, "--resume", "jobs_file", "grids", "names", "commands")
+
+
+def _refuse_beside(ctx: click.Context, what: str, *others: str) -> None:
+    called = {"jobs_file": "--jobs-file", "grids": "--grid", "names": "--name", "commands": "a command"}
+    for name in others:
+        if ctx.params[name] or (name == "commands" and AFTER_DASHES in ctx.meta):
+            other = called[name]
+            raise ConfigError(f"{what} and {other} are both given: the file of {what} has the jobs, leave {other} out")
+
+
+def _jobs(ctx: click.Context) -> tuple[SweepJob, ...]:
+    after_dashes = ctx.meta.get(AFTER_DASHES)
+    names, commands = ctx.params["names"], ctx.params["commands"]
+    if ctx.params["jobs_file"] is not None:
+        _refuse_beside(ctx, "--jobs-file", "grids", "names", "commands")
+        return read_jobs_file(ctx.params["jobs_file"])
+    if after_dashes is None:
+        named = split_commands(commands, names, MAX_JOBS)
+    elif commands:
+        raise ConfigError(f"{commands[0]!r} stands before --: give all commands before it, or one command after it")
+    else:
+        named = name_commands([after_dashes] if after_dashes else [], names)
+    return grid_jobs(named, parse_grids(ctx.params["grids"]))
+
+
+def create_file(sweep: Sweep, jobs_file: Path | None, report_dir: Path | None) -> SweepFile:
+    """Return the new file of a sweep: in the report's directory, else here, named after the jobs.
+
+    Raises:
+        ConfigError: It cannot be written, or the report's directory has one.
+    """
+    if report_dir is None:
+        stem = sweep.jobs[0].owner if jobs_file is None else jobs_file.stem
+        return SweepFile.create_numbered(Path(), stem, sweep)
+    path = report_dir / SWEEP_FILE
+    try:
+        return SweepFile.create(path, sweep)
+    except FileExistsError:
+        raise ConfigError(
+            f"--report {report_dir}: has a sweep: go on with it by --resume {path}, or name another directory"
+        ) from None
+
+
+def resumed_words(file: SweepFile, now: Sequence[str]) -> list[str]:
+    """Return the command line of a sweep with the options that are given with ``--resume`` added.
+
+    Raises:
+        ConfigError: This is not the directory in which the sweep was begun.
+    """
+    sweep = file.sweep
+    if str(Path.cwd()) != sweep.directory:
+        raise ConfigError(f"--resume {file.path}: was begun in {sweep.directory}: go there and resume it")
+    then = list(sweep.words)
+    at = then.index("--") if "--" in then else len(then)
+    return [*then[:at], *_without_resume(now), *then[at:]]
+
+
+def _without_resume(words: Sequence[str]) -> list[str]:
+    kept, skip = [], False
+    for word in words:
+        if not skip and word != "--resume" and not word.startswith("--resume="):
+            kept.append(word)
+        skip = not skip and word == "--resume"
+    return kept
+
+
+def owners_of(sweep: Sweep) -> tuple[Command, ...]:
+    """Return the commands whose names ``--weight NAME=2`` and the like may say."""
+    return tuple(Command(owner, (), "") for owner in dict.fromkeys(job.owner for job in sweep.jobs))
+
+
+def run_sweep(
+    file: SweepFile,
+    owners: Sequence[Command],
+    settings: Settings,
+    at_most: AtMost,
+    *,
+    report_dir: Path | None,
+    quiet: bool,
+) -> tuple[RunReport | None, SweepReport, int]:
+    """Run the jobs that are left, and return the figures of this run, those of the whole sweep, and the exit code.
+
+    No run, and so no figures of one, if nothing is left.
+    """
+    jobs = file.sweep.jobs
+    report, outcome = None, None
+    if file.left:
+        room: Room = Unlimited()
+        if at_most.by_memory:
+            from zico.cli.room import RoomByFit
+
+            room = RoomByFit(jobs, settings.policy.value, settings.region_bytes.value)
+        shares = {owner.name: (owner.share, owner.wish) for owner in owners}
+        queue = Queue(file.left, file.results, at_most=at_most.jobs, room=room, shares=shares, ended=file.add)
+        with Display([job.name for job in jobs], quiet=quiet) as display:
+            display.message(described(settings))
+            display.message(f"{len(file.left)} jobs, at most {at_most.jobs} at once; {file.path} says which have ended")
+            if settings.warning:
+                display.problem(settings.warning)
+            record_to = report_dir / RECORD_NAME if report_dir else None
+            outcome = supervise((), settings, display, record_to=record_to, queue=queue)
+        report = run_report(outcome, settings)
+    results = sweep_report(file, settings, at_most)
+    return report, results, _exit_code(results, outcome)
+
+
+def sweep_report(file: SweepFile, settings: Settings, at_most: AtMost) -> SweepReport:
+    """Return how every job of a sweep has ended so far."""
+    return SweepReport(
+        file=str(file.path),
+        device=settings.device.value,
+        policy=settings.policy.value,
+        budget_bytes=settings.budget_bytes.value,
+        at_most=at_most.jobs,
+        jobs=tuple(_row(job, file) for job in file.sweep.jobs),
+    )
+
+
+def _row(job: SweepJob, file: SweepFile) -> SweepRow:
+    row = SweepRow(name=job.name, parameters=job.parameters, command=shlex.join(job.argv))
+    result = file.results.get(job.name)
+    if result is None:
+        return row
+    return SweepRow(
+        name=job.name,
+        parameters=job.parameters,
+        command=row.command,
+        exit_code=None if result.again else result.exit_code,
+        tries=result.tries,
+        alone=result.alone,
+        ran_out_of_memory=result.ran_out_of_memory,
+        iterations=result.iterations,
+        iterations_per_s=result.iterations_per_s,
+        waited_s=result.waited_s,
+        peak_bytes=result.peak_bytes,
+        wall_s=result.wall_s,
+        note=result.note,
+    )
+
+
+def _exit_code(report: SweepReport, outcome: Outcome | None) -> int:
+    """Return that of a job that failed, else why jobs are left, else 0."""
+    failed = [row.exit_code for row in report.jobs if row.exit_code]
+    if failed:
+        return failed[0]
+    if not report.left:
+        return 0
+    return _SIGNALLED + outcome.signum if outcome is not None and outcome.signum else 1
+
+
+def write_results(report: SweepReport, json_path: Path | None, report_dir: Path | None) -> None:
+    """Write the table to standard error, and the JSON where it is wanted."""
+    write_sweep_table(report, sys.stderr)
+    if json_path == STDOUT:
+        click.echo(sweep_json(report), nl=False)
+    elif json_path is not None:
+        write_atomically(json_path, sweep_json(report))
+    if report_dir is not None:
+        write_atomically(report_dir / RESULTS_NAME, sweep_json(report))

@@ -1,0 +1,120 @@
+"""The results of a sweep by job: one table, and the same as JSON."""
+
+from __future__ import annotations
+
+from typing import IO, TYPE_CHECKING
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from zico.base.units import format_bytes
+from zico.report.table import PLAIN_WIDTH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RESULTS_SCHEMA = "zico.sweep-results.v1"
+
+
+class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One job of a sweep, by its last try."""
+
+    name: str
+    parameters: dict[str, str]
+    command: str
+    exit_code: int | None = None
+    """``null``: it has not ended."""
+    tries: int = 0
+    alone: bool = False
+    """It was tried again with nothing beside it, since memory was out."""
+    ran_out_of_memory: bool = False
+    """In its last try."""
+    iterations: int = 0
+    iterations_per_s: float = 0.0
+    waited_s: float = 0.0
+    peak_bytes: int = 0
+    wall_s: float = 0.0
+    note: str = ""
+
+
+class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A sweep so far. New fields are only ever added."""
+
+    schema_version: str = RESULTS_SCHEMA
+    file: str
+    """What ``--resume`` takes."""
+    device: str
+    policy: str
+    budget_bytes: int
+    at_most: int
+    """So many jobs ran at once at the most that was allowed."""
+    jobs: tuple[SweepRow, ...]
+
+    @property
+    def left(self) -> int:
+        """Return how many jobs have not ended."""
+        return sum(row.exit_code is None for row in self.jobs)
+
+
+def sweep_json(report: SweepReport) -> bytes:
+    """Return the report as indented JSON with a line end."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+
+
+def write_sweep_table(report: SweepReport, outfile: IO[str]) -> None:
+    """Write a row for each job to ``outfile``, and what is left below."""
+    console = Console(file=outfile, width=None if outfile.isatty() else PLAIN_WIDTH, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
+    parameters = _parameter_columns(report)
+    for column in ("job", *parameters):
+        table.add_column(column, no_wrap=True, overflow="fold")
+    for column in ("exit", "iterations", "it/s", "waited", "peak", "tries"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("note")
+    for row in report.jobs:
+        cells = [row.name, *(row.parameters.get(name, "") for name in parameters), *_cells(row)]
+        table.add_row(*cells, style="red" if row.exit_code else None)
+    console.print(table)
+    for line in closing_lines(report):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def closing_lines(report: SweepReport) -> Iterator[str]:
+    """Yield how many jobs have ended, and how to run those that are left."""
+    ended = [row for row in report.jobs if row.exit_code is not None]
+    failed = sum(row.exit_code != 0 for row in ended)
+    yield (
+        f"{len(ended)} of {len(report.jobs)} jobs have ended, {failed} of them failed; device {report.device}, policy "
+        f"{report.policy}, budget {format_bytes(report.budget_bytes)}, at most {report.at_most} at once"
+    )
+    if report.left:
+        yield f"{report.left} are left: zico run --resume {report.file}"
+
+
+def _parameter_columns(report: SweepReport) -> list[str]:
+    """Return the parameters that the jobs' names do not tell."""
+    told = all(f"{name}={value}" in row.name for row in report.jobs for name, value in row.parameters.items())
+    return [] if told else list(dict.fromkeys(name for row in report.jobs for name in row.parameters))
+
+
+def _cells(row: SweepRow) -> tuple[str, ...]:
+    note = "; ".join(
+        filter(None, ["again, alone" * row.alone, "out of memory" * row.ran_out_of_memory, _left(row), row.note])
+    )
+    if row.exit_code is None:
+        return ("-", "-", "-", "-", "-", str(row.tries), note)
+    return (
+        str(row.exit_code),
+        str(row.iterations),
+        f"{row.iterations_per_s:.2f}",
+        f"{row.waited_s:.1f} s",
+        format_bytes(row.peak_bytes),
+        str(row.tries),
+        note,
+    )
+
+
+def _left(row: SweepRow) -> str:
+    return "left" if row.exit_code is None else ""
