@@ -83,6 +83,27 @@ test-cuda-wheel: $(WHEEL_STAMP) ## Run PyTorch's build for CUDA over a driver of
 bench-cuda-wheel: $(WHEEL_STAMP) ## Time PyTorch's calls for device memory over a driver of software (3 minutes)
 	$(WHEEL)/bin/python tests/process/software_cuda.py $(WHEEL)/bin/python benchmarks/torch_calls.py --device cuda --name torch_calls-cuda-software
 
+# The newest Python packages that machines with GPUs have, with an older PyTorch: an environment of its own, without
+# TensorFlow. The other versions are those of constraints.txt. PyPI's PyTorch is the CUDA build (5 GB): see PIP_FLAGS.
+VERSIONS ?= build/versions
+VERSIONS_PYTHON ?= python3.12
+VERSIONS_PACKAGES ?= numpy==2.5.5 torch==2.11.0 jax==0.11.2 jaxlib==0.11.2
+VERSIONS_STAMP := $(VERSIONS)/.installed
+VERSIONS_TESTS := tests/framework/test_torch*.py tests/framework/test_jax.py tests/framework/test_exactness.py \
+	tests/framework/test_xla_cuda.py tests/process/test_software_cuda.py tests/process/test_cuda_twin*.py tests/cpu
+
+$(VERSIONS_STAMP): setup.cfg constraints.txt
+	$(VERSIONS_PYTHON) -m venv $(VERSIONS)
+	grep -v -e '^torch==' -e '^numpy==' constraints.txt > $(VERSIONS)/constraints.txt
+	$(VERSIONS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(VERSIONS)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(VERSIONS)/constraints.txt \
+		$(VERSIONS_PACKAGES) --editable '.[plot,swap,test]'
+	touch $@
+
+test-versions: $(VERSIONS_STAMP) ## Run tests with Python 3.12, NumPy 2.5, PyTorch 2.11 and JAX 0.11 (VERSIONS=DIR: where they are)
+	$(VERSIONS)/bin/python -m zico.base.warming
+	$(VERSIONS)/bin/python -m pytest $(VERSIONS_TESTS) $(WORKERS) -k "not mypy" # types are those of constraints.txt
+
 lint: setup ## Check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -227,4 +248,4 @@ inplace: ## Make the checkout importable without installing (PYTHONSAFEPATH=1 PY
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report
 
-.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel bench-cuda-wheel lint types bench bench-smoke evaluation docs bench-gpu first-hour size inplace clean
+.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel bench-cuda-wheel test-versions lint types bench bench-smoke evaluation docs bench-gpu first-hour size inplace clean

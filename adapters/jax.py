@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from zico.job.session import Session
 
-TESTED_VERSION = "0.10"
+TESTED_VERSION = "0.10, 0.11"
 
 HOST_LIBRARY = "libjax_common.so"
 CUDA_PLUGIN = "xla_cuda_plugin.so"

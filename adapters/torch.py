@@ -2,7 +2,7 @@
 
 On a CUDA device the allocator is Zico's (``zico.adapters.torch_cuda``). On the host tensors over
 the threshold are the pool's: ``libc10.so`` takes CPU tensor memory from ``posix_memalign`` and
-returns it by ``free``; both are redirected in its global offset table. Tested with the version in
+returns it by ``free``; both are redirected in its global offset table. Tested with the versions in
 ``TESTED_VERSION``; another is used too if it imports the same two.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from zico.job.session import Session
     from zico.offload.swapper import Swapper
 
-TESTED_VERSION = "2.13"
+TESTED_VERSION = "2.11, 2.13"
 
 _OTHERS_BEFORE_SWITCH = 8
 """Steps of other optimizers in a row after which the first one counts as given up."""

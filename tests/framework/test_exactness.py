@@ -1,7 +1,8 @@
-"""Both examples, side by side in three quarters of their peaks, have the losses that each has alone (invariant 6)."""
+"""Two jobs of two frameworks, in three quarters of their peaks, have the losses that each has alone (invariant 6)."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 import subprocess
@@ -9,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import EXAMPLES, MIB, PATIENCE_S, clean_environment, compile_once
+from harness import EXAMPLES, FRAMEWORK, MIB, PATIENCE_S, clean_environment, compile_once
 from scripts import alone
 
 if TYPE_CHECKING:
@@ -17,26 +18,33 @@ if TYPE_CHECKING:
 
 ITERATIONS = 31  # at least 30 are asked for
 BUDGET_BYTES = 150 * MIB
-OPTIONS = {
-    "digits_resnet": ("--depth", "38", "--batch", "256"),
-    "stdlib_lm": ("--batch", "8", "--layers", "2"),
+COMMANDS = {
+    "digits_resnet": (EXAMPLES / "digits_resnet.py", "--quiet", "--depth", "38", "--batch", "256"),
+    "stdlib_lm": (EXAMPLES / "stdlib_lm.py", "--quiet", "--batch", "8", "--layers", "2"),
+    "jax_training": (FRAMEWORK / "jax_training.py",),
 }
 
 
+def beside(name: str, framework: str) -> Any:  # noqa: ANN401 - what parametrize takes
+    """Return the pair of PyTorch's example and another job, which is skipped where its framework is not installed."""
+    is_missing = importlib.util.find_spec(framework) is None
+    mark = pytest.mark.skipif(is_missing, reason=f"{framework} is not installed")
+    return pytest.param(("digits_resnet", name), marks=mark, id=framework)
+
+
 def arguments(name: str, losses: Path) -> list[str]:
-    """Return the command line of an example, after the interpreter."""
-    script = EXAMPLES / f"{name}.py"
-    return [str(script), "--iterations", str(ITERATIONS), "--quiet", "--losses", str(losses), *OPTIONS[name]]
+    """Return the command line of a job, after the interpreter."""
+    return [*map(str, COMMANDS[name]), "--iterations", str(ITERATIONS), "--losses", str(losses)]
 
 
-def run_together(directory: Path) -> dict[str, Any]:
-    """Run both with ``zico run`` and return its report."""
-    commands = [shlex.join([sys.executable, *arguments(name, directory / f"{name}.together")]) for name in OPTIONS]
+def run_together(names: tuple[str, ...], directory: Path) -> dict[str, Any]:
+    """Run jobs with ``zico run`` and return its report."""
+    commands = [shlex.join([sys.executable, *arguments(name, directory / f"{name}.together")]) for name in names]
     report = directory / "report.json"
-    names = [word for name in OPTIONS for word in ("--name", name)]
+    named = [word for name in names for word in ("--name", name)]
     options = ["--quiet", "--budget", f"{BUDGET_BYTES // MIB}MiB", "--region", "1MiB", "--json", str(report)]
     done = subprocess.run(
-        [sys.executable, "-m", "zico", "run", *options, *names, *commands],
+        [sys.executable, "-m", "zico", "run", *options, *named, *commands],
         env=clean_environment() | {"XDG_RUNTIME_DIR": str(directory)},
         capture_output=True,
         text=True,
@@ -49,23 +57,24 @@ def run_together(directory: Path) -> dict[str, Any]:
 
 
 def losses(path: Path) -> list[str]:
-    """Return the losses that an example has written, as bits in hexadecimal."""
+    """Return the losses that a job has written, as bits in hexadecimal."""
     read: list[str] = json.loads(path.read_text())
     assert len(read) == ITERATIONS
     return read
 
 
 @pytest.mark.timeout(4 * PATIENCE_S)
-def test_both_examples_together_have_the_losses_of_each_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pair", [beside("stdlib_lm", "tensorflow"), beside("jax_training", "jax")])
+def test_two_jobs_together_have_the_losses_of_each_alone(pair: tuple[str, str], tmp_path: Path) -> None:
     """Invariant 6: to the last bit, while they really share: the budget is below the sum of their peaks, above each."""
     compile_once()
     with (
-        alone(*arguments("digits_resnet", tmp_path / "digits_resnet.alone")) as first,
-        alone(*arguments("stdlib_lm", tmp_path / "stdlib_lm.alone")) as second,
+        alone(*arguments(pair[0], tmp_path / f"{pair[0]}.alone")) as first,
+        alone(*arguments(pair[1], tmp_path / f"{pair[1]}.alone")) as second,
     ):
         assert [process.finish().returncode for process in (first, second)] == [0, 0]
-    report = run_together(tmp_path)
-    for name in OPTIONS:
+    report = run_together(pair, tmp_path)
+    for name in pair:
         assert losses(tmp_path / f"{name}.together") == losses(tmp_path / f"{name}.alone"), name
     pool, jobs = report["pool"], report["jobs"]
     assert max(job["peak_bytes"] for job in jobs) < pool["peak_granted_bytes"] <= BUDGET_BYTES

@@ -80,7 +80,7 @@ def allocations_of(profiled: profile) -> Iterator[tuple[int, int]]:
 def check_share_in_pool() -> None:
     """Nearly all bytes over the threshold are in the pool, by PyTorch's count of allocations and their addresses."""
     model, images = convolutions()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         for _ in range(2):
             model(images).sum().backward()
     large = [(address, size) for address, size in allocations_of(profiled) if size >= THRESHOLD]

@@ -105,7 +105,9 @@ def leave(library: ctypes.CDLL, joined: session.Session) -> dict[str, Any]:
     """
     make(library, 64 * KIB, 0)
     report_deaths(joined)
-    library.leave(4, ctypes.c_void_p(joined.record["live_bytes"].__array_interface__["data"][0]))
+    record = joined.record
+    address = record.__array_interface__["data"][0] + record.dtype.fields["live_bytes"][1]
+    library.leave(4, ctypes.c_void_p(address))
     return {"live_bytes": int(joined.record["live_bytes"])}
 
 

@@ -416,6 +416,9 @@ def argument(kind: Any) -> Any:  # noqa: ANN401 - a Numba type
         return numpy_support.from_dtype(kind)
     if isinstance(kind, type) and issubclass(kind, tuple):
         return types.BaseTuple.from_types([argument(one) for one in get_type_hints(kind).values()], kind)
+    alias = getattr(get_origin(kind), "__value__", None)  # NDArray of NumPy 2.5 is an alias with parameters
+    if alias is not None:
+        return argument(alias[get_args(kind)])
     if get_origin(kind) is np.ndarray:
         return argument([get_args(get_args(kind)[1])[0]])
     return {int: types.int64, float: types.float64, bool: types.boolean}.get(kind, kind)

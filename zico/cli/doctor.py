@@ -64,5 +64,5 @@ def _detail(finding: Finding) -> str:
     detail = f"{finding.pool_fraction:.1%} of the tensors' bytes in the pool"
     if not finding.tested_version:
         return detail
-    is_tested = finding.version.startswith(finding.tested_version)
+    is_tested = any(finding.version.startswith(f"{version}.") for version in finding.tested_version.split(", "))
     return f"{detail}, {'a tested version' if is_tested else f'not a tested version ({finding.tested_version})'}"

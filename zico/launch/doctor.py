@@ -211,6 +211,7 @@ class Finding:
     active: bool
     version: str
     tested_version: str
+    """The versions that the adapter is tested with, as ``"2.11, 2.13"``."""
     pool_fraction: float
     reason: str
     """Why it is not active; empty if it is."""
