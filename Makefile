@@ -112,7 +112,7 @@ types: setup ## Check types
 	$(BIN)/mypy
 
 # pytest-benchmark times these; each module of benchmarks/micro writes one file of results.
-MICRO := heap pool scheduler planners startup
+MICRO := heap pool remapping scheduler planners startup
 MICROBENCHMARK = $(BIN)/python -m pytest -p no:randomly --quiet --benchmark-quiet
 
 bench: setup $(MICRO:%=bench-micro-%) ## Run the microbenchmarks and one pair of jobs (at most 15 minutes)
