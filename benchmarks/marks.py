@@ -44,7 +44,7 @@ REGION_BYTES = 64 * MIB
 BUDGET_BYTES = 72 * GIB
 TIGHT = 1.05
 """The tight pool's regions over the most that the job holds in the roomy one."""
-SPACINGS = {"default": None, "0": 0, "64 MiB": 64 * MIB, "256 MiB": 256 * MIB, "1 GiB": GIB}
+SPACINGS = {"default": None, "0": 0, "64 MiB": 64 * MIB, "256 MiB": 256 * MIB, "1 GiB": GIB, "8 GiB": 8 * GIB}
 COMPANIES = ("alone", "alone, tight", "beside another")
 MOST_ITERATIONS = 12
 """Until the job follows a plan of its own; some never do."""

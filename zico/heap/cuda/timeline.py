@@ -29,8 +29,9 @@ from zico.pool.layout import NOBODY, STREAMS
 if TYPE_CHECKING:
     from zico.heap.build import Heap
 
-ALONE_BYTES = GIB
-"""Freed between two marks while nobody else is there: 16 regions of the default size."""
+ALONE_BYTES = 8 * GIB
+"""Freed between two marks while nobody else is there. Then steps of known models have at most 20 marks, and often
+half of the free memory is less (benchmarks/results/marks.md)."""
 SIDE_STREAMS = STREAMS - 1
 """Streams that have an arena of their own: all that have slots, but the first."""
 
