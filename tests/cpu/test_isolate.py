@@ -151,6 +151,17 @@ def test_what_comes_back_to_its_job_is_not_scrubbed(pair: list[IsolatedTenant]) 
     assert a.record[0]["scrubbing"]["scrubs"] == 4
 
 
+def test_scrubbing_gives_the_memory_back(pair: list[IsolatedTenant]) -> None:
+    """Invariant 9: what is scrubbed is not resident any more until it is touched, by the kernel's account."""
+    a, b = pair
+    allocator.free(a.record[0], fill(a, 0xAA))
+    assert a.member.physical_bytes() == N_REGIONS * REGION_BYTES
+    address = take(b)
+    assert b.member.physical_bytes() == 0
+    ctypes.memset(address, 1, 1)
+    assert 0 < b.member.physical_bytes() <= REGION_BYTES
+
+
 def test_a_block_beside_a_freed_one_stays(pair: list[IsolatedTenant]) -> None:
     """Invariant 4: a slot in which another block lives keeps its region and its mapping."""
     a, _ = pair

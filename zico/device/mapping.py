@@ -21,8 +21,7 @@ from zico.device.record import DEVICE, HOST, MOVER
 if TYPE_CHECKING:
     from zico.device.record import DeviceRecord
 
-_SHARED_FIXED = mmap.MAP_SHARED | mmap.MAP_POPULATE | host.MAP_FIXED
-"""All pages at once, which takes a fifth of the time of a fault for each (benchmarks/results/remapping.md)."""
+_SHARED_FIXED = mmap.MAP_SHARED | host.MAP_FIXED
 _PRIVATE_FIXED = mmap.MAP_PRIVATE | host.MAP_FIXED
 _RESERVED_FIXED = host.RESERVED | host.MAP_FIXED
 _READ_WRITE = host.PROT_READ_WRITE
@@ -74,6 +73,18 @@ def map_piece(device: DeviceRecord, address: int, piece: int, was_mapped: int) -
     mapped = _map_handle(device, address, piece, was_mapped)
     leave_context(device, others)
     return mapped
+
+
+@compiled
+def map_pages(device: DeviceRecord, address: int) -> None:
+    """Map all pages of the piece that is mapped at ``address``, which else takes a fault for each.
+
+    A page that is not resident becomes so. On the host device only, and since Linux 5.14; elsewhere
+    this does nothing.
+    """
+    keep_out_of_line()
+    if device.kind == HOST:
+        call(device.madvise, (address, device.piece_bytes, host.POPULATE_READ))
 
 
 @compiled

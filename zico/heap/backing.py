@@ -25,7 +25,7 @@ from numba import types
 
 from zico.base.compiled import call, callback, compiled, inlined, keep_in_line, keep_out_of_line, record_at
 from zico.device import host
-from zico.device.mapping import discard_piece, map_piece, unmap_piece
+from zico.device.mapping import discard_piece, map_pages, map_piece, unmap_piece
 from zico.device.record import DEVICE
 from zico.heap import evicting
 from zico.heap.layout import HEAP, PRIVATE, SPILL, job_of, pool_of, slots_of, wanted_here, wanted_of
@@ -101,10 +101,11 @@ def map_slots(heap: HeapRecord, first: int, last: int) -> bool:
         if slots[slot].mapped != region:
             was_mapped = int(slots[slot].mapped != NOBODY)
             slots[slot].mapped = NOBODY
-            if not map_piece(
-                record_at(heap.backing.device_address, DEVICE), address_of(heap, slot), region, was_mapped
-            ):
+            device = record_at(heap.backing.device_address, DEVICE)
+            if not map_piece(device, address_of(heap, slot), region, was_mapped):
                 return False
+            if regions.comes_from_another(pool_of(heap), region):
+                map_pages(device, address_of(heap, slot))
             slots[slot].mapped = region
             me.maps += 1
     return True

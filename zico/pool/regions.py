@@ -408,6 +408,13 @@ def has_others_bytes(pool: Member, r: int) -> bool:
 
 
 @inlined
+def comes_from_another(pool: Member, r: int) -> bool:
+    """Tell whether another job is known to have had this job's region last, and nobody has scrubbed it."""
+    last_owner = regions_of(pool)[r].last_owner
+    return last_owner not in (NOBODY, pool.job)
+
+
+@inlined
 def note_scrubbed(pool: Member, r: int) -> None:
     """Note that nothing of another job is left in this job's region; from here on what is there is this job's.
 
