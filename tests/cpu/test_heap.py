@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import re
+import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 KIB, MIB = 1 << 10, 1 << 20
+REGIONS_BYTES = 16 * GRANULE_BYTES
+PAGES = REGIONS_BYTES // mmap.PAGESIZE
 
 
 HeapMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
@@ -86,6 +89,24 @@ def test_the_steady_state_maps_nothing(tenant: Tenant) -> None:
             tenant.free(address)
         maps.append(int(tenant.job["maps"]))
     assert maps[-1] == maps[-2]
+
+
+def test_a_region_from_another_job_is_mapped_with_its_pages() -> None:
+    """Nobody faults for them; a region that no job has had is resident when it is touched, and not before."""
+    with tenants(16, 2, claims=False) as (before, after):
+        address = allocator.allocate(before.record[0], REGIONS_BYTES, 64)
+        assert before.member.physical_bytes() == 0
+        assert faults_of_writing(address, REGIONS_BYTES) >= PAGES
+        allocator.free(before.record[0], address)
+        address = allocator.allocate(after.record[0], REGIONS_BYTES, 64)
+        assert faults_of_writing(address, REGIONS_BYTES) < PAGES // 8
+
+
+def faults_of_writing(address: int, size_bytes: int) -> int:
+    """Write to memory; returns how many faults this thread had."""
+    faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    ctypes.memset(address, 1, size_bytes)
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - faults
 
 
 def test_each_class_has_its_arena(tenant: Tenant) -> None:

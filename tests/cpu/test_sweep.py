@@ -16,9 +16,9 @@ from zico.broker.protocol.messages import RefusedRequest, Share
 from zico.broker.saving import DEFAULT_WISH
 from zico.cli import main
 from zico.cli.sweep import parse_at_most
-from zico.launch.jobs import Stream, split_commands
+from zico.launch.jobs import Stream, split_commands, up_to_script
 from zico.launch.queue import Queue, Unlimited, tells_out_of_memory
-from zico.launch.sweep import MAX_SWEEP_NAME_BYTES, SweepJob, grid_jobs, parse_grids, program_of, read_jobs_file
+from zico.launch.sweep import MAX_SWEEP_NAME_BYTES, SweepJob, grid_jobs, parse_grids, read_jobs_file
 from zico.launch.sweep_file import JobResult, Sweep, SweepFile
 from zico.report.model import JobFigures
 
@@ -114,7 +114,7 @@ def test_a_grid_that_cannot_be_is_one_sentence_with_what_to_do(command: str, gri
 )
 def test_jobs_of_one_script_are_of_one_kind(words: str, kind: tuple[str, ...]) -> None:
     """Arguments after the script do not count."""
-    assert program_of(words.split()) == kind
+    assert up_to_script(words.split()) == kind
 
 
 def test_at_most_is_a_number_of_places_or_auto() -> None:

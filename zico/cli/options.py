@@ -292,6 +292,8 @@ def share_text(share: Share) -> str:
 # A command that knows whether ``--`` was given: click alone cannot tell its arguments from those
 # before it.
 
+STDOUT = Path("-")
+"""What options that name a file take for standard output."""
 AFTER_DASHES = "zico.after_dashes"
 """Key in ``click.Context.meta``; absent without ``--``."""
 WORDS = "zico.words"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,10 +16,12 @@ from rich.table import Table
 
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes, parse_size
+from zico.cli.options import STDOUT
 from zico.report.table import PLAIN_WIDTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from zico.planning.packing.problem import NoPlan
     from zico.planning.saving.combined import SavePlanner
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "zico.save.v1"
 PLANNED = "planned"
-STDOUT = Path("-")
 
 
 @dataclasses.dataclass(frozen=True)

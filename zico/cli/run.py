@@ -14,7 +14,7 @@ from zico.broker.devices import kind_of
 from zico.broker.saving import MODES, check_device, wishes_of
 from zico.broker.shares import shares_of
 from zico.cli.display import Display
-from zico.cli.options import AFTER_DASHES, WORDS, DashesCommand, described, pool_options, setting, settings_from
+from zico.cli.options import AFTER_DASHES, STDOUT, WORDS, DashesCommand, described, pool_options, setting, settings_from
 from zico.cli.sweep import (
     create_file,
     new_sweep,
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from zico.base.settings import Setting, Settings
 
-STDOUT = Path("-")
 EPILOG = """A single command may also follow --: zico run -- CMD ARG ...
 
 All options but --name, --json, --report, --quiet, --grid, --jobs-file, --at-most and --resume can also be set by an

@@ -13,7 +13,7 @@ import click
 
 from zico.base.errors import ConfigError, ProblemError
 from zico.base.units import format_bytes, parse_size
-from zico.cli.options import errors_end_with
+from zico.cli.options import STDOUT, errors_end_with
 from zico.scheduler.policies import POLICIES, policy_named
 from zico.simulator.ways_to_save import NONE, SAVES, SWAP, ways_of
 
@@ -214,7 +214,6 @@ def _size(text: str) -> int:
 # --------------------------------------------------------------------------------------------------
 
 FAILED = 2
-STDOUT = Path("-")
 COMPILING = "zico: compiling; this takes up to a minute, once per machine"
 JSON_NAME, TABLE_NAME, THROUGHPUT_NAME = "simulation.json", "table.md", "throughput.png"
 SERIAL = "serial"

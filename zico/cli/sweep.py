@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from zico.base.errors import ConfigError
 from zico.cli.display import Display
-from zico.cli.options import AFTER_DASHES, WORDS, described
+from zico.cli.options import AFTER_DASHES, STDOUT, WORDS, described
 from zico.launch.jobs import MAX_COMMANDS, Command, name_commands, split_commands
 from zico.launch.queue import Queue, Unlimited
 from zico.launch.supervisor import run_report, supervise
@@ -36,7 +36,6 @@ SWEEP_FILE = "sweep.jsonl"
 """In the directory of ``--report``."""
 RESULTS_NAME = "sweep.json"
 _SIGNALLED = 128
-STDOUT = Path("-")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,25 +195,12 @@ def sweep_report(file: SweepFile, settings: Settings, at_most: AtMost) -> SweepR
 
 
 def _row(job: SweepJob, file: SweepFile) -> SweepRow:
-    row = SweepRow(name=job.name, parameters=job.parameters, command=shlex.join(job.argv))
+    row = SweepRow(name=job.name, parameters=job.parameters, command=job.text)
     result = file.results.get(job.name)
     if result is None:
         return row
-    return SweepRow(
-        name=job.name,
-        parameters=job.parameters,
-        command=row.command,
-        exit_code=None if result.again else result.exit_code,
-        tries=result.tries,
-        alone=result.alone,
-        ran_out_of_memory=result.ran_out_of_memory,
-        iterations=result.iterations,
-        iterations_per_s=result.iterations_per_s,
-        waited_s=result.waited_s,
-        peak_bytes=result.peak_bytes,
-        wall_s=result.wall_s,
-        note=result.note,
-    )
+    told = {field: getattr(result, field) for field in SweepRow.__struct_fields__ if hasattr(result, field)}
+    return msgspec.structs.replace(row, **told | {"exit_code": None if result.again else result.exit_code})
 
 
 def _exit_code(report: SweepReport, outcome: Outcome | None) -> int:

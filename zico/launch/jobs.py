@@ -90,17 +90,26 @@ def name_commands(
     return tuple(Command(name, tuple(argv), shlex.join(argv)) for name, argv in zip(unique, argvs, strict=True))
 
 
+_SCRIPTS = (".py", ".sh")
+
+
+def up_to_script(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a command up to its script, module or code, else its first word."""
+    for number, word in enumerate(argv):
+        if word in ("-m", "-c"):
+            return tuple(argv[: number + 2])
+        if word.endswith(_SCRIPTS):
+            return tuple(argv[: number + 1])
+    return tuple(argv[:1])
+
+
 def default_name(argv: Sequence[str]) -> str:
     """Return a name made from the script's file name, the module's last part, or the program's name."""
-    for before, argument in itertools.pairwise(argv):
-        if before == "-m":
-            return fitting_name(argument.rpartition(".")[2])
-        if before == "-c":
-            break
-        if argument.endswith((".py", ".sh")):
-            return fitting_name(PurePath(argument).stem)
-    program = PurePath(argv[0])
-    return fitting_name(program.stem if program.suffix in {".py", ".sh"} else program.name)
+    *_, before, last = ("", *up_to_script(argv))
+    if before == "-m":
+        return fitting_name(last.rpartition(".")[2])
+    path = PurePath(argv[0] if before == "-c" else last)
+    return fitting_name(path.stem if path.suffix in _SCRIPTS else path.name)
 
 
 def split_command(text: str) -> list[str]:

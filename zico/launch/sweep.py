@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from zico.base.errors import ConfigError
-from zico.launch.jobs import MAX_NAME_BYTES, Command, checked_name, default_name, fitting_name, split_command
+from zico.launch.jobs import (
+    MAX_NAME_BYTES,
+    Command,
+    checked_name,
+    default_name,
+    fitting_name,
+    split_command,
+    up_to_script,
+)
 from zico.report.model import owner_of
 
 if TYPE_CHECKING:
@@ -52,19 +60,7 @@ class SweepJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def kind(self) -> tuple[str, ...]:
         """Return the words of its command up to the script: jobs that share them need about the same memory."""
-        return program_of(self.argv)
-
-
-def program_of(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a command up to its script or module, else its first word."""
-    for number, word in enumerate(argv):
-        if number and argv[number - 1] == "-m":
-            return tuple(argv[: number + 1])
-        if word == "-c":
-            return tuple(argv[: number + 2])
-        if word.endswith((".py", ".sh")):
-            return tuple(argv[: number + 1])
-    return tuple(argv[:1])
+        return up_to_script(self.argv)
 
 
 # -- grids -----------------------------------------------------------------------------------------
