@@ -3,7 +3,8 @@
 Each case trains in the order plain, Zico, Zico, plain, so that a clock that drifts falls on both
 alike; ``job.py`` is the job. Then, once plain and once with Zico: cuDNN's own choice of algorithms,
 workers of a data loader, and a request that no device can serve; at last, what PyTorch's calls for
-memory take. ``--spacing`` measures one case with several distances between marks instead.
+memory take. ``--spacing`` measures one case with several distances between marks instead, and
+``--saving`` jobs that may hold less than their peak.
 
 ``--device host`` runs a tiny job on the host, to see that the script works. The result is written
 after each case.
@@ -28,8 +29,10 @@ from together import Job
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
 
 QUESTION = "What does Zico cost a job that has a GPU to itself?"
+COUNTED = ("maps", "peak_bytes", "spilled_bytes", "waited_s", "saving")
 TURNS = ("plain", "zico", "zico", "plain")
 CASES = (
     ("resnet50", 128, "float32"),
@@ -43,6 +46,9 @@ SMOKE_EXTRAS = {"out of memory": tuple(word for words in EXTRAS.values() for wor
 """All at once."""
 SPACINGS_MIB = (None, 0, 64, 256, 1024)
 """Freed on a stream between two marks, with ``--spacing``; ``None``: by the rules for who is there."""
+SAVING_SHARES = (80, 60)
+"""Of the job's peak: what it may hold, with ``--saving``."""
+SAVING = ("auto", "swap")
 
 
 class Runner:
@@ -53,22 +59,28 @@ class Runner:
         self._options = options
         self._kind = "cpu" if options.device == "host" else "cuda"
 
-    def run(self, way: str, case: tuple[str, int, str], *extra: str, before: tuple[str, ...] = ()) -> dict[str, Any]:
+    def run(
+        self, way: str, case: tuple[str, int, str], *extra: str, before: tuple[str, ...] = (), **told: str
+    ) -> dict[str, Any]:
         """Return the figures of one run, or why there are none: one run must not end all others."""
         model, batch, dtype = case
         seconds = self._options.seconds
         with tempfile.TemporaryDirectory() as folder:
             figures = Path(folder) / "figures.json"
             arguments = (model, "--batch", str(batch), "--dtype", dtype, "--device", self._kind)
-            told = (*arguments, *extra, "--figures", str(figures), "--seconds", str(seconds))
-            job = Job(model, "benchmarks/gpu/job.py", told, before)
+            arguments = (*arguments, *extra, "--figures", str(figures), "--seconds", str(seconds))
+            job = Job(model, "benchmarks/gpu/job.py", arguments, before)
+            budget = told.pop("budget", "none")
+            options = [word for name, value in told.items() for word in (f"--{name}", value)]
             deadline_s = seconds + together.MARGIN_S
             try:
                 if way == "plain":
                     done = together.run_plain([job], deadline_s=deadline_s)
                 else:
                     where = self._options.device
-                    done = together.run_zico([job], policy="zico", budget="none", deadline_s=deadline_s, device=where)
+                    done = together.run_zico(
+                        [job], policy="zico", budget=budget, deadline_s=deadline_s, device=where, told=options
+                    )
                 rate = done.rates(self._options.warm_up)[0]
                 counted = json.loads(figures.read_text())
             except subprocess.CalledProcessError as error:
@@ -76,7 +88,7 @@ class Runner:
             except (ValueError, OSError, subprocess.SubprocessError) as error:
                 return {"way": way, "failed": f"{type(error).__name__}: {error}"}
         report = done.report or {"jobs": [{}]}
-        counted |= {name: report["jobs"][0].get(name) for name in ("maps", "peak_bytes", "spilled_bytes", "waited_s")}
+        counted |= {name: report["jobs"][0].get(name) for name in COUNTED}
         return {"way": way, "rate": rate, "losses": list(done.losses[0]), "counted": counted}
 
 
@@ -95,6 +107,21 @@ def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "losses_equal": equal,
         "runs": [{**run, "losses": len(run["losses"])} for run in runs],
     }
+
+
+def measure_saving(
+    runner: Runner, case: tuple[str, int, str], keep: Callable[[str, list[dict[str, Any]]], None]
+) -> None:
+    """Run a job with all the memory that it wants, then with less, by each way of saving."""
+    name = " ".join(map(str, case))
+    plain, whole = (runner.run(way, case) for way in ("plain", "zico"))
+    keep(f"{name}, all", [plain, whole])
+    if "failed" in whole:
+        return
+    for share in SAVING_SHARES:
+        for save in SAVING:
+            limit = f"{case[0]}={share * whole['counted']['peak_bytes'] // 100}B"
+            keep(f"{name}, {share} %, {save}", [plain, runner.run("zico", case, save=save, limit=limit)])
 
 
 def text_of(result: dict[str, Any]) -> str:
@@ -123,10 +150,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=6.0, help="how long the job trains in each run")
     parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations left out")
     parser.add_argument("--spacing", action="store_true", help="measure distances between marks instead")
+    parser.add_argument("--saving", action="store_true", help="measure less memory than the peak instead")
+    parser.add_argument("--case", type=int, action="append", metavar="N", help="only these cases, from 0 on")
     options = parser.parse_args()
     if options.smoke:
         options.seconds, options.warm_up = 1.0, 1
-    name = "gpu_spacing" if options.spacing else "gpu_alone"
+    name = "gpu_spacing" if options.spacing else "gpu_saving" if options.saving else "gpu_alone"
     result = common.document(name, QUESTION, {key: getattr(options, key) for key in ("device", "seconds", "warm_up")})
     result["cases"] = {}
     directory = common.output_directory(options)
@@ -139,6 +168,7 @@ def main() -> int:
             common.save(result, text_of(result), directory)
 
     cases = HOST_CASES if options.device == "host" else CASES
+    cases = cases if options.case is None else tuple(cases[n] for n in options.case)
     turns = TURNS[:2] if options.smoke else TURNS
     if options.spacing:
         case = cases[-1]
@@ -146,6 +176,9 @@ def main() -> int:
             before = () if mib is None else ("env", f"ZICO_SPACING={mib << 20}")
             label = "default" if mib is None else f"a mark every {mib} MiB"
             keep(label, [runner.run(way, case, before=before) for way in turns])
+    elif options.saving:
+        for case in cases:
+            measure_saving(runner, case, keep)
     else:
         for case in cases:
             keep(" ".join(map(str, case)), [runner.run(way, case) for way in turns])

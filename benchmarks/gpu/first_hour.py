@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[0]))  # PYTHONSAFEPATH leaves it out
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import common
@@ -226,7 +227,7 @@ PARTS: dict[str, Part] = {
         *(590, _script("pairs.py", "--paper"), _pairs("gpu_pairs_paper"), _script("pairs.py", "--paper", *_ON_HOST)),
     ),
     "f": Part(
-        "Do CuPy, JAX, Numba, isolated jobs and compute-sanitizer work in a pool?",
+        "Do CuPy, JAX, Numba, CUDA graphs, isolated jobs and compute-sanitizer work in a pool?",
         *(480, _script("programs.py"), _programs, _script("programs.py", "--smoke")),
     ),
     "g": Part(

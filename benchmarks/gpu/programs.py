@@ -1,4 +1,4 @@
-"""Do other programs run in a pool on a GPU: CuPy, JAX, Numba, isolated jobs, and a job under compute-sanitizer?
+"""Do other programs run in a pool on a GPU: CuPy, JAX, Numba, CUDA graphs, isolated jobs, compute-sanitizer?
 
 Each program runs without Zico and under ``zico run``; what it prints of its iterations must be the
 same bits. A library or a tool that is not installed is named; that is no pass. ``--smoke`` runs
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import common
 
-QUESTION = "Do CuPy, JAX, Numba, isolated jobs and compute-sanitizer work in a pool on a GPU?"
+QUESTION = "Do CuPy, JAX, Numba, CUDA graphs, isolated jobs and compute-sanitizer work in a pool on a GPU?"
 DEADLINE_S = 120.0
 SANITIZER = "compute-sanitizer"
 _LOSS = re.compile(r"^(?:\S+ +\| )?(iteration \d+ loss \S+)$", re.MULTILINE)
@@ -52,12 +52,14 @@ class Program:
 def programs(*, smoke: bool) -> list[Program]:
     """Return them in order."""
     kind, iterations = ("cpu", "3") if smoke else ("cuda", "20")
-    arrays, job = "benchmarks/gpu/array_job.py", "benchmarks/gpu/job.py"
+    arrays, graphs, job = (f"benchmarks/gpu/{name}.py" for name in ("array_job", "graph_job", "job"))
     libraries = ("numpy",) if smoke else ("cupy", "jax", "numba")
     trained = (job, "dcgan", "--batch", "4" if smoke else "64", "--device", kind, "--iterations", iterations)
     checked = (SANITIZER, "--tool", "memcheck", "--error-exitcode", "9", "--target-processes", "all")
+    ways = () if smoke else ("captured", "callables", "compiled")
     return [
         *(Program(name, (arrays, name, "--iterations", iterations), needs=name) for name in libraries),
+        *(Program(f"graphs, {way}", (graphs, way, "--iterations", iterations)) for way in ways),
         Program("isolated", trained, told=("--isolate",)),
         Program("compute-sanitizer", trained, before=() if smoke else checked, tool="" if smoke else SANITIZER),
     ]
@@ -84,7 +86,7 @@ def run(argv: tuple[str, ...]) -> dict[str, Any]:
     return found | {"seconds": round(time.monotonic() - begun_s, 2)}
 
 
-def measure(program: Program, device: str) -> dict[str, Any]:
+def measure(program: Program, device: str, budget: str) -> dict[str, Any]:
     """Return how a program went with and without Zico."""
     missing = program.tool if program.tool and not shutil.which(program.tool) else ""
     if program.needs and importlib.util.find_spec(program.needs) is None:
@@ -94,7 +96,7 @@ def measure(program: Program, device: str) -> dict[str, Any]:
     own = (sys.executable, *program.arguments)
     plain = run(own)
     command = shlex.join((*program.before, *own))
-    pooled = run((*common.ZICO, "run", "--device", device, "--budget", "none", *program.told, command))
+    pooled = run((*common.ZICO, "run", "--device", device, "--budget", budget, *program.told, command))
     same = bool(plain["losses"]) and plain["losses"] == pooled["losses"]
     passed = same and plain["exit_code"] == pooled["exit_code"] == 0
     runs = {way: {**one, "losses": len(one["losses"])} for way, one in (("plain", plain), ("zico", pooled))}
@@ -115,13 +117,17 @@ def main() -> int:
     """Run, print, write; returns the exit code, 1 unless all programs passed."""
     parser = common.parser(__doc__)
     parser.add_argument("--device", default="cuda:0", help="cuda:0; host with --smoke")
+    parser.add_argument("--budget", default="none", help="of each program (default: all there is)")
+    parser.add_argument("--only", action="append", metavar="NAME", help="only these programs")
     options = parser.parse_args()
     device = "host" if options.smoke else options.device
     result = common.document("gpu_programs", QUESTION, {"device": device})
     result["programs"] = {}
     directory = common.output_directory(options)
     for program in programs(smoke=options.smoke):
-        result["programs"][program.name] = found = measure(program, device)
+        if options.only and program.name not in options.only:
+            continue
+        result["programs"][program.name] = found = measure(program, device, options.budget)
         common.note(f"{program.name}: {found.get('why') or ('passed' if found['passed'] else 'FAILED')}")
         if directory is not None:
             common.save(result, text_of(result), directory)
