@@ -151,7 +151,9 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations left out")
     parser.add_argument("--spacing", action="store_true", help="measure distances between marks instead")
     parser.add_argument("--saving", action="store_true", help="measure less memory than the peak instead")
-    parser.add_argument("--case", type=int, action="append", metavar="N", help="only these cases, from 0 on")
+    parser.add_argument(
+        "--case", type=int, action="append", metavar="N", help="only these cases, from 0 on, and nothing else"
+    )
     options = parser.parse_args()
     if options.smoke:
         options.seconds, options.warm_up = 1.0, 1
@@ -182,10 +184,11 @@ def main() -> int:
     else:
         for case in cases:
             keep(" ".join(map(str, case)), [runner.run(way, case) for way in turns])
-        for label, extra in (SMOKE_EXTRAS if options.smoke else EXTRAS).items():
-            keep(label, [runner.run(way, cases[0], *extra) for way in ("plain", "zico")])
-        rounds, batches = (1, 2) if options.smoke else (5, 20)
-        result["torch"] = torch_calls.measure(rounds, batches, device=options.device)
+        if options.case is None:
+            for label, extra in (SMOKE_EXTRAS if options.smoke else EXTRAS).items():
+                keep(label, [runner.run(way, cases[0], *extra) for way in ("plain", "zico")])
+            rounds, batches = (1, 2) if options.smoke else (5, 20)
+            result["torch"] = torch_calls.measure(rounds, batches, device=options.device)
     common.write(result, text_of(result), directory)
     return int(any("failed" in case for case in result["cases"].values()))
 

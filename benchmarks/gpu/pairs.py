@@ -148,6 +148,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0", help="cuda:0, or host to try the script")
     parser.add_argument("--seconds", type=float, default=6.0, help="how long each job trains in each run")
     parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations of each job left out")
+    parser.add_argument("--only", metavar="NAME", help="only this pair")
     parser.add_argument("--paper", action="store_true", help="kinds of pairs that the paper shows, at 70 %%")
     options = parser.parse_args()
     if options.smoke:
@@ -163,7 +164,7 @@ def main() -> int:
         if directory is not None:
             common.save(result, text_of(result), directory)
 
-    for index, pair in enumerate(pairs(options)):
+    for index, pair in enumerate(one for one in pairs(options) if options.only in (None, one.name)):
         try:
             result["pairs"][pair.name] = measured = measure_pair(pair, options)
         except subprocess.CalledProcessError as error:  # a job that cannot even run alone
