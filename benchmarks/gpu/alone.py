@@ -48,7 +48,6 @@ SPACINGS_MIB = (None, 0, 64, 256, 1024)
 """Freed on a stream between two marks, with ``--spacing``; ``None``: by the rules for who is there."""
 SAVING_SHARES = (80, 60)
 """Of the job's peak: what it may hold, with ``--saving``."""
-SAVING = ("auto", "swap")
 
 
 class Runner:
@@ -112,16 +111,15 @@ def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def measure_saving(
     runner: Runner, case: tuple[str, int, str], keep: Callable[[str, list[dict[str, Any]]], None]
 ) -> None:
-    """Run a job with all the memory that it wants, then with less, by each way of saving."""
+    """Run a job with all the memory that it wants, then with less."""
     name = " ".join(map(str, case))
     plain, whole = (runner.run(way, case) for way in ("plain", "zico"))
     keep(f"{name}, all", [plain, whole])
     if "failed" in whole:
         return
     for share in SAVING_SHARES:
-        for save in SAVING:
-            limit = f"{case[0]}={share * whole['counted']['peak_bytes'] // 100}B"
-            keep(f"{name}, {share} %, {save}", [plain, runner.run("zico", case, save=save, limit=limit)])
+        limit = f"{case[0]}={share * whole['counted']['peak_bytes'] // 100}B"
+        keep(f"{name}, {share} %", [plain, runner.run("zico", case, save="auto", limit=limit)])
 
 
 def text_of(result: dict[str, Any]) -> str:
@@ -143,20 +141,24 @@ def text_of(result: dict[str, Any]) -> str:
     return "\n".join([common.table(header, rows), "".join(failures), calls])
 
 
-def main() -> int:
-    """Measure, print, write; returns the exit code, 1 if a run failed."""
+def options_of() -> Namespace:
+    """Read the command line."""
     parser = common.parser(__doc__)
     parser.add_argument("--device", default="cuda:0", help="cuda:0, or host to try the script")
     parser.add_argument("--seconds", type=float, default=6.0, help="how long the job trains in each run")
     parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations left out")
     parser.add_argument("--spacing", action="store_true", help="measure distances between marks instead")
     parser.add_argument("--saving", action="store_true", help="measure less memory than the peak instead")
-    parser.add_argument(
-        "--case", type=int, action="append", metavar="N", help="only these cases, from 0 on, and nothing else"
-    )
+    parser.add_argument("--case", type=int, action="append", metavar="N", help="only these cases, from 0 on")
     options = parser.parse_args()
     if options.smoke:
         options.seconds, options.warm_up = 1.0, 1
+    return options
+
+
+def main() -> int:
+    """Measure, print, write; returns the exit code, 1 if a run failed."""
+    options = options_of()
     name = "gpu_spacing" if options.spacing else "gpu_saving" if options.saving else "gpu_alone"
     result = common.document(name, QUESTION, {key: getattr(options, key) for key in ("device", "seconds", "warm_up")})
     result["cases"] = {}
@@ -179,8 +181,7 @@ def main() -> int:
             label = "default" if mib is None else f"a mark every {mib} MiB"
             keep(label, [runner.run(way, case, before=before) for way in turns])
     elif options.saving:
-        for case in cases:
-            measure_saving(runner, case, keep)
+        measure_saving(runner, cases[0], keep)
     else:
         for case in cases:
             keep(" ".join(map(str, case)), [runner.run(way, case) for way in turns])

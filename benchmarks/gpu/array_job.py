@@ -59,6 +59,8 @@ def with_jax(iterations: int) -> Iterator[float]:
 
 def with_numba(iterations: int) -> Iterator[float]:
     """Add vectors on the device, in new arrays each time; yields sums."""
+    if not hasattr(np, "row_stack"):  # numba-cuda 0.30 asks for it; NumPy 2.5 has it no more
+        setattr(np, "row_stack", np.vstack)  # noqa: B010 - a name that NumPy's types do not know
     cuda: Any = import_module("numba.cuda")
 
     def add(a: Any, b: Any, out: Any) -> None:  # noqa: ANN401

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import shlex
 import shutil
@@ -35,6 +36,7 @@ from together import Job
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
 
 QUESTION = "What do pairs of jobs gain from sharing a GPU's memory under Zico?"
 SHARES = (100, 70)
@@ -42,6 +44,7 @@ GOAL = (70, 0.95)
 """Share of the sum of the peaks, and throughput over that with no budget."""
 KILLED_AT = 12
 """Iterations that the job launches before it kills itself."""
+BRIEF = ("zico no budget", "zico 70 %", "MPS, none no budget", "MPS, zico 70 %")
 MPS_DAEMON = "nvidia-cuda-mps-control"
 
 
@@ -65,11 +68,12 @@ def pairs(options: Namespace) -> list[Pair]:
             pair(("resnet110", 800), ("bert_base", 64)),
             pair(("gpt2", 24), ("gnmt", 512)),
         ]
-    return [pair(("resnet50", 128), ("resnet50", 128)), pair(("bert_base", 64), ("bert_base", 64))]
+    models = (("resnet50", 128), ("bert_base", 64), ("dcgan", 128))
+    return [pair(one, one) for one in models]
 
 
-def measure_pair(pair: Pair, options: Namespace) -> dict[str, Any]:
-    """Return one round of a pair, and the killed job's other one if the pair is to be measured so."""
+def measure_pair(pair: Pair, options: Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Return one round of a pair; ``keep`` gets what there is of it after each run."""
     runner = colocation.Runner(pair, options.seconds, options.warm_up)
     least = min(options.shares)
     bounded = [Configuration("zico", share) for share in options.shares]
@@ -83,19 +87,24 @@ def measure_pair(pair: Pair, options: Namespace) -> dict[str, Any]:
     if shutil.which(MPS_DAEMON) and pair.device != "host":
         under = (Configuration("none", None), Configuration("zico", least))
         runs += [(f"MPS, {configuration.label}", configuration, ("--mps",)) for configuration in under]
-    done = []
+    if options.brief:
+        runs = [run for run in runs if run[0] in BRIEF]
+    done: list[dict[str, Any]] = []
+    measured: dict[str, Any] = {}
     for label, configuration, told in runs:
         done.append({"label": label, **runner.attempt(configuration, told=told)})
         said = done[-1].get("failed") or ", ".join(f"{rate:.2f}" for rate in done[-1]["rates"]) + " it/s"
         common.note(f"{pair.name}: {label}: {said}")
-    return {
-        "peaks_bytes": runner.peaks_bytes,
-        "summary": colocation.summarise([done], [label for label, _, _ in runs]),
-        "failures": [f"{run['label']}: {run['failed']}" for run in done if "failed" in run],
-        "rounds": [done],
-        "budget_bytes": runner.budget_bytes(least),
-        "alone_losses": list(runner.alone_losses[1]),
-    }
+        measured = {
+            "peaks_bytes": runner.peaks_bytes,
+            "summary": colocation.summarise([done], [one["label"] for one in done]),
+            "failures": [f"{run['label']}: {run['failed']}" for run in done if "failed" in run],
+            "rounds": [done],
+            "budget_bytes": runner.budget_bytes(least),
+            "alone_losses": list(runner.alone_losses[1]),
+        }
+        keep(measured)
+    return measured
 
 
 def killed(pair: Pair, measured: dict[str, Any], options: Namespace) -> dict[str, Any]:
@@ -148,6 +157,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0", help="cuda:0, or host to try the script")
     parser.add_argument("--seconds", type=float, default=6.0, help="how long each job trains in each run")
     parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations of each job left out")
+    parser.add_argument("--brief", action="store_true", help="only Zico, with and without a budget, and MPS")
     parser.add_argument("--only", metavar="NAME", help="only this pair")
     parser.add_argument("--paper", action="store_true", help="kinds of pairs that the paper shows, at 70 %%")
     options = parser.parse_args()
@@ -164,9 +174,13 @@ def main() -> int:
         if directory is not None:
             common.save(result, text_of(result), directory)
 
+    def keep_pair(name: str, measured: dict[str, Any]) -> None:
+        result["pairs"][name] = measured
+        keep()
+
     for index, pair in enumerate(one for one in pairs(options) if options.only in (None, one.name)):
         try:
-            result["pairs"][pair.name] = measured = measure_pair(pair, options)
+            result["pairs"][pair.name] = measured = measure_pair(pair, options, functools.partial(keep_pair, pair.name))
         except subprocess.CalledProcessError as error:  # a job that cannot even run alone
             common.note(f"{pair.name}: a job alone ended with exit code {error.returncode}")
             result.setdefault("failures", []).append(f"{pair.name}: exit code {error.returncode}")
