@@ -109,11 +109,18 @@ def test_what_the_jobs_limit_holds_back_overflows_soon() -> None:
         world.check()
 
 
-def test_the_processor_may_touch_it_too() -> None:
-    """Copies that the driver makes by the processor find the pages open, as the device does."""
+def test_one_call_fills_a_tensor_of_several_pieces() -> None:
+    """A driver refuses that where the processor may touch the pieces, as an H200's does: so it may not."""
     with full_world(host_bytes=HOST_BYTES) as (world, job):
-        tensor = got(job.allocate(REGION_BYTES))
-        assert world.twin.is_open_to_processor(tensor.address, REGION_BYTES)
+        tensor = got(job.allocate(3 * REGION_BYTES))
+        stream = job.handles[tensor.stream]
+        job.driver.synchronize(stream)
+        before = world.twin.read(tensor.address, 3 * REGION_BYTES)
+        with job.driver.context.current():
+            job.driver.call("cuMemsetD8Async", tensor.address, 7, 3 * REGION_BYTES, stream)
+        job.driver.synchronize(stream)
+        assert world.twin.read(tensor.address, 3 * REGION_BYTES) == bytes([7]) * 3 * REGION_BYTES
+        world.twin.write(tensor.address, before)  # what the tensor's last kernel looks for
         job.free(tensor)
 
 

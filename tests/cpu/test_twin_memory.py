@@ -432,6 +432,24 @@ def test_access_is_each_ones_own(newer: Twin) -> None:
             newer.write(address, b"x")
 
 
+@pytest.mark.parametrize(("by_processor", "expected"), [(False, "SUCCESS"), (True, "INVALID_VALUE")])
+def test_several_pieces_are_filled_at_once_where_the_device_alone_has_access(
+    newer: Twin,
+    by_processor: bool,  # noqa: FBT001
+    expected: str,
+) -> None:
+    """As on an H200 (benchmarks/results/gpu/host_memory.md): one piece can be filled in any case."""
+    address = reserve(newer)
+    for at in (address, address + 2 * UNIT):
+        handle = newer.cuMemCreate(2 * UNIT, host_prop(), 0)[1]
+        assert status(newer.cuMemMap(at, 2 * UNIT, 0, handle, 0)) == "SUCCESS"
+        descriptions = [access(), host_access()][: 1 + by_processor]
+        assert status(newer.cuMemSetAccess(at, 2 * UNIT, descriptions, len(descriptions))) == "SUCCESS"
+    newer.cuCtxSetCurrent(newer.cuDevicePrimaryCtxRetain(0)[1])
+    assert status(newer.cuMemsetD8(address, 1, 2 * UNIT)) == "SUCCESS"
+    assert status(newer.cuMemsetD8(address, 1, 4 * UNIT)) == expected
+
+
 def test_an_older_twin_knows_no_node() -> None:
     """A driver before CUDA 12.2 refuses the attribute and the place."""
     attribute = real.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID

@@ -28,7 +28,7 @@ MIB = 1 << 20
 REGION_BYTES = 2 * MIB
 WINDOW_BYTES = 192 * MIB
 BUDGET = 16
-HOST = 2  # CU_MEM_LOCATION_TYPE_HOST
+PROCESSOR = -1  # CU_DEVICE_CPU
 
 
 class TestManaged(ManagedContract):
@@ -107,8 +107,8 @@ def test_what_is_resident_stays_within_what_is_held(job: Paged) -> None:
 
 
 def last_told(driver: CudaDriver, memory: Managed, offset: int, size_bytes: int) -> int:
-    """Return the place that a range was last told to go to."""
-    attribute = driver.call.api.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE
+    """Return where a range was last told to go; ``cuda.bindings`` 13 does not take the attribute for its kind."""
+    attribute = driver.call.api.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION
     with driver.context.current():
         return int(driver.call("cuMemRangeGetAttribute", 4, attribute, memory.handle + offset, size_bytes))
 
@@ -117,7 +117,7 @@ def test_orders_reach_the_driver(job: Paged) -> None:
     """The driver knows for a range where it was told to go last."""
     job.managed.move(0, 2 * MIB, to_device=False)
     job.driver.synchronize(job.managed.stream)
-    assert last_told(job.driver, job.managed, 0, 2 * MIB) == HOST
+    assert last_told(job.driver, job.managed, 0, 2 * MIB) == PROCESSOR
 
 
 def test_moving_waits_for_no_kernel(job: Paged) -> None:

@@ -36,7 +36,10 @@ _NOT_ACCESSED_BY = int(real.CUmem_advise.CU_MEM_ADVISE_UNSET_ACCESSED_BY)
 _ON_DEVICE = int(real.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
 _ON_HOST = int(real.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST)
 _NOWHERE = int(real.CUmemLocationType.CU_MEM_LOCATION_TYPE_INVALID)
-_LAST_PREFETCH = int(real.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE)
+_LAST_PREFETCH = int(real.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION)
+_NUMBERS = {_ON_DEVICE: 0, _ON_HOST: -1}
+"""Where a range was told to go last, as that attribute says it: a device's number, or the processor's."""
+_INVALID_DEVICE = -2
 _LENT = b""
 """Stored for a page on the host whose bytes are at its address: a kernel has used them over the bus."""
 
@@ -136,12 +139,12 @@ class ManagedFunctions(KernelFunctions, abc.ABC):
 
     @entry(context=True)
     def cuMemRangeGetAttribute(self, data_size: int, attribute: Value, dev_ptr: Value, count: int) -> Value:
-        """Return the kind of place that all of a range was last told to go to; nothing else is known."""
+        """Return where all of a range was last told to go; nothing else is known."""
         with self.lock:
             one = self._managed_at(number(dev_ptr), count)
             refuse_unless((data_size, int(attribute)) == (4, _LAST_PREFETCH))
             places = {one.told.get(page, _NOWHERE) for page in one.pages(number(dev_ptr), count)}
-            return places.pop() if len(places) == 1 else _NOWHERE
+            return _NUMBERS.get(places.pop(), _INVALID_DEVICE) if len(places) == 1 else _INVALID_DEVICE
 
     def _check_place(self, location: Value) -> bool:
         """Tell whether a place is the device."""

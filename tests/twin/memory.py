@@ -356,6 +356,10 @@ class MemoryFunctions(Core):
         opened = bool(touched) and all(self._mappings[at].by_processor for at in touched)
         return opened and self._covered(address, size_bytes)
 
+    def mappings_open_to_processor(self, address: int, size_bytes: int) -> int:
+        """Count mappings in a range that the processor may touch."""
+        return sum(self._mappings[at].by_processor for at in self._overlapping(address, size_bytes))
+
     def read(self, address: int, size_bytes: int) -> bytes:
         """Read as the device reads; for kernels and tests."""
         with self.lock:

@@ -115,6 +115,11 @@ class StreamFunctions(MemoryFunctions):
         with self.lock:
             refuse_unless(self._registration(start - ALIAS, size_bytes) or self._covered(start, size_bytes))
 
+    def _refuse_to_fill(self, address: Value, size_bytes: int) -> None:
+        """Refuse, as an H200's driver does, several pieces of memory that the processor may touch as well."""
+        with self.lock:
+            refuse_unless(self.mappings_open_to_processor(number(address), size_bytes) < 2)
+
     def stream(self, handle: Value) -> Stream:
         """Return a stream of the current context; 0 is its default one."""
         context = self.current_context()
@@ -237,6 +242,7 @@ class StreamFunctions(MemoryFunctions):
     def cuMemsetD8Async(self, dst: Value, uc: int, n: int, stream: Value) -> None:
         """Fill memory."""
         self._refuse_unknown(dst, n)
+        self._refuse_to_fill(dst, n)
         self.stream(stream).put(Operation("memset", lambda: self.fill(number(dst), uc, n)))
 
     @entry(context=True)
@@ -264,6 +270,7 @@ class StreamFunctions(MemoryFunctions):
     def cuMemsetD8(self, dst: Value, uc: int, n: int) -> None:
         """Fill memory, at once."""
         self._refuse_unknown(dst, n)
+        self._refuse_to_fill(dst, n)
         self.stream(0).put(Operation("memset", lambda: self.fill(number(dst), uc, n)))
         self.stream(0).synchronize()
 

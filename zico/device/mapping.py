@@ -70,7 +70,9 @@ def map_piece(device: DeviceRecord, address: int, piece: int, was_mapped: int) -
         arguments = (address, length, _READ_WRITE, _SHARED_FIXED, device.descriptor, piece * length)
         return call(device.mmap, arguments) == address
     others = enter_context(device)
-    mapped = _map_handle(device, address, piece, was_mapped)
+    if was_mapped != 0:
+        call(device.cuMemUnmap, (address, device.piece_bytes))  # a failure shows: nothing maps over a mapping
+    mapped = _map_handle(device, address, np.int64(array_at(device.handles_address, piece + 1, _U64)[piece]))
     leave_context(device, others)
     return mapped
 
@@ -148,11 +150,8 @@ def free_bytes(device: DeviceRecord) -> int:
 
 
 @inlined
-def _map_handle(device: DeviceRecord, address: int, piece: int, was_mapped: int) -> bool:
+def _map_handle(device: DeviceRecord, address: int, handle: int) -> bool:
     length = device.piece_bytes
-    if was_mapped != 0:
-        call(device.cuMemUnmap, (address, length))  # whether it worked shows at once: nothing maps over a mapping
-    handle = np.int64(array_at(device.handles_address, piece + 1, _U64)[piece])
     if status(call(device.cuMemMap, (address, length, 0, handle, 0))) != 0:
         return False
     if status(call(device.cuMemSetAccess, (address, length, address_of(device) + _ACCESS, 1))) != 0:
@@ -226,18 +225,15 @@ def move(mover_address: int, address: int, size_bytes: int, location: int) -> bo
 # when it is unmapped.
 #
 # Known limitations
-#     One call at a time per ``DEVICE`` record, as in ``zico.device.mapping``. Not seen on a real
-#     GPU yet.
+#     One call at a time per ``DEVICE`` record, as in ``zico.device.mapping``.
 
-_ACCESSES = 2
-_PINNED_ACCESS = DEVICE.fields["pinned_access"][1]
 _PROPERTIES = DEVICE.fields["pinned_properties"][1]
 _CREATED = DEVICE.fields["created"][1]
 
 
 @compiled
 def map_pinned(device: DeviceRecord, address: int) -> int:
-    """Create a piece of pinned memory and map it where nothing is mapped, for the device and the processor.
+    """Create a piece of pinned memory and map it where nothing is mapped, for the device.
 
     Args:
         device: A ``DEVICE`` record that ``fill_pinned`` has filled.
@@ -249,7 +245,7 @@ def map_pinned(device: DeviceRecord, address: int) -> int:
     keep_out_of_line()
     others = enter_context(device)
     handle = _create(device)
-    if handle != 0 and not _map(device, address, handle):
+    if handle != 0 and not _map_handle(device, address, handle):
         call(device.cuMemRelease, (handle,))
         handle = 0
     leave_context(device, others)
@@ -262,17 +258,6 @@ def _create(device: DeviceRecord) -> int:
     record = address_of(device)
     arguments = (record + _CREATED, device.piece_bytes, record + _PROPERTIES, 0)
     return device.created if status(call(device.cuMemCreate, arguments)) == 0 else 0
-
-
-@inlined
-def _map(device: DeviceRecord, address: int, handle: int) -> bool:
-    length = device.piece_bytes
-    if status(call(device.cuMemMap, (address, length, 0, handle, 0))) != 0:
-        return False
-    if status(call(device.cuMemSetAccess, (address, length, address_of(device) + _PINNED_ACCESS, _ACCESSES))) != 0:
-        call(device.cuMemUnmap, (address, length))
-        return False
-    return True
 
 
 @compiled

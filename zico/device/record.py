@@ -54,8 +54,7 @@ class DeviceRecord(Record, align=False):
     context: I8  # cuda: the primary context
     current: I8  # cuda: where cuCtxGetCurrent writes
     access: Access
-    pinned_access: Annotated[Numbers, "i4", (2, 3)]  # the same for memory of the host: the device's comes first
-    pinned_properties: Annotated[Numbers, "u8", (4,)]  # CUmemAllocationProp, 32 bytes in every cuda.h from 10.2 to 13
+    pinned_properties: Annotated[Numbers, "u8", (4,)]  # of the host: CUmemAllocationProp, 32 bytes from CUDA 10.2 on
     created: I8  # where cuMemCreate writes
     # Addresses of FUNCTIONS.
     cuMemCreate: I8
