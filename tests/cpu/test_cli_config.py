@@ -159,6 +159,14 @@ def test_a_gpus_defaults() -> None:
     assert (resolved().region_bytes.value, resolved().mps.value, resolved().isolate.value) == (4 * MIB, False, False)
 
 
+@pytest.mark.parametrize(
+    ("budget", "expected"), [("30MiB", 2), ("768MiB", 4), ("4GiB", 32), ("8191MiB", 32), ("8GiB", 64), ("40GiB", 64)]
+)
+def test_a_small_budget_on_a_gpu_has_small_regions(budget: str, expected: int) -> None:
+    """There are at least 128 of them, as long as the device gives memory in such pieces."""
+    assert on_gpu(budget=budget).region_bytes.value == expected * MIB
+
+
 def test_a_region_is_at_least_the_granularity() -> None:
     """A device that gives memory in larger pieces than the default region gets regions of one piece."""
     coarse = DeviceMemory(80 * GIB, 60 * GIB, granularity_bytes=512 * MIB)

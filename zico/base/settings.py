@@ -26,7 +26,9 @@ DEFAULT_LOG_LEVEL = "warning"
 DEFAULT_GRACE_S = 5.0
 DEFAULT_REGION_BYTES = 4 * MIB
 DEFAULT_CUDA_REGION_BYTES = 64 * MIB
-"""A region is one handle of the driver there, and mapping one costs the same whatever its size."""
+"""The largest default there: a region is one handle of the driver, and each is exported, imported and mapped."""
+DEFAULT_CUDA_REGIONS = 128
+"""How many regions a small budget on a GPU has by default: about ten of a job's are partly empty."""
 DEFAULT_AVAILABLE_PERCENT = 80
 """Share of the memory available now that a run takes when no budget is given.
 
@@ -159,11 +161,14 @@ def resolve(given: Given, memory: DeviceMemory, policies: Collection[str], n_job
     """
     device = device_of(given)
     is_host = device.value == HOST
-    default_region_bytes = DEFAULT_REGION_BYTES if is_host else DEFAULT_CUDA_REGION_BYTES
-    region = _region(_chosen(given, "region"), memory, max(default_region_bytes, memory.granularity_bytes))
     reserve = _reserve(_chosen(given, "reserve", "0" if is_host else DEFAULT_CUDA_RESERVE), memory)
     jobs = _expected_jobs(given, n_jobs)
     reserved_bytes = reserve.value * jobs.value
+    default_region_bytes = DEFAULT_REGION_BYTES
+    if not is_host:
+        budget = _budget(_chosen(given, "budget"), memory.granularity_bytes, memory, reserved_bytes)
+        default_region_bytes = cuda_region_bytes(budget.value)
+    region = _region(_chosen(given, "region"), memory, max(default_region_bytes, memory.granularity_bytes))
     budget = _budget(_chosen(given, "budget"), region.value, memory, reserved_bytes)
     most = _most(_chosen(given, "most"), budget, region.value, memory, reserved_bytes)
     taken = most if memory.is_taken_at_once and most.value > budget.value else budget
@@ -235,6 +240,11 @@ def _parse_grace(text: str) -> float:
     if not 0 <= grace_s <= MAX_GRACE_S:
         raise ConfigError(f"{text!r} is not a grace period: give seconds from 0 to {MAX_GRACE_S:.0f}")
     return grace_s
+
+
+def cuda_region_bytes(budget_bytes: int) -> int:
+    """Return the size of a region that a GPU's budget has by default: a power of two."""
+    return min(DEFAULT_CUDA_REGION_BYTES, 1 << max(0, (budget_bytes // DEFAULT_CUDA_REGIONS).bit_length() - 1))
 
 
 def _region(chosen: Setting[str], memory: DeviceMemory, default_bytes: int) -> Setting[int]:

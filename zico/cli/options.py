@@ -112,7 +112,7 @@ _POOL_OPTIONS = (
         "--region",
         metavar="SIZE",
         help=f"Unit of memory, a power of two (default: {format_bytes(DEFAULT_REGION_BYTES)}; "
-        f"{format_bytes(DEFAULT_CUDA_REGION_BYTES)} on a GPU).",
+        f"on a GPU 2 MiB to {format_bytes(DEFAULT_CUDA_REGION_BYTES)}, by the budget).",
     ),
     setting(
         "--isolate",
