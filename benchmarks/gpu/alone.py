@@ -67,8 +67,8 @@ class Runner:
         with tempfile.TemporaryDirectory() as folder:
             figures = Path(folder) / "figures.json"
             arguments = (model, "--batch", str(batch), "--dtype", dtype, "--device", self._kind)
-            arguments = (*arguments, *extra, "--figures", str(figures), "--seconds", str(seconds))
-            job = Job(model, "benchmarks/gpu/job.py", arguments, before)
+            given = (*arguments, *extra, "--figures", str(figures), "--seconds", str(seconds))
+            job = Job(model, "benchmarks/gpu/job.py", given, before)
             budget = told.pop("budget", "none")
             options = [word for name, value in told.items() for word in (f"--{name}", value)]
             deadline_s = seconds + together.MARGIN_S
@@ -171,7 +171,7 @@ def main() -> int:
         if directory is not None:
             common.save(result, text_of(result), directory)
 
-    cases = HOST_CASES if options.device == "host" else CASES
+    cases: tuple[tuple[str, int, str], ...] = HOST_CASES if options.device == "host" else CASES
     cases = cases if options.case is None else tuple(cases[n] for n in options.case)
     turns = TURNS[:2] if options.smoke else TURNS
     if options.spacing:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import sys
+import types
 
 import pytest
 
-from zico.launch.doctor import FRAMEWORKS, gpu_rows, installed_versions, to_try
+from zico.launch.doctor import FRAMEWORKS, gpu_rows, installed_versions, to_try, trial
 
 ALL = {framework.module: "1.0" for framework in FRAMEWORKS}
 GPU_ONLY = {"cupy", "numba.cuda"}
@@ -18,6 +22,26 @@ def test_what_has_tensors_on_a_gpu_only_is_tried_there_only(device: str, left_ou
     tried = {framework.module for framework in to_try(ALL, device)}
     assert GPU_ONLY & tried == GPU_ONLY - left_out
     assert "torch" in tried
+
+
+@pytest.mark.parametrize(("device", "where", "sees_gpus"), [("host", "cpu", False), ("cuda:0", "cuda", True)])
+def test_a_trial_makes_tensors_where_the_pool_is(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    where: str,
+    sees_gpus: bool,  # noqa: FBT001
+) -> None:
+    """On a machine with a GPU, JAX and TensorFlow would use it, and the host's pool would see nothing."""
+    made: list[str] = []
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": "0"})
+    monkeypatch.setattr(signal, "alarm", lambda _seconds: None)
+    fake = types.SimpleNamespace(ones=lambda _size, device: made.append(device))
+    monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "zico.adapters.torch", types.SimpleNamespace())  # type: ignore[arg-type]
+    code = trial(next(framework for framework in FRAMEWORKS if framework.module == "torch"), device).argv[2]
+    exec(code, {})  # noqa: S102 - as the trial's process does
+    assert set(made) == {where}
+    assert (os.environ["CUDA_VISIBLE_DEVICES"] == "0") == sees_gpus
 
 
 def test_what_is_not_installed_is_neither_tried_nor_described() -> None:

@@ -72,7 +72,8 @@ def map_piece(device: DeviceRecord, address: int, piece: int, was_mapped: int) -
     others = enter_context(device)
     if was_mapped != 0:
         call(device.cuMemUnmap, (address, device.piece_bytes))  # a failure shows: nothing maps over a mapping
-    mapped = _map_handle(device, address, np.int64(array_at(device.handles_address, piece + 1, _U64)[piece]))
+    handle = int(np.int64(array_at(device.handles_address, piece + 1, _U64)[piece]))
+    mapped = _map_handle(device, address, handle)
     leave_context(device, others)
     return mapped
 

@@ -130,15 +130,19 @@ BLOCKING_FLAGS = frozenset("EIS")
 _FLAGS_WITH_VALUE = frozenset("WX")
 
 _TRY = """
-import importlib, signal, sys
+import importlib, os, signal, sys
 signal.alarm({limit})
+os.environ.update({environ!r})
 import {module} as framework
+where = {where!r}
 tensors = {tensors}
 adapter = importlib.import_module("zico.adapters.{adapter}")
 print("TESTED", getattr(adapter, "TESTED_VERSION", ""))
 """
 
 
+_WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+"""For a trial on the host device: else frameworks that find a GPU put their tensors there."""
 NOT_SHARED = " is not shared: "
 """In the line that ``zico.job.autoload`` writes for an adapter that cannot do its work."""
 _XLA = "arrays and programs' workspaces are in the pool; what cuBLAS, cuDNN and NCCL allocate is outside the budget"
@@ -153,7 +157,7 @@ class Framework:
     distributions: tuple[str, ...]
     adapter: str
     tensors: str
-    """An expression that makes some tensors of a MiB each."""
+    """An expression that makes some tensors of a MiB each; ``where`` is ``cpu`` or ``cuda``."""
     gpu_only: bool = False
     """Whether it has tensors on a GPU only: then it is tried only there."""
     on_gpu: str = ""
@@ -161,7 +165,7 @@ class Framework:
 
 
 FRAMEWORKS = (
-    Framework("torch", ("torch",), "torch", "[framework.ones(1 << 18) for _ in range(16)]"),
+    Framework("torch", ("torch",), "torch", "[framework.ones(1 << 18, device=where) for _ in range(16)]"),
     Framework(
         "tensorflow",
         ("tensorflow", "tensorflow-cpu"),
@@ -262,7 +266,8 @@ def diagnose(settings: Settings, argv: Sequence[str] = ()) -> Diagnosis:
         versions = {"command": ""}
     else:
         versions = dict(installed_versions())
-        commands = tuple(_trial(framework) for framework in to_try(versions, settings.device.value))
+        device = settings.device.value
+        commands = tuple(trial(framework, device) for framework in to_try(versions, device))
         cuda += tuple(gpu_rows(versions))
     findings = tuple(_try_all(commands, versions, settings)) if commands else ()
     needed = checks if settings.device.value == HOST else (*checks, *cuda)
@@ -374,8 +379,10 @@ def _check_sockets() -> Check:
         return Check("sockets", passed=False, detail=str(error))
 
 
-def _trial(framework: Framework) -> Command:
-    code = _TRY.format(limit=TRY_S, **dataclasses.asdict(framework))
+def trial(framework: Framework, device: str) -> Command:
+    """Return a command that makes tensors on the device, and on no other."""
+    where, environ = ("cpu", _WITHOUT_GPUS) if device == HOST else ("cuda", {})
+    code = _TRY.format(limit=TRY_S, where=where, environ=environ, **dataclasses.asdict(framework))
     return Command(framework.module, (sys.executable, "-c", code), f"python -c 'import {framework.module} ...'")
 
 
