@@ -210,6 +210,15 @@ PARTS: dict[str, Part] = {
         "What does Zico cost a job that has the GPU to itself?",
         *(590, _script("alone.py"), _alone, _script("alone.py", *_ON_HOST)),
     ),
+    "c-saving": Part(
+        "What does a job lose that may hold less than its peak?",
+        *(
+            300,
+            _script("alone.py", "--saving"),
+            _result("gpu_saving", "cases"),
+            _script("alone.py", "--saving", *_ON_HOST),
+        ),
+    ),
     "d": Part(
         "What do pairs gain, and what becomes of one when the other is killed?",
         *(590, _script("pairs.py"), _pairs("gpu_pairs"), _script("pairs.py", *_ON_HOST)),
