@@ -35,7 +35,7 @@ def test_all_parts_are_rehearsed_on_the_twin(tmp_path: Path) -> None:
     done = rehearse(tmp_path, "--twin", deadline_s=REHEARSAL_S)
     assert done.returncode == 0, done.stderr + (tmp_path / "log.txt").read_text()[-4000:]
     parts = parts_in(tmp_path)
-    assert list(parts) == ["a", "b", "c", "d", "e-marks", "e-spacing", "e-pairs", "f", "g", "g-cost"]
+    assert list(parts) == ["a", "b", "c", "c-saving", "d", "e-marks", "e-spacing", "e-pairs", "f", "g", "g-cost"]
     assert {part["exit_code"] for part in parts.values()} == {0}
     assert all(part["figures"] for part in parts.values())
     judged = [one for part in parts.values() for one in part["expected"]]
