@@ -306,6 +306,26 @@ def test_the_record_has_samples_boundaries_and_waits(tmp_path: Path) -> None:
     assert got["wait_t_s"].tolist() == [[1.75, 2.5], [3.0, 4.0]]
 
 
+def test_the_record_tells_whom_each_wait_was_for() -> None:
+    """A wait keeps every job that it was for, also one that has left; the next wait begins with none."""
+    ledger = new_ledger()
+    header, jobs = empty_table()
+    waiting, first, second = (join(ledger, place, name) for place, name in enumerate("abc"))
+    set_fields(jobs[0], state=JobState.BOUNDARY, boundary_since_ns=BEGAN_NS + S, waits_for=1 << first.job)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + S)
+    ledger.note_blockers(waiting, 1 << second.job | 1 << 9)  # nobody has place 9
+    ledger.note_blockers(first, 1 << second.job)  # does not wait
+    ledger.depart(first, BEGAN_NS + S)
+    set_fields(jobs[0], boundary_since_ns=0, started_ns=BEGAN_NS + 2 * S, waits_for=0)
+    set_fields(jobs[0], state=JobState.RUNNING, need=1, need_since_ns=BEGAN_NS + 3 * S)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 3 * S)
+    set_fields(jobs[0], need_since_ns=BEGAN_NS + 4 * S, waits_for=1 << second.job)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 6 * S)
+    got = ledger.arrays(BEGAN_NS + 7 * S)
+    assert got["wait_t_s"].tolist() == [[1.0, 2.0], [3.0, 4.0], [4.0, 7.0]]
+    assert (got["blocker_wait"].tolist(), got["blocker_job"].tolist()) == ([0, 0, 2], [1, 2, 2])
+
+
 def test_the_record_has_the_profiles_of_jobs_that_have_one() -> None:
     """What an iteration holds is there per job, in bytes and seconds; a job without a profile has none."""
     ledger = new_ledger()
@@ -346,7 +366,7 @@ def test_an_empty_record_has_all_arrays(tmp_path: Path) -> None:
         shapes = {name: record[name].shape for name in record.files}
     assert shapes == {
         **dict.fromkeys(["t_s", "physical_bytes", "names", "boundary_job", "boundary_t_s"], (0,)),
-        **dict.fromkeys(["wait_job", "wait_kind"], (0,)),
+        **dict.fromkeys(["wait_job", "wait_kind", "blocker_wait", "blocker_job"], (0,)),
         **dict.fromkeys(["iteration_s", "persistent_bytes", "profile_job", "profile_t_s", "profile_bytes"], (0,)),
         **dict.fromkeys(["held_bytes", "out_bytes"], (0, 0)),
         "wait_t_s": (0, 2),
