@@ -87,7 +87,7 @@ def serve(options: argparse.Namespace) -> None:
         if options.metrics_fd is not None:
             from zico.broker.metrics import Endpoint, asked_at
 
-            metrics = socket.socket(fileno=os.dup(options.metrics_fd))
+            metrics = socket.socket(fileno=options.metrics_fd)
             owned.enter_context(Endpoint(metrics, asked_at(options.socket)))
         os.write(options.ready_fd, b"ready\n")
         server.serve(stop_fd=stop_fd, parent_pidfd=parent_pidfd)

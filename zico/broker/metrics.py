@@ -69,7 +69,8 @@ class Address:
             self.socket.close()
             what = f"port {where}" if isinstance(where, int) else str(where)
             raise ConfigError(
-                f"{wanted.origin}: {what} cannot be used ({error.strerror}): give another one, or 0 for any free port"
+                f"{wanted.origin}: {what} cannot be used ({error.strerror or error}): give another one, or 0 for any "
+                "free port"
             ) from None
 
     @property

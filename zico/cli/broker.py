@@ -61,4 +61,4 @@ def broker(
 
     with Address(settings.metrics) as address:
         click.echo(f"zico: metrics: {address.url}", err=True)
-        return main([*arguments, "--metrics-fd", str(address.socket.fileno())])
+        return main([*arguments, "--metrics-fd", str(address.socket.detach())])

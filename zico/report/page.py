@@ -40,6 +40,10 @@ NARROWEST = 0.8
 MOST_CHARS = 18
 """Of a name beside its lane."""
 NOBODY = "nobody seen"
+WAITS_NOTE = (
+    "A wait for two jobs counts for both. A wait inside an allocation is seen to end at the broker's next look, up to "
+    "20 ms late, so these sums can exceed the table above."
+)
 _TITLE = "Report of a run"
 
 # The policy keeps the page from loading anything, whatever stands in it.
@@ -263,7 +267,7 @@ def _said(record: Record, kind: WaitKind, waits: list[int], blockers: list[tuple
 
 
 def _waits_table(record: Record) -> Iterator[str]:
-    """Yield how long each job waited for each other one. A wait for two jobs counts for both."""
+    """Yield how long each job waited for each other one."""
     seconds = waited_for_s(record)
     rows = [
         (name, *(f"{value:.1f} s" if value else "" for value in row))
@@ -271,6 +275,7 @@ def _waits_table(record: Record) -> Iterator[str]:
     ]
     yield "<h2>Who waited for whom</h2>"
     yield _table("waits", ("job", *(f"for {name}" for name in record.names), NOBODY), rows)
+    yield f"<p>{WAITS_NOTE}</p>"
 
 
 def waited_for_s(record: Record) -> NDArray[np.float64]:
