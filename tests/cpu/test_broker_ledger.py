@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,12 +14,15 @@ from hypothesis import strategies as st
 
 from zico.broker.accounting import Ledger
 from zico.broker.outside import OutsideFigures
-from zico.broker.pool_manager import RECHECK_NS, RETRY_NS, admit_all, write_record
+from zico.broker.pool_manager import RECHECK_NS, RETRY_NS, PoolManager, admit_all, write_record
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
 from zico.broker.speeds import Look
 from zico.broker.views import ProfileCache, jobs_in, looks_of, mask_of, pool_view
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, NO_MORE, NOBODY, JobState, SaveMode
+from zico.pool.table import PoolTable
+from zico.report.model import read_record
+from zico.scheduler.policies import policy_named
 from zico.scheduler.state import Decision, PoolView, Profile, Start, Wait
 
 if TYPE_CHECKING:
@@ -321,8 +325,10 @@ def test_the_record_tells_whom_each_wait_was_for() -> None:
     ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 3 * S)
     set_fields(jobs[0], need_since_ns=BEGAN_NS + 4 * S, waits_for=1 << second.job)
     ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 6 * S)
-    got = ledger.arrays(BEGAN_NS + 7 * S)
-    assert got["wait_t_s"].tolist() == [[1.0, 2.0], [3.0, 4.0], [4.0, 7.0]]
+    set_fields(jobs[0], need_since_ns=BEGAN_NS + 6 * S + 1, waits_for=0)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 7 * S)
+    got = ledger.arrays(BEGAN_NS + 8 * S)
+    assert got["wait_t_s"].round(3).tolist() == [[1.0, 2.0], [3.0, 4.0], [4.0, 6.0], [6.0, 8.0]]
     assert (got["blocker_wait"].tolist(), got["blocker_job"].tolist()) == ([0, 0, 2], [1, 2, 2])
 
 
@@ -381,6 +387,25 @@ def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="Object arrays"):
         write_record(tmp_path / "record.npz", {"bad": np.array([object()])})
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("record.npz", "old")]
+
+
+def test_a_wait_that_is_over_before_the_next_look_is_known_for_whom_it_was(tmp_path: Path) -> None:
+    """The pool manager notes whom a job waits for when it decides so, not only when it looks."""
+    with PoolTable.create(budget_bytes=4 * MIB, region_bytes=MIB, use_claims=False, self_admit=False) as table:
+        manager = PoolManager(table, [], policy_named("serial"), record_path=tmp_path / "record.npz")
+        runs, waits = (
+            manager.join(m.Hello(version=m.PROTOCOL_VERSION, name=name, pid=7, framework="torch"), pid=7, pidfd=None)
+            for name in "ab"
+        )
+        now_ns = time.monotonic_ns()
+        set_fields(table.jobs[runs.job], state=JobState.RUNNING, held=1, iteration=1, started_ns=now_ns)
+        set_fields(table.jobs[waits.job], state=JobState.BOUNDARY, boundary_since_ns=now_ns)
+        manager.act(now_ns)
+        assert int(table.jobs[waits.job]["waits_for"]) == 1 << runs.job
+        set_fields(table.jobs[waits.job], state=JobState.RUNNING, boundary_since_ns=0, started_ns=now_ns, waits_for=0)
+        manager.write_record(now_ns)
+    record = read_record(tmp_path / "record.npz")
+    assert (record.wait_job.tolist(), record.blockers()) == ([1], [(0,)])
 
 
 # -- admission -------------------------------------------------------------------------------------
