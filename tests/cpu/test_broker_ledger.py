@@ -398,7 +398,8 @@ def test_a_wait_that_is_over_before_the_next_look_is_known_for_whom_it_was(tmp_p
             for name in "ab"
         )
         now_ns = time.monotonic_ns()
-        set_fields(table.jobs[runs.job], state=JobState.RUNNING, held=1, iteration=1, started_ns=now_ns)
+        set_fields(table.jobs[runs.job], state=JobState.RUNNING, held=1, iteration=1, profiled=1, started_ns=now_ns)
+        set_fields(table.jobs[runs.job]["profile"], n_events=9, n_bins=2, duration_ns=S)
         set_fields(table.jobs[waits.job], state=JobState.BOUNDARY, boundary_since_ns=now_ns)
         manager.act(now_ns)
         assert int(table.jobs[waits.job]["waits_for"]) == 1 << runs.job
