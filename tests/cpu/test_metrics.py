@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import stat
+import urllib.error
 import urllib.request
 from http.client import HTTPConnection
 from pathlib import Path
@@ -141,6 +142,30 @@ def test_a_broker_that_does_not_answer_is_said() -> None:
             answer = connection.getresponse()
             assert (answer.status, answer.read()) == (503, b"the broker does not answer: it is busy\n")
             connection.close()
+
+
+def test_a_silent_peer_does_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is dropped after a while, and the next one is served."""
+    monkeypatch.setattr("zico.broker.metrics._Handler.timeout", 0.05)
+    address = Address(port("0"))
+    where = address.socket.getsockname()
+    with Endpoint(address.socket, lambda: (status(), POOL)), socket.create_connection(where, timeout=10) as silent:
+        with urllib.request.urlopen(address.url, timeout=10) as answer:  # noqa: S310 - http to ourselves
+            assert answer.status == 200
+        assert silent.recv(1) == b""
+
+
+def test_a_fault_of_ours_is_logged_and_the_next_scrape_is_served(caplog: pytest.LogCaptureFixture) -> None:
+    """The scraper gets 500, the log a trace."""
+    answers = [None, (status(), POOL)]
+    address = Address(port("0"))
+    with Endpoint(address.socket, lambda: answers.pop(0)):  # type: ignore[arg-type, return-value]
+        with pytest.raises(urllib.error.HTTPError, match="500") as refused:
+            urllib.request.urlopen(address.url, timeout=10)  # noqa: S310 - http to ourselves
+        refused.value.close()
+        with urllib.request.urlopen(address.url, timeout=10) as answer:  # noqa: S310 - http to ourselves
+            assert answer.status == 200
+    assert "the metrics of a pool cannot be told" in caplog.text
 
 
 def test_a_unix_socket_is_its_owners_and_goes_with_the_run(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import selectors
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -99,8 +100,10 @@ def test_prometheus_scrapes_a_run_and_answers_the_dashboard(tmp_path: Path) -> N
     """The scrape is what promtool accepts, every query has an answer, and figures are those of the run."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    held_up = os.open(fifo, os.O_RDWR)
-    with ZicoRun("--metrics", "0", "--name", "a", python(JOB), FIFO=str(fifo)) as run:
+    with (
+        os.fdopen(os.open(fifo, os.O_RDWR), "wb", buffering=0) as held_up,
+        ZicoRun("--metrics", "0", "--name", "a", python(JOB), FIFO=str(fifo)) as run,
+    ):
         run.read_until("a | joined")
         (target,) = re.findall(r"metrics: http://([\d.:]+)/metrics", run.stderr)
         scrape = urllib.request.urlopen(f"http://{target}/metrics", timeout=20).read()
@@ -117,6 +120,21 @@ def test_prometheus_scrapes_a_run_and_answers_the_dashboard(tmp_path: Path) -> N
             metric = re.fullmatch(r"label_values\((\w+), device\)", variable["definition"])
             assert metric is not None
             assert answer(base, "label/device/values", **{"match[]": metric[1]}) == ["host"]
-        os.write(held_up, b"\n")
+        held_up.write(b"\n")
         assert run.finish() == 0
-    os.close(held_up)
+
+
+def test_a_broker_serves_a_unix_socket_until_it_ends(tmp_path: Path) -> None:
+    """``zico broker --metrics PATH`` answers there; afterwards the path is gone."""
+    path = tmp_path / "metrics"
+    with ZicoRun("--metrics", str(path), "--socket", str(tmp_path / "zico" / "s"), command="broker") as broker:
+        broker.read_until("ready")
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(WITHIN_S)
+            peer.connect(str(path))
+            peer.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            scrape = b"".join(iter(lambda: peer.recv(65536), b""))
+        assert b'\nzico_pool_budget_bytes{device="host"} 6.7108864e+07\n' in scrape
+        broker.process.send_signal(signal.SIGTERM)
+        assert broker.finish() == 0
+    assert not path.exists()

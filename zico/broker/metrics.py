@@ -12,6 +12,8 @@ Prometheus' own label for who was scraped. Two processes of one name differ by t
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import socket
 import stat
 import threading
@@ -41,6 +43,8 @@ PEER_S = 5.0
 BACKLOG = 16
 END_S = ANSWER_S + 1.0
 _OWNER_ONLY = 0o600
+
+_log = logging.getLogger(__name__)
 
 
 class Address:
@@ -162,6 +166,10 @@ class _Handler(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:
         """Log nothing."""
 
+    def get_stderr(self) -> io.StringIO:
+        """Return where faults of peers are written: nowhere."""
+        return io.StringIO()
+
 
 class _Server(WSGIServer):
     """An HTTP server on a socket that listens already, of either family."""
@@ -201,6 +209,9 @@ def _application(ask: Callable[[], tuple[Status, PoolReport]]) -> WSGIApplicatio
         except (ZicoError, OSError) as error:
             start_response("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
             return [f"the broker does not answer: {error}\n".encode()]
+        except Exception:
+            _log.exception("the metrics of a pool cannot be told")
+            raise
 
     return application
 
