@@ -114,10 +114,11 @@ def port(text: str) -> Setting[str]:
 
 
 def test_a_port_serves_figures_of_now_until_it_is_closed() -> None:
-    """Each scrape asks anew; afterwards nobody listens."""
+    """Nobody else can reach it, each scrape asks anew, and afterwards nobody listens."""
     answers = [status(), TWO_OF_ONE_NAME]
     address = Address(port("0"))
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", address.url)
+    assert address.socket.getsockname()[0] == "127.0.0.1"
     with Endpoint(address.socket, lambda: (answers.pop(0), POOL)):
         for wanted in (0, 2):
             with urllib.request.urlopen(address.url, timeout=10) as answer:  # noqa: S310 - http to ourselves
