@@ -441,6 +441,10 @@ class PoolManager:
         view = dataclasses.replace(view, plan=self._planning.plan_for(view))
         self._limit(view)
         look_again_ns = admit_all(self._table, self._policy, view, jobs)
+        for member in self.members:
+            # A wait may be over before the next look, which would then miss whom it was for.
+            if member.open_waits:
+                self._ledger.note_blockers(member, int(self._table.jobs[member.job]["waits_for"]))
         soonest_ns = now_ns + MIN_EVALUATION_NS
         self._evaluate_at_ns = None if look_again_ns is None else max(look_again_ns, soonest_ns)
 

@@ -52,7 +52,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 FILE_VARIABLE = "ZICO_CONFIG"
 KEYS = (
     *("budget", "device", "policy", "region", "grace", "log-level", "isolate", "mps", "most", "weight", "priority"),
-    *("slo", "save", "limit", "tier", "reserve", "jobs"),
+    *("slo", "save", "limit", "tier", "reserve", "jobs", "metrics"),
 )
 """What a settings file may say: the options that are settings."""
 _FILE = "zico.settings_file"
@@ -123,6 +123,11 @@ _POOL_OPTIONS = (
         "--most",
         metavar="SIZE",
         help="The highest budget that zico limit may set (default: the machine's memory; the budget on a GPU).",
+    ),
+    setting(
+        "--metrics",
+        metavar="PORT|PATH",
+        help="Serve metrics for Prometheus at this port of 127.0.0.1 (0: any free one), or at a Unix socket.",
     ),
     setting(
         "--log-level",

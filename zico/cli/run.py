@@ -32,19 +32,22 @@ from zico.report.files import (
     JOBS_NAME,
     JSON_NAME,
     MARKDOWN_NAME,
+    PAGE_NAME,
     PICTURE_NAME,
     RECORD_NAME,
+    TRACE_NAME,
     write_jobs,
     write_json,
     write_markdown,
 )
-from zico.report.model import RunReport, to_json
+from zico.report.model import RunReport, read_record, to_json
 from zico.report.table import write_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zico.base.settings import Setting, Settings
+    from zico.report.model import Record
 
 EPILOG = """A single command may also follow --: zico run -- CMD ARG ...
 
@@ -96,7 +99,7 @@ the variable, then the file.
     "report_dir",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write a picture, a table and the figures to DIR.",
+    help="Write a page with picture and tables, the figures, and a trace for ui.perfetto.dev to DIR.",
 )
 @setting("--mps", flag_value="1", help="Let the jobs' kernels overlap on the GPU, by a private MPS daemon.")
 @setting("--grace", metavar="SECONDS", help="How long a job may take to end after a signal (default: 5).")
@@ -232,7 +235,7 @@ def _prepare(json_path: Path | None, report_dir: Path | None) -> None:
         return
     try:
         report_dir.mkdir(parents=True, exist_ok=True)
-        for name in (RECORD_NAME, PICTURE_NAME, JOBS_NAME):
+        for name in (RECORD_NAME, PICTURE_NAME, PAGE_NAME, TRACE_NAME, JOBS_NAME):
             (report_dir / name).unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"--report: cannot write to {str(report_dir)!r}: {error.strerror}") from None
@@ -245,20 +248,35 @@ def _write(report: RunReport, json_path: Path | None, report_dir: Path | None) -
     elif json_path is not None:
         write_json(report, json_path)
     if report_dir is not None:
+        from zico.report.page import write_page
+
         write_json(report, report_dir / JSON_NAME)
-        picture = _shown(report, report_dir)
+        record = _history(report_dir)
+        picture = None if record is None else _picture(report, record, report_dir)
         write_markdown(report, report_dir / MARKDOWN_NAME, picture=picture)
+        write_page(report, record, report_dir / PAGE_NAME)
         click.echo(f"zico: report in {report_dir}", err=True)
 
 
-def _shown(report: RunReport, report_dir: Path) -> str | None:
-    """Write the jobs for ``zico simulate`` and draw the picture; return its file name, or say why there is none."""
-    from zico.report.model import read_record
-    from zico.report.picture import write_picture
+def _history(report_dir: Path) -> Record | None:
+    """Return what happened, and write it for ``zico simulate`` and Perfetto; say why if there is nothing."""
+    from zico.report.perfetto import write_trace
 
     try:
         record = read_record(report_dir / RECORD_NAME)
-        write_jobs(record, report_dir / JOBS_NAME)
+    except ConfigError as error:
+        click.echo(f"zico: no picture: {error}", err=True)
+        return None
+    write_jobs(record, report_dir / JOBS_NAME)
+    write_trace(record, report_dir / TRACE_NAME)
+    return record
+
+
+def _picture(report: RunReport, record: Record, report_dir: Path) -> str | None:
+    """Draw the picture; return its file name, or say why there is none."""
+    from zico.report.picture import write_picture
+
+    try:
         write_picture(report, record, report_dir / PICTURE_NAME)
     except ConfigError as error:
         click.echo(f"zico: no picture: {error}", err=True)

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from zico.base.settings import Settings
+    from zico.broker.metrics import Address
     from zico.broker.protocol.messages import JobReport, PoolReport, Status
     from zico.launch.jobs import Command
     from zico.launch.queue import Queue
@@ -231,7 +232,8 @@ def supervise(
 
     Raises:
         CommandError: The broker or the MPS daemon could not start; the jobs have been ended.
-        ConfigError: There is no MPS here, or no directory for machine code.
+        ConfigError: There is no MPS here, no directory for machine code, or metrics cannot be served
+            where they should.
     """
     with run_directory() as run_dir:
         supervisor = Supervisor(commands, settings, listener, os.environ if environ is None else environ, queue)
@@ -283,8 +285,12 @@ class Supervisor:
             mps_pipes = self._share_device(run_dir, guardian, stack)
             wishes = [job.command.wish for job in self._jobs] + list(self._queue.wishes if self._queue else ())
             pages = any(wish.save in _MAY_PAGE for wish in wishes)
+            metrics = self._open_metrics(stack)
             broker = BrokerProcess(
-                run_dir, self._settings, guardian, self._listener.problem, pages=pages, mps_pipes=mps_pipes
+                *(run_dir, self._settings, guardian, self._listener.problem),
+                pages=pages,
+                mps_pipes=mps_pipes,
+                metrics=metrics,
             )
             self.record = broker.record
             stack.callback(broker.close, guardian)
@@ -292,6 +298,16 @@ class Supervisor:
             report = await self._run_jobs(broker, guardian)
             await broker.end()
         return Outcome(tuple(self._outcome(job) for job in self._jobs), report, self._signal or 0)
+
+    def _open_metrics(self, stack: contextlib.ExitStack) -> Address | None:
+        """Listen where metrics are to be served, if anywhere, and say where that is."""
+        if not self._settings.metrics.value:
+            return None
+        from zico.broker.metrics import Address
+
+        address = stack.enter_context(Address(self._settings.metrics))
+        self._listener.message(f"metrics: {address.url}")
+        return address
 
     def _share_device(self, run_dir: Path, guardian: Watchdog, stack: contextlib.ExitStack) -> Path | None:
         """Let the jobs' kernels overlap on a GPU if that is wanted; say how they share it otherwise.
