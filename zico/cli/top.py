@@ -54,7 +54,8 @@ def top(*, once: bool, interval: float, socket: Path | None) -> int:
         raise CommandError("zico top needs a terminal: use zico status, or zico top --once")
     path, status = only_broker(candidates(socket))
     if once:
-        Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False).print(frame(status))
+        console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+        console.print(frame(status, console.width))
         return 0
     with BrokerClient(path, ANSWER_S) as client:
         _watch(client, interval)
@@ -68,7 +69,7 @@ def _watch(client: BrokerClient, interval_s: float) -> None:
     with _keys_at_once(sys.stdin.fileno()), Live(console=console, screen=True, auto_refresh=False) as live:
         while not screen.ends:
             status = client.status()
-            live.update(frame(status, screen, rates.noted(status)), refresh=True)
+            live.update(frame(status, console.width, screen, rates.noted(status)), refresh=True)
             if not select.select([sys.stdin], [], [], interval_s)[0]:
                 continue
             data = os.read(sys.stdin.fileno(), _MOST_BYTES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Group
 from rich.table import Table
@@ -184,18 +184,23 @@ _FREE = "·"
 _MINUTE_S, _HOUR_S = 60, 3600
 
 
-def frame(status: Status, screen: Screen | None = None, rates: Mapping[Process, float] | None = None) -> RenderableType:
+def frame(
+    status: Status, width: int, screen: Screen | None = None, rates: Mapping[Process, float] | None = None
+) -> RenderableType:
     """Return what a terminal shows: the pool, its jobs, and what keys do.
 
     Args:
         status: Of the pool, now.
+        width: Of the terminal, in columns.
         screen: ``None``: nobody can press a key.
         rates: Iterations per second; of jobs that are not in it, the status's.
     """
     parts: list[RenderableType] = [_head(status), pool_bar(status.jobs, status.budget_bytes)]
     parts += [Text(line) for line in outside_lines(status.context_bytes, status.foreign_bytes)]
     parts.append(Text())
-    parts.append(_table(status, screen, rates or {}) if status.jobs else Text("no job has joined yet", style="dim"))
+    parts.append(
+        _table(status, screen, rates or {}, width) if status.jobs else Text("no job has joined yet", style="dim")
+    )
     if screen is not None:
         parts += [Text(), Text(KEYS, style="dim", no_wrap=True, overflow="ellipsis"), _line(screen, status)]
     return Group(*parts)
@@ -229,21 +234,42 @@ def _fill(number: int) -> str:
     return _FILLS[number % len(_FILLS)]
 
 
-def _table(status: Status, screen: Screen | None, rates: Mapping[Process, float]) -> Table:
-    """Return a row for each job; columns that would be empty are left out."""
-    columns = ["", "job", "it/s", "iterations", "now", "peak", "claim", "limit", "share", "moved", "state"]
+_COLUMNS = ("", "job", "it/s", "iterations", "now", "peak", "claim", "limit", "share", "moved", "state")
+_LEFT = ("", "job", "share", "moved", "state")
+_IF_ANY = ("limit", "share", "moved")
+_DISPENSABLE = ("share", "iterations", "limit", "claim", "moved", "peak")
+"""In this order they go where the terminal is narrow."""
+_MARK_CELLS, _GAP_CELLS = 2, 2
+_STATE_CELLS = 24  # what a state needs at least: its end may be cut
+
+
+def _table(status: Status, screen: Screen | None, rates: Mapping[Process, float], width: int) -> Table:
+    """Return a row for each job; columns that would be empty, or for which there is no room, are left out."""
     rows = [_row(job, status.jobs, rates.get(process_of(job), job.iterations_per_s)) for job in status.jobs]
-    shown = [i for i in range(len(columns)) if columns[i] not in {"limit", "share", "moved"} or any(r[i] for r in rows)]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for i in shown:
-        right = columns[i] in {"it/s", "iterations", "now", "peak", "claim", "limit"}
-        table.add_column(columns[i], justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
     chosen = None if screen is None else screen.index(status)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    shown, state_cells = _shown(rows, width)
+    for name in shown:
+        justify: Literal["left", "right"] = "left" if name in _LEFT else "right"
+        table.add_column(name, justify=justify, no_wrap=True)
     for number, row in enumerate(rows):
         mark = Text.assemble(">" if number == chosen else " ", (_fill(number), colour_of(number)))
-        cells = (mark, *map(Text, row[1:]))
-        table.add_row(*(cells[i] for i in shown), style="bold" if number == chosen else "")
+        cells = dict(zip(_COLUMNS, (mark, *map(Text, row[1:])), strict=True))
+        cells["state"].truncate(state_cells, overflow="ellipsis")
+        table.add_row(*(cells[name] for name in shown), style="bold" if number == chosen else "")
     return table
+
+
+def _shown(rows: Sequence[tuple[str, ...]], width: int) -> tuple[list[str], int]:
+    """Return the columns for which there is something to say and room, and the room for states, which come last."""
+    cells = dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True))
+    shown = [name for name in _COLUMNS if name not in _IF_ANY or any(cells[name])]
+    needed = {name: _GAP_CELLS + max(map(len, (name, *cells[name]))) for name in _COLUMNS}
+    needed |= {"": _MARK_CELLS + _GAP_CELLS, "state": 0}
+    for name in _DISPENSABLE:
+        if name in shown and sum(needed[column] for column in shown) + _STATE_CELLS > width:
+            shown.remove(name)
+    return shown, max(1, width - sum(needed[column] for column in shown))
 
 
 def _row(job: JobReport, jobs: tuple[JobReport, ...], rate: float) -> tuple[str, ...]:
@@ -258,8 +284,15 @@ def _row(job: JobReport, jobs: tuple[JobReport, ...], rate: float) -> tuple[str,
         format_bytes(job.limit_bytes) if job.limit_bytes else "",
         share_text(job.share) if job.share != Share() else "",
         _moved(job),
-        f"{state_of(job)} {job.waiting_s:.1f} s, for {waits_for(job, jobs)}" if job.waiting_s else state_of(job),
+        _state(job, jobs),
     )
+
+
+def _state(job: JobReport, jobs: tuple[JobReport, ...]) -> str:
+    if not job.waiting_s:
+        return state_of(job)
+    whom = f", for {waits_for(job, jobs)}" if job.waits_for else ""
+    return f"{state_of(job)} {job.waiting_s:.1f} s{whom}"
 
 
 def _moved(job: JobReport) -> str:
