@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,14 @@ from threads import DEADLINE_S, in_thread, until
 from zico.broker.pool_manager import admit_all
 from zico.broker.views import ProfileCache, pool_view
 from zico.heap import allocator
-from zico.pool import waiting
+from zico.pool import mutex, waiting
 from zico.pool.layout import JobState
+from zico.pool.table import PoolTable
 from zico.scheduler.policies import REAL, policy_named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from zico.pool.table import PoolTable
     from zico.scheduler.state import PoolView
 
 WAITED = ("boundary_waited_ns", "boundary_since_ns", "waits_for")
@@ -84,17 +85,18 @@ def test_a_pause_is_no_wait(pool: PoolTable) -> None:
         assert record["boundary_waited_ns"] < waited_ns + DEADLINE_S * 10**9
 
 
-@pytest.mark.parametrize("leaves", [False, True])
-def test_a_paused_job_that_goes_leaves_no_count_behind(pool: PoolTable, leaves: bool) -> None:  # noqa: FBT001 - a parameter
-    """Nobody counts it as waiting at its boundary, whether it leaves or dies there."""
+@pytest.mark.parametrize("end_of", [PoolTable.mark_leaving, PoolTable.reap, PoolTable.bury])
+def test_a_paused_job_that_goes_leaves_no_count_behind(
+    pool: PoolTable, end_of: Callable[[PoolTable, int], object]
+) -> None:
+    """Nobody counts it as waiting at its boundary, whether it leaves or dies there, nor once the table was repaired."""
     with joined(pool, 2) as (a, b):
         pool.pause(job_of(a), move=False)
         pool.pause(job_of(b), move=False)
         assert not end(a)
-        if leaves:
-            pool.mark_leaving(job_of(a))
-        else:
-            pool.reap(job_of(a))
+        mutex.recover(pool.member[0])
+        assert pool.header["boundary_waiters"] == 0
+        end_of(pool, job_of(a))
         assert pool.header["boundary_waiters"] == 0
 
 
@@ -114,9 +116,11 @@ def test_a_group_comes_to_its_boundary_as_a_whole(pool: PoolTable) -> None:
     with joined(pool, 2) as (a, b):
         for rank in (a, b):
             rank.join_group(7)
-        pool.jobs[job_of(a)]["round"] = 1
         pool.pause(job_of(b), move=False)
-        assert end(b), "a is in a later round"
+        assert not end(b)
+        assert not pool.admit(job_of(b))
+        pool.jobs[job_of(a)]["round"] = 1
+        assert pool.admit(job_of(b)), "a is in a later round"
         assert not end(a)
         assert not end(b)
         assert not pool.admit(job_of(a)), "a rank is paused, and so is its group"
@@ -154,8 +158,9 @@ def test_nobody_waits_for_a_paused_job(pool: PoolTable, policy: str) -> None:
         assert not end(a)
         assert not end(b)
         pool.header["crowded"] = 0  # as on a GPU, where nobody gives way
-        header, jobs = pool.snapshot()
-        admit_all(pool, policy_named(policy), pool_view(header, jobs, time.monotonic_ns(), ProfileCache()), jobs)
+        view = view_of(pool)
+        urgent = tuple(dataclasses.replace(job, priority=int(job.job == job_of(a))) for job in view.jobs)
+        admit_all(pool, policy_named(policy), dataclasses.replace(view, jobs=urgent), pool.snapshot()[1])
         assert pool.jobs[job_of(b)]["state"] == JobState.RUNNING
         assert pool.jobs[job_of(a)]["state"] == JobState.BOUNDARY
         check_counters(pool)
@@ -173,8 +178,7 @@ def test_who_waits_for_a_paused_jobs_memory_says_so(pool: PoolTable) -> None:
         assert not end(b)
         grab(c, 1)
         pool.header["crowded"] = 0
-        header, jobs = pool.snapshot()
-        admit_all(pool, policy_named("serial"), pool_view(header, jobs, time.monotonic_ns(), ProfileCache()), jobs)
+        admit_all(pool, policy_named("serial"), view_of(pool), pool.snapshot()[1])
         assert pool.jobs[job_of(b)]["waits_for"] == 1 << job_of(a)
 
 
@@ -183,11 +187,16 @@ def test_who_waits_for_a_paused_jobs_memory_says_so(pool: PoolTable) -> None:
 
 @contextlib.contextmanager
 def at_boundary(tenant: Tenant) -> Iterator[None]:
-    """Let a tenant stand at its boundary in a thread, until it has begun its next iteration."""
+    """Let a tenant stand at its boundary in a thread; it is resumed and begins its next iteration in the end."""
     thread = in_thread(tenant.mark)
     until(lambda: tenant.job["state"] == JobState.BOUNDARY)
-    yield
-    thread.join(DEADLINE_S)
+    place = job_of(tenant.member)
+    try:
+        yield
+    finally:
+        tenant.member.resume(place)
+        until(lambda: tenant.member.admit(place))
+        thread.join(DEADLINE_S)
     assert not thread.is_alive()
 
 
@@ -206,8 +215,6 @@ def test_what_a_paused_job_keeps_moves_and_comes_back() -> None:
             assert b.allocate(4 << 16) > 0, "the others have all of it"
             b.free_all()
             a.check(address)
-            pool.resume(job_of(a.member))
-            until(lambda: a.job["paused"] or pool.admit(job_of(a.member)))
         assert (a.job["held"], a.job["evicted"]) == (3, 0)
         a.free(address)
         a.check_structure()
@@ -223,8 +230,6 @@ def test_a_paused_job_stays_where_it_is_for_whoever_asks_nothing() -> None:
             assert b.allocate(3 << 16) > 0, "the last that could move asks for it"
             assert a.job["evictions"] > 0
             b.free_all()
-            a.member.resume(job_of(a.member))
-            until(lambda: a.member.admit(job_of(a.member)))
         a.free(address)
 
 
