@@ -275,8 +275,8 @@ class Ledger:
 
     # -- what is told ------------------------------------------------------------------------------
 
-    def status(self, now_ns: int) -> Status:
-        """Return the pool at the last observation."""
+    def status(self, now_ns: int, claims: Mapping[int, int] = NOTHING) -> Status:
+        """Return the pool at the last observation; ``claims`` are in regions, by place."""
         return Status(
             schema_version=STATUS_SCHEMA,
             policy=self._policy,
@@ -287,7 +287,11 @@ class Ledger:
             physical_bytes=self._physical_bytes,
             peak_granted_bytes=self._header_bytes("peak_granted"),
             peak_physical_bytes=self._peak_physical_bytes,
-            jobs=tuple(self._job_report(one, now_ns) for one in self._present.values() if not one.record["aside"]),
+            jobs=tuple(
+                self._job_report(one, now_ns, claims.get(one.job, 0))
+                for one in self._present.values()
+                if not one.record["aside"]
+            ),
             device=self._device,
             first_budget_bytes=self._budgets[0][1],
             most_bytes=self._header_bytes("n_regions"),
@@ -370,7 +374,7 @@ class Ledger:
     def _header_bytes(self, field: str) -> int:
         return self._header_count(field, self._region_bytes)
 
-    def _job_report(self, member: Member, now_ns: int) -> JobReport:
+    def _job_report(self, member: Member, now_ns: int, claim: int = 0) -> JobReport:
         record = member.record
         since_ns = min(member.open_waits.values(), default=now_ns)
         boundary_waited_s = self._waited_s(member, WaitKind.BOUNDARY, now_ns)
@@ -399,6 +403,8 @@ class Ledger:
             job=member.job,
             state=self._state_name(member),
             held_bytes=count_of(record["held"], self._region_bytes),
+            claim_bytes=count_of(claim, self._region_bytes),
+            away_bytes=count_of(record["evicted"], self._region_bytes),
             live_tensor_bytes=count_of(record["live_bytes"]),
             need_bytes=count_of(record["need"], self._region_bytes),
             waiting_s=max(0, now_ns - since_ns) * _NS,
@@ -413,6 +419,8 @@ class Ledger:
         if member.leaving:
             return "leaving"
         state = JobState(int(member.record["state"]))
+        if member.record["paused"]:
+            return "paused" if state is JobState.BOUNDARY else "pausing"
         return "running" if state is JobState.EMPTY else state.name.lower()  # joined after the last look
 
     def _waited_s(self, member: Member, kind: WaitKind, now_ns: int) -> float:

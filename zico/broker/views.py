@@ -244,7 +244,11 @@ def late_ranks(view: PoolView, jobs: Record) -> list[int]:
 
 
 def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache) -> PoolView:
-    """Return all jobs at the instant of a snapshot; the ranks of a group are one job, at the place of the first."""
+    """Return all jobs at the instant of a snapshot; the ranks of a group are one job, at the place of the first.
+
+    A paused job at its boundary is left out, and what it keeps there is left out of the budget: to
+    policies and their plans it is as if it had gone, so nobody waits for it to start.
+    """
     budget = int(header["budget_regions"])
     views = []
     growing = alone_job(header, jobs, now_ns)
@@ -253,7 +257,24 @@ def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache)
         views.append(own[0] if len(own) == 1 else group_view(own, jobs, now_ns, profiles, budget))
         if growing in ranks:
             growing = first
-    return PoolView(now_ns=now_ns, budget=budget, jobs=tuple(views), alone_job=growing)
+    left_out = {view.job: view.held_for_good for view in views if _is_paused(view, jobs)}
+    return PoolView(
+        now_ns=now_ns,
+        budget=max(0, budget - sum(left_out.values())),
+        jobs=tuple(view for view in views if view.job not in left_out),
+        alone_job=growing,
+    )
+
+
+def _is_paused(view: JobView, jobs: Record) -> bool:
+    """Tell whether a job, or a rank of a group, is paused and no rank of it is inside an iteration."""
+    return view.phase == JobState.BOUNDARY and any(jobs[rank]["paused"] for rank in view.ranks or (view.job,))
+
+
+def paused_holders(jobs: Record) -> tuple[int, ...]:
+    """Return the places of paused jobs that hold memory at their boundaries."""
+    at_boundary = (jobs["state"] == JobState.BOUNDARY) & (jobs["paused"] != 0)
+    return tuple(np.flatnonzero(at_boundary & (jobs["held"] > 0)).tolist())
 
 
 def looks_of(jobs: Record, now_ns: int) -> dict[int, Look]:

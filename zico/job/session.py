@@ -197,7 +197,9 @@ class Session:
 
         heap = self.heap.record[0]
         if heap["attached"] == Attached.YES and not self._has_left:
-            allocator.mark(heap)
+            begins = allocator.end_by_mark(heap)
+            while not begins:  # paused: Ctrl-C raises here
+                begins = allocator.begin_by_mark(heap)
         for call in self.at_boundaries:
             call()
 

@@ -85,6 +85,22 @@ def is_awaited(pool: Member, j: int) -> bool:
 
 
 @compiled
+def is_paused(pool: Member, j: int) -> bool:
+    """Tell whether a job at its boundary is to stay there: it is paused, or another rank of its group is.
+
+    An awaited rank starts all the same: the ranks that may wait for it in a collective come to their
+    boundaries only then.
+    """
+    keep_out_of_line()
+    if job_at(pool, j).group == 0:
+        return bool(job_at(pool, j).paused != 0)
+    some = False
+    for i in range(header_of(pool).places):
+        some = some or (are_mates(pool, j, i) and job_at(pool, i).paused != 0)
+    return bool(some and not is_awaited(pool, j))
+
+
+@compiled
 def is_held_up(pool: Member, j: int) -> bool:
     """Tell whether a job inside may wait in a collective for a rank of its group that waits itself.
 

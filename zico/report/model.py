@@ -116,6 +116,13 @@ def waits_for(member: JobReport, members: tuple[JobReport, ...]) -> str:
     return ", ".join(names.get(job, f"job {job}") for job in member.waits_for) or "memory"
 
 
+def state_of(member: JobReport) -> str:
+    """Return what a member does now, as people read it."""
+    if member.waiting_s > 0:
+        return "waits for memory" if member.need_bytes else "waits to start"
+    return member.state
+
+
 def owner_of(member: str, names: set[str]) -> str | None:
     """Return which of the jobs called ``names`` a member of the pool belongs to: ``a`` owns ``a``, ``a.2`` ...
 
