@@ -78,7 +78,7 @@ def admit_all(table: AdmittingTable, policy: Policy, view: PoolView, jobs: Recor
     """
     looks_ns = [view.now_ns + RETRY_NS for rank in late_ranks(view, jobs) if not table.admit(rank)]
     ranks_of = {job.job: job.ranks or (job.job,) for job in view.jobs}
-    for job, decision in policy.decide(view).items():
+    for job, decision in policy.decide(_without_gated(view, jobs)).items():
         if isinstance(decision, Start) and table.admit(job):
             continue
         mask = _blockers(view, job, decision)
@@ -89,6 +89,19 @@ def admit_all(table: AdmittingTable, policy: Policy, view: PoolView, jobs: Recor
     if any(jobs[rank]["state"] == JobState.BOUNDARY for job in view.jobs for rank in job.ranks):
         looks_ns.append(view.now_ns + RECHECK_NS)  # a rank that it waits for may stand still by then
     return min(looks_ns, default=None)
+
+
+def _without_gated(view: PoolView, jobs: Record) -> PoolView:
+    """Leave out groups that stand at their boundary behind a closed gate: no policy is to wait until they begin."""
+    gated = {
+        job.job
+        for job in view.jobs
+        if job.phase == JobState.BOUNDARY
+        and any(jobs[rank]["gate_ns"] > view.now_ns for rank in job.ranks or (job.job,))
+    }
+    if not gated:
+        return view
+    return dataclasses.replace(view, jobs=tuple(job for job in view.jobs if job.job not in gated))
 
 
 def _blockers(view: PoolView, job: int, decision: Decision) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 11
+VERSION = 12
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
@@ -210,7 +210,8 @@ class Job(Record):
     claims: Annotated[Numbers, "i4", (CURVE_BINS,)]  # most regions held from this bin to the end
     patient: I8  # 1: the one thread of it that waits allocates for later, and goes on by nothing but a grant
     recent_peak: I8  # most regions owned at a time since the job last had it begin anew
-    padding: Annotated[Numbers, "u1", (24,)]  # to whole cache lines, so that two jobs never write to the same one
+    gate_ns: I8  # until then a rank stays at its boundary unless its gate is opened, 0: it has none (zico.pool.groups)
+    padding: Annotated[Numbers, "u1", (16,)]  # to whole cache lines, so that two jobs never write to the same one
 
 
 JOB = dtype_of(Job)
