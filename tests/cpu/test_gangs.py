@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import assume, given, settings
@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 
 from zico.base.errors import ConfigError
 from zico.integrations.gangs import GangOrder, Rank
+
+if TYPE_CHECKING:
+    from random import Random
 
 BOUNDARY, ENDED = -1, -2
 

@@ -40,7 +40,9 @@ READY_S = 1800.0
 """The first broker on a machine compiles."""
 ANSWER_S = 10.0
 KILL_S = 5.0
-_DETACHED = "import os, sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+_DETACHED = (
+    "import os, sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
 
 
 class KeptBroker:
