@@ -251,6 +251,21 @@ def test_a_gang_begins_when_all_its_ranks_have_ended() -> None:
     assert not order.is_waiting(one)
 
 
+def test_an_order_that_is_new_keeps_no_rank_from_its_gang() -> None:
+    """One rank has begun by the last order, and waits for the other one in a collective: that one begins soon."""
+    one, other = gang_of(1, "a", "b")
+    order = GangOrder(patience_s=5)
+    order.ask(other, 3, 0)
+    assert order.is_waiting(other)
+    order.settle(5)
+    assert not order.is_waiting(other)
+    order.ask(one, 4, 6)
+    assert order.is_waiting(one)
+    order.ask(other, 4, 7)
+    assert not order.is_waiting(one)
+    assert order.inside() == {"a": 1, "b": 1}
+
+
 @pytest.mark.parametrize("how", ["ends", "dies", "loses a pool"])
 def test_a_gang_that_is_gone_has_no_turn(how: str) -> None:
     """The next one begins; a rank that comes back as another process belongs to a new gang."""

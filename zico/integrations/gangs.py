@@ -21,6 +21,9 @@ An uneven program has a rank that takes a step more, for which others wait in a 
 that has waited ``patience_s`` for the others of its gang to end begins without asking: the gang is
 still inside.
 
+An order that is new knows nothing of gangs that another one has let in. So a gang that does not ask
+for its first iteration counts as inside until all its ranks have asked.
+
 Nothing here waits, and no clock is read.
 """
 
@@ -93,13 +96,13 @@ class GangOrder:
 
         Args:
             rank: Who asks. Once it has its turn, ``is_waiting`` is false.
-            iteration: The number of that one, which grows. To ask again for the same changes nothing.
+            iteration: The number of that one, from 0 on. To ask again for the same changes nothing.
             now_s: The time, of any clock that only goes forward.
 
         Raises:
             ConfigError: The rank is none of a gang of that size.
         """
-        gang = self._gangs.get(rank.gang) or _Gang(rank.world)
+        gang = self._gangs.get(rank.gang) or _Gang(rank.world, inside=iteration > 0)
         if not (0 <= rank.number < rank.world <= MOST_RANKS and rank.world == gang.world):
             raise ConfigError(
                 f"rank {rank.number} of {rank.world} is no rank of gang {rank.gang}, which has {gang.world}: "

@@ -94,8 +94,8 @@ class _Gate:
     def close(self) -> None:
         """Keep the rank at the boundary to which it comes now until it has its turn."""
         self._keep_closed()
-        self._iteration += 1
         self._asked.put(self._iteration)
+        self._iteration += 1
 
     def end(self) -> None:
         """Ask for no more turns."""
