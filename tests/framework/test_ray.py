@@ -6,8 +6,10 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from harness import MIB, PATIENCE_S, compile_once, until
+from harness import MIB, PATIENCE_S, clean_environment, compile_once, until
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'zico[ray]'")
 pytest.importorskip("ray.tune", reason="Ray Tune is not installed: pip install 'zico[ray]'")
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.timeout(2 * PATIENCE_S), pytest.mark.filterwarnings("default")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+PAGE = Path(__file__).parents[2] / "docs" / "ray.md"
 BUDGET = 36
 """MiB on each node. A rank of a gang holds up to 24: two do not fit."""
 OFFERED = 3 * BUDGET
@@ -300,6 +303,22 @@ def test_a_node_without_the_device_is_named(nodes: TwoNodes) -> None:
     ):
         integration.start(region="1MiB")
     nodes.cluster.remove_node(node)
+
+
+def test_the_script_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
+    """In a cluster of its own; all four tasks have ended, in one pool."""
+    script = tmp_path / "script.py"
+    script.write_text(re.split("^```.*$", PAGE.read_text(), flags=re.MULTILINE)[1])
+    environment = clean_environment() | {"RAY_TMPDIR": tempfile.gettempdir()}
+    environment.pop("ZICO", None)
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    losses, pools = map(json.loads, done.stdout.strip().splitlines()[-2:])
+    assert len(set(losses)) == 4
+    assert [(pool["device"], pool["budget_bytes"]) for pool in pools] == [("host", 256 * MIB)]
+    assert pools[0]["jobs"] >= 1
 
 
 def test_without_a_pool_or_a_cluster_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
