@@ -30,6 +30,7 @@ from zico.integrations import ray as integration
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
 QUESTION = "How long do eight trials of two frameworks take on a Ray cluster, alone and with Zico?"
 KINDS = {
@@ -46,6 +47,7 @@ REGION = "1MiB"
 STORE_BYTES = 80 << 20
 WAIT_S = 1800.0
 Trial = tuple[str, int]
+Placed = dict[str, dict[str, Any]]
 
 
 def trial(script: str, arguments: tuple[str, ...], losses: str) -> dict[str, Any]:
@@ -72,14 +74,12 @@ class Runs:
         self._iterations = options.iterations
         self._directory = directory
 
-    def run(
-        self, trials: list[Trial], resources: dict[str, float], placed: dict[str, dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Run trials on a node with these resources, each kind with its options; return how long, and what they did."""
+    def run(self, trials: list[Trial], resources: Mapping[str, float], placed: Placed) -> dict[str, Any]:
+        """Run trials on a node with these resources, each kind with its options; return what they did."""
         cluster = Cluster(
             initialize_head=True,
             connect=True,
-            head_node_args={"num_cpus": 16, "resources": resources, "object_store_memory": STORE_BYTES},
+            head_node_args={"num_cpus": 16, "resources": dict(resources), "object_store_memory": STORE_BYTES},
         )
         try:
             pooled = any(name.startswith("zico_") for name in resources)
@@ -114,19 +114,21 @@ def ways(runs: Runs, options: argparse.Namespace) -> dict[str, Any]:
     alone = {kind: runs.run([(kind, 0)], large, joins)["trials"][f"{kind}-0"]["peak_bytes"] for kind in KINDS}
     peak = max(alone.values())
     budget = round(options.share * 2 * peak) >> 20
-    offers = integration.node_resources(
-        f"{budget}MiB", oversubscription=max(1.0, options.together * peak / (budget << 20))
-    )
+    times = max(1.0, options.together * peak / (budget << 20))
+    offers = integration.node_resources(f"{budget}MiB", oversubscription=times)
     by_bytes = {
         kind: {"resources": {"zico_host": bytes_}, "runtime_env": integration.environment(name=kind)}
         for kind, bytes_ in alone.items()
     }
     found = {}
-    for name, resources, placed in (
-        ("one at a time", {"device": 1}, dict.fromkeys(KINDS, {"resources": {"device": 1}})),
-        ("by halves of a device", {"device": 1}, dict.fromkeys(KINDS, {"resources": {"device": 0.5}})),
+    whole, half = ({kind: {"resources": {"device": share}} for kind in KINDS} for share in (1, 0.5))
+    device = {"device": 1}
+    chosen = (
+        ("one at a time", device, whole),
+        ("by halves of a device", device, half),
         ("by bytes, with Zico", offers, by_bytes),
-    ):
+    )
+    for name, resources, placed in chosen:
         common.note(name)
         found[name] = runs.run(trials, resources, placed)
     return {"peak_bytes": alone, "budget_bytes": budget << 20, "offered_bytes": offers["zico_host"], "ways": found}
@@ -141,9 +143,8 @@ def shown(result: dict[str, Any]) -> str:
         same = sum(one["losses"] == losses[which] for which, one in way["trials"].items())
         waited_s = sum(one["waited_s"] or 0.0 for one in way["trials"].values())
         share = way["makespan_s"] / first["makespan_s"]
-        rows.append(
-            (name, f"{way['makespan_s']:.1f} s", f"{share:.2f}", f"{waited_s:.1f} s", f"{same} of {len(losses)}")
-        )
+        makespan, waited = f"{way['makespan_s']:.1f} s", f"{waited_s:.1f} s"
+        rows.append((name, makespan, f"{share:.2f}", waited, f"{same} of {len(losses)}"))
     mib = {kind: f"{peak >> 20} MiB" for kind, peak in result["peak_bytes"].items()}
     said = (
         f"Peaks: resnet {mib['resnet']}, lm {mib['lm']}. Budget: {result['budget_bytes'] >> 20} MiB. Two halves of a "
@@ -163,19 +164,11 @@ def main() -> int:
     )
     options = parser.parse_args()
     options.iterations = options.iterations or (4 if options.smoke else 40)
-    settings = {
-        "iterations": options.iterations,
-        "share": options.share,
-        "together": options.together,
-        "region": REGION,
-    }
-    result = common.document("ray_trials", QUESTION, settings | {"ray": ray.__version__})
+    told = {name: getattr(options, name) for name in ("iterations", "share", "together")}
+    result = common.document("ray_trials", QUESTION, {**told, "region": REGION, "ray": ray.__version__})
     os.environ.update(OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="2", RAY_DEDUP_LOGS="0")
     with tempfile.TemporaryDirectory(prefix="zr-") as directory:
         result |= ways(Runs(options, Path(directory)), options)
-    for way in result["ways"].values():
-        for one in way["trials"].values():
-            one["losses"] = [float(loss).hex() for loss in one["losses"]]
     common.write(result, shown(result), common.output_directory(options))
     return 0
 
