@@ -276,6 +276,7 @@ def test_a_gang_that_is_gone_has_no_turn(how: str) -> None:
     living = {rank.pid for rank in (*first, *second)}
     order.lives("a", living, 1)
     assert all(map(order.is_waiting, second))
+    assert order.has_begun(first[0], 0)
     if how == "ends":
         order.leave(first[0], 1)
         assert all(map(order.is_waiting, second))
@@ -285,6 +286,21 @@ def test_a_gang_that_is_gone_has_no_turn(how: str) -> None:
         order.lives("b", living - {first[1].pid} if how == "dies" else {second[1].pid}, 1)
     assert not any(map(order.is_waiting, second))
     assert order.inside() == {"a": 2, "b": 2}
+    assert not order.has_begun(first[0], 0)
+
+
+def test_a_rank_that_was_forgotten_asks_again() -> None:
+    """A look at the pool from before it has joined takes it for dead: it has not begun, and its gang still can."""
+    one, other = gang_of(1, "a", "b")
+    order = GangOrder()
+    order.ask(one, 0, 0)
+    order.lives("a", set(), 0)
+    assert not order.is_waiting(one)
+    assert not order.has_begun(one, 0)
+    order.ask(one, 0, 1)
+    order.ask(other, 0, 1)
+    assert order.has_begun(one, 0)
+    assert not order.has_begun(one, 1)
 
 
 @pytest.mark.parametrize(("number", "world"), [(2, 2), (-1, 2), (0, 3)])

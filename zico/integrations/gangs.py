@@ -120,6 +120,11 @@ class GangOrder:
         gang = self._gangs.get(rank.gang)
         return gang is not None and gang.ranks.get(rank.number) == rank and rank.number in gang.asks
 
+    def has_begun(self, rank: Rank, iteration: int) -> bool:
+        """Tell whether a rank has had its turn; if it neither waits nor has begun, it was forgotten, and asks again."""
+        gang = self._gangs.get(rank.gang)
+        return gang is not None and gang.ranks.get(rank.number) == rank and gang.begun.get(rank.number, -1) >= iteration
+
     def leave(self, rank: Rank, now_s: float) -> None:
         """Note that a rank begins no iteration any more. A gang whose ranks have all left is forgotten."""
         gang = self._gangs.get(rank.gang)

@@ -65,9 +65,10 @@ class BrokerActor:
         while not self._ended.wait(LOOK_S):
             try:
                 with self._lock:
-                    if not self._ended.is_set():
-                        self._kept.look()
-                        pids = self._kept.pids
+                    if self._ended.is_set():
+                        return
+                    self._kept.look()
+                    pids = self._kept.pids
                 order = ray.get_actor(ORDER_NAME, NAMESPACE)
                 order.lives.remote(self._pool, pids)
             except (ZicoError, OSError, ValueError, ray.exceptions.RayError) as error:
@@ -98,7 +99,7 @@ class OrderActor:
                 await asyncio.wait_for(changed.wait(), max(0.0, due_s - now_s) + 1e-3)
             except TimeoutError:
                 self._settle()
-        return True
+        return self._order.has_begun(rank, iteration)
 
     async def leave(self, rank: Rank) -> None:
         """Note that a rank begins no iteration any more."""
@@ -109,7 +110,7 @@ class OrderActor:
         """Note which processes are jobs of a pool."""
         self._heard_s[pool] = time.monotonic()
         self._order.lives(pool, pids, time.monotonic())
-        self._notify()
+        self._settle()
 
     async def inside(self) -> dict[str, int]:
         """Return for each pool the gang that is inside there."""
