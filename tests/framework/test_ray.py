@@ -231,6 +231,7 @@ def test_two_distributed_jobs_end_in_pools_that_are_too_small_for_both(tmp_path:
     fitting.start()
     until(lambda: said(tmp_path / "tasks-0").get("count"), DEADLINE_S, "the tasks train")
     order = ray.get_actor(ray_actors.ORDER_NAME, integration.NAMESPACE)
+    until(lambda: ray.get(order.inside.remote(), timeout=DEADLINE_S), DEADLINE_S, "a gang has its turn")
     ray.kill(order, no_restart=False)
     ray.get(ranks, timeout=DEADLINE_S)
     fitting.join(DEADLINE_S)
