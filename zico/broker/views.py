@@ -246,8 +246,9 @@ def late_ranks(view: PoolView, jobs: Record) -> list[int]:
 def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache) -> PoolView:
     """Return all jobs at the instant of a snapshot; the ranks of a group are one job, at the place of the first.
 
-    A paused job at its boundary is left out, and what it keeps there is left out of the budget: to
-    policies and their plans it is as if it had gone, so nobody waits for it to start.
+    A job that is paused at its boundary, or stands there behind a closed gate, is left out, and what
+    it keeps is left out of the budget: to policies and their plans it is as if it had gone, so
+    nobody waits for it to start.
     """
     budget = int(header["budget_regions"])
     views = []
@@ -257,7 +258,7 @@ def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache)
         views.append(own[0] if len(own) == 1 else group_view(own, jobs, now_ns, profiles, budget))
         if growing in ranks:
             growing = first
-    left_out = {view.job: view.held_for_good for view in views if _is_paused(view, jobs)}
+    left_out = {view.job: view.held_for_good for view in views if _stays(view, jobs, now_ns)}
     return PoolView(
         now_ns=now_ns,
         budget=max(0, budget - sum(left_out.values())),
@@ -266,9 +267,12 @@ def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache)
     )
 
 
-def _is_paused(view: JobView, jobs: Record) -> bool:
-    """Tell whether a job, or a rank of a group, is paused and no rank of it is inside an iteration."""
-    return view.phase == JobState.BOUNDARY and any(jobs[rank]["paused"] for rank in view.ranks or (view.job,))
+def _stays(view: JobView, jobs: Record, now_ns: int) -> bool:
+    """Tell whether a job stays at its boundary: a rank of it is paused or behind its gate, and none is inside."""
+    ranks = view.ranks or (view.job,)
+    return view.phase == JobState.BOUNDARY and any(
+        jobs[rank]["paused"] or jobs[rank]["gate_ns"] > now_ns for rank in ranks
+    )
 
 
 def paused_holders(jobs: Record) -> tuple[int, ...]:

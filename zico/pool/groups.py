@@ -16,6 +16,10 @@ Theory of operation
     is *awaited*: it starts whenever that is safe, whatever the policy says, and takes the number of
     the round that goes on. After ``MOST_UNEVEN`` such starts in a row a rank waits for nobody.
 
+    Ranks of one job may be in several pools. Whoever decides which job begins in all of them
+    (``zico.integrations.gangs``) closes a rank's *gate* before it ends its iteration. The rank then
+    stays at its boundary until the gate is opened, or until the time that stands in its record.
+
 Guarantees
     * Nobody waits for a rank that has left, is dead, or stands still.
     * Ranks that begin together begin in one critical section, all or none.
@@ -118,9 +122,14 @@ def is_held_up(pool: Member, j: int) -> bool:
 
 @compiled
 def waits_for(pool: Member, j: int, now_ns: int) -> int:
-    """Return the mask of those of its group for which a job has to wait at its boundary: bit i for job i."""
+    """Return the mask of those of its group for which a job has to wait at its boundary: bit i for job i.
+
+    While its gate is closed, a job waits for itself.
+    """
     keep_out_of_line()
     me = job_at(pool, j)
+    if me.gate_ns > now_ns:
+        return 1 << j
     mask = 0
     if me.group == 0 or me.uneven >= MOST_UNEVEN:
         return mask

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 12
+VERSION = 13
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
@@ -221,7 +221,8 @@ class Job(Record):
     patient: I8  # 1: the one thread of it that waits allocates for later, and goes on by nothing but a grant
     recent_peak: I8  # most regions owned at a time since the job last had it begin anew
     paused: I8  # Paused: its next iteration begins when somebody resumes it
-    padding: Annotated[Numbers, "u1", (16,)]  # to whole cache lines, so that two jobs never write to the same one
+    gate_ns: I8  # until then a rank stays at its boundary unless its gate is opened, 0: it has none (zico.pool.groups)
+    padding: Annotated[Numbers, "u1", (8,)]  # to whole cache lines, so that two jobs never write to the same one
 
 
 JOB = dtype_of(Job)

@@ -338,6 +338,10 @@ class PoolTable:
         """Make this process's job a rank of a group: any number that its ranks alone have, 0: of none."""
         waiting.join_group(self.member[0], group)
 
+    def set_gate(self, until_ns: int) -> None:
+        """Keep this process's job, a rank, at its boundary until a time of the monotonic clock; 0: no longer."""
+        waiting.set_gate(self.member[0], until_ns)
+
     def set_waits_for(self, job: int, mask: int) -> None:
         """Write down whom a job at its boundary waits for, bit j for job j."""
         self.jobs[job]["waits_for"] = mask

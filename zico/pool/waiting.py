@@ -456,6 +456,18 @@ def resume(pool: Member, job: int) -> None:
 
 
 @entry(MEMBER, int)
+def set_gate(pool: Member, until_ns: int) -> None:
+    """Close the gate of this process's job until a time of the monotonic clock, or open it: 0."""
+    keep_out_of_line()
+    header = header_of(pool)
+    lock(pool)
+    job_at(pool, pool.job).gate_ns = until_ns
+    wake, notify = note_change(header)
+    unlock(pool)
+    tell(pool, wake, notify)
+
+
+@entry(MEMBER, int)
 def join_group(pool: Member, group: int) -> None:
     """Make this process's job a rank of a group, or of none: 0. The others wait for it no longer than that lasts."""
     keep_out_of_line()
