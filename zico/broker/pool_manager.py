@@ -30,7 +30,7 @@ from zico.broker.saving import MODES, served_on
 from zico.broker.shares import check
 from zico.broker.throughput import Service
 from zico.broker.trials import Trials
-from zico.broker.views import Record, late_ranks, mask_of, paused_holders
+from zico.broker.views import Record, late_ranks, mask_of, staying_holders
 from zico.device.api import close_descriptors
 from zico.pool.layout import Auto, JobState, Paused
 from zico.scheduler.state import Decision, Policy, PoolView, Start
@@ -99,7 +99,7 @@ def _blockers(view: PoolView, job: int, decision: Decision, jobs: Record) -> int
         those = tuple(other for other in view.jobs if other.job in decision.for_jobs)
     places = tuple(place for other in those for place in other.ranks or (other.job,))
     for_kept = isinstance(decision, Start) or decision.for_kept
-    return mask_of(places + (paused_holders(jobs) if for_kept else ()))
+    return mask_of(places + (staying_holders(jobs, view.now_ns) if for_kept else ()))
 
 
 def _look_again_ns(now_ns: int, decision: Decision) -> int:

@@ -275,10 +275,10 @@ def _stays(view: JobView, jobs: Record, now_ns: int) -> bool:
     )
 
 
-def paused_holders(jobs: Record) -> tuple[int, ...]:
-    """Return the places of paused jobs that hold memory at their boundaries."""
-    at_boundary = (jobs["state"] == JobState.BOUNDARY) & (jobs["paused"] != 0)
-    return tuple(np.flatnonzero(at_boundary & (jobs["held"] > 0)).tolist())
+def staying_holders(jobs: Record, now_ns: int) -> tuple[int, ...]:
+    """Return the places of jobs that hold memory at boundaries where a pause or a gate keeps them."""
+    stays = (jobs["paused"] != 0) | (jobs["gate_ns"] > now_ns)
+    return tuple(np.flatnonzero((jobs["state"] == JobState.BOUNDARY) & stays & (jobs["held"] > 0)).tolist())
 
 
 def looks_of(jobs: Record, now_ns: int) -> dict[int, Look]:
