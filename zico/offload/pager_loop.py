@@ -311,7 +311,7 @@ def take_in_events(pager: PagerRecord) -> bool:
         pager.events += 1
         if event >= 0:
             note_execution(paging, event)
-        elif event & 1:
+        elif ~event & 1:
             note_active(paging, ~event >> 1)
             note_birth(paging, ~event >> 1)
         else:
