@@ -61,11 +61,15 @@ from zico.offload.paging_layout import (
     BIRTHS,
     CLEAN,
     CONTEXT,
+    DEATHS,
+    EMPTY,
     FURTHEST,
     HELD,
     IDLE,
     IDLE_DIRTY,
     IDLE_INACTIVE,
+    INACTIVE,
+    INVALIDATE,
     NAME,
     NONE,
     PREEVICT,
@@ -76,7 +80,18 @@ from zico.offload.paging_layout import (
     TABLE_HEAD,
     WAYS_OF_CONTEXTS,
 )
-from zico.offload.residency import block_at, end_instance, expect, hold, is_expected, list_at, list_due, renew
+from zico.offload.residency import (
+    block_at,
+    end_instance,
+    expect,
+    hold,
+    is_expected,
+    list_at,
+    list_due,
+    note_active,
+    note_inactive,
+    renew,
+)
 
 if TYPE_CHECKING:
     from zico.offload.paging_layout import PagingRecord
@@ -206,7 +221,7 @@ def following(paging: PagingRecord, history: Any, current: int) -> int:  # noqa:
 
 _WORD = np.dtype("i4")
 _WORD_BYTES = 4
-_EPOCH, _START, _END = range(3)
+_EPOCH, _START, _END, _BORN, _DIED = range(TABLE_HEAD)
 
 
 @compiled
@@ -315,6 +330,9 @@ def note_execution(paging: PagingRecord, name: int) -> None:
     number = number_of(paging, name)
     if paging.current > 0:
         learn(paging, paging.history, paging.current, number)
+        table = table_of(paging, paging.current)
+        table[_BORN], table[_DIED] = paging.born, paging.died
+    paging.born = paging.died = 0
     paging.now += 1
     end_instance(paging, paging.now - 1)
     paging.history[2] = paging.history[1]
@@ -344,9 +362,18 @@ def note_fault(paging: PagingRecord, block: int) -> None:
 
 @compiled
 def note_birth(paging: PagingRecord, block: int) -> None:
-    """Note that something comes to lie in a block in which nothing lay. Without ``BIRTHS`` that teaches nothing."""
+    """Note that something comes to lie in a block in which nothing lay. With ``BIRTHS`` it is learned as a fault is."""
+    note_active(paging, block)
+    paging.born += 1
     if paging.flags & BIRTHS and paging.current > 0:
         _learn_fault(paging, block)
+
+
+@compiled
+def note_death(paging: PagingRecord, block: int) -> None:
+    """Note that nothing lies in a block any more in which something lay."""
+    note_inactive(paging, block)
+    paging.died += 1
 
 
 @compiled
@@ -472,23 +499,74 @@ _PRESSED = 1 << 16
 def choose_victim(paging: PagingRecord) -> int:
     """Return the resident block that a waiting fault should take the place of, or ``NONE``. It is not removed yet."""
     walk(paging)
-    block = _idle(paging)
+    block = _oldest(paging, IDLE_INACTIVE)
     if block == NONE:
-        block = _furthest(paging, paging.now)
+        block = _furthest(paging, EMPTY, paging.now + 1)
+    if block == NONE:
+        block = _idle(paging)
+    if block == NONE:
+        block = _furthest(paging, 0, paging.now)
         paging.early += block != NONE
+    if block == NONE:
+        block = _furthest(paging, EMPTY, paging.now)
     return block
 
 
 @compiled
-def choose_victim_ahead(paging: PagingRecord) -> int:
-    """Return a resident block that may go before its room is needed, or ``NONE``. It is not removed yet."""
+def choose_victim_ahead(paging: PagingRecord, most: int) -> int:
+    """Return a resident block that may go before its room is needed, or ``NONE``. It is not removed yet.
+
+    Args:
+        paging: The PAGING record.
+        most: Blocks that shall be resident at most. With ``DEATHS``, no contents go as long as
+            deaths will make room for what is prefetched next.
+    """
     if not paging.flags & PREEVICT:
         return NONE
     walk(paging)
+    block = _oldest(paging, IDLE_INACTIVE)
+    if block != NONE:
+        return block
+    if paging.flags & FURTHEST and paging.next_due > 0:
+        block = _furthest(paging, EMPTY, paging.next_due + 1)
+        if block != NONE:
+            return block
+    least = max(paging.next_due, _first_excess(paging, most))
+    if least == _NEVER:
+        return NONE
     block = _idle(paging)
     if block == NONE and paging.flags & FURTHEST and paging.next_due > 0:
-        block = _furthest(paging, paging.next_due + 1)
+        block = _furthest(paging, 0, least + 1)
     return block
+
+
+LEAD = 64
+_NEVER = 1 << 62
+
+
+@compiled
+def _first_excess(paging: PagingRecord, most: int) -> int:
+    """Return the first instance for whose contents there is no room unless some leave, or ``_NEVER``.
+
+    Births and deaths are expected as in the last instances of the executions to come. Without a
+    block to prefetch, the chain's end counts. Nothing is promised without ``DEATHS``.
+    """
+    parts = DEATHS | INVALIDATE
+    if paging.flags & parts != parts:
+        return 0
+    until = min(max(paging.next_due, paging.now + LEAD), paging.chain_at)
+    if paging.current == 0 or not paging.chaining or until < paging.now:
+        return 0
+    table = table_of(paging, paging.current)
+    level = paging.contents + int(paging.next_due > 0) + max(0, table[_BORN] - paging.born)
+    deaths = max(0, table[_DIED] - paging.died)
+    at = paging.now
+    while level <= most and at < until:
+        at += 1
+        table = table_of(paging, paging.predicted[at & (SPAN - 1)])
+        level += table[_BORN] - deaths
+        deaths = table[_DIED]
+    return at if level > most else _NEVER
 
 
 @compiled
@@ -504,14 +582,12 @@ def choose_to_clean(paging: PagingRecord) -> int:
 
 @compiled
 def _idle(paging: PagingRecord) -> int:
-    """Return the first block that is not expected: of the inactive ones, else of the clean ones, else of all."""
-    block = _oldest(paging, IDLE_INACTIVE)
+    """Return the first block with contents that is not expected: of the clean ones, else of all."""
+    block = _oldest(paging, IDLE)
     if block == NONE:
-        block = _oldest(paging, IDLE)
-        if block == NONE:
-            block = _oldest(paging, IDLE_DIRTY)
-        if block != NONE:
-            paging.pressed = paging.now
+        block = _oldest(paging, IDLE_DIRTY)
+    if block != NONE:
+        paging.pressed = paging.now
     return block
 
 
@@ -528,15 +604,17 @@ def _oldest(paging: PagingRecord, number: int) -> int:
 
 
 @compiled
-def _furthest(paging: PagingRecord, least: int) -> int:
-    """Return the block that is due last, but not before an instance; or ``NONE``."""
+def _furthest(paging: PagingRecord, family: int, least: int) -> int:
+    """Return the resident block of a family of lists that is due last, but not before an instance; or ``NONE``."""
     at = paging.furthest
     while at >= least:
-        block = _oldest(paging, list_due(at))
+        due = list_due(at)
+        block = _oldest(paging, family + due)
         if block != NONE:
-            paging.pressed = paging.now
+            if family != EMPTY:
+                paging.pressed = paging.now
             return block
-        if at == paging.furthest and list_at(paging, list_due(at)).n == 0:
+        if at == paging.furthest and list_at(paging, due).n == 0 and list_at(paging, EMPTY + due).n == 0:
             paging.furthest -= 1
         at -= 1
     return NONE

@@ -257,7 +257,7 @@ def _move_out(machine: Machine, paging: PagingRecord, until_ns: int) -> bool:
     coming = machine.leaving_tail - machine.leaving_head
     if not paging.flags & PREEVICT or machine.free + coming >= machine.reserve:
         return False
-    victim = choose_victim_ahead(paging)
+    victim = choose_victim_ahead(paging, machine.capacity - machine.reserve)
     if victim == NONE:
         return False
     copies = _must_copy(machine, paging, victim)
