@@ -30,6 +30,11 @@ and the three before it. An entry is a set of tuples::
 
     *Eviction*: what nothing lives in goes first, then what was migrated longest ago and is not expected.
 
+    *Deaths*: an execution's table also says how many blocks came into use and fell out of it in its last instance. So
+    the chain foretells how much room contents need. As long as that is there in time, none are evicted ahead::
+
+        now, full    + 1: a dies    + 2: b is needed        b takes the room of a, and nothing is copied out for it
+
 Guarantees
     * ``note_fault`` is O(1), ``note_execution`` takes time for the blocks that were due; the others
       walk through at most ``MOST_VISITS`` blocks.
@@ -38,7 +43,7 @@ Guarantees
     * What a wrong prediction expected stays so until the instance is over that was to touch it.
     * ``choose_victim_ahead`` returns nothing without ``PREEVICT``, and without ``FURTHEST`` no
       block that is expected; with it, at most one that is due after the block that was prefetched
-      last.
+      last. With ``DEATHS``, contents go only where it foresees too little room.
     * ``choose_victim`` returns a block as long as one is there that is not held: with ``PREEVICT``,
       of those that all are expected, the one that is due last.
 
@@ -62,13 +67,13 @@ from zico.offload.paging_layout import (
     CLEAN,
     CONTEXT,
     DEATHS,
+    DUE,
     EMPTY,
     FURTHEST,
     HELD,
     IDLE,
     IDLE_DIRTY,
     IDLE_INACTIVE,
-    INACTIVE,
     INVALIDATE,
     NAME,
     NONE,
@@ -499,13 +504,11 @@ _PRESSED = 1 << 16
 def choose_victim(paging: PagingRecord) -> int:
     """Return the resident block that a waiting fault should take the place of, or ``NONE``. It is not removed yet."""
     walk(paging)
-    block = _oldest(paging, IDLE_INACTIVE)
-    if block == NONE:
-        block = _furthest(paging, EMPTY, paging.now + 1)
+    block = _empty(paging, paging.now + 1)
     if block == NONE:
         block = _idle(paging)
     if block == NONE:
-        block = _furthest(paging, 0, paging.now)
+        block = _furthest(paging, DUE, paging.now)
         paging.early += block != NONE
     if block == NONE:
         block = _furthest(paging, EMPTY, paging.now)
@@ -518,53 +521,51 @@ def choose_victim_ahead(paging: PagingRecord, most: int) -> int:
 
     Args:
         paging: The PAGING record.
-        most: Blocks that shall be resident at most. With ``DEATHS``, no contents go as long as
-            deaths will make room for what is prefetched next.
+        most: Blocks that shall be resident at most. With ``DEATHS``, no contents go while blocks
+            die early enough for all that comes.
     """
     if not paging.flags & PREEVICT:
         return NONE
     walk(paging)
-    block = _oldest(paging, IDLE_INACTIVE)
+    may_be_due = paging.flags & FURTHEST and paging.next_due > 0
+    block = _empty(paging, paging.next_due + 1 if may_be_due else _NEVER)
     if block != NONE:
         return block
-    if paging.flags & FURTHEST and paging.next_due > 0:
-        block = _furthest(paging, EMPTY, paging.next_due + 1)
-        if block != NONE:
-            return block
-    least = max(paging.next_due, _first_excess(paging, most))
-    if least == _NEVER:
+    excess = _first_excess(paging, most)
+    if excess == _NEVER:
         return NONE
     block = _idle(paging)
-    if block == NONE and paging.flags & FURTHEST and paging.next_due > 0:
-        block = _furthest(paging, 0, least + 1)
+    if block == NONE and may_be_due:
+        block = _furthest(paging, DUE, max(paging.next_due, excess) + 1)
     return block
 
 
 LEAD = 64
+"""Instances ahead for whose contents there is to be room: copying takes longer than some that need much. Replayed with
+the Keras example, fewer cost faults, and more let blocks leave that die before."""
 _NEVER = 1 << 62
 
 
 @compiled
 def _first_excess(paging: PagingRecord, most: int) -> int:
-    """Return the first instance for whose contents there is no room unless some leave, or ``_NEVER``.
+    """Return the first instance whose contents find no room unless some leave, or ``_NEVER``.
 
-    Births and deaths are expected as in the last instances of the executions to come. Without a
-    block to prefetch, the chain's end counts. Nothing is promised without ``DEATHS``.
+    Births and deaths are expected as they last were in the executions to come. Looks ``LEAD``
+    instances ahead, and to the one at which the block is due that is prefetched next. Without
+    ``DEATHS``, or where nothing is foreseen, all is taken for full.
     """
     parts = DEATHS | INVALIDATE
-    if paging.flags & parts != parts:
-        return 0
     until = min(max(paging.next_due, paging.now + LEAD), paging.chain_at)
-    if paging.current == 0 or not paging.chaining or until < paging.now:
+    if paging.flags & parts != parts or paging.current == 0 or not paging.chaining or until < paging.now:
         return 0
-    table = table_of(paging, paging.current)
-    level = paging.contents + int(paging.next_due > 0) + max(0, table[_BORN] - paging.born)
-    deaths = max(0, table[_DIED] - paging.died)
     at = paging.now
+    table = table_of(paging, paging.current)
+    level = paging.contents + max(0, table[_BORN] - paging.born) + int(at == paging.next_due)
+    deaths = max(0, table[_DIED] - paging.died)
     while level <= most and at < until:
         at += 1
         table = table_of(paging, paging.predicted[at & (SPAN - 1)])
-        level += table[_BORN] - deaths
+        level += table[_BORN] - deaths + int(at == paging.next_due)
         deaths = table[_DIED]
     return at if level > most else _NEVER
 
@@ -578,6 +579,18 @@ def choose_to_clean(paging: PagingRecord) -> int:
     if not paging.flags & CLEAN or paging.pressed == 0 or paging.now - paging.pressed > _PRESSED:
         return NONE
     return _oldest(paging, IDLE_DIRTY)
+
+
+@compiled
+def _empty(paging: PagingRecord, least: int) -> int:
+    """Return the first block in which nothing lives that is not expected, else, with ``DEATHS``, the last due one.
+
+    That is not due before an instance.
+    """
+    block = _oldest(paging, IDLE_INACTIVE)
+    if block == NONE and paging.flags & DEATHS:
+        block = _furthest(paging, EMPTY, least)
+    return block
 
 
 @compiled
@@ -605,16 +618,16 @@ def _oldest(paging: PagingRecord, number: int) -> int:
 
 @compiled
 def _furthest(paging: PagingRecord, family: int, least: int) -> int:
-    """Return the resident block of a family of lists that is due last, but not before an instance; or ``NONE``."""
+    """Return the block of ``DUE`` or ``EMPTY`` that is due last, but not before an instance; or ``NONE``."""
     at = paging.furthest
     while at >= least:
         due = list_due(at)
         block = _oldest(paging, family + due)
         if block != NONE:
-            if family != EMPTY:
+            if family == DUE:
                 paging.pressed = paging.now
             return block
-        if at == paging.furthest and list_at(paging, due).n == 0 and list_at(paging, EMPTY + due).n == 0:
+        if at == paging.furthest and list_at(paging, DUE + due).n == 0 and list_at(paging, EMPTY + due).n == 0:
             paging.furthest -= 1
         at -= 1
     return NONE

@@ -41,7 +41,7 @@ from zico.offload.needed_next import (
     note_execution,
     note_fault,
 )
-from zico.offload.page_table import LEAST, NO_TICKET, PAGER, RING
+from zico.offload.page_table import LEAST, NO_TICKET, PAGER, RING, block_of, is_birth
 from zico.offload.pager_blocks import (
     ABSENT,
     CLEAN,
@@ -312,10 +312,10 @@ def take_in_events(pager: PagerRecord) -> bool:
         pager.events += 1
         if event >= 0:
             note_execution(paging, event)
-        elif ~event & 1:
-            note_birth(paging, ~event >> 1)
+        elif is_birth(event):
+            note_birth(paging, block_of(event))
         else:
-            note_death(paging, ~event >> 1)
+            note_death(paging, block_of(event))
     if iteration != table.iteration:
         note_iteration(paging, job.profile.duration_ns)
         pager.comes_bytes = table.in_bytes - pager.came_bytes

@@ -112,6 +112,7 @@ LIST = dtype_of(BlockList)
 
 # Lists by number: resident blocks by when they are due, absent ones by when they are due, resident
 # ones in which nothing lives by when they are due (with DEATHS), resident ones that are not due.
+DUE = 0
 ABSENT = SPAN
 EMPTY = 2 * SPAN
 IDLE_INACTIVE = 3 * SPAN

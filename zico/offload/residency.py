@@ -24,6 +24,7 @@ from zico.offload.paging_layout import (
     CLEAN,
     DEATHS,
     DIRTY,
+    DUE,
     EMPTY,
     HELD,
     IDLE,
@@ -78,7 +79,7 @@ def _list_of(paging: PagingRecord, known: Block) -> int:
     if not state & RESIDENT:
         return ABSENT + list_due(known.due) if known.due > 0 and not state & HELD else _NO_LIST
     if known.due > 0 and paging.flags & PREEVICT:
-        return list_due(known.due) + (EMPTY if state & INACTIVE and paging.flags & DEATHS else 0)
+        return list_due(known.due) + (EMPTY if state & INACTIVE and paging.flags & DEATHS else DUE)
     if state & INACTIVE:
         return IDLE_INACTIVE
     return IDLE_DIRTY if state & DIRTY and paging.flags & CLEAN else IDLE
@@ -235,8 +236,8 @@ def expect(paging: PagingRecord, block: int, instance: int) -> None:
 @compiled
 def end_instance(paging: PagingRecord, instance: int) -> None:
     """Note that an instance is over: what was due then is due at its next one, or idle as what came last."""
-    for number in (list_due(instance), ABSENT + list_due(instance), EMPTY + list_due(instance)):
-        ordered = list_at(paging, number)
+    for family in (DUE, ABSENT, EMPTY):
+        ordered = list_at(paging, family + list_due(instance))
         while ordered.first > 0:
             block = int(ordered.first) - 1
             _set_due(paging, block, _next_due(paging, block_at(paging, block)))
