@@ -37,8 +37,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from zico.broker.handover import Process, started_at
 from zico.broker.members import Marks, Member
+from zico.broker.notes import Process, started_at
 from zico.broker.outside import OutsideFigures
 from zico.broker.protocol.messages import (
     DEFAULT_SHARE,

@@ -15,7 +15,7 @@ from zico.device.host import HostDriver
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zico.broker.handover import Process
+    from zico.broker.notes import Process
     from zico.broker.protocol.messages import Share
 
 _SINCE_FIELDS = {WaitKind.BOUNDARY: "boundary_since_ns", WaitKind.ALLOCATION: "need_since_ns"}

@@ -17,6 +17,7 @@ from zico.base.rundir import base_directory, socket_for
 from zico.base.settings import DEFAULT_EXPECTED_JOBS, SOCKET_VARIABLE, device_of
 from zico.base.units import format_bytes
 from zico.broker.client import BrokerClient
+from zico.broker.notes import read_head
 from zico.broker.starting import lines_of, start_broker
 from zico.cli.options import (
     ANSWER_S,
@@ -33,7 +34,7 @@ from zico.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zico.broker.handover import Head
+    from zico.broker.notes import Head
 
 END_S = 10.0
 """How long a broker may take to end."""
@@ -126,7 +127,7 @@ def start(ctx: click.Context, /, *, socket: Path | None, **_settings: object) ->
 
     If jobs of a broker that has ended still run, this one takes their pool over.
     """
-    from zico.broker.handover import check_previous, read_head
+    from zico.broker.handover import check_previous
 
     device = settings_from(ctx).device.value
     path = socket or socket_for(device)
@@ -159,8 +160,6 @@ def start(ctx: click.Context, /, *, socket: Path | None, **_settings: object) ->
 @click.pass_context
 def stop(ctx: click.Context, /, *, socket: Path | None, **_settings: object) -> int:
     """End the broker of a device, of any version of Zico. Its jobs run on by themselves."""
-    from zico.broker.handover import read_head
-
     device, path = _which(ctx, socket)
     head = read_head(path)
     if head is None or not head.broker.is_alive:
@@ -234,8 +233,6 @@ def known() -> list[Path]:
 
 def _look(path: Path) -> Daemon | None:
     """Return what is known of the broker at a socket; ``None`` if neither it nor one of its jobs lives."""
-    from zico.broker.handover import read_head
-
     head = read_head(path)
     if head is None or not (head.broker.is_alive or head.living):
         return None
