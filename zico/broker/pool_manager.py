@@ -437,6 +437,10 @@ class PoolManager:
         refused = refusal(wanted, self._table.header, self.members)
         if not refused:
             carry_out(wanted, self._table, self.members)
+            try:
+                self._note_down()
+            except BrokerError as error:
+                _log.warning("%s", error)
             _log.info("changed: %s", wanted)
             self._evaluate_soon()
         return m.Changed(m.as_text(refused))
