@@ -157,7 +157,8 @@ def run(
     found = find_daemon(settings)
     if found.status is not None:
         settings = settings_of(found.status, settings)
-    wanted = renamed(_with_shares(named, settings), found.status)
+    taken = [job.name for job in found.status.jobs] if found.status is not None else ()
+    wanted = renamed(_with_shares(named, settings), taken)
     _prepare(json_path, report_dir)
     with Display([command.name for command in wanted], quiet=quiet) as display:
         if found.told:
