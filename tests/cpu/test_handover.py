@@ -6,12 +6,16 @@ import contextlib
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
+import msgspec
+import pytest
 from members import make_pool
 
-from zico.broker.handover import Entry, Inherited, Note
-from zico.broker.notes import Identity, Process, started_at
+from zico.base.errors import BrokerError
+from zico.broker.handover import Entry, Inherited, Note, NoteKeeper, take_over
+from zico.broker.notes import Identity, Process, note_path, started_at
 from zico.broker.pool_manager import PoolManager
 from zico.broker.protocol.messages import DEFAULT_SHARE
 from zico.broker.server import IDLE_NS, JOINING_NS, Server
@@ -23,6 +27,8 @@ from zico.scheduler.policies import policy_named
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from zico.broker.members import Member
 
 
 def test_a_member_that_never_maps_the_table_is_let_go_after_a_while(tmp_path: Path) -> None:
@@ -63,6 +69,44 @@ def test_a_member_that_never_maps_the_table_is_let_go_after_a_while(tmp_path: Pa
             assert states() == [JobState.RUNNING, JobState.RUNNING]
         server.look_after_heirs(JOINING_NS)
         assert states() == [JobState.RUNNING, JobState.LEAVING]
+
+
+@pytest.mark.parametrize(
+    ("device", "hidden", "why"),
+    [
+        ("cuda:0", False, "only a pool on the host can; wait until they end, or stop them"),
+        ("host", True, "the kernel does not show their open files (/proc/PID/fd); wait until they end, or stop them"),
+    ],
+)
+def test_a_pool_that_cannot_be_taken_over_is_refused_by_the_names_of_its_jobs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    hidden: bool,  # noqa: FBT001 - a case
+    why: str,
+) -> None:
+    """A GPU's, and one whose jobs' open files are hidden, where a living job has it."""
+
+    def find(_process: Process, _identity: Identity) -> int | None:
+        raise PermissionError
+
+    if hidden:
+        monkeypatch.setattr(Process, "find", find)
+    with make_pool(4) as table:
+        keeper = NoteKeeper(tmp_path / "s", table, [table.memory_fd], device=device, policy="none")
+        member = SimpleNamespace(
+            job=0, name="a", framework="torch", share=DEFAULT_SHARE,
+            process=Process(os.getpid(), started_at(os.getpid()) or 0),
+        )  # fmt: skip
+        keeper.write([cast("Member", member)])
+        path = note_path(tmp_path / "s")
+        note = msgspec.json.decode(path.read_bytes())
+        path.write_bytes(msgspec.json.encode(note | {"broker": {"pid": 0, "started": 0}}))
+        with pytest.raises(BrokerError) as refused:
+            take_over(tmp_path / "s")
+        expected = f"the pool of {device} cannot be taken over from a (process {os.getpid()}): {why}"
+        assert str(refused.value) == expected
+        assert table.header["broker_pid"] == os.getpid()
 
 
 def test_jobs_of_a_run_get_names_that_nobody_has_in_the_daemons_pool() -> None:
