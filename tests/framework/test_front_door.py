@@ -172,7 +172,7 @@ def test_a_daemon_that_is_killed_and_started_again_keeps_the_jobs_of_zico_run_an
     """Both join its pool, lose their broker half-way, get the next one, and compute the same bits as alone."""
     with (
         alone(FRAMEWORK / "front_door.py", "torch", fresh=True) as lonely,
-        alone(*TRAINING, fresh=True) as trains_alone,
+        alone(*TRAINING, fresh=True) as trainer,
     ):
         lonely.tell("train 5")
         expected = json.loads(lonely.line())
