@@ -71,11 +71,12 @@ def one(arrivals: Arrivals, devices: int, mix: tuple[Kind, ...], table: Table, n
     }
 
 
-def rows_of(arrivals: Arrivals, sizes: dict[int, tuple[str, ...]], seeds: int) -> list[dict[str, Any]]:
+def rows_of(
+    arrivals: Arrivals, sizes: dict[int, tuple[str, ...]], mixes: dict[str, tuple[Kind, ...]], seeds: int
+) -> list[dict[str, Any]]:
     """Return a row for each mix, size, assumption, load and policy: medians over the seeds."""
     rows = []
-    for mix_name in MIXES:
-        mix = kinds(mix_name)
+    for mix_name, mix in mixes.items():
         tables: dict[str, Table] = {}
         for devices, assumptions in sizes.items():
             for assumption in assumptions:
@@ -97,11 +98,10 @@ def rows_of(arrivals: Arrivals, sizes: dict[int, tuple[str, ...]], seeds: int) -
     return rows
 
 
-def small_rows(draws: int) -> list[dict[str, Any]]:
+def small_rows(mix: tuple[Kind, ...], assumptions: tuple[str, ...], draws: int) -> list[dict[str, Any]]:
     """Return, for as few devices and jobs as CARMA's evaluation has, makespans over exclusive's."""
     rows = []
-    mix = kinds("mixed")
-    for assumption in SIZES[100]:
+    for assumption in assumptions:
         table = Table(Memory(mix), assumption)
         ratios: dict[str, list[float]] = {name: [] for name in POLICIES}
         for seed in range(draws):
@@ -113,14 +113,14 @@ def small_rows(draws: int) -> list[dict[str, Any]]:
     return rows
 
 
-def kind_rows() -> list[dict[str, Any]]:
+def kind_rows(mixes: dict[str, tuple[Kind, ...]]) -> list[dict[str, Any]]:
     """Return what each kind needs."""
     return [
         {"mix": mix, "kind": kind.name, "batch": MIXES[mix][kind.name].batch, "share": kind.share}
         | {"iteration_ms": kind.profile.duration_ns / 1e6, "peak_regions": kind.profile.peak}
         | {"keeps_regions": kind.keeps, "idle": kind.idle}
-        for mix in MIXES
-        for kind in kinds(mix)
+        for mix, chosen in mixes.items()
+        for kind in chosen
     ]
 
 
@@ -132,6 +132,7 @@ def main() -> None:
     directory = common.output_directory(options)
     arrivals = read_openb(options.trace) if options.trace else generated(200 if options.smoke else GENERATED, 0)
     sizes = {10: ("slices",)} if options.smoke else SIZES
+    mixes = {mix: kinds(mix, 1 if options.smoke else None) for mix in MIXES}
     settings = {
         "source": arrivals.source,
         "card": CARD,
@@ -149,15 +150,15 @@ def main() -> None:
     }
     name = "cluster" if options.trace else "cluster-generated"
     result = common.document(name, "What would a cluster gain whose devices share memory under Zico?", settings)
-    result["kinds"] = kind_rows()
-    result["rows"] = rows_of(arrivals, sizes, 1 if options.smoke else SEEDS)
-    result["small"] = small_rows(1 if options.smoke else SMALL_DRAWS)
+    result["kinds"] = kind_rows(mixes)
+    result["rows"] = rows_of(arrivals, sizes, mixes, 1 if options.smoke else SEEDS)
+    result["small"] = small_rows(mixes["mixed"], sizes[min(sizes)], 1 if options.smoke else SMALL_DRAWS)
     largest = [
         row
         for row in result["rows"]
         if (row["mix"], row["policy"], row["assumption"], row["load"]) == ("mixed", "zico", "slices", LOADS[-1])
     ]
-    result["growth"] = growth(kinds("mixed"), largest)
+    result["growth"] = growth(mixes["mixed"], largest)
     common.write(result, text_of(result), directory)
     if directory is not None:
         write_picture(result, directory / f"{name}.png")

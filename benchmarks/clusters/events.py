@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from clusters.speeds import Speeds
@@ -114,7 +116,9 @@ class Cluster:
         self._exclusive: set[int] = set()
         self._device_s = 0.0
         self._most_sets = 0
-        self._values: dict[tuple[Members, int, float], float | None] = {}
+        self._values: dict[tuple[int, float], dict[Members, float | None]] = {}
+        self._blocked = -1
+        """The job at the head if no set is for it; a set that a device comes to is then all that can be."""
 
     def run(self) -> Run:
         """Run until every job has ended.
@@ -125,6 +129,7 @@ class Cluster:
         arrivals = iter(range(self._n))
         following = next(arrivals, None)
         while following is not None or self._events:
+            changed: Members | None = None
             if following is not None and (not self._events or self._arrive_s[following] <= self._events[0][0]):
                 now_s = self._arrive_s[following]
                 self._queue.append(following)
@@ -135,9 +140,10 @@ class Cluster:
                     self._alone.append(number)
                 elif version == self._devices[number].version:
                     self._end(number, now_s)
+                    changed = self._devices[number].members
                 else:
                     continue
-            self._place_all(now_s)
+            self._place_all(now_s, changed)
         if self._queue or self._alone:
             head = (self._alone or self._queue)[0]
             raise ValueError(f"job {head} of kind {self._kind[head]} fits no device: leave the kind out")
@@ -151,28 +157,34 @@ class Cluster:
         self._order += 1
         heapq.heappush(self._events, (at_s, self._order, what, number, version))
 
-    def _place_all(self, now_s: float) -> None:
-        """Place the job at the head for as long as there is a device for it."""
+    def _place_all(self, now_s: float, changed: Members | None) -> None:
+        """Place the job at the head for as long as there is a device for it; a device may have come to a set."""
         while self._alone or self._queue:
             job = (self._alone or self._queue)[0]
-            members = self._best(job)
+            if job != self._blocked:
+                members = self._best(job, self._by_set)
+            else:
+                members = None if changed is None else self._best(job, (changed,))
             if members is None:
+                self._blocked = job
                 return
+            self._blocked = -1
             (self._alone or self._queue).popleft()
             self._start(job, members, now_s)
 
-    def _best(self, job: int) -> Members | None:
-        """Return the set to which a job is best added."""
+    def _best(self, job: int, sets: Iterable[Members]) -> Members | None:
+        """Return to which of these sets a job is best added."""
         if self._failures[job]:
-            return () if self._by_set.get(()) else None
+            return () if () in self._by_set else None
         self._most_sets = max(self._most_sets, len(self._by_set))
         best, chosen = None, None
         kind, estimate = self._kind[job], self._estimate[job]
-        for members in self._by_set:
-            key = (members, kind, estimate)
-            if key not in self._values:
-                self._values[key] = self._policy.value(*key)
-            value = self._values[key]
+        values = self._values.setdefault((kind, estimate), {})
+        for members in sets:
+            if members in values:
+                value = values[members]
+            else:
+                value = values[members] = self._policy.value(members, kind, estimate)
             if value is not None and (best is None or value > best):
                 best, chosen = value, members
         return chosen

@@ -94,9 +94,9 @@ def regions_of(jobs: int) -> int:
 
 
 @functools.cache
-def kinds(mix: str) -> tuple[Kind, ...]:
-    """Return the kinds of a mix; the first call on a machine traces their models, for some minutes."""
-    return tuple(_kind(name, model) for name, model in MIXES[mix].items())
+def kinds(mix: str, most: int | None = None) -> tuple[Kind, ...]:
+    """Return the kinds of a mix, or its first few; the first call on a machine traces their models, for two minutes."""
+    return tuple(_kind(name, model) for name, model in list(MIXES[mix].items())[:most])
 
 
 def _kind(name: str, model: Model) -> Kind:
