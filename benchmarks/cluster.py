@@ -131,7 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     directory = common.output_directory(options)
     arrivals = read_openb(options.trace) if options.trace else generated(200 if options.smoke else GENERATED, 0)
-    sizes = {10: ("slices",)} if options.smoke else SIZES
+    sizes: dict[int, tuple[str, ...]] = {10: ("slices",)} if options.smoke else SIZES
     mixes = {mix: kinds(mix, 1 if options.smoke else None) for mix in MIXES}
     settings = {
         "source": arrivals.source,
@@ -148,7 +148,7 @@ def main() -> None:
         "small_span_s": SMALL_SPAN_S,
         "small_load": CARMA_MEAN_S * SMALL_JOBS / SMALL_SPAN_S / SMALL_DEVICES,
     }
-    name = "cluster" if options.trace else "cluster-generated"
+    name = "cluster" if options.trace or options.smoke else "cluster-generated"
     result = common.document(name, "What would a cluster gain whose devices share memory under Zico?", settings)
     result["kinds"] = kind_rows(mixes)
     result["rows"] = rows_of(arrivals, sizes, mixes, 1 if options.smoke else SEEDS)
