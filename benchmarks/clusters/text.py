@@ -38,7 +38,7 @@ def _exclusive(rows: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any
 
 
 def text_of(result: dict[str, Any]) -> str:
-    """Return the result as Markdown."""
+    """Return the result as Markdown, without title and provenance."""
     settings, rows = result["settings"], result["rows"]
     said = (
         f"Simulated. Arrivals and lengths: {settings['source']}. What a job trains is drawn from a mix below. Each "
@@ -58,7 +58,6 @@ def text_of(result: dict[str, Any]) -> str:
         "alone.\n"
     )
     parts = [
-        f"# {result['question']}\n",
         said,
         "## Kinds of jobs\n",
         kinds_table(result["kinds"]),
@@ -75,7 +74,6 @@ def text_of(result: dict[str, Any]) -> str:
         small_table(result["small"]),
         "## What state and messages grow with\n",
         growth_text(result["growth"]),
-        common.provenance(result),
     ]
     return "\n".join(parts)
 

@@ -77,7 +77,6 @@ def test_microbenchmarks_reach_their_end(module: str) -> None:
         ("tiers.py", "file, page cache"),
         ("gist.py", "MaxPool2DWithIndices.self, Relu.result"),
         ("paging.py", "vDNN conv"),
-        ("cluster.py", "mixed, 10, slices"),
     ],
 )
 def test_smoke_runs_about_plans_reach_their_end(script: str, said: str, tmp_path: Path) -> None:

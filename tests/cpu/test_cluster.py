@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +18,14 @@ from scheduler_model import plateau, triangle
 
 from zico.base.errors import ConfigError
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from clusters.events import FAILURE_S, Cluster, Run
-from clusters.kinds import Kind, regions_of
-from clusters.policies import ESTIMATES, MOST_JOBS, Carma, policies
-from clusters.speeds import MEASURED_PAIR, Memory, Table, together
-from clusters.workload import generated, like_carma, read_openb, scaled
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from clusters.events import FAILURE_S, Cluster, Run  # noqa: E402
+from clusters.kinds import Kind, regions_of  # noqa: E402
+from clusters.policies import ESTIMATES, MOST_JOBS, Carma, policies  # noqa: E402
+from clusters.speeds import MEASURED_PAIR, Memory, Table, together  # noqa: E402
+from clusters.text import ratio, text_of  # noqa: E402
+from clusters.workload import generated, like_carma, read_openb, scaled  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -250,3 +254,26 @@ def test_jobs_like_carmas_have_its_lengths() -> None:
     assert len(found.arrive_s) == 60
     assert found.arrive_s.max() <= 13_767.0
     assert 60 * 3.4 <= found.work_s.min() <= found.work_s.max() <= 60 * 112.1
+
+
+# -- what is published -----------------------------------------------------------------------------
+
+
+def test_the_page_says_what_the_result_says() -> None:
+    """The committed table is what the result gives, and the page's first table has its figures."""
+    result = json.loads((ROOT / "benchmarks" / "results" / "cluster.json").read_text())
+    assert text_of(result) in (ROOT / "benchmarks" / "results" / "cluster.md").read_text()
+    columns = (("mixed", "packing"), ("mixed", "carma"), ("mixed", "zico"), ("large", "packing"), ("large", "zico"))
+    rows = {
+        (row["mix"], row["policy"], row["assumption"]): row
+        for row in result["rows"]
+        if (row["devices"], row["load"]) == (100, 2.0)
+    }
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    said = re.findall(r"^\| `([\w-]+)` \| ((?:\d\.\d\d / \d\.\d\d(?: \| )?){5})", page, re.MULTILINE)
+    assert [assumption for assumption, _ in said] == ["measured", "slices", "idle-25", "idle-50", "idle-75"]
+    for assumption, cells in said:
+        for (mix, policy), cell in zip(columns, cells.split(" | "), strict=False):
+            row = rows[mix, policy, assumption]
+            found = [ratio(result["rows"], row, field) for field in ("makespan_s", "mean_completion_s")]
+            assert cell.strip(" |") == f"{found[0]:.2f} / {found[1]:.2f}"
