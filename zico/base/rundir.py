@@ -63,9 +63,10 @@ def run_directory() -> Iterator[Path]:
 
 
 def socket_for(device: str = HOST) -> Path:
-    """Return the socket that a broker for a device listens on when it is told none."""
+    """Return the socket that a broker for a device listens on when it is told none; ``cuda`` is ``cuda:0``."""
     if device == HOST:
         return base_directory() / SOCKET_NAME
+    device = "cuda:0" if device == "cuda" else device
     return base_directory() / f"broker-{re.sub('[^a-z0-9]', '-', device.lower())}.sock"
 
 

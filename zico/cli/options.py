@@ -67,8 +67,8 @@ class Option(click.Option):
         return (text,) if text is not None and self.multiple else text
 
 
-class PoolCommand(click.Command):
-    """A command with settings, which the user's settings file gives where nothing else does."""
+class _ReadsSettings(click.Command):
+    """Has settings, which the user's settings file gives where nothing else does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the file, unless only help is wanted or nothing is a setting, then parse."""
@@ -81,6 +81,14 @@ class PoolCommand(click.Command):
                 if (key := _key_of(option)) in values
             }
         return super().parse_args(ctx, args)
+
+
+class PoolCommand(_ReadsSettings):
+    """A command with settings."""
+
+
+class PoolGroup(_ReadsSettings, click.Group):
+    """A command with settings that also has commands of its own."""
 
 
 def setting(name: str, **how: Any) -> Callable[[Function], Function]:  # noqa: ANN401 - as click says

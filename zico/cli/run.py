@@ -13,6 +13,7 @@ from zico.base.errors import ConfigError
 from zico.broker.devices import kind_of
 from zico.broker.saving import MODES, check_device, wishes_of
 from zico.broker.shares import shares_of
+from zico.cli.daemon import find_daemon, renamed, settings_of
 from zico.cli.display import Display
 from zico.cli.options import AFTER_DASHES, STDOUT, WORDS, DashesCommand, described, pool_options, setting, settings_from
 from zico.cli.sweep import (
@@ -141,6 +142,9 @@ def run(
 ) -> int:
     """Run each CMD as a job. All jobs share one memory budget.
 
+    If a broker of the device runs already (zico broker start, or that of a script), the jobs join
+    its pool; with --budget or another option of a pool they get a pool of their own.
+
     Zico splits a CMD into words as a shell does, but starts no shell. The exit code is 0 if every
     job ended with 0, else that of the job that failed first (128 + N if signal N ended it).
     """
@@ -150,13 +154,19 @@ def run(
         return _sweep(ctx, new_sweep(ctx), None)
     named = _commands(commands, ctx.meta.get(AFTER_DASHES), names)
     settings = settings_from(ctx, len(named))
-    wanted = _with_shares(named, settings)
+    found = find_daemon(settings)
+    if found.status is not None:
+        settings = settings_of(found.status, settings)
+    wanted = renamed(_with_shares(named, settings), found.status)
     _prepare(json_path, report_dir)
     with Display([command.name for command in wanted], quiet=quiet) as display:
+        if found.told:
+            display.problem(found.told)
         display.message(described(settings))
-        if settings.warning:
+        if settings.warning and found.status is None:
             display.problem(settings.warning)
-        report, code = _supervised(wanted, settings, display, report_dir)
+        joins = found.socket if found.status is not None else None
+        report, code = _supervised(wanted, settings, display, report_dir, joins)
     write_table(report, sys.stderr)
     _write(report, json_path, report_dir)
     return code
@@ -189,10 +199,14 @@ def _sweep(ctx: click.Context, sweep: Sweep, file: SweepFile | None) -> int:
 
 
 def _supervised(
-    commands: tuple[Command, ...], settings: Settings, display: Display, report_dir: Path | None
+    commands: tuple[Command, ...],
+    settings: Settings,
+    display: Display,
+    report_dir: Path | None,
+    joins: Path | None,
 ) -> tuple[RunReport, int]:
     record_to = report_dir / RECORD_NAME if report_dir else None
-    outcome = supervise(commands, settings, display, record_to=record_to)
+    outcome = supervise(commands, settings, display, record_to=record_to, joins=joins)
     return run_report(outcome, settings), outcome.exit_code
 
 

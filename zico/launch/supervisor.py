@@ -31,7 +31,7 @@ from zico.base.paths import CACHE_VARIABLE, cache_root
 from zico.base.rundir import run_directory
 from zico.base.settings import HOST, STARTING_VARIABLE
 from zico.broker.protocol.messages import ProcessFigures, Report
-from zico.launch.broker import READY_S, BrokerProcess
+from zico.launch.broker import READY_S, BrokerProcess, JoinedBroker
 from zico.launch.devices import device_variables
 from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE, Job, Listener, Stream, job_environment
 from zico.launch.queue import tells_out_of_memory
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from zico.base.settings import Settings
     from zico.broker.protocol.messages import JobReport, PoolReport, Status
+    from zico.launch.broker import RunBroker
     from zico.launch.jobs import Command
     from zico.launch.queue import Queue
     from zico.report.model import Record
@@ -218,6 +219,7 @@ def supervise(
     environ: Mapping[str, str] | None = None,
     record_to: Path | None = None,
     queue: Queue | None = None,
+    joins: Path | None = None,
 ) -> Outcome:
     """Run all commands to their ends and return how they ended. Call it in the main thread.
 
@@ -228,13 +230,15 @@ def supervise(
         environ: The jobs' environment before Zico adds to it; ours by default.
         record_to: Where to copy the broker's record, if it wrote one.
         queue: Gives the commands instead, and is told how each ended, unless a signal ends the run.
+        joins: The socket of a daemon, whose pool the jobs join instead of one of their own; not
+            with a queue.
 
     Raises:
         CommandError: The broker or the MPS daemon could not start; the jobs have been ended.
         ConfigError: There is no MPS here, or no directory for machine code.
     """
     with run_directory() as run_dir:
-        supervisor = Supervisor(commands, settings, listener, os.environ if environ is None else environ, queue)
+        supervisor = Supervisor(commands, settings, listener, os.environ if environ is None else environ, queue, joins)
         outcome = asyncio.run(supervisor.run(run_dir))
         record = supervisor.record
         if record_to is not None and record is not None and record.exists():
@@ -252,8 +256,10 @@ class Supervisor:
         listener: Listener,
         environ: Mapping[str, str],
         queue: Queue | None = None,
+        joins: Path | None = None,
     ) -> None:
         """Start nothing yet."""
+        self._joins = joins
         self.record: Path | None = None
         self._queue = queue
         self._settings = settings
@@ -283,8 +289,12 @@ class Supervisor:
             mps_pipes = self._share_device(run_dir, guardian, stack)
             wishes = [job.command.wish for job in self._jobs] + list(self._queue.wishes if self._queue else ())
             pages = any(wish.save in _MAY_PAGE for wish in wishes)
-            broker = BrokerProcess(
-                run_dir, self._settings, guardian, self._listener.problem, pages=pages, mps_pipes=mps_pipes
+            broker: RunBroker = (
+                JoinedBroker(self._joins)
+                if self._joins is not None
+                else BrokerProcess(
+                    run_dir, self._settings, guardian, self._listener.problem, pages=pages, mps_pipes=mps_pipes
+                )
             )
             self.record = broker.record
             stack.callback(broker.close, guardian)
@@ -314,7 +324,7 @@ class Supervisor:
         self._listener.message(TIME_SLICES if found is None else f"jobs share the GPU by the MPS daemon at {found}")
         return None
 
-    async def _run_jobs(self, broker: BrokerProcess, guardian: Watchdog) -> Report | None:
+    async def _run_jobs(self, broker: RunBroker, guardian: Watchdog) -> Report | None:
         """Run all jobs to their ends and return the broker's figures of them.
 
         Jobs import their frameworks while the broker starts, and wait for it where they join.
@@ -346,7 +356,7 @@ class Supervisor:
         elif job.child is not None:
             guardian.add(job.child.pid)
 
-    async def _run_queue(self, queue: Queue, broker: BrokerProcess, guardian: Watchdog) -> None:
+    async def _run_queue(self, queue: Queue, broker: RunBroker, guardian: Watchdog) -> None:
         """Start jobs as the queue lets them until none is left, or a signal or the broker's end stops it."""
         running: dict[asyncio.Task[None], Job] = {}
         try:
@@ -368,18 +378,18 @@ class Supervisor:
         finally:
             await _cancelled(list(running))
 
-    async def _next(self, queue: Queue, broker: BrokerProcess) -> Command | None:
+    async def _next(self, queue: Queue, broker: RunBroker) -> Command | None:
         """Return the queue's next command, ``None`` also when no more may start."""
         if self._stopped:
             return None
         command = await queue.next(partial(self._look, broker))
         return None if self._stopped else command
 
-    def _look(self, broker: BrokerProcess) -> Record | None:
+    def _look(self, broker: RunBroker) -> Record | None:
         """Return the broker's record, an older one if looking took long; ``None`` if the broker does not answer."""
         began_s = time.monotonic()
         if began_s >= self._look_again_s:
-            self._looked = None if broker.report() is None else read_record(broker.record)
+            self._looked = None if broker.report() is None or not broker.record else read_record(broker.record)
             now_s = time.monotonic()
             self._look_again_s = now_s + (now_s - began_s) / LOOKING_SHARE
         return self._looked
@@ -388,7 +398,7 @@ class Supervisor:
     def _stopped(self) -> bool:
         return self._signal is not None or self._broker_gone
 
-    def _tell(self, queue: Queue, job: Job, broker: BrokerProcess) -> None:
+    def _tell(self, queue: Queue, job: Job, broker: RunBroker) -> None:
         """Tell the queue how a job has ended; one that a signal may have ended is left for another run."""
         report = self._reported(broker, record=False)
         if self._signal is not None:
@@ -401,7 +411,7 @@ class Supervisor:
         if result.again:
             self._listener.problem(f"{result.name} ran out of memory: it runs again, alone, after all others")
 
-    def _reported(self, broker: BrokerProcess, *, record: bool = True) -> Report | None:
+    def _reported(self, broker: RunBroker, *, record: bool = True) -> Report | None:
         """Return the broker's figures; of a sweep all of its jobs, and not only the latest."""
         report = broker.report(record=record)
         if report is None or self._queue is None:
@@ -416,7 +426,7 @@ class Supervisor:
             self._listener.problem(f"{name} left {left} processes behind; Zico has ended them")
         self._listener.message(f"{name} ended with exit code {job.exit_code} after {job.wall_s:.1f} s")
 
-    async def _tick(self, broker: BrokerProcess) -> None:
+    async def _tick(self, broker: RunBroker) -> None:
         """Show progress and pass held output on, until cancelled."""
         due_s = 0.0
         while True:
@@ -428,7 +438,7 @@ class Supervisor:
                 self._listener.progress(self._snapshot(broker.status()))
             await asyncio.sleep(TICK_S)
 
-    async def _until_ready(self, broker: BrokerProcess) -> None:
+    async def _until_ready(self, broker: RunBroker) -> None:
         """Wait until the broker is ready, or a signal comes."""
         tasks = [asyncio.ensure_future(broker.wait_ready()), asyncio.ensure_future(self._interrupted.wait())]
         try:
@@ -438,14 +448,15 @@ class Supervisor:
         finally:
             await _cancelled(tasks)
 
-    async def _watch(self, broker: BrokerProcess, ready: asyncio.Task[None]) -> None:
+    async def _watch(self, broker: RunBroker, ready: asyncio.Task[None]) -> None:
         """Say so if the broker ends after it was ready and before the jobs do, until cancelled."""
         await asyncio.wait([ready])
         if not broker.is_ready:
             return
         await broker.ended()
         self._broker_gone = True
-        broker.socket.touch()  # a job that comes to join now is refused, and does not wait for a start
+        if self._joins is None:
+            broker.socket.touch()  # a job that comes to join now is refused, and does not wait for a start
         self._listener.problem("the broker has ended: the jobs keep their memory and run on without coordination")
 
     def _snapshot(self, status: Status | None) -> Snapshot:
