@@ -30,11 +30,14 @@ from zico.base.settings import (
     DEFAULT_LOG_LEVEL,
     DEFAULT_POLICY,
     DEFAULT_REGION_BYTES,
+    HOST,
     LOG_LEVELS,
     SOCKET_VARIABLE,
     Setting,
     Settings,
     device_of,
+    devices_of,
+    kind_of,
     resolve,
 )
 from zico.base.units import format_bytes
@@ -45,6 +48,7 @@ from zico.scheduler.policies import POLICIES, REAL, check_real
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from zico.base.settings import Given
     from zico.broker.protocol.messages import Share, Status
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -114,7 +118,11 @@ _POOL_OPTIONS = (
         help="Memory kept free for each job's context and workspaces "
         f"(default: none; {DEFAULT_CUDA_RESERVE} on a GPU).",
     ),
-    setting("--device", metavar="DEVICE", help="host, cuda or cuda:N (default: host)."),
+    setting(
+        "--device",
+        metavar="DEVICE",
+        help="host, cuda or cuda:N (default: host); zico run takes several: cuda:0,cuda:1.",
+    ),
     setting("--policy", metavar="NAME", help=f"The scheduler: {', '.join(REAL)} (default: {DEFAULT_POLICY})."),
     setting(
         "--region",
@@ -170,18 +178,39 @@ def _pool(**_given: str | None) -> None:
 
 
 def settings_with(words: Sequence[str], n_jobs: int | None = None) -> Settings:
-    """Return the settings where the command line is these words (``settings_from``)."""
-    return settings_from(_pool.make_context("zico", list(words)), n_jobs)
+    """Return the settings where the command line is these words; of several devices those of the first."""
+    given = given_in(_pool.make_context("zico", list(words)))
+    return _resolved(given, devices_of(given)[0], n_jobs)
 
 
 def settings_from(ctx: click.Context, n_jobs: int | None = None) -> Settings:
-    """Return the settings of a command and this machine, for so many jobs if that is known.
+    """Return the settings of a command about one device and this machine, for so many jobs if that is known.
+
+    Raises:
+        ConfigError: One of them cannot be used, or several devices are given.
+    """
+    given = given_in(ctx)
+    return _resolved(given, device_of(given), n_jobs)
+
+
+def settings_of_each(ctx: click.Context, n_jobs: int) -> tuple[Settings, ...]:
+    """Return the settings of a command for each device that is given, for so many jobs in all.
+
+    A share of the memory is one of each device's. Several pools on the host have equal parts of the
+    machine's.
 
     Raises:
         ConfigError: One of them cannot be used.
     """
     given = given_in(ctx)
-    settings = resolve(given, memory_of(device_of(given)), POLICIES, n_jobs)
+    devices = devices_of(given)
+    on_host = sum(kind_of(device.value) == HOST for device in devices)
+    on_each = -(-n_jobs // len(devices))
+    return tuple(_resolved(given, device, on_each, on_host) for device in devices)
+
+
+def _resolved(given: Given, device: Setting[str], n_jobs: int | None, on_host: int = 1) -> Settings:
+    settings = resolve(given, memory_of(device, on_host), POLICIES, n_jobs, device)
     try:
         check_real(settings.policy.value)
     except ConfigError as error:

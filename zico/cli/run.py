@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zico.base.errors import ConfigError
-from zico.broker.devices import kind_of
+from zico.base.settings import kind_of
 from zico.broker.saving import MODES, check_device, wishes_of
 from zico.broker.shares import shares_of
 from zico.cli.daemon import find_daemon, renamed, settings_of

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zico.base.errors import OutOfMemory
+from zico.base.settings import kind_of
 from zico.base.units import format_bytes
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def pool_lines(report: RunReport) -> Iterator[str]:
     yield f"device {report.device}, policy {report.policy}, budget {format_bytes(report.budget_bytes)}{origin}"
     yield (
         f"pool: peak granted {format_bytes(pool.peak_granted_bytes)}, "
-        f"peak physical by the {'kernel' if report.device == 'host' else 'driver'} "
+        f"peak physical by the {'kernel' if kind_of(report.device) == 'host' else 'driver'} "
         f"{format_bytes(pool.peak_physical_bytes)}, "
         f"sum of the jobs' own peaks {format_bytes(pool.sum_of_job_peaks_bytes)}"
     )
