@@ -79,9 +79,9 @@ def settings_of(status: Status, settings: Settings) -> Settings:
     )
 
 
-def renamed(commands: Sequence[Command], status: Status | None) -> tuple[Command, ...]:
-    """Return the commands under names that no job of the pool has."""
-    taken = {job.name for job in status.jobs} if status is not None else set()
+def renamed(commands: Sequence[Command], pools: Sequence[Status | None]) -> tuple[Command, ...]:
+    """Return the commands under names that no job of the pools has."""
+    taken = {job.name for status in pools if status is not None for job in status.jobs}
     own = {command.name for command in commands}
     unique = []
     for command in commands:

@@ -294,11 +294,11 @@ def candidates(socket: Path | None) -> list[Path]:
     return [Path(named)] if named else known_sockets()
 
 
-def only_broker(paths: list[Path]) -> tuple[Path, Status]:
-    """Return the answer of the only broker that gives one.
+def all_brokers(paths: list[Path]) -> list[tuple[Path, Status]]:
+    """Return the answers of the brokers that give one.
 
     Raises:
-        CommandError: None does, or several do.
+        CommandError: None does.
     """
     answers, reasons = [], []
     for path in paths:
@@ -309,6 +309,16 @@ def only_broker(paths: list[Path]) -> tuple[Path, Status]:
             reasons.append(str(error))
     if not answers:
         raise CommandError("no broker is running" + "".join(f"; {reason}" for reason in reasons), exit_code=1)
+    return answers
+
+
+def only_broker(paths: list[Path]) -> tuple[Path, Status]:
+    """Return the answer of the only broker that gives one.
+
+    Raises:
+        CommandError: None does, or several do.
+    """
+    answers = all_brokers(paths)
     if len(answers) > 1:
         choices = ", ".join(str(path) for path, _ in answers)
         raise CommandError(f"{len(answers)} brokers are running: choose one with --socket: {choices}")

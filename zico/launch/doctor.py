@@ -24,6 +24,7 @@ from zico.broker.devices import devices_here, has_usable_driver
 from zico.broker.lingering import CONTROL, daemon_at
 from zico.broker.outside import use_now
 from zico.launch.jobs import Command, job_environment
+from zico.launch.pools import Target
 from zico.launch.supervisor import run_report, supervise
 
 if TYPE_CHECKING:
@@ -390,7 +391,7 @@ def _try_all(commands: Sequence[Command], versions: Mapping[str, str], settings:
     """Run the commands beside a broker and yield a finding for each."""
     collector = _Collector()
     try:
-        report = run_report(supervise(commands, settings, collector), settings)
+        report = run_report(supervise(commands, [Target(settings)], collector), [settings])
     except ZicoError as error:
         for command in commands:
             yield _failed(command.name, versions[command.name], str(error))
