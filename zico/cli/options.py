@@ -121,7 +121,7 @@ _POOL_OPTIONS = (
     setting(
         "--device",
         metavar="DEVICE",
-        help="host, cuda or cuda:N (default: host); zico run takes several: cuda:0,cuda:1.",
+        help="host, cuda or cuda:N (default: host); zico run takes several with commas between them.",
     ),
     setting("--policy", metavar="NAME", help=f"The scheduler: {', '.join(REAL)} (default: {DEFAULT_POLICY})."),
     setting(
@@ -193,8 +193,8 @@ def settings_from(ctx: click.Context, n_jobs: int | None = None) -> Settings:
     return _resolved(given, device_of(given), n_jobs)
 
 
-def settings_of_each(ctx: click.Context, n_jobs: int) -> tuple[Settings, ...]:
-    """Return the settings of a command for each device that is given, for so many jobs in all.
+def settings_of_each(ctx: click.Context, n_jobs: int | None = None) -> tuple[Settings, ...]:
+    """Return the settings of a command for each device that is given, for so many jobs in all if that is known.
 
     A share of the memory is one of each device's. Several pools on the host have equal parts of the
     machine's.
@@ -205,7 +205,7 @@ def settings_of_each(ctx: click.Context, n_jobs: int) -> tuple[Settings, ...]:
     given = given_in(ctx)
     devices = devices_of(given)
     on_host = sum(kind_of(device.value) == HOST for device in devices)
-    on_each = -(-n_jobs // len(devices))
+    on_each = None if n_jobs is None else -(-n_jobs // len(devices))
     return tuple(_resolved(given, device, on_each, on_host) for device in devices)
 
 

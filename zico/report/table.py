@@ -55,9 +55,8 @@ def columns_of(report: RunReport) -> Cells:
 def pool_lines(report: RunReport) -> Iterator[str]:
     """Yield what the pool did, or that of each device, as text."""
     if report.has_several_devices:
-        for number, pool in enumerate(report.pools):
+        for number in range(len(report.pools)):
             yield from pool_lines(report.on(number))
-            yield f"{pool.n_jobs} {'job' if pool.n_jobs == 1 else 'jobs'} ran on {pool.device}"
         return
     pool = report.pool
     origin = f" ({report.budget_origin})" if report.budget_origin else ""
