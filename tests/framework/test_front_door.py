@@ -170,10 +170,13 @@ def daemon(runtime: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_daemon_that_is_killed_and_started_again_keeps_the_jobs_of_zico_run_and_of_scripts(runtime: Path) -> None:
     """Both join its pool, lose their broker half-way, get the next one, and compute the same bits as alone."""
-    with alone(FRAMEWORK / "front_door.py", "torch", fresh=True) as lonely, alone(*TRAINING) as trains_alone:
+    with (
+        alone(FRAMEWORK / "front_door.py", "torch", fresh=True) as lonely,
+        alone(*TRAINING, fresh=True) as trainer,
+    ):
         lonely.tell("train 5")
         expected = json.loads(lonely.line())
-        losses = trains_alone.finish().stdout
+        losses = trainer.finish().stdout
     assert daemon(runtime, "start", "--budget", BUDGET).returncode == 0
     environ = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime)}
     run = ["-m", "zico", "run", "--quiet", "--json", str(runtime / "run.json"), "--", sys.executable, *TRAINING]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import select
-import signal
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-import msgspec
 import pytest
-from broker_process import PATIENCE_S, REGION_BYTES, Broker, job, kill, read_line, tell
+from broker_process import Broker, job, read_line, tell
 from harness import ANSWER_S, LightJob, Nursery, Pool, pool, until
 
-from zico.broker.notes import note_path, read_head
+from zico.broker.notes import note_path, started_at
+from zico.launch.broker import JoinedBroker
 from zico.pool.layout import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 KILLS = 6
@@ -53,6 +52,7 @@ def test_brokers_killed_at_random_instants_leave_pool_and_jobs_to_the_next(
             joins = LightJob(begun) if has_joined(begun) else None
             owned.callback(begun.close if joins is None else joins.close)
             made = owned.enter_context(Pool(tmp_path, "--policy", policy, regions=7, region_bytes=made.region_bytes))
+            assert made.header["broker_pid"] == made.pid, "jobs rely on the one that is there"
             expected = {"a": a.place, "b": b.place}
             expected |= {} if number % 2 else {f"dies{number}": dies.place}
             expected |= {f"joins{number}": joins.place} if joins else {}
@@ -88,67 +88,50 @@ def test_what_jobs_wake_the_next_broker_by_arrives_there(nursery: Nursery, tmp_p
             until(lambda: not second.header["notified"], ANSWER_S, "the broker has read what was written")
 
 
-def test_a_job_that_replaced_its_program_joins_the_next_broker_anew(start: Callable[..., Broker]) -> None:
+def test_a_job_that_replaced_its_program_joins_the_next_broker_anew(tmp_path: Path) -> None:
     """It has the table open no more, so what it held is free, and its old place is nobody's."""
-    first = start("--policy", "none")
-    with job(first, "a", hold=3) as a:
-        kill(first.process)
-        first.client.close()
-        second = start("--policy", "none")
-        assert second.client.status().granted_bytes == 3 * REGION_BYTES
-        tell(a, "exec")
-        assert read_line(a).startswith("joined")
-        status = second.client.status()
-        assert [(one.name, one.held_bytes) for one in status.jobs] == [("a", 0)]
-        assert status.granted_bytes == 0
+    with pool(tmp_path, policy="none", regions=8) as first, job(cast("Broker", first), "a", hold=3) as a:
+        first.kill_broker()
+        with Pool(tmp_path, "--policy", "none", regions=7, region_bytes=first.region_bytes) as second:
+            assert second.granted == 3
+            tell(a, "exec")
+            assert read_line(a).startswith("joined")
+            assert places(second) == {"a": 0}
+            assert second.granted == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_note_goes_with_the_last_job(start: Callable[..., Broker], number: int) -> None:
-    """Where no job is left the next broker begins with a pool of its own, and leaves nothing."""
-    first = start("--policy", "none")
-    with job(first, "a", hold=3):
-        first.end(number)
-    second = start("--policy", "none")
-    assert second.client.status().granted_bytes == 0
-    assert second.names() == []
-    assert second.end() == (0, "")
-    assert list(second.socket.parent.iterdir()) == []
+def test_a_pool_without_living_jobs_is_not_taken_over(nursery: Nursery, tmp_path: Path) -> None:
+    """The next broker has a pool of its own: where the job is dead, another process has its number, or no note is."""
 
+    def next_regions() -> int:
+        with Pool(tmp_path, "--policy", "none", regions=7, region_bytes=first.region_bytes) as following:
+            assert places(following) == {}
+            return int(following.header["n_regions"])
 
-def test_a_pool_of_another_version_is_not_taken_over(start: Callable[..., Broker]) -> None:
-    """One sentence names the job, which is undisturbed; when it has ended a new broker begins."""
-    first = start("--policy", "none")
-    with job(first, "a", hold=3) as a:
-        kill(first.process)
+    with pool(tmp_path, policy="none", regions=8) as first, nursery.job(first, "a") as a:
+        first.kill_broker()
         path = note_path(first.socket)
-        note = msgspec.json.decode(path.read_bytes())
-        path.write_bytes(msgspec.json.encode(note | {"zico": "99.0"}))
-        second = start("--policy", "none", ready=False)
-        _, errors = second.process.communicate(timeout=PATIENCE_S)
-        assert second.process.returncode == 1
-        assert errors.count("\n") == 1
-        assert "is of another Zico (99.0, this is " in errors
-        assert f"from a (process {a.pid}): wait until they end" in errors
-        tell(a, "iterate")
-        assert read_line(a) == "began"
-    assert start("--policy", "none").names() == []
-
-
-def test_a_note_that_is_none_is_no_obstacle(start: Callable[..., Broker]) -> None:
-    """What is in its place, or of a process that has a dead one's number, is overwritten."""
-    first = start("--policy", "none")
-    with job(first, "a"):
-        kill(first.process)
-        head = read_head(first.socket)
-        assert head is not None
-        (named,) = head.jobs
-        assert named.process.is_alive
-        path = note_path(first.socket)
-        text = path.read_text()
-        path.write_text(text.replace(f'"started":{named.process.started}', f'"started":{named.process.started + 1}'))
-        second = start("--policy", "none")
-        assert second.names() == []
-        kill(second.process)
+        note = path.read_text()
+        started = started_at(a.pid)
+        path.write_text(note.replace(f'"started":{started}', f'"started":{(started or 0) + 1}'))
+        assert next_regions() == 7
         path.write_text("{")
-        assert start("--policy", "none").names() == []
+        assert next_regions() == 7
+        a.kill()
+        path.write_text(note)
+        assert next_regions() == 7
+
+
+def test_a_run_that_joins_a_pool_reports_its_own_jobs(nursery: Nursery) -> None:
+    """Who was there before is another's job, and the pool goes on when the run hangs up."""
+    with pool(regions=8) as made, nursery.job(made, "other"):
+        joined = JoinedBroker(made.socket)
+        with nursery.job(made, "own"):
+            report = joined.report()
+            assert report is not None
+            assert [one.name for one in report.jobs] == ["own"]
+            status = joined.status()
+            assert status is not None
+            assert [one.name for one in status.jobs] == ["other", "own"]
+        asyncio.run(joined.end())
+        until(lambda: places(made) == {"other": 0}, ANSWER_S, "the other one is still there")

@@ -128,7 +128,7 @@ class Server:
         now_ns = time.monotonic_ns()
         self._end_patience(now_ns)
         self._settle_dead(now_ns)
-        self._look_after_heirs(now_ns)
+        self.look_after_heirs(now_ns)
         self._manager.act(now_ns)
 
     def _timeout_s(self) -> float:
@@ -347,7 +347,7 @@ class Server:
         is_heir = member.index in self._heirs and self._inherited is not None
         return is_heir and not cast("Inherited", self._inherited).has_open(member.process)
 
-    def _look_after_heirs(self, now_ns: int) -> None:
+    def look_after_heirs(self, now_ns: int) -> None:
         """Let jobs leave that were taken over and do not have the table open, as a closed connection does for others.
 
         One that was joining when the old broker died has time to map what it was sent.

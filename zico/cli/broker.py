@@ -223,7 +223,7 @@ class Daemon(msgspec.Struct, frozen=True):
 @click.pass_context
 def status(ctx: click.Context, /, *, socket: Path | None, as_json: bool, **_settings: object) -> int:
     """Say which brokers run, and which pools have lost theirs. Exit code: 0 if a broker runs, else 1."""
-    chosen = socket is not None or "device" in given_in(ctx)
+    chosen = socket is not None or ctx.get_parameter_source("device") is ParameterSource.COMMANDLINE
     paths = [path for _, path in _places(ctx, socket)] if chosen else known()
     found = [daemon for daemon in map(_look, paths) if daemon is not None]
     if as_json:

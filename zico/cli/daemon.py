@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 from zico.base.errors import ZicoError
@@ -13,7 +14,7 @@ from zico.broker.notes import read_head
 from zico.cli.options import ANSWER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from zico.base.settings import Settings
@@ -79,16 +80,14 @@ def settings_of(status: Status, settings: Settings) -> Settings:
     )
 
 
-def renamed(commands: Sequence[Command], pools: Sequence[Status | None]) -> tuple[Command, ...]:
-    """Return the commands under names that no job of the pools has."""
-    taken = {job.name for status in pools if status is not None for job in status.jobs}
-    own = {command.name for command in commands}
+def renamed(commands: Sequence[Command], taken: Collection[str]) -> tuple[Command, ...]:
+    """Return the commands under names that are not taken: where one is, it gets a number."""
+    used = {*taken, *(command.name for command in commands if command.name not in taken)}
     unique = []
     for command in commands:
-        name, number = command.name, 1
-        while name in taken or (number > 1 and name in own):
-            number += 1
-            name = f"{command.name}-{number}"
-        taken.add(name)
+        name = command.name
+        if name in taken:
+            name = next(f"{name}-{n}" for n in itertools.count(2) if f"{name}-{n}" not in used)
+            used.add(name)
         unique.append(dataclasses.replace(command, name=name))
     return tuple(unique)

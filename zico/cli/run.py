@@ -168,7 +168,8 @@ def run(
     named = _commands(commands, ctx.meta.get(AFTER_DASHES), names)
     daemons = [(find_daemon(settings), settings) for settings in settings_of_each(ctx, len(named))]
     devices = [settings if found.status is None else settings_of(found.status, settings) for found, settings in daemons]
-    wanted = renamed(_with_shares(named, devices), [found.status for found, _ in daemons])
+    taken = {job.name for found, _ in daemons if found.status is not None for job in found.status.jobs}
+    wanted = renamed(_with_shares(named, devices), taken)
     _prepare(json_path, report_dir, devices)
     with Display([command.name for command in wanted], quiet=quiet) as display:
         for (found, _), settings in zip(daemons, devices, strict=True):
