@@ -52,7 +52,7 @@ OFFERS = st.dictionaries(
 
 @given(OFFERS, st.dictionaries(st.integers(0, 5), st.integers(0, 9)))
 def test_a_job_goes_where_it_may_and_nowhere_else(offers: dict[int, Offer], limits: dict[int, int]) -> None:
-    """Never where the broker could not take it; somewhere if any pool can; the same each time; to none that is worse."""
+    """Never where it finds no place; somewhere if any pool can; each time the same, and to none that is worse."""
     can = {key for key, offer in offers.items() if offer.may_start and offer.budget_bytes >= limits.get(key, 0)}
     found = choose(offers, limits)
     assert (found in can) if can else (found is None)
@@ -161,17 +161,14 @@ def test_profiles_choose_the_device() -> None:
     assert first is not None
     assert first[1] == 0
     assert start(queue, pools(11, 24, records=both)) == [("x=1", 1), ("x=2", 1), ("x=3", 1)]
-    free = {number: dataclasses.replace(pool, running=()) for number, pool in pools(7, 24).items()}
-    offers = asyncio.run(room.offers(a, free))
+    offers = asyncio.run(room.offers(a, pools(7, 24)))
     assert [(offer.may_start, offer.normalised) for offer in offers.values()] == [(False, 0.0), (True, 1.0)]
 
 
 def test_without_a_fitting_device_a_job_still_starts_on_the_largest() -> None:
     """A job that is known to need more than any has ends the wait when nothing runs: its own error says why."""
     room = RoomByFit(JOBS, "zico", [REGION, REGION])
-    asyncio.run(
-        room.offers(JOBS[1], {0: dataclasses.replace(pools(32)[0], look=lambda: record({"x=0": ALWAYS_HIGH}, 32))})
-    )
+    asyncio.run(room.offers(JOBS[1], pools(32, records={0: record({"x=0": ALWAYS_HIGH}, 32)})))
     queue = queue_of(JOBS[1:3], 2, room)
     assert start(queue, pools(4, 6)) == [("x=1", 1)]
 
@@ -204,7 +201,7 @@ def test_a_list_of_devices_and_their_memory() -> None:
         (["--device", ",".join(f"host:{n}" for n in range(17))], "--device: 17 devices are given: give at most 16"),
         (
             ["--device", "host:0,host:1", "--budget", "64MiB", "--limit", "true=80MiB"],
-            "--limit: '80MiB' is 80 MiB, more than any device has: the largest budget is 64 MiB, of host:0: give no more",
+            "--limit: '80MiB' is 80 MiB, more than any device has: the largest budget is 64 MiB, of host:0: give",
         ),
     ],
 )

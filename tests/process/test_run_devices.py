@@ -142,7 +142,7 @@ print(session.status()["device"], "as", *device_uuids(), flush=True)
 def test_jobs_on_two_gpus_see_their_own_one(tmp_path: Path) -> None:
     """One lands on each, and finds that GPU as its first and only one."""
     compile_once()
-    settings = {"total_bytes": 256 * MIB}
+    settings = {"total_bytes": 256 * MIB, "attributes": {"COMPUTE_CAPABILITY_MAJOR": 6}}
     twin = environment(tmp_path / "site", SEES_ITS_OWN.format(settings=settings), devices=2, **settings)
     words = ("--device", "cuda:0,cuda:1", "--region", "2MiB", "--name", "a", "--name", "b")
     with ZicoRun(*words, python(TRAIN), python(TRAIN), **twin) as run:
