@@ -242,6 +242,21 @@ def test_progress_says_who_waits_for_whom() -> None:
     assert next(plain_lines(snapshot())) == "a: no framework imported yet"
 
 
+def test_progress_on_several_devices_names_them() -> None:
+    """A job waits for those of its own pool, whatever the places in the other one are called."""
+    one = snapshot(member(0, "a", waiting_s=2.0, waits_for=(1,), need_bytes=4 * MIB), member(1, "x")).pools[0]
+    other = snapshot(member(0, "b"), member(1, "c")).pools[0]
+    pools = (msgspec.structs.replace(one, device="host:0"), msgspec.structs.replace(other, device="host:1"))
+    jobs = (JobProgress("a", None, 0), JobProgress("b", None, 1), JobProgress("d", None, 1))
+    seen = Snapshot(elapsed_s=1.0, pools=pools, jobs=jobs)
+    a, b, d = plain_lines(seen)
+    assert a.startswith("a on host:0: waits for memory")
+    assert a.endswith("for x")
+    assert b.startswith("b on host:1: ")
+    assert d == "d on host:1: no framework imported yet"
+    assert [column.header for column in live_table(seen).columns][4] == "device"
+
+
 def test_the_live_table_has_a_row_per_process() -> None:
     """Each member of a job is a row; a job with none has one too."""
     assert live_table(snapshot(member(0, "a"), member(2, "a.2"))).row_count == 3
