@@ -163,6 +163,11 @@ def test_profiles_choose_the_device() -> None:
     assert start(queue, pools(11, 24, records=both)) == [("x=1", 1), ("x=2", 1), ("x=3", 1)]
     offers = asyncio.run(room.offers(a, pools(7, 24)))
     assert [(offer.may_start, offer.normalised) for offer in offers.values()] == [(False, 0.0), (True, 1.0)]
+    coarse = RoomByFit(JOBS, "zico", [REGION, 16 * REGION])
+    shown = {0: record({"x=0": ALWAYS_HIGH}, 24), 1: record({}, 24)}
+    alike = {number: dataclasses.replace(pool, running=(a,)) for number, pool in pools(24, 24, records=shown).items()}
+    offers = asyncio.run(coarse.offers(b, alike))
+    assert [offer.may_start for offer in offers.values()] == [True, False]
 
 
 def test_without_a_fitting_device_a_job_still_starts_on_the_largest() -> None:
