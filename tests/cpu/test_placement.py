@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_sweep_room import ALWAYS_HIGH, JOBS, OTHER, REGION, record
 
-from zico.base.errors import ConfigError
+from zico.base.errors import BrokerError, ConfigError
 from zico.base.settings import DeviceMemory, Setting, device_of, devices_of, resolve
 from zico.base.units import GIB, MIB
-from zico.broker.protocol.messages import PoolReport, Report
+from zico.broker.protocol.messages import PoolReport, RefusedRequest, Report
 from zico.broker.saving import Wish, wishes_of
 from zico.cli import main
 from zico.cli.room import RoomByFit
+from zico.job import joining
 from zico.launch.devices import memory_of
 from zico.launch.jobs import Command, split_commands
 from zico.launch.placement import Offer, choose, largest
@@ -25,10 +26,12 @@ from zico.launch.queue import PoolNow, Queue, Unlimited
 from zico.launch.supervisor import JobOutcome, Outcome, run_report
 from zico.launch.sweep import SweepJob
 from zico.report.files import markdown
-from zico.report.model import JobFigures
+from zico.report.model import JobFigures, PoolFigures, RunReport
+from zico.report.table import attention_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from zico.launch.queue import Room
     from zico.report.model import Record
@@ -248,3 +251,37 @@ def test_the_report_says_which_job_ran_where() -> None:
     assert "device host:1, policy zico, budget 64 MiB" in markdown(report, pictures={})
     assert [job.name for job in report.on(1).jobs] == ["b"]
     assert "| a | 0 | 0 |" in markdown(report.on(0), pictures={})
+
+
+def test_a_job_larger_than_its_device_is_told_which_is_the_largest() -> None:
+    """The sentence has the budget that the job shared, not the sum of all."""
+    pools_ = (PoolFigures(device="host:0", budget_bytes=64 * MIB), PoolFigures(device="host:1", budget_bytes=32 * MIB))
+    large, small = (
+        JobFigures(name=name, command="x", exit_code=1, wall_s=1.0, device=device, oom=RefusedRequest(70 * MIB, 0))
+        for name, device in (("large", "host:0"), ("small", "host:1"))
+    )
+    both = {"device": "host:0,host:1", "policy": "zico", "budget_bytes": 96 * MIB, "pool": PoolFigures()}
+    first, second = attention_lines(RunReport(**both, pools=pools_, jobs=(large, small)))
+    assert first.startswith("large ran out of memory on host:0, and no device has a larger budget: ")
+    assert second.startswith("small ran out of memory on host:1 (the largest budget is 64 MiB, of host:0): ")
+    assert ("64 MiB" in first.partition(": ")[2], "32 MiB" in second.partition("host:0): ")[2]) == (True, True)
+
+
+# -- a script that is started by hand --------------------------------------------------------------
+
+
+def test_a_script_by_itself_takes_the_first_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A framework takes its first GPU, too; what is no device is said in one sentence."""
+    asked: list[tuple[str, str | None]] = []
+
+    def start_none(path: Path, device: str | None, _budget: str | None) -> bool:
+        asked.append((path.name, device))
+        raise BrokerError("none here")
+
+    monkeypatch.setattr(joining, "_start", start_none)
+    monkeypatch.setenv("ZICO_DEVICE", "host:3,host:4")
+    with pytest.raises(BrokerError, match="none here"):
+        joining._open_pool(None, None)
+    assert asked == [("broker-host-3.sock", "host:3")]
+    with pytest.raises(ConfigError, match="'gpu' is not a device"):
+        joining._open_pool("gpu", None)

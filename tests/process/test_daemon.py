@@ -113,6 +113,8 @@ def test_daemons_of_two_devices_take_a_runs_jobs(runtime: Path) -> None:
         ran = zico(runtime, "run", *both, "--name", "a", "--name", "b", "--name", "c", "true", "true", "true")
     assert (ran.returncode, ran.stderr.count("budget 64 MiB (of the broker that runs)")) == (0, 4)
     assert [f"{name} starts on host:{n}" in ran.stderr for name, n in (("a", 1), ("b", 1), ("c", 0))] == [True] * 3
+    shown = zico(runtime, "status").stdout
+    assert [f"sock: device host:{n}, policy zico" in shown for n in (0, 1)] == [True, True]
     named = zico(runtime, "status", "--json", "--socket", str(busy.socket))
     assert json.loads(named.stdout)["device"] == "host:0"
     stopped = zico(runtime, "broker", "stop", *both)
