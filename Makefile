@@ -97,7 +97,7 @@ $(VERSIONS_STAMP): setup.cfg constraints.txt
 	grep -v -e '^torch==' -e '^numpy==' constraints.txt > $(VERSIONS)/constraints.txt
 	$(VERSIONS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(VERSIONS)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(VERSIONS)/constraints.txt \
-		$(VERSIONS_PACKAGES) --editable '.[plot,swap,test]'
+		$(VERSIONS_PACKAGES) --editable '.[plot,swap,metrics,test]'
 	touch $@
 
 test-versions: $(VERSIONS_STAMP) ## Run tests with Python 3.12, NumPy 2.5, PyTorch 2.11 and JAX 0.11 (VERSIONS=DIR: where they are)

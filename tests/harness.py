@@ -128,7 +128,8 @@ class Look:
             assert self.held(job) == self.jobs["held"][job], f"held of job {job} is the number of its regions"
         assert sorted(self._free_list()) == np.flatnonzero(self.regions["owner"] == NOBODY).tolist(), "the free list"
         assert header["waiters"] == self.jobs["waiting_threads"][living].sum(), "threads that wait"
-        assert header["boundary_waiters"] == (self.jobs["state"] == JobState.BOUNDARY).sum(), "jobs that wait"
+        waits = (self.jobs["state"] == JobState.BOUNDARY) & (self.jobs["paused"] == 0)
+        assert header["boundary_waiters"] == waits.sum(), "jobs that wait"
 
     def _free_list(self) -> list[int]:
         """Walk the free list; a walk longer than there are regions is cut."""

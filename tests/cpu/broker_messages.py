@@ -25,7 +25,9 @@ CLIENT_EXAMPLES: tuple[m.ClientMessage, ...] = (
     m.Observe(m.PROTOCOL_VERSION),
     m.StatusRequest(),
     m.ReportRequest(),
-    m.Change(budget_bytes=m.MAX_SIZE_BYTES, job="a", limit_bytes=0, weight=0.5, priority=-1, slo=0.1),
+    m.Change(
+        budget_bytes=m.MAX_SIZE_BYTES, job="a", limit_bytes=0, weight=0.5, priority=-1, slo=0.1, paused=True, move=True
+    ),
     m.Goodbye(),
 )
 SHARE = m.Share(weight=999.9, priority=-m.MAX_PRIORITY, slo=0.123456789)
@@ -52,6 +54,8 @@ JOB_REPORT = m.JobReport(
     waited_s=m.MAX_SECONDS,
     boundary_waited_s=m.MAX_SECONDS,
     held_bytes=BIGGEST,
+    claim_bytes=BIGGEST,
+    away_bytes=BIGGEST,
     peak_bytes=BIGGEST,
     live_tensor_bytes=BIGGEST,
     peak_tensor_bytes=BIGGEST,

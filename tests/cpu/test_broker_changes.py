@@ -45,21 +45,28 @@ def member(job: int, name: str) -> Member:
         (m.Change(weight=2.0), "of one job: name it"),
         (m.Change(job="c", weight=2.0), "no job is called 'c': there are a, b$"),
         (m.Change(job="a", limit_bytes=PAGE - 1), "a limit of 4.0 KiB is below one region"),
+        (m.Change(paused=True), "or a pause is of one job: name it"),
+        (m.Change(job="c", paused=True), "no job is called 'c': there are a, b"),
+        (m.Change(job="a", paused=False), "^a is not paused$"),
+        (m.Change(job="a", move=True), "only what a job keeps that is paused can be moved"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(pool: PoolTable, change: m.Change, reason: str) -> None:
     """Each fault has its sentence; what is not at fault has none."""
     members = [member(0, "a"), member(1, "b"), member(2, "b")]
-    assert re.search(reason, pool_manager.refusal(change, pool.header, members))
-    assert pool_manager.refusal(m.Change(budget_bytes=REGIONS * PAGE, job="b", slo=None), pool.header, members) == ""
+    assert re.search(reason, pool_manager.refusal(change, pool.header, pool.jobs, members))
+    assert (
+        pool_manager.refusal(m.Change(budget_bytes=REGIONS * PAGE, job="b", slo=None), pool.header, pool.jobs, members)
+        == ""
+    )
 
 
 def test_shares_that_contradict_each_other_are_refused(pool: PoolTable) -> None:
     """A guarantee below somebody of higher priority who is owed nothing could not be kept."""
     members = [member(0, "a"), member(1, "b")]
     pool_manager.carry_out(m.Change(job="a", priority=1), pool, members)
-    assert "guaranteed" in pool_manager.refusal(m.Change(job="b", slo=0.1), pool.header, members)
-    assert pool_manager.refusal(m.Change(job="b", slo=0.1, priority=1), pool.header, members) == ""
+    assert "guaranteed" in pool_manager.refusal(m.Change(job="b", slo=0.1), pool.header, pool.jobs, members)
+    assert pool_manager.refusal(m.Change(job="b", slo=0.1, priority=1), pool.header, pool.jobs, members) == ""
 
 
 def test_every_process_of_a_name_changes_and_what_is_left_out_stays(pool: PoolTable) -> None:
@@ -70,6 +77,37 @@ def test_every_process_of_a_name_changes_and_what_is_left_out_stays(pool: PoolTa
     assert [one.share for one in members] == [m.Share(), *[m.Share(weight=2.0, priority=-4)] * 2]
     assert pool.jobs["limit"][:3].tolist() == [0, 3, 3]
     assert pool.header["budget_regions"] == REGIONS
+
+
+def test_a_job_is_paused_once_and_told_to_move_once(pool: PoolTable) -> None:
+    """A second time is refused, but moving can be asked for later; a job that is ending is told apart."""
+    with join(pool), join(pool):
+        members = [member(0, "a"), member(1, "b")]
+        pause, move, resume = (
+            m.Change(job="a", paused=p, move=w) for p, w in ((True, False), (True, True), (False, False))
+        )
+
+        def refused(change: m.Change) -> str:
+            return pool_manager.refusal(change, pool.header, pool.jobs, members)
+
+        for change, again in ((pause, [pause]), (move, [pause, move]), (resume, [resume])):
+            assert refused(change) == ""
+            pool_manager.carry_out(change, pool, members)
+            assert all(refused(one) for one in again)
+        assert "zico resume a" in (pool_manager.carry_out(pause, pool, members) or refused(pause))
+        pool.header["on_timeline"] = 1
+        assert "on a GPU" in refused(move)
+        assert pool.jobs["paused"][:2].tolist() == [1, 0]
+        members[0].leaving = True
+        assert refused(resume) == "a is ending, and begins no iteration any more"
+
+
+def test_a_job_is_paused_with_the_ranks_of_its_group(pool: PoolTable) -> None:
+    """They begin iterations together."""
+    with join(pool), join(pool), join(pool):
+        pool.jobs["group"][:2] = 7
+        pool_manager.carry_out(m.Change(job="a", paused=True), pool, [member(i, "abc"[i]) for i in range(3)])
+        assert pool.jobs["paused"][:3].tolist() == [1, 1, 0]
 
 
 def test_a_lowered_budget_gives_memory_back_as_jobs_do(pool: PoolTable) -> None:

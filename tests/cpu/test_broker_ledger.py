@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,12 +14,15 @@ from hypothesis import strategies as st
 
 from zico.broker.accounting import Ledger
 from zico.broker.outside import OutsideFigures
-from zico.broker.pool_manager import RECHECK_NS, RETRY_NS, admit_all, write_record
+from zico.broker.pool_manager import RECHECK_NS, RETRY_NS, PoolManager, admit_all, write_record
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
 from zico.broker.speeds import Look
 from zico.broker.views import ProfileCache, jobs_in, looks_of, mask_of, pool_view
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, NO_MORE, NOBODY, JobState, SaveMode
+from zico.pool.table import PoolTable
+from zico.report.model import read_record
+from zico.scheduler.policies import policy_named
 from zico.scheduler.state import Decision, PoolView, Profile, Start, Wait
 
 if TYPE_CHECKING:
@@ -306,6 +310,28 @@ def test_the_record_has_samples_boundaries_and_waits(tmp_path: Path) -> None:
     assert got["wait_t_s"].tolist() == [[1.75, 2.5], [3.0, 4.0]]
 
 
+def test_the_record_tells_whom_each_wait_was_for() -> None:
+    """A wait keeps every job that it was for, also one that has left; the next wait begins with none."""
+    ledger = new_ledger()
+    header, jobs = empty_table()
+    waiting, first, second = (join(ledger, place, name) for place, name in enumerate("abc"))
+    set_fields(jobs[0], state=JobState.BOUNDARY, boundary_since_ns=BEGAN_NS + S, waits_for=1 << first.job)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + S)
+    ledger.note_blockers(waiting, 1 << second.job | 1 << 9)  # nobody has place 9
+    ledger.note_blockers(first, 1 << second.job)  # does not wait
+    ledger.depart(first, BEGAN_NS + S)
+    set_fields(jobs[0], boundary_since_ns=0, started_ns=BEGAN_NS + 2 * S, waits_for=0)
+    set_fields(jobs[0], state=JobState.RUNNING, need=1, need_since_ns=BEGAN_NS + 3 * S)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 3 * S)
+    set_fields(jobs[0], need_since_ns=BEGAN_NS + 4 * S, waits_for=1 << second.job)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 6 * S)
+    set_fields(jobs[0], need_since_ns=BEGAN_NS + 6 * S + 1, waits_for=0)
+    ledger.observe(header.copy(), jobs.copy(), 0, BEGAN_NS + 7 * S)
+    got = ledger.arrays(BEGAN_NS + 8 * S)
+    assert got["wait_t_s"].round(3).tolist() == [[1.0, 2.0], [3.0, 4.0], [4.0, 6.0], [6.0, 8.0]]
+    assert (got["blocker_wait"].tolist(), got["blocker_job"].tolist()) == ([0, 0, 2], [1, 2, 2])
+
+
 def test_the_record_has_the_profiles_of_jobs_that_have_one() -> None:
     """What an iteration holds is there per job, in bytes and seconds; a job without a profile has none."""
     ledger = new_ledger()
@@ -346,7 +372,7 @@ def test_an_empty_record_has_all_arrays(tmp_path: Path) -> None:
         shapes = {name: record[name].shape for name in record.files}
     assert shapes == {
         **dict.fromkeys(["t_s", "physical_bytes", "names", "boundary_job", "boundary_t_s"], (0,)),
-        **dict.fromkeys(["wait_job", "wait_kind"], (0,)),
+        **dict.fromkeys(["wait_job", "wait_kind", "blocker_wait", "blocker_job"], (0,)),
         **dict.fromkeys(["iteration_s", "persistent_bytes", "profile_job", "profile_t_s", "profile_bytes"], (0,)),
         **dict.fromkeys(["held_bytes", "out_bytes"], (0, 0)),
         "wait_t_s": (0, 2),
@@ -361,6 +387,26 @@ def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="Object arrays"):
         write_record(tmp_path / "record.npz", {"bad": np.array([object()])})
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("record.npz", "old")]
+
+
+def test_a_wait_that_is_over_before_the_next_look_is_known_for_whom_it_was(tmp_path: Path) -> None:
+    """The pool manager notes whom a job waits for when it decides so, not only when it looks."""
+    with PoolTable.create(budget_bytes=4 * MIB, region_bytes=MIB, use_claims=False, self_admit=False) as table:
+        manager = PoolManager(table, [], policy_named("serial"), record_path=tmp_path / "record.npz")
+        runs, waits = (
+            manager.join(m.Hello(version=m.PROTOCOL_VERSION, name=name, pid=7, framework="torch"), pid=7, pidfd=None)
+            for name in "ab"
+        )
+        now_ns = time.monotonic_ns()
+        set_fields(table.jobs[runs.job], state=JobState.RUNNING, held=1, iteration=1, profiled=1, started_ns=now_ns)
+        set_fields(table.jobs[runs.job]["profile"], n_events=9, n_bins=2, duration_ns=S)
+        set_fields(table.jobs[waits.job], state=JobState.BOUNDARY, boundary_since_ns=now_ns)
+        manager.act(now_ns)
+        assert int(table.jobs[waits.job]["waits_for"]) == 1 << runs.job
+        set_fields(table.jobs[waits.job], state=JobState.RUNNING, boundary_since_ns=0, started_ns=now_ns, waits_for=0)
+        manager.write_record(now_ns)
+    record = read_record(tmp_path / "record.npz")
+    assert (record.wait_job.tolist(), record.blockers()) == ([1], [(0,)])
 
 
 # -- admission -------------------------------------------------------------------------------------

@@ -693,3 +693,45 @@ def test_policies_wait_for_a_job_that_has_left_while_it_holds_something(pool: Po
 def decide(pool: PoolTable, name: str) -> None:
     """Let a policy decide, as the broker does."""
     admit_all(pool, policy_named(name), view_of(pool), pool.snapshot()[1])
+
+
+@pytest.mark.parametrize("how", ["is opened", "has a deadline"])
+def test_a_rank_stays_at_its_boundary_until_its_gate_opens(how: str) -> None:
+    """Invariant 7: even where all peaks fit, and no longer than until the time that it has said."""
+    with make_pool(10) as pool, joined(pool, 1) as (a,):
+        make_groups((a,), 7)
+        a.set_gate(time.monotonic_ns() + HOUR_NS)
+        assert not end(a)
+        assert not pool.admit(job_of(a))
+        assert int(pool.jobs[job_of(a)]["waits_for"]) == 1 << job_of(a)
+        if how == "is opened":
+            before = int(pool.header["sequence"])
+            a.set_gate(0)
+            assert int(pool.header["sequence"]) != before  # whoever waits for a change looks again
+        else:
+            a.set_gate(time.monotonic_ns())
+        assert pool.admit(job_of(a))
+        a.set_gate(0)
+        assert end(a)
+
+
+@pytest.mark.parametrize("policy", ["serial", "claims", "shift", "zico"])
+def test_no_policy_waits_for_a_rank_behind_a_gate(pool: PoolTable, policy: str) -> None:
+    """Another job starts although the rank has stood at its boundary for longer."""
+    with joined(pool, 2) as (a, other):
+        make_groups((a, other), 7, 0)
+        a.set_gate(time.monotonic_ns() + HOUR_NS)
+        assert not end(a)
+        assert not end(other)
+        admit_now(pool, policy)
+        assert states(pool, (a, other)) == "BR"
+        a.set_gate(0)
+        assert not end(other)
+        admit_now(pool, policy)
+        assert states(pool, (a, other))[0] == "R"
+
+
+def admit_now(pool: PoolTable, policy: str) -> None:
+    """Let start whom a policy lets."""
+    header, jobs = pool.snapshot()
+    admit_all(pool, policy_named(policy), pool_view(header, jobs, time.monotonic_ns(), ProfileCache()), jobs)

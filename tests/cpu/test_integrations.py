@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -153,3 +155,25 @@ def test_another_way_than_the_two_is_refused() -> None:
     """One sentence says which there are."""
     with pytest.raises(ConfigError, match="out_of_memory is 'again': choose 'prune' or 'enqueue'"):
         integration.measured(out_of_memory="again")  # type: ignore[arg-type]
+
+
+def import_with(monkeypatch: pytest.MonkeyPatch, ray: ModuleType | None) -> ModuleType:
+    """Import the integration of Ray as where Ray is this module, or is missing."""
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.delitem(sys.modules, "zico.integrations.ray", raising=False)
+    return importlib.import_module("zico.integrations.ray")
+
+
+def test_ray_that_is_missing_or_not_tested_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without Ray the import says what to install; another version is used, and a line says which one was tested."""
+    with pytest.raises(ImportError, match=r"needs Ray, which is not installed: pip install 'zico\[ray\]'"):
+        import_with(monkeypatch, None)
+    stand_in: Any = ModuleType("ray")
+    stand_in.__version__ = "2.600.1"
+    tested = import_with(monkeypatch, stand_in).TESTED_VERSION
+    assert f"zico: Ray 2.600.1 is not what this was tested with ({tested}): if it does" in capsys.readouterr().err
+    stand_in.__version__ = f"{tested}.9"
+    import_with(monkeypatch, stand_in)
+    assert capsys.readouterr().err == ""

@@ -205,6 +205,7 @@ def test_a_list_of_devices_and_their_memory() -> None:
     ("words", "said"),
     [
         (["--device", "host:0,gpu"], "--device: 'gpu' is not a device: give host, cuda or cuda:N"),
+        (["--device", "host:0,host:1", "--metrics", "9400"], "--metrics: metrics are of one device, and 2 are given"),
         (["--device", "cuda,cuda:0"], "--device: 'cuda,cuda:0' has cuda:0 twice: give each device once"),
         (["--device", ",".join(f"host:{n}" for n in range(17))], "--device: 17 devices are given: give at most 16"),
         (

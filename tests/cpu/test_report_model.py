@@ -295,6 +295,8 @@ def record_fields() -> dict[str, Any]:
         "wait_job": np.array([0]),
         "wait_t_s": np.array([[0.5, 1.0]]),
         "wait_kind": np.array([1]),
+        "blocker_wait": np.array([0]),
+        "blocker_job": np.array([0]),
         "iteration_s": np.array([1.0]),
         "persistent_bytes": np.array([0]),
         "profile_job": np.array([0, 0]),
@@ -312,7 +314,9 @@ def test_a_record_reads_back(tmp_path: Path) -> None:
     assert [len(record.waits_of(0, kind)) for kind in WaitKind] == [0, 1]
 
 
-@pytest.mark.parametrize("broken", ["names", "held_bytes", "out_bytes", "boundary_t_s", "wait_kind", None])
+@pytest.mark.parametrize(
+    "broken", ["names", "held_bytes", "out_bytes", "boundary_t_s", "wait_t_s", "blocker_job", None]
+)
 def test_a_record_that_does_not_fit_together_is_refused(tmp_path: Path, broken: str | None) -> None:
     """A missing file, a missing field and lengths that do not match are refused with the file's name."""
     path = tmp_path / "r.npz"
@@ -323,5 +327,13 @@ def test_a_record_that_does_not_fit_together_is_refused(tmp_path: Path, broken: 
         else:
             fields[broken] = fields[broken][:0]
         np.savez(path, **fields)
-    with pytest.raises(ConfigError, match=r"r\.npz"):
+    with pytest.raises(ConfigError, match=r"r\.npz") as refused:
         read_record(path)
+    assert broken is None or broken in str(refused.value)
+
+
+def test_a_wait_for_a_job_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    """Whom a wait was for is one of the names."""
+    np.savez(tmp_path / "r.npz", **record_fields() | {"blocker_job": np.array([1])})
+    with pytest.raises(ConfigError, match="the length of blocker_job"):
+        read_record(tmp_path / "r.npz")

@@ -34,6 +34,8 @@ def record(curves: dict[str, list[int]], budget: int, joined: tuple[str, ...] = 
         wait_job=none,
         wait_t_s=np.zeros((0, 2)),
         wait_kind=none,
+        blocker_wait=none,
+        blocker_job=none,
         iteration_s=np.array([len(each) / 10 for each in held]),
         persistent_bytes=np.array([min(each, default=0) * REGION for each in held]),
         profile_job=np.array([job for job, each in enumerate(held) for _ in each], np.int64),

@@ -10,6 +10,7 @@ import dataclasses
 import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from zico.base.errors import ConfigError
@@ -50,6 +51,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 MIN_REGION_BYTES = 64 * KIB
 """Smaller tensors than this never reach the host's pool, so a smaller region would only cost mappings."""
 MAX_GRACE_S = 3600.0
+MAX_PORT = 2**16 - 1
 
 SOCKET_VARIABLE = "ZICO_SOCKET"
 """Where a job, or ``zico status``, finds its broker."""
@@ -133,6 +135,8 @@ class Settings:
     """Whether the jobs share the GPU through a private MPS daemon."""
     most_bytes: Setting[int]
     """What the budget may be raised to while jobs run."""
+    metrics: Setting[str]
+    """Where the broker serves metrics (``parse_metrics``); empty: nowhere."""
     shares: Mapping[str, Setting[str]]
     """Weights, priorities and guarantees as ``NAME=VALUE,...``, read once the jobs' names are known."""
     saving: Mapping[str, Setting[str]]
@@ -219,6 +223,7 @@ def resolve(
         isolate=parsed(_chosen(given, "isolate"), _parse_switch),
         mps=mps,
         most_bytes=most,
+        metrics=_metrics(_chosen(given, "metrics")),
         shares={name: _chosen(given, name) for name in SHARES},
         saving={name: _chosen(given, name) for name in SAVING},
     )
@@ -278,6 +283,25 @@ def _policy(setting: Setting[str], accepted: Collection[str]) -> Setting[str]:
     """Check the name; what is said behind it is for the policy itself to check."""
     _one_of(Setting(setting.value.partition(":")[0], setting.origin), accepted, "policy")
     return setting
+
+
+def parse_metrics(text: str) -> int | Path:
+    """Return the port or the path of a Unix socket at which metrics are to be served.
+
+    Raises:
+        ConfigError: It is a number, but no port.
+    """
+    if text.lstrip("+-").isdecimal():
+        if not 0 <= int(text) <= MAX_PORT:
+            raise ConfigError(f"{text} is not a port: give a number from 0 to {MAX_PORT}, or a path")
+        return int(text)
+    return Path(text)
+
+
+def _metrics(chosen: Setting[str]) -> Setting[str]:
+    if chosen.value:
+        parsed(chosen, parse_metrics)
+    return chosen
 
 
 def _parse_grace(text: str) -> float:

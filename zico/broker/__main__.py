@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -105,6 +106,11 @@ def serve(options: argparse.Namespace) -> None:
             server.inherit(inherited, time.monotonic_ns())
             _log.warning("%s", _told(manager))
         note.write(manager.members)
+        if options.metrics_fd is not None:
+            from zico.broker.metrics import Endpoint, asked_at
+
+            metrics = socket.socket(fileno=options.metrics_fd)
+            owned.enter_context(Endpoint(metrics, asked_at(options.socket)))
         os.write(options.ready_fd, b"ready\n")
         server.serve(stop_fd=stop_fd, parent_pidfd=parent_pidfd)
         note.close(manager.members)
@@ -229,6 +235,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ready-fd", type=int, default=_STDOUT_FD, help="descriptor that gets 'ready' (default: stdout)"
     )
+    parser.add_argument("--metrics-fd", type=int, help="listening socket at which to serve metrics")
     parser.add_argument("--parent-pid", type=int, help="end when this process is dead and the last job is gone")
     parser.add_argument("--no-warm", dest="warm", action="store_false", help="do not compile the jobs' code beforehand")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="warning")

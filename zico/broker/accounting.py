@@ -1,7 +1,7 @@
 """Who the members are, what they did, and what they leave behind.
 
 The record file (``arrays``) holds, for n instants, k jobs ever seen in the order in which they
-joined, b ends of iterations and m waits:
+joined, b ends of iterations, m waits and q pairs of a wait and a job that it was for:
 
     t_s            float64 [n]      seconds since the broker began
     held_bytes     int64   [n, k]   regions held by each job, in bytes
@@ -15,6 +15,8 @@ joined, b ends of iterations and m waits:
     wait_job       int32   [m]      index into names
     wait_t_s       float64 [m, 2]   begin and end; waits that still last end now
     wait_kind      int8    [m]      0 at a boundary, 1 in an allocation
+    blocker_wait   int32   [q]      index into the waits
+    blocker_job    int32   [q]      index into names: a job that this wait was for, at some time of it
     iteration_s    float64 [k]      of each job's profile, 0 while it has none
     persistent_bytes int64 [k]      held at the last boundary
     profile_job    int32   [p]      index into names
@@ -260,12 +262,18 @@ class Ledger:
             member.record = after
             if member.waited_before_ns is None and after["first_boundary_ns"]:
                 member.waited_before_ns = _waited_ns(after)
+            self.note_blockers(member, int(after["waits_for"]))
             held[member.index] = int(after["held"])
             out[member.index] = -(-count_of(after["out_now_bytes"]) // self._region_bytes)
         self._history.add(now_ns, physical_bytes, held, out)
         budget_bytes = int(header["budget_regions"]) * self._region_bytes
         if budget_bytes != self._budgets[-1][1]:
             self._budgets.append((now_ns, budget_bytes))
+
+    def note_blockers(self, member: Member, mask: int) -> None:
+        """Remember that the member waits for the jobs at the places in ``mask``, if it waits at all."""
+        if mask and member.open_waits:
+            member.note_blockers(self._present[job].index for job in jobs_in(mask) if job in self._present)
 
     def observe_outside(self, found: OutsideFigures | None) -> None:
         """Take in what lies outside the pool on its device, if that is known."""
@@ -280,8 +288,8 @@ class Ledger:
 
     # -- what is told ------------------------------------------------------------------------------
 
-    def status(self, now_ns: int) -> Status:
-        """Return the pool at the last observation."""
+    def status(self, now_ns: int, claims: Mapping[int, int] = NOTHING) -> Status:
+        """Return the pool at the last observation; ``claims`` are in regions, by place."""
         return Status(
             schema_version=STATUS_SCHEMA,
             policy=self._policy,
@@ -292,7 +300,11 @@ class Ledger:
             physical_bytes=self._physical_bytes,
             peak_granted_bytes=self._header_bytes("peak_granted"),
             peak_physical_bytes=self._peak_physical_bytes,
-            jobs=tuple(self._job_report(one, now_ns) for one in self._present.values() if not one.record["aside"]),
+            jobs=tuple(
+                self._job_report(one, now_ns, claims.get(one.job, 0))
+                for one in self._present.values()
+                if not one.record["aside"]
+            ),
             device=self._device,
             first_budget_bytes=self._budgets[0][1],
             most_bytes=self._header_bytes("n_regions"),
@@ -345,6 +357,8 @@ class Ledger:
             "wait_job": np.array(marks.wait_job, np.int32),
             "wait_t_s": self._seconds(np.array(marks.wait_ns, np.int64)).reshape(-1, 2),
             "wait_kind": np.array(marks.wait_kind, np.int8),
+            "blocker_wait": np.array(marks.blocker_wait, np.int32),
+            "blocker_job": np.array(marks.blocker_job, np.int32),
             "iteration_s": np.array([0.0 if one is None else one.duration_ns * _NS for one in profiles], np.float64),
             "persistent_bytes": self._bytes([int(member.record["persistent"]) for member in self._ever]),
             "profile_job": np.array([i for i, profile in known for _ in profile.held], np.int32),
@@ -357,7 +371,7 @@ class Ledger:
         marks = Marks(*(getattr(self._marks, field.name)[:] for field in dataclasses.fields(Marks)))
         for member in self._present.values():
             for kind, begin_ns in member.open_waits.items():
-                marks.add_wait(member.index, kind, begin_ns, now_ns)
+                marks.add_wait(member, kind, begin_ns, now_ns)
         return marks
 
     def _seconds(self, t_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -373,7 +387,7 @@ class Ledger:
     def _header_bytes(self, field: str) -> int:
         return self._header_count(field, self._region_bytes)
 
-    def _job_report(self, member: Member, now_ns: int) -> JobReport:
+    def _job_report(self, member: Member, now_ns: int, claim: int = 0) -> JobReport:
         record = member.record
         since_ns = min(member.open_waits.values(), default=now_ns)
         boundary_waited_s = self._waited_s(member, WaitKind.BOUNDARY, now_ns)
@@ -402,6 +416,8 @@ class Ledger:
             job=member.job,
             state=self._state_name(member),
             held_bytes=count_of(record["held"], self._region_bytes),
+            claim_bytes=count_of(claim, self._region_bytes),
+            away_bytes=count_of(record["evicted"], self._region_bytes),
             live_tensor_bytes=count_of(record["live_bytes"]),
             need_bytes=count_of(record["need"], self._region_bytes),
             waiting_s=max(0, now_ns - since_ns) * _NS,
@@ -416,6 +432,8 @@ class Ledger:
         if member.leaving:
             return "leaving"
         state = JobState(int(member.record["state"]))
+        if member.record["paused"]:
+            return "paused" if state is JobState.BOUNDARY else "pausing"
         return "running" if state is JobState.EMPTY else state.name.lower()  # joined after the last look
 
     def _waited_s(self, member: Member, kind: WaitKind, now_ns: int) -> float:

@@ -13,7 +13,7 @@ from zico.broker.protocol.messages import WaitKind
 from zico.device.host import HostDriver
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from zico.broker.notes import Process
     from zico.broker.protocol.messages import Share
@@ -43,6 +43,13 @@ class Member:
     paging: Paging | None = None
     """The pager of its memory, where it is paged and this broker serves its faults."""
     open_waits: dict[WaitKind, int] = dataclasses.field(default_factory=dict)
+    blockers: dict[WaitKind, set[int]] = dataclasses.field(default_factory=dict)
+    """Indexes of the jobs that each open wait has been for so far."""
+
+    def note_blockers(self, indexes: Iterable[int]) -> None:
+        """Add whom the member waits for to its open waits."""
+        for kind in self.open_waits:
+            self.blockers.setdefault(kind, set()).update(indexes)
 
 
 @dataclasses.dataclass
@@ -54,10 +61,15 @@ class Marks:
     wait_job: array.array[int] = dataclasses.field(default_factory=lambda: array.array("i"))
     wait_ns: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
     wait_kind: array.array[int] = dataclasses.field(default_factory=lambda: array.array("b"))
+    blocker_wait: array.array[int] = dataclasses.field(default_factory=lambda: array.array("i"))
+    blocker_job: array.array[int] = dataclasses.field(default_factory=lambda: array.array("i"))
 
-    def add_wait(self, index: int, kind: WaitKind, begin_ns: int, end_ns: int) -> None:
-        """Add a wait that is over."""
-        self.wait_job.append(index)
+    def add_wait(self, member: Member, kind: WaitKind, begin_ns: int, end_ns: int) -> None:
+        """Add a wait that is over, and whom it was for."""
+        for blocker in sorted(member.blockers.get(kind, ())):
+            self.blocker_wait.append(len(self.wait_job))
+            self.blocker_job.append(blocker)
+        self.wait_job.append(member.index)
         self.wait_ns.extend((begin_ns, max(begin_ns, end_ns)))
         self.wait_kind.append(kind)
 
@@ -70,22 +82,29 @@ class Marks:
             since_ns = int(after[field])
             begin_ns = member.open_waits.get(kind, 0)
             if begin_ns and begin_ns != since_ns:
-                self.add_wait(member.index, kind, begin_ns, _wait_end_ns(kind, begin_ns, after, now_ns))
+                self.add_wait(member, kind, begin_ns, _wait_end_ns(kind, begin_ns, after, now_ns))
                 del member.open_waits[kind]
+                member.blockers.pop(kind, None)
             if since_ns:
                 member.open_waits[kind] = since_ns
 
     def close(self, member: Member, now_ns: int) -> None:
         """End the waits of a member that goes."""
         for kind, begin_ns in member.open_waits.items():
-            self.add_wait(member.index, kind, begin_ns, now_ns)
+            self.add_wait(member, kind, begin_ns, now_ns)
         member.open_waits.clear()
+        member.blockers.clear()
 
 
 def _wait_end_ns(kind: WaitKind, begin_ns: int, after: Any, now_ns: int) -> int:  # noqa: ANN401 - a record
-    """Return when a wait ended: as the table tells at a boundary, at this look in an allocation."""
+    """Return when a wait ended: as the table tells at a boundary, in an allocation by this look.
+
+    An allocation's wait ends where the next one begins, if one has.
+    """
     started_ns = int(after["started_ns"])
-    return started_ns if kind is WaitKind.BOUNDARY and started_ns >= begin_ns else now_ns
+    if kind is WaitKind.BOUNDARY and started_ns >= begin_ns:
+        return started_ns
+    return int(after[_SINCE_FIELDS[kind]]) or now_ns
 
 
 # -- the pager of one member: a thread that serves its faults until its process is dead ------------

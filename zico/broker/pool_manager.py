@@ -30,9 +30,9 @@ from zico.broker.saving import MODES, served_on
 from zico.broker.shares import check
 from zico.broker.throughput import Service
 from zico.broker.trials import Trials
-from zico.broker.views import Record, late_ranks, mask_of
+from zico.broker.views import Record, late_ranks, mask_of, staying_holders
 from zico.device.api import close_descriptors
-from zico.pool.layout import Auto, JobState
+from zico.pool.layout import Auto, JobState, Paused
 from zico.scheduler.state import Decision, Policy, PoolView, Start
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def admit_all(table: AdmittingTable, policy: Policy, view: PoolView, jobs: Recor
     for job, decision in policy.decide(view).items():
         if isinstance(decision, Start) and table.admit(job):
             continue
-        mask = _blockers(view, job, decision)
+        mask = _blockers(view, job, decision, jobs)
         for rank in ranks_of[job]:
             if mask != int(jobs[rank]["waits_for"]) and jobs[rank]["state"] == JobState.BOUNDARY:
                 table.set_waits_for(rank, mask)
@@ -92,13 +92,15 @@ def admit_all(table: AdmittingTable, policy: Policy, view: PoolView, jobs: Recor
     return min(looks_ns, default=None)
 
 
-def _blockers(view: PoolView, job: int, decision: Decision) -> int:
+def _blockers(view: PoolView, job: int, decision: Decision, jobs: Record) -> int:
     """Return the mask of those who keep ``job`` waiting: all holders if it was the claims."""
     if isinstance(decision, Start):
         those = tuple(other for other in view.jobs if other.job != job and other.held > 0)
     else:
         those = tuple(other for other in view.jobs if other.job in decision.for_jobs)
-    return mask_of(tuple(place for other in those for place in other.ranks or (other.job,)))
+    places = tuple(place for other in those for place in other.ranks or (other.job,))
+    for_kept = isinstance(decision, Start) or decision.for_kept
+    return mask_of(places + (staying_holders(jobs, view.now_ns) if for_kept else ()))
 
 
 def _look_again_ns(now_ns: int, decision: Decision) -> int:
@@ -116,13 +118,14 @@ def _look_again_ns(now_ns: int, decision: Decision) -> int:
 _OF_SHARE = ("weight", "priority", "slo")
 
 
-def refusal(wanted: Change, header: Any, members: Sequence[Member]) -> str:  # noqa: ANN401 - the table's header
+def refusal(wanted: Change, header: Any, jobs: Record, members: Sequence[Member]) -> str:  # noqa: ANN401 - a record
     """Return why the change cannot be made, in a sentence; empty if it can."""
     region_bytes = int(header["region_bytes"])
     refused = ""
     if wanted.budget_bytes is not msgspec.UNSET:
         refused = _refused_budget(wanted.budget_bytes, region_bytes, int(header["n_regions"]) * region_bytes)
-    return refused or _refused_for_job(wanted, region_bytes, members)
+    refused = refused or _refused_for_job(wanted, region_bytes, members)
+    return refused or _refused_pause(wanted, members, jobs, moves=not header["on_timeline"])
 
 
 def _refused_budget(budget_bytes: int, region_bytes: int, most_bytes: int) -> str:
@@ -138,8 +141,8 @@ def _refused_budget(budget_bytes: int, region_bytes: int, most_bytes: int) -> st
 
 def _refused_for_job(wanted: Change, region_bytes: int, members: Sequence[Member]) -> str:
     if wanted.job is msgspec.UNSET:
-        for_job = any(getattr(wanted, field) is not msgspec.UNSET for field in ("limit_bytes", *_OF_SHARE))
-        return "a limit, a weight, a priority or a guarantee is of one job: name it" if for_job else ""
+        for_job = any(getattr(wanted, field) is not msgspec.UNSET for field in ("limit_bytes", "paused", *_OF_SHARE))
+        return "a limit, a weight, a priority, a guarantee or a pause is of one job: name it" if for_job else ""
     if not any(member.name == wanted.job for member in members):
         there = ", ".join(dict.fromkeys(member.name for member in members))
         return f"no job is called {wanted.job!r}: " + (f"there are {there}" if there else "none has joined yet")
@@ -149,6 +152,25 @@ def _refused_for_job(wanted: Change, region_bytes: int, members: Sequence[Member
         check({member.name: _share_after(wanted, member) for member in members})
     except ConfigError as error:
         return str(error)
+    return ""
+
+
+def _refused_pause(wanted: Change, members: Sequence[Member], jobs: Record, *, moves: bool) -> str:
+    if wanted.paused is msgspec.UNSET:
+        return "only what a job keeps that is paused can be moved: pause it" if wanted.move else ""
+    those = [member for member in members if member.name == wanted.job and not member.leaving]
+    if not those:
+        return f"{wanted.job} is ending, and begins no iteration any more"
+    now = [int(jobs[member.job]["paused"]) for member in those]
+    if not wanted.paused:
+        return "" if any(now) else f"{wanted.job} is not paused"
+    if wanted.move and not moves:
+        return (
+            f"{wanted.job} cannot move what it keeps, because no job evicts memory on a GPU while it waits: "
+            "pause it without --move"
+        )
+    if all(how >= (Paused.MOVES if wanted.move else Paused.STAYS) for how in now):
+        return f"{wanted.job} is paused already: zico resume {wanted.job} lets it go on"
     return ""
 
 
@@ -175,6 +197,19 @@ def carry_out(wanted: Change, table: PoolTable, members: Sequence[Member]) -> No
             regions = min(wanted.limit_bytes // table.region_bytes, int(table.header["n_regions"]))
             table.set_limit(member.job, regions)
         member.share = _share_after(wanted, member)
+    if wanted.paused is not msgspec.UNSET:
+        for place in _places_of(wanted.job, table.jobs, members):
+            if wanted.paused:
+                table.pause(place, move=wanted.move)
+            else:
+                table.resume(place)
+
+
+def _places_of(name: object, jobs: Record, members: Sequence[Member]) -> list[int]:
+    """Return the places of a job's processes, and of all ranks that begin iterations with them."""
+    own = {member.job for member in members if member.name == name}
+    groups = {int(jobs[place]["group"]) for place in own} - {0}
+    return [one.job for one in members if one.job in own or int(jobs[one.job]["group"]) in groups]
 
 
 # -- the record file: a ledger's arrays on disk, whole or not at all -------------------------------
@@ -431,11 +466,11 @@ class PoolManager:
     def status(self, now_ns: int) -> m.Status:
         """Return the pool now."""
         self._look(now_ns)
-        return self._ledger.status(now_ns)
+        return self._ledger.status(now_ns, {member.job: self._table.claim(member.job) for member in self.members})
 
     def change(self, wanted: m.Change) -> m.Changed:
         """Change the budget or what a job gets; nothing if not all of it can be."""
-        refused = refusal(wanted, self._table.header, self.members)
+        refused = refusal(wanted, self._table.header, self._table.jobs, self.members)
         if not refused:
             carry_out(wanted, self._table, self.members)
             try:
@@ -490,6 +525,10 @@ class PoolManager:
         view = dataclasses.replace(view, plan=self._planning.plan_for(view))
         self._limit(view)
         look_again_ns = admit_all(self._table, self._policy, view, jobs)
+        for member in self.members:
+            # A wait may be over before the next look, which would then miss whom it was for.
+            if member.open_waits:
+                self._ledger.note_blockers(member, int(self._table.jobs[member.job]["waits_for"]))
         soonest_ns = now_ns + MIN_EVALUATION_NS
         self._evaluate_at_ns = None if look_again_ns is None else max(look_again_ns, soonest_ns)
 

@@ -244,7 +244,12 @@ def late_ranks(view: PoolView, jobs: Record) -> list[int]:
 
 
 def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache) -> PoolView:
-    """Return all jobs at the instant of a snapshot; the ranks of a group are one job, at the place of the first."""
+    """Return all jobs at the instant of a snapshot; the ranks of a group are one job, at the place of the first.
+
+    A job that is paused at its boundary, or stands there behind a closed gate, is left out, and what
+    it keeps is left out of the budget: to policies and their plans it is as if it had gone, so
+    nobody waits for it to start.
+    """
     budget = int(header["budget_regions"])
     views = []
     growing = alone_job(header, jobs, now_ns)
@@ -253,7 +258,27 @@ def pool_view(header: Record, jobs: Record, now_ns: int, profiles: ProfileCache)
         views.append(own[0] if len(own) == 1 else group_view(own, jobs, now_ns, profiles, budget))
         if growing in ranks:
             growing = first
-    return PoolView(now_ns=now_ns, budget=budget, jobs=tuple(views), alone_job=growing)
+    left_out = {view.job: view.held_for_good for view in views if _stays(view, jobs, now_ns)}
+    return PoolView(
+        now_ns=now_ns,
+        budget=max(0, budget - sum(left_out.values())),
+        jobs=tuple(view for view in views if view.job not in left_out),
+        alone_job=growing,
+    )
+
+
+def _stays(view: JobView, jobs: Record, now_ns: int) -> bool:
+    """Tell whether a job stays at its boundary: a rank of it is paused or behind its gate, and none is inside."""
+    ranks = view.ranks or (view.job,)
+    return view.phase == JobState.BOUNDARY and any(
+        jobs[rank]["paused"] or jobs[rank]["gate_ns"] > now_ns for rank in ranks
+    )
+
+
+def staying_holders(jobs: Record, now_ns: int) -> tuple[int, ...]:
+    """Return the places of jobs that hold memory at boundaries where a pause or a gate keeps them."""
+    stays = (jobs["paused"] != 0) | (jobs["gate_ns"] > now_ns)
+    return tuple(np.flatnonzero((jobs["state"] == JobState.BOUNDARY) & stays & (jobs["held"] > 0)).tolist())
 
 
 def looks_of(jobs: Record, now_ns: int) -> dict[int, Look]:

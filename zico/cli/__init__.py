@@ -19,8 +19,11 @@ ERROR_CODE = 1
 INTERRUPTED_CODE = 130
 
 
-COMMANDS = ("broker", "doctor", "fit", "limit", "plan", "run", "simulate", "status", "trace")
-"""Each is a click command in the module of its name."""
+COMMANDS = (
+    *("broker", "doctor", "fit", "limit", "pause", "plan", "resume", "run", "simulate", "status", "top", "trace"),
+)
+"""Each is a click command in the module of its name, or in the one of ``_MODULES``."""
+_MODULES = {"resume": "pause"}
 
 
 class LazyGroup(click.Group):
@@ -34,7 +37,9 @@ class LazyGroup(click.Group):
         """Return the command of that name, or ``None``."""
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = getattr(importlib.import_module(f"zico.cli.{cmd_name}"), cmd_name)
+        found: click.Command = getattr(
+            importlib.import_module(f"zico.cli.{_MODULES.get(cmd_name, cmd_name)}"), cmd_name
+        )
         return found
 
 

@@ -111,7 +111,13 @@ def broker(
         arguments += ["--parent-pid", str(until)]
     if record is not None:
         arguments += ["--record", str(record)]
-    return main(arguments)
+    if not settings.metrics.value:
+        return main(arguments)
+    from zico.broker.metrics import Address
+
+    with Address(settings.metrics) as address:
+        click.echo(f"zico: metrics: {address.url}", err=True)
+        return main([*arguments, "--metrics-fd", str(address.socket.detach())])
 
 
 # -- the daemon of a device ------------------------------------------------------------------------

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zico.broker.protocol.messages import Status
     from zico.launch.jobs import Command
 
-_OF_A_POOL = ("budget_bytes", "most_bytes", "reserve_bytes", "region_bytes", "policy", "isolate", "mps")
+_OF_A_POOL = ("budget_bytes", "most_bytes", "reserve_bytes", "region_bytes", "policy", "isolate", "mps", "metrics")
 _ORIGIN = "of the broker that runs"
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from zico.base.units import format_bytes
 from zico.launch.jobs import Stream
-from zico.report.model import waits_for
+from zico.report.model import state_of, waits_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,9 +103,7 @@ def _state(job: JobProgress, member: JobReport | None) -> str:
         return "ended" if job.exit_code == 0 else f"failed ({job.exit_code})"
     if member is None:
         return "no framework imported yet"
-    if _is_waiting(member):
-        return "waits for memory" if member.need_bytes else "waits to start"
-    return member.state
+    return state_of(member)
 
 
 def _is_waiting(member: JobReport) -> bool:

@@ -52,7 +52,7 @@ def limit(
     with BrokerClient(path, ANSWER_S) as client:
         client.change(_wanted(size, job, weight, priority, slo, before))
         after = client.status()
-    click.echo(f"zico: {_told(job, before, after)}", err=True)
+    click.echo(f"zico: {told(job, before, after)}", err=True)
     return 0
 
 
@@ -69,7 +69,7 @@ def _wanted(
         raise ConfigError("nothing to change: give a SIZE, or --job with a SIZE, --weight, --priority or --slo")
     if job is None and of_job:
         raise ConfigError("--weight, --priority and --slo change one job: name it with --job")
-    size_bytes = msgspec.UNSET if size is None else _size_bytes(size, job, pool)
+    size_bytes = msgspec.UNSET if size is None else size_bytes_of(size, job, pool)
     return Change(
         budget_bytes=size_bytes if job is None else msgspec.UNSET,
         job=msgspec.UNSET if job is None else job,
@@ -80,7 +80,7 @@ def _wanted(
     )
 
 
-def _size_bytes(text: str, job: str | None, pool: Status) -> int:
+def size_bytes_of(text: str, job: str | None, pool: Status) -> int:
     """Return what a SIZE means to a pool, or to a job of it; 0: no limit of the job's own."""
     cleaned = text.strip()
     if cleaned.lower() == NO_LIMIT:
@@ -89,7 +89,7 @@ def _size_bytes(text: str, job: str | None, pool: Status) -> int:
     return parse_size(cleaned, whole_bytes=whole_bytes)
 
 
-def _told(job: str | None, before: Status, after: Status) -> str:
+def told(job: str | None, before: Status, after: Status) -> str:
     """Return what has come to be, as a sentence."""
     if job is not None:
         now = next((one for one in after.jobs if one.name == job), None)

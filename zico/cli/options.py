@@ -56,7 +56,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 FILE_VARIABLE = "ZICO_CONFIG"
 KEYS = (
     *("budget", "device", "policy", "region", "grace", "log-level", "isolate", "mps", "most", "weight", "priority"),
-    *("slo", "save", "limit", "tier", "reserve", "jobs"),
+    *("slo", "save", "limit", "tier", "reserve", "jobs", "metrics"),
 )
 """What a settings file may say: the options that are settings."""
 _FILE = "zico.settings_file"
@@ -141,6 +141,11 @@ _POOL_OPTIONS = (
         help="The highest budget that zico limit may set (default: the machine's memory; the budget on a GPU).",
     ),
     setting(
+        "--metrics",
+        metavar="PORT|PATH",
+        help="Serve metrics for Prometheus at this port of 127.0.0.1 (0: any free one), or at a Unix socket.",
+    ),
+    setting(
         "--log-level",
         metavar="LEVEL",
         help=f"What the broker logs: {', '.join(LOG_LEVELS)} (default: {DEFAULT_LOG_LEVEL}).",
@@ -206,7 +211,14 @@ def settings_of_each(ctx: click.Context, n_jobs: int | None = None) -> tuple[Set
     devices = devices_of(given)
     on_host = sum(kind_of(device.value) == HOST for device in devices)
     on_each = None if n_jobs is None else -(-n_jobs // len(devices))
-    return tuple(_resolved(given, device, on_each, on_host) for device in devices)
+    found = tuple(_resolved(given, device, on_each, on_host) for device in devices)
+    metrics = found[0].metrics
+    if len(found) > 1 and metrics.value:
+        raise ConfigError(
+            f"{metrics.origin}: metrics are of one device, and {len(found)} are given: leave it out, or start a broker "
+            "for each device with metrics of its own (zico broker start)"
+        )
+    return found
 
 
 def _resolved(given: Given, device: Setting[str], n_jobs: int | None, on_host: int = 1) -> Settings:

@@ -43,20 +43,23 @@ from zico.report.files import (
     JOBS_NAME,
     JSON_NAME,
     MARKDOWN_NAME,
+    PAGE_NAME,
     PICTURE_NAME,
     RECORD_NAME,
+    TRACE_NAME,
     of_device,
     write_jobs,
     write_json,
     write_markdown,
 )
-from zico.report.model import RunReport, to_json
+from zico.report.model import RunReport, read_record, to_json
 from zico.report.table import write_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from zico.base.settings import Setting, Settings
+    from zico.report.model import Record
 
 EPILOG = """A single command may also follow --: zico run -- CMD ARG ...
 
@@ -108,7 +111,7 @@ the variable, then the file.
     "report_dir",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write a picture, a table and the figures to DIR.",
+    help="Write a page with picture and tables, the figures, and a trace for ui.perfetto.dev to DIR.",
 )
 @setting("--mps", flag_value="1", help="Let the jobs' kernels overlap on the GPU, by a private MPS daemon.")
 @setting("--grace", metavar="SECONDS", help="How long a job may take to end after a signal (default: 5).")
@@ -260,7 +263,7 @@ def _prepare(json_path: Path | None, report_dir: Path | None, devices: Sequence[
         return
     try:
         report_dir.mkdir(parents=True, exist_ok=True)
-        for name in (RECORD_NAME, PICTURE_NAME, JOBS_NAME):
+        for name in (RECORD_NAME, PICTURE_NAME, PAGE_NAME, TRACE_NAME, JOBS_NAME):
             for settings in devices:
                 found = of_device(name, settings.device.value, several=len(devices) > 1)
                 (report_dir / found).unlink(missing_ok=True)
@@ -275,29 +278,50 @@ def _write(report: RunReport, json_path: Path | None, report_dir: Path | None) -
     elif json_path is not None:
         write_json(report, json_path)
     if report_dir is not None:
+        from zico.report.page import write_page
+
         write_json(report, report_dir / JSON_NAME)
-        pictures = {
-            of_one.device: picture
-            for of_one in map(report.on, range(len(report.pools)))
-            if (picture := _shown(of_one, report_dir, several=report.has_several_devices))
-        }
+        several, pictures = report.has_several_devices, {}
+        for of_one in map(report.on, range(len(report.pools))):
+            record = _history(of_one, report_dir, several=several)
+            picture = None if record is None else _picture(of_one, record, report_dir, several=several)
+            if picture is not None:
+                pictures[of_one.device] = picture
+            write_page(of_one, record, report_dir / of_device(PAGE_NAME, of_one.device, several=several))
         write_markdown(report, report_dir / MARKDOWN_NAME, pictures=pictures)
         click.echo(f"zico: report in {report_dir}", err=True)
 
 
-def _shown(report: RunReport, report_dir: Path, *, several: bool) -> str | None:
-    """Write a device's jobs for ``zico simulate`` and draw the picture; return its name, or say why there is none."""
-    from zico.report.model import read_record
-    from zico.report.picture import write_picture
+def _history(report: RunReport, report_dir: Path, *, several: bool) -> Record | None:
+    """Return what happened on a device, and write it for other programs; say why if there is nothing."""
+    from zico.report.perfetto import write_trace
 
-    record_name, jobs_name, picture_name = (
-        of_device(name, report.device, several=several) for name in (RECORD_NAME, JOBS_NAME, PICTURE_NAME)
+    record_name, jobs_name, trace_name = (
+        of_device(name, report.device, several=several) for name in (RECORD_NAME, JOBS_NAME, TRACE_NAME)
     )
     try:
         record = read_record(report_dir / record_name)
-        write_jobs(record, report_dir / jobs_name)
-        write_picture(report, record, report_dir / picture_name)
     except ConfigError as error:
-        click.echo(f"zico: no picture{f' of {report.device}' if several else ''}: {error}", err=True)
+        _no_picture(report, error, several=several)
         return None
-    return picture_name
+    write_jobs(record, report_dir / jobs_name)
+    write_trace(record, report_dir / trace_name)
+    return record
+
+
+def _picture(report: RunReport, record: Record, report_dir: Path, *, several: bool) -> str | None:
+    """Draw the picture of a device; return its file name, or say why there is none."""
+    from zico.report.picture import write_picture
+
+    name = of_device(PICTURE_NAME, report.device, several=several)
+    try:
+        write_picture(report, record, report_dir / name)
+    except ConfigError as error:
+        _no_picture(report, error, several=several)
+        return None
+    return name
+
+
+def _no_picture(report: RunReport, error: ConfigError, *, several: bool) -> None:
+    where = f" of {report.device}" if several else ""
+    click.echo(f"zico: no picture{where}: {error}", err=True)

@@ -244,6 +244,16 @@ def boundary(heap: HeapRecord, phase: int) -> None:
         phase: What begins; ``BY_MARK``: ``phases.MARKED``, and a mark says so.
     """
     keep_out_of_line()
+    if not _end_iteration(heap, phase):
+        while not _is_let_in(heap):
+            pass
+    _begin_iteration(heap)
+
+
+@compiled
+def _end_iteration(heap: HeapRecord, phase: int) -> bool:
+    """End the iteration; tells whether the next one begins without a wait."""
+    keep_out_of_line()
     pool = pool_of(heap)
     me = job_of(heap)
     private_lock(heap.mutex_address)
@@ -262,13 +272,31 @@ def boundary(heap: HeapRecord, phase: int) -> None:
     private_unlock(heap.mutex_address)
     if heap.backing.entered != 0:
         write_bytes(heap.paged.pager_fd, pool.one_address, 8)
-    if not admitted:
-        while not waiting.await_admission(pool):
+    return admitted
+
+
+@compiled
+def _is_let_in(heap: HeapRecord) -> bool:
+    """Wait until the next iteration is admitted; false: the job has been paused for at least a slice and still is."""
+    keep_out_of_line()
+    me = job_of(heap)
+    while not waiting.await_admission(pool_of(heap)):
+        if me.evict > 0:
             private_lock(heap.mutex_address)
             evicting.obey(heap, me)
             private_unlock(heap.mutex_address)
+        elif me.paused != 0:
+            return False
+    return True
+
+
+@compiled
+def _begin_iteration(heap: HeapRecord) -> None:
+    """Begin the iteration that was admitted, with what the job has evicted if it can be had."""
+    keep_out_of_line()
+    me = job_of(heap)
     private_lock(heap.mutex_address)
-    waiting.begin_iteration(pool)
+    waiting.begin_iteration(pool_of(heap))
     if not evicting.is_complete(heap, me):
         evicting.await_return(heap, me)
     if heap.ring_address != 0:
@@ -285,6 +313,31 @@ def mark(heap: HeapRecord) -> None:
     heap.marked = 1
     if heap.streams.capturing == 0:
         boundary(heap, BY_MARK)
+
+
+@entry(HEAP)
+def end_by_mark(heap: HeapRecord) -> bool:
+    """Take an explicit boundary as ``mark`` does, but come back from it while the job is paused, after a slice.
+
+    So Python sees to signals. Returns whether the next iteration has begun; if not, ``begin_by_mark`` goes on.
+    """
+    heap.marked = 1
+    if heap.streams.capturing != 0:
+        return True
+    keep_out_of_line()
+    if not _end_iteration(heap, BY_MARK) and not _is_let_in(heap):
+        return False
+    _begin_iteration(heap)
+    return True
+
+
+@entry(HEAP)
+def begin_by_mark(heap: HeapRecord) -> bool:
+    """Go on where ``end_by_mark`` came back from; returns as that does."""
+    if not _is_let_in(heap):
+        return False
+    _begin_iteration(heap)
+    return True
 
 
 # -- recorded operations ---------------------------------------------------------------------------

@@ -71,6 +71,8 @@ class Session:
         """What moves idle tensors of this job (``zico.offload.swapper.Swapper``), if anything does."""
         self.begin_to_save: Callable[[str], None] | None = None
         """Has the job save memory once it exceeds all it may hold; gets what the job lacks, as people read it."""
+        self.before_boundaries: list[Callable[[], None]] = []
+        """What to call before an iteration is ended, in the thread that marks it."""
         self.at_boundaries: list[Callable[[], None]] = []
         """What to call when an iteration has been admitted, in the thread that marked it."""
         self.end_step: Callable[[Any, Any, Any], None] | None = None
@@ -196,8 +198,12 @@ class Session:
         from zico.heap.layout import Attached
 
         heap = self.heap.record[0]
+        for call in self.before_boundaries:
+            call()
         if heap["attached"] == Attached.YES and not self._has_left:
-            allocator.mark(heap)
+            begins = allocator.end_by_mark(heap)
+            while not begins:  # paused: Ctrl-C raises here
+                begins = allocator.begin_by_mark(heap)
         for call in self.at_boundaries:
             call()
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zico.base.settings import Settings
+    from zico.broker.metrics import Address
     from zico.broker.protocol.messages import JobReport, Status
     from zico.launch.watchdog import Watchdog
 
@@ -107,6 +108,7 @@ class BrokerProcess:
         *,
         pages: bool = False,
         mps_pipes: Path | None = None,
+        metrics: Address | None = None,
     ) -> None:
         """Start it; ``wait_ready`` says when jobs can join.
 
@@ -117,6 +119,7 @@ class BrokerProcess:
             message: Called with each line that the broker writes.
             pages: Some job may page.
             mps_pipes: Directory of an MPS daemon that serves the jobs and not the broker.
+            metrics: Where the broker serves metrics; stays the caller's.
         """
         self.socket = run_dir / SOCKET_NAME
         self.record = run_dir / RECORD_NAME
@@ -131,7 +134,11 @@ class BrokerProcess:
             undo.callback(os.close, self._ready_fd)
             try:
                 argv = self._argv(settings, told_fd, pages=pages, mps_pipes=mps_pipes)
-                self._child = Child(argv, os.environ, stdin=subprocess.DEVNULL, pass_fds=(told_fd,))
+                passed = [told_fd]
+                if metrics is not None:
+                    passed.append(metrics.socket.fileno())
+                    argv += ["--metrics-fd", str(metrics.socket.fileno())]
+                self._child = Child(argv, os.environ, stdin=subprocess.DEVNULL, pass_fds=tuple(passed))
             finally:
                 os.close(told_fd)
             undo.pop_all()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zico.base.settings import Settings
+    from zico.broker.metrics import Address
     from zico.broker.protocol.messages import JobReport
     from zico.launch.broker import RunBroker
     from zico.launch.jobs import Listener
@@ -75,13 +76,13 @@ class Pool:
         Args:
             directory: A private one for its files.
             guardian: Will end it if we are killed.
-            listener: Is told what it says.
+            listener: Is told what it says, and where metrics are.
             stack: Of the run.
             pages: Some job may page.
 
         Raises:
             CommandError: The MPS daemon could not start.
-            ConfigError: There is no MPS here.
+            ConfigError: There is no MPS here, or metrics cannot be served where they should.
             BrokerError: The broker to join does not answer.
         """
         mps_pipes, told = self._share_device(directory, guardian, stack)
@@ -92,11 +93,22 @@ class Pool:
             status = self.broker.status()
             self.others = len(status.jobs) if status else 0
         else:
+            metrics = self._open_metrics(listener, stack)
             self.broker = BrokerProcess(
-                directory, settings, guardian, listener.problem, pages=pages, mps_pipes=mps_pipes
+                *(directory, settings, guardian, listener.problem), pages=pages, mps_pipes=mps_pipes, metrics=metrics
             )
         stack.callback(self.broker.close, guardian)
         return told
+
+    def _open_metrics(self, listener: Listener, stack: contextlib.ExitStack) -> Address | None:
+        """Listen where metrics are to be served, if anywhere, and say where that is."""
+        if not self._target.settings.metrics.value:
+            return None
+        from zico.broker.metrics import Address
+
+        address = stack.enter_context(Address(self._target.settings.metrics))
+        listener.message(f"metrics: {address.url}")
+        return address
 
     @property
     def budget_bytes(self) -> int:

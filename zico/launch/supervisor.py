@@ -254,7 +254,8 @@ def supervise(
 
     Raises:
         CommandError: A broker or an MPS daemon could not start; the jobs have been ended.
-        ConfigError: There is no MPS here, or no directory for machine code.
+        ConfigError: There is no MPS here, no directory for machine code, or metrics cannot be served
+            where they should.
     """
     with run_directory() as run_dir:
         supervisor = Supervisor(commands, targets, listener, os.environ if environ is None else environ, queue)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from zico.base.compiled import compiled, entry, inlined, keep_out_of_line
 from zico.base.libc import monotonic_ns, process_is_gone
 from zico.pool.fences import overtake
-from zico.pool.layout import BOUNDARY, EMPTY, LEAVING, MEMBER, NOBODY, header_of, job_at, regions_of
+from zico.pool.layout import EMPTY, LEAVING, MEMBER, NOBODY, header_of, job_at, regions_of, waits_at_boundary
 from zico.pool.mutex import append, forget, lock, unlock
 from zico.pool.regions import note_change, tell
 
@@ -89,7 +89,7 @@ def _reap(pool: Member, job: int) -> int:
 @inlined
 def _end_waits(header: Header, record: Job, job: int) -> None:
     """Count a dead job's threads among the waiting ones no longer."""
-    if record.state == BOUNDARY:
+    if waits_at_boundary(record):
         header.boundary_waiters -= 1
     header.waiters -= record.waiting_threads
     record.waiting_threads = 0
@@ -104,7 +104,7 @@ def leave(pool: Member, job: int) -> None:
     header = header_of(pool)
     record = job_at(pool, job)
     lock(pool)
-    if record.state == BOUNDARY:
+    if waits_at_boundary(record):
         header.boundary_waiters -= 1
     if record.state != EMPTY:
         record.state = LEAVING

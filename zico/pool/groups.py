@@ -16,6 +16,10 @@ Theory of operation
     is *awaited*: it starts whenever that is safe, whatever the policy says, and takes the number of
     the round that goes on. After ``MOST_UNEVEN`` such starts in a row a rank waits for nobody.
 
+    Ranks of one job may be in several pools. Whoever decides which job begins in all of them
+    (``zico.integrations.gangs``) closes a rank's *gate* before it ends its iteration. The rank then
+    stays at its boundary until the gate is opened, or until the time that stands in its record.
+
 Guarantees
     * Nobody waits for a rank that has left, is dead, or stands still.
     * Ranks that begin together begin in one critical section, all or none.
@@ -85,6 +89,22 @@ def is_awaited(pool: Member, j: int) -> bool:
 
 
 @compiled
+def is_paused(pool: Member, j: int) -> bool:
+    """Tell whether a job at its boundary is to stay there: it is paused, or another rank of its group is.
+
+    An awaited rank starts all the same: the ranks that may wait for it in a collective come to their
+    boundaries only then.
+    """
+    keep_out_of_line()
+    if job_at(pool, j).group == 0:
+        return bool(job_at(pool, j).paused != 0)
+    some = False
+    for i in range(header_of(pool).places):
+        some = some or (are_mates(pool, j, i) and job_at(pool, i).paused != 0)
+    return bool(some and not is_awaited(pool, j))
+
+
+@compiled
 def is_held_up(pool: Member, j: int) -> bool:
     """Tell whether a job inside may wait in a collective for a rank of its group that waits itself.
 
@@ -102,9 +122,14 @@ def is_held_up(pool: Member, j: int) -> bool:
 
 @compiled
 def waits_for(pool: Member, j: int, now_ns: int) -> int:
-    """Return the mask of those of its group for which a job has to wait at its boundary: bit i for job i."""
+    """Return the mask of those of its group for which a job has to wait at its boundary: bit i for job i.
+
+    While its gate is closed, a job waits for itself.
+    """
     keep_out_of_line()
     me = job_at(pool, j)
+    if me.gate_ns > now_ns:
+        return 1 << j
     mask = 0
     if me.group == 0 or me.uneven >= MOST_UNEVEN:
         return mask

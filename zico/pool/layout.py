@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 11
+VERSION = 13
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
@@ -62,6 +62,16 @@ class JobState(enum.IntEnum):
     """Between iterations, waiting to be admitted to the next."""
     LEAVING = 3
     """Its connection is closed, but its process lives, or its work on the device may: keeps what it holds, no more."""
+
+
+class Paused(enum.IntEnum):
+    """Whether a person keeps a job at its boundary, or has it stop at the next one."""
+
+    NO = 0
+    STAYS = 1
+    """What it holds between iterations stays."""
+    MOVES = 2
+    """It evicts all that it holds there."""
 
 
 class Auto(enum.IntEnum):
@@ -106,7 +116,7 @@ class Header(Record):
     sequence: I4  # futex word: changes whenever a wait may have ended
     waiters: I4  # threads that wait in an allocation
     notified: I4  # 1: the broker's pipe has been written and not yet read
-    boundary_waiters: I4  # jobs in BOUNDARY that the broker must look at when memory comes back
+    boundary_waiters: I4  # jobs in BOUNDARY, but for paused ones: the broker looks at them when memory comes back
     broker_pid: I4
     places: I4  # job records in use so far; those behind are empty
     on_timeline: I4  # 1: a region may be granted before its fence has passed, the new owner's stream waits
@@ -210,7 +220,9 @@ class Job(Record):
     claims: Annotated[Numbers, "i4", (CURVE_BINS,)]  # most regions held from this bin to the end
     patient: I8  # 1: the one thread of it that waits allocates for later, and goes on by nothing but a grant
     recent_peak: I8  # most regions owned at a time since the job last had it begin anew
-    padding: Annotated[Numbers, "u1", (24,)]  # to whole cache lines, so that two jobs never write to the same one
+    paused: I8  # Paused: its next iteration begins when somebody resumes it
+    gate_ns: I8  # until then a rank stays at its boundary unless its gate is opened, 0: it has none (zico.pool.groups)
+    padding: Annotated[Numbers, "u1", (8,)]  # to whole cache lines, so that two jobs never write to the same one
 
 
 JOB = dtype_of(Job)
@@ -282,6 +294,7 @@ EMPTY = int(JobState.EMPTY)
 RUNNING = int(JobState.RUNNING)
 BOUNDARY = int(JobState.BOUNDARY)
 LEAVING = int(JobState.LEAVING)
+MOVES = int(Paused.MOVES)
 _SWAP, _WAITS = int(SaveMode.SWAP), int(Auto.WAITS)
 
 _JOB_BYTES = JOB.itemsize
@@ -310,6 +323,12 @@ def within_limit(job: Job, regions: int) -> int:
 def waits_for_memory(job: Job) -> bool:
     """Tell whether a job inside goes no further without memory, as far as is seen: a thread of it waits in need."""
     return bool(job.state == RUNNING and job.waiting_threads > job.patient)
+
+
+@inlined
+def waits_at_boundary(job: Job) -> bool:
+    """Tell whether a job stands at its boundary and is to start when it can: a paused one does not wait there."""
+    return bool(job.state == BOUNDARY and job.paused == 0)
 
 
 @inlined

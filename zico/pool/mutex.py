@@ -22,7 +22,7 @@ from zico.base.libc import (
     thread_is_stopped,
 )
 from zico.pool.fences import NO_FENCE, job_in
-from zico.pool.layout import BOUNDARY, EMPTY, MEMBER, NOBODY, PARKED, header_of, job_at, regions_of
+from zico.pool.layout import EMPTY, MEMBER, NOBODY, PARKED, header_of, job_at, regions_of, waits_at_boundary
 
 if TYPE_CHECKING:
     from zico.base.records import Records
@@ -88,7 +88,7 @@ def recover(pool: Member) -> None:
         job.held = 0
         if job.state != EMPTY:
             header.waiters += job.waiting_threads
-        if job.state == BOUNDARY:
+        if waits_at_boundary(job):
             header.boundary_waiters += 1
     for r in range(header.n_regions):
         owner = regions[r].owner

@@ -92,6 +92,12 @@ def claim_of(job: Job) -> int:
     return max(job.held, within_limit(job, max(job.claim_floor, expected)) - job.evicted)
 
 
+@entry(MEMBER, int)
+def claim_now(pool: Member, job: int) -> int:
+    """Return the claim of a job (``claim_of``), outside the mutex."""
+    return claim_of(job_at(pool, job))
+
+
 @inlined
 def remaining_of(job: Job) -> int:
     """Return the regions that a job which waits for some still lacks to end its iteration, as far as is known."""

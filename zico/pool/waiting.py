@@ -36,11 +36,13 @@ from zico.pool.layout import (
     HEADER,
     JOB,
     MEMBER,
+    MOVES,
     NOBODY,
     RUNNING,
     STREAMS,
     header_of,
     job_at,
+    waits_at_boundary,
     waits_for_memory,
     within_limit,
     yields_at_boundary,
@@ -278,8 +280,7 @@ def finish_iteration(pool: Member, phase: int) -> bool:
         me.claim_floor = me.claim_peak
     else:
         me.state = BOUNDARY
-        me.boundary_since_ns = now_ns
-        header.boundary_waiters += 1
+        _begin_to_wait(pool, me, now_ns)
     wake, notify = note_change(header)
     unlock(pool)
     tell(pool, wake, notify)
@@ -292,7 +293,7 @@ def finish_iteration(pool: Member, phase: int) -> bool:
 def _may_start_unasked(pool: Member, now_ns: int) -> bool:
     """Tell whether the next iteration fits whatever the others do."""
     header = header_of(pool)
-    if header.self_admit == 0:
+    if header.self_admit == 0 or groups.is_paused(pool, pool.job):
         return False
     if header.use_claims == 0:
         return True
@@ -341,16 +342,31 @@ def _start_mates(pool: Member, job: int, now_ns: int) -> None:
 def _start(pool: Member, job: int, now_ns: int) -> None:
     """Let a job at its boundary begin; it is woken later."""
     record = job_at(pool, job)
-    record.boundary_waited_ns += now_ns - record.boundary_since_ns
-    record.boundary_since_ns = 0
-    record.waits_for = 0
+    _end_wait(pool, record, now_ns)
     record.evict = 0
     record.started_ns = now_ns  # until it has woken, too: whoever has been inside for long counts as standing still
     record.iteration_waited_ns = 0
     record.state = RUNNING
     record.claim_floor = record.claim_peak  # until it has woken its progress is that of the iteration it ended
-    header_of(pool).boundary_waiters -= 1
     record.broker_admits = (record.broker_admits + 1) & _ADMITS_MASK
+
+
+@inlined
+def _begin_to_wait(pool: Member, record: Job, now_ns: int) -> None:
+    """Count a job at its boundary among those that wait there, unless it is paused."""
+    if waits_at_boundary(record):
+        record.boundary_since_ns = now_ns
+        header_of(pool).boundary_waiters += 1
+
+
+@inlined
+def _end_wait(pool: Member, record: Job, now_ns: int) -> None:
+    """Count a job at its boundary no longer among those that wait there, and add up the time."""
+    if waits_at_boundary(record):
+        record.boundary_waited_ns += now_ns - record.boundary_since_ns
+        header_of(pool).boundary_waiters -= 1
+    record.boundary_since_ns = 0
+    record.waits_for = 0
 
 
 @compiled
@@ -364,7 +380,7 @@ def _wake(pool: Member, job: int) -> None:
 
 @entry(MEMBER, int)
 def admit(pool: Member, job: int) -> bool:
-    """Let a job at its boundary begin its next iteration, unless that would be unsafe; wakes it.
+    """Let a job at its boundary begin its next iteration, unless that would be unsafe or it is paused; wakes it.
 
     Its group begins with it, all ranks or none. It may be named by any rank.
     """
@@ -374,7 +390,8 @@ def admit(pool: Member, job: int) -> bool:
     job = _rank_at_boundary(pool, job)
     record = job_at(pool, job)
     now_ns = monotonic_ns()
-    admitted = record.state == BOUNDARY and (
+    may_start = record.state == BOUNDARY and not groups.is_paused(pool, job)
+    admitted = may_start and (
         header.use_claims == 0
         or (
             (record.group == 0 or groups.waits_for(pool, job, now_ns) == 0)
@@ -399,6 +416,55 @@ def _rank_at_boundary(pool: Member, job: int) -> int:
             if groups.are_mates(pool, j, job) and job_at(pool, j).state == BOUNDARY:
                 return j
     return job
+
+
+@entry(MEMBER, int, int)
+def pause(pool: Member, job: int, how: int) -> None:
+    """Keep a job at its boundary, or have it stop at its next one, until ``resume``; waits for nothing.
+
+    Args:
+        pool: This process's member record.
+        job: Its place.
+        how: ``Paused.STAYS`` or ``Paused.MOVES``.
+    """
+    keep_out_of_line()
+    record = job_at(pool, job)
+    lock(pool)
+    if record.state == BOUNDARY:
+        _end_wait(pool, record, monotonic_ns())
+        record.broker_admits = (record.broker_admits + 1) & _ADMITS_MASK  # so that it looks what it is to do
+    record.paused = how
+    wake, notify = note_change(header_of(pool))
+    unlock(pool)
+    tell(pool, wake, notify)
+    _wake(pool, job)
+
+
+@entry(MEMBER, int)
+def resume(pool: Member, job: int) -> None:
+    """Let a paused job go on as any other: from its boundary when the broker admits it."""
+    keep_out_of_line()
+    record = job_at(pool, job)
+    lock(pool)
+    if record.paused != 0:
+        record.paused = 0
+        if record.state == BOUNDARY:
+            _begin_to_wait(pool, record, monotonic_ns())
+    wake, notify = note_change(header_of(pool))
+    unlock(pool)
+    tell(pool, wake, notify)
+
+
+@entry(MEMBER, int)
+def set_gate(pool: Member, until_ns: int) -> None:
+    """Close the gate of this process's job until a time of the monotonic clock, or open it: 0."""
+    keep_out_of_line()
+    header = header_of(pool)
+    lock(pool)
+    job_at(pool, pool.job).gate_ns = until_ns
+    wake, notify = note_change(header)
+    unlock(pool)
+    tell(pool, wake, notify)
 
 
 @entry(MEMBER, int)
@@ -433,11 +499,11 @@ def _nobody_else_runs(pool: Member, job: int) -> bool:
 
 @compiled
 def await_admission(pool: Member) -> bool:
-    """Sleep at the boundary until admitted; if the broker has died, start as soon as that is safe.
+    """Sleep at the boundary until admitted; if the broker has died, start as soon as that is safe, paused or not.
 
     Returns:
         Whether it is admitted; if not, the job is to evict memory: it is asked to, or swaps, and
-        others wait for some.
+        others wait for some. Or it is paused, and a slice has passed.
     """
     me = job_at(pool, pool.job)
     while me.state == BOUNDARY:
@@ -446,13 +512,18 @@ def await_admission(pool: Member) -> bool:
             break
         if me.evict == 0 and yields_at_boundary(pool, me) and header_of(pool).waiters > 0:
             me.evict = min(_others_lack(pool), me.held)
+        if me.evict == 0 and me.paused == MOVES and header_of(pool).on_timeline == 0:
+            me.evict = me.held
         if me.evict > 0:
             return False
         address = pool.jobs_address + pool.job * _JOB_BYTES + _ADMITS_OFFSET
         futex_wait(address, word, pool.slice_address)
         if me.state == BOUNDARY and process_is_gone(header_of(pool).broker_pid):
             reap_dead(pool)
+            resume(pool, pool.job)  # nobody else could
             admit(pool, pool.job)
+        if me.state == BOUNDARY and me.paused != 0:
+            return False
     return True
 
 

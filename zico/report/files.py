@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 JSON_NAME = "report.json"
 MARKDOWN_NAME = "report.md"
 PICTURE_NAME = "report.png"
+PAGE_NAME = "report.html"
+TRACE_NAME = "perfetto.json"
 RECORD_NAME = "record.npz"
 JOBS_NAME = "jobs.json"
 _FILE_MODE = 0o666

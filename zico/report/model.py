@@ -197,6 +197,13 @@ def waits_for(member: JobReport, members: tuple[JobReport, ...]) -> str:
     return ", ".join(names.get(job, f"job {job}") for job in member.waits_for) or "memory"
 
 
+def state_of(member: JobReport) -> str:
+    """Return what a member does now, as people read it."""
+    if member.waiting_s > 0:
+        return "waits for memory" if member.need_bytes else "waits to start"
+    return member.state
+
+
 def owner_of(member: str, names: set[str]) -> str | None:
     """Return which of the jobs called ``names`` a member of the pool belongs to: ``a`` owns ``a``, ``a.2`` ...
 
@@ -213,7 +220,10 @@ def owner_of(member: str, names: set[str]) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """A history: n instants, m jobs, k iterations' ends, w waits, c budgets; seconds since the broker began."""
+    """A history: n instants, m jobs, k iterations' ends, w waits, c budgets; seconds since the broker began.
+
+    q pairs say which jobs a wait was for.
+    """
 
     names: tuple[str, ...]
     budget_t_s: Floats
@@ -238,6 +248,10 @@ class Record:
     """[w, 2]: from, to."""
     wait_kind: Ints
     """[w]: a ``WaitKind``."""
+    blocker_wait: Ints
+    """[q]: index of a wait."""
+    blocker_job: Ints
+    """[q]: a job that it was for."""
     iteration_s: Floats
     """[m]: of each job's profile, 0 where it has none."""
     persistent_bytes: Ints
@@ -263,6 +277,13 @@ class Record:
         """Return the job's waits of that kind as [count, 2] seconds."""
         of_kind: Floats = self.wait_t_s[(self.wait_job == job) & (self.wait_kind == kind)]
         return of_kind
+
+    def blockers(self) -> list[tuple[int, ...]]:
+        """Return for each wait the jobs that it was for; empty where nobody but the pool itself was seen."""
+        found: list[list[int]] = [[] for _ in self.wait_job]
+        for wait, job in zip(self.blocker_wait.tolist(), self.blocker_job.tolist(), strict=True):
+            found[wait].append(job)
+        return [tuple(jobs) for jobs in found]
 
     def curve_of(self, job: int) -> tuple[Floats, Ints]:
         """Return when in its iteration a job comes to hold how many bytes; nothing if it has no profile."""
@@ -298,6 +319,8 @@ def read_record(path: Path) -> Record:
                 wait_job=fields["wait_job"].astype(np.int64),
                 wait_t_s=fields["wait_t_s"].astype(np.float64).reshape(-1, 2),
                 wait_kind=fields["wait_kind"].astype(np.int64),
+                blocker_wait=fields["blocker_wait"].astype(np.int64),
+                blocker_job=fields["blocker_job"].astype(np.int64),
                 iteration_s=fields["iteration_s"].astype(np.float64),
                 persistent_bytes=fields["persistent_bytes"].astype(np.int64),
                 profile_job=fields["profile_job"].astype(np.int64),
@@ -321,6 +344,8 @@ def _check_lengths(record: Record, path: Path) -> None:
         "iteration_s": record.iteration_s.shape == record.persistent_bytes.shape == (m,),
         "profile_t_s": record.profile_t_s.shape == record.profile_job.shape == record.profile_bytes.shape,
         "wait_t_s": len(record.wait_t_s) == len(record.wait_job) == len(record.wait_kind),
+        "blocker_job": record.blocker_job.shape == record.blocker_wait.shape
+        and bool((record.blocker_wait < len(record.wait_job)).all() and (record.blocker_job < m).all()),
     }
     wrong = [field for field, is_right in fits.items() if not is_right]
     if wrong:

@@ -115,6 +115,7 @@ def in_order(record: Record, names: Sequence[str]) -> Record:
         out_bytes=record.out_bytes[:, order],
         boundary_job=new_place[record.boundary_job],
         wait_job=new_place[record.wait_job],
+        blocker_job=new_place[record.blocker_job],
     )
 
 

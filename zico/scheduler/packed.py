@@ -138,8 +138,9 @@ def decision_of(record: Any, pool: PoolView, index: int) -> Decision:  # noqa: A
         those = [pool.jobs[against]]
     until_ns = int(record["until_ns"])
     reason = Reason(int(record["reason"]))
-    said = _misfit(pool, pool.jobs[index]) if reason is Reason.MISFIT else sentence(reason, _names(those))
-    return Wait(tuple(job.job for job in those), None if until_ns == NO_TIME else until_ns, said)
+    misfit = reason is Reason.MISFIT
+    said = _misfit(pool, pool.jobs[index]) if misfit else sentence(reason, _names(those))
+    return Wait(tuple(job.job for job in those), None if until_ns == NO_TIME else until_ns, said, misfit)
 
 
 def _names(jobs: Sequence[JobView]) -> str:

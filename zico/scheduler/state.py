@@ -102,7 +102,7 @@ class PoolView:
 
     now_ns: int
     budget: int
-    """Regions."""
+    """Regions, but for those that paused jobs keep."""
     jobs: tuple[JobView, ...]
     alone_job: int | None = None
     """The job that grows now in an iteration of which nothing is known: nobody else may start one."""
@@ -133,6 +133,8 @@ class Wait:
     until_ns: int | None
     """When the answer may change although nothing happens; ``None``: only an event can change it."""
     reason: str
+    for_kept: bool = False
+    """It waits for what others keep between iterations."""
 
 
 Decision = Start | Wait

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
 MAX_FRAME_BYTES = 128 * 1024
@@ -241,6 +241,10 @@ class Change(msgspec.Struct, frozen=True, tag="change"):
     weight: Weight | msgspec.UnsetType = msgspec.UNSET
     priority: Priority | msgspec.UnsetType = msgspec.UNSET
     slo: Slo | msgspec.UnsetType | None = msgspec.UNSET
+    paused: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether the job begins no further iteration; false: it goes on."""
+    move: bool = False
+    """What a job that is paused keeps between iterations leaves the budget."""
 
 
 class Changed(msgspec.Struct, frozen=True, tag="changed"):
@@ -303,8 +307,12 @@ class JobReport(ProcessFigures, frozen=True, kw_only=True):
     job: Count
     """Its place in the pool, another's once it has left."""
     state: Name
-    """``running``, ``boundary``, ``leaving`` or ``gone``."""
+    """``running``, ``boundary``, ``pausing`` until its iteration ends, ``paused``, ``leaving`` or ``gone``."""
     held_bytes: Count = 0
+    claim_bytes: Count = 0
+    """The most that it may still come to hold in this iteration, by what is known of it."""
+    away_bytes: Count = 0
+    """Of what it evicted while it waited or was paused, what has not come back; not in ``saving.out_now_bytes``."""
     live_tensor_bytes: Count = 0
     need_bytes: Count = 0
     """Asked for by an allocation that waits now, 0 if none."""

@@ -1,0 +1,206 @@
+"""The trace for Perfetto and the page: their forms, and that they say what the record says."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections import defaultdict
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+from test_report_picture import record
+
+from zico.base.units import MIB
+from zico.broker.protocol.messages import Saving, WaitKind
+from zico.report.model import JobFigures, PoolFigures, Record, RunReport
+from zico.report.page import NOBODY, page, waited_for_s, write_page
+from zico.report.perfetto import ITERATIONS_TID, POOL_PID, WAIT_TIDS, events, write_trace
+from zico.report.table import COLUMNS, job_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVIL = '</script><b id="evil">&amp;'
+
+
+def run(name: str = "a") -> tuple[RunReport, Record]:
+    """Return a run of two jobs, the first with this name; b waits for it twice, with one wait seen to end late."""
+    jobs = (
+        JobFigures(
+            name=name, command=f"python {EVIL}", exit_code=0, wall_s=3.0, iterations=4, iterations_per_s=1.25,
+            waited_s=0.1, peak_bytes=40 * MIB, peak_tensor_bytes=39 * MIB, pool_fraction=0.999,
+        ),
+        JobFigures(name="b", command="x", exit_code=3, wall_s=3.0, saving=Saving(how="swap", out_bytes=5 * MIB)),
+    )  # fmt: skip
+    report = RunReport(device="host", policy="zico", budget_bytes=64 * MIB, pool=PoolFigures(stalls=1), jobs=jobs)
+    history = dataclasses.replace(
+        record(5),
+        names=(name, "b"),
+        wait_job=np.array([0, 1, 1, 1]),
+        wait_t_s=np.array([[1.0, 1.1], [1.7, 1.85], [1.8, 1.9], [2.5, 2.6]]),
+        wait_kind=np.array([0, 1, 1, 0]),
+        blocker_wait=np.array([0, 1, 2]),
+        blocker_job=np.array([1, 0, 0]),
+    )
+    return report, history
+
+
+# -- the trace -------------------------------------------------------------------------------------
+
+
+def test_spans_of_a_track_are_apart_and_counters_only_tell_changes(tmp_path: Path) -> None:
+    """The trace keeps the format's rules: known phases, names for all tracks, no overlap, no repeated value."""
+    _, history = run()
+    write_trace(history, tmp_path / "t.json")
+    written = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in written} == {"M", "X", "C"}
+    tracks, counters = defaultdict(list), defaultdict(list)
+    for event in written:
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+        elif event["ph"] == "C":
+            counters[event["pid"], event["name"]].append((event["ts"], event["args"]["bytes"]))
+    named = {(event["pid"], event["tid"]) for event in written if event["name"] == "thread_name"}
+    assert set(tracks) <= named
+    for spans in tracks.values():
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in itertools.pairwise(sorted(spans)))
+    for values in counters.values():
+        assert all(a < c and b != d for (a, b), (c, d) in itertools.pairwise(values))
+    assert counters[POOL_PID, "budget"] == [(0, 64 * MIB)]
+    assert {name for _, name in counters} == {"budget", "physical", "held"}
+
+
+def test_iterations_begin_after_their_wait_and_waits_name_whom_they_are_for() -> None:
+    """An iteration is from the end of the wait at its boundary; what lies in a tier is a counter where there is any."""
+    _, history = run()
+    history = dataclasses.replace(history, out_bytes=np.tile([0, MIB], (len(history.t_s), 1)))
+    written: dict[tuple[int, int], list[tuple[float, float, str]]] = defaultdict(list)
+    for event in events(history):
+        if event["ph"] == "X":
+            end = round((event["ts"] + event["dur"]) / 1e6, 6)
+            written[event["pid"] - POOL_PID - 1, event["tid"]].append((event["ts"] / 1e6, end, event["name"]))
+    firsts = [(start, end) for start, end, _ in written[0, ITERATIONS_TID]]
+    assert firsts == [(0.02, 1.0), (1.1, 2.0), (2.0, 3.0), (3.0, 4.0)]
+    assert written[1, WAIT_TIDS[WaitKind.ALLOCATION]] == [(1.7, 1.8, "waits for a"), (1.8, 1.9, "waits for a")]
+    assert written[1, WAIT_TIDS[WaitKind.BOUNDARY]] == [(2.5, 2.6, "waits")]
+    (lies,) = [event for event in events(history) if event["name"] == "in a tier"]
+    assert (lies["pid"], lies["args"]) == (POOL_PID + 2, {"bytes": MIB})
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+class Parsed(HTMLParser):
+    """What a page has: its elements, cells of its tables, titles of its shapes, and texts."""
+
+    def __init__(self, text: str) -> None:
+        """Parse the page."""
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: dict[str, list[list[str]]] = {}
+        self.titles: list[str] = []
+        self.script = ""
+        self._table, self._in = "", ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note an element."""
+        self.elements.append((tag, dict(attrs)))
+        self._in = tag
+        if tag == "table":
+            self._table = str(dict(attrs)["id"])
+            self.rows[self._table] = []
+        elif tag == "tr":
+            self.rows[self._table].append([])
+        elif tag in ("td", "th"):
+            self.rows[self._table][-1].append("")
+        elif tag == "title":
+            self.titles.append("")
+
+    def handle_endtag(self, _tag: str) -> None:
+        """Leave the element."""
+        self._in = ""
+
+    def handle_data(self, data: str) -> None:
+        """Note text."""
+        if self._in in ("td", "th"):
+            self.rows[self._table][-1][-1] += data
+        elif self._in == "title":
+            self.titles[-1] += data
+        elif self._in == "script":
+            self.script += data
+
+
+def test_the_page_has_the_figures_and_tells_who_waited_for_whom() -> None:
+    """Tables are those of the closing table, the figures lie in the page, and each wait has a tooltip."""
+    report, history = run()
+    found = Parsed(page(report, history))
+    assert found.rows["jobs"] == [list(COLUMNS), *map(list, job_rows(report))]
+    assert found.rows["saving"][1][:3] == ["b", "swap", "5 MiB"]
+    assert msgspec.json.decode(found.script, type=RunReport) == report
+    assert found.rows["waits"] == [
+        ["job", "for a", "for b", NOBODY], ["a", "", "0.1 s", ""], ["b", "0.2 s", "", "0.1 s"]
+    ]  # fmt: skip
+    assert waited_for_s(history) == pytest.approx(np.array([[0, 0.1, 0], [0.25, 0, 0.1]]))
+    assert "b waits inside an allocation, for a: 2 times, 0.250 s from 1.700 s" in found.titles
+    assert "b waits to start an iteration: 0.100 s from 2.500 s" in found.titles
+
+
+def test_names_and_commands_are_text_and_nothing_is_loaded() -> None:
+    """Whatever a job is called, the page has no element of it, no script that runs and no address to load from."""
+    report, history = run(EVIL)
+    text = page(report, history)
+    found = Parsed(text)
+    assert not any(attributes.get("id") == "evil" for _, attributes in found.elements)
+    assert found.rows["jobs"][1][0] == EVIL
+    assert msgspec.json.decode(found.script, type=RunReport).jobs[0].name == EVIL
+    assert [attributes for tag, attributes in found.elements if tag == "script"] == [
+        {"type": "application/json", "id": "report"}
+    ]
+    loads = [value for _, attributes in found.elements for key, value in attributes.items() if key in ("src", "href")]
+    assert loads == ["data:,"]
+
+
+def test_the_jobs_are_in_the_order_of_the_commands() -> None:
+    """The broker's order is that of joining; colours, lanes and waits follow the commands."""
+    report, history = run()
+    turned = msgspec.structs.replace(report, jobs=report.jobs[::-1])
+    rows: Any = Parsed(page(turned, history)).rows["waits"]
+    assert rows == [["job", "for b", "for a", NOBODY], ["b", "", "0.2 s", "0.1 s"], ["a", "0.1 s", "", ""]]
+
+
+def test_close_waits_become_one_and_a_budget_that_changes_is_drawn() -> None:
+    """A long run has no more shapes than can be told apart; each budget has its step."""
+    report, history = run()
+    n = 5000
+    starts = np.linspace(0.5, 4.5, n)
+    many = dataclasses.replace(
+        history,
+        wait_job=np.zeros(n, np.int64), wait_kind=np.ones(n, np.int64), wait_t_s=np.stack([starts, starts + 1e-5], 1),
+        blocker_wait=np.arange(n), blocker_job=np.ones(n, np.int64),
+        budget_t_s=np.array([0.0, 2.0]), budget_bytes=np.array([64, 32]) * MIB,
+    )  # fmt: skip
+    found = Parsed(page(report, many))
+    waits = [title for title in found.titles if "waits" in title]
+    assert 0 < len(waits) < 1200
+    assert sum(int(title.partition(": ")[2].split()[0]) for title in waits if " times" in title) == n
+    (budget,) = [attributes["d"] for _, attributes in found.elements if attributes.get("class") == "budget"]
+    assert len({point.split()[1] for point in str(budget)[1:].split("L")}) == 2
+
+
+def test_a_run_without_a_history_has_a_page_without_a_picture(tmp_path: Path) -> None:
+    """The broker may have died: tables and figures are there."""
+    report, history = run()
+    write_page(report, None, tmp_path / "r.html")
+    found = Parsed((tmp_path / "r.html").read_text())
+    assert "svg" not in {tag for tag, _ in found.elements}
+    assert found.rows["jobs"][1][0] == "a"
+    empty = dataclasses.replace(
+        history, t_s=np.zeros(0), held_bytes=history.held_bytes[:0], out_bytes=history.out_bytes[:0]
+    )
+    assert "svg" not in {tag for tag, _ in Parsed(page(report, empty)).elements}

@@ -1,0 +1,256 @@
+"""``zico pause``, ``zico resume`` and ``zico top`` beside real brokers and jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from typing import TYPE_CHECKING
+
+import pytest
+from harness import ANSWER_S, LightJob, Nursery, Pool, clean_environment, pool, until
+from scripts import job as script_in
+from scripts import place_of
+
+from zico.broker.protocol.messages import Change
+from zico.cli import main
+from zico.offload.page_table import LEAST
+from zico.pool.layout import JobState
+from zico.scheduler.policies import REAL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+FOR_EVER = 1_000_000
+PEAK = 6
+KEPT = 6
+SCRIPT = """
+from zico.heap import allocator
+from zico.job.session import attach
+
+session = attach("test")
+record = session.heap.record[0]
+while True:
+    allocator.free(record, allocator.allocate(record, session.membership.region_bytes, 64))
+    session.step()
+"""
+
+
+def states(made: Pool) -> dict[str, str]:
+    """Return what the status says that each job does."""
+    return {job.name: job.state for job in made.client.status().jobs}
+
+
+def goes_on(made: Pool, job: LightJob, iterations: int = 5) -> None:
+    """Wait until a job has ended so many more iterations."""
+    until(
+        made.exceeds("iteration", [job.place], int(made.jobs["iteration"][job.place]) + iterations), ANSWER_S, "trains"
+    )
+
+
+# -- pause and resume ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "name", "left"),
+    [("zico", "kept", 0), ("zico", "paged", LEAST), *((policy, "kept", None) for policy in REAL)],
+)
+def test_a_paused_job_holds_nobody_up(nursery: Nursery, policy: str, name: str, left: int | None) -> None:
+    """Invariant 7: a job trains on although it needs memory that a paused one keeps, which finds all as it was."""
+    with (
+        pool(regions=PEAK + KEPT - 1, policy=policy) as made,
+        nursery.job(made, name) as kept,
+        nursery.job(made, "trains") as trains,
+    ):
+        assert kept.ask("mark") == "began"
+        assert kept.ask(f"hold {KEPT}") == "1"
+        made.client.change(Change(job=name, paused=True, move=left is not None))
+        assert states(made)[name] == "pausing"
+        kept.tell("mark")
+        until(lambda: states(made)[name] == "paused", ANSWER_S, "it is paused")
+        if left is not None:
+            until(lambda: made.jobs["held"][kept.place] <= left, ANSWER_S, "it has moved")
+        trains.tell(f"train {FOR_EVER} {PEAK}")
+        goes_on(made, trains)
+        made.look().check()
+        report = next(job for job in made.client.status().jobs if job.name == name)
+        assert (report.waiting_s, report.waits_for) == (0, ())
+        assert report.away_bytes + report.saving.out_bytes > 0
+        assert not kept.has_answered()
+        made.client.change(Change(job=name, paused=False))
+        assert kept.answer() == "began"
+        assert kept.ask("free") == "freed"
+        made.look().check()
+
+
+def test_a_paused_job_ends_on_ctrl_c(tmp_path: Path) -> None:
+    """Python sees the signal while the job stands at its boundary, and its place is free afterwards."""
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT)
+    with pool() as made, script_in(made, "a", script) as process:
+        place = place_of(made, "a")
+        until(made.exceeds("iteration", [place], 3), ANSWER_S, "it trains")
+        made.client.change(Change(job="a", paused=True))
+        until(lambda: states(made) == {"a": "paused"}, ANSWER_S, "it is paused")
+        process.process.send_signal(signal.SIGINT)
+        done = process.finish(ANSWER_S)
+        assert "KeyboardInterrupt" in done.stderr
+        assert done.returncode == -signal.SIGINT
+        until(lambda: made.jobs["state"][place] == JobState.EMPTY, ANSWER_S, "its place is free")
+
+
+def test_a_paused_job_goes_on_when_the_broker_dies(nursery: Nursery) -> None:
+    """Invariant 5: nobody could resume it any more."""
+    with pool() as made, nursery.job(made, "a") as job:
+        assert job.ask("mark") == "began"
+        made.client.change(Change(job="a", paused=True))
+        job.tell("mark")
+        made.waits_at_boundary(job)
+        made.kill_broker()
+        assert job.answer() == "began"
+
+
+@pytest.fixture(scope="module")
+def one_job(nursery: Nursery) -> Iterator[Pool]:
+    """Give a pool with one job that trains."""
+    with pool(regions=16, most=24) as made, nursery.job(made, "a") as job:
+        job.tell(f"train {FOR_EVER} 2")
+        goes_on(made, job)
+        yield made
+
+
+def test_the_commands_say_what_has_come_to_be(one_job: Pool, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job is paused and goes on, and the status says so; what cannot be is refused in a sentence."""
+    socket = ("--socket", str(one_job.socket))
+    for arguments, reason in (
+        (["resume", "a"], "zico: a is not paused"),
+        (["pause", "b"], "zico: no job is called 'b': there are a"),
+        (["resume", "b"], "zico: no job is called 'b': there are a"),
+    ):
+        assert main([*arguments, *socket]) == 2
+        assert capsys.readouterr().err.splitlines() == [reason]
+    assert main(["pause", "a", *socket]) == 0
+    assert "zico: a pause" in capsys.readouterr().err.replace("is paused", "pause")
+    until(lambda: states(one_job) == {"a": "paused"}, ANSWER_S, "it is paused")
+    assert main(["pause", "a", *socket]) == 2
+    assert capsys.readouterr().err == "zico: a is paused already: zico resume a lets it go on\n"
+    assert main(["status", *socket]) == 0
+    assert " paused " in capsys.readouterr().out
+    assert main(["resume", "a", *socket]) == 0
+    assert capsys.readouterr().err == "zico: a goes on\n"
+    assert main(["top", "--once", *socket]) == 0
+    assert "up 0:00:" in (printed := capsys.readouterr().out)
+    assert len(printed.splitlines()) == 5, "no line for keys that nobody can press"
+    assert main(["top", *socket]) == 2
+    assert "zico status" in capsys.readouterr().err
+
+
+# -- zico top on a terminal ------------------------------------------------------------------------
+
+
+class Terminal:
+    """``zico top`` on a terminal of its own; dead when the block ends."""
+
+    def __init__(self, made: Pool) -> None:
+        """Start it."""
+        self._ours, self.theirs = pty.openpty()
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("4H", 30, 150, 0, 0))
+        self.before = termios.tcgetattr(self.theirs)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "zico", "top", "--interval", "0.1", "--socket", str(made.socket)],
+            stdin=self.theirs,
+            stdout=self.theirs,
+            stderr=subprocess.PIPE,
+            env=clean_environment() | {"TERM": "xterm"},
+            text=True,
+        )
+        self._seen = b""
+
+    def press(self, keys: str) -> None:
+        """Send keys, as if typed."""
+        os.write(self._ours, keys.encode())
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until something is so; what is drawn meanwhile is read, since nobody draws on a full terminal."""
+
+        def looked() -> bool:
+            while select.select([self._ours], [], [], 0)[0]:
+                self._seen += os.read(self._ours, 1 << 16)
+            return condition()
+
+        until(looked, ANSWER_S, what)
+
+    def shows(self, text: str) -> None:
+        """Wait until a text is drawn after this was asked."""
+        self._seen = b""
+        self.until(lambda: text.encode() in self._seen, f"it shows {text!r}")
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; returns its exit code and its complaint."""
+        self.until(lambda: self.process.poll() is not None, "it ends")
+        _, errors = self.process.communicate(timeout=ANSWER_S)
+        return self.process.returncode, errors.strip()
+
+    def close(self) -> None:
+        """Kill it and close the terminal."""
+        self.process.kill()
+        self.process.communicate(timeout=ANSWER_S)
+        os.close(self._ours)
+        os.close(self.theirs)
+
+
+@pytest.fixture
+def top(one_job: Pool) -> Iterator[Terminal]:
+    """Give ``zico top`` of the pool with one job."""
+    with contextlib.closing(Terminal(one_job)) as terminal:
+        yield terminal
+
+
+def test_keys_change_the_pool(one_job: Pool, top: Terminal) -> None:
+    """Pause, resume, weight, limit and budget; wrong figures are told; the terminal is as before in the end."""
+
+    def is_so(condition: Callable[[], bool], keys: str) -> None:
+        top.press(keys)
+        top.until(condition, f"{keys!r} does that")
+
+    top.shows("running")
+    is_so(lambda: states(one_job) == {"a": "paused"}, "p")
+    top.shows("paused")
+    top.press("p")
+    top.shows("paused already")
+    is_so(lambda: states(one_job) != {"a": "paused"}, "r")
+    is_so(lambda: one_job.client.status().jobs[0].share.weight == 2.5, "w2.5\r")
+    is_so(lambda: one_job.client.status().jobs[0].limit_bytes == 4 * one_job.region_bytes, "l1MiB\r")
+    is_so(lambda: one_job.client.status().budget_bytes == 8 * one_job.region_bytes, "b50%\r")
+    for keys, reason in (("wx\r", "'x' is not a weight"), ("l1B\r", "below one region"), ("b900T\r", "--most")):
+        top.press(keys)
+        top.shows(reason)
+    top.press("q")
+    assert top.end() == (0, "")
+    assert termios.tcgetattr(top.theirs) == top.before
+
+
+def test_ctrl_c_ends_top_and_leaves_the_terminal_as_it_was(top: Terminal) -> None:
+    """As any command, and the job is not touched."""
+    top.shows("running")
+    top.process.send_signal(signal.SIGINT)
+    assert top.end() == (130, "")
+    assert termios.tcgetattr(top.theirs) == top.before
+
+
+def test_top_ends_in_a_sentence_when_the_broker_does() -> None:
+    """One line on stderr, and the exit code of an error."""
+    with pool() as made, contextlib.closing(Terminal(made)) as terminal:
+        terminal.shows("no job has joined yet")
+        made.kill_broker()
+        code, errors = terminal.end()
+        assert (code, len(errors.splitlines())) == (1, 1)
+        assert "broker" in errors
