@@ -31,11 +31,11 @@ def runtime() -> Iterator[Path]:
     compile_once()
     with tempfile.TemporaryDirectory(prefix="zd-") as path:
         yield Path(path)
-        head = read_head(socket_in(Path(path)))
-        left = head is not None and head.broker.is_alive
-        if head is not None and left:
+        heads = [read_head(note.with_suffix(".sock")) for note in Path(path).glob("zico/broker*.json")]
+        left = [head for head in heads if head is not None and head.broker.is_alive]
+        for head in left:
             os.kill(head.broker.pid, signal.SIGKILL)
-        assert not left, "a broker has stayed"
+        assert left == [], "a broker has stayed"
 
 
 def socket_in(runtime: Path) -> Path:
@@ -102,3 +102,21 @@ def test_a_daemon_of_another_version_is_not_followed(runtime: Path) -> None:
         tell(a, "iterate")
         assert read_line(a) == "began"
     assert zico(runtime, "broker", "status").stdout == "no broker runs\n"
+
+
+def test_daemons_of_two_devices_take_a_runs_jobs(runtime: Path) -> None:
+    """A run joins both; the one that serves somebody already gets the second job; they are stopped together."""
+    both = ("--device", "host:0,host:1")
+    assert zico(runtime, "broker", "start", *both, "--budget", BUDGET).returncode == 0
+    busy = SimpleNamespace(socket=runtime / "zico" / "broker-host-0.sock")
+    with job(cast("Broker", busy), "other", hold=3):
+        ran = zico(runtime, "run", *both, "--name", "a", "--name", "b", "--name", "c", "true", "true", "true")
+    assert (ran.returncode, ran.stderr.count("budget 64 MiB (of the broker that runs)")) == (0, 4)
+    assert [f"{name} starts on host:{n}" in ran.stderr for name, n in (("a", 1), ("b", 1), ("c", 0))] == [True] * 3
+    shown = zico(runtime, "status").stdout
+    assert [f"sock: device host:{n}, policy zico" in shown for n in (0, 1)] == [True, True]
+    named = zico(runtime, "status", "--json", "--socket", str(busy.socket))
+    assert json.loads(named.stdout)["device"] == "host:0"
+    stopped = zico(runtime, "broker", "stop", *both)
+    assert (stopped.returncode, stopped.stdout.count("has ended")) == (0, 2)
+    assert list(busy.socket.parent.iterdir()) == []

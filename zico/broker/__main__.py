@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zico.base.errors import ConfigError, ZicoError
+from zico.base.settings import HOST, kind_of
 from zico.base.units import format_bytes
 from zico.base.warming import warm
-from zico.broker.devices import HOST, HOST_DEVICE, Device, facts_of, kind_of, open_device
+from zico.broker.devices import Device, facts_of, open_device
 from zico.broker.handover import NoteKeeper, check_previous, take_over
 from zico.broker.lingering import Contexts, daemon_at
 from zico.broker.outside import Outside
@@ -93,13 +94,13 @@ def serve(options: argparse.Namespace) -> None:
             pool = _inherited_pool(inherited, owned)
         device, table, memory_fds = pool or create_pool(options, policy, created)
         note = NoteKeeper(options.socket, table, memory_fds, device=device.name, policy=options.policy)
-        outside = None if device == HOST_DEVICE else Outside(device.identity, table.memory.size_bytes)
+        outside = None if device.kind == HOST else Outside(device.identity, table.memory.size_bytes)
         manager = PoolManager(
             table, memory_fds, policy, device=device, outside=outside, record_path=options.record, note=note
         )
         # After what takes long, since from here on clients connect and expect an answer.
         listener = owned.enter_context(Listener(options.socket, has_place=True))
-        contexts = None if device == HOST_DEVICE else Contexts(device.identity, options.mps_pipes)
+        contexts = None if device.kind == HOST else Contexts(device.identity, options.mps_pipes)
         server = Server(manager, listener, contexts)
         if inherited is not None:
             server.inherit(inherited, time.monotonic_ns())
@@ -125,7 +126,7 @@ def _inherited_pool(inherited: Inherited, owned: contextlib.ExitStack) -> Pool:
     make_room(0, "a pool", MAX_LINKS * FDS_PER_LINK + SPARE_FDS)
     memory_fds = table.driver.export_pieces(table.memory)
     owned.enter_context(Descriptors(memory_fds))
-    return HOST_DEVICE, table, memory_fds
+    return Device(inherited.note.device, ""), table, memory_fds
 
 
 def _told(manager: PoolManager) -> str:
@@ -148,10 +149,10 @@ def create_pool(options: argparse.Namespace, policy: Policy, owned: contextlib.E
     """
     device, driver = open_device(options.device)
     owned.callback(driver.close)
-    if options.isolate and device != HOST_DEVICE:
+    if options.isolate and device.kind != HOST:
         _check_scrubs(device, facts_of(device.name).compute_capability)
     most_bytes = max(options.budget_bytes, options.most_bytes)
-    n_pieces = 0 if device == HOST_DEVICE else most_bytes // max(1, options.region_bytes)
+    n_pieces = 0 if device.kind == HOST else most_bytes // max(1, options.region_bytes)
     whose = f"a pool of {n_pieces} regions"
     make_room(n_pieces, whose)
     table = owned.enter_context(
@@ -223,7 +224,7 @@ def _parser() -> argparse.ArgumentParser:
         "--most-bytes", type=int, default=0, help="bytes to which that may be raised later (default: no more)"
     )
     parser.add_argument("--region-bytes", type=int, required=True, help="bytes of one region")
-    parser.add_argument("--device", default=HOST, help="host or cuda:N (default: host)")
+    parser.add_argument("--device", default=HOST, help="host, host:N or cuda:N (default: host)")
     parser.add_argument("--isolate", action="store_true", help="unmap what comes back, and scrub it before it goes out")
     parser.add_argument("--paging", action="store_true", help="compile what serves page faults beforehand, too")
     parser.add_argument(

@@ -29,7 +29,7 @@ import msgspec
 
 from zico import __version__
 from zico.base.errors import BrokerError
-from zico.broker.devices import HOST
+from zico.base.settings import HOST, kind_of
 from zico.broker.notes import Identity, NamedJob, Process, note_path, read_head, started_at
 from zico.broker.protocol.messages import PROTOCOL_VERSION, Share
 from zico.pool.layout import VERSION
@@ -182,7 +182,7 @@ def check_previous(socket: Path) -> bool:
     note = read_note(socket)
     if note is None or note.broker.is_alive or not note.living:
         return False
-    if note.device != HOST:
+    if kind_of(note.device) != HOST:
         raise BrokerError(
             f"the pool of {note.device} cannot be taken over from {_named(note.living)}: only a pool on the host can; "
             "wait until they end, or stop them"

@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zico.base.errors import BrokerError, ConfigError, ZicoError
+from zico.base.settings import HOST
 from zico.base.units import format_bytes
 from zico.broker.accounting import Ledger
-from zico.broker.devices import HOST, HOST_DEVICE, kind_of
+from zico.broker.devices import HOST_DEVICE
 from zico.broker.operating_points import Savings
 from zico.broker.planning import Planning
 from zico.broker.protocol import messages as m
@@ -321,14 +322,14 @@ class PoolManager:
             BrokerError: All places are taken, or the process cannot be watched although the device
                 needs that.
         """
-        if pidfd is None and self._device.name != HOST:
+        if pidfd is None and self._device.kind != HOST:
             raise BrokerError(
                 f"process {pid} cannot be watched from here, and what it has queued on {self._device.name} ends only "
                 "with it: start it in the broker's pid namespace, or use Linux 6.5 or later"
             )
         job = self._table.join(pid, hello.name)
         record = self._table.jobs[job]
-        record["save"] = MODES.index(served_on(kind_of(self._device.name), hello.save, hello.framework))
+        record["save"] = MODES.index(served_on(self._device.kind, hello.save, hello.framework))
         record["auto"] = hello.save == "auto" and hello.limit_bytes == 0
         self._table.set_limit(job, min(-(-hello.limit_bytes // self._region_bytes), self._n_regions))
         _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from zico.base.errors import CommandError, ConfigError, ZicoError
 from zico.base.rundir import base_directory, socket_for
-from zico.base.settings import DEFAULT_EXPECTED_JOBS, SOCKET_VARIABLE, device_of
+from zico.base.settings import DEFAULT_EXPECTED_JOBS, SOCKET_VARIABLE, device_of, devices_of
 from zico.base.units import format_bytes
 from zico.broker.client import BrokerClient
 from zico.broker.notes import read_head
@@ -29,6 +29,7 @@ from zico.cli.options import (
     pool_options,
     setting,
     settings_from,
+    settings_of_each,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ STATUS_SCHEMA = "zico.daemons.v1"
 _jobs = setting(
     "--jobs", metavar="N", help=f"How many jobs to keep the --reserve for (default: {DEFAULT_EXPECTED_JOBS})."
 )
-_device = setting("--device", metavar="DEVICE", help="host, cuda or cuda:N (default: host).")
+_device = setting("--device", metavar="DEVICE", help="host, cuda or cuda:N, or several: cuda:0,cuda:1 (default: host).")
 _socket = click.option(
     "--socket",
     type=click.Path(path_type=Path),
@@ -129,14 +130,23 @@ def broker(
 @_record
 @click.pass_context
 def start(ctx: click.Context, /, *, socket: Path | None, **_settings: object) -> int:
-    """Start a broker in the background; returns when jobs can join it.
+    """Start a broker in the background; returns when jobs can join it. Several devices get one each.
 
     If jobs of a broker that has ended still run, this one takes their pool over.
     """
+    places = _places(ctx, socket)
+    for (device, path), settings in zip(places, settings_of_each(ctx), strict=True):
+        words = [*ctx.meta[WORDS], *([] if socket else ["--socket", str(path)])]
+        if len(places) > 1:
+            words += ["--device", device, "--budget", f"{settings.budget_bytes.value}B"]
+        _start(device, path, words)
+    return 0
+
+
+def _start(device: str, path: Path, words: Sequence[str]) -> None:
+    """Start the broker of a device by these words of a command line, and wait until jobs can join it."""
     from zico.broker.handover import check_previous
 
-    device = settings_from(ctx).device.value
-    path = socket or socket_for(device)
     head = read_head(path)
     if head is not None and head.broker.is_alive:
         raise CommandError(
@@ -147,7 +157,6 @@ def start(ctx: click.Context, /, *, socket: Path | None, **_settings: object) ->
     check_previous(path)
     log = path.with_suffix(LOG_SUFFIX)
     with _new_log(log) as said:
-        words = [*ctx.meta[WORDS], *([] if socket else ["--socket", str(path)])]
         lines = start_broker(words, said, lambda text: click.echo(f"zico: {text}", err=True))
         if lines is not None:
             log.unlink(missing_ok=True)
@@ -157,7 +166,6 @@ def start(ctx: click.Context, /, *, socket: Path | None, **_settings: object) ->
     head = read_head(path)
     process = f" (process {head.broker.pid})" if head else ""
     click.echo(f"the broker of {device} is ready{process}")
-    return 0
 
 
 @broker.command(cls=PoolCommand)
@@ -166,7 +174,12 @@ def start(ctx: click.Context, /, *, socket: Path | None, **_settings: object) ->
 @click.pass_context
 def stop(ctx: click.Context, /, *, socket: Path | None, **_settings: object) -> int:
     """End the broker of a device, of any version of Zico. Its jobs run on by themselves."""
-    device, path = _which(ctx, socket)
+    for device, path in _places(ctx, socket):
+        _stop(device, path)
+    return 0
+
+
+def _stop(device: str, path: Path) -> None:
     head = read_head(path)
     if head is None or not head.broker.is_alive:
         left = f"; {_named(head)} run on, and zico broker start takes their pool over" if _lives(head) else ""
@@ -188,7 +201,6 @@ def stop(ctx: click.Context, /, *, socket: Path | None, **_settings: object) -> 
     after = read_head(path)
     if _lives(after):
         click.echo(f"{_named(after)} run on by themselves; zico broker start takes their pool over")
-    return 0
 
 
 class Daemon(msgspec.Struct, frozen=True):
@@ -218,7 +230,7 @@ class Daemon(msgspec.Struct, frozen=True):
 def status(ctx: click.Context, /, *, socket: Path | None, as_json: bool, **_settings: object) -> int:
     """Say which brokers run, and which pools have lost theirs. Exit code: 0 if a broker runs, else 1."""
     chosen = socket is not None or ctx.get_parameter_source("device") is ParameterSource.COMMANDLINE
-    paths = [_which(ctx, socket)[1]] if chosen else known()
+    paths = [path for _, path in _places(ctx, socket)] if chosen else known()
     found = [daemon for daemon in map(_look, paths) if daemon is not None]
     if as_json:
         told: Any = {"schema_version": STATUS_SCHEMA, "brokers": found}
@@ -277,10 +289,11 @@ def _line(daemon: Daemon) -> str:
     )
 
 
-def _which(ctx: click.Context, socket: Path | None) -> tuple[str, Path]:
-    """Return the device that a command is about, and the socket."""
-    device = device_of(given_in(ctx)).value
-    return device, socket or socket_for(device)
+def _places(ctx: click.Context, socket: Path | None) -> list[tuple[str, Path]]:
+    """Return the devices that a command is about, with their sockets; a named socket is for one device."""
+    if socket is not None:
+        return [(device_of(given_in(ctx)).value, socket)]
+    return [(device.value, socket_for(device.value)) for device in devices_of(given_in(ctx))]
 
 
 def _new_log(path: Path) -> Any:  # noqa: ANN401 - a file that is also a context

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING
 
 from zico.base.errors import BrokerError, ZicoError
 from zico.base.rundir import socket_for
-from zico.base.settings import DEVICE_VARIABLE, HOST, JOB_VARIABLE, SOCKET_VARIABLE, SWITCH_VARIABLE
+from zico.base.settings import (
+    DEVICE_VARIABLE,
+    HOST,
+    JOB_VARIABLE,
+    SOCKET_VARIABLE,
+    SWITCH_VARIABLE,
+    parse_devices,
+)
 from zico.base.units import format_bytes
 from zico.broker.starting import start_broker
 from zico.job import autoload, session
@@ -98,7 +105,10 @@ def _open_pool(device: str | None, budget: str | None) -> Path:
     """Return the socket of the user's broker for a device, which stays as long as this process does."""
     from zico.broker.client import BrokerClient
 
-    path = socket_for(device or os.environ.get(DEVICE_VARIABLE) or HOST)
+    # A framework takes its first device where the script names none: so does this, of several.
+    text = device or os.environ.get(DEVICE_VARIABLE)
+    device = parse_devices(text)[0] if text else None
+    path = socket_for(device or HOST)
     started = False
     for _ in range(_ATTEMPTS):
         if path.is_socket():
