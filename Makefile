@@ -127,7 +127,7 @@ bench-compare: setup ## Time the hot path of OLD=COMMIT and of this checkout in 
 
 # The longer benchmarks, and all of them: `make bench-all`.
 LONG := planners plan-time zoo regions following pairs pairs-saving agreement budget tiers gist swap swap-host save-planners save-nets rounding batch-factors \
-	paging paging-rivals page-host page-host-rivals saving marks greedy
+	paging paging-rivals page-host page-host-rivals saving marks greedy cluster
 
 bench-all: bench $(LONG:%=bench-%) evaluation ## Run every benchmark that needs no GPU (about eight hours)
 
@@ -205,8 +205,11 @@ bench-marks: setup ## Count marks on a GPU's stream (6 minutes)
 bench-greedy: setup ## Compare policies with the best greedy one on random jobs (15 minutes)
 	$(BIN)/python benchmarks/greedy_comparison.py -o benchmarks/results
 
+bench-cluster: setup ## Simulate clusters that share memory (ten minutes; TRACE=openb_pod_list_default.csv of alibaba/clusterdata)
+	$(BIN)/python benchmarks/cluster.py $(if $(TRACE),--trace $(TRACE))
+
 SMOKE := torch_calls zoo regions following colocation agreement budget_change tiers gist swap swap_host paging page_host \
-	saving save_planners save_nets rounding batch_factors marks evaluation
+	saving save_planners save_nets rounding batch_factors marks evaluation cluster
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run
 	$(MICROBENCHMARK) benchmarks/micro -m "not long" --benchmark-disable

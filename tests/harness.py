@@ -411,13 +411,17 @@ class Nursery:
         self._process.kill()
         self._process.wait(timeout=ANSWER_S)
 
-    @contextlib.contextmanager
-    def job(self, pool: Pool, name: str) -> Iterator[LightJob]:
-        """Give a new job in the pool; it is dead when the block ends."""
+    def begin(self, pool: Pool, name: str) -> socket.socket:
+        """Let a new job begin to join the pool; returns the connection on which it will answer, or die."""
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._connection, [f"{pool.socket} {name}".encode()], [theirs.fileno()])
-        job = LightJob(ours)
+        return ours
+
+    @contextlib.contextmanager
+    def job(self, pool: Pool, name: str) -> Iterator[LightJob]:
+        """Give a new job in the pool; it is dead when the block ends."""
+        job = LightJob(self.begin(pool, name))
         try:
             yield job
         finally:

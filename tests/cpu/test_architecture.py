@@ -53,6 +53,7 @@ ALLOWED = {
         "broker.protocol",
         "broker.saving",
         "broker.shares",
+        "broker.starting",
         "device",
         "heap",
         "kernels",

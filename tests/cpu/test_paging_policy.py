@@ -17,8 +17,6 @@ from zico.offload.needed_next import (
     choose_victim,
     choose_victim_ahead,
     next_prefetch,
-    note_birth,
-    note_death,
     note_execution,
     note_fault,
 )
@@ -28,9 +26,7 @@ from zico.offload.paging_layout import (
     APPEND,
     BLOCK,
     CLEAN,
-    DEATHS,
     DEEPUM,
-    EMPTY,
     FURTHEST,
     IDLE_DIRTY,
     IDLE_INACTIVE,
@@ -59,7 +55,6 @@ from zico.offload.residency import (
 
 Record = Any
 BLOCKS = 24
-EVENTS = (note_birth, note_death)
 
 
 def records_of(address: int, n: int, dtype: np.dtype[Any]) -> Any:  # noqa: ANN401 - an array of the dtype
@@ -145,11 +140,11 @@ class Policy(RuleBasedStateMachine):
         if block in self.there:
             note_written(self.paging, block)
 
-    @rule(block=st.integers(0, BLOCKS - 1), becomes=st.sampled_from([note_active, note_inactive, *EVENTS]))
+    @rule(block=st.integers(0, BLOCKS - 1), becomes=st.sampled_from([note_active, note_inactive]))
     def change(self, block: int, becomes: Any) -> None:  # noqa: ANN401 - a compiled function
         """Let something live in a block, or nothing."""
         becomes(self.paging, block)
-        if becomes in (note_birth, note_active) or not self.flags & INVALIDATE:
+        if becomes is note_active or not self.flags & INVALIDATE:
             self.inactive.discard(block)
         else:
             self.inactive.add(block)
@@ -177,25 +172,17 @@ class Policy(RuleBasedStateMachine):
             return
         assert block in free
         idle = free - self.expected(free)
-        now = int(self.paging["now"])
-        later = {block for block in free & self.inactive if self.flags & DEATHS and self.blocks["due"][block] > now}
-        assert block in ((idle & self.inactive) or later or idle or free)
+        assert block in ((idle & self.inactive) or idle or free)
 
-    @rule(most=st.integers(0, BLOCKS))
-    def evict_ahead(self, most: int) -> None:
-        """Ahead of need goes what is not expected; else, with FURTHEST, what is due after the last prefetch.
-
-        With DEATHS, empty blocks go before, and contents stay as long as room is foreseen.
-        """
+    @rule()
+    def evict_ahead(self) -> None:
+        """Ahead of need goes what is not expected; else, with FURTHEST, what is due after the last prefetch."""
         free = self.there - self.held
-        block = choose_victim_ahead(self.paging, most)
+        block = choose_victim_ahead(self.paging)
         idle = free - self.expected(free) if self.flags & PREEVICT else set()
-        if block == NONE and self.flags & DEATHS and len(self.there - self.inactive) <= most:
-            assert not idle & self.inactive
-        elif block == NONE:
+        if block == NONE:
             assert not idle
-        elif idle and (block not in self.inactive or not self.flags & DEATHS):
-            assert not self.flags & DEATHS or not idle & self.inactive
+        elif idle:
             assert block in idle
         else:
             assert self.flags & FURTHEST
@@ -223,14 +210,12 @@ class Policy(RuleBasedStateMachine):
         for number in range(LISTS):
             chain = self.follow(number)
             assert len(chain) == self.lists["n"][number]
-            if EMPTY <= number <= IDLE_INACTIVE:
-                assert set(chain) <= self.inactive
-            if number < ABSENT or number >= EMPTY:
+            if number < ABSENT or number >= IDLE_INACTIVE:
                 found += chain
             else:
                 assert not set(chain) & (self.there | self.held)
         assert sorted(found) == sorted(self.there)
-        assert self.paging["contents"] == len(self.there - self.inactive)
+        assert set(self.follow(IDLE_INACTIVE)) <= self.inactive
         assert all(self.blocks["state"][block] & paging_layout.DIRTY for block in self.follow(IDLE_DIRTY))
 
     def follow(self, number: int) -> list[int]:
@@ -282,7 +267,7 @@ class Job:
     def background(self) -> None:
         """Prefetch all that can be."""
         while (block := next_prefetch(self.paging)) != NONE:
-            if not self._bring(block, lambda paging: choose_victim_ahead(paging, self._room)):
+            if not self._bring(block, choose_victim_ahead):
                 release(self.paging, block)
                 return
 
@@ -377,72 +362,6 @@ def test_what_was_written_during_its_last_stay_is_known() -> None:
     for block in (0, 1):
         note_departure(job.paging, block)
     assert (was_written(job.paging, 0), was_written(job.paging, 1)) == (True, False)
-
-
-# -- deaths ----------------------------------------------------------------------------------------
-
-
-class Deaths:
-    """A job with two rooms and three blocks: 1 lives from execution 0 to 2, 3 touches 2, and 4 touches 0."""
-
-    ROOMS = 2
-    ALIVE = frozenset({0, 2})
-    TOUCHES = (1, None, None, 2, 0)
-
-    def __init__(self, flags: int) -> None:
-        """Begin with nothing there."""
-        sizes = Sizes(3, rows=4, executions=6, contexts=64)
-        self._memory = np.zeros(sizes.total_bytes, np.uint8)
-        self.paging = lay_out(self._memory, sizes, flags, degree=8)
-        note_inactive(self.paging, 1)
-        self._there: set[int] = set()
-        self._alive = set(self.ALIVE)
-        self._evicted = 0
-
-    def iterate(self) -> int:
-        """Run an iteration; return how many blocks left in which something lived."""
-        before = self._evicted
-        for execution, block in enumerate(self.TOUCHES):
-            note_execution(self.paging, 100 + execution)
-            if block == 1:
-                self._alive.add(1)
-                note_birth(self.paging, 1)
-            if execution == self.TOUCHES.index(2) - 1:
-                self._alive.discard(1)
-                note_death(self.paging, 1)
-            if block is not None and block not in self._there:
-                note_fault(self.paging, block)
-                self._bring(block, choose_victim(self.paging) if self._is_full() else NONE)
-            self._background()
-        return self._evicted - before
-
-    def _background(self) -> None:
-        while (block := next_prefetch(self.paging)) != NONE:
-            victim = choose_victim_ahead(self.paging, self.ROOMS) if self._is_full() else NONE
-            if victim == NONE and self._is_full():
-                release(self.paging, block)
-                return
-            self._bring(block, victim)
-
-    def _is_full(self) -> bool:
-        return len(self._there) == self.ROOMS
-
-    def _bring(self, block: int, victim: int) -> None:
-        if victim != NONE:
-            self._there.remove(victim)
-            self._evicted += victim in self._alive
-            note_departure(self.paging, victim)
-        self._there.add(block)
-        note_arrival(self.paging, block)
-
-
-def test_no_contents_leave_for_what_finds_room_when_others_die() -> None:
-    """With deaths foreseen, one block leaves an iteration, for the one that is born; without, three do."""
-    evicted = {}
-    for flags in (ALL, ALL & ~DEATHS):
-        job = Deaths(flags)
-        evicted[flags] = [job.iterate() for _ in range(6)][-1]
-    assert evicted == {ALL: 1, ALL & ~DEATHS: 3}
 
 
 # -- the degree ------------------------------------------------------------------------------------

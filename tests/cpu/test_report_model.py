@@ -21,6 +21,7 @@ from zico.report.model import (
     JobFigures,
     JobProgress,
     PoolFigures,
+    PoolProgress,
     RunReport,
     Snapshot,
     owner_of,
@@ -80,12 +81,12 @@ def outcome(*members: JobReport, commands: tuple[str, ...] = ("python a.py", "py
         stalls=0,
     )
     ended = tuple(JobOutcome(command, 0, 3.0, 9.0) for command in split_commands(commands))
-    return Outcome(ended, Report(pool=pool, jobs=members, jobs_left_out=0))
+    return Outcome(ended, (Report(pool=pool, jobs=members, jobs_left_out=0),))
 
 
 def test_the_json_has_every_promised_field_and_reads_back() -> None:
     """The report's JSON has the schema's fields under their names, and reading it gives the same report."""
-    report = run_report(outcome(job_report("a"), job_report("b", 30 * MIB)), SETTINGS)
+    report = run_report(outcome(job_report("a"), job_report("b", 30 * MIB)), [SETTINGS])
     written = json.loads(to_json(report))
     assert written["schema_version"] == "zico.report.v1"
     assert {"device", "policy", "budget_bytes", "pool", "jobs"} <= set(written)
@@ -110,7 +111,7 @@ def test_a_file_of_before_reads() -> None:
 def test_a_jobs_first_process_stands_for_it_and_others_are_listed() -> None:
     """Further processes of a job become extra rows with numbers; a process of nobody's is left out of the jobs."""
     report = run_report(
-        outcome(job_report("a"), job_report("a", 4 * MIB), job_report("b.2"), job_report("x")), SETTINGS
+        outcome(job_report("a"), job_report("a", 4 * MIB), job_report("b.2"), job_report("x")), [SETTINGS]
     )
     assert [process.name for process in report.jobs[0].other_processes] == ["a.2"]
     assert report.jobs[0].peak_bytes == 40 * MIB
@@ -121,23 +122,25 @@ def test_a_jobs_first_process_stands_for_it_and_others_are_listed() -> None:
 
 def test_without_the_brokers_figures_the_notes_say_so() -> None:
     """If the broker ended early, the commands' own figures are there, and the note says why the others are zero."""
-    lost = Outcome(outcome().jobs, None)
-    assert {job.note for job in run_report(lost, SETTINGS).jobs} == {"there are no figures: the broker did not answer"}
-    assert {job.note for job in run_report(outcome(), SETTINGS).jobs} == {"no framework was imported"}
+    lost = Outcome(outcome().jobs, (None,))
+    assert {job.note for job in run_report(lost, [SETTINGS]).jobs} == {
+        "there are no figures: the broker did not answer"
+    }
+    assert {job.note for job in run_report(outcome(), [SETTINGS]).jobs} == {"no framework was imported"}
 
 
 def test_what_zico_said_inside_a_job_becomes_its_note() -> None:
     """Why a framework could not be shared is the note of a job that never joined."""
     (command,) = split_commands(["python a.py"])
     ended = (JobOutcome(command, 0, 1.0, 1.0, "torch is not shared: no such function"),)
-    report = run_report(Outcome(ended, outcome().report), SETTINGS)
+    report = run_report(Outcome(ended, outcome().reports), [SETTINGS])
     assert report.jobs[0].note == "torch is not shared: no such function"
 
 
 def test_the_table_is_plain_where_there_is_no_terminal() -> None:
     """The closing table has every figure, no escape sequence and no character beyond ASCII in a file."""
     out = io.StringIO()
-    write_table(run_report(outcome(job_report("a"), job_report("a.2")), SETTINGS), out)
+    write_table(run_report(outcome(job_report("a"), job_report("a.2")), [SETTINGS]), out)
     text = out.getvalue()
     assert text.isascii()
     assert "\x1b" not in text
@@ -153,7 +156,7 @@ def test_the_table_is_plain_where_there_is_no_terminal() -> None:
 def test_a_job_out_of_memory_gets_its_peak_the_budget_and_a_remedy() -> None:
     """The closing line of a job that did not fit names its peak, the budget and what to do."""
     refused = RefusedRequest(request_bytes=40 * MIB, held_bytes=60 * MIB)
-    report = run_report(outcome(job_report("a", 60 * MIB, refused)), SETTINGS)
+    report = run_report(outcome(job_report("a", 60 * MIB, refused)), [SETTINGS])
     (line,) = (line for line in attention_lines(report) if "ran out of memory" in line)
     assert "its peak was 60 MiB" in line
     assert "the whole budget is 64 MiB" in line
@@ -169,11 +172,11 @@ def test_markdown_has_a_row_per_job_and_the_picture() -> None:
         pool=PoolFigures(),
         jobs=(JobFigures(name="a|b", command="x", exit_code=0, wall_s=1.0),),
     )
-    text = markdown(report, picture="report.png")
+    text = markdown(report, pictures={"host": "report.png"})
     rows = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
     assert len({row.count("|") for row in rows}) == 1
     assert "![Memory of each job over time](report.png)" in text
-    assert "![" not in markdown(report, picture=None)
+    assert "![" not in markdown(report, pictures={})
 
 
 def test_a_job_that_saves_has_a_row_of_its_own() -> None:
@@ -184,12 +187,12 @@ def test_a_job_that_saves_has_a_row_of_its_own() -> None:
     job = JobFigures(name="a", command="x", exit_code=0, wall_s=1.0, saving=saving)
     report = RunReport(device="host", policy="zico", budget_bytes=64 * MIB, pool=PoolFigures(), jobs=(job,))
     assert list(saving_rows(report)) == [("a", "swap", "3 MiB", "2 MiB", "1.5 s", "0.2 s", "0", "4", "1 MiB", "0.0 s")]
-    assert "| a | swap | 3 MiB |" in markdown(report, picture=None)
+    assert "| a | swap | 3 MiB |" in markdown(report, pictures={})
     written = io.StringIO()
     write_table(report, written)
     assert "time hidden" in written.getvalue()
     idle = msgspec.structs.replace(report, jobs=(msgspec.structs.replace(job, saving=Saving()),))
-    assert "swap" not in markdown(idle, picture=None)
+    assert "swap" not in markdown(idle, pictures={})
 
 
 def member(job: int, name: str, **changes: object) -> JobReport:
@@ -225,7 +228,7 @@ def snapshot(*members: JobReport) -> Snapshot:
         jobs=members,
     )
     jobs = (JobProgress("a", None), JobProgress("b", 3))
-    return Snapshot(elapsed_s=1.0, budget_bytes=64 * MIB, jobs=jobs, status=status)
+    return Snapshot(elapsed_s=1.0, pools=(PoolProgress("host", 64 * MIB, status),), jobs=jobs)
 
 
 def test_progress_says_who_waits_for_whom() -> None:
@@ -237,6 +240,21 @@ def test_progress_says_who_waits_for_whom() -> None:
     )
     assert lines[1].startswith("b: failed (3)")
     assert next(plain_lines(snapshot())) == "a: no framework imported yet"
+
+
+def test_progress_on_several_devices_names_them() -> None:
+    """A job waits for those of its own pool, whatever the places in the other one are called."""
+    one = snapshot(member(0, "a", waiting_s=2.0, waits_for=(1,), need_bytes=4 * MIB), member(1, "x")).pools[0]
+    other = snapshot(member(0, "b"), member(1, "c")).pools[0]
+    pools = (msgspec.structs.replace(one, device="host:0"), msgspec.structs.replace(other, device="host:1"))
+    jobs = (JobProgress("a", None, 0), JobProgress("b", None, 1), JobProgress("d", None, 1))
+    seen = Snapshot(elapsed_s=1.0, pools=pools, jobs=jobs)
+    a, b, d = plain_lines(seen)
+    assert a.startswith("a on host:0: waits for memory")
+    assert a.endswith("for x")
+    assert b.startswith("b on host:1: ")
+    assert d == "d on host:1: no framework imported yet"
+    assert [column.header for column in live_table(seen).columns][4] == "device"
 
 
 def test_the_live_table_has_a_row_per_process() -> None:

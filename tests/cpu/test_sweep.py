@@ -13,20 +13,18 @@ from hypothesis import strategies as st
 
 from zico.base.errors import ConfigError
 from zico.broker.protocol.messages import RefusedRequest, Share
-from zico.broker.saving import DEFAULT_WISH
 from zico.cli import main
 from zico.cli.sweep import parse_at_most
-from zico.launch.jobs import Stream, split_commands, up_to_script
-from zico.launch.queue import Queue, Unlimited, tells_out_of_memory
+from zico.launch.jobs import Command, Stream, split_commands, up_to_script
+from zico.launch.placement import Offer
+from zico.launch.queue import PoolNow, Queue, Unlimited, tells_out_of_memory
 from zico.launch.sweep import MAX_SWEEP_NAME_BYTES, SweepJob, grid_jobs, parse_grids, read_jobs_file
 from zico.launch.sweep_file import JobResult, Sweep, SweepFile
 from zico.report.model import JobFigures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    from zico.report.model import Record
 
 
 def expanded(command: str, *grids: str) -> tuple[SweepJob, ...]:
@@ -239,13 +237,11 @@ class Script:
         self.answers = list(answers)
         self.asked: list[tuple[str, list[str]]] = []
 
-    async def for_one_more(
-        self, candidate: SweepJob, running: Sequence[SweepJob], look: Callable[[], Record | None]
-    ) -> bool:
-        """Give the next answer."""
-        del look
-        self.asked.append((candidate.name, [job.name for job in running]))
-        return self.answers.pop(0) == "y"
+    async def offers(self, candidate: SweepJob, pools: Mapping[int, PoolNow]) -> Mapping[int, Offer]:
+        """Give the next answer, for the only pool."""
+        (pool,) = pools.values()
+        self.asked.append((candidate.name, [job.name for job in pool.running]))
+        return {0: Offer(pool.budget_bytes, may_start=self.answers.pop(0) == "y")}
 
 
 def queue_of(
@@ -254,16 +250,17 @@ def queue_of(
     """Return a queue of jobs with one letter each, and the list of the results that it tells."""
     told: list[JobResult] = []
     jobs = [SweepJob(name, ("true",), owner=name) for name in names]
-    shares = {"a": (Share(weight=2), DEFAULT_WISH)}
-    made = Queue(jobs, earlier, at_most=at_most, room=room or Unlimited(), shares=shares, ended=told.append)
+    owners = {"a": Command("a", (), "", Share(weight=2))}
+    made = Queue(jobs, earlier, at_most=at_most, room=room or Unlimited(), owners=owners, ended=told.append)
     return made, told
 
 
 def start(queue: Queue) -> list[str]:
     """Return the names of all that the queue lets start now."""
     names = []
-    while (command := asyncio.run(queue.next(lambda: None))) is not None:
-        names.append(command.name)
+    pools = {0: PoolNow(1, 1, lambda: None)}
+    while (found := asyncio.run(queue.next(pools))) is not None:
+        names.append(found[0].name)
     return names
 
 
@@ -338,8 +335,8 @@ def test_a_second_try_is_alone_after_a_resume_too() -> None:
 def test_jobs_have_the_share_of_their_command() -> None:
     """Others have the usual one."""
     queue, _ = queue_of("ab", 2)
-    commands = [asyncio.run(queue.next(lambda: None)) for _ in range(2)]
-    assert [command.share.weight for command in commands if command] == [2.0, 1.0]
+    found = [asyncio.run(queue.next({0: PoolNow(1, 1, lambda: None)})) for _ in range(2)]
+    assert [command.share.weight for command, _ in filter(None, found)] == [2.0, 1.0]
 
 
 @pytest.mark.parametrize(

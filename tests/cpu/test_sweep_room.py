@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 
 from zico.cli.room import RoomByFit
+from zico.launch.queue import PoolNow
 from zico.launch.sweep import SweepJob
 from zico.report.model import Record
 
@@ -45,12 +46,13 @@ def record(curves: dict[str, list[int]], budget: int, joined: tuple[str, ...] = 
 
 def ask(room: RoomByFit, candidate: SweepJob, running: list[SweepJob], now: Record | None) -> bool:
     """Ask whether the candidate may start."""
-    return asyncio.run(room.for_one_more(candidate, running, lambda: now))
+    pool = PoolNow(1, 1, lambda: now, tuple(running))
+    return asyncio.run(room.offers(candidate, {0: pool}))[0].may_start
 
 
 def room() -> RoomByFit:
     """Return room that knows nothing yet."""
-    return RoomByFit([*JOBS, OTHER], "zico", REGION)
+    return RoomByFit([*JOBS, OTHER], "zico", [REGION])
 
 
 LOW_AND_HIGH = [2, 2, 2, 2, 8, 2, 2, 2, 2, 2]

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,6 +154,62 @@ def test_a_broker_that_was_killed_is_followed_by_another(runtime: Path) -> None:
             assert second.finish().returncode == 0
         assert first.finish().returncode == 0
     until(lambda: not brokers(runtime), ANSWER_S, "the broker has ended")
+
+
+# -- a daemon --------------------------------------------------------------------------------------
+
+TRAINING = (str(FRAMEWORK / "torch_job.py"), "--iterations", "8")
+
+
+def daemon(runtime: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Return how ``zico broker`` with these words has ended."""
+    environ = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime)}
+    argv = [sys.executable, "-m", "zico", "broker", *words]
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def test_a_daemon_that_is_killed_and_started_again_keeps_the_jobs_of_zico_run_and_of_scripts(runtime: Path) -> None:
+    """Both join its pool, lose their broker half-way, get the next one, and compute the same bits as alone."""
+    with (
+        alone(FRAMEWORK / "front_door.py", "torch", fresh=True) as lonely,
+        alone(*TRAINING, fresh=True) as trainer,
+    ):
+        lonely.tell("train 5")
+        expected = json.loads(lonely.line())
+        losses = trainer.finish().stdout
+    assert daemon(runtime, "start", "--budget", BUDGET).returncode == 0
+    environ = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime)}
+    run = ["-m", "zico", "run", "--quiet", "--json", str(runtime / "run.json"), "--", sys.executable, *TRAINING]
+    with (
+        Plain("torch", runtime) as script,
+        Script([*run, "--pause-at", "4"], environ, fresh=True) as trains,
+    ):
+        said = [trains.line().removeprefix("torch_job | ") for _ in range(5)]
+        assert said.pop() == "half-way"
+        assert script.ask("train 5") == expected
+        (broker,) = brokers(runtime)
+        broker.kill()
+        until(lambda: not brokers(runtime), PATIENCE_S, "it is dead")
+        again = daemon(runtime, "start", "--budget", "1GiB")
+        assert again.returncode == 0, again.stderr
+        for told in ("took over a pool of 256 MiB with", "front_door (process", "torch_job (process"):
+            assert told in again.stderr
+        assert script.ask("train 5") == expected
+        trains.tell("on")
+        done = trains.finish()
+        assert done.returncode == 0, done.stderr
+        said += [line.removeprefix("torch_job | ") for line in done.stdout.splitlines()]
+        assert said == losses.splitlines()
+        figures = json.loads((runtime / "run.json").read_text())
+        assert [(job["name"], job["iterations"]) for job in figures["jobs"]] == [("torch_job", 8)]
+        assert figures["budget_bytes"] == 256 << 20
+        assert script.ask("status")["iterations"] == 10
+        stopped = daemon(runtime, "stop")
+        assert "front_door (process" in stopped.stdout
+        assert script.ask("train 5") == expected
+        assert script.finish().returncode == 0
+    (runtime / "run.json").unlink()
+    assert daemon(runtime, "status").stdout == "no broker runs\n"
 
 
 CELLS = (

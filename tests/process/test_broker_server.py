@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 # -- joining and asking ----------------------------------------------------------------------------
 
 
-def test_a_job_joins_and_gets_memory_table_and_eventfd(broker: Broker) -> None:
-    """The welcome tells the pool's sizes, and the three descriptors are its memory, its table and its eventfd."""
+def test_a_job_joins_and_gets_memory_table_and_pipe(broker: Broker) -> None:
+    """The welcome tells the pool's sizes, and the three descriptors are its memory, its table and its pipe."""
     membership = broker.client.join("first", "torch")
     assert (membership.job, membership.policy) == (0, "none")
     assert (membership.region_bytes, membership.n_regions) == (REGION_BYTES, N_REGIONS)
     assert membership.budget_bytes == os.fstat(membership.memory_fd).st_size == BUDGET_BYTES
     assert "memfd" in str(Path(f"/proc/self/fd/{membership.table_fd}").readlink())
-    assert "eventfd" in str(Path(f"/proc/self/fd/{membership.notify_fd}").readlink())
+    assert "pipe" in str(Path(f"/proc/self/fd/{membership.notify_fd}").readlink())
     (status,) = broker.client.status().jobs
     assert (status.name, status.pid, status.framework, status.state) == ("first", os.getpid(), "torch", "running")
     close_all(membership)
@@ -136,7 +136,7 @@ def one_runs_one_waits(broker: Broker) -> Iterator[tuple[subprocess.Popen[str], 
 def test_with_one_lane_one_iterates_while_the_other_waits_and_then_they_change(
     policy: str, start: Callable[..., Broker]
 ) -> None:
-    """A job at its boundary starts when the running one reaches its own: an eventfd and a futex wake them."""
+    """A job at its boundary starts when the running one reaches its own: a pipe and a futex wake them."""
     broker = start("--policy", policy)
     with one_runs_one_waits(broker) as (a, b):
         waiting = broker.client.status().jobs[1]
@@ -154,10 +154,10 @@ def test_with_one_lane_one_iterates_while_the_other_waits_and_then_they_change(
         assert np.bincount(record["boundary_job"]).tolist() == [3, 2]
 
 
-def test_a_write_to_the_eventfd_is_taken_in(broker: Broker) -> None:
-    """After a wake-up the eventfd is empty again, so that the broker sleeps until the next one."""
+def test_a_write_to_the_pipe_is_taken_in(broker: Broker) -> None:
+    """After a wake-up the pipe is empty again, so that the broker sleeps until the next one."""
     membership = broker.client.join("a", "torch")
-    os.eventfd_write(membership.notify_fd, 1)
+    os.write(membership.notify_fd, bytes(8))
     end_s = time.monotonic() + 5
     while select.select([membership.notify_fd], [], [], 0)[0]:
         assert time.monotonic() < end_s

@@ -50,6 +50,7 @@ class Twin(ManagedFunctions):
         host_bytes: int = 0,
         host_granularity_bytes: int | None = None,
         context_bytes: int = 0,
+        first: int = 0,
     ) -> None:
         """Build the devices.
 
@@ -66,6 +67,7 @@ class Twin(ManagedFunctions):
                 for that.
             host_granularity_bytes: What that must come in multiples of; ``None``: as the device's.
             context_bytes: What a context takes of its device.
+            first: The machine's number of the first device that this process sees.
         """
         self._attributes = _ATTRIBUTES | (attributes or {})
         has_memory_ops = bool(self._attributes["CAN_USE_64_BIT_STREAM_MEM_OPS"])
@@ -74,6 +76,7 @@ class Twin(ManagedFunctions):
         self.host_bytes = host_bytes
         self.host_granularity_bytes = host_granularity_bytes or granularity_bytes
         self.context_bytes = context_bytes
+        self._first = first
         self.contexts_made = 0
         """How many contexts there have been."""
         self.host_node = max(self._attributes.get("HOST_NUMA_ID", 0), 0)
@@ -121,7 +124,8 @@ class Twin(ManagedFunctions):
     @entry()
     def cuDeviceGetUuid(self, dev: Value) -> Value:
         """Return 16 bytes."""
-        return types.SimpleNamespace(bytes=b"zico twin device" if self._device(dev) == 0 else bytes([number(dev)] * 16))
+        place = self._first + self._device(dev)
+        return types.SimpleNamespace(bytes=b"zico twin device" if place == 0 else bytes([place] * 16))
 
     @entry()
     def cuDeviceTotalMem(self, dev: Value) -> int:

@@ -63,23 +63,24 @@ def run_directory() -> Iterator[Path]:
 
 
 def socket_for(device: str = HOST) -> Path:
-    """Return the socket that a broker for a device listens on when it is told none."""
+    """Return the socket that a broker for a device listens on when it is told none; ``cuda`` is ``cuda:0``."""
     if device == HOST:
         return base_directory() / SOCKET_NAME
+    device = "cuda:0" if device == "cuda" else device
     return base_directory() / f"broker-{re.sub('[^a-z0-9]', '-', device.lower())}.sock"
 
 
 def known_sockets() -> list[Path]:
     """Return the sockets of this user's brokers, the default one first; some may have no broker behind them."""
     base = base_directory()
-    patterns = ("broker-*.sock", f"{RUN_PREFIX}*/{SOCKET_NAME}")
+    patterns = ("broker-*.sock", f"{RUN_PREFIX}*/{SOCKET_NAME}", f"{RUN_PREFIX}*/*/{SOCKET_NAME}")
     found = [base / SOCKET_NAME, *(path for pattern in patterns for path in sorted(base.glob(pattern)))]
     return [path for path in found if path.is_socket()]
 
 
 def _unusable(directory: Path) -> str | None:
     """Return why sockets cannot live in ``directory``, or ``None``; creates it if it is missing."""
-    longest = directory / f"{RUN_PREFIX}12345678" / SOCKET_NAME
+    longest = directory / f"{RUN_PREFIX}12345678" / "15" / SOCKET_NAME  # of a run on several devices
     if len(os.fsencode(longest)) > MAX_SOCKET_PATH_BYTES:
         return f"is too long for a socket path ({MAX_SOCKET_PATH_BYTES} bytes)"
     try:

@@ -74,7 +74,9 @@ PARTS_VARIABLE = "ZICO_PAGING"
 PLAN_VARIABLE = "ZICO_PLAN"
 """``off``: place tensors by their classes alone, follow no plan."""
 
-_DEVICE = re.compile(r"host|cuda(:(?P<ordinal>\d{1,4}))?")
+_DEVICE = re.compile(r"(?P<kind>host|cuda)(:(?P<ordinal>\d{1,4}))?")
+MAX_DEVICES = 16
+"""Of one run."""
 _SWITCH = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
@@ -113,7 +115,7 @@ class Settings:
     """Everything that a run needs to know before it starts."""
 
     device: Setting[str]
-    """``host`` or ``cuda:N``."""
+    """``host``, ``host:N`` or ``cuda:N``."""
     device_identity: str
     """What names it where there are several of its kind, else empty."""
     policy: Setting[str]
@@ -141,30 +143,58 @@ class Settings:
     """How jobs go on with less than their peaks: modes and limits likewise, and tiers."""
 
 
-def device_of(given: Given) -> Setting[str]:
-    """Return the device that is chosen, as ``host`` or ``cuda:N``; whether it exists is not looked at.
+def kind_of(device: str) -> str:
+    """Return ``host`` or ``cuda`` for the name of a device."""
+    return device.partition(":")[0]
+
+
+def devices_of(given: Given) -> tuple[Setting[str], ...]:
+    """Return the devices that are chosen, in their order; whether they exist is not looked at.
 
     Raises:
-        ConfigError: It is no device's name.
+        ConfigError: One of them is no device's name, one is given twice, or there are too many.
     """
-    return parsed(_chosen(given, "device", HOST), _parse_device)
+    chosen = _chosen(given, "device", HOST)
+    return tuple(Setting(name, chosen.origin) for name in parsed(chosen, parse_devices).value)
 
 
-def resolve(given: Given, memory: DeviceMemory, policies: Collection[str], n_jobs: int | None = None) -> Settings:
-    """Return the settings of a run. Starts and changes nothing.
+def device_of(given: Given) -> Setting[str]:
+    """Return the only device that is chosen; whether it exists is not looked at.
+
+    Raises:
+        ConfigError: It is no device's name, or there are several.
+    """
+    first, *others = devices_of(given)
+    if others:
+        raise ConfigError(
+            f"{first.origin}: {1 + len(others)} devices are given, and this command is about one: give --device "
+            f"{first.value}"
+        )
+    return first
+
+
+def resolve(
+    given: Given,
+    memory: DeviceMemory,
+    policies: Collection[str],
+    n_jobs: int | None = None,
+    device: Setting[str] | None = None,
+) -> Settings:
+    """Return the settings of a run on one device. Starts and changes nothing.
 
     Args:
         given: By the command line, the environment and the settings file.
-        memory: Of the device that ``device_of`` returns for the same.
+        memory: Of the device.
         policies: The names that are accepted.
         n_jobs: How many jobs there will be; ``None`` where only the user can know.
+        device: Which one, where several are chosen; by default the only one.
 
     Raises:
         ConfigError: A value is not acceptable; the message names it, its origin and what would be
             accepted.
     """
-    device = device_of(given)
-    is_host = device.value == HOST
+    device = device or device_of(given)
+    is_host = kind_of(device.value) == HOST
     reserve = _reserve(_chosen(given, "reserve", "0" if is_host else DEFAULT_CUDA_RESERVE), memory)
     jobs = _expected_jobs(given, n_jobs)
     reserved_bytes = reserve.value * jobs.value
@@ -211,11 +241,29 @@ def parsed(setting: Setting[str], parse: Callable[[str], Value]) -> Setting[Valu
         raise ConfigError(f"{setting.origin}: {error}") from None
 
 
+def parse_devices(text: str) -> tuple[str, ...]:
+    """Return the names of devices that are separated by commas, each as it is called everywhere.
+
+    Raises:
+        ConfigError: One of them is no device's name, one is given twice, or there are too many.
+    """
+    names = tuple(_parse_device(part.strip()) for part in text.split(","))
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{text!r} has {twice} twice: give each device once")
+    if len(names) > MAX_DEVICES:
+        raise ConfigError(f"{len(names)} devices are given: give at most {MAX_DEVICES}")
+    return names
+
+
 def _parse_device(text: str) -> str:
     match = _DEVICE.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{text!r} is not a device: give host, cuda or cuda:N, where N counts from 0")
-    return HOST if text == HOST else f"cuda:{int(match['ordinal'] or 0)}"
+        raise ConfigError(
+            f"{text!r} is not a device: give host, cuda or cuda:N, where N counts from 0, or several with commas "
+            "between them"
+        )
+    return HOST if text == HOST else f"{match['kind']}:{int(match['ordinal'] or 0)}"
 
 
 def _parse_switch(text: str) -> bool:

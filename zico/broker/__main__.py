@@ -14,24 +14,28 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zico.base.errors import ConfigError, ZicoError
+from zico.base.settings import HOST, kind_of
+from zico.base.units import format_bytes
 from zico.base.warming import warm
-from zico.broker.devices import HOST, HOST_DEVICE, facts_of, open_device
+from zico.broker.devices import Device, facts_of, open_device
+from zico.broker.handover import NoteKeeper, check_previous, take_over
 from zico.broker.lingering import Contexts, daemon_at
 from zico.broker.outside import Outside
 from zico.broker.pool_manager import PoolManager
 from zico.broker.server import FDS_PER_LINK, MAX_LINKS, Server
-from zico.broker.transport import SPARE_FDS, Descriptors, Listener, make_room
+from zico.broker.transport import SPARE_FDS, Descriptors, Listener, make_room, place_of
 from zico.pool.table import PoolTable
 from zico.scheduler.policies import policy_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from zico.broker.devices import Device
+    from zico.broker.handover import Inherited
     from zico.scheduler.state import Policy
 
 _log = logging.getLogger("zico.broker")
@@ -72,18 +76,36 @@ def serve(options: argparse.Namespace) -> None:
         if options.parent_pid is not None:
             parent_pidfd = _pidfd(options.parent_pid)
             owned.callback(os.close, parent_pidfd)
-        device, table, memory_fds = create_pool(options, policy, owned)
+        created = owned.enter_context(contextlib.ExitStack())
+        # Before compiling: what cannot be is said at once.
+        pool = None if check_previous(options.socket) else create_pool(options, policy, created)
+        kind = kind_of(options.device)
         if options.warm:
-            warm(device.kind, paging=options.paging and device == HOST_DEVICE)
+            warm(kind, paging=options.paging and kind == HOST)
         # Only now, since compiling takes long and a signal may well end it: there is nothing to
         # clean up yet.
         stop_fd = owned.enter_context(stop_signals())
-        # Last, since from here on clients connect and expect an answer.
-        listener = owned.enter_context(Listener(options.socket))
-        outside = None if device == HOST_DEVICE else Outside(device.identity, table.memory.size_bytes)
-        manager = PoolManager(table, memory_fds, policy, device=device, outside=outside, record_path=options.record)
-        contexts = None if device == HOST_DEVICE else Contexts(device.identity, options.mps_pipes)
+        owned.enter_context(place_of(options.socket))
+        inherited = take_over(options.socket)
+        if inherited is not None:
+            created.close()  # another broker has come and gone meanwhile
+            options.policy = inherited.note.policy
+            policy = policy_named(options.policy)
+            pool = _inherited_pool(inherited, owned)
+        device, table, memory_fds = pool or create_pool(options, policy, created)
+        note = NoteKeeper(options.socket, table, memory_fds, device=device.name, policy=options.policy)
+        outside = None if device.kind == HOST else Outside(device.identity, table.memory.size_bytes)
+        manager = PoolManager(
+            table, memory_fds, policy, device=device, outside=outside, record_path=options.record, note=note
+        )
+        # After what takes long, since from here on clients connect and expect an answer.
+        listener = owned.enter_context(Listener(options.socket, has_place=True))
+        contexts = None if device.kind == HOST else Contexts(device.identity, options.mps_pipes)
         server = Server(manager, listener, contexts)
+        if inherited is not None:
+            server.inherit(inherited, time.monotonic_ns())
+            _log.warning("%s", _told(manager))
+        note.write(manager.members)
         if options.metrics_fd is not None:
             from zico.broker.metrics import Endpoint, asked_at
 
@@ -91,11 +113,33 @@ def serve(options: argparse.Namespace) -> None:
             owned.enter_context(Endpoint(metrics, asked_at(options.socket)))
         os.write(options.ready_fd, b"ready\n")
         server.serve(stop_fd=stop_fd, parent_pidfd=parent_pidfd)
+        note.close(manager.members)
 
 
-def create_pool(
-    options: argparse.Namespace, policy: Policy, owned: contextlib.ExitStack
-) -> tuple[Device, PoolTable, list[int]]:
+Pool = tuple[Device, PoolTable, list[int]]
+"""A pool on its device, and the descriptors by which jobs get its memory."""
+
+
+def _inherited_pool(inherited: Inherited, owned: contextlib.ExitStack) -> Pool:
+    """Return a pool that was taken over; ``owned`` closes all of it."""
+    table = owned.enter_context(inherited.table)
+    make_room(0, "a pool", MAX_LINKS * FDS_PER_LINK + SPARE_FDS)
+    memory_fds = table.driver.export_pieces(table.memory)
+    owned.enter_context(Descriptors(memory_fds))
+    return Device(inherited.note.device, ""), table, memory_fds
+
+
+def _told(manager: PoolManager) -> str:
+    """Return the line that says what was taken over."""
+    status = manager.status(time.monotonic_ns())
+    jobs = ", ".join(f"{job.name} (process {job.pid})" for job in status.jobs) or "no job"
+    return (
+        f"took over a pool of {format_bytes(status.budget_bytes)} with {jobs}: budget, regions and policy stay as they "
+        "were; zico limit changes the budget"
+    )
+
+
+def create_pool(options: argparse.Namespace, policy: Policy, owned: contextlib.ExitStack) -> Pool:
     """Create the pool on its device, and the descriptors by which jobs get its memory; ``owned`` closes all of it.
 
     Raises:
@@ -105,10 +149,10 @@ def create_pool(
     """
     device, driver = open_device(options.device)
     owned.callback(driver.close)
-    if options.isolate and device != HOST_DEVICE:
+    if options.isolate and device.kind != HOST:
         _check_scrubs(device, facts_of(device.name).compute_capability)
     most_bytes = max(options.budget_bytes, options.most_bytes)
-    n_pieces = 0 if device == HOST_DEVICE else most_bytes // max(1, options.region_bytes)
+    n_pieces = 0 if device.kind == HOST else most_bytes // max(1, options.region_bytes)
     whose = f"a pool of {n_pieces} regions"
     make_room(n_pieces, whose)
     table = owned.enter_context(
@@ -180,7 +224,7 @@ def _parser() -> argparse.ArgumentParser:
         "--most-bytes", type=int, default=0, help="bytes to which that may be raised later (default: no more)"
     )
     parser.add_argument("--region-bytes", type=int, required=True, help="bytes of one region")
-    parser.add_argument("--device", default=HOST, help="host or cuda:N (default: host)")
+    parser.add_argument("--device", default=HOST, help="host, host:N or cuda:N (default: host)")
     parser.add_argument("--isolate", action="store_true", help="unmap what comes back, and scrub it before it goes out")
     parser.add_argument("--paging", action="store_true", help="compile what serves page faults beforehand, too")
     parser.add_argument(

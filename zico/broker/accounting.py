@@ -40,6 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zico.broker.members import Marks, Member
+from zico.broker.notes import Process, started_at
 from zico.broker.outside import OutsideFigures
 from zico.broker.protocol.messages import (
     DEFAULT_SHARE,
@@ -211,9 +212,20 @@ class Ledger:
         return tuple(self._present.values())
 
     def join(
-        self, *, job: int, pid: int, name: str, framework: str, pidfd: int | None, share: Share = DEFAULT_SHARE
+        self,
+        *,
+        job: int,
+        pid: int,
+        name: str,
+        framework: str,
+        pidfd: int | None,
+        share: Share = DEFAULT_SHARE,
+        record: Record | None = None,
     ) -> Member:
-        """Add the job that has got the place ``job``, and own its ``pidfd`` with it."""
+        """Add the job that has got the place ``job``, and own its ``pidfd`` with it.
+
+        ``record`` is the job's record in the table where it had joined before the ledger began.
+        """
         member = Member(
             index=len(self._ever),
             job=job,
@@ -221,7 +233,8 @@ class Ledger:
             name=name,
             framework=framework,
             pidfd=pidfd,
-            record=np.zeros((), JOB),
+            process=Process(pid, started_at(pid) or 0) if pidfd is not None else Process(0, 0),
+            record=np.zeros((), JOB) if record is None else record,
             share=share,
         )
         self._ever.append(member)

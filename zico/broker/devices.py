@@ -1,5 +1,7 @@
 """The devices of this machine by their names: ``host``, or ``cuda:N`` with N as the driver counts in this process.
 
+``host:N`` is a pool of its own in the machine's memory: several of them stand for several devices.
+
 Drivers are imported where they are opened: the command line needs names alone, and starts sooner.
 """
 
@@ -9,12 +11,12 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from zico.base.errors import DriverError
+from zico.base.settings import HOST, kind_of
 
 if TYPE_CHECKING:
     from zico.device.api import Driver
     from zico.device.cuda.facts import DeviceFacts as DeviceFacts  # noqa: PLC0414 - launch has it from here
 
-HOST = "host"
 _INVALID_DEVICE = 101  # CUDA_ERROR_INVALID_DEVICE
 
 
@@ -30,11 +32,6 @@ class Device:
     def kind(self) -> str:
         """Return ``host`` or ``cuda``."""
         return kind_of(self.name)
-
-
-def kind_of(name: str) -> str:
-    """Return ``host`` or ``cuda`` for the name of a device."""
-    return name.partition(":")[0]
 
 
 HOST_DEVICE = Device(HOST, "")
@@ -77,10 +74,10 @@ def open_device(name: str) -> tuple[Device, Driver]:
         ConfigError: There is no such device.
         DriverError: There is no driver, or the device lacks what Zico needs.
     """
-    if name == HOST:
+    if kind_of(name) == HOST:
         from zico.device.host import HostDriver
 
-        return HOST_DEVICE, HostDriver()
+        return Device(name, ""), HostDriver()
     from zico.device.cuda.driver import CudaDriver
 
     driver = CudaDriver(int(name.removeprefix("cuda:")))
@@ -96,7 +93,7 @@ def open_driver(device: Device) -> Driver:
     Raises:
         DriverError: This process does not see that device, or there is no driver.
     """
-    if device.name == HOST:
+    if device.kind == HOST:
         from zico.device.host import HostDriver
 
         return HostDriver()

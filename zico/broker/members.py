@@ -15,6 +15,7 @@ from zico.device.host import HostDriver
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from zico.broker.notes import Process
     from zico.broker.protocol.messages import Share
 
 _SINCE_FIELDS = {WaitKind.BOUNDARY: "boundary_since_ns", WaitKind.ALLOCATION: "need_since_ns"}
@@ -33,6 +34,7 @@ class Member:
     framework: str
     pidfd: int | None
     """Readable when its process is dead; ``None``: only its connection tells."""
+    process: Process
     record: Any
     share: Share
     leaving: bool = False

@@ -7,7 +7,6 @@ anyway, for the picture and the maxima.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -20,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zico.base.errors import BrokerError, ConfigError, ZicoError
+from zico.base.settings import HOST
 from zico.base.units import format_bytes
 from zico.broker.accounting import Ledger
-from zico.broker.devices import HOST, HOST_DEVICE, kind_of
+from zico.broker.devices import HOST_DEVICE
 from zico.broker.operating_points import Savings
 from zico.broker.planning import Planning
 from zico.broker.protocol import messages as m
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zico.broker.devices import Device
+    from zico.broker.handover import Note, NoteKeeper
     from zico.broker.members import Member
     from zico.broker.outside import Outside
     from zico.broker.protocol.messages import Change, Share
@@ -251,6 +252,7 @@ class PoolManager:
         device: Device = HOST_DEVICE,
         outside: Outside | None = None,
         record_path: Path | None = None,
+        note: NoteKeeper | None = None,
     ) -> None:
         """Begin with no member.
 
@@ -262,6 +264,7 @@ class PoolManager:
             outside: Tells what of the device's memory lies outside the pool, where that can be
                 known.
             record_path: Where the record goes, if anywhere.
+            note: Where the jobs are noted down for the next broker.
         """
         header, _ = table.snapshot()
         self._region_bytes = int(header["region_bytes"])
@@ -275,6 +278,7 @@ class PoolManager:
         self._device = device
         self._outside = outside
         self._record_path = record_path
+        self._note = note
         self.descriptors = (table.table_fd, table.notify_fd, *memory_fds)
         """What a new member needs, in the order in which it is sent (not copies)."""
         self._ledger = Ledger(
@@ -298,7 +302,7 @@ class PoolManager:
 
     @property
     def notify_fd(self) -> int:
-        """Return the eventfd that compiled code writes (not a copy)."""
+        """Return the pipe that compiled code writes (not a copy)."""
         return self._table.notify_fd
 
     @property
@@ -318,21 +322,62 @@ class PoolManager:
             BrokerError: All places are taken, or the process cannot be watched although the device
                 needs that.
         """
-        if pidfd is None and self._device.name != HOST:
+        if pidfd is None and self._device.kind != HOST:
             raise BrokerError(
                 f"process {pid} cannot be watched from here, and what it has queued on {self._device.name} ends only "
                 "with it: start it in the broker's pid namespace, or use Linux 6.5 or later"
             )
         job = self._table.join(pid, hello.name)
         record = self._table.jobs[job]
-        record["save"] = MODES.index(served_on(kind_of(self._device.name), hello.save, hello.framework))
+        record["save"] = MODES.index(served_on(self._device.kind, hello.save, hello.framework))
         record["auto"] = hello.save == "auto" and hello.limit_bytes == 0
         self._table.set_limit(job, min(-(-hello.limit_bytes // self._region_bytes), self._n_regions))
         _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)
         self._evaluate_soon()
-        return self._ledger.join(
+        member = self._ledger.join(
             job=job, pid=pid, name=hello.name, framework=hello.framework, pidfd=pidfd, share=hello.share
         )
+        try:
+            self._note_down()
+        except BrokerError:
+            self._ledger.depart(member, time.monotonic_ns())
+            self._table.reap(job)
+            raise
+        return member
+
+    def adopt(self, note: Note) -> tuple[Member, ...]:
+        """Make members of the jobs of a pool that was taken over; frees the places of those that are dead.
+
+        Their descriptors of processes are the members', as ``Server`` closes them.
+        """
+        _, jobs = self._table.snapshot()
+        entries = {entry.job: entry for entry in note.jobs}
+        for job in np.flatnonzero(jobs["state"] != JobState.EMPTY).tolist():
+            entry = entries.get(job)
+            pidfd = None
+            if entry is not None and entry.process.pid:
+                pidfd = entry.process.watch() if entry.process.pid == jobs[job]["pid"] else None
+            if entry is None or (entry.process.pid and pidfd is None):
+                self._table.reap(job)
+                continue
+            member = self._ledger.join(
+                job=job,
+                pid=int(jobs[job]["pid"]),
+                name=entry.name,
+                framework=entry.framework,
+                pidfd=pidfd,
+                share=entry.share,
+                record=jobs[job],
+            )
+            if jobs[job]["state"] == JobState.LEAVING or pidfd is None:
+                self.leave(member)
+        self._note_down()
+        self.take_notice()
+        return self.members
+
+    def _note_down(self) -> None:
+        if self._note is not None:
+            self._note.write(self.members)
 
     def welcome(self, member: Member) -> m.Welcome:
         """Return the message that tells a member its place."""
@@ -372,6 +417,10 @@ class PoolManager:
         regions = self._table.reap(member.job)
         _log.info("job %d (%s) is gone, %d regions came back", member.job, member.name, regions)
         self._ledger.depart(member, now_ns)
+        try:
+            self._note_down()
+        except BrokerError as error:  # whoever reads the note finds out that the job is dead
+            _log.warning("%s", error)
         self._look(time.monotonic_ns())
         self._evaluate_soon()
 
@@ -403,12 +452,8 @@ class PoolManager:
     # -- looking and deciding ----------------------------------------------------------------------
 
     def take_notice(self) -> None:
-        """Answer a write to the eventfd: look and decide soon."""
-        # In this order, and before the table is looked at: what happens from here on writes it
-        # again.
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._table.notify_fd)
-        self._table.clear_notified()
+        """Answer a write to the pipe: look and decide soon."""
+        self._table.take_notice()
         self._evaluate_soon()
 
     def act(self, now_ns: int) -> None:
@@ -428,6 +473,10 @@ class PoolManager:
         refused = refusal(wanted, self._table.header, self._table.jobs, self.members)
         if not refused:
             carry_out(wanted, self._table, self.members)
+            try:
+                self._note_down()
+            except BrokerError as error:
+                _log.warning("%s", error)
             _log.info("changed: %s", wanted)
             self._evaluate_soon()
         return m.Changed(m.as_text(refused))

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, get_args
 
 from zico.base.errors import ConfigError
-from zico.base.units import parse_size
+from zico.base.units import format_bytes, parse_size
 from zico.broker.protocol.messages import MAX_SIZE_BYTES, SaveMode
 from zico.broker.shares import values_by_name
 from zico.planning.saving.registry import JOB_PLANNERS as PLANNERS
@@ -123,9 +123,13 @@ def variables_of(wish: Wish) -> dict[str, str]:
 
 
 def wishes_of(
-    texts: Mapping[str, str], origins: Mapping[str, str], names: tuple[str, ...], budget_bytes: int
+    texts: Mapping[str, str],
+    origins: Mapping[str, str],
+    names: tuple[str, ...],
+    budget_bytes: int,
+    largest: tuple[str, int] | None = None,
 ) -> dict[str, Wish]:
-    """Return the wish of each job.
+    """Return the wish of each job on one device.
 
     Args:
         texts: ``save``: a mode for all jobs, or ``NAME=MODE`` for some of them, separated by
@@ -133,6 +137,8 @@ def wishes_of(
         origins: Where each text came from.
         names: Of all jobs.
         budget_bytes: What a limit in percent is a share of.
+        largest: Of several devices the one with the largest budget, and that budget: a limit is not
+            above it. ``None``: there is one device.
 
     Raises:
         ConfigError: A text is no such list, names no job, or has a value that cannot be.
@@ -143,7 +149,7 @@ def wishes_of(
     else:
         modes = values_by_name(everybody, origins.get("save", ""), names, parse_way)
     limits = values_by_name(
-        texts.get("limit", ""), origins.get("limit", ""), names, lambda text: _limit(text, budget_bytes)
+        texts.get("limit", ""), origins.get("limit", ""), names, lambda text: _limit(text, budget_bytes, largest)
     )
     tier = texts.get("tier", "")
     if tier:
@@ -167,8 +173,14 @@ def _check_tier(text: str, origin: str) -> None:
         raise ConfigError(f"{origin}: {error}") from None
 
 
-def _limit(text: str, budget_bytes: int) -> int:
-    size_bytes = parse_size(text, whole_bytes=budget_bytes)
+def _limit(text: str, budget_bytes: int, largest: tuple[str, int] | None) -> int:
+    is_share = text.strip().endswith("%") or text.strip().lower() == "none"
+    size_bytes = parse_size(text, whole_bytes=budget_bytes if largest is None or is_share else MAX_SIZE_BYTES)
+    if largest is not None and size_bytes > largest[1]:
+        raise ConfigError(
+            f"{text!r} is {format_bytes(size_bytes)}, more than any device has: the largest budget is "
+            f"{format_bytes(largest[1])}, of {largest[0]}: give no more"
+        )
     if size_bytes == 0:
         raise ConfigError(f"a limit of {text} is nothing: give what the job may hold, such as 2GiB or 60%")
     return size_bytes

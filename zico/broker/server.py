@@ -1,7 +1,7 @@
 """The broker's loop: connections, deaths, wake-ups from compiled code, and time.
 
 Theory of operation
-    One thread waits for the listening socket, the connections, a pidfd of every member, the eventfd
+    One thread waits for the listening socket, the connections, a pidfd of every member, the pipe
     that jobs write when a boundary or memory needs the broker, and the next point in time. What any
     of them means for the pool is the pool manager's (``zico.broker.pool_manager``). Nothing in the
     loop blocks on a peer.
@@ -19,6 +19,7 @@ a kernel before 6.5) counts as dead when its connection closes.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -26,7 +27,7 @@ import resource
 import selectors
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, assert_never, cast
 
 from zico.base.errors import BrokerError, LocalProtocolError, RemoteProtocolError
 from zico.broker import transport
@@ -38,6 +39,7 @@ from zico.broker.transport import SPARE_FDS
 from zico.pool.layout import NAME_BYTES
 
 if TYPE_CHECKING:
+    from zico.broker.handover import Inherited
     from zico.broker.lingering import Contexts
     from zico.broker.members import Member
     from zico.broker.pool_manager import PoolManager
@@ -45,11 +47,22 @@ if TYPE_CHECKING:
 
 IDLE_NS = 1_000_000_000
 MAX_LINKS = 128
+JOINING_NS = 15_000_000_000
+"""What joining may take after its place is given: longer than a client's deadline."""
 FDS_PER_LINK = 2
 """A connection's own descriptor, and its process's."""
 
 _log = logging.getLogger(__name__)
 Handler = Callable[[int], None]
+
+
+@dataclasses.dataclass
+class _Heir:
+    """A member that was taken over, and when it was last seen to have the table open."""
+
+    member: Member
+    seen_ns: int
+    look_ns: int = 0
 
 
 class Server:
@@ -66,6 +79,8 @@ class Server:
         self._manager = manager
         self._contexts = contexts
         self._dead: list[Lingering] = []
+        self._inherited: Inherited | None = None
+        self._heirs: dict[int, _Heir] = {}
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._links: set[Link] = set()
@@ -75,6 +90,14 @@ class Server:
         self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._stops = False
         self._is_orphan = False
+
+    def inherit(self, inherited: Inherited, now_ns: int) -> None:
+        """Serve the jobs of a pool that was taken over, too: they have no connection here, but their processes tell."""
+        self._inherited = inherited
+        for member in self._manager.adopt(inherited.note):
+            if member.pidfd is not None:
+                self._heirs[member.index] = _Heir(member, now_ns)
+                self._watch(member.pidfd, functools.partial(self._on_death, None, member))
 
     def serve(self, *, stop_fd: int, parent_pidfd: int | None = None) -> None:
         """Serve until told to stop, or until parent, members and connections are gone; then write the record.
@@ -105,6 +128,7 @@ class Server:
         now_ns = time.monotonic_ns()
         self._end_patience(now_ns)
         self._settle_dead(now_ns)
+        self.look_after_heirs(now_ns)
         self._manager.act(now_ns)
 
     def _timeout_s(self) -> float:
@@ -314,12 +338,36 @@ class Server:
     def _end_predecessor(self, pid: int) -> None:
         """Take back what a process held before it replaced its program (``exec``), which unmapped all of it."""
         for member in self._manager.members:
-            if member.leaving and pid and member.pid == pid:
+            if pid and member.pid == pid and (member.leaving or self._has_let_go(member)):
                 self._unwatch_process(member)
                 self._manager.reap(member)
 
-    def _on_death(self, link: Link, member: Member, _events: int) -> None:
+    def _has_let_go(self, member: Member) -> bool:
+        """Tell whether a member without a connection has the table open no more: it has replaced its program."""
+        is_heir = member.index in self._heirs and self._inherited is not None
+        return is_heir and not cast("Inherited", self._inherited).has_open(member.process)
+
+    def look_after_heirs(self, now_ns: int) -> None:
+        """Let jobs leave that were taken over and do not have the table open, as a closed connection does for others.
+
+        One that was joining when the old broker died has time to map what it was sent.
+        """
+        for heir in list(self._heirs.values()):
+            if now_ns < heir.look_ns:
+                continue
+            heir.look_ns = now_ns + IDLE_NS
+            if not self._has_let_go(heir.member):
+                heir.seen_ns = now_ns
+            elif now_ns - heir.seen_ns >= JOINING_NS:
+                del self._heirs[heir.member.index]
+                self._manager.leave(heir.member)
+
+    def _on_death(self, link: Link | None, member: Member, _events: int) -> None:
         """Take everything back from a member whose process is dead, now or when its work on a GPU is done."""
+        if link is None:
+            self._unwatch_process(member)
+            self._manager.reap(member)
+            return
         link.member = None
         self._unwatch_process(member)
         if self._contexts is not None:
@@ -343,6 +391,7 @@ class Server:
             self._drop(link)
 
     def _unwatch_process(self, member: Member) -> None:
+        self._heirs.pop(member.index, None)
         if member.pidfd is not None:
             self._selector.unregister(member.pidfd)
             os.close(member.pidfd)

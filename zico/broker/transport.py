@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from zico.base.errors import BrokerError, ConfigError, RemoteProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 MAX_PATH_BYTES = 107
@@ -258,25 +259,43 @@ def make_private_directory(directory: Path) -> None:
         raise ConfigError(f"{directory} has mode {mode:04o}, so others may enter it: chmod 0700 {directory}")
 
 
+@contextlib.contextmanager
+def place_of(path: Path) -> Iterator[None]:
+    """Hold the lock by which one broker at a time lives on a path.
+
+    Raises:
+        ConfigError: The path or its directory cannot be used.
+        BrokerError: Another broker lives on this path, which is undisturbed.
+    """
+    check_path(path)
+    make_private_directory(path.parent)
+    lock_path = path.with_name(path.name + ".lock")
+    lock_fd = _lock(lock_path)
+    try:
+        yield
+    finally:
+        # Unlinked while locked: whoever waits for this file finds another inode at the path and
+        # begins again.
+        lock_path.unlink(missing_ok=True)
+        os.close(lock_fd)
+
+
 class Listener:
     """The live broker's socket: lock held, bound, listening; closing it leaves nothing behind."""
 
-    def __init__(self, path: Path) -> None:
-        """Lock, take away a stale socket, bind and listen without blocking.
+    def __init__(self, path: Path, *, has_place: bool = False) -> None:
+        """Lock, unless the caller ``has_place`` already; take away a stale socket, bind and listen without blocking.
 
         Raises:
             ConfigError: The path or its directory cannot be used.
             BrokerError: Another broker lives on this path, which is undisturbed.
         """
-        check_path(path)
-        make_private_directory(path.parent)
         self.path = path
-        self._lock_path = path.with_name(path.name + ".lock")
         with contextlib.ExitStack() as undo:
-            self._lock_fd = _lock(self._lock_path)
-            undo.callback(self._unlock)
+            if not has_place:
+                undo.enter_context(place_of(path))
             self.socket = _listen(path)
-            undo.pop_all()
+            self._owned = undo.pop_all()
 
     def __enter__(self) -> Self:
         """Close on the way out."""
@@ -287,18 +306,12 @@ class Listener:
         self.close()
 
     def close(self) -> None:
-        """Unlink the socket and the lock file and close both; a second time does nothing."""
+        """Unlink the socket, and the lock file that is its own, and close both; a second time does nothing."""
         if self.socket.fileno() < 0:
             return
         self.path.unlink(missing_ok=True)
         self.socket.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        # Unlinked while locked: whoever waits for this file finds another inode at the path and
-        # begins again.
-        self._lock_path.unlink(missing_ok=True)
-        os.close(self._lock_fd)
+        self._owned.close()
 
 
 def _lock(path: Path) -> int:

@@ -35,7 +35,11 @@ def live_table(snapshot: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     for column, justify in (("job", "left"), ("state", "left"), ("iterations", "right"), ("it/s", "right")):
         table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column(f"memory of {format_bytes(snapshot.budget_bytes)}", no_wrap=True)
+    if snapshot.has_several_devices:
+        table.add_column("device", no_wrap=True)
+        table.add_column("memory", no_wrap=True)
+    else:
+        table.add_column(f"memory of {format_bytes(snapshot.pools[0].budget_bytes)}", no_wrap=True)
     table.add_column("waiting for", overflow="ellipsis", no_wrap=True)
     for number, job in enumerate(snapshot.jobs):
         for row in _live_rows(snapshot, job, _COLOURS[number % len(_COLOURS)]):
@@ -46,16 +50,17 @@ def live_table(snapshot: Snapshot) -> Table:
 def plain_lines(snapshot: Snapshot) -> Iterator[str]:
     """Yield one line per job for a log."""
     for job in snapshot.jobs:
-        members = snapshot.processes_of(job.name)
+        members, pool = snapshot.processes_of(job), snapshot.pool_of(job)
+        where = f" on {pool.device}" if snapshot.has_several_devices else ""
         if not members:
-            yield f"{job.name}: {_state(job, None)}"
+            yield f"{job.name}{where}: {_state(job, None)}"
         for member in members:
-            whom = waits_for(member, snapshot.members)
+            whom = waits_for(member, pool.members)
             waits = f", waiting {member.waiting_s:.1f} s for {whom}" if _is_waiting(member) else ""
             yield (
-                f"{member.name}: {_state(job, member)}, {member.iterations} iterations, "
+                f"{member.name}{where}: {_state(job, member)}, {member.iterations} iterations, "
                 f"{member.iterations_per_s:.2f} it/s, holds {format_bytes(member.held_bytes)} "
-                f"of {format_bytes(snapshot.budget_bytes)}{waits}"
+                f"of {format_bytes(pool.budget_bytes)}{waits}"
             )
 
 
@@ -69,18 +74,20 @@ def colour_of(number: int) -> str:
 
 
 def _live_rows(snapshot: Snapshot, job: JobProgress, colour: str) -> Iterator[tuple[Text, ...]]:
-    members = snapshot.processes_of(job.name)
+    members, pool = snapshot.processes_of(job), snapshot.pool_of(job)
+    where = (Text(pool.device),) if snapshot.has_several_devices else ()
     if not members:
-        yield (Text(job.name, style=colour), Text(_state(job, None)), Text(""), Text(""), Text(""), Text(""))
+        yield (Text(job.name, style=colour), Text(_state(job, None)), Text(""), Text(""), *where, Text(""), Text(""))
     for member in members:
-        bar = memory_bar(member.held_bytes, snapshot.budget_bytes)
+        bar = memory_bar(member.held_bytes, pool.budget_bytes)
         yield (
             Text(member.name, style=colour),
             Text(_state(job, member)),
             Text(str(member.iterations)),
             Text(f"{member.iterations_per_s:.2f}"),
+            *where,
             Text.assemble((bar, colour), " ", format_bytes(member.held_bytes)),
-            Text(waits_for(member, snapshot.members) if _is_waiting(member) else ""),
+            Text(waits_for(member, pool.members) if _is_waiting(member) else ""),
         )
 
 

@@ -30,11 +30,14 @@ from zico.base.settings import (
     DEFAULT_LOG_LEVEL,
     DEFAULT_POLICY,
     DEFAULT_REGION_BYTES,
+    HOST,
     LOG_LEVELS,
     SOCKET_VARIABLE,
     Setting,
     Settings,
     device_of,
+    devices_of,
+    kind_of,
     resolve,
 )
 from zico.base.units import format_bytes
@@ -45,6 +48,7 @@ from zico.scheduler.policies import POLICIES, REAL, check_real
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from zico.base.settings import Given
     from zico.broker.protocol.messages import Share, Status
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -67,8 +71,8 @@ class Option(click.Option):
         return (text,) if text is not None and self.multiple else text
 
 
-class PoolCommand(click.Command):
-    """A command with settings, which the user's settings file gives where nothing else does."""
+class _ReadsSettings(click.Command):
+    """Has settings, which the user's settings file gives where nothing else does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the file, unless only help is wanted or nothing is a setting, then parse."""
@@ -81,6 +85,14 @@ class PoolCommand(click.Command):
                 if (key := _key_of(option)) in values
             }
         return super().parse_args(ctx, args)
+
+
+class PoolCommand(_ReadsSettings):
+    """A command with settings."""
+
+
+class PoolGroup(_ReadsSettings, click.Group):
+    """A command with settings that also has commands of its own."""
 
 
 def setting(name: str, **how: Any) -> Callable[[Function], Function]:  # noqa: ANN401 - as click says
@@ -106,7 +118,11 @@ _POOL_OPTIONS = (
         help="Memory kept free for each job's context and workspaces "
         f"(default: none; {DEFAULT_CUDA_RESERVE} on a GPU).",
     ),
-    setting("--device", metavar="DEVICE", help="host, cuda or cuda:N (default: host)."),
+    setting(
+        "--device",
+        metavar="DEVICE",
+        help="host, cuda or cuda:N (default: host); zico run takes several with commas between them.",
+    ),
     setting("--policy", metavar="NAME", help=f"The scheduler: {', '.join(REAL)} (default: {DEFAULT_POLICY})."),
     setting(
         "--region",
@@ -167,18 +183,46 @@ def _pool(**_given: str | None) -> None:
 
 
 def settings_with(words: Sequence[str], n_jobs: int | None = None) -> Settings:
-    """Return the settings where the command line is these words (``settings_from``)."""
-    return settings_from(_pool.make_context("zico", list(words)), n_jobs)
+    """Return the settings where the command line is these words; of several devices those of the first."""
+    given = given_in(_pool.make_context("zico", list(words)))
+    return _resolved(given, devices_of(given)[0], n_jobs)
 
 
 def settings_from(ctx: click.Context, n_jobs: int | None = None) -> Settings:
-    """Return the settings of a command and this machine, for so many jobs if that is known.
+    """Return the settings of a command about one device and this machine, for so many jobs if that is known.
+
+    Raises:
+        ConfigError: One of them cannot be used, or several devices are given.
+    """
+    given = given_in(ctx)
+    return _resolved(given, device_of(given), n_jobs)
+
+
+def settings_of_each(ctx: click.Context, n_jobs: int | None = None) -> tuple[Settings, ...]:
+    """Return the settings of a command for each device that is given, for so many jobs in all if that is known.
+
+    A share of the memory is one of each device's. Several pools on the host have equal parts of the
+    machine's.
 
     Raises:
         ConfigError: One of them cannot be used.
     """
     given = given_in(ctx)
-    settings = resolve(given, memory_of(device_of(given)), POLICIES, n_jobs)
+    devices = devices_of(given)
+    on_host = sum(kind_of(device.value) == HOST for device in devices)
+    on_each = None if n_jobs is None else -(-n_jobs // len(devices))
+    found = tuple(_resolved(given, device, on_each, on_host) for device in devices)
+    metrics = found[0].metrics
+    if len(found) > 1 and metrics.value:
+        raise ConfigError(
+            f"{metrics.origin}: metrics are of one device, and {len(found)} are given: leave it out, or start a broker "
+            "for each device with metrics of its own (zico broker start)"
+        )
+    return found
+
+
+def _resolved(given: Given, device: Setting[str], n_jobs: int | None, on_host: int = 1) -> Settings:
+    settings = resolve(given, memory_of(device, on_host), POLICIES, n_jobs, device)
     try:
         check_real(settings.policy.value)
     except ConfigError as error:
@@ -262,11 +306,11 @@ def candidates(socket: Path | None) -> list[Path]:
     return [Path(named)] if named else known_sockets()
 
 
-def only_broker(paths: list[Path]) -> tuple[Path, Status]:
-    """Return the answer of the only broker that gives one.
+def all_brokers(paths: list[Path]) -> list[tuple[Path, Status]]:
+    """Return the answers of the brokers that give one.
 
     Raises:
-        CommandError: None does, or several do.
+        CommandError: None does.
     """
     answers, reasons = [], []
     for path in paths:
@@ -277,6 +321,16 @@ def only_broker(paths: list[Path]) -> tuple[Path, Status]:
             reasons.append(str(error))
     if not answers:
         raise CommandError("no broker is running" + "".join(f"; {reason}" for reason in reasons), exit_code=1)
+    return answers
+
+
+def only_broker(paths: list[Path]) -> tuple[Path, Status]:
+    """Return the answer of the only broker that gives one.
+
+    Raises:
+        CommandError: None does, or several do.
+    """
+    answers = all_brokers(paths)
     if len(answers) > 1:
         choices = ", ".join(str(path) for path, _ in answers)
         raise CommandError(f"{len(answers)} brokers are running: choose one with --socket: {choices}")

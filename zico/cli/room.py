@@ -1,12 +1,14 @@
-"""Whether memory has room for one more job of a sweep: ``zico fit`` on profiles of jobs of the same command.
+"""Where memory has room for one more job of a sweep: ``zico fit`` on profiles of jobs of the same command.
 
 A job whose command has no profile yet starts beside jobs that all have one, and nothing starts
-beside it until it has its own. Jobs that never join the pool need none of its memory.
+beside it until it has its own. Jobs that never join the pool need none of its memory. A profile
+counts on every device, with the times of the device where it was made.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +16,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from zico.base.errors import ZicoError
+from zico.launch.placement import Offer
+from zico.launch.queue import unknown_offer
 from zico.launch.sweep import AGAIN
 from zico.report.files import jobs_of
 from zico.report.model import owner_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from zico.launch.queue import PoolNow
     from zico.launch.sweep import SweepJob
     from zico.report.model import Record
     from zico.simulator.simulate import Load
@@ -34,71 +39,101 @@ WORTH = 0.25
 class RoomByFit:
     """Room as ``zico fit`` sees it, by what the jobs of a sweep have shown of themselves so far."""
 
-    def __init__(self, jobs: Sequence[SweepJob], policy: str, region_bytes: int) -> None:
+    def __init__(
+        self, jobs: Sequence[SweepJob], policy: str, region_bytes: Sequence[int], *, by_memory: bool = True
+    ) -> None:
         """Know no profile.
 
         Args:
             jobs: All jobs of the sweep.
             policy: The scheduler of the run.
-            region_bytes: The pool's.
+            region_bytes: Of each pool, by its number.
+            by_memory: A job may start only where memory has room for it; else everywhere, and this
+                tells only where it is slowed least.
         """
         self._kinds = {name: job.kind for job in jobs for name in (job.name, job.name + AGAIN)}
         self._policy = policy
-        self._region_bytes = region_bytes
+        self._region_bytes = tuple(region_bytes)
+        self._by_memory = by_memory
         self._loads: dict[Kind, tuple[Load, ...]] = {}
-        """What a job of each kind holds, each of its processes: of the one that held most."""
+        """What a job of each kind holds, each of its processes, in bytes: of the one that held most."""
         self._outside: set[Kind] = set()
         """Whose jobs have ended without joining."""
-        self._seen: set[str] = set()
-        """Names of jobs that have run when asked."""
-        self._record: Record | None = None
+        self._joined: set[Kind] = set()
+        self._seen: list[set[str]] = [set() for _ in region_bytes]
+        """Of each pool: names of jobs that have run there when asked."""
+        self._records: list[Record | None] = [None for _ in region_bytes]
 
-    async def for_one_more(
-        self, candidate: SweepJob, running: Sequence[SweepJob], look: Callable[[], Record | None]
-    ) -> bool:
-        """Tell whether ``candidate`` may start beside those that run. Takes up to seconds, in a thread.
+    async def offers(self, candidate: SweepJob, pools: Mapping[int, PoolNow]) -> Mapping[int, Offer]:
+        """Return what each pool offers ``candidate``. Takes up to seconds, in a thread.
 
-        False also where the broker does not answer, or a profile is none that ``zico fit`` takes.
+        A pool has no room where jobs run and its broker does not answer, or a profile is none that
+        ``zico fit`` takes.
         """
-        record = look()
-        if record is None:
-            return False
-        try:
-            return await asyncio.to_thread(self._has_room, candidate, running, record)
-        except ZicoError:
-            return False
+        records = {number: pool.look() for number, pool in pools.items()}
+        return await asyncio.to_thread(self._offers, candidate, pools, records)
 
-    def _has_room(self, candidate: SweepJob, running: Sequence[SweepJob], record: Record) -> bool:
-        self._learn(running, record)
-        kinds = [job.kind for job in running if job.kind not in self._outside]
+    def _offers(
+        self, candidate: SweepJob, pools: Mapping[int, PoolNow], records: Mapping[int, Record | None]
+    ) -> dict[int, Offer]:
+        for number, pool in pools.items():
+            with contextlib.suppress(ZicoError):
+                self._learn(number, pool.running, records[number])
+        found = {}
+        for number, pool in pools.items():
+            try:
+                found[number] = self._offer(candidate, number, pool, records[number])
+            except ZicoError:
+                found[number] = self._closed(pool)
+        return found
+
+    def _closed(self, pool: PoolNow) -> Offer:
+        """Return what a pool offers where nothing can be told of those that run."""
+        return dataclasses.replace(unknown_offer(pool), may_start=not self._by_memory or not pool.running)
+
+    def _offer(self, candidate: SweepJob, number: int, pool: PoolNow, record: Record | None) -> Offer:
+        if record is None and pool.running:
+            return self._closed(pool)
+        budget_bytes = pool.budget_bytes if record is None else int(record.budget_bytes[-1])
+        kinds = [job.kind for job in pool.running if job.kind not in self._outside]
+        offer = Offer(
+            budget_bytes=budget_bytes,
+            free_bytes=pool.free_bytes,
+            jobs=len(pool.running),
+            unknown=sum(job.kind not in self._loads for job in pool.running),
+        )
         if any(kind not in self._loads for kind in kinds):
-            return False
+            return dataclasses.replace(offer, may_start=not self._by_memory)
         if candidate.kind not in self._loads:
-            return True
-        budget = int(record.budget_bytes[-1]) // self._region_bytes
-        before = self._throughput(kinds, budget)
-        after = self._throughput([*kinds, candidate.kind], budget)
+            return offer
+        before = self._fit(kinds, number, budget_bytes)
+        after = self._fit([candidate.kind, *kinds], number, budget_bytes)
+        own = len(self._loads[candidate.kind])
         if before is None or after is None:
-            return False
-        return after >= before + WORTH * len(self._loads[candidate.kind])
+            return dataclasses.replace(offer, may_start=not self._by_memory, normalised=0.0)
+        pays = not pool.running or sum(after) >= sum(before) + WORTH * own
+        return dataclasses.replace(offer, may_start=pays or not self._by_memory, normalised=sum(after[:own]) / own)
 
-    def _learn(self, running: Sequence[SweepJob], record: Record) -> None:
-        """Take in the profiles, and which jobs have ended without being in the pool."""
-        from zico.simulator.jobs_file import in_regions, read_jobs
+    def _learn(self, number: int, running: Sequence[SweepJob], record: Record | None) -> None:
+        """Take in the profiles of a pool, and which jobs have ended without being in it."""
+        from zico.simulator.jobs_file import read_jobs
 
-        self._seen |= {job.name for job in running}
-        if record is self._record:  # older than the end of some that run no more
+        if record is None:
             return
-        self._record = record
+        seen = self._seen[number]
+        seen |= {job.name for job in running}
+        if record is self._records[number]:  # older than the end of some that run no more
+            return
+        self._records[number] = record
         joined = {owner for member in record.names if (owner := owner_of(member, set(self._kinds)))}
-        ended = self._seen - {job.name for job in running} - joined
-        self._outside = {self._kinds[name] for name in ended} - {self._kinds[name] for name in joined}
+        ended = seen - {job.name for job in running} - joined
+        self._joined |= {self._kinds[name] for name in joined}
+        self._outside = (self._outside | {self._kinds[name] for name in ended}) - self._joined
         found = jobs_of(record)
         if not found:
             return
-        loads = read_jobs(msgspec.json.encode({"jobs": found}), "the record", Path())
         of_job: dict[str, list[Load]] = {}
-        for load in in_regions(loads, self._region_bytes, whole=True):
+        for load in read_jobs(msgspec.json.encode({"jobs": found}), "the record", Path()):
             if owner := owner_of(load.name, set(self._kinds)):
                 of_job.setdefault(owner, []).append(load)
         for name, its in of_job.items():
@@ -106,17 +141,19 @@ class RoomByFit:
             if _peak(its) >= _peak(known):
                 self._loads[self._kinds[name]] = tuple(its)
 
-    def _throughput(self, kinds: Sequence[Kind], budget: int) -> float | None:
-        """Return the sum of normalised throughputs of jobs of these kinds together; ``None`` if they do not fit."""
+    def _fit(self, kinds: Sequence[Kind], number: int, budget_bytes: int) -> list[float] | None:
+        """Return the normalised throughput of each process of such jobs together; ``None``: they do not fit."""
         from zico.scheduler.policies import policy_named
         from zico.simulator.fit import Answer, fit
+        from zico.simulator.jobs_file import in_regions
 
-        loads = [load for kind in kinds for load in self._loads[kind]]
+        region_bytes = self._region_bytes[number]
+        loads = in_regions([load for kind in kinds for load in self._loads[kind]], region_bytes, whole=True)
         if not loads:
-            return 0.0
-        named = [dataclasses.replace(load, name=str(number)) for number, load in enumerate(loads)]
-        found = fit(named, budget, policy_named(self._policy), self._region_bytes)
-        return None if found.answer is Answer.NO else sum(job.normalised for job in found.jobs)
+            return []
+        named = [dataclasses.replace(load, name=str(place)) for place, load in enumerate(loads)]
+        found = fit(named, budget_bytes // region_bytes, policy_named(self._policy), region_bytes)
+        return None if found.answer is Answer.NO else [job.normalised for job in found.jobs]
 
 
 def _peak(loads: Sequence[Load]) -> int:

@@ -10,11 +10,21 @@ from typing import TYPE_CHECKING
 import click
 
 from zico.base.errors import ConfigError
-from zico.broker.devices import kind_of
+from zico.base.settings import kind_of
 from zico.broker.saving import MODES, check_device, wishes_of
 from zico.broker.shares import shares_of
+from zico.cli.daemon import find_daemon, renamed, settings_of
 from zico.cli.display import Display
-from zico.cli.options import AFTER_DASHES, STDOUT, WORDS, DashesCommand, described, pool_options, setting, settings_from
+from zico.cli.options import (
+    AFTER_DASHES,
+    STDOUT,
+    WORDS,
+    DashesCommand,
+    described,
+    pool_options,
+    setting,
+    settings_of_each,
+)
 from zico.cli.sweep import (
     create_file,
     new_sweep,
@@ -23,6 +33,7 @@ from zico.cli.sweep import (
     refuse_beside_resume,
     resumed_words,
     run_sweep,
+    targets_of,
     write_results,
 )
 from zico.launch.jobs import Command, name_commands, split_commands
@@ -36,6 +47,7 @@ from zico.report.files import (
     PICTURE_NAME,
     RECORD_NAME,
     TRACE_NAME,
+    of_device,
     write_jobs,
     write_json,
     write_markdown,
@@ -44,7 +56,7 @@ from zico.report.model import RunReport, read_record, to_json
 from zico.report.table import write_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from zico.base.settings import Setting, Settings
     from zico.report.model import Record
@@ -144,6 +156,11 @@ def run(
 ) -> int:
     """Run each CMD as a job. All jobs share one memory budget.
 
+    Several devices (--device cuda:0,cuda:1) have a pool each, and each job goes to one of them.
+
+    If a broker of the device runs already (zico broker start, or that of a script), the jobs join
+    its pool; with --budget or another option of a pool they get a pool of their own.
+
     Zico splits a CMD into words as a shell does, but starts no shell. The exit code is 0 if every
     job ended with 0, else that of the job that failed first (128 + N if signal N ended it).
     """
@@ -152,14 +169,21 @@ def run(
     if any(ctx.params[name] for name in ("grids", "jobs_file", "at_most")):
         return _sweep(ctx, new_sweep(ctx), None)
     named = _commands(commands, ctx.meta.get(AFTER_DASHES), names)
-    settings = settings_from(ctx, len(named))
-    wanted = _with_shares(named, settings)
-    _prepare(json_path, report_dir)
+    daemons = [(find_daemon(settings), settings) for settings in settings_of_each(ctx, len(named))]
+    devices = [settings if found.status is None else settings_of(found.status, settings) for found, settings in daemons]
+    taken = {job.name for found, _ in daemons if found.status is not None for job in found.status.jobs}
+    wanted = renamed(_with_shares(named, devices), taken)
+    _prepare(json_path, report_dir, devices)
     with Display([command.name for command in wanted], quiet=quiet) as display:
-        display.message(described(settings))
-        if settings.warning:
-            display.problem(settings.warning)
-        report, code = _supervised(wanted, settings, display, report_dir)
+        for (found, _), settings in zip(daemons, devices, strict=True):
+            if found.told:
+                display.problem(found.told)
+            display.message(described(settings))
+            if settings.warning and found.status is None:
+                display.problem(settings.warning)
+        joins = [found.socket if found.status is not None else None for found, _ in daemons]
+        outcome = supervise(wanted, targets_of(devices, report_dir, joins), display)
+    report, code = run_report(outcome, devices), outcome.exit_code
     write_table(report, sys.stderr)
     _write(report, json_path, report_dir)
     return code
@@ -178,25 +202,17 @@ def _sweep(ctx: click.Context, sweep: Sweep, file: SweepFile | None) -> int:
     """Run a sweep; without a file it is new, and gets one when everything has been checked."""
     json_path, report_dir = ctx.params["json_path"], ctx.params["report_dir"]
     at_most = parse_at_most(ctx.params["at_most"])
-    settings = settings_from(ctx, min(at_most.jobs, len(sweep.jobs)))
-    owners = _with_shares(owners_of(sweep), settings)
-    _prepare(json_path, report_dir)
+    devices = settings_of_each(ctx, min(at_most.jobs, len(sweep.jobs)))
+    owners = _with_shares(owners_of(sweep), devices)
+    _prepare(json_path, report_dir, devices)
     with file or create_file(sweep, ctx.params["jobs_file"], report_dir) as used:
         report, results, code = run_sweep(
-            used, owners, settings, at_most, report_dir=report_dir, quiet=ctx.params["quiet"]
+            used, owners, devices, at_most, report_dir=report_dir, quiet=ctx.params["quiet"]
         )
     if report is not None:
         _write(report, None, report_dir)
     write_results(results, json_path, report_dir)
     return code
-
-
-def _supervised(
-    commands: tuple[Command, ...], settings: Settings, display: Display, report_dir: Path | None
-) -> tuple[RunReport, int]:
-    record_to = report_dir / RECORD_NAME if report_dir else None
-    outcome = supervise(commands, settings, display, record_to=record_to)
-    return run_report(outcome, settings), outcome.exit_code
 
 
 def _commands(
@@ -210,14 +226,26 @@ def _commands(
     return name_commands([after_dashes] if after_dashes else [], names)
 
 
-def _with_shares(commands: tuple[Command, ...], settings: Settings) -> tuple[Command, ...]:
-    """Return the commands with what each is to get, and how it is to go on with less."""
+def _with_shares(commands: tuple[Command, ...], devices: Sequence[Settings]) -> tuple[Command, ...]:
+    """Return the commands with what each is to get, and how it is to go on with less on each device."""
     names = tuple(command.name for command in commands)
-    shares = shares_of(*_told(settings.shares), names)
-    wishes = wishes_of(*_told(settings.saving), names, settings.budget_bytes.value)
-    check_device(kind_of(settings.device.value), wishes, settings.saving["save"].origin)
+    first, *others = devices
+    shares = shares_of(*_told(first.shares), names)
+    most = max(devices, key=lambda settings: settings.budget_bytes.value)
+    largest = (most.device.value, most.budget_bytes.value) if others else None
+    on_each = []
+    for settings in devices:
+        wishes = wishes_of(*_told(settings.saving), names, settings.budget_bytes.value, largest)
+        check_device(kind_of(settings.device.value), wishes, settings.saving["save"].origin)
+        on_each.append(wishes)
     return tuple(
-        dataclasses.replace(command, share=shares[command.name], wish=wishes[command.name]) for command in commands
+        dataclasses.replace(
+            command,
+            share=shares[command.name],
+            wish=on_each[0][command.name],
+            wishes=tuple(wishes[command.name] for wishes in on_each),
+        )
+        for command in commands
     )
 
 
@@ -227,7 +255,7 @@ def _told(chosen: Mapping[str, Setting[str]]) -> tuple[dict[str, str], dict[str,
     return texts, {field: setting.origin for field, setting in chosen.items()}
 
 
-def _prepare(json_path: Path | None, report_dir: Path | None) -> None:
+def _prepare(json_path: Path | None, report_dir: Path | None, devices: Sequence[Settings]) -> None:
     """Refuse outputs that could not be written, before hours of training rather than after them."""
     if json_path is not None and json_path != STDOUT and not json_path.parent.is_dir():
         raise ConfigError(f"--json: the directory {str(json_path.parent)!r} does not exist")
@@ -236,7 +264,9 @@ def _prepare(json_path: Path | None, report_dir: Path | None) -> None:
     try:
         report_dir.mkdir(parents=True, exist_ok=True)
         for name in (RECORD_NAME, PICTURE_NAME, PAGE_NAME, TRACE_NAME, JOBS_NAME):
-            (report_dir / name).unlink(missing_ok=True)
+            for settings in devices:
+                found = of_device(name, settings.device.value, several=len(devices) > 1)
+                (report_dir / found).unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"--report: cannot write to {str(report_dir)!r}: {error.strerror}") from None
 
@@ -251,34 +281,47 @@ def _write(report: RunReport, json_path: Path | None, report_dir: Path | None) -
         from zico.report.page import write_page
 
         write_json(report, report_dir / JSON_NAME)
-        record = _history(report_dir)
-        picture = None if record is None else _picture(report, record, report_dir)
-        write_markdown(report, report_dir / MARKDOWN_NAME, picture=picture)
-        write_page(report, record, report_dir / PAGE_NAME)
+        several, pictures = report.has_several_devices, {}
+        for of_one in map(report.on, range(len(report.pools))):
+            record = _history(of_one, report_dir, several=several)
+            picture = None if record is None else _picture(of_one, record, report_dir, several=several)
+            if picture is not None:
+                pictures[of_one.device] = picture
+            write_page(of_one, record, report_dir / of_device(PAGE_NAME, of_one.device, several=several))
+        write_markdown(report, report_dir / MARKDOWN_NAME, pictures=pictures)
         click.echo(f"zico: report in {report_dir}", err=True)
 
 
-def _history(report_dir: Path) -> Record | None:
-    """Return what happened, and write it for ``zico simulate`` and Perfetto; say why if there is nothing."""
+def _history(report: RunReport, report_dir: Path, *, several: bool) -> Record | None:
+    """Return what happened on a device, and write it for other programs; say why if there is nothing."""
     from zico.report.perfetto import write_trace
 
+    record_name, jobs_name, trace_name = (
+        of_device(name, report.device, several=several) for name in (RECORD_NAME, JOBS_NAME, TRACE_NAME)
+    )
     try:
-        record = read_record(report_dir / RECORD_NAME)
+        record = read_record(report_dir / record_name)
     except ConfigError as error:
-        click.echo(f"zico: no picture: {error}", err=True)
+        _no_picture(report, error, several=several)
         return None
-    write_jobs(record, report_dir / JOBS_NAME)
-    write_trace(record, report_dir / TRACE_NAME)
+    write_jobs(record, report_dir / jobs_name)
+    write_trace(record, report_dir / trace_name)
     return record
 
 
-def _picture(report: RunReport, record: Record, report_dir: Path) -> str | None:
-    """Draw the picture; return its file name, or say why there is none."""
+def _picture(report: RunReport, record: Record, report_dir: Path, *, several: bool) -> str | None:
+    """Draw the picture of a device; return its file name, or say why there is none."""
     from zico.report.picture import write_picture
 
+    name = of_device(PICTURE_NAME, report.device, several=several)
     try:
-        write_picture(report, record, report_dir / PICTURE_NAME)
+        write_picture(report, record, report_dir / name)
     except ConfigError as error:
-        click.echo(f"zico: no picture: {error}", err=True)
+        _no_picture(report, error, several=several)
         return None
-    return PICTURE_NAME
+    return name
+
+
+def _no_picture(report: RunReport, error: ConfigError, *, several: bool) -> None:
+    where = f" of {report.device}" if several else ""
+    click.echo(f"zico: no picture{where}: {error}", err=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zico.base.units import format_bytes
-from zico.cli.options import candidates, only_broker, share_text
+from zico.cli.options import all_brokers, candidates, share_text
 from zico.report.model import waits_for
 from zico.report.table import PLAIN_WIDTH, outside_lines, together_lines
 
@@ -32,16 +32,18 @@ COLUMNS = (
     "--socket",
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="The broker's socket (default: $ZICO_SOCKET, else the only broker that runs).",
+    help="The broker's socket (default: $ZICO_SOCKET, else all brokers that run).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(*, socket: Path | None, as_json: bool) -> int:
-    """Show a running broker and its jobs."""
-    path, found = only_broker(candidates(socket))
+    """Show the running brokers and their jobs. With several, --json prints a list."""
+    found = all_brokers(candidates(socket))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        told = [status for _, status in found] if len(found) > 1 else found[0][1]
+        click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2))
     else:
-        _show(path, found)
+        for path, status in found:
+            _show(path, status)
     return 0
 
 

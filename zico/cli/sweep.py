@@ -15,11 +15,12 @@ from zico.base.errors import ConfigError
 from zico.cli.display import Display
 from zico.cli.options import AFTER_DASHES, STDOUT, WORDS, described
 from zico.launch.jobs import MAX_COMMANDS, Command, name_commands, split_commands
+from zico.launch.pools import Target
 from zico.launch.queue import Queue, Unlimited
 from zico.launch.supervisor import run_report, supervise
 from zico.launch.sweep import MAX_JOBS, grid_jobs, parse_grids, read_jobs_file
 from zico.launch.sweep_file import Sweep, SweepFile
-from zico.report.files import RECORD_NAME, write_atomically
+from zico.report.files import RECORD_NAME, of_device, write_atomically
 from zico.report.sweep import SweepReport, SweepRow, sweep_json, write_sweep_table
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def owners_of(sweep: Sweep) -> tuple[Command, ...]:
 def run_sweep(
     file: SweepFile,
     owners: Sequence[Command],
-    settings: Settings,
+    devices: Sequence[Settings],
     at_most: AtMost,
     *,
     report_dir: Path | None,
@@ -164,31 +165,44 @@ def run_sweep(
     report, outcome = None, None
     if file.left:
         room: Room = Unlimited()
-        if at_most.by_memory:
+        if at_most.by_memory or len(devices) > 1:
             from zico.cli.room import RoomByFit
 
-            room = RoomByFit(jobs, settings.policy.value, settings.region_bytes.value)
-        shares = {owner.name: (owner.share, owner.wish) for owner in owners}
-        queue = Queue(file.left, file.results, at_most=at_most.jobs, room=room, shares=shares, ended=file.add)
+            regions = [settings.region_bytes.value for settings in devices]
+            room = RoomByFit(jobs, devices[0].policy.value, regions, by_memory=at_most.by_memory)
+        of_owner = {owner.name: owner for owner in owners}
+        queue = Queue(file.left, file.results, at_most=at_most.jobs, room=room, owners=of_owner, ended=file.add)
         with Display([job.name for job in jobs], quiet=quiet) as display:
-            display.message(described(settings))
+            for settings in devices:
+                display.message(described(settings))
             display.message(f"{len(file.left)} jobs, at most {at_most.jobs} at once; {file.path} says which have ended")
-            if settings.warning:
-                display.problem(settings.warning)
-            record_to = report_dir / RECORD_NAME if report_dir else None
-            outcome = supervise((), settings, display, record_to=record_to, queue=queue)
-        report = run_report(outcome, settings)
-    results = sweep_report(file, settings, at_most)
+            for settings in devices:
+                if settings.warning:
+                    display.problem(settings.warning)
+            outcome = supervise((), targets_of(devices, report_dir), display, queue=queue)
+        report = run_report(outcome, devices)
+    results = sweep_report(file, devices, at_most)
     return report, results, _exit_code(results, outcome)
 
 
-def sweep_report(file: SweepFile, settings: Settings, at_most: AtMost) -> SweepReport:
+def targets_of(
+    devices: Sequence[Settings], report_dir: Path | None, joins: Sequence[Path | None] | None = None
+) -> list[Target]:
+    """Return the devices as a run takes them, each with its record in the report's directory."""
+    targets = []
+    for settings, socket in zip(devices, joins or [None] * len(devices), strict=True):
+        name = of_device(RECORD_NAME, settings.device.value, several=len(devices) > 1)
+        targets.append(Target(settings, socket, report_dir / name if report_dir else None))
+    return targets
+
+
+def sweep_report(file: SweepFile, devices: Sequence[Settings], at_most: AtMost) -> SweepReport:
     """Return how every job of a sweep has ended so far."""
     return SweepReport(
         file=str(file.path),
-        device=settings.device.value,
-        policy=settings.policy.value,
-        budget_bytes=settings.budget_bytes.value,
+        device=",".join(settings.device.value for settings in devices),
+        policy=devices[0].policy.value,
+        budget_bytes=sum(settings.budget_bytes.value for settings in devices),
         at_most=at_most.jobs,
         jobs=tuple(_row(job, file) for job in file.sweep.jobs),
     )

@@ -46,6 +46,7 @@ from zico.base.units import format_bytes
 from zico.cli.display import Display
 from zico.cli.options import AFTER_DASHES, DashesCommand, settings_with
 from zico.launch.jobs import name_commands
+from zico.launch.pools import Target
 from zico.launch.recording import Recording
 from zico.launch.supervisor import supervise
 from zico.report.table import PLAIN_WIDTH
@@ -90,7 +91,7 @@ def run_recorded(words: Sequence[str], output: Path, *, iterations: int | None, 
     with run_directory() as directory, Display([command.name], quiet=quiet) as display:
         with Recording(output, directory, command.name, iterations=iterations) as recording:
             environ = {**os.environ, **recording.environment, **({OPS_VARIABLE: "1"} if ops else {})}
-            outcome = supervise([command], settings, display, environ=environ)
+            outcome = supervise([command], [Target(settings)], display, environ=environ)
         if not recording.has_begun:
             what = "nothing was recorded: no process of the command imported PyTorch or TensorFlow; see zico doctor"
             raise TraceError(str(output), 0, what)

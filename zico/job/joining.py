@@ -17,27 +17,30 @@ Guarantees
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from zico.base.errors import BrokerError, ZicoError
 from zico.base.rundir import socket_for
-from zico.base.settings import DEVICE_VARIABLE, HOST, JOB_VARIABLE, SOCKET_VARIABLE, SWITCH_VARIABLE
+from zico.base.settings import (
+    DEVICE_VARIABLE,
+    HOST,
+    JOB_VARIABLE,
+    SOCKET_VARIABLE,
+    SWITCH_VARIABLE,
+    parse_devices,
+)
 from zico.base.units import format_bytes
+from zico.broker.starting import start_broker
 from zico.job import autoload, session
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import IO
 
     from zico.broker.client import BrokerClient
 
-START_S = 1800.0
-"""The first broker on a machine compiles."""
-SAY_AFTER_S = 3.0
 _LOOK_S = 0.01
 _ATTEMPTS = 5
 """A broker may end, or another process may start one, between two looks."""
@@ -102,7 +105,10 @@ def _open_pool(device: str | None, budget: str | None) -> Path:
     """Return the socket of the user's broker for a device, which stays as long as this process does."""
     from zico.broker.client import BrokerClient
 
-    path = socket_for(device or os.environ.get(DEVICE_VARIABLE) or HOST)
+    # A framework takes its first device where the script names none: so does this, of several.
+    text = device or os.environ.get(DEVICE_VARIABLE)
+    device = parse_devices(text)[0] if text else None
+    path = socket_for(device or HOST)
     started = False
     for _ in range(_ATTEMPTS):
         if path.is_socket():
@@ -128,38 +134,16 @@ def _start(path: Path, device: str | None, budget: str | None) -> bool:
     Raises:
         BrokerError: It cannot start; the message is what it said.
     """
-    argv = [sys.executable, "-m", "zico", "broker", "--socket", str(path), "--until", str(os.getpid())]
-    argv += [*(["--device", device] if device else []), *(["--budget", budget] if budget else [])]
+    words = ["--socket", str(path), "--until", str(os.getpid())]
+    words += [*(["--device", device] if device else []), *(["--budget", budget] if budget else [])]
     with tempfile.TemporaryFile() as said:
-        child = subprocess.Popen(  # noqa: S603 - this Python
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
-        )
-        with cast("IO[bytes]", child.stdout) as ready:
-            os.set_blocking(ready.fileno(), False)
-            _await_word(child, ready)
-        if child.poll() is None:
-            return True
-        said.seek(0)
-        lines = said.read().decode(errors="replace").strip().splitlines() or ["it ended without a word"]
+        lines = start_broker(words, said, _say)
+    if lines is None:
+        return True
     if "another broker lives" in lines[-1]:
         time.sleep(_LOOK_S)  # until that one listens
         return False
     raise BrokerError(f"the broker could not start: {lines[-1].removeprefix('zico: ')}")
-
-
-def _await_word(child: subprocess.Popen[bytes], ready: IO[bytes]) -> None:
-    """Wait until the broker says that it is ready, or has ended."""
-    began_s = time.monotonic()
-    said = False
-    while child.poll() is None and not ready.read(1):
-        waited_s = time.monotonic() - began_s
-        if waited_s > START_S:
-            child.kill()
-            child.wait()
-        if waited_s > SAY_AFTER_S and not said:
-            _say("compiling; this takes a minute or two, once per machine")
-            said = True
-        time.sleep(_LOOK_S)
 
 
 def _say(text: str) -> None:

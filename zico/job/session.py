@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import HookError
-from zico.base.settings import SOCKET_VARIABLE, STARTING_VARIABLE
+from zico.base.settings import SOCKET_VARIABLE, STARTING_VARIABLE, kind_of
 from zico.job.autoload import complain, framework_of, inform
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Session:
             HookError: The library is not loaded or imports none of them, or the pool is not the
                 host's memory; nothing has been changed.
         """
-        if self.device != "host":
+        if self.membership.device.kind != "host":
             raise HookError(f"{library_prefix} takes memory of the host, and the pool is on {self.device}")
         from zico.heap import hooks
         from zico.job import elf
@@ -177,7 +177,7 @@ class Session:
         Raises:
             HookError: This is such a child.
         """
-        if self.device != "host" and os.getpid() != self.membership.owner_pid:
+        if self.membership.device.kind != "host" and os.getpid() != self.membership.owner_pid:
             raise HookError(
                 f"this process was forked from one that uses {self.device}, and CUDA cannot be used again after a "
                 "fork: start processes by the spawn method (multiprocessing.set_start_method)"
@@ -273,7 +273,6 @@ def pool_kind() -> str:
         BrokerError: The broker does not answer.
     """
     from zico.broker.client import BrokerClient
-    from zico.broker.devices import kind_of
 
     socket_path = socket_to_join()
     if socket_path is None:
@@ -433,7 +432,7 @@ def _refuse_kind(membership: Membership, framework: str, kind: str) -> None:
 
 def _guard_forks(session: Session) -> None:
     """Let forked children keep off the pool (invariant 10)."""
-    if session.device == "host":
+    if session.membership.device.kind == "host":
         from zico.heap.fork import ForkGuard
 
         ForkGuard(session.heap, session.membership.leave)

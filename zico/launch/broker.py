@@ -1,4 +1,4 @@
-"""The broker as a child process: started, awaited until it is ready, asked, and ended."""
+"""The broker of a run: a child process of its own, or the user's daemon of the device, which the run joins."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from zico.base.errors import CommandError, ZicoError
 from zico.base.rundir import SOCKET_NAME
 from zico.broker.client import BrokerClient
+from zico.broker.notes import read_head
+from zico.broker.protocol.messages import Report
 from zico.launch.processes import KILL_S, LEFT_BEHIND_S, Child, LinePipe, readable
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from zico.base.settings import Settings
     from zico.broker.metrics import Address
-    from zico.broker.protocol.messages import Report, Status
+    from zico.broker.protocol.messages import JobReport, Status
     from zico.launch.watchdog import Watchdog
 
 READY_S = 1800.0
@@ -32,6 +34,66 @@ END_S = 5.0
 ANSWER_S = 2.0
 RECORD_NAME = "record.npz"
 _LAST_WORDS = 5
+
+
+class JoinedBroker:
+    """A daemon that serves the jobs of one run beside others; it goes on when the run ends."""
+
+    record: Path | None = None
+    """It keeps none for a run."""
+
+    def __init__(self, socket: Path) -> None:
+        """Note who is in the pool already; call this before the run's jobs start.
+
+        Raises:
+            BrokerError: It does not answer, or is of another version.
+        """
+        self.socket = socket
+        self.is_ready = True
+        self._client = BrokerClient(socket, ANSWER_S)
+        self._others = {_identity(job) for job in self._client.report(record=False).jobs}
+
+    async def wait_ready(self) -> None:
+        """Wait for nothing."""
+
+    async def ended(self) -> None:
+        """Wait until the daemon has ended; the caller sets the deadline."""
+        head = read_head(self.socket)
+        pidfd = head.broker.watch() if head is not None else None
+        if pidfd is not None:
+            try:
+                await readable(pidfd)
+            finally:
+                os.close(pidfd)
+
+    def status(self) -> Status | None:
+        """Return how the pool is now, ``None`` if the daemon does not answer within ``ANSWER_S``."""
+        with contextlib.suppress(ZicoError, OSError):
+            return self._client.status()
+        return None
+
+    def report(self, *, record: bool = True) -> Report | None:  # noqa: ARG002 - as a run's own broker
+        """Return the figures of the jobs that have joined since the run began, ``None`` as with ``status``."""
+        with contextlib.suppress(ZicoError, OSError):
+            found = self._client.report(record=False)
+            jobs = tuple(job for job in found.jobs if _identity(job) not in self._others)
+            return Report(pool=found.pool, jobs=jobs, jobs_left_out=found.jobs_left_out)
+        return None
+
+    async def end(self) -> None:
+        """Hang up; the daemon goes on."""
+        self._client.close()
+
+    def close(self, guardian: Watchdog) -> None:  # noqa: ARG002 - as a run's own broker
+        """Hang up; does nothing the second time."""
+        self._client.close()
+
+
+RunBroker: TypeAlias = "BrokerProcess | JoinedBroker"
+
+
+def _identity(job: JobReport) -> tuple[str, int, int]:
+    return job.name, job.pid, job.job
 
 
 class BrokerProcess:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import psutil
 
 from zico.base.errors import ConfigError, DriverError
-from zico.base.settings import DeviceMemory
-from zico.broker.devices import HOST, facts_of
+from zico.base.settings import HOST, DeviceMemory, kind_of
+from zico.broker.devices import facts_of
 from zico.broker.outside import use_now
 
 if TYPE_CHECKING:
@@ -76,14 +76,19 @@ VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 """Which GPUs a process sees: numbers, or the UUIDs that name them whatever their order."""
 
 
-def memory_of(device: Setting[str]) -> DeviceMemory:
+def memory_of(device: Setting[str], shared_by: int = 1) -> DeviceMemory:
     """Return the memory of a device.
+
+    Args:
+        device: Its name.
+        shared_by: How many pools of a run are on the host: each may take its part of the machine's.
 
     Raises:
         ConfigError: The device cannot be used; the message says why and where its name came from.
     """
-    if device.value == HOST:
-        return host_memory()
+    if kind_of(device.value) == HOST:
+        machine = host_memory()
+        return DeviceMemory(machine.total_bytes // shared_by, machine.available_bytes // shared_by)
     try:
         facts = facts_of(device.value)
         use = use_now(facts)

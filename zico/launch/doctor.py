@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 from zico.base.errors import DriverError, ZicoError
 from zico.base.paths import cache_refusal
 from zico.base.rundir import base_directory
-from zico.base.settings import HOST, PLAN_VARIABLE
+from zico.base.settings import HOST, PLAN_VARIABLE, kind_of
 from zico.base.units import format_bytes
 from zico.broker.devices import devices_here, has_usable_driver
 from zico.broker.lingering import CONTROL, daemon_at
 from zico.broker.outside import use_now
 from zico.launch.jobs import Command, job_environment
+from zico.launch.pools import Target
 from zico.launch.supervisor import run_report, supervise
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ def diagnose(settings: Settings, argv: Sequence[str] = ()) -> Diagnosis:
         commands = tuple(trial(framework, device) for framework in to_try(versions, device))
         cuda += tuple(gpu_rows(versions))
     findings = tuple(_try_all(commands, versions, settings)) if commands else ()
-    needed = checks if settings.device.value == HOST else (*checks, *cuda)
+    needed = checks if kind_of(settings.device.value) == HOST else (*checks, *cuda)
     healthy = all(check.passed for check in needed)
     active = healthy and bool(findings) and all(finding.active for finding in findings)
     return Diagnosis(active, (*checks, *cuda), findings)
@@ -279,7 +280,7 @@ def diagnose(settings: Settings, argv: Sequence[str] = ()) -> Diagnosis:
 def to_try(versions: Mapping[str, str], device: str) -> Iterator[Framework]:
     """Yield the installed frameworks that have tensors on a device."""
     for framework in FRAMEWORKS:
-        if framework.module in versions and not (framework.gpu_only and device == HOST):
+        if framework.module in versions and not (framework.gpu_only and kind_of(device) == HOST):
             yield framework
 
 
@@ -381,7 +382,7 @@ def _check_sockets() -> Check:
 
 def trial(framework: Framework, device: str) -> Command:
     """Return a command that makes tensors on the device, and on no other."""
-    where, environ = ("cpu", _WITHOUT_GPUS) if device == HOST else ("cuda", {})
+    where, environ = ("cpu", _WITHOUT_GPUS) if kind_of(device) == HOST else ("cuda", {})
     code = _TRY.format(limit=TRY_S, where=where, environ=environ, **dataclasses.asdict(framework))
     return Command(framework.module, (sys.executable, "-c", code), f"python -c 'import {framework.module} ...'")
 
@@ -390,7 +391,7 @@ def _try_all(commands: Sequence[Command], versions: Mapping[str, str], settings:
     """Run the commands beside a broker and yield a finding for each."""
     collector = _Collector()
     try:
-        report = run_report(supervise(commands, settings, collector), settings)
+        report = run_report(supervise(commands, [Target(settings)], collector), [settings])
     except ZicoError as error:
         for command in commands:
             yield _failed(command.name, versions[command.name], str(error))

@@ -52,6 +52,12 @@ class Command:
     """As the user would type it."""
     share: Share = DEFAULT_SHARE
     wish: Wish = DEFAULT_WISH
+    wishes: tuple[Wish, ...] = ()
+    """On each device of the run, where they differ: a limit may be a share of the device's budget."""
+
+    def wish_on(self, number: int) -> Wish:
+        """Return how the job is to go on with less on the device of that number."""
+        return self.wishes[number] if self.wishes else self.wish
 
 
 def split_commands(texts: Sequence[str], names: Sequence[str] = (), most: int = MAX_COMMANDS) -> tuple[Command, ...]:

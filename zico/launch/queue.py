@@ -1,24 +1,25 @@
-"""Which job of a sweep starts next: the order, at most so many at once, and again alone after out of memory.
+"""Which job of a sweep starts next, and on which device: the order, at most so many at once, alone after out of memory.
 
-Whether memory has room for one more is asked of whoever made the queue (``Room``): here nothing is
+What each device's pool offers a job is asked of whoever made the queue (``Room``): here nothing is
 known of profiles.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
 from typing import TYPE_CHECKING, Protocol
 
-from zico.broker.protocol.messages import DEFAULT_SHARE, Share
-from zico.broker.saving import DEFAULT_WISH, Wish
 from zico.launch.jobs import Command, Stream
+from zico.launch.placement import Offer, choose, largest
 from zico.launch.sweep import AGAIN, SweepJob
 from zico.launch.sweep_file import JobResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from zico.broker.saving import Wish
     from zico.report.model import JobFigures, Record
 
 _OUT_OF_MEMORY = re.compile(
@@ -34,30 +35,43 @@ def tells_out_of_memory(stream: Stream, lines: Iterable[bytes]) -> bool:
     return stream is Stream.STDERR and any(_OUT_OF_MEMORY.search(line) for line in lines)
 
 
-class Room(Protocol):
-    """Whoever knows whether one more job has room."""
+@dataclasses.dataclass(frozen=True)
+class PoolNow:
+    """One device's pool at this moment."""
 
-    async def for_one_more(
-        self, candidate: SweepJob, running: Sequence[SweepJob], look: Callable[[], Record | None]
-    ) -> bool:
-        """Tell whether ``candidate`` may start beside those that run, of which there is at least one.
+    budget_bytes: int
+    free_bytes: int
+    """Of the budget, beside the peaks of the jobs that are there."""
+    look: Callable[[], Record | None]
+    """Returns the pool's record now; ``None`` if the broker does not answer."""
+    running: tuple[SweepJob, ...] = ()
+    """The queue's jobs that run there."""
+
+
+class Room(Protocol):
+    """Whoever knows which pools have room for one more job."""
+
+    async def offers(self, candidate: SweepJob, pools: Mapping[int, PoolNow]) -> Mapping[int, Offer]:
+        """Return what each pool offers ``candidate``; a pool where nothing runs lets it start.
 
         Args:
             candidate: The next job.
-            running: The jobs that run.
-            look: Returns the pool's record now; ``None`` if the broker does not answer.
+            pools: All that are to be had.
         """
 
 
 class Unlimited:
     """Room without asking: only the number of jobs counts."""
 
-    async def for_one_more(
-        self, candidate: SweepJob, running: Sequence[SweepJob], look: Callable[[], Record | None]
-    ) -> bool:
-        """Tell that it has."""
-        del candidate, running, look
-        return True
+    async def offers(self, candidate: SweepJob, pools: Mapping[int, PoolNow]) -> Mapping[int, Offer]:
+        """Return that each pool has room; nobody's needs are known."""
+        del candidate
+        return {number: unknown_offer(pool) for number, pool in pools.items()}
+
+
+def unknown_offer(pool: PoolNow) -> Offer:
+    """Return what a pool offers a job of which nothing is known, nor of those that run."""
+    return Offer(pool.budget_bytes, pool.free_bytes, jobs=len(pool.running), unknown=len(pool.running))
 
 
 class Queue:
@@ -70,7 +84,7 @@ class Queue:
         *,
         at_most: int,
         room: Room,
-        shares: Mapping[str, tuple[Share, Wish]] | None = None,
+        owners: Mapping[str, Command] | None = None,
         ended: Callable[[JobResult], None],
     ) -> None:
         """Start nothing.
@@ -80,50 +94,78 @@ class Queue:
             earlier: How tries of them ended before; those with ``again`` are to run alone.
             at_most: So many run at once.
             room: Says whether one more may start.
-            shares: What the jobs of each owner get, and how they go on with less.
+            owners: What the jobs of each owner get, and how they go on with less.
             ended: Called with the result of each try as it ends.
         """
         again = {name for name, result in earlier.items() if result.again}
         self._waiting = collections.deque(job for job in jobs if job.name not in again)
         self._alone = collections.deque(job for job in jobs if job.name in again)
         self._tries = {name: result.tries for name, result in earlier.items()}
-        self._running: dict[str, SweepJob] = {}
+        self._running: dict[str, tuple[SweepJob, int]] = {}
+        """By the name in the pool: the job, and the number of its pool."""
         self._sole = ""
         """The name of the job that runs alone, if one does."""
         self._at_most = at_most
         self._room = room
-        self._shares = shares or {}
+        self._owners = owners or {}
         self._ended = ended
 
     @property
     def wishes(self) -> tuple[Wish, ...]:
         """Return how jobs are to go on with less."""
-        return tuple(wish for _, wish in self._shares.values())
+        return tuple(owner.wish for owner in self._owners.values())
 
     @property
     def left(self) -> int:
         """Return how many jobs have not started, or are to be tried again."""
         return len(self._waiting) + len(self._alone)
 
-    async def next(self, look: Callable[[], Record | None]) -> Command | None:
-        """Return the command to start now; ``None`` if none may. With nothing running, one always may if any is left.
+    async def next(self, pools: Mapping[int, PoolNow]) -> tuple[Command, int] | None:
+        """Return the command to start now and the number of its pool; ``None`` if none may start.
 
-        Jobs that are to be tried again come when all others have ended.
+        With nothing running, one always may if any is left. Jobs that are to be tried again come
+        when all others have ended, in the largest pool.
+
+        Args:
+            pools: Those that are to be had, by their numbers; what the queue runs there is not in
+                them.
         """
         if len(self._running) >= self._at_most:
             return None
         if self._waiting:
             job = self._waiting[0]
-            running = tuple(self._running.values())
-            if running and not await self._room.for_one_more(job, running, look):
+            offers = await self._offers(job, pools)
+            number = choose(offers, self._limits(job, pools))
+            if number is None and not self._running:
+                number = largest(offers)
+            if number is None:
                 return None
             self._waiting.popleft()
-            return self._started(job, job.name)
+            return self._started(job, job.name, number), number
         if self._alone and not self._running:
+            number = largest({number: unknown_offer(pool) for number, pool in pools.items()})
+            if number is None:
+                return None
             job = self._alone.popleft()
             self._sole = job.name + AGAIN
-            return self._started(job, self._sole)
+            return self._started(job, self._sole, number), number
         return None
+
+    async def _offers(self, job: SweepJob, pools: Mapping[int, PoolNow]) -> Mapping[int, Offer]:
+        """Return what the pools offer a job; the only pool is not asked while nothing runs in it."""
+        on: dict[int, list[SweepJob]] = {number: [] for number in pools}
+        for one, number in self._running.values():
+            if number in on:
+                on[number].append(one)
+        now = {number: dataclasses.replace(pool, running=tuple(on[number])) for number, pool in pools.items()}
+        if len(pools) == 1 and not self._running:
+            return {number: unknown_offer(pool) for number, pool in now.items()}
+        return await self._room.offers(job, now)
+
+    def _limits(self, job: SweepJob, pools: Mapping[int, PoolNow]) -> dict[int, int]:
+        """Return what the job may hold in each pool."""
+        owner = self._owners.get(job.owner)
+        return {number: owner.wish_on(number).limit_bytes for number in pools} if owner is not None else {}
 
     def ended(self, figures: JobFigures, *, told_out_of_memory: bool) -> JobResult:
         """Note how the job of a command from ``next`` ended. After out of memory it waits to be tried again, once.
@@ -132,7 +174,7 @@ class Queue:
             figures: What it did; its name is the command's.
             told_out_of_memory: Whether its output says so.
         """
-        job = self._running.pop(figures.name)
+        job, _ = self._running.pop(figures.name)
         alone = figures.name == self._sole
         if alone:
             self._sole = ""
@@ -144,6 +186,7 @@ class Queue:
             self._alone.append(job)
         result = JobResult(
             name=job.name,
+            device=figures.device,
             tries=tries,
             alone=alone,
             exit_code=figures.exit_code,
@@ -159,7 +202,7 @@ class Queue:
         self._ended(result)
         return result
 
-    def _started(self, job: SweepJob, name: str) -> Command:
-        self._running[name] = job
-        share, wish = self._shares.get(job.owner, (DEFAULT_SHARE, DEFAULT_WISH))
-        return Command(name, job.argv, job.text, share, wish)
+    def _started(self, job: SweepJob, name: str, number: int) -> Command:
+        self._running[name] = job, number
+        owner = self._owners.get(job.owner, Command("", (), ""))
+        return dataclasses.replace(owner, name=name, argv=job.argv, text=job.text)

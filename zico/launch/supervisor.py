@@ -1,11 +1,11 @@
-"""Run jobs beside one broker, from the first process to the last.
+"""Run jobs beside one broker for each device, from the first process to the last.
 
 Theory of operation: one asyncio loop in the main thread. Each job is a task that ends when nothing
 of the job's session is left. Signals are forwarded to all jobs, then followed by SIGTERM and
-SIGKILL as each deadline passes; a second signal kills at once. Of a sweep, a queue says which job
-starts next; it is asked whenever one has ended, and once in a while. Whatever way ``supervise`` is left,
-every process is dead and the run directory is gone; if this process itself is killed, the guardian
-does the same.
+SIGKILL as each deadline passes; a second signal kills at once. Each job that starts is placed on a
+device (``zico.launch.placement``). Of a sweep, a queue says which job starts next, and where; it is
+asked whenever one has ended, and once in a while. Whatever way ``supervise`` is left, every process
+is dead and the run directory is gone; if this process itself is killed, the guardian does the same.
 
 Known limitations: a job's process that makes a session of its own (``setsid``) is not followed.
 While our own standard output is blocked by its reader, nothing here runs; a third signal breaks
@@ -15,36 +15,37 @@ that.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import os
-import shutil
 import signal
 import time
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from zico.base.paths import CACHE_VARIABLE, cache_root
-from zico.base.rundir import run_directory
-from zico.base.settings import HOST, STARTING_VARIABLE
-from zico.broker.protocol.messages import ProcessFigures, Report
-from zico.launch.broker import READY_S, BrokerProcess
-from zico.launch.devices import device_variables
+from zico.base.rundir import PRIVATE_MODE, run_directory
+from zico.base.settings import STARTING_VARIABLE
+from zico.broker.protocol.messages import ProcessFigures
+from zico.launch.broker import READY_S
 from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE, Job, Listener, Stream, job_environment
-from zico.launch.queue import tells_out_of_memory
+from zico.launch.placement import Offer, choose
+from zico.launch.pools import Pool
+from zico.launch.queue import PoolNow, tells_out_of_memory
 from zico.launch.watchdog import Watchdog
 from zico.report.model import (
     JobFigures,
     JobProgress,
     PoolFigures,
+    PoolProgress,
     RunReport,
     Snapshot,
     jain_index,
     owner_of,
-    read_record,
+    together,
 )
 
 if TYPE_CHECKING:
@@ -53,11 +54,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from zico.base.settings import Settings
-    from zico.broker.metrics import Address
-    from zico.broker.protocol.messages import JobReport, PoolReport, Status
+    from zico.broker.protocol.messages import JobReport, Report
     from zico.launch.jobs import Command
+    from zico.launch.pools import Target
     from zico.launch.queue import Queue
-    from zico.report.model import Record
 
 
 # -- join what the supervisor saw of each command with the broker's figures ------------------------
@@ -68,23 +68,39 @@ NOT_STARTED = "was not started"
 BROKER_GONE = "there are no figures: the broker did not answer"
 
 
-def run_report(outcome: Outcome, settings: Settings) -> RunReport:
-    """Return the figures of a run that has ended. The first process of a job that joined stands for the job."""
-    members = outcome.report.jobs if outcome.report else ()
-    names = {job.command.name for job in outcome.jobs}
-    missing = NEVER_JOINED if outcome.report else BROKER_GONE
+def run_report(outcome: Outcome, settings: Sequence[Settings]) -> RunReport:
+    """Return the figures of a run that has ended. The first process of a job that joined stands for the job.
+
+    Args:
+        outcome: Of the run.
+        settings: Of each of its devices.
+    """
+    first, *_ = settings
     jobs = tuple(
-        _job_figures(job, [member for member in members if owner_of(member.name, names) == job.command.name], missing)
+        msgspec.structs.replace(_figures_of(job, outcome), device=settings[job.pool].device.value)
         for job in outcome.jobs
     )
+    pools = tuple(
+        _pool_figures(report, of_one, sum(job.pool == number for job in outcome.jobs))
+        for number, (report, of_one) in enumerate(zip(outcome.reports, settings, strict=True))
+    )
     return RunReport(
-        device=settings.device.value,
-        policy=settings.policy.value,
-        budget_bytes=settings.budget_bytes.value,
-        budget_origin=settings.budget_bytes.origin,
-        pool=_pool_figures(outcome.report.pool if outcome.report else None, members, settings),
+        device=",".join(one.device.value for one in settings),
+        policy=first.policy.value,
+        budget_bytes=sum(one.budget_bytes.value for one in settings),
+        budget_origin=first.budget_bytes.origin,
+        pool=pools[0] if len(pools) == 1 else together(pools, _fairness(jobs)),
+        pools=pools,
         jobs=jobs,
     )
+
+
+def _figures_of(job: JobOutcome, outcome: Outcome) -> JobFigures:
+    report = outcome.reports[job.pool]
+    names = {one.command.name for one in outcome.jobs}
+    members = report.jobs if report else ()
+    its = [member for member in members if owner_of(member.name, names) == job.command.name]
+    return _job_figures(job, its, NEVER_JOINED if report else BROKER_GONE)
 
 
 def _job_figures(job: JobOutcome, members: Sequence[JobReport], missing: str) -> JobFigures:
@@ -114,17 +130,26 @@ def _figures(member: JobReport) -> dict[str, Any]:
     return {field: getattr(member, field) for field in ProcessFigures.__struct_fields__}
 
 
-def _pool_figures(pool: PoolReport | None, members: Sequence[JobReport], settings: Settings) -> PoolFigures:
-    if pool is None:
-        return PoolFigures(region_bytes=settings.region_bytes.value)
-    return PoolFigures(
-        **msgspec.structs.asdict(pool),
-        sum_of_job_peaks_bytes=sum(member.peak_bytes for member in members),
-        jain_index=_fairness(members),
+def _pool_figures(report: Report | None, settings: Settings, n_jobs: int) -> PoolFigures:
+    where = PoolFigures(
+        device=settings.device.value,
+        policy=settings.policy.value,
+        budget_bytes=settings.budget_bytes.value,
+        budget_origin=settings.budget_bytes.origin,
+        n_jobs=n_jobs,
+        region_bytes=settings.region_bytes.value,
+    )
+    if report is None:
+        return where
+    return msgspec.structs.replace(
+        where,
+        **msgspec.structs.asdict(report.pool),
+        sum_of_job_peaks_bytes=sum(member.peak_bytes for member in report.jobs),
+        jain_index=_fairness(report.jobs),
     )
 
 
-def _fairness(members: Sequence[JobReport]) -> float | msgspec.UnsetType:
+def _fairness(members: Sequence[ProcessFigures]) -> float | msgspec.UnsetType:
     shares = [member.normalised for member in members]
     known = [share for share in shares if isinstance(share, float)]
     return jain_index(known) if known and len(known) == len(shares) else msgspec.UNSET
@@ -171,12 +196,9 @@ def forwarded_to(heard: Callable[[signal.Signals], None]) -> Iterator[None]:
 TICK_S = 0.25
 LOOK_S = 2.0
 """How often the queue of a sweep is asked while nothing has ended: a profile may have become known."""
-LOOKING_SHARE = 0.02
-"""Of the time, that looking at the record may take: the broker writes all of it, and it grows with the run."""
 COMPLAINT_PREFIX = b"zico: "
 """How Zico inside a job begins its lines (``zico.job.autoload.complain``)."""
 _MAY_PAGE = ("page", "auto")
-TIME_SLICES = "the jobs take turns on the GPU; with --mps their kernels overlap"
 TERM_S = 2.0
 """How long a job may take after the SIGTERM that follows an unheeded SIGINT."""
 
@@ -192,6 +214,8 @@ class JobOutcome:
     """On the monotonic clock."""
     complaint: str = ""
     """What Zico inside the job last said to its standard error, why it is not active for instance."""
+    pool: int = 0
+    """The number of the device on which it ran."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,8 +223,8 @@ class Outcome:
     """How a run ended."""
 
     jobs: tuple[JobOutcome, ...]
-    report: Report | None
-    """The broker's figures; ``None`` if it had ended before."""
+    reports: tuple[Report | None, ...]
+    """The figures of each device's broker; ``None`` if it had ended before."""
     signum: int = 0
     """The signal that ended the run; 0: none did."""
 
@@ -213,34 +237,31 @@ class Outcome:
 
 def supervise(
     commands: Sequence[Command],
-    settings: Settings,
+    targets: Sequence[Target],
     listener: Listener,
     *,
     environ: Mapping[str, str] | None = None,
-    record_to: Path | None = None,
     queue: Queue | None = None,
 ) -> Outcome:
     """Run all commands to their ends and return how they ended. Call it in the main thread.
 
     Args:
         commands: At least one; none with a queue.
-        settings: Checked settings.
+        targets: The devices to run on, at least one.
         listener: Is told of output, messages and progress.
         environ: The jobs' environment before Zico adds to it; ours by default.
-        record_to: Where to copy the broker's record, if it wrote one.
         queue: Gives the commands instead, and is told how each ended, unless a signal ends the run.
 
     Raises:
-        CommandError: The broker or the MPS daemon could not start; the jobs have been ended.
+        CommandError: A broker or an MPS daemon could not start; the jobs have been ended.
         ConfigError: There is no MPS here, no directory for machine code, or metrics cannot be served
             where they should.
     """
     with run_directory() as run_dir:
-        supervisor = Supervisor(commands, settings, listener, os.environ if environ is None else environ, queue)
+        supervisor = Supervisor(commands, targets, listener, os.environ if environ is None else environ, queue)
         outcome = asyncio.run(supervisor.run(run_dir))
-        record = supervisor.record
-        if record_to is not None and record is not None and record.exists():
-            shutil.copyfile(record, record_to)
+        for pool in supervisor.pools:
+            pool.keep_record()
         return outcome
 
 
@@ -250,28 +271,25 @@ class Supervisor:
     def __init__(
         self,
         commands: Sequence[Command],
-        settings: Settings,
+        targets: Sequence[Target],
         listener: Listener,
         environ: Mapping[str, str],
         queue: Queue | None = None,
     ) -> None:
         """Start nothing yet."""
-        self.record: Path | None = None
         self._queue = queue
-        self._settings = settings
         self._listener = listener
+        self._grace_s = targets[0].settings.grace_s.value
         # Jobs get the directory that passed the check, so that a refusal is reported once and not
         # by every job.
-        self._environ = {**environ, **device_variables(settings), CACHE_VARIABLE: str(cache_root())}
+        environ = {**environ, CACHE_VARIABLE: str(cache_root())}
+        self.pools = [Pool(target, environ, sweeps=queue is not None) for target in targets]
         self._jobs = [Job(command) for command in commands]
+        self._placed: dict[str, int] = {}
+        """The number of each started job's pool, by the job's name."""
         self._complaints: dict[str, str] = {}
         self._out_of_memory: set[str] = set()
         """Names of the jobs whose output says so."""
-        self._members: dict[tuple[str, int, int], JobReport] = {}
-        """All that have been in the pool: the broker reports the latest ones only."""
-        self._broker_gone = False
-        self._looked: Record | None = None
-        self._look_again_s = 0.0
         self._signal: signal.Signals | None = None
         self._interrupted = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
@@ -282,79 +300,66 @@ class Supervisor:
         with forwarded_to(self._heard), contextlib.ExitStack() as stack:
             guardian = Watchdog(run_dir)
             stack.callback(guardian.close)
-            mps_pipes = self._share_device(run_dir, guardian, stack)
             wishes = [job.command.wish for job in self._jobs] + list(self._queue.wishes if self._queue else ())
             pages = any(wish.save in _MAY_PAGE for wish in wishes)
-            metrics = self._open_metrics(stack)
-            broker = BrokerProcess(
-                *(run_dir, self._settings, guardian, self._listener.problem),
-                pages=pages,
-                mps_pipes=mps_pipes,
-                metrics=metrics,
-            )
-            self.record = broker.record
-            stack.callback(broker.close, guardian)
+            told: list[str] = []
+            for number, pool in enumerate(self.pools):
+                directory = run_dir
+                if len(self.pools) > 1:
+                    directory = run_dir / str(number)
+                    directory.mkdir(mode=PRIVATE_MODE)
+                told.append(pool.start(directory, guardian, self._listener, stack, pages=pages))
+            for text in dict.fromkeys(filter(None, told)):
+                self._listener.message(text)
             stack.callback(self._kill, guardian)
-            report = await self._run_jobs(broker, guardian)
-            await broker.end()
-        return Outcome(tuple(self._outcome(job) for job in self._jobs), report, self._signal or 0)
+            reports = await self._run_jobs(guardian)
+            await asyncio.gather(*(pool.broker.end() for pool in self.pools))
+        return Outcome(tuple(self._outcome(job) for job in self._jobs), reports, self._signal or 0)
 
-    def _open_metrics(self, stack: contextlib.ExitStack) -> Address | None:
-        """Listen where metrics are to be served, if anywhere, and say where that is."""
-        if not self._settings.metrics.value:
-            return None
-        from zico.broker.metrics import Address
+    async def _run_jobs(self, guardian: Watchdog) -> tuple[Report | None, ...]:
+        """Run all jobs to their ends and return each broker's figures of them.
 
-        address = stack.enter_context(Address(self._settings.metrics))
-        self._listener.message(f"metrics: {address.url}")
-        return address
-
-    def _share_device(self, run_dir: Path, guardian: Watchdog, stack: contextlib.ExitStack) -> Path | None:
-        """Let the jobs' kernels overlap on a GPU if that is wanted; say how they share it otherwise.
-
-        Returns:
-            The directory of the MPS daemon that was started for the jobs, if one was.
-        """
-        if self._settings.device.value == HOST:
-            return None
-        from zico.broker.lingering import daemon_at  # with Numba: a run on the host starts sooner without
-        from zico.launch.mps import MpsDaemon
-
-        if self._settings.mps.value:
-            daemon = MpsDaemon(run_dir, self._environ)
-            stack.callback(daemon.close, guardian)
-            daemon.start(guardian)
-            self._environ |= daemon.variables
-            return daemon.pipes
-        found = daemon_at(self._environ)
-        self._listener.message(TIME_SLICES if found is None else f"jobs share the GPU by the MPS daemon at {found}")
-        return None
-
-    async def _run_jobs(self, broker: BrokerProcess, guardian: Watchdog) -> Report | None:
-        """Run all jobs to their ends and return the broker's figures of them.
-
-        Jobs import their frameworks while the broker starts, and wait for it where they join.
+        Jobs import their frameworks while the brokers start, and wait for them where they join.
         """
         for job in self._jobs:
-            self._start(job, broker.socket, guardian, takes_input=len(self._jobs) == 1)
+            self._start(job, self._place(job.command), guardian, takes_input=len(self._jobs) == 1)
         self._begin_ending()
-        ready = asyncio.create_task(self._until_ready(broker))
+        ready = asyncio.create_task(self._until_ready())
         ends = [asyncio.create_task(self._run_one(job, guardian)) for job in self._jobs if job.living]
         if self._queue is not None:
-            ends.append(asyncio.create_task(self._run_queue(self._queue, broker, guardian)))
-        helpers = [asyncio.create_task(self._tick(broker)), asyncio.create_task(self._watch(broker, ready))]
+            ends.append(asyncio.create_task(self._run_queue(self._queue, guardian)))
+        helpers = [asyncio.create_task(self._tick())]
+        helpers += [asyncio.create_task(self._watch(pool, ready)) for pool in self.pools]
         try:
             done, _ = await asyncio.wait([ready, *ends], return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
                 task.result()
         finally:
             await _cancelled([*helpers, ready, *ends, self._ending])
-        self._listener.progress(self._snapshot(broker.status()))
-        return self._reported(broker)
+        self._listener.progress(self._snapshot())
+        return tuple(pool.report() for pool in self.pools)
 
-    def _start(self, job: Job, socket: Path, guardian: Watchdog, *, takes_input: bool) -> None:
-        command = job.command
-        environ = job_environment(self._environ, socket, command.name, command.share, command.wish)
+    def _place(self, command: Command) -> int:
+        """Return the number of the pool in which a command starts of which nothing is known."""
+        if len(self.pools) == 1:
+            return 0
+        here = collections.Counter(self._placed.values())
+        offers = {
+            number: Offer(pool.budget_bytes, pool.free_bytes, jobs=jobs, unknown=jobs)
+            for number, pool in enumerate(self.pools)
+            for jobs in [here[number] + pool.others]
+        }
+        number = choose(offers, {number: command.wish_on(number).limit_bytes for number in offers})
+        return 0 if number is None else number
+
+    def _start(self, job: Job, number: int, guardian: Watchdog, *, takes_input: bool) -> None:
+        command, pool = job.command, self.pools[number]
+        self._placed[command.name] = number
+        if len(self.pools) > 1:
+            self._listener.message(f"{command.name} starts on {pool.device}")
+        environ = job_environment(
+            pool.environ, pool.broker.socket, command.name, command.share, command.wish_on(number)
+        )
         environ[STARTING_VARIABLE] = f"{READY_S:g}"
         problem = job.start(environ, takes_input=takes_input)
         if problem is not None:
@@ -362,77 +367,67 @@ class Supervisor:
         elif job.child is not None:
             guardian.add(job.child.pid)
 
-    async def _run_queue(self, queue: Queue, broker: BrokerProcess, guardian: Watchdog) -> None:
-        """Start jobs as the queue lets them until none is left, or a signal or the broker's end stops it."""
+    async def _run_queue(self, queue: Queue, guardian: Watchdog) -> None:
+        """Start jobs as the queue lets them until none is left, or a signal or the brokers' end stops it."""
         running: dict[asyncio.Task[None], Job] = {}
         try:
             while True:
-                while (command := await self._next(queue, broker)) is not None:
+                while (found := await self._next(queue)) is not None:
+                    command, number = found
                     job = Job(command)
                     self._jobs.append(job)
-                    self._start(job, broker.socket, guardian, takes_input=False)
+                    self._start(job, number, guardian, takes_input=False)
                     if job.living:
                         running[asyncio.create_task(self._run_one(job, guardian))] = job
                     else:
-                        self._tell(queue, job, broker)
+                        self._tell(queue, job)
                 if not running:
                     return
                 done, _ = await asyncio.wait(running, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
-                    self._tell(queue, running.pop(task), broker)
+                    self._tell(queue, running.pop(task))
         finally:
             await _cancelled(list(running))
 
-    async def _next(self, queue: Queue, broker: BrokerProcess) -> Command | None:
-        """Return the queue's next command, ``None`` also when no more may start."""
+    async def _next(self, queue: Queue) -> tuple[Command, int] | None:
+        """Return the queue's next command and its pool, ``None`` also when no more may start."""
         if self._stopped:
             return None
-        command = await queue.next(partial(self._look, broker))
-        return None if self._stopped else command
-
-    def _look(self, broker: BrokerProcess) -> Record | None:
-        """Return the broker's record, an older one if looking took long; ``None`` if the broker does not answer."""
-        began_s = time.monotonic()
-        if began_s >= self._look_again_s:
-            self._looked = None if broker.report() is None else read_record(broker.record)
-            now_s = time.monotonic()
-            self._look_again_s = now_s + (now_s - began_s) / LOOKING_SHARE
-        return self._looked
+        pools = {
+            number: PoolNow(pool.budget_bytes, pool.free_bytes if len(self.pools) > 1 else 0, pool.look)
+            for number, pool in enumerate(self.pools)
+            if not pool.is_gone
+        }
+        found = await queue.next(pools)
+        return None if self._stopped else found
 
     @property
     def _stopped(self) -> bool:
-        return self._signal is not None or self._broker_gone
+        return self._signal is not None or all(pool.is_gone for pool in self.pools)
 
-    def _tell(self, queue: Queue, job: Job, broker: BrokerProcess) -> None:
+    def _tell(self, queue: Queue, job: Job) -> None:
         """Tell the queue how a job has ended; one that a signal may have ended is left for another run."""
-        report = self._reported(broker, record=False)
+        pool = self.pools[self._placed[job.command.name]]
+        report = pool.report(record=False)
         if self._signal is not None:
             return
         names = {one.command.name for one in self._jobs}
         members = [one for one in report.jobs if owner_of(one.name, names) == job.command.name] if report else []
-        missing = BROKER_GONE if report is None and broker.is_ready else NEVER_JOINED
-        figures = _job_figures(self._outcome(job), members, missing)
+        missing = BROKER_GONE if report is None and pool.broker.is_ready else NEVER_JOINED
+        figures = msgspec.structs.replace(_job_figures(self._outcome(job), members, missing), device=pool.device)
         result = queue.ended(figures, told_out_of_memory=job.command.name in self._out_of_memory)
         if result.again:
             self._listener.problem(f"{result.name} ran out of memory: it runs again, alone, after all others")
 
-    def _reported(self, broker: BrokerProcess, *, record: bool = True) -> Report | None:
-        """Return the broker's figures; of a sweep all of its jobs, and not only the latest."""
-        report = broker.report(record=record)
-        if report is None or self._queue is None:
-            return report
-        self._members |= {(one.name, one.pid, one.job): one for one in report.jobs}
-        return Report(pool=report.pool, jobs=tuple(self._members.values()), jobs_left_out=0)
-
     async def _run_one(self, job: Job, guardian: Watchdog) -> None:
-        left = await job.run(self._pass_on, guardian, self._settings.grace_s.value)
+        left = await job.run(self._pass_on, guardian, self._grace_s)
         name = job.command.name
         if left:
             self._listener.problem(f"{name} left {left} processes behind; Zico has ended them")
         self._listener.message(f"{name} ended with exit code {job.exit_code} after {job.wall_s:.1f} s")
 
-    async def _tick(self, broker: BrokerProcess) -> None:
+    async def _tick(self) -> None:
         """Show progress and pass held output on, until cancelled."""
         due_s = 0.0
         while True:
@@ -441,12 +436,13 @@ class Supervisor:
                     job.expire_output()
             if time.monotonic() >= due_s:
                 due_s = time.monotonic() + self._listener.interval_s
-                self._listener.progress(self._snapshot(broker.status()))
+                self._listener.progress(self._snapshot())
             await asyncio.sleep(TICK_S)
 
-    async def _until_ready(self, broker: BrokerProcess) -> None:
-        """Wait until the broker is ready, or a signal comes."""
-        tasks = [asyncio.ensure_future(broker.wait_ready()), asyncio.ensure_future(self._interrupted.wait())]
+    async def _until_ready(self) -> None:
+        """Wait until the brokers are ready, or a signal comes."""
+        all_ready = asyncio.gather(*(pool.broker.wait_ready() for pool in self.pools))
+        tasks: list[asyncio.Future[Any]] = [all_ready, asyncio.ensure_future(self._interrupted.wait())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -454,25 +450,33 @@ class Supervisor:
         finally:
             await _cancelled(tasks)
 
-    async def _watch(self, broker: BrokerProcess, ready: asyncio.Task[None]) -> None:
-        """Say so if the broker ends after it was ready and before the jobs do, until cancelled."""
+    async def _watch(self, pool: Pool, ready: asyncio.Task[None]) -> None:
+        """Say so if a broker ends after it was ready and before the jobs do, until cancelled."""
         await asyncio.wait([ready])
-        if not broker.is_ready:
+        if not pool.broker.is_ready:
             return
-        await broker.ended()
-        self._broker_gone = True
-        broker.socket.touch()  # a job that comes to join now is refused, and does not wait for a start
-        self._listener.problem("the broker has ended: the jobs keep their memory and run on without coordination")
+        await pool.broker.ended()
+        pool.is_gone = True
+        if not pool.is_joined:
+            pool.broker.socket.touch()  # a job that comes to join now is refused, and does not wait for a start
+        which = "" if len(self.pools) == 1 else f" of {pool.device}"
+        self._listener.problem(
+            f"the broker{which} has ended: the jobs keep their memory and run on without coordination"
+        )
 
-    def _snapshot(self, status: Status | None) -> Snapshot:
+    def _snapshot(self) -> Snapshot:
         elapsed_s = time.monotonic() - self._started_s
         shown = [job for job in self._jobs if self._queue is None or job.living]
-        jobs = tuple(JobProgress(job.command.name, job.exit_code) for job in shown)
-        return Snapshot(elapsed_s=elapsed_s, budget_bytes=self._settings.budget_bytes.value, jobs=jobs, status=status)
+        jobs = tuple(
+            JobProgress(job.command.name, job.exit_code, self._placed.get(job.command.name, 0)) for job in shown
+        )
+        pools = tuple(PoolProgress(pool.device, pool.budget_bytes, pool.broker.status()) for pool in self.pools)
+        return Snapshot(elapsed_s=elapsed_s, pools=pools, jobs=jobs)
 
     def _outcome(self, job: Job) -> JobOutcome:
         complaint = self._complaints.get(job.command.name, "")
-        return JobOutcome(job.command, cast("int", job.exit_code), job.wall_s, job.ended_s, complaint)
+        pool = self._placed.get(job.command.name, 0)
+        return JobOutcome(job.command, cast("int", job.exit_code), job.wall_s, job.ended_s, complaint, pool)
 
     def _heard(self, signum: signal.Signals) -> None:
         """Begin to end the jobs; the second time, kill them."""
@@ -505,7 +509,7 @@ class Supervisor:
     async def _end_jobs(self, signum: signal.Signals) -> None:
         """Forward ``signum``; what has not ended by its deadline gets SIGTERM, then SIGKILL."""
         self._send(signum)
-        await asyncio.sleep(self._settings.grace_s.value)
+        await asyncio.sleep(self._grace_s)
         if signum != signal.SIGTERM:
             self._send(signal.SIGTERM)
             await asyncio.sleep(TERM_S)

@@ -40,6 +40,8 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """How one try of a job ended."""
 
     name: str
+    device: str = ""
+    """Where it ran."""
     tries: int = 1
     """This one included."""
     alone: bool = False

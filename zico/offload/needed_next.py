@@ -30,11 +30,6 @@ and the three before it. An entry is a set of tuples::
 
     *Eviction*: what nothing lives in goes first, then what was migrated longest ago and is not expected.
 
-    *Deaths*: an execution's table also says how many blocks came into use and fell out of it in its last instance. So
-    the chain foretells how much room contents need. As long as that is there in time, none are evicted ahead::
-
-        now, full    + 1: a dies    + 2: b is needed        b takes the room of a, and nothing is copied out for it
-
 Guarantees
     * ``note_fault`` is O(1), ``note_execution`` takes time for the blocks that were due; the others
       walk through at most ``MOST_VISITS`` blocks.
@@ -43,7 +38,7 @@ Guarantees
     * What a wrong prediction expected stays so until the instance is over that was to touch it.
     * ``choose_victim_ahead`` returns nothing without ``PREEVICT``, and without ``FURTHEST`` no
       block that is expected; with it, at most one that is due after the block that was prefetched
-      last. With ``DEATHS``, contents go only where it foresees too little room.
+      last.
     * ``choose_victim`` returns a block as long as one is there that is not held: with ``PREEVICT``,
       of those that all are expected, the one that is due last.
 
@@ -66,15 +61,11 @@ from zico.offload.paging_layout import (
     BIRTHS,
     CLEAN,
     CONTEXT,
-    DEATHS,
-    DUE,
-    EMPTY,
     FURTHEST,
     HELD,
     IDLE,
     IDLE_DIRTY,
     IDLE_INACTIVE,
-    INVALIDATE,
     NAME,
     NONE,
     PREEVICT,
@@ -85,18 +76,7 @@ from zico.offload.paging_layout import (
     TABLE_HEAD,
     WAYS_OF_CONTEXTS,
 )
-from zico.offload.residency import (
-    block_at,
-    end_instance,
-    expect,
-    hold,
-    is_expected,
-    list_at,
-    list_due,
-    note_active,
-    note_inactive,
-    renew,
-)
+from zico.offload.residency import block_at, end_instance, expect, hold, is_expected, list_at, list_due, renew
 
 if TYPE_CHECKING:
     from zico.offload.paging_layout import PagingRecord
@@ -226,7 +206,7 @@ def following(paging: PagingRecord, history: Any, current: int) -> int:  # noqa:
 
 _WORD = np.dtype("i4")
 _WORD_BYTES = 4
-_EPOCH, _START, _END, _BORN, _DIED = range(TABLE_HEAD)
+_EPOCH, _START, _END = range(3)
 
 
 @compiled
@@ -335,9 +315,6 @@ def note_execution(paging: PagingRecord, name: int) -> None:
     number = number_of(paging, name)
     if paging.current > 0:
         learn(paging, paging.history, paging.current, number)
-        table = table_of(paging, paging.current)
-        table[_BORN], table[_DIED] = paging.born, paging.died
-    paging.born = paging.died = 0
     paging.now += 1
     end_instance(paging, paging.now - 1)
     paging.history[2] = paging.history[1]
@@ -367,18 +344,9 @@ def note_fault(paging: PagingRecord, block: int) -> None:
 
 @compiled
 def note_birth(paging: PagingRecord, block: int) -> None:
-    """Note that something comes to lie in a block in which nothing lay. With ``BIRTHS`` it is learned as a fault is."""
-    note_active(paging, block)
-    paging.born += 1
+    """Note that something comes to lie in a block in which nothing lay. Without ``BIRTHS`` that teaches nothing."""
     if paging.flags & BIRTHS and paging.current > 0:
         _learn_fault(paging, block)
-
-
-@compiled
-def note_death(paging: PagingRecord, block: int) -> None:
-    """Note that nothing lies in a block any more in which something lay."""
-    note_inactive(paging, block)
-    paging.died += 1
 
 
 @compiled
@@ -504,70 +472,23 @@ _PRESSED = 1 << 16
 def choose_victim(paging: PagingRecord) -> int:
     """Return the resident block that a waiting fault should take the place of, or ``NONE``. It is not removed yet."""
     walk(paging)
-    block = _empty(paging, paging.now + 1)
+    block = _idle(paging)
     if block == NONE:
-        block = _idle(paging)
-    if block == NONE:
-        block = _furthest(paging, DUE, paging.now)
+        block = _furthest(paging, paging.now)
         paging.early += block != NONE
-    if block == NONE:
-        block = _furthest(paging, EMPTY, paging.now)
     return block
 
 
 @compiled
-def choose_victim_ahead(paging: PagingRecord, most: int) -> int:
-    """Return a resident block that may go before its room is needed, or ``NONE``. It is not removed yet.
-
-    Args:
-        paging: The PAGING record.
-        most: Blocks that shall be resident at most. With ``DEATHS``, no contents go while blocks
-            die early enough for all that comes.
-    """
+def choose_victim_ahead(paging: PagingRecord) -> int:
+    """Return a resident block that may go before its room is needed, or ``NONE``. It is not removed yet."""
     if not paging.flags & PREEVICT:
         return NONE
     walk(paging)
-    may_be_due = paging.flags & FURTHEST and paging.next_due > 0
-    block = _empty(paging, paging.next_due + 1 if may_be_due else _NEVER)
-    if block != NONE:
-        return block
-    excess = _first_excess(paging, most)
-    if excess == _NEVER:
-        return NONE
     block = _idle(paging)
-    if block == NONE and may_be_due:
-        block = _furthest(paging, DUE, max(paging.next_due, excess) + 1)
+    if block == NONE and paging.flags & FURTHEST and paging.next_due > 0:
+        block = _furthest(paging, paging.next_due + 1)
     return block
-
-
-LEAD = 64
-"""Instances ahead for whose contents there is to be room: copying takes longer than some that need much. Replayed with
-the Keras example, fewer cost faults, and more let blocks leave that die before."""
-_NEVER = 1 << 62
-
-
-@compiled
-def _first_excess(paging: PagingRecord, most: int) -> int:
-    """Return the first instance whose contents find no room unless some leave, or ``_NEVER``.
-
-    Births and deaths are expected as they last were in the executions to come. Looks ``LEAD``
-    instances ahead, and to the one at which the block is due that is prefetched next. Without
-    ``DEATHS``, or where nothing is foreseen, all is taken for full.
-    """
-    parts = DEATHS | INVALIDATE
-    until = min(max(paging.next_due, paging.now + LEAD), paging.chain_at)
-    if paging.flags & parts != parts or paging.current == 0 or not paging.chaining or until < paging.now:
-        return 0
-    at = paging.now
-    table = table_of(paging, paging.current)
-    level = paging.contents + max(0, table[_BORN] - paging.born) + int(at == paging.next_due)
-    deaths = max(0, table[_DIED] - paging.died)
-    while level <= most and at < until:
-        at += 1
-        table = table_of(paging, paging.predicted[at & (SPAN - 1)])
-        level += table[_BORN] - deaths + int(at == paging.next_due)
-        deaths = table[_DIED]
-    return at if level > most else _NEVER
 
 
 @compiled
@@ -582,25 +503,15 @@ def choose_to_clean(paging: PagingRecord) -> int:
 
 
 @compiled
-def _empty(paging: PagingRecord, least: int) -> int:
-    """Return the first block in which nothing lives that is not expected, else, with ``DEATHS``, the last due one.
-
-    That is not due before an instance.
-    """
-    block = _oldest(paging, IDLE_INACTIVE)
-    if block == NONE and paging.flags & DEATHS:
-        block = _furthest(paging, EMPTY, least)
-    return block
-
-
-@compiled
 def _idle(paging: PagingRecord) -> int:
-    """Return the first block with contents that is not expected: of the clean ones, else of all."""
-    block = _oldest(paging, IDLE)
+    """Return the first block that is not expected: of the inactive ones, else of the clean ones, else of all."""
+    block = _oldest(paging, IDLE_INACTIVE)
     if block == NONE:
-        block = _oldest(paging, IDLE_DIRTY)
-    if block != NONE:
-        paging.pressed = paging.now
+        block = _oldest(paging, IDLE)
+        if block == NONE:
+            block = _oldest(paging, IDLE_DIRTY)
+        if block != NONE:
+            paging.pressed = paging.now
     return block
 
 
@@ -617,17 +528,15 @@ def _oldest(paging: PagingRecord, number: int) -> int:
 
 
 @compiled
-def _furthest(paging: PagingRecord, family: int, least: int) -> int:
-    """Return the block of ``DUE`` or ``EMPTY`` that is due last, but not before an instance; or ``NONE``."""
+def _furthest(paging: PagingRecord, least: int) -> int:
+    """Return the block that is due last, but not before an instance; or ``NONE``."""
     at = paging.furthest
     while at >= least:
-        due = list_due(at)
-        block = _oldest(paging, family + due)
+        block = _oldest(paging, list_due(at))
         if block != NONE:
-            if family == DUE:
-                paging.pressed = paging.now
+            paging.pressed = paging.now
             return block
-        if at == paging.furthest and list_at(paging, DUE + due).n == 0 and list_at(paging, EMPTY + due).n == 0:
+        if at == paging.furthest and list_at(paging, list_due(at)).n == 0:
             paging.furthest -= 1
         at -= 1
     return NONE

@@ -37,7 +37,6 @@ from zico.offload.needed_next import (
     choose_victim_ahead,
     next_prefetch,
     note_birth,
-    note_death,
     note_execution,
     note_fault,
 )
@@ -76,7 +75,7 @@ from zico.offload.pager_blocks import (
     user_of,
     wake,
 )
-from zico.offload.paging_layout import DEATHS, LOOK_AGAIN, NONE, PREEVICT, PREFETCH, WRITABLE
+from zico.offload.paging_layout import LOOK_AGAIN, NONE, PREEVICT, PREFETCH, WRITABLE
 from zico.offload.paging_tuning import note_iteration, note_lost
 from zico.offload.residency import (
     is_expected,
@@ -313,9 +312,10 @@ def take_in_events(pager: PagerRecord) -> bool:
         if event >= 0:
             note_execution(paging, event)
         elif is_birth(event):
+            note_active(paging, block_of(event))
             note_birth(paging, block_of(event))
         else:
-            note_death(paging, block_of(event))
+            note_inactive(paging, block_of(event))
     if iteration != table.iteration:
         note_iteration(paging, job.profile.duration_ns)
         pager.comes_bytes = table.in_bytes - pager.came_bytes
@@ -357,7 +357,7 @@ def look_ahead(pager: PagerRecord) -> bool:
         if block != NONE:
             return _prefetch(pager, block)
     if paging.flags & PREEVICT and _is_short(pager):
-        victim = choose_victim_ahead(paging, frames(pager) - _spare(pager))
+        victim = choose_victim_ahead(paging)
         if victim != NONE:
             return put_out(pager, victim) == DONE
     return _clean(pager)
@@ -366,13 +366,7 @@ def look_ahead(pager: PagerRecord) -> bool:
 @inlined
 def _is_short(pager: PagerRecord) -> bool:
     """Tell whether there is no more room than is kept for faults."""
-    return page_table_of(pager).resident >= frames(pager) - _spare(pager)
-
-
-@inlined
-def _spare(pager: PagerRecord) -> int:
-    """Return the blocks for which room is made ahead."""
-    return min(SPARE, frames(pager) >> 2)
+    return page_table_of(pager).resident >= frames(pager) - min(SPARE, frames(pager) >> 2)
 
 
 @compiled
@@ -396,11 +390,7 @@ def _prefetch(pager: PagerRecord, block: int) -> bool:
     states = states_of(pager)
     ahead = paging.flags & PREEVICT != 0
     if _is_short(pager) if ahead else page_table_of(pager).resident >= frames(pager):
-        most = frames(pager) - _spare(pager)
-        victim = choose_victim_ahead(paging, most) if ahead else choose_victim(paging)
-        if victim == NONE and paging.flags & DEATHS:
-            release(paging, block)  # room falls free in time, or what is there is needed before
-            return False
+        victim = choose_victim_ahead(paging) if ahead else choose_victim(paging)
         if victim != NONE and put_out(pager, victim) == DONE:
             serve_faults(pager)
         if states[block] in (CLEAN, WRITTEN):

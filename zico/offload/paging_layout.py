@@ -54,9 +54,7 @@ BIRTHS = 512
 """That something comes to lie where nothing lay is learned as a fault is: it is written to next, fault or not."""
 PIECES = 1024
 """Who waits for a block goes on with the pieces of it that are there."""
-DEATHS = 2048
-"""No contents leave for a block that will find room in time, as others die before. Needs ``INVALIDATE``."""
-ALL = DEEPUM | APPEND | SHORTER | FURTHEST | CLEAN | TUNE | WRITABLE | BIRTHS | PIECES | DEATHS
+ALL = DEEPUM | APPEND | SHORTER | FURTHEST | CLEAN | TUNE | WRITABLE | BIRTHS | PIECES
 
 LOOK_AGAIN = 16
 """Of so many blocks that would come writable one does not, so that it shows whether it still is written to."""
@@ -111,11 +109,9 @@ class BlockList(Record):
 LIST = dtype_of(BlockList)
 
 # Lists by number: resident blocks by when they are due, absent ones by when they are due, resident
-# ones in which nothing lives by when they are due (with DEATHS), resident ones that are not due.
-DUE = 0
+# ones that are not.
 ABSENT = SPAN
-EMPTY = 2 * SPAN
-IDLE_INACTIVE = 3 * SPAN
+IDLE_INACTIVE = 2 * SPAN
 IDLE = IDLE_INACTIVE + 1
 IDLE_DIRTY = IDLE_INACTIVE + 2
 LISTS = IDLE_INACTIVE + 3
@@ -174,9 +170,6 @@ class PagingRecord(Record):
     nearest: I8  # no absent block is due before
     furthest: I8  # no resident block is due after
     next_due: I8  # when the block that was prefetched last is, 0: none waits
-    contents: I8  # resident blocks in which something lives
-    born: I8  # blocks that came into use in this instance
-    died: I8  # ... and that fell out of it
     pressed: I8  # the last instance in which a block had to go in which something lived, 0: none
     blocks_address: I8
     names_address: I8
@@ -263,9 +256,8 @@ class Sizes:
 
 
 WAYS_OF_CONTEXTS = 4
-TABLE_HEAD = 5
-"""Words before a block table's rows: epoch + 1, start + 1, end + 1; blocks that came into use in the last instance,
-and that fell out of it."""
+TABLE_HEAD = 4
+"""Words before a block table's rows: epoch + 1, start + 1, end + 1, and one that is not used."""
 _ALIGNMENT = 64
 
 

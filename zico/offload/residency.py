@@ -7,7 +7,6 @@ lie by the instance that is *due* first::
     idle       inactive: nothing lives in them      clean (without CLEAN: all others)      dirty
     resident   due now | now + 1 | now + 2 | ...
     absent     due now | now + 1 | now + 2 | ...
-    empty      due now | now + 1 | now + 2 | ...      with DEATHS: resident, and nothing lives in them
 
 Without ``PREEVICT`` resident blocks are idle, whatever is expected: all go in the order of their
 migration.
@@ -22,10 +21,7 @@ from zico.offload.paging_layout import (
     ABSENT,
     BLOCK,
     CLEAN,
-    DEATHS,
     DIRTY,
-    DUE,
-    EMPTY,
     HELD,
     IDLE,
     IDLE_DIRTY,
@@ -79,7 +75,7 @@ def _list_of(paging: PagingRecord, known: Block) -> int:
     if not state & RESIDENT:
         return ABSENT + list_due(known.due) if known.due > 0 and not state & HELD else _NO_LIST
     if known.due > 0 and paging.flags & PREEVICT:
-        return list_due(known.due) + (EMPTY if state & INACTIVE and paging.flags & DEATHS else DUE)
+        return list_due(known.due)
     if state & INACTIVE:
         return IDLE_INACTIVE
     return IDLE_DIRTY if state & DIRTY and paging.flags & CLEAN else IDLE
@@ -101,10 +97,10 @@ def _append(paging: PagingRecord, block: int) -> None:
         ordered.first = block + 1
     ordered.last = block + 1
     ordered.n += 1
-    if ABSENT <= number < EMPTY:
-        paging.nearest = min(paging.nearest, known.due)
-    elif number < IDLE_INACTIVE:
+    if number < ABSENT:
         paging.furthest = max(paging.furthest, known.due)
+    elif number < IDLE_INACTIVE:
+        paging.nearest = min(paging.nearest, known.due)
 
 
 @compiled
@@ -133,18 +129,11 @@ def renew(paging: PagingRecord, block: int) -> None:
     _append(paging, block)
 
 
-@inlined
-def _has_contents(state: int) -> int:
-    """Return 1 for a resident block in which something lives, else 0."""
-    return int(state & (RESIDENT | INACTIVE) == RESIDENT)
-
-
 @compiled
 def _change(paging: PagingRecord, block: int, without: int, by: int) -> None:
     """Take bits off a block's state and add others. It keeps its place unless it comes into another list."""
     known = block_at(paging, block)
     before, state = known.state, (known.state & ~without) | by
-    paging.contents += _has_contents(state) - _has_contents(before)
     number = _list_of(paging, known)
     known.state = state
     if _list_of(paging, known) != number:
@@ -236,8 +225,8 @@ def expect(paging: PagingRecord, block: int, instance: int) -> None:
 @compiled
 def end_instance(paging: PagingRecord, instance: int) -> None:
     """Note that an instance is over: what was due then is due at its next one, or idle as what came last."""
-    for family in (DUE, ABSENT, EMPTY):
-        ordered = list_at(paging, family + list_due(instance))
+    for number in (list_due(instance), ABSENT + list_due(instance)):
+        ordered = list_at(paging, number)
         while ordered.first > 0:
             block = int(ordered.first) - 1
             _set_due(paging, block, _next_due(paging, block_at(paging, block)))

@@ -52,6 +52,18 @@ def reap(pool: Member, job: int) -> int:
     return count
 
 
+@compiled
+def _reap_if_gone(pool: Member, job: int) -> None:
+    """Reap a job unless somebody else has: a new broker may have given its place to another process by now."""
+    keep_out_of_line()
+    lock(pool)
+    if process_is_gone(job_at(pool, job).pid):
+        _reap(pool, job)
+    wake, notify = note_change(header_of(pool))
+    unlock(pool)
+    tell(pool, wake, notify)
+
+
 @inlined
 def _reap(pool: Member, job: int) -> int:
     header = header_of(pool)
@@ -81,7 +93,7 @@ def _end_waits(header: Header, record: Job, job: int) -> None:
         header.boundary_waiters -= 1
     header.waiters -= record.waiting_threads
     record.waiting_threads = 0
-    header.notified = 0  # it may have died between noting that it would write the eventfd and writing it
+    header.notified = 0  # it may have died between noting that it would write the pipe and writing it
     if header.alone_job == job:
         header.alone_job = NOBODY
 
@@ -132,6 +144,6 @@ def reap_dead(pool: Member) -> None:
         if j == pool.job or job.state == EMPTY or not process_is_gone(job.pid):
             continue
         if header_of(pool).on_timeline == 0 or (job.died_ns != 0 and monotonic_ns() - job.died_ns >= LINGER_NS):
-            reap(pool, j)
+            _reap_if_gone(pool, j)
         else:
             bury(pool, j)

@@ -115,7 +115,7 @@ class Header(Record):
     alone_job: I4  # the job that grows now and of which nothing is known, or NOBODY
     sequence: I4  # futex word: changes whenever a wait may have ended
     waiters: I4  # threads that wait in an allocation
-    notified: I4  # 1: the broker's eventfd has been written and not yet read
+    notified: I4  # 1: the broker's pipe has been written and not yet read
     boundary_waiters: I4  # jobs in BOUNDARY, but for paused ones: the broker looks at them when memory comes back
     broker_pid: I4
     places: I4  # job records in use so far; those behind are empty
@@ -240,12 +240,12 @@ class Member(Record):
     address: I8  # of this record
     behind_address: I8  # of zico.pool.behind.take_behind, where regions are granted behind fences
     job: I8  # this process's job, NOBODY in the broker
-    notify_fd: I8  # eventfd that wakes the broker
+    notify_fd: I8  # pipe that wakes the broker
     slice: Annotated[Numbers, "i8", (2,)]  # timespec: the longest sleep before a wait looks around again
     slice_address: I8
     poll: Annotated[Numbers, "i8", (2,)]  # timespec: the same where a wait may end by what the device does
     poll_address: I8
-    one: I8  # what is written to the eventfd
+    one: I8  # what is written to the pipe
     one_address: I8
     scratch: Annotated[Numbers, "i8", (6, MAX_JOBS)]  # the banker's arrays, then the groups
     profiles_address: I8  # two CURVEs for each phase of this process's job (zico.pool.profiles)

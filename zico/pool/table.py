@@ -42,6 +42,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _PROCESS_SHARED = 1  # PTHREAD_PROCESS_SHARED
 _ROBUST = 1  # PTHREAD_MUTEX_ROBUST
 _ATTRIBUTE_BYTES = 64
+_PIPE_BYTES = 1 << 16
+"""More than is ever in the pipe: it gets 8 bytes for each time that the broker reads it, and for each death."""
 
 
 def make_mutex(address: int) -> None:
@@ -52,6 +54,20 @@ def make_mutex(address: int) -> None:
     _libc.pthread_mutexattr_setrobust(attributes, _ROBUST)
     _libc.pthread_mutex_init(ctypes.c_void_p(address), attributes)
     _libc.pthread_mutexattr_destroy(attributes)
+
+
+def make_wake_pipe() -> int:
+    """Return a pipe that wakes the broker: one descriptor for both ends, which never blocks.
+
+    Unlike an eventfd it can be opened again by way of a process that has it (proc(5)), as a new
+    broker does. Since whoever writes could read it, too, no writer gets SIGPIPE without a broker.
+    """
+    ends = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.open(f"/proc/self/fd/{ends[0]}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 class PoolTable:
@@ -120,7 +136,7 @@ class PoolTable:
         on_timeline: bool | None = None,
         isolate: bool = False,
     ) -> Self:
-        """Make the pool: its memory, its table, its eventfd. All or nothing.
+        """Make the pool: its memory, its table, its pipe. All or nothing.
 
         Args:
             budget_bytes: What all jobs may hold, and the most that ``set_budget`` can make of it
@@ -145,7 +161,7 @@ class PoolTable:
         with contextlib.ExitStack() as undo:
             memory = undo.enter_context(driver.create_memory(n_regions * region_bytes, "pool", region_bytes))
             table = undo.enter_context(_host_driver(driver).create_memory(table_bytes, "table"))
-            notify_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            notify_fd = make_wake_pipe()
             undo.callback(os.close, notify_fd)
             pool = cls(driver, table, notify_fd, undo)
             pool.memory = memory
@@ -187,7 +203,7 @@ class PoolTable:
         Args:
             memory_fds: The memory as ``Driver.export_pieces`` gave it in the broker.
             table_fd: The table.
-            notify_fd: The eventfd that wakes the broker.
+            notify_fd: The pipe that wakes the broker.
             job: The place that the broker has given this process.
             driver: The pool's device, ``None`` for the host.
 
@@ -216,6 +232,20 @@ class PoolTable:
             handed.clear()
             pool.member[0]["job"] = job
             pool._owned = undo.pop_all()
+        return pool
+
+    @classmethod
+    def take_over(cls, memory_fd: int, table_fd: int, notify_fd: int) -> Self:
+        """Become the broker of a pool on the host whose broker is dead; takes over the descriptors, as ``join_pool``.
+
+        Jobs rely on this process from now on, so it goes on to serve them at once.
+
+        Raises:
+            BrokerError: The table has another version.
+            DriverError: What came is no memory of such a pool.
+        """
+        pool = cls.join_pool(memory_fd, table_fd, notify_fd, NOBODY)
+        pool.header["broker_pid"] = os.getpid()
         return pool
 
     def register_counters(self) -> int:
@@ -367,8 +397,11 @@ class PoolTable:
         finally:
             mutex.unlock_for_python(self.member[0])
 
-    def clear_notified(self) -> None:
-        """Allow the next change to write the eventfd again; call before looking at the table."""
+    def take_notice(self) -> None:
+        """Empty the pipe and allow the next change to write it again; call before looking at the table."""
+        # In this order: what happens from here on writes it again.
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.notify_fd, _PIPE_BYTES)
         self.header["notified"] = 0
 
     def physical_bytes(self) -> int:

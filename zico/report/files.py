@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from zico.report.model import RunReport, to_json
-from zico.report.table import COLUMNS, SAVING_COLUMNS, attention_lines, job_rows, pool_lines, saving_rows
+from zico.report.table import SAVING_COLUMNS, attention_lines, columns_of, job_rows, pool_lines, saving_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from zico.report.model import Record
 
@@ -52,9 +52,9 @@ def write_json(report: RunReport, path: Path) -> None:
     write_atomically(path, to_json(report))
 
 
-def write_markdown(report: RunReport, path: Path, *, picture: str | None) -> None:
-    """Write the table, the pool's figures and, if there is one, the picture's link to ``path``, atomically."""
-    write_atomically(path, markdown(report, picture=picture).encode())
+def write_markdown(report: RunReport, path: Path, *, pictures: Mapping[str, str]) -> None:
+    """Write the table, the pools' figures and the pictures' links to ``path``, atomically."""
+    write_atomically(path, markdown(report, pictures=pictures).encode())
 
 
 def write_jobs(record: Record, path: Path) -> bool:
@@ -87,16 +87,28 @@ def jobs_of(record: Record) -> list[dict[str, Any]]:
     return list(jobs.values())
 
 
-def markdown(report: RunReport, *, picture: str | None) -> str:
-    """Return the report as Markdown."""
+def of_device(name: str, device: str, *, several: bool) -> str:
+    """Return the name of a report's file about one device: where there are several, the device is in it."""
+    stem, dot, suffix = name.rpartition(".")
+    return f"{stem}-{device.replace(':', '-')}{dot}{suffix}" if several else name
+
+
+def markdown(report: RunReport, *, pictures: Mapping[str, str]) -> str:
+    """Return the report as Markdown.
+
+    Args:
+        report: The report.
+        pictures: The file names of pictures by the devices that they show.
+    """
     lines = ["# Report of a run", ""]
-    lines += _rows(COLUMNS, job_rows(report))
+    lines += _rows(columns_of(report), job_rows(report))
     if saved := list(saving_rows(report)):
         lines += ["", *_rows(SAVING_COLUMNS, saved)]
     lines += ["", *(f"* {line}" for line in [*pool_lines(report), *attention_lines(report)]), ""]
     lines += [f"* `{job.name}` is `{job.command}`, {job.wall_s:.1f} s" for job in report.jobs]
-    if picture is not None:
-        lines += ["", f"![Memory of each job over time]({picture})"]
+    for device, picture in pictures.items():
+        where = f" on {device}" if report.has_several_devices else ""
+        lines += ["", f"![Memory of each job{where} over time]({picture})"]
     return "\n".join(lines) + "\n"
 
 

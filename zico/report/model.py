@@ -30,6 +30,8 @@ class JobFigures(ProcessFigures, frozen=True, kw_only=True):
     """One command: how it ended and what its first process in the pool did; zeros if none joined."""
 
     command: str
+    device: str = ""
+    """Where it ran."""
     exit_code: int
     wall_s: float
     note: str = ""
@@ -42,8 +44,14 @@ class JobFigures(ProcessFigures, frozen=True, kw_only=True):
 
 
 class PoolFigures(PoolReport, frozen=True, kw_only=True):
-    """The pool over the whole run."""
+    """One device's pool over the whole run, or all pools of a run together."""
 
+    device: str = ""
+    policy: str = ""
+    budget_bytes: int = 0
+    budget_origin: str = ""
+    n_jobs: int = 0
+    """Commands that ran there."""
     sum_of_job_peaks_bytes: int = 0
     jain_index: float | msgspec.UnsetType = msgspec.UNSET
     """Of the jobs' normalised throughputs: 1 if all are equal, 1/n if one has all; left out where one is not known."""
@@ -54,10 +62,15 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: str = RUN_SCHEMA
     device: str
+    """``host``, ``host:N`` or ``cuda:N``; of several devices all, with commas between them."""
     policy: str
     budget_bytes: int
+    """Of several devices the sum."""
     budget_origin: str = ""
     pool: PoolFigures
+    """Of the only device, or of all together."""
+    pools: tuple[PoolFigures, ...] = ()
+    """Of each device."""
     jobs: tuple[JobFigures, ...]
 
     @property
@@ -65,6 +78,57 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
         """Return the budget as a share of the sum of the jobs' peaks, 0 if there are none."""
         peaks_bytes = self.pool.sum_of_job_peaks_bytes
         return self.budget_bytes / peaks_bytes if peaks_bytes else 0.0
+
+    @property
+    def has_several_devices(self) -> bool:
+        """Tell whether the run had more than one device."""
+        return len(self.pools) > 1
+
+    def on(self, number: int) -> RunReport:
+        """Return the report of one of the devices, as if the run had no other."""
+        pool = self.pools[number]
+        return msgspec.structs.replace(
+            self,
+            device=pool.device,
+            policy=pool.policy,
+            budget_bytes=pool.budget_bytes,
+            budget_origin=pool.budget_origin,
+            pool=pool,
+            pools=(pool,),
+            jobs=tuple(job for job in self.jobs if job.device == pool.device),
+        )
+
+
+def together(pools: Sequence[PoolFigures], jain_index: float | msgspec.UnsetType) -> PoolFigures:
+    """Return the sums of several pools' figures; peaks are added, whenever each was.
+
+    How much slower jobs are together is a pool's own, and empty here.
+    """
+    first, *_ = pools
+
+    def total(field: str) -> int:
+        return sum(getattr(pool, field) for pool in pools)
+
+    def known(field: str) -> int | msgspec.UnsetType:
+        values = [getattr(pool, field) for pool in pools]
+        return msgspec.UNSET if msgspec.UNSET in values else sum(values)
+
+    return PoolFigures(
+        device=",".join(pool.device for pool in pools),
+        policy=first.policy,
+        budget_bytes=total("budget_bytes"),
+        budget_origin=first.budget_origin,
+        n_jobs=total("n_jobs"),
+        region_bytes=first.region_bytes if len({pool.region_bytes for pool in pools}) == 1 else 0,
+        peak_granted_bytes=total("peak_granted_bytes"),
+        peak_physical_bytes=total("peak_physical_bytes"),
+        stalls=total("stalls"),
+        recoveries=total("recoveries"),
+        context_bytes=known("context_bytes"),
+        foreign_bytes=known("foreign_bytes"),
+        sum_of_job_peaks_bytes=total("sum_of_job_peaks_bytes"),
+        jain_index=jain_index,
+    )
 
 
 def jain_index(values: Sequence[float]) -> float:
@@ -87,14 +151,15 @@ class JobProgress(msgspec.Struct, frozen=True):
     name: str
     exit_code: int | None
     """``None`` while it runs."""
+    pool: int = 0
+    """The number of its pool."""
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in progress."""
+class PoolProgress(msgspec.Struct, frozen=True):
+    """One device's pool in a run in progress."""
 
-    elapsed_s: float
+    device: str
     budget_bytes: int
-    jobs: tuple[JobProgress, ...]
     status: Status | None
     """``None`` while the broker does not answer."""
 
@@ -103,11 +168,27 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         """Return all processes in the pool."""
         return self.status.jobs if self.status else ()
 
-    def processes_of(self, name: str) -> tuple[JobReport, ...]:
-        """Return the pool's members that belong to the job called ``name``, its first process first."""
-        members = self.members
-        names = {job.name for job in self.jobs}
-        return tuple(member for member in members if owner_of(member.name, names) == name)
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in progress."""
+
+    elapsed_s: float
+    pools: tuple[PoolProgress, ...]
+    jobs: tuple[JobProgress, ...]
+
+    @property
+    def has_several_devices(self) -> bool:
+        """Tell whether the run has more than one device."""
+        return len(self.pools) > 1
+
+    def pool_of(self, job: JobProgress) -> PoolProgress:
+        """Return the pool of a job."""
+        return self.pools[job.pool]
+
+    def processes_of(self, job: JobProgress) -> tuple[JobReport, ...]:
+        """Return the members of the job's pool that belong to the job, its first process first."""
+        names = {one.name for one in self.jobs}
+        return tuple(member for member in self.pool_of(job).members if owner_of(member.name, names) == job.name)
 
 
 def waits_for(member: JobReport, members: tuple[JobReport, ...]) -> str:

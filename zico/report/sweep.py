@@ -26,6 +26,8 @@ class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     exit_code: int | None = None
     """``null``: it has not ended."""
+    device: str = ""
+    """Where its last try ran."""
     tries: int = 0
     alone: bool = False
     """It was tried again with nothing beside it, since memory was out."""
@@ -46,8 +48,10 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     """What ``--resume`` takes."""
     device: str
+    """Of several devices all, with commas between them."""
     policy: str
     budget_bytes: int
+    """Of several devices the sum."""
     at_most: int
     """So many jobs ran at once at the most that was allowed."""
     jobs: tuple[SweepRow, ...]
@@ -68,13 +72,19 @@ def write_sweep_table(report: SweepReport, outfile: IO[str]) -> None:
     console = Console(file=outfile, width=None if outfile.isatty() else PLAIN_WIDTH, highlight=False)
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2, pad_edge=False)
     parameters = _parameter_columns(report)
-    for column in ("job", *parameters):
+    where = ["device"] if "," in report.device else []
+    for column in ("job", *parameters, *where):
         table.add_column(column, no_wrap=True, overflow="fold")
     for column in ("exit", "iterations", "it/s", "waited", "peak", "tries"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("note")
     for row in report.jobs:
-        cells = [row.name, *(row.parameters.get(name, "") for name in parameters), *_cells(row)]
+        cells = [
+            row.name,
+            *(row.parameters.get(name, "") for name in parameters),
+            *[row.device for _ in where],
+            *_cells(row),
+        ]
         table.add_row(*cells, style="red" if row.exit_code else None)
     console.print(table)
     for line in closing_lines(report):

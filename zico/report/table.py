@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zico.base.errors import OutOfMemory
+from zico.base.settings import kind_of
 from zico.base.units import format_bytes
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def write_table(report: RunReport, outfile: IO[str]) -> None:
     plain = not console.is_terminal
     rows = list(job_rows(report))
     failed = [row for row in rows if row[1] not in {"0", ""}]
-    console.print(_table(COLUMNS, rows, failed, plain=plain))
+    console.print(_table(columns_of(report), rows, failed, plain=plain))
     if saved := list(saving_rows(report)):
         console.print(_table(SAVING_COLUMNS, saved, plain=plain))
     for line in pool_lines(report):
@@ -45,14 +46,24 @@ def write_table(report: RunReport, outfile: IO[str]) -> None:
         console.print(line, markup=False, style="yellow", soft_wrap=True)
 
 
+def columns_of(report: RunReport) -> Cells:
+    """Return the columns of the jobs' table: with several devices each job's is among them."""
+    first, last = COLUMNS[:2], COLUMNS[2:]
+    return (*first, "device", *last) if report.has_several_devices else COLUMNS
+
+
 def pool_lines(report: RunReport) -> Iterator[str]:
-    """Yield what the pool did, as text."""
+    """Yield what the pool did, or that of each device, as text."""
+    if report.has_several_devices:
+        for number in range(len(report.pools)):
+            yield from pool_lines(report.on(number))
+        return
     pool = report.pool
     origin = f" ({report.budget_origin})" if report.budget_origin else ""
     yield f"device {report.device}, policy {report.policy}, budget {format_bytes(report.budget_bytes)}{origin}"
     yield (
         f"pool: peak granted {format_bytes(pool.peak_granted_bytes)}, "
-        f"peak physical by the {'kernel' if report.device == 'host' else 'driver'} "
+        f"peak physical by the {'kernel' if kind_of(report.device) == 'host' else 'driver'} "
         f"{format_bytes(pool.peak_physical_bytes)}, "
         f"sum of the jobs' own peaks {format_bytes(pool.sum_of_job_peaks_bytes)}"
     )
@@ -82,7 +93,8 @@ def attention_lines(report: RunReport) -> Iterator[str]:
     """Yield what the reader should know or do about single jobs and the pool."""
     for job in report.jobs:
         if job.oom is not None:
-            yield f"{job.name} ran out of memory: {out_of_memory_line(job, report.budget_bytes)}"
+            line = out_of_memory_line(job, _budget_of(report, job))
+            yield f"{job.name} ran out of memory{_where(report, job)}: {line}"
         if job.note:
             yield f"{job.name}: {job.note}"
         if job.spilled_bytes:
@@ -95,6 +107,21 @@ def attention_lines(report: RunReport) -> Iterator[str]:
         yield f"times a process died inside the pool's lock, and the pool was repaired: {report.pool.recoveries}"
 
 
+def _budget_of(report: RunReport, job: JobFigures) -> int:
+    """Return the budget that a job shared."""
+    return next((pool.budget_bytes for pool in report.pools if pool.device == job.device), report.budget_bytes)
+
+
+def _where(report: RunReport, job: JobFigures) -> str:
+    """Return on which of several devices a job ran, and which has most."""
+    if not report.has_several_devices:
+        return ""
+    largest = max(report.pools, key=lambda pool: pool.budget_bytes)
+    if largest.budget_bytes == _budget_of(report, job):
+        return f" on {job.device}, and no device has a larger budget"
+    return f" on {job.device} (the largest budget is {format_bytes(largest.budget_bytes)}, of {largest.device})"
+
+
 def out_of_memory_line(job: JobFigures, budget_bytes: int) -> str:
     """Return a job's peak, its last refused request, the budget and what to do, as one sentence."""
     if job.oom is None:
@@ -104,11 +131,12 @@ def out_of_memory_line(job: JobFigures, budget_bytes: int) -> str:
 
 
 def job_rows(report: RunReport) -> Iterator[tuple[str, ...]]:
-    """Yield the table's cells, in the order of ``COLUMNS``; further processes of a job follow it, indented."""
+    """Yield the table's cells, in the order of ``columns_of``; further processes of a job follow it, indented."""
     for job in report.jobs:
-        yield (job.name, str(job.exit_code), *_cells(job))
+        where = (job.device,) if report.has_several_devices else ()
+        yield (job.name, str(job.exit_code), *where, *_cells(job))
         for process in job.other_processes:
-            yield (f"  {process.name}", "", *_cells(process))
+            yield (f"  {process.name}", "", *where, *_cells(process))
 
 
 def saving_rows(report: RunReport) -> Iterator[tuple[str, ...]]:

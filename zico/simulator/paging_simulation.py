@@ -37,8 +37,6 @@ from zico.offload.needed_next import (
     choose_victim,
     choose_victim_ahead,
     next_prefetch,
-    note_birth,
-    note_death,
     note_execution,
     note_fault,
 )
@@ -60,6 +58,7 @@ from zico.offload.residency import (
     block_at,
     hold,
     is_expected,
+    note_active,
     note_arrival,
     note_cleaned,
     note_departure,
@@ -258,7 +257,7 @@ def _move_out(machine: Machine, paging: PagingRecord, until_ns: int) -> bool:
     coming = machine.leaving_tail - machine.leaving_head
     if not paging.flags & PREEVICT or machine.free + coming >= machine.reserve:
         return False
-    victim = choose_victim_ahead(paging, machine.capacity - machine.reserve)
+    victim = choose_victim_ahead(paging)
     if victim == NONE:
         return False
     copies = _must_copy(machine, paging, victim)
@@ -480,9 +479,9 @@ def _iterate(machine: Machine, paging: PagingRecord, numbers: Array, blocks: Arr
     learns = paging.flags & (PREFETCH | PREEVICT)
     began_ns, began_lost_ns = machine.now_ns, machine.lost_ns
     for i in range(len(name)):
+        _change(machine, paging, changed[first_change[i] : first_change[i + 1]], becomes_active[first_change[i] :])
         if learns:
             note_execution(paging, name[i])
-        _change(machine, paging, changed[first_change[i] : first_change[i + 1]], becomes_active[first_change[i] :])
         touches = touched[first_touch[i] : first_touch[i + 1]]
         _execute(machine, paging, touches, writes[first_touch[i] :], duration_ns[i], learns)
     n = len(name)
@@ -495,11 +494,10 @@ def _iterate(machine: Machine, paging: PagingRecord, numbers: Array, blocks: Arr
 def _change(machine: Machine, paging: PagingRecord, changed: Array, becomes_active: Array) -> None:
     """Note which blocks something lives in now, and in which nothing does any more."""
     for k in range(len(changed)):
-        number: int = np.int64(changed[k])  # type: ignore[assignment]  # one type for compiled code
         if becomes_active[k]:
-            note_birth(paging, number)
+            note_active(paging, changed[k])
         else:
-            note_death(paging, number)
+            note_inactive(paging, changed[k])
             if paging.flags & INVALIDATE:
                 page = page_at(machine, changed[k])
                 page.has_content = 0

@@ -154,7 +154,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """Make the peer a member.
 
-    The first ``WELCOME_FDS`` descriptors travel with it: table, eventfd, then the memory's in the
+    The first ``WELCOME_FDS`` descriptors travel with it: table, pipe, then the memory's in the
     order of its pieces. The rest are for the asking, since the peer may have to raise its limit
     first.
     """

@@ -292,7 +292,7 @@ def _look_ahead(heap: HeapRecord, managed: ManagedRecord) -> None:
         if known_at(paging, block).state & INACTIVE:
             continue  # held until then
         if managed.resident >= allowance(heap, managed):
-            victim = choose_victim_ahead(paging, allowance(heap, managed))
+            victim = choose_victim_ahead(paging)
             if victim == NONE:
                 end_hold(paging, block)
                 break

@@ -1,0 +1,1 @@
+"""A cluster of devices, each with a broker of its own, simulated event by event."""

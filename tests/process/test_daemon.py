@@ -1,0 +1,122 @@
+"""``zico broker start``, ``status`` and ``stop``: one daemon for a device, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+import pytest
+from broker_process import Broker, job, read_line, tell
+from harness import ANSWER_S, PATIENCE_S, clean_environment, compile_once, until
+
+from zico.broker.notes import note_path, read_head
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BUDGET = "64MiB"
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """Lend a runtime directory; no broker that listens there outlives the test."""
+    compile_once()
+    with tempfile.TemporaryDirectory(prefix="zd-") as path:
+        yield Path(path)
+        heads = [read_head(note.with_suffix(".sock")) for note in Path(path).glob("zico/broker*.json")]
+        left = [head for head in heads if head is not None and head.broker.is_alive]
+        for head in left:
+            os.kill(head.broker.pid, signal.SIGKILL)
+        assert left == [], "a broker has stayed"
+
+
+def socket_in(runtime: Path) -> Path:
+    """Return the socket of the host's daemon."""
+    return runtime / "zico" / "broker.sock"
+
+
+def zico(runtime: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Return how ``zico`` with these words has ended."""
+    environ = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime)}
+    argv = [sys.executable, "-m", "zico", *words]
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def killed(runtime: Path) -> int:
+    """Kill the daemon; returns its number once it is dead."""
+    head = read_head(socket_in(runtime))
+    assert head is not None
+    os.kill(head.broker.pid, signal.SIGKILL)
+    until(lambda: not head.broker.is_alive, ANSWER_S, "it is dead")
+    return head.broker.pid
+
+
+def test_a_daemon_is_started_once_joined_and_stopped(runtime: Path) -> None:
+    """A second start, a stop of none and a run with a budget of its own are one sentence each; nothing is left."""
+    socket = socket_in(runtime)
+    assert zico(runtime, "broker", "stop").stderr == f"zico: no broker of host runs at {socket}\n"
+    started = zico(runtime, "broker", "start", "--budget", BUDGET)
+    assert (started.returncode, started.stdout.startswith("the broker of host is ready (process ")) == (0, True)
+    again = zico(runtime, "broker", "start")
+    assert again.returncode == 1
+    assert again.stderr.startswith("zico: a broker of host runs already (process ")
+    assert again.stderr.count("\n") == 1
+    status = zico(runtime, "broker", "status", "--json")
+    (daemon,) = json.loads(status.stdout)["brokers"]
+    assert (status.returncode, daemon["device"], daemon["state"]) == (0, "host", "running")
+    assert (daemon["budget_bytes"], daemon["socket"]) == (64 << 20, str(socket))
+    assert "budget 64 MiB (of the broker that runs)" in zico(runtime, "run", "--", "true").stderr
+    own = zico(runtime, "run", "--budget", "32MiB", "--", "true").stderr
+    assert "--budget: this run has a pool of its own, beside that of the broker of host that runs" in own
+    assert "budget 32 MiB (--budget)" in own
+    assert zico(runtime, "broker", "stop").returncode == 0
+    assert list(socket.parent.iterdir()) == []
+
+
+def test_a_daemon_of_another_version_is_not_followed(runtime: Path) -> None:
+    """Its jobs are named in one sentence and go on; status and runs say that they do."""
+    socket = socket_in(runtime)
+    assert zico(runtime, "broker", "start", "--budget", BUDGET).returncode == 0
+    with job(cast("Broker", SimpleNamespace(socket=socket)), "a", hold=3) as a:
+        named = f"a (process {a.pid})"
+        pid = killed(runtime)
+        status = zico(runtime, "broker", "status")
+        said = f"host: the broker (process {pid}) has ended; {named} run on, and zico broker start takes"
+        assert (status.returncode, status.stdout.startswith(said)) == (1, True)
+        assert f"{named} hold memory beside this run" in zico(runtime, "run", "--budget", "32MiB", "--", "true").stderr
+        note = msgspec.json.decode(note_path(socket).read_bytes())
+        note_path(socket).write_bytes(msgspec.json.encode(note | {"zico": "99.0"}))
+        refused = zico(runtime, "broker", "start")
+        assert refused.returncode == 1
+        assert refused.stderr.startswith("zico: the pool of host is of another Zico (99.0, this is ")
+        assert refused.stderr.endswith(f" from {named}: wait until they end, or stop them, or go on with that Zico\n")
+        assert refused.stderr.count("\n") == 1
+        tell(a, "iterate")
+        assert read_line(a) == "began"
+    assert zico(runtime, "broker", "status").stdout == "no broker runs\n"
+
+
+def test_daemons_of_two_devices_take_a_runs_jobs(runtime: Path) -> None:
+    """A run joins both; the one that serves somebody already gets the second job; they are stopped together."""
+    both = ("--device", "host:0,host:1")
+    assert zico(runtime, "broker", "start", *both, "--budget", BUDGET).returncode == 0
+    busy = SimpleNamespace(socket=runtime / "zico" / "broker-host-0.sock")
+    with job(cast("Broker", busy), "other", hold=3):
+        ran = zico(runtime, "run", *both, "--name", "a", "--name", "b", "--name", "c", "true", "true", "true")
+    assert (ran.returncode, ran.stderr.count("budget 64 MiB (of the broker that runs)")) == (0, 4)
+    assert [f"{name} starts on host:{n}" in ran.stderr for name, n in (("a", 1), ("b", 1), ("c", 0))] == [True] * 3
+    shown = zico(runtime, "status").stdout
+    assert [f"sock: device host:{n}, policy zico" in shown for n in (0, 1)] == [True, True]
+    named = zico(runtime, "status", "--json", "--socket", str(busy.socket))
+    assert json.loads(named.stdout)["device"] == "host:0"
+    stopped = zico(runtime, "broker", "stop", *both)
+    assert (stopped.returncode, stopped.stdout.count("has ended")) == (0, 2)
+    assert list(busy.socket.parent.iterdir()) == []

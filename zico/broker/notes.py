@@ -1,0 +1,125 @@
+"""What a broker notes down of itself and its jobs, as anybody reads it: which processes, and which of them live.
+
+The note lies beside the broker's socket. Its reader may be of another version of Zico, and needs
+neither NumPy nor compiled code. What only the next broker needs of it: ``zico.broker.handover``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+_START_FIELD = 19  # starttime in /proc/PID/stat, counted behind the name (proc_pid_stat(5))
+
+
+class Identity(msgspec.Struct, frozen=True, array_like=True):
+    """What tells an open file from every other one."""
+
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, descriptor: int) -> Identity:
+        """Return the identity of an open descriptor."""
+        status = os.fstat(descriptor)
+        return cls(status.st_dev, status.st_ino)
+
+
+class Process(msgspec.Struct, frozen=True):
+    """One process of this machine, by its number and its start."""
+
+    pid: int
+    """0: the broker cannot see it."""
+    started: int
+    """In clock ticks after the machine's start."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether the process still runs."""
+        return self.pid > 0 and started_at(self.pid) == self.started
+
+    def watch(self) -> int | None:
+        """Return a descriptor, the caller's, that is readable when the process is dead; ``None`` if it is."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return None
+        if self.is_alive:  # so the descriptor is of this process, and of no later one of its number
+            return pidfd
+        os.close(pidfd)
+        return None
+
+    def find(self, identity: Identity) -> int | None:
+        """Open again what the process has open; the caller closes it.
+
+        Returns:
+            ``None`` if the process does not have it open, or is dead.
+
+        Raises:
+            PermissionError: The kernel does not let us look.
+        """
+        try:
+            names = os.listdir(f"/proc/{self.pid}/fd")  # noqa: PTH208 - names only
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        for name in names:
+            path = f"/proc/{self.pid}/fd/{name}"
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, OSError):
+                status = os.stat(path)  # noqa: PTH116 - a link of the kernel's, not a path
+                if Identity(status.st_dev, status.st_ino) == identity:
+                    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+                    if Identity.of(descriptor) == identity:
+                        return descriptor
+                    os.close(descriptor)  # it has just been closed there, and its number is another file's
+        return None
+
+
+def started_at(pid: int) -> int | None:
+    """Return when a process started, in clock ticks after the machine's start; ``None`` if it is dead."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if state in "ZX" else int(fields[_START_FIELD - 1])
+
+
+class Head(msgspec.Struct):
+    """What notes of all versions of Zico have."""
+
+    schema_version: str
+    zico: str
+    broker: Process
+    device: str
+    jobs: tuple[NamedJob, ...] = ()
+
+    @property
+    def living(self) -> tuple[NamedJob, ...]:
+        """Return the jobs whose processes run."""
+        return tuple(job for job in self.jobs if job.process.is_alive)
+
+
+class NamedJob(msgspec.Struct):
+    """One job of such a note."""
+
+    name: str
+    process: Process
+
+    def __str__(self) -> str:
+        """Return what people call it."""
+        return f"{self.name} (process {self.process.pid})"
+
+
+def note_path(socket: Path) -> Path:
+    """Return where the broker of a socket keeps its note."""
+    return socket.with_suffix(".json") if socket.suffix == ".sock" else socket.with_name(socket.name + ".json")
+
+
+def read_head(socket: Path) -> Head | None:
+    """Return what the note at a socket says of any version's broker; ``None`` if there is none that can be read."""
+    try:
+        return msgspec.json.decode(note_path(socket).read_bytes(), type=Head)
+    except (OSError, msgspec.DecodeError):
+        return None

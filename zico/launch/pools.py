@@ -1,0 +1,171 @@
+"""One device of a run: its settings, its broker, what its jobs are told, and what its broker tells of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from zico.base.settings import HOST, kind_of
+from zico.broker.protocol.messages import Report
+from zico.launch.broker import BrokerProcess, JoinedBroker
+from zico.launch.devices import device_variables
+from zico.report.model import read_record
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from zico.base.settings import Settings
+    from zico.broker.metrics import Address
+    from zico.broker.protocol.messages import JobReport
+    from zico.launch.broker import RunBroker
+    from zico.launch.jobs import Listener
+    from zico.launch.watchdog import Watchdog
+    from zico.report.model import Record
+
+LOOKING_SHARE = 0.02
+"""Of the time, that looking at the record may take: the broker writes all of it, and it grows with the run."""
+TIME_SLICES = "the jobs take turns on the GPU; with --mps their kernels overlap"
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A device to run on."""
+
+    settings: Settings
+    joins: Path | None = None
+    """The socket of a daemon whose pool the jobs join instead of one of their own."""
+    record_to: Path | None = None
+    """Where to copy the broker's record, if it wrote one."""
+
+
+class Pool:
+    """One device's pool in a run."""
+
+    def __init__(self, target: Target, environ: Mapping[str, str], *, sweeps: bool) -> None:
+        """Start nothing.
+
+        Args:
+            target: The device.
+            environ: The jobs' environment before the device adds to it.
+            sweeps: More jobs may come than a broker reports.
+        """
+        self._target = target
+        self._sweeps = sweeps
+        self.device = target.settings.device.value
+        self.environ = {**environ, **device_variables(target.settings)}
+        """Of each job in the pool."""
+        self.is_joined = target.joins is not None
+        self.is_gone = False
+        """Whether the broker has ended before the jobs."""
+        self.others = 0
+        """Jobs of others that were in the pool when the run began."""
+        self._members: dict[tuple[str, int, int], JobReport] = {}
+        """All that have been in the pool: the broker reports the latest ones only."""
+        self._looked: Record | None = None
+        self._look_again_s = 0.0
+
+    def start(
+        self, directory: Path, guardian: Watchdog, listener: Listener, stack: contextlib.ExitStack, *, pages: bool
+    ) -> str:
+        """Start or join the broker; ``stack`` closes it. Returns how jobs share a GPU, empty on the host.
+
+        Args:
+            directory: A private one for its files.
+            guardian: Will end it if we are killed.
+            listener: Is told what it says, and where metrics are.
+            stack: Of the run.
+            pages: Some job may page.
+
+        Raises:
+            CommandError: The MPS daemon could not start.
+            ConfigError: There is no MPS here, or metrics cannot be served where they should.
+            BrokerError: The broker to join does not answer.
+        """
+        mps_pipes, told = self._share_device(directory, guardian, stack)
+        settings, joins = self._target.settings, self._target.joins
+        self.broker: RunBroker
+        if joins is not None:
+            self.broker = JoinedBroker(joins)
+            status = self.broker.status()
+            self.others = len(status.jobs) if status else 0
+        else:
+            metrics = self._open_metrics(listener, stack)
+            self.broker = BrokerProcess(
+                *(directory, settings, guardian, listener.problem), pages=pages, mps_pipes=mps_pipes, metrics=metrics
+            )
+        stack.callback(self.broker.close, guardian)
+        return told
+
+    def _open_metrics(self, listener: Listener, stack: contextlib.ExitStack) -> Address | None:
+        """Listen where metrics are to be served, if anywhere, and say where that is."""
+        if not self._target.settings.metrics.value:
+            return None
+        from zico.broker.metrics import Address
+
+        address = stack.enter_context(Address(self._target.settings.metrics))
+        listener.message(f"metrics: {address.url}")
+        return address
+
+    @property
+    def budget_bytes(self) -> int:
+        """Return the budget in the beginning."""
+        return self._target.settings.budget_bytes.value
+
+    @property
+    def free_bytes(self) -> int:
+        """Return what the budget has beside the peaks of all jobs that are in the pool; asks the broker."""
+        status = self.broker.status()
+        if status is None:
+            return self.budget_bytes
+        return max(0, status.budget_bytes - sum(job.peak_bytes for job in status.jobs))
+
+    def look(self) -> Record | None:
+        """Return the broker's record, an older one if looking took long; ``None`` if the broker does not answer."""
+        began_s = time.monotonic()
+        if began_s >= self._look_again_s:
+            record = self.broker.record
+            self._looked = None if self.broker.report() is None or record is None else read_record(record)
+            now_s = time.monotonic()
+            self._look_again_s = now_s + (now_s - began_s) / LOOKING_SHARE
+        return self._looked
+
+    def report(self, *, record: bool = True) -> Report | None:
+        """Return the broker's figures; of a sweep all of its jobs, and not only the latest."""
+        report = self.broker.report(record=record)
+        if report is None or not self._sweeps:
+            return report
+        self._members |= {(one.name, one.pid, one.job): one for one in report.jobs}
+        return Report(pool=report.pool, jobs=tuple(self._members.values()), jobs_left_out=0)
+
+    def keep_record(self) -> None:
+        """Copy the record to where it is wanted, if there is one."""
+        record, wanted = self.broker.record, self._target.record_to
+        if wanted is not None and record is not None and record.exists():
+            shutil.copyfile(record, wanted)
+
+    def _share_device(
+        self, directory: Path, guardian: Watchdog, stack: contextlib.ExitStack
+    ) -> tuple[Path | None, str]:
+        """Let the jobs' kernels overlap on a GPU if that is wanted.
+
+        Returns:
+            The directory of the MPS daemon that was started for the jobs, if one was; else how they
+            share a GPU.
+        """
+        if kind_of(self.device) == HOST:
+            return None, ""
+        from zico.broker.lingering import daemon_at  # with Numba: a run on the host starts sooner without
+        from zico.launch.mps import MpsDaemon
+
+        if self._target.settings.mps.value:
+            daemon = MpsDaemon(directory, self.environ)
+            stack.callback(daemon.close, guardian)
+            daemon.start(guardian)
+            self.environ |= daemon.variables
+            return daemon.pipes, ""
+        found = daemon_at(self.environ)
+        return None, TIME_SLICES if found is None else f"jobs share the GPU by the MPS daemon at {found}"
