@@ -138,7 +138,11 @@ def test_the_pager_takes_births_for_births_and_deaths_for_deaths() -> None:
         for event in (7, death_of(4), birth_of(4), death_of(3)):
             window.tell(event)
         window.pager.wake()
-        until(lambda: [i for i in range(BLOCKS) if blocks["state"][i] & INACTIVE] == [3], JOIN_S, "block 3 alone is empty")
+
+        def is_empty() -> list[int]:
+            return [block for block in range(BLOCKS) if blocks["state"][block] & INACTIVE]
+
+        until(lambda: is_empty() == [3], JOIN_S, "block 3 alone is empty")
 
 
 def test_without_invalidation_everything_is_copied() -> None:
