@@ -11,6 +11,7 @@ import numpy as np
 
 from zico.device.host import HostDriver
 from zico.offload.destinations import TierWish
+from zico.offload.page_table import RING
 from zico.offload.pager import PagedMemory, Pager
 from zico.offload.paging_layout import ALL, DEGREE
 from zico.offload.tiers import TierStack
@@ -98,6 +99,13 @@ class PagedWindow:
         """Let nothing live in it."""
         self.array("live_address")[block] = 0
         self.page_table["live_slots"] -= 1
+
+    def tell(self, event: int) -> None:
+        """Put an event into the ring."""
+        at = self.memory.arrays["ring_address"]
+        ring = np.frombuffer((ctypes.c_char * (8 * RING)).from_address(at), np.int64)
+        ring[int(self.page_table["events"]) % RING] = event
+        self.page_table["events"] += 1
 
     @property
     def resident(self) -> int:

@@ -23,8 +23,9 @@ from zico.device.userfault import open_userfault
 from zico.heap.build import Heap
 from zico.heap.layout import HEAP
 from zico.offload.destinations import TierWish
+from zico.offload.page_table import birth_of, death_of
 from zico.offload.pager import Pager
-from zico.offload.paging_layout import ALL, INVALIDATE, PAGING, PREEVICT, PREFETCH
+from zico.offload.paging_layout import ALL, BLOCK, INACTIVE, INVALIDATE, PAGING, PREEVICT, PREFETCH
 
 FRAMES = 6
 PARTS = {"demand": 0, "prefetch": PREFETCH, "preevict": PREFETCH | PREEVICT, "all": ALL}
@@ -122,6 +123,26 @@ def test_what_nobody_needs_is_neither_copied_out_nor_in() -> None:
         out = [block for block in range(BLOCKS - FRAMES) if not window.blocks[block].any()]
         assert len(out) == BLOCKS - FRAMES
         assert window.page_table["in_bytes"] == before
+
+
+def test_the_pager_takes_births_for_births_and_deaths_for_deaths() -> None:
+    """What the heap puts in the ring is what the pager knows: in which blocks nothing lives."""
+    with PagedWindow(FRAMES) as window:
+        assert window.pager is not None
+        address = int(window.pager.record[0]["paging_address"])
+        paging = np.frombuffer((ctypes.c_char * PAGING.itemsize).from_address(address), PAGING)[0]
+        blocks = np.frombuffer(
+            (ctypes.c_char * (BLOCKS * BLOCK.itemsize)).from_address(int(paging["blocks_address"])), BLOCK
+        )
+        window.blocks[0] = 1  # once that is served, the pager has looked at all blocks, and reads the ring
+        for event in (7, death_of(4), birth_of(4), death_of(3)):
+            window.tell(event)
+        window.pager.wake()
+
+        def is_empty() -> list[int]:
+            return [block for block in range(BLOCKS) if blocks["state"][block] & INACTIVE]
+
+        until(lambda: is_empty() == [3], JOIN_S, "block 3 alone is empty")
 
 
 def test_without_invalidation_everything_is_copied() -> None:

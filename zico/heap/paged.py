@@ -25,7 +25,7 @@ from zico.device.mapping import discard_piece
 from zico.device.record import DEVICE
 from zico.heap.layout import HEAP, job_of, pool_of, slots_of, wanted_of
 from zico.offload import stores
-from zico.offload.page_table import LEAST, PAGE_TABLE, RING, State
+from zico.offload.page_table import LEAST, PAGE_TABLE, RING, State, birth_of, death_of
 from zico.offload.tier_layout import STACK
 from zico.pool import regions
 from zico.pool.layout import NOBODY, cap_of, header_of
@@ -139,7 +139,7 @@ def entered(heap_address: int, offset: int, size_bytes: int, key: int) -> None:
     for block in range(offset >> table.block_shift, ((offset + size_bytes - 1) >> table.block_shift) + 1):
         if live[block] == 0:
             births[block] += np.int32(1)
-            _tell(heap, table, ~(block << 1 | 1))
+            _tell(heap, table, birth_of(block))
         live[block] += np.int32(1)
 
 
@@ -158,7 +158,7 @@ def left(heap_address: int, offset: int, size_bytes: int) -> None:
     for block in range(offset >> table.block_shift, ((offset + size_bytes - 1) >> table.block_shift) + 1):
         live[block] -= np.int32(1)
         if live[block] == 0:
-            _tell(heap, table, ~(block << 1))
+            _tell(heap, table, death_of(block))
     header = header_of(pool_of(heap))
     if emptied > 0 and (header.waiters > 0 or header.boundary_waiters > 0):
         wake_pager(heap)

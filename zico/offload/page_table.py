@@ -20,6 +20,7 @@ from __future__ import annotations
 import enum
 from typing import Annotated
 
+from zico.base.compiled import inlined
 from zico.base.records import I4, I8, Numbers, Record, dtype_of
 
 # -- shared page table -----------------------------------------------------------------------------
@@ -35,6 +36,37 @@ LEAST = 4
 """Regions with which a job goes on where no more are to be had: an operation's operands, and one for another thread."""
 
 NO_TICKET = -1
+
+
+# -- events ----------------------------------------------------------------------------------------
+# An execution's name is not negative. A block that comes into use or falls out of it is negative.
+
+
+@inlined
+def birth_of(block: int) -> int:
+    """Return the event that a block comes into use."""
+    return ~(block << 1 | 1)
+
+
+@inlined
+def death_of(block: int) -> int:
+    """Return the event that a block falls out of use."""
+    return ~(block << 1)
+
+
+@inlined
+def is_birth(event: int) -> bool:
+    """Tell whether an event that is negative is a birth."""
+    return ~event & 1 != 0
+
+
+@inlined
+def block_of(event: int) -> int:
+    """Return the block of an event that is negative."""
+    return ~event >> 1
+
+
+# -- blocks ----------------------------------------------------------------------------------------
 
 
 class State(enum.IntEnum):

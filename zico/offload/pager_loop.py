@@ -40,7 +40,7 @@ from zico.offload.needed_next import (
     note_execution,
     note_fault,
 )
-from zico.offload.page_table import LEAST, NO_TICKET, PAGER, RING
+from zico.offload.page_table import LEAST, NO_TICKET, PAGER, RING, block_of, is_birth
 from zico.offload.pager_blocks import (
     ABSENT,
     CLEAN,
@@ -311,11 +311,11 @@ def take_in_events(pager: PagerRecord) -> bool:
         pager.events += 1
         if event >= 0:
             note_execution(paging, event)
-        elif event & 1:
-            note_active(paging, ~event >> 1)
-            note_birth(paging, ~event >> 1)
+        elif is_birth(event):
+            note_active(paging, block_of(event))
+            note_birth(paging, block_of(event))
         else:
-            note_inactive(paging, ~event >> 1)
+            note_inactive(paging, block_of(event))
     if iteration != table.iteration:
         note_iteration(paging, job.profile.duration_ns)
         pager.comes_bytes = table.in_bytes - pager.came_bytes
