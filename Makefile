@@ -104,6 +104,16 @@ test-versions: $(VERSIONS_STAMP) ## Run tests with Python 3.12, NumPy 2.5, PyTor
 	$(VERSIONS)/bin/python -m zico.base.warming
 	$(VERSIONS)/bin/python -m pytest $(VERSIONS_TESTS) $(WORKERS) -k "not mypy" # types are those of constraints.txt
 
+RAY_STAMP := $(VENV)/.installed-ray
+
+$(RAY_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[ray]'
+	touch $@
+
+test-ray: $(RAY_STAMP) ## Install Ray (half a gigabyte) and run its tests on a cluster of two nodes (two minutes)
+	$(BIN)/python -m zico.base.warming
+	$(BIN)/python -m pytest tests/framework/test_ray.py
+
 lint: setup ## Check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -251,4 +261,4 @@ inplace: ## Make the checkout importable without installing (PYTHONSAFEPATH=1 PY
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report
 
-.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel bench-cuda-wheel test-versions lint types bench bench-smoke evaluation docs bench-gpu first-hour size inplace clean
+.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel bench-cuda-wheel test-versions test-ray lint types bench bench-smoke evaluation docs bench-gpu first-hour size inplace clean

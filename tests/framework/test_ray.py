@@ -51,7 +51,14 @@ class TwoNodes:
 
     cluster: Any
     directory: Path
-    second: Any
+    node: dict[str, Any]
+    """What a node is started with."""
+    second: Any = None
+
+    def add(self) -> None:
+        """Add the second node, with a pool."""
+        self.second = self.cluster.add_node(**self.node)
+        integration.start(region="1MiB")
 
     def brokers(self) -> dict[str, psutil.Process]:
         """Return the brokers that live, by the process of their node's raylet."""
@@ -74,15 +81,11 @@ def nodes() -> Iterator[TwoNodes]:
         patch.setenv("XDG_RUNTIME_DIR", str(directory))
         patch.setenv("RAY_TMPDIR", str(directory))
         offers = integration.node_resources(f"{BUDGET}MiB", oversubscription=OFFERED / BUDGET)
-        cluster = Cluster(
-            initialize_head=True,
-            connect=True,
-            head_node_args={"num_cpus": 4, "resources": offers, "object_store_memory": 80 * MIB},
-        )
-        made = TwoNodes(cluster, directory, None)
+        node = {"num_cpus": 4, "resources": offers, "object_store_memory": 80 * MIB}
+        cluster = Cluster(initialize_head=True, connect=True, head_node_args=node)
+        made = TwoNodes(cluster, directory, node)
         try:
-            made.second = cluster.add_node(num_cpus=4, resources=offers, object_store_memory=80 * MIB)
-            integration.start(region="1MiB")
+            made.add()
             yield made
             integration.stop()
             assert not made.brokers()
@@ -294,6 +297,7 @@ def test_what_dies_is_replaced_and_work_trains_on(nodes: TwoNodes, tmp_path: Pat
     enough.touch()
     assert ray.get(result, timeout=DEADLINE_S) == alone()
     assert len(integration.status()) == 1
+    nodes.add()  # for other tests, in whatever order they come
 
 
 def test_a_node_without_the_device_is_named(nodes: TwoNodes) -> None:

@@ -97,6 +97,8 @@ class KeptBroker:
     def _replace(self) -> None:
         """Kill the broker, if it lives and does not answer, and its jobs, and start another one."""
         self._end_broker(signal.SIGKILL)
+        # Jobs wait for a socket that is not there, and are refused at one that nobody serves.
+        self._socket.unlink(missing_ok=True)
         for pidfd in self._jobs.values():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
