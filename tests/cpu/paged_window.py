@@ -30,6 +30,11 @@ JOIN_S = 20
 _I4 = np.dtype("i4")
 
 
+def ring_of(address: int) -> Any:  # noqa: ANN401 - an array
+    """Return the events of the ring at an address."""
+    return np.frombuffer((ctypes.c_char * (8 * RING)).from_address(address), np.int64)
+
+
 class PagedWindow:
     """Blocks of a region each, of which so many may be resident; every one is in use until ``free``."""
 
@@ -102,9 +107,7 @@ class PagedWindow:
 
     def tell(self, event: int) -> None:
         """Put an event into the ring."""
-        at = self.memory.arrays["ring_address"]
-        ring = np.frombuffer((ctypes.c_char * (8 * RING)).from_address(at), np.int64)
-        ring[int(self.page_table["events"]) % RING] = event
+        ring_of(self.memory.arrays["ring_address"])[int(self.page_table["events"]) % RING] = event
         self.page_table["events"] += 1
 
     @property

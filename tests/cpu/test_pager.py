@@ -15,17 +15,20 @@ from harness import until
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from paged_window import BLOCK_BYTES, BLOCKS, JOIN_S, PagedWindow
+from members import join, make_pool
+from paged_window import BLOCK_BYTES, BLOCKS, JOIN_S, PagedWindow, ring_of
 
 from zico.base.compiled import array_at, compiled
 from zico.base.errors import ConfigError, DriverError
 from zico.device.userfault import open_userfault
+from zico.heap import allocator
 from zico.heap.build import Heap
-from zico.heap.layout import HEAP
+from zico.heap.layout import HEAP, Attached
 from zico.offload.destinations import TierWish
 from zico.offload.page_table import birth_of, death_of
 from zico.offload.pager import Pager
 from zico.offload.paging_layout import ALL, BLOCK, INACTIVE, INVALIDATE, PAGING, PREEVICT, PREFETCH
+from zico.offload.tiers import TierStack
 
 FRAMES = 6
 PARTS = {"demand": 0, "prefetch": PREFETCH, "preevict": PREFETCH | PREEVICT, "all": ALL}
@@ -143,6 +146,24 @@ def test_the_pager_takes_births_for_births_and_deaths_for_deaths() -> None:
             return [block for block in range(BLOCKS) if blocks["state"][block] & INACTIVE]
 
         until(lambda: is_empty() == [3], JOIN_S, "block 3 alone is empty")
+
+
+def test_the_heap_tells_which_blocks_come_into_use_and_which_fall_out_of_it() -> None:
+    """Two tensors are born and die; each has two blocks of its own."""
+    with contextlib.ExitStack() as stack:
+        member = stack.enter_context(join(stack.enter_context(make_pool(BLOCKS, region_bytes=BLOCK_BYTES))))
+        tiers = stack.enter_context(TierStack.create([TierWish("memory", BLOCK_BYTES)], block_bytes=BLOCK_BYTES))
+        heap = Heap(member, np.zeros(1, HEAP), tiers=tiers)
+        assert heap.paged is not None
+        heap.record[0]["attached"] = Attached.YES
+        addresses = [allocator.allocate(heap.record[0], 2 * BLOCK_BYTES, 64) for _ in range(2)]
+        assert min(addresses) > 0
+        blocks = [(address - heap.base) // BLOCK_BYTES + i for address in addresses for i in range(2)]
+        for address in addresses:
+            allocator.free(heap.record[0], address)
+        told = ring_of(heap.paged.arrays["ring_address"])[: int(heap.paged.page_table["events"])]
+        assert [event for event in told if event < 0] == [*map(birth_of, blocks), *map(death_of, blocks)]
+        heap.close()
 
 
 def test_without_invalidation_everything_is_copied() -> None:
