@@ -12,6 +12,7 @@ from members import acquire, check_counters, grab, join, make_pool, release
 
 from zico.broker import pool_manager
 from zico.broker.members import Member
+from zico.broker.notes import Process
 from zico.broker.protocol import messages as m
 from zico.pool.layout import NOBODY
 from zico.pool.regions import GRANTED, NEVER, WAIT
@@ -34,7 +35,7 @@ def pool() -> Iterator[PoolTable]:
 
 def member(job: int, name: str) -> Member:
     """Return a member with the default share."""
-    return Member(job, job, os.getpid(), name, "torch", None, None, m.Share())
+    return Member(job, job, os.getpid(), name, "torch", None, Process(os.getpid(), 0), None, m.Share())
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from broker_messages import STATUS, no_descriptor_left
 from zico.base.errors import RemoteProtocolError
 from zico.broker.link import PATIENCE_NS, Link
 from zico.broker.members import Member
+from zico.broker.notes import Process
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
 
@@ -117,7 +118,7 @@ def test_what_comes_after_the_end_is_ignored(ends: tuple[socket.socket, Link]) -
 def test_descriptors_that_no_message_wants_are_closed_at_once(ends: tuple[socket.socket, Link]) -> None:
     """A member that sends descriptors with half a frame and then nothing has the broker keep none of them."""
     peer, link = ends
-    link.member = Member(0, 0, 1, "a", "torch", None, None, m.Share())
+    link.member = Member(0, 0, 1, "a", "torch", None, Process(1, 0), None, m.Share())
     socket.send_fds(peer, [OBSERVE[:1]], [peer.fileno()] * m.MAX_PAGES_FDS)
     link.read(1)
     assert len(link.descriptors) == m.MAX_PAGES_FDS

@@ -439,7 +439,7 @@ def test_several_pieces_are_filled_at_once_where_the_device_alone_has_access(
     expected: str,
 ) -> None:
     """As on an H200 (benchmarks/results/gpu/host_memory.md): one piece can be filled in any case."""
-    address = reserve(newer)
+    address = int(newer.cuMemAddressReserve(4 * UNIT, 2 * UNIT, 0, 0)[1])
     for at in (address, address + 2 * UNIT):
         handle = newer.cuMemCreate(2 * UNIT, host_prop(), 0)[1]
         assert status(newer.cuMemMap(at, 2 * UNIT, 0, handle, 0)) == "SUCCESS"

@@ -770,14 +770,15 @@ int cuMemAdvise_v2(u64 p, u64 n, int advice, u64 place) {
 /* The kind of place that all of a range was told to go to last, 0 where its pages differ; nothing else is known. */
 int cuMemRangeGetAttribute(int *out, u64 bytes, int attribute, u64 p, u64 n) {
   IN_CONTEXT;
-  if (attribute != 7) return NOT_SUPPORTED; /* CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE */
+  if (attribute != 4) return NOT_SUPPORTED; /* CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION */
   int status = INVALID_VALUE;
   pthread_mutex_lock(&lock);
   struct range *one = bytes == sizeof *out ? managed(p, n) : 0;
   if (one) {
     u64 first = (p - one->start) / PAGE, last = (p - one->start + n - 1) / PAGE;
-    *out = one->told[first];
-    for (u64 page = first; page <= last; page++) if (one->told[page] != *out) *out = 0;
+    int told = one->told[first];
+    for (u64 page = first; page <= last; page++) if (one->told[page] != told) told = 0;
+    *out = told == 1 ? 0 : told == 2 ? -1 : -2; /* the device, the processor, CU_DEVICE_INVALID */
     status = SUCCESS;
   }
   pthread_mutex_unlock(&lock);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -55,8 +56,12 @@ def base_directory() -> Path:
 @contextmanager
 def run_directory() -> Iterator[Path]:
     """Lend a fresh directory of mode 0700 and remove it with all that is in it afterwards."""
-    path = Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=base_directory()))
-    try:
+    base = base_directory()
+    path = base
+    while path.exists():
+        path = base / f"{RUN_PREFIX}{secrets.token_hex(4)}"
+    try:  # before it is there: a signal may end this at any instant
+        path.mkdir(mode=PRIVATE_MODE)
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)

@@ -29,7 +29,7 @@ def start_broker(words: Sequence[str], said: IO[bytes], tell: Callable[[str], No
         ``None`` if jobs can join; else the lines that it wrote before it ended, at least one.
     """
     child = subprocess.Popen(  # noqa: S603 - this Python
-        [sys.executable, "-m", "zico", "broker", *words],
+        [sys.executable, "-P", "-m", "zico", "broker", *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=said,

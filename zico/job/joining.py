@@ -106,9 +106,10 @@ def _open_pool(device: str | None, budget: str | None) -> Path:
     from zico.broker.client import BrokerClient
 
     # A framework takes its first device where the script names none: so does this, of several.
-    text = device or os.environ.get(DEVICE_VARIABLE)
-    device = parse_devices(text)[0] if text else None
-    path = socket_for(device or HOST)
+    named = device or os.environ.get(DEVICE_VARIABLE) or HOST
+    first = parse_devices(named)[0]
+    path = socket_for(first)
+    device = first if device or first != named else None  # what ZICO_DEVICE names the broker reads itself
     started = False
     for _ in range(_ATTEMPTS):
         if path.is_socket():

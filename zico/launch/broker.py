@@ -209,6 +209,7 @@ class BrokerProcess:
     def _argv(self, settings: Settings, ready_fd: int, *, pages: bool, mps_pipes: Path | None) -> list[str]:
         return [
             sys.executable,
+            "-P",  # a folder called zico where the user is would be taken for the package
             "-m",
             "zico.broker",
             *("--socket", str(self.socket)),
