@@ -69,7 +69,6 @@ class Runner:
             arguments = (model, "--batch", str(batch), "--dtype", dtype, "--device", self._kind)
             given = (*arguments, *extra, "--figures", str(figures), "--seconds", str(seconds))
             job = Job(model, "benchmarks/gpu/job.py", given, before)
-            budget = told.pop("budget", "none")
             options = [word for name, value in told.items() for word in (f"--{name}", value)]
             deadline_s = seconds + together.MARGIN_S
             try:
@@ -78,7 +77,7 @@ class Runner:
                 else:
                     where = self._options.device
                     done = together.run_zico(
-                        [job], policy="zico", budget=budget, deadline_s=deadline_s, device=where, told=options
+                        [job], policy="zico", budget="none", deadline_s=deadline_s, device=where, told=options
                     )
                 rate = done.rates(self._options.warm_up)[0]
                 counted = json.loads(figures.read_text())

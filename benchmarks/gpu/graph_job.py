@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 BATCH, LENGTH, WIDTH, LAYERS, CLASSES = 64, 128, 512, 4, 100
 WARM_UP = 3
 """Steps before a capture, as PyTorch's documentation asks."""
-GRAPHED = 8
-"""Iterations between two temporary tensors that live beside the graph."""
+TEMPORARIES = 8
+"""Tensors that come and go beside the graph in each iteration."""
 
 
 class Trained:
@@ -53,7 +53,7 @@ class Trained:
     def renew(self, iteration: int) -> None:
         """Fill the batch for an iteration, with temporaries beside whatever a graph holds."""
         generator = torch.Generator("cuda").manual_seed(iteration)
-        fresh = [torch.randn(BATCH, LENGTH, WIDTH, device="cuda", generator=generator) for _ in range(GRAPHED)]
+        fresh = [torch.randn(BATCH, LENGTH, WIDTH, device="cuda", generator=generator) for _ in range(TEMPORARIES)]
         self.inputs.copy_(sum(fresh[1:], fresh[0]))
 
 

@@ -44,7 +44,8 @@ GOAL = (70, 0.95)
 """Share of the sum of the peaks, and throughput over that with no budget."""
 KILLED_AT = 12
 """Iterations that the job launches before it kills itself."""
-BRIEF = ("zico no budget", "zico 70 %", "MPS, none no budget", "MPS, zico 70 %")
+BRIEF = ("zico no budget", f"zico {GOAL[0]} %", "MPS, none no budget", f"MPS, zico {GOAL[0]} %")
+"""Runs of a pair with ``--brief``."""
 MPS_DAEMON = "nvidia-cuda-mps-control"
 
 

@@ -67,7 +67,7 @@ class Process(msgspec.Struct, frozen=True):
             return None
         for name in names:
             path = f"/proc/{self.pid}/fd/{name}"
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError, OSError):
+            with contextlib.suppress(OSError):  # it has just been closed, or the process has ended
                 status = os.stat(path)  # noqa: PTH116 - a link of the kernel's, not a path
                 if Identity(status.st_dev, status.st_ino) == identity:
                     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
