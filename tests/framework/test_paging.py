@@ -109,7 +109,8 @@ def test_invariant_5_a_paged_training_job_that_is_killed_leaves_nothing(tmp_path
         for name in ("first", "next"):
             wanted = Wish("page", 32 * MIB, "memory:1GiB")
             environment = job_environment(clean_environment(), made.socket, name, wish=wanted)
-            with Script(arguments("digits_resnet", tmp_path / name), environment) as process:
+            endless = arguments("digits_resnet", tmp_path / name, "--iterations", "100000")
+            with Script(endless, environment) as process:
                 place = place_of(made, name)
                 until(lambda place=place: made.jobs[place]["faults"] > 200, PATIENCE_S, "blocks come and go")
                 process.process.kill()
