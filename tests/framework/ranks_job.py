@@ -9,7 +9,7 @@ trains. Rank N writes the bits of its losses, its number and its group to LOSSES
 
 from __future__ import annotations
 
-import gc
+import atexit
 import json
 import os
 import subprocess
@@ -69,11 +69,11 @@ def train(rank: int, losses: str, port_file: str = "") -> None:
         optimizer.step()
         bits.append(loss.item().hex())
     write(losses, rank, bits)
-    # What holds the group goes first, so that the group's threads end here. A thread that drops its last tensor
-    # while the interpreter ends aborts the process (PyTorch, pull request 179291).
-    del model, optimizer, loss
-    gc.collect()
     torch.distributed.destroy_process_group()
+    # DDP keeps gloo's threads alive. One that drops its last tensor while the interpreter ends aborts the process
+    # (PyTorch, pull request 179291). So the process ends before the interpreter does.
+    atexit._run_exitfuncs()
+    os._exit(0)
 
 
 def write(losses: str, rank: int, bits: list[str]) -> None:
