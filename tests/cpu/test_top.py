@@ -191,12 +191,13 @@ def test_pools_stand_one_below_another() -> None:
     """A pool without a job has a row of its own, so that its budget can be changed."""
     file = io.StringIO()
     shown = [(HERE, status(job(0, "a"))), (THERE, status()), (Path("last"), status(job(0, "d")))]
-    for selected in (1, 2):
+    for selected in (2, 1, 0):
         Console(file=file, width=120, highlight=False).print(frame(shown, 120, Screen(selected=selected)))
     lines = [line.rstrip() for line in file.getvalue().splitlines()]
     assert [line.startswith("host, policy") for line in lines[:6]] == [True, False, False, False, False, False]
-    assert (lines[4][:4], lines[5], lines[6][:5], lines[9]) == (" █  ", "", "host,", ">no job has joined yet")
-    assert [line.split()[0] for line in lines if line.startswith(">")] == [">no", ">█"]
+    assert (lines[4][:4], lines[5], lines[6][:5], lines[9]) == (" █  ", "", "host,", "no job has joined yet")
+    assert [line.split()[-1] for line in lines if line.startswith(">")] == ["running", "yet", "running"]
+    assert [at // 16 for at, line in enumerate(lines) if line.startswith(">")] == [0, 1, 2], "one in each frame"
     pools = {"here": status(job(0, "a")), "there": status(job(0, "b"), job(1, "c"))}
     assert press("jjp", **pools)[1] == [("there", m.Change(job="c", paused=True))]
     assert press("kb1MiB\r", here=status(), there=TWO)[1] == [("here", m.Change(budget_bytes=MIB))]
