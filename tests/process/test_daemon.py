@@ -107,7 +107,12 @@ def test_a_daemon_of_another_version_is_not_followed(runtime: Path) -> None:
 def test_daemons_of_two_devices_take_a_runs_jobs(runtime: Path) -> None:
     """A run joins both; the one that serves somebody already gets the second job; they are stopped together."""
     both = ("--device", "host:0,host:1")
-    assert zico(runtime, "broker", "start", *both, "--budget", BUDGET).returncode == 0
+    assert zico(runtime, "broker", "start", "--device", "host:1", "--budget", BUDGET).returncode == 0
+    second = zico(runtime, "broker", "start", *both)
+    assert (second.returncode, second.stderr.count("\n")) == (1, 1)
+    assert second.stderr.startswith("zico: a broker of host:1 runs already (process ")
+    assert not (runtime / "zico" / "broker-host-0.json").exists()
+    assert zico(runtime, "broker", "start", "--device", "host:0", "--budget", BUDGET).returncode == 0
     busy = SimpleNamespace(socket=runtime / "zico" / "broker-host-0.sock")
     with job(cast("Broker", busy), "other", hold=3):
         ran = zico(runtime, "run", *both, "--name", "a", "--name", "b", "--name", "c", "true", "true", "true")
@@ -120,3 +125,28 @@ def test_daemons_of_two_devices_take_a_runs_jobs(runtime: Path) -> None:
     stopped = zico(runtime, "broker", "stop", *both)
     assert (stopped.returncode, stopped.stdout.count("has ended")) == (0, 2)
     assert list(busy.socket.parent.iterdir()) == []
+
+
+def test_of_two_daemons_none_is_left_where_one_cannot_start(runtime: Path) -> None:
+    """One sentence says which failed and why; Ctrl-C while the second one starts leaves none, either."""
+    both = ("--device", "host:0,host:1", "--budget", BUDGET)
+    base = runtime / "zico"
+    blocker = base / "broker-host-1.sock"
+    blocker.mkdir(parents=True)
+    base.chmod(0o700)
+    failed = zico(runtime, "broker", "start", *both)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    *_, told = failed.stderr.splitlines()
+    assert told.startswith("zico: the broker of host:1 could not start: ")
+    assert str(blocker) in told
+    assert told.endswith("; that of host:0 has been stopped again")
+    assert list(base.iterdir()) == [blocker]
+    blocker.rmdir()
+    environ = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime)}
+    argv = [sys.executable, "-m", "zico", "broker", "start", *both]
+    with subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True) as starting:
+        until(lambda: blocker.with_suffix(".log").exists(), PATIENCE_S, "the second one is being started")
+        starting.send_signal(signal.SIGINT)
+        starting.communicate(timeout=ANSWER_S)
+    assert starting.returncode == 130
+    assert list(base.iterdir()) == []

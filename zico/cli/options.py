@@ -208,14 +208,7 @@ def settings_of_each(ctx: click.Context, n_jobs: int | None = None) -> tuple[Set
     devices = devices_of(given)
     on_host = sum(kind_of(device.value) == HOST for device in devices)
     on_each = None if n_jobs is None else -(-n_jobs // len(devices))
-    found = tuple(_resolved(given, device, on_each, on_host) for device in devices)
-    metrics = found[0].metrics
-    if len(found) > 1 and metrics.value:
-        raise ConfigError(
-            f"{metrics.origin}: metrics are of one device, and {len(found)} are given: leave it out, or start a broker "
-            "for each device with metrics of its own (zico broker start)"
-        )
-    return found
+    return tuple(_resolved(given, device, on_each, on_host) for device in devices)
 
 
 def _resolved(given: Given, device: Setting[str], n_jobs: int | None, on_host: int = 1) -> Settings:
