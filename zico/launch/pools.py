@@ -11,11 +11,11 @@ from zico.base.settings import HOST, kind_of
 from zico.broker.protocol.messages import Report
 from zico.launch.broker import BrokerProcess, JoinedBroker
 from zico.launch.devices import device_variables
-from zico.report.model import read_record
+from zico.report.model import owner_of
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from zico.base.settings import Setting, Settings
@@ -97,7 +97,7 @@ class Pool:
         settings, joins = self._target.settings, self._target.joins
         self.broker: RunBroker
         if joins is not None:
-            self.broker = JoinedBroker(joins)
+            self.broker = JoinedBroker(directory, joins)
             status = self.broker.status()
             self.others = len(status.jobs) if status else 0
         else:
@@ -130,11 +130,16 @@ class Pool:
         """Return the broker's record, an older one if looking took long; ``None`` if the broker does not answer."""
         began_s = time.monotonic()
         if began_s >= self._look_again_s:
-            record = self.broker.record
-            self._looked = None if self.broker.report() is None or record is None else read_record(record)
+            self._looked = self.broker.look()
             now_s = time.monotonic()
             self._look_again_s = now_s + (now_s - began_s) / LOOKING_SHARE
         return self._looked
+
+    def others_beside(self, names: Iterable[str]) -> Sequence[JobReport]:
+        """Return the jobs of others that are in the pool now, where the run's have these names; asks the broker."""
+        status = self.broker.status() if self.is_joined else None
+        own = set(names)
+        return [job for job in status.jobs if owner_of(job.name, own) is None] if status is not None else ()
 
     def report(self, *, record: bool = True) -> Report | None:
         """Return the broker's figures; of a sweep all of its jobs, and not only the latest."""

@@ -399,12 +399,23 @@ class Supervisor:
         if self._stopped:
             return None
         pools = {
-            number: PoolNow(pool.budget_bytes, pool.free_bytes if len(self.pools) > 1 else 0, pool.look)
+            number: self._pool_now(pool, [name for name, on in self._placed.items() if on == number])
             for number, pool in enumerate(self.pools)
             if not pool.is_gone
         }
         found = await queue.next(pools)
         return None if self._stopped else found
+
+    def _pool_now(self, pool: Pool, names: Sequence[str]) -> PoolNow:
+        """Return a pool as the queue sees it, where the run's jobs have these names."""
+        others = pool.others_beside(names)
+        return PoolNow(
+            pool.budget_bytes,
+            pool.free_bytes if len(self.pools) > 1 else 0,
+            pool.look,
+            others_bytes=sum(job.peak_bytes for job in others),
+            taken=frozenset(job.name for job in others),
+        )
 
     @property
     def _stopped(self) -> bool:
