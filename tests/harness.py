@@ -313,9 +313,11 @@ def pool(
     policy: str = "zico",
     most: int = 0,
     isolate: bool = False,
+    device: str = "host",
 ) -> Iterator[Pool]:
     """Give a pool with a broker of its own, whose invariants hold in the end."""
     options = ["--policy", policy, "--most-bytes", str(most * region_bytes), *["--isolate"] * isolate]
+    options += ["--device", device]
     with contextlib.ExitStack() as owned:
         path = directory or Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="zp-")))
         made = owned.enter_context(Pool(path, *options, regions=regions, region_bytes=region_bytes))

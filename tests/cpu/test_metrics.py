@@ -10,8 +10,9 @@ import urllib.error
 import urllib.request
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from zico.base.errors import BrokerError, ConfigError
@@ -62,16 +63,21 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     return by_labels
 
 
-def exposed(of: Status) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Return what a scrape of this pool has."""
+def registry_of(*of: Status) -> Any:  # noqa: ANN401 - a registry
+    """Return a registry with the figures of these pools."""
 
     class Collector:
         def collect(self) -> Iterator[object]:
-            return families(of, POOL)
+            return families([(one, POOL) for one in of])
 
     registry = prometheus_client.CollectorRegistry()
     registry.register(Collector())
-    return samples(prometheus_client.generate_latest(registry).decode())
+    return registry
+
+
+def exposed(*of: Status) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return what a scrape of these pools has."""
+    return samples(prometheus_client.generate_latest(registry_of(*of)).decode())
 
 
 def test_a_scrape_has_the_figures_of_the_pool_and_of_each_process() -> None:
@@ -92,6 +98,20 @@ def test_a_scrape_has_the_figures_of_the_pool_and_of_each_process() -> None:
     assert (found["zico_job_waiting_seconds", first], found["zico_job_held_bytes", first]) == (0.25, 8 * MIB)
     assert found["zico_job_page_faults_total", first] == 4
     assert [found["zico_job_out_of_memory", one] for one in (first, second)] == [1, 0]
+
+
+def test_a_scrape_of_several_pools_has_each_metric_once() -> None:
+    """The label says of which device a sample is; the format does not allow a family twice."""
+    other = msgspec.structs.replace(status(job(3, "b", iterations=9)), device="host:1", slowdown=())
+    found = exposed(TWO_OF_ONE_NAME, other)
+    assert found["zico_pool_jobs", frozenset({("device", "host")})] == 2
+    assert found["zico_pool_jobs", frozenset({("device", "host:1")})] == 1
+    assert {labels for name, labels in found if name == "zico_pool_slowdown_ratio"} == {
+        frozenset({("device", "host"), ("jobs", "2")})
+    }
+    text = prometheus_client.generate_latest(registry_of(TWO_OF_ONE_NAME, other)).decode()
+    types = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(set(types)) == len(types)
 
 
 def test_the_pages_name_every_metric_and_no_other() -> None:
@@ -119,7 +139,7 @@ def test_a_port_serves_figures_of_now_until_it_is_closed() -> None:
     address = Address(port("0"))
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", address.url)
     assert address.socket.getsockname()[0] == "127.0.0.1"
-    with Endpoint(address.socket, lambda: (answers.pop(0), POOL)):
+    with Endpoint(address.socket, lambda: [(answers.pop(0), POOL)]):
         for wanted in (0, 2):
             with urllib.request.urlopen(address.url, timeout=10) as answer:  # noqa: S310 - http to ourselves
                 found = samples(answer.read().decode())
@@ -132,7 +152,7 @@ def test_a_port_serves_figures_of_now_until_it_is_closed() -> None:
 def test_a_broker_that_does_not_answer_is_said() -> None:
     """A scrape gets 503 and a sentence, and the next one is served."""
 
-    def ask() -> tuple[Status, PoolReport]:
+    def ask() -> list[tuple[Status, PoolReport]]:
         raise BrokerError("it is busy")
 
     address = Address(port("0"))
@@ -150,7 +170,7 @@ def test_a_silent_peer_does_not_keep_others_out(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("zico.broker.metrics._Handler.timeout", 0.05)
     address = Address(port("0"))
     where = address.socket.getsockname()
-    with Endpoint(address.socket, lambda: (status(), POOL)), socket.create_connection(where, timeout=10) as silent:
+    with Endpoint(address.socket, lambda: [(status(), POOL)]), socket.create_connection(where, timeout=10) as silent:
         with urllib.request.urlopen(address.url, timeout=10) as answer:  # noqa: S310 - http to ourselves
             assert answer.status == 200
         assert silent.recv(1) == b""
@@ -158,7 +178,7 @@ def test_a_silent_peer_does_not_keep_others_out(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_fault_of_ours_is_logged_and_the_next_scrape_is_served(caplog: pytest.LogCaptureFixture) -> None:
     """The scraper gets 500, the log a trace."""
-    answers = [None, (status(), POOL)]
+    answers = [None, [(status(), POOL)]]
     address = Address(port("0"))
     with Endpoint(address.socket, lambda: answers.pop(0)):  # type: ignore[arg-type, return-value]
         with pytest.raises(urllib.error.HTTPError, match="500") as refused:
@@ -176,7 +196,7 @@ def test_a_unix_socket_is_its_owners_and_goes_with_the_run(tmp_path: Path) -> No
         stale.bind(str(path))
     with Address(port(str(path))) as address:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        with Endpoint(address.socket, lambda: (status(), POOL)), socket.socket(socket.AF_UNIX) as peer:
+        with Endpoint(address.socket, lambda: [(status(), POOL)]), socket.socket(socket.AF_UNIX) as peer:
             peer.settimeout(10)
             peer.connect(str(path))
             peer.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")

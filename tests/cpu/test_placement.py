@@ -204,8 +204,11 @@ def test_a_list_of_devices_and_their_memory() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (
+            ["--device", "host:0,host:1", "--metrics", "9400", "broker start"],
+            "--metrics: 2 brokers cannot serve metrics at one place: start them one after another, each with a port",
+        ),
         (["--device", "host:0,gpu"], "--device: 'gpu' is not a device: give host, cuda or cuda:N"),
-        (["--device", "host:0,host:1", "--metrics", "9400"], "--metrics: metrics are of one device, and 2 are given"),
         (["--device", "cuda,cuda:0"], "--device: 'cuda,cuda:0' has cuda:0 twice: give each device once"),
         (["--device", ",".join(f"host:{n}" for n in range(17))], "--device: 17 devices are given: give at most 16"),
         (
@@ -219,7 +222,8 @@ def test_what_cannot_be_is_one_sentence(
 ) -> None:
     """Nothing is started."""
     monkeypatch.delenv("ZICO_BUDGET", raising=False)
-    assert main(["run", *words, "true"]) == 2
+    command = ["broker", "start", *words[:-1]] if words[-1] == "broker start" else ["run", *words, "true"]
+    assert main(command) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1

@@ -23,7 +23,7 @@ from zico.launch.sweep_file import JobResult, Sweep, SweepFile
 from zico.report.model import JobFigures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -245,9 +245,9 @@ class Script:
 
 
 def queue_of(
-    names: str, at_most: int, room: Script | Unlimited | None = None, **earlier: JobResult
+    names: Sequence[str], at_most: int, room: Script | Unlimited | None = None, **earlier: JobResult
 ) -> tuple[Queue, list]:
-    """Return a queue of jobs with one letter each, and the list of the results that it tells."""
+    """Return a queue of jobs of these names, and the list of the results that it tells."""
     told: list[JobResult] = []
     jobs = [SweepJob(name, ("true",), owner=name) for name in names]
     owners = {"a": Command("a", (), "", Share(weight=2))}
@@ -330,6 +330,25 @@ def test_a_second_try_is_alone_after_a_resume_too() -> None:
     assert start(queue) == ["a+again"]
     end(queue, "a+again")
     assert told[-1].tries == 2
+
+
+def test_a_name_that_others_have_gets_a_number() -> None:
+    """Also one that others' second processes have; results and a second try are still of the job."""
+    room = Script("y")
+    queue, told = queue_of(["a", "a-2", "b"], 3, room)
+    pools = {0: PoolNow(1, 1, lambda: None, taken=frozenset({"a", "a-3.2", "a+again"}))}
+    command, _ = asyncio.run(queue.next(pools)) or pytest.fail("nothing starts")
+    assert command.name == "a-4", "a-2 is a job of the sweep"
+    asyncio.run(queue.next(pools))
+    assert room.asked == [("a-2", ["a-4"])], "room knows it as the pool does"
+    end(queue, "a-4", 1, told=True)
+    end(queue, "a-2")
+    room.answers += "y"
+    end(queue, (asyncio.run(queue.next(pools)) or pytest.fail("b does not start"))[0].name)
+    command, _ = asyncio.run(queue.next(pools)) or pytest.fail("no second try")
+    assert command.name == "a+again-2"
+    end(queue, command.name)
+    assert [(one.name, one.tries, one.alone) for one in told if one.name == "a"] == [("a", 1, False), ("a", 2, True)]
 
 
 def test_jobs_have_the_share_of_their_command() -> None:

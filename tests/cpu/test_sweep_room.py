@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import numpy as np
 
 from zico.cli.room import RoomByFit
@@ -44,9 +45,9 @@ def record(curves: dict[str, list[int]], budget: int, joined: tuple[str, ...] = 
     )
 
 
-def ask(room: RoomByFit, candidate: SweepJob, running: list[SweepJob], now: Record | None) -> bool:
-    """Ask whether the candidate may start."""
-    pool = PoolNow(1, 1, lambda: now, tuple(running))
+def ask(room: RoomByFit, candidate: SweepJob, running: list[SweepJob], now: Record | None, others: int = 0) -> bool:
+    """Ask whether the candidate may start, where others hold so many regions."""
+    pool = PoolNow(1, 1, lambda: now, tuple(running), others_bytes=others * REGION)
     return asyncio.run(room.offers(candidate, {0: pool}))[0].may_start
 
 
@@ -77,6 +78,24 @@ def test_a_job_starts_when_it_fits() -> None:
     assert ask(asked, c, [a, b], record({"x=0": ALWAYS_HIGH}, 24))
     assert not ask(asked, d, [a, b, c], record({"x=0": ALWAYS_HIGH}, 24))
     assert ask(asked, d, [a, b, c], record({"x=0": ALWAYS_HIGH}, 32))
+
+
+def test_what_others_have_held_is_no_room() -> None:
+    """Of a daemon's 24 regions, jobs of others leave 16 for two of these, or nothing at all."""
+    a, b, c, _ = JOBS
+    now = record({"x=0": ALWAYS_HIGH}, 24)
+    assert ask(room(), b, [a], now, others=8)
+    assert not ask(room(), c, [a, b], now, others=8)
+    assert not ask(room(), b, [a], now, others=9)
+    assert not ask(room(), b, [a], now, others=40)
+
+
+def test_a_job_that_has_another_name_in_the_pool_is_known() -> None:
+    """A daemon's pool may have its name already; its profile counts for its command all the same."""
+    a, b, _, _ = JOBS
+    renamed = msgspec.structs.replace(a, name="x=0-2")
+    assert ask(room(), b, [renamed], record({"x=0-2": ALWAYS_HIGH}, 16))
+    assert not ask(room(), b, [renamed], record({"x=0-2": ALWAYS_HIGH}, 15))
 
 
 def test_a_job_that_would_only_wait_does_not_start() -> None:

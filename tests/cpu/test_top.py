@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from zico.broker.protocol import messages as m
-from zico.cli.top_screen import BAR_CELLS, Asks, Rates, Screen, frame, keys_in, pool_bar, pressed
+from zico.cli.top_screen import BAR_CELLS, Asks, Rates, Row, Screen, frame, keys_in, pool_bar, pressed
 
 MIB = 1 << 20
+HERE, THERE = Path("here"), Path("there")
 
 
 def job(place: int, name: str, **figures: object) -> m.JobReport:
@@ -41,7 +43,7 @@ def status(*jobs: m.JobReport, uptime_s: float = 3725.0) -> m.Status:
 def lines_of(found: m.Status, screen: Screen | None = None, width: int = 160) -> list[str]:
     """Return what a terminal without colours shows."""
     file = io.StringIO()
-    Console(file=file, width=width, highlight=False).print(frame(found, width, screen))
+    Console(file=file, width=width, highlight=False).print(frame([(HERE, found)], width, screen))
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
@@ -91,7 +93,10 @@ def test_a_screen_adds_keys_and_what_they_came_to() -> None:
     assert [line[0] for line in lines[4:6]] == [" ", ">"], "the last one: there are no more"
     assert "q quit" in lines[-2]
     assert lines[-1] == "lm goes on"
-    assert lines_of(TWO, Screen(asks=Asks.LIMIT, typed="2G"))[-1] == "limit of resnet (such as 2GiB, none): 2G_"
+    assert (
+        lines_of(TWO, Screen(asks=Asks.LIMIT, about=Row(HERE, "resnet"), typed="2G"))[-1]
+        == "limit of resnet (such as 2GiB, none): 2G_"
+    )
 
 
 def test_a_frame_fits_a_narrow_terminal() -> None:
@@ -125,12 +130,13 @@ def test_rates_are_those_of_late() -> None:
     assert rates.noted(status(job(0, "c", pid=7, iterations=9, iterations_per_s=1.5), uptime_s=31.0)) == {(0, 7): 1.5}
 
 
-def press(keys: str, found: m.Status = TWO, screen: Screen | None = None) -> tuple[Screen, list[m.Change]]:
+def press(keys: str, screen: Screen | None = None, **pools: m.Status) -> tuple[Screen, list[tuple[str, m.Change]]]:
     """Return what comes of keys, one after the other."""
+    shown = [(Path(name), pool) for name, pool in pools.items()] or [(HERE, TWO)]
     now, changes = screen or Screen(), []
     for key in keys_in(keys.encode()):
-        now, change = pressed(now, key, found)
-        changes += [] if change is None else [change]
+        now, wanted = pressed(now, key, shown)
+        changes += [] if wanted is None else [(wanted[0].name, wanted[1])]
     return now, changes
 
 
@@ -149,7 +155,7 @@ def press(keys: str, found: m.Status = TWO, screen: Screen | None = None) -> tup
 )
 def test_keys_ask_for_changes(keys: str, change: m.Change) -> None:
     """Each key, and what is typed after it, is one change of the selected job or of the pool."""
-    assert press(keys) == (Screen(selected=int(keys[0] in "j\x1b")), [change])
+    assert press(keys) == (Screen(selected=int(keys[0] in "j\x1b")), [("here", change)])
 
 
 @pytest.mark.parametrize(
@@ -175,13 +181,38 @@ def test_keys_that_ask_for_nothing_change_nothing(keys: str, message: str) -> No
 
 def test_keys_without_a_job() -> None:
     """Keys that are about a job say that there is none, also if it has gone while something was typed."""
-    for key in ("p", "l", "j"):
-        assert press(key, status())[0].message == "no job has joined yet"
+    for key in "plw":
+        assert press(key, here=status())[0].message == "no job has joined yet"
     asked, _ = press("l1")
-    assert press("G\r", status(), asked)[0].message == "the job has ended"
+    assert press("G\r", asked, here=status())[0].message == "the job has ended"
+
+
+def test_pools_stand_one_below_another() -> None:
+    """A pool without a job has a row of its own, so that its budget can be changed."""
+    file = io.StringIO()
+    shown = [(HERE, status(job(0, "a"))), (THERE, status()), (Path("last"), status(job(0, "d")))]
+    for selected in (2, 1, 0):
+        Console(file=file, width=120, highlight=False).print(frame(shown, 120, Screen(selected=selected)))
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert [line.startswith("host, policy") for line in lines[:6]] == [True, False, False, False, False, False]
+    assert (lines[4][:4], lines[5], lines[6][:5], lines[9]) == (" █  ", "", "host,", "no job has joined yet")
+    assert [line.split()[-1] for line in lines if line.startswith(">")] == ["running", "yet", "running"]
+    assert [at // 16 for at, line in enumerate(lines) if line.startswith(">")] == [0, 1, 2], "one in each frame"
+    pools = {"here": status(job(0, "a")), "there": status(job(0, "b"), job(1, "c"))}
+    assert press("jjp", **pools)[1] == [("there", m.Change(job="c", paused=True))]
+    assert press("kb1MiB\r", here=status(), there=TWO)[1] == [("here", m.Change(budget_bytes=MIB))]
+
+
+def test_what_is_typed_is_for_what_was_chosen() -> None:
+    """A job or a pool above may come or go meanwhile; one that has gone is told."""
+    asked, _ = press("jl1", here=status(job(0, "a")), there=status(job(0, "b")))
+    later = {"new": status(job(0, "b")), "there": status(job(0, "c"), job(1, "b"))}
+    assert press("G\r", asked, **later)[1] == [("there", m.Change(job="b", limit_bytes=1 << 30))]
+    assert press("G\r", asked, here=status(job(0, "a")))[0].message == "the broker has ended"
+    assert lines_of(status(job(0, "a")), asked)[-1] == "limit of b (such as 2GiB, none): 1_"
 
 
 def test_q_ends_but_not_while_something_is_typed() -> None:
     """A letter that is typed is no key."""
     assert press("q")[0].ends
-    assert press("lq")[0] == Screen(asks=Asks.LIMIT, typed="q")
+    assert press("lq")[0] == Screen(asks=Asks.LIMIT, about=Row(HERE, "resnet"), typed="q")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,13 +18,16 @@ import msgspec
 import pytest
 from broker_process import Broker, job, read_line, tell
 from harness import ANSWER_S, PATIENCE_S, clean_environment, compile_once, until
+from zico_process import ZicoRun, survivors
 
+from zico.broker.client import BrokerClient
 from zico.broker.notes import note_path, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BUDGET = "64MiB"
+SWEEP_JOB = Path(__file__).with_name("sweep_job.py")
 
 
 @pytest.fixture
@@ -48,6 +53,33 @@ def zico(runtime: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime)}
     argv = [sys.executable, "-m", "zico", *words]
     return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def named(word: str) -> list[int]:
+    """Return the processes that have a word on their command lines."""
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            found += [int(line.parent.name)] if word.encode() in line.read_bytes().split(b"\0") else []
+    return found
+
+
+def members(socket: Path) -> set[str]:
+    """Return the names of the jobs in a daemon's pool."""
+    with BrokerClient(socket, ANSWER_S) as client:
+        return {one.name for one in client.status().jobs}
+
+
+@contextlib.contextmanager
+def fifos(names: str) -> Iterator[dict[str, int]]:
+    """Give what lets the jobs of a sweep end."""
+    with contextlib.ExitStack() as opened:
+        ends = {}
+        for name in names:
+            os.mkfifo(f"fifo{name}")
+            ends[name] = os.open(f"fifo{name}", os.O_RDWR)
+            opened.callback(os.close, ends[name])
+        yield ends
 
 
 def killed(runtime: Path) -> int:
@@ -107,7 +139,12 @@ def test_a_daemon_of_another_version_is_not_followed(runtime: Path) -> None:
 def test_daemons_of_two_devices_take_a_runs_jobs(runtime: Path) -> None:
     """A run joins both; the one that serves somebody already gets the second job; they are stopped together."""
     both = ("--device", "host:0,host:1")
-    assert zico(runtime, "broker", "start", *both, "--budget", BUDGET).returncode == 0
+    assert zico(runtime, "broker", "start", "--device", "host:1", "--budget", BUDGET).returncode == 0
+    second = zico(runtime, "broker", "start", *both)
+    assert (second.returncode, second.stderr.count("\n")) == (1, 1)
+    assert second.stderr.startswith("zico: a broker of host:1 runs already (process ")
+    assert not (runtime / "zico" / "broker-host-0.json").exists()
+    assert zico(runtime, "broker", "start", "--device", "host:0", "--budget", BUDGET).returncode == 0
     busy = SimpleNamespace(socket=runtime / "zico" / "broker-host-0.sock")
     with job(cast("Broker", busy), "other", hold=3):
         ran = zico(runtime, "run", *both, "--name", "a", "--name", "b", "--name", "c", "true", "true", "true")
@@ -120,3 +157,66 @@ def test_daemons_of_two_devices_take_a_runs_jobs(runtime: Path) -> None:
     stopped = zico(runtime, "broker", "stop", *both)
     assert (stopped.returncode, stopped.stdout.count("has ended")) == (0, 2)
     assert list(busy.socket.parent.iterdir()) == []
+
+
+def test_of_two_daemons_none_is_left_where_one_cannot_start(runtime: Path) -> None:
+    """One sentence says which failed and why; Ctrl-C while the second one starts leaves none, either."""
+    both = ("--device", "host:0,host:1", "--budget", BUDGET)
+    base = runtime / "zico"
+    blocker = base / "broker-host-1.sock"
+    blocker.mkdir(parents=True)
+    base.chmod(0o700)
+    failed = zico(runtime, "broker", "start", *both)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    *_, told = failed.stderr.splitlines()
+    assert told.startswith("zico: the broker of host:1 could not start: ")
+    assert str(blocker) in told
+    assert told.endswith("; that of host:0 has been stopped again")
+    assert list(base.iterdir()) == [blocker]
+    blocker.rmdir()
+    environ = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime)}
+    argv = [sys.executable, "-m", "zico", "broker", "start", *both]
+    with subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True) as starting:
+        until(lambda: blocker.with_suffix(".log").exists(), PATIENCE_S, "the second one is being started")
+        starting.send_signal(signal.SIGINT)
+        starting.communicate(timeout=ANSWER_S)
+    left = survivors(named(str(blocker)), timeout_s=0)
+    assert (starting.returncode, left) == (130, [])
+    assert list(base.iterdir()) == []
+
+
+def test_a_sweep_joins_a_daemon_beside_the_jobs_of_others(runtime: Path, tmp_path: Path) -> None:
+    """Jobs of its own get names that are free; Ctrl-C ends them and nothing else, and what is left runs there, too."""
+    socket = socket_in(runtime)
+    assert zico(runtime, "broker", "start", "--budget", BUDGET).returncode == 0
+    command = shlex.join([sys.executable, str(SWEEP_JOB), "2", "fifo{x}"])
+    words = ("--grid", "x=1..3", "--json", "r.json", command)
+    with (
+        contextlib.chdir(tmp_path),
+        fifos("123") as ends,
+        job(cast("Broker", SimpleNamespace(socket=socket)), "x=2"),
+    ):
+        with ZicoRun(*words, XDG_RUNTIME_DIR=str(runtime), ZICO_BUDGET="") as run:
+            run.read_until("x=1 | begun")
+            assert "budget 64 MiB (of the broker that runs)" in run.stderr
+            run.read_until("x=2-2 | begun")
+            assert members(socket) == {"x=2", "x=1", "x=2-2"}
+            os.write(ends["1"], b"\n")
+            run.read_until("x=1 ended with exit code 0")
+            run.read_until("x=3 | begun")
+            assert members(socket) == {"x=2", "x=2-2", "x=3"}
+            run.process.send_signal(signal.SIGINT)
+            assert (run.finish(), run.leftovers) == (130, [])
+            assert "2 are left: zico run --resume sweep_job.sweep.jsonl" in run.stderr
+        until(lambda: members(socket) == {"x=2"}, ANSWER_S, "the sweep's jobs are gone, and the other one is not")
+        for end in ends.values():
+            os.write(end, b"\n")
+        resumed = zico(runtime, "run", "--resume", "sweep_job.sweep.jsonl")
+        assert resumed.returncode == 0
+        assert "budget 64 MiB (of the broker that runs)" in resumed.stderr
+        results = json.loads(Path("r.json").read_text())
+        assert [(one["name"], one["exit_code"], one["peak_bytes"]) for one in results["jobs"]] == [
+            (f"x={x}", 0, 12 << 20) for x in "123"
+        ]
+        assert results["budget_bytes"] == 64 << 20
+    assert zico(runtime, "broker", "stop").returncode == 0

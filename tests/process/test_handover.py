@@ -16,6 +16,7 @@ from harness import ANSWER_S, LightJob, Nursery, Pool, pool, until
 from zico.broker.notes import note_path, started_at
 from zico.launch.broker import JoinedBroker
 from zico.pool.layout import JobState
+from zico.report.files import jobs_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,11 +123,23 @@ def test_a_pool_without_living_jobs_is_not_taken_over(nursery: Nursery, tmp_path
         assert next_regions() == 7
 
 
-def test_a_run_that_joins_a_pool_reports_its_own_jobs(nursery: Nursery) -> None:
-    """Who was there before is another's job, and the pool goes on when the run hangs up."""
-    with pool(regions=8) as made, nursery.job(made, "other"):
-        joined = JoinedBroker(made.socket)
-        with nursery.job(made, "own"):
+def test_a_run_that_joins_a_pool_reports_its_own_jobs(nursery: Nursery, tmp_path: Path) -> None:
+    """Who was there before is another's job, and the pool goes on when the run hangs up; profiles are the run's own."""
+    with pool(regions=8) as made, nursery.job(made, "other") as other:
+        other.tell(f"train {FOR_EVER} 3")
+        until(lambda: bool(made.jobs["profiled"][other.place]), ANSWER_S, "its profile is known")
+        joined = JoinedBroker(tmp_path, made.socket)
+        with nursery.job(made, "own") as own:
+            record = joined.look()
+            assert record is not None
+            assert (record.names, jobs_of(record)) == (("own",), [])
+            own.tell(f"train {FOR_EVER} 2")
+            until(lambda: bool(made.jobs["profiled"][own.place]), ANSWER_S, "its profile is known")
+            record = joined.look()
+            assert record is not None
+            (profile,) = jobs_of(record)
+            assert (profile["name"], max(held for _, held in profile["curve"])) == ("own", 2 * made.region_bytes)
+            assert record.budget_bytes.tolist() == [8 * made.region_bytes]
             report = joined.report()
             assert report is not None
             assert [one.name for one in report.jobs] == ["own"]

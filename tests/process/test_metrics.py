@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from zico_process import ZicoRun, python
+from zico_process import ZicoRun, descendants, python
 
 from zico.cli import main
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-pytest.importorskip("prometheus_client", reason="the extra 'metrics' is not installed")
+text_string_to_metric_families = pytest.importorskip(
+    "prometheus_client.parser", reason="the extra 'metrics' is not installed"
+).text_string_to_metric_families
 
 DOCS = Path(__file__).parents[2] / "docs"
 BOARD = json.loads((DOCS / "grafana.json").read_text())
@@ -34,7 +36,7 @@ WITHIN_S = 60.0
 JOB = (
     "import os\nfrom zico.broker.client import BrokerClient\nfrom zico.job.session import socket_to_join\n"
     "member = BrokerClient(socket_to_join()).join(os.environ['ZICO_JOB'], 'fake')\n"
-    "print('joined', flush=True); open(os.environ['FIFO']).readline()"
+    "print('joined', flush=True); open(os.environ['FIFO'] + os.environ['ZICO_JOB']).readline()"
 )
 
 
@@ -48,6 +50,22 @@ def test_a_port_in_use_is_refused_before_anything_starts(capsys: pytest.CaptureF
     said = capsys.readouterr().err
     assert said.count(f"zico: --metrics: port {port} cannot be used (Address already in use): give another one") == 2
     assert not ran.exists()
+
+
+@contextlib.contextmanager
+def held_up_by(directory: Path, names: str) -> Iterator[Callable[[], None]]:
+    """Give what lets the jobs of these names end."""
+    with contextlib.ExitStack() as opened:
+        ends = []
+        for name in names:
+            os.mkfifo(directory / name)
+            ends.append(opened.enter_context(os.fdopen(os.open(directory / name, os.O_RDWR), "wb", buffering=0)))
+
+        def let_end() -> None:
+            for end in ends:
+                end.write(b"\n")
+
+        yield let_end
 
 
 @contextlib.contextmanager
@@ -98,11 +116,9 @@ def queries() -> list[str]:
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 def test_prometheus_scrapes_a_run_and_answers_the_dashboard(tmp_path: Path) -> None:
     """The scrape is what promtool accepts, every query has an answer, and figures are those of the run."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
     with (
-        os.fdopen(os.open(fifo, os.O_RDWR), "wb", buffering=0) as held_up,
-        ZicoRun("--metrics", "0", "--name", "a", python(JOB), FIFO=str(fifo)) as run,
+        held_up_by(tmp_path, "a") as let_end,
+        ZicoRun("--metrics", "0", "--name", "a", python(JOB), FIFO=f"{tmp_path}/") as run,
     ):
         run.read_until("a | joined")
         (target,) = re.findall(r"metrics: http://([\d.:]+)/metrics", run.stderr)
@@ -120,8 +136,37 @@ def test_prometheus_scrapes_a_run_and_answers_the_dashboard(tmp_path: Path) -> N
             metric = re.fullmatch(r"label_values\((\w+), device\)", variable["definition"])
             assert metric is not None
             assert answer(base, "label/device/values", **{"match[]": metric[1]}) == ["host"]
-        held_up.write(b"\n")
+        let_end()
         assert run.finish() == 0
+
+
+def test_one_port_serves_all_devices_of_a_run(tmp_path: Path) -> None:
+    """Each figure says of which device it is; of a broker that has ended there are none, and the others' go on."""
+    words = ("--device", "host:0,host:1", "--metrics", "0", "--name", "a", "--name", "b", python(JOB), python(JOB))
+    with held_up_by(tmp_path, "ab") as let_end, ZicoRun(*words, FIFO=f"{tmp_path}/") as run:
+        run.read_until("a | joined")
+        run.read_until("b | joined")
+        (url,) = re.findall(r"metrics: (\S+)", run.stderr)
+
+        def values(metric: str) -> dict[tuple[str, ...], float]:
+            text = urllib.request.urlopen(url, timeout=20).read().decode()  # noqa: S310 - http to ourselves
+            assert text.count(f"# TYPE {metric} ") == 1
+            return {
+                (sample.labels["device"], sample.labels.get("job_name", "")): sample.value
+                for family in text_string_to_metric_families(text)
+                for sample in family.samples
+                if sample.name == metric
+            }
+
+        assert values("zico_pool_budget_bytes") == {("host:0", ""): 64 << 20, ("host:1", ""): 64 << 20}
+        assert values("zico_job_held_bytes") == {("host:0", "a"): 0, ("host:1", "b"): 0}
+        for pid in descendants(run.process.pid):
+            if b"zico.broker\0" in (line := Path(f"/proc/{pid}/cmdline").read_bytes()) and b"\0host:0\0" in line:
+                os.kill(pid, signal.SIGKILL)
+        run.read_until("the broker of host:0 has ended")
+        assert values("zico_job_held_bytes") == {("host:1", "b"): 0}
+        let_end()
+        assert (run.finish(), run.leftovers) == (0, [])
 
 
 def test_a_broker_serves_a_unix_socket_until_it_ends(tmp_path: Path) -> None:

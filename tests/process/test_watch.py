@@ -153,23 +153,94 @@ def test_the_commands_say_what_has_come_to_be(one_job: Pool, capsys: pytest.Capt
     assert "zico status" in capsys.readouterr().err
 
 
+# -- several brokers -------------------------------------------------------------------------------
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Return the exit code of a command, and all that it has said."""
+    code = main(arguments)
+    out, errors = capsys.readouterr()
+    return code, out + errors
+
+
+def test_commands_find_the_broker_that_they_are_about(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job is found wherever it is; what could be meant of several is asked for in a sentence, and nothing changes."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("ZICO_SOCKET", raising=False)
+    with (
+        pool(device="host:0") as first,
+        pool(device="host:1", regions=8) as second,
+        nursery.job(first, "a"),
+        nursery.job(first, "both"),
+        nursery.job(second, "both"),
+        nursery.job(second, "b"),
+    ):
+        base = tmp_path / "zico"
+        base.mkdir(mode=0o700)
+        for number, made in enumerate((first, second)):
+            (base / f"broker-host-{number}.sock").symlink_to(made.socket)
+        before = [made.client.status() for made in (first, second)]
+        for words, reason in (
+            (
+                ["pause", "c"],
+                "no job is called 'c': there are a on host:0, both on host:0, both on host:1, b on host:1",
+            ),
+            (["pause", "both"], "2 brokers have a job called 'both': choose one with --device: host:0, host:1"),
+            (["limit", "--job", "both", "1MiB"], "2 brokers have a job called 'both': choose one with --device: "),
+            (["limit", "1MiB"], "2 brokers are running: choose one with --device: host:0, host:1"),
+            (["pause", "b", "--device", "host:0"], "no job is called 'b': there are a, both"),
+            (["top", "--once", "--device", "cuda"], "no broker of cuda:0 runs: there are brokers of host:0, host:1"),
+            (["top", "--once", "--device", "hos"], "--device: 'hos' is not a device: give host, cuda or cuda:N"),
+        ):
+            code, told = said(capsys, *words)
+            assert (code > 0, told.startswith(f"zico: {reason}"), told.count("\n")) == (True, True, 1), told
+        assert [made.client.status().budget_bytes for made in (first, second)] == [one.budget_bytes for one in before]
+        assert [{*states(made).values()} & {"pausing", "paused"} for made in (first, second)] == [set(), set()]
+        assert said(capsys, "pause", "b") == (0, "zico: b pauses when its iteration ends\n")
+        assert said(capsys, "pause", "both", "--device", "host:1")[0] == 0
+        assert [states(made)["both"] for made in (first, second)] == ["running", "pausing"]
+        assert said(capsys, "resume", "b") == (0, "zico: b goes on\n")
+        assert said(capsys, "limit", "--job", "a", "1MiB")[0] == 0
+        assert said(capsys, "limit", "--device", "host:1", "1MiB")[0] == 0
+        assert second.client.status().budget_bytes == 1 << 20
+        heads = ["host:0, policy zico, up", "host:1, policy zico, up"]
+        shown = said(capsys, "top", "--once")[1]
+        assert [shown.count(head) for head in heads] == [1, 1]
+        shown = said(capsys, "top", "--once", "--device", "host:1")[1]
+        assert [shown.count(head) for head in heads] == [0, 1]
+        shown = said(capsys, "status", "--device", "host:1")[1]
+        assert ("device host:1," in shown, "device host:0," in shown) == (True, False)
+        with contextlib.closing(Terminal("--interval", "0.1", XDG_RUNTIME_DIR=str(tmp_path))) as terminal:
+            terminal.shows("host:1, policy zico")
+            terminal.press("jjjp")
+            terminal.until(lambda: states(second)["b"] == "pausing", "the last row is the second pool's last job")
+            first.kill_broker()
+            terminal.shows("host:1, policy zico")
+            terminal.press("bnone\r")
+            terminal.shows("the budget was 1 MiB and is 2 MiB")
+            second.kill_broker()
+            assert terminal.end()[0] == 1
+
+
 # -- zico top on a terminal ------------------------------------------------------------------------
 
 
 class Terminal:
     """``zico top`` on a terminal of its own; dead when the block ends."""
 
-    def __init__(self, made: Pool) -> None:
-        """Start it."""
+    def __init__(self, *words: str, **environ: str) -> None:
+        """Start it with these words."""
         self._ours, self.theirs = pty.openpty()
         fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("4H", 30, 150, 0, 0))
         self.before = termios.tcgetattr(self.theirs)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "zico", "top", "--interval", "0.1", "--socket", str(made.socket)],
+            [sys.executable, "-m", "zico", "top", *words],
             stdin=self.theirs,
             stdout=self.theirs,
             stderr=subprocess.PIPE,
-            env=clean_environment() | {"TERM": "xterm"},
+            env=clean_environment() | {"TERM": "xterm"} | environ,
             text=True,
         )
         self._seen = b""
@@ -207,10 +278,15 @@ class Terminal:
         os.close(self.theirs)
 
 
+def of(made: Pool) -> tuple[str, ...]:
+    """Return the words by which ``zico top`` looks at a pool often."""
+    return "--interval", "0.1", "--socket", str(made.socket)
+
+
 @pytest.fixture
 def top(one_job: Pool) -> Iterator[Terminal]:
     """Give ``zico top`` of the pool with one job."""
-    with contextlib.closing(Terminal(one_job)) as terminal:
+    with contextlib.closing(Terminal(*of(one_job))) as terminal:
         yield terminal
 
 
@@ -248,7 +324,7 @@ def test_ctrl_c_ends_top_and_leaves_the_terminal_as_it_was(top: Terminal) -> Non
 
 def test_top_ends_in_a_sentence_when_the_broker_does() -> None:
     """One line on stderr, and the exit code of an error."""
-    with pool() as made, contextlib.closing(Terminal(made)) as terminal:
+    with pool() as made, contextlib.closing(Terminal(*of(made))) as terminal:
         terminal.shows("no job has joined yet")
         made.kill_broker()
         code, errors = terminal.end()

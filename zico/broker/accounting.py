@@ -61,7 +61,7 @@ from zico.broker.views import ProfileCache, Record, count_of, jobs_in, looks_of,
 from zico.pool.layout import JOB, JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from zico.scheduler.state import PoolView
 
@@ -315,8 +315,7 @@ class Ledger:
 
     def report(self, now_ns: int) -> Report:
         """Return the figures of the latest jobs and of the pool."""
-        those = [member for member in self._ever if not member.record["aside"]]  # a launcher is no job
-        latest = those[-MAX_REPORTED_JOBS:]
+        latest, left_out = self._latest()
         pool = PoolReport(
             peak_granted_bytes=self._header_bytes("peak_granted"),
             peak_physical_bytes=self._peak_physical_bytes,
@@ -329,29 +328,41 @@ class Ledger:
         return Report(
             pool=pool,
             jobs=tuple(self._job_report(member, now_ns) for member in latest),
-            jobs_left_out=len(those) - len(latest),
+            jobs_left_out=left_out,
         )
+
+    def _latest(self) -> tuple[list[Member], int]:
+        """Return the latest jobs, and how many were there before them."""
+        those = [member for member in self._ever if not member.record["aside"]]  # a launcher is no job
+        latest = those[-MAX_REPORTED_JOBS:]
+        return latest, len(those) - len(latest)
 
     def arrays(self, now_ns: int) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays of the record file, as this module's docstring lists them."""
         t_ns, physical_bytes, held, out = self._history.rows()
-        marks = self._marks_until(now_ns)
-        profiles = [
-            profile_of(member.record["profile"]) if member.record["profiled"] else None for member in self._ever
-        ]
-        known = [(i, profile) for i, profile in enumerate(profiles) if profile is not None]
         # A job that joined after the last look has no column yet.
         held_bytes, out_bytes = np.zeros((2, len(t_ns), len(self._ever)), np.int64)
         held_bytes[:, : held.shape[1]] = held.astype(np.int64) * self._region_bytes
         out_bytes[:, : out.shape[1]] = out.astype(np.int64) * self._region_bytes
+        history = {"t_s": self._seconds(t_ns), "held_bytes": held_bytes, "out_bytes": out_bytes}
+        history["physical_bytes"] = physical_bytes
+        return history | self._arrays_of(self._ever, self._marks_until(now_ns))
+
+    def profiles(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays of a record of the jobs of ``report``, in their order, at no instant and without waits."""
+        latest, _ = self._latest()
+        held_bytes = np.zeros((0, len(latest)), np.int64)
+        nothing = {"t_s": np.zeros(0), "physical_bytes": np.zeros(0, np.int64)}
+        return nothing | {"held_bytes": held_bytes, "out_bytes": held_bytes} | self._arrays_of(latest, Marks())
+
+    def _arrays_of(self, members: Sequence[Member], marks: Marks) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays of a record that need no history."""
+        profiles = [profile_of(member.record["profile"]) if member.record["profiled"] else None for member in members]
+        known = [(i, profile) for i, profile in enumerate(profiles) if profile is not None]
         return {
-            "t_s": self._seconds(t_ns),
-            "held_bytes": held_bytes,
-            "out_bytes": out_bytes,
-            "physical_bytes": physical_bytes,
             "budget_t_s": self._seconds(np.array([t_ns for t_ns, _ in self._budgets], np.int64)),
             "budget_bytes": np.array([budget_bytes for _, budget_bytes in self._budgets], np.int64),
-            "names": np.array([member.name for member in self._ever], dtype=np.str_),
+            "names": np.array([member.name for member in members], dtype=np.str_),
             "boundary_job": np.array(marks.boundary_job, np.int32),
             "boundary_t_s": self._seconds(np.array(marks.boundary_ns, np.int64)),
             "wait_job": np.array(marks.wait_job, np.int32),
@@ -360,7 +371,7 @@ class Ledger:
             "blocker_wait": np.array(marks.blocker_wait, np.int32),
             "blocker_job": np.array(marks.blocker_job, np.int32),
             "iteration_s": np.array([0.0 if one is None else one.duration_ns * _NS for one in profiles], np.float64),
-            "persistent_bytes": self._bytes([int(member.record["persistent"]) for member in self._ever]),
+            "persistent_bytes": self._bytes([int(member.record["persistent"]) for member in members]),
             "profile_job": np.array([i for i, profile in known for _ in profile.held], np.int32),
             "profile_t_s": np.array([t_ns * _NS for _, profile in known for t_ns in profile.t_ns], np.float64),
             "profile_bytes": self._bytes([regions for _, profile in known for regions in profile.held]),

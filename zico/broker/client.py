@@ -201,15 +201,19 @@ class BrokerClient:
         """
         return self._observe(m.StatusRequest(), m.Status)
 
-    def report(self, *, record: bool = True) -> m.Report:
+    def report(self, *, record: bool = True, profiles_to: Path | None = None) -> m.Report:
         """Return every job's figures so far; with ``record`` the broker has then also written its record file.
+
+        With ``profiles_to`` it has written the profiles of the same jobs, in the same order, to that
+        file, as a record without a history.
 
         Raises:
             BrokerError: No broker answers within the deadline, or it refuses; the next call
                 connects anew.
             RemoteProtocolError: What answers is no broker.
         """
-        return self._observe(m.ReportRequest(record=record), m.Report)
+        asked = m.ReportRequest(record=record, profiles_to="" if profiles_to is None else str(profiles_to))
+        return self._observe(asked, m.Report)
 
     def change(self, wanted: m.Change) -> None:
         """Change the pool's budget or what one job gets; when this returns it is so.

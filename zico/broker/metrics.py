@@ -1,9 +1,10 @@
-"""Metrics of a pool in Prometheus' text format, over HTTP on a local port or a Unix socket.
+"""Metrics of pools in Prometheus' text format, over HTTP on a local port or a Unix socket.
 
 Whoever starts the broker opens the address (``Address``), so that a port in use is known before
 anything runs. The broker serves it (``Endpoint``) in a thread, which asks the broker's loop over its
-own socket as ``zico status`` does: the loop's records are touched by one thread only. One request
-is served at a time, so a slow reader costs one connection and no more.
+own socket as ``zico status`` does: the loop's records are touched by one thread only. Of a run on
+several devices, the run's own process serves, and asks each broker. One request is served at a
+time, so a slow reader costs one connection and no more.
 
 Labels: ``device`` of all; ``job_name``, ``framework`` and ``place`` of a job's. ``job`` itself is
 Prometheus' own label for who was scraped. Two processes of one name differ by their places.
@@ -19,7 +20,7 @@ import stat
 import threading
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import msgspec
@@ -29,7 +30,7 @@ from zico.base.settings import parse_metrics
 from zico.broker.client import BrokerClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
     from zico.base.settings import Setting
@@ -43,6 +44,9 @@ PEER_S = 5.0
 BACKLOG = 16
 END_S = ANSWER_S + 1.0
 _OWNER_ONLY = 0o600
+
+PoolNow: TypeAlias = "tuple[Status, PoolReport]"
+"""The present figures of one pool."""
 
 _log = logging.getLogger(__name__)
 
@@ -114,13 +118,13 @@ def _bind_path(new: socket.socket, path: Path) -> None:
 class Endpoint:
     """Serve metrics at a listening socket, which it owns, until ``close``."""
 
-    def __init__(self, listener: socket.socket, ask: Callable[[], tuple[Status, PoolReport]]) -> None:
+    def __init__(self, listener: socket.socket, ask: Callable[[], Sequence[PoolNow]]) -> None:
         """Begin.
 
         Args:
             listener: Listens already.
-            ask: Returns the pool's present figures; called in the endpoint's thread, once for each
-                request.
+            ask: Returns the present figures of at least one pool; called in the endpoint's thread,
+                once for each request.
         """
         self._is_over = False
         self._server = _Server(listener, _application(ask))
@@ -148,12 +152,21 @@ class Endpoint:
             self._server.handle_request()
 
 
-def asked_at(path: Path) -> Callable[[], tuple[Status, PoolReport]]:
-    """Return what asks the broker that listens at ``path``."""
+def asked_at(*paths: Path) -> Callable[[], Sequence[PoolNow]]:
+    """Return what asks the brokers that listen at these paths, and raises the last one's error if none answers."""
 
-    def ask() -> tuple[Status, PoolReport]:
-        with BrokerClient(path, ANSWER_S) as client:
-            return client.status(), client.report(record=False).pool
+    def ask() -> Sequence[PoolNow]:
+        found: list[PoolNow] = []
+        missing: ZicoError | OSError | None = None
+        for path in paths:
+            try:
+                with BrokerClient(path, ANSWER_S) as client:
+                    found.append((client.status(), client.report(record=False).pool))
+            except (ZicoError, OSError) as error:
+                missing = error
+        if missing is not None and not found:
+            raise missing
+        return found
 
     return ask
 
@@ -190,13 +203,13 @@ class _Server(WSGIServer):
         """Drop a connection that a peer has broken."""
 
 
-def _application(ask: Callable[[], tuple[Status, PoolReport]]) -> WSGIApplication:
-    """Return prometheus-client's application on the pool's figures and the broker's own process."""
+def _application(ask: Callable[[], Sequence[PoolNow]]) -> WSGIApplication:
+    """Return prometheus-client's application on the pools' figures and this process."""
     from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 
     class Collector:
         def collect(self) -> Iterator[Any]:
-            return families(*ask())
+            return families(ask())
 
     registry = CollectorRegistry()
     registry.register(Collector())
@@ -264,43 +277,57 @@ _SAVING_COUNTERS = {
 _JOB_LABELS = ("device", "job_name", "framework", "place")
 
 
-def families(status: Status, pool: PoolReport) -> Iterator[Any]:
-    """Yield prometheus-client's metric families of a pool and its present jobs."""
+def families(pools: Sequence[PoolNow]) -> Iterator[Any]:
+    """Yield prometheus-client's metric families, each with the figures of all pools and their present jobs."""
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
-    device = (status.device,)
     info = InfoMetricFamily("zico_pool", "What the pool is.", labels=("device",))
-    info.add_metric(device, {"policy": status.policy, "isolated": str(status.isolated).lower()})
+    for status, _ in pools:
+        info.add_metric((status.device,), {"policy": status.policy, "isolated": str(status.isolated).lower()})
     yield info
     for name, about in _POOL_GAUGES.items():
-        value = getattr(status, name.replace("_seconds", "_s"))
-        if value is not msgspec.UNSET:
-            gauge = GaugeMetricFamily(f"zico_pool_{name}", about, labels=("device",))
-            gauge.add_metric(device, value)
+        gauge = GaugeMetricFamily(f"zico_pool_{name}", about, labels=("device",))
+        for status, _ in pools:
+            value = getattr(status, name.replace("_seconds", "_s"))
+            if value is not msgspec.UNSET:
+                gauge.add_metric((status.device,), value)
+        if gauge.samples:
             yield gauge
     for name, about in _POOL_COUNTERS.items():
         counter = CounterMetricFamily(f"zico_pool_{name}", about, labels=("device",))
-        counter.add_metric(device, getattr(pool, name))
+        for status, pool in pools:
+            counter.add_metric((status.device,), getattr(pool, name))
         yield counter
     jobs = GaugeMetricFamily("zico_pool_jobs", "Processes that train in the pool.", labels=("device",))
-    jobs.add_metric(device, len(status.jobs))
+    for status, _ in pools:
+        jobs.add_metric((status.device,), len(status.jobs))
     yield jobs
-    if status.slowdown:
-        slower = GaugeMetricFamily(
-            "zico_pool_slowdown_ratio",
-            "How many times longer an iteration takes than alone, by the number of jobs that work together.",
-            labels=("device", "jobs"),
-        )
+    yield from _slowdowns(pools)
+    yield from _of_jobs(
+        [((status.device, job.name, job.framework, str(job.job)), job) for status, _ in pools for job in status.jobs]
+    )
+
+
+def _slowdowns(pools: Sequence[PoolNow]) -> Iterator[Any]:
+    """Yield how much slower jobs are together, if that is known of a pool."""
+    from prometheus_client.metrics_core import GaugeMetricFamily
+
+    slower = GaugeMetricFamily(
+        "zico_pool_slowdown_ratio",
+        "How many times longer an iteration takes than alone, by the number of jobs that work together.",
+        labels=("device", "jobs"),
+    )
+    for status, _ in pools:
         for count, factor in enumerate(status.slowdown, 2):
-            slower.add_metric((*device, str(count)), factor)
+            slower.add_metric((status.device, str(count)), factor)
+    if slower.samples:
         yield slower
-    yield from _of_jobs(status)
 
 
-def _of_jobs(status: Status) -> Iterator[Any]:
+def _of_jobs(labelled: Sequence[tuple[tuple[str, ...], JobReport]]) -> Iterator[Any]:
+    """Yield the families of jobs, each given with its labels."""
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-    labelled = [((status.device, job.name, job.framework, str(job.job)), job) for job in status.jobs]
     for name, about in _JOB_GAUGES.items():
         gauge = GaugeMetricFamily(f"zico_job_{name}", about, labels=_JOB_LABELS)
         for labels, job in labelled:

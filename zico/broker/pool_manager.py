@@ -12,6 +12,7 @@ import logging
 import os
 import time
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -37,7 +38,6 @@ from zico.scheduler.state import Decision, Policy, PoolView, Start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from zico.broker.devices import Device
     from zico.broker.handover import Note, NoteKeeper
@@ -481,20 +481,24 @@ class PoolManager:
             self._evaluate_soon()
         return m.Changed(m.as_text(refused))
 
-    def report(self, now_ns: int) -> m.Report:
-        """Return everything up to now."""
+    def report(self, now_ns: int, profiles_to: str = "") -> m.Report:
+        """Return everything up to now, and write the profiles of the same jobs to a file if one is named."""
         self._look(now_ns)
+        if profiles_to:
+            self._write(Path(profiles_to), self._ledger.profiles())
         return self._ledger.report(now_ns)
 
     def write_record(self, now_ns: int) -> None:
         """Write everything up to now to the record file, if there is one; a failure is only logged."""
-        if self._record_path is None:
-            return
-        self._look(now_ns)
+        if self._record_path is not None:
+            self._look(now_ns)
+            self._write(self._record_path, self._ledger.arrays(now_ns))
+
+    def _write(self, path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
         try:
-            write_record(self._record_path, self._ledger.arrays(now_ns))
+            write_record(path, arrays)
         except OSError as error:
-            _log.error("the record %s cannot be written: %s", self._record_path, error)
+            _log.error("the record %s cannot be written: %s", path, error)
 
     def _evaluate_soon(self) -> None:
         """Ask the policy as soon as the last time was long enough ago."""

@@ -236,7 +236,7 @@ class Server:
             case m.ReportRequest():
                 if message.record:
                     self._manager.write_record(now_ns)
-                link.say(self._manager.report(now_ns), now_ns)
+                link.say(self._manager.report(now_ns, message.profiles_to), now_ns)
             case m.Change():
                 link.say(self._manager.change(message), now_ns)
             case m.Goodbye():

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import IO, TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 START_S = 1800.0
 """The first broker on a machine compiles."""
 SAY_AFTER_S = 3.0
+END_S = 5.0
 _LOOK_S = 0.01
 
 
@@ -26,21 +30,53 @@ def start_broker(words: Sequence[str], said: IO[bytes], tell: Callable[[str], No
         tell: Gets a line if it takes long.
 
     Returns:
-        ``None`` if jobs can join; else the lines that it wrote before it ended, at least one.
+        ``None`` if jobs can join; else the lines that it wrote before it ended, at least one. An
+        exception, such as Ctrl-C, ends it.
     """
-    child = subprocess.Popen(  # noqa: S603 - this Python
-        [sys.executable, "-P", "-m", "zico", "broker", *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=said,
-        start_new_session=True,
-    )
-    with cast("IO[bytes]", child.stdout) as ready:
-        os.set_blocking(ready.fileno(), False)
-        _await_word(child, ready, tell)
+    with contextlib.ExitStack() as undo:
+        with _interrupts_held_back():
+            child = subprocess.Popen(  # noqa: S603 - this Python
+                [sys.executable, "-P", "-m", "zico", "broker", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                start_new_session=True,
+            )
+            undo.callback(_end, child)
+        with cast("IO[bytes]", child.stdout) as ready:
+            os.set_blocking(ready.fileno(), False)
+            _await_word(child, ready, tell)
+        undo.pop_all()
     if child.poll() is None:
         return None
     return lines_of(said) or ["it ended without a word"]
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Let Ctrl-C raise only after the block, so that what the block starts is known by then."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _frame: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a broker that nobody waits for any more; kill it after ``END_S``."""
+    child.terminate()
+    try:
+        child.wait(END_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def lines_of(said: IO[bytes]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -132,21 +133,41 @@ def broker(
 def start(ctx: click.Context, /, *, socket: Path | None, **_settings: object) -> int:
     """Start a broker in the background; returns when jobs can join it. Several devices get one each.
 
-    If jobs of a broker that has ended still run, this one takes their pool over.
+    If jobs of a broker that has ended still run, this one takes their pool over. If the broker of
+    one device cannot start, those of the devices before it are stopped again.
     """
+    from zico.broker.handover import check_previous
+
     places = _places(ctx, socket)
-    for (device, path), settings in zip(places, settings_of_each(ctx), strict=True):
-        words = [*ctx.meta[WORDS], *([] if socket else ["--socket", str(path)])]
-        if len(places) > 1:
-            words += ["--device", device, "--budget", f"{settings.budget_bytes.value}B"]
-        _start(device, path, words)
+    each = settings_of_each(ctx)
+    metrics = each[0].metrics
+    if len(places) > 1 and metrics.value:
+        raise ConfigError(
+            f"{metrics.origin}: {len(places)} brokers cannot serve metrics at one place: start them one after another, "
+            "each with a port of its own"
+        )
+    for _, path in places:
+        _refuse_second(path)
+        check_previous(path)
+    ready: list[str] = []
+    try:
+        for (device, path), settings in zip(places, each, strict=True):
+            words = [*ctx.meta[WORDS], *([] if socket else ["--socket", str(path)])]
+            if len(places) > 1:
+                words += ["--device", device, "--budget", f"{settings.budget_bytes.value}B"]
+            ready.append(_start(device, path, words))
+    except BaseException as error:
+        stopped = [device for device, path in places[: len(ready)] if _ended(device, path)]
+        if stopped and isinstance(error, ZicoError):
+            told = f"{error}; that of {', '.join(stopped)} has been stopped again"
+            raise CommandError(told, exit_code=getattr(error, "exit_code", 1)) from None
+        raise
+    for line in ready:
+        click.echo(line)
     return 0
 
 
-def _start(device: str, path: Path, words: Sequence[str]) -> None:
-    """Start the broker of a device by these words of a command line, and wait until jobs can join it."""
-    from zico.broker.handover import check_previous
-
+def _refuse_second(path: Path) -> None:
     head = read_head(path)
     if head is not None and head.broker.is_alive:
         raise CommandError(
@@ -154,18 +175,25 @@ def _start(device: str, path: Path, words: Sequence[str]) -> None:
             "stop ends it",
             exit_code=1,
         )
-    check_previous(path)
+
+
+def _start(device: str, path: Path, words: Sequence[str]) -> str:
+    """Start the broker of a device by these words of a command line, wait until jobs can join it, and say so.
+
+    Nothing of it is left where it fails.
+    """
     log = path.with_suffix(LOG_SUFFIX)
-    with _new_log(log) as said:
+    with _new_log(log) as said, contextlib.ExitStack() as undo:
+        undo.callback(log.unlink, missing_ok=True)
         lines = start_broker(words, said, lambda text: click.echo(f"zico: {text}", err=True))
         if lines is not None:
-            log.unlink(missing_ok=True)
-            raise CommandError(_last_words(lines), exit_code=1)
+            raise CommandError(f"the broker of {device} could not start: {_last_of(lines)}", exit_code=1)
+        undo.pop_all()
         for line in lines_of(said):
             click.echo(line, err=True)
     head = read_head(path)
     process = f" (process {head.broker.pid})" if head else ""
-    click.echo(f"the broker of {device} is ready{process}")
+    return f"the broker of {device} is ready{process}"
 
 
 @broker.command(cls=PoolCommand)
@@ -181,26 +209,38 @@ def stop(ctx: click.Context, /, *, socket: Path | None, **_settings: object) -> 
 
 def _stop(device: str, path: Path) -> None:
     head = read_head(path)
-    if head is None or not head.broker.is_alive:
+    if not _ended(device, path):
         left = f"; {_named(head)} run on, and zico broker start takes their pool over" if _lives(head) else ""
         raise CommandError(f"no broker of {device} runs at {path}{left}", exit_code=1)
-    pidfd = head.broker.watch()
-    if pidfd is not None:
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-            if not select.select([pidfd], [], [], END_S)[0]:
-                raise CommandError(
-                    f"the broker of {device} has not ended within {END_S:g} s: kill -9 {head.broker.pid} ends it, and "
-                    "its jobs run on",
-                    exit_code=1,
-                )
-        finally:
-            os.close(pidfd)
-    path.with_suffix(LOG_SUFFIX).unlink(missing_ok=True)
-    click.echo(f"the broker of {device} (process {head.broker.pid}) has ended")
+    process = f" (process {head.broker.pid})" if head else ""
+    click.echo(f"the broker of {device}{process} has ended")
     after = read_head(path)
     if _lives(after):
         click.echo(f"{_named(after)} run on by themselves; zico broker start takes their pool over")
+
+
+def _ended(device: str, path: Path) -> bool:
+    """End the broker at a socket and wait ``END_S`` at most; return whether one ran there.
+
+    Raises:
+        CommandError: It has not ended by then.
+    """
+    head = read_head(path)
+    pidfd = None if head is None else head.broker.watch()
+    if head is None or pidfd is None:
+        return False
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        if not select.select([pidfd], [], [], END_S)[0]:
+            raise CommandError(
+                f"the broker of {device} has not ended within {END_S:g} s: kill -9 {head.broker.pid} ends it, and "
+                "its jobs run on",
+                exit_code=1,
+            )
+    finally:
+        os.close(pidfd)
+    path.with_suffix(LOG_SUFFIX).unlink(missing_ok=True)
+    return True
 
 
 class Daemon(msgspec.Struct, frozen=True):
@@ -305,9 +345,9 @@ def _new_log(path: Path) -> Any:  # noqa: ANN401 - a file that is also a context
         raise ConfigError(f"the broker's log {path} cannot be written: {error.strerror}") from None
 
 
-def _last_words(lines: Sequence[str]) -> str:
-    last = lines[-1].removeprefix("zico: ").removeprefix("zico broker: ").removeprefix("ERROR ")
-    return f"the broker could not start: {last}"
+def _last_of(lines: Sequence[str]) -> str:
+    """Return the last line that a broker wrote, without what says who wrote it."""
+    return lines[-1].removeprefix("zico: ").removeprefix("zico broker: ").removeprefix("ERROR ")
 
 
 def _lives(head: Head | None) -> bool:

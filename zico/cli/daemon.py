@@ -11,7 +11,7 @@ from zico.base.rundir import socket_for
 from zico.base.settings import Setting
 from zico.broker.client import BrokerClient
 from zico.broker.notes import read_head
-from zico.cli.options import ANSWER_S
+from zico.cli.options import ANSWER_S, described
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from zico.base.settings import Settings
     from zico.broker.protocol.messages import Status
+    from zico.cli.display import Display
     from zico.launch.jobs import Command
 
 _OF_A_POOL = ("budget_bytes", "most_bytes", "reserve_bytes", "region_bytes", "policy", "isolate", "mps", "metrics")
@@ -34,6 +35,11 @@ class Found:
     """Of the broker that is to be joined; ``None``: the run has a pool of its own."""
     told: str = ""
     """What the user should know of that."""
+
+    @property
+    def joins(self) -> Path | None:
+        """Return the socket of the broker that is to be joined, if any."""
+        return None if self.status is None else self.socket
 
 
 def find_daemon(settings: Settings) -> Found:
@@ -66,6 +72,25 @@ def find_daemon(settings: Settings) -> Found:
     except ZicoError as error:
         return Found(socket, None, f"this run has a pool of its own: {error}")
     return Found(socket, status)
+
+
+def find_daemons(each: Sequence[Settings]) -> tuple[list[Found], list[Settings]]:
+    """Return the user's broker of each device, and each device's settings with what its pool has."""
+    found = [find_daemon(settings) for settings in each]
+    return found, [
+        settings if one.status is None else settings_of(one.status, settings)
+        for one, settings in zip(found, each, strict=True)
+    ]
+
+
+def tell_settings(display: Display, found: Sequence[Found], devices: Sequence[Settings]) -> None:
+    """Say which budget and policy each device has and where they are from, and what the user should know of that."""
+    for one, settings in zip(found, devices, strict=True):
+        if one.told:
+            display.problem(one.told)
+        display.message(described(settings))
+        if settings.warning and one.status is None:
+            display.problem(settings.warning)
 
 
 def settings_of(status: Status, settings: Settings) -> Settings:

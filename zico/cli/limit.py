@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -10,12 +9,14 @@ import msgspec
 
 from zico.base.errors import ConfigError
 from zico.base.units import format_bytes, parse_size
-from zico.broker.client import BrokerClient
 from zico.broker.protocol.messages import MAX_SIZE_BYTES, Change
 from zico.broker.shares import parse_priority, parse_slo, parse_weight
-from zico.cli.options import ANSWER_S, candidates, only_broker, share_text
+from zico.cli.brokers import Brokers, broker_options
+from zico.cli.options import share_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from zico.broker.protocol.messages import Status
 
 NO_LIMIT = "none"
@@ -27,12 +28,7 @@ NO_LIMIT = "none"
 @click.option("--weight", metavar="W", help="How much the job's throughput counts.")
 @click.option("--priority", metavar="N", help="Jobs of a higher priority start first.")
 @click.option("--slo", metavar="10%", help="By how much the job may be slower than alone; none removes the promise.")
-@click.option(
-    "--socket",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="The broker's socket (default: $ZICO_SOCKET, else the only broker that runs).",
-)
+@broker_options
 def limit(
     *,
     size: str | None,
@@ -41,6 +37,7 @@ def limit(
     priority: str | None,
     slo: str | None,
     socket: Path | None,
+    device: str | None,
 ) -> int:
     """Change the budget of a running broker to SIZE, or change one of its jobs.
 
@@ -48,10 +45,9 @@ def limit(
     is, or no limit for the job. No job is stopped. A larger budget takes effect at once, a smaller
     one as jobs return memory.
     """
-    path, before = only_broker(candidates(socket))
-    with BrokerClient(path, ANSWER_S) as client:
-        client.change(_wanted(size, job, weight, priority, slo, before))
-        after = client.status()
+    with Brokers(socket, device) as brokers:
+        path, before = brokers.only() if job is None else brokers.having(job)
+        after = brokers.change(path, _wanted(size, job, weight, priority, slo, before))
     click.echo(f"zico: {told(job, before, after)}", err=True)
     return 0
 

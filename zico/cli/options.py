@@ -21,8 +21,7 @@ import click
 import platformdirs
 from click.core import ParameterSource
 
-from zico.base.errors import BrokerError, CommandError, ConfigError, ZicoError
-from zico.base.rundir import known_sockets
+from zico.base.errors import CommandError, ConfigError, ZicoError
 from zico.base.settings import (
     DEFAULT_AVAILABLE_PERCENT,
     DEFAULT_CUDA_REGION_BYTES,
@@ -32,7 +31,6 @@ from zico.base.settings import (
     DEFAULT_REGION_BYTES,
     HOST,
     LOG_LEVELS,
-    SOCKET_VARIABLE,
     Setting,
     Settings,
     device_of,
@@ -41,7 +39,6 @@ from zico.base.settings import (
     resolve,
 )
 from zico.base.units import format_bytes
-from zico.broker.client import BrokerClient
 from zico.launch.devices import memory_of
 from zico.scheduler.policies import POLICIES, REAL, check_real
 
@@ -49,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from zico.base.settings import Given
-    from zico.broker.protocol.messages import Share, Status
+    from zico.broker.protocol.messages import Share
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -211,14 +208,7 @@ def settings_of_each(ctx: click.Context, n_jobs: int | None = None) -> tuple[Set
     devices = devices_of(given)
     on_host = sum(kind_of(device.value) == HOST for device in devices)
     on_each = None if n_jobs is None else -(-n_jobs // len(devices))
-    found = tuple(_resolved(given, device, on_each, on_host) for device in devices)
-    metrics = found[0].metrics
-    if len(found) > 1 and metrics.value:
-        raise ConfigError(
-            f"{metrics.origin}: metrics are of one device, and {len(found)} are given: leave it out, or start a broker "
-            "for each device with metrics of its own (zico broker start)"
-        )
-    return found
+    return tuple(_resolved(given, device, on_each, on_host) for device in devices)
 
 
 def _resolved(given: Given, device: Setting[str], n_jobs: int | None, on_host: int = 1) -> Settings:
@@ -293,48 +283,8 @@ def errors_end_with(exit_code: int) -> Iterator[None]:
         raise CommandError(str(error), exit_code=exit_code) from error
 
 
-# -- find the broker that a command is about, and say what its jobs get ----------------------------
-
 ANSWER_S = 5.0
-
-
-def candidates(socket: Path | None) -> list[Path]:
-    """Return where a broker may listen: what was named, or whatever this user has."""
-    if socket is not None:
-        return [socket]
-    named = os.environ.get(SOCKET_VARIABLE)
-    return [Path(named)] if named else known_sockets()
-
-
-def all_brokers(paths: list[Path]) -> list[tuple[Path, Status]]:
-    """Return the answers of the brokers that give one.
-
-    Raises:
-        CommandError: None does.
-    """
-    answers, reasons = [], []
-    for path in paths:
-        try:
-            with BrokerClient(path, ANSWER_S) as client:
-                answers.append((path, client.status()))
-        except BrokerError as error:
-            reasons.append(str(error))
-    if not answers:
-        raise CommandError("no broker is running" + "".join(f"; {reason}" for reason in reasons), exit_code=1)
-    return answers
-
-
-def only_broker(paths: list[Path]) -> tuple[Path, Status]:
-    """Return the answer of the only broker that gives one.
-
-    Raises:
-        CommandError: None does, or several do.
-    """
-    answers = all_brokers(paths)
-    if len(answers) > 1:
-        choices = ", ".join(str(path) for path, _ in answers)
-        raise CommandError(f"{len(answers)} brokers are running: choose one with --socket: {choices}")
-    return answers[0]
+"""How long a broker may take to answer a command."""
 
 
 def share_text(share: Share) -> str:

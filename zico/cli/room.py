@@ -2,7 +2,8 @@
 
 A job whose command has no profile yet starts beside jobs that all have one, and nothing starts
 beside it until it has its own. Jobs that never join the pool need none of its memory. A profile
-counts on every device, with the times of the device where it was made.
+counts on every device, with the times of the device where it was made. Jobs of others, whom a daemon
+serves, too, count with the most that they have held.
 """
 
 from __future__ import annotations
@@ -106,8 +107,9 @@ class RoomByFit:
             return dataclasses.replace(offer, may_start=not self._by_memory)
         if candidate.kind not in self._loads:
             return offer
-        before = self._fit(kinds, number, budget_bytes)
-        after = self._fit([candidate.kind, *kinds], number, budget_bytes)
+        left_bytes = budget_bytes - pool.others_bytes
+        before = self._fit(kinds, number, left_bytes)
+        after = self._fit([candidate.kind, *kinds], number, left_bytes)
         own = len(self._loads[candidate.kind])
         if before is None or after is None:
             return dataclasses.replace(offer, may_start=not self._by_memory, normalised=0.0)
@@ -122,6 +124,7 @@ class RoomByFit:
             return
         seen = self._seen[number]
         seen |= {job.name for job in running}
+        self._kinds |= {job.name: job.kind for job in running}
         if record is self._records[number]:  # older than the end of some that run no more
             return
         self._records[number] = record
@@ -151,6 +154,8 @@ class RoomByFit:
         loads = in_regions([load for kind in kinds for load in self._loads[kind]], region_bytes, whole=True)
         if not loads:
             return []
+        if budget_bytes < region_bytes:
+            return None
         named = [dataclasses.replace(load, name=str(place)) for place, load in enumerate(loads)]
         found = fit(named, budget_bytes // region_bytes, policy_named(self._policy), region_bytes)
         return None if found.answer is Answer.NO else [job.normalised for job in found.jobs]

@@ -13,14 +13,13 @@ from zico.base.errors import ConfigError
 from zico.base.settings import kind_of
 from zico.broker.saving import MODES, check_device, wishes_of
 from zico.broker.shares import shares_of
-from zico.cli.daemon import find_daemon, renamed, settings_of
+from zico.cli.daemon import find_daemons, renamed, tell_settings
 from zico.cli.display import Display
 from zico.cli.options import (
     AFTER_DASHES,
     STDOUT,
     WORDS,
     DashesCommand,
-    described,
     pool_options,
     setting,
     settings_of_each,
@@ -169,19 +168,13 @@ def run(
     if any(ctx.params[name] for name in ("grids", "jobs_file", "at_most")):
         return _sweep(ctx, new_sweep(ctx), None)
     named = _commands(commands, ctx.meta.get(AFTER_DASHES), names)
-    daemons = [(find_daemon(settings), settings) for settings in settings_of_each(ctx, len(named))]
-    devices = [settings if found.status is None else settings_of(found.status, settings) for found, settings in daemons]
-    taken = {job.name for found, _ in daemons if found.status is not None for job in found.status.jobs}
+    daemons, devices = find_daemons(settings_of_each(ctx, len(named)))
+    taken = {job.name for found in daemons if found.status is not None for job in found.status.jobs}
     wanted = renamed(_with_shares(named, devices), taken)
     _prepare(json_path, report_dir, devices)
     with Display([command.name for command in wanted], quiet=quiet) as display:
-        for (found, _), settings in zip(daemons, devices, strict=True):
-            if found.told:
-                display.problem(found.told)
-            display.message(described(settings))
-            if settings.warning and found.status is None:
-                display.problem(settings.warning)
-        joins = [found.socket if found.status is not None else None for found, _ in daemons]
+        tell_settings(display, daemons, devices)
+        joins = [found.joins for found in daemons]
         outcome = supervise(wanted, targets_of(devices, report_dir, joins), display)
     report, code = run_report(outcome, devices), outcome.exit_code
     write_table(report, sys.stderr)
@@ -202,12 +195,12 @@ def _sweep(ctx: click.Context, sweep: Sweep, file: SweepFile | None) -> int:
     """Run a sweep; without a file it is new, and gets one when everything has been checked."""
     json_path, report_dir = ctx.params["json_path"], ctx.params["report_dir"]
     at_most = parse_at_most(ctx.params["at_most"])
-    devices = settings_of_each(ctx, min(at_most.jobs, len(sweep.jobs)))
+    daemons, devices = find_daemons(settings_of_each(ctx, min(at_most.jobs, len(sweep.jobs))))
     owners = _with_shares(owners_of(sweep), devices)
     _prepare(json_path, report_dir, devices)
     with file or create_file(sweep, ctx.params["jobs_file"], report_dir) as used:
         report, results, code = run_sweep(
-            used, owners, devices, at_most, report_dir=report_dir, quiet=ctx.params["quiet"]
+            used, owners, daemons, devices, at_most, report_dir=report_dir, quiet=ctx.params["quiet"]
         )
     if report is not None:
         _write(report, None, report_dir)

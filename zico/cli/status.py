@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,11 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from zico.base.units import format_bytes
-from zico.cli.options import all_brokers, candidates, share_text
+from zico.cli.brokers import Brokers, broker_options
+from zico.cli.options import share_text
 from zico.report.model import waits_for
 from zico.report.table import PLAIN_WIDTH, outside_lines, together_lines
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from zico.broker.protocol.messages import Status
 
 
@@ -28,16 +30,12 @@ COLUMNS = (
 
 
 @click.command()
-@click.option(
-    "--socket",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="The broker's socket (default: $ZICO_SOCKET, else all brokers that run).",
-)
+@broker_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def status(*, socket: Path | None, as_json: bool) -> int:
+def status(*, socket: Path | None, device: str | None, as_json: bool) -> int:
     """Show the running brokers and their jobs. With several, --json prints a list."""
-    found = all_brokers(candidates(socket))
+    with Brokers(socket, device) as brokers:
+        found = brokers.look()
     if as_json:
         told = [status for _, status in found] if len(found) > 1 else found[0][1]
         click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2))

@@ -12,8 +12,9 @@ import click
 import msgspec
 
 from zico.base.errors import ConfigError
+from zico.cli.daemon import tell_settings
 from zico.cli.display import Display
-from zico.cli.options import AFTER_DASHES, STDOUT, WORDS, described
+from zico.cli.options import AFTER_DASHES, STDOUT, WORDS
 from zico.launch.jobs import MAX_COMMANDS, Command, name_commands, split_commands
 from zico.launch.pools import Target
 from zico.launch.queue import Queue, Unlimited
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zico.base.settings import Settings
+    from zico.cli.daemon import Found
     from zico.launch.queue import Room
     from zico.launch.supervisor import Outcome
     from zico.launch.sweep import SweepJob
@@ -151,6 +153,7 @@ def owners_of(sweep: Sweep) -> tuple[Command, ...]:
 def run_sweep(
     file: SweepFile,
     owners: Sequence[Command],
+    daemons: Sequence[Found],
     devices: Sequence[Settings],
     at_most: AtMost,
     *,
@@ -173,24 +176,19 @@ def run_sweep(
         of_owner = {owner.name: owner for owner in owners}
         queue = Queue(file.left, file.results, at_most=at_most.jobs, room=room, owners=of_owner, ended=file.add)
         with Display([job.name for job in jobs], quiet=quiet) as display:
-            for settings in devices:
-                display.message(described(settings))
+            tell_settings(display, daemons, devices)
             display.message(f"{len(file.left)} jobs, at most {at_most.jobs} at once; {file.path} says which have ended")
-            for settings in devices:
-                if settings.warning:
-                    display.problem(settings.warning)
-            outcome = supervise((), targets_of(devices, report_dir), display, queue=queue)
+            joins = [found.joins for found in daemons]
+            outcome = supervise((), targets_of(devices, report_dir, joins), display, queue=queue)
         report = run_report(outcome, devices)
     results = sweep_report(file, devices, at_most)
     return report, results, _exit_code(results, outcome)
 
 
-def targets_of(
-    devices: Sequence[Settings], report_dir: Path | None, joins: Sequence[Path | None] | None = None
-) -> list[Target]:
+def targets_of(devices: Sequence[Settings], report_dir: Path | None, joins: Sequence[Path | None]) -> list[Target]:
     """Return the devices as a run takes them, each with its record in the report's directory."""
     targets = []
-    for settings, socket in zip(devices, joins or [None] * len(devices), strict=True):
+    for settings, socket in zip(devices, joins, strict=True):
         name = of_device(RECORD_NAME, settings.device.value, several=len(devices) > 1)
         targets.append(Target(settings, socket, report_dir / name if report_dir else None))
     return targets

@@ -1,7 +1,8 @@
-"""``zico top``: a running pool, refreshed in place, and keys that change it."""
+"""``zico top``: the running pools, refreshed in place, and keys that change them."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -9,7 +10,6 @@ import select
 import sys
 import termios
 import tty
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,17 +17,17 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from zico.base.errors import CommandError, ConfigError
-from zico.broker.client import BrokerClient
+from zico.base.errors import BrokerError, CommandError, ConfigError
 from zico.cli import limit, pause
-from zico.cli.options import ANSWER_S, candidates, only_broker
+from zico.cli.brokers import Brokers, broker_options
 from zico.cli.top_screen import Rates, Screen, frame, keys_in, pressed
 from zico.report.table import PLAIN_WIDTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from zico.broker.protocol.messages import Change
+    from zico.broker.protocol.messages import Change, Status
 
 INTERVAL_S = 1.0
 _MOST_BYTES = 1024
@@ -42,57 +42,52 @@ _MOST_BYTES = 1024
     metavar="SECONDS",
     help=f"How often to look, 0.1 to 3600 (default: {INTERVAL_S:g}).",
 )
-@click.option(
-    "--socket",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="The broker's socket (default: $ZICO_SOCKET, else the only broker that runs).",
-)
-def top(*, once: bool, interval: float, socket: Path | None) -> int:
-    """Watch a running pool; keys change its budget and its jobs."""
+@broker_options
+def top(*, once: bool, interval: float, socket: Path | None, device: str | None) -> int:
+    """Watch the running pools, one below another; keys change their budgets and their jobs."""
     if not once and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise CommandError("zico top needs a terminal: use zico status, or zico top --once")
-    path, status = only_broker(candidates(socket))
-    if once:
-        console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
-        console.print(frame(status, console.width))
-        return 0
-    with BrokerClient(path, ANSWER_S) as client:
-        _watch(client, interval)
+    with Brokers(socket, device) as brokers:
+        if once:
+            console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+            console.print(frame(brokers.look(), console.width))
+        else:
+            _watch(brokers, interval)
     return 0
 
 
-def _watch(client: BrokerClient, interval_s: float) -> None:
-    """Draw frames until ``q`` or the end of the input; a broker that ends raises ``BrokerError``."""
-    screen, rates = Screen(), Rates()
+def _watch(brokers: Brokers, interval_s: float) -> None:
+    """Draw frames until ``q`` or the end of the input; when the last broker ends, ``CommandError`` is raised."""
+    screen = Screen()
+    rates: collections.defaultdict[Path, Rates] = collections.defaultdict(Rates)
     console = Console(highlight=False)
+    pools = brokers.look()
     with _keys_at_once(sys.stdin.fileno()), Live(console=console, screen=True, auto_refresh=False) as live:
         while not screen.ends:
-            status = client.status()
-            live.update(frame(status, console.width, screen, rates.noted(status)), refresh=True)
-            if not select.select([sys.stdin], [], [], interval_s)[0]:
-                continue
-            data = os.read(sys.stdin.fileno(), _MOST_BYTES)
-            if not data:
-                return
-            for key in keys_in(data):
-                screen, change = pressed(screen, key, status)
-                if change is not None:
-                    screen = dataclasses.replace(screen, message=_made(client, change))
-                    status = client.status()
+            noted = {path: rates[path].noted(status) for path, status in pools}
+            live.update(frame(pools, console.width, screen, noted), refresh=True)
+            if select.select([sys.stdin], [], [], interval_s)[0]:
+                data = os.read(sys.stdin.fileno(), _MOST_BYTES)
+                if not data:
+                    return
+                for key in keys_in(data):
+                    screen, wanted = pressed(screen, key, pools)
+                    if wanted is not None:
+                        screen = dataclasses.replace(screen, message=_made(brokers, *wanted, dict(pools)))
+                        pools = brokers.look()
+            pools = brokers.look()
 
 
-def _made(client: BrokerClient, change: Change) -> str:
+def _made(brokers: Brokers, path: Path, change: Change, before: dict[Path, Status]) -> str:
     """Make a change; returns what has come to be, or why it cannot."""
-    before = client.status()
     try:
-        client.change(change)
-    except ConfigError as error:
+        after = brokers.change(path, change)
+    except (BrokerError, ConfigError) as error:
         return str(error)
     job = None if change.job is msgspec.UNSET else change.job
     if job is not None and change.paused is not msgspec.UNSET:
-        return pause.told(job, client.status())
-    return limit.told(job, before, client.status())
+        return pause.told(job, after)
+    return limit.told(job, before[path], after)
 
 
 @contextlib.contextmanager

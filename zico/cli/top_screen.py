@@ -1,11 +1,11 @@
-"""What ``zico top`` shows of a broker's status, and what its keys do. Pure: no terminal, no clock, no broker."""
+"""What ``zico top`` shows of brokers' statuses, and what its keys do. Pure: no terminal, no clock, no broker."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from rich.console import Group
 from rich.table import Table
@@ -23,6 +23,7 @@ from zico.report.table import outside_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -68,12 +69,33 @@ class Rates:
 # -- the keys --------------------------------------------------------------------------------------
 
 
+Pools: TypeAlias = "Sequence[tuple[Path, Status]]"
+"""Each pool with its broker's socket, in the order in which they are shown."""
+Wanted: TypeAlias = "tuple[Path, Change]"
+"""A change, and the socket of the broker that is to make it."""
+
+
 class Asks(enum.Enum):
     """What a person is asked to type."""
 
-    BUDGET = "budget (such as 20GiB, 50%, none)"
+    BUDGET = "budget of {device} (such as 20GiB, 50%, none)"
     LIMIT = "limit of {job} (such as 2GiB, none)"
     WEIGHT = "weight of {job} (such as 2)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What a person may choose: a job, or a pool without one."""
+
+    path: Path
+    """The socket of the pool's broker."""
+    job: str = ""
+    """Empty: the pool has none."""
+
+
+def rows_of(pools: Pools) -> list[Row]:
+    """Return what may be chosen, from the top of the screen to its bottom."""
+    return [Row(path, name) for path, status in pools for name in [job.name for job in status.jobs] or [""]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,16 +103,18 @@ class Screen:
     """What keys have done so far."""
 
     selected: int = 0
-    """Among the jobs of the status."""
+    """Among the rows of all pools."""
     asks: Asks | None = None
+    about: Row | None = None
+    """What it is that is asked about, whatever comes and goes meanwhile."""
     typed: str = ""
     message: str = ""
     """What the last key came to; empty: nothing to say."""
     ends: bool = False
 
-    def index(self, status: Status) -> int:
-        """Return which job is selected now: jobs may have gone."""
-        return max(0, min(self.selected, len(status.jobs) - 1))
+    def index(self, pools: Pools) -> int:
+        """Return which row is selected now: jobs may have gone."""
+        return max(0, min(self.selected, len(rows_of(pools)) - 1))
 
 
 KEYS = "up/down choose   l limit   w weight   p pause   m pause and move   r resume   b budget   q quit"
@@ -102,6 +126,7 @@ _STEPS = {UP: -1, "k": -1, DOWN: 1, "j": 1}
 _ASKS = {"l": Asks.LIMIT, "w": Asks.WEIGHT}
 _PAUSES = {"p": (True, False), "m": (True, True), "r": (False, False)}
 MOST_TYPED = 40
+NO_JOB = "no job has joined yet"
 
 
 def keys_in(data: bytes) -> list[str]:
@@ -126,54 +151,59 @@ def keys_in(data: bytes) -> list[str]:
     return keys
 
 
-def pressed(screen: Screen, key: str, status: Status) -> tuple[Screen, Change | None]:
-    """Return the screen after a key, and the change of the pool that it asks for, if any."""
-    if screen.asks is not None:
-        return _typed(screen, screen.asks, key, status)
-    screen = dataclasses.replace(screen, selected=screen.index(status), message="", typed="")
-    if key in _STEPS or key in _ASKS or key in _PAUSES:
-        return _of_job(screen, key, status)
-    return dataclasses.replace(screen, ends=key == "q", asks=Asks.BUDGET if key == "b" else None), None
-
-
-def _of_job(screen: Screen, key: str, status: Status) -> tuple[Screen, Change | None]:
-    """Return the screen after a key that is about a job."""
-    if not status.jobs:
-        return dataclasses.replace(screen, message="no job has joined yet"), None
-    if key in _PAUSES:
-        paused, move = _PAUSES[key]
-        return screen, Change(job=status.jobs[screen.selected].name, paused=paused, move=move)
+def pressed(screen: Screen, key: str, pools: Pools) -> tuple[Screen, Wanted | None]:
+    """Return the screen after a key, and the change of a pool that it asks for, if any; there is a pool."""
+    if screen.asks is not None and screen.about is not None:
+        return _typed(screen, screen.asks, screen.about, key, pools)
+    screen = dataclasses.replace(screen, selected=screen.index(pools), message="", typed="")
+    row = rows_of(pools)[screen.selected]
     if key in _STEPS:
-        selected = max(0, min(screen.selected + _STEPS[key], len(status.jobs) - 1))
-        return dataclasses.replace(screen, selected=selected), None
-    return dataclasses.replace(screen, asks=_ASKS[key]), None
+        moved = dataclasses.replace(screen, selected=screen.selected + _STEPS[key])
+        return dataclasses.replace(screen, selected=moved.index(pools)), None
+    if key == "b":
+        return dataclasses.replace(screen, asks=Asks.BUDGET, about=row), None
+    if key in _ASKS or key in _PAUSES:
+        return _of_job(screen, key, row)
+    return dataclasses.replace(screen, ends=key == "q"), None
 
 
-def _typed(screen: Screen, asks: Asks, key: str, status: Status) -> tuple[Screen, Change | None]:
+def _of_job(screen: Screen, key: str, row: Row) -> tuple[Screen, Wanted | None]:
+    """Return the screen after a key that is about the job of a row, and the change."""
+    if not row.job:
+        return dataclasses.replace(screen, message=NO_JOB), None
+    if key in _ASKS:
+        return dataclasses.replace(screen, asks=_ASKS[key], about=row), None
+    paused, move = _PAUSES[key]
+    return screen, (row.path, Change(job=row.job, paused=paused, move=move))
+
+
+def _typed(screen: Screen, asks: Asks, about: Row, key: str, pools: Pools) -> tuple[Screen, Wanted | None]:
     """Return the screen after a key while something is asked for."""
     if len(key) == 1 or key == BACKSPACE:
         typed = screen.typed[:-1] if key == BACKSPACE else (screen.typed + key)[:MOST_TYPED]
         return dataclasses.replace(screen, typed=typed), None
     if key not in {ENTER, ESCAPE}:
         return screen, None
-    closed = dataclasses.replace(screen, asks=None, typed="")
+    closed = dataclasses.replace(screen, asks=None, about=None, typed="")
     if key == ESCAPE or not screen.typed.strip():
         return closed, None
     try:
-        return closed, _change(screen, asks, status)
+        return closed, (about.path, _change(screen.typed, asks, about, pools))
     except ConfigError as error:
         return dataclasses.replace(closed, message=str(error)), None
 
 
-def _change(screen: Screen, asks: Asks, status: Status) -> Change:
+def _change(typed: str, asks: Asks, about: Row, pools: Pools) -> Change:
+    status = dict(pools).get(about.path)
+    if status is None:
+        raise ConfigError("the broker has ended")
     if asks is Asks.BUDGET:
-        return Change(budget_bytes=size_bytes_of(screen.typed, None, status))
-    if not status.jobs:
+        return Change(budget_bytes=size_bytes_of(typed, None, status))
+    if about not in rows_of(pools):
         raise ConfigError("the job has ended")
-    job = status.jobs[screen.index(status)].name
     if asks is Asks.LIMIT:
-        return Change(job=job, limit_bytes=size_bytes_of(screen.typed, job, status))
-    return Change(job=job, weight=parse_weight(screen.typed))
+        return Change(job=about.job, limit_bytes=size_bytes_of(typed, about.job, status))
+    return Change(job=about.job, weight=parse_weight(typed))
 
 
 # -- the frame -------------------------------------------------------------------------------------
@@ -185,25 +215,39 @@ _MINUTE_S, _HOUR_S = 60, 3600
 
 
 def frame(
-    status: Status, width: int, screen: Screen | None = None, rates: Mapping[Process, float] | None = None
+    pools: Pools,
+    width: int,
+    screen: Screen | None = None,
+    rates: Mapping[Path, Mapping[Process, float]] | None = None,
 ) -> RenderableType:
-    """Return what a terminal shows: the pool, its jobs, and what keys do.
+    """Return what a terminal shows: each pool and its jobs, one below another, and what keys do.
 
     Args:
-        status: Of the pool, now.
+        pools: At least one, as they are now.
         width: Of the terminal, in columns.
         screen: ``None``: nobody can press a key.
-        rates: Iterations per second; of jobs that are not in it, the status's.
+        rates: Iterations per second in each pool; of jobs that are not in it, the status's.
     """
+    chosen = None if screen is None else screen.index(pools)
+    parts: list[RenderableType] = []
+    first = 0
+    for path, status in pools:
+        parts += [Text()] if parts else []
+        parts += _pool(status, width, None if chosen is None else chosen - first, (rates or {}).get(path, {}))
+        first += max(1, len(status.jobs))
+    if screen is not None:
+        parts += [Text(), Text(KEYS, style="dim", no_wrap=True, overflow="ellipsis"), _line(screen, pools)]
+    return Group(*parts)
+
+
+def _pool(status: Status, width: int, chosen: int | None, rates: Mapping[Process, float]) -> list[RenderableType]:
+    """Return one pool's part of the frame; ``chosen`` counts from its first row and may be in another pool."""
     parts: list[RenderableType] = [_head(status), pool_bar(status.jobs, status.budget_bytes)]
     parts += [Text(line) for line in outside_lines(status.context_bytes, status.foreign_bytes)]
     parts.append(Text())
-    parts.append(
-        _table(status, screen, rates or {}, width) if status.jobs else Text("no job has joined yet", style="dim")
-    )
-    if screen is not None:
-        parts += [Text(), Text(KEYS, style="dim", no_wrap=True, overflow="ellipsis"), _line(screen, status)]
-    return Group(*parts)
+    if status.jobs:
+        return [*parts, _table(status, chosen, rates, width)]
+    return [*parts, Text(f"{'>' if chosen == 0 else ''}{NO_JOB}", style="dim")]
 
 
 def _head(status: Status) -> Text:
@@ -243,10 +287,9 @@ _MARK_CELLS, _GAP_CELLS = 2, 2
 _STATE_CELLS = 24  # what a state needs at least: its end may be cut
 
 
-def _table(status: Status, screen: Screen | None, rates: Mapping[Process, float], width: int) -> Table:
+def _table(status: Status, chosen: int | None, rates: Mapping[Process, float], width: int) -> Table:
     """Return a row for each job; columns that would be empty, or for which there is no room, are left out."""
     rows = [_row(job, status.jobs, rates.get(process_of(job), job.iterations_per_s)) for job in status.jobs]
-    chosen = None if screen is None else screen.index(status)
     table = Table(box=None, pad_edge=False, header_style="dim")
     shown, state_cells = _shown(rows, width)
     for name in shown:
@@ -304,9 +347,12 @@ def _moved(job: JobReport) -> str:
     return f"{format_bytes(moved_bytes)}, {format_bytes(away_bytes)} away"
 
 
-def _line(screen: Screen, status: Status) -> Text:
+def _line(screen: Screen, pools: Pools) -> Text:
     """Return what is asked for and has been typed, or what the last key came to."""
-    if screen.asks is None:
+    if screen.asks is None or screen.about is None:
         return Text(screen.message, style="yellow")
-    job = status.jobs[screen.index(status)].name if status.jobs else ""
-    return Text(f"{screen.asks.value.format(job=job)}: {screen.typed}_", style="yellow")
+    status = dict(pools).get(screen.about.path)
+    asked = screen.asks.value.format(
+        job=screen.about.job, device=status.device if status else "a broker that has ended"
+    )
+    return Text(f"{asked}: {screen.typed}_", style="yellow")

@@ -17,6 +17,7 @@ from zico.broker.client import BrokerClient
 from zico.broker.notes import read_head
 from zico.broker.protocol.messages import Report
 from zico.launch.processes import KILL_S, LEFT_BEHIND_S, Child, LinePipe, readable
+from zico.report.model import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from zico.broker.metrics import Address
     from zico.broker.protocol.messages import JobReport, Status
     from zico.launch.watchdog import Watchdog
+    from zico.report.model import Record
 
 READY_S = 1800.0
 """The first start on a machine compiles: five minutes of a processor and more; a few seconds afterwards."""
@@ -42,14 +44,19 @@ class JoinedBroker:
     record: Path | None = None
     """It keeps none for a run."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, run_dir: Path, socket: Path) -> None:
         """Note who is in the pool already; call this before the run's jobs start.
+
+        Args:
+            run_dir: Where the profiles of the run's jobs go.
+            socket: The daemon's.
 
         Raises:
             BrokerError: It does not answer, or is of another version.
         """
         self.socket = socket
         self.is_ready = True
+        self._profiles = run_dir / RECORD_NAME
         self._client = BrokerClient(socket, ANSWER_S)
         self._others = {_identity(job) for job in self._client.report(record=False).jobs}
 
@@ -78,6 +85,14 @@ class JoinedBroker:
             found = self._client.report(record=False)
             jobs = tuple(job for job in found.jobs if _identity(job) not in self._others)
             return Report(pool=found.pool, jobs=jobs, jobs_left_out=found.jobs_left_out)
+        return None
+
+    def look(self) -> Record | None:
+        """Return the profiles of the jobs that have joined since the run began, ``None`` as with ``status``."""
+        with contextlib.suppress(ZicoError, OSError):
+            found = self._client.report(record=False, profiles_to=self._profiles)
+            record = read_record(self._profiles)
+            return record.of([n for n, job in enumerate(found.jobs) if _identity(job) not in self._others])
         return None
 
     async def end(self) -> None:
@@ -189,6 +204,10 @@ class BrokerProcess:
             return self._client.report(record=record)
         self._client.close()
         return None
+
+    def look(self) -> Record | None:
+        """Return the record up to now; ``None`` if the broker does not answer within ``ANSWER_S``."""
+        return None if self.report() is None else read_record(self.record)
 
     async def end(self) -> None:
         """End the broker and wait for it, ``END_S`` at most before it is killed."""

@@ -11,14 +11,14 @@ from zico.base.settings import HOST, kind_of
 from zico.broker.protocol.messages import Report
 from zico.launch.broker import BrokerProcess, JoinedBroker
 from zico.launch.devices import device_variables
-from zico.report.model import read_record
+from zico.report.model import owner_of
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from zico.base.settings import Settings
+    from zico.base.settings import Setting, Settings
     from zico.broker.metrics import Address
     from zico.broker.protocol.messages import JobReport
     from zico.launch.broker import RunBroker
@@ -69,46 +69,49 @@ class Pool:
         self._look_again_s = 0.0
 
     def start(
-        self, directory: Path, guardian: Watchdog, listener: Listener, stack: contextlib.ExitStack, *, pages: bool
+        self,
+        directory: Path,
+        guardian: Watchdog,
+        listener: Listener,
+        stack: contextlib.ExitStack,
+        *,
+        pages: bool,
+        metrics: Address | None,
     ) -> str:
         """Start or join the broker; ``stack`` closes it. Returns how jobs share a GPU, empty on the host.
 
         Args:
             directory: A private one for its files.
             guardian: Will end it if we are killed.
-            listener: Is told what it says, and where metrics are.
+            listener: Is told what it says.
             stack: Of the run.
             pages: Some job may page.
+            metrics: Where a broker of the run's own serves metrics; stays the caller's.
 
         Raises:
             CommandError: The MPS daemon could not start.
-            ConfigError: There is no MPS here, or metrics cannot be served where they should.
+            ConfigError: There is no MPS here.
             BrokerError: The broker to join does not answer.
         """
         mps_pipes, told = self._share_device(directory, guardian, stack)
         settings, joins = self._target.settings, self._target.joins
         self.broker: RunBroker
         if joins is not None:
-            self.broker = JoinedBroker(joins)
+            self.broker = JoinedBroker(directory, joins)
             status = self.broker.status()
             self.others = len(status.jobs) if status else 0
         else:
-            metrics = self._open_metrics(listener, stack)
             self.broker = BrokerProcess(
                 *(directory, settings, guardian, listener.problem), pages=pages, mps_pipes=mps_pipes, metrics=metrics
             )
         stack.callback(self.broker.close, guardian)
         return told
 
-    def _open_metrics(self, listener: Listener, stack: contextlib.ExitStack) -> Address | None:
-        """Listen where metrics are to be served, if anywhere, and say where that is."""
-        if not self._target.settings.metrics.value:
-            return None
-        from zico.broker.metrics import Address
-
-        address = stack.enter_context(Address(self._target.settings.metrics))
-        listener.message(f"metrics: {address.url}")
-        return address
+    @property
+    def metrics(self) -> Setting[str] | None:
+        """Return where metrics of the run's own broker are to be served, if anywhere."""
+        wanted = self._target.settings.metrics
+        return wanted if wanted.value and not self.is_joined else None
 
     @property
     def budget_bytes(self) -> int:
@@ -127,11 +130,16 @@ class Pool:
         """Return the broker's record, an older one if looking took long; ``None`` if the broker does not answer."""
         began_s = time.monotonic()
         if began_s >= self._look_again_s:
-            record = self.broker.record
-            self._looked = None if self.broker.report() is None or record is None else read_record(record)
+            self._looked = self.broker.look()
             now_s = time.monotonic()
             self._look_again_s = now_s + (now_s - began_s) / LOOKING_SHARE
         return self._looked
+
+    def others_beside(self, names: Iterable[str]) -> Sequence[JobReport]:
+        """Return the jobs of others that are in the pool now, where the run's have these names; asks the broker."""
+        status = self.broker.status() if self.is_joined else None
+        own = set(names)
+        return [job for job in status.jobs if owner_of(job.name, own) is None] if status is not None else ()
 
     def report(self, *, record: bool = True) -> Report | None:
         """Return the broker's figures; of a sweep all of its jobs, and not only the latest."""
@@ -169,3 +177,36 @@ class Pool:
             return daemon.pipes, ""
         found = daemon_at(self.environ)
         return None, TIME_SLICES if found is None else f"jobs share the GPU by the MPS daemon at {found}"
+
+
+class Metrics:
+    """Metrics of a run: its broker serves them, or, of several brokers, this process does."""
+
+    def __init__(self, pools: Sequence[Pool], listener: Listener, stack: contextlib.ExitStack) -> None:
+        """Listen where metrics are to be served, if anywhere, and say where that is; ``stack`` closes it.
+
+        Raises:
+            ConfigError: They cannot be served there.
+        """
+        self._pools = [pool for pool in pools if pool.metrics is not None]
+        self._stack = stack
+        self._address: Address | None = None
+        wanted = next((pool.metrics for pool in self._pools), None)
+        if wanted is not None:
+            from zico.broker.metrics import Address
+
+            self._address = stack.enter_context(Address(wanted))
+            listener.message(f"metrics: {self._address.url}")
+
+    @property
+    def of_broker(self) -> Address | None:
+        """Return where the run's only own broker serves."""
+        return self._address if len(self._pools) == 1 else None
+
+    def serve(self) -> None:
+        """Serve those of several brokers, which have been started, until the stack closes."""
+        if self._address is not None and len(self._pools) > 1:
+            from zico.broker.metrics import Endpoint, asked_at
+
+            ask = asked_at(*(pool.broker.socket for pool in self._pools))
+            self._stack.enter_context(Endpoint(self._address.socket, ask))

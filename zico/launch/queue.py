@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import re
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from zico.launch.jobs import Command, Stream
 from zico.launch.placement import Offer, choose, largest
 from zico.launch.sweep import AGAIN, SweepJob
 from zico.launch.sweep_file import JobResult
+from zico.report.model import owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +49,11 @@ class PoolNow:
     look: Callable[[], Record | None]
     """Returns the pool's record now; ``None`` if the broker does not answer."""
     running: tuple[SweepJob, ...] = ()
-    """The queue's jobs that run there."""
+    """The queue's jobs that run there, by their names in the pool."""
+    others_bytes: int = 0
+    """The most that each job of others held that is there, added up: a daemon serves others, too."""
+    taken: frozenset[str] = frozenset()
+    """Names of the jobs of others."""
 
 
 class Room(Protocol):
@@ -105,6 +113,7 @@ class Queue:
         """By the name in the pool: the job, and the number of its pool."""
         self._sole = ""
         """The name of the job that runs alone, if one does."""
+        self._names = {job.name for job in jobs}
         self._at_most = at_most
         self._room = room
         self._owners = owners or {}
@@ -141,22 +150,22 @@ class Queue:
             if number is None:
                 return None
             self._waiting.popleft()
-            return self._started(job, job.name, number), number
+            return self._started(job, self._free(job.name, pools[number].taken), number), number
         if self._alone and not self._running:
             number = largest({number: unknown_offer(pool) for number, pool in pools.items()})
             if number is None:
                 return None
             job = self._alone.popleft()
-            self._sole = job.name + AGAIN
+            self._sole = self._free(job.name + AGAIN, pools[number].taken)
             return self._started(job, self._sole, number), number
         return None
 
     async def _offers(self, job: SweepJob, pools: Mapping[int, PoolNow]) -> Mapping[int, Offer]:
         """Return what the pools offer a job; the only pool is not asked while nothing runs in it."""
         on: dict[int, list[SweepJob]] = {number: [] for number in pools}
-        for one, number in self._running.values():
+        for name, (one, number) in self._running.items():
             if number in on:
-                on[number].append(one)
+                on[number].append(msgspec.structs.replace(one, name=name))
         now = {number: dataclasses.replace(pool, running=tuple(on[number])) for number, pool in pools.items()}
         if len(pools) == 1 and not self._running:
             return {number: unknown_offer(pool) for number, pool in now.items()}
@@ -201,6 +210,16 @@ class Queue:
         )
         self._ended(result)
         return result
+
+    def _free(self, name: str, taken: frozenset[str]) -> str:
+        """Return a name that nobody has in the pool, and no job of the sweep: where one is taken, it gets a number."""
+        if all(owner_of(other, {name}) is None for other in taken):
+            return name
+        return next(
+            found
+            for n in itertools.count(2)
+            if (found := f"{name}-{n}") not in self._names and all(owner_of(other, {found}) is None for other in taken)
+        )
 
     def _started(self, job: SweepJob, name: str, number: int) -> Command:
         self._running[name] = job, number

@@ -33,7 +33,7 @@ from zico.broker.protocol.messages import ProcessFigures
 from zico.launch.broker import READY_S
 from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE, Job, Listener, Stream, job_environment
 from zico.launch.placement import Offer, choose
-from zico.launch.pools import Pool
+from zico.launch.pools import Metrics, Pool
 from zico.launch.queue import PoolNow, tells_out_of_memory
 from zico.launch.watchdog import Watchdog
 from zico.report.model import (
@@ -302,13 +302,17 @@ class Supervisor:
             stack.callback(guardian.close)
             wishes = [job.command.wish for job in self._jobs] + list(self._queue.wishes if self._queue else ())
             pages = any(wish.save in _MAY_PAGE for wish in wishes)
+            metrics = Metrics(self.pools, self._listener, stack)
             told: list[str] = []
             for number, pool in enumerate(self.pools):
                 directory = run_dir
                 if len(self.pools) > 1:
                     directory = run_dir / str(number)
                     directory.mkdir(mode=PRIVATE_MODE)
-                told.append(pool.start(directory, guardian, self._listener, stack, pages=pages))
+                told.append(
+                    pool.start(directory, guardian, self._listener, stack, pages=pages, metrics=metrics.of_broker)
+                )
+            metrics.serve()
             for text in dict.fromkeys(filter(None, told)):
                 self._listener.message(text)
             stack.callback(self._kill, guardian)
@@ -395,12 +399,23 @@ class Supervisor:
         if self._stopped:
             return None
         pools = {
-            number: PoolNow(pool.budget_bytes, pool.free_bytes if len(self.pools) > 1 else 0, pool.look)
+            number: self._pool_now(pool, [name for name, on in self._placed.items() if on == number])
             for number, pool in enumerate(self.pools)
             if not pool.is_gone
         }
         found = await queue.next(pools)
         return None if self._stopped else found
+
+    def _pool_now(self, pool: Pool, names: Sequence[str]) -> PoolNow:
+        """Return a pool as the queue sees it, where the run's jobs have these names."""
+        others = pool.others_beside(names)
+        return PoolNow(
+            pool.budget_bytes,
+            pool.free_bytes if len(self.pools) > 1 else 0,
+            pool.look,
+            others_bytes=sum(job.peak_bytes for job in others),
+            taken=frozenset(job.name for job in others),
+        )
 
     @property
     def _stopped(self) -> bool:

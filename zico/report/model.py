@@ -268,6 +268,34 @@ class Record:
         """Return the largest budget."""
         return int(self.budget_bytes.max())
 
+    def of(self, jobs: Sequence[int]) -> Record:
+        """Return a record without a history of these jobs, with their profiles."""
+        import numpy as np
+
+        place = {job: number for number, job in enumerate(jobs)}
+        kept = np.isin(self.profile_job, list(jobs))
+        nothing, none = np.zeros(0), np.zeros(0, np.int64)
+        return dataclasses.replace(
+            self,
+            names=tuple(self.names[job] for job in jobs),
+            t_s=nothing,
+            held_bytes=np.zeros((0, len(jobs)), np.int64),
+            out_bytes=np.zeros((0, len(jobs)), np.int64),
+            physical_bytes=none,
+            boundary_job=none,
+            boundary_t_s=nothing,
+            wait_job=none,
+            wait_t_s=np.zeros((0, 2)),
+            wait_kind=none,
+            blocker_wait=none,
+            blocker_job=none,
+            iteration_s=self.iteration_s[list(jobs)],
+            persistent_bytes=self.persistent_bytes[list(jobs)],
+            profile_job=np.array([place[job] for job in self.profile_job[kept].tolist()], np.int64),
+            profile_t_s=self.profile_t_s[kept],
+            profile_bytes=self.profile_bytes[kept],
+        )
+
     def boundaries_of(self, job: int) -> Floats:
         """Return when the job's iterations ended, in seconds."""
         of_job: Floats = self.boundary_t_s[self.boundary_job == job]

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
 MAX_FRAME_BYTES = 128 * 1024
@@ -228,6 +228,8 @@ class ReportRequest(msgspec.Struct, frozen=True, tag="report?"):
 
     record: bool = True
     """Let the broker write its record file first."""
+    profiles_to: Text = ""
+    """Let it write what the report's jobs are known to need to this file first, as a record without a history."""
 
 
 class Change(msgspec.Struct, frozen=True, tag="change"):

@@ -1,0 +1,159 @@
+"""Which running broker a command is about: one rule for ``status``, ``top``, ``limit``, ``pause`` and ``resume``.
+
+``--socket``, else ``ZICO_SOCKET``, names one broker; else all of this user's count. ``--device``
+leaves those of these devices. A command about a job is for the broker that has the job, one about a
+pool for the only broker that is left.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+import click
+
+from zico.base.errors import BrokerError, CommandError, ConfigError
+from zico.base.rundir import known_sockets
+from zico.base.settings import SOCKET_VARIABLE, parse_devices
+from zico.broker.client import BrokerClient
+from zico.cli.options import ANSWER_S, Function
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from zico.broker.protocol.messages import Change, Status
+
+Answer: TypeAlias = "tuple[Path, Status]"
+"""A broker's socket, and how its pool is now."""
+
+
+def broker_options(function: Function) -> Function:
+    """Add the options that say which broker a command is about."""
+    for option in (
+        click.option(
+            "--device",
+            metavar="DEVICE",
+            help="The broker of this device: host, host:N or cuda:N (default: of any device).",
+        ),
+        click.option(
+            "--socket",
+            type=click.Path(path_type=Path),
+            metavar="PATH",
+            help="The broker's socket (default: $ZICO_SOCKET, else whichever brokers run).",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+class Brokers:
+    """The running brokers that a command may be about; owns a connection to each until the block ends."""
+
+    def __init__(self, socket: Path | None, device: str | None) -> None:
+        """Ask nobody yet.
+
+        Args:
+            socket: What ``--socket`` says.
+            device: What ``--device`` says.
+
+        Raises:
+            ConfigError: Those are no devices.
+        """
+        self._socket = socket
+        self._devices: tuple[str, ...] = ()
+        """Empty: of any device."""
+        if device is not None:
+            try:
+                self._devices = parse_devices(device)
+            except ConfigError as error:
+                raise ConfigError(f"--device: {error}") from None
+        self._clients: dict[Path, BrokerClient] = {}
+
+    def __enter__(self) -> Self:
+        """Close on the way out."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        for client in self._clients.values():
+            client.close()
+
+    def look(self) -> list[Answer]:
+        """Return the answers of those that give one within ``ANSWER_S`` each; who runs is found anew each time.
+
+        Raises:
+            CommandError: None does.
+        """
+        answers, reasons = [], []
+        for path in self._paths():
+            client = self._clients.setdefault(path, BrokerClient(path, ANSWER_S))
+            try:
+                answers.append((path, client.status()))
+            except BrokerError as error:
+                reasons.append(str(error))
+        if not answers:
+            raise CommandError("no broker is running" + "".join(f"; {reason}" for reason in reasons), exit_code=1)
+        found = [(path, status) for path, status in answers if status.device in (self._devices or {status.device})]
+        if not found:
+            there = ", ".join(dict.fromkeys(status.device for _, status in answers))
+            raise CommandError(
+                f"no broker of {' or '.join(self._devices)} runs: there are brokers of {there}", exit_code=1
+            )
+        return found
+
+    def only(self) -> Answer:
+        """Return the answer of the only broker.
+
+        Raises:
+            CommandError: None answers, or several do.
+        """
+        found = self.look()
+        if len(found) > 1:
+            raise CommandError(f"{len(found)} brokers are running: {_choose(found)}")
+        return found[0]
+
+    def having(self, job: str) -> Answer:
+        """Return the answer of the broker that has a job; of the only one also without it.
+
+        Raises:
+            CommandError: No broker answers, or several have a job of that name.
+            ConfigError: Of several brokers none has it.
+        """
+        found = self.look()
+        if len(found) == 1:
+            return found[0]  # which says itself whom it has
+        its = [answer for answer in found if job in {one.name for one in answer[1].jobs}]
+        if not its:
+            there = [f"{one.name} on {status.device}" for _, status in found for one in status.jobs]
+            told = f"there are {', '.join(dict.fromkeys(there))}" if there else "none has joined yet"
+            raise ConfigError(f"no job is called {job!r}: {told}")
+        if len(its) > 1:
+            raise CommandError(f"{len(its)} brokers have a job called {job!r}: {_choose(its)}")
+        return its[0]
+
+    def change(self, path: Path, wanted: Change) -> Status:
+        """Change the pool of the broker at ``path`` and return how it is then.
+
+        Raises:
+            BrokerError: The broker does not answer.
+            ConfigError: The broker refuses the change.
+        """
+        client = self._clients[path]
+        client.change(wanted)
+        return client.status()
+
+    def _paths(self) -> list[Path]:
+        if self._socket is not None:
+            return [self._socket]
+        named = os.environ.get(SOCKET_VARIABLE)
+        return [Path(named)] if named else known_sockets()
+
+
+def _choose(found: Iterable[Answer]) -> str:
+    """Return how to say which of several brokers is meant; ``--device`` where that is enough."""
+    where = [(status.device, path) for path, status in found]
+    devices = [device for device, _ in where]
+    if len(set(devices)) == len(devices):
+        return f"choose one with --device: {', '.join(devices)}"
+    return f"choose one with --socket: {', '.join(f'{path} ({device})' for device, path in where)}"
