@@ -119,6 +119,10 @@ test-ray: $(RAY_STAMP) ## Run the tests of Ray on a cluster of two nodes (two mi
 	$(RAY)/bin/python -m zico.base.warming
 	$(RAY)/bin/python -m pytest tests/framework/test_ray.py
 
+bench-ray: $(RAY_STAMP) ## Time eight trials on a Ray cluster, one at a time, by halves, and with Zico (eleven minutes)
+	$(RAY)/bin/python -m zico.base.warming
+	$(RAY)/bin/python benchmarks/ray_trials.py
+
 lint: setup ## Check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -266,4 +270,4 @@ inplace: ## Make the checkout importable without installing (PYTHONSAFEPATH=1 PY
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-report
 
-.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel bench-cuda-wheel test-versions test-ray lint types bench bench-smoke evaluation docs bench-gpu first-hour size inplace clean
+.PHONY: help setup demo test test-cpu test-gpu test-cuda-wheel bench-cuda-wheel test-versions test-ray bench-ray lint types bench bench-smoke evaluation docs bench-gpu first-hour size inplace clean
