@@ -109,7 +109,7 @@ RAY ?= build/ray
 RAY_STAMP := $(RAY)/.installed
 
 $(RAY_STAMP): $(STAMP)
-	$(PYTHON) -m venv $(RAY)
+	$(BIN)/python -m venv $(RAY)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> $$($(RAY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
 	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[ray]'
