@@ -172,14 +172,14 @@ def _range(values: Mapping[str, float], form: str, unit: str = "") -> str:
 def main() -> int:
     """Measure, and write the results."""
     parser = common.parser(__doc__)
-    parser.add_argument("--iterations", type=int, help="of each trial (default: 30)")
+    parser.add_argument("--iterations", type=int, help="of each trial (default: 24)")
     parser.add_argument("--rounds", type=int, help="runs of each way, in turns (default: 2)")
     parser.add_argument("--share", type=float, default=0.75, help="the budget, of two smaller peaks (default: 0.75)")
     parser.add_argument(
         "--together", type=float, default=3.0, help="so many peaks Ray hands out with Zico (default: 3)"
     )
     options = parser.parse_args()
-    options.iterations = options.iterations or (4 if options.smoke else 30)
+    options.iterations = options.iterations or (4 if options.smoke else 24)
     options.rounds = options.rounds or (1 if options.smoke else 2)
     told = {name: getattr(options, name) for name in ("iterations", "rounds", "share", "together")}
     result = common.document("ray_trials", QUESTION, {**told, "region": REGION, "ray": ray.__version__})
