@@ -2,13 +2,19 @@
 
 How it works
     A trial trains an example in a process of its own, a task of Ray: a ResNet (PyTorch) or a small
-    transformer (Keras on TensorFlow), each with four seeds. Each kind is first trained alone in a
-    large pool, which tells its peak: the predicted bytes.
+    transformer (Keras on TensorFlow), each with four seeds. Each has one thread, so a trial alone
+    leaves all other processors idle. Each kind is first trained alone in a large pool, which tells
+    its peak: the predicted bytes.
 
-    The budget is a share of two peaks. Ray alone either runs one trial at a time, or two by halves of
-    a device. Two need more than the budget when their peaks meet: on a GPU they would then run out of
-    memory. On the host they do not, so this way is timed as if memory were no object. With Zico, Ray
-    hands out the budget ``--together`` / ``--share`` / 2 times, and no more than the budget is held.
+    The budget is a share of two of the smaller peaks, so no two trials fit with their peaks. Ray
+    alone either runs one trial at a time, or two by halves of a device. Two need more than the budget
+    when their peaks meet: on a GPU they would then run out of memory. On the host they do not, so
+    this way is timed as if memory were no object. With Zico, Ray hands out ``--together`` peaks, and
+    no more than the budget is held.
+
+    The ways take turns, each in a cluster of its own that is there before the clock starts, and all
+    of them are run ``--rounds`` times. The losses of each trial are those of its first run one at a
+    time, to the last bit, or are counted as others.
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ if TYPE_CHECKING:
 
 QUESTION = "How long do eight trials of two frameworks take on a Ray cluster, alone and with Zico?"
 KINDS = {
-    "resnet": ("digits_resnet.py", ("--batch", "256", "--depth", "56")),
+    "resnet": ("digits_resnet.py", ("--batch", "256", "--depth", "80")),
     "lm": ("stdlib_lm.py", ("--batch", "12", "--layers", "3")),
 }
 SMOKE = {
@@ -106,21 +112,20 @@ class Runs:
 
 
 def ways(runs: Runs, options: argparse.Namespace) -> dict[str, Any]:
-    """Learn the peaks, then run all trials in each way."""
-    trials = [(kind, seed) for seed in SEEDS for kind in KINDS]
+    """Learn the peaks, then run all trials in each way, round by round."""
+    trials = [(kind, seed) for seed in (SEEDS[:2] if options.smoke else SEEDS) for kind in KINDS]
     common.note("the peak of each kind")
     large = integration.node_resources(LARGE)
     joins = {kind: {"runtime_env": integration.environment(name=kind)} for kind in KINDS}
     alone = {kind: runs.run([(kind, 0)], large, joins)["trials"][f"{kind}-0"]["peak_bytes"] for kind in KINDS}
     peak = max(alone.values())
-    budget = round(options.share * 2 * peak) >> 20
+    budget = max(peak, round(options.share * 2 * min(alone.values()))) >> 20
     times = max(1.0, options.together * peak / (budget << 20))
     offers = integration.node_resources(f"{budget}MiB", oversubscription=times)
     by_bytes = {
         kind: {"resources": {"zico_host": bytes_}, "runtime_env": integration.environment(name=kind)}
         for kind, bytes_ in alone.items()
     }
-    found = {}
     whole, half = ({kind: {"resources": {"device": share}} for kind in KINDS} for share in (1, 0.5))
     device = {"device": 1}
     chosen = (
@@ -128,45 +133,57 @@ def ways(runs: Runs, options: argparse.Namespace) -> dict[str, Any]:
         ("by halves of a device", device, half),
         ("by bytes, with Zico", offers, by_bytes),
     )
-    for name, resources, placed in chosen:
-        common.note(name)
-        found[name] = runs.run(trials, resources, placed)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in chosen}
+    for number in range(1, options.rounds + 1):
+        for name, resources, placed in chosen:
+            common.note(f"round {number} of {options.rounds}: {name}")
+            found[name].append(runs.run(trials, resources, placed))
     return {"peak_bytes": alone, "budget_bytes": budget << 20, "offered_bytes": offers["zico_host"], "ways": found}
 
 
 def shown(result: dict[str, Any]) -> str:
     """Return the table, and what is to be said of it."""
     first = result["ways"]["one at a time"]
-    losses = {name: one["losses"] for name, one in first["trials"].items()}
+    losses = {name: one["losses"] for name, one in first[0]["trials"].items()}
     rows = []
-    for name, way in result["ways"].items():
-        same = sum(one["losses"] == losses[which] for which, one in way["trials"].items())
-        waited_s = sum(one["waited_s"] or 0.0 for one in way["trials"].values())
-        share = way["makespan_s"] / first["makespan_s"]
-        makespan, waited = f"{way['makespan_s']:.1f} s", f"{waited_s:.1f} s"
-        rows.append((name, makespan, f"{share:.2f}", waited, f"{same} of {len(losses)}"))
+    for name, rounds in result["ways"].items():
+        trials = [(which, one) for way in rounds for which, one in way["trials"].items()]
+        same = sum(one["losses"] == losses[which] for which, one in trials)
+        waited_s = sum(one["waited_s"] or 0.0 for _, one in trials) / len(rounds)
+        share = common.spread(way["makespan_s"] / its["makespan_s"] for way, its in zip(rounds, first, strict=True))
+        makespan = common.spread(way["makespan_s"] for way in rounds)
+        figures = (_range(makespan, ".1f", " s"), _range(share, ".2f"), f"{waited_s:.1f} s")
+        rows.append((name, *figures, f"{same} of {len(trials)}"))
     mib = {kind: f"{peak >> 20} MiB" for kind, peak in result["peak_bytes"].items()}
     said = (
         f"Peaks: resnet {mib['resnet']}, lm {mib['lm']}. Budget: {result['budget_bytes'] >> 20} MiB. Two halves of a "
-        "device need more when their peaks meet; they are timed as if memory were no object.\n"
+        "device need more when their peaks meet; they are timed as if memory were no object. Medians of "
+        f"{len(first)} rounds, with the least and the most; shares are of the same round.\n"
     )
     header = ("way", "makespan", "of one at a time", "waited, all trials", "same losses")
     return common.table(header, rows) + "\n" + said
 
 
+def _range(values: Mapping[str, float], form: str, unit: str = "") -> str:
+    """Return a median with the least and the most, as text."""
+    return f"{values['median']:{form}}{unit} ({values['min']:{form}} to {values['max']:{form}})"
+
+
 def main() -> int:
     """Measure, and write the results."""
     parser = common.parser(__doc__)
-    parser.add_argument("--iterations", type=int, help="of each trial (default: 40)")
-    parser.add_argument("--share", type=float, default=0.75, help="the budget, as a share of two peaks (default: 0.75)")
+    parser.add_argument("--iterations", type=int, help="of each trial (default: 24)")
+    parser.add_argument("--rounds", type=int, help="runs of each way, in turns (default: 2)")
+    parser.add_argument("--share", type=float, default=0.75, help="the budget, of two smaller peaks (default: 0.75)")
     parser.add_argument(
         "--together", type=float, default=3.0, help="so many peaks Ray hands out with Zico (default: 3)"
     )
     options = parser.parse_args()
-    options.iterations = options.iterations or (4 if options.smoke else 40)
-    told = {name: getattr(options, name) for name in ("iterations", "share", "together")}
+    options.iterations = options.iterations or (4 if options.smoke else 24)
+    options.rounds = options.rounds or (1 if options.smoke else 2)
+    told = {name: getattr(options, name) for name in ("iterations", "rounds", "share", "together")}
     result = common.document("ray_trials", QUESTION, {**told, "region": REGION, "ray": ray.__version__})
-    os.environ.update(OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="2", RAY_DEDUP_LOGS="0")
+    os.environ.update(OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="2")
     with tempfile.TemporaryDirectory(prefix="zr-") as directory:
         result |= ways(Runs(options, Path(directory)), options)
     common.write(result, shown(result), common.output_directory(options))

@@ -62,7 +62,7 @@ ALLOWED = {
         "trace",
     },
     "adapters": {"job", "heap", "offload", "planning", "trace", ""},
-    "integrations": {"job.autoload", "job.joining", "job.session", "broker"},
+    "integrations": {"job.autoload", "job.joining", "job.session", "broker", "planning", "trace"},
     "report": {"broker.protocol", "planning"},
     "launch": {"report", "broker", "job.session", "trace"},
     "cli": {"launch", "report", "broker", "scheduler", "simulator", "job.session", "trace", "planning", ""},

@@ -171,6 +171,13 @@ def test_gangs_without_an_order_wait_in_a_circle() -> None:
     assert [places[0].held for places in stuck] != [places[1].held for places in stuck]
 
 
+@pytest.mark.parametrize("local_jobs", [[], LOCALS], ids=["alone", "beside local jobs"])
+def test_gangs_whose_peaks_fit_together_need_an_order_beside_local_jobs(local_jobs: list[Program]) -> None:
+    """Local jobs take the room between them, in another order in each pool. So no two gangs are let in together."""
+    assert (stuck_state(Model([4, 4], [BOTH, BOTH, *local_jobs], None)) is not None) == bool(local_jobs)
+    assert stuck_state(Model([4, 4], [BOTH, BOTH, *local_jobs], GangOrder())) is None
+
+
 @pytest.mark.parametrize("programs", [[BOTH, BOTH], [BOTH, BOTH, LOCALS[0]]], ids=["alone", "beside a local job"])
 def test_gangs_with_an_order_never_do(programs: list[Program]) -> None:
     """The same jobs, whatever the order of their moves."""

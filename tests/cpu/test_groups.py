@@ -695,10 +695,11 @@ def decide(pool: PoolTable, name: str) -> None:
     admit_all(pool, policy_named(name), view_of(pool), pool.snapshot()[1])
 
 
+@pytest.mark.parametrize("claims", [True, False])
 @pytest.mark.parametrize("how", ["is opened", "has a deadline"])
-def test_a_rank_stays_at_its_boundary_until_its_gate_opens(how: str) -> None:
-    """Invariant 7: even where all peaks fit, and no longer than until the time that it has said."""
-    with make_pool(10) as pool, joined(pool, 1) as (a,):
+def test_a_rank_stays_at_its_boundary_until_its_gate_opens(how: str, claims: bool) -> None:  # noqa: FBT001
+    """Invariant 7: even where all peaks fit or nobody claims, and no longer than until the time that it has said."""
+    with make_pool(10, claims=claims) as pool, joined(pool, 1) as (a,):
         make_groups((a,), 7)
         a.set_gate(time.monotonic_ns() + HOUR_NS)
         assert not end(a)
@@ -715,23 +716,43 @@ def test_a_rank_stays_at_its_boundary_until_its_gate_opens(how: str) -> None:
         assert end(a)
 
 
-@pytest.mark.parametrize("policy", ["serial", "claims", "shift", "zico"])
+def test_ranks_of_one_pool_begin_together_when_all_their_gates_are_open(pool: PoolTable) -> None:
+    """Neither an open gate nor a rank that is ahead lets one begin whose gate is closed."""
+    with joined(pool, 2) as (a, b):
+        make_groups((a, b), 7, 7)
+        for one in (a, b):
+            one.set_gate(time.monotonic_ns() + HOUR_NS)
+            assert not end(one)
+        a.set_gate(0)
+        assert not pool.admit(job_of(a))
+        b.set_gate(0)
+        assert pool.admit(job_of(a))
+        assert states(pool, (a, b)) == "RR"
+        b.set_gate(time.monotonic_ns() + HOUR_NS)
+        pool.jobs[job_of(a)]["round"] += 1
+        assert not end(b)
+        assert not pool.admit(job_of(b))
+
+
+@pytest.mark.parametrize("policy", ["none", "serial", "claims", "shift", "zico"])
 def test_no_policy_waits_for_a_rank_behind_a_gate(pool: PoolTable, policy: str) -> None:
-    """Another job starts although the rank has stood at its boundary for longer."""
+    """Another job starts although the rank has stood at its boundary for longer; its broker looks at the deadline."""
     with joined(pool, 2) as (a, other):
         make_groups((a, other), 7, 0)
-        a.set_gate(time.monotonic_ns() + HOUR_NS)
+        until_ns = time.monotonic_ns() + HOUR_NS
+        a.set_gate(until_ns)
         assert not end(a)
         assert not end(other)
-        admit_now(pool, policy)
+        looks_ns = admit_now(pool, policy)
         assert states(pool, (a, other)) == "BR"
+        assert looks_ns == until_ns
         a.set_gate(0)
         assert not end(other)
         admit_now(pool, policy)
         assert states(pool, (a, other))[0] == "R"
 
 
-def admit_now(pool: PoolTable, policy: str) -> None:
-    """Let start whom a policy lets."""
+def admit_now(pool: PoolTable, policy: str) -> int | None:
+    """Let start whom a policy lets; return when the broker looks again."""
     header, jobs = pool.snapshot()
-    admit_all(pool, policy_named(policy), pool_view(header, jobs, time.monotonic_ns(), ProfileCache()), jobs)
+    return admit_all(pool, policy_named(policy), pool_view(header, jobs, time.monotonic_ns(), ProfileCache()), jobs)

@@ -25,11 +25,14 @@ pytest.importorskip("ray.tune", reason="Ray Tune is not installed: pip install '
 
 from ray import cloudpickle  # noqa: E402 - only where there is Ray
 from ray.cluster_utils import Cluster  # noqa: E402
+from trace_cases import Loop  # noqa: E402
 
-from zico.base.errors import BrokerError, ConfigError  # noqa: E402
+from zico.base.errors import BrokerError, ConfigError, TraceError  # noqa: E402
 from zico.integrations import ray as integration  # noqa: E402
 from zico.integrations import ray_actors  # noqa: E402
 from zico.integrations.ray_train import in_gang  # noqa: E402
+from zico.trace.events import Kind  # noqa: E402
+from zico.trace.files import write_trace  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -314,16 +317,37 @@ def test_the_script_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
     """In a cluster of its own; all four tasks have ended, in one pool."""
     script = tmp_path / "script.py"
     script.write_text(re.split("^```.*$", PAGE.read_text(), flags=re.MULTILINE)[1])
-    environment = clean_environment() | {"RAY_TMPDIR": tempfile.gettempdir()}
-    environment.pop("ZICO", None)
-    done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    with tempfile.TemporaryDirectory(prefix="zr-") as directory:  # elsewhere, Ray might find a cluster that is there
+        environment = clean_environment() | {"RAY_TMPDIR": directory}
+        environment.pop("ZICO", None)
+        environment.pop("RAY_ADDRESS", None)
+        done = subprocess.run(
+            [sys.executable, script], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
     assert done.returncode == 0, done.stderr
     losses, pools = map(json.loads, done.stdout.strip().splitlines()[-2:])
     assert len(set(losses)) == 4
     assert [(pool["device"], pool["budget_bytes"]) for pool in pools] == [("host", 256 * MIB)]
     assert pools[0]["jobs"] >= 1
+
+
+def test_a_trace_tells_the_size_of_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak of an iteration, without a cluster; a path that holds no such thing is refused with a sentence."""
+    nodes = [{"NodeID": "n", "Resources": {"zico_host": 64 * MIB}}]
+    monkeypatch.setattr(integration, "_nodes", lambda: nodes)
+    loop = Loop()
+    loop.allocate(5 * MIB)
+    for iteration in range(4):
+        loop.event(Kind.BEGIN, iteration)
+        loop.free(loop.allocate(3 * MIB))
+        loop.free(loop.allocate(8 * MIB))
+    write_trace(tmp_path / "loop.zst", loop.trace())
+    assert integration.remote_options(tmp_path / "loop.zst")["resources"] == {"zico_host": 13 * MIB}
+    nodes[0]["Resources"]["zico_host"] = 12 * MIB
+    with pytest.raises(ConfigError, match="memory is 13 MiB, more than the 12 MiB that any node offers"):
+        integration.resources(tmp_path / "loop.zst")
+    with pytest.raises(TraceError, match=r"missing.zst: cannot be read"):
+        integration.resources(tmp_path / "missing.zst")
 
 
 def test_without_a_pool_or_a_cluster_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

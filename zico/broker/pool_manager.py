@@ -78,6 +78,8 @@ def admit_all(table: AdmittingTable, policy: Policy, view: PoolView, jobs: Recor
         waits.
     """
     looks_ns = [view.now_ns + RETRY_NS for rank in late_ranks(view, jobs) if not table.admit(rank)]
+    gates_ns = jobs["gate_ns"][jobs["state"] == JobState.BOUNDARY]
+    looks_ns += gates_ns[gates_ns > view.now_ns].tolist()
     ranks_of = {job.job: job.ranks or (job.job,) for job in view.jobs}
     for job, decision in policy.decide(view).items():
         if isinstance(decision, Start) and table.admit(job):

@@ -101,21 +101,23 @@ def node_resources(budget: str, device: str = HOST, oversubscription: float = 1.
     return {name: round(budget_bytes * oversubscription), name + _BUDGET: budget_bytes}
 
 
-def resources(memory: str | int, device: str = HOST) -> dict[str, int]:
+def resources(memory: str | int | Path, device: str = HOST) -> dict[str, int]:
     """Return the custom resource of work that is predicted to hold so many bytes at most.
 
     It goes where Ray takes resources: ``resources_per_worker`` of ``ScalingConfig``, a bundle of a
     placement group.
 
     Args:
-        memory: ``6GiB``, or bytes: the peak that ``zico trace show``, ``zico fit`` or an earlier run
-            has told.
+        memory: ``6GiB``, or bytes: the peak that ``zico fit`` or an earlier run has told. Or the
+            ``Path`` of a trace, as ``zico trace show`` reads it: the peak of an iteration.
         device: ``host`` or ``cuda:N``.
 
     Raises:
         ConfigError: No node that lives has the device, or none has so much.
+        TraceError: The trace cannot be used; the message says why.
     """
-    name, wanted = resource_of(device), _size(memory, "memory")
+    name = resource_of(device)
+    wanted = _peak_in(memory) if isinstance(memory, Path) else _size(memory, "memory")
     offered = [int(node["Resources"][name]) for node in _nodes() if name in node["Resources"]]
     if not offered:
         raise ConfigError(
@@ -148,7 +150,7 @@ def environment(device: str = HOST, name: str = "") -> dict[str, Any]:
     return {"env_vars": variables | ({JOB_VARIABLE: name} if name else {})}
 
 
-def remote_options(memory: str | int, device: str = HOST, name: str = "") -> dict[str, Any]:
+def remote_options(memory: str | int | Path, device: str = HOST, name: str = "") -> dict[str, Any]:
     """Return options of a task or actor that is placed by predicted bytes, and joins its node's pool.
 
     For ``f.options(**remote_options("6GiB"))`` and ``ray.remote(**remote_options("6GiB"))``.
@@ -159,13 +161,13 @@ def remote_options(memory: str | int, device: str = HOST, name: str = "") -> dic
         name: As for ``environment``.
 
     Raises:
-        ConfigError: As ``resources``.
+        ConfigError, TraceError: As ``resources``.
     """
     return {"resources": resources(memory, device), "runtime_env": environment(device, name)}
 
 
 def trainable(
-    function: Callable[..., Any], memory: str | int, device: str = HOST, cpus: float = 1, name: str = ""
+    function: Callable[..., Any], memory: str | int | Path, device: str = HOST, cpus: float = 1, name: str = ""
 ) -> Any:  # noqa: ANN401 - what Tune makes of it
     """Return a function trainable of ``ray.tune`` whose trials are packed by predicted bytes.
 
@@ -180,7 +182,7 @@ def trainable(
         name: As for ``environment``.
 
     Raises:
-        ConfigError: As ``resources``.
+        ConfigError, TraceError: As ``resources``.
     """
     from ray import tune
 
@@ -211,6 +213,14 @@ def _size(memory: str | int, what: str) -> int:
     if found <= 0 or str(memory).strip().endswith("%"):
         raise ConfigError(f"{what} is {memory!r}: give a size, such as 6GiB")
     return found
+
+
+def _peak_in(trace: Path) -> int:
+    """Return the most bytes that are alive at once in an iteration of a trace."""
+    from zico.planning.packing.files import iteration_problem
+    from zico.trace.files import read_trace
+
+    return iteration_problem(read_trace(trace)).problem.peak_live_bytes
 
 
 def _nodes() -> list[dict[str, Any]]:

@@ -89,19 +89,24 @@ def is_awaited(pool: Member, j: int) -> bool:
 
 
 @compiled
-def is_paused(pool: Member, j: int) -> bool:
-    """Tell whether a job at its boundary is to stay there: it is paused, or another rank of its group is.
+def stays(pool: Member, j: int, now_ns: int) -> bool:
+    """Tell whether a job at its boundary is to stay there, whatever the policy and the claims say.
 
-    An awaited rank starts all the same: the ranks that may wait for it in a collective come to their
-    boundaries only then.
+    It does while it is paused or its gate is closed, or another rank is paused or stands behind a
+    closed gate. A paused rank that is awaited starts all the same: the ranks that may wait for it in
+    a collective come to their boundaries only then. A gate opens by itself.
     """
     keep_out_of_line()
-    if job_at(pool, j).group == 0:
-        return bool(job_at(pool, j).paused != 0)
-    some = False
+    me = job_at(pool, j)
+    paused, gated = me.paused != 0, me.gate_ns > now_ns
+    if me.group == 0:
+        return bool(paused or gated)
     for i in range(header_of(pool).places):
-        some = some or (are_mates(pool, j, i) and job_at(pool, i).paused != 0)
-    return bool(some and not is_awaited(pool, j))
+        job = job_at(pool, i)
+        if are_mates(pool, j, i):
+            paused = paused or job.paused != 0
+            gated = gated or (job.state == BOUNDARY and job.gate_ns > now_ns)
+    return bool(gated or (paused and not is_awaited(pool, j)))
 
 
 @compiled
@@ -122,14 +127,9 @@ def is_held_up(pool: Member, j: int) -> bool:
 
 @compiled
 def waits_for(pool: Member, j: int, now_ns: int) -> int:
-    """Return the mask of those of its group for which a job has to wait at its boundary: bit i for job i.
-
-    While its gate is closed, a job waits for itself.
-    """
+    """Return the mask of those of its group for which a job has to wait at its boundary: bit i for job i."""
     keep_out_of_line()
     me = job_at(pool, j)
-    if me.gate_ns > now_ns:
-        return 1 << j
     mask = 0
     if me.group == 0 or me.uneven >= MOST_UNEVEN:
         return mask

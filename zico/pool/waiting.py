@@ -275,7 +275,12 @@ def finish_iteration(pool: Member, phase: int) -> bool:
         me.first_boundary_ns = now_ns
     if header.alone_job == pool.job:
         header.alone_job = groups.heir_of(pool, pool.job)
-    admitted = _may_start_unasked(pool, now_ns) if me.group == 0 else _may_start_with_group(pool, now_ns)
+    if groups.stays(pool, pool.job, now_ns):
+        admitted = False
+        if me.gate_ns > now_ns:
+            me.waits_for = np.uint64(1) << np.uint64(pool.job)
+    else:
+        admitted = _may_start_unasked(pool, now_ns) if me.group == 0 else _may_start_with_group(pool, now_ns)
     if admitted:
         me.claim_floor = me.claim_peak
     else:
@@ -293,7 +298,7 @@ def finish_iteration(pool: Member, phase: int) -> bool:
 def _may_start_unasked(pool: Member, now_ns: int) -> bool:
     """Tell whether the next iteration fits whatever the others do."""
     header = header_of(pool)
-    if header.self_admit == 0 or groups.is_paused(pool, pool.job):
+    if header.self_admit == 0:
         return False
     if header.use_claims == 0:
         return True
@@ -380,7 +385,7 @@ def _wake(pool: Member, job: int) -> None:
 
 @entry(MEMBER, int)
 def admit(pool: Member, job: int) -> bool:
-    """Let a job at its boundary begin its next iteration, unless that would be unsafe or it is paused; wakes it.
+    """Let a job at its boundary begin its next iteration, unless that would be unsafe or it is to stay; wakes it.
 
     Its group begins with it, all ranks or none. It may be named by any rank.
     """
@@ -390,7 +395,7 @@ def admit(pool: Member, job: int) -> bool:
     job = _rank_at_boundary(pool, job)
     record = job_at(pool, job)
     now_ns = monotonic_ns()
-    may_start = record.state == BOUNDARY and not groups.is_paused(pool, job)
+    may_start = record.state == BOUNDARY and not groups.stays(pool, job, now_ns)
     admitted = may_start and (
         header.use_claims == 0
         or (
