@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-FORKS = 100
-"""In each of three modes; every third child forks once more, which makes four hundred."""
+FORKS = 250
+"""In each of three modes; every third child forks once more, which makes a thousand."""
 LIMIT_MIB = 16
 """Less than the model needs: feature maps leave where the job swaps, blocks where it pages."""
 WIDTH, BATCH, SAMPLES, EPOCHS = 256, 256, 1024, 3
@@ -239,7 +239,7 @@ def check_many_forks_while_planning_and_allocating() -> None:
     with beside(churn), beside(plan):
         for number in range(FORKS):
             work = works[number % 3] if number % 20 else lambda: train(1) == expected
-            code = ended(child_of(work, os._exit if number % 50 else sys.exit))
+            code = ended(child_of(work, os._exit if number % 100 else sys.exit))
             assert code == 0, f"child {number} ended with {code}"
     assert (kept == 6.0).all()
 
