@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from harness import ANSWER_S, PATIENCE_S, Pool, clean_environment, until, warm
+from harness import ANSWER_S, PATIENCE_S, Pool, Value, clean_environment, until, warm
 
 from zico.broker.saving import Wish
 from zico.launch.jobs import job_environment
@@ -99,6 +99,19 @@ class Script:
         self._unread = rest
         return line.decode().strip()
 
+    def until(self, look: Callable[[], Value], what: str, within_s: float = PATIENCE_S) -> Value:
+        """Return the first truthy value of ``look``; fail if there is none in time, and at once if the process ends."""
+
+        def looked() -> Value:
+            code = self.process.poll()  # first: what it did before its end counts
+            value = look()
+            if not value and code is not None:
+                _, errors = self.process.communicate(timeout=ANSWER_S)
+                raise AssertionError(f"it has ended with {code} before: {what}: {errors}")
+            return value
+
+        return until(looked, within_s, what)
+
     def finish(self, within_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
         """Wait for its end and return what it wrote."""
         output, errors = self.process.communicate(timeout=within_s)
@@ -118,14 +131,14 @@ def alone(*arguments: object, fresh: bool = False) -> Script:
     return Script([str(argument) for argument in arguments], environment, fresh=fresh)
 
 
-def place_of(pool: Pool, name: str, within_s: float = PATIENCE_S) -> int:
-    """Return the place of the job with that name, as soon as it has joined."""
+def place_of(pool: Pool, name: str, script: Script) -> int:
+    """Return the place of the job with that name, as soon as it has joined; fail at once if its process ends before."""
 
     def found() -> list[int]:
         living = pool.jobs["state"] != JobState.EMPTY
         return np.flatnonzero(living & (pool.jobs["name"] == name.encode())).tolist()
 
-    return until(found, within_s, f"{name} joins")[0]
+    return script.until(found, f"{name} joins")[0]
 
 
 def run_checks(

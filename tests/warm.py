@@ -5,7 +5,8 @@ each script. For ``broker`` it loads what a broker imports and calls. ``warm.py 
 ARGUMENTS`` stands in for that process: it lends its standard streams, ends as the script ends, and
 takes the script along when it is killed. ``harness.warm`` starts the server.
 
-A script sees a fork of an interpreter that has imported the framework and used nothing of it.
+A script sees a fork of an interpreter that has imported the framework and used nothing of it. What
+PyTorch imports when its first optimizer is made is loaded, too.
 Adapters are enabled as for a framework that was imported before Zico.
 """
 
@@ -131,11 +132,21 @@ def load(what: str) -> None:
         import_module("zico.broker.__main__")
     else:
         import_module(what)
+        if what == "torch":
+            import_module("torch._dynamo")  # by the first optimizer of a process: a second of a processor
         import_module(f"zico.adapters.{'torch' if what == 'torch' else 'tensorflow'}")
     from zico.base.warming import BROKERS, JOBS
     from zico.base.warming import load as load_programs
 
     load_programs(*(BROKERS if what == "broker" else JOBS))
+
+
+def keep() -> None:
+    """Leave all that is loaded out of collections of garbage: a script walks, and copies, only what it has made."""
+    import gc
+
+    gc.collect()
+    gc.freeze()
 
 
 def become(arguments: list[str], environment: dict[str, str], directory: str) -> None:
@@ -161,6 +172,7 @@ def become(arguments: list[str], environment: dict[str, str], directory: str) ->
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         load(sys.argv[2])
+        keep()
         become(*Server(sys.argv[3]).next_script())
     else:
         wait(sys.argv[1], sys.argv[2:])

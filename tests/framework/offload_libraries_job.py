@@ -3,6 +3,9 @@
     offload_libraries_job.py RESULT fsdp WORLD
     offload_libraries_job.py RESULT deepspeed STAGE DEVICE [WORLD]
 
+Ranks are started as jobs are, by ``spawn``, or are forked where ``RANKS=fork`` is in the environment,
+which spares them the import of PyTorch.
+
 Rank N writes to RESULT.N the bits of its losses, its iterations, and how many slots of optimizer
 state Zico has moved out.
 """
@@ -14,10 +17,13 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ITERATIONS = 6
 FEATURES = 512
@@ -112,6 +118,12 @@ def train_deepspeed(rank: int, result: str, stage: int, device: str, world: int)
     write(result, rank, bits)
 
 
+def start(train: Callable[..., None], arguments: tuple[object, ...], world: int) -> None:
+    """Start ranks and wait for their ends."""
+    how = os.environ.get("RANKS", "spawn")
+    torch.multiprocessing.start_processes(train, arguments, nprocs=world, start_method=how)
+
+
 def main(result: str, library: str, first: str, device: str = "", world: str = "1") -> None:
     """Train as it is asked for."""
     if library == "deepspeed":
@@ -119,11 +131,11 @@ def main(result: str, library: str, first: str, device: str = "", world: str = "
             train_deepspeed(0, result, int(first), device, 1)
         else:
             arguments = (result, int(first), device, int(world))
-            torch.multiprocessing.spawn(train_deepspeed, arguments, nprocs=int(world))
+            start(train_deepspeed, arguments, int(world))
     elif int(first) == 1:
         train_fsdp(0, result, 1)
     else:
-        torch.multiprocessing.spawn(train_fsdp, (result, int(first)), nprocs=int(first))
+        start(train_fsdp, (result, int(first)), int(first))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Train with PyTorch's data parallelism on the processor; run by ``test_ranks.py``.
 
-    ranks_job.py LOSSES [spawn | launched | workers | parent]
+    ranks_job.py LOSSES [spawn | fork | launched | workers | parent]
 
-``spawn`` starts two ranks itself. ``launched`` is one that torchrun has started. ``workers`` is one
-process that trains with a loader's workers. ``parent`` holds a tensor, and starts a process that
-trains. Rank N writes the bits of its losses, its number and its group to LOSSES.N.
+``spawn`` and ``fork`` start two ranks themselves; a rank that is forked imports nothing. ``launched``
+is one that torchrun has started. ``workers`` is one process that trains with a loader's worker.
+``parent`` holds a tensor, and starts a process that trains. Rank N writes the bits of its losses, its
+number and its group to LOSSES.N.
 """
 
 from __future__ import annotations
@@ -82,11 +83,11 @@ def write(losses: str, rank: int, bits: list[str]) -> None:
 
 
 def train_with_workers(losses: str) -> None:
-    """Train alone, with a loader whose workers are started anew and import PyTorch."""
+    """Train alone, with a loader whose worker is started anew and imports PyTorch."""
     model = nn.Linear(FEATURES, FEATURES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     bits = []
-    for batch in DataLoader(Numbers(), batch_size=None, num_workers=WORLD, multiprocessing_context="spawn"):
+    for batch in DataLoader(Numbers(), batch_size=None, num_workers=1, multiprocessing_context="spawn"):
         optimizer.zero_grad()
         loss = model(batch).square().mean()
         loss.backward()
@@ -97,8 +98,8 @@ def train_with_workers(losses: str) -> None:
 
 def main(losses: str, how: str) -> None:
     """Train as it is asked for."""
-    if how == "spawn":
-        torch.multiprocessing.spawn(train, (losses, f"{losses}.store"), nprocs=WORLD)
+    if how in ("spawn", "fork"):
+        torch.multiprocessing.start_processes(train, (losses, f"{losses}.store"), nprocs=WORLD, start_method=how)
     elif how == "launched":
         train(0, losses)
     elif how == "parent":

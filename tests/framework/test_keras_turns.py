@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import FRAMEWORK, MIB, PATIENCE_S, clean_environment, pool, until
+from harness import FRAMEWORK, MIB, PATIENCE_S, clean_environment, pool
 from scripts import Script, alone
 
 from zico.broker.saving import Wish
@@ -38,9 +38,9 @@ def test_what_keras_keeps_between_steps_is_the_others_in_its_turn(policy: str, s
             job_environment(clean_environment(), made.socket, name, wish=Wish(save)) for name in ("one", "two")
         ]
         with Script([SCRIPT], environments[0]) as one, Script([SCRIPT], environments[1]) as two:
-            until(made.exceeds("iteration", [0, 1], 1), 2 * PATIENCE_S, "both are known")
+            one.until(made.exceeds("iteration", [0, 1], 1), "both are known")
             first = made.look().jobs[:2]
-            until(made.exceeds("iteration", [0, 1], first["iteration"] + STEPS), 2 * PATIENCE_S, "both get on")
+            one.until(made.exceeds("iteration", [0, 1], first["iteration"] + STEPS), "both get on")
             for process in (one, two):
                 process.tell("stop")
             found = [process.finish().stdout.split() for process in (one, two)]

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from harness import ANSWER_S, EXAMPLES, MIB, PATIENCE_S, clean_environment, pool, until
+from harness import ANSWER_S, EXAMPLES, MIB, PATIENCE_S, clean_environment, pool
 from light_job import can_page
 from scripts import Script, place_of
 
@@ -111,8 +111,8 @@ def test_invariant_5_a_paged_training_job_that_is_killed_leaves_nothing(tmp_path
             environment = job_environment(clean_environment(), made.socket, name, wish=wanted)
             endless = arguments("digits_resnet", tmp_path / name, "--iterations", "100000")
             with Script(endless, environment) as process:
-                place = place_of(made, name)
-                until(lambda place=place: made.jobs[place]["faults"] > 200, PATIENCE_S, "blocks come and go")
+                place = place_of(made, name, process)
+                process.until(lambda place=place: made.jobs[place]["faults"] > 200, "blocks come and go")
                 process.process.kill()
                 assert process.finish().returncode == -signal.SIGKILL
             look = made.settled(lambda look: look.granted == 0, "its regions are free", ANSWER_S)

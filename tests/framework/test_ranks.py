@@ -31,12 +31,12 @@ def alone(how: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as directory:
         argv = [sys.executable, str(SCRIPT), f"{directory}/alone", how]
         subprocess.run(argv, env=environment(), timeout=PATIENCE_S, check=True)
-        return [said(Path(directory) / "alone", rank) for rank in range(2 if how == "spawn" else 1)]
+        return [said(Path(directory) / "alone", rank) for rank in range(2 if how == "fork" else 1)]
 
 
 def losses_alone() -> list[list[str]]:
     """Return what two ranks say without Zico."""
-    return [figure["losses"] for figure in alone("spawn")]
+    return [figure["losses"] for figure in alone("fork")]
 
 
 def said(losses: Path, rank: int) -> dict[str, Any]:
@@ -106,8 +106,8 @@ def test_ranks_that_torchrun_starts_are_jobs_and_torchrun_is_none(tmp_path: Path
     assert len({figure["group"] for figure in figures} - {0, None}) == 1
 
 
-def test_a_module_that_trains_is_a_job_and_its_loaders_workers_are_none(tmp_path: Path) -> None:
-    """``python -m``; workers that import PyTorch anew and make large tensors stay outside."""
+def test_a_module_that_trains_is_a_job_and_its_loaders_worker_is_none(tmp_path: Path) -> None:
+    """``python -m``; a worker that imports PyTorch anew and makes large tensors stays outside."""
     (job,) = run(tmp_path, 6 * PEAK_MIB, a=("-m", SCRIPT.stem, str(tmp_path / "a"), "workers"))["jobs"]
     figure = said(tmp_path / "a", 0)
     assert pids_of(job) == {figure["pid"]}
@@ -116,7 +116,7 @@ def test_a_module_that_trains_is_a_job_and_its_loaders_workers_are_none(tmp_path
 
 
 def test_a_process_that_trains_below_a_job_is_a_job_too(tmp_path: Path) -> None:
-    """It joins when it makes an optimizer, since until then it may be a worker; its own workers stay outside."""
+    """It joins when it makes an optimizer, since until then it may be a worker; its own worker stays outside."""
     (job,) = run(tmp_path, 6 * PEAK_MIB, a=(str(SCRIPT), str(tmp_path / "a"), "parent"))["jobs"]
     figure = said(tmp_path / "a", 0)
     assert len(pids_of(job)) == 2
@@ -125,7 +125,7 @@ def test_a_process_that_trains_below_a_job_is_a_job_too(tmp_path: Path) -> None:
     assert figure["pooled"] > 0
 
 
-@pytest.mark.parametrize("how", ["spawn", "workers"])
+@pytest.mark.parametrize("how", ["fork", "workers"])
 def test_without_a_pool_nothing_is_changed(how: str) -> None:
     """No rank and no worker finds a place where there is no broker."""
     assert {figure["group"] for figure in alone(how)} == {None}

@@ -52,9 +52,9 @@ def test_a_conversion_waits_with_the_gil_held_and_a_request_that_never_fits_is_r
             assert holder.ask("hold 15") == "1"
             with job(made, "tf", MEMORY, save="none") as process:
                 assert process.line() == "ready"
-                place = place_of(made, "tf")
+                place = place_of(made, "tf", process)
                 process.tell("convert")
-                until(lambda: made.jobs[place]["waiting_threads"] > 0, 20, "the conversion waits")
+                process.until(lambda: made.jobs[place]["waiting_threads"] > 0, "the conversion waits", 20)
                 assert holder.ask("free") == "freed"
                 until(lambda: made.jobs[place]["held"] >= 12, LIMIT_S, "it has its memory")
                 assert holder.ask("free") == "freed"

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import FRAMEWORK, MIB, PATIENCE_S, Pool, pool, until
+from harness import FRAMEWORK, MIB, Pool, pool
 from scripts import Script, alone, checks_in, job, place_of, run_checks
 
 if TYPE_CHECKING:
@@ -210,8 +210,8 @@ def until_half_way(script: Script) -> list[str]:
 def test_without_their_broker_jobs_end_with_the_same_losses() -> None:
     """The broker is killed while both train in three quarters of their peaks; nobody notices but by the time."""
     with pool(regions=24, region_bytes=MIB) as made, job(made, "a", JOB) as a, job(made, "b", JOB) as b:
-        places = [place_of(made, name) for name in ("a", "b")]
-        until(made.exceeds("iteration", places, 1), PATIENCE_S, "both iterate")
+        places = [place_of(made, name, script) for name, script in (("a", a), ("b", b))]
+        a.until(made.exceeds("iteration", places, 1), "both iterate")
         made.kill_broker()
         assert losses(a) == losses(b) == losses_alone()
         assert made.header["peak_granted"] <= 24

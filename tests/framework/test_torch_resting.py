@@ -52,7 +52,7 @@ def test_a_job_killed_while_its_state_rests_leaves_nothing(roomy: Pool) -> None:
     """Invariant 5: what rests dies with its process, and the pool has all its regions within a second."""
     with swapping(roomy, VICTIM) as process:
         assert process.line() == "resting"
-        place = place_of(roomy, "rests")
+        place = place_of(roomy, "rests", process)
         assert roomy.jobs["held"][place] > 0
         process.process.kill()
         roomy.settled(lambda look: look.held(place) == 0, "the dead job's memory is the pool's", LIMIT_S).check()

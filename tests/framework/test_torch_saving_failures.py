@@ -66,7 +66,7 @@ def test_a_death_in_mid_copy_harms_nobody(roomy: Pool, expected: list[str], tmp_
     with job(roomy, "neighbour", VICTIMS, tmp_path / "neighbour", "wait", save="none") as neighbour:
         assert neighbour.line() == "waits"
         with victim(roomy, tmp_path, direction) as killed:
-            place = place_of(roomy, "victim")
+            place = place_of(roomy, "victim", killed)
             done = killed.finish()
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert not (tmp_path / "victim").exists()

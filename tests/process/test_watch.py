@@ -96,8 +96,8 @@ def test_a_paused_job_ends_on_ctrl_c(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
     with pool() as made, script_in(made, "a", script) as process:
-        place = place_of(made, "a")
-        until(made.exceeds("iteration", [place], 3), ANSWER_S, "it trains")
+        place = place_of(made, "a", process)
+        process.until(made.exceeds("iteration", [place], 3), "it trains", ANSWER_S)
         made.client.change(Change(job="a", paused=True))
         until(lambda: states(made) == {"a": "paused"}, ANSWER_S, "it is paused")
         process.process.send_signal(signal.SIGINT)
