@@ -63,6 +63,10 @@ def enable() -> Session | None:
             complain("feature maps stay", HookError(_ONLY_BETWEEN_STEPS))
     else:
         _enable_cuda(joined)
+    if joined.settings.wish.save in (None, "auto"):
+        from zico.adapters.tensorflow_rebuilding import Rebuilder
+
+        Rebuilder(joined)
     return joined
 
 
