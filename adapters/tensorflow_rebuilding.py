@@ -64,14 +64,14 @@ PASSES = {
     **dict.fromkeys(("BatchMatMulV2", "Einsum", "MatMul"), 12.0),
 }
 """What may run again, and about how long it takes, in passes over its largest operand."""
-LACK_SHARE = 1 / 64
+LACK_SHARE = 1 / 16
 """A call lacks memory if it moves more than this share of what the job may hold."""
-SETTLING_CALLS = 2
+SETTLING_CALLS = 4
 """Calls after a change before it is judged: what was there before moves meanwhile."""
 JUDGED_CALLS = 3
-MOST_CHANGES = 6
-STEP_SHARE = 1 / 16
-"""Each further change keeps so much less of what the job may hold: copies take memory too, for a while."""
+MOST_CHANGES = 2
+STEP_SHARE = 1 / 4
+"""Each further change keeps so much less of what the job may hold: copies take memory too, and so do gaps."""
 
 
 class Rebuilder:

@@ -12,14 +12,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from zico.base.compiled import array_at, compiled, inlined, keep_out_of_line, keep_small
 from zico.heap.layout import GAP, MAX_GAPS, SLOT
+from zico.offload.page_table import State
 
 if TYPE_CHECKING:
     from zico.base.records import Records
     from zico.heap.layout import ArenaRecord, Gap
 
 NOTHING = -1
+
+_I4 = np.dtype("i4")
+_WRITTEN, _CLEAN = int(State.WRITTEN), int(State.CLEAN)
 
 
 @inlined
@@ -47,13 +53,31 @@ def empty_slots(slots_address: int, region_shift: int, start: int, size_bytes: i
     return count
 
 
+@inlined
+def slots_with_pages(arena: ArenaRecord, slots_address: int, region_shift: int, start: int, size_bytes: int) -> int:
+    """Count the slots of a paged job under a range that no tensor touches, and whose pages are there all the same.
+
+    The first block of a slot speaks for it.
+    """
+    first = start >> region_shift
+    last = (start + size_bytes - 1) >> region_shift
+    slots = array_at(slots_address, last + 1, SLOT)
+    states = array_at(arena.states_address, (last + 1) << arena.blocks_shift, _I4)
+    count = 0
+    for slot in range(first, last + 1):
+        if slots[slot].live == 0 and states[slot << arena.blocks_shift] in (_WRITTEN, _CLEAN):
+            count += 1
+    return count
+
+
 @compiled
 def find(
     arena: ArenaRecord, slots_address: int, region_shift: int, size_bytes: int, alignment: int, most_new: int
 ) -> int:
     """Return the gap in which the range needs the fewest new regions, the lowest of these.
 
-    ``NOTHING`` if every gap is too small or needs more than ``most_new``.
+    A slot of a paged job whose pages are still there needs none. ``NOTHING`` if every gap is too
+    small or needs more than ``most_new``.
     """
     keep_small()
     gaps = gaps_of(arena)
@@ -63,6 +87,8 @@ def find(
         start = align_up(gaps[i].start, alignment)
         if start + size_bytes <= gaps[i].start + gaps[i].size_bytes:
             new = empty_slots(slots_address, region_shift, start, size_bytes)
+            if new > 0 and arena.states_address != 0:
+                new -= slots_with_pages(arena, slots_address, region_shift, start, size_bytes)
             if new < fewest:
                 best = i
                 fewest = new

@@ -129,6 +129,8 @@ class ArenaRecord(Record):
     end: I8
     n_gaps: I8
     gaps_address: I8
+    states_address: I8  # of a paged job's blocks (zico.offload.page_table), 0: it does not page
+    blocks_shift: I8  # the logarithm of the blocks in a slot
 
 
 ARENA = dtype_of(ArenaRecord)

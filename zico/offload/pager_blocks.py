@@ -392,6 +392,8 @@ def _punch(pager: PagerRecord, block: int) -> None:
 
 _MOST_TRIES = 64
 _BOUNDARY = int(JobState.BOUNDARY)
+_SLACK_SHIFT = 3
+"""An eighth more than a job needs stays while nobody waits: dead pages spare the next tensor a fault."""
 
 
 @inlined
@@ -480,7 +482,8 @@ def give_region_back(pager: PagerRecord) -> bool:
     cap = cap_of(pool, me)
     others_wait = header.waiters > me.waiting_threads or header.boundary_waiters > int(me.state == _BOUNDARY)
     promised = table.asked > table.yielded
-    unused = allowed(pager) > max(pager.needed, table.most_live, table.live_slots)
+    needed = max(pager.needed, table.most_live, table.live_slots)
+    unused = allowed(pager) > needed + (needed >> _SLACK_SHIFT)
     if allowed(pager) <= cap and not (promised or unused or (others_wait and allowed(pager) > table.live_slots)):
         return False
     if not make_room(pager, frames(pager) - (1 << (table.region_shift - table.block_shift))):
