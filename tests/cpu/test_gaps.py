@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from zico.heap import free_list
 from zico.heap.layout import ARENA, GAP, MAX_GAPS, SLOT
+from zico.offload.page_table import State
 
 REGION_SHIFT = 12
 REGION_BYTES = 1 << REGION_SHIFT
@@ -58,17 +59,27 @@ def _up(offset: int, alignment: int) -> int:
 class GapsMachine(RuleBasedStateMachine):
     """Cut and return ranges at random; the model is the list of free intervals and the blocks per slot."""
 
-    @initialize(start=st.integers(0, 40), slots=st.integers(1, 24))
-    def begin(self, start: int, slots: int) -> None:
-        """Start with one gap; arenas begin anywhere."""
+    @initialize(start=st.integers(0, 40), slots=st.integers(1, 24), blocks_shift=st.integers(0, 1), data=st.data())
+    def begin(self, start: int, slots: int, blocks_shift: int, data: st.DataObject) -> None:
+        """Start with one gap; arenas begin anywhere. Some are those of a job that pages."""
         self.space = Space(start * UNIT, slots * REGION_BYTES)
         self.free = self.space.get()
         self.taken: list[tuple[int, int]] = []
         self.slots = np.zeros(slots + 2, SLOT)
+        states = data.draw(st.none() | st.lists(st.sampled_from(State), min_size=1, max_size=40))
+        self.states = np.resize(np.array(states or [State.ABSENT], np.int32), (slots + 2) << blocks_shift)
+        self.blocks_shift = blocks_shift
+        if states is not None:
+            self.space.record["states_address"] = self.states.ctypes.data
+            self.space.record["blocks_shift"] = blocks_shift
 
     def _new(self, start: int, size: int) -> int:
         first, last = start // REGION_BYTES, (start + size - 1) // REGION_BYTES
-        return sum(self.slots["live"][slot] == 0 for slot in range(first, last + 1))
+        there = (State.WRITTEN, State.CLEAN)
+        return sum(
+            self.slots["live"][slot] == 0 and self.states[slot << self.blocks_shift] not in there
+            for slot in range(first, last + 1)
+        )
 
     def _count(self, start: int, end: int, by: int) -> None:
         for slot in range(start // REGION_BYTES, (end - 1) // REGION_BYTES + 1):
