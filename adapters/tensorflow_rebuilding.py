@@ -94,6 +94,7 @@ class Rebuilder:
 
     def _watch(self, step: Step, inputs: Any, n_outputs: int) -> Any:
         if not step.is_watched:
+            self._record["dropped_bytes"] += step.dropped_bytes
             return step.run(inputs, n_outputs)
         before, began = self._moved_bytes(), time.monotonic()
         outputs = step.run(inputs, n_outputs)
