@@ -27,6 +27,7 @@ import dataclasses
 import functools
 import math
 import statistics
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ from tensorflow.python.framework import ops as framework_ops
 from tensorflow.python.ops import handle_data_util
 
 from zico.base.units import format_bytes
-from zico.job.autoload import inform
+from zico.job.autoload import complain, inform
 from zico.offload.swap_joining import HeapGauge
 from zico.planning.saving.graph_rebuilding import Operation, StepGraph
 
@@ -64,6 +65,8 @@ PASSES = {
     **dict.fromkeys(("BatchMatMulV2", "Einsum", "MatMul"), 12.0),
 }
 """What may run again, and about how long it takes, in passes over its largest operand."""
+BRANCHING = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration"})
+"""Operations of loops and branches: what waits for one in a branch that is not taken never runs."""
 LACK_SHARE = 1 / 16
 """A call lacks memory if it moves more than this share of what the job may hold."""
 SETTLING_CALLS = 4
@@ -93,14 +96,13 @@ class Rebuilder:
         eager.Context.call_function = call_function
 
     def _watch(self, step: Step, inputs: Any, n_outputs: int) -> Any:
-        if not step.is_watched:
-            self._record["dropped_bytes"] += step.dropped_bytes
-            return step.run(inputs, n_outputs)
+        self._record["dropped_bytes"] += step.dropped_bytes
+        if not step.is_watched or step.thread != threading.get_ident():
+            return step.call(inputs, n_outputs)
         before, began = self._moved_bytes(), time.monotonic()
         outputs = step.run(inputs, n_outputs)
         cap_bytes = self._gauge.cap_bytes()
         lacked = self._moved_bytes() - before > LACK_SHARE * cap_bytes
-        self._record["dropped_bytes"] += step.dropped_bytes
         step.judge(time.monotonic() - began, cap_bytes, int(self._record["peak_live_bytes"]), lacked=lacked)
         return outputs
 
@@ -130,7 +132,9 @@ class Step:
     def __init__(self, name: Any, call: Callable[..., Any], context: Any) -> None:
         """Begin with the function as it is."""
         self.is_watched = True
-        self._call = call
+        self.thread = threading.get_ident()
+        """Who called it first. Calls of other threads are not judged, and change nothing."""
+        self._function = call
         self._context = context
         self._variants = [Variant(name)]
         self._current = self._variants[0]
@@ -146,16 +150,25 @@ class Step:
         """Return what a call of the present variant keeps less than the step as it was."""
         return self._current.dropped_bytes
 
+    def call(self, inputs: Any, n_outputs: int) -> Any:
+        """Call the present variant."""
+        current = self._current
+        if current.plan is None:
+            return self._function(current.name, inputs, n_outputs)
+        with self._configured(_as_it_is):
+            return self._function(current.name, inputs, n_outputs)
+
     def run(self, inputs: Any, n_outputs: int) -> Any:
         """Call the present variant; a change that is due comes before, or takes this call to look at the graph."""
         if self._to_save_bytes and self._source is None:
             return self._run_and_look(inputs, n_outputs)
         if self._to_save_bytes:
-            self._change(inputs)
-        if self._current.plan is None:
-            return self._call(self._current.name, inputs, n_outputs)
-        with self._configured(_as_it_is):
-            return self._call(self._current.name, inputs, n_outputs)
+            try:
+                self._change(inputs)
+            except Exception as error:  # noqa: BLE001 - the step itself is whole, and goes on
+                complain("a training step of TensorFlow stays as it is", error)
+                self._settle()
+        return self.call(inputs, n_outputs)
 
     def judge(self, seconds: float, cap_bytes: int, peak_bytes: int, *, lacked: bool) -> None:
         """Take in how the last call went; after some of them, decide whether there is to be a change."""
@@ -189,11 +202,11 @@ class Step:
         context.enable_graph_collection()
         try:
             with self._configured(_looked_at):
-                outputs = self._call(self._current.name, inputs, n_outputs)
+                outputs = self._function(self._current.name, inputs, n_outputs)
             graphs = [graphs.post_optimization_graph for graphs in context.export_run_metadata().function_graphs]
         finally:
             context.disable_graph_collection()
-        steps = [graph for graph in graphs if any(GRADIENT_SCOPE in node.name for node in graph.node)]
+        steps = [graph for graph in graphs if _can_change(graph)]
         if steps:
             self._source = max(steps, key=lambda graph: len(graph.node))
         else:
@@ -208,7 +221,7 @@ class Step:
         operations = graph.get_operations()
         try:
             step = StepGraph(described(operations))
-        except ValueError:
+        except ValueError:  # what is no training step, or none of which the planner knows enough
             self._settle()
             return
         kept_bytes = step.kept_bytes()
@@ -246,6 +259,13 @@ class Step:
             yield
         finally:
             context.function_call_options = before
+
+
+def _can_change(graph: graph_pb2.GraphDef) -> bool:
+    """Tell whether a graph is a training step in which operations may wait for each other."""
+    return any(GRADIENT_SCOPE in node.name for node in graph.node) and not any(
+        node.op in BRANCHING or node.op.startswith("Collective") for node in graph.node
+    )
 
 
 def _as_it_is(config: Any) -> None:

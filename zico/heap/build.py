@@ -290,9 +290,11 @@ class Heap:
         record["paged"]["events_address"] = self.paged.arrays["ring_address"]
         record["paged"]["pager_fd"] = self.paged.wake_fd
         record["paged"]["page_table_address"] = self.paged.address
-        self.arenas["states_address"] = self.paged.arrays["states_address"]
         table = self.paged.page_table
-        self.arenas["blocks_shift"] = int(table["region_shift"]) - int(table["block_shift"])
+        for arena in self.arenas:
+            if arena["start"] < self._spill_offset:  # what lies behind is not the pager's
+                arena["states_address"] = self.paged.arrays["states_address"]
+                arena["blocks_shift"] = int(table["region_shift"]) - int(table["block_shift"])
         self.back_with(back=paged.back, entered=paged.entered, left=paged.left, give_way=paged.give_way)
 
     def back_with(self, **functions: Any) -> None:  # noqa: ANN401 - compiled callbacks
