@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import IO
 
@@ -165,3 +166,15 @@ class ZicoRun:
             self._out[key.data] += chunk
             if not chunk:
                 self._selector.unregister(key.fileobj)
+
+
+@contextlib.contextmanager
+def fifos(directory: Path, names: str) -> Iterator[dict[str, int]]:
+    """Stand in a directory with a pipe ``fifoN`` for each name N; gives the ends that jobs which read them wait for."""
+    with contextlib.chdir(directory), contextlib.ExitStack() as opened:
+        ends = {}
+        for name in names:
+            os.mkfifo(f"fifo{name}")
+            ends[name] = os.open(f"fifo{name}", os.O_RDWR)
+            opened.callback(os.close, ends[name])
+        yield ends

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from broker_process import Broker, job, read_line, tell
 from harness import ANSWER_S, PATIENCE_S, clean_environment, compile_once, until
-from zico_process import ZicoRun, survivors
+from zico_process import ZicoRun, fifos, survivors
 
 from zico.broker.client import BrokerClient
 from zico.broker.notes import note_path, read_head
@@ -68,18 +68,6 @@ def members(socket: Path) -> set[str]:
     """Return the names of the jobs in a daemon's pool."""
     with BrokerClient(socket, ANSWER_S) as client:
         return {one.name for one in client.status().jobs}
-
-
-@contextlib.contextmanager
-def fifos(names: str) -> Iterator[dict[str, int]]:
-    """Give what lets the jobs of a sweep end."""
-    with contextlib.ExitStack() as opened:
-        ends = {}
-        for name in names:
-            os.mkfifo(f"fifo{name}")
-            ends[name] = os.open(f"fifo{name}", os.O_RDWR)
-            opened.callback(os.close, ends[name])
-        yield ends
 
 
 def killed(runtime: Path) -> int:
@@ -192,8 +180,7 @@ def test_a_sweep_joins_a_daemon_beside_the_jobs_of_others(runtime: Path, tmp_pat
     command = shlex.join([sys.executable, str(SWEEP_JOB), "2", "fifo{x}"])
     words = ("--grid", "x=1..3", "--json", "r.json", command)
     with (
-        contextlib.chdir(tmp_path),
-        fifos("123") as ends,
+        fifos(tmp_path, "123") as ends,
         job(cast("Broker", SimpleNamespace(socket=socket)), "x=2"),
     ):
         with ZicoRun(*words, XDG_RUNTIME_DIR=str(runtime), ZICO_BUDGET="") as run:

@@ -9,13 +9,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cuda_twin import compile_once, environment
-from zico_process import DEADLINE_S, ZicoRun, descendants, python, survivors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from zico_process import DEADLINE_S, ZicoRun, descendants, fifos, python, survivors
 
 SWEEP_JOB = Path(__file__).with_name("sweep_job.py")
 MIB = 1 << 20
@@ -67,18 +64,6 @@ def test_four_jobs_on_two_devices_are_two_on_each(tmp_path: Path) -> None:
     assert two["pool"]["peak_granted_bytes"] == sum(pool["peak_granted_bytes"] for pool in two["pools"])
     assert {job["device"] for job in one["jobs"]} == {"host"}
     assert [job["iterations"] for job in two["jobs"]] == [job["iterations"] for job in one["jobs"]]
-
-
-@contextlib.contextmanager
-def fifos(directory: Path, names: str) -> Iterator[dict[str, int]]:
-    """Give what lets jobs end."""
-    with contextlib.chdir(directory), contextlib.ExitStack() as opened:
-        ends = {}
-        for name in names:
-            os.mkfifo(f"fifo{name}")
-            ends[name] = os.open(f"fifo{name}", os.O_RDWR)
-            opened.callback(os.close, ends[name])
-        yield ends
 
 
 def statuses(run: ZicoRun) -> list[dict[str, Any]]:
