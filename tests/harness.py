@@ -72,9 +72,9 @@ def compile_once() -> None:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment without anything of Zico's, and quiet frameworks."""
+    """Return this process's environment without anything of Zico's, and quiet frameworks; who aborts says where."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ZICO_") or "CACHE" in name}
-    return kept | {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
+    return kept | {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
 
 
 # -- processes that begin where something is loaded ----------------------------------------------

@@ -156,6 +156,10 @@ def become(arguments: list[str], environment: dict[str, str], directory: str) ->
     os.chdir(directory)
     for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         setattr(sys, name, open(number, mode, buffering=1, closefd=False))  # noqa: SIM115 - a descriptor
+    if "PYTHONFAULTHANDLER" in environment:
+        import faulthandler
+
+        faulthandler.enable()
     sys.argv[:] = arguments
     sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))  # noqa: PTH100, PTH120
     if "ZICO_SOCKET" in environment:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zico.base.background import work_lock
 from zico.base.compiled import entry
 from zico.base.errors import ProblemError
 from zico.heap import history
@@ -50,6 +51,7 @@ class Planning:
         """Let the heap ask for plans; ``start`` answers in a thread."""
         self._heap = heap
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._work = work_lock()
         self._tables = [heap.zeros(PLACE, PLAN_ENTRIES) for _ in range(2)]
         heap.record[0]["planning"]["fd"] = self._wake_fd
 
@@ -82,7 +84,8 @@ class Planning:
         while True:
             poll.poll()  # no deadline: nobody waits for this thread
             os.eventfd_read(self._wake_fd)
-            self.plan_handed()
+            with self._work:
+                self.plan_handed()
 
     def plan_handed(self) -> None:
         """Plan the log that the heap has handed over, and install the answer."""

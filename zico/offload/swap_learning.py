@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zico.base.background import work_lock
 from zico.base.errors import ConfigError
 from zico.offload.observed import NS, SAVED, Observed, Rebuild
 from zico.offload.swap_schedule import EARLIER, choose, plan
@@ -106,6 +107,7 @@ class Learner:
         self._before: tuple[object, ...] = ()
         self._earlier_ns: dict[int, float] = {}
         self.planning: threading.Thread | None = None
+        self._work = work_lock()
         """What makes a plan at the moment, or has made the last one."""
         self.plans = 0
         self._start()
@@ -238,14 +240,15 @@ class Learner:
         planner = self._trial.planner
 
         def work() -> None:
-            chosen = self._chosen(seen, limit_bytes, planner)
-            self._plan = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
-            self._trial.begin()
-            self._cap_planned = cap_bytes
-            self.plans += 1
-            if seen is not self._told:
-                self._told = seen
-                self._tell(seen, self._margin)
+            with self._work:
+                chosen = self._chosen(seen, limit_bytes, planner)
+                self._plan = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
+                self._trial.begin()
+                self._cap_planned = cap_bytes
+                self.plans += 1
+                if seen is not self._told:
+                    self._told = seen
+                    self._tell(seen, self._margin)
 
         self.planning = threading.Thread(target=work, name="zico-swap-plan", daemon=True)
         self.planning.start()
