@@ -63,6 +63,12 @@ def test_no_more_runs_again_than_the_limit_asks_for() -> None:
     assert len(one.copies) == 1
 
 
+def test_a_search_without_time_runs_everything_again() -> None:
+    """It still fits, and the step does not wait for the search."""
+    graph = StepGraph(CHAIN)
+    assert graph.plan(31 * MIB, deadline_s=0).copies == graph.plan(0).copies
+
+
 def test_an_early_backward_operation_waits_for_its_place_unless_it_shrinks() -> None:
     """What needs only forward results would be made in the forward pass, and kept."""
     early = [*CHAIN[:6], backward(3, mib=10), backward(5, 6), backward(2, mib=0.01), backward(7, 8)]

@@ -22,6 +22,7 @@ Guarantees
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ SHRINKS = 2
 _MOST_AMONG_FORWARD = 10
 """One in so many operations named as backward may come before the pivot: graph optimizers share equal operations."""
 _MOST_ROUNDS = 6
+DEADLINE_S = 5.0
+"""Most time that a search takes, while the step waits: a graph of 2,000 operations takes half a second."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,19 +226,28 @@ class StepGraph:
         """Return what is kept across the pivot if everything runs again that can."""
         return self._needed(self._again)[0]
 
-    def plan(self, limit_bytes: int) -> Rebuilding:
-        """Return copies that keep at most so many bytes across the pivot, or as few as can be, cheap ones first."""
+    def plan(self, limit_bytes: int, deadline_s: float = DEADLINE_S) -> Rebuilding:
+        """Return copies that keep at most so many bytes across the pivot, or as few as can be, cheap ones first.
+
+        Each step of the search passes through the whole graph. When the deadline has passed, more
+        runs again than is needed.
+        """
+        end_s = time.monotonic() + deadline_s
         again = set(self._again)
         kept, cost, copies = self._needed(again)
         limit = max(limit_bytes, kept)
         for _ in range(_MOST_ROUNDS):
             gains = []
             for i in copies:
+                if time.monotonic() > end_s:
+                    break
                 without = self._needed(again - {i})
                 if without[1] < cost:
                     gains.append(((cost - without[1]) / max(without[0] - kept, 1), i))
             taken = False
             for _, i in sorted(gains, reverse=True):
+                if time.monotonic() > end_s:
+                    break
                 without = self._needed(again - {i})
                 if without[0] <= limit and without[1] <= cost:
                     again.discard(i)
