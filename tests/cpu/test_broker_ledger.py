@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from zico.broker.accounting import Ledger
 from zico.broker.outside import OutsideFigures
-from zico.broker.pool_manager import RECHECK_NS, RETRY_NS, PoolManager, admit_all, write_record
+from zico.broker.pool_manager import RECHECK_NS, RETRY_NS, TRIAL_LOOK_NS, PoolManager, admit_all, write_record
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
 from zico.broker.speeds import Look
+from zico.broker.trials import Trials
 from zico.broker.views import ProfileCache, jobs_in, looks_of, mask_of, pool_view
 from zico.pool.layout import HEADER, JOB, MAX_JOBS, NO_MORE, NOBODY, JobState, SaveMode
 from zico.pool.table import PoolTable
@@ -407,6 +408,18 @@ def test_a_wait_that_is_over_before_the_next_look_is_known_for_whom_it_was(tmp_p
         manager.write_record(now_ns)
     record = read_record(tmp_path / "record.npz")
     assert (record.wait_job.tolist(), record.blockers()) == ([1], [(0,)])
+
+
+def test_a_choice_on_trial_is_looked_at_though_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool manager decides again soon as long as the trial is open, and no longer."""
+    with PoolTable.create(budget_bytes=4 * MIB, region_bytes=MIB, use_claims=False, self_admit=False) as table:
+        manager = PoolManager(table, [], policy_named("serial"))
+        manager.join(m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=7, framework="torch"), pid=7, pidfd=None)
+        now_ns = time.monotonic_ns()
+        for is_open in (True, False):
+            monkeypatch.setattr(Trials, "is_open", is_open)
+            manager._evaluate(now_ns)
+            assert manager._evaluate_at_ns == (now_ns + TRIAL_LOOK_NS if is_open else None)
 
 
 # -- admission -------------------------------------------------------------------------------------

@@ -73,9 +73,10 @@ class Model:
                     took = self._slower(self.limits) * (1 + self._jitter * self._random.uniform(-1, 1))
                     job.started_ns, job.ends_ns = job.ends_ns, job.ends_ns + int(took * ALONE_NS)
                     job.iteration += 1
-            limits = self.trials.limits_for(self._view(), chosen)
-            self.changes += {**limits} != {**self.limits}
-            self.limits = limits
+            if self.trials.is_open or not any(self.limits.values()):  # else nobody waits, and nobody asks
+                limits = self.trials.limits_for(self._view(), chosen)
+                self.changes += {**limits} != {**self.limits}
+                self.limits = limits
         return {job: limit for job, limit in self.limits.items() if limit}
 
 
@@ -147,6 +148,15 @@ def test_another_budget_or_job_is_another_case() -> None:
     assert model.run(60) == {}
     model._jobs.append(Running(2, started_ns=model.now_ns, ends_ns=model.now_ns + ALONE_NS))
     assert model.run(60) == CHOSEN
+
+
+def test_a_choice_that_is_taken_back_is_on_trial_no_more() -> None:
+    """Nobody has to look on once there is nothing to be tried."""
+    model = Model(with_saving(1.3))
+    model.run(2)
+    assert model.trials.is_open
+    model.run(2, {})
+    assert not model.trials.is_open
 
 
 def test_who_does_not_fit_saves_without_a_trial() -> None:

@@ -238,6 +238,8 @@ def write_record(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
 
 SAMPLE_NS = 20_000_000
 MIN_EVALUATION_NS = 1_000_000
+TRIAL_LOOK_NS = 100_000_000
+"""Between two looks at jobs whose choice is on trial."""
 
 _log = logging.getLogger(__name__)
 
@@ -535,6 +537,8 @@ class PoolManager:
             # A wait may be over before the next look, which would then miss whom it was for.
             if member.open_waits:
                 self._ledger.note_blockers(member, int(self._table.jobs[member.job]["waits_for"]))
+        if self._trials.is_open:
+            look_again_ns = min(look_again_ns or now_ns + TRIAL_LOOK_NS, now_ns + TRIAL_LOOK_NS)
         soonest_ns = now_ns + MIN_EVALUATION_NS
         self._evaluate_at_ns = None if look_again_ns is None else max(look_again_ns, soonest_ns)
 

@@ -127,11 +127,17 @@ class Trials:
         self._trials: list[_Trial] = []
         self._used: _Trial | None = None
         self._window: _Window | None = None
+        self._is_open = False
 
     @property
     def saves(self) -> bool:
         """Tell whether the choice is in force."""
         return self._used is not None
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether a choice is on trial: jobs that wait for nobody tell nobody, so somebody has to look."""
+        return self._is_open
 
     def limits_for(self, view: PoolView, chosen: Mapping[int, int]) -> Mapping[int, int]:
         """Return what the jobs that leave it to the broker may hold now, in regions, 0: what they want.
@@ -146,11 +152,12 @@ class Trials:
         self._note(view)
         wishes = {job: limit for job, limit in chosen.items() if limit > 0}
         if any(self._peak.get(job.job, 0) > view.budget for job in view.jobs if job.less):
-            self._used = _Trial(chosen)
+            self._used, self._is_open = _Trial(chosen), False
             return chosen
         trial = self._trial_of(wishes) if wishes else None
         self._measure(view)
         wanted = self._next(trial)
+        self._is_open = trial is not None and trial.is_good is None
         if wanted is not self._used:
             self._used, self._window = wanted, None
         if wanted is None:
