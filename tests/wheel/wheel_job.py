@@ -513,7 +513,7 @@ def swap_made() -> dict[str, Any]:
 
 
 def _pass_made(sources: list[Any], targets: list[Any], other: Any) -> list[bool]:  # noqa: ANN401 - a tensor
-    """Go forward and back through layers that save their input, and a copy of it, which has a recipe.
+    """Go forward and back through layers that save their result, and a copy of the one before, which has a recipe.
 
     With ``other`` the copy of the second layer holds that instead, and no version tells of it.
 
@@ -523,18 +523,18 @@ def _pass_made(sources: list[Any], targets: list[Any], other: Any) -> list[bool]
 
     class Both(torch.autograd.Function):  # type: ignore[misc,name-defined]
         @staticmethod
-        def forward(ctx: Any, tensor: Any, copy: Any, number: int) -> Any:  # noqa: ANN401 - PyTorch's
-            ctx.save_for_backward(tensor, copy)
-            ctx.number = number
-            made = torch.empty_like(tensor)
+        def forward(ctx: Any, copy: Any, number: int) -> Any:  # noqa: ANN401 - PyTorch's
+            made = torch.empty_like(copy)
             made.copy_(sources[number + 1], non_blocking=True)
+            ctx.save_for_backward(copy, made)
+            ctx.number = number
             return made
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:  # noqa: ANN401 - PyTorch's
             for place, tensor in enumerate(ctx.saved_tensors):
                 targets[2 * ctx.number + place].copy_(tensor, non_blocking=True)
-            return torch.empty_like(gradient), None, None
+            return torch.empty_like(gradient), None
 
     tensor = torch.empty(LAYER_ELEMENTS, device="cuda", requires_grad=True)
     with torch.no_grad():
@@ -545,8 +545,8 @@ def _pass_made(sources: list[Any], targets: list[Any], other: Any) -> list[bool]
         is_written = other is not None and number == 1
         if is_written:
             copy.data.copy_(other, non_blocking=True)
-        tensor = Both.apply(tensor, copy, number)
-        wanted += [number + 1.0, WRITTEN if is_written else number + 1.0]
+        tensor = Both.apply(copy, number)
+        wanted += [WRITTEN if is_written else number + 1.0, number + 2.0]
     del copy
     gradient = torch.empty_like(tensor)
     tensor.backward(gradient)
