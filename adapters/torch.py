@@ -127,13 +127,11 @@ def _swap(joined: Session) -> None:
 
 
 def _swap_on_device(joined: Session) -> None:
-    """Do as ``_swap`` on a GPU, where tensors only move, and no optimizer's state does."""
-    from zico.adapters.torch_cuda_saving import DeviceSaving
-
+    """Do as ``_swap`` on a GPU, where no optimizer's state moves."""
     as_auto = joined.settings.wish.save == "auto"
-    swapper = _start(joined, (joined.settings.wish.planner or LONGEST,), as_auto=as_auto)
-    if swapper is not None:
-        DeviceSaving(swapper, *_pooled(joined), LEAST_BYTES, joined.heap).install()
+    saving = _save(joined, AUTO_PLANNERS if as_auto else (joined.settings.wish.planner or LONGEST,), as_auto=as_auto)
+    if saving is not None:
+        saving.install()
 
 
 def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving | None:
@@ -143,7 +141,12 @@ def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving 
 
     def prepare(planner: str) -> None:
         if planner in SAVE_PLANNERS:
-            rebuilding.install()
+            try:
+                saving.take_digests()
+            except ZicoError as error:
+                complain("this process makes no tensor again", error)
+            else:
+                rebuilding.install()
         elif planner == SEGMENTS:
             from zico.adapters.torch_segments import Segments
 
@@ -158,7 +161,13 @@ def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving 
     swapper = _start(joined, planners, as_auto=as_auto, prepare=prepare)
     if swapper is None:
         return None
-    saving = Saving(swapper, *_pooled(joined), LEAST_BYTES)
+    place = (swapper, *_pooled(joined), LEAST_BYTES)
+    if joined.heap.pool.header["on_timeline"]:
+        from zico.adapters.torch_cuda_saving import DeviceSaving
+
+        saving = DeviceSaving(*place, joined.heap)
+    else:
+        saving = Saving(*place)
     rebuilding = Rebuilding(saving)
     prepare(planners[0])
     return saving

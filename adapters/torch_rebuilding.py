@@ -20,8 +20,9 @@ Guarantees
 
 Known limitations
     ``torch.relu`` and its like are no builtins any more: they equal PyTorch's, but are not the same.
-    Only functions called from Python are seen, in threads that save by our hooks. Under autocast,
-    under modes for dispatch or functions, and in compiled graphs there are no recipes.
+    Only functions called from Python are seen, in threads that save by our hooks. Under modes for
+    dispatch or functions, and in compiled graphs, there are no recipes. Under autocast there are none
+    for functions that it may cast, such as softmax, nor on a GPU for dropout.
 """
 
 # ruff: noqa: SLF001 - PyTorch has no other names for what is used here
@@ -30,7 +31,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +38,7 @@ import torch
 from torch._C import TensorBase
 from torch.jit import _builtins
 from zico.adapters.torch_recipes import RULES, Made, Masking, Recipe, Source, can_be_remade, remade, shape_of
-from zico.adapters.torch_saving import PLAIN, digest_of, is_plain, is_traced, is_transformed, storage_of
+from zico.adapters.torch_saving import PLAIN, is_dense, is_traced, is_transformed, storage_of
 
 from zico.job.autoload import inform
 
@@ -61,7 +61,7 @@ _NONE = object()
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return TensorBase.set_(torch.empty(0, dtype=torch.uint8), storage_of(tensor))
+    return TensorBase.set_(torch.empty(0, dtype=torch.uint8, device=tensor.device), storage_of(tensor))
 
 
 class _Known(NamedTuple):
@@ -108,7 +108,13 @@ class Rebuilding:
 
     def _is_watching(self) -> bool:
         """Tell whether what runs now is saved by our hooks, and not transformed."""
-        return torch.is_grad_enabled() and self._saving.is_in_force() and not is_transformed() and can_be_remade()
+        return (
+            torch.is_grad_enabled()
+            and self._saving.is_in_force()
+            and not is_transformed()
+            and can_be_remade()
+            and not self._saving.is_capturing()
+        )
 
     def _ruled(self, rule: Rule, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of PyTorch that gives its results recipes."""
@@ -118,6 +124,8 @@ class Rebuilding:
             if torch.compiler.is_compiling():
                 return rule.compiled(*args, **kwargs)
             if is_traced() or not (args and self._may_be_worth_it(args[0]) and self._is_watching()):
+                return original(*args, **kwargs)
+            if rule.is_cast and self._is_autocast():
                 return original(*args, **kwargs)
             made, sources = self._ask(rule.made, args, kwargs), None
             if made is not None and rule.writes:
@@ -147,10 +155,9 @@ class Rebuilding:
             if (
                 torch.compiler.is_compiling()
                 or is_traced()
-                or not (train and self._is_watching() and self._is_worth_it(input))
+                or not (train and 0 < p < 1 and self._saving.kind == "cpu")  # a GPU's generator is another one
+                or not (self._is_watching() and self._is_worth_it(input) and not self._is_autocast())
             ):
-                return original(input, p, train)
-            if not 0 < p < 1:
                 return original(input, p, train)
             state = torch.default_generator.get_state()
             self._calls.saved = []
@@ -182,20 +189,28 @@ class Rebuilding:
 
     def _may_be_worth_it(self, tensor: Any) -> bool:
         """Tell whether a result of this tensor can be a saved tensor of ours."""
-        return type(tensor) in PLAIN and tensor.numel() * _WIDEST >= self._saving.least_bytes and _is_ours(tensor)
+        return type(tensor) in PLAIN and tensor.numel() * _WIDEST >= self._saving.least_bytes and self._is_ours(tensor)
 
     def _is_worth_it(self, tensor: Any) -> bool:
         """Tell whether it can be a saved tensor of ours: plain, whole, of the pool, and large."""
-        if not _is_ours(tensor) or tensor.nbytes < self._saving.least_bytes:
+        if not self._is_ours(tensor) or tensor.nbytes < self._saving.least_bytes:
             return False
         storage = storage_of(tensor)
-        return storage.nbytes() == tensor.nbytes and self._saving.owns(storage) and not torch.is_autocast_enabled("cpu")
+        return storage.nbytes() == tensor.nbytes and self._saving.owns(storage)
+
+    def _is_ours(self, tensor: Any) -> bool:
+        """Tell whether it is nothing but memory of the pool's device, to ``torch.func``, too."""
+        is_plain = type(tensor) in PLAIN and self._saving.is_ours(tensor) and is_dense(tensor)
+        return is_plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+    def _is_autocast(self) -> bool:
+        return torch.is_autocast_enabled(self._saving.kind)
 
     def _source(self, tensor: Any, result_bytes: int) -> Any:
         """Return how an input can be had again; ``_NONE``: it cannot."""
         if tensor is None:
             return None
-        if not _is_ours(tensor):
+        if not self._is_ours(tensor):
             return _NONE
         if tensor.nbytes * SMALL <= result_bytes:
             with torch.no_grad():
@@ -210,18 +225,17 @@ class Rebuilding:
             and known.is_of(storage, tensor._version)
             and known.shape == shape_of(tensor)  # a view of what the recipe makes would be another input
             and known.recipe.threads == torch.get_num_threads()
-            and known.recipe.digest == self._digest(storage)
         )
-        return known.recipe if known is not None and is_it else _NONE
+        return known.recipe.used(self._digest(storage)) if known is not None and is_it else _NONE
 
     def _source_of(self, storage: Storage, tensor: torch.Tensor) -> Any:
         source = Source(storage, tensor, self._digest(storage_of(tensor)))
         storage.is_source |= source.digest is not None
         return source if source.saved() is not None else _NONE
 
-    def _digest(self, storage: Any) -> int | None:
+    def _digest(self, storage: Any) -> Any:
         """Return memory's digest, where anything may be dropped in this iteration."""
-        return digest_of(storage) if self._saving.swapper.drops else None
+        return self._saving.digest(storage) if self._saving.swapper.drops else None
 
     # -- who has recipes ---------------------------------------------------------------------------
 
@@ -243,7 +257,7 @@ class Rebuilding:
             source.kind if isinstance(source, Recipe) else None if source is None else shape_of(source)
             for source in sources
         ]
-        kind = self._kind(name, constants, threads, *parts)
+        kind = self._kind(name, constants, threads, tensor.dtype, *parts)
         recipe = Recipe(name, function, sources, kind, threads, self._digest(storage))
         if kind < 0 or recipe.steps > MOST_STEPS:
             return
@@ -301,9 +315,9 @@ class Rebuilding:
         took_ns = 0
         try:
             for _ in range(2):  # the first one pays for what is made once
-                began_ns = time.perf_counter_ns()
-                made = remade(recipe, saved, self._saving.swapper.bring)
-                took_ns = time.perf_counter_ns() - began_ns
+                with self._saving.timed() as took:
+                    made = remade(recipe, saved, self._saving.swapper.bring, self._saving.kind)
+                took_ns = took()
         except Exception as error:  # noqa: BLE001 - whatever it is, the user's own call has worked
             inform(f"{what}: to make it again fails: {error}")
             return None
@@ -311,11 +325,6 @@ class Rebuilding:
             return took_ns
         inform(f"{what}: made again, its bits would differ")
         return None
-
-
-def _is_ours(tensor: Any) -> bool:
-    """Tell whether it is nothing but its memory, to ``torch.func``, too."""
-    return type(tensor) in PLAIN and is_plain(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 class _Function:

@@ -8,6 +8,7 @@ asks it around each call.
 # ruff: noqa: A002, ANN401, ARG001, FBT001, FBT002, FBT003, PLR0913, PLR0917 - signatures are PyTorch's
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import math
@@ -39,7 +40,7 @@ class Source:
 
     __slots__ = ("_saved", "digest", "dtype", "offset", "size", "stride")
 
-    def __init__(self, storage: Storage, tensor: torch.Tensor, digest: int | None) -> None:
+    def __init__(self, storage: Storage, tensor: torch.Tensor, digest: Any) -> None:
         """Stand for a tensor as it is now, of memory that is saved; ``None``: its digest has not been taken."""
         self.digest = digest
         self._saved = tuple(weakref.ref(each) for each in storage.unchanged() if each.dtype is tensor.dtype)
@@ -117,10 +118,12 @@ def set_own_threads(threads: int) -> None:
 class Recipe:
     """How a tensor is made."""
 
-    __slots__ = ("digest", "function", "kind", "name", "sources", "steps", "threads")
+    __slots__ = ("digest", "doubts", "function", "kind", "name", "sources", "steps", "threads")
 
     steps: int
     """Functions that it calls."""
+    doubts: list[tuple[Any, Any]]
+    """Digests of what was made on the way, when it was made and when it was used: they must be equal."""
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class Recipe:
         sources: Sequence[Any],
         kind: int,
         threads: int,
-        digest: int | None = None,
+        digest: Any = None,
     ) -> None:
         """Make it by a function of tensors.
 
@@ -143,7 +146,17 @@ class Recipe:
         """
         self.name, self.function, self.sources, self.kind, self.threads = name, function, sources, kind, threads
         self.digest = digest
-        self.steps = 1 + sum(each.steps for each in sources if isinstance(each, Recipe))
+        recipes = [each for each in sources if isinstance(each, Recipe)]
+        self.steps = 1 + sum(each.steps for each in recipes)
+        self.doubts = [pair for each in recipes for pair in each.doubts]
+
+    def used(self, digest: Any) -> Recipe:
+        """Return the recipe of what it has made, which had this digest when it was used; ``None``: none was taken."""
+        if digest is None and self.digest is None:
+            return self
+        again = Recipe(self.name, self.function, self.sources, self.kind, self.threads, self.digest)
+        again.doubts.append((digest, self.digest))
+        return again
 
     def inputs(self) -> list[Source]:
         """Return what it is made of in the end, in the order of use."""
@@ -169,19 +182,20 @@ class Recipe:
             elif isinstance(source, Source):
                 each = next(saved)
                 arguments.append(bring(each.storage, functools.partial(source.of, each)))
+                each.storage.note_use()
             else:
                 arguments.append(source)
         return self.function(*arguments)
 
 
-def remade(recipe: Recipe, saved: Sequence[Saved], bring: Bring) -> torch.Tensor:
-    """Return what a recipe makes, outside of any graph and mode, computed as the first time."""
+def remade(recipe: Recipe, saved: Sequence[Saved], bring: Bring, kind: str) -> torch.Tensor:
+    """Return what a recipe makes on a kind of device, outside of any graph and mode, computed as the first time."""
     with (
         torch._C.DisableTorchFunction(),
         torch._C._DisableTorchDispatch(),
         torch.no_grad(),
-        torch.autocast("cpu", enabled=False),
-        AsBefore(recipe.threads),
+        torch.autocast(kind, enabled=False),
+        AsBefore(recipe.threads) if kind == "cpu" else contextlib.nullcontext(),
     ):
         return recipe.make(iter(saved), bring)
 
@@ -266,10 +280,12 @@ def _batch_norm(
     mean, var = (None, None) if training else (running_mean, running_var)
 
     def again(x: Any, w: Any, b: Any, mean: Any, var: Any) -> torch.Tensor:
-        made: torch.Tensor = torch.ops.aten.native_batch_norm(x, w, b, mean, var, training, 0.0, eps)[0]
+        made: torch.Tensor = torch.ops.aten._batch_norm_impl_index(
+            x, w, b, mean, var, training, 0.0, eps, cudnn_enabled
+        )[0]
         return made
 
-    return Made(again, (input, weight, bias, mean, var), (training, eps))
+    return Made(again, (input, weight, bias, mean, var), (training, eps, cudnn_enabled))
 
 
 class Rule(NamedTuple):
@@ -283,6 +299,8 @@ class Rule(NamedTuple):
     """The same, as compilers know it."""
     writes: bool = False
     """Over its first input."""
+    is_cast: bool = False
+    """Autocast may have it compute in another type."""
 
 
 _NUMBERS = (torch.Tensor, bool, int, float, complex, np.generic)
@@ -300,10 +318,10 @@ RULES = (
     Rule(("torch:relu", "torch:Tensor.relu"), _relu, torch.relu),
     Rule(("torch:relu_", "torch:Tensor.relu_"), _relu_, torch.relu_, writes=True),
     Rule(("torch:batch_norm",), _batch_norm, torch.batch_norm),
-    Rule(("torch:layer_norm",), _layer_norm, torch.layer_norm),
+    Rule(("torch:layer_norm",), _layer_norm, torch.layer_norm, is_cast=True),
     Rule(("torch.nn.functional:gelu",), _gelu, torch.nn.functional.gelu),
     Rule(("torch._C._nn:silu",), _silu, torch._C._nn.silu),
-    Rule(("torch:softmax", "torch:Tensor.softmax"), _softmax, torch.softmax),
+    Rule(("torch:softmax", "torch:Tensor.softmax"), _softmax, torch.softmax, is_cast=True),
     Rule(("torch:Tensor.__add__",), _add, _added),
     Rule(("torch:Tensor.__iadd__",), _iadd, _added_to, writes=True),
 )

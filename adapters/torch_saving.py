@@ -28,6 +28,7 @@ import functools
 import operator
 import sys
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ from zico.offload.encodings import SIGNS, ZEROS
 from zico.offload.mover import Idle, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from zico.adapters.torch_recipes import Recipe
 
@@ -93,10 +94,11 @@ def digest_of(storage: Any) -> int:  # noqa: ANN401 - torch has no types
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor of PyTorch's own type is nothing but memory of the host: dense, read as it is written."""
-    return tensor.is_cpu and _is_dense(tensor)
+    return tensor.is_cpu and is_dense(tensor)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is read as it is written."""
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_conj() or tensor.is_neg())
 
 
@@ -133,7 +135,7 @@ class Storage(Idle):
         """Of the tensors that the recipe makes."""
         self.is_source = False
         """Something is made of it."""
-        self._left_digest = 0
+        self._left_digest: Any = None
         """Of a source that is away."""
         self.is_reduced = False
         """Not all of its bits were kept while it was away."""
@@ -162,26 +164,41 @@ class Storage(Idle):
 
     def keep_sources(self) -> bool:
         """Keep what it is made of, if all that is as it was and nobody can change it any more; tells whether."""
-        recipe = self.recipe
-        if recipe is None or any(each.version != self.recipe_version for each in self._aliases()):
-            return False
-        sources = recipe.saved()
-        if sources is None or not self.is_as(recipe.digest):
-            return False
-        if not all(saved.storage.is_as(one.digest) for saved, one in zip(sources, recipe.inputs(), strict=True)):
+        sources = self.made_of()
+        pairs = None if sources is None else self.compared(sources)
+        if sources is None or pairs is None or not are_same(pairs):
             return False
         self._kept = sources
         return True
 
-    def is_as(self, digest: int | None) -> bool:
-        """Tell whether nobody can reach it, and its digest is still this one; ``None``: it has not been taken."""
-        if digest is None:
-            return False
+    def made_of(self) -> list[Saved] | None:
+        """Return what it is made of; ``None``: some of that is lost, or it has been changed in place."""
+        recipe = self.recipe
+        if recipe is None or any(each.version != self.recipe_version for each in self._aliases()):
+            return None
+        return recipe.saved()
+
+    def compared(self, sources: Sequence[Saved]) -> list[tuple[Any, Any]] | None:
+        """Return digests of now, each beside that of when the recipe was made; ``None``: somebody can reach one."""
+        recipe = self.recipe
+        if recipe is None:
+            return None
+        then = [recipe.digest, *(source.digest for source in recipe.inputs())]
+        pairs: list[tuple[Any, Any]] = list(recipe.doubts)
+        for storage, before in zip([self, *(saved.storage for saved in sources)], then, strict=True):
+            now = storage.digest_now()
+            if now is None or before is None:
+                return None
+            pairs.append((now, before))
+        return pairs
+
+    def digest_now(self) -> Any:  # noqa: ANN401 - an ``int``, or what another device has
+        """Return the digest of its contents; ``None``: somebody can reach them, or it has not been taken."""
         if self.is_dropped:
-            return self.recipe is not None and self.recipe.digest == digest
+            return None if self.recipe is None else self.recipe.digest
         if self.place in (Place.AWAY, Place.COMING):
-            return self._left_digest == digest
-        return self.lend() != 0 and digest_of(self._storage) == digest
+            return self._left_digest
+        return self._saving.digest(self._storage) if self.lend() != 0 else None
 
     def sources(self) -> list[Idle]:
         """Return what it is made of, while it is dropped."""
@@ -194,7 +211,7 @@ class Storage(Idle):
         if self.recipe is None:
             message = "there is no recipe"
             raise RuntimeError(message)
-        self._settled = storage_of(remade(self.recipe, self._kept, bring))
+        self._settled = storage_of(remade(self.recipe, self._kept, bring, self._saving.kind))
 
     def lend(self) -> int:
         """Return its address if only saved tensors refer to it and none has been changed since."""
@@ -222,12 +239,19 @@ class Storage(Idle):
         """Free it: from now on what is saved of it is descriptions."""
         self.is_reduced |= self.encoding() == SIGNS
         if self.is_source and not self.is_dropped:
-            self._left_digest = digest_of(self._storage)
+            self._left_digest = self.last_digest()
         for saved in self._aliases():
             saved.alias = None
         self._bases.clear()
         self._saving.known.pop(self._storage._cdata, None)
         self._storage = None
+
+    def last_digest(self) -> Any:  # noqa: ANN401 - as ``digest_now``
+        """Return the digest of what is about to be freed."""
+        return self._saving.digest(self._storage)
+
+    def note_use(self) -> None:
+        """Let whatever computes in this thread use it."""
 
     def settle(self) -> int:
         """Allocate as PyTorch does."""
@@ -248,6 +272,11 @@ class Storage(Idle):
             n = self.size_bytes // saved.dtype.itemsize
             self._bases[saved.dtype] = base = TensorBase.set_(base, self._storage, 0, (n,), (1,))
         return base.as_strided(saved.size, saved.stride, saved.offset)
+
+
+def are_same(pairs: Sequence[tuple[Any, Any]]) -> bool:
+    """Tell whether the digests of each pair are equal."""
+    return all(now == then for now, then in pairs)
 
 
 class Saved:
@@ -296,8 +325,12 @@ class Saving:
     """The hooks, for as long as the process lives."""
 
     storage_type = Storage
+    kind = "cpu"
+    """Of the pool's device, in PyTorch's words."""
     is_ours = staticmethod(operator.attrgetter("is_cpu"))
     """Tells whether a tensor is on the pool's device."""
+    digest: Callable[[Any], Any] = staticmethod(digest_of)
+    """Returns what tells whether memory is what it was; ``None``: nothing can."""
 
     def __init__(self, swapper: Swapper, begin: int, end: int, least_bytes: int) -> None:
         """Swap what is saved of memory from ``begin`` to ``end``, in pieces of ``least_bytes`` or more."""
@@ -318,6 +351,26 @@ class Saving:
         self._disable = _autograd._saved_tensors_hooks_disable
         self._enable = _autograd._saved_tensors_hooks_enable
 
+    def take_digests(self) -> None:
+        """Be ready to take digests.
+
+        Raises:
+            ZicoError: The device cannot.
+        """
+
+    @staticmethod
+    def is_capturing() -> bool:
+        """Tell whether what this thread computes becomes a graph instead."""
+        return False
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[Callable[[], int]]:
+        """Give what returns, behind the block, the nanoseconds that the device has computed in it."""
+        ends_ns = []
+        began_ns = time.perf_counter_ns()
+        yield lambda: ends_ns[0] - began_ns
+        ends_ns.append(time.perf_counter_ns())
+
     # -- the hooks ---------------------------------------------------------------------------------
 
     def pack(self, tensor: torch.Tensor) -> Saved | tuple[torch.Tensor, int]:
@@ -330,7 +383,7 @@ class Saving:
     def _pack(self, tensor: torch.Tensor) -> Saved | tuple[torch.Tensor, int]:
         if self.is_ours(tensor) and type(tensor) in PLAIN and tensor.layout is torch.strided:
             storage = storage_of(tensor)
-            if storage.nbytes() >= self.least_bytes and _is_dense(tensor):
+            if storage.nbytes() >= self.least_bytes and is_dense(tensor):
                 known = self.known.get(storage._cdata)
                 if known is None and self.owns(storage):
                     known = self.known[storage._cdata] = self.storage_type(self, storage)

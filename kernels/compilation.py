@@ -64,6 +64,12 @@ load_word = types.ExternalFunction("zico_load_word", types.int64(types.int64))
 store_word = types.ExternalFunction("zico_store_word", types.int64(types.int64, types.int64))
 """Store the lower 32 bit of (address, value), in no order."""
 
+load_long = types.ExternalFunction("zico_load_long", types.int64(types.int64))
+"""Load the 64 bit at an address, in no order."""
+
+add_long = types.ExternalFunction("zico_add_long", types.int64(types.int64, types.int64))
+"""Add to the 64 bit at (address, value), whole among all threads of the device, in no order."""
+
 rest = types.ExternalFunction("zico_rest", types.int64(types.int64))
 """Give the multiprocessor to others for about so many nanoseconds."""
 
@@ -82,7 +88,8 @@ blocks = types.ExternalFunction("zico_blocks", types.int64())
 _REGISTERS = {"zico_thread": "tid", "zico_threads": "ntid", "zico_block": "ctaid", "zico_blocks": "nctaid"}
 
 NAMES = (
-    *("zico_store_release", "zico_load_acquire", "zico_store_zeros", "zico_load_word", "zico_store_word", "zico_rest"),
+    *("zico_store_release", "zico_load_acquire", "zico_store_zeros", "zico_load_word", "zico_store_word"),
+    *("zico_load_long", "zico_add_long", "zico_rest"),
     *_REGISTERS,
 )
 
@@ -112,6 +119,15 @@ define i64 @zico_store_word(i64 %address, i64 %value) alwaysinline nounwind {
   %pointer = inttoptr i64 %address to i32*
   %narrow = trunc i64 %value to i32
   store i32 %narrow, i32* %pointer, align 4
+  ret i64 0
+}
+define i64 @zico_load_long(i64 %address) alwaysinline nounwind {
+  %pointer = inttoptr i64 %address to i64*
+  %value = load i64, i64* %pointer, align 8
+  ret i64 %value
+}
+define i64 @zico_add_long(i64 %address, i64 %value) alwaysinline nounwind {
+  call void asm sideeffect "red.relaxed.gpu.add.u64 [$0], $1;", "l,l,~{memory}"(i64 %address, i64 %value)
   ret i64 0
 }
 define i64 @zico_rest(i64 %ns) alwaysinline nounwind {

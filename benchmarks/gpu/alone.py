@@ -29,7 +29,7 @@ from together import Job
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 QUESTION = "What does Zico cost a job that has a GPU to itself?"
 COUNTED = ("maps", "peak_bytes", "spilled_bytes", "waited_s", "saving")
@@ -46,8 +46,8 @@ SMOKE_EXTRAS = {"out of memory": tuple(word for words in EXTRAS.values() for wor
 """All at once."""
 SPACINGS_MIB = (None, 0, 64, 256, 1024)
 """Freed on a stream between two marks, with ``--spacing``; ``None``: by the rules for who is there."""
-SAVING_SHARES = (80, 60)
-"""Of the job's peak: what it may hold, with ``--saving``."""
+SAVING_WAYS = ("longest:80", "zico:80", "longest:60", "zico:60")
+"""With ``--saving``: a planner, and what the job may hold of its peak, in percent."""
 
 
 class Runner:
@@ -108,17 +108,20 @@ def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure_saving(
-    runner: Runner, case: tuple[str, int, str], keep: Callable[[str, list[dict[str, Any]]], None]
+    runner: Runner,
+    case: tuple[str, int, str],
+    ways: Sequence[tuple[str, int]],
+    keep: Callable[[str, list[dict[str, Any]]], None],
 ) -> None:
-    """Run a job with all the memory that it wants, then with less."""
+    """Run a job with all the memory that it wants, then by each way with its share of the peak, in percent."""
     name = " ".join(map(str, case))
     plain, whole = (runner.run(way, case) for way in ("plain", "zico"))
     keep(f"{name}, all", [plain, whole])
     if "failed" in whole:
         return
-    for share in SAVING_SHARES:
+    for save, share in ways:
         limit = f"{case[0]}={share * whole['counted']['peak_bytes'] // 100}B"
-        keep(f"{name}, {share} %", [plain, runner.run("zico", case, save="auto", limit=limit)])
+        keep(f"{name}, {share} %, {save}", [plain, runner.run("zico", case, save=save, limit=limit)])
 
 
 def text_of(result: dict[str, Any]) -> str:
@@ -148,6 +151,7 @@ def options_of() -> Namespace:
     parser.add_argument("--warm-up", type=int, default=together.WARM_UP, help="iterations left out")
     parser.add_argument("--spacing", action="store_true", help="measure distances between marks instead")
     parser.add_argument("--saving", action="store_true", help="measure less memory than the peak instead")
+    parser.add_argument("--way", action="append", metavar="SAVE:SHARE", help="with --saving, only these")
     parser.add_argument("--case", type=int, action="append", metavar="N", help="only these cases, from 0 on")
     options = parser.parse_args()
     if options.smoke:
@@ -180,7 +184,9 @@ def main() -> int:
             label = "default" if mib is None else f"a mark every {mib} MiB"
             keep(label, [runner.run(way, case, before=before) for way in turns])
     elif options.saving:
-        measure_saving(runner, cases[0], keep)
+        ways = [(save, int(share)) for save, _, share in (way.partition(":") for way in options.way or SAVING_WAYS)]
+        for case in cases if options.case is not None else cases[:1]:
+            measure_saving(runner, case, ways, keep)
     else:
         for case in cases:
             keep(" ".join(map(str, case)), [runner.run(way, case) for way in turns])

@@ -4,7 +4,7 @@ Needs a CUDA device; ``--smoke`` runs on the driver's software twin, to see that
 job allocates and frees through Zico's heap as a network's training does: layers with weights, a
 feature map each on the way forth, a gradient map each on the way back. Its kernels are copies,
 repeated, of which the device does 1 to 3 TB/s: nothing to hide much behind, unlike a convolution's.
-Its window is managed memory, at most half of what the GPU has free.
+Its window is managed memory, at most half of what the GPU has free. The result is written after each way.
 """
 
 from __future__ import annotations
@@ -235,14 +235,16 @@ def main() -> None:
     parser.add_argument("--weight", type=int, default=16, help="MiB of a layer's weights")
     parser.add_argument("--repeats", type=int, default=16, help="of each copy")
     parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--share", type=int, action="append", help="of the peak, in percent (default: all)")
     options = parser.parse_args()
     if options.smoke:
         options.layers, options.map, options.weight, options.repeats, options.iterations = 12, 4, 2, 1, 2
     network = Network(options.layers, options.map * MIB, options.weight * MIB, options.repeats)
-    shares = (100, 60) if options.smoke else SHARES
+    shares = (100, 60) if options.smoke else (100, *(options.share or SHARES[1:]))
     settings = {name: getattr(options, name) for name in ("layers", "map", "weight", "repeats", "iterations")}
     result = common.document("gpu_paging", QUESTION, settings)
     result["peak"], result["runs"] = format_bytes(network.peak_bytes), []
+    directory = common.output_directory(options)
     try:
         with devices(smoke=options.smoke) as (api, name):
             result["device"] = name
@@ -250,9 +252,11 @@ def main() -> None:
                 for way in WAYS if share < shares[0] else WAYS[-1:]:
                     common.note(f"{share} %, {way.name}")
                     result["runs"].append(measure(api, network, way, share, options.iterations))
+                    if directory is not None:
+                        common.save(result, text_of(result), directory)
     except (DriverError, ConfigError) as error:
         sys.exit(f"managed.py: {error}")
-    common.write(result, text_of(result), common.output_directory(options))
+    common.write(result, text_of(result), directory)
 
 
 if __name__ == "__main__":

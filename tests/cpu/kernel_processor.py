@@ -35,6 +35,8 @@ class Processor:
             "zico_store_zeros": (self._store_zeros, _I64, (_I64,)),
             "zico_load_word": (lambda address: _U32.from_address(address).value, _I64, (_I64,)),
             "zico_store_word": (self._store_word, _I64, (_I64, _I64)),
+            "zico_load_long": (lambda address: _I64.from_address(address).value, _I64, (_I64,)),
+            "zico_add_long": (self._add_long, _I64, (_I64, _I64)),
             "zico_rest": (self._rest, _I64, (_I64,)),
             "zico_thread": (lambda: self._place[0], _I64, ()),
             "zico_threads": (lambda: self._place[1], _I64, ()),
@@ -65,6 +67,12 @@ class Processor:
     def _store_word(self, address: int, value: int) -> int:
         self.stores.append((address, 4))
         _U32.from_address(address).value = value & 0xFFFFFFFF
+        return 0
+
+    def _add_long(self, address: int, value: int) -> int:
+        self.stores.append((address, 8))
+        there = _I64.from_address(address)
+        there.value += value
         return 0
 
     def _store_zeros(self, address: int) -> int:

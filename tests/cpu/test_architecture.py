@@ -45,7 +45,7 @@ ALLOWED = {
     },  # the plan search tries plans in simulated time
     "simulator": {"trace", "planning", "pool.rules", "pool.layout", "scheduler", *BELOW_THE_HEAP},
     "heap": {"pool", "device", "trace", "planning", *BELOW_THE_HEAP},
-    "offload": {"device", "trace", "pool", "heap", "planning", "scheduler.state"},
+    "offload": {"device", "kernels", "trace", "pool", "heap", "planning", "scheduler.state"},
     "broker": {"planning.saving.registry", "pool", "scheduler", "simulator", "device", *BELOW_THE_HEAP},
     "job": {
         "broker.client",

@@ -10,7 +10,7 @@ from zico.base.errors import ConfigError
 from zico.base.units import GIB, MIB
 from zico.broker.protocol.messages import MAX_SIZE_BYTES
 from zico.broker.saving import MODES, PLANNERS, Wish, check_device, served_on, variables_of, wish_in, wishes_of
-from zico.planning.saving.registry import MOVING_PLANNERS, REDUCING, SAVE_PLANNERS, SEGMENTS
+from zico.planning.saving.registry import DEVICE_PLANNERS, REDUCING, SEGMENTS
 from zico.pool.layout import SaveMode
 
 NAMES = ("a", "b=c")
@@ -58,15 +58,17 @@ def test_on_a_gpu_pytorch_alone_swaps() -> None:
     assert [served_on("cuda", mode, "jax") for mode in MODES] == ["none", "none", "page", "none"]
 
 
-def test_on_a_gpu_planners_only_move() -> None:
-    """A planner that drops, encodes or runs modules again is refused there, with those that would do."""
+def test_on_a_gpu_planners_encode_nothing() -> None:
+    """A planner that encodes or runs modules again is refused there, with those that would do."""
     for planner in PLANNERS:
         check_device("host", {"a": Wish("swap", planner=planner)}, "--save")
-    for planner in MOVING_PLANNERS:
+    for planner in DEVICE_PLANNERS:
         check_device("cuda", {"a": Wish("page"), "b": Wish("auto"), "c": Wish("swap", planner=planner)}, "--save")
-    for planner in {*SAVE_PLANNERS, *REDUCING, SEGMENTS, "gist"}:
-        assert planner not in MOVING_PLANNERS
-        with pytest.raises(ConfigError, match=f"ZICO_SAVE: b cannot follow {planner} on a GPU, .* one of longest, "):
+    for planner in {*REDUCING, SEGMENTS, "gist"}:
+        assert planner not in DEVICE_PLANNERS
+        with pytest.raises(
+            ConfigError, match=f"ZICO_SAVE: b cannot follow {planner} on a GPU, .* one of longest, zico, "
+        ):
             check_device("cuda", {"a": Wish("page"), "b": Wish("swap", planner=planner)}, "ZICO_SAVE")
 
 

@@ -12,7 +12,7 @@ import pytest
 from zico.broker.protocol.messages import RefusedRequest, Saving
 from zico.cli import command
 from zico.cli.options import KEYS
-from zico.planning.saving.registry import MOVING_PLANNERS
+from zico.planning.saving.registry import DEVICE_PLANNERS
 from zico.report.model import JobFigures, PoolFigures, ProcessFigures, RunReport
 from zico.report.simulation import SimulatedJob, SimulatedLoad, SimulatedRow, SimulationReport
 from zico.scheduler.policies import POLICIES, policy_named
@@ -213,4 +213,4 @@ def test_the_policies_are_all_described(name: str) -> None:
 def test_the_planners_for_a_gpu_are_all_named() -> None:
     """The page on GPUs names every planner that jobs can follow there, and no other."""
     (row,) = [line for line in (DOCS / "gpu.md").read_text().splitlines() if line.startswith("| `--save NAME` |")]
-    assert tuple(re.findall("`([a-z-]+)`", row)) == MOVING_PLANNERS
+    assert tuple(re.findall("`([a-z-]+)`", row)) == DEVICE_PLANNERS

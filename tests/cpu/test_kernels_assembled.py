@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
-from zico.kernels import compilation, encode
+from zico.kernels import compilation, digest, encode
 from zico.kernels.prepare import KERNELS
 from zico.kernels.progress import PROGRESS
 from zico.kernels.scrub import SCRUB
@@ -102,8 +102,8 @@ def test_the_assembler_takes_the_kernel(kernel: Kernel, architecture: str, tmp_p
     assert f".text.{kernel.name}\0".encode() in code
 
 
-@pytest.mark.parametrize("kernel", encode.KERNELS, ids=lambda kernel: kernel.name)
-def test_the_assembler_takes_an_encoding(kernel: Kernel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernel", [*encode.KERNELS, digest.DIGEST], ids=lambda kernel: kernel.name)
+def test_the_assembler_takes_what_orders_nothing(kernel: Kernel, tmp_path: Path) -> None:
     """The PTX assembles for the oldest and the newest architecture."""
     for architecture in (ARCHITECTURES[0], ARCHITECTURES[-1]):
         assert f".text.{kernel.name}\0".encode() in machine_code(ptx(kernel), architecture, tmp_path).read_bytes()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_processor import processor
-from zico.kernels import encode, progress, scrub, spin
+from zico.kernels import digest, encode, progress, scrub, spin
 from zico.kernels.prepare import KERNELS
 
 VALUES = st.integers(0, 2**62)
@@ -87,7 +87,46 @@ def test_scrubbing_zeroes_the_region_and_nothing_else(stores: int, blocks: int, 
     assert len(processor().stores) == stores
 
 
-@pytest.mark.parametrize("kernel", [*KERNELS, *encode.KERNELS], ids=lambda kernel: kernel.name)
+def digest_of(words: np.ndarray, blocks: int = 2, threads: int = 64) -> list[int]:
+    """Return the digest that the kernel makes of words."""
+    found = np.zeros(digest.LANES, np.uint64)
+    processor().run(digest.DIGEST, words.ctypes.data, len(words), found.ctypes.data, blocks=blocks, threads=threads)
+    return found.tolist()
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    words=st.lists(st.integers(0, 2**64 - 1), max_size=200).map(lambda each: np.array(each, np.uint64)),
+    blocks=st.integers(1, 4),
+    threads=st.sampled_from([1, 32, 64, 96]),
+)
+def test_a_digest_is_what_its_meaning_says(words: np.ndarray, blocks: int, threads: int) -> None:
+    """Lanes get the sums of their words, and nothing else is written."""
+    meant = np.zeros(digest.LANES, np.uint64)
+    digest.meaning(words, meant, threads)
+    assert digest_of(words, blocks, threads) == meant.tolist()
+    assert len(processor().stores) == blocks * threads
+
+
+@pytest.mark.parametrize("change", ["a bit", "two words change places", "zeros move", "a sign"])
+def test_what_changes_changes_the_digest(change: str) -> None:
+    """Changes that sums and exclusive ors overlook are noticed."""
+    words = np.random.default_rng(1).integers(0, 2**63, 4096, np.int64).view(np.uint64)
+    words[1000:1100] = 0
+    before = digest_of(words)
+    assert digest_of(words.copy()) == before
+    if change == "a bit":
+        words[77] ^= np.uint64(1)
+    elif change == "two words change places":
+        words[[5, 5 + 128]] = words[[5 + 128, 5]]  # of the same lane
+    elif change == "zeros move":
+        words[999:1100] = np.roll(words[999:1100], 64)
+    else:
+        words[4000:4010] ^= np.uint64(1 << 63)
+    assert digest_of(words) != before
+
+
+@pytest.mark.parametrize("kernel", [*KERNELS, *encode.KERNELS, digest.DIGEST], ids=lambda kernel: kernel.name)
 def test_a_kernel_has_a_meaning_beside_it(kernel: object) -> None:
     """A kernel and its meaning stand in one module."""
     assert kernel.function.__module__ == kernel.meaning.__module__  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from zico.kernels import compilation, encode, progress, scrub, spin
+from zico.kernels import compilation, digest, encode, progress, scrub, spin
 from zico.kernels.compilation import Kernel
 from zico.kernels.prepare import KERNELS
 
@@ -24,11 +24,14 @@ INSTRUCTIONS = {
     progress.PROGRESS.name: {"st.release.sys.b64"},
     spin.SPIN.name: {"ld.acquire.sys.b64", "nanosleep.u32", "st.release.sys.b64"},
     scrub.SCRUB.name: {"st.v2.b64"},
+    digest.DIGEST.name: {"ld.b64", "red.relaxed.gpu.add.u64"},
     **{kernel.name: {"ld.b32", "st.b32"} for kernel in encode.KERNELS},
 }
 MEMORY = re.compile(r"^\s*(?:@\S+ )?((?:st|ld|atom|red|nanosleep|call|bar|membar|fence)\.\S+)", re.MULTILINE)
 
-every_kernel = pytest.mark.parametrize("kernel", [*KERNELS, *encode.KERNELS], ids=lambda kernel: kernel.name)
+every_kernel = pytest.mark.parametrize(
+    "kernel", [*KERNELS, *encode.KERNELS, digest.DIGEST], ids=lambda kernel: kernel.name
+)
 
 
 @pytest.fixture(autouse=True)

@@ -400,7 +400,7 @@ def test_a_refused_mark_or_wait_is_waited_for_here() -> None:
         job.tenant.driver.synchronize(job.tenant.handles[0])
         on_stream.use_behind(job.tenant.record[0], saved.tensor.address, job.tier.outgoing)
         world.twin.fail_next("cuStreamIsCapturing")
-        assert job.tier._mark(job.tier.outgoing) == 0
+        assert job.tier.mark(job.tier.outgoing) == 0
         assert world.twin.stream(job.tier.outgoing).is_idle()
         job.free(saved)
         world.twin.refused.clear()

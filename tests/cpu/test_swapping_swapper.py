@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from swapping_parts import DEADLINE_S, Array, Gauge, Shelf, make_mover
 
 from zico.offload.mover import Place
+from zico.offload.observed import Observed
 from zico.offload.swap_learning import TRIAL_ITERATIONS, Ended, Learner, Trial
+from zico.offload.swap_schedule import Plan
 from zico.offload.swapper import Swapper
 from zico.offload.tier_layout import Rates
 
@@ -180,6 +183,40 @@ def test_relief_waits_for_what_is_being_copied_in() -> None:
     relieving.join(DEADLINE_S)
     assert (relieving.is_alive(), array.place) == (False, Place.AWAY)
     assert job.use() == b"a" * SIZE
+
+
+class Late(Array):
+    """An array of which a device tells, later, whether it can be made again."""
+
+    told = False
+    asked = 0
+
+    def keep_sources(self) -> bool:
+        """It can, once that is told."""
+        return self.told
+
+    def await_check(self, within_s: float) -> bool:
+        """Let the device tell."""
+        assert within_s > 0
+        self.asked += 1
+        before, self.told = self.told, True
+        return not before
+
+
+def test_relief_lets_the_device_tell_before_anything_is_copied() -> None:
+    """What the plan drops goes when the device has told that it may; nothing else leaves for it."""
+    job = Job(100 * SIZE)
+    job.save(b"a" * SIZE)
+    late = Late(job.mover, b"b" * SIZE)
+    job.swapper._wishes = [weakref.ref(late)]
+    seen = Observed((), (), (), np.zeros(1, np.int64), np.zeros(1, np.int64))
+    job.swapper._plan = Plan(seen, frozenset(), {}, SIZE, frozenset({late.ordinal}))
+    job.swapper.relieve(SIZE)
+    assert (late.place, late.is_dropped, late.asked) == (Place.AWAY, True, 1)
+    assert job.saved[0].place is Place.HERE
+    job.swapper.relieve(SIZE)
+    assert job.swapper.settle(DEADLINE_S)
+    assert job.saved[0].place is Place.AWAY, "there is nothing else to drop"
 
 
 class Unmakeable(Array):

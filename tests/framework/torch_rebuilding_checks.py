@@ -23,6 +23,8 @@ from torch._dynamo import compiled_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from zico.adapters.torch_cuda_saving import DeviceSaving
+from zico.adapters.torch_saving import Saving, digest_of
 
 from zico.job import session
 
@@ -654,12 +656,16 @@ def check_nested_tensors() -> None:
     assert bits(nested.grad[1]) == bits(2.0 * x[:7])
 
 
-def check_autocast_has_no_recipes() -> None:
-    """What runs in other types there is not made again."""
-    with torch.autocast("cpu", dtype=torch.bfloat16), Watched() as watched:
-        end = through(functional.relu(leaf().tanh()))
-    assert watched.drop() == []
-    end.backward()
+def check_autocast() -> None:
+    """What may run in another type there is not made again; the rest is, in the types that it had."""
+    norm = nn.BatchNorm2d(8)
+
+    def build(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            made = functional.relu(norm(functional.conv2d(x, torch.ones(8, 8, 1, 1))))
+            return through(functional.softmax(made.tanh(), dim=1)).float()
+
+    same(build, leaf(64, 8, 32, 32), ["relu"])
 
 
 class Added:
@@ -712,6 +718,171 @@ def check_other_threads_and_modes_go_on() -> None:
     assert (x + 1).requires_grad
     with contextlib.redirect_stderr(io.StringIO()), pytest.raises(TypeError):
         torch.relu(1, 2, 3)  # type: ignore[call-arg] # on purpose
+
+
+# -- a device that tells later ---------------------------------------------------------------------
+
+
+class LateDigest:
+    """A digest that nobody may read before the device has come by."""
+
+    def __init__(self, tier: LateTier, value: int) -> None:
+        """Be of memory as it is now."""
+        self._tier, self._value, self.fence = tier, value, tier.last + 1
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether memory was the same."""
+        assert isinstance(other, LateDigest)
+        assert max(self.fence, other.fence) <= self._tier.passed, "it is not there yet"
+        return self._value == other._value
+
+    def __hash__(self) -> int:
+        """Tell digests apart."""
+        return id(self)
+
+
+class LateTier:
+    """Marks on a device's timeline that are passed when the test says so."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.last = self.passed = 0
+
+    def mark(self, _stream: int) -> int:
+        """Put a mark."""
+        self.last += 1
+        return self.last
+
+    def has_passed(self, fence: int) -> bool:
+        """Tell whether the device has come by."""
+        return fence <= self.passed
+
+    def follow(self, _stream: int, fence: int) -> None:
+        """Wait on the device."""
+        assert fence <= self.last, "a wait for a mark that nobody has put would never end"
+
+
+class LateSaving(DeviceSaving):
+    """The hooks for a GPU's tensors, over the host's memory: the device does at once what it tells later."""
+
+    kind = "cpu"
+    is_ours = Saving.is_ours
+    is_capturing = staticmethod(Saving.is_capturing)
+    timed = Saving.timed
+
+    def __init__(self) -> None:
+        """Stand in for the hooks of this job."""
+        pack, _ = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: FBT003 - by position
+        self.host: Any = pack.__self__
+        Saving.__init__(self, self.host.swapper, self.host._begin, self.host._end, MIB)
+        self.tier, self.record_stream = LateTier(), lambda *_: None
+        self.rebuilding = self.host.on_saved.__self__
+        self.on_saved = self.rebuilding._note_saved
+
+    def stream(self) -> int:
+        """Return the only one."""
+        return 0
+
+    def digest(self, storage: Any) -> LateDigest:  # noqa: ANN401 - torch has no types
+        """Take a digest."""
+        return LateDigest(self.tier, digest_of(storage))
+
+    def __enter__(self) -> Self:
+        """Save by these hooks."""
+        self.rebuilding._saving = self
+        torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Save by the host's again."""
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        self.rebuilding._saving = self.host
+
+    def come_by(self) -> None:
+        """Let the device do all that it was given."""
+        self.tier.passed = self.tier.last
+
+
+def block(x: torch.Tensor, between: Callable[[torch.Tensor], None] = lambda _: None) -> torch.Tensor:
+    """Return something of which the last ReLU's result is saved and can be made again."""
+    norm = torch.ones(8), torch.zeros(8)
+    made = functional.batch_norm(x.tanh() * 2.0, None, None, *norm, training=True)
+    between(made)
+    return functional.relu(made, inplace=True)
+
+
+def check_a_device_tells_later_what_can_go() -> None:
+    """Nothing is dropped before the device has come by the digests; then it goes, and gradients are the same bits."""
+    grads = []
+    for late in (False, True):
+        x = leaf(64, 8, 32, 32)
+        with LateSaving() as saving, Watched() as watched:
+            end = through(block(x))
+            if late:
+                assert watched.drop() == []
+                assert watched.drop() == [], "and nothing is asked twice"
+                assert saving.tier.last == 1
+                saving.come_by()
+                assert watched.drop() == ["relu"]
+            end.backward()
+        grads.append(bits(x.grad))
+    assert grads[0] == grads[1]
+
+
+def check_what_the_device_finds_changed_stays() -> None:
+    """Written to by a kernel that no version tells of: the result, what it was made of, or what was on the way."""
+
+    def written(tensor: torch.Tensor) -> None:
+        tensor.data[0] = 7.0
+
+    for what in ("result", "source", "between"):
+        x = leaf(64, 8, 32, 32)
+        with LateSaving() as saving, Watched() as watched:
+            made = block(x, written if what == "between" else lambda _: None)
+            if what == "result":
+                written(made)
+            end = through(made)
+            del made
+            if what == "source":
+                for storage in watched.storages:
+                    if storage.recipe is None:
+                        written(storage._aliases()[0].alias)
+            for _ in range(3):
+                saving.come_by()
+                assert watched.drop() == [], what
+            end.backward()
+
+
+def check_what_somebody_has_reached_for_is_looked_at_again() -> None:
+    """Who reaches for a tensor while the device is asked may have changed it: it is asked anew."""
+    x = leaf(64, 8, 32, 32)
+    with LateSaving() as saving, Watched() as watched:
+        end = through(block(x))
+        assert watched.drop() == []
+        (made,) = (each for each in watched.storages if each.recipe is not None)
+        saving.unpack(made._aliases()[0])
+        saving.come_by()
+        assert watched.drop() == []
+        assert saving.tier.last == 2
+        saving.come_by()
+        assert watched.drop() == ["relu"]
+        end.backward()
+
+
+def check_who_waits_for_memory_waits_for_the_device() -> None:
+    """While it is asked there is something to wait for; afterwards, and before, there is not."""
+    x = leaf(64, 8, 32, 32)
+    with LateSaving() as saving, Watched() as watched:
+        end = through(block(x))
+        (made,) = (each for each in watched.storages if each.recipe is not None)
+        assert not made.await_check(DEADLINE_S)
+        assert watched.drop() == []
+        assert made.await_check(0.001), "in vain"
+        threading.Timer(0.01, saving.come_by).start()
+        assert made.await_check(DEADLINE_S)
+        assert not made.await_check(DEADLINE_S)
+        assert watched.drop() == ["relu"]
+        end.backward()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from zico.kernels import launch, prepare, progress, scrub, spin
+from zico.kernels import digest, launch, prepare, progress, scrub, spin
+from zico.kernels.compilation import image
 
 from zico.base.errors import DriverError
 from zico.device.cuda import CudaDriver
@@ -134,5 +135,29 @@ def test_scrubbing_zeroes_the_region_and_nothing_else(timelines: Timelines, stor
     meant = np.full(room_bytes, 0xA5, np.uint8)
     scrub.meaning(meant[scrub.STORE_BYTES : scrub.STORE_BYTES + size_bytes])
     assert np.array_equal(found, meant)
+    window.close()
+    memory.close()
+
+
+@pytest.mark.parametrize("n", [1, 100, digest.THREADS * digest.MAX_BLOCKS + 33])
+def test_a_digest_is_what_its_meaning_says(timelines: Timelines, n: int) -> None:
+    """However many threads read the words, the lanes get the sums that the meaning gives them."""
+    driver, stream = timelines.driver, timelines.streams[0]
+    kernel = driver.load_kernel(image(digest.DIGEST), digest.DIGEST.name)
+    words = np.random.default_rng(n).integers(0, 2**63, n, np.int64).view(np.uint64)
+    unit = driver.granularity_bytes
+    room_bytes = -(-(words.nbytes + 8 * digest.LANES) // unit) * unit
+    window, memory = driver.reserve(room_bytes), driver.create_memory(room_bytes, "digest")
+    driver.map(window, 0, memory, 0, room_bytes)
+    target = window.handle + words.nbytes
+    driver.call("cuMemcpyHtoD", window.handle, words.ctypes.data, words.nbytes)
+    driver.call("cuMemsetD8", target, 0, 8 * digest.LANES)
+    added = digest.add_digest(timelines.launcher[0], kernel, stream, window.handle, words.nbytes, target)
+    assert added == launch.SUCCESS
+    timelines.finish(stream)
+    found, meant = np.empty(digest.LANES, np.uint64), np.zeros(digest.LANES, np.uint64)
+    driver.call("cuMemcpyDtoH", found.ctypes.data, target, found.nbytes)
+    digest.meaning(words, meant, digest.THREADS)
+    assert found.tolist() == meant.tolist()
     window.close()
     memory.close()

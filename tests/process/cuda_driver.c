@@ -2,7 +2,7 @@
 
 Device memory is the host's, in memfds where another process may import it. A stream does what it was given in order:
 at once, or where it waits or is held, when a call or the thread of the device comes by again. Copies, fills, writes,
-waits, events and host functions do what they say. Of kernels only Zico's own three do; all others do nothing and are
+waits, events and host functions do what they say. Of kernels only Zico's own four do; all others do nothing and are
 counted. The default stream does not wait for others, and others do not wait for it. A process that forks has no driver
 in the child. Calls are counted by name (-finstrument-functions). Numbers of attributes and statuses, and layouts of
 structures: cuda.h of CUDA 13.0. NVIDIA's libcudart asks the driver to prove that it is NVIDIA's, so it cannot stand
@@ -479,7 +479,7 @@ int cuPointerGetAttributes(unsigned n, int *attributes, any *out, u64 p) {
 }
 
 /* -- streams */
-enum { COPY, FILL, WRITE, AWAIT, RECORD, FOLLOW, HOST_FUNCTION, KERNEL, LAUNCH, FREE };
+enum { COPY, FILL, WRITE, AWAIT, RECORD, FOLLOW, HOST_FUNCTION, DIGEST, KERNEL, LAUNCH, FREE };
 struct op { struct op *next; int kind, width; u64 to, from, bytes, stop, given_up; any what, staged; };
 struct event { struct event *next; u64 recorded, done, at_ns; struct graph *graph; };
 struct graph { struct op *first, **last; u64 nodes; struct graph *next; };
@@ -540,6 +540,14 @@ static int reached(const struct op *op) {
 static void fill(u64 to, u64 value, int width, u64 count) {
   for (u64 i = 0; i < count; i++) memcpy((char *)to + i * width, &value, width);
 }
+static void add_digest(u64 *lanes, const u64 *words, u64 n) { /* as kernels/digest.py */
+  for (u64 i = 0; i < n; i++) {
+    u64 word = words[i] ^ i * 0x9E3779B97F4A7C15ull;
+    word = (word ^ word >> 33) * 0xFF51AFD7ED558CCDull;
+    word = (word ^ word >> 33) * 0xC4CEB9FE1A85EC53ull;
+    lanes[i % 32] += word ^ word >> 33;
+  }
+}
 static void do_one(struct stream *stream, struct op *op) {
   switch (op->kind) {
     case COPY: memmove((any)op->to, op->staged ? op->staged : (any)op->from, op->bytes); break;
@@ -548,6 +556,7 @@ static void do_one(struct stream *stream, struct op *op) {
     case RECORD:
       if (is_event(op->what)) HANDLE(event, op->what)->done = op->from, HANDLE(event, op->what)->at_ns = now_ns();
       break;
+    case DIGEST: add_digest((u64 *)op->to, (const u64 *)op->from, op->bytes); break;
     case KERNEL: kernels_launched++; break;
     case FREE: give_back(op->to, DEVICE_MEMORY); break;
     case LAUNCH:
@@ -906,8 +915,8 @@ int cuGraphExecDestroy(any graph) { return SUCCESS; } /* the same thing as its g
 int cuGraphDestroy(any graph) { return SUCCESS; }
 
 /* -- code: handles, and of Zico's own kernels what they mean */
-static const char *const meant[] = {"zico_progress", "zico_spin", "zico_scrub"};
-enum { PROGRESS = 1, SPIN, SCRUB, OTHER = 16 };
+static const char *const meant[] = {"zico_progress", "zico_spin", "zico_scrub", "zico_digest"};
+enum { PROGRESS = 1, SPIN, SCRUB, MIX, OTHER = 16 };
 int cuModuleLoadData(any *m, any image) { IN_CONTEXT; return give(m); }
 int cuModuleLoad(any *m, const char *path) { return cuModuleLoadData(m, (any)path); }
 int cuModuleLoadDataEx(any *m, any image, unsigned n, any o, any v) { return cuModuleLoadData(m, image); }
@@ -916,7 +925,7 @@ int cuModuleUnload(any m) { return SUCCESS; }
 int cuModuleGetLoadingMode(int *mode) { *mode = 2; return SUCCESS; } /* lazily */
 int cuModuleGetFunction(any *f, any m, const char *name) {
   *f = (any)OTHER;
-  for (u64 i = 0; i < 3; i++) if (!strcmp(name, meant[i])) *f = (any)(PROGRESS + i);
+  for (u64 i = 0; i < 4; i++) if (!strcmp(name, meant[i])) *f = (any)(PROGRESS + i);
   return SUCCESS;
 }
 int cuModuleGetGlobal_v2(u64 *p, u64 *n, any m, const char *name) { return NOT_FOUND; }
@@ -947,6 +956,8 @@ int cuLaunchKernel(any f, unsigned x, unsigned y, unsigned z, unsigned a, unsign
       return put(s, (struct op){.kind = AWAIT, .to = *arguments[0], .from = *arguments[1], .stop = *arguments[2],
                                 .given_up = *arguments[3]});
     case SCRUB: return put(s, (struct op){.kind = FILL, .to = *arguments[0], .width = 1, .bytes = *arguments[1]});
+    case MIX:
+      return put(s, (struct op){.kind = DIGEST, .from = *arguments[0], .bytes = *arguments[1], .to = *arguments[2]});
     default: return put(s, (struct op){.kind = KERNEL});
   }
 }

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from zico.kernels.digest import DIGEST, LANES, THREADS
 from zico.kernels.prepare import KERNELS
 from zico.kernels.progress import PROGRESS
 from zico.kernels.scrub import SCRUB
@@ -53,5 +54,9 @@ def register(twin: Twin) -> None:
         with twin.lock:
             SCRUB.meaning(_array(twin, region, size_bytes, np.uint8))
 
-    for kernel, run in ((PROGRESS, progress), (SPIN, spin), (SCRUB, scrub)):
+    def digest(twin: Twin, source: int, n: int, target: int) -> None:
+        with twin.lock:
+            DIGEST.meaning(_array(twin, source, n, np.uint64), _array(twin, target, LANES, np.uint64), THREADS)
+
+    for kernel, run in ((PROGRESS, progress), (SPIN, spin), (SCRUB, scrub), (DIGEST, digest)):
         twin.kernel(kernel.name, *[ctypes.c_int64] * kernel.parameters)(run)

@@ -202,6 +202,7 @@ def test_two_jobs_hand_their_memory_to_each_other(broker: Broker, note: dict[str
 
 LAYER_BYTES = 4 * MIB
 LIMIT_BYTES = 28 * MIB
+MADE_LIMIT_BYTES = 32 * MIB
 
 
 def test_saved_tensors_leave_and_return_behind_the_device(broker: Broker, note: dict[str, Any]) -> None:
@@ -250,6 +251,21 @@ def test_two_jobs_swap_beside_each_other(broker: Broker, note: dict[str, Any]) -
     assert min(each["swap_planned"]["moved_bytes"][1] for each in found) >= 2 * LAYER_BYTES
     assert [each["bad_calls"] for each in found] == [0, 0]
     assert ended == [(0, "")] * 2
+    assert is_whole(broker)
+
+
+def test_saved_tensors_are_made_again(broker: Broker, note: dict[str, Any]) -> None:
+    """Copies are dropped and made again behind the device; one that holds something else by then is kept."""
+    limits = {"ZICO_JOB_SAVE": "superneurons", "ZICO_JOB_LIMIT": f"{MADE_LIMIT_BYTES}B", "ZICO_TIER": "memory:64MiB"}
+    ended = run("pool", broker, "swap_made", **limits)
+    note.setdefault("pool", {})["swap_made"] = found = ended["swap_made"]
+    assert found["written"] is not None, found
+    assert all(all(each) for each in found["is_equal"])
+    before, after = found["dropped_bytes"][found["written"] - 1], found["dropped_bytes"][-1]
+    assert before >= 2 * LAYER_BYTES
+    assert after <= before - LAYER_BYTES
+    assert (found["away_bytes"], found["failures"]) == (0, 0)
+    assert (ended["exit"], ended["errors"], ended["bad_calls"]) == (0, "", 0)
     assert is_whole(broker)
 
 

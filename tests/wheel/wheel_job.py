@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import io
 import itertools
@@ -40,7 +41,8 @@ PAIRS = 1000
 LOOKS = 8
 CAPTURE_RELAXED = 2
 LAYER_ELEMENTS = 4 * ELEMENTS
-FEW_LAYERS, MANY_LAYERS, ITERATIONS = 3, 8, 8
+FEW_LAYERS, MANY_LAYERS, MADE_LAYERS, ITERATIONS = 3, 8, 4, 8
+WRITTEN = 77.0
 PLANNED, PLAN_S = 2, 30.0
 """Iterations that are to follow a plan, and the longest that a thread may take to make one."""
 read_at: list[int] = []
@@ -470,6 +472,88 @@ def swap_planned() -> dict[str, Any]:
     }
 
 
+def swap_made() -> dict[str, Any]:
+    """Train with less than the peak, by tensors that are made again: copies, which this driver does.
+
+    In the last iterations one of them is written to, and PyTorch is not told.
+    """
+    from zico.adapters.torch_rebuilding import replace
+    from zico.adapters.torch_recipes import Made, Rule
+
+    joined = session.current()
+    assert joined is not None
+    pack, _ = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: FBT003 - by position
+    rebuilding = pack.__self__.on_saved.__self__
+    rule = Rule(("torch:clone",), lambda tensor: Made(torch.ops.aten.clone, (tensor,)), torch.clone)
+    replace("torch:clone", functools.partial(rebuilding._ruled, rule))
+    torch.equal = lambda one, other: bool((one.cpu() == other.cpu()).all())  # kernels compare nothing here
+    sources, targets = _pinned(2 * MADE_LAYERS)
+    other = torch.full((LAYER_ELEMENTS,), WRITTEN).pin_memory()
+    figures, kept_bytes = joined.swapper.figures, []
+    is_equal: list[list[bool]] = []
+    end_s = time.monotonic() + PLAN_S
+    written = None
+    for number in itertools.count():
+        if written is None and joined.swapper.planned_iterations >= PLANNED:
+            written = number
+        if (written is not None and number >= written + 3) or time.monotonic() > end_s:
+            break
+        before_bytes = figures.dropped_bytes
+        is_equal.append(_pass_made(sources, targets, other if written is not None else None))
+        kept_bytes.append(figures.dropped_bytes - before_bytes)
+        step()
+    heap = joined.heap.record[0]
+    return {
+        "written": written,
+        "is_equal": is_equal,
+        "dropped_bytes": kept_bytes,
+        "away_bytes": figures.away_bytes,
+        "failures": int(heap["streams"]["failures"]),
+    }
+
+
+def _pass_made(sources: list[Any], targets: list[Any], other: Any) -> list[bool]:  # noqa: ANN401 - a tensor
+    """Go forward and back through layers that save their result, and a copy of the one before, which has a recipe.
+
+    With ``other`` the copy of the second layer holds that instead, and no version tells of it.
+
+    Returns:
+        Whether each has read back what it saved.
+    """
+
+    class Both(torch.autograd.Function):  # type: ignore[misc,name-defined]
+        @staticmethod
+        def forward(ctx: Any, copy: Any, number: int) -> Any:  # noqa: ANN401 - PyTorch's
+            made = torch.empty_like(copy)
+            made.copy_(sources[number + 1], non_blocking=True)
+            ctx.save_for_backward(copy, made)
+            ctx.number = number
+            return made
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:  # noqa: ANN401 - PyTorch's
+            for place, tensor in enumerate(ctx.saved_tensors):
+                targets[2 * ctx.number + place].copy_(tensor, non_blocking=True)
+            return torch.empty_like(gradient), None
+
+    tensor = torch.empty(LAYER_ELEMENTS, device="cuda", requires_grad=True)
+    with torch.no_grad():
+        tensor.copy_(sources[0], non_blocking=True)
+    wanted: list[float] = []
+    for number in range(MADE_LAYERS):
+        copy = torch.clone(tensor)
+        is_written = other is not None and number == 1
+        if is_written:
+            copy.data.copy_(other, non_blocking=True)
+        tensor = Both.apply(copy, number)
+        wanted += [WRITTEN if is_written else number + 1.0, number + 2.0]
+    del copy
+    gradient = torch.empty_like(tensor)
+    tensor.backward(gradient)
+    torch.cuda.synchronize()
+    return [bool((target == value).all()) for target, value in zip(targets, wanted, strict=True)]
+
+
 # -- what programs should not do -------------------------------------------------------------------
 
 
@@ -736,7 +820,16 @@ CHECKS = {
         *(copies, record_stream, events, out_of_memory, cache_info, questions, sgd, turns, graph, steady),
         *(graphed_callable, second_capture, failed_capture, freed_in_capture, trees, compiled_trees),
         compiled_without,
-        *(swap_queued, swap_planned, other_device, foreign_capture, destroyed_stream, captured_before, leave),
+        *(
+            swap_queued,
+            swap_planned,
+            swap_made,
+            other_device,
+            foreign_capture,
+            destroyed_stream,
+            captured_before,
+            leave,
+        ),
     )
 }
 

@@ -9,8 +9,8 @@ from zico.base.errors import ConfigError
 from zico.base.units import format_bytes, parse_size
 from zico.broker.protocol.messages import MAX_SIZE_BYTES, SaveMode
 from zico.broker.shares import values_by_name
+from zico.planning.saving.registry import DEVICE_PLANNERS
 from zico.planning.saving.registry import JOB_PLANNERS as PLANNERS
-from zico.planning.saving.registry import MOVING_PLANNERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,13 +75,13 @@ def check_device(kind: str, wishes: Mapping[str, Wish], origin: str) -> None:
     """Refuse planners that a device's jobs cannot follow.
 
     Raises:
-        ConfigError: A job on a GPU is to follow a planner that does more than to move tensors.
+        ConfigError: A job on a GPU is to follow a planner that encodes tensors or runs modules again.
     """
     for name, wish in wishes.items():
-        if kind != "host" and wish.planner and wish.planner not in MOVING_PLANNERS:
+        if kind != "host" and wish.planner and wish.planner not in DEVICE_PLANNERS:
             raise ConfigError(
-                f"{origin}: {name} cannot follow {wish.planner} on a GPU, where tensors only move, whole: give one of "
-                f"{', '.join(MOVING_PLANNERS)}"
+                f"{origin}: {name} cannot follow {wish.planner} on a GPU, where nothing is encoded and no module runs "
+                f"again: give one of {', '.join(DEVICE_PLANNERS)}"
             )
 
 

@@ -84,6 +84,10 @@ class Buffer:
         self.address = int(self._pages.ctypes.data)
         self._registered: Registered = driver.register_host(self.address, size_bytes)
 
+    def words(self, kind: type[np.generic]) -> Any:  # noqa: ANN401 - an array of this kind
+        """Return a view of it."""
+        return self._pages.view(kind)
+
     def close(self) -> None:
         """Give it back; no copy may be under way."""
         self._registered.close()
@@ -218,7 +222,7 @@ class DeviceTier:
                     return status
             self.follow(self.incoming, payload.fence)
             self._driver.copy_in(self.incoming, address, buffer.address, size_bytes)
-            payload.fence = self._mark(self.incoming)
+            payload.fence = self.mark(self.incoming)
         except (DriverError, OSError):
             return errno.EIO
         return 0
@@ -244,6 +248,21 @@ class DeviceTier:
         """
         if not on_stream.wait_for(self._record, stream, fence):
             self._settle()
+
+    def mark(self, stream: int) -> int:
+        """Return the fence of what a stream was given; where it takes no mark, that is done when this returns.
+
+        Raises:
+            DriverError: The device cannot be waited for.
+        """
+        fence = int(on_stream.mark_stream(self._record, stream))
+        if fence == NO_FENCE:
+            self._driver.synchronize(stream)
+        return fence
+
+    def has_passed(self, fence: int) -> bool:
+        """Tell whether the device has come by a mark."""
+        return fence == NO_FENCE or bool(on_stream.has_come_by(self._record, fence))
 
     def rates(self) -> tuple[Rates, ...]:
         """Return how fast each tier is: memory as it was measured, others with the way through memory."""
@@ -291,15 +310,8 @@ class DeviceTier:
             return False
         self.follow(self.outgoing, buffer.fence)
         self._driver.copy_out(self.outgoing, buffer.address, address, size_bytes)
-        buffer.fence = self._mark(self.outgoing)
+        buffer.fence = self.mark(self.outgoing)
         return True
-
-    def _mark(self, stream: int) -> int:
-        """Return the fence of what a stream was given; where it takes no mark, that is done when this returns."""
-        fence = int(on_stream.mark_stream(self._record, stream))
-        if fence == NO_FENCE:
-            self._driver.synchronize(stream)
-        return fence
 
     def _settle(self) -> None:
         """Wait until no copy is under way."""

@@ -82,6 +82,10 @@ class Idle(abc.ABC):
         """
         return False
 
+    def await_check(self, within_s: float) -> bool:  # noqa: ARG002 - for devices that take time to tell
+        """Wait until the device has told ``keep_sources`` what it asked, without the lock; false if it did not ask."""
+        return False
+
     def sources(self) -> list[Idle]:
         """Return what ``make`` brings."""
         return []

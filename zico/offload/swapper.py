@@ -351,16 +351,29 @@ class Swapper:
     def relieve(self, needed_bytes: int) -> None:
         """Let so much leave that somebody who waits for memory can go on.
 
-        Waits only for what is being copied in, where nothing else can leave: it can when it is
+        What is to go without a copy goes first, if the device only has to tell that it may. Waits
+        for that, and for what is being copied in, where nothing else can leave: it can when it is
         here.
         """
         while True:
             with self._lock:
                 missing = needed_bytes - self._mover.figures.leaving_bytes
-                if missing <= 0 or self._send(missing) > 0:
+                if missing <= 0 or self._drop_wished():
+                    return
+                asked = [idle for wish in self._wishes if (idle := wish()) is not None]
+            if any(idle.await_check(LANDING_S) for idle in asked):
+                continue
+            with self._lock:
+                if self._send(missing) > 0:
                     return
             if not self._mover.await_landing(LANDING_S):
                 return
+
+    def _drop_wished(self) -> bool:
+        """Let go what the plan lets go without a copy, as far as it can by now; tells whether anything went."""
+        before_bytes = self._mover.figures.dropped_bytes
+        self._wishes = [wish for wish in self._wishes if self._is_still_wished(wish)]
+        return self._mover.figures.dropped_bytes > before_bytes
 
     def settle(self, within_s: float) -> bool:
         """Wait until nothing is leaving and what is forgotten has gone; false if that takes longer."""

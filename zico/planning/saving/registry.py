@@ -52,8 +52,8 @@ REDUCING = {"gist-fp16": "fp16", "gist-fp10": "fp10", "gist-fp8": "fp8"}
 """As ``gist``, with what leaves in fewer bits: gradients are not the same bits any more."""
 JOB_PLANNERS = (LONGEST, SEGMENTS, *SAVE_PLANNERS, *(name for name in SWAP_PLANNERS if name != "flow"), *REDUCING)
 """Those that jobs can follow: they move whole tensors."""
-MOVING_PLANNERS = (LONGEST, *(name for name in SWAP_PLANNERS if name not in ("flow", "gist")))
-"""Those that only move tensors, whole and as they are: all that jobs on a GPU can follow."""
+DEVICE_PLANNERS = tuple(name for name in JOB_PLANNERS if name not in {SEGMENTS, "gist", *REDUCING})
+"""Those that jobs on a GPU can follow: they move tensors as they are, or make them again by rules."""
 
 
 def is_encoding(name: str) -> bool:

@@ -1,0 +1,83 @@
+"""Digests: whether a tensor still is what it was, read on the device's timeline.
+
+A digest is ``LANES`` words, one for each lane of a thread block. Each word is the sum of its
+words of memory, each mixed with its place. A sum depends on no order, so neither do digests. One
+changed word changes the digest for certain; other changes go unnoticed by a chance of about one in
+2**64.
+
+Source of the mixing: A. Appleby, MurmurHash3, the finalizer ``fmix64``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from zico.kernels.compilation import Kernel, add_long, block, blocks, load_long, thread, threads
+from zico.kernels.launch import INVALID_VALUE, WORD_BYTES, launch
+
+from zico.base.compiled import compiled
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from zico.kernels.launch import Launcher
+
+LANES = 32
+"""A warp's threads add to words side by side, in one transaction."""
+THREADS = 256
+"""Of a block."""
+MAX_BLOCKS = 1024
+"""Of a launch, each thread going round until all is read: about what a device runs at once."""
+
+_PLACE = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xFF51AFD7ED558CCD)
+_SECOND = np.uint64(0xC4CEB9FE1A85EC53)
+_SHIFT = np.uint64(33)
+
+
+def meaning(source: npt.NDArray[np.uint64], target: npt.NDArray[np.uint64], n_threads: int) -> None:
+    """Add the words of a launch of ``n_threads`` threads to a block to the lanes."""
+    places = np.arange(len(source), dtype=np.uint64)
+    word = source ^ (places * _PLACE)
+    for factor in (_FIRST, _SECOND):
+        word = (word ^ (word >> _SHIFT)) * factor
+    word ^= word >> _SHIFT
+    np.add.at(target, places % np.uint64(n_threads) % np.uint64(LANES), word)
+
+
+def digest(source: int, n: int, target: int) -> int:
+    """Add ``n`` words at an address, mixed, to ``LANES`` words. Any number of threads, a line of blocks."""
+    word = block() * threads() + thread()
+    step = blocks() * threads()
+    total = np.uint64(0)
+    while word < n:
+        mixed = np.uint64(load_long(source + word * WORD_BYTES)) ^ (np.uint64(word) * _PLACE)
+        mixed = (mixed ^ (mixed >> _SHIFT)) * _FIRST
+        mixed = (mixed ^ (mixed >> _SHIFT)) * _SECOND
+        total += mixed ^ (mixed >> _SHIFT)
+        word += step
+    add_long(target + (thread() % LANES) * WORD_BYTES, np.int64(total))
+    return 0
+
+
+DIGEST = Kernel(digest, meaning)
+
+
+@compiled
+def add_digest(launcher: Launcher, kernel: int, stream: int, source: int, size_bytes: int, target: int) -> int:
+    """Let a stream add the digest of memory to ``LANES`` words; returns a ``CUresult``.
+
+    Args:
+        launcher: Knows how to launch.
+        kernel: ``DIGEST``, loaded.
+        stream: The stream.
+        source: Device address of the memory.
+        size_bytes: Its size, a multiple of ``WORD_BYTES`` above 0.
+        target: Device address of the words.
+    """
+    if (source | target | size_bytes) % WORD_BYTES != 0 or size_bytes <= 0:
+        return INVALID_VALUE
+    needed = (size_bytes // WORD_BYTES + THREADS - 1) // THREADS
+    return launch(
+        launcher, kernel, min(needed, MAX_BLOCKS), THREADS, stream, (source, size_bytes // WORD_BYTES, target)
+    )
