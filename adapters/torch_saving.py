@@ -366,7 +366,7 @@ class Saving:
     @contextlib.contextmanager
     def timed(self) -> Iterator[Callable[[], int]]:
         """Give what returns, behind the block, the nanoseconds that the device has computed in it."""
-        ends_ns = []
+        ends_ns: list[int] = []
         began_ns = time.perf_counter_ns()
         yield lambda: ends_ns[0] - began_ns
         ends_ns.append(time.perf_counter_ns())
