@@ -124,6 +124,8 @@ def _swap(joined: Session) -> None:
     if saving is not None:
         saving.install()
         Stepping(Resting(joined.heap, saving.swapper), joined.parts).install()
+        if as_auto:
+            joined.at_boundaries.append(saving.come_or_go)
 
 
 def _swap_on_device(joined: Session) -> None:
@@ -132,6 +134,8 @@ def _swap_on_device(joined: Session) -> None:
     saving = _save(joined, AUTO_PLANNERS if as_auto else (joined.settings.wish.planner or LONGEST,), as_auto=as_auto)
     if saving is not None:
         saving.install()
+        if as_auto:
+            joined.at_boundaries.append(saving.come_or_go)
 
 
 def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving | None:
@@ -221,7 +225,7 @@ def _swap_when_needed(joined: Session) -> None:
         if saving is not None:
             stepping.resting = Resting(joined.heap, saving.swapper)
             saving.install_later(lambda: joined.heap.record[0]["attached"] == Attached.YES)
-            joined.at_boundaries.append(saving.come_in)
+            joined.at_boundaries.append(saving.come_or_go)
 
     joined.begin_to_save = begin
 

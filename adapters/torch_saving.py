@@ -444,6 +444,16 @@ class Saving:
         if may and _autograd._top_saved_tensors_default_hooks(False) is None:  # noqa: FBT003 - by position
             self._push()
 
+    def come_or_go(self) -> None:
+        """Save by these hooks in this thread only while something has to leave: each call of them takes Python's time.
+
+        For the boundaries of a job whose limit may change while it runs.
+        """
+        if not self.swapper.stands_by():
+            self.come_in()
+        elif self.is_in_force():
+            _autograd._pop_saved_tensors_default_hooks()
+
     def is_in_force(self) -> bool:
         """Tell whether what this thread saves comes to these hooks, and to no others first."""
         return bool(_autograd._top_saved_tensors_default_hooks(False) == (self.pack, self.unpack))  # noqa: FBT003 - by position

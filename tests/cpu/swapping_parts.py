@@ -105,7 +105,7 @@ class Gauge:
     def __init__(self, cap: int) -> None:
         """May hold so many bytes."""
         self.cap = cap
-        self.live = self.ticks = self.iterations = 0
+        self.live = self.ticks = self.iterations = self.peak = 0
 
     def cap_bytes(self) -> int:
         """Return what it may hold."""
@@ -126,6 +126,10 @@ class Gauge:
     def waited_ns(self) -> int:
         """Return for how long it has waited for memory."""
         return 0
+
+    def peak_regions(self) -> int:
+        """Return the most regions that it has ever held."""
+        return self.peak
 
 
 def make_mover(shelf: Shelf) -> tuple[Mover, list[Figures]]:

@@ -130,6 +130,37 @@ def test_memory_that_is_not_logged_counts_as_away_until_its_tensor_dies() -> Non
     assert [size_bytes for _, size_bytes in job.learner._moved] == [SIZE, -SIZE]
 
 
+def planned(job: Job, iterations: int = 1) -> None:
+    """Let iterations pass, and the plan that they bring be made."""
+    for _ in range(iterations):
+        job.iterate(10)
+        if job.learner.planning is not None:
+            job.learner.planning.join(DEADLINE_S)
+
+
+def test_a_job_that_fits_stands_by_until_its_limit_or_its_peak_changes() -> None:
+    """Nothing has to be told while iterations fit; a lower limit has its plan before the next one begins."""
+    job = Job(100 * SIZE)
+    assert not job.swapper.stands_by(), "no iteration is known"
+    planned(job, 4)
+    assert job.swapper.stands_by()
+    plans, job.gauge.cap = job.learner.plans, 6 * SIZE
+    assert not job.swapper.stands_by()
+    job.learner.planning.join(DEADLINE_S)
+    assert job.learner.plans == plans + 1
+    assert not job.swapper.stands_by()
+    job.gauge.iterations += 1  # some have passed of which nobody told
+    planned(job, 3)
+    assert job.swapper.planned_iterations >= 2, "from the first one on"
+    job.gauge.cap = 100 * SIZE
+    planned(job, 2)
+    assert job.swapper.stands_by()
+    job.gauge.peak += 1
+    assert not job.swapper.stands_by(), "they have grown"
+    planned(job, 2)
+    assert job.swapper.stands_by()
+
+
 def test_relief_takes_what_is_needed_last_and_no_more() -> None:
     """Somebody who waits gets what was saved first."""
     job = Job(100 * SIZE)

@@ -204,6 +204,33 @@ def check_a_users_hooks_come_first() -> None:
     assert leaf.grad is not None
 
 
+def check_the_hooks_go_while_nothing_has_to_leave() -> None:
+    """They come again when something has to, and what was saved by them before is used all the same."""
+    limited(16)
+    pack, _ = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: FBT003 - by position
+    saving = pack.__self__
+    before = push_out()
+    saving.swapper.stands_by = lambda: True
+    saving.come_or_go()
+    assert not saving.is_in_force()
+    saved_before = saving.saved_bytes
+    chain(3, torch.ones(FLOATS, requires_grad=True)).sum().backward()
+    assert saving.saved_bytes == saved_before, "nobody tells of what is saved"
+    before.sum().backward()
+    with save_on_cpu():
+        saving.swapper.stands_by = lambda: False
+        saving.come_or_go()
+        assert not saving.is_in_force(), "a user's own are there"
+    saving.come_or_go()
+    assert saving.is_in_force()
+    with save_on_cpu():
+        saving.swapper.stands_by = lambda: True
+        saving.come_or_go()
+    assert saving.is_in_force(), "a user's own were there"
+    del saving.swapper.stands_by
+    push_out().sum().backward()
+
+
 def check_where_pytorch_wants_no_hooks_there_are_none() -> None:
     """``torch.func`` transforms work, and afterwards tensors are saved by our hooks again."""
     limited(16)

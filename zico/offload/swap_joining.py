@@ -122,6 +122,10 @@ class HeapGauge:
         """Return for how long it has waited for memory."""
         return self._waited[0]
 
+    def peak_regions(self) -> int:
+        """Return the most regions that it has ever held."""
+        return int(self._job["peak_held"])
+
     def needed_bytes(self) -> int:
         """Return what a thread of it waits for."""
         return int(self._job["need"]) * self._region_bytes

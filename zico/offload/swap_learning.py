@@ -152,6 +152,25 @@ class Learner:
         peak_bytes = int(plan.observed.load_bytes.max(initial=0)) if plan is not None else 0
         return max(0, peak_bytes - self._limit_bytes())
 
+    @property
+    def fits(self) -> bool:
+        """Tell whether the iteration that plans were made for fits what the job may hold; false: there is none yet."""
+        seen = self._told
+        return seen is not None and not self._is_planning and int(seen.load_bytes.max(initial=0)) <= self._limit_bytes()
+
+    def plan_again(self) -> None:
+        """Make a plan for the same iteration, in a thread: what the job may hold has changed."""
+        if self._told is not None and not self._is_planning:
+            self._make(self._told)
+
+    def forget(self) -> None:
+        """Know no iteration any more: they have changed."""
+        self._told = self._plan = None
+
+    @property
+    def _is_planning(self) -> bool:
+        return self.planning is not None and self.planning.is_alive()
+
     def _limit_bytes(self) -> int:
         return int(self._cap_bytes() * (1 - self._margin))
 
@@ -177,7 +196,7 @@ class Learner:
             self._plan = None  # it moves too much or too little
         is_known = bool(self._codes) and signature == self._before
         self._before = signature
-        if is_known and (self.planning is None or not self.planning.is_alive()):
+        if is_known and not self._is_planning:
             plan = self._plan
             if self._is_turn:
                 self._is_turn = False

@@ -74,6 +74,9 @@ class Gauge(Protocol):
     def waited_ns(self) -> int:
         """Return for how long it has waited for memory."""
 
+    def peak_regions(self) -> int:
+        """Return the most regions that it has ever held."""
+
 
 class Swapper:
     """Watches the idle tensors of a job and moves them."""
@@ -106,6 +109,8 @@ class Swapper:
         self._iteration = gauge.iteration()
         self._waited_before_ns = gauge.waited_ns()
         self._late_before_ns = 0
+        self._stood_by_at: int | None = None
+        """The job's peak when nothing had to leave any more; ``None``: something may have to."""
         self.most_events = MOST_EVENTS
         self.follows_plans = True
         """Switch it off to compare with what happens without plans."""
@@ -142,6 +147,24 @@ class Swapper:
     def lacking_bytes(self) -> int:
         """Return what the job's iteration needs beyond what it may hold; 0: nothing, or that is not known yet."""
         return self._learner.lacking_bytes
+
+    def stands_by(self) -> bool:
+        """Tell, at a boundary, whether nothing has to leave, so that nobody has to tell of tensors.
+
+        That is so while iterations fit what the job may hold, as far as they have been seen and the
+        job's peak does not grow. Once they do not fit any more, a plan is made at once.
+        """
+        with self._lock:
+            fits, peak = self._learner.fits, self._gauge.peak_regions()
+            if self._stood_by_at is None:
+                self._stood_by_at = peak if fits else None
+            elif not fits:
+                self._stood_by_at = None
+                self._learner.plan_again()
+            elif peak > self._stood_by_at:
+                self._stood_by_at = None
+                self._learner.forget()
+            return self._stood_by_at is not None
 
     # -- what the adapter tells --------------------------------------------------------------------
 
