@@ -169,6 +169,7 @@ bench-pairs: setup ## Train pairs under every policy and budget (110 minutes)
 	$(BIN)/python benchmarks/colocation.py
 
 bench-pairs-saving: setup ## Train pairs that save memory in half of the sum of their peaks (35 minutes)
+	$(BIN)/python benchmarks/auto_turns.py
 	$(BIN)/python benchmarks/colocation.py --name colocation-saving --share 50 --policy zico --policy serial --save auto --save swap --save page --repeat 1 --seconds 75 --warm-up 5
 
 bench-agreement: setup ## Compare the simulator with real runs, trained and paced (85 minutes)
@@ -227,7 +228,7 @@ bench-greedy: setup ## Compare policies with the best greedy one on random jobs 
 bench-cluster: setup ## Simulate clusters that share memory (ten minutes; TRACE=openb_pod_list_default.csv of alibaba/clusterdata)
 	$(BIN)/python benchmarks/cluster.py $(if $(TRACE),--trace $(TRACE))
 
-SMOKE := torch_calls zoo regions following colocation agreement budget_change tiers gist swap swap_host paging page_host \
+SMOKE := torch_calls zoo regions following colocation auto_turns agreement budget_change tiers gist swap swap_host paging page_host \
 	saving save_planners save_nets rounding batch_factors marks evaluation cluster
 
 bench-smoke: setup ## Run each benchmark as briefly as it can be run
