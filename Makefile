@@ -168,7 +168,7 @@ bench-following: setup ## Time planned allocations and recording (7 minutes)
 bench-pairs: setup ## Train pairs under every policy and budget (110 minutes)
 	$(BIN)/python benchmarks/colocation.py
 
-bench-pairs-saving: setup ## Train pairs that save memory in half of the sum of their peaks (35 minutes)
+bench-pairs-saving: setup ## Train pairs that save memory in half of the sum of their peaks (60 minutes)
 	$(BIN)/python benchmarks/auto_turns.py
 	$(BIN)/python benchmarks/colocation.py --name colocation-saving --share 50 --policy zico --policy serial --save auto --save swap --save page --repeat 1 --seconds 75 --warm-up 5
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zico.broker.trials import MOST, MOST_TRIALS, Trials
+from zico.broker.trials import FEWEST, LEAST_WAITED, MOST, MOST_TRIALS, Trials
 from zico.pool.layout import JobState
 from zico.scheduler.state import JobView, OperatingPoint, PoolView, Profile
 
@@ -41,6 +41,9 @@ class Model:
         self.changes = 0
         self.now_ns = 0
         self._slower, self._jitter, self._peak = slower, jitter, peak
+        self.waits = 0.3
+        """The share of its time that a job waits for memory while nobody saves."""
+        self._waited_ns = 0.0
         self._random = random.Random(7)  # noqa: S311 - a model
         self._jobs = [Running(0), Running(1)]
 
@@ -57,6 +60,7 @@ class Model:
                 iteration=job.iteration,
                 started_ns=job.started_ns,
                 limit=self.limits.get(job.number, 0),
+                waited_ns=int(self._waited_ns),
                 less=(OperatingPoint("swap", 60, ALONE_NS),),
             )
             for job in self._jobs
@@ -68,6 +72,7 @@ class Model:
         until_ns = self.now_ns + int(seconds * 1e9)
         while self.now_ns < until_ns:
             self.now_ns += LOOK_NS
+            self._waited_ns += 0 if any(self.limits.values()) else self.waits * LOOK_NS
             for job in self._jobs:
                 while job.ends_ns <= self.now_ns:
                     took = self._slower(self.limits) * (1 + self._jitter * self._random.uniform(-1, 1))
@@ -150,6 +155,25 @@ def test_another_budget_or_job_is_another_case() -> None:
     assert model.run(60) == CHOSEN
 
 
+def test_where_jobs_hardly_wait_nothing_is_tried() -> None:
+    """There is nothing to be won; once they wait for longer, there may be."""
+    model = Model(with_saving(0.75))
+    model.waits = 0.5 * LEAST_WAITED
+    model.run(2)
+    assert not model.trials.is_open, "nobody has to look on"
+    assert model.run(60) == {}
+    assert model.changes == 1, "the one to nothing"
+    model.waits = 2 * LEAST_WAITED
+    assert model.run(60) == CHOSEN
+
+
+def test_what_is_a_little_slower_is_left_after_few_windows() -> None:
+    """It need not be clear: to go on trying would cost more than to be wrong."""
+    model = Model(with_saving(1.03), jitter=0.02)
+    assert model.run(60) == {}
+    assert model.changes == 1 + 2 * FEWEST
+
+
 def test_a_choice_that_is_taken_back_is_on_trial_no_more() -> None:
     """Nobody has to look on once there is nothing to be tried."""
     model = Model(with_saving(1.3))
@@ -182,6 +206,7 @@ def test_a_jobs_weight_counts() -> None:
         limits: Mapping[int, int] = {}
         for _ in range(60_000 // 7):
             model.now_ns += LOOK_NS
+            model._waited_ns += model.waits * LOOK_NS
             for job in jobs:
                 while job.ends_ns <= model.now_ns:
                     job.started_ns, job.ends_ns = job.ends_ns, job.ends_ns + int(slower(job.number) * ALONE_NS)

@@ -17,6 +17,7 @@ Guarantees
     * A verdict lasts as long as jobs and budget: what was rejected, or is like that, does not come
       back. After ``MOST_TRIALS`` rejections no other choice is tried, so nothing swings for ever.
     * A choice is rejected whose window takes more than ``SLOW`` times as long as one without.
+    * Nothing is tried while jobs wait for less than ``LEAST_WAITED`` of their time.
     * Jobs that do not fit the budget with all that they want save without a trial.
 
 Known limitations
@@ -41,7 +42,7 @@ SETTLES = 3
 WINDOW = 5
 """Iterations of each job that a window has at least."""
 FEWEST, MOST = 2, 5
-"""Windows of each side before a verdict: so many where the difference is clear, and where it is not."""
+"""Windows of each side before a verdict: so many where it is slower or clearly faster, and where it is unclear."""
 SLOW = 2.0
 MOST_TRIALS = 3
 CLEAR = 3.0
@@ -49,8 +50,12 @@ CLEAR = 3.0
 ALIKE = 0.125
 """Of a limit: choices that differ by less are one."""
 
-Edge = tuple[int, int]
-"""Iterations that a job has ended, and when the one that runs began, in ns."""
+LEAST_WAITED = 0.1
+"""Of the jobs' time: where they wait for less, nothing is tried. Hooks for saved tensors alone take 4 to 6 % of a
+ResNet's time on a processor, and copies come on top (docs/design/swapping.md)."""
+
+Edge = tuple[int, int, int]
+"""Iterations that a job has ended, when the one that runs began, and for how long it has waited, ever, in ns."""
 
 
 @dataclasses.dataclass
@@ -59,6 +64,8 @@ class _Side:
 
     figures: list[float] = dataclasses.field(default_factory=list)
     took_ns: int = 0
+    waited: float = 0.0
+    """The share of their time that jobs waited for memory in the last window."""
 
     @property
     def mean(self) -> float:
@@ -93,7 +100,7 @@ class _Window:
     def follow(self, job: JobView) -> None:
         """Note where a job is that runs."""
         if job.phase is JobState.RUNNING and job.iteration >= self.since[job.job] + SETTLES:
-            edge = (job.iteration, job.started_ns)
+            edge = (job.iteration, job.started_ns, job.waited_ns)
             self.first.setdefault(job.job, edge)
             self.last[job.job] = edge
 
@@ -108,7 +115,14 @@ class _Window:
 
     def speed(self, job: int) -> float:
         """Return a job's iterations per ns."""
-        return self.done(job) / max(1, self.last[job][1] - self.first[job][1])
+        return self.done(job) / self._took_ns(job)
+
+    def waited(self, job: int) -> float:
+        """Return the share of its time that a job waited for memory."""
+        return (self.last[job][2] - self.first[job][2]) / self._took_ns(job)
+
+    def _took_ns(self, job: int) -> int:
+        return max(1, self.last[job][1] - self.first[job][1])
 
 
 class Trials:
@@ -157,7 +171,7 @@ class Trials:
         trial = self._trial_of(wishes) if wishes else None
         self._measure(view)
         wanted = self._next(trial)
-        self._is_open = trial is not None and trial.is_good is None
+        self._is_open = trial is not None and trial.is_good is None and not self._is_not_worth_it(trial)
         if wanted is not self._used:
             self._used, self._window = wanted, None
         if wanted is None:
@@ -196,11 +210,18 @@ class Trials:
         if self._window is not None or not self._without.figures:
             return self._used  # a window ends first
         n_with, n_without = len(trial.found.figures), len(self._without.figures)
+        if self._is_not_worth_it(trial):
+            return None
         fewest = min(n_with, n_without)
-        if fewest >= MOST or (fewest >= FEWEST and self._is_clear(trial)):
-            trial.is_good = trial.found.mean >= self._without.mean
+        is_faster = fewest > 0 and trial.found.mean >= self._without.mean
+        if fewest >= MOST or (fewest >= FEWEST and (not is_faster or self._is_clear(trial))):
+            trial.is_good = is_faster
             return trial if trial.is_good else None
         return trial if n_with < n_without else None
+
+    def _is_not_worth_it(self, trial: _Trial) -> bool:
+        """Tell whether jobs wait for so little that a choice which has not been tried yet is not tried."""
+        return not trial.found.figures and bool(self._without.figures) and self._without.waited < LEAST_WAITED
 
     def _is_clear(self, trial: _Trial) -> bool:
         error = (trial.found.error**2 + self._without.error**2) ** 0.5
@@ -229,6 +250,7 @@ class Trials:
         weights = {job: self.weight_of.get(job, 1.0) * alone_ns for job, alone_ns in self._alone_ns.items()}
         side.figures.append(sum(weights[job] * window.speed(job) for job in window.since))
         side.took_ns = took_ns
+        side.waited = statistics.fmean(window.waited(job) for job in window.since)
         if len(self._without.figures) > MOST:
             del self._without.figures[0]
         self._window = None

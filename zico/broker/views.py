@@ -136,6 +136,7 @@ def job_view(job: int, record: Any, profiles: ProfileCache, header: Record) -> J
         in_main_phase=bool(record["phase"] == MAIN_PHASE and not record["outgrown"]),
         waiting_since_ns=int(since_ns),
         wanted=count_of(record["wanted"]),
+        waited_ns=int(record["boundary_waited_ns"]) + int(record["need_waited_ns"]),
         less=_less_of(record),
         yields_at_boundary=bool(yields and record["evict"] != NO_MORE),
     )

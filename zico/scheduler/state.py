@@ -70,6 +70,8 @@ class JobView(JobFields):
     """Regions that it would hold without a limit, 0: not known."""
     less: tuple[OperatingPoint, ...] = ()
     """How it could go on with less, if it leaves the choice to others."""
+    waited_ns: int = 0
+    """For how long it has waited for memory, ever."""
     yields_at_boundary: bool = False
     """At its boundaries it evicts what the others wait for: what it holds there is as good as free."""
 
