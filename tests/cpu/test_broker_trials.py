@@ -169,7 +169,7 @@ def test_where_jobs_hardly_wait_nothing_is_tried() -> None:
 
 def test_what_is_a_little_slower_is_left_after_few_windows() -> None:
     """It need not be clear: to go on trying would cost more than to be wrong."""
-    model = Model(with_saving(1.03), jitter=0.02)
+    model = Model(with_saving(1.06), jitter=0.2)
     assert model.run(60) == {}
     assert model.changes == 1 + 2 * FEWEST
 
