@@ -7,7 +7,7 @@ freed, or at both its ends.
 
 Memory of other devices than the pool's, managed memory, pinned memory and allocators that the
 program chooses itself (``using_allocator``) are left alone. CUDA graphs are refused: what is
-captured would set the marks that tell others when memory is free. Has not run on a GPU.
+captured would set the marks that tell others when memory is free.
 
 CuPy marks no iterations: they are found by repetition, or marked by ``zico.step()``.
 

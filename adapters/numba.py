@@ -1,7 +1,7 @@
 """Numba on a CUDA device, built in or as the package ``numba-cuda``: device arrays live in the pool.
 
 Managed, mapped and pinned memory and the memory of other devices stay Numba's own business, and
-handles for other processes (``get_ipc_handle``) are refused. Has not run on a GPU.
+handles for other processes (``get_ipc_handle``) are refused.
 
 Numba marks no iterations: they are found by repetition, or marked by ``zico.step()``.
 """

@@ -1,7 +1,7 @@
 """PyTorch on a CUDA device: the whole allocator is Zico's, so that every tensor's free is seen with its stream.
 
 Questions about memory are answered by ``zico.adapters.torch_cuda_memory``. What CUDA graph trees ask
-of PyTorch's caching allocator is answered by ``zico.adapters.torch_trees``. Has not run on a GPU.
+of PyTorch's caching allocator is answered by ``zico.adapters.torch_trees``.
 
 Rejected: ``torch.cuda.MemPool`` over an allocator of ours keeps PyTorch's statistics and its
 out-of-memory error, but the caching allocator in front of it gives back segments only when it is

@@ -3,7 +3,7 @@
 PyTorch asks its own caching allocator, which is replaced here, and its pluggable allocator raises.
 So the functions of ``torch._C`` that ``torch.cuda.memory`` and ``torch.accelerator.memory`` call are
 Zico's. No training script ends by one of them: what nobody can answer is told in a line. Other
-visible GPUs have no memory of this job's. Has not run on a GPU.
+visible GPUs have no memory of this job's. Its answers have not been compared on a GPU.
 
 Figures that the heap does not keep: the size that was asked for (``requested_bytes`` is what tensors
 take), how many free ranges there are (``inactive_split``), and what was unused before

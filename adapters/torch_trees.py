@@ -24,7 +24,6 @@ Guarantees
 
 Known limitations
     Where tensors that PyTorch does not know live in the pool, the error names addresses and no stack.
-    Has not run on a GPU.
 """
 
 from __future__ import annotations

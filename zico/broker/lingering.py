@@ -10,7 +10,7 @@ happened:
 
 After ``LINGER_NS`` the regions are taken back all the same.
 
-Known limitations: not seen on a real GPU yet. A forked child also inherits mappings of the driver's
+Known limitations: a forked child also inherits mappings of the driver's
 files, which may keep them open; then only the second sign tells.
 """
 

@@ -188,8 +188,7 @@ def leave_context(device: DeviceRecord, others: int) -> None:
 # on the host.
 #
 # Known limitations
-#     One call at a time per ``MOVER`` record, as in ``zico.device.mapping``. Not seen on a real GPU
-#     yet.
+#     One call at a time per ``MOVER`` record, as in ``zico.device.mapping``.
 
 _CONTEXT = MOVER.fields["context"][1]
 

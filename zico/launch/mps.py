@@ -4,8 +4,6 @@ NVIDIA's Multi-Process Service lets kernels of several processes run on a GPU at
 control program finds its daemon by a directory, so one in the run's own directory is nobody else's.
 The broker is no client of it: if one job's fault takes the service down, the pool must not go with
 it.
-
-Known limitations: not seen on a real GPU yet.
 """
 
 from __future__ import annotations

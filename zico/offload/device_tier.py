@@ -27,7 +27,7 @@ Known limitations
     One ``put`` and one ``get`` at a time, each by any thread; ``drop`` by the thread that puts.
     Memory is tried first, wherever it stands in the list of tiers. The buffer for other tiers is as
     large as their largest payload, and counts for no tier. Pinning is slow: a size costs its first
-    iteration milliseconds. Not seen on a real GPU yet.
+    iteration milliseconds.
 """
 
 from __future__ import annotations

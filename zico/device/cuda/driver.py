@@ -13,8 +13,7 @@ Guarantees
 Known limitations
     A device's memory is resident from its creation on, and is given back a whole memory at a time.
     Whether the virtual memory functions need a context is found out at the first call in a thread
-    that has none (``needs_context``); the manual lists no context error for any of them. Not seen
-    on a real GPU yet.
+    that has none (``needs_context``); the manual lists no context error for any of them.
 """
 
 from __future__ import annotations

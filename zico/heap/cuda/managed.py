@@ -25,7 +25,7 @@ Guarantees
     region. What the driver refuses leaves everything where it was, also in our count.
 
 Known limitations
-    Not seen on a real GPU yet. What is out and dead is copied all the same, both ways: nothing says
+    No job of a framework has paged on a GPU. What is out and dead is copied all the same, both ways: nothing says
     so to the driver. What the job holds is given back only under pressure, on its next call.
 """
 
