@@ -155,6 +155,14 @@ def test_another_budget_or_job_is_another_case() -> None:
     assert model.run(60) == CHOSEN
 
 
+def test_a_pool_without_jobs_has_nothing_to_try() -> None:
+    """Nothing is measured, and nothing is wrong."""
+    trials = Trials()
+    for now_ns in range(3):
+        assert trials.limits_for(PoolView(now_ns, 160, ()), {}) == {}
+    assert not trials.is_open
+
+
 def test_where_jobs_hardly_wait_nothing_is_tried() -> None:
     """There is nothing to be won; once they wait for longer, there may be."""
     model = Model(with_saving(0.75))

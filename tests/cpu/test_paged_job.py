@@ -19,7 +19,7 @@ from zico.pool.layout import SaveMode
     [
         ("torch", "", ""),
         ("torch", "lms", ""),
-        ("torch", "chen", "ZICO_JOB_SAVE: job cannot follow chen on a GPU, where tensors only move, whole"),
+        ("torch", "gist", "ZICO_JOB_SAVE: job cannot follow gist on a GPU, where nothing is encoded"),
         ("jax", "", "on a GPU torch alone swaps, jax does not: give page"),
     ],
 )

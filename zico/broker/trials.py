@@ -250,7 +250,7 @@ class Trials:
         weights = {job: self.weight_of.get(job, 1.0) * alone_ns for job, alone_ns in self._alone_ns.items()}
         side.figures.append(sum(weights[job] * window.speed(job) for job in window.since))
         side.took_ns = took_ns
-        side.waited = statistics.fmean(window.waited(job) for job in window.since)
+        side.waited = sum(map(window.waited, window.since)) / max(1, len(window.since))
         if len(self._without.figures) > MOST:
             del self._without.figures[0]
         self._window = None
