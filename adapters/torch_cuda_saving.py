@@ -27,6 +27,7 @@ import torch
 from zico.adapters.torch_saving import Saved, Saving, Storage, are_same, storage_of
 
 from zico.base.errors import DriverError
+from zico.base.records import word_of
 from zico.heap.cuda import hooks, on_stream
 from zico.offload.mover import Place
 
@@ -183,6 +184,7 @@ class DeviceSaving(Saving):  # type: ignore[misc]  # as above
         self.tier: DeviceTier = swapper.tier
         self.record: Any = heap.record[0]
         self._heap = heap
+        self._capturing = word_of(self.record, "streams", "capturing")
         self._digests: Digests | None = None
         self.record_stream = _RECORD_STREAM(hooks.record_stream.address)
         """What PyTorch's allocator does for ``Tensor.record_stream``."""
@@ -227,7 +229,7 @@ class DeviceSaving(Saving):  # type: ignore[misc]  # as above
     def is_capturing(self) -> bool:
         """Tell whether what this thread computes may become a graph instead: while PyTorch captures one in any."""
         try:
-            return bool(self.record["streams"]["capturing"]) or torch.cuda.is_current_stream_capturing()
+            return self._capturing[0] != 0 or torch.cuda.is_current_stream_capturing()
         except RuntimeError:  # the default stream cannot be asked while a stream captures that waits for it
             return True
 

@@ -12,6 +12,8 @@ from twin_world import REGION_BYTES, World
 
 from zico.heap.cuda import on_stream
 from zico.offload.device_digests import Digest, Digests
+from zico.offload.device_tier import Marks
+from zico.pool.fences import NO_FENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +44,7 @@ class Digesting:
 
     def has_passed(self, fence: int) -> bool:
         """Tell whether the device has come by a mark."""
-        return bool(on_stream.has_come_by(self.tenant.record[0], fence))
+        return Marks(self.tenant.heap).has_passed(fence)
 
 
 @pytest.fixture
@@ -97,6 +99,7 @@ def test_a_mark_tells_when_they_are_there(job: Digesting) -> None:
     job.take()
     fence = job.mark()
     assert not job.has_passed(fence)
+    assert job.has_passed(NO_FENCE)
     twin.release()
     job.tenant.driver.synchronize(job.stream)
     assert job.has_passed(fence)
