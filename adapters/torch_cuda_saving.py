@@ -27,6 +27,7 @@ import torch
 from zico.adapters.torch_saving import Saved, Saving, Storage, are_same, storage_of
 
 from zico.base.errors import DriverError
+from zico.base.records import word_of
 from zico.heap.cuda import hooks, on_stream
 from zico.offload.mover import Place
 
@@ -42,6 +43,8 @@ _RECORD_STREAM = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 NS_PER_MS = 1e6
 _SLICE_S = 50e-6
 """Between two looks whether the device has come by: less than a layer of a network takes."""
+_IN_MEMORY = Place.HERE, Place.LEAVING
+"""What is being copied out can be read, too, until it is freed behind that copy."""
 
 
 class Check:
@@ -62,7 +65,7 @@ class Check:
             return None
         for saved, uses in sources:
             one = saved.storage
-            if one.uses != uses or (one.place is Place.HERE and one.lend() == 0):
+            if one.uses != uses or (one.place in _IN_MEMORY and one.lend() == 0):
                 return None
         return [saved for saved, _ in sources]
 
@@ -87,21 +90,23 @@ class DeviceStorage(Storage):  # type: ignore[misc]  # mypy knows no adapter by 
 
     def settle(self) -> int:
         """Allocate as PyTorch does, for the stream that copies in."""
-        with torch.cuda.stream(self._saving.incoming):
+        # A stream's context alone would leave a context of CUDA's on whatever device is the thread's current one.
+        with torch.cuda.device(self._saving.device), torch.cuda.stream(self._saving.incoming):
             self._settled = storage_of(torch.empty(self.size_bytes, dtype=torch.uint8, device=self._saving.device))
         return int(self._settled.data_ptr())
 
     def arrive(self) -> None:
         """Be here again, for those who wait for the copy, or for the stream that made it."""
-        super().arrive()
         if self.is_dropped:
             stream = self._saving.stream()
-            self._saving.record_stream(self._storage.data_ptr(), stream)
+            self.fence = self._saving.tier.mark(stream)  # first: where that raises, it is to be made again
+            self._saving.record_stream(self._settled.data_ptr(), stream)
             self.streams = {stream}
-            self.fence = self._saving.tier.mark(stream)
         else:
             self.streams = set()
             self.fence = self._saving.tier.fence_of(self.ticket)
+        super().arrive()
+        self._check = None  # of a recipe that it has no more
 
     def note_use(self) -> None:
         """Let the calling thread's stream use it behind the copy that made it; its next copy waits for that stream."""
@@ -132,11 +137,11 @@ class DeviceStorage(Storage):  # type: ignore[misc]  # mypy knows no adapter by 
 
     def _begin_check(self) -> None:
         sources = self.made_of()
-        if sources is None:
+        if sources is None or self._saving.is_capturing():  # a graph would take digests whenever it is launched
             return
         stream = self._saving.stream()
         storages = [self, *(saved.storage for saved in sources)]
-        if any(one.place is Place.HERE and (one.streams != {stream} or one.lend() == 0) for one in storages):
+        if any(one.place in _IN_MEMORY and (one.streams != {stream} or one.lend() == 0) for one in storages):
             return
         pairs = self.compared(sources)
         if pairs is not None:
@@ -179,6 +184,7 @@ class DeviceSaving(Saving):  # type: ignore[misc]  # as above
         self.tier: DeviceTier = swapper.tier
         self.record: Any = heap.record[0]
         self._heap = heap
+        self._capturing = word_of(self.record, "streams", "capturing")
         self._digests: Digests | None = None
         self.record_stream = _RECORD_STREAM(hooks.record_stream.address)
         """What PyTorch's allocator does for ``Tensor.record_stream``."""
@@ -220,23 +226,26 @@ class DeviceSaving(Saving):  # type: ignore[misc]  # as above
             return self._digests.take(stream, storage.data_ptr(), storage.nbytes())
         return None
 
-    @staticmethod
-    def is_capturing() -> bool:
-        """Tell whether what this thread computes becomes a graph instead."""
-        return bool(torch.cuda.is_current_stream_capturing())
+    def is_capturing(self) -> bool:
+        """Tell whether what this thread computes may become a graph instead: while PyTorch captures one in any."""
+        try:
+            return self._capturing[0] != 0 or torch.cuda.is_current_stream_capturing()
+        except RuntimeError:  # the default stream cannot be asked while a stream captures that waits for it
+            return True
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[Callable[[], int]]:
         """Give what returns, behind the block, the nanoseconds that the device has computed in it; that waits."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+        stream = torch.cuda.current_stream(self.device)  # another device may be the thread's current one
+        begin.record(stream)
 
         def took_ns() -> int:
             end.synchronize()
             return round(begin.elapsed_time(end) * NS_PER_MS)
 
         yield took_ns
-        end.record()
+        end.record(stream)
 
     @staticmethod
     def is_ours(tensor: torch.Tensor) -> bool:
@@ -253,9 +262,8 @@ class DeviceSaving(Saving):  # type: ignore[misc]  # as above
 
     def unpack(self, packed: Saved | tuple[torch.Tensor, int]) -> torch.Tensor:
         """Return the tensor again; the thread's stream waits until its bytes are here, and uses it."""
-        if isinstance(packed, Saved):
-            packed.storage.uses += 1
         tensor = super().unpack(packed)
         if isinstance(packed, Saved):
+            packed.storage.uses += 1  # only now, so that a check that has begun meanwhile finds it changed
             packed.storage.note_use()
         return tensor

@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 
 SMALL = 64
 """An input so many times smaller than the result is copied: layers' weights, which optimizers change."""
+ALIGNED = 16
+"""What addresses of copied inputs are multiples of, as those of copies are: elsewhere a GPU adds in another order.
+
+Source: PyTorch, aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``LayerNormKernelImplInternal``."""
 MOST_STEPS = 16
 """Functions that one recipe calls, those of the recipes among its sources included."""
 MOST_KINDS = 4096
@@ -60,8 +64,11 @@ _NONE = object()
 """Instead of a source: there is none."""
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return TensorBase.set_(torch.empty(0, dtype=torch.uint8, device=tensor.device), storage_of(tensor))
+def _bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's memory as integers, the largest that it is whole ones of: a GPU compares each into a byte."""
+    storage = storage_of(tensor)
+    kind = torch.uint8 if storage.nbytes() % torch.int64.itemsize else torch.int64
+    return TensorBase.set_(torch.empty(0, dtype=kind, device=tensor.device), storage)
 
 
 class _Known(NamedTuple):
@@ -112,7 +119,7 @@ class Rebuilding:
             torch.is_grad_enabled()
             and self._saving.is_in_force()
             and not is_transformed()
-            and can_be_remade()
+            and can_be_remade(self._saving.kind)
             and not self._saving.is_capturing()
         )
 
@@ -213,6 +220,8 @@ class Rebuilding:
         if not self._is_ours(tensor):
             return _NONE
         if tensor.nbytes * SMALL <= result_bytes:
+            if tensor.data_ptr() % ALIGNED:
+                return _NONE
             with torch.no_grad():
                 return tensor.detach().clone()
         storage = storage_of(tensor)
@@ -300,7 +309,7 @@ class Rebuilding:
     def _settle(self, storage: Storage, tensor: torch.Tensor, recipe: Recipe) -> None:
         """Let what is saved, or a view of it, be made by a recipe whose kind has been tried."""
         saved = recipe.saved()
-        if saved is None:
+        if saved is None or self._saving.is_capturing():  # nothing is computed there now, a trial neither
             return
         if recipe.kind not in self._cost_ns:
             self._cost_ns[recipe.kind] = self._try(tensor, recipe, saved)
@@ -318,10 +327,11 @@ class Rebuilding:
                 with self._saving.timed() as took:
                     made = remade(recipe, saved, self._saving.swapper.bring, self._saving.kind)
                 took_ns = took()
+            is_equal = torch.equal(_bits_of(made), _bits_of(tensor))  # which takes memory on a GPU
         except Exception as error:  # noqa: BLE001 - whatever it is, the user's own call has worked
             inform(f"{what}: to make it again fails: {error}")
             return None
-        if torch.equal(_bytes_of(made), _bytes_of(tensor)):
+        if is_equal:
             return took_ns
         inform(f"{what}: made again, its bits would differ")
         return None

@@ -8,7 +8,6 @@ asks it around each call.
 # ruff: noqa: A002, ANN401, ARG001, FBT001, FBT002, FBT003, PLR0913, PLR0917 - signatures are PyTorch's
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import math
@@ -57,8 +56,10 @@ class Source:
         return saved.take().as_strided(self.size, self.stride, self.offset)
 
 
-def can_be_remade() -> bool:
-    """Tell whether results of this moment can be made again later: in a process that computes as most do."""
+def can_be_remade(kind: str) -> bool:
+    """Tell whether a device's results of this moment can be made again later: in a process that computes as most do."""
+    if kind != "cpu":
+        return bool(torch._C._get_cudnn_enabled())
     return bool(torch._C._get_mkldnn_enabled()) and _SMALLEST * _ONE > 0.0
 
 
@@ -96,6 +97,28 @@ class AsBefore:
             self._lock.release()
         if not has_denormals:
             torch.set_flush_denormal(True)
+
+
+class WithCudnn:
+    """Lets this process compute with cuDNN for a while, which batch norms on a GPU choose their kernels by.
+
+    One thread at a time has it on where it was off.
+    """
+
+    _lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        """Begin; waits for another thread that has it on for a while."""
+        self._is_off = not torch._C._get_cudnn_enabled()
+        if self._is_off:
+            self._lock.acquire()
+            torch._C._set_cudnn_enabled(True)
+
+    def __exit__(self, *_: object) -> None:
+        """Compute as before."""
+        if self._is_off:
+            torch._C._set_cudnn_enabled(False)
+            self._lock.release()
 
 
 @functools.cache
@@ -195,7 +218,7 @@ def remade(recipe: Recipe, saved: Sequence[Saved], bring: Bring, kind: str) -> t
         torch._C._DisableTorchDispatch(),
         torch.no_grad(),
         torch.autocast(kind, enabled=False),
-        AsBefore(recipe.threads) if kind == "cpu" else contextlib.nullcontext(),
+        AsBefore(recipe.threads) if kind == "cpu" else WithCudnn(),
     ):
         return recipe.make(iter(saved), bring)
 

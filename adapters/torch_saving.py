@@ -358,9 +358,8 @@ class Saving:
             ZicoError: The device cannot.
         """
 
-    @staticmethod
-    def is_capturing() -> bool:
-        """Tell whether what this thread computes becomes a graph instead."""
+    def is_capturing(self) -> bool:
+        """Tell whether what this thread computes may become a graph instead."""
         return False
 
     @contextlib.contextmanager

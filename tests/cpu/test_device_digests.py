@@ -12,6 +12,8 @@ from twin_world import REGION_BYTES, World
 
 from zico.heap.cuda import on_stream
 from zico.offload.device_digests import Digest, Digests
+from zico.offload.device_tier import Marks
+from zico.pool.fences import NO_FENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,13 +38,13 @@ class Digesting:
         """Let the stream take the tensor's digest."""
         return self.digests.take(self.stream, self.address, size_bytes)
 
-    def mark(self) -> int:
-        """Put a mark on the stream."""
-        return int(on_stream.mark_stream(self.tenant.record[0], self.stream))
+    def mark(self, stream: int | None = None) -> int:
+        """Put a mark on the stream, or on another."""
+        return int(on_stream.mark_stream(self.tenant.record[0], self.stream if stream is None else stream))
 
     def has_passed(self, fence: int) -> bool:
         """Tell whether the device has come by a mark."""
-        return bool(on_stream.has_come_by(self.tenant.record[0], fence))
+        return Marks(self.tenant.heap).has_passed(fence)
 
 
 @pytest.fixture
@@ -89,17 +91,23 @@ def test_one_byte_is_another_digest(job: Digesting) -> None:
 
 
 def test_a_mark_tells_when_they_are_there(job: Digesting) -> None:
-    """While the device stands still the mark is not passed; a wait for it is short when it goes on."""
+    """While the device stands still the mark is not passed, nor another stream's; it is when the device goes on."""
+    for _ in range(2):
+        job.mark()
+    other = job.tenant.driver.create_stream()
     job.tenant.driver.synchronize(job.stream)
     twin = job.tenant.world.twin
     twin.pause()
     job.fill(3)
     job.take()
-    fence = job.mark()
-    assert not job.has_passed(fence)
+    fences = job.mark(), job.mark(other.handle)
+    assert not any(map(job.has_passed, fences))
+    assert job.has_passed(NO_FENCE)
     twin.release()
-    job.tenant.driver.synchronize(job.stream)
-    assert job.has_passed(fence)
+    for stream in (job.stream, other.handle):
+        job.tenant.driver.synchronize(stream)
+    assert all(map(job.has_passed, fences))
+    other.close()
 
 
 def test_slots_come_back(job: Digesting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ from zico.offload.tier_layout import Rates
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import pytest
+
     from zico.offload.mover import Mover
 
 SIZE = 1000
@@ -248,6 +250,31 @@ def test_relief_lets_the_device_tell_before_anything_is_copied() -> None:
     job.swapper.relieve(SIZE)
     assert job.swapper.settle(DEADLINE_S)
     assert job.saved[0].place is Place.AWAY, "there is nothing else to drop"
+
+
+class Silent(Late):
+    """An array of which the device tells nothing, since it is busy."""
+
+    def await_check(self, within_s: float) -> bool:
+        """Wait in vain."""
+        return not threading.Event().wait(min(within_s, 0.01))
+
+
+def test_relief_copies_where_the_device_is_busy_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only has to be copied leaves, though the device never tells whether something else may be dropped."""
+    monkeypatch.setattr("zico.offload.swapper.LANDING_S", 0.05)
+    job = Job(100 * SIZE)
+    job.save(b"a" * SIZE)
+    silent = Silent(job.mover, b"b" * SIZE)
+    job.swapper._wishes = [weakref.ref(silent)]
+    seen = Observed((), (), (), np.zeros(1, np.int64), np.zeros(1, np.int64))
+    job.swapper._plan = Plan(seen, frozenset(), {}, SIZE, frozenset({silent.ordinal}))
+    relieving = threading.Thread(target=job.swapper.relieve, args=(SIZE,), daemon=True)
+    relieving.start()
+    relieving.join(5.0)
+    assert not relieving.is_alive()
+    assert job.swapper.settle(DEADLINE_S)
+    assert (job.saved[0].place, silent.place) == (Place.AWAY, Place.HERE)
 
 
 class Unmakeable(Array):

@@ -23,15 +23,14 @@ from torch._dynamo import compiled_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from zico.adapters.torch_cuda_saving import DeviceSaving
-from zico.adapters.torch_saving import Saving, digest_of
+from zico.adapters.torch_cuda_saving import DeviceSaving, DeviceStorage
+from zico.adapters.torch_saving import Saving, Storage, digest_of
 
 from zico.job import session
+from zico.offload.mover import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from zico.adapters.torch_saving import Storage
 
     from zico.offload.mover import Idle
 
@@ -562,6 +561,27 @@ def check_nothing_goes_without_a_digest() -> None:
     end.backward()
 
 
+def check_copied_inputs_lie_as_they_lay() -> None:
+    """A copy begins at another address, for which a device may have another kernel."""
+    numbers = torch.ones(1028)
+    for first, expected in ((0, ["layer_norm"]), (1, []), (4, ["layer_norm"])):
+        weight = numbers[first : first + 1024]
+        same(lambda x, weight=weight: through(functional.layer_norm(x * 2.0, (1024,), weight)), leaf(), expected)
+
+
+def check_a_trial_without_memory_is_no_error() -> None:
+    """Where nothing is left to compare with, the user's own call has worked, and the tensor stays."""
+
+    def no_memory(*_: Any) -> bool:  # noqa: ANN401 - torch's
+        raise torch.OutOfMemoryError
+
+    equal, torch.equal = torch.equal, no_memory
+    try:
+        same(lambda x: through(functional.silu(x * 3.0)), leaf(ROWS, 1536), [])
+    finally:
+        torch.equal = equal
+
+
 def check_sums_of_themselves() -> None:
     """Each step doubles what a recipe would have to do."""
     x = leaf()
@@ -761,14 +781,27 @@ class LateTier:
         """Wait on the device."""
         assert fence <= self.last, "a wait for a mark that nobody has put would never end"
 
+    def fence_of(self, _ticket: int) -> int:
+        """Return the mark behind a copy."""
+        return self.last
+
+
+class LateStorage(DeviceStorage):
+    """Memory that is a GPU's to all but those who copy."""
+
+    settle = Storage.settle
+    last_digest = Storage.last_digest
+
 
 class LateSaving(DeviceSaving):
     """The hooks for a GPU's tensors, over the host's memory: the device does at once what it tells later."""
 
+    storage_type = LateStorage
     kind = "cpu"
     is_ours = Saving.is_ours
-    is_capturing = staticmethod(Saving.is_capturing)
     timed = Saving.timed
+    captures = False
+    current_stream = 0
 
     def __init__(self) -> None:
         """Stand in for the hooks of this job."""
@@ -780,8 +813,12 @@ class LateSaving(DeviceSaving):
         self.on_saved = self.rebuilding._note_saved
 
     def stream(self) -> int:
-        """Return the only one."""
-        return 0
+        """Return the one that the test says."""
+        return self.current_stream
+
+    def is_capturing(self) -> bool:
+        """Tell what the test says."""
+        return self.captures
 
     def digest(self, storage: Any) -> LateDigest:  # noqa: ANN401 - torch has no types
         """Take a digest."""
@@ -866,6 +903,88 @@ def check_what_somebody_has_reached_for_is_looked_at_again() -> None:
         assert saving.tier.last == 2
         saving.come_by()
         assert watched.drop() == ["relu"]
+        end.backward()
+
+
+def check_who_is_about_to_reach_for_it_has_reached_for_it() -> None:
+    """A check that begins while somebody waits to be let in is not about what he leaves behind."""
+    x = leaf(64, 8, 32, 32)
+    with LateSaving() as saving, Watched() as watched:
+        end = through(block(x))
+        (made,) = (each for each in watched.storages if each.recipe is not None)
+        used = saving.swapper.used
+
+        def after_a_check(idle: Idle, take: Callable[[], Any]) -> Any:  # noqa: ANN401 - as it
+            assert watched.drop() == []
+            return used(idle, take)
+
+        saving.swapper.used = after_a_check
+        try:
+            saving.unpack(made._aliases()[0]).data[0] = 7.0
+        finally:
+            saving.swapper.used = used
+        for _ in range(2):
+            saving.come_by()
+            assert watched.drop() == []
+        end.backward()
+
+
+def check_what_has_come_back_meanwhile_is_not_dropped() -> None:
+    """It lies elsewhere and has no recipe any more, whatever the device finds about where it was."""
+    grads = []
+    for late in (False, True):
+        x = leaf(64, 8, 32, 32)
+        with LateSaving() as saving, Watched() as watched:
+            end = through(block(x))
+            (made,) = (each for each in watched.storages if each.recipe is not None)
+            if late:
+                assert watched.drop() == []
+                assert mover().send(made)
+                assert mover().settle(DEADLINE_S)
+                assert made.place is Place.AWAY
+                mover().need(made, lambda: None)
+                saving.come_by()
+                assert watched.drop() == []
+            end.backward()
+        grads.append(bits(x.grad))
+    assert grads[0] == grads[1]
+
+
+def check_no_other_stream_reads_what_is_leaving() -> None:
+    """What is being copied out is freed behind the streams that are known to use it, so no other may read it."""
+    x = leaf()
+    with LateSaving() as saving, Watched() as watched:
+        saving.current_stream = 1
+        source = x.tanh()
+        saving.current_stream = 0
+        end = through(functional.relu(source))
+        del source
+        (kept,) = (each for each in watched.storages if each.recipe is None)
+        for place in (Place.HERE, Place.LEAVING):
+            kept.place = place
+            assert watched.drop() == []
+            assert saving.tier.last == 0
+        kept.place = Place.HERE
+        end.backward()
+
+
+def check_nothing_is_asked_while_a_graph_is_captured() -> None:
+    """The graph would take digests at each launch. What is saved in it has no recipe, for the same reason."""
+    x = leaf(64, 8, 32, 32)
+    with LateSaving() as saving, Watched() as watched:
+        end = through(block(x))
+        saving.captures = True
+        assert watched.drop() == []
+        assert saving.tier.last == 0
+        saving.captures = False
+        assert watched.drop() == []
+        assert saving.tier.last == 1
+        end.backward()
+    with LateSaving() as saving, Watched() as watched:
+        made = functional.batch_norm(x.tanh(), None, None, training=True)
+        saving.captures = True
+        end = through(made)
+        assert all(each.recipe is None for each in watched.storages)
         end.backward()
 
 

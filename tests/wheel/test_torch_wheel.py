@@ -265,6 +265,8 @@ def test_saved_tensors_are_made_again(broker: Broker, note: dict[str, Any]) -> N
     assert before >= 2 * LAYER_BYTES
     assert after <= before - LAYER_BYTES
     assert (found["away_bytes"], found["failures"]) == (0, 0)
+    assert found["with_cudnn"] == [True], "as when they were made first"
+    assert found["timed_on"] == [0, 0], "as the pool is"
     assert (ended["exit"], ended["errors"], ended["bad_calls"]) == (0, "", 0)
     assert is_whole(broker)
 

@@ -484,7 +484,13 @@ def swap_made() -> dict[str, Any]:
     assert joined is not None
     pack, _ = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: FBT003 - by position
     rebuilding = pack.__self__.on_saved.__self__
-    rule = Rule(("torch:clone",), lambda tensor: Made(torch.ops.aten.clone, (tensor,)), torch.clone)
+    with_cudnn = set()
+
+    def again(tensor: Any) -> Any:  # noqa: ANN401 - a tensor
+        with_cudnn.add(torch.backends.cudnn.enabled)
+        return torch.ops.aten.clone(tensor)
+
+    rule = Rule(("torch:clone",), lambda tensor: Made(again, (tensor,)), torch.clone)
     replace("torch:clone", functools.partial(rebuilding._ruled, rule))
     torch.equal = lambda one, other: bool((one.cpu() == other.cpu()).all())  # kernels compare nothing here
     sources, targets = _pinned(2 * MADE_LAYERS)
@@ -507,6 +513,8 @@ def swap_made() -> dict[str, Any]:
         "written": written,
         "is_equal": is_equal,
         "dropped_bytes": kept_bytes,
+        "with_cudnn": [*with_cudnn],
+        "timed_on": _timed_on(pack.__self__),
         "away_bytes": figures.away_bytes,
         "failures": int(heap["streams"]["failures"]),
     }
@@ -549,9 +557,28 @@ def _pass_made(sources: list[Any], targets: list[Any], other: Any) -> list[bool]
         wanted += [WRITTEN if is_written else number + 1.0, number + 2.0]
     del copy
     gradient = torch.empty_like(tensor)
-    tensor.backward(gradient)
+    with torch.backends.cudnn.flags(enabled=False):  # which is another batch norm
+        tensor.backward(gradient)
+        is_off = not torch.backends.cudnn.enabled
     torch.cuda.synchronize()
-    return [bool((target == value).all()) for target, value in zip(targets, wanted, strict=True)]
+    return [is_off, *(bool((target == value).all()) for target, value in zip(targets, wanted, strict=True))]
+
+
+def _timed_on(saving: Any) -> list[int]:  # noqa: ANN401 - the hooks
+    """Return on which devices it is measured how long something takes, while the thread's current one is the second."""
+    events, make = [], torch.cuda.Event
+
+    def noted(**options: Any) -> Any:  # noqa: ANN401 - torch's
+        events.append(make(**options))
+        return events[-1]
+
+    torch.cuda.Event = noted
+    try:
+        with torch.cuda.device(1), saving.timed():
+            pass
+    finally:
+        torch.cuda.Event = make
+    return [event.device.index for event in events]
 
 
 # -- what programs should not do -------------------------------------------------------------------

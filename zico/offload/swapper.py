@@ -48,7 +48,7 @@ ROOM_SHARE = 0.9
 AHEAD = 2
 """Without a plan: tensors that come back ahead of their use at a time."""
 LANDING_S = 1.0
-"""Longer than any copy takes from a tier that is of use."""
+"""Longer than any copy takes from a tier that is of use, and than relief waits for the device to tell what may go."""
 FORK_S = 60.0
 """Longest that a fork waits for copies on their way, and a parent for its child's."""
 _LOOK_BACK = 16
@@ -375,16 +375,18 @@ class Swapper:
         """Let so much leave that somebody who waits for memory can go on.
 
         What is to go without a copy goes first, if the device only has to tell that it may. Waits
-        for that, and for what is being copied in, where nothing else can leave: it can when it is
-        here.
+        for that, though no longer than ``LANDING_S``, and for what is being copied in, where nothing
+        else can leave: it can when it is here.
         """
+        end_s = time.monotonic() + LANDING_S
         while True:
             with self._lock:
                 missing = needed_bytes - self._mover.figures.leaving_bytes
                 if missing <= 0 or self._drop_wished():
                     return
                 asked = [idle for wish in self._wishes if (idle := wish()) is not None]
-            if any(idle.await_check(LANDING_S) for idle in asked):
+            within_s = end_s - time.monotonic()
+            if within_s > 0 and any(idle.await_check(within_s) for idle in asked):
                 continue
             with self._lock:
                 if self._send(missing) > 0:

@@ -471,12 +471,6 @@ def wait_for(heap: HeapRecord, stream: int, fence: int) -> int:
     return int(done)
 
 
-@entry(HEAP, int)
-def has_come_by(heap: HeapRecord, fence: int) -> int:
-    """Tell whether the device has come by a mark: 1 or 0."""
-    return int(has_passed(pool_of(heap), fence))
-
-
 # -- the end ---------------------------------------------------------------------------------------
 
 
