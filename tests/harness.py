@@ -413,17 +413,17 @@ class Nursery:
         self._process.kill()
         self._process.wait(timeout=ANSWER_S)
 
-    def begin(self, pool: Pool, name: str) -> socket.socket:
+    def begin(self, pool: Pool, name: str, run: str = "") -> socket.socket:
         """Let a new job begin to join the pool; returns the connection on which it will answer, or die."""
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._connection, [f"{pool.socket} {name}".encode()], [theirs.fileno()])
+            socket.send_fds(self._connection, [f"{pool.socket} {name} {run}".encode()], [theirs.fileno()])
         return ours
 
     @contextlib.contextmanager
-    def job(self, pool: Pool, name: str) -> Iterator[LightJob]:
-        """Give a new job in the pool; it is dead when the block ends."""
-        job = LightJob(self.begin(pool, name))
+    def job(self, pool: Pool, name: str, run: str = "") -> Iterator[LightJob]:
+        """Give a new job in the pool, of the run of that identity; it is dead when the block ends."""
+        job = LightJob(self.begin(pool, name, run))
         try:
             yield job
         finally:

@@ -43,11 +43,11 @@ def _tiers(pool: PoolTable) -> TierStack:
 class Job:
     """One job's side of the dialogue."""
 
-    def __init__(self, path: Path, name: str, connection: socket.socket) -> None:
+    def __init__(self, path: Path, name: str, connection: socket.socket, run: str = "") -> None:
         """Join the pool and say so."""
         self._orders = connection.makefile("r")
         self._answers = connection.makefile("w")
-        self._membership = BrokerClient(path).join(name, "light")
+        self._membership = BrokerClient(path).join(name, "light", run=run)
         m = self._membership
         self._pool = PoolTable.join_pool(m.memory_fd, m.table_fd, m.notify_fd, m.job)
         self._heap = Heap(self._pool, np.zeros(1, HEAP), tiers=_tiers(self._pool) if name.startswith("paged") else None)
@@ -188,8 +188,8 @@ def serve(connection: socket.socket) -> None:
                 ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
                 connection.close()
                 if os.getppid() == parent:
-                    path, name = request.decode().split()
-                    Job(Path(path), name, theirs).serve()
+                    path, name, *run = request.decode().split()
+                    Job(Path(path), name, theirs, *run).serve()
                 os._exit(0)
 
 

@@ -73,6 +73,7 @@ JOB_REPORT = m.JobReport(
     waits_for=tuple(range(64)),
     limit_bytes=BIGGEST,
     share=SHARE,
+    run="f" * m.MAX_RUN_CHARS,
     saving=SAVING,
 )
 STATUS = m.Status(

@@ -339,7 +339,13 @@ class PoolManager:
         _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)
         self._evaluate_soon()
         member = self._ledger.join(
-            job=job, pid=pid, name=hello.name, framework=hello.framework, pidfd=pidfd, share=hello.share
+            job=job,
+            pid=pid,
+            name=hello.name,
+            framework=hello.framework,
+            pidfd=pidfd,
+            share=hello.share,
+            run=hello.run,
         )
         try:
             self._note_down()
@@ -373,6 +379,7 @@ class PoolManager:
                 share=entry.share,
                 record=jobs[job],
             )
+                run=entry.run,
             if jobs[job]["state"] == JobState.LEAVING or pidfd is None:
                 self.leave(member)
         self._note_down()
