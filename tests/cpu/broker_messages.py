@@ -94,6 +94,7 @@ STATUS = m.Status(
     most_bytes=BIGGEST,
     isolated=True,
     slowdown=(1.23456789,) * 64,
+    metrics="\N{WHITE MEDIUM STAR}" * m.MAX_TEXT_CHARS,
 )
 REPORT = m.Report(
     pool=m.PoolReport(

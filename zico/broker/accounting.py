@@ -211,7 +211,7 @@ class Ledger:
         """Return the jobs that have a place, leaving ones included."""
         return tuple(self._present.values())
 
-    def join(
+    def join(  # noqa: PLR0913 - each has a name
         self,
         *,
         job: int,
@@ -501,6 +501,6 @@ def _saving(record: Any) -> Saving:  # noqa: ANN401 - a numpy record
     )
 
 
-def _known(figures: OutsideFigures | None) -> dict[str, int]:
+def _known(figures: OutsideFigures | None) -> dict[str, Any]:
     """Return the fields that can be filled in."""
     return figures._asdict() if figures else {}

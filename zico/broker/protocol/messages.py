@@ -360,6 +360,8 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     """Whether no job sees what another has left in memory."""
     slowdown: Factors = ()
     """By what factor each of 2, 3, ... of these jobs is slower than alone when they work together; empty: not known."""
+    metrics: Text = ""
+    """Where the broker serves metrics, as users read it; empty: nowhere."""
 
 
 class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
