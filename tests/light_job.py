@@ -9,6 +9,7 @@ import socket
 import sys
 from pathlib import Path
 
+import forking
 import numpy as np
 from hammering import blocks_of_nobody, hammer
 
@@ -116,6 +117,10 @@ class Job:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._say("lost", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), self._lost(seed))
 
+    def fork_beside_threads(self) -> None:
+        """Fork at moments at which a thread is, or wants to be, inside the heap; says what was wrong at each."""
+        self._say(*forking.fork_beside_threads(self._heap, self._membership.leave))
+
     def figure(self, which: int) -> None:
         """Say one of the figures of its paging."""
         assert self._heap.paged is not None
@@ -215,6 +220,7 @@ def load() -> None:
         ) as member:
             heap = Heap(member, np.zeros(1, HEAP))
             hammer(heap.record[0], 1, 4, 64, 1, blocks_of_nobody(2), np.zeros(2, np.int64))
+            forking.load(heap)
             mutex.lock_for_python(member.member[0])
             mutex.unlock_for_python(member.member[0])
             heap.close()
