@@ -45,6 +45,8 @@ PATIENCE_S = 300.0
 ANSWER_S = 20.0
 LIMIT_S = 1.0
 """Within this time after a death the others go on (invariant 5)."""
+TRIES = 5
+"""Deaths of which one must be over within that time: on a machine that is busy some take longer."""
 
 Value = TypeVar("Value")
 
@@ -276,7 +278,7 @@ class Pool:
         finally:
             mutex.unlock_for_python(member)
 
-    def settled(self, condition: Callable[[Look], bool], what: str, within_s: float = LIMIT_S) -> Look:
+    def settled(self, condition: Callable[[Look], bool], what: str, within_s: float = ANSWER_S) -> Look:
         """Return the first consistent look that meets the condition."""
 
         def looked() -> Look | None:
@@ -413,17 +415,17 @@ class Nursery:
         self._process.kill()
         self._process.wait(timeout=ANSWER_S)
 
-    def begin(self, pool: Pool, name: str) -> socket.socket:
+    def begin(self, pool: Pool, name: str, run: str = "") -> socket.socket:
         """Let a new job begin to join the pool; returns the connection on which it will answer, or die."""
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._connection, [f"{pool.socket} {name}".encode()], [theirs.fileno()])
+            socket.send_fds(self._connection, [f"{pool.socket} {name} {run}".encode()], [theirs.fileno()])
         return ours
 
     @contextlib.contextmanager
-    def job(self, pool: Pool, name: str) -> Iterator[LightJob]:
-        """Give a new job in the pool; it is dead when the block ends."""
-        job = LightJob(self.begin(pool, name))
+    def job(self, pool: Pool, name: str, run: str = "") -> Iterator[LightJob]:
+        """Give a new job in the pool, of the run of that identity; it is dead when the block ends."""
+        job = LightJob(self.begin(pool, name, run))
         try:
             yield job
         finally:

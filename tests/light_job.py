@@ -9,6 +9,7 @@ import socket
 import sys
 from pathlib import Path
 
+import forking
 import numpy as np
 from hammering import blocks_of_nobody, hammer
 
@@ -43,11 +44,11 @@ def _tiers(pool: PoolTable) -> TierStack:
 class Job:
     """One job's side of the dialogue."""
 
-    def __init__(self, path: Path, name: str, connection: socket.socket) -> None:
+    def __init__(self, path: Path, name: str, connection: socket.socket, run: str = "") -> None:
         """Join the pool and say so."""
         self._orders = connection.makefile("r")
         self._answers = connection.makefile("w")
-        self._membership = BrokerClient(path).join(name, "light")
+        self._membership = BrokerClient(path).join(name, "light", run=run)
         m = self._membership
         self._pool = PoolTable.join_pool(m.memory_fd, m.table_fd, m.notify_fd, m.job)
         self._heap = Heap(self._pool, np.zeros(1, HEAP), tiers=_tiers(self._pool) if name.startswith("paged") else None)
@@ -115,6 +116,10 @@ class Job:
             os._exit(min(lost, 255))
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._say("lost", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), self._lost(seed))
+
+    def fork_beside_threads(self) -> None:
+        """Fork at moments at which a thread is, or wants to be, inside the heap; says what was wrong at each."""
+        self._say(*forking.fork_beside_threads(self._heap, self._membership.leave))
 
     def figure(self, which: int) -> None:
         """Say one of the figures of its paging."""
@@ -188,8 +193,8 @@ def serve(connection: socket.socket) -> None:
                 ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
                 connection.close()
                 if os.getppid() == parent:
-                    path, name = request.decode().split()
-                    Job(Path(path), name, theirs).serve()
+                    path, name, *run = request.decode().split()
+                    Job(Path(path), name, theirs, *run).serve()
                 os._exit(0)
 
 
@@ -215,6 +220,7 @@ def load() -> None:
         ) as member:
             heap = Heap(member, np.zeros(1, HEAP))
             hammer(heap.record[0], 1, 4, 64, 1, blocks_of_nobody(2), np.zeros(2, np.int64))
+            forking.load(heap)
             mutex.lock_for_python(member.member[0])
             mutex.unlock_for_python(member.member[0])
             heap.close()

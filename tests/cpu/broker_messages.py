@@ -73,6 +73,7 @@ JOB_REPORT = m.JobReport(
     waits_for=tuple(range(64)),
     limit_bytes=BIGGEST,
     share=SHARE,
+    run="f" * m.MAX_RUN_CHARS,
     saving=SAVING,
 )
 STATUS = m.Status(
@@ -93,6 +94,7 @@ STATUS = m.Status(
     most_bytes=BIGGEST,
     isolated=True,
     slowdown=(1.23456789,) * 64,
+    metrics="\N{WHITE MEDIUM STAR}" * m.MAX_TEXT_CHARS,
 )
 REPORT = m.Report(
     pool=m.PoolReport(

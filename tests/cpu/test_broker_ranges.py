@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from members import make_pool
 
 from zico.base.errors import BrokerError, ConfigError, LocalProtocolError, RemoteProtocolError
-from zico.broker import transport
+from zico.broker import link, transport
 from zico.broker.accounting import Ledger
 from zico.broker.client import BrokerClient
 from zico.broker.pool_manager import PoolManager, write_record
@@ -101,11 +101,12 @@ def say(connection: socket.socket, frame: bytes) -> None:
         connection.sendall(frame)
 
 
-def last_words(connection: socket.socket) -> list[m.Message]:
+def last_words(connection: socket.socket, *, hangs_up: bool = True) -> list[m.Message]:
     """Return all that the broker still says to a peer that is silent from now on; each encodes to itself."""
     reader, got = FrameReader(), []
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_WR)
+    if hangs_up:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
     with contextlib.suppress(ConnectionResetError):
         while data := connection.recv(1 << 16):
             got += reader.feed(data)
@@ -200,6 +201,22 @@ def test_a_refusal_that_names_every_job_is_cut_to_what_can_be_said() -> None:
         assert isinstance(changed, m.Changed)
         assert len(changed.refused) == m.MAX_TEXT_CHARS
         assert len(client.status().jobs) == MAX_JOBS
+
+
+def test_a_frame_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that owes the rest of its frame is told and dropped when the patience ends; one that owes nothing stays.
+
+    When it ends, ``test_broker_link.py`` shows.
+    """
+    with serving() as path, BrokerClient(path, DEADLINE_S) as other, raw(path) as connection:
+        other.status()
+        connection.sendall(encode_frame(m.Observe(m.PROTOCOL_VERSION)) + encode_frame(m.StatusRequest()))
+        connection.recv(1 << 16)
+        monkeypatch.setattr(link, "PATIENCE_NS", 0)
+        connection.sendall(encode_frame(m.StatusRequest())[:5])
+        (last,) = last_words(connection, hangs_up=False)
+        assert last == m.ErrorReply("owed the rest of a message or the taking of an answer for 10 s")
+        other.status()
 
 
 def test_an_answer_that_cannot_be_sent_ends_its_own_connection_only() -> None:

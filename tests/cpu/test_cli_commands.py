@@ -69,11 +69,12 @@ def test_names_and_numbers_fit_into_the_shared_table() -> None:
 
 def test_a_jobs_environment_switches_zico_on_and_keeps_the_users_own() -> None:
     """The user's PYTHONPATH stays behind ours, and a surrounding run's marks are gone."""
-    outer = {"PYTHONPATH": "/mine", "ZICO_OWNER_PID": "7", "ZICO_JOB": "outer", "HOME": "/mine/home"}
+    outer = {"PYTHONPATH": "/mine", "ZICO_OWNER_PID": "7", "ZICO_JOB": "outer", "ZICO_RUN": "0", "HOME": "/mine/home"}
     job = job_environment(outer, Path("/run/s"), "inner")
     assert job["PYTHONPATH"] == f"{INJECT}{os.pathsep}/mine"
     assert (job["ZICO_SOCKET"], job["ZICO_JOB"], job["HOME"]) == ("/run/s", "inner", "/mine/home")
-    assert "ZICO_OWNER_PID" not in job
+    assert not {"ZICO_OWNER_PID", "ZICO_RUN"} & job.keys()
+    assert job_environment(outer, Path("/run/s"), "inner", run="a1")["ZICO_RUN"] == "a1"
     assert job_environment({"PYTHONPATH": ""}, Path("/s"), "j")["PYTHONPATH"] == str(INJECT)
 
 

@@ -20,6 +20,8 @@ from zico.pool import waiting
 from zico.pool.table import make_mutex
 
 DEADLINE_S = 20.0
+WAITED_FOR = 2
+"""Of a mutex of a process: it is held, and somebody waits."""
 
 
 @compiled.compiled
@@ -165,7 +167,11 @@ def test_a_mutex_keeps_others_out() -> None:
     lock(record[0])
     thread = threading.Thread(target=enter, daemon=True)
     thread.start()
-    assert not inside.wait(0.05)
+    end = time.monotonic() + DEADLINE_S
+    while record[0]["mutex"] != WAITED_FOR and not inside.is_set():
+        assert time.monotonic() < end, "nobody waits"
+        thread.join(0.001)
+    assert not inside.is_set()
     unlock(record[0])
     assert inside.wait(DEADLINE_S)
     thread.join(DEADLINE_S)

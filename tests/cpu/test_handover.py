@@ -43,7 +43,7 @@ def test_a_member_that_never_maps_the_table_is_let_go_after_a_while(tmp_path: Pa
         owned.callback(lost.kill)
         pids = (os.getpid(), lost.pid)
         entries = tuple(
-            Entry(table.join(pid, name), name, "torch", Process(pid, started_at(pid) or 0), DEFAULT_SHARE)
+            Entry(table.join(pid, name), name, "torch", Process(pid, started_at(pid) or 0), DEFAULT_SHARE, "a1")
             for pid, name in zip(pids, ("has", "lost"), strict=True)
         )
         unnamed = table.join(os.getpid(), "unnamed")
@@ -64,6 +64,7 @@ def test_a_member_that_never_maps_the_table_is_let_go_after_a_while(tmp_path: Pa
 
         server.inherit(Inherited(table, note), now_ns=0)
         assert table.jobs[unnamed]["state"] == JobState.EMPTY
+        assert [(one.name, one.run) for one in manager.report(0).jobs] == [("has", "a1"), ("lost", "a1")]
         for now_ns in range(0, JOINING_NS, IDLE_NS):
             server.look_after_heirs(now_ns)
             assert states() == [JobState.RUNNING, JobState.RUNNING]
@@ -95,12 +96,13 @@ def test_a_pool_that_cannot_be_taken_over_is_refused_by_the_names_of_its_jobs(
     with make_pool(4) as table:
         keeper = NoteKeeper(tmp_path / "s", table, [table.memory_fd], device=device, policy="none")
         member = SimpleNamespace(
-            job=0, name="a", framework="torch", share=DEFAULT_SHARE,
+            job=0, name="a", framework="torch", share=DEFAULT_SHARE, run="a1",
             process=Process(os.getpid(), started_at(os.getpid()) or 0),
         )  # fmt: skip
         keeper.write([cast("Member", member)])
         path = note_path(tmp_path / "s")
         note = msgspec.json.decode(path.read_bytes())
+        assert note["jobs"][0]["run"] == "a1"
         path.write_bytes(msgspec.json.encode(note | {"broker": {"pid": 0, "started": 0}}))
         with pytest.raises(BrokerError) as refused:
             take_over(tmp_path / "s")

@@ -197,14 +197,13 @@ def test_a_job_that_saves_has_a_row_of_its_own() -> None:
 
 def member(job: int, name: str, **changes: object) -> JobReport:
     """Return a member of the pool as the broker shows it."""
-    figures = {"held_bytes": 16 * MIB, "need_bytes": 0, "waiting_s": 0.0, "waits_for": ()} | changes
+    figures = {"iterations": 7, "held_bytes": 16 * MIB, "need_bytes": 0, "waiting_s": 0.0, "waits_for": ()} | changes
     return JobReport(
         job=job,
         name=name,
         pid=1,
         framework="torch",
         state="running",
-        iterations=7,
         iterations_per_s=1.25,
         peak_bytes=0,
         live_tensor_bytes=0,
@@ -240,6 +239,18 @@ def test_progress_says_who_waits_for_whom() -> None:
     )
     assert lines[1].startswith("b: failed (3)")
     assert next(plain_lines(snapshot())) == "a: no framework imported yet"
+
+
+def test_progress_leaves_out_anothers_job_of_the_same_name() -> None:
+    """In a daemon's pool, a process is the run's own by the run that started it; whom it waits for may be another's."""
+    own = member(0, "a", waiting_s=2.0, waits_for=(1,), run="a1")
+    seen = snapshot(own, member(1, "a", iterations=99, run="b2"))
+    joined = msgspec.structs.replace(seen, pools=(msgspec.structs.replace(seen.pools[0], run="a1"),))
+    line, failed = plain_lines(joined)
+    assert line.startswith("a: waits to start, 7 iterations")
+    assert line.endswith("for a")
+    assert failed.startswith("b: failed (3)")
+    assert len(list(plain_lines(seen))) == 3
 
 
 def test_progress_on_several_devices_names_them() -> None:

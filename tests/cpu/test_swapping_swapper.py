@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from swapping_parts import DEADLINE_S, Array, Gauge, Shelf, make_mover
 
+from zico.offload import swapper
 from zico.offload.mover import Place
 from zico.offload.observed import Observed
 from zico.offload.swap_learning import TRIAL_ITERATIONS, Ended, Learner, Trial
@@ -198,7 +199,7 @@ def test_events_without_boundaries_are_not_kept_for_ever() -> None:
     assert job.swapper.passive_iterations >= 7
 
 
-def test_relief_waits_for_what_is_being_copied_in() -> None:
+def test_relief_waits_for_what_is_being_copied_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes back cannot leave until it is here; then it goes again at once, and the wait is over."""
     job = Job(100 * SIZE)
     job.save(b"a" * SIZE)
@@ -208,10 +209,18 @@ def test_relief_waits_for_what_is_being_copied_in() -> None:
     job.shelf.held_up_in = threading.Event()
     assert job.mover.fetch(array)
     assert job.shelf.begun_in.wait(DEADLINE_S)
+    waits, await_landing = threading.Event(), job.mover.await_landing
+
+    def noted(within_s: float) -> bool:
+        waits.set()
+        return await_landing(within_s)
+
+    monkeypatch.setattr(swapper, "LANDING_S", DEADLINE_S)
+    monkeypatch.setattr(job.mover, "await_landing", noted)
     relieving = threading.Thread(target=job.swapper.relieve, args=(SIZE,), daemon=True)
     relieving.start()
-    relieving.join(0.05)
-    assert relieving.is_alive(), "it cannot leave yet"
+    assert waits.wait(DEADLINE_S), "it does not wait, though it cannot leave yet"
+    assert relieving.is_alive()
     job.shelf.held_up_in.set()
     relieving.join(DEADLINE_S)
     assert (relieving.is_alive(), array.place) == (False, Place.AWAY)

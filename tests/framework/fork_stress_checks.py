@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-FORKS = 250
-"""In each of three modes; every third child forks once more, which makes a thousand."""
 LIMIT_MIB = 16
 """Less than the model needs: feature maps leave where the job swaps, blocks where it pages."""
 WIDTH, BATCH, SAMPLES, EPOCHS = 256, 256, 1024, 3
@@ -216,32 +214,6 @@ def check_a_fork_at_every_step_of_planning() -> None:
         answers.put("go on")
     thread.join(DEADLINE_S)
     assert forks > 100
-
-
-def check_many_forks_while_planning_and_allocating() -> None:
-    """Of many children each finds its parent's tensor and works; so do all threads of the parent."""
-    expected = train(1)
-    planning, heap = joined().heap.planning, joined().heap
-    assert planning is not None
-    log = heap.record[0]["planning"]["handed"]
-    lifetimes, begin, end = heap.handed[: int(log["n"])].copy(), int(log["begin"]), int(log["end"])
-    assert len(lifetimes)
-    kept = torch.full((FLOATS,), 6.0)
-    works = (allocates, forks_again, lambda: bool((kept == 6.0).all()))
-
-    def churn() -> None:
-        tensors = [torch.full((FLOATS,), float(number)) for number in range(3)]
-        assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))
-
-    def plan() -> None:
-        assert len(planning._plan(lifetimes, begin, end)) == 2
-
-    with beside(churn), beside(plan):
-        for number in range(FORKS):
-            work = works[number % 3] if number % 20 else lambda: train(1) == expected
-            code = ended(child_of(work, os._exit if number % 100 else sys.exit))
-            assert code == 0, f"child {number} ended with {code}"
-    assert (kept == 6.0).all()
 
 
 def check_forks_while_a_thread_keeps_the_global_lock() -> None:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import FRAMEWORK, LIMIT_S, MIB, Nursery, pool, until
+from harness import ANSWER_S, FRAMEWORK, MIB, Nursery, pool, until
 from scripts import checks_in, job, place_of, run_checks
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_a_conversion_waits_with_the_gil_held_and_a_request_that_never_fits_is_r
                 process.tell("convert")
                 process.until(lambda: made.jobs[place]["waiting_threads"] > 0, "the conversion waits", 20)
                 assert holder.ask("free") == "freed"
-                until(lambda: made.jobs[place]["held"] >= 12, LIMIT_S, "it has its memory")
+                until(lambda: made.jobs[place]["held"] >= 12, ANSWER_S, "it has its memory")
                 assert holder.ask("free") == "freed"
                 assert process.line() == "converted True"
                 process.tell("too much")

@@ -180,17 +180,6 @@ def running(broker: Broker) -> list[str]:
     return [job.name for job in broker.client.status().jobs if job.state == "running"]
 
 
-def test_a_frame_that_never_ends_is_given_up(undisturbed: Broker) -> None:
-    """A peer that owes the rest of its frame is dropped when the patience of ten seconds ends, dripping or not."""
-    begin_s = time.monotonic()
-    with raw(undisturbed) as connection:
-        connection.sendall(encode_frame(HELLO)[:5])
-        (last,) = replies(connection)
-    assert isinstance(last, m.ErrorReply)
-    assert "10 s" in last.reason
-    assert 9 < time.monotonic() - begin_s < 19
-
-
 @pytest.mark.parametrize("kind", ["hello", "observe"])
 def test_another_version_is_refused(undisturbed: Broker, kind: str) -> None:
     """A peer of another version is told both versions."""

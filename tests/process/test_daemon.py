@@ -48,9 +48,9 @@ def socket_in(runtime: Path) -> Path:
     return runtime / "zico" / "broker.sock"
 
 
-def zico(runtime: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Return how ``zico`` with these words has ended."""
-    environ = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime)}
+def zico(runtime: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Return how ``zico`` with these words, in this environment, has ended."""
+    environ = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime)} | variables
     argv = [sys.executable, "-m", "zico", *words]
     return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
@@ -93,7 +93,12 @@ def test_a_daemon_is_started_once_joined_and_stopped(runtime: Path) -> None:
     (daemon,) = json.loads(status.stdout)["brokers"]
     assert (status.returncode, daemon["device"], daemon["state"]) == (0, "host", "running")
     assert (daemon["budget_bytes"], daemon["socket"]) == (64 << 20, str(socket))
-    assert "budget 64 MiB (of the broker that runs)" in zico(runtime, "run", "--", "true").stderr
+    joined = zico(runtime, "run", "--", "true", ZICO_METRICS="9185").stderr
+    assert "budget 64 MiB (of the broker that runs)" in joined
+    assert (
+        "zico: ZICO_METRICS: this run joins the pool of the broker of host that runs, which serves no metrics: start "
+        "that broker with --metrics 9185\n"
+    ) in joined
     own = zico(runtime, "run", "--budget", "32MiB", "--", "true").stderr
     assert "--budget: this run has a pool of its own, beside that of the broker of host that runs" in own
     assert "budget 32 MiB (--budget)" in own

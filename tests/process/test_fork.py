@@ -16,10 +16,12 @@ from zico.launch.jobs import job_environment
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from harness import Nursery
+
 SCRIPT = FRAMEWORK / "fork_checks.py"
 STRESS = FRAMEWORK / "fork_stress_checks.py"
 STRESS_S = 3 * PATIENCE_S
-"""For hundreds of forks beside threads that compute, on a machine that is busy; a minute on one that is not."""
+"""For a hundred forks in the middle of planning, and more, on a machine that is busy."""
 LOSSES = "check_losses_with_workers"
 CANNOT_PAGE = pytest.mark.skipif(not can_page(), reason="this user may not serve page faults")
 
@@ -50,6 +52,13 @@ def test_a_data_loader_with_workers_behaves_as_without_zico(found: dict[str, Any
 def test_the_end_is_clean(found: dict[str, Any]) -> None:
     """The parent ends with 0 and says nothing."""
     assert found["exit"] == {"code": 0, "stderr": ""}
+
+
+def test_invariant_10_nobody_is_in_the_heap_over_a_fork(nursery: Nursery) -> None:
+    """Invariant 10: a fork waits for who is inside, and nobody gets in before the child has copied."""
+    with pool(regions=4) as made, nursery.job(made, "forks") as one:
+        assert one.ask("fork_beside_threads") == "0 0"
+        assert one.ask("hold 1") == "1"
 
 
 @functools.cache

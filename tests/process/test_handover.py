@@ -124,12 +124,13 @@ def test_a_pool_without_living_jobs_is_not_taken_over(nursery: Nursery, tmp_path
 
 
 def test_a_run_that_joins_a_pool_reports_its_own_jobs(nursery: Nursery, tmp_path: Path) -> None:
-    """Who was there before is another's job, and the pool goes on when the run hangs up; profiles are the run's own."""
+    """A job is the run's own by the run that started it, whatever its name; the pool goes on when the run hangs up."""
     with pool(regions=8) as made, nursery.job(made, "other") as other:
         other.tell(f"train {FOR_EVER} 3")
         until(lambda: bool(made.jobs["profiled"][other.place]), ANSWER_S, "its profile is known")
-        joined = JoinedBroker(tmp_path, made.socket)
-        with nursery.job(made, "own") as own:
+        joined = JoinedBroker(tmp_path, made.socket, "a1")
+        assert joined.others == 1
+        with nursery.job(made, "own", "b2"), nursery.job(made, "own", "a1") as own:
             record = joined.look()
             assert record is not None
             assert (record.names, jobs_of(record)) == (("own",), [])
@@ -142,9 +143,9 @@ def test_a_run_that_joins_a_pool_reports_its_own_jobs(nursery: Nursery, tmp_path
             assert record.budget_bytes.tolist() == [8 * made.region_bytes]
             report = joined.report()
             assert report is not None
-            assert [one.name for one in report.jobs] == ["own"]
+            assert [(one.name, one.pid) for one in report.jobs] == [("own", own.pid)]
             status = joined.status()
             assert status is not None
-            assert [one.name for one in status.jobs] == ["other", "own"]
+            assert [(one.name, one.run) for one in status.jobs] == [("other", ""), ("own", "b2"), ("own", "a1")]
         asyncio.run(joined.end())
         until(lambda: places(made) == {"other": 0}, ANSWER_S, "the other one is still there")

@@ -170,10 +170,16 @@ def test_one_port_serves_all_devices_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_broker_serves_a_unix_socket_until_it_ends(tmp_path: Path) -> None:
-    """``zico broker --metrics PATH`` answers there; afterwards the path is gone."""
+    """``zico broker --metrics PATH`` answers there; a run that joins says so; afterwards the path is gone."""
     path = tmp_path / "metrics"
-    with ZicoRun("--metrics", str(path), "--socket", str(tmp_path / "zico" / "s"), command="broker") as broker:
+    with ZicoRun("--metrics", str(path), command="broker") as broker:
         broker.read_until("ready")
+        variables = {"XDG_RUNTIME_DIR": str(broker.runtime), "ZICO_BUDGET": "", "ZICO_METRICS": "0"}
+        with ZicoRun("--", "true", **variables) as run:
+            run.finish()
+        assert re.findall("zico: .*metrics.*", run.stderr) == [
+            f"zico: metrics: http://localhost/metrics at the Unix socket {path} (of the broker that runs)"
+        ]
         with socket.socket(socket.AF_UNIX) as peer:
             peer.settimeout(WITHIN_S)
             peer.connect(str(path))

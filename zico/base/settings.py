@@ -60,6 +60,8 @@ SWITCH_VARIABLE = "ZICO"
 DEVICE_VARIABLE = "ZICO_DEVICE"
 JOB_VARIABLE = "ZICO_JOB"
 """What a job is called."""
+RUN_VARIABLE = "ZICO_RUN"
+"""Which ``zico run`` started a job: its own jobs are told from others of their names in a daemon's pool."""
 STARTING_VARIABLE = "ZICO_STARTING"
 """For how many seconds a job waits until that socket is there: ``zico run`` starts jobs beside the broker."""
 

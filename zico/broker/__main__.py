@@ -107,9 +107,10 @@ def serve(options: argparse.Namespace) -> None:
             _log.warning("%s", _told(manager))
         note.write(manager.members)
         if options.metrics_fd is not None:
-            from zico.broker.metrics import Endpoint, asked_at
+            from zico.broker.metrics import Endpoint, asked_at, url_of
 
             metrics = socket.socket(fileno=options.metrics_fd)
+            manager.metrics = url_of(metrics)
             owned.enter_context(Endpoint(metrics, asked_at(options.socket)))
         os.write(options.ready_fd, b"ready\n")
         server.serve(stop_fd=stop_fd, parent_pidfd=parent_pidfd)

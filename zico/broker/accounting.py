@@ -211,7 +211,7 @@ class Ledger:
         """Return the jobs that have a place, leaving ones included."""
         return tuple(self._present.values())
 
-    def join(
+    def join(  # noqa: PLR0913 - each has a name
         self,
         *,
         job: int,
@@ -220,6 +220,7 @@ class Ledger:
         framework: str,
         pidfd: int | None,
         share: Share = DEFAULT_SHARE,
+        run: str = "",
         record: Record | None = None,
     ) -> Member:
         """Add the job that has got the place ``job``, and own its ``pidfd`` with it.
@@ -236,6 +237,7 @@ class Ledger:
             process=Process(pid, started_at(pid) or 0) if pidfd is not None else Process(0, 0),
             record=np.zeros((), JOB) if record is None else record,
             share=share,
+            run=run,
         )
         self._ever.append(member)
         self._present[job] = member
@@ -435,6 +437,7 @@ class Ledger:
             waits_for=jobs_in(int(record["waits_for"])),
             limit_bytes=count_of(record["limit"], self._region_bytes),
             share=member.share,
+            run=member.run,
         )
 
     def _state_name(self, member: Member) -> str:
@@ -498,6 +501,6 @@ def _saving(record: Any) -> Saving:  # noqa: ANN401 - a numpy record
     )
 
 
-def _known(figures: OutsideFigures | None) -> dict[str, int]:
+def _known(figures: OutsideFigures | None) -> dict[str, Any]:
     """Return the fields that can be filled in."""
     return figures._asdict() if figures else {}

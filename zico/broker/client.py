@@ -153,15 +153,27 @@ class BrokerClient:
             self._observer = None
 
     def join(
-        self, name: str, framework: str, share: m.Share = m.DEFAULT_SHARE, wish: Wish = DEFAULT_WISH
+        self,
+        name: str,
+        framework: str,
+        share: m.Share = m.DEFAULT_SHARE,
+        wish: Wish = DEFAULT_WISH,
+        run: str = "",
     ) -> Membership:
         """Make this process a member of the pool, over a connection of its own.
+
+        Args:
+            name: Of the job.
+            framework: Which joins.
+            share: What the job gets beside the others.
+            wish: How it goes on with less than its peak.
+            run: The ``zico run`` that started it, as ``RunId`` says; empty: none.
 
         Raises:
             BrokerError: No broker answers within the deadline, or it refuses.
             RemoteProtocolError: What answers is no broker.
             LocalProtocolError: The name or the framework is empty, too long or has control
-                characters.
+                characters, or the run is none.
             ConfigError: This process may not open as many descriptors as the pool has.
         """
         hello = m.Hello(
@@ -172,6 +184,7 @@ class BrokerClient:
             share=share,
             limit_bytes=wish.limit_bytes,
             save=wish.save or "none",
+            run=run,
         )
         with _Dialog(self._path, self._deadline_s) as dialog:
             welcome = dialog.ask(hello, m.Welcome, max_fds=m.WELCOME_FDS)

@@ -53,6 +53,7 @@ class Entry(msgspec.Struct, frozen=True):
     framework: str
     process: Process
     share: Share
+    run: str = ""
 
     def __str__(self) -> str:
         """Return what people call it."""
@@ -140,6 +141,7 @@ class NoteKeeper:
                 framework=member.framework,
                 process=member.process,
                 share=member.share,
+                run=member.run,
             )
             for member in members
         )

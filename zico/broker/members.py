@@ -37,6 +37,8 @@ class Member:
     process: Process
     record: Any
     share: Share
+    run: str = ""
+    """The ``zico run`` that started it, empty: none."""
     leaving: bool = False
     waited_before_ns: int | None = None
     """What it had waited when its first iteration ended; ``None`` until then."""

@@ -84,9 +84,7 @@ class Address:
     @property
     def url(self) -> str:
         """Return where the metrics are to be had."""
-        if self._path is not None:
-            return f"http://localhost/metrics at the Unix socket {self._path}"
-        return f"http://{LOCALHOST}:{self.socket.getsockname()[1]}/metrics"
+        return url_of(self.socket)
 
     def __enter__(self) -> Self:
         """Close on the way out."""
@@ -97,6 +95,14 @@ class Address:
         self.socket.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return where metrics are to be had that are served at a listening socket."""
+    place = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"http://localhost/metrics at the Unix socket {place}"
+    return f"http://{LOCALHOST}:{place[1]}/metrics"
 
 
 def _bind_path(new: socket.socket, path: Path) -> None:

@@ -283,6 +283,8 @@ class PoolManager:
         self._outside = outside
         self._record_path = record_path
         self._note = note
+        self.metrics = ""
+        """Where the broker serves metrics, as users read it; empty: nowhere."""
         self.descriptors = (table.table_fd, table.notify_fd, *memory_fds)
         """What a new member needs, in the order in which it is sent (not copies)."""
         self._ledger = Ledger(
@@ -339,7 +341,13 @@ class PoolManager:
         _log.info("job %d is %s, process %d, %s", job, hello.name, pid, hello.framework)
         self._evaluate_soon()
         member = self._ledger.join(
-            job=job, pid=pid, name=hello.name, framework=hello.framework, pidfd=pidfd, share=hello.share
+            job=job,
+            pid=pid,
+            name=hello.name,
+            framework=hello.framework,
+            pidfd=pidfd,
+            share=hello.share,
+            run=hello.run,
         )
         try:
             self._note_down()
@@ -371,6 +379,7 @@ class PoolManager:
                 framework=entry.framework,
                 pidfd=pidfd,
                 share=entry.share,
+                run=entry.run,
                 record=jobs[job],
             )
             if jobs[job]["state"] == JobState.LEAVING or pidfd is None:
@@ -470,7 +479,8 @@ class PoolManager:
     def status(self, now_ns: int) -> m.Status:
         """Return the pool now."""
         self._look(now_ns)
-        return self._ledger.status(now_ns, {member.job: self._table.claim(member.job) for member in self.members})
+        claims = {member.job: self._table.claim(member.job) for member in self.members}
+        return msgspec.structs.replace(self._ledger.status(now_ns, claims), metrics=m.as_text(self.metrics))
 
     def change(self, wanted: m.Change) -> m.Changed:
         """Change the budget or what a job gets; nothing if not all of it can be."""

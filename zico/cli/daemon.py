@@ -71,7 +71,13 @@ def find_daemon(settings: Settings) -> Found:
             status = client.status()
     except ZicoError as error:
         return Found(socket, None, f"this run has a pool of its own: {error}")
-    return Found(socket, status)
+    told = ""
+    if settings.metrics.value and not status.metrics:
+        told = (
+            f"{settings.metrics.origin}: this run joins the pool of the broker of {device} that runs, which serves no "
+            f"metrics: start that broker with --metrics {settings.metrics.value}"
+        )
+    return Found(socket, status, told)
 
 
 def find_daemons(each: Sequence[Settings]) -> tuple[list[Found], list[Settings]]:
@@ -89,6 +95,8 @@ def tell_settings(display: Display, found: Sequence[Found], devices: Sequence[Se
         if one.told:
             display.problem(one.told)
         display.message(described(settings))
+        if settings.metrics.value and one.status is not None and one.status.metrics:
+            display.message(f"metrics: {one.status.metrics} ({_ORIGIN})")
         if settings.warning and one.status is None:
             display.problem(settings.warning)
 

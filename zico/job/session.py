@@ -383,7 +383,7 @@ def _join(socket_path: Path, framework: str, kind: str) -> Session:
     from zico.job.paged_job import check_swapping, managed_window, open_heap, serve_pages
 
     with BrokerClient(socket_path) as client:
-        membership = client.join(settings.name, framework, settings.share, settings.wish)
+        membership = client.join(settings.name, framework, settings.share, settings.wish, settings.run)
     with contextlib.ExitStack() as undo:
         undo.callback(membership.leave)
         if membership.device.kind != kind:

@@ -15,6 +15,7 @@ from zico.base.settings import (
     PARTS_VARIABLE,
     PLAN_VARIABLE,
     RING_VARIABLE,
+    RUN_VARIABLE,
     Setting,
     parsed,
 )
@@ -33,6 +34,8 @@ class JobSettings:
     """What the environment of a job's process says, but for whose process it is."""
 
     name: str = "job"
+    run: str = ""
+    """The ``zico run`` that started it, empty: none."""
     share: Share = DEFAULT_SHARE
     wish: Wish = DEFAULT_WISH
     heap: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -75,6 +78,7 @@ def job_settings(environ: Mapping[str, str], script: str = "") -> JobSettings:
     }
     return JobSettings(
         name=environ.get(JOB_VARIABLE) or Path(script).stem or "job",
+        run=environ.get(RUN_VARIABLE, ""),
         share=share_in(environ),
         wish=wish_in(environ),
         spacing_bytes=given.pop("spacing_bytes", None),

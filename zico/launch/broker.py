@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from zico.base.settings import Settings
     from zico.broker.metrics import Address
-    from zico.broker.protocol.messages import JobReport, Status
+    from zico.broker.protocol.messages import Status
     from zico.launch.watchdog import Watchdog
     from zico.report.model import Record
 
@@ -44,12 +44,13 @@ class JoinedBroker:
     record: Path | None = None
     """It keeps none for a run."""
 
-    def __init__(self, run_dir: Path, socket: Path) -> None:
-        """Note who is in the pool already; call this before the run's jobs start.
+    def __init__(self, run_dir: Path, socket: Path, run: str) -> None:
+        """Count the jobs of others that are in the pool already.
 
         Args:
             run_dir: Where the profiles of the run's jobs go.
             socket: The daemon's.
+            run: What the run's jobs tell the daemon of whose they are.
 
         Raises:
             BrokerError: It does not answer, or is of another version.
@@ -58,7 +59,9 @@ class JoinedBroker:
         self.is_ready = True
         self._profiles = run_dir / RECORD_NAME
         self._client = BrokerClient(socket, ANSWER_S)
-        self._others = {_identity(job) for job in self._client.report(record=False).jobs}
+        self._run = run
+        self.others = len(self._client.status().jobs)
+        """Jobs of others that were in the pool when the run began."""
 
     async def wait_ready(self) -> None:
         """Wait for nothing."""
@@ -80,19 +83,19 @@ class JoinedBroker:
         return None
 
     def report(self, *, record: bool = True) -> Report | None:  # noqa: ARG002 - as a run's own broker
-        """Return the figures of the jobs that have joined since the run began, ``None`` as with ``status``."""
+        """Return the figures of the run's own jobs, ``None`` as with ``status``."""
         with contextlib.suppress(ZicoError, OSError):
             found = self._client.report(record=False)
-            jobs = tuple(job for job in found.jobs if _identity(job) not in self._others)
+            jobs = tuple(job for job in found.jobs if job.run == self._run)
             return Report(pool=found.pool, jobs=jobs, jobs_left_out=found.jobs_left_out)
         return None
 
     def look(self) -> Record | None:
-        """Return the profiles of the jobs that have joined since the run began, ``None`` as with ``status``."""
+        """Return the profiles of the run's own jobs, ``None`` as with ``status``."""
         with contextlib.suppress(ZicoError, OSError):
             found = self._client.report(record=False, profiles_to=self._profiles)
             record = read_record(self._profiles)
-            return record.of([n for n, job in enumerate(found.jobs) if _identity(job) not in self._others])
+            return record.of([n for n, job in enumerate(found.jobs) if job.run == self._run])
         return None
 
     async def end(self) -> None:
@@ -105,10 +108,6 @@ class JoinedBroker:
 
 
 RunBroker: TypeAlias = "BrokerProcess | JoinedBroker"
-
-
-def _identity(job: JobReport) -> tuple[str, int, int]:
-    return job.name, job.pid, job.job
 
 
 class BrokerProcess:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import zico.launch
 from zico.base.errors import ConfigError
-from zico.base.settings import JOB_VARIABLE, SOCKET_VARIABLE, STARTING_VARIABLE
+from zico.base.settings import JOB_VARIABLE, RUN_VARIABLE, SOCKET_VARIABLE, STARTING_VARIABLE
 from zico.broker import saving, shares
 from zico.broker.protocol.messages import DEFAULT_SHARE, Share
 from zico.broker.saving import DEFAULT_WISH, Wish
@@ -170,6 +170,7 @@ INJECT = PACKAGE / "job" / "inject"
 _NOT_INHERITED = (
     "ZICO_OWNER_PID",
     JOB_VARIABLE,
+    RUN_VARIABLE,
     STARTING_VARIABLE,
     *shares.VARIABLES.values(),
     *saving.VARIABLES.values(),
@@ -177,15 +178,24 @@ _NOT_INHERITED = (
 
 
 def job_environment(
-    environ: Mapping[str, str], socket: Path, name: str, share: Share = DEFAULT_SHARE, wish: Wish = DEFAULT_WISH
+    environ: Mapping[str, str],
+    socket: Path,
+    name: str,
+    share: Share = DEFAULT_SHARE,
+    wish: Wish = DEFAULT_WISH,
+    run: str = "",
 ) -> dict[str, str]:
-    """Return ``environ`` with what makes a Python process in it join the broker at ``socket`` as ``name``."""
+    """Return ``environ`` with what makes a Python process in it join the broker at ``socket`` as ``name``.
+
+    ``run`` tells the run's jobs from others of that name in the pool.
+    """
     job = {key: value for key, value in environ.items() if key not in _NOT_INHERITED}
     # An empty entry in PYTHONPATH means the current directory: add none.
     entries = [str(INJECT), *filter(None, [environ.get("PYTHONPATH")])]
     job |= {
         SOCKET_VARIABLE: str(socket),
         JOB_VARIABLE: name,
+        **({RUN_VARIABLE: run} if run else {}),
         "ZICO_PACKAGE_PATH": str(PACKAGE.parent),
         "PYTHONPATH": os.pathsep.join(entries),
         "PYTHONUNBUFFERED": "1",

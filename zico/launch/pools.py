@@ -11,11 +11,10 @@ from zico.base.settings import HOST, kind_of
 from zico.broker.protocol.messages import Report
 from zico.launch.broker import BrokerProcess, JoinedBroker
 from zico.launch.devices import device_variables
-from zico.report.model import owner_of
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from zico.base.settings import Setting, Settings
@@ -45,12 +44,13 @@ class Target:
 class Pool:
     """One device's pool in a run."""
 
-    def __init__(self, target: Target, environ: Mapping[str, str], *, sweeps: bool) -> None:
+    def __init__(self, target: Target, environ: Mapping[str, str], run: str, *, sweeps: bool) -> None:
         """Start nothing.
 
         Args:
             target: The device.
             environ: The jobs' environment before the device adds to it.
+            run: What the run's jobs tell the broker of whose they are.
             sweeps: More jobs may come than a broker reports.
         """
         self._target = target
@@ -59,6 +59,7 @@ class Pool:
         self.environ = {**environ, **device_variables(target.settings)}
         """Of each job in the pool."""
         self.is_joined = target.joins is not None
+        self.run = run
         self.is_gone = False
         """Whether the broker has ended before the jobs."""
         self.others = 0
@@ -97,9 +98,8 @@ class Pool:
         settings, joins = self._target.settings, self._target.joins
         self.broker: RunBroker
         if joins is not None:
-            self.broker = JoinedBroker(directory, joins)
-            status = self.broker.status()
-            self.others = len(status.jobs) if status else 0
+            self.broker = JoinedBroker(directory, joins, self.run)
+            self.others = self.broker.others
         else:
             self.broker = BrokerProcess(
                 *(directory, settings, guardian, listener.problem), pages=pages, mps_pipes=mps_pipes, metrics=metrics
@@ -135,11 +135,10 @@ class Pool:
             self._look_again_s = now_s + (now_s - began_s) / LOOKING_SHARE
         return self._looked
 
-    def others_beside(self, names: Iterable[str]) -> Sequence[JobReport]:
-        """Return the jobs of others that are in the pool now, where the run's have these names; asks the broker."""
+    def others_now(self) -> Sequence[JobReport]:
+        """Return the jobs of others that are in the pool now; asks the broker."""
         status = self.broker.status() if self.is_joined else None
-        own = set(names)
-        return [job for job in status.jobs if owner_of(job.name, own) is None] if status is not None else ()
+        return [job for job in status.jobs if job.run != self.run] if status is not None else ()
 
     def report(self, *, record: bool = True) -> Report | None:
         """Return the broker's figures; of a sweep all of its jobs, and not only the latest."""

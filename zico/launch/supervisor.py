@@ -19,6 +19,7 @@ import collections
 import contextlib
 import dataclasses
 import os
+import secrets
 import signal
 import time
 from contextlib import contextmanager
@@ -283,7 +284,8 @@ class Supervisor:
         # Jobs get the directory that passed the check, so that a refusal is reported once and not
         # by every job.
         environ = {**environ, CACHE_VARIABLE: str(cache_root())}
-        self.pools = [Pool(target, environ, sweeps=queue is not None) for target in targets]
+        run = secrets.token_hex(8)
+        self.pools = [Pool(target, environ, run, sweeps=queue is not None) for target in targets]
         self._jobs = [Job(command) for command in commands]
         self._placed: dict[str, int] = {}
         """The number of each started job's pool, by the job's name."""
@@ -362,7 +364,7 @@ class Supervisor:
         if len(self.pools) > 1:
             self._listener.message(f"{command.name} starts on {pool.device}")
         environ = job_environment(
-            pool.environ, pool.broker.socket, command.name, command.share, command.wish_on(number)
+            *(pool.environ, pool.broker.socket, command.name, command.share, command.wish_on(number)), run=pool.run
         )
         environ[STARTING_VARIABLE] = f"{READY_S:g}"
         problem = job.start(environ, takes_input=takes_input)
@@ -398,17 +400,13 @@ class Supervisor:
         """Return the queue's next command and its pool, ``None`` also when no more may start."""
         if self._stopped:
             return None
-        pools = {
-            number: self._pool_now(pool, [name for name, on in self._placed.items() if on == number])
-            for number, pool in enumerate(self.pools)
-            if not pool.is_gone
-        }
+        pools = {number: self._pool_now(pool) for number, pool in enumerate(self.pools) if not pool.is_gone}
         found = await queue.next(pools)
         return None if self._stopped else found
 
-    def _pool_now(self, pool: Pool, names: Sequence[str]) -> PoolNow:
-        """Return a pool as the queue sees it, where the run's jobs have these names."""
-        others = pool.others_beside(names)
+    def _pool_now(self, pool: Pool) -> PoolNow:
+        """Return a pool as the queue sees it."""
+        others = pool.others_now()
         return PoolNow(
             pool.budget_bytes,
             pool.free_bytes if len(self.pools) > 1 else 0,
@@ -485,7 +483,10 @@ class Supervisor:
         jobs = tuple(
             JobProgress(job.command.name, job.exit_code, self._placed.get(job.command.name, 0)) for job in shown
         )
-        pools = tuple(PoolProgress(pool.device, pool.budget_bytes, pool.broker.status()) for pool in self.pools)
+        pools = tuple(
+            PoolProgress(pool.device, pool.budget_bytes, pool.broker.status(), pool.run if pool.is_joined else "")
+            for pool in self.pools
+        )
         return Snapshot(elapsed_s=elapsed_s, pools=pools, jobs=jobs)
 
     def _outcome(self, job: Job) -> JobOutcome:

@@ -162,6 +162,8 @@ class PoolProgress(msgspec.Struct, frozen=True):
     budget_bytes: int
     status: Status | None
     """``None`` while the broker does not answer."""
+    run: str = ""
+    """Whose processes are the run's own where others join the pool, too; empty: all."""
 
     @property
     def members(self) -> tuple[JobReport, ...]:
@@ -187,8 +189,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def processes_of(self, job: JobProgress) -> tuple[JobReport, ...]:
         """Return the members of the job's pool that belong to the job, its first process first."""
-        names = {one.name for one in self.jobs}
-        return tuple(member for member in self.pool_of(job).members if owner_of(member.name, names) == job.name)
+        names, pool = {one.name for one in self.jobs}, self.pool_of(job)
+        own = (member for member in pool.members if pool.run in ("", member.run))
+        return tuple(member for member in own if owner_of(member.name, names) == job.name)
 
 
 def waits_for(member: JobReport, members: tuple[JobReport, ...]) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
 MAX_FRAME_BYTES = 128 * 1024
@@ -38,6 +38,7 @@ STATUS_SCHEMA = "zico.status.v1"
 # broker tells.
 MAX_NAME_CHARS = 48
 MAX_TEXT_CHARS = 2000
+MAX_RUN_CHARS = 32
 MAX_WEIGHT = 1000.0
 MAX_PRIORITY = 1000
 MAX_SLO = 100.0
@@ -65,6 +66,8 @@ _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]*\Z"
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=_NO_CONTROLS)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS, pattern=_NO_CONTROLS)]
 """What ``as_text`` returns."""
+RunId = Annotated[str, Meta(max_length=MAX_RUN_CHARS, pattern=r"^[0-9a-f]*\Z")]
+"""What tells one ``zico run`` from all others; empty: none has started the job."""
 Version = Annotated[int, Meta(ge=0, le=MAX_VERSION)]
 Pid = Annotated[int, Meta(ge=0, le=MAX_PID)]
 Size = Annotated[int, Meta(ge=0, le=MAX_SIZE_BYTES)]
@@ -149,6 +152,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     limit_bytes: Size = 0
     """What it may hold, 0: as much as the budget has."""
     save: SaveMode = "none"
+    run: RunId = ""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -325,6 +329,8 @@ class JobReport(ProcessFigures, frozen=True, kw_only=True):
     limit_bytes: Count = 0
     """What it may hold by a limit of its own, 0: as much as the budget has."""
     share: Share = Share()
+    run: RunId = ""
+    """Which run started it: names are not unique, as several runs may join a daemon."""
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):
@@ -354,6 +360,8 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     """Whether no job sees what another has left in memory."""
     slowdown: Factors = ()
     """By what factor each of 2, 3, ... of these jobs is slower than alone when they work together; empty: not known."""
+    metrics: Text = ""
+    """Where the broker serves metrics, as users read it; empty: nowhere."""
 
 
 class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
