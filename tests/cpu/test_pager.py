@@ -128,6 +128,31 @@ def test_what_nobody_needs_is_neither_copied_out_nor_in() -> None:
         assert window.page_table["in_bytes"] == before
 
 
+def test_contents_stay_where_all_that_lives_fits() -> None:
+    """Blocks in which nothing lives make way, also where something is expected to come to live there again."""
+    kept, passing = range(3), range(3, 3 + FRAMES)
+    with PagedWindow(FRAMES) as window:
+        for block in range(len(kept), BLOCKS):
+            window.free(block)
+        for block in kept:
+            window.blocks[block] = block
+        for _ in range(4):
+            for block in passing:  # one at a time lives beside what is kept
+                window.tell(block)
+                window.use(block)
+                window.tell(birth_of(block))
+                window.blocks[block] = -1
+                window.free(block)
+                window.tell(death_of(block))
+        assert window.page_table["dropped"] > 0, "blocks have come and gone"
+        window.pool.set_limit(window.job, len(kept))
+        assert window.pager is not None
+        window.pager.wake()
+        until(lambda: window.resident <= len(kept), JOIN_S, "regions have gone back")
+        assert [int(window.page_table[field]) for field in ("evicted", "out_bytes", "in_bytes")] == [0, 0, 0]
+        assert window.blocks[: len(kept), 7].tolist() == list(kept)
+
+
 def test_the_pager_takes_births_for_births_and_deaths_for_deaths() -> None:
     """What the heap puts in the ring is what the pager knows: in which blocks nothing lives."""
     with PagedWindow(FRAMES) as window:

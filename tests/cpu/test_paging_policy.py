@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from zico.offload import paging_layout
 from zico.offload.needed_next import (
+    choose_empty,
     choose_to_clean,
     choose_victim,
     choose_victim_ahead,
@@ -302,6 +303,22 @@ def test_what_repeats_is_there_when_it_is_touched(flags: int, degree: int) -> No
     assert faults[3:] == [0, 0]
     job = Job(0, degree, room=18)
     assert [job.iterate() for _ in range(4)][-1] == EXECUTIONS * TOUCHES
+
+
+def test_of_what_is_empty_goes_first_what_nobody_expects_and_then_what_is_due_last() -> None:
+    """Also what is held, and what is due now; nothing goes in which something lives."""
+    job = Job(ALL, 4, room=EXECUTIONS * TOUCHES)
+    for _ in range(3):
+        job.iterate()
+    due_now, due_next, due_later, idle = (execution * TOUCHES for execution in (EXECUTIONS - 1, 0, 2, 5))
+    assert [is_expected(job.paging, block) for block in (due_now, due_next, due_later, idle)] == [True] * 3 + [False]
+    for block in (due_now, due_next, due_later, idle):
+        note_inactive(job.paging, block)
+        hold(job.paging, block)
+    for block in (idle, due_later, due_next, due_now):
+        assert choose_empty(job.paging) == block
+        note_active(job.paging, block)
+    assert choose_empty(job.paging) == NONE
 
 
 def test_a_chain_longer_than_memory_is_no_loss_if_the_furthest_goes() -> None:

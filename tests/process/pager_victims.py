@@ -121,7 +121,7 @@ class Trial(single_steps.Trial):
         """Take over and do the operation; room has been made as the loop would."""
         take_over(self.pager.record[0])
         if self.state in (State.OUT, State.ABSENT) and self.operation is not return_region:
-            room.make_room(self.pager.record[0], FRAMES - 1)
+            room.make_room(self.pager.record[0], FRAMES - 1, False)  # noqa: FBT003 - a fact
         self.operation(self.pager.record[0], self.block, stop)
 
     def check(self) -> None:

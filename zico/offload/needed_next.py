@@ -41,6 +41,8 @@ Guarantees
       last.
     * ``choose_victim`` returns a block as long as one is there that is not held: with ``PREEVICT``,
       of those that all are expected, the one that is due last.
+    * ``choose_empty`` returns a block as long as one is there in which nothing lives (with
+      ``INVALIDATE``).
 
 Sources: "DeepUM" (J. Jung, J. Kim, J. Lee, ASPLOS 2023): section 4.2 for the tables, "pre-eviction"
 and "invalidation" of section 5 for eviction. That the furthest goes is optimal: L. Belady, "A study
@@ -66,6 +68,7 @@ from zico.offload.paging_layout import (
     IDLE,
     IDLE_DIRTY,
     IDLE_INACTIVE,
+    INACTIVE,
     NAME,
     NONE,
     PREEVICT,
@@ -476,6 +479,22 @@ def choose_victim(paging: PagingRecord) -> int:
     if block == NONE:
         block = _furthest(paging, paging.now)
         paging.early += block != NONE
+    return block
+
+
+@compiled
+def choose_empty(paging: PagingRecord) -> int:
+    """Return a resident block in which nothing lives, or ``NONE``: one that nobody expects, else what is due last.
+
+    It may be held: nobody touches what has been freed.
+    """
+    block = int(list_at(paging, IDLE_INACTIVE).first) - 1
+    at = paging.furthest
+    while block == NONE and at >= paging.now:
+        block = int(list_at(paging, list_due(at)).first) - 1
+        while block != NONE and not block_at(paging, block).state & INACTIVE:
+            block = int(block_at(paging, block).next) - 1
+        at -= 1
     return block
 
 

@@ -36,7 +36,7 @@ from zico.device import host, userfault
 from zico.device.userfault import COPY_PROTECTED, USERFAULT
 from zico.offload import stores
 from zico.offload.encodings import ZEROS
-from zico.offload.needed_next import choose_victim
+from zico.offload.needed_next import choose_empty, choose_victim
 from zico.offload.page_table import NO_TICKET, PAGE_TABLE, RECENT, State
 from zico.offload.paging_layout import INVALIDATE, NONE, PAGING, PIECES
 from zico.offload.residency import hold, note_arrival, note_cleaned, note_departure, note_written, release, renew
@@ -431,12 +431,25 @@ def _let_leave(pager: PagerRecord) -> None:
     pager.n_recent = 0
 
 
+@inlined
+def everything_fits(pager: PagerRecord) -> bool:
+    """Tell whether the job holds regions for all that lives, and for as much as its last iteration needed."""
+    table = page_table_of(pager)
+    return max(table.live_slots, pager.needed if table.iteration > 0 else 0) <= allowed(pager)
+
+
 @compiled
-def make_room(pager: PagerRecord, most: int) -> bool:
-    """Let blocks go until at most so many are resident; false if that cannot be."""
+def make_room(pager: PagerRecord, most: int, lives_fit: bool) -> bool:  # noqa: FBT001 - a fact
+    """Let blocks go until at most so many are resident; false if that cannot be.
+
+    With ``lives_fit``, what lives needs no more than ``most`` blocks. Then blocks go in which nothing
+    lives, although something is expected to: zeros cost no copy.
+    """
     tries = 0
     while page_table_of(pager).resident > most:
-        victim = choose_victim(paging_of(pager))
+        victim = choose_empty(paging_of(pager)) if lives_fit else NONE
+        if victim == NONE:
+            victim = choose_victim(paging_of(pager))
         if victim == NONE and pager.n_recent > 0:  # there is less room than there was
             _let_leave(pager)
             continue
@@ -486,7 +499,8 @@ def give_region_back(pager: PagerRecord) -> bool:
     unused = allowed(pager) > needed + (needed >> _SLACK_SHIFT)
     if allowed(pager) <= cap and not (promised or unused or (others_wait and allowed(pager) > table.live_slots)):
         return False
-    if not make_room(pager, frames(pager) - (1 << (table.region_shift - table.block_shift))):
+    most = frames(pager) - (1 << (table.region_shift - table.block_shift))
+    if not make_room(pager, most, allowed(pager) > table.live_slots):
         return False
     table.yielded += int(promised)
     table.returned += 1  # first: who dies in between leaves a region that stands for nothing

@@ -57,6 +57,7 @@ from zico.offload.pager_blocks import (
     bring_in,
     copy_ahead,
     drop,
+    everything_fits,
     finish_leaving,
     frames,
     give_region_back,
@@ -214,7 +215,7 @@ def _serve_missing(pager: PagerRecord, block: int, touched: int, writes: bool) -
         table.faults += 1
         table.late += int(is_expected(paging_of(pager), block))
         note_fault(paging_of(pager), block)
-    if not make_room(pager, frames(pager) - 1):
+    if not make_room(pager, frames(pager) - 1, everything_fits(pager)):
         _starve(pager, block)
         return
     pager.starving_since_ns = 0
@@ -348,10 +349,8 @@ def look_ahead(pager: PagerRecord) -> bool:
     if give_region_back(pager):
         return True
     paging = paging_of(pager)
-    table = page_table_of(pager)
-    most = max(table.live_slots, pager.needed if table.iteration > 0 else 0)
-    if most <= allowed(pager) or allowed(pager) == 0:
-        return False  # everything fits, and will
+    if everything_fits(pager) or allowed(pager) == 0:
+        return False
     if paging.flags & PREFETCH:
         block = next_prefetch(paging)
         if block != NONE:
