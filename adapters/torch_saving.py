@@ -41,6 +41,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils._device import DeviceContext
 
 from zico.job.autoload import inform
 from zico.offload.digest import digest
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 storage_of = TensorBase.untyped_storage
 """Returns a tensor's memory."""
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_mode = torch._C._get_function_stack_at
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that no Python stands behind."""
@@ -108,11 +110,14 @@ def is_traced() -> bool:
 
 
 def is_transformed() -> bool:
-    """Tell whether this thread's calls go to somebody else first: to a mode, a tracer, or a transformation."""
+    """Tell whether this thread's calls go to somebody else first: to a mode, a tracer, or a transformation.
+
+    The mode of ``torch.set_default_device`` changes nothing about tensors that are there.
+    """
     return (
         _dispatch_modes() > 0
         or forward_ad._current_level >= 0
-        or torch._C._len_torch_function_stack() > 0
+        or any(type(_function_mode(i)) is not DeviceContext for i in range(torch._C._len_torch_function_stack()))
         or torch._C._functorch.peek_interpreter_stack() is not None
         or is_traced()
     )

@@ -172,6 +172,15 @@ def check_residual_sum() -> None:
     same(block, x, ["relu"])
 
 
+def check_a_default_device_changes_nothing() -> None:
+    """Operators, too, have recipes while ``torch.set_default_device`` has its mode on the stack."""
+    torch.set_default_device("cpu")
+    try:
+        check_residual_sum()
+    finally:
+        torch.set_default_device(None)
+
+
 def check_softmax() -> None:
     """Of something that is saved anyway."""
     same(lambda x: through(functional.softmax(x.tanh(), dim=-1)), leaf(), ["softmax"])
