@@ -6,7 +6,7 @@ the device as its preferred place, memory is populated there. Mapped for the dev
 only orders move it.
 
 Known limitations
-    Seven of nine tests have passed on a GPU. No job of a framework has paged there.
+    Eight of nine tests have passed on a GPU. No job of a framework has paged there.
 """
 
 from __future__ import annotations
