@@ -383,9 +383,9 @@ class Segments:
         return __call__
 
     def _may_run_again(self, segment: _Segment) -> bool:
-        if segment.thread != threading.get_ident():
+        if segment.thread != threading.get_ident() or not torch.is_grad_enabled():
             return False
-        return torch.is_grad_enabled() and self._saving.is_in_force() and not is_transformed() and can_be_remade()
+        return self._saving.is_in_force() and not is_transformed() and can_be_remade(self._saving.kind)
 
     # -- the trial ---------------------------------------------------------------------------------
 
