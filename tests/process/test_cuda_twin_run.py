@@ -77,7 +77,7 @@ def test_jobs_see_the_chosen_gpu_alone(tmp_path: Path) -> None:
     ("options", "says"),
     [
         (("--device", "cuda:3"), "zico: --device: there is no device cuda:3: this process may use 1, cuda:0"),
-        (("--device", "cuda", "--save", "chen"), "cannot follow chen on a GPU, where tensors only move, whole"),
+        (("--device", "cuda", "--save", "gist"), "cannot follow gist on a GPU, where nothing is encoded"),
     ],
 )
 def test_what_cannot_be_run_is_one_sentence(twin: dict[str, str], options: tuple[str, ...], says: str) -> None:
