@@ -104,7 +104,7 @@ def enable() -> Session | None:
 
         torch_cuda.enable(joined)
         if joined.is_to_swap:
-            _swap_on_device(joined)
+            _swap(joined)
     joined.end_step = StepMarker(joined)
     register_optimizer_step_post_hook(joined.end_step)
     Optimizer.__init__ = _expecting_marks(Optimizer.__init__, joined)
@@ -121,21 +121,13 @@ def _swap(joined: Session) -> None:
 
     as_auto = joined.settings.wish.save == "auto"
     saving = _save(joined, AUTO_PLANNERS if as_auto else (joined.settings.wish.planner or LONGEST,), as_auto=as_auto)
-    if saving is not None:
-        saving.install()
+    if saving is None:
+        return
+    saving.install()
+    if not joined.heap.pool.header["on_timeline"]:  # a GPU has no pages of a process's own, so no state rests
         Stepping(Resting(joined.heap, saving.swapper), joined.parts).install()
-        if as_auto:
-            joined.at_boundaries.append(saving.come_or_go)
-
-
-def _swap_on_device(joined: Session) -> None:
-    """Do as ``_swap`` on a GPU, where no optimizer's state moves."""
-    as_auto = joined.settings.wish.save == "auto"
-    saving = _save(joined, AUTO_PLANNERS if as_auto else (joined.settings.wish.planner or LONGEST,), as_auto=as_auto)
-    if saving is not None:
-        saving.install()
-        if as_auto:
-            joined.at_boundaries.append(saving.come_or_go)
+    if as_auto:
+        joined.at_boundaries.append(saving.come_or_go)
 
 
 def _save(joined: Session, planners: Sequence[str], *, as_auto: bool) -> Saving | None:

@@ -245,14 +245,19 @@ class Late(Array):
         return not before
 
 
+def wish_to_drop(job: Job, array: Array) -> None:
+    """Let the job's plan be to drop an array, which is still here."""
+    seen = Observed((), (), (), np.zeros(1, np.int64), np.zeros(1, np.int64))
+    job.swapper._wishes = [weakref.ref(array)]
+    job.swapper._plan = Plan(seen, frozenset(), {}, SIZE, frozenset({array.ordinal}))
+
+
 def test_relief_lets_the_device_tell_before_anything_is_copied() -> None:
     """What the plan drops goes when the device has told that it may; nothing else leaves for it."""
     job = Job(100 * SIZE)
     job.save(b"a" * SIZE)
     late = Late(job.mover, b"b" * SIZE)
-    job.swapper._wishes = [weakref.ref(late)]
-    seen = Observed((), (), (), np.zeros(1, np.int64), np.zeros(1, np.int64))
-    job.swapper._plan = Plan(seen, frozenset(), {}, SIZE, frozenset({late.ordinal}))
+    wish_to_drop(job, late)
     job.swapper.relieve(SIZE)
     assert (late.place, late.is_dropped, late.asked) == (Place.AWAY, True, 1)
     assert job.saved[0].place is Place.HERE
@@ -275,9 +280,7 @@ def test_relief_copies_where_the_device_is_busy_for_long(monkeypatch: pytest.Mon
     job = Job(100 * SIZE)
     job.save(b"a" * SIZE)
     silent = Silent(job.mover, b"b" * SIZE)
-    job.swapper._wishes = [weakref.ref(silent)]
-    seen = Observed((), (), (), np.zeros(1, np.int64), np.zeros(1, np.int64))
-    job.swapper._plan = Plan(seen, frozenset(), {}, SIZE, frozenset({silent.ordinal}))
+    wish_to_drop(job, silent)
     relieving = threading.Thread(target=job.swapper.relieve, args=(SIZE,), daemon=True)
     relieving.start()
     relieving.join(5.0)

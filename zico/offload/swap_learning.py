@@ -107,8 +107,8 @@ class Learner:
         self._before: tuple[object, ...] = ()
         self._earlier_ns: dict[int, float] = {}
         self.planning: threading.Thread | None = None
-        self._work = work_lock()
         """What makes a plan at the moment, or has made the last one."""
+        self._work = work_lock()
         self.plans = 0
         self._start()
 
