@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from swapping_parts import DEADLINE_S, Array, Gauge, Shelf, make_mover
 
+from zico.base.errors import ConfigError
 from zico.offload import swapper
 from zico.offload.mover import Place
 from zico.offload.observed import Observed
-from zico.offload.swap_learning import TRIAL_ITERATIONS, Ended, Learner, Trial
+from zico.offload.swap_learning import MARGIN_SHARE, TRIAL_ITERATIONS, Ended, Learner, Trial
 from zico.offload.swap_schedule import Plan
 from zico.offload.swapper import Swapper
 from zico.offload.tier_layout import Rates
@@ -363,3 +364,34 @@ def test_an_iteration_is_observed_for_each_planner() -> None:
         if learner.planning is not None:
             learner.planning.join(DEADLINE_S)
     assert prepared[0] == "zico"
+
+
+def test_the_learner_goes_on_where_nothing_can_be_chosen() -> None:
+    """Who chooses is asked once for an iteration; its error is passed on, and what is idle longest leaves."""
+    asked: list[tuple[int, str]] = []
+    told: list[str] = []
+
+    def choose(seen: Observed, limit_bytes: int, _rates: Rates, planner: str) -> None:
+        asked.append((limit_bytes, planner))
+        raise ConfigError(f"no process for {len(seen.size_bytes)} tensors")
+
+    learner = Learner(
+        lambda: Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS),
+        Gauge(2 * SIZE).cap_bytes,
+        lambda: Rates(1e12, 1e12, 0.0, 0.0),
+        planners=["zico"],
+        complain=lambda what, error: told.append(f"{what}: {error}"),
+        choose=choose,
+    )
+    for _ in range(3):
+        for tick, code in enumerate((0, 2, 3, 1)):
+            learner.note_event(code, tick, tick * 2 * MS)
+        learner.note_size(SIZE)
+        learner.note_size(SIZE)
+        planned = learner.turn(0)
+        if learner.planning is not None:
+            learner.planning.join(DEADLINE_S)
+    assert asked == [(int(2 * SIZE * (1 - MARGIN_SHARE)), "zico")]
+    assert told == ["what is idle longest leaves, as zico cannot plan: no process for 2 tensors"]
+    assert planned is not None
+    assert planned.leaves == {0}
