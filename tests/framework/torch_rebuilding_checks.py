@@ -12,6 +12,7 @@ import pickle
 import select
 import threading
 import weakref
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 ROWS = 512
 DEADLINE_S = 60.0
+ANY = frozenset({1 << 40})
+"""What a plan drops, without a recipe that is known to be wanted."""
 
 
 def mover() -> Any:  # noqa: ANN401 - the swapper's own
@@ -59,7 +62,7 @@ class Watched:
         assert found is not None
         self._swapper, self._saved = found.swapper, found.swapper.saved
         self._swapper.saved = self._note
-        type(self._swapper).drops = True  # type: ignore[assignment] # as if a plan did
+        type(self._swapper).drops = ANY  # type: ignore[assignment] # as if a plan did
         return self
 
     def _note(self, idle: Idle) -> None:
@@ -561,13 +564,35 @@ def check_nothing_goes_without_a_digest() -> None:
     x = leaf()
     with Watched() as watched:
         kind: Any = type(watched._swapper)
-        kind.drops = False  # as if no plan did
+        kind.drops = frozenset()  # as if no plan did
         try:
             end = through(functional.gelu(x * 2.0))
             assert watched.drop() == []
         finally:
-            kind.drops = True
+            kind.drops = ANY
     end.backward()
+
+
+def check_digests_are_of_what_is_going_to_be_dropped() -> None:
+    """Once an iteration has shown which recipes its dropped tensors had, the next one takes no other digests."""
+    pack, _ = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: FBT003 - by position
+    saving, taken = pack.__self__, []
+    x, counts = leaf(), []
+    with Watched() as watched, pytest.MonkeyPatch.context() as patch:
+        kind: Any = type(watched._swapper)
+        patch.setattr(saving, "digest", lambda storage: taken.append(storage.nbytes()) or digest_of(storage))
+        for turn in range(2):
+            patch.setattr(kind, "turns", turn)
+            taken.clear()
+            watched.storages.clear()
+            end = through(functional.silu(functional.gelu(x * 2.0) * 3.0))
+            counts.append(len(taken))
+            (dropped,) = (each for each in watched.storages if each.recipe is not None and each.recipe.name == "silu")
+            patch.setattr(kind, "drops", frozenset({dropped.ordinal}))
+            gone = watched.drop()
+            end.backward()
+    assert counts == [4, 2], "of a result and its source, each"
+    assert gone == ["silu"]
 
 
 def check_copied_inputs_lie_as_they_lay() -> None:
@@ -818,6 +843,7 @@ class LateSaving(DeviceSaving):
         self.host: Any = pack.__self__
         Saving.__init__(self, self.host.swapper, self.host._begin, self.host._end, MIB)
         self.tier, self.record_stream = LateTier(), lambda *_: None
+        self.clock: Any = SimpleNamespace(standing=contextlib.nullcontext)
         self.rebuilding = self.host.on_saved.__self__
         self.on_saved = self.rebuilding._note_saved
 
