@@ -30,6 +30,7 @@ Known limitations
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -99,6 +100,11 @@ class Rebuilding:
         self._cost_ns: dict[int, int | None] = {}
         """Of each kind of recipe; ``None``: its bits differ."""
         self._calls = threading.local()
+        self._turns, self._made = -1, 0
+        self._numbers: dict[int, frozenset[int]] = {}
+        """Of this iteration's recipes, by the number of the tensor that has them."""
+        self._wanted: frozenset[int] | None = None
+        """Numbers of recipes that may be followed in this iteration; ``None``: that is not known."""
 
     def install(self) -> None:
         """Put the rules around PyTorch's functions, once, under names by which pickles find them without Zico, too."""
@@ -243,8 +249,25 @@ class Rebuilding:
         return source if source.saved() is not None else _NONE
 
     def _digest(self, storage: Any) -> Any:
-        """Return memory's digest, where anything may be dropped in this iteration."""
-        return self._saving.digest(storage) if self._saving.swapper.drops else None
+        """Return memory's digest, where the recipe that is being made may be followed in this iteration."""
+        number = self._number()
+        is_wanted = self._wanted is None or number in self._wanted
+        return self._saving.digest(storage) if is_wanted and self._saving.swapper.drops else None
+
+    def _number(self) -> int:
+        """Return the number of the next recipe of this iteration; as it begins, learn from the last one what is wanted.
+
+        Recipes that no dropped tensor had need no digests. Where iterations differ, some are
+        missing, and what they are about is kept.
+        """
+        swapper = self._saving.swapper
+        if self._turns != swapper.turns:
+            self._turns, self._made = swapper.turns, 0
+            before, self._numbers = self._numbers, {}
+            known = [before[number] for number in swapper.drops if number in before]
+            is_known = len(known) == len(swapper.drops)
+            self._wanted = frozenset(itertools.chain.from_iterable(known)) if is_known else None
+        return self._made
 
     # -- who has recipes ---------------------------------------------------------------------------
 
@@ -267,7 +290,8 @@ class Rebuilding:
             for source in sources
         ]
         kind = self._kind(name, constants, threads, tensor.dtype, *parts)
-        recipe = Recipe(name, function, sources, kind, threads, self._digest(storage))
+        recipe = Recipe(name, function, sources, kind, threads, self._digest(storage), self._number())
+        self._made += 1
         if kind < 0 or recipe.steps > MOST_STEPS:
             return
         known = self._known.get(key)
@@ -316,6 +340,7 @@ class Rebuilding:
         cost_ns = self._cost_ns[recipe.kind]
         if cost_ns is not None:
             storage.recipe, storage.recipe_version = recipe, tensor._version
+            self._numbers[storage.ordinal] = recipe.numbers
             self._saving.swapper.can_be_made(storage, cost_ns, [each.storage for each in saved])
 
     def _try(self, tensor: torch.Tensor, recipe: Recipe, saved: list[Saved]) -> int | None:
