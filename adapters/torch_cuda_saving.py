@@ -143,13 +143,17 @@ class DeviceStorage(Storage):  # type: ignore[misc]  # mypy knows no adapter by 
 
     def _begin_check(self) -> None:
         sources = self.made_of() if self.lend() != 0 else None
-        if sources is None or self._saving.is_capturing():  # a graph would take digests whenever it is launched
+        if sources is None:
             return
-        stream = self._saving.stream()
-        storages = [self, *(saved.storage for saved in sources)]
-        if any(one.place in _IN_MEMORY and (one.streams != {stream} or one.lend() == 0) for one in storages):
+        here = [one for one in (self, *(saved.storage for saved in sources)) if one.place in _IN_MEMORY]
+        streams = set().union(*(one.streams for one in here))
+        if len(streams) != 1 or any(one.lend() == 0 for one in here):
             return
-        pairs = self.compared(sources)
+        (stream,) = streams
+        with self._saving.on(stream):  # whoever asks may be another thread, which waits for memory
+            if self._saving.is_capturing():  # a graph would take digests whenever it is launched
+                return
+            pairs = self.compared(sources)
         if pairs is not None:
             self._check = Check(self, sources, pairs, self._saving.tier.mark(stream))
 
@@ -209,6 +213,15 @@ class DeviceSaving(Saving):  # type: ignore[misc]  # as above
     def stream(self) -> int:
         """Return the calling thread's stream."""
         return int(torch._C._cuda_getCurrentRawStream(self.device.index))  # noqa: SLF001 - the only way without an object
+
+    @contextlib.contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        """Let the calling thread give work to a stream for a while."""
+        if stream == self.stream():
+            yield
+        else:
+            with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.ExternalStream(stream, self.device)):
+                yield
 
     def _computing(self) -> int | None:
         return None if self.is_capturing() else self.stream()

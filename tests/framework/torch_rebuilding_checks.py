@@ -31,7 +31,7 @@ from zico.job import session
 from zico.offload.mover import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from zico.offload.mover import Idle
 
@@ -42,11 +42,16 @@ ANY = frozenset({1 << 40})
 """What a plan drops, without a recipe that is known to be wanted."""
 
 
-def mover() -> Any:  # noqa: ANN401 - the swapper's own
-    """Return what drops tensors in this process."""
+def swapper_here() -> Any:  # noqa: ANN401 - the session's own
+    """Return what decides in this process what leaves."""
     found = session.current()
     assert found is not None
-    return found.swapper._mover
+    return found.swapper
+
+
+def mover() -> Any:  # noqa: ANN401 - the swapper's own
+    """Return what drops tensors in this process."""
+    return swapper_here()._mover
 
 
 class Watched:
@@ -604,16 +609,29 @@ def check_copied_inputs_lie_as_they_lay() -> None:
 
 
 def check_a_trial_without_memory_is_no_error() -> None:
-    """Where nothing is left to compare with, the user's own call has worked, and the tensor stays."""
+    """Where nothing is left to compare with, the tensor stays, and the next one is tried; not for ever."""
+    failures = 0
 
     def no_memory(*_: Any) -> bool:  # noqa: ANN401 - torch's
+        nonlocal failures
+        failures += 1
         raise torch.OutOfMemoryError
 
-    equal, torch.equal = torch.equal, no_memory
-    try:
-        same(lambda x: through(functional.silu(x * 3.0)), leaf(ROWS, 1536), [])
-    finally:
-        torch.equal = equal
+    swapper: Any = type(swapper_here())
+
+    def train(turn: int, expected: list[str], *shape: int) -> None:
+        patch.setattr(swapper, "turns", turn)
+        same(lambda x: through(functional.silu(x * 3.0)), leaf(*shape), expected)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "equal", no_memory)
+        train(1, [], ROWS, 1536)
+        for turn in range(2, 6):
+            train(turn, [], ROWS, 1600)
+        assert failures == 1 + 3
+    with pytest.MonkeyPatch.context() as patch:
+        train(6, ["silu"], ROWS, 1536)
+        train(7, [], ROWS, 1600)
 
 
 def check_sums_of_themselves() -> None:
@@ -801,10 +819,13 @@ class LateTier:
     def __init__(self) -> None:
         """Begin with none."""
         self.last = self.passed = 0
+        self.marked: list[int] = []
+        """The streams that have got marks."""
 
-    def mark(self, _stream: int) -> int:
+    def mark(self, stream: int) -> int:
         """Put a mark."""
         self.last += 1
+        self.marked.append(stream)
         return self.last
 
     def has_passed(self, fence: int) -> bool:
@@ -850,6 +871,13 @@ class LateSaving(DeviceSaving):
     def stream(self) -> int:
         """Return the one that the test says."""
         return self.current_stream
+
+    @contextlib.contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        """Be on another one for a while."""
+        before, self.current_stream = self.current_stream, stream
+        yield
+        self.current_stream = before
 
     def is_capturing(self) -> bool:
         """Tell what the test says."""
@@ -1000,6 +1028,20 @@ def check_no_other_stream_reads_what_is_leaving() -> None:
             assert watched.drop() == []
             assert saving.tier.last == 0
         kept.place = Place.HERE
+        end.backward()
+
+
+def check_whoever_asks_the_stream_that_computes_is_asked() -> None:
+    """A thread that waits for memory has another stream; digests are of the one that saved the tensors."""
+    x = leaf()
+    with LateSaving() as saving, Watched() as watched:
+        saving.current_stream = 1
+        end = through(functional.relu(x.tanh()))
+        saving.current_stream = 0
+        assert watched.drop() == []
+        assert (saving.tier.marked, saving.current_stream) == ([1], 0)
+        saving.come_by()
+        assert watched.drop() == ["relu"]
         end.backward()
 
 
