@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from swapping_parts import DEADLINE_S, Array, Gauge, Shelf, make_mover
 
+from zico.base.errors import ConfigError
 from zico.offload import swapper
 from zico.offload.mover import Place
 from zico.offload.observed import SAVED, USED, Observed
-from zico.offload.swap_learning import TRIAL_ITERATIONS, Ended, Learner, ProcessorClock, Tense, Trial
+from zico.offload.swap_learning import MARGIN_SHARE, TRIAL_ITERATIONS, Ended, Learner, ProcessorClock, Tense, Trial
 from zico.offload.swap_schedule import Plan
 from zico.offload.swapper import Swapper
 from zico.offload.tier_layout import Rates
@@ -402,3 +403,34 @@ def test_a_margin_grows_while_that_pays(took: list[int], waits: list[int], margi
     found = [round(tense.margin(took_ns, waited_ns), 2) for took_ns, waited_ns in zip(took, waits, strict=True)]
     assert set(found) == {round(margin, 2) for margin in margins}
     assert found[-1] == (0.04 if took[0] == took[-1] else max(found))
+
+
+def test_the_learner_goes_on_where_nothing_can_be_chosen() -> None:
+    """Who chooses is asked once for an iteration; its error is passed on, and what is idle longest leaves."""
+    asked: list[tuple[int, str]] = []
+    told: list[str] = []
+
+    def choose(seen: Observed, limit_bytes: int, _rates: Rates, planner: str) -> None:
+        asked.append((limit_bytes, planner))
+        raise ConfigError(f"no process for {len(seen.size_bytes)} tensors")
+
+    learner = Learner(
+        lambda: Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS),
+        Gauge(2 * SIZE).cap_bytes,
+        lambda: Rates(1e12, 1e12, 0.0, 0.0),
+        planners=["zico"],
+        complain=lambda what, error: told.append(f"{what}: {error}"),
+        choose=choose,
+    )
+    for _ in range(3):
+        for tick, code in enumerate((0, 2, 3, 1)):
+            learner.note_event(code, tick)
+        learner.note_size(SIZE)
+        learner.note_size(SIZE)
+        planned = learner.turn(1 << 40)  # so that no iteration seems faster than the one that was observed
+        if learner.planning is not None:
+            learner.planning.join(DEADLINE_S)
+    assert asked == [(int(2 * SIZE * (1 - MARGIN_SHARE)), "zico")]
+    assert told == ["what is idle longest leaves, as zico cannot plan: no process for 2 tensors"]
+    assert planned is not None
+    assert planned.leaves == {0}

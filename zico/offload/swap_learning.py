@@ -103,7 +103,7 @@ class ProcessorClock:
 class Learner:
     """Watches iterations; has the plan for the next one."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each has a name
         self,
         ended: Callable[[], Ended | None],
         cap_bytes: Callable[[], int],
@@ -112,6 +112,8 @@ class Learner:
         planners: Sequence[str] = (LONGEST,),
         complain: Callable[[str, ZicoError], None] = lambda _what, _error: None,
         prepare: Callable[[str], None] = lambda _planner: None,
+        *,
+        choose: Callable[[Observed, int, Rates, str], Chosen | None] = choose,
     ) -> None:
         """Begin with nothing known.
 
@@ -126,7 +128,10 @@ class Learner:
                 them.
             complain: Told of a planner that cannot plan here, and why.
             prepare: Told of each planner but the first before an iteration is observed for it.
+            choose: Asks a planner, in the thread: ``swap_schedule.choose``, or what does the same
+                elsewhere.
         """
+        self._choose = choose
         self._complain = complain
         self._prepare = prepare
         self._trial = Trial(planners)
@@ -334,7 +339,7 @@ class Learner:
         known = self._choice
         if known is None or known[0] is not seen or known[1:3] != (limit_bytes, planner):
             try:
-                chosen = choose(seen, limit_bytes, self._rates(), planner)
+                chosen = self._choose(seen, limit_bytes, self._rates(), planner)
             except ConfigError as error:
                 self._complain(f"what is idle longest leaves, as {planner} cannot plan", error)
                 chosen = None
