@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from zico.kernels.compilation import Kernel, add_long, block, blocks, load_long, thread, threads
-from zico.kernels.launch import INVALID_VALUE, WORD_BYTES, launch
+from zico.kernels.compilation import Kernel, add_long, block, blocks, load_long, store_release, thread, threads
+from zico.kernels.launch import INVALID_VALUE, SUCCESS, WORD_BYTES, launch
 
 from zico.base.compiled import compiled, inlined
 
@@ -74,21 +74,41 @@ def digest(source: int, n: int, target: int) -> int:
 DIGEST = Kernel(digest, meaning)
 
 
+def tell_meaning(words: npt.NDArray[np.uint64], found: npt.NDArray[np.uint64]) -> None:
+    """Write the lanes where the processor sees them, and let them be zero again."""
+    found[:] = words
+    words[:] = 0
+
+
+def tell_digest(words: int, found: int) -> int:
+    """Write ``LANES`` words at an address to another one, and zero them. A block of ``LANES`` threads."""
+    at = thread() * WORD_BYTES
+    store_release(found + at, load_long(words + at))
+    return store_release(words + at, 0)
+
+
+TELL = Kernel(tell_digest, tell_meaning)
+KERNELS = (DIGEST, TELL)
+
+
 @compiled
-def add_digest(launcher: Launcher, kernel: int, stream: int, source: int, size_bytes: int, target: int) -> int:
-    """Let a stream add the digest of memory to ``LANES`` words; returns a ``CUresult``.
+def take_digest(launcher: Launcher, stream: int, source: int, size_bytes: int, words: int, found: int) -> int:
+    """Let a stream write the digest of memory to where the processor sees it; returns a ``CUresult``.
+
+    A kernel writes it, no copy: a copy to the host would wait for those of other streams, as a GPU
+    has one engine for all.
 
     Args:
-        launcher: Knows how to launch.
-        kernel: ``DIGEST``, loaded.
+        launcher: Knows how to launch, and has the kernels.
         stream: The stream.
         source: Device address of the memory.
         size_bytes: Its size, a multiple of ``WORD_BYTES`` above 0.
-        target: Device address of the words.
+        words: Device address of ``LANES`` words that are zero, and are so afterwards.
+        found: Device address of as many, of pinned memory of the host.
     """
-    if (source | target | size_bytes) % WORD_BYTES != 0 or size_bytes <= 0:
+    if (source | words | found | size_bytes) % WORD_BYTES != 0 or size_bytes <= 0:
         return INVALID_VALUE
     needed = (size_bytes // WORD_BYTES + THREADS - 1) // THREADS
-    return launch(
-        launcher, kernel, min(needed, MAX_BLOCKS), THREADS, stream, (source, size_bytes // WORD_BYTES, target)
-    )
+    arguments = (source, size_bytes // WORD_BYTES, words)
+    status = launch(launcher, launcher.digest, min(needed, MAX_BLOCKS), THREADS, stream, arguments)
+    return status if status != SUCCESS else launch(launcher, launcher.tell_digest, 1, LANES, stream, (words, found))

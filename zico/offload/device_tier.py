@@ -100,6 +100,7 @@ class Buffer:
         self._pages = np.frombuffer(mmap.mmap(-1, size_bytes), np.uint8)
         self.address = int(self._pages.ctypes.data)
         self._registered: Registered = driver.register_host(self.address, size_bytes)
+        self.device_address = self._registered.device_address
 
     def words(self, kind: type[np.generic]) -> Any:  # noqa: ANN401 - an array of this kind
         """Return a view of it."""
