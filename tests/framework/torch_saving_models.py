@@ -23,9 +23,13 @@ from zico.job import session
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from zico.offload.swap_learning import Learner
+
 SHARE = 0.6
 Loss = torch.Tensor
 MIB = 1 << 20
+DEADLINE_S = 60.0
+"""For a plan, also on a machine that is busy."""
 
 
 def blocks(n: int, *, p: float = 0.0) -> list[nn.Module]:
@@ -228,11 +232,14 @@ class Retained(Trained):
 KINDS = (Resnet, Transformer, Deep, Views, Accumulated, Pair, Checkpointed, Pooled, Penalised, Retained)
 
 
-def train(kind: Callable[[], Trained]) -> dict[str, Any]:
+def train(kind: Callable[[], Trained], after_step: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Train from the same seed as ever; returns bits."""
     torch.manual_seed(1)
     trained = kind()
-    losses = [trained.step().hex() for _ in range(trained.iterations)]
+    losses = []
+    for _ in range(trained.iterations):
+        losses.append(trained.step().hex())
+        after_step()
     weights = hashlib.sha256()
     for weight in trained.model.parameters():
         weights.update(weight.detach().numpy().tobytes())
@@ -259,14 +266,21 @@ def train_in_less(joined: session.Session, kind: type[Trained], names: list[str]
     return found | {"limit": limit, "runs": runs}
 
 
+def await_plan(learner: Learner) -> None:
+    """Wait for a plan that is being made."""
+    if learner.planning is not None:
+        learner.planning.join(DEADLINE_S)
+        assert not learner.planning.is_alive(), "a plan takes too long"
+
+
 def watched(joined: session.Session, kind: Callable[[], Trained]) -> dict[str, Any]:
-    """Train; returns the bits and what the job's record says of it."""
+    """Train, each step with the last one's plan; returns the bits and what the job's record says of it."""
     job, swapper = joined.record, joined.swapper
     fields = ("out_bytes", "in_bytes", "late", "spilled_bytes", "evictions")
     before = {field: int(job[field]) for field in fields}
     planned, dropped_bytes = swapper.planned_iterations, swapper.figures.dropped_bytes
     job["peak_held"] = 0
-    found = train(kind)
+    found = train(kind, lambda: await_plan(joined.swapper._learner))
     dropped_bytes = swapper.figures.dropped_bytes - dropped_bytes
     figures = {field: int(job[field]) - before[field] for field in fields}
     figures |= {"peak": int(job["peak_held"]), "planned": swapper.planned_iterations - planned}
