@@ -8,7 +8,7 @@ Theory of operation
     a socket pair, and gets requests and gives answers as pickles, each with its length ahead::
 
         job        request ...... waits ...... answer        nothing to plan       its end
-        process            starts, plans (nice 10)           waits, then ends      ends, too
+        process            starts, plans (nice 5)            waits, then ends      ends, too
 
     What takes milliseconds is worked out in the job: plans by ``longest``, times of a plan's copies,
     and the operating points of an iteration with few events.
@@ -32,7 +32,7 @@ Known limitations
       of which 43 MiB are its own and the rest files that all such processes share. Planners that
       need SciPy take up to 190 MiB, 100 of them their own. No budget counts that.
     * The job's script gets one SIGCHLD for each start, of a process that is reaped at once.
-    * Where others keep all processors busy, it gets a tenth of one. Plans come later then.
+    * Where others keep all processors busy, it gets a quarter of one. Plans come later then.
     * Where process 1 reaps no orphans, one dead process is left for each start.
 """
 
@@ -85,7 +85,7 @@ ANSWER_S = START_S + COMPILING_S + 2 * PLANNING_S * MOST_HIGHER
 """Most time from a question to its answer: planners may take a little longer than they are given."""
 IDLE_S = 60.0
 """After which a process without work ends."""
-NICENESS = 10
+NICENESS = 5
 MANY_EVENTS = 500
 """With more of them, operating points take more than tens of milliseconds: a process is worth its start."""
 
