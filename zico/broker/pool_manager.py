@@ -283,8 +283,8 @@ class PoolManager:
         self._outside = outside
         self._record_path = record_path
         self._note = note
-        self.metrics = ""
-        """Where the broker serves metrics, as users read it; empty: nowhere."""
+        self.about: dict[str, Any] = {}
+        """What ``Status`` tells of how the broker was started, by its fields."""
         self.descriptors = (table.table_fd, table.notify_fd, *memory_fds)
         """What a new member needs, in the order in which it is sent (not copies)."""
         self._ledger = Ledger(
@@ -480,7 +480,7 @@ class PoolManager:
         """Return the pool now."""
         self._look(now_ns)
         claims = {member.job: self._table.claim(member.job) for member in self.members}
-        return msgspec.structs.replace(self._ledger.status(now_ns, claims), metrics=m.as_text(self.metrics))
+        return msgspec.structs.replace(self._ledger.status(now_ns, claims), **self.about)
 
     def change(self, wanted: m.Change) -> m.Changed:
         """Change the budget or what a job gets; nothing if not all of it can be."""

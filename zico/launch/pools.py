@@ -168,7 +168,7 @@ class Pool:
         from zico.broker.lingering import daemon_at  # with Numba: a run on the host starts sooner without
         from zico.launch.mps import MpsDaemon
 
-        if self._target.settings.mps.value:
+        if self._target.settings.mps.value and not self.is_joined:
             daemon = MpsDaemon(directory, self.environ)
             stack.callback(daemon.close, guardian)
             daemon.start(guardian)

@@ -14,6 +14,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from zico.base.settings import DEFAULT_LOG_LEVEL
+
 PROTOCOL_VERSION = 9
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
@@ -362,6 +364,13 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     """By what factor each of 2, 3, ... of these jobs is slower than alone when they work together; empty: not known."""
     metrics: Text = ""
     """Where the broker serves metrics, as users read it; empty: nowhere."""
+    mps: Text = ""
+    """The directory of the MPS daemon that serves the jobs; empty: none does."""
+    reserve_bytes: Count = 0
+    """What the broker was told to keep free for each job beside the pool."""
+    log_level: Name = DEFAULT_LOG_LEVEL
+    parameters: Text = ""
+    """What the policy was told, as ``KEY=VALUE,KEY=VALUE``; empty: nothing."""
 
 
 class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
