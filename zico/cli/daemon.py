@@ -191,6 +191,7 @@ def settings_of(status: Status, settings: Settings) -> Settings:
         budget_bytes=Setting(status.budget_bytes, _ORIGIN),
         most_bytes=Setting(status.most_bytes, _ORIGIN),
         region_bytes=Setting(status.region_bytes, _ORIGIN),
+        reserve_bytes=Setting(status.reserve_bytes, _ORIGIN),
         policy=Setting(_policy(status), _ORIGIN),
         isolate=Setting(status.isolated, _ORIGIN),
     )

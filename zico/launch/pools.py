@@ -140,6 +140,11 @@ class Pool:
         status = self.broker.status() if self.is_joined else None
         return [job for job in status.jobs if job.run != self.run] if status is not None else ()
 
+    def own_now(self) -> Sequence[JobReport]:
+        """Return the processes of the run's jobs that are in the pool now; asks the broker."""
+        status = self.broker.status()
+        return [job for job in status.jobs if not self.is_joined or job.run == self.run] if status is not None else ()
+
     def report(self, *, record: bool = True) -> Report | None:
         """Return the broker's figures; of a sweep all of its jobs, and not only the latest."""
         report = self.broker.report(record=record)
