@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from zico.base.settings import DEFAULT_LOG_LEVEL
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
 MAX_FRAME_BYTES = 128 * 1024
@@ -244,6 +244,8 @@ class Change(msgspec.Struct, frozen=True, tag="change"):
     budget_bytes: Size | msgspec.UnsetType = msgspec.UNSET
     job: Name | msgspec.UnsetType = msgspec.UNSET
     """Whom the rest is for: every process of that name."""
+    pid: Pid | msgspec.UnsetType = msgspec.UNSET
+    """Of these only that process, with the ranks that begin iterations together with it where a limit is not meant."""
     limit_bytes: Size | msgspec.UnsetType = msgspec.UNSET
     """What the job may hold, 0: as much as the budget has."""
     weight: Weight | msgspec.UnsetType = msgspec.UNSET
@@ -260,6 +262,8 @@ class Changed(msgspec.Struct, frozen=True, tag="changed"):
 
     refused: Text = ""
     """A sentence; empty: it is so."""
+    processes: Count = 0
+    """How many jobs' processes it was for."""
 
 
 class RefusedRequest(msgspec.Struct, frozen=True):
