@@ -34,7 +34,7 @@ def told(status: Status, device: str = HOST, **variables: str) -> str:
     given = {name: Setting(text, f"ZICO_{name.upper()}") for name, text in variables.items()}
     given["device"] = Setting(device, "ZICO_DEVICE")
     memory = HOST_MEMORY if device == HOST else GPU
-    return without_effect(resolve(given, memory, ("zico", "serial"), n_jobs=1), status)
+    return without_effect(resolve(given, memory, ("zico", "serial"), n_jobs=1), given, status)
 
 
 LIMIT = "or change the budget by zico limit 32MiB --device host"
@@ -106,6 +106,15 @@ def test_mps_is_the_users_own_beside_a_daemon() -> None:
     )
     assert told(pool(**on_gpu, mps="/run/mps"), "cuda:0", mps="1") == ""
     assert told(pool(**on_gpu), "cuda:0", mps="0") == ""
+
+
+def test_a_share_of_a_gpu_is_not_compared() -> None:
+    """It is one of the memory that is free, which contexts of jobs have changed since the broker started."""
+    on_gpu = {"device": "cuda:0", "budget_bytes": 16 * GIB, "most_bytes": 16 * GIB, "region_bytes": 64 * MIB}
+    for text in ("50%", "none"):
+        assert told(pool(**on_gpu), "cuda:0", budget=text) == ""
+    assert "budget 16 GiB and not 10 GiB (ZICO_BUDGET)" in told(pool(**on_gpu), "cuda:0", budget="10GiB")
+    assert "budget 64 MiB and not 8 GiB (ZICO_BUDGET)" in told(pool(), budget="50%")
 
 
 def test_a_gpus_budget_may_be_what_the_pool_to_join_has() -> None:

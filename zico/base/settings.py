@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 HOST = "host"
-DEFAULT = "default"
-"""What the origin of a setting begins with that nobody gave."""
 DEFAULT_POLICY = "zico"
 DEFAULT_LOG_LEVEL = "warning"
 DEFAULT_GRACE_S = 5.0
@@ -234,7 +232,7 @@ def resolve(
 
 
 def _chosen(given: Given, name: str, default: str = "") -> Setting[str]:
-    return given.get(name) or Setting(default, DEFAULT)
+    return given.get(name) or Setting(default, "default")
 
 
 def parsed(setting: Setting[str], parse: Callable[[str], Value]) -> Setting[Value]:
@@ -412,9 +410,9 @@ def _budget(chosen: Setting[str], region_bytes: int, memory: DeviceMemory, reser
     left_bytes = _left(memory.available_bytes, region_bytes, reserved_bytes)
     available = format_bytes(memory.available_bytes)
     if share_bytes <= left_bytes:
-        origin = f"{DEFAULT}: {DEFAULT_AVAILABLE_PERCENT} % of the {available} available"
+        origin = f"default: {DEFAULT_AVAILABLE_PERCENT} % of the {available} available"
         return parsed(Setting(f"{share_bytes}B", origin), parse)
-    return parsed(Setting(f"{left_bytes}B", f"{DEFAULT}: the {available} available less the reserve"), parse)
+    return parsed(Setting(f"{left_bytes}B", f"default: the {available} available less the reserve"), parse)
 
 
 def _left(room_bytes: int, region_bytes: int, reserved_bytes: int) -> int:

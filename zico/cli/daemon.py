@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ZicoError
 from zico.base.rundir import socket_for
-from zico.base.settings import DEFAULT, Setting, devices_of, parse_metrics
+from zico.base.settings import HOST, Setting, devices_of, kind_of, parse_metrics
 from zico.base.units import format_bytes, parse_size
 from zico.broker.client import BrokerClient
 from zico.broker.notes import read_head
@@ -89,13 +89,16 @@ def find_daemons(ctx: click.Context, n_jobs: int) -> tuple[list[Found], list[Set
     for settings in settings_of_each(ctx, n_jobs, taken_bytes):
         one = brokers[settings.device.value]
         pool = one.status
-        found.append(one if pool is None else dataclasses.replace(one, told=without_effect(settings, pool)))
+        found.append(one if pool is None else dataclasses.replace(one, told=without_effect(settings, given, pool)))
         devices.append(settings if pool is None else settings_of(pool, settings))
     return found, devices
 
 
-def without_effect(settings: Settings, pool: Status) -> str:
-    """Return a sentence that names each setting that was given and that the pool to join has otherwise, or nothing."""
+def without_effect(settings: Settings, given: Given, pool: Status) -> str:
+    """Return a sentence that names each setting that was given and that the pool to join has otherwise, or nothing.
+
+    A share of a GPU's memory is not compared: it was one of what was free when the broker started.
+    """
     sizes = (
         ("budget", settings.budget_bytes, pool.budget_bytes),
         ("most", settings.most_bytes, pool.most_bytes),
@@ -117,11 +120,14 @@ def without_effect(settings: Settings, pool: Status) -> str:
     found += [one for one in others if one[2] != one[3]]
     if settings.metrics.value and not _serves(settings.metrics.value, pool.metrics):
         found.append(("metrics", settings.metrics, settings.metrics.value, pool.metrics or "none"))
-    given = {name: (chosen.origin, wanted, has) for name, chosen, wanted, has in found if _is_given(chosen)}
-    if not given:
+    texts = {name.replace("_", "-"): setting.value for name, setting in given.items()}
+    if kind_of(pool.device) != HOST:
+        texts = {name: text for name, text in texts.items() if name not in {"budget", "most"} or not _is_share(text)}
+    told = {name: f"{name} {has} and not {wanted} ({one.origin})" for name, one, wanted, has in found if name in texts}
+    if not told:
         return ""
-    pairs = ", ".join(f"{name} {has} and not {wanted} ({origin})" for name, (origin, wanted, has) in given.items())
-    return f"this run joins the broker of {pool.device}, which has {pairs}: {_remedy(set(given), settings, pool)}"
+    remedy = _remedy(set(told), settings, pool)
+    return f"this run joins the broker of {pool.device}, which has {', '.join(told.values())}: {remedy}"
 
 
 def _remedy(names: set[str], settings: Settings, pool: Status) -> str:
@@ -161,15 +167,15 @@ def _switch(value: bool) -> str:  # noqa: FBT001 - what it is about
 
 
 def _serves(wanted: str, url: str) -> bool:
-    """Tell whether metrics are served where they are wanted: at a port, at any port for 0, or at a socket."""
+    """Tell whether metrics are served where they are wanted: at a port or a Unix socket, anywhere for port 0."""
     place = parse_metrics(wanted)
     if isinstance(place, int):
-        return url.startswith("http://") and " at " not in url and (not place or f":{place}/" in url)
+        return " at " not in url and f":{place}/" in url if place else bool(url)
     return url.endswith(f" {place}")
 
 
-def _is_given(setting: Setting[Any]) -> bool:
-    return not setting.origin.startswith(DEFAULT)
+def _is_share(text: str) -> bool:
+    return text.strip().endswith("%") or text.strip().lower() == "none"
 
 
 def tell_settings(display: Display, found: Sequence[Found], devices: Sequence[Settings]) -> None:
