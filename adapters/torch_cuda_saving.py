@@ -29,6 +29,7 @@ from zico.adapters.torch_saving import Saved, Saving, Storage, are_same, storage
 from zico.base.errors import DriverError
 from zico.base.records import word_of
 from zico.heap.cuda import hooks, on_stream
+from zico.offload.device_clock import DeviceClock
 from zico.offload.mover import Place
 
 if TYPE_CHECKING:
@@ -95,6 +96,11 @@ class DeviceStorage(Storage):  # type: ignore[misc]  # mypy knows no adapter by 
             self._settled = storage_of(torch.empty(self.size_bytes, dtype=torch.uint8, device=self._saving.device))
         return int(self._settled.data_ptr())
 
+    def make(self, bring: Callable[..., Any]) -> None:
+        """Make it again, which is no part of the iteration that plans are made for."""
+        with self._saving.clock.standing():
+            super().make(bring)
+
     def arrive(self) -> None:
         """Be here again, for those who wait for the copy, or for the stream that made it."""
         if self.is_dropped:
@@ -136,14 +142,18 @@ class DeviceStorage(Storage):  # type: ignore[misc]  # mypy knows no adapter by 
         return True
 
     def _begin_check(self) -> None:
-        sources = self.made_of()
-        if sources is None or self._saving.is_capturing():  # a graph would take digests whenever it is launched
+        sources = self.made_of() if self.lend() != 0 else None
+        if sources is None:
             return
-        stream = self._saving.stream()
-        storages = [self, *(saved.storage for saved in sources)]
-        if any(one.place in _IN_MEMORY and (one.streams != {stream} or one.lend() == 0) for one in storages):
+        here = [one for one in (self, *(saved.storage for saved in sources)) if one.place in _IN_MEMORY]
+        streams = set().union(*(one.streams for one in here))
+        if len(streams) != 1 or any(one.lend() == 0 for one in here):
             return
-        pairs = self.compared(sources)
+        (stream,) = streams
+        with self._saving.on(stream):  # whoever asks may be another thread, which waits for memory
+            if self._saving.is_capturing():  # a graph would take digests whenever it is launched
+                return
+            pairs = self.compared(sources)
         if pairs is not None:
             self._check = Check(self, sources, pairs, self._saving.tier.mark(stream))
 
@@ -190,6 +200,8 @@ class DeviceSaving(Saving):  # type: ignore[misc]  # as above
         """What PyTorch's allocator does for ``Tensor.record_stream``."""
         self.device = torch.device("cuda", heap.pool.driver.facts.ordinal)  # type: ignore[attr-defined]  # a CUDA device's
         self._incoming: Any = None
+        self.clock = self.tier.clock = DeviceClock(heap, (self.tier.outgoing, self.tier.incoming), self._computing)
+        swapper.tell_time_by(self.clock)
 
     @property
     def incoming(self) -> Any:  # noqa: ANN401 - a torch.cuda.ExternalStream
@@ -201,6 +213,18 @@ class DeviceSaving(Saving):  # type: ignore[misc]  # as above
     def stream(self) -> int:
         """Return the calling thread's stream."""
         return int(torch._C._cuda_getCurrentRawStream(self.device.index))  # noqa: SLF001 - the only way without an object
+
+    @contextlib.contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        """Let the calling thread give work to a stream for a while."""
+        if stream == self.stream():
+            yield
+        else:
+            with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.ExternalStream(stream, self.device)):
+                yield
+
+    def _computing(self) -> int | None:
+        return None if self.is_capturing() else self.stream()
 
     def take_digests(self) -> None:
         """Be ready to take digests; loads a kernel.

@@ -29,7 +29,9 @@ Known limitations
 # ruff: noqa: A002, ANN401, FBT001 - signatures are PyTorch's
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,6 +60,8 @@ MOST_STEPS = 16
 """Functions that one recipe calls, those of the recipes among its sources included."""
 MOST_KINDS = 4096
 """Of recipes that are tried in a process: each takes as long as its function does, twice."""
+MOST_TRIES = 3
+"""Of a kind whose trials fail, for lack of memory or another reason."""
 _WIDEST = 16
 """Bytes of the largest number."""
 _NONE = object()
@@ -97,8 +101,17 @@ class Rebuilding:
         self._known: dict[int, _Known] = {}
         self._kinds: dict[tuple[Any, ...], int] = {}
         self._cost_ns: dict[int, int | None] = {}
-        """Of each kind of recipe; ``None``: its bits differ."""
+        """Of each kind of recipe; ``None``: its bits differ, or it cannot be followed."""
+        self._failures: collections.Counter[int] = collections.Counter()
+        """Trials of each kind that have failed."""
+        self._failed_in: dict[int, int] = {}
+        """The iteration in which the last one failed."""
         self._calls = threading.local()
+        self._turns, self._made = -1, 0
+        self._numbers: dict[int, frozenset[int]] = {}
+        """Of this iteration's recipes, by the number of the tensor that has them."""
+        self._wanted: frozenset[int] | None = None
+        """Numbers of recipes that may be followed in this iteration; ``None``: that is not known."""
 
     def install(self) -> None:
         """Put the rules around PyTorch's functions, once, under names by which pickles find them without Zico, too."""
@@ -243,8 +256,25 @@ class Rebuilding:
         return source if source.saved() is not None else _NONE
 
     def _digest(self, storage: Any) -> Any:
-        """Return memory's digest, where anything may be dropped in this iteration."""
-        return self._saving.digest(storage) if self._saving.swapper.drops else None
+        """Return memory's digest, where the recipe that is being made may be followed in this iteration."""
+        number = self._number()
+        is_wanted = self._wanted is None or number in self._wanted
+        return self._saving.digest(storage) if is_wanted and self._saving.swapper.drops else None
+
+    def _number(self) -> int:
+        """Return the number of the next recipe of this iteration; as it begins, learn from the last one what is wanted.
+
+        Recipes that no dropped tensor had need no digests. Where iterations differ, some are
+        missing, and what they are about is kept.
+        """
+        swapper = self._saving.swapper
+        if self._turns != swapper.turns:
+            self._turns, self._made = swapper.turns, 0
+            before, self._numbers = self._numbers, {}
+            known = [before[number] for number in swapper.drops if number in before]
+            is_known = len(known) == len(swapper.drops)
+            self._wanted = frozenset(itertools.chain.from_iterable(known)) if is_known else None
+        return self._made
 
     # -- who has recipes ---------------------------------------------------------------------------
 
@@ -267,7 +297,8 @@ class Rebuilding:
             for source in sources
         ]
         kind = self._kind(name, constants, threads, tensor.dtype, *parts)
-        recipe = Recipe(name, function, sources, kind, threads, self._digest(storage))
+        recipe = Recipe(name, function, sources, kind, threads, self._digest(storage), self._number())
+        self._made += 1
         if kind < 0 or recipe.steps > MOST_STEPS:
             return
         known = self._known.get(key)
@@ -311,15 +342,19 @@ class Rebuilding:
         saved = recipe.saved()
         if saved is None or self._saving.is_capturing():  # nothing is computed there now, a trial neither
             return
-        if recipe.kind not in self._cost_ns:
-            self._cost_ns[recipe.kind] = self._try(tensor, recipe, saved)
-        cost_ns = self._cost_ns[recipe.kind]
+        if recipe.kind not in self._cost_ns and self._failed_in.get(recipe.kind) != self._saving.swapper.turns:
+            self._try(tensor, recipe, saved)
+        cost_ns = self._cost_ns.get(recipe.kind)
         if cost_ns is not None:
             storage.recipe, storage.recipe_version = recipe, tensor._version
+            self._numbers[storage.ordinal] = recipe.numbers
             self._saving.swapper.can_be_made(storage, cost_ns, [each.storage for each in saved])
 
-    def _try(self, tensor: torch.Tensor, recipe: Recipe, saved: list[Saved]) -> int | None:
-        """Return what a recipe takes; ``None``, and one line, if the memory that it makes has other bytes."""
+    def _try(self, tensor: torch.Tensor, recipe: Recipe, saved: list[Saved]) -> None:
+        """Note what a recipe takes; ``None``, and one line, if the memory that it makes has other bytes, or never is.
+
+        It may fail for lack of memory, so a tensor of its kind is tried in the next iteration then.
+        """
         what = f"{recipe.name} of {list(tensor.size())} is kept"
         took_ns = 0
         try:
@@ -329,12 +364,15 @@ class Rebuilding:
                 took_ns = took()
             is_equal = torch.equal(_bits_of(made), _bits_of(tensor))  # which takes memory on a GPU
         except Exception as error:  # noqa: BLE001 - whatever it is, the user's own call has worked
-            inform(f"{what}: to make it again fails: {error}")
-            return None
-        if is_equal:
-            return took_ns
-        inform(f"{what}: made again, its bits would differ")
-        return None
+            self._failures[recipe.kind] += 1
+            self._failed_in[recipe.kind] = self._saving.swapper.turns
+            if self._failures[recipe.kind] == MOST_TRIES:
+                self._cost_ns[recipe.kind] = None
+                inform(f"{what}: to make it again fails: {error}")
+            return
+        self._cost_ns[recipe.kind] = took_ns if is_equal else None
+        if not is_equal:
+            inform(f"{what}: made again, its bits would differ")
 
 
 class _Function:

@@ -141,12 +141,14 @@ def set_own_threads(threads: int) -> None:
 class Recipe:
     """How a tensor is made."""
 
-    __slots__ = ("digest", "doubts", "function", "kind", "name", "sources", "steps", "threads")
+    __slots__ = ("digest", "doubts", "function", "kind", "name", "numbers", "sources", "steps", "threads")
 
     steps: int
     """Functions that it calls."""
     doubts: list[tuple[Any, Any]]
     """Digests of what was made on the way, when it was made and when it was used: they must be equal."""
+    numbers: frozenset[int]
+    """Its own, and those of the recipes that it is made by."""
 
     def __init__(
         self,
@@ -156,6 +158,7 @@ class Recipe:
         kind: int,
         threads: int,
         digest: Any = None,
+        number: int = 0,
     ) -> None:
         """Make it by a function of tensors.
 
@@ -166,12 +169,14 @@ class Recipe:
             kind: What recipes have in common that make tensors in the same way.
             threads: With so many it was made.
             digest: Of the memory that it makes; ``None``: it has not been taken.
+            number: Among the recipes of its iteration, in the order in which they are made.
         """
         self.name, self.function, self.sources, self.kind, self.threads = name, function, sources, kind, threads
         self.digest = digest
         recipes = [each for each in sources if isinstance(each, Recipe)]
         self.steps = 1 + sum(each.steps for each in recipes)
         self.doubts = [pair for each in recipes for pair in each.doubts]
+        self.numbers: frozenset[int] = frozenset((number,)).union(*(each.numbers for each in recipes))
 
     def used(self, digest: Any) -> Recipe:
         """Return the recipe of what it has made, which had this digest when it was used; ``None``: none was taken."""
@@ -179,6 +184,7 @@ class Recipe:
             return self
         again = Recipe(self.name, self.function, self.sources, self.kind, self.threads, self.digest)
         again.doubts.append((digest, self.digest))
+        again.numbers = self.numbers
         return again
 
     def inputs(self) -> list[Source]:

@@ -10,13 +10,13 @@ Source of the mixing: A. Appleby, MurmurHash3, the finalizer ``fmix64``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from zico.kernels.compilation import Kernel, add_long, block, blocks, load_long, thread, threads
-from zico.kernels.launch import INVALID_VALUE, WORD_BYTES, launch
+from zico.kernels.compilation import Kernel, add_long, block, blocks, load_long, store_release, thread, threads
+from zico.kernels.launch import INVALID_VALUE, SUCCESS, WORD_BYTES, launch
 
-from zico.base.compiled import compiled
+from zico.base.compiled import compiled, inlined
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -45,16 +45,27 @@ def meaning(source: npt.NDArray[np.uint64], target: npt.NDArray[np.uint64], n_th
     np.add.at(target, places % np.uint64(n_threads) % np.uint64(LANES), word)
 
 
+@inlined
+def _mixed(word: int, place: int) -> Any:  # noqa: ANN401 - a ``np.uint64``
+    """Return a word mixed with its place."""
+    mixed = np.uint64(word) ^ (np.uint64(place) * _PLACE)
+    mixed = (mixed ^ (mixed >> _SHIFT)) * _FIRST
+    mixed = (mixed ^ (mixed >> _SHIFT)) * _SECOND
+    return mixed ^ (mixed >> _SHIFT)
+
+
 def digest(source: int, n: int, target: int) -> int:
     """Add ``n`` words at an address, mixed, to ``LANES`` words. Any number of threads, a line of blocks."""
     word = block() * threads() + thread()
     step = blocks() * threads()
     total = np.uint64(0)
+    while word + 3 * step < n:  # four loads under way: one at a time does not fill the memory's bandwidth
+        a, b = load_long(source + word * WORD_BYTES), load_long(source + (word + step) * WORD_BYTES)
+        c, d = load_long(source + (word + 2 * step) * WORD_BYTES), load_long(source + (word + 3 * step) * WORD_BYTES)
+        total += _mixed(a, word) + _mixed(b, word + step) + _mixed(c, word + 2 * step) + _mixed(d, word + 3 * step)
+        word += 4 * step
     while word < n:
-        mixed = np.uint64(load_long(source + word * WORD_BYTES)) ^ (np.uint64(word) * _PLACE)
-        mixed = (mixed ^ (mixed >> _SHIFT)) * _FIRST
-        mixed = (mixed ^ (mixed >> _SHIFT)) * _SECOND
-        total += mixed ^ (mixed >> _SHIFT)
+        total += _mixed(load_long(source + word * WORD_BYTES), word)
         word += step
     add_long(target + (thread() % LANES) * WORD_BYTES, np.int64(total))
     return 0
@@ -63,21 +74,41 @@ def digest(source: int, n: int, target: int) -> int:
 DIGEST = Kernel(digest, meaning)
 
 
+def tell_meaning(words: npt.NDArray[np.uint64], found: npt.NDArray[np.uint64]) -> None:
+    """Write the lanes where the processor sees them, and let them be zero again."""
+    found[:] = words
+    words[:] = 0
+
+
+def tell_digest(words: int, found: int) -> int:
+    """Write ``LANES`` words at an address to another one, and zero them. A block of ``LANES`` threads."""
+    at = thread() * WORD_BYTES
+    store_release(found + at, load_long(words + at))
+    return store_release(words + at, 0)
+
+
+TELL = Kernel(tell_digest, tell_meaning)
+KERNELS = (DIGEST, TELL)
+
+
 @compiled
-def add_digest(launcher: Launcher, kernel: int, stream: int, source: int, size_bytes: int, target: int) -> int:
-    """Let a stream add the digest of memory to ``LANES`` words; returns a ``CUresult``.
+def take_digest(launcher: Launcher, stream: int, source: int, size_bytes: int, words: int, found: int) -> int:
+    """Let a stream write the digest of memory to where the processor sees it; returns a ``CUresult``.
+
+    A kernel writes it, no copy: a copy to the host would wait for those of other streams, as a GPU
+    has one engine for all.
 
     Args:
-        launcher: Knows how to launch.
-        kernel: ``DIGEST``, loaded.
+        launcher: Knows how to launch, and has the kernels.
         stream: The stream.
         source: Device address of the memory.
         size_bytes: Its size, a multiple of ``WORD_BYTES`` above 0.
-        target: Device address of the words.
+        words: Device address of ``LANES`` words that are zero, and are so afterwards.
+        found: Device address of as many, of pinned memory of the host.
     """
-    if (source | target | size_bytes) % WORD_BYTES != 0 or size_bytes <= 0:
+    if (source | words | found | size_bytes) % WORD_BYTES != 0 or size_bytes <= 0:
         return INVALID_VALUE
     needed = (size_bytes // WORD_BYTES + THREADS - 1) // THREADS
-    return launch(
-        launcher, kernel, min(needed, MAX_BLOCKS), THREADS, stream, (source, size_bytes // WORD_BYTES, target)
-    )
+    arguments = (source, size_bytes // WORD_BYTES, words)
+    status = launch(launcher, launcher.digest, min(needed, MAX_BLOCKS), THREADS, stream, arguments)
+    return status if status != SUCCESS else launch(launcher, launcher.tell_digest, 1, LANES, stream, (words, found))

@@ -30,6 +30,8 @@ class Launcher(Record, align=False):
     progress: I8  # kernels, all 0: the device is too old for them
     spin: I8
     scrub: I8
+    digest: I8  # loaded where they are needed alone (zico.offload.device_digests)
+    tell_digest: I8
     stop: I8  # words that the device can reach: see zico.kernels.spin
     given_up: I8
 

@@ -102,7 +102,7 @@ def test_the_assembler_takes_the_kernel(kernel: Kernel, architecture: str, tmp_p
     assert f".text.{kernel.name}\0".encode() in code
 
 
-@pytest.mark.parametrize("kernel", [*encode.KERNELS, digest.DIGEST], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [*encode.KERNELS, *digest.KERNELS], ids=lambda kernel: kernel.name)
 def test_the_assembler_takes_what_orders_nothing(kernel: Kernel, tmp_path: Path) -> None:
     """The PTX assembles for the oldest and the newest architecture."""
     for architecture in (ARCHITECTURES[0], ARCHITECTURES[-1]):

@@ -108,6 +108,16 @@ def test_a_digest_is_what_its_meaning_says(words: np.ndarray, blocks: int, threa
     assert len(processor().stores) == blocks * threads
 
 
+def test_a_digest_is_told_and_its_words_are_zero_again() -> None:
+    """The lanes are where the processor looks, and the next digest begins at zero."""
+    words = np.arange(1, 1 + digest.LANES, dtype=np.uint64)
+    found, meant, cleared = np.zeros(digest.LANES, np.uint64), np.zeros(digest.LANES, np.uint64), words.copy()
+    digest.tell_meaning(cleared, meant)
+    processor().run(digest.TELL, words.ctypes.data, found.ctypes.data, blocks=1, threads=digest.LANES)
+    assert (words.tolist(), found.tolist()) == (cleared.tolist(), meant.tolist())
+    assert found.tolist() == [*range(1, 1 + digest.LANES)]
+
+
 @pytest.mark.parametrize("change", ["a bit", "two words change places", "zeros move", "a sign"])
 def test_what_changes_changes_the_digest(change: str) -> None:
     """Changes that sums and exclusive ors overlook are noticed."""
@@ -126,7 +136,7 @@ def test_what_changes_changes_the_digest(change: str) -> None:
     assert digest_of(words) != before
 
 
-@pytest.mark.parametrize("kernel", [*KERNELS, *encode.KERNELS, digest.DIGEST], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [*KERNELS, *encode.KERNELS, *digest.KERNELS], ids=lambda kernel: kernel.name)
 def test_a_kernel_has_a_meaning_beside_it(kernel: object) -> None:
     """A kernel and its meaning stand in one module."""
     assert kernel.function.__module__ == kernel.meaning.__module__  # type: ignore[attr-defined]

@@ -25,12 +25,13 @@ INSTRUCTIONS = {
     spin.SPIN.name: {"ld.acquire.sys.b64", "nanosleep.u32", "st.release.sys.b64"},
     scrub.SCRUB.name: {"st.v2.b64"},
     digest.DIGEST.name: {"ld.b64", "red.relaxed.gpu.add.u64"},
+    digest.TELL.name: {"ld.b64", "st.release.sys.b64"},
     **{kernel.name: {"ld.b32", "st.b32"} for kernel in encode.KERNELS},
 }
 MEMORY = re.compile(r"^\s*(?:@\S+ )?((?:st|ld|atom|red|nanosleep|call|bar|membar|fence)\.\S+)", re.MULTILINE)
 
 every_kernel = pytest.mark.parametrize(
-    "kernel", [*KERNELS, *encode.KERNELS, digest.DIGEST], ids=lambda kernel: kernel.name
+    "kernel", [*KERNELS, *encode.KERNELS, *digest.KERNELS], ids=lambda kernel: kernel.name
 )
 
 

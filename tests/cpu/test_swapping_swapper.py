@@ -8,20 +8,20 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 from swapping_parts import DEADLINE_S, Array, Gauge, Shelf, make_mover
 
+from zico.base.errors import ConfigError
 from zico.offload import swapper
 from zico.offload.mover import Place
-from zico.offload.observed import Observed
-from zico.offload.swap_learning import TRIAL_ITERATIONS, Ended, Learner, Trial
+from zico.offload.observed import SAVED, USED, Observed
+from zico.offload.swap_learning import MARGIN_SHARE, TRIAL_ITERATIONS, Ended, Learner, ProcessorClock, Tense, Trial
 from zico.offload.swap_schedule import Plan
 from zico.offload.swapper import Swapper
 from zico.offload.tier_layout import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
     from zico.offload.mover import Mover
 
@@ -356,10 +356,81 @@ def test_an_iteration_is_observed_for_each_planner() -> None:
     )
     for _ in range(3 * TRIAL_ITERATIONS):
         for tick in range(4):
-            learner.note_event(2 * (tick if tick < 2 else 3 - tick) + (tick > 1), tick, tick)
+            learner.note_event(2 * (tick if tick < 2 else 3 - tick) + (tick > 1), tick)
         learner.note_size(SIZE)
         learner.note_size(SIZE)
         learner.turn(1 << 40)
         if learner.planning is not None:
             learner.planning.join(DEADLINE_S)
     assert prepared[0] == "zico"
+
+
+def test_an_iteration_ends_when_it_ended_however_long_the_job_has_waited() -> None:
+    """The clock stands still while the job waits, at the iteration's end, too."""
+    waited_ns = 10**12
+    told: list[Observed] = []
+    gauge = Gauge(4 * SIZE)
+    learner = Learner(
+        lambda: Ended(0, np.full(8, SIZE), time.monotonic_ns()),
+        gauge.cap_bytes,
+        lambda: Rates(1e9, 1e9, 0.0, 0.0),
+        lambda seen, _margin: told.append(seen),
+    )
+    learner.clock = ProcessorClock(lambda: waited_ns)
+    began_ns = time.monotonic_ns()
+    for _ in range(2):
+        for tick, code in enumerate((SAVED, USED)):
+            learner.note_event(code, tick)
+        learner.note_size(SIZE)
+        learner.turn(0)
+    assert learner.planning is not None
+    learner.planning.join(DEADLINE_S)
+    assert 0 <= told[0].t_ns[-1] <= time.monotonic_ns() - began_ns
+
+
+@pytest.mark.parametrize(
+    ("took", "waits", "margins"),
+    [
+        pytest.param([100] * 30, [0] * 30, {0.04}, id="who does not wait gets no greater margin"),
+        pytest.param([100] * 30, [9] * 30, {0.04, 0.06}, id="one by which nothing becomes faster is taken back"),
+        pytest.param([100 - i for i in range(60)], [9] * 60, {0.04 + 0.02 * i for i in range(9)}, id="up to the most"),
+        pytest.param([100] * 4 + [90] * 9, [9] * 4 + [0] * 9, {0.04, 0.06}, id="until it does not wait any more"),
+    ],
+)
+def test_a_margin_grows_while_that_pays(took: list[int], waits: list[int], margins: set[float]) -> None:
+    """It is judged by the median of some iterations."""
+    tense = Tense(0.04)
+    found = [round(tense.margin(took_ns, waited_ns), 2) for took_ns, waited_ns in zip(took, waits, strict=True)]
+    assert set(found) == {round(margin, 2) for margin in margins}
+    assert found[-1] == (0.04 if took[0] == took[-1] else max(found))
+
+
+def test_the_learner_goes_on_where_nothing_can_be_chosen() -> None:
+    """Who chooses is asked once for an iteration; its error is passed on, and what is idle longest leaves."""
+    asked: list[tuple[int, str]] = []
+    told: list[str] = []
+
+    def choose(seen: Observed, limit_bytes: int, _rates: Rates, planner: str) -> None:
+        asked.append((limit_bytes, planner))
+        raise ConfigError(f"no process for {len(seen.size_bytes)} tensors")
+
+    learner = Learner(
+        lambda: Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS),
+        Gauge(2 * SIZE).cap_bytes,
+        lambda: Rates(1e12, 1e12, 0.0, 0.0),
+        planners=["zico"],
+        complain=lambda what, error: told.append(f"{what}: {error}"),
+        choose=choose,
+    )
+    for _ in range(3):
+        for tick, code in enumerate((0, 2, 3, 1)):
+            learner.note_event(code, tick)
+        learner.note_size(SIZE)
+        learner.note_size(SIZE)
+        planned = learner.turn(1 << 40)  # so that no iteration seems faster than the one that was observed
+        if learner.planning is not None:
+            learner.planning.join(DEADLINE_S)
+    assert asked == [(int(2 * SIZE * (1 - MARGIN_SHARE)), "zico")]
+    assert told == ["what is idle longest leaves, as zico cannot plan: no process for 2 tensors"]
+    assert planned is not None
+    assert planned.leaves == {0}

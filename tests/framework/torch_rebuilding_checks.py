@@ -12,6 +12,7 @@ import pickle
 import select
 import threading
 import weakref
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -30,20 +31,27 @@ from zico.job import session
 from zico.offload.mover import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from zico.offload.mover import Idle
 
 MIB = 1 << 20
 ROWS = 512
 DEADLINE_S = 60.0
+ANY = frozenset({1 << 40})
+"""What a plan drops, without a recipe that is known to be wanted."""
+
+
+def swapper_here() -> Any:  # noqa: ANN401 - the session's own
+    """Return what decides in this process what leaves."""
+    found = session.current()
+    assert found is not None
+    return found.swapper
 
 
 def mover() -> Any:  # noqa: ANN401 - the swapper's own
     """Return what drops tensors in this process."""
-    found = session.current()
-    assert found is not None
-    return found.swapper._mover
+    return swapper_here()._mover
 
 
 class Watched:
@@ -59,7 +67,7 @@ class Watched:
         assert found is not None
         self._swapper, self._saved = found.swapper, found.swapper.saved
         self._swapper.saved = self._note
-        type(self._swapper).drops = True  # type: ignore[assignment] # as if a plan did
+        type(self._swapper).drops = ANY  # type: ignore[assignment] # as if a plan did
         return self
 
     def _note(self, idle: Idle) -> None:
@@ -561,13 +569,35 @@ def check_nothing_goes_without_a_digest() -> None:
     x = leaf()
     with Watched() as watched:
         kind: Any = type(watched._swapper)
-        kind.drops = False  # as if no plan did
+        kind.drops = frozenset()  # as if no plan did
         try:
             end = through(functional.gelu(x * 2.0))
             assert watched.drop() == []
         finally:
-            kind.drops = True
+            kind.drops = ANY
     end.backward()
+
+
+def check_digests_are_of_what_is_going_to_be_dropped() -> None:
+    """Once an iteration has shown which recipes its dropped tensors had, the next one takes no other digests."""
+    pack, _ = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: FBT003 - by position
+    saving, taken = pack.__self__, []
+    x, counts = leaf(), []
+    with Watched() as watched, pytest.MonkeyPatch.context() as patch:
+        kind: Any = type(watched._swapper)
+        patch.setattr(saving, "digest", lambda storage: taken.append(storage.nbytes()) or digest_of(storage))
+        for turn in range(2):
+            patch.setattr(kind, "turns", turn)
+            taken.clear()
+            watched.storages.clear()
+            end = through(functional.silu(functional.gelu(x * 2.0) * 3.0))
+            counts.append(len(taken))
+            (dropped,) = (each for each in watched.storages if each.recipe is not None and each.recipe.name == "silu")
+            patch.setattr(kind, "drops", frozenset({dropped.ordinal}))
+            gone = watched.drop()
+            end.backward()
+    assert counts == [4, 2], "of a result and its source, each"
+    assert gone == ["silu"]
 
 
 def check_copied_inputs_lie_as_they_lay() -> None:
@@ -579,16 +609,29 @@ def check_copied_inputs_lie_as_they_lay() -> None:
 
 
 def check_a_trial_without_memory_is_no_error() -> None:
-    """Where nothing is left to compare with, the user's own call has worked, and the tensor stays."""
+    """Where nothing is left to compare with, the tensor stays, and the next one is tried; not for ever."""
+    failures = 0
 
     def no_memory(*_: Any) -> bool:  # noqa: ANN401 - torch's
+        nonlocal failures
+        failures += 1
         raise torch.OutOfMemoryError
 
-    equal, torch.equal = torch.equal, no_memory
-    try:
-        same(lambda x: through(functional.silu(x * 3.0)), leaf(ROWS, 1536), [])
-    finally:
-        torch.equal = equal
+    swapper: Any = type(swapper_here())
+
+    def train(turn: int, expected: list[str], *shape: int) -> None:
+        patch.setattr(swapper, "turns", turn)
+        same(lambda x: through(functional.silu(x * 3.0)), leaf(*shape), expected)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "equal", no_memory)
+        train(1, [], ROWS, 1536)
+        for turn in range(2, 6):
+            train(turn, [], ROWS, 1600)
+        assert failures == 1 + 3
+    with pytest.MonkeyPatch.context() as patch:
+        train(6, ["silu"], ROWS, 1536)
+        train(7, [], ROWS, 1600)
 
 
 def check_sums_of_themselves() -> None:
@@ -776,10 +819,13 @@ class LateTier:
     def __init__(self) -> None:
         """Begin with none."""
         self.last = self.passed = 0
+        self.marked: list[int] = []
+        """The streams that have got marks."""
 
-    def mark(self, _stream: int) -> int:
+    def mark(self, stream: int) -> int:
         """Put a mark."""
         self.last += 1
+        self.marked.append(stream)
         return self.last
 
     def has_passed(self, fence: int) -> bool:
@@ -818,12 +864,20 @@ class LateSaving(DeviceSaving):
         self.host: Any = pack.__self__
         Saving.__init__(self, self.host.swapper, self.host._begin, self.host._end, MIB)
         self.tier, self.record_stream = LateTier(), lambda *_: None
+        self.clock: Any = SimpleNamespace(standing=contextlib.nullcontext)
         self.rebuilding = self.host.on_saved.__self__
         self.on_saved = self.rebuilding._note_saved
 
     def stream(self) -> int:
         """Return the one that the test says."""
         return self.current_stream
+
+    @contextlib.contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        """Be on another one for a while."""
+        before, self.current_stream = self.current_stream, stream
+        yield
+        self.current_stream = before
 
     def is_capturing(self) -> bool:
         """Tell what the test says."""
@@ -974,6 +1028,20 @@ def check_no_other_stream_reads_what_is_leaving() -> None:
             assert watched.drop() == []
             assert saving.tier.last == 0
         kept.place = Place.HERE
+        end.backward()
+
+
+def check_whoever_asks_the_stream_that_computes_is_asked() -> None:
+    """A thread that waits for memory has another stream; digests are of the one that saved the tensors."""
+    x = leaf()
+    with LateSaving() as saving, Watched() as watched:
+        saving.current_stream = 1
+        end = through(functional.relu(x.tanh()))
+        saving.current_stream = 0
+        assert watched.drop() == []
+        assert (saving.tier.marked, saving.current_stream) == ([1], 0)
+        saving.come_by()
+        assert watched.drop() == ["relu"]
         end.backward()
 
 

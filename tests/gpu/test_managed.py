@@ -88,29 +88,31 @@ def test_a_job_that_needs_more_than_it_may_hold_finds_what_it_wrote(job: Paged) 
     assert job.steering["prefetched"] > 0
 
 
-def test_what_is_resident_stays_within_what_is_held(job: Paged) -> None:
-    """By the GPU's free bytes, once our stream is done, the job takes about as much as it holds, not what lives."""
-    with job.driver.context.current():
-        before = job.driver.free_bytes()
+def last_told(driver: CudaDriver, memory: Managed, offset: int, size_bytes: int) -> int:
+    """Return where a range was last told to go; ``cuda.bindings`` 13 does not take the attribute for its kind."""
+    attribute = driver.call.api.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION
+    with driver.context.current():
+        return int(driver.call("cuMemRangeGetAttribute", 4, attribute, memory.handle + offset, size_bytes))
+
+
+def test_all_but_what_is_held_was_told_to_leave(job: Paged) -> None:
+    """Of what lives, the driver was last told to keep on the GPU about as much as the job may hold.
+
+    The GPU's free bytes say nothing of that: the driver keeps memory for what has left, and gives
+    it to whoever asks (``benchmarks/results/gpu/README.md``).
+    """
     size_bytes = 4 * MIB
     addresses = [job.allocate(size_bytes) for _ in range(20)]
     for address in addresses:
         job.fill(address, 1, size_bytes)
     job.driver.synchronize(job.stream)
     job.driver.synchronize(job.managed.stream)
-    with job.driver.context.current():
-        taken_bytes = before - job.driver.free_bytes()
+    offsets = [address - job.managed.handle + at for address in addresses for at in range(0, size_bytes, REGION_BYTES)]
+    told = [last_told(job.driver, job.managed, offset, REGION_BYTES) for offset in offsets]
     for address in addresses:
         job.free(address)
     assert job.steering["peak"] * REGION_BYTES <= (BUDGET + 2) * REGION_BYTES
-    assert taken_bytes <= (BUDGET + 4) * REGION_BYTES, "what is out must not have come back by being touched"
-
-
-def last_told(driver: CudaDriver, memory: Managed, offset: int, size_bytes: int) -> int:
-    """Return where a range was last told to go; ``cuda.bindings`` 13 does not take the attribute for its kind."""
-    attribute = driver.call.api.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION
-    with driver.context.current():
-        return int(driver.call("cuMemRangeGetAttribute", 4, attribute, memory.handle + offset, size_bytes))
+    assert len(told) - told.count(PROCESSOR) <= BUDGET + 4, told
 
 
 def test_orders_reach_the_driver(job: Paged) -> None:

@@ -915,8 +915,8 @@ int cuGraphExecDestroy(any graph) { return SUCCESS; } /* the same thing as its g
 int cuGraphDestroy(any graph) { return SUCCESS; }
 
 /* -- code: handles, and of Zico's own kernels what they mean */
-static const char *const meant[] = {"zico_progress", "zico_spin", "zico_scrub", "zico_digest"};
-enum { PROGRESS = 1, SPIN, SCRUB, MIX, OTHER = 16 };
+static const char *const meant[] = {"zico_progress", "zico_spin", "zico_scrub", "zico_digest", "zico_tell_digest"};
+enum { PROGRESS = 1, SPIN, SCRUB, MIX, TELL, LANES_BYTES = 256, OTHER = 16 };
 int cuModuleLoadData(any *m, any image) { IN_CONTEXT; return give(m); }
 int cuModuleLoad(any *m, const char *path) { return cuModuleLoadData(m, (any)path); }
 int cuModuleLoadDataEx(any *m, any image, unsigned n, any o, any v) { return cuModuleLoadData(m, image); }
@@ -925,7 +925,7 @@ int cuModuleUnload(any m) { return SUCCESS; }
 int cuModuleGetLoadingMode(int *mode) { *mode = 2; return SUCCESS; } /* lazily */
 int cuModuleGetFunction(any *f, any m, const char *name) {
   *f = (any)OTHER;
-  for (u64 i = 0; i < 4; i++) if (!strcmp(name, meant[i])) *f = (any)(PROGRESS + i);
+  for (u64 i = 0; i < 5; i++) if (!strcmp(name, meant[i])) *f = (any)(PROGRESS + i);
   return SUCCESS;
 }
 int cuModuleGetGlobal_v2(u64 *p, u64 *n, any m, const char *name) { return NOT_FOUND; }
@@ -958,6 +958,10 @@ int cuLaunchKernel(any f, unsigned x, unsigned y, unsigned z, unsigned a, unsign
     case SCRUB: return put(s, (struct op){.kind = FILL, .to = *arguments[0], .width = 1, .bytes = *arguments[1]});
     case MIX:
       return put(s, (struct op){.kind = DIGEST, .from = *arguments[0], .bytes = *arguments[1], .to = *arguments[2]});
+    case TELL: {
+      int status = put(s, (struct op){.kind = COPY, .to = *arguments[1], .from = *arguments[0], .bytes = LANES_BYTES});
+      return status ? status : put(s, (struct op){.kind = FILL, .to = *arguments[0], .width = 1, .bytes = LANES_BYTES});
+    }
     default: return put(s, (struct op){.kind = KERNEL});
   }
 }

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from zico.kernels.digest import DIGEST, LANES, THREADS
+from zico.kernels.digest import DIGEST, LANES, TELL, THREADS
 from zico.kernels.prepare import KERNELS
 from zico.kernels.progress import PROGRESS
 from zico.kernels.scrub import SCRUB
@@ -58,5 +58,9 @@ def register(twin: Twin) -> None:
         with twin.lock:
             DIGEST.meaning(_array(twin, source, n, np.uint64), _array(twin, target, LANES, np.uint64), THREADS)
 
-    for kernel, run in ((PROGRESS, progress), (SPIN, spin), (SCRUB, scrub), (DIGEST, digest)):
+    def tell(twin: Twin, words: int, found: int) -> None:
+        with twin.lock:
+            TELL.meaning(_array(twin, words, LANES, np.uint64), _array(twin, found, LANES, np.uint64))
+
+    for kernel, run in ((PROGRESS, progress), (SPIN, spin), (SCRUB, scrub), (DIGEST, digest), (TELL, tell)):
         twin.kernel(kernel.name, *[ctypes.c_int64] * kernel.parameters)(run)

@@ -1,9 +1,9 @@
 """Digests of a GPU's memory: taken by a kernel on a stream, and read by the processor when the device has come by.
 
 Theory of operation
-    A digest has a slot: ``LANES`` words of the device, and as many of pinned memory. The stream zeroes
-    the words, adds the digest to them (``zico.kernels.digest``) and copies them out. A mark behind that,
-    by whoever wants to know, says when they are there.
+    A digest has a slot: ``LANES`` words of the device, and as many of pinned memory. The stream adds
+    the digest to the words, which are zero, writes them to pinned memory and zeroes them again
+    (``zico.kernels.digest``). A mark behind that, by whoever wants to know, says when they are there.
 
 Guarantees
     A slot serves one stream for good, so that its next digest is behind its last one.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from zico.kernels.compilation import image
-from zico.kernels.digest import DIGEST, LANES, add_digest
+from zico.kernels.digest import KERNELS, LANES, take_digest
 from zico.kernels.launch import LAUNCHER, SUCCESS, WORD_BYTES
 from zico.offload.device_tier import Buffer
 from zico.pool.fences import NO_FENCE
@@ -77,8 +77,9 @@ class Digests:
         """Slots by the stream that they serve."""
         self._unused = iter(range(SLOTS))
         with contextlib.ExitStack() as undo:
-            self._kernel = driver.load_kernel(image(DIGEST), DIGEST.name)
             self._launcher: Any = np.zeros(1, LAUNCHER)
+            for kernel in KERNELS:
+                self._launcher[kernel.function.__name__] = driver.load_kernel(image(kernel), kernel.name)
             self._launcher["launch_kernel"] = driver.addresses()["cuLaunchKernel"]
             unit_bytes = driver.granularity_bytes
             size_bytes = -(-SLOTS * SLOT_BYTES // unit_bytes) * unit_bytes
@@ -87,6 +88,8 @@ class Digests:
             memory = undo.enter_context(driver.create_memory(size_bytes, "digests", unit_bytes))
             self._window = undo.enter_context(driver.reserve(size_bytes))
             driver.map(self._window, 0, memory, 0, size_bytes)
+            with driver.context.current():
+                driver.call("cuMemsetD8", self._window.handle, 0, size_bytes)
             self.found = self._pinned.words(np.uint64).reshape(SLOTS, LANES)
             """What the device has copied out."""
             self._undo = undo.pop_all()
@@ -110,16 +113,12 @@ class Digests:
         slot = self._slot_for(stream)
         if slot is None:
             return None
-        made = Digest(self, slot, stream)
-        there, here = self._window.handle + slot * SLOT_BYTES, self._pinned.address + slot * SLOT_BYTES
-        call = self._driver.call
+        there, here = self._window.handle + slot * SLOT_BYTES, self._pinned.device_address + slot * SLOT_BYTES
         with self._driver.context.current():
-            call("cuMemsetD8Async", there, 0, SLOT_BYTES, stream)
-            status = add_digest(self._launcher[0], self._kernel, stream, address, size_bytes, there)
-            if status != SUCCESS:
-                return None
-            call("cuMemcpyDtoHAsync", here, there, SLOT_BYTES, stream)
-        return made
+            status = take_digest(self._launcher[0], stream, address, size_bytes, there, here)
+        if status != SUCCESS:
+            return None  # without the slot, whose words may not be zero
+        return Digest(self, slot, stream)
 
     def _slot_for(self, stream: int) -> int | None:
         with contextlib.suppress(IndexError):

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from zico.device.cuda.driver import CudaDriver
     from zico.heap.build import Heap
     from zico.offload.destinations import TierWish
+    from zico.offload.device_clock import DeviceClock
 
 SMALL_BYTES = 4096
 LARGE_BYTES = 16 << 20
@@ -99,6 +100,7 @@ class Buffer:
         self._pages = np.frombuffer(mmap.mmap(-1, size_bytes), np.uint8)
         self.address = int(self._pages.ctypes.data)
         self._registered: Registered = driver.register_host(self.address, size_bytes)
+        self.device_address = self._registered.device_address
 
     def words(self, kind: type[np.generic]) -> Any:  # noqa: ANN401 - an array of this kind
         """Return a view of it."""
@@ -180,6 +182,8 @@ class DeviceTier:
         self._driver = driver = cast("CudaDriver", heap.pool.driver)
         self.has_passed = Marks(heap).has_passed
         """Tells whether the device has come by a mark."""
+        self.clock: DeviceClock | None = None
+        """Told of each copy, if there is one."""
         self._payloads: dict[int, _Payload] = {}
         self._tickets = itertools.count()
         self._bounces: dict[str, Buffer] = {}
@@ -241,6 +245,7 @@ class DeviceTier:
             self.follow(self.incoming, payload.fence)
             self._driver.copy_in(self.incoming, address, buffer.address, size_bytes)
             payload.fence = self.mark(self.incoming)
+            self._note_copy(self.incoming, payload.fence)
         except (DriverError, OSError):
             return errno.EIO
         return 0
@@ -325,7 +330,12 @@ class DeviceTier:
         self.follow(self.outgoing, buffer.fence)
         self._driver.copy_out(self.outgoing, buffer.address, address, size_bytes)
         buffer.fence = self.mark(self.outgoing)
+        self._note_copy(self.outgoing, buffer.fence)
         return True
+
+    def _note_copy(self, stream: int, fence: int) -> None:
+        if self.clock is not None:
+            self.clock.note_copy(stream, fence)
 
     def _settle(self) -> None:
         """Wait until no copy is under way."""

@@ -23,8 +23,9 @@ from zico.heap.layout import LIFETIME, LOG, LOGS, MAX_LIFETIMES
 from zico.heap.reclaim import NOBODY_TO_ASK, NOT_ASKED
 from zico.offload.destinations import parse_tiers
 from zico.offload.mover import Mover
+from zico.offload.planning_process import PlanningProcess
 from zico.offload.state_return import allow
-from zico.offload.swap_learning import Ended, Learner, ways
+from zico.offload.swap_learning import Ended, Learner
 from zico.offload.swapper import Swapper
 from zico.offload.tiers import TierStack
 from zico.planning.saving.registry import LONGEST
@@ -254,15 +255,17 @@ def start(
         gauge.leave_it_to_the_broker()
     mover = Mover(stack, gauge.publish, int(record["wait"]["limit_ns"]) / 1e9, gauge.has_room, gauge.be_patient)
 
+    planning = PlanningProcess()  # starts when it is needed
+
     def rates() -> Rates:
         return stack.rates()[0]
 
     def tell(seen: Observed, margin: float) -> None:
         if gauge.leaves_it_to_the_broker():
             peak_bytes = int(seen.load_bytes.max()) + gauge.restable_bytes()
-            gauge.tell(peak_bytes, ways(seen, rates(), margin))
+            gauge.tell(peak_bytes, planning.ways(seen, rates(), margin))
 
-    learner = Learner(gauge.ended, gauge.cap_bytes, rates, tell, planners, complain, prepare)
+    learner = Learner(gauge.ended, gauge.cap_bytes, rates, tell, planners, complain, prepare, choose=planning.choose)
     swapper = Swapper(mover, gauge, learner, logs_returns=not on_device)  # the log is of the first stream alone
     asked_fd = os.eventfd(0, os.EFD_CLOEXEC)
     threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()

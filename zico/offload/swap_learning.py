@@ -14,12 +14,12 @@ import dataclasses
 import statistics
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from zico.base.background import work_lock
-from zico.base.errors import ConfigError
+from zico.base.errors import ConfigError, ZicoError
 from zico.offload.observed import NS, SAVED, Observed, Rebuild
 from zico.offload.swap_schedule import EARLIER, choose, plan
 from zico.planning.saving.registry import LONGEST
@@ -28,7 +28,6 @@ from zico.scheduler.state import POINT_SHARES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from zico.base.errors import ZicoError
     from zico.offload.observed import Int64s
     from zico.offload.swap_schedule import Chosen, Plan
     from zico.offload.tier_layout import Rates
@@ -41,6 +40,8 @@ MARGIN_SHARE = 0.04
 """Of what the job may hold, that a plan leaves for what lies between tensors in their regions."""
 _TENSE_SHARE = 0.01
 """Of an iteration's time: who waits longer for memory in a planned one gets a plan with a greater margin."""
+_TENSE_ITERATIONS = 3
+"""For which a margin is followed before it is judged."""
 _MARGIN_STEP = 0.02
 MOST_MARGIN = 0.2
 TRIAL_ITERATIONS = 7
@@ -59,12 +60,50 @@ class Ended:
     load_bytes: Int64s
     """What was alive at this tick and the ones behind it, to the end."""
     end_ns: int
+    """By the processor's clock."""
+
+
+class Clock(Protocol):
+    """Tells when events were, on a clock that stands still while the job waits: the processor's, or a device's."""
+
+    def stamp(self) -> Any:  # noqa: ANN401 - what ``read`` takes
+        """Return a stamp of this moment. Waits for nothing."""
+
+    def end(self, ended: Ended) -> Any:  # noqa: ANN401 - as above
+        """Return a stamp of the moment at which the last iteration ended, as the next one begins."""
+
+    def read(self, stamps: Sequence[Any]) -> list[int]:
+        """Return the nanoseconds of stamps in order, from any moment on. May wait until the device has come by.
+
+        Raises:
+            DriverError: The device does not tell.
+        """
+
+
+class ProcessorClock:
+    """The processor's."""
+
+    def __init__(self, waited_ns: Callable[[], int]) -> None:
+        """Take what says for how long the job has waited until now."""
+        self._waited_ns = waited_ns
+
+    def stamp(self) -> int:
+        """Return the time."""
+        return time.monotonic_ns() - self._waited_ns()
+
+    def end(self, ended: Ended) -> int:
+        """Return the time of the last boundary."""
+        return ended.end_ns - self._waited_ns()
+
+    def read(self, stamps: Sequence[int]) -> list[int]:
+        """Return them."""
+        return list(stamps)
 
 
 class Learner:
     """Watches iterations; has the plan for the next one."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each has a name
         self,
         ended: Callable[[], Ended | None],
         cap_bytes: Callable[[], int],
@@ -73,6 +112,8 @@ class Learner:
         planners: Sequence[str] = (LONGEST,),
         complain: Callable[[str, ZicoError], None] = lambda _what, _error: None,
         prepare: Callable[[str], None] = lambda _planner: None,
+        *,
+        choose: Callable[[Observed, int, Rates, str], Chosen | None] = choose,
     ) -> None:
         """Begin with nothing known.
 
@@ -87,7 +128,10 @@ class Learner:
                 them.
             complain: Told of a planner that cannot plan here, and why.
             prepare: Told of each planner but the first before an iteration is observed for it.
+            choose: Asks a planner, in the thread: ``swap_schedule.choose``, or what does the same
+                elsewhere.
         """
+        self._choose = choose
         self._complain = complain
         self._prepare = prepare
         self._trial = Trial(planners)
@@ -96,11 +140,16 @@ class Learner:
         self._choice: tuple[Observed, int, str, Chosen | None] | None = None
         """What a planner chose for an iteration and a limit."""
         self._turned_ns = 0
+        self._observed_ns = 0
+        """What the iteration took that plans are made for, less waiting; by the processor's clock."""
+        self.clock: Clock = ProcessorClock(lambda: 0)
+        """Whose stamps events have."""
         self._tell = tell
         self._ended = ended
         self._cap_bytes = cap_bytes
         self._rates = rates
         self._margin = MARGIN_SHARE
+        self._tense = Tense(MARGIN_SHARE)
         self._plan: Plan | None = None
         self._cap_planned = 0
         self._told: Observed | None = None
@@ -115,7 +164,7 @@ class Learner:
     def _start(self) -> None:
         self._codes: list[int] = []
         self._ticks: list[int] = []
-        self._times: list[int] = []
+        self._stamps: list[Any] = []
         self._sizes: list[int] = []
         self._moved: list[tuple[int, int]] = []
         self._late: list[int] = []
@@ -131,11 +180,11 @@ class Learner:
         """Note that a tensor can be made again: what that takes, and of which others, by number."""
         self._ways[number] = Rebuild(cost_ns, tuple(dict.fromkeys(sources)))
 
-    def note_event(self, code: int, tick: int, now_ns: int) -> None:
-        """Note an event."""
+    def note_event(self, code: int, tick: int) -> None:
+        """Note an event of this moment."""
         self._codes.append(code)
         self._ticks.append(tick)
-        self._times.append(now_ns)
+        self._stamps.append(self.clock.stamp())
 
     def note_moved(self, tick: int, size_bytes: int) -> None:
         """Note what has left, or, below zero, come back."""
@@ -161,7 +210,8 @@ class Learner:
     def plan_again(self) -> None:
         """Make a plan for the same iteration, in a thread: what the job may hold has changed."""
         if self._told is not None and not self._is_planning:
-            self._make(self._told)
+            told = self._told
+            self._make(lambda: told)
 
     def forget(self) -> None:
         """Know no iteration any more: they have changed."""
@@ -192,6 +242,8 @@ class Learner:
         signature = (tuple(self._codes), tuple(self._sizes))
         now_ns = time.monotonic_ns()
         took_ns, self._turned_ns = now_ns - self._turned_ns, now_ns
+        lost_ns = waited_ns + late_ns
+        moving_ns = max(took_ns - lost_ns, 0)
         if self._cap_bytes() != self._cap_planned:
             self._plan = None  # it moves too much or too little
         is_known = bool(self._codes) and signature == self._before
@@ -200,12 +252,12 @@ class Learner:
             plan = self._plan
             if self._is_turn:
                 self._is_turn = False
-                self._observe()
-            elif plan is not None and self._is_of(plan) and self._trial.note(took_ns, waited_ns + late_ns):
+                self._observe(moving_ns)
+            elif plan is not None and self._is_of(plan) and self._trial.note(took_ns, lost_ns):
                 self._prepare(self._trial.planner)
                 self._is_turn = True
             else:
-                self._reconsider(waited_ns)
+                self._reconsider(took_ns, waited_ns, moving_ns)
         self._start()
         return self._plan
 
@@ -213,46 +265,51 @@ class Learner:
         """Tell whether the iteration that ends was the plan's."""
         return plan.observed.sequence == tuple(self._codes)
 
-    def _reconsider(self, waited_ns: int) -> None:
+    def _reconsider(self, took_ns: int, waited_ns: int, moving_ns: int) -> None:
         """Plan anew if what has happened is not what was planned for, or can be better."""
         plan = self._plan
         if plan is None or not self._is_of(plan):
             self._earlier_ns = {}
-            self._observe()
+            self._observe(moving_ns)
             return
-        took_ns = self._times[-1] - self._times[0]
-        planned_ns = int(plan.observed.t_ns[plan.observed.event_tick[-1]])
-        is_tense = bool(plan.leaves) and waited_ns > _TENSE_SHARE * took_ns and self._margin < MOST_MARGIN
-        if is_tense:
-            self._margin += _MARGIN_STEP
+        margin = self._margin
+        if plan.leaves or plan.drops:
+            self._margin = self._tense.margin(took_ns, waited_ns)
         rates = self._rates()
         for number in self._late:
             step_ns = EARLIER * rates.in_s(plan.observed.size_bytes[number]) * NS
             self._earlier_ns[number] = self._earlier_ns.get(number, 0.0) + step_ns
-        if took_ns < _FASTER_SHARE * planned_ns:
-            self._observe()
-        elif self._late or is_tense:
-            self._make(plan.observed)
+        if moving_ns < _FASTER_SHARE * self._observed_ns:
+            self._observe(moving_ns)
+        elif self._late or self._margin != margin:
+            self._make(lambda: plan.observed)
 
-    def _observe(self) -> None:
-        """Plan by the iteration that has ended."""
+    def _observe(self, took_ns: int) -> None:
+        """Plan by the iteration that has ended, which took so long."""
         ended = self._ended()
         if ended is None:
             return
-        n = len(ended.load_bytes)
-        away = np.zeros(n, np.int64)
-        for tick, size_bytes in self._moved:
-            if tick - ended.first_tick < n:
-                away[max(tick - ended.first_tick, 0) :] += size_bytes
-        ticks = np.clip(np.array(self._ticks) - ended.first_tick, 0, n - 1)
-        times = np.maximum.accumulate(np.array([*self._times, ended.end_ns]))
-        t_ns = np.interp(np.arange(n), [*ticks, n], times - times[0]).astype(np.int64)
-        load = ended.load_bytes + np.maximum(away, 0)
-        seen = Observed(tuple(self._codes), tuple(self._sizes), tuple(ticks.tolist()), load, t_ns, dict(self._ways))
-        self._make(seen)
+        self._observed_ns = took_ns
+        self._tense = Tense(self._margin)
+        codes, sizes, event_ticks, moved, ways = self._codes, self._sizes, self._ticks, self._moved, self._ways
+        stamps, clock = [*self._stamps, self.clock.end(ended)], self.clock
 
-    def _make(self, seen: Observed) -> None:
-        """Make a plan in a thread; the iteration after it is ready follows it."""
+        def see() -> Observed:
+            n = len(ended.load_bytes)
+            away = np.zeros(n, np.int64)
+            for tick, size_bytes in moved:
+                if tick - ended.first_tick < n:
+                    away[max(tick - ended.first_tick, 0) :] += size_bytes
+            ticks = np.clip(np.array(event_ticks) - ended.first_tick, 0, n - 1)
+            times = np.maximum.accumulate(np.array(clock.read(stamps)))
+            t_ns = np.interp(np.arange(n), [*ticks, n], times - times[0]).astype(np.int64)
+            load = ended.load_bytes + np.maximum(away, 0)
+            return Observed(tuple(codes), tuple(sizes), tuple(ticks.tolist()), load, t_ns, ways)
+
+        self._make(see)
+
+    def _make(self, see: Callable[[], Observed]) -> None:
+        """Make a plan in a thread, for the iteration that this returns; the one after it is ready follows it."""
         cap_bytes = self._cap_bytes()
         limit_bytes = self._limit_bytes()
         earlier_ns = dict(self._earlier_ns)
@@ -260,6 +317,11 @@ class Learner:
 
         def work() -> None:
             with self._work:
+                try:
+                    seen = see()
+                except ZicoError as error:
+                    self._complain("the last plan is kept, as the device does not tell its time", error)
+                    return
                 chosen = self._chosen(seen, limit_bytes, planner)
                 self._plan = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
                 self._trial.begin()
@@ -277,12 +339,44 @@ class Learner:
         known = self._choice
         if known is None or known[0] is not seen or known[1:3] != (limit_bytes, planner):
             try:
-                chosen = choose(seen, limit_bytes, self._rates(), planner)
+                chosen = self._choose(seen, limit_bytes, self._rates(), planner)
             except ConfigError as error:
                 self._complain(f"what is idle longest leaves, as {planner} cannot plan", error)
                 chosen = None
             known = self._choice = (seen, limit_bytes, planner, chosen)
         return known[3]
+
+
+class Tense:
+    """The margin of plans: it grows while the job waits for memory and iterations become faster by that."""
+
+    def __init__(self, margin: float) -> None:
+        """Begin with this one."""
+        self._margin = margin
+        self._before: tuple[float, float] | None = None
+        """The margin before this one, and what an iteration took with it."""
+        self._took_ns: list[int] = []
+        self._waited_ns: list[int] = []
+        self._is_settled = False
+
+    def margin(self, took_ns: int, waited_ns: int) -> float:
+        """Return the margin of the next plan, after an iteration that took and waited so long."""
+        if self._is_settled or (self._before is None and waited_ns <= _TENSE_SHARE * took_ns):
+            return self._margin
+        self._took_ns.append(took_ns)
+        self._waited_ns.append(waited_ns)
+        if len(self._took_ns) <= _TENSE_ITERATIONS:  # the first one began with what the plan before it left
+            return self._margin
+        median_ns, median_waited_ns = (statistics.median(each[1:]) for each in (self._took_ns, self._waited_ns))
+        self._took_ns, self._waited_ns = [], []
+        if self._before is not None and median_ns >= self._before[1]:
+            self._margin, self._is_settled = self._before[0], True
+        elif median_waited_ns <= _TENSE_SHARE * median_ns or self._margin + _MARGIN_STEP > MOST_MARGIN:
+            self._is_settled = True
+        else:
+            self._before = self._margin, median_ns
+            self._margin += _MARGIN_STEP
+        return self._margin
 
 
 class Trial:

@@ -55,7 +55,7 @@ PLANNING_S = 5.0
 """For a planner that goes on as long as it may."""
 _HIGHER = 1.05
 """Times the limit, for which a planner is asked again that found no plan: moving something is better than nothing."""
-_MOST_HIGHER = 16
+MOST_HIGHER = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _chosen_by(planner: SavePlanner, seen: Observed, limit_bytes: int, rates: Ra
     """Return what leaves and what is dropped, for the lowest limit that a planner finds a plan for; ``None``: none."""
     found = problem_of(seen, rates)
     limit = max(limit_bytes, found.problem.least_bytes, 1)
-    for _ in range(_MOST_HIGHER):
+    for _ in range(MOST_HIGHER):
         problem = dataclasses.replace(found.problem, limit_bytes=limit)
         answer = planner.plan(problem, found.graph, PLANNING_S)
         if not isinstance(answer, NoPlan):

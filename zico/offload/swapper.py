@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from zico.base.errors import SwapError, ZicoError
 from zico.offload.mover import Place
 from zico.offload.observed import SAVED, USED
+from zico.offload.swap_learning import ProcessorClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from zico.offload.mover import Figures, Idle, Mover
-    from zico.offload.swap_learning import Learner
+    from zico.offload.swap_learning import Clock, Learner
     from zico.offload.swap_schedule import Plan
 
 Taken = TypeVar("Taken")
@@ -121,11 +122,16 @@ class Swapper:
         self.on_event: Callable[[], None] = lambda: None
         """Told of every event."""
         mover.on_moved = self._note_moved
+        learner.clock = ProcessorClock(self._waited_ns)
 
     @property
     def tier(self) -> Any:  # noqa: ANN401 - a ``mover.Tier``, which may tell more
         """Return where tensors go."""
         return self._mover.tier
+
+    def tell_time_by(self, clock: Clock) -> None:
+        """Let iterations be observed by another clock than the processor's."""
+        self._learner.clock = clock
 
     @property
     def figures(self) -> Figures:
@@ -138,10 +144,15 @@ class Swapper:
         return self._plan.out_bytes if self._plan is not None else 0
 
     @property
-    def drops(self) -> bool:
-        """Tell whether anything is dropped by the plan in force."""
+    def drops(self) -> frozenset[int]:
+        """Return what is dropped by the plan in force, by number."""
         plan = self._plan
-        return plan is not None and bool(plan.drops)
+        return frozenset() if plan is None else plan.drops
+
+    @property
+    def turns(self) -> int:
+        """Return how many iterations have ended."""
+        return self.planned_iterations + self.passive_iterations
 
     @property
     def lacking_bytes(self) -> int:
@@ -227,7 +238,7 @@ class Swapper:
         event = self._event
         self._event += 1
         self.on_event()
-        self._learner.note_event(code, self._gauge.tick(), time.monotonic_ns() - self._waited_ns())
+        self._learner.note_event(code, self._gauge.tick())
         plan = self._plan
         if plan is None:
             return None
