@@ -95,6 +95,10 @@ STATUS = m.Status(
     isolated=True,
     slowdown=(1.23456789,) * 64,
     metrics="\N{WHITE MEDIUM STAR}" * m.MAX_TEXT_CHARS,
+    mps="\N{WHITE MEDIUM STAR}" * m.MAX_TEXT_CHARS,
+    reserve_bytes=BIGGEST,
+    log_level=LONGEST_NAME,
+    parameters="\N{WHITE MEDIUM STAR}" * m.MAX_TEXT_CHARS,
 )
 REPORT = m.Report(
     pool=m.PoolReport(

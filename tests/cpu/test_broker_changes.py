@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import re
 from typing import TYPE_CHECKING
@@ -68,6 +69,9 @@ def test_shares_that_contradict_each_other_are_refused(pool: PoolTable) -> None:
     pool_manager.carry_out(m.Change(job="a", priority=1), pool, members)
     assert "guaranteed" in pool_manager.refusal(m.Change(job="b", slo=0.1), pool.header, pool.jobs, members)
     assert pool_manager.refusal(m.Change(job="b", slo=0.1, priority=1), pool.header, pool.jobs, members) == ""
+    several = [member(0, "a"), dataclasses.replace(member(1, "b"), pid=7), member(2, "b")]
+    pool_manager.carry_out(m.Change(job="a", priority=1), pool, several)
+    assert "guaranteed" in pool_manager.refusal(m.Change(job="b", pid=7, slo=0.1), pool.header, pool.jobs, several)
 
 
 def test_every_process_of_a_name_changes_and_what_is_left_out_stays(pool: PoolTable) -> None:
@@ -109,6 +113,35 @@ def test_a_job_is_paused_with_the_ranks_of_its_group(pool: PoolTable) -> None:
         pool.jobs["group"][:2] = 7
         pool_manager.carry_out(m.Change(job="a", paused=True), pool, [member(i, "abc"[i]) for i in range(3)])
         assert pool.jobs["paused"][:3].tolist() == [1, 1, 0]
+
+
+def test_one_process_of_a_name_is_meant_by_its_number(pool: PoolTable) -> None:
+    """A limit is its own; a share and a pause are also for the ranks that begin iterations together with it."""
+    with join(pool), join(pool), join(pool):
+        members = [dataclasses.replace(member(place, "a"), pid=100 + place) for place in range(3)]
+
+        def made(change: m.Change) -> int:
+            assert pool_manager.refusal(change, pool.header, pool.jobs, members) == ""
+            pool_manager.carry_out(change, pool, members)
+            return pool_manager.concerned(change, pool.jobs, members)
+
+        assert made(m.Change(job="a", pid=101, limit_bytes=3 * PAGE, weight=2.0)) == 1
+        assert made(m.Change(job="a", pid=101, paused=True)) == 1
+        assert pool.jobs["limit"][:3].tolist() == [0, 3, 0]
+        assert pool.jobs["paused"][:3].tolist() == [0, 1, 0]
+        assert [one.share.weight for one in members] == [1.0, 2.0, 1.0]
+        resume = m.Change(job="a", pid=100, paused=False)
+        assert pool_manager.refusal(resume, pool.header, pool.jobs, members) == "a/100 is not paused"
+        pool.jobs["group"][1:3] = 7
+        assert made(m.Change(job="a", pid=102, limit_bytes=2 * PAGE)) == 1
+        assert made(m.Change(job="a", pid=102, priority=1)) == 2
+        assert made(m.Change(job="a", pid=102, paused=True, move=True)) == 2
+        assert pool.jobs["limit"][:3].tolist() == [0, 3, 2]
+        assert [one.share.priority for one in members] == [0, 1, 1]
+        assert made(m.Change(job="a", paused=False)) == made(m.Change(job="a", limit_bytes=0)) == 3
+        assert pool_manager.concerned(m.Change(budget_bytes=PAGE), pool.jobs, members) == 0
+        unknown = pool_manager.refusal(m.Change(job="a", pid=7, paused=True), pool.header, pool.jobs, members)
+        assert unknown == "no process 7 of a is in the pool: zico status shows who is"
 
 
 def test_a_lowered_budget_gives_memory_back_as_jobs_do(pool: PoolTable) -> None:

@@ -146,7 +146,8 @@ def test_cells_are_what_the_profile_says_nanosecond_by_nanosecond(works: list[in
 def test_a_pair_too_unequal_has_no_plan() -> None:
     """Where the cells of the longer iteration would be too many, there is no answer, and it says so."""
     works = [triangle(9, duration_ns=6_400 * MS), triangle(9, duration_ns=64 * MS)]
-    addresses = [packed(work.load("").profile).ctypes.data for work in works]
+    profiles = [packed(work.load("").profile) for work in works]  # kept: the cache of those may drop them meanwhile
+    addresses = [profile.ctypes.data for profile in profiles]
     keeps = np.zeros(2, np.int64)
     assert not pair_schedule.solve(*addresses, keeps, 12, 1.0, EQUAL, np.zeros(1, PAIR)[0])
 
@@ -154,7 +155,8 @@ def test_a_pair_too_unequal_has_no_plan() -> None:
 def test_the_one_that_is_favoured_goes_first() -> None:
     """The schedule that favours a job never keeps that one waiting where the other one's favours it less."""
     works = [plateau(60, rise=0.1, fall=0.1), plateau(60, rise=0.1, fall=0.1)]
-    addresses = [packed(work.load("").profile).ctypes.data for work in works]
+    profiles = [packed(work.load("").profile) for work in works]  # kept: the cache of those may drop them meanwhile
+    addresses = [profile.ctypes.data for profile in profiles]
     record = np.zeros(1, PAIR)
     assert pair_schedule.solve(*addresses, np.zeros(2, np.int64), 66, 1.0, EQUAL, record[0])
     actions, (n_a, n_b) = record[0]["actions"], record[0]["n_cells"].tolist()

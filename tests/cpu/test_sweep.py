@@ -236,12 +236,17 @@ class Script:
         """Give these: ``y`` or ``n`` each time."""
         self.answers = list(answers)
         self.asked: list[tuple[str, list[str]]] = []
+        self.told: list[tuple[str, int, int]] = []
 
     async def offers(self, candidate: SweepJob, pools: Mapping[int, PoolNow]) -> Mapping[int, Offer]:
         """Give the next answer, for the only pool."""
         (pool,) = pools.values()
         self.asked.append((candidate.name, [job.name for job in pool.running]))
         return {0: Offer(pool.budget_bytes, may_start=self.answers.pop(0) == "y")}
+
+    def ended(self, job: SweepJob, number: int, figures: JobFigures) -> None:
+        """Keep which job has ended, where, and how."""
+        self.told.append((job.name, number, figures.exit_code))
 
 
 def queue_of(
@@ -293,6 +298,7 @@ def test_room_is_asked_for_each_but_the_first_and_no_later_job_overtakes() -> No
     end(queue, "b")
     assert start(queue) == ["c"]
     assert room.asked == [("b", ["a"]), ("b", ["a"]), ("c", ["a", "b"])]
+    assert room.told == [("a", 0, 0), ("b", 0, 0)]
 
 
 @pytest.mark.parametrize("how", [{"told": True}, {"refused": True}])

@@ -7,10 +7,11 @@ import asyncio
 import msgspec
 import numpy as np
 
-from zico.cli.room import RoomByFit
+from zico.broker.protocol.messages import JobReport
+from zico.cli.room import PATIENCE_S, RoomByFit
 from zico.launch.queue import PoolNow
 from zico.launch.sweep import SweepJob
-from zico.report.model import Record
+from zico.report.model import JobFigures, Record
 
 REGION = 1 << 20
 JOBS = [SweepJob(f"x={x}", ("python", "train.py", f"--x={x}")) for x in range(4)]
@@ -45,9 +46,15 @@ def record(curves: dict[str, list[int]], budget: int, joined: tuple[str, ...] = 
     )
 
 
-def ask(room: RoomByFit, candidate: SweepJob, running: list[SweepJob], now: Record | None, others: int = 0) -> bool:
-    """Ask whether the candidate may start, where others hold so many regions."""
-    pool = PoolNow(1, 1, lambda: now, tuple(running), others_bytes=others * REGION)
+def ask(
+    room: RoomByFit, candidate: SweepJob, running: list[SweepJob], now: Record | None, others: int = 0, **peaks: int
+) -> bool:
+    """Ask whether the candidate may start, where others hold so many regions, and processes have held so many."""
+    members = [
+        JobReport(name=name.replace("_", "="), framework="test", job=0, state="running", peak_bytes=peak * REGION)
+        for name, peak in peaks.items()
+    ]
+    pool = PoolNow(1, 1, lambda: now, tuple(running), others_bytes=others * REGION, members=lambda: members)
     return asyncio.run(room.offers(candidate, {0: pool}))[0].may_start
 
 
@@ -128,3 +135,75 @@ def test_jobs_that_never_join_need_no_room() -> None:
     asked = room()
     assert not ask(asked, b, [a], record({}, 4))
     assert ask(asked, c, [b], record({}, 4))
+
+
+# -- a profile that never comes --------------------------------------------------------------------
+
+
+def ended(room: RoomByFit, job: SweepJob, peak: int, code: int = 0, framework: str = "test") -> None:
+    """Let a job end that has held so many regions."""
+    figures = JobFigures(
+        name=job.name, framework=framework, command="", exit_code=code, wall_s=1.0, peak_bytes=peak * REGION
+    )
+    room.ended(job, 0, figures)
+
+
+def test_after_a_job_without_a_profile_its_peak_counts() -> None:
+    """Once the record is younger than its end; from then on as many start as fit, and one line says so."""
+    a, b, c, d = JOBS
+    told: list[str] = []
+    asked = RoomByFit(JOBS, "zico", [REGION], tell=told.append)
+    before = record({}, 24, joined=("x=0",))
+    assert not ask(asked, b, [a], before)
+    ended(asked, a, 8)
+    assert not ask(asked, c, [b], before)
+    after = record({}, 24, joined=("x=0", "x=1"))
+    assert ask(asked, c, [b], after)
+    assert ask(asked, d, [b, c], after)
+    assert not ask(asked, d, [b, c], after, others=1)
+    counts = "jobs of its command count with the most that one has held, 8 MiB so far"
+    assert told == [f"x=0 has ended without a profile: {counts}"]
+    assert not ask(asked, d, [b, c], after, x_1=9)
+    assert ask(asked, d, [b, c], record({"x=1": [2, 1]}, 24, joined=("x=0",)))
+
+
+def test_a_job_that_failed_or_has_left_a_profile_is_no_reason_to_count_peaks() -> None:
+    """A failed one may have held less than others will."""
+    a, b, c, _ = JOBS
+    told: list[str] = []
+    asked = RoomByFit(JOBS, "zico", [REGION], tell=told.append)
+    ended(asked, a, 1, code=1)
+    assert not ask(asked, c, [b], record({}, 24, joined=("x=0", "x=1")))
+    ended(asked, a, 8)
+    assert ask(asked, c, [b], record({"x=0": ALWAYS_HIGH}, 24))
+    assert told == []
+
+
+def test_a_job_without_a_profile_is_not_waited_for_for_ever() -> None:
+    """After so long its peak so far counts, all its processes; a job of another command then starts beside it, too."""
+    a, b, c, _ = JOBS
+    told: list[str] = []
+    now_s = [0.0]
+    asked = RoomByFit([*JOBS, OTHER], "zico", [REGION], tell=told.append, clock=lambda: now_s[0])
+    now = record({}, 24, joined=("x=0",))
+    assert not ask(asked, b, [a], now, x_0=8)
+    now_s[0] = PATIENCE_S - 1
+    assert not ask(asked, b, [a], now, x_0=8)
+    now_s[0] = PATIENCE_S
+    assert not ask(asked, b, [a], now, x_0=8, **{"x_0.2": 5})
+    assert ask(asked, OTHER, [a], now)
+    counts = "jobs of its command count with the most that one has held, 13 MiB so far"
+    assert told == [f"x=0 has no profile after 120 s: {counts}"]
+    assert ask(asked, b, [a], record({}, 26, joined=("x=0",)))
+    assert not ask(asked, c, [a, OTHER], now)
+
+
+def test_peaks_and_profiles_count_together() -> None:
+    """Beside a job that counts with its peak, one with a profile starts if what is left has room for it."""
+    a, b, c, _ = JOBS
+    for budget, starts in ((16, True), (15, False)):
+        asked = room()
+        ended(asked, b, 8)
+        now = record({"other": ALWAYS_HIGH}, budget, joined=("x=1",))
+        assert ask(asked, OTHER, [a], now) == starts
+        assert ask(asked, c, [OTHER], now) == starts

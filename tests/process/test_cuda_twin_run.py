@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fake_mps
 import pytest
-from cuda_twin import compile_once, environment, nvml
+from cuda_twin import PATIENCE_S, compile_once, environment, nvml
 from zico_process import ZicoRun, descendants, is_alive, python, survivors
 
 if TYPE_CHECKING:
@@ -191,6 +193,27 @@ def test_a_private_daemon_serves_the_jobs_and_not_the_broker(twin: dict[str, str
 def words_of(pid: int, what: str) -> list[bytes]:
     """Return a process's command line or environment."""
     return Path(f"/proc/{pid}/{what}").read_bytes().split(b"\0")
+
+
+def test_a_run_that_joins_a_broker_starts_no_mps_daemon(twin: dict[str, str], tmp_path: Path) -> None:
+    """Jobs of one pool share the GPU alike; one sentence says that the broker has no MPS."""
+    notes = fake_mps.install(tmp_path / "bin")
+    twin |= {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "XDG_RUNTIME_DIR": str(tmp_path)}
+
+    def broker(*words: str) -> None:
+        argv = [sys.executable, "-m", "zico", "broker", *words, "--device", "cuda:0"]
+        subprocess.run(argv, env=os.environ | twin, timeout=PATIENCE_S, check=True)
+
+    broker("start", "--budget", "64MiB")
+    try:
+        show = python(SHOW.format(names=["CUDA_MPS_PIPE_DIRECTORY"]))
+        with ZicoRun("--device", "cuda:0", "--name", "a", show, **twin, ZICO_MPS="1") as run:
+            assert run.finish() == 0, run.stderr
+    finally:
+        broker("stop")
+    assert "a | CUDA_MPS_PIPE_DIRECTORY None" in run.stdout
+    assert "this run joins the broker of cuda:0, which has mps off and not on (ZICO_MPS): leave that out" in run.stderr
+    assert notes.read_text() == ""
 
 
 def test_after_ctrl_c_the_daemon_is_gone(twin: dict[str, str], notes: Path, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_daemon_is_started_once_joined_and_stopped(runtime: Path) -> None:
     """A second start, a stop of none and a run with a budget of its own are one sentence each; nothing is left."""
     socket = socket_in(runtime)
     assert zico(runtime, "broker", "stop").stderr == f"zico: no broker of host runs at {socket}\n"
-    started = zico(runtime, "broker", "start", "--budget", BUDGET)
+    started = zico(runtime, "broker", "start", "--budget", BUDGET, "--reserve", "1MiB", "--log-level", "info")
     assert (started.returncode, started.stdout.startswith("the broker of host is ready (process ")) == (0, True)
     again = zico(runtime, "broker", "start")
     assert again.returncode == 1
@@ -93,12 +93,15 @@ def test_a_daemon_is_started_once_joined_and_stopped(runtime: Path) -> None:
     (daemon,) = json.loads(status.stdout)["brokers"]
     assert (status.returncode, daemon["device"], daemon["state"]) == (0, "host", "running")
     assert (daemon["budget_bytes"], daemon["socket"]) == (64 << 20, str(socket))
-    joined = zico(runtime, "run", "--", "true", ZICO_METRICS="9185").stderr
+    joined = zico(runtime, "run", "--", "true", ZICO_METRICS="9185", ZICO_POLICY="serial", ZICO_BUDGET="64MiB").stderr
     assert "budget 64 MiB (of the broker that runs)" in joined
     assert (
-        "zico: ZICO_METRICS: this run joins the pool of the broker of host that runs, which serves no metrics: start "
-        "that broker with --metrics 9185\n"
+        "zico: this run joins the broker of host, which has policy zico and not serial (ZICO_POLICY), metrics none and "
+        "not 9185 (ZICO_METRICS): leave that out, or zico broker stop once its jobs have ended, and start it again "
+        "with --policy, --metrics\n"
     ) in joined
+    same = zico(runtime, "run", "--", "true", ZICO_POLICY="zico", ZICO_LOG_LEVEL="info", ZICO_RESERVE="1MiB").stderr
+    assert "which has" not in same
     own = zico(runtime, "run", "--budget", "32MiB", "--", "true").stderr
     assert "--budget: this run has a pool of its own, beside that of the broker of host that runs" in own
     assert "budget 32 MiB (--budget)" in own

@@ -97,6 +97,54 @@ def test_auto_starts_one_and_the_next_when_its_profile_is_known(let_end: Callabl
             assert run.finish() == 0
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="auto starts one job for each processor")
+def test_auto_does_not_wait_for_a_profile_that_never_comes(let_end: Callable[[str], None]) -> None:
+    """Once a job has ended without an iteration, those of its command count with its peak, and one line says so."""
+    with ZicoRun("--grid", "x=1..3", command("--evaluate"), ZICO_BUDGET="16MiB") as run:
+        run.read_until("x=1 | begun")
+        assert running(run) == {"1"}
+        let_end("1")
+        run.read_until("x=3 | begun")
+        assert running(run) == {"2", "3"}
+        let_end("2")
+        let_end("3")
+        assert run.finish() == 0
+    told = "x=1 has ended without a profile: jobs of its command count with the most that one has held, 8 MiB so far"
+    assert run.stderr.count(told) == 1
+
+
+CLOCK = """
+import os
+import sys
+
+if "run" in sys.orig_argv:
+    from zico.cli.room import RoomByFit
+
+    RoomByFit.__init__.__kwdefaults__["clock"] = lambda: 1000.0 * os.path.exists("later")
+"""
+"""A run's own process waits for a profile until there is a file called ``later``."""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="auto starts one job for each processor")
+def test_auto_does_not_wait_for_a_job_that_ends_no_iteration(let_end: Callable[[str], None], tmp_path: Path) -> None:
+    """After a while its peak so far counts, as its broker knows it, while it runs on."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(CLOCK)
+    words = ("--grid", "x=1..2", command("--evaluate"))
+    with ZicoRun(*words, ZICO_BUDGET="16MiB", PYTHONPATH=str(site)) as run:
+        run.read_until("x=1 | begun")
+        assert running(run) == {"1"}
+        Path("later").touch()
+        run.read_until("x=2 | begun")
+        assert running(run) == {"1", "2"}
+        let_end("1")
+        let_end("2")
+        assert run.finish() == 0
+    told = "x=1 has no profile after 120 s: jobs of its command count with the most that one has held, 8 MiB so far"
+    assert run.stderr.count(told) == 1
+
+
 def test_a_signal_ends_a_sweep_cleanly_and_resume_runs_what_is_left(let_end: Callable[[str], None]) -> None:
     """What the signal has ended runs again, what had ended does not; a torn last line is no error."""
     with ZicoRun("--at-most", "1", "--grid", "x=1..3", "--json", "r.json", command()) as run:

@@ -153,6 +153,33 @@ def test_the_commands_say_what_has_come_to_be(one_job: Pool, capsys: pytest.Capt
     assert "zico status" in capsys.readouterr().err
 
 
+def test_commands_say_how_many_processes_they_are_about(nursery: Nursery, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name means all of that name, such as the ranks of a job, and NAME/PID one of them."""
+    with pool() as made, nursery.job(made, "a"), nursery.job(made, "a"), nursery.job(made, "b/1"):
+        socket = ("--socket", str(made.socket))
+        first, second, _ = (job.pid for job in made.client.status().jobs)
+
+        def paused() -> list[bool]:
+            return [job.state == "pausing" for job in made.client.status().jobs]
+
+        assert said(capsys, "pause", f"a/{second}", *socket) == (
+            0,
+            f"zico: a/{second} pauses when its iteration ends\n",
+        )
+        assert paused() == [False, True, False]
+        assert said(capsys, "pause", "a", *socket) == (0, "zico: a (2 processes) pauses when its iteration ends\n")
+        assert said(capsys, "resume", "a", *socket) == (0, "zico: a (2 processes) goes on\n")
+        told = f"zico: no process {os.getpid()} of a is in the pool: zico status shows who is\n"
+        assert said(capsys, "resume", f"a/{os.getpid()}", *socket) == (2, told)
+        assert said(capsys, "pause", "b/1", *socket) == (0, "zico: b/1 pauses when its iteration ends\n")
+        assert paused() == [False, False, True]
+        told = "zico: a (2 processes) may hold 1 MiB each, weight 1\n"
+        assert said(capsys, "limit", "--job", "a", "1MiB", *socket) == (0, told)
+        told = f"zico: a/{first} has no limit of its own, weight 1\n"
+        assert said(capsys, "limit", "--job", f"a/{first}", "none", *socket) == (0, told)
+        assert [job.limit_bytes for job in made.client.status().jobs] == [0, 1 << 20, 0]
+
+
 # -- several brokers -------------------------------------------------------------------------------
 
 
@@ -201,6 +228,8 @@ def test_commands_find_the_broker_that_they_are_about(
         assert said(capsys, "pause", "b") == (0, "zico: b pauses when its iteration ends\n")
         assert said(capsys, "pause", "both", "--device", "host:1")[0] == 0
         assert [states(made)["both"] for made in (first, second)] == ["running", "pausing"]
+        (pid,) = (job.pid for job in second.client.status().jobs if job.name == "both")
+        assert said(capsys, "resume", f"both/{pid}") == (0, f"zico: both/{pid} goes on\n")
         assert said(capsys, "resume", "b") == (0, "zico: b goes on\n")
         assert said(capsys, "limit", "--job", "a", "1MiB")[0] == 0
         assert said(capsys, "limit", "--device", "host:1", "1MiB")[0] == 0

@@ -27,6 +27,7 @@ from zico.broker.handover import NoteKeeper, check_previous, take_over
 from zico.broker.lingering import Contexts, daemon_at
 from zico.broker.outside import Outside
 from zico.broker.pool_manager import PoolManager
+from zico.broker.protocol.messages import as_text
 from zico.broker.server import FDS_PER_LINK, MAX_LINKS, Server
 from zico.broker.transport import SPARE_FDS, Descriptors, Listener, make_room, place_of
 from zico.pool.table import PoolTable
@@ -98,9 +99,16 @@ def serve(options: argparse.Namespace) -> None:
         manager = PoolManager(
             table, memory_fds, policy, device=device, outside=outside, record_path=options.record, note=note
         )
+        contexts = None if device.kind == HOST else Contexts(device.identity, options.mps_pipes)
+        manager.about = {
+            "parameters": as_text(options.policy.partition(":")[2]),
+            "reserve_bytes": options.reserve_bytes,
+            "log_level": options.log_level,
+        }
+        if contexts is not None and options.mps_pipes is not None:
+            manager.about["mps"] = as_text(str(options.mps_pipes))
         # After what takes long, since from here on clients connect and expect an answer.
         listener = owned.enter_context(Listener(options.socket, has_place=True))
-        contexts = None if device.kind == HOST else Contexts(device.identity, options.mps_pipes)
         server = Server(manager, listener, contexts)
         if inherited is not None:
             server.inherit(inherited, time.monotonic_ns())
@@ -110,7 +118,7 @@ def serve(options: argparse.Namespace) -> None:
             from zico.broker.metrics import Endpoint, asked_at, url_of
 
             metrics = socket.socket(fileno=options.metrics_fd)
-            manager.metrics = url_of(metrics)
+            manager.about["metrics"] = as_text(url_of(metrics))
             owned.enter_context(Endpoint(metrics, asked_at(options.socket)))
         os.write(options.ready_fd, b"ready\n")
         server.serve(stop_fd=stop_fd, parent_pidfd=parent_pidfd)
@@ -225,6 +233,9 @@ def _parser() -> argparse.ArgumentParser:
         "--most-bytes", type=int, default=0, help="bytes to which that may be raised later (default: no more)"
     )
     parser.add_argument("--region-bytes", type=int, required=True, help="bytes of one region")
+    parser.add_argument(
+        "--reserve-bytes", type=int, default=0, help="bytes left free for each job beside the pool: only told to others"
+    )
     parser.add_argument("--device", default=HOST, help="host, host:N or cuda:N (default: host)")
     parser.add_argument("--isolate", action="store_true", help="unmap what comes back, and scrub it before it goes out")
     parser.add_argument("--paging", action="store_true", help="compile what serves page faults beforehand, too")

@@ -228,8 +228,10 @@ class BrokerClient:
         asked = m.ReportRequest(record=record, profiles_to="" if profiles_to is None else str(profiles_to))
         return self._observe(asked, m.Report)
 
-    def change(self, wanted: m.Change) -> None:
+    def change(self, wanted: m.Change) -> int:
         """Change the pool's budget or what one job gets; when this returns it is so.
+
+        Returns how many jobs' processes it was for.
 
         Raises:
             ConfigError: The pool cannot be changed so; nothing has been.
@@ -238,9 +240,10 @@ class BrokerClient:
             RemoteProtocolError: What answers is no broker.
             LocalProtocolError: A field is out of bounds.
         """
-        refused = self._observe(wanted, m.Changed).refused
-        if refused:
-            raise ConfigError(refused)
+        answer = self._observe(wanted, m.Changed)
+        if answer.refused:
+            raise ConfigError(answer.refused)
+        return answer.processes
 
     def _observe(self, question: m.ClientMessage, kind: type[_Answer]) -> _Answer:
         try:

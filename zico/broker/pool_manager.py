@@ -126,7 +126,7 @@ def refusal(wanted: Change, header: Any, jobs: Record, members: Sequence[Member]
     refused = ""
     if wanted.budget_bytes is not msgspec.UNSET:
         refused = _refused_budget(wanted.budget_bytes, region_bytes, int(header["n_regions"]) * region_bytes)
-    refused = refused or _refused_for_job(wanted, region_bytes, members)
+    refused = refused or _refused_for_job(wanted, region_bytes, jobs, members)
     return refused or _refused_pause(wanted, members, jobs, moves=not header["on_timeline"])
 
 
@@ -141,17 +141,21 @@ def _refused_budget(budget_bytes: int, region_bytes: int, most_bytes: int) -> st
     return ""
 
 
-def _refused_for_job(wanted: Change, region_bytes: int, members: Sequence[Member]) -> str:
+def _refused_for_job(wanted: Change, region_bytes: int, jobs: Record, members: Sequence[Member]) -> str:
     if wanted.job is msgspec.UNSET:
         for_job = any(getattr(wanted, field) is not msgspec.UNSET for field in ("limit_bytes", "paused", *_OF_SHARE))
         return "a limit, a weight, a priority, a guarantee or a pause is of one job: name it" if for_job else ""
-    if not any(member.name == wanted.job for member in members):
+    if not any(_is_meant(wanted, member) for member in members):
+        if wanted.pid is not msgspec.UNSET:
+            return f"no process {wanted.pid} of {wanted.job} is in the pool: zico status shows who is"
         there = ", ".join(dict.fromkeys(member.name for member in members))
         return f"no job is called {wanted.job!r}: " + (f"there are {there}" if there else "none has joined yet")
     if wanted.limit_bytes is not msgspec.UNSET and 0 < wanted.limit_bytes < region_bytes:
         return f"a limit of {format_bytes(wanted.limit_bytes)} is below one region of {format_bytes(region_bytes)}"
     try:
-        check({member.name: _share_after(wanted, member) for member in members})
+        places = _places_of(wanted, jobs, members)
+        changed_last = sorted(members, key=lambda member: member.job in places)  # processes of one name may differ
+        check({member.name: _share_after(wanted, member, places) for member in changed_last})
     except ConfigError as error:
         return str(error)
     return ""
@@ -160,25 +164,31 @@ def _refused_for_job(wanted: Change, region_bytes: int, members: Sequence[Member
 def _refused_pause(wanted: Change, members: Sequence[Member], jobs: Record, *, moves: bool) -> str:
     if wanted.paused is msgspec.UNSET:
         return "only what a job keeps that is paused can be moved: pause it" if wanted.move else ""
-    those = [member for member in members if member.name == wanted.job and not member.leaving]
+    name = wanted.job if wanted.pid is msgspec.UNSET else f"{wanted.job}/{wanted.pid}"
+    those = [member for member in members if _is_meant(wanted, member) and not member.leaving]
     if not those:
-        return f"{wanted.job} is ending, and begins no iteration any more"
+        return f"{name} is ending, and begins no iteration any more"
     now = [int(jobs[member.job]["paused"]) for member in those]
     if not wanted.paused:
-        return "" if any(now) else f"{wanted.job} is not paused"
+        return "" if any(now) else f"{name} is not paused"
     if wanted.move and not moves:
         return (
-            f"{wanted.job} cannot move what it keeps, because no job evicts memory on a GPU while it waits: "
+            f"{name} cannot move what it keeps, because no job evicts memory on a GPU while it waits: "
             "pause it without --move"
         )
     if all(how >= (Paused.MOVES if wanted.move else Paused.STAYS) for how in now):
-        return f"{wanted.job} is paused already: zico resume {wanted.job} lets it go on"
+        return f"{name} is paused already: zico resume {name} lets it go on"
     return ""
 
 
-def _share_after(wanted: Change, member: Member) -> Share:
-    """Return what a member is to get once the change is made."""
-    if member.name != wanted.job:
+def _is_meant(wanted: Change, member: Member) -> bool:
+    """Tell whether a change names a member."""
+    return member.name == wanted.job and wanted.pid in (msgspec.UNSET, member.pid)
+
+
+def _share_after(wanted: Change, member: Member, places: set[int]) -> Share:
+    """Return what a member is to get once the change is made, for those at these places."""
+    if member.job not in places:
         return member.share
     given = {field: getattr(wanted, field) for field in _OF_SHARE}
     return msgspec.structs.replace(
@@ -190,28 +200,34 @@ def carry_out(wanted: Change, table: PoolTable, members: Sequence[Member]) -> No
     """Make a change that ``refusal`` has nothing against."""
     if wanted.budget_bytes is not msgspec.UNSET:
         table.set_budget(wanted.budget_bytes // table.region_bytes)
+    places = _places_of(wanted, table.jobs, members)
     for member in members:
-        if member.name != wanted.job:
-            continue
-        if wanted.limit_bytes is not msgspec.UNSET:
+        member.share = _share_after(wanted, member, places)
+        if _is_meant(wanted, member) and wanted.limit_bytes is not msgspec.UNSET:
             table.jobs[member.job]["auto"] = 0
             # No more than the pool has: the table's profiles have 32 bits for regions.
             regions = min(wanted.limit_bytes // table.region_bytes, int(table.header["n_regions"]))
             table.set_limit(member.job, regions)
-        member.share = _share_after(wanted, member)
     if wanted.paused is not msgspec.UNSET:
-        for place in _places_of(wanted.job, table.jobs, members):
+        for place in places:
             if wanted.paused:
                 table.pause(place, move=wanted.move)
             else:
                 table.resume(place)
 
 
-def _places_of(name: object, jobs: Record, members: Sequence[Member]) -> list[int]:
-    """Return the places of a job's processes, and of all ranks that begin iterations with them."""
-    own = {member.job for member in members if member.name == name}
+def _places_of(wanted: Change, jobs: Record, members: Sequence[Member]) -> set[int]:
+    """Return the places of the processes that a change names, and of all ranks that begin iterations with them."""
+    own = {member.job for member in members if _is_meant(wanted, member)}
     groups = {int(jobs[place]["group"]) for place in own} - {0}
-    return [one.job for one in members if one.job in own or int(jobs[one.job]["group"]) in groups]
+    return own | {one.job for one in members if int(jobs[one.job]["group"]) in groups}
+
+
+def concerned(wanted: Change, jobs: Record, members: Sequence[Member]) -> int:
+    """Return how many processes of jobs a change is for: a limit is each process's own, ranks share the rest."""
+    if any(getattr(wanted, field) is not msgspec.UNSET for field in ("paused", *_OF_SHARE)):
+        return len(_places_of(wanted, jobs, members))
+    return sum(_is_meant(wanted, member) for member in members)
 
 
 # -- the record file: a ledger's arrays on disk, whole or not at all -------------------------------
@@ -283,8 +299,8 @@ class PoolManager:
         self._outside = outside
         self._record_path = record_path
         self._note = note
-        self.metrics = ""
-        """Where the broker serves metrics, as users read it; empty: nowhere."""
+        self.about: dict[str, Any] = {}
+        """What ``Status`` tells of how the broker was started, by its fields."""
         self.descriptors = (table.table_fd, table.notify_fd, *memory_fds)
         """What a new member needs, in the order in which it is sent (not copies)."""
         self._ledger = Ledger(
@@ -480,7 +496,7 @@ class PoolManager:
         """Return the pool now."""
         self._look(now_ns)
         claims = {member.job: self._table.claim(member.job) for member in self.members}
-        return msgspec.structs.replace(self._ledger.status(now_ns, claims), metrics=m.as_text(self.metrics))
+        return msgspec.structs.replace(self._ledger.status(now_ns, claims), **self.about)
 
     def change(self, wanted: m.Change) -> m.Changed:
         """Change the budget or what a job gets; nothing if not all of it can be."""
@@ -493,7 +509,8 @@ class PoolManager:
                 _log.warning("%s", error)
             _log.info("changed: %s", wanted)
             self._evaluate_soon()
-        return m.Changed(m.as_text(refused))
+        processes = 0 if refused else concerned(wanted, self._table.jobs, self.members)
+        return m.Changed(m.as_text(refused), processes=processes)
 
     def report(self, now_ns: int, profiles_to: str = "") -> m.Report:
         """Return everything up to now, and write the profiles of the same jobs to a file if one is named."""

@@ -106,6 +106,7 @@ def broker(
     arguments += ["--budget-bytes", str(settings.budget_bytes.value)]
     arguments += ["--most-bytes", str(settings.most_bytes.value)]
     arguments += ["--region-bytes", str(settings.region_bytes.value)]
+    arguments += ["--reserve-bytes", str(settings.reserve_bytes.value)]
     arguments += ["--device", settings.device.value, *(["--isolate"] if settings.isolate.value else [])]
     arguments += ["--policy", settings.policy.value, "--log-level", settings.log_level.value]
     if until is not None:

@@ -2,30 +2,70 @@
 
 ``--socket``, else ``ZICO_SOCKET``, names one broker; else all of this user's count. ``--device``
 leaves those of these devices. A command about a job is for the broker that has the job, one about a
-pool for the only broker that is left.
+pool for the only broker that is left. ``NAME`` means every process of that name, such as the ranks
+of one job, and ``NAME/PID`` one of them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 import click
+import msgspec
 
 from zico.base.errors import BrokerError, CommandError, ConfigError
 from zico.base.rundir import known_sockets
 from zico.base.settings import SOCKET_VARIABLE, parse_devices
 from zico.broker.client import BrokerClient
+from zico.broker.protocol.messages import MAX_PID
 from zico.cli.options import ANSWER_S, Function
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zico.broker.protocol.messages import Change, Status
+    from zico.broker.protocol.messages import Change, JobReport, Status
 
 Answer: TypeAlias = "tuple[Path, Status]"
 """A broker's socket, and how its pool is now."""
+JOB_HELP = "NAME means every process of that name, such as the ranks of one job; NAME/PID one of them."
+
+
+@dataclasses.dataclass(frozen=True)
+class Meant:
+    """The processes that a command is about."""
+
+    name: str
+    pid: int | None = None
+    """Of one of them; ``None``: all of that name."""
+
+    def __str__(self) -> str:
+        """Return what the user may type."""
+        return self.name if self.pid is None else f"{self.name}/{self.pid}"
+
+    def among(self, jobs: Iterable[JobReport]) -> list[JobReport]:
+        """Return those that are in a pool."""
+        return [job for job in jobs if job.name == self.name and self.pid in (None, job.pid)]
+
+    def as_changed(self, processes: int) -> str:
+        """Return how a sentence names so many processes that a change was for."""
+        return f"{self} ({processes} processes)" if processes > 1 else str(self)
+
+    @property
+    def only_pid(self) -> int | msgspec.UnsetType:
+        """Return what a ``Change`` says of it."""
+        return msgspec.UNSET if self.pid is None else self.pid
+
+
+def meant_by(text: str, statuses: Iterable[Status]) -> Meant:
+    """Return what ``NAME`` or ``NAME/PID`` means, where jobs of these pools may have names with a slash."""
+    names = {job.name for status in statuses for job in status.jobs}
+    name, _, number = text.rpartition("/")
+    if text not in names and name in names and number.isascii() and number.isdigit() and int(number) <= MAX_PID:
+        return Meant(name, int(number))
+    return Meant(text)
 
 
 def broker_options(function: Function) -> Function:
@@ -113,35 +153,36 @@ class Brokers:
             raise CommandError(f"{len(found)} brokers are running: {_choose(found)}")
         return found[0]
 
-    def having(self, job: str) -> Answer:
-        """Return the answer of the broker that has a job; of the only one also without it.
+    def having(self, job: str) -> tuple[Path, Status, Meant]:
+        """Return the answer of the broker that has a job, and what is meant by it; of the only one also without it.
 
         Raises:
             CommandError: No broker answers, or several have a job of that name.
             ConfigError: Of several brokers none has it.
         """
         found = self.look()
+        meant = meant_by(job, (status for _, status in found))
         if len(found) == 1:
-            return found[0]  # which says itself whom it has
-        its = [answer for answer in found if job in {one.name for one in answer[1].jobs}]
+            return *found[0], meant  # which says itself whom it has
+        its = [answer for answer in found if meant.among(answer[1].jobs)]
         if not its:
             there = [f"{one.name} on {status.device}" for _, status in found for one in status.jobs]
             told = f"there are {', '.join(dict.fromkeys(there))}" if there else "none has joined yet"
             raise ConfigError(f"no job is called {job!r}: {told}")
         if len(its) > 1:
             raise CommandError(f"{len(its)} brokers have a job called {job!r}: {_choose(its)}")
-        return its[0]
+        return *its[0], meant
 
-    def change(self, path: Path, wanted: Change) -> Status:
-        """Change the pool of the broker at ``path`` and return how it is then.
+    def change(self, path: Path, wanted: Change) -> tuple[Status, int]:
+        """Change the pool of the broker at ``path``; returns how it is then, and how many processes that was for.
 
         Raises:
             BrokerError: The broker does not answer.
             ConfigError: The broker refuses the change.
         """
         client = self._clients[path]
-        client.change(wanted)
-        return client.status()
+        processes = client.change(wanted)
+        return client.status(), processes
 
     def _paths(self) -> list[Path]:
         if self._socket is not None:

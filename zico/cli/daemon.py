@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zico.base.errors import ZicoError
 from zico.base.rundir import socket_for
-from zico.base.settings import Setting
+from zico.base.settings import HOST, Setting, devices_of, kind_of, parse_metrics
+from zico.base.units import format_bytes, parse_size
 from zico.broker.client import BrokerClient
 from zico.broker.notes import read_head
-from zico.cli.options import ANSWER_S, described
+from zico.cli.options import ANSWER_S, described, given_in, settings_of_each
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
-    from zico.base.settings import Settings
+    import click
+
+    from zico.base.settings import Given, Settings
     from zico.broker.protocol.messages import Status
     from zico.cli.display import Display
     from zico.launch.jobs import Command
 
-_OF_A_POOL = ("budget_bytes", "most_bytes", "reserve_bytes", "region_bytes", "policy", "isolate", "mps", "metrics")
+_OF_A_POOL = ("budget", "most", "reserve", "region", "policy", "isolate", "mps", "metrics")
+_KEPT = (*_OF_A_POOL, "log-level")
 _ORIGIN = "of the broker that runs"
 
 
@@ -42,16 +46,15 @@ class Found:
         return None if self.status is None else self.socket
 
 
-def find_daemon(settings: Settings) -> Found:
-    """Return the user's broker of the settings' device; waits ``ANSWER_S`` for its answer.
+def find_daemon(device: str, given: Given) -> Found:
+    """Return the user's broker of a device; waits ``ANSWER_S`` for its answer.
 
     It is not joined where an option on the command line describes a pool.
     """
-    socket = socket_for(settings.device.value)
+    socket = socket_for(device)
     head = read_head(socket)
     if head is None:
         return Found(socket, None)
-    device = settings.device.value
     if not head.broker.is_alive:
         if not head.living:
             return Found(socket, None)
@@ -61,32 +64,118 @@ def find_daemon(settings: Settings) -> Found:
             "pool over"
         )
         return Found(socket, None, told)
-    origins = [getattr(settings, name).origin for name in _OF_A_POOL]
+    origins = [given[name].origin for name in _OF_A_POOL if name in given]
     options = [origin for origin in origins if origin.startswith("--")]
     if options:
         told = f"{options[0]}: this run has a pool of its own, beside that of the broker of {device} that runs"
         return Found(socket, None, told)
     try:
         with BrokerClient(socket, ANSWER_S) as client:
-            status = client.status()
+            return Found(socket, client.status())
     except ZicoError as error:
         return Found(socket, None, f"this run has a pool of its own: {error}")
-    told = ""
-    if settings.metrics.value and not status.metrics:
-        told = (
-            f"{settings.metrics.origin}: this run joins the pool of the broker of {device} that runs, which serves no "
-            f"metrics: start that broker with --metrics {settings.metrics.value}"
-        )
-    return Found(socket, status, told)
 
 
-def find_daemons(each: Sequence[Settings]) -> tuple[list[Found], list[Settings]]:
-    """Return the user's broker of each device, and each device's settings with what its pool has."""
-    found = [find_daemon(settings) for settings in each]
-    return found, [
-        settings if one.status is None else settings_of(one.status, settings)
-        for one, settings in zip(found, each, strict=True)
+def find_daemons(ctx: click.Context, n_jobs: int) -> tuple[list[Found], list[Settings]]:
+    """Return the user's broker of each device of a command, and each device's settings with what its pool has.
+
+    Raises:
+        ConfigError: A setting cannot be used.
+    """
+    given = given_in(ctx)
+    brokers = {device.value: find_daemon(device.value, given) for device in devices_of(given)}
+    taken_bytes = {device: one.status.physical_bytes for device, one in brokers.items() if one.status is not None}
+    found, devices = [], []
+    for settings in settings_of_each(ctx, n_jobs, taken_bytes):
+        one = brokers[settings.device.value]
+        pool = one.status
+        found.append(one if pool is None else dataclasses.replace(one, told=without_effect(settings, given, pool)))
+        devices.append(settings if pool is None else settings_of(pool, settings))
+    return found, devices
+
+
+def without_effect(settings: Settings, given: Given, pool: Status) -> str:
+    """Return a sentence that names each setting that was given and that the pool to join has otherwise, or nothing.
+
+    A share of a GPU's memory is not compared: it was one of what was free when the broker started.
+    """
+    sizes = (
+        ("budget", settings.budget_bytes, pool.budget_bytes),
+        ("most", settings.most_bytes, pool.most_bytes),
+        ("region", settings.region_bytes, pool.region_bytes),
+        ("reserve", settings.reserve_bytes, pool.reserve_bytes),
+    )
+    step = max(settings.region_bytes.value, pool.region_bytes)  # budgets are in whole regions
+    found: list[tuple[str, Setting[Any], str, str]] = [
+        (name, chosen, *_texts(chosen.value, has))
+        for name, chosen, has in sizes
+        if abs(chosen.value - has) >= (step if name in {"budget", "most"} else 1)
     ]
+    others = (
+        ("policy", settings.policy, settings.policy.value, _policy(pool)),
+        ("isolate", settings.isolate, _switch(settings.isolate.value), _switch(pool.isolated)),
+        ("mps", settings.mps, "on", "on" if pool.mps or not settings.mps.value else "off"),
+        ("log-level", settings.log_level, settings.log_level.value, pool.log_level),
+    )
+    found += [one for one in others if one[2] != one[3]]
+    if settings.metrics.value and not _serves(settings.metrics.value, pool.metrics):
+        found.append(("metrics", settings.metrics, settings.metrics.value, pool.metrics or "none"))
+    texts = {name.replace("_", "-"): setting.value for name, setting in given.items()}
+    if kind_of(pool.device) != HOST:
+        texts = {name: text for name, text in texts.items() if name not in {"budget", "most"} or not _is_share(text)}
+    told = {name: f"{name} {has} and not {wanted} ({one.origin})" for name, one, wanted, has in found if name in texts}
+    if not told:
+        return ""
+    remedy = _remedy(set(told), settings, pool)
+    return f"this run joins the broker of {pool.device}, which has {', '.join(told.values())}: {remedy}"
+
+
+def _remedy(names: set[str], settings: Settings, pool: Status) -> str:
+    """Return what to do about settings of these names that the pool has otherwise."""
+    ways = []
+    if "budget" in names and pool.region_bytes <= settings.budget_bytes.value <= pool.most_bytes:
+        size = _typed(settings.budget_bytes.value)
+        ways.append(f"change the budget by zico limit {size} --device {pool.device}")
+        names = names - {"budget"}
+    if "mps" in names:
+        ways.append("end the broker, start nvidia-cuda-mps-control -d, and start the broker again")
+    if names - {"mps"}:
+        those = ", ".join(f"--{name}" for name in _KEPT if name in names)
+        ways.append(f"zico broker stop once its jobs have ended, and start it again with {those}")
+    return ", or ".join(["leave that out", *ways])
+
+
+def _texts(wanted_bytes: int, has_bytes: int) -> tuple[str, str]:
+    """Return two sizes for people, in bytes where they would look the same."""
+    texts = format_bytes(wanted_bytes), format_bytes(has_bytes)
+    return texts if texts[0] != texts[1] else (f"{wanted_bytes} B", f"{has_bytes} B")
+
+
+def _typed(size_bytes: int) -> str:
+    """Return a size as a command takes it."""
+    text = format_bytes(size_bytes).replace(" ", "")
+    return text if parse_size(text, whole_bytes=2 * size_bytes) == size_bytes else f"{size_bytes}B"
+
+
+def _policy(pool: Status) -> str:
+    """Return the policy of a pool as ``--policy`` takes it."""
+    return f"{pool.policy}:{pool.parameters}" if pool.parameters else pool.policy
+
+
+def _switch(value: bool) -> str:  # noqa: FBT001 - what it is about
+    return "on" if value else "off"
+
+
+def _serves(wanted: str, url: str) -> bool:
+    """Tell whether metrics are served where they are wanted: at a port or a Unix socket, anywhere for port 0."""
+    place = parse_metrics(wanted)
+    if isinstance(place, int):
+        return " at " not in url and f":{place}/" in url if place else bool(url)
+    return url.endswith(f" {place}")
+
+
+def _is_share(text: str) -> bool:
+    return text.strip().endswith("%") or text.strip().lower() == "none"
 
 
 def tell_settings(display: Display, found: Sequence[Found], devices: Sequence[Settings]) -> None:
@@ -108,7 +197,8 @@ def settings_of(status: Status, settings: Settings) -> Settings:
         budget_bytes=Setting(status.budget_bytes, _ORIGIN),
         most_bytes=Setting(status.most_bytes, _ORIGIN),
         region_bytes=Setting(status.region_bytes, _ORIGIN),
-        policy=Setting(status.policy, _ORIGIN),
+        reserve_bytes=Setting(status.reserve_bytes, _ORIGIN),
+        policy=Setting(_policy(status), _ORIGIN),
         isolate=Setting(status.isolated, _ORIGIN),
     )
 

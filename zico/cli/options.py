@@ -11,6 +11,7 @@ settings file says the same as the options, in TOML, for what is always the same
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import tomllib
 from collections.abc import Callable
@@ -43,7 +44,7 @@ from zico.launch.devices import memory_of
 from zico.scheduler.policies import POLICIES, REAL, check_real
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from zico.base.settings import Given
     from zico.broker.protocol.messages import Share
@@ -195,11 +196,19 @@ def settings_from(ctx: click.Context, n_jobs: int | None = None) -> Settings:
     return _resolved(given, device_of(given), n_jobs)
 
 
-def settings_of_each(ctx: click.Context, n_jobs: int | None = None) -> tuple[Settings, ...]:
+def settings_of_each(
+    ctx: click.Context, n_jobs: int | None = None, taken_bytes: Mapping[str, int] | None = None
+) -> tuple[Settings, ...]:
     """Return the settings of a command for each device that is given, for so many jobs in all if that is known.
 
     A share of the memory is one of each device's. Several pools on the host have equal parts of the
     machine's.
+
+    Args:
+        ctx: Of the command.
+        n_jobs: How many jobs there will be.
+        taken_bytes: By device: what the pool that jobs are to join has taken of its memory, which
+            counts as available.
 
     Raises:
         ConfigError: One of them cannot be used.
@@ -208,11 +217,17 @@ def settings_of_each(ctx: click.Context, n_jobs: int | None = None) -> tuple[Set
     devices = devices_of(given)
     on_host = sum(kind_of(device.value) == HOST for device in devices)
     on_each = None if n_jobs is None else -(-n_jobs // len(devices))
-    return tuple(_resolved(given, device, on_each, on_host) for device in devices)
+    taken = taken_bytes or {}
+    return tuple(_resolved(given, device, on_each, on_host, taken.get(device.value, 0)) for device in devices)
 
 
-def _resolved(given: Given, device: Setting[str], n_jobs: int | None, on_host: int = 1) -> Settings:
-    settings = resolve(given, memory_of(device, on_host), POLICIES, n_jobs, device)
+def _resolved(
+    given: Given, device: Setting[str], n_jobs: int | None, on_host: int = 1, taken_bytes: int = 0
+) -> Settings:
+    memory = memory_of(device, on_host)
+    if memory.is_taken_at_once:
+        memory = dataclasses.replace(memory, available_bytes=memory.available_bytes + taken_bytes)
+    settings = resolve(given, memory, POLICIES, n_jobs, device)
     try:
         check_real(settings.policy.value)
     except ConfigError as error:

@@ -22,7 +22,6 @@ from zico.cli.options import (
     DashesCommand,
     pool_options,
     setting,
-    settings_of_each,
 )
 from zico.cli.sweep import (
     create_file,
@@ -168,7 +167,7 @@ def run(
     if any(ctx.params[name] for name in ("grids", "jobs_file", "at_most")):
         return _sweep(ctx, new_sweep(ctx), None)
     named = _commands(commands, ctx.meta.get(AFTER_DASHES), names)
-    daemons, devices = find_daemons(settings_of_each(ctx, len(named)))
+    daemons, devices = find_daemons(ctx, len(named))
     taken = {job.name for found in daemons if found.status is not None for job in found.status.jobs}
     wanted = renamed(_with_shares(named, devices), taken)
     _prepare(json_path, report_dir, devices)
@@ -195,7 +194,7 @@ def _sweep(ctx: click.Context, sweep: Sweep, file: SweepFile | None) -> int:
     """Run a sweep; without a file it is new, and gets one when everything has been checked."""
     json_path, report_dir = ctx.params["json_path"], ctx.params["report_dir"]
     at_most = parse_at_most(ctx.params["at_most"])
-    daemons, devices = find_daemons(settings_of_each(ctx, min(at_most.jobs, len(sweep.jobs))))
+    daemons, devices = find_daemons(ctx, min(at_most.jobs, len(sweep.jobs)))
     owners = _with_shares(owners_of(sweep), devices)
     _prepare(json_path, report_dir, devices)
     with file or create_file(sweep, ctx.params["jobs_file"], report_dir) as used:

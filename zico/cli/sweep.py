@@ -167,15 +167,16 @@ def run_sweep(
     jobs = file.sweep.jobs
     report, outcome = None, None
     if file.left:
-        room: Room = Unlimited()
-        if at_most.by_memory or len(devices) > 1:
-            from zico.cli.room import RoomByFit
-
-            regions = [settings.region_bytes.value for settings in devices]
-            room = RoomByFit(jobs, devices[0].policy.value, regions, by_memory=at_most.by_memory)
         of_owner = {owner.name: owner for owner in owners}
-        queue = Queue(file.left, file.results, at_most=at_most.jobs, room=room, owners=of_owner, ended=file.add)
         with Display([job.name for job in jobs], quiet=quiet) as display:
+            room: Room = Unlimited()
+            if at_most.by_memory or len(devices) > 1:
+                from zico.cli.room import RoomByFit
+
+                regions = [settings.region_bytes.value for settings in devices]
+                policy, by_memory = devices[0].policy.value, at_most.by_memory
+                room = RoomByFit(jobs, policy, regions, by_memory=by_memory, tell=display.message)
+            queue = Queue(file.left, file.results, at_most=at_most.jobs, room=room, owners=of_owner, ended=file.add)
             tell_settings(display, daemons, devices)
             display.message(f"{len(file.left)} jobs, at most {at_most.jobs} at once; {file.path} says which have ended")
             joins = [found.joins for found in daemons]

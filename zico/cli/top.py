@@ -19,7 +19,7 @@ from rich.live import Live
 
 from zico.base.errors import BrokerError, CommandError, ConfigError
 from zico.cli import limit, pause
-from zico.cli.brokers import Brokers, broker_options
+from zico.cli.brokers import Brokers, Meant, broker_options
 from zico.cli.top_screen import Rates, Screen, frame, keys_in, pressed
 from zico.report.table import PLAIN_WIDTH
 
@@ -81,13 +81,13 @@ def _watch(brokers: Brokers, interval_s: float) -> None:
 def _made(brokers: Brokers, path: Path, change: Change, before: dict[Path, Status]) -> str:
     """Make a change; returns what has come to be, or why it cannot."""
     try:
-        after = brokers.change(path, change)
+        after, processes = brokers.change(path, change)
     except (BrokerError, ConfigError) as error:
         return str(error)
-    job = None if change.job is msgspec.UNSET else change.job
+    job = None if change.job is msgspec.UNSET else Meant(change.job)
     if job is not None and change.paused is not msgspec.UNSET:
-        return pause.told(job, after)
-    return limit.told(job, before[path], after)
+        return pause.told(job, processes, after)
+    return limit.told(job, processes, before[path], after)
 
 
 @contextlib.contextmanager

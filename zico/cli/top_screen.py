@@ -198,11 +198,11 @@ def _change(typed: str, asks: Asks, about: Row, pools: Pools) -> Change:
     if status is None:
         raise ConfigError("the broker has ended")
     if asks is Asks.BUDGET:
-        return Change(budget_bytes=size_bytes_of(typed, None, status))
+        return Change(budget_bytes=size_bytes_of(typed, status, of_job=False))
     if about not in rows_of(pools):
         raise ConfigError("the job has ended")
     if asks is Asks.LIMIT:
-        return Change(job=about.job, limit_bytes=size_bytes_of(typed, about.job, status))
+        return Change(job=about.job, limit_bytes=size_bytes_of(typed, status, of_job=True))
     return Change(job=about.job, weight=parse_weight(typed))
 
 

@@ -234,6 +234,7 @@ class BrokerProcess:
             *("--budget-bytes", str(settings.budget_bytes.value)),
             *("--most-bytes", str(settings.most_bytes.value)),
             *("--region-bytes", str(settings.region_bytes.value)),
+            *("--reserve-bytes", str(settings.reserve_bytes.value)),
             *("--device", settings.device.value),
             *(["--isolate"] if settings.isolate.value else []),
             *(["--paging"] if pages else []),

@@ -140,6 +140,11 @@ class Pool:
         status = self.broker.status() if self.is_joined else None
         return [job for job in status.jobs if job.run != self.run] if status is not None else ()
 
+    def own_now(self) -> Sequence[JobReport]:
+        """Return the processes of the run's jobs that are in the pool now; asks the broker."""
+        status = self.broker.status()
+        return [job for job in status.jobs if not self.is_joined or job.run == self.run] if status is not None else ()
+
     def report(self, *, record: bool = True) -> Report | None:
         """Return the broker's figures; of a sweep all of its jobs, and not only the latest."""
         report = self.broker.report(record=record)
@@ -168,7 +173,7 @@ class Pool:
         from zico.broker.lingering import daemon_at  # with Numba: a run on the host starts sooner without
         from zico.launch.mps import MpsDaemon
 
-        if self._target.settings.mps.value:
+        if self._target.settings.mps.value and not self.is_joined:
             daemon = MpsDaemon(directory, self.environ)
             stack.callback(daemon.close, guardian)
             daemon.start(guardian)

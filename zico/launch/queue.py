@@ -23,6 +23,7 @@ from zico.report.model import owner_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from zico.broker.protocol.messages import JobReport
     from zico.broker.saving import Wish
     from zico.report.model import JobFigures, Record
 
@@ -54,6 +55,8 @@ class PoolNow:
     """The most that each job of others held that is there, added up: a daemon serves others, too."""
     taken: frozenset[str] = frozenset()
     """Names of the jobs of others."""
+    members: Callable[[], Sequence[JobReport]] = tuple
+    """Returns the processes of the queue's jobs that are there now; asks the broker."""
 
 
 class Room(Protocol):
@@ -67,6 +70,9 @@ class Room(Protocol):
             pools: All that are to be had.
         """
 
+    def ended(self, job: SweepJob, number: int, figures: JobFigures) -> None:
+        """Take in what a job did that has ended in the pool of that number."""
+
 
 class Unlimited:
     """Room without asking: only the number of jobs counts."""
@@ -75,6 +81,9 @@ class Unlimited:
         """Return that each pool has room; nobody's needs are known."""
         del candidate
         return {number: unknown_offer(pool) for number, pool in pools.items()}
+
+    def ended(self, job: SweepJob, number: int, figures: JobFigures) -> None:
+        """Do nothing."""
 
 
 def unknown_offer(pool: PoolNow) -> Offer:
@@ -183,7 +192,8 @@ class Queue:
             figures: What it did; its name is the command's.
             told_out_of_memory: Whether its output says so.
         """
-        job, _ = self._running.pop(figures.name)
+        job, number = self._running.pop(figures.name)
+        self._room.ended(job, number, figures)
         alone = figures.name == self._sole
         if alone:
             self._sole = ""

@@ -413,6 +413,7 @@ class Supervisor:
             pool.look,
             others_bytes=sum(job.peak_bytes for job in others),
             taken=frozenset(job.name for job in others),
+            members=pool.own_now,
         )
 
     @property

@@ -14,7 +14,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 9
+from zico.base.settings import DEFAULT_LOG_LEVEL
+
+PROTOCOL_VERSION = 10
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
 MAX_FRAME_BYTES = 128 * 1024
@@ -242,6 +244,8 @@ class Change(msgspec.Struct, frozen=True, tag="change"):
     budget_bytes: Size | msgspec.UnsetType = msgspec.UNSET
     job: Name | msgspec.UnsetType = msgspec.UNSET
     """Whom the rest is for: every process of that name."""
+    pid: Pid | msgspec.UnsetType = msgspec.UNSET
+    """Of these only that process, with the ranks that begin iterations together with it where a limit is not meant."""
     limit_bytes: Size | msgspec.UnsetType = msgspec.UNSET
     """What the job may hold, 0: as much as the budget has."""
     weight: Weight | msgspec.UnsetType = msgspec.UNSET
@@ -258,6 +262,8 @@ class Changed(msgspec.Struct, frozen=True, tag="changed"):
 
     refused: Text = ""
     """A sentence; empty: it is so."""
+    processes: Count = 0
+    """How many jobs' processes it was for."""
 
 
 class RefusedRequest(msgspec.Struct, frozen=True):
@@ -362,6 +368,13 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     """By what factor each of 2, 3, ... of these jobs is slower than alone when they work together; empty: not known."""
     metrics: Text = ""
     """Where the broker serves metrics, as users read it; empty: nowhere."""
+    mps: Text = ""
+    """The directory of the MPS daemon that serves the jobs; empty: none does."""
+    reserve_bytes: Count = 0
+    """What the broker was told to keep free for each job beside the pool."""
+    log_level: Name = DEFAULT_LOG_LEVEL
+    parameters: Text = ""
+    """What the policy was told, as ``KEY=VALUE,KEY=VALUE``; empty: nothing."""
 
 
 class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
