@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from swap_cases import cases, plan, problem, problems
 
 from zico.planning.saving.bound import least_overhead, least_peak
@@ -46,7 +46,17 @@ def test_no_plan_beats_the_bound(case: tuple[SwapProblem, SwapPlan]) -> None:
     assert_bounded(dataclasses.replace(of, limit_bytes=None), made)
 
 
+WIDE = SwapProblem(
+    *(np.array([0, 0, 0]), np.array([0, 0, 0]), 1, np.array([3, 2, 1, 1, 1, 2])),
+    *(np.array([0, 1, 0, 0, 0, 1]), np.array([2, 1, 0, 0, 0, 3]), np.array([0, 2, 3, 4, 5, 6, 8])),
+    *(np.array([0, 2, 1, 0, 0, 0, 1, 2]), np.array([2, 1, 2, 2, 2, 2, 2, 1])),
+    *(Link(0.5e9, 1), Link(0.5e9, 0), 6),
+)
+"""Its gaps are in one class, and those above its least peak in several: only these have the links' true speed."""
+
+
 @given(cases())
+@example((WIDE, no_swaps("by hand")))
 @settings(max_examples=25, deadline=None)
 def test_merged_points_only_lower_the_bound(case: tuple[SwapProblem, SwapPlan]) -> None:
     """With an iteration looked at in three pieces, the bound is one, and not above the one of all pieces."""

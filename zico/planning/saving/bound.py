@@ -216,13 +216,11 @@ def least_peak(problem: SwapProblem, overhead: float = 0.0, least_bytes: int = 1
         ConfigError: SciPy is missing.
     """
     found = Bound(float(problem.least_bytes), np.zeros(0))
-    for segments in (_COARSE, most_segments):
-        level = max(int(found.value), problem.least_bytes)
-        fluid = fluid_of(problem, level, segments, Rounding.OUTWARD, least_bytes)
-        found = _solved(problem, fluid, None, overhead * problem.period_ns)
-        if segments < most_segments and len(fluid.duration_ns) < _COARSE:
-            break
-    return dataclasses.replace(found, value=max(found.value, float(problem.least_bytes)))
+    for segments in (_COARSE, most_segments):  # above a higher level are fewer gaps, whose classes are narrower
+        fluid = fluid_of(problem, int(found.value), segments, Rounding.OUTWARD, least_bytes)
+        better = _solved(problem, fluid, None, overhead * problem.period_ns)
+        found = dataclasses.replace(better, value=max(found.value, better.value))
+    return found
 
 
 def least_overhead(problem: SwapProblem, limit_bytes: int, least_bytes: int = 1, most_segments: int = _FINE) -> Bound:
