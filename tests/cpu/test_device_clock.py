@@ -7,6 +7,7 @@ import gc
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from twin_world import REGION_BYTES, World
 from zico.base.errors import DriverError
 from zico.heap.cuda import on_stream
 from zico.offload.device_clock import DeviceClock, Stamp, without
+from zico.offload.observed import Observed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -119,6 +121,13 @@ def test_an_iteration_without_a_stamp_has_no_times(timed: Timed) -> None:
         timed.clock.read([first, timed.clock.stamp()])
     with timed.clock.standing():
         pass
+
+
+def test_what_the_device_waits_is_lost(timed: Timed) -> None:
+    """The processor sees no such wait, but the iteration takes longer than the clock had it go."""
+    seen = Observed((), (), (), np.zeros(2, np.int64), np.array([0, 60]))
+    assert timed.clock.lost_ns(100, 0, seen) == 40
+    assert timed.clock.lost_ns(50, 3, seen) == 3
 
 
 def test_events_are_used_again(timed: Timed) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -342,8 +344,21 @@ def test_a_planner_that_costs_nothing_is_kept() -> None:
     assert trial.planner == "one"
 
 
-def test_an_iteration_is_observed_for_each_planner() -> None:
-    """Who prepares is told of a planner ahead of the iteration that is observed for it."""
+class Losing(ProcessorClock):
+    """A device's clock that says what is lost: it has stood still as long as it has gone."""
+
+    def lost_ns(self, took_ns: int, _waited_ns: int, _seen: Observed) -> int:
+        """Return half of what an iteration took."""
+        return took_ns // 2
+
+
+@pytest.mark.parametrize(("clock", "waited_ns"), [(ProcessorClock, 1 << 40), (Losing, 0)])
+def test_an_iteration_is_observed_for_each_planner(
+    clock: type[ProcessorClock], waited_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who prepares is told of a planner ahead of the iteration that is observed for it, where any time is lost."""
+    ticks = itertools.count(step=MS)
+    monkeypatch.setattr("zico.offload.swap_learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
     prepared: list[str] = []
     gauge = Gauge(4 * SIZE)
     ended = Ended(0, np.full(8, SIZE), 8)
@@ -354,12 +369,13 @@ def test_an_iteration_is_observed_for_each_planner() -> None:
         planners=["longest", "zico"],
         prepare=prepared.append,
     )
+    learner.clock = clock(lambda: 0)
     for _ in range(3 * TRIAL_ITERATIONS):
         for tick in range(4):
             learner.note_event(2 * (tick if tick < 2 else 3 - tick) + (tick > 1), tick)
         learner.note_size(SIZE)
         learner.note_size(SIZE)
-        learner.turn(1 << 40)
+        learner.turn(waited_ns)
         if learner.planning is not None:
             learner.planning.join(DEADLINE_S)
     assert prepared[0] == "zico"

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from zico.device.cuda.driver import CudaDriver
     from zico.heap.build import Heap
+    from zico.offload.observed import Observed
     from zico.offload.swap_learning import Ended
 
 NS_PER_MS = 1e6
@@ -172,6 +173,10 @@ class DeviceClock:
             begin, end = self._stamps.since(known[0], pair)
             spans.append((begin, end))
         return without(spans, times)
+
+    def lost_ns(self, took_ns: int, waited_ns: int, seen: Observed) -> int:
+        """Return by how much an iteration took longer than this clock had it go: the device waits unseen."""
+        return max(took_ns - int(seen.t_ns[-1]), waited_ns)
 
     def _waits(
         self, stamps: Sequence[Stamp], times: Sequence[float], number: int, copies: Sequence[tuple[int, Stamp]]

@@ -79,6 +79,9 @@ class Clock(Protocol):
             DriverError: The device does not tell.
         """
 
+    def lost_ns(self, took_ns: int, waited_ns: int, seen: Observed) -> int:
+        """Return what an iteration lost since the job may hold less: of its time by the processor's clock."""
+
 
 class ProcessorClock:
     """The processor's."""
@@ -98,6 +101,10 @@ class ProcessorClock:
     def read(self, stamps: Sequence[int]) -> list[int]:
         """Return them."""
         return list(stamps)
+
+    def lost_ns(self, _took_ns: int, waited_ns: int, _seen: Observed) -> int:
+        """Return what the job waited."""
+        return waited_ns
 
 
 class Learner:
@@ -253,13 +260,16 @@ class Learner:
             if self._is_turn:
                 self._is_turn = False
                 self._observe(moving_ns)
-            elif plan is not None and self._is_of(plan) and self._trial.note(took_ns, lost_ns):
+            elif plan is not None and self._is_of(plan) and self._is_next_planners_turn(plan, took_ns, lost_ns):
                 self._prepare(self._trial.planner)
                 self._is_turn = True
             else:
                 self._reconsider(took_ns, waited_ns, moving_ns)
         self._start()
         return self._plan
+
+    def _is_next_planners_turn(self, plan: Plan, took_ns: int, waited_ns: int) -> bool:
+        return self._trial.note(took_ns, self.clock.lost_ns(took_ns, waited_ns, plan.observed))
 
     def _is_of(self, plan: Plan) -> bool:
         """Tell whether the iteration that ends was the plan's."""
