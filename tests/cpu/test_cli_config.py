@@ -167,6 +167,17 @@ def test_a_small_budget_on_a_gpu_has_small_regions(budget: str, expected: int) -
     assert on_gpu(budget=budget).region_bytes.value == expected * MIB
 
 
+@pytest.mark.parametrize(
+    ("save", "expected"),
+    [("none", 64), ("auto", 64), ("a=page,b=auto", 64), ("swap", 16), ("zico", 16), ("a=none, b = longest", 16)],
+)
+def test_jobs_that_move_tensors_have_small_regions_on_a_gpu(save: str, expected: int) -> None:
+    """Those that do so from the start; what a user says is what there is."""
+    assert on_gpu(save=save).region_bytes.value == expected * MIB
+    assert on_gpu(save=save, budget="768MiB").region_bytes.value == 4 * MIB
+    assert on_gpu(save=save, region="32MiB").region_bytes.value == 32 * MIB
+
+
 def test_a_region_is_at_least_the_granularity() -> None:
     """A device that gives memory in larger pieces than the default region gets regions of one piece."""
     coarse = DeviceMemory(80 * GIB, 60 * GIB, granularity_bytes=512 * MIB)

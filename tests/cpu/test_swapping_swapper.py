@@ -352,11 +352,19 @@ class Losing(ProcessorClock):
         return took_ns // 2
 
 
-@pytest.mark.parametrize(("clock", "waited_ns"), [(ProcessorClock, 1 << 40), (Losing, 0)])
+@pytest.mark.parametrize(
+    ("clock", "waited_ns", "late"), [(ProcessorClock, 1 << 40, False), (Losing, 0, False), (Losing, 0, True)]
+)
 def test_an_iteration_is_observed_for_each_planner(
-    clock: type[ProcessorClock], waited_ns: int, monkeypatch: pytest.MonkeyPatch
+    clock: type[ProcessorClock],
+    waited_ns: int,
+    late: bool,  # noqa: FBT001 - by parameters
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who prepares is told of a planner ahead of the iteration that is observed for it, where any time is lost."""
+    """Who prepares is told of a planner ahead of the iteration that is observed for it, where any time is lost.
+
+    A plan that is corrected in each iteration, since something comes late, is tried as long as others.
+    """
     ticks = itertools.count(step=MS)
     monkeypatch.setattr("zico.offload.swap_learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
     prepared: list[str] = []
@@ -375,6 +383,8 @@ def test_an_iteration_is_observed_for_each_planner(
             learner.note_event(2 * (tick if tick < 2 else 3 - tick) + (tick > 1), tick)
         learner.note_size(SIZE)
         learner.note_size(SIZE)
+        if late:
+            learner.note_late(0)
         learner.turn(waited_ns)
         if learner.planning is not None:
             learner.planning.join(DEADLINE_S)

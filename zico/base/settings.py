@@ -30,6 +30,15 @@ DEFAULT_CUDA_REGION_BYTES = 64 * MIB
 """The largest default there: a region is one handle of the driver, and each is exported, imported and mapped."""
 DEFAULT_CUDA_REGIONS = 128
 """How many regions a small budget on a GPU has by default: about ten of a job's are partly empty."""
+DEFAULT_CUDA_SAVING_REGION_BYTES = 16 * MIB
+"""The largest default for jobs that move tensors from the start.
+
+What comes back has regions of its own, and between tensors that have left lie parts of regions. A ResNet-50 at 60 % of
+its peak took 113 ms with these and 148 ms with 64 MiB on an H200. There, two jobs that hand regions to each other, and
+save nothing, lost 15 % by them.
+"""
+_MOVES_LATER = ("", "none", "auto", "page")
+"""What ``--save`` says where no tensor moves from the start."""
 DEFAULT_AVAILABLE_PERCENT = 80
 """Share of the memory available now that a run takes when no budget is given.
 
@@ -204,6 +213,9 @@ def resolve(
     if not is_host:
         budget = _budget(_chosen(given, "budget"), memory.granularity_bytes, memory, reserved_bytes)
         default_region_bytes = cuda_region_bytes(budget.value)
+        ways = _chosen(given, "save").value.split(",")
+        if any(way.rpartition("=")[2].strip() not in _MOVES_LATER for way in ways):
+            default_region_bytes = min(default_region_bytes, DEFAULT_CUDA_SAVING_REGION_BYTES)
     region = _region(_chosen(given, "region"), memory, max(default_region_bytes, memory.granularity_bytes))
     budget = _budget(_chosen(given, "budget"), region.value, memory, reserved_bytes)
     most = _most(_chosen(given, "most"), budget, region.value, memory, reserved_bytes)

@@ -334,7 +334,8 @@ class Learner:
                     return
                 chosen = self._chosen(seen, limit_bytes, planner)
                 self._plan = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
-                self._trial.begin()
+                if seen is not self._told or cap_bytes != self._cap_planned:
+                    self._trial.begin()  # else the plan is the last one, corrected
                 self._cap_planned = cap_bytes
                 self.plans += 1
                 if seen is not self._told:
