@@ -1,7 +1,8 @@
 """Run a training script and time each of its iterations: ``swap_job.py ROWS SCRIPT ...``.
 
 Run as a job of a pool. Each row is an iteration: its time, the processor's, and what the job's
-record says has been moved and waited for since the last one. Jobs that are compared take turns: each
+record says has been moved and waited for since the last one. Between iterations, a job waits for a plan
+that is being made, so that few iterations show what plans cost. Jobs that are compared take turns: each
 runs some iterations while the others wait, so that a drift of the machine's speed falls on all.
 """
 
@@ -36,6 +37,8 @@ FIELDS = (
 
 TURNS = "ZICO_BENCHMARK_TURNS"
 """Of the environment: what ``Turns`` takes, separated by blanks. Unset: the job waits for no other."""
+PLAN_S = 400.0
+"""Longest that a plan takes: a planner is asked up to 16 times for some 5 s each."""
 TURN_S = 900.0
 """Longest that a job waits for its turn: all others have their first one before, which is the longest."""
 
@@ -95,6 +98,9 @@ def _timed(
             rows[-1]["is_first"] = is_first
         before = after
         mark(session)
+        planning = None if swapper is None else swapper._learner.planning  # noqa: SLF001 - nobody else waits for it
+        if planning is not None:
+            planning.join(PLAN_S)
         is_first = turns is not None and turns.is_mine()
         begun_s, cpu_begun_s = time.perf_counter(), time.process_time()
 
