@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zico.broker.trials import FEWEST, LEAST_WAITED, MOST, MOST_TRIALS, Trials
+from zico.broker.trials import FEWEST, LEAST_WAITED, MOST, MOST_TRIALS, SETTLES, WINDOW, Trials
 from zico.pool.layout import JobState
 from zico.scheduler.state import JobView, OperatingPoint, PoolView, Profile
 
@@ -167,7 +167,7 @@ def test_where_jobs_hardly_wait_nothing_is_tried() -> None:
     """There is nothing to be won; once they wait for longer, there may be."""
     model = Model(with_saving(0.75))
     model.waits = 0.5 * LEAST_WAITED
-    model.run(2)
+    model.run(4)
     assert not model.trials.is_open, "nobody has to look on"
     assert model.run(60) == {}
     assert model.changes == 1, "the one to nothing"
@@ -184,6 +184,25 @@ def test_what_is_a_little_slower_is_left_after_few_windows() -> None:
 
 def test_a_choice_that_is_taken_back_is_on_trial_no_more() -> None:
     """Nobody has to look on once there is nothing to be tried."""
+    model = Model(with_saving(1.3))
+    model.run(2)
+    assert model.trials.is_open
+    assert model.run(60) == {}
+    assert not model.trials.is_open
+
+
+def test_jobs_that_wait_only_at_first_try_nothing() -> None:
+    """Those that begin together wait for each other until their iterations are shifted; that is no reason to save."""
+    model = Model(with_saving(0.8))
+    model.waits = 0.5
+    model.run((SETTLES + WINDOW + 1) * 1.5 * ALONE_NS / 1e9)
+    model.waits = 0.5 * LEAST_WAITED
+    assert model.run(60) == {}
+    assert model.changes == 1, "the one to nothing"
+
+
+def test_a_choice_that_is_gone_is_on_trial_no_more() -> None:
+    """Predictions say nothing of it any more."""
     model = Model(with_saving(1.3))
     model.run(2)
     assert model.trials.is_open

@@ -10,7 +10,8 @@ Theory of operation
 
     A window's figure is the sum over the jobs of weight and speed: iterations a second times the
     time of one as it was first seen. It begins some iterations after a change, since the first
-    ones learn.
+    ones learn. The first window does not count: jobs that begin together wait for each other until
+    the policy has shifted their iterations.
 
 Guarantees
     * After its trial, a choice is in force only if it was not slower than none.
@@ -141,6 +142,8 @@ class Trials:
         self._trials: list[_Trial] = []
         self._used: _Trial | None = None
         self._window: _Window | None = None
+        self._is_settled = False
+        """A window has ended."""
         self._is_open = False
 
     @property
@@ -245,6 +248,9 @@ class Trials:
         if self._used is not None and not window.is_whole:
             self._used.is_good = False
             self._window = None
+            return
+        if not self._is_settled:
+            self._is_settled, self._window = True, None
             return
         side = self._used.found if self._used is not None else self._without
         weights = {job: self.weight_of.get(job, 1.0) * alone_ns for job, alone_ns in self._alone_ns.items()}
