@@ -391,6 +391,27 @@ def test_an_iteration_is_observed_for_each_planner(
     assert prepared[0] == "zico"
 
 
+def test_what_stays_late_is_not_corrected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that is to come back a whole iteration earlier, and is late all the same, lacks room."""
+    ticks = itertools.count(step=MS)
+    monkeypatch.setattr("zico.offload.swap_learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
+    ended = Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS)
+    learner = Learner(lambda: ended, Gauge(2 * SIZE).cap_bytes, lambda: Rates(SIZE * 100.0, SIZE * 100.0, 0.0, 0.0))
+    plans = []
+    for _ in range(40):
+        for tick, code in enumerate((0, 2, 3, 1)):
+            learner.note_event(code, tick)
+        learner.note_size(SIZE)
+        learner.note_size(SIZE)
+        learner.note_late(0)
+        learner.turn(0)
+        if learner.planning is not None:
+            learner.planning.join(DEADLINE_S)
+        plans.append(learner.plans)
+    assert 2 < plans[-1] < 30
+    assert plans[-10:] == plans[-1:] * 10
+
+
 def test_an_iteration_ends_when_it_ended_however_long_the_job_has_waited() -> None:
     """The clock stands still while the job waits, at the iteration's end, too."""
     waited_ns = 10**12

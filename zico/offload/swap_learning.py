@@ -286,12 +286,13 @@ class Learner:
         if plan.leaves or plan.drops:
             self._margin = self._tense.margin(took_ns, waited_ns)
         rates = self._rates()
-        for number in self._late:
+        late = [number for number in self._late if self._earlier_ns.get(number, 0.0) < self._observed_ns]
+        for number in late:  # what would be a whole iteration earlier lacks room, not time
             step_ns = EARLIER * rates.in_s(plan.observed.size_bytes[number]) * NS
             self._earlier_ns[number] = self._earlier_ns.get(number, 0.0) + step_ns
         if moving_ns < _FASTER_SHARE * self._observed_ns:
             self._observe(moving_ns)
-        elif self._late or self._margin != margin:
+        elif late or self._margin != margin:
             self._make(lambda: plan.observed)
 
     def _observe(self, took_ns: int) -> None:
