@@ -104,7 +104,7 @@ def zoo_problems(names: tuple[str, ...] = tuple(ZOO)) -> Iterator[tuple[str, Pro
 
 def zoo_trace(model: Model, device: str = DEVICE, **arguments: int) -> Trace:
     """Return a model's trace at its published batch; the first call with these sources takes seconds."""
-    what = "-".join([model.function, *(f"{value}" for value in arguments.values()), device])
+    what = "-".join([model.function, *(f"{name}{value}" for name, value in arguments.items()), device])
     path = cache_root() / "zoo" / f"{what}-{_digest()}.trace.zst"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from zico.trace.roofline import device_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from zoo import DEVICE, HOST, ZOO, fake_peak_bytes, fake_trace, real_peak_bytes, zoo_problems
+from zoo import DEVICE, HOST, ZOO, Model, fake_peak_bytes, fake_trace, real_peak_bytes, zoo_problems, zoo_trace
 
 COMPARED = {"RHN": {"batch": 4, "length": 3}, "DCGAN": {"batch": 8}}
 """Recurrence, and convolutions with two optimizers; benchmarks/zoo.py compares all."""
@@ -56,3 +56,11 @@ def test_problems_come_from_traces_that_are_kept(tmp_path: Path, monkeypatch: py
     assert len(list((tmp_path / "zoo").iterdir())) == 1
     assert (first.size_bytes.tolist(), first.lower.tolist()) == (second.size_bytes.tolist(), second.lower.tolist())
     assert first.peak_live_bytes > GIB / 4
+
+
+def test_traces_of_other_arguments_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of 16 and 16 layers are not the same: the second call does not read what the first one has kept."""
+    monkeypatch.setenv("ZICO_CACHE_DIR", str(tmp_path))
+    model = Model("VGG (CIFAR)", "vgg", "vgg_cifar", "", 0, "", {})
+    of_batch, of_layers = (zoo_trace(model, **{name: 16}) for name in ("batch", "layers"))
+    assert fake_peak_bytes(of_batch) < fake_peak_bytes(of_layers)
