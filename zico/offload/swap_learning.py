@@ -42,6 +42,10 @@ _TENSE_SHARE = 0.01
 """Of an iteration's time: who waits longer for memory in a planned one gets a plan with a greater margin."""
 _TENSE_ITERATIONS = 3
 """For which a margin is followed before it is judged."""
+_STEADY_SHARE = 0.1
+"""Of an iteration's time, by which some differ at most that tell of a margin."""
+_SLOWER = 1.02
+"""Times the best iteration: a margin with which they take longer is taken back."""
 _MARGIN_STEP = 0.02
 MOST_MARGIN = 0.2
 TRIAL_ITERATIONS = 7
@@ -360,33 +364,36 @@ class Learner:
 
 
 class Tense:
-    """The margin of plans: it grows while the job waits for memory and iterations become faster by that."""
+    """The margin of plans: it grows while the job waits for memory, unless iterations become slower by that.
+
+    Where they vary by much, since others are in the pool, they are not judged.
+    """
 
     def __init__(self, margin: float) -> None:
         """Begin with this one."""
         self._margin = margin
-        self._before: tuple[float, float] | None = None
-        """The margin before this one, and what an iteration took with it."""
+        self._best: tuple[float, float] | None = None
+        """What an iteration took with the best margin, and that."""
         self._took_ns: list[int] = []
-        self._waited_ns: list[int] = []
         self._is_settled = False
 
     def margin(self, took_ns: int, waited_ns: int) -> float:
         """Return the margin of the next plan, after an iteration that took and waited so long."""
-        if self._is_settled or (self._before is None and waited_ns <= _TENSE_SHARE * took_ns):
+        if self._is_settled or (waited_ns <= _TENSE_SHARE * took_ns and self._best is None):
             return self._margin
         self._took_ns.append(took_ns)
-        self._waited_ns.append(waited_ns)
         if len(self._took_ns) <= _TENSE_ITERATIONS:  # the first one began with what the plan before it left
             return self._margin
-        median_ns, median_waited_ns = (statistics.median(each[1:]) for each in (self._took_ns, self._waited_ns))
-        self._took_ns, self._waited_ns = [], []
-        if self._before is not None and median_ns >= self._before[1]:
-            self._margin, self._is_settled = self._before[0], True
-        elif median_waited_ns <= _TENSE_SHARE * median_ns or self._margin + _MARGIN_STEP > MOST_MARGIN:
+        took, self._took_ns = self._took_ns[1:], []
+        median_ns = statistics.median(took)
+        is_judged = max(took) - min(took) <= _STEADY_SHARE * median_ns
+        if is_judged:
+            self._best = min(self._best or (median_ns, self._margin), (median_ns, self._margin))
+        if is_judged and self._best is not None and median_ns > _SLOWER * self._best[0]:
+            self._margin, self._is_settled = self._best[1], True
+        elif self._margin + _MARGIN_STEP > MOST_MARGIN + _MARGIN_STEP / 2:
             self._is_settled = True
-        else:
-            self._before = self._margin, median_ns
+        elif waited_ns > _TENSE_SHARE * took_ns:
             self._margin += _MARGIN_STEP
         return self._margin
 
