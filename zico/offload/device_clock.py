@@ -104,6 +104,8 @@ class Stamps:
 class DeviceClock:
     """A ``zico.offload.swap_learning.Clock`` of a GPU."""
 
+    is_ahead = True
+
     def __init__(self, heap: Heap, copying: Sequence[int], computing: Callable[[], int | None]) -> None:
         """Tell the time of a stream.
 

@@ -70,6 +70,9 @@ class Ended:
 class Clock(Protocol):
     """Tells when events were, on a clock that stands still while the job waits: the processor's, or a device's."""
 
+    is_ahead: bool
+    """The processor is ahead of what this clock tells of, so that its waits may only mean that it has caught up."""
+
     def stamp(self) -> Any:  # noqa: ANN401 - what ``read`` takes
         """Return a stamp of this moment. Waits for nothing."""
 
@@ -89,6 +92,8 @@ class Clock(Protocol):
 
 class ProcessorClock:
     """The processor's."""
+
+    is_ahead = False
 
     def __init__(self, waited_ns: Callable[[], int]) -> None:
         """Take what says for how long the job has waited until now."""
@@ -287,8 +292,10 @@ class Learner:
             self._observe(moving_ns)
             return
         margin = self._margin
-        if plan.leaves or plan.drops:
+        if self.clock.is_ahead and (plan.leaves or plan.drops):
             self._margin = self._tense.margin(took_ns, waited_ns)
+        elif plan.leaves and waited_ns > _TENSE_SHARE * moving_ns and margin < MOST_MARGIN:
+            self._margin += _MARGIN_STEP
         rates = self._rates()
         late = [number for number in self._late if self._earlier_ns.get(number, 0.0) < self._observed_ns]
         for number in late:  # what would be a whole iteration earlier lacks room, not time
@@ -364,7 +371,7 @@ class Learner:
 
 
 class Tense:
-    """The margin of plans: it grows while the job waits for memory, unless iterations become slower by that.
+    """The margin of plans for a device: it grows while the job waits for memory, unless that costs time.
 
     Where they vary by much, since others are in the pool, they are not judged.
     """
