@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, cast
 from zico.base.compiled import interpreted
 from zico.base.errors import DriverError
 from zico.heap.layout import MAIN, STREAM
+from zico.kernels.launch import WORD_BYTES
 from zico.pool.fences import NO_FENCE, slot_in, value_in
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from zico.offload.swap_learning import Ended
 
 NS_PER_MS = 1e6
-WORD_BYTES = 8
 MOST_COPIES = 1024
 """The last copies of a direction that are remembered: more than an iteration has."""
 _DEFAULT = 0

@@ -373,7 +373,7 @@ class Learner:
 class Tense:
     """The margin of plans for a device: it grows while the job waits for memory, unless that costs time.
 
-    Where they vary by much, since others are in the pool, they are not judged.
+    Iterations that vary by much tell nothing of a margin: then it grows unjudged.
     """
 
     def __init__(self, margin: float) -> None:
@@ -396,8 +396,9 @@ class Tense:
         is_judged = max(took) - min(took) <= _STEADY_SHARE * median_ns
         if is_judged:
             self._best = min(self._best or (median_ns, self._margin), (median_ns, self._margin))
-        if is_judged and self._best is not None and median_ns > _SLOWER * self._best[0]:
-            self._margin, self._is_settled = self._best[1], True
+        best_ns, best_margin = self._best or (median_ns, self._margin)
+        if is_judged and median_ns > _SLOWER * best_ns:
+            self._margin, self._is_settled = best_margin, True
         elif self._margin + _MARGIN_STEP > MOST_MARGIN + _MARGIN_STEP / 2:
             self._is_settled = True
         elif waited_ns > _TENSE_SHARE * took_ns:
