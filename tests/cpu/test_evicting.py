@@ -297,19 +297,25 @@ def test_a_job_gives_at_its_boundary_what_others_wait_for(swaps: bool) -> None: 
         a.free(weights)
 
 
-def test_claims_count_as_free_what_is_lent() -> None:
-    """Invariant 3: who needs what another lends at its boundary may begin, until that one has evicted all it can."""
+@pytest.mark.parametrize("state", [JobState.BOUNDARY, JobState.RUNNING])
+def test_claims_count_as_free_what_is_lent(state: JobState) -> None:
+    """Invariant 3: who needs what another lends at its boundary may begin, until that one has evicted all it can.
+
+    It may, too, while the other one is inside: that one ends its iteration without more, and lends then.
+    """
     with make_pool(8, region_bytes=GRANULE_BYTES, unasked=False) as pool, Tenant(pool) as a, Tenant(pool) as b:
         weights = a.allocate(4 * GRANULE_BYTES)
         thread = in_thread(a.mark)
         until(lambda: a.job["state"] == JobState.BOUNDARY)
-        b.job["profiled"] = 1
+        b.job["profiled"] = a.job["profiled"] = 1
+        a.job["state"] = state
         found = []
         for save, left in ((SaveMode.NONE, 0), (SaveMode.SWAP, 0), (SaveMode.SWAP, NO_MORE)):
             a.job["save"], a.job["evict"] = save, left
             found.append(bool(regions.stays_safe(b.member.member[0], job_of(b.member), 0, 6)))
         assert found == [False, True, False]
-        b.job["profiled"] = a.job["evict"] = 0
+        a.job["state"] = JobState.BOUNDARY
+        b.job["profiled"] = a.job["profiled"] = a.job["evict"] = 0
         until(lambda: pool.admit(job_of(a.member)) or not thread.is_alive())
         thread.join(DEADLINE_S)
         a.free(weights)

@@ -332,15 +332,21 @@ def waits_at_boundary(job: Job) -> bool:
 
 
 @inlined
-def yields_at_boundary(pool: Member, job: Job) -> bool:
-    """Tell whether a job stands at its boundary and evicts what the others wait for.
+def lends(pool: Member, job: Job) -> bool:
+    """Tell whether a job evicts what the others wait for once it stands at its boundary.
 
     Those do that swap, unless the broker has found that this is slower. All do where some job's
     iteration would else never fit beside what the others keep. On a GPU nobody evicts.
     """
     swaps = job.save == _SWAP and job.auto != _WAITS and header_of(pool).on_timeline == 0
     may = swaps or header_of(pool).crowded == 1
-    return bool(may and job.state == BOUNDARY and job.evict != NO_MORE)
+    return bool(may and job.evict != NO_MORE)
+
+
+@inlined
+def yields_at_boundary(pool: Member, job: Job) -> bool:
+    """Tell whether a job stands at its boundary and evicts what the others wait for."""
+    return bool(job.state == BOUNDARY and lends(pool, job))
 
 
 @inlined

@@ -59,6 +59,7 @@ from zico.pool.layout import (
     cap_of,
     header_of,
     job_at,
+    lends,
     regions_of,
     waits_for_memory,
     within_limit,
@@ -128,7 +129,8 @@ def least_lacking(pool: Member) -> int:
 def stays_safe(pool: Member, requester: int, n: int, claim: int) -> bool:
     """Tell whether ``n`` more regions for the requester, then claiming ``claim``, leave everybody able to finish.
 
-    What others lend at their boundaries counts as free: it comes when somebody waits for it. Where
+    What others lend at their boundaries counts as free: it comes when somebody waits for it. Who is inside and will
+    lend there keeps nothing. Where
     some job cannot finish even now (a profile was wrong), it is left out: the grant must not make
     it worse. So is one that stands still; should it go on, it waits for memory like everybody else.
     """
@@ -142,7 +144,8 @@ def stays_safe(pool: Member, requester: int, n: int, claim: int) -> bool:
         free += job.held if lent else 0
         held[j] = job.held if job.state != EMPTY and not lent else 0
         claims[j] = claim_of(job) if job.state != EMPTY else 0
-        residual[j] = rules.residual(job.persistent, job.held, job.evicted) if job.state != EMPTY else 0
+        keeps = job.state != EMPTY and not lends(pool, job)
+        residual[j] = rules.residual(job.persistent, job.held, job.evicted) if keeps else 0
         must_finish[j] = 1 if job.state == RUNNING and profiles.is_known(job) else 0
     held[requester] += n
     claims[requester] = max(claim, held[requester])

@@ -10,10 +10,9 @@ at a boundary (longest waiting first):
    the state with its claim is safe.
 4. Otherwise it waits, and its iteration is reserved at that delay: those behind it start only where
    they fit beside the reservation, so they cannot postpone it, and nobody starves. Where the state
-   would not be safe nothing is reserved, since profiles are wrong then; unless somebody inside is
-   to lend, which claims do not count on. By *first fit* only a job that has got less than its floor
-   has its iteration reserved. Any other job that fits starts, even if that postpones the jobs
-   before it: a large job waits until its floor is at stake.
+   would not be safe nothing is reserved, since profiles are wrong then. By *first fit* only a job
+   that has got less than its floor has its iteration reserved. Any other job that fits starts, even
+   if that postpones the jobs before it: a large job waits until its floor is at stake.
 5. If all jobs wait and none fits, the first one starts all the same: it overflows into the next
    tier, but moves.
 """
@@ -188,7 +187,7 @@ def decide_by_shift(snapshot: Snapshot, margin_shift: int, first: int, first_fit
                 continue
             if delay_ns <= profile_at(job).tick_ns:
                 delay_ns = 0
-                is_reserved = _starts_or_is_next(snapshot, index, banker)
+                is_reserved = _starts_if_safe(snapshot, index, banker)
             else:
                 waits(snapshot, index, _MEETS, snapshot.now_ns + delay_ns)
                 _blame(snapshot, index, delays_ns, conflict_ns)
@@ -225,8 +224,8 @@ def waits_for_safety(snapshot: Snapshot, index: int) -> None:
 
 
 @compiled
-def _starts_or_is_next(snapshot: Snapshot, index: int, banker: tuple[int, Any, Any]) -> bool:
-    """Start a job if the state with its claim is safe, else let it wait; tells whether to plan with its iteration."""
+def _starts_if_safe(snapshot: Snapshot, index: int, banker: tuple[int, Any, Any]) -> bool:
+    """Start a job if the state with its claim is safe, else let it wait; tells whether it starts."""
     free, sums, flags = banker
     flags[0, index] = 1
     if is_safe(free, sums[0], sums[1], sums[2], flags[0], flags[1], snapshot.n):
@@ -234,16 +233,6 @@ def _starts_or_is_next(snapshot: Snapshot, index: int, banker: tuple[int, Any, A
         return True
     flags[0, index] = 0
     waits_for_safety(snapshot, index)
-    return _somebody_is_to_lend(snapshot)
-
-
-@compiled
-def _somebody_is_to_lend(snapshot: Snapshot) -> bool:
-    """Tell whether what somebody inside keeps is free once it has ended, which claims do not count on."""
-    for i in range(snapshot.n):
-        job = job_at(snapshot, i)
-        if job.phase == _RUNNING and job.kept < job.persistent:
-            return True
     return False
 
 

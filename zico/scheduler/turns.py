@@ -216,6 +216,6 @@ def banker_of(snapshot: Snapshot) -> tuple[int, Array, Array]:
         free -= job.held
         sums[0, i] = job.held
         sums[1, i] = claim_of(job)
-        sums[2, i] = job.held if job.profile_address == 0 else job.persistent  # what was evicted or lent comes back
+        sums[2, i] = job.held if job.profile_address == 0 else job.kept
         flags[0, i] = is_iterating(job)
     return free, sums, flags
