@@ -17,7 +17,16 @@ from zico.base.errors import ConfigError
 from zico.offload import swapper
 from zico.offload.mover import Place
 from zico.offload.observed import SAVED, USED, Observed
-from zico.offload.swap_learning import MARGIN_SHARE, TRIAL_ITERATIONS, Ended, Learner, ProcessorClock, Tense, Trial
+from zico.offload.swap_learning import (
+    CALM_ITERATIONS,
+    MARGIN_SHARE,
+    TRIAL_ITERATIONS,
+    Ended,
+    Learner,
+    ProcessorClock,
+    Tense,
+    Trial,
+)
 from zico.offload.swap_schedule import Plan
 from zico.offload.swapper import Swapper
 from zico.offload.tier_layout import Rates
@@ -412,6 +421,30 @@ def test_what_stays_late_is_not_corrected_for_ever(monkeypatch: pytest.MonkeyPat
     assert plans[-10:] == plans[-1:] * 10
 
 
+def test_others_hear_of_less_once_the_margin_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that waits first leaves more room by itself; what is told is of the margin that it came to."""
+    ticks = itertools.count(step=MS)
+    monkeypatch.setattr("zico.offload.swap_learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
+    ended = Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS)
+    told: list[tuple[int, float]] = []
+    learner = Learner(
+        lambda: ended,
+        Gauge(2 * SIZE).cap_bytes,
+        lambda: Rates(SIZE * 1e6, SIZE * 1e6, 0.0, 0.0),
+        lambda _seen, margin: told.append((turn, margin)),
+    )
+    waits = 5
+    for turn in range(40):
+        for tick, code in enumerate((0, 2, 3, 1)):
+            learner.note_event(code, tick)
+        learner.note_size(SIZE)
+        learner.note_size(SIZE)
+        learner.turn(MS if 1 < turn <= 1 + waits else 0)
+        if learner.planning is not None:
+            learner.planning.join(DEADLINE_S)
+    assert told == [(1 + waits + CALM_ITERATIONS, pytest.approx(MARGIN_SHARE + waits * 0.02))]
+
+
 def test_an_iteration_ends_when_it_ended_however_long_the_job_has_waited() -> None:
     """The clock stands still while the job waits, at the iteration's end, too."""
     waited_ns = 10**12
@@ -425,13 +458,14 @@ def test_an_iteration_ends_when_it_ended_however_long_the_job_has_waited() -> No
     )
     learner.clock = ProcessorClock(lambda: waited_ns)
     began_ns = time.monotonic_ns()
-    for _ in range(2):
+    for _ in range(2 + CALM_ITERATIONS):
+        assert not told
         for tick, code in enumerate((SAVED, USED)):
             learner.note_event(code, tick)
         learner.note_size(SIZE)
         learner.turn(0)
-    assert learner.planning is not None
-    learner.planning.join(DEADLINE_S)
+        if learner.planning is not None:
+            learner.planning.join(DEADLINE_S)
     assert 0 <= told[0].t_ns[-1] <= time.monotonic_ns() - began_ns
 
 

@@ -48,6 +48,9 @@ _SLOWER = 1.02
 """Times the best iteration: a margin with which they take longer is taken back."""
 _MARGIN_STEP = 0.02
 MOST_MARGIN = 0.2
+CALM_ITERATIONS = 8
+"""For which the margin stays, before others hear how the job could go on with less: what it can do by itself comes
+first."""
 TRIAL_ITERATIONS = 7
 """For which each of several planners is followed, before the fastest is kept."""
 WORTH_SHARE = 0.02
@@ -139,7 +142,7 @@ class Learner:
             cap_bytes: What the job may hold now.
             rates: Of the tier, now.
             tell: Told, in a thread, of an iteration that plans are made for, with the margin of the
-                plan.
+                plan, once that has stayed for ``CALM_ITERATIONS``.
             planners: One, or some of which the fastest is kept; as ``swap_schedule.choose`` takes
                 them.
             complain: Told of a planner that cannot plan here, and why.
@@ -168,7 +171,12 @@ class Learner:
         self._tense = Tense(MARGIN_SHARE)
         self._plan: Plan | None = None
         self._cap_planned = 0
+        self._calm = 0
+        """Planned iterations since the margin was last changed."""
+        self._planned: Observed | None = None
+        """The iteration that plans are made for, and"""
         self._told: Observed | None = None
+        """the one that was told of."""
         self._before: tuple[object, ...] = ()
         self._earlier_ns: dict[int, float] = {}
         self.planning: threading.Thread | None = None
@@ -220,18 +228,18 @@ class Learner:
     @property
     def fits(self) -> bool:
         """Tell whether the iteration that plans were made for fits what the job may hold; false: there is none yet."""
-        seen = self._told
+        seen = self._planned
         return seen is not None and not self._is_planning and int(seen.load_bytes.max(initial=0)) <= self._limit_bytes()
 
     def plan_again(self) -> None:
         """Make a plan for the same iteration, in a thread: what the job may hold has changed."""
-        if self._told is not None and not self._is_planning:
-            told = self._told
-            self._make(lambda: told)
+        planned = self._planned
+        if planned is not None and not self._is_planning:
+            self._make(lambda: planned)
 
     def forget(self) -> None:
         """Know no iteration any more: they have changed."""
-        self._told = self._plan = None
+        self._planned = self._plan = None
 
     @property
     def _is_planning(self) -> bool:
@@ -296,6 +304,7 @@ class Learner:
             self._margin = self._tense.margin(took_ns, waited_ns)
         elif plan.leaves and waited_ns > _TENSE_SHARE * moving_ns and margin < MOST_MARGIN:
             self._margin += _MARGIN_STEP
+        self._calm = self._calm + 1 if self._margin == margin else 0
         rates = self._rates()
         late = [number for number in self._late if self._earlier_ns.get(number, 0.0) < self._observed_ns]
         for number in late:  # what would be a whole iteration earlier lacks room, not time
@@ -303,8 +312,11 @@ class Learner:
             self._earlier_ns[number] = self._earlier_ns.get(number, 0.0) + step_ns
         if moving_ns < _FASTER_SHARE * self._observed_ns:
             self._observe(moving_ns)
-        elif late or self._margin != margin:
+        elif late or self._margin != margin or self._is_to_tell(plan.observed):
             self._make(lambda: plan.observed)
+
+    def _is_to_tell(self, seen: Observed) -> bool:
+        return self._calm >= CALM_ITERATIONS and seen is not self._told
 
     def _observe(self, took_ns: int) -> None:
         """Plan by the iteration that has ended, which took so long."""
@@ -346,11 +358,11 @@ class Learner:
                     return
                 chosen = self._chosen(seen, limit_bytes, planner)
                 self._plan = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
-                if seen is not self._told or cap_bytes != self._cap_planned:
+                if seen is not self._planned or cap_bytes != self._cap_planned:
                     self._trial.begin()  # else the plan is the last one, corrected
-                self._cap_planned = cap_bytes
+                self._planned, self._cap_planned = seen, cap_bytes
                 self.plans += 1
-                if seen is not self._told:
+                if self._is_to_tell(seen):
                     self._told = seen
                     self._tell(seen, self._margin)
 
