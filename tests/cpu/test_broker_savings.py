@@ -59,6 +59,17 @@ def test_two_jobs_in_half_of_the_sum_of_their_peaks_get_half_each() -> None:
     assert settled(savings, pool(job(0, way(50, 1.1)), job(3, way(50, 1.1)))) == {0: 50, 3: 50}
 
 
+def test_an_iteration_that_held_less_does_not_say_what_a_job_wants() -> None:
+    """Its limit has only just been lifted, or it moved something for a neighbour: what was known of it stays."""
+    now = [0.0]
+    savings = Savings(lambda: now[0])
+    jobs = [job(n, way(50, 1.1), wanted=100) for n in range(2)]
+    assert settled(savings, pool(*jobs)) == {0: 50, 1: 50}
+    now[0] += 100
+    less = [job(n, way(50, 1.1), wanted=100, peak=40, ns=NS // 2) for n in range(2)]
+    assert settled(savings, pool(*less, budget=101)) == {0: 50, 1: 50}
+
+
 def test_the_choice_stays_when_the_jobs_have_become_what_was_chosen() -> None:
     """What a limited job does is not taken for what it wants: nothing is thought of again."""
     now = [0.0]

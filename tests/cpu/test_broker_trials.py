@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zico.broker.trials import FEWEST, LEAST_WAITED, MOST, MOST_TRIALS, SETTLES, WINDOW, Trials
+from zico.broker.trials import FEWEST, LEAST_WAITED, MOST, MOST_TRIALS, SETTLES, SLOW, WINDOW, Trials
 from zico.pool.layout import JobState
 from zico.scheduler.state import JobView, OperatingPoint, PoolView, Profile
 
@@ -208,6 +208,57 @@ def test_a_choice_that_is_gone_is_on_trial_no_more() -> None:
     assert model.trials.is_open
     model.run(2, {})
     assert not model.trials.is_open
+
+
+def test_a_choice_makes_way_for_one_that_more_jobs_take_part_in() -> None:
+    """The first one was made when the other job had not told its ways yet, and nothing has been measured of it."""
+    took = [1.5, 15.0, 0.75]  # where so many jobs save
+    model = Model(lambda limits: took[sum(limit > 0 for limit in limits.values())])
+    window_s = (SETTLES + WINDOW) * 1.5 * ALONE_NS / 1e9
+    model.run(2 * window_s + 0.9 * SLOW * window_s, {0: 60})
+    assert model.limits == {0: 60, 1: 0}
+    assert model.run(LOOK_NS / 1e9) == CHOSEN
+    assert model.run(60) == CHOSEN, "what came before does not count"
+    assert model.trials.saves
+
+
+def test_a_choice_that_has_been_measured_makes_way_for_none() -> None:
+    """Its trial goes on."""
+    model = Model(with_saving(0.75))
+    window_s = (SETTLES + WINDOW) * 1.5 * ALONE_NS / 1e9
+    model.run(4 * window_s)
+    assert model.trials.is_open
+    for _ in range(10):
+        assert model.run(window_s / 10, {0: 30, 1: 30}) in ({}, CHOSEN)
+
+
+def test_choices_that_change_all_the_time_are_tried_all_the_same() -> None:
+    """One makes way a few times only, else no window would ever end."""
+    model = Model(with_saving(0.75))
+    for number in range(40):
+        model.run(0.7, {0: 60 - number % 2 * 30, 1: 60})
+    assert any(model.limits.values())
+    assert model.trials.saves
+    assert not model.trials.is_open
+
+
+@pytest.mark.parametrize("compiling", [1, 20])
+def test_a_first_iteration_that_compiles_does_not_weigh(compiling: int) -> None:
+    """Else the job's speed would count so many times: with the choice one job is twice as fast, this one is slower."""
+    model = Model(lambda _limits: 1.0)
+    trials, limits, done = Trials(), dict[int, int](), {0: 0.0, 1: 0.0}
+    for now_ns in range(0, 60_000 * MS, LOOK_NS):
+        jobs = []
+        for job in model._view().jobs:
+            done[job.job] += LOOK_NS / ALONE_NS / ((0.5, 1.2)[job.job] if limits.get(0) else 1.0)
+            compiles = job.job == 1 and done[1] < SETTLES
+            assert job.profile is not None
+            profile = dataclasses.replace(job.profile, duration_ns=(compiling if compiles else 1) * ALONE_NS)
+            since_ns = int(done[job.job] % 1 * ALONE_NS)
+            seen = dataclasses.replace(job, profile=profile, iteration=int(done[job.job]), started_ns=now_ns - since_ns)
+            jobs.append(dataclasses.replace(seen, waited_ns=now_ns // 3, limit=limits.get(job.job, 0)))
+        limits = dict(trials.limits_for(PoolView(now_ns, 160, tuple(jobs)), CHOSEN))
+    assert limits == CHOSEN
 
 
 def test_who_does_not_fit_saves_without_a_trial() -> None:

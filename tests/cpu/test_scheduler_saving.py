@@ -131,6 +131,16 @@ def test_the_choice_is_the_best_of_all_combinations(ways: list[list[OperatingPoi
         assert sum(one * rate for one, rate in zip(got, rates, strict=True)) / 2 <= found.score + 1e-6
 
 
+def test_what_is_left_of_the_budget_goes_to_whoever_saves_most() -> None:
+    """Where predictions say that it costs nothing to save more, a job saves no more than others need."""
+    ways = [less(limit, 1.02) for limit in (90, 80, 70, 60, 50, 40)]
+    for names, budget, limits in (("ab", 110, [50, 60]), ("abcd", 210, [50, 50, 50, 60])):
+        found = choose([plateau(name, *ways) for name in names], budget).less
+        assert sorted(way.limit for way in found if way) == limits
+    for no_more in (less(50, 1.3), dataclasses.replace(less(50, 1.02), among=1)):
+        assert choose([plateau(name, no_more, less(40, 1.02)) for name in "ab"], 110).less == (less(40, 1.02),) * 2
+
+
 def test_many_jobs_are_changed_one_at_a_time() -> None:
     """Six plateaus in half of the sum of their peaks all go on, where half of the memory costs a tenth of the speed."""
     loads = [plateau(f"job-{number}", less(75, 1.04), less(50, 1.1)) for number in range(6)]

@@ -120,6 +120,10 @@ def rises(profile: Profile, limit: int) -> int:
 
 # --------------------------------------------------------------------------------------------------
 
+_WHOLE = 0.95
+"""Of what a job wants: an iteration that held less went on with less, since its limit has only just been lifted, or
+since a neighbour waited for it."""
+
 Ways = tuple[tuple[int, tuple["OperatingPoint", ...]], ...]
 """By job."""
 
@@ -145,7 +149,7 @@ class Savings:
         if self._background_planning.is_busy:
             return chosen
         for job in view.jobs:
-            if job.profile is not None and job.limit == 0:
+            if job.profile is not None and job.limit == 0 and job.profile.peak >= _WHOLE * job.wanted:
                 self._wanted[job.job] = job.profile
         self._paged.keep({job.job for job in view.jobs})
         ways = tuple((job.job, self._paged.of(job, self._wanted_by(job))) for job in view.jobs if job.less)

@@ -9,22 +9,22 @@ Theory of operation
         with             .58 .60            -> without, for good
 
     A window's figure is the sum over the jobs of weight and speed: iterations a second times the
-    time of one as it was first seen. It begins some iterations after a change, since the first
-    ones learn. The first window does not count: jobs that begin together wait for each other until
-    the policy has shifted their iterations.
+    time of the shortest that was seen in the first window. It begins some iterations after a
+    change, since the first ones learn. The first window does not count otherwise: jobs that begin
+    together wait for each other until the policy has shifted their iterations.
 
 Guarantees
     * After its trial, a choice is in force only if it was not slower than none.
     * A verdict lasts as long as jobs and budget: what was rejected, or is like that, does not come
       back. After ``MOST_TRIALS`` rejections no other choice is tried, so nothing swings for ever.
+    * A choice of which nothing has been measured yet makes way for a newer one, a few times.
     * A choice is rejected whose window takes more than ``SLOW`` times as long as one without.
     * Nothing is tried while jobs wait for less than ``LEAST_WAITED`` of their time.
     * Jobs that do not fit the budget with all that they want save without a trial.
 
 Known limitations
     A job that ends no iteration keeps the first window, the one without, open.
-    Windows of a choice that is much slower cost what they take: two ResNets in half of the sum of
-    their peaks spend most of their first minute on trials.
+    Windows of a choice that is much slower cost what they take.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ class Trials:
         self._peak: dict[int, int] = {}
         self._without = _Side()
         self._trials: list[_Trial] = []
+        self._replaced = 0
         self._used: _Trial | None = None
         self._window: _Window | None = None
         self._is_settled = False
@@ -186,7 +187,9 @@ class Trials:
     def _note(self, view: PoolView) -> None:
         for job in view.jobs:
             if job.profile is not None:
-                self._alone_ns.setdefault(job.job, max(1, job.profile.duration_ns))
+                if not self._is_settled:  # a job's first iterations may take several times as long
+                    took_ns = max(1, job.profile.duration_ns)
+                    self._alone_ns[job.job] = min(took_ns, self._alone_ns.get(job.job, took_ns))
                 if job.limit == 0:
                     self._peak[job.job] = job.profile.peak
             self._peak[job.job] = max(self._peak.get(job.job, 0), job.wanted)
@@ -200,6 +203,10 @@ class Trials:
                 return trial
         open_one = next((trial for trial in self._trials if trial.is_good is None), None)
         if open_one is not None:
+            if not open_one.found.figures and self._replaced < MOST_TRIALS:  # others have told their ways since
+                self._replaced += 1
+                open_one.limits = limits
+                self._window = self._window if self._used is not open_one else None
             return open_one
         if sum(trial.is_good is False for trial in self._trials) >= MOST_TRIALS:
             return None

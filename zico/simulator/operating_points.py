@@ -10,7 +10,8 @@ Theory of operation
         b: all of it, 5 of 9                simulated from the highest bound on, until no bound is above the best
 
     Where all limits fit together nobody waits, and the bound is what they get. Many jobs are
-    changed one at a time.
+    changed one at a time. What is left of the budget then goes to the jobs that save most, as long
+    as their ways are no slower: copies cost more than predictions know.
 
 Known limitations
     A stretched curve is slower everywhere alike, although copies delay some operations and not
@@ -117,8 +118,43 @@ def choose(loads: Sequence[Load], budget: int, *, slowdown: Sequence[float] = (1
     fitting = [_fitting(load, some, budget) for load, some in zip(loads, options, strict=True)]
     search = _Search(loads, options, budget, slowdown, seed)
     if math.prod(map(len, fitting)) <= _MOST_COMBINATIONS:
-        return search.best(itertools.product(*fitting))
-    return search.climb(fitting)
+        return raised(search.best(itertools.product(*fitting)), loads, budget)
+    return raised(search.climb(fitting), loads, budget)
+
+
+def raised(choice: Choice, loads: Sequence[Load], budget: int) -> Choice:
+    """Return a choice in which nobody waits with what is left of the budget: no job is slower, and each saves less.
+
+    The job with the smallest share of its peak gets more first.
+    """
+    limits = [way.limit if way else load.profile.peak for way, load in zip(choice.less, loads, strict=True)]
+    less = list(choice.less)
+    spare = budget - sum(limits)
+    while spare > 0:
+        by_share = sorted(range(len(loads)), key=lambda i: limits[i] / loads[i].profile.peak)
+        larger = next(((i, way) for i in by_share if (way := _larger(less[i], loads[i], spare))), None)
+        if larger is None:
+            break
+        i, way = larger
+        spare -= way.limit - limits[i]
+        less[i], limits[i] = way, way.limit
+    return dataclasses.replace(choice, less=tuple(less))
+
+
+def _larger(way: OperatingPoint | None, load: Load, spare: int) -> OperatingPoint | None:
+    """Return the next way with more memory that is no slower; ``None``: there is none, or it has all that it wants."""
+    if way is None:
+        return None
+    peak, alone_ns = load.profile.peak, load.profile.duration_ns
+    found = [
+        one
+        for one in load.less
+        if way.limit < one.limit <= min(way.limit + spare, peak - 1)
+        and max(one.duration_ns, alone_ns) <= way.duration_ns
+        and one.among >= way.among
+    ]
+    smallest = min(found, key=lambda one: one.limit, default=None)
+    return smallest and dataclasses.replace(smallest, duration_ns=max(smallest.duration_ns, alone_ns))
 
 
 def simulate_saving(
