@@ -35,7 +35,7 @@ def counted(swapper: Swapper | None) -> dict[str, Any]:
         "waited_for_memory_ns": swapper._gauge.waited_ns(),
         "planned_iterations": swapper.planned_iterations,
         "plans": swapper._learner.plans,
-        "margin": swapper._learner._margin,
+        "margin": swapper._learner._now.margin,
         "plan": planned,
     }
 

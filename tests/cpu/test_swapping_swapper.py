@@ -445,6 +445,45 @@ def test_others_hear_of_less_once_the_margin_stays(monkeypatch: pytest.MonkeyPat
     assert told == [(1 + waits + CALM_ITERATIONS, pytest.approx(MARGIN_SHARE + waits * 0.02))]
 
 
+def test_limits_that_take_turns_have_a_plan_and_a_margin_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker tries one: what was learned within the other is in force again at once, and nothing of it here."""
+    ticks = itertools.count(step=MS)
+    monkeypatch.setattr("zico.offload.swap_learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
+    ended = Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS)
+    told: list[float] = []
+    gauge = Gauge(2 * SIZE)
+    learner = Learner(
+        lambda: ended,
+        gauge.cap_bytes,
+        lambda: Rates(SIZE * 1e6, SIZE * 1e6, 0.0, 0.0),
+        lambda _seen, margin: told.append(margin),
+    )
+
+    def run(cap_bytes: int, turns: int, waits: int = 0) -> list[Plan | None]:
+        gauge.cap = cap_bytes
+        found = []
+        for turn in range(turns):
+            for tick, code in enumerate((0, 2, 3, 1)):
+                learner.note_event(code, tick)
+            learner.note_size(SIZE)
+            learner.note_size(SIZE)
+            found.append(learner.turn(MS if turn < waits else 0))
+            if learner.planning is not None:
+                learner.planning.join(DEADLINE_S)
+        return found
+
+    shared = run(2 * SIZE, 20, waits=7)[-1]
+    assert shared is not None
+    assert told == [pytest.approx(MARGIN_SHARE + 5 * 0.02)], "two iterations are known first"
+    less = run(SIZE, 20)[-1]
+    assert less is not None
+    assert told[1:] == [MARGIN_SHARE]
+    plans = learner.plans
+    assert run(2 * SIZE, 1)[0] is shared
+    assert run(SIZE, 1)[0] is less
+    assert learner.plans == plans
+
+
 def test_an_iteration_ends_when_it_ended_however_long_the_job_has_waited() -> None:
     """The clock stands still while the job waits, at the iteration's end, too."""
     waited_ns = 10**12

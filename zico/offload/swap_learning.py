@@ -119,8 +119,27 @@ class ProcessorClock:
         return waited_ns
 
 
+@dataclasses.dataclass
+class _ForCap:
+    """What is known of iterations within what the job may hold."""
+
+    cap_bytes: int
+    margin: float = MARGIN_SHARE
+    plan: Plan | None = None
+    choice: tuple[Observed, int, str, Chosen | None] | None = None
+    """What a planner chose for an iteration and a limit."""
+    observed_ns: int = 0
+    """What the iteration took that the plan is made for, less waiting; by the processor's clock."""
+    earlier_ns: dict[int, float] = dataclasses.field(default_factory=dict)
+    """How much earlier than planned a tensor comes back that was late, by its number."""
+
+
 class Learner:
-    """Watches iterations; has the plan for the next one."""
+    """Watches iterations; has the plan for the next one.
+
+    What was learned within one limit is kept while another one is in force: the broker tries limits
+    by turns.
+    """
 
     def __init__(  # noqa: PLR0913 - each has a name
         self,
@@ -156,21 +175,15 @@ class Learner:
         self._trial = Trial(planners)
         self._is_turn = False
         """Another planner is to follow, and an iteration is to be observed for it."""
-        self._choice: tuple[Observed, int, str, Chosen | None] | None = None
-        """What a planner chose for an iteration and a limit."""
         self._turned_ns = 0
-        self._observed_ns = 0
-        """What the iteration took that plans are made for, less waiting; by the processor's clock."""
         self.clock: Clock = ProcessorClock(lambda: 0)
         """Whose stamps events have."""
         self._tell = tell
         self._ended = ended
         self._cap_bytes = cap_bytes
         self._rates = rates
-        self._margin = MARGIN_SHARE
+        self._now = self._other = _ForCap(0)
         self._tense = Tense(MARGIN_SHARE)
-        self._plan: Plan | None = None
-        self._cap_planned = 0
         self._calm = 0
         """Planned iterations since the margin was last changed."""
         self._planned: Observed | None = None
@@ -178,7 +191,6 @@ class Learner:
         self._told: Observed | None = None
         """the one that was told of."""
         self._before: tuple[object, ...] = ()
-        self._earlier_ns: dict[int, float] = {}
         self.planning: threading.Thread | None = None
         """What makes a plan at the moment, or has made the last one."""
         self._work = work_lock()
@@ -221,7 +233,7 @@ class Learner:
     @property
     def lacking_bytes(self) -> int:
         """Return what the iteration that plans are made for holds beyond the limit; 0 if there is no plan."""
-        plan = self._plan
+        plan = self._now.plan
         peak_bytes = int(plan.observed.load_bytes.max(initial=0)) if plan is not None else 0
         return max(0, peak_bytes - self._limit_bytes())
 
@@ -233,20 +245,31 @@ class Learner:
 
     def plan_again(self) -> None:
         """Make a plan for the same iteration, in a thread: what the job may hold has changed."""
+        self._follow_cap()
         planned = self._planned
         if planned is not None and not self._is_planning:
             self._make(lambda: planned)
 
     def forget(self) -> None:
         """Know no iteration any more: they have changed."""
-        self._planned = self._plan = None
+        self._planned = self._now.plan = self._other.plan = None
 
     @property
     def _is_planning(self) -> bool:
         return self.planning is not None and self.planning.is_alive()
 
     def _limit_bytes(self) -> int:
-        return int(self._cap_bytes() * (1 - self._margin))
+        return int(self._cap_bytes() * (1 - self._now.margin))
+
+    def _follow_cap(self) -> None:
+        """Go on with what was learned within what the job may hold now, if that was so before."""
+        cap_bytes = self._cap_bytes()
+        if cap_bytes != self._now.cap_bytes:
+            kept = self._other if self._other.cap_bytes == cap_bytes else _ForCap(cap_bytes)
+            self._other, self._now = self._now, kept
+            self._tense = Tense(kept.margin)
+            self._calm = 0
+            self._trial.begin()
 
     # -- planning ----------------------------------------------------------------------------------
 
@@ -254,7 +277,7 @@ class Learner:
         """Begin anew: what was noted is no iteration; returns the plan for the next one."""
         self._before = ()
         self._start()
-        return self._plan
+        return self._now.plan
 
     def turn(self, waited_ns: int, late_ns: int = 0) -> Plan | None:
         """End an iteration; returns the plan for the next one, ``None`` as long as there is none.
@@ -268,12 +291,11 @@ class Learner:
         took_ns, self._turned_ns = now_ns - self._turned_ns, now_ns
         lost_ns = waited_ns + late_ns
         moving_ns = max(took_ns - lost_ns, 0)
-        if self._cap_bytes() != self._cap_planned:
-            self._plan = None  # it moves too much or too little
+        self._follow_cap()
         is_known = bool(self._codes) and signature == self._before
         self._before = signature
         if is_known and not self._is_planning:
-            plan = self._plan
+            plan = self._now.plan
             if self._is_turn:
                 self._is_turn = False
                 self._observe(moving_ns)
@@ -283,7 +305,7 @@ class Learner:
             else:
                 self._reconsider(took_ns, waited_ns, moving_ns)
         self._start()
-        return self._plan
+        return self._now.plan
 
     def _is_next_planners_turn(self, plan: Plan, took_ns: int, waited_ns: int) -> bool:
         return self._trial.note(took_ns, self.clock.lost_ns(took_ns, waited_ns, plan.observed))
@@ -294,25 +316,25 @@ class Learner:
 
     def _reconsider(self, took_ns: int, waited_ns: int, moving_ns: int) -> None:
         """Plan anew if what has happened is not what was planned for, or can be better."""
-        plan = self._plan
+        now = self._now
+        plan, margin = now.plan, now.margin
         if plan is None or not self._is_of(plan):
-            self._earlier_ns = {}
+            now.earlier_ns = {}
             self._observe(moving_ns)
             return
-        margin = self._margin
         if self.clock.is_ahead and (plan.leaves or plan.drops):
-            self._margin = self._tense.margin(took_ns, waited_ns)
+            now.margin = self._tense.margin(took_ns, waited_ns)
         elif plan.leaves and waited_ns > _TENSE_SHARE * moving_ns and margin < MOST_MARGIN:
-            self._margin += _MARGIN_STEP
-        self._calm = self._calm + 1 if self._margin == margin else 0
+            now.margin += _MARGIN_STEP
+        self._calm = self._calm + 1 if now.margin == margin else 0
         rates = self._rates()
-        late = [number for number in self._late if self._earlier_ns.get(number, 0.0) < self._observed_ns]
+        late = [number for number in self._late if now.earlier_ns.get(number, 0.0) < now.observed_ns]
         for number in late:  # what would be a whole iteration earlier lacks room, not time
             step_ns = EARLIER * rates.in_s(plan.observed.size_bytes[number]) * NS
-            self._earlier_ns[number] = self._earlier_ns.get(number, 0.0) + step_ns
-        if moving_ns < _FASTER_SHARE * self._observed_ns:
+            now.earlier_ns[number] = now.earlier_ns.get(number, 0.0) + step_ns
+        if moving_ns < _FASTER_SHARE * now.observed_ns:
             self._observe(moving_ns)
-        elif late or self._margin != margin or self._is_to_tell(plan.observed):
+        elif late or now.margin != margin or self._is_to_tell(plan.observed):
             self._make(lambda: plan.observed)
 
     def _is_to_tell(self, seen: Observed) -> bool:
@@ -323,8 +345,8 @@ class Learner:
         ended = self._ended()
         if ended is None:
             return
-        self._observed_ns = took_ns
-        self._tense = Tense(self._margin)
+        self._now.observed_ns = took_ns
+        self._tense = Tense(self._now.margin)
         codes, sizes, event_ticks, moved, ways = self._codes, self._sizes, self._ticks, self._moved, self._ways
         stamps, clock = [*self._stamps, self.clock.end(ended)], self.clock
 
@@ -344,9 +366,8 @@ class Learner:
 
     def _make(self, see: Callable[[], Observed]) -> None:
         """Make a plan in a thread, for the iteration that this returns; the one after it is ready follows it."""
-        cap_bytes = self._cap_bytes()
-        limit_bytes = self._limit_bytes()
-        earlier_ns = dict(self._earlier_ns)
+        now, limit_bytes = self._now, self._limit_bytes()
+        earlier_ns = dict(now.earlier_ns)
         planner = self._trial.planner
 
         def work() -> None:
@@ -356,29 +377,29 @@ class Learner:
                 except ZicoError as error:
                     self._complain("the last plan is kept, as the device does not tell its time", error)
                     return
-                chosen = self._chosen(seen, limit_bytes, planner)
-                self._plan = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
-                if seen is not self._planned or cap_bytes != self._cap_planned:
+                chosen = self._chosen(now, seen, limit_bytes, planner)
+                now.plan = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
+                if seen is not self._planned:
                     self._trial.begin()  # else the plan is the last one, corrected
-                self._planned, self._cap_planned = seen, cap_bytes
+                self._planned = seen
                 self.plans += 1
                 if self._is_to_tell(seen):
                     self._told = seen
-                    self._tell(seen, self._margin)
+                    self._tell(seen, now.margin)
 
         self.planning = threading.Thread(target=work, name="zico-swap-plan", daemon=True)
         self.planning.start()
 
-    def _chosen(self, seen: Observed, limit_bytes: int, planner: str) -> Chosen | None:
+    def _chosen(self, now: _ForCap, seen: Observed, limit_bytes: int, planner: str) -> Chosen | None:
         """Return what a planner chooses; asks it once for an iteration and a limit."""
-        known = self._choice
+        known = now.choice
         if known is None or known[0] is not seen or known[1:3] != (limit_bytes, planner):
             try:
                 chosen = self._choose(seen, limit_bytes, self._rates(), planner)
             except ConfigError as error:
                 self._complain(f"what is idle longest leaves, as {planner} cannot plan", error)
                 chosen = None
-            known = self._choice = (seen, limit_bytes, planner, chosen)
+            known = now.choice = (seen, limit_bytes, planner, chosen)
         return known[3]
 
 
