@@ -41,6 +41,9 @@ class ModelJob:
     limit: int = 0
     promised: int = 0
     threads: int = 0
+    """That wait."""
+    waited: bool = False
+    """For long."""
 
     @property
     def record(self) -> Record:
@@ -143,10 +146,12 @@ class ModelledPool(RuleBasedStateMachine):
         return False if some_order_works(free, others) else None
 
     def _someone_else_is_alone(self, number: int) -> bool:
-        if self.alone in (None, number) or not self.alone_is_fresh:
+        if self.alone in (None, number):
             return False
         job = self.jobs.get(self.alone)
-        return job is not None and job.state == JobState.RUNNING and not job.profiled
+        if job is None or job.state != JobState.RUNNING or job.profiled:
+            return False
+        return not job.waited if job.threads else self.alone_is_fresh
 
     def _expected_status(self, number: int, n: int) -> int | None:
         """Predict the answer; ``None`` where the state is unsafe already and either is right."""

@@ -96,9 +96,13 @@ class PoolMachine(ModelledPool):
     @rule()
     @when_possible
     def time_passes(self) -> None:
-        """Whoever grew alone has not grown for long."""
+        """Whoever grew alone has not grown for long, and has waited for as long if it waits."""
         self.alone_is_fresh = False
-        self.pool.header["alone_since_ns"] = time.monotonic_ns() - HOUR_NS
+        long_ago_ns = time.monotonic_ns() - HOUR_NS
+        self.pool.header["alone_since_ns"] = long_ago_ns
+        for job in self.jobs.values():
+            if job.threads:
+                job.waited, job.record["need_since_ns"] = True, long_ago_ns
 
     @rule(data=st.data())
     @when_possible
@@ -138,6 +142,8 @@ class PoolMachine(ModelledPool):
         """One more thread waits; it waits for those who hold something."""
         number, job = self._pick(data, JobState.RUNNING)
         waiting.start_waiting(job.member.member[0], need)
+        if job.threads == 0:
+            job.waited, job.record["need_since_ns"] = False, time.monotonic_ns() + HOUR_NS
         job.threads += 1
         holders = sum(1 << other for other, j in self.jobs.items() if other != number and j.held)
         assert job.record["waits_for"] == holders
@@ -227,7 +233,7 @@ class PoolMachine(ModelledPool):
         assert self.pool.reap(number) == len(job.held)
         assert self.pool.reap(number) == 0
         self.free += sorted(job.held)
-        for r in self.free:
+        for r in [*self.free, *self.parked]:
             if r in job.held or self.fence.get(r, (NOBODY, 0))[0] == number:
                 self.fence[r] = (NOBODY, 0)
         del self.jobs[number]
