@@ -332,8 +332,8 @@ def waits_at_boundary(job: Job) -> bool:
 
 
 @inlined
-def lends(pool: Member, job: Job) -> bool:
-    """Tell whether a job evicts what the others wait for once it stands at its boundary.
+def will_yield(pool: Member, job: Job) -> bool:
+    """Tell whether a job evicts at its boundary what the others wait for.
 
     Those do that swap, unless the broker has found that this is slower. All do where some job's
     iteration would else never fit beside what the others keep. On a GPU nobody evicts.
@@ -346,7 +346,7 @@ def lends(pool: Member, job: Job) -> bool:
 @inlined
 def yields_at_boundary(pool: Member, job: Job) -> bool:
     """Tell whether a job stands at its boundary and evicts what the others wait for."""
-    return bool(job.state == BOUNDARY and lends(pool, job))
+    return bool(job.state == BOUNDARY and will_yield(pool, job))
 
 
 @inlined

@@ -59,9 +59,9 @@ from zico.pool.layout import (
     cap_of,
     header_of,
     job_at,
-    lends,
     regions_of,
     waits_for_memory,
+    will_yield,
     within_limit,
     yields_at_boundary,
 )
@@ -129,10 +129,9 @@ def least_lacking(pool: Member) -> int:
 def stays_safe(pool: Member, requester: int, n: int, claim: int) -> bool:
     """Tell whether ``n`` more regions for the requester, then claiming ``claim``, leave everybody able to finish.
 
-    What others lend at their boundaries counts as free: it comes when somebody waits for it. Who is inside and will
-    lend there keeps nothing. Where
-    some job cannot finish even now (a profile was wrong), it is left out: the grant must not make
-    it worse. So is one that stands still; should it go on, it waits for memory like everybody else.
+    What others yield at their boundaries counts as free: it comes when somebody waits for it. Who is inside and will
+    yield there keeps nothing. Where some job cannot finish even now (a profile was wrong), it is left out: the grant
+    must not make it worse. So is one that stands still; should it go on, it waits for memory like everybody else.
     """
     header = header_of(pool)
     held, claims, residual = pool.scratch[0], pool.scratch[1], pool.scratch[2]
@@ -140,11 +139,11 @@ def stays_safe(pool: Member, requester: int, n: int, claim: int) -> bool:
     free = header.budget_regions - header.granted
     for j in range(header_of(pool).places):
         job = job_at(pool, j)
-        lent = j != requester and yields_at_boundary(pool, job)
-        free += job.held if lent else 0
-        held[j] = job.held if job.state != EMPTY and not lent else 0
+        yields = j != requester and yields_at_boundary(pool, job)
+        free += job.held if yields else 0
+        held[j] = job.held if job.state != EMPTY and not yields else 0
         claims[j] = claim_of(job) if job.state != EMPTY else 0
-        keeps = job.state != EMPTY and not lends(pool, job)
+        keeps = job.state != EMPTY and not will_yield(pool, job)
         residual[j] = rules.residual(job.persistent, job.held, job.evicted) if keeps else 0
         must_finish[j] = 1 if job.state == RUNNING and profiles.is_known(job) else 0
     held[requester] += n

@@ -118,11 +118,11 @@ def choose(loads: Sequence[Load], budget: int, *, slowdown: Sequence[float] = (1
     fitting = [_fitting(load, some, budget) for load, some in zip(loads, options, strict=True)]
     search = _Search(loads, options, budget, slowdown, seed)
     if math.prod(map(len, fitting)) <= _MOST_COMBINATIONS:
-        return raised(search.best(itertools.product(*fitting)), loads, budget)
-    return raised(search.climb(fitting), loads, budget)
+        return _raised(search.best(itertools.product(*fitting)), loads, budget)
+    return _raised(search.climb(fitting), loads, budget)
 
 
-def raised(choice: Choice, loads: Sequence[Load], budget: int) -> Choice:
+def _raised(choice: Choice, loads: Sequence[Load], budget: int) -> Choice:
     """Return a choice in which nobody waits with what is left of the budget: no job is slower, and each saves less.
 
     The job with the smallest share of its peak gets more first.
