@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BUDGET = "64MiB"
+LIMIT = "change the budget by zico limit 32MiB --device host"
 SWEEP_JOB = Path(__file__).with_name("sweep_job.py")
 
 
@@ -107,6 +108,48 @@ def test_a_daemon_is_started_once_joined_and_stopped(runtime: Path) -> None:
     assert "budget 32 MiB (--budget)" in own
     assert zico(runtime, "broker", "stop").returncode == 0
     assert list(socket.parent.iterdir()) == []
+
+
+def script(runtime: Path, budget: str | None = None, **variables: str) -> list[str]:
+    """Return what a script says on stderr that joins by itself, and a child of its that does so, too."""
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import zico; zico.join()'], check=True)"
+    code = f"import zico; zico.join(budget={budget!r}); {child}"
+    environ = clean_environment() | {"XDG_RUNTIME_DIR": str(runtime), "ZICO": "on"} | variables
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    return done.stderr.splitlines()
+
+
+def test_a_script_says_once_which_settings_the_pool_that_it_joins_has_otherwise(runtime: Path) -> None:
+    """In the words of a run: of a daemon, and of a pool that it takes over; not under a run, nor for each rank."""
+    socket = socket_in(runtime)
+    joins = "zico: this process joins the broker of host, which has "
+    shares = "zico: shares 64 MiB of host, 0 other jobs; ZICO=off leaves this out"
+    assert script(runtime, budget=BUDGET, ZICO_POLICY="serial")[1:] == [], "its broker has them all"
+    until(lambda: not socket.exists(), ANSWER_S, "its broker has ended")
+    assert zico(runtime, "broker", "start", "--budget", BUDGET).returncode == 0
+    assert script(runtime, ZICO_BUDGET="32MiB") == [
+        shares,
+        f"{joins}budget 64 MiB and not 32 MiB (ZICO_BUDGET): leave that out, or {LIMIT}",
+    ]
+    assert f"{joins}budget 64 MiB and not 2 GiB (zico.join): leave that out" in script(runtime, "2GiB")[1]
+    (runtime / "config.toml").write_text("isolate = 1\n")
+    in_file = {"ZICO_CONFIG": str(runtime / "config.toml")}
+    assert f"{joins}isolate off and not on (isolate in {in_file['ZICO_CONFIG']})" in script(runtime, **in_file)[1]
+    unusable = script(runtime, ZICO_BUDGET="plenty")
+    assert unusable[1].startswith("zico: settings were not compared with those of the pool: ZICO_BUDGET: 'plenty' is ")
+    assert script(runtime) == script(runtime, ZICO_BUDGET=BUDGET) == [shares]
+    assert script(runtime, ZICO_BUDGET="32MiB", LOCAL_RANK="1") == [shares]
+    run = zico(
+        runtime, "run", "--", sys.executable, "-c", "import zico; zico.join('2GiB')", ZICO="on", ZICO_BUDGET="32MiB"
+    )
+    assert (run.returncode, (run.stdout + run.stderr).count("joins the broker")) == (0, 1)
+    with job(cast("Broker", SimpleNamespace(socket=socket)), "a", hold=3):
+        killed(runtime)
+        taken_over = script(runtime, ZICO_BUDGET="32MiB")
+        assert "started by this process" in taken_over[0]
+        assert f"{joins}budget 64 MiB and not 32 MiB (ZICO_BUDGET)" in taken_over[1]
+    until(lambda: not socket.exists(), ANSWER_S, "the broker has ended")
 
 
 def test_a_daemon_of_another_version_is_not_followed(runtime: Path) -> None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CACHE_VARIABLE = "ZICO_CACHE_DIR"
+SETTINGS_VARIABLE = "ZICO_CONFIG"
 _CODE = "code"
 _PRIVATE_MODE = 0o700
 _OTHERS = 0o077
@@ -64,6 +65,12 @@ def cache_root() -> Path:
         ConfigError: All of them are refused.
     """
     return _cache_root(_wanted())
+
+
+def settings_file() -> Path:
+    """Return the settings file that ``ZICO_CONFIG`` names, else the user's own; it may be missing."""
+    named = os.environ.get(SETTINGS_VARIABLE)
+    return Path(named) if named else platformdirs.user_config_path("zico") / "config.toml"
 
 
 def code_directory() -> Path:

@@ -55,6 +55,10 @@ DEFAULT_MOST_REGIONS = 1 << 16
 """What a budget on the host may be raised to unless something else is said: a table of 2 MiB."""
 SHARES = ("weight", "priority", "slo")
 SAVING = ("save", "limit", "tier")
+OF_A_POOL = ("budget", "most", "reserve", "region", "policy", "isolate", "mps", "metrics")
+"""What describes a pool: with one of them as an option, ``zico run`` has a pool of its own."""
+OF_A_BROKER = (*OF_A_POOL, "log-level")
+"""What a broker keeps as it was started."""
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MIN_REGION_BYTES = 64 * KIB

@@ -244,6 +244,21 @@ def _ended(device: str, path: Path) -> bool:
     return True
 
 
+@broker.command(cls=PoolCommand, hidden=True)
+@pool_options
+@_jobs
+@_socket
+@click.pass_context
+def compare(ctx: click.Context, /, *, socket: Path | None, **_settings: object) -> int:
+    """Print which settings the broker that runs has otherwise: for a script that joins it by itself."""
+    from zico.cli.daemon import told_to_script
+
+    ((_, path),) = _places(ctx, socket)
+    if told := told_to_script(ctx, path):
+        click.echo(told)
+    return 0
+
+
 class Daemon(msgspec.Struct, frozen=True):
     """One broker, as ``zico broker status --json`` tells of it."""
 

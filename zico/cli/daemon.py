@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zico.base.errors import ZicoError
 from zico.base.rundir import socket_for
-from zico.base.settings import HOST, Setting, devices_of, kind_of, parse_metrics
+from zico.base.settings import HOST, OF_A_BROKER, OF_A_POOL, Setting, devices_of, kind_of, parse_metrics
 from zico.base.units import format_bytes, parse_size
 from zico.broker.client import BrokerClient
 from zico.broker.notes import read_head
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from zico.cli.display import Display
     from zico.launch.jobs import Command
 
-_OF_A_POOL = ("budget", "most", "reserve", "region", "policy", "isolate", "mps", "metrics")
-_KEPT = (*_OF_A_POOL, "log-level")
 _ORIGIN = "of the broker that runs"
 
 
@@ -64,7 +62,7 @@ def find_daemon(device: str, given: Given) -> Found:
             "pool over"
         )
         return Found(socket, None, told)
-    origins = [given[name].origin for name in _OF_A_POOL if name in given]
+    origins = [given[name].origin for name in OF_A_POOL if name in given]
     options = [origin for origin in origins if origin.startswith("--")]
     if options:
         told = f"{options[0]}: this run has a pool of its own, beside that of the broker of {device} that runs"
@@ -94,7 +92,26 @@ def find_daemons(ctx: click.Context, n_jobs: int) -> tuple[list[Found], list[Set
     return found, devices
 
 
-def without_effect(settings: Settings, given: Given, pool: Status) -> str:
+def told_to_script(ctx: click.Context, socket: Path) -> str:
+    """Return ``without_effect`` for a script that joins the broker at a socket by itself; waits ``ANSWER_S`` at most.
+
+    Options of the command are what the script gave ``zico.join``.
+
+    Raises:
+        BrokerError: The broker does not answer.
+        ConfigError: A setting cannot be used.
+    """
+    with BrokerClient(socket, ANSWER_S) as client:
+        pool = client.status()
+    (settings,) = settings_of_each(ctx, taken_bytes={pool.device: pool.physical_bytes})
+    given = {
+        name: Setting(one.value, "zico.join") if one.origin.startswith("--") else one
+        for name, one in given_in(ctx).items()
+    }
+    return without_effect(settings, given, pool, "this process")
+
+
+def without_effect(settings: Settings, given: Given, pool: Status, who: str = "this run") -> str:
     """Return a sentence that names each setting that was given and that the pool to join has otherwise, or nothing.
 
     A share of a GPU's memory is not compared: it was one of what was free when the broker started.
@@ -106,28 +123,30 @@ def without_effect(settings: Settings, given: Given, pool: Status) -> str:
         ("reserve", settings.reserve_bytes, pool.reserve_bytes),
     )
     step = max(settings.region_bytes.value, pool.region_bytes)  # budgets are in whole regions
-    found: list[tuple[str, Setting[Any], str, str]] = [
-        (name, chosen, *_texts(chosen.value, has))
+    found = [
+        (name, *_texts(chosen.value, has))
         for name, chosen, has in sizes
         if abs(chosen.value - has) >= (step if name in {"budget", "most"} else 1)
     ]
     others = (
-        ("policy", settings.policy, settings.policy.value, _policy(pool)),
-        ("isolate", settings.isolate, _switch(settings.isolate.value), _switch(pool.isolated)),
-        ("mps", settings.mps, "on", "on" if pool.mps or not settings.mps.value else "off"),
-        ("log-level", settings.log_level, settings.log_level.value, pool.log_level),
+        ("policy", settings.policy.value, _policy(pool)),
+        ("isolate", _switch(settings.isolate.value), _switch(pool.isolated)),
+        ("mps", "on", "on" if pool.mps or not settings.mps.value else "off"),
+        ("log-level", settings.log_level.value, pool.log_level),
     )
-    found += [one for one in others if one[2] != one[3]]
+    found += [one for one in others if one[1] != one[2]]
     if settings.metrics.value and not _serves(settings.metrics.value, pool.metrics):
-        found.append(("metrics", settings.metrics, settings.metrics.value, pool.metrics or "none"))
-    texts = {name.replace("_", "-"): setting.value for name, setting in given.items()}
+        found.append(("metrics", settings.metrics.value, pool.metrics or "none"))
+    texts = {name.replace("_", "-"): setting for name, setting in given.items()}
     if kind_of(pool.device) != HOST:
-        texts = {name: text for name, text in texts.items() if name not in {"budget", "most"} or not _is_share(text)}
-    told = {name: f"{name} {has} and not {wanted} ({one.origin})" for name, one, wanted, has in found if name in texts}
+        texts = {name: one for name, one in texts.items() if name not in {"budget", "most"} or not _is_share(one.value)}
+    told = {
+        name: f"{name} {has} and not {wanted} ({texts[name].origin})" for name, wanted, has in found if name in texts
+    }
     if not told:
         return ""
     remedy = _remedy(set(told), settings, pool)
-    return f"this run joins the broker of {pool.device}, which has {', '.join(told.values())}: {remedy}"
+    return f"{who} joins the broker of {pool.device}, which has {', '.join(told.values())}: {remedy}"
 
 
 def _remedy(names: set[str], settings: Settings, pool: Status) -> str:
@@ -140,7 +159,7 @@ def _remedy(names: set[str], settings: Settings, pool: Status) -> str:
     if "mps" in names:
         ways.append("end the broker, start nvidia-cuda-mps-control -d, and start the broker again")
     if names - {"mps"}:
-        those = ", ".join(f"--{name}" for name in _KEPT if name in names)
+        those = ", ".join(f"--{name}" for name in OF_A_BROKER if name in names)
         ways.append(f"zico broker stop once its jobs have ended, and start it again with {those}")
     return ", or ".join(["leave that out", *ways])
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import platformdirs
 from click.core import ParameterSource
 
 from zico.base.errors import CommandError, ConfigError, ZicoError
+from zico.base.paths import SETTINGS_VARIABLE, settings_file
 from zico.base.settings import (
     DEFAULT_AVAILABLE_PERCENT,
     DEFAULT_CUDA_REGION_BYTES,
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-FILE_VARIABLE = "ZICO_CONFIG"
 KEYS = (
     *("budget", "device", "policy", "region", "grace", "log-level", "isolate", "mps", "most", "weight", "priority"),
     *("slo", "save", "limit", "tier", "reserve", "jobs", "metrics"),
@@ -243,14 +242,13 @@ def read_settings() -> tuple[str, dict[str, str]]:
     Raises:
         ConfigError: It cannot be read, is not TOML, or has a setting that there is not.
     """
-    named = os.environ.get(FILE_VARIABLE)
-    path = Path(named) if named else platformdirs.user_config_path("zico") / "config.toml"
+    path = settings_file()
     try:
         text = path.read_text()
     except FileNotFoundError:
-        if not named:
+        if not os.environ.get(SETTINGS_VARIABLE):
             return "", {}
-        raise ConfigError(f"{FILE_VARIABLE}: the file {path} does not exist") from None
+        raise ConfigError(f"{SETTINGS_VARIABLE}: the file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the settings file {path} cannot be read: {error}") from None
     return str(path), _values(path, text)

@@ -17,17 +17,20 @@ Guarantees
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING
 
 from zico.base.errors import BrokerError, ZicoError
+from zico.base.paths import settings_file
 from zico.base.rundir import socket_for
 from zico.base.settings import (
     DEVICE_VARIABLE,
     HOST,
     JOB_VARIABLE,
+    OF_A_BROKER,
     SOCKET_VARIABLE,
     SWITCH_VARIABLE,
     parse_devices,
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
     from zico.broker.client import BrokerClient
 
 _LOOK_S = 0.01
+_COMPARED_S = 30.0
+_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+"""By which torchrun, MPI and Slurm number a job's processes on a machine."""
 _ATTEMPTS = 5
 """A broker may end, or another process may start one, between two looks."""
 
@@ -62,7 +68,7 @@ def join(budget: str | None = None, device: str | None = None, name: str | None 
 
     Args:
         budget: Of a broker that is to be started: ``8GiB``, ``75%``; by default as for
-            ``zico broker``.
+            ``zico broker``. A line on stderr says so where the pool has another one already.
         device: ``host`` or ``cuda:N``; by default as for ``zico broker``.
         name: What the job is called; by default as its script.
     """
@@ -124,6 +130,8 @@ def _open_pool(device: str | None, budget: str | None) -> Path:
                 how = "started by this process" if started else f"{others} other {'job' if others == 1 else 'jobs'}"
                 budget_text = format_bytes(status.budget_bytes)
                 _say(f"shares {budget_text} of {status.device}, {how}; {SWITCH_VARIABLE}=off leaves this out")
+                if others or not started:
+                    _compare(path, first, budget)
                 return path
         started = _start(path, device, budget)
     raise BrokerError(f"the broker at {path} does not answer: zico status shows whether it runs")
@@ -145,6 +153,35 @@ def _start(path: Path, device: str | None, budget: str | None) -> bool:
         time.sleep(_LOOK_S)  # until that one listens
         return False
     raise BrokerError(f"the broker could not start: {lines[-1].removeprefix('zico: ')}")
+
+
+def _compare(path: Path, device: str, budget: str | None) -> None:
+    """Say which settings the pool to join has otherwise, in the words of ``zico run``, once for all ranks of a job.
+
+    Another process finds that out: this one may be a launcher that forks, and may not open a GPU.
+    """
+    if any(os.environ.get(name, "0") != "0" for name in _LOCAL_RANKS):
+        return
+    variables = (f"ZICO_{name.upper().replace('-', '_')}" for name in OF_A_BROKER)
+    words = ["--socket", str(path), "--device", device, *(["--budget", budget] if budget else [])]
+    try:
+        if not budget and not any(map(os.environ.get, variables)) and not settings_file().exists():
+            return
+        done = subprocess.run(  # noqa: S603 - this Python
+            [sys.executable, "-P", "-m", "zico", "broker", "compare", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COMPARED_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        autoload.complain("settings were not compared with those of the pool", error)
+        return
+    told = done.stderr if done.returncode else done.stdout
+    if told.strip():
+        what = "settings were not compared with those of the pool: " if done.returncode else ""
+        _say(what + told.strip().splitlines()[-1].removeprefix("zico: "))
 
 
 def _say(text: str) -> None:
