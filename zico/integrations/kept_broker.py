@@ -85,6 +85,18 @@ class KeptBroker:
         self._note_jobs({job.pid for job in status.jobs if job.pid})
         return status
 
+    def peaks(self) -> dict[str, int]:
+        """Return the most bytes that one process of each job's name has held in the pool, those that have ended too.
+
+        Raises:
+            BrokerError: No broker answers, and none can be started.
+        """
+        self.look()
+        found: dict[str, int] = {}
+        for job in self._client.report(record=False).jobs:
+            found[job.name] = max(job.peak_bytes, found.get(job.name, 0))
+        return found
+
     def end(self) -> None:
         """End the broker, ``KILL_S`` after it was asked to by force. Jobs go on by claims alone."""
         self._client.close()

@@ -108,8 +108,8 @@ def resources(memory: str | int | Path, device: str = HOST) -> dict[str, int]:
     placement group.
 
     Args:
-        memory: ``6GiB``, or bytes: the peak that ``zico fit`` or an earlier run has told. Or the
-            ``Path`` of a trace, as ``zico trace show`` reads it: the peak of an iteration.
+        memory: ``6GiB``, or bytes: the peak that ``peak``, ``zico fit`` or an earlier run has
+            told. Or the ``Path`` of a trace, as ``zico trace show`` reads it: the peak of an iteration.
         device: ``host`` or ``cuda:N``.
 
     Raises:
@@ -282,6 +282,36 @@ def status() -> list[NodePool]:
     return [_pool(node, device, actor) for node, device, actor in found if actor is not None]
 
 
+def peak(name: str, device: str = HOST) -> int:
+    """Return the most bytes that one process of a job of this name has held so far, on any node that lives.
+
+    For ``resources``, ``remote_options`` and ``trainable`` of the next work of that name. Work that
+    has ended counts, too, as long as its node's broker lives.
+
+    Args:
+        name: As given to ``environment``, ``remote_options`` or ``trainable``.
+        device: ``host`` or ``cuda:N``.
+
+    Raises:
+        ConfigError: This process is in no cluster, or no job of that name has held memory.
+        BrokerError: A broker does not answer; the message says where and why.
+    """
+    from zico.integrations import ray_actors
+
+    resource_of(device)
+    found = 0
+    for node, where in _wanted():
+        actor = ray_actors.known_broker(node, where) if where == device else None
+        if actor is not None:
+            found = max(found, _asked(node, where, actor.peaks).get(name, 0))
+    if not found:
+        raise ConfigError(
+            f"no job named {name!r} has held memory in a pool on {device}: run one first with a size, such as 6GiB, "
+            f"and name={name!r}"
+        )
+    return found
+
+
 def stop() -> None:
     """End all brokers and their actors. Jobs that run go on with what they have, by claims alone.
 
@@ -304,10 +334,14 @@ def _wanted() -> dict[tuple[str, str], int]:
 
 
 def _pool(node: str, device: str, actor: Any) -> NodePool:  # noqa: ANN401 - a handle of an actor
+    return NodePool(node, device, *_asked(node, device, actor.status))
+
+
+def _asked(node: str, device: str, method: Any) -> Any:  # noqa: ANN401 - what an actor's method answers
     from zico.integrations.ray_actors import answer
 
     try:
-        return NodePool(node, device, *answer(actor.status.remote()))
+        return answer(method.remote())
     except (BrokerError, ray.exceptions.RayError) as error:
         reason = str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
         raise BrokerError(f"the node {node[:8]} has no pool on {device}: {reason}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -19,7 +20,7 @@ from zico.integrations.kept_broker import READY_S, KeptBroker
 from zico.integrations.ray import NAMESPACE, RAYLET_VARIABLE, socket_on
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 LOOK_S = 0.25
 """Between two looks at a broker."""
@@ -49,17 +50,31 @@ class BrokerActor:
         Raises:
             BrokerError: There is no broker, and none can be started.
         """
-        with self._lock:
-            if self._ended.is_set():
-                raise BrokerError("the broker was stopped")
-            found = self._kept.look()
+        with self._kept_now() as kept:
+            found = kept.look()
         return found.budget_bytes, len(found.jobs), found.granted_bytes
+
+    def peaks(self) -> dict[str, int]:
+        """Return the most bytes that one process of each job's name has held in the pool.
+
+        Raises:
+            BrokerError: As ``status``.
+        """
+        with self._kept_now() as kept:
+            return kept.peaks()
 
     def end(self) -> None:
         """End the broker, and look after it no more."""
         self._ended.set()
         with self._lock:
             self._kept.end()
+
+    @contextlib.contextmanager
+    def _kept_now(self) -> Iterator[KeptBroker]:
+        with self._lock:
+            if self._ended.is_set():
+                raise BrokerError("the broker was stopped")
+            yield self._kept
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_S):
