@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
@@ -11,7 +12,8 @@ from zico.base.errors import ConfigError
 from zico.base.settings import HOST, DeviceMemory, Setting, resolve
 from zico.base.units import GIB, MIB
 from zico.broker.protocol.messages import STATUS_SCHEMA, Status
-from zico.cli import options
+from zico.cli import daemon, options
+from zico.cli.broker import compare
 from zico.cli.daemon import without_effect
 from zico.cli.run import run
 
@@ -131,3 +133,7 @@ def test_a_gpus_budget_may_be_what_the_pool_to_join_has() -> None:
         assert settings.budget_bytes.value == 60 * GIB
         with pytest.raises(ConfigError, match="but 20 GiB of the device's 80 GiB are free"):
             options.settings_of_each(ctx, 1)
+        with mock.patch.object(daemon, "BrokerClient") as client:
+            had = pool(device="cuda:0", budget_bytes=60 * GIB, most_bytes=60 * GIB, physical_bytes=60 * GIB)
+            client.return_value.__enter__.return_value.status.return_value = had
+            assert daemon.told_to_script(compare.make_context("compare", words[:4]), Path("socket")) == ""

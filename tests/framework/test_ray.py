@@ -188,7 +188,7 @@ def test_trials_are_packed_by_bytes(tmp_path: Path) -> None:
     assert [one["bits"] for one in found] == [alone()] * 4
     assert all(0 < one["peak"] <= BUDGET * MIB for one in found), [one["peak"] for one in found]
     assert sorted(sum(one["node"] == node for one in found) for node in {one["node"] for one in found}) == [2, 2]
-    assert integration.peak("trial") == max(one["peak"] for one in found), "of trials that have ended, on both nodes"
+    assert integration.peak("trial") == max(one["peak"] for one in found), "of trials that have ended"
     assert integration.remote_options(integration.peak("trial"))["resources"]["zico_host"] == integration.peak("trial")
     with pytest.raises(ConfigError, match=r"no job named 'other' has held memory in a pool on host: run"):
         integration.peak("other")

@@ -196,7 +196,7 @@ def words_of(pid: int, what: str) -> list[bytes]:
 
 
 def test_a_run_that_joins_a_broker_starts_no_mps_daemon(twin: dict[str, str], tmp_path: Path) -> None:
-    """Jobs of one pool share the GPU alike; one sentence says that the broker has no MPS."""
+    """Jobs of one pool share the GPU alike; one sentence says that the broker has no MPS, to a script, too."""
     notes = fake_mps.install(tmp_path / "bin")
     twin |= {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "XDG_RUNTIME_DIR": str(tmp_path)}
 
@@ -209,10 +209,15 @@ def test_a_run_that_joins_a_broker_starts_no_mps_daemon(twin: dict[str, str], tm
         show = python(SHOW.format(names=["CUDA_MPS_PIPE_DIRECTORY"]))
         with ZicoRun("--device", "cuda:0", "--name", "a", show, **twin, ZICO_MPS="1") as run:
             assert run.finish() == 0, run.stderr
+        script = [sys.executable, "-c", "import zico; zico.join(device='cuda:0')"]
+        environ = os.environ | twin | {"ZICO": "on", "ZICO_MPS": "1", "ZICO_BUDGET": "224MiB"}
+        told = subprocess.run(script, env=environ, timeout=PATIENCE_S, check=True, capture_output=True, text=True)
     finally:
         broker("stop")
     assert "a | CUDA_MPS_PIPE_DIRECTORY None" in run.stdout
     assert "this run joins the broker of cuda:0, which has mps off and not on (ZICO_MPS): leave that out" in run.stderr
+    differs = "budget 64 MiB and not 224 MiB (ZICO_BUDGET), mps off and not on (ZICO_MPS): leave that out"
+    assert f"this process joins the broker of cuda:0, which has {differs}" in told.stderr
     assert notes.read_text() == ""
 
 

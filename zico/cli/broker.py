@@ -246,6 +246,7 @@ def _ended(device: str, path: Path) -> bool:
 
 @broker.command(cls=PoolCommand, hidden=True)
 @pool_options
+@setting("--mps", flag_value="1")
 @_jobs
 @_socket
 @click.pass_context
