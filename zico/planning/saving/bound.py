@@ -110,7 +110,8 @@ def fluid_of(
     Args:
         problem: Its limit is not looked at.
         level_bytes: Operations with no more bytes alive never need a swap.
-        most_segments: About so many segments are kept, of equal duration where there are more.
+        most_segments: About so many segments are kept, of equal duration where there are more. The operations
+            with most bytes alive are never merged.
         rounding: Where gaps begin and end if there are more.
         least_bytes: Smaller tensors stay.
     """
@@ -174,8 +175,15 @@ def _gaps(problem: SwapProblem, least_bytes: int) -> _Gaps:
     return _Gaps(access, 2 * first, 2 * last + np.where(ends, 2, 3), ~ends)
 
 
+_HIGHEST = 16  # by which the most segments are divided: so many operations with the highest loads are not merged
+
+
 def _kept_points(duration_ns: Int64s, load: Int64s, events: Int64s, most: int) -> NDArray[np.bool_]:
-    """Return the points that stay: where something begins, ends or is needed, but not more often than on a raster."""
+    """Return the points that stay: where something begins, ends or is needed, but not more often than on a raster.
+
+    The highest loads decide the peak, so both ends of their operations stay besides: a link moves nothing
+    for them while they run.
+    """
     kept = np.zeros(len(duration_ns), bool)
     kept[0] = True
     kept[events] = True
@@ -187,6 +195,9 @@ def _kept_points(duration_ns: Int64s, load: Int64s, events: Int64s, most: int) -
         raster = begin_ns * most // max(int(begin_ns[-1]), 1)
         kept &= np.diff(np.concatenate([[-1], np.maximum.accumulate(np.where(kept, raster, -1))])) > 0
         kept[0] = True
+        highest = needs[np.argsort(-load[needs], kind="stable")[: most // _HIGHEST]]
+        kept[highest] = True
+        kept[(highest + 1) % len(kept)] = True
     return kept
 
 

@@ -23,7 +23,7 @@ import heapq
 import itertools
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -84,6 +84,8 @@ class _Parts:
     returns: NDArray[np.bool_]
     over: NDArray[np.bool_]
     """Away where the line is cut: it returns, and then leaves."""
+    may_ns: Int64s
+    """From when it may leave."""
     leave_ns: Int64s
     away_ns: Int64s
     """When it has left."""
@@ -104,10 +106,12 @@ class _Clock:
     end_ns: Int64s
 
 
-def scheduled(problem: SwapProblem, line: Line, chosen: Chosen, planner: str) -> tuple[SwapPlan, Latencies]:
+def scheduled(
+    problem: SwapProblem, line: Line, chosen: Chosen, planner: str, counted_bytes: int | None = None
+) -> tuple[SwapPlan, Latencies]:
     """Return the plan in which these parts leave and return, and what shares of latencies joining leaves.
 
-    The plan's ``elapsed_s`` is 0.
+    The plan's ``elapsed_s`` is 0. The shares are of parts of ``counted_bytes``, by default of the chosen ones.
     """
     waited_ns = np.cumsum(chosen.wait_ns)
     parts = _timed(problem, line, chosen, waited_ns)
@@ -124,21 +128,25 @@ def scheduled(problem: SwapProblem, line: Line, chosen: Chosen, planner: str) ->
     # A link that is far behind ends a transfer out after its way back was to begin: then that waits for it.
     return_ns = np.where(parts.over[heads], return_ns, np.maximum(return_ns, parts.leave_ns[heads]))
     swaps, returns = np.arange(len(heads)), parts.returns[heads]
+    # Asked for in the order of the schedule, as early as that allows: the peak may come before a link that is late.
+    first = np.argsort(parts.leave_ns[heads], kind="stable")
+    may_ns = np.maximum.accumulate(parts.may_ns[heads][first])
     gap = problem.access_op[access], problem.gap_ops[1][access]
     plan = SwapPlan(
         tensor=tensor,
         gap=access - problem.access_begin[tensor],
         first_byte=before[heads] - starts,
         size_bytes=size,
-        out=_asked(swaps, parts.leave_ns[heads], gap, clock, delayed=False),
+        out=_asked(swaps[first], may_ns, (gap[0][first], gap[1][first]), clock, delayed=False),
         back=_asked(swaps[returns], return_ns[returns], (gap[0][returns], gap[1][returns]), clock, delayed=True),
         planner=planner,
         elapsed_s=0.0,
     )
     begins_ns = line.point_ns + waited_ns
     joins = np.diff(np.append(heads, len(parts)))
-    out = _latency(begins_ns, parts.leave_ns[heads], joins, parts.away_ns)
-    return plan, (out, _latency(begins_ns, parts.here_ns[heads], joins, parts.back_ns))
+    latencies = (counted_bytes or chosen.part_bytes) / size
+    out = _latency(begins_ns, parts.leave_ns[heads], joins, parts.away_ns, latencies)
+    return plan, (out, _latency(begins_ns, parts.here_ns[heads], joins, parts.back_ns, latencies))
 
 
 def _transfers_ns(link: Link, size_bytes: Int64s, share: float = 1.0) -> Int64s:
@@ -165,7 +173,7 @@ def _timed(problem: SwapProblem, line: Line, chosen: Chosen, waited_ns: Int64s) 
     took_ns = _transfers_ns(problem.back, size[returns], 0.0)
     begin_ns, end_ns = _as_early((-closes_ns, -come_ns), returning, took_ns, back)
     here_ns[returns], back_ns[returns] = -begin_ns, -end_ns
-    return _Parts(gap, size, returns, line.over[gap], leave_ns, away_ns, back_ns, here_ns)
+    return _Parts(gap, size, returns, line.over[gap], opens_ns[gap], leave_ns, away_ns, back_ns, here_ns)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -211,23 +219,26 @@ def _as_early(window_ns: tuple[Int64s, Int64s], n_parts: Int64s, part_ns: Int64s
     return begin_ns, end_ns
 
 
-def _latency(point_ns: Int64s, begin_ns: Int64s, joins: Int64s, end_ns: Int64s) -> NDArray[np.float64]:
-    """Return the share of a latency that a part takes in each segment: 1 where nothing moves.
+def _latency(
+    point_ns: Int64s, begin_ns: Int64s, joins: Int64s, end_ns: Int64s, latencies: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the share of a latency that a part takes in each segment: less than 1 where parts are joined.
 
     Args:
         point_ns: Where segments begin, and the last one ends.
         begin_ns: When the first part of each transfer begins, or ends with time running backwards.
         joins: How many parts it has.
         end_ns: When each part ends, or begins.
+        latencies: How many transfers of this size make up a part.
     """
-    share = np.ones(len(point_ns) - 1)
+    share = np.full(len(point_ns) - 1, np.inf)
     last = np.cumsum(joins) - 1
     other_ns = end_ns[last] if len(last) else begin_ns
     low = np.searchsorted(point_ns, np.minimum(begin_ns, other_ns), side="right") - 1
     high = np.searchsorted(point_ns, np.maximum(begin_ns, other_ns), side="left")
-    for first, behind, count in zip(np.maximum(low, 0).tolist(), high.tolist(), joins.tolist(), strict=True):
-        share[first:behind] = np.minimum(share[first:behind], 1 / count)
-    return share
+    for first, behind, count in zip(np.maximum(low, 0).tolist(), high.tolist(), latencies.tolist(), strict=True):
+        share[first:behind] = np.minimum(share[first:behind], count)
+    return np.where(share > 1, 1.0, share)
 
 
 def _clock(problem: SwapProblem, line: Line, waited_ns: Int64s) -> _Clock:
@@ -310,6 +321,8 @@ _PART_MARGINS = (0.0, 0.25, 0.5, 1.0)  # of a part: what the schedule may hold m
 _MARGINS = (0.0, 0.5, 1.0, 2.0)  # of the largest tensor: memory that whole tensors hold while they move
 _LEAST_SHARES = (0.5, 0.05, 0.25, 0.75, 0.95)  # of a tensor that the flow takes: then all of it leaves
 _TOGGLES = 60
+_NUDGES = 20  # gaps of which a region less and one more are tried
+_COUNTS = 0.1  # of a transfer's bytes: what a latency must be worth, so that small tensors are counted one by one
 _SMALLER = 8  # times smaller than the mean tensor are the parts in which whole tensors' shares are counted
 _SCORES = ("doa", "aoa", "wdoa")  # the published ones that take no search
 
@@ -404,38 +417,111 @@ def _in_parts(problem: SwapProblem, limit: int, options: FlowOptions, best: _Bes
     smallest = best_bytes = _smallest(problem, region_bytes)
     if not len(fluid.access):
         return
+    found: _Try | None = None
     for part_bytes in [smallest << size for size in _SIZES]:
-        for plan in _of_parts(problem, limit, fluid, (part_bytes, region_bytes)):
-            yield plan
+        for tried in _of_parts(problem, limit, fluid, (part_bytes, region_bytes, part_bytes)):
+            yield tried.plan
+            found = tried if best.is_last else found
             best_bytes = part_bytes if best.is_last else best_bytes
+    small_bytes = _small(problem, fluid, smallest)
+    for part_bytes in [smallest << size for size in _SIZES[:3]] if small_bytes else []:
+        for tried in _of_parts(problem, limit, fluid, (part_bytes, region_bytes, small_bytes)):
+            yield tried.plan
+            found = tried if best.is_last else found
     for part_bytes in sorted({best_bytes, max(best_bytes >> 1, smallest)}, reverse=True):
         for level in [limit - int(margin * part_bytes) for margin in _PART_MARGINS]:
-            yield from _of_parts(problem, level, fluid, (part_bytes, region_bytes), over=True)
+            for tried in _of_parts(problem, level, fluid, (part_bytes, region_bytes, part_bytes), over=True):
+                yield tried.plan
+                found = tried if best.is_last else found
+    if found is not None:
+        yield from _nudged(problem, found, region_bytes, best)
     yield from _in_whole(problem, limit, options, best)
 
 
+class _Try(NamedTuple):
+    """A plan, and what it was made of."""
+
+    plan: SwapPlan
+    line: Line
+    chosen: Chosen
+
+
 def _of_parts(
-    problem: SwapProblem, level: int, fluid: Fluid, sizes: tuple[int, int], *, over: bool = False
-) -> Iterator[SwapPlan]:
+    problem: SwapProblem, level: int, fluid: Fluid, sizes: tuple[int, int, int], *, over: bool = False
+) -> Iterator[_Try]:
     """Yield plans that move tensors in parts of one size.
 
     Args:
         problem: The problem.
         level: What the flow is to keep, in bytes.
         fluid: The problem's.
-        sizes: Of a part, and of a region, of which parts of the tensors that leave are multiples.
+        sizes: Of a part, of a region, of which parts of the tensors that leave are multiples, and of the parts
+            in which the flow counts.
         over: Use gaps on both sides of the cut; without such gaps there is no plan.
     """
-    part_bytes, region_bytes = sizes
-    line = cut_open(fluid, max(int(problem.out.transfer_ns(part_bytes) * _PIECE), 1), over=over)
+    part_bytes, region_bytes, counted_bytes = sizes
+    line = cut_open(fluid, max(int(problem.out.transfer_ns(counted_bytes) * _PIECE), 1), over=over)
     latency = (np.ones(len(line.load_bytes)),) * 2
     for _ in range(_ROUNDS if line.over.any() or not over else 0):
-        shares = shares_within(line, part_bytes, level, (problem.out, problem.back), latency)
+        shares = shares_within(line, counted_bytes, level, (problem.out, problem.back), latency)
         if shares is None:
             break
         leaves = np.minimum(-(-shares.size_bytes // region_bytes) * region_bytes, fluid.size_bytes)
-        plan, latency = scheduled(problem, line, Chosen(leaves, part_bytes, shares.wait_ns, latency), "")
-        yield plan
+        fewer = _carried(shares.size_bytes, fluid, region_bytes)
+        out, back = (np.minimum(share * (part_bytes / counted_bytes), 1) for share in latency)
+        chosen = Chosen(leaves, part_bytes, shares.wait_ns, (out, back))
+        plan, latency = scheduled(problem, line, chosen, "", counted_bytes)
+        yield _Try(plan, line, chosen)
+        if (fewer < leaves).any():
+            chosen = dataclasses.replace(chosen, size_bytes=fewer)
+            yield _Try(scheduled(problem, line, chosen, "")[0], line, chosen)
+
+
+def _small(problem: SwapProblem, fluid: Fluid, part_bytes: int) -> int:
+    """Return the size of tensors below a part that have half of their bytes; 0: a latency is little beside it."""
+    size = np.sort(fluid.size_bytes[fluid.size_bytes < part_bytes])
+    until = np.cumsum(size)
+    middle = int(size[np.searchsorted(until, until[-1] / 2)]) if len(size) else 0
+    links = problem.out, problem.back
+    counts = any(link.latency_ns * link.bandwidth / 1e9 > _COUNTS * middle for link in links)
+    return max(middle, _smallest(problem, 1)) if middle and counts else 0
+
+
+def _nudged(problem: SwapProblem, found: _Try, region_bytes: int, best: _Best) -> Iterator[SwapPlan]:
+    """Yield a plan with a region, or the rest of a tensor, less of a gap, or more, as long as that helps.
+
+    Gaps that open last have the least time, so they are tried first.
+    """
+    fluid, leaves = found.line.fluid, found.chosen.size_bytes
+    whole = np.minimum(fluid.size_bytes, -(-leaves // region_bytes) * region_bytes + region_bytes)
+    fewer = np.maximum((leaves - 1) // region_bytes, 0) * region_bytes
+    opens = np.argsort(-found.line.opens[leaves > 0], kind="stable")
+    gaps = np.flatnonzero(leaves > 0)[opens]
+    for gap in gaps[:_NUDGES].tolist():
+        for size in (int(fewer[gap]), int(whole[gap])):
+            if size == leaves[gap]:
+                continue
+            tried = leaves.copy()
+            tried[gap] = size
+            yield scheduled(problem, found.line, dataclasses.replace(found.chosen, size_bytes=tried), "")[0]
+            if best.is_last:
+                leaves = tried
+                break
+
+
+def _carried(share_bytes: Int64s, fluid: Fluid, region_bytes: int) -> Int64s:
+    """Return shares in whole regions, or whole tensors: what some gaps give too much, others need not.
+
+    Small tensors come last, so that little is too much in the end.
+    """
+    leaves = np.zeros_like(share_bytes)
+    surplus = 0
+    for gap in np.lexsort((-fluid.opens, -np.minimum(fluid.size_bytes, region_bytes))).tolist():
+        lacking = int(share_bytes[gap]) - surplus
+        if share_bytes[gap] and lacking > 0:
+            leaves[gap] = min(-(-lacking // region_bytes) * region_bytes, int(fluid.size_bytes[gap]))
+        surplus += int(leaves[gap] - share_bytes[gap])
+    return leaves
 
 
 def _in_whole(problem: SwapProblem, limit: int, options: FlowOptions, best: _Best) -> Iterator[SwapPlan]:
