@@ -66,6 +66,16 @@ def test_merged_points_only_lower_the_bound(case: tuple[SwapProblem, SwapPlan]) 
     assert coarse <= fine * (1 + SLACK)
 
 
+def test_merged_points_leave_the_highest_load_alone() -> None:
+    """Links move nothing for the peak while it lasts, though its 200 ns are less than what is merged around it."""
+    layers = 400
+    features = [(10, i, 2 * layers - i, (i, 2 * layers - i)) for i in range(layers)]
+    durations = [10] * layers + [200] + [10] * layers
+    of = problem(durations, [*features, (4000, layers, layers, (layers,))], links=(Link(0.5e9), Link(0.5e9)))
+    coarse, fine = (least_peak(of, most_segments=n).value for n in (300, 5000))
+    assert fine - 50 < coarse <= fine * (1 + SLACK)
+
+
 def every_plan(of: SwapProblem) -> Iterator[SwapPlan]:
     """Yield all plans that move whole tensors, each at most once, without delays."""
     n, gaps = of.n_ops, []

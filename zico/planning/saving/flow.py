@@ -5,7 +5,8 @@ Theory of operation
     ``scheduled`` gives each part its time, and the compiled replay says what that costs. Small
     parts hold little memory while they move, but pay a latency each; how many latencies joining
     saves is not known beforehand. So parts of several sizes and several expectations are tried, and
-    the plan with the least overhead stays.
+    the plan with the least overhead stays. Where many tensors are smaller than a part, the flow
+    counts in parts of their size, since each of them pays a latency.
 
     A part is so many whole regions, so that what leaves gives regions back. Without parts, whole
     tensors leave: those of which the flow takes most, and then single ones more or less, as long as
@@ -298,13 +299,18 @@ def _followers(begin_ns: Int64s) -> Int64s:
 def _asked(swap: Int64s, begin_ns: Int64s, gap: tuple[Int64s, Int64s], clock: _Clock, *, delayed: bool) -> Transfers:
     """Return transfers in the order of their beginning, each asked for at the operation that has begun by then.
 
-    Where operations take no time, several begin at once: then the last one of those from the access
-    before the gap to the gap's last operation, which ``gap`` has.
+    Those that are not ``delayed`` are asked for at the operation before, where one begins just then: it may have
+    to wait for them. Where operations take no time, several begin at once: then the nearest one of those from
+    the access before the gap to the gap's last operation, which ``gap`` has.
     """
     order = np.argsort(begin_ns, kind="stable")
     access, last = gap[0][order], gap[1][order]
-    op = clock.op[np.maximum(np.searchsorted(clock.begin_ns, begin_ns[order], side="right") - 1, 0)]
-    op = np.where((op - access) % len(clock.op) > last - access, last % len(clock.op), op)
+    begun = np.searchsorted(clock.begin_ns, begin_ns[order], side="right" if delayed else "left")
+    op = clock.op[np.maximum(begun - 1, 0)]
+    n = len(clock.op)
+    outside = (op - access) % n > last - access
+    before = (access - op) % n < (op - last) % n if not delayed else np.zeros(len(op), bool)
+    op = np.where(outside, np.where(before, access, last) % n, op)
     op_ns = clock.begin_ns[np.argsort(clock.op)[op]]
     delay_ns = np.maximum(begin_ns[order] - op_ns, 0) if delayed else np.zeros_like(op)
     by_op = np.argsort(op, kind="stable")
@@ -411,7 +417,11 @@ def _smallest(problem: SwapProblem, unit_bytes: int) -> int:
 
 
 def _in_parts(problem: SwapProblem, limit: int, options: FlowOptions, best: _Best) -> Iterator[SwapPlan]:
-    """Yield plans that move tensors in parts of several sizes, then with gaps over the cut, then whole tensors."""
+    """Yield plans that move tensors in parts of several sizes, then whole tensors.
+
+    In between, the flow counts small tensors one by one, then gaps over the cut are used, then the best plan is
+    changed in steps.
+    """
     fluid = fluid_of(problem, limit, options.most_segments, Rounding.INWARD, options.least_bytes)
     region_bytes = options.region_bytes or 1
     smallest = best_bytes = _smallest(problem, region_bytes)
