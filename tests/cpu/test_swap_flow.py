@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,11 +14,14 @@ from swap_cases import example, problem, problems
 from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.autoswap import AutoSwap
 from zico.planning.saving.bound import Rounding, fluid_of, least_overhead, least_peak
-from zico.planning.saving.flow import Chosen, Flow, FlowOptions, scheduled
+from zico.planning.saving.flow import Chosen, Flow, FlowOptions, Try, nudged, scheduled
 from zico.planning.saving.network import cheapest_circulation, cut_open
 from zico.planning.saving.packing import lowest_limit
 from zico.planning.saving.problem import PERSISTENT, Link, SwapPlan, SwapProblem
 from zico.planning.saving.replay import replay
+
+if TYPE_CHECKING:
+    from zico.planning.saving.network import Line
 
 FINE = FlowOptions(region_bytes=1, least_bytes=1)
 WHOLE = FlowOptions(region_bytes=None, least_bytes=1)
@@ -99,17 +103,33 @@ def test_small_tensors_beside_large_ones_pay_their_latencies(overhead: float) ->
     assert of.peak_bytes - found.limit_bytes >= 0.95 * (of.peak_bytes - bound)
 
 
-def test_a_schedule_that_is_late_waits() -> None:
-    """Three tensors must leave before a peak that begins behind the first one's transfer: no deadlock, a wait."""
+def late(limit: int) -> tuple[SwapProblem, Line, Chosen]:
+    """Return a peak that begins behind the first of three transfers, and all three."""
     features = [(40, i, 6 - i, (i, 6 - i)) for i in range(3)]
-    of = problem([10] * 4 + [200] * 3, [*features, (100, 3, 3, (3,))], limit=100)
-    fluid = fluid_of(of, 100, 1000, Rounding.INWARD)
+    of = problem([10] * 4 + [200] * 3, [*features, (100, 3, 3, (3,))], limit=limit)
+    fluid = fluid_of(of, limit, 1000, Rounding.INWARD)
     line = cut_open(fluid, 1)
     once = np.ones(len(line.load_bytes))
-    chosen = Chosen(fluid.size_bytes, 40, np.zeros(len(line.point_ns), np.int64), (once, once))
+    return of, line, Chosen(fluid.size_bytes, 40, np.zeros(len(line.point_ns), np.int64), (once, once))
+
+
+def test_a_schedule_that_is_late_waits() -> None:
+    """Where three tensors must leave before such a peak, there is no deadlock, but a wait."""
+    of, line, chosen = late(limit=100)
     judged = replay(of, scheduled(of, line, chosen, "")[0])
     assert judged.is_good, judged.detail
     assert judged.memory_wait_ns >= 100
+
+
+def test_what_leaves_for_nothing_stays() -> None:
+    """Where two of three need not leave, plans are tried in which one, then two more stay, and each moves less."""
+    of, line, chosen = late(limit=180)
+    moved: list[int] = []
+    better = [False]
+    for made in nudged(of, Try(scheduled(of, line, chosen, "")[0], line, chosen), 40, lambda: better[-1]):
+        better.append(replay(of, made).is_good and made.moved_bytes < min(moved, default=240))
+        moved += [made.moved_bytes] if better[-1] else []
+    assert moved == [160, 80]
 
 
 def test_gaps_over_the_cut_are_used_on_both_sides() -> None:

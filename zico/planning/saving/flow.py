@@ -37,7 +37,7 @@ from zico.planning.saving.network import cut_open, shares_within
 from zico.planning.saving.problem import SwapPlan, Transfers, no_swaps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -427,7 +427,7 @@ def _in_parts(problem: SwapProblem, limit: int, options: FlowOptions, best: _Bes
     smallest = best_bytes = _smallest(problem, region_bytes)
     if not len(fluid.access):
         return
-    found: _Try | None = None
+    found: Try | None = None
     for part_bytes in [smallest << size for size in _SIZES]:
         for tried in _of_parts(problem, limit, fluid, (part_bytes, region_bytes, part_bytes)):
             yield tried.plan
@@ -444,11 +444,11 @@ def _in_parts(problem: SwapProblem, limit: int, options: FlowOptions, best: _Bes
                 yield tried.plan
                 found = tried if best.is_last else found
     if found is not None:
-        yield from _nudged(problem, found, region_bytes, best)
+        yield from nudged(problem, found, region_bytes, lambda: best.is_last)
     yield from _in_whole(problem, limit, options, best)
 
 
-class _Try(NamedTuple):
+class Try(NamedTuple):
     """A plan, and what it was made of."""
 
     plan: SwapPlan
@@ -458,7 +458,7 @@ class _Try(NamedTuple):
 
 def _of_parts(
     problem: SwapProblem, level: int, fluid: Fluid, sizes: tuple[int, int, int], *, over: bool = False
-) -> Iterator[_Try]:
+) -> Iterator[Try]:
     """Yield plans that move tensors in parts of one size.
 
     Args:
@@ -481,10 +481,10 @@ def _of_parts(
         out, back = (np.minimum(share * (part_bytes / counted_bytes), 1) for share in latency)
         chosen = Chosen(leaves, part_bytes, shares.wait_ns, (out, back))
         plan, latency = scheduled(problem, line, chosen, "", counted_bytes)
-        yield _Try(plan, line, chosen)
+        yield Try(plan, line, chosen)
         if (fewer < leaves).any():
             chosen = dataclasses.replace(chosen, size_bytes=fewer)
-            yield _Try(scheduled(problem, line, chosen, "")[0], line, chosen)
+            yield Try(scheduled(problem, line, chosen, "")[0], line, chosen)
 
 
 def _small(problem: SwapProblem, fluid: Fluid, part_bytes: int) -> int:
@@ -497,10 +497,16 @@ def _small(problem: SwapProblem, fluid: Fluid, part_bytes: int) -> int:
     return max(middle, _smallest(problem, 1)) if middle and counts else 0
 
 
-def _nudged(problem: SwapProblem, found: _Try, region_bytes: int, best: _Best) -> Iterator[SwapPlan]:
+def nudged(problem: SwapProblem, found: Try, region_bytes: int, is_better: Callable[[], bool]) -> Iterator[SwapPlan]:
     """Yield a plan with a region, or the rest of a tensor, less of a gap, or more, as long as that helps.
 
     Gaps that open last have the least time, so they are tried first.
+
+    Args:
+        problem: The problem.
+        found: What is changed.
+        region_bytes: By how much.
+        is_better: Tells whether the plan yielded last is better than all before; then it stays.
     """
     fluid, leaves = found.line.fluid, found.chosen.size_bytes
     whole = np.minimum(fluid.size_bytes, -(-leaves // region_bytes) * region_bytes + region_bytes)
@@ -514,7 +520,7 @@ def _nudged(problem: SwapProblem, found: _Try, region_bytes: int, best: _Best) -
             tried = leaves.copy()
             tried[gap] = size
             yield scheduled(problem, found.line, dataclasses.replace(found.chosen, size_bytes=tried), "")[0]
-            if best.is_last:
+            if is_better():
                 leaves = tried
                 break
 
