@@ -53,7 +53,7 @@ CLEAR = 3.0
 ALIKE = 0.125
 """Of a limit: choices that differ by less are one."""
 
-LEAST_WAITED = 0.05
+LEAST_WAITED = 0.1
 """Of the jobs' time: where they wait for less, nothing is tried. Hooks for saved tensors alone take 4 to 6 % of a
 ResNet's time on a processor, and copies come on top (docs/design/swapping.md)."""
 

@@ -161,7 +161,7 @@ class Learner:
             cap_bytes: What the job may hold now.
             rates: Of the tier, now.
             tell: Told, in a thread, of an iteration that plans are made for, with the margin of the
-                plan, once that has stayed for ``CALM_ITERATIONS``.
+                plan, once that has stayed for ``CALM_ITERATIONS``; at once where nothing leaves.
             planners: One, or some of which the fastest is kept; as ``swap_schedule.choose`` takes
                 them.
             complain: Told of a planner that cannot plan here, and why.
@@ -334,11 +334,13 @@ class Learner:
             now.earlier_ns[number] = now.earlier_ns.get(number, 0.0) + step_ns
         if moving_ns < _FASTER_SHARE * now.observed_ns:
             self._observe(moving_ns)
-        elif late or now.margin != margin or self._is_to_tell(plan.observed):
+        elif late or now.margin != margin or self._is_to_tell(plan):
             self._make(lambda: plan.observed)
 
-    def _is_to_tell(self, seen: Observed) -> bool:
-        return self._calm >= CALM_ITERATIONS and seen is not self._told
+    def _is_to_tell(self, plan: Plan) -> bool:
+        """Tell whether others are to hear of a plan's iteration: its margin stays, as it does where nothing leaves."""
+        stays = self._calm >= CALM_ITERATIONS or not (plan.leaves or plan.drops)
+        return stays and plan.observed is not self._told
 
     def _observe(self, took_ns: int) -> None:
         """Plan by the iteration that has ended, which took so long."""
@@ -378,12 +380,12 @@ class Learner:
                     self._complain("the last plan is kept, as the device does not tell its time", error)
                     return
                 chosen = self._chosen(now, seen, limit_bytes, planner)
-                now.plan = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
+                now.plan = planned = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
                 if seen is not self._planned:
                     self._trial.begin()  # else the plan is the last one, corrected
                 self._planned = seen
                 self.plans += 1
-                if self._is_to_tell(seen):
+                if self._is_to_tell(planned):
                     self._told = seen
                     self._tell(seen, now.margin)
 
