@@ -206,7 +206,8 @@ class Trials:
             if not open_one.found.figures and self._replaced < MOST_TRIALS:  # others have told their ways since
                 self._replaced += 1
                 open_one.limits = limits
-                self._window = self._window if self._used is not open_one else None
+                if self._used is open_one:
+                    self._window = None
             return open_one
         if sum(trial.is_good is False for trial in self._trials) >= MOST_TRIALS:
             return None
