@@ -27,7 +27,7 @@ from zico.offload.swap_learning import (
     Tense,
     Trial,
 )
-from zico.offload.swap_schedule import Plan
+from zico.offload.swap_schedule import Chosen, Plan
 from zico.offload.swapper import Swapper
 from zico.offload.tier_layout import Rates
 
@@ -523,6 +523,54 @@ def test_a_margin_grows_while_that_costs_nothing(took: list[int], waits: list[in
     tense = Tense(0.04)
     found = [tense.margin(took_ns, waited_ns) for took_ns, waited_ns in zip(took, waits, strict=True)]
     assert found[-1] == pytest.approx(last)
+
+
+def test_what_is_idle_longest_leaves_until_a_planner_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planner may take longer than iterations do; what it answered stays in force while it is asked again."""
+    ticks = itertools.count(step=MS)
+    monkeypatch.setattr("zico.offload.swap_learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
+    asked = [threading.Event(), threading.Event()]
+    answers = [threading.Event(), threading.Event()]
+    gauge = Gauge(2 * SIZE)
+
+    def choose(_seen: Observed, limit_bytes: int, _rates: Rates, _planner: str) -> Chosen:
+        number = int(limit_bytes < int(2 * SIZE * (1 - MARGIN_SHARE)))
+        asked[number].set()
+        assert answers[number].wait(DEADLINE_S)
+        return Chosen(frozenset({1 - number}), frozenset())
+
+    learner = Learner(
+        lambda: Ended(0, SIZE * np.array([1, 1, 2, 2, 2, 2, 1, 1]), 8 * MS),
+        gauge.cap_bytes,
+        lambda: Rates(1e12, 1e12, 0.0, 0.0),
+        planners=["zico"],
+        choose=choose,
+    )
+
+    def turn(waited_ns: int = 0) -> frozenset[int]:
+        for tick, code in zip((0, 2, 5, 7), (0, 2, 3, 1), strict=True):
+            learner.note_event(code, tick)
+        learner.note_size(SIZE)
+        learner.note_size(SIZE)
+        planned = learner.turn(waited_ns)
+        return frozenset() if planned is None else planned.leaves
+
+    def join() -> None:
+        assert learner.planning is not None
+        learner.planning.join(DEADLINE_S)
+
+    turn()
+    turn()
+    assert asked[0].wait(DEADLINE_S)
+    assert turn() == {0}
+    answers[0].set()
+    join()
+    assert turn(waited_ns=MS) == {1}  # which waited, so that the margin grows and the planner is asked again
+    assert asked[1].wait(DEADLINE_S)
+    assert turn() == {1}
+    answers[1].set()
+    join()
+    assert turn() == {0}
 
 
 def test_the_learner_goes_on_where_nothing_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

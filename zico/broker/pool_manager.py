@@ -2,7 +2,8 @@
 
 Whatever happened, the pool manager looks at the shared table once, asks the policy, and lets jobs
 start: at most once per ``MIN_EVALUATION_NS``. While there are members it looks every ``SAMPLE_NS``
-anyway, for the picture and the maxima.
+anyway, for the picture and the maxima, or less often: looks take ``LOOK_SHARE`` of a processor at
+most, which the jobs would compute with.
 """
 
 from __future__ import annotations
@@ -253,6 +254,7 @@ def write_record(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
 # --------------------------------------------------------------------------------------------------
 
 SAMPLE_NS = 20_000_000
+LOOK_SHARE = 0.01
 MIN_EVALUATION_NS = 1_000_000
 TRIAL_LOOK_NS = 100_000_000
 """Between two looks at jobs whose choice is on trial."""
@@ -310,7 +312,8 @@ class PoolManager:
             began_ns=time.monotonic_ns(),
             device=device.name,
         )
-        self._looked_ns = 0
+        self._look_ns = 0
+        """When to look again."""
         self._evaluated_ns = 0
         self._evaluate_at_ns: int | None = None
 
@@ -332,7 +335,7 @@ class PoolManager:
         """Return when ``act`` has something to do, ``None`` if only after an event."""
         due_ns = [] if self._evaluate_at_ns is None else [self._evaluate_at_ns]
         if self.members:
-            due_ns.append(self._looked_ns + SAMPLE_NS)
+            due_ns.append(self._look_ns)
         return min(due_ns, default=None)
 
     # -- members -----------------------------------------------------------------------------------
@@ -489,7 +492,7 @@ class PoolManager:
         """Do what is due: decide, or only look."""
         if self._evaluate_at_ns is not None and now_ns >= self._evaluate_at_ns:
             self._evaluate(now_ns)
-        elif self.members and now_ns - self._looked_ns >= SAMPLE_NS:
+        elif self.members and now_ns >= self._look_ns:
             self._look(now_ns)
 
     def status(self, now_ns: int) -> m.Status:
@@ -538,12 +541,13 @@ class PoolManager:
 
     def _look(self, now_ns: int) -> tuple[Record, Record]:
         """Take a snapshot into the ledger and return it."""
+        began_ns = time.thread_time_ns()
         header, jobs = self._table.snapshot()
         self._ledger.observe(header, jobs, self._physical_bytes(), now_ns)
         if self._outside is not None:
             self._ledger.observe_outside(self._outside.look({member.pid for member in self.members}, now_ns))
         self._table.settle()
-        self._looked_ns = now_ns
+        self._look_ns = now_ns + max(SAMPLE_NS, round((time.thread_time_ns() - began_ns) / LOOK_SHARE))
         return header, jobs
 
     def _physical_bytes(self) -> int:

@@ -379,6 +379,9 @@ class Learner:
                 except ZicoError as error:
                     self._complain("the last plan is kept, as the device does not tell its time", error)
                     return
+                if now.plan is None or now.plan.observed.sequence != seen.sequence:
+                    # A planner may take seconds: until it answers, what is idle longest leaves.
+                    now.plan = plan(seen, limit_bytes, self._rates(), earlier_ns)
                 chosen = self._chosen(now, seen, limit_bytes, planner)
                 now.plan = planned = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
                 if seen is not self._planned:
