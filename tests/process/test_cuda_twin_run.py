@@ -221,6 +221,21 @@ def test_a_run_that_joins_a_broker_starts_no_mps_daemon(twin: dict[str, str], tm
     assert notes.read_text() == ""
 
 
+def test_a_broker_without_mps_says_so_where_mps_is_asked_for(twin: dict[str, str], tmp_path: Path) -> None:
+    """The daemon of MPS is there before the broker or not at all; a script hears of it from the broker it starts."""
+    environ = os.environ | twin | {"XDG_RUNTIME_DIR": str(tmp_path), "ZICO_MPS": "1", "ZICO": "on"}
+
+    def told_by(*words: str) -> str:
+        argv = [sys.executable, *words]
+        return subprocess.run(argv, env=environ, timeout=PATIENCE_S, check=True, capture_output=True, text=True).stderr
+
+    started = told_by("-m", "zico", "broker", "start", "--device", "cuda:0", "--budget", "64MiB")
+    told_by("-m", "zico", "broker", "stop", "--device", "cuda:0")
+    script = told_by("-c", "import zico; zico.join('64MiB', 'cuda:0')")
+    assert "zico: ZICO_MPS: zico broker starts no MPS daemon: start nvidia-cuda-mps-control -d before" in started
+    assert "which has mps off and not on (ZICO_MPS): leave that out" in script
+
+
 def test_after_ctrl_c_the_daemon_is_gone(twin: dict[str, str], notes: Path, tmp_path: Path) -> None:
     """An interrupted run ends its daemon too, even one that does not quit when it is told to."""
     fake_mps.install(tmp_path / "bin", "deaf")

@@ -53,6 +53,7 @@ _socket = click.option(
     metavar="PATH",
     help="Where it listens (default: in the user's runtime directory).",
 )
+_mps = setting("--mps", flag_value="1", hidden=True)
 _record = click.option(
     "--record",
     type=click.Path(path_type=Path),
@@ -71,6 +72,7 @@ class _StartCommand(PoolCommand):
 
 @click.group(cls=PoolGroup, invoke_without_command=True)
 @pool_options
+@_mps
 @_jobs
 @_socket
 @_record
@@ -98,6 +100,8 @@ def broker(
     click.echo(f"zico: {described(settings)}", err=True)
     if settings.warning:
         click.echo(f"zico: {settings.warning}", err=True)
+    if settings.mps.value:
+        _say_if_no_mps(settings.mps.origin)
     click.echo(f"zico: jobs join with {SOCKET_VARIABLE}={path}", err=True)
 
     from zico.broker.__main__ import main
@@ -122,11 +126,19 @@ def broker(
         return main([*arguments, "--metrics-fd", str(address.socket.detach())])
 
 
+def _say_if_no_mps(origin: str) -> None:
+    from zico.broker.lingering import CONTROL, daemon_at
+
+    if daemon_at(os.environ) is None:
+        click.echo(f"zico: {origin}: zico broker starts no MPS daemon: start {CONTROL} -d before it", err=True)
+
+
 # -- the daemon of a device ------------------------------------------------------------------------
 
 
 @broker.command(cls=_StartCommand)
 @pool_options
+@_mps
 @_jobs
 @_socket
 @_record
@@ -246,7 +258,7 @@ def _ended(device: str, path: Path) -> bool:
 
 @broker.command(cls=PoolCommand, hidden=True)
 @pool_options
-@setting("--mps", flag_value="1")
+@_mps
 @_jobs
 @_socket
 @click.pass_context

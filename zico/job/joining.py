@@ -130,8 +130,7 @@ def _open_pool(device: str | None, budget: str | None) -> Path:
                 how = "started by this process" if started else f"{others} other {'job' if others == 1 else 'jobs'}"
                 budget_text = format_bytes(status.budget_bytes)
                 _say(f"shares {budget_text} of {status.device}, {how}; {SWITCH_VARIABLE}=off leaves this out")
-                if others or not started:
-                    _compare(path, first, budget)
+                _compare(path, first, budget)
                 return path
         started = _start(path, device, budget)
     raise BrokerError(f"the broker at {path} does not answer: zico status shows whether it runs")
