@@ -20,6 +20,7 @@ from zico.offload.observed import SAVED, USED, Observed
 from zico.offload.swap_learning import (
     CALM_ITERATIONS,
     MARGIN_SHARE,
+    MOST_MARGIN,
     TRIAL_ITERATIONS,
     Ended,
     Learner,
@@ -433,7 +434,7 @@ def test_others_hear_of_less_once_the_margin_stays(monkeypatch: pytest.MonkeyPat
         lambda: Rates(SIZE * 1e6, SIZE * 1e6, 0.0, 0.0),
         lambda _seen, margin: told.append((turn, margin)),
     )
-    waits = 5
+    waits = 2
     for turn in range(40):
         for tick, code in enumerate((0, 2, 3, 1)):
             learner.note_event(code, tick)
@@ -442,7 +443,7 @@ def test_others_hear_of_less_once_the_margin_stays(monkeypatch: pytest.MonkeyPat
         learner.turn(MS if 1 < turn <= 1 + waits else 0)
         if learner.planning is not None:
             learner.planning.join(DEADLINE_S)
-    assert told == [(1 + waits + CALM_ITERATIONS, pytest.approx(MARGIN_SHARE + waits * 0.02))]
+    assert told == [(1 + waits + CALM_ITERATIONS, pytest.approx(MARGIN_SHARE * 1.5**waits))]
 
 
 def test_limits_that_take_turns_have_a_plan_and_a_margin_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,7 +475,7 @@ def test_limits_that_take_turns_have_a_plan_and_a_margin_each(monkeypatch: pytes
 
     shared = run(2 * SIZE, 20, waits=7)[-1]
     assert shared is not None
-    assert told == [pytest.approx(MARGIN_SHARE + 5 * 0.02)], "two iterations are known first"
+    assert told == [MOST_MARGIN], "at once, as it grows no more"
     less = run(SIZE, 20)[-1]
     assert less is not None
     assert told[1:] == [MARGIN_SHARE]

@@ -47,10 +47,11 @@ _STEADY_SHARE = 0.1
 _SLOWER = 1.02
 """Times the best iteration: a margin with which they take longer is taken back."""
 _MARGIN_STEP = 0.02
+_MARGIN_GROWTH = 1.5
 MOST_MARGIN = 0.2
 CALM_ITERATIONS = 8
 """For which the margin stays, before others hear how the job could go on with less: what it can do by itself comes
-first."""
+first. The greatest margin stays anyway."""
 TRIAL_ITERATIONS = 7
 """For which each of several planners is followed, before the fastest is kept."""
 WORTH_SHARE = 0.02
@@ -128,6 +129,8 @@ class _ForCap:
     plan: Plan | None = None
     choice: tuple[Observed, int, str, Chosen | None] | None = None
     """What a planner chose for an iteration and a limit."""
+    told: Observed | None = None
+    """The iteration that others were told of."""
     observed_ns: int = 0
     """What the iteration took that the plan is made for, less waiting; by the processor's clock."""
     earlier_ns: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -187,9 +190,7 @@ class Learner:
         self._calm = 0
         """Planned iterations since the margin was last changed."""
         self._planned: Observed | None = None
-        """The iteration that plans are made for, and"""
-        self._told: Observed | None = None
-        """the one that was told of."""
+        """The iteration that plans are made for."""
         self._before: tuple[object, ...] = ()
         self.planning: threading.Thread | None = None
         """What makes a plan at the moment, or has made the last one."""
@@ -324,9 +325,13 @@ class Learner:
             return
         if self.clock.is_ahead and (plan.leaves or plan.drops):
             now.margin = self._tense.margin(took_ns, waited_ns)
-        elif plan.leaves and waited_ns > _TENSE_SHARE * moving_ns and margin < MOST_MARGIN:
-            now.margin += _MARGIN_STEP
-        self._calm = self._calm + 1 if now.margin == margin else 0
+        elif plan.leaves and waited_ns > _TENSE_SHARE * moving_ns:
+            now.margin = min(_MARGIN_GROWTH * margin, MOST_MARGIN)
+        if now.margin == margin:
+            self._calm += 1
+        else:
+            self._calm = 0
+            self._trial.begin()  # a planner is judged with the margin that its plans keep
         rates = self._rates()
         late = [number for number in self._late if now.earlier_ns.get(number, 0.0) < now.observed_ns]
         for number in late:  # what would be a whole iteration earlier lacks room, not time
@@ -339,8 +344,9 @@ class Learner:
 
     def _is_to_tell(self, plan: Plan) -> bool:
         """Tell whether others are to hear of a plan's iteration: its margin stays, as it does where nothing leaves."""
-        stays = self._calm >= CALM_ITERATIONS or not (plan.leaves or plan.drops)
-        return stays and plan.observed is not self._told
+        is_calm = self._calm >= CALM_ITERATIONS or self._now.margin >= MOST_MARGIN
+        stays = is_calm or not (plan.leaves or plan.drops)
+        return stays and plan.observed is not self._now.told
 
     def _observe(self, took_ns: int) -> None:
         """Plan by the iteration that has ended, which took so long."""
@@ -389,7 +395,7 @@ class Learner:
                 self._planned = seen
                 self.plans += 1
                 if self._is_to_tell(planned):
-                    self._told = seen
+                    now.told = seen
                     self._tell(seen, now.margin)
 
         self.planning = threading.Thread(target=work, name="zico-swap-plan", daemon=True)
