@@ -43,6 +43,8 @@ class Model:
         self._slower, self._jitter, self._peak = slower, jitter, peak
         self.waits = 0.3
         """The share of its time that a job waits for memory while nobody saves."""
+        self.asked = 0
+        """How often a choice was made."""
         self._waited_ns = 0.0
         self._random = random.Random(7)  # noqa: S311 - a model
         self._jobs = [Running(0), Running(1)]
@@ -79,7 +81,8 @@ class Model:
                     job.started_ns, job.ends_ns = job.ends_ns, job.ends_ns + int(took * ALONE_NS)
                     job.iteration += 1
             if self.trials.is_open or not any(self.limits.values()):  # else nobody waits, and nobody asks
-                limits = self.trials.limits_for(self._view(), chosen)
+                self.asked += self.trials.asks
+                limits = self.trials.limits_for(self._view(), chosen if self.trials.asks else {})
                 self.changes += {**limits} != {**self.limits}
                 self.limits = limits
         return {job: limit for job, limit in self.limits.items() if limit}
@@ -142,6 +145,7 @@ def test_choices_that_are_alike_share_a_verdict_and_others_are_few() -> None:
         assert model.run(60, {0: limit, 1: 95 - limit}) == {}
         tried += model.changes > changes
     assert tried == MOST_TRIALS
+    assert not model.trials.asks
 
 
 def test_another_budget_or_job_is_another_case() -> None:
@@ -169,7 +173,9 @@ def test_where_jobs_hardly_wait_nothing_is_tried() -> None:
     model.waits = 0.5 * LEAST_WAITED
     model.run(4)
     assert not model.trials.is_open, "nobody has to look on"
+    asked = model.asked
     assert model.run(60) == {}
+    assert model.asked == asked, "and no choice is made"
     assert model.changes == 1, "the one to nothing"
     model.waits = 2 * LEAST_WAITED
     assert model.run(60) == CHOSEN

@@ -576,7 +576,7 @@ class PoolManager:
     def _limit(self, view: PoolView) -> None:
         """Let jobs that leave it to the broker hold what is best for all of them."""
         self._trials.weight_of = {member.job: member.share.weight for member in self.members}
-        limits = self._trials.limits_for(view, self._savings.limits_for(view))
+        limits = self._trials.limits_for(view, self._savings.limits_for(view) if self._trials.asks else {})
         for job in view.jobs:
             if job.less:
                 self._table.jobs[job.job]["auto"] = Auto.SAVES if self._trials.saves else Auto.WAITS

@@ -159,12 +159,25 @@ class Trials:
         """Tell whether a choice is on trial: jobs that wait for nobody tell nobody, so somebody has to look."""
         return self._is_open
 
+    @property
+    def asks(self) -> bool:
+        """Tell whether a choice could come into force: else none needs to be made, which takes time."""
+        if self._used is not None or any(trial.is_good is None and trial.found.figures for trial in self._trials):
+            return True
+        waits = not self._without.figures or self._without.waited >= LEAST_WAITED
+        return waits and self._rejected < MOST_TRIALS
+
+    @property
+    def _rejected(self) -> int:
+        return sum(trial.is_good is False for trial in self._trials)
+
     def limits_for(self, view: PoolView, chosen: Mapping[int, int]) -> Mapping[int, int]:
         """Return what the jobs that leave it to the broker may hold now, in regions, 0: what they want.
 
         Args:
             view: The pool, now.
-            chosen: What predictions say is best, for each job that leaves it to the broker.
+            chosen: What predictions say is best, for each job that leaves it to the broker; nothing
+                where nobody ``asks``.
         """
         jobs = tuple(sorted(job.job for job in view.jobs))
         if jobs != self._jobs or view.budget != self._budget:
@@ -209,7 +222,7 @@ class Trials:
                 if self._used is open_one:
                     self._window = None
             return open_one
-        if sum(trial.is_good is False for trial in self._trials) >= MOST_TRIALS:
+        if self._rejected >= MOST_TRIALS:
             return None
         self._trials.append(_Trial(limits))
         return self._trials[-1]

@@ -47,7 +47,9 @@ _STEADY_SHARE = 0.1
 _SLOWER = 1.02
 """Times the best iteration: a margin with which they take longer is taken back."""
 _MARGIN_STEP = 0.02
+"""By which the margin of a plan for a device grows, before it is judged again."""
 _MARGIN_GROWTH = 1.5
+"""Times which the margin on the host grows with each iteration that waits."""
 MOST_MARGIN = 0.2
 CALM_ITERATIONS = 8
 """For which the margin stays, before others hear how the job could go on with less: what it can do by itself comes
