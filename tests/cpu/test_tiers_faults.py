@@ -31,6 +31,9 @@ CALLS = {
     "fallocate": ctypes.CFUNCTYPE(_LONG, _LONG, _LONG, _LONG, _LONG),
 }
 
+_kept: list[Any] = []
+"""Functions that compiled code calls by address: ctypes frees what nothing refers to, and a cycle at any collection."""
+
 
 class FaultyTier:
     """A file tier below whose calls somebody sits: each may be cut short or fail."""
@@ -39,8 +42,11 @@ class FaultyTier:
         """Take the real functions' places."""
         self.store = stack.record["tiers"][0][tier]
         self.errno = ctypes.c_int(0)
-        self._kept: list[Any] = [ctypes.CFUNCTYPE(_LONG)(lambda: ctypes.addressof(self.errno))]
-        self.store["errno_location"] = ctypes.cast(self._kept[0], ctypes.c_void_p).value
+        self._put("errno_location", ctypes.CFUNCTYPE(_LONG)(lambda: ctypes.addressof(self.errno)))
+
+    def _put(self, name: str, function: Any) -> None:  # noqa: ANN401 - a ctypes function of any prototype
+        _kept.append(function)
+        self.store[name] = ctypes.cast(function, ctypes.c_void_p).value
 
     def on(self, name: str, answer: Callable[[int, int], int]) -> None:
         """Let ``answer(n-th call, bytes asked)`` decide: bytes that are really moved, or a negative errno."""
@@ -55,8 +61,7 @@ class FaultyTier:
                 return -1
             return int(real(descriptor, first, allowed, offset))
 
-        self._kept.append(CALLS[name](fake))
-        self.store[name] = ctypes.cast(self._kept[-1], ctypes.c_void_p).value
+        self._put(name, CALLS[name](fake))
 
 
 @pytest.fixture
