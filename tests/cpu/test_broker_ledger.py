@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zico.broker.accounting import Ledger
+from zico.broker.operating_points import Savings
 from zico.broker.outside import OutsideFigures
-from zico.broker.pool_manager import RECHECK_NS, RETRY_NS, TRIAL_LOOK_NS, PoolManager, admit_all, write_record
+from zico.broker.pool_manager import (
+    RECHECK_NS,
+    RETRY_NS,
+    SAMPLE_NS,
+    TRIAL_LOOK_NS,
+    PoolManager,
+    admit_all,
+    write_record,
+)
 from zico.broker.protocol import messages as m
 from zico.broker.protocol.connection import FrameReader, encode_frame
 from zico.broker.speeds import Look
@@ -420,6 +430,32 @@ def test_a_choice_on_trial_is_looked_at_though_nobody_asks(monkeypatch: pytest.M
             monkeypatch.setattr(Trials, "is_open", is_open)
             manager._evaluate(now_ns)
             assert manager._evaluate_at_ns == (now_ns + TRIAL_LOOK_NS if is_open else None)
+
+
+@pytest.mark.parametrize(("look_ns", "again_ns"), [(SAMPLE_NS // 1000, SAMPLE_NS), (SAMPLE_NS, 100 * SAMPLE_NS)])
+def test_looks_take_a_small_share_of_a_processor(look_ns: int, again_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next look is due so much later as the last one was dear."""
+    spent = itertools.count(step=look_ns)
+    with PoolTable.create(budget_bytes=4 * MIB, region_bytes=MIB, use_claims=False, self_admit=False) as table:
+        manager = PoolManager(table, [], policy_named("serial"))
+        manager.join(m.Hello(version=m.PROTOCOL_VERSION, name="a", pid=7, framework="torch"), pid=7, pidfd=None)
+        now_ns = time.monotonic_ns()
+        manager.act(now_ns)
+        monkeypatch.setattr("zico.broker.pool_manager.time.thread_time_ns", lambda: next(spent))
+        manager.status(now_ns)
+        assert manager.due_ns == now_ns + again_ns
+
+
+def test_a_choice_that_would_not_be_tried_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To choose takes a processor's time, which jobs that fit would compute in."""
+    made: list[PoolView] = []
+    monkeypatch.setattr(Savings, "limits_for", lambda _savings, view: made.append(view) or {})
+    with PoolTable.create(budget_bytes=4 * MIB, region_bytes=MIB, use_claims=False, self_admit=False) as table:
+        manager = PoolManager(table, [], policy_named("serial"))
+        for asks in (True, False):
+            monkeypatch.setattr(Trials, "asks", asks)
+            manager._evaluate(time.monotonic_ns())
+            assert len(made) == 1
 
 
 # -- admission -------------------------------------------------------------------------------------
