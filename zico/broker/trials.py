@@ -5,8 +5,11 @@ Theory of operation
     what copies cost other jobs. So a choice is on trial first. Windows of some iterations are
     measured with it and without it by turns, waits included, until the better one is clear::
 
-        without  .77 .75            .78
+        without  .77 .75
         with             .58 .60            -> without, for good
+
+    Two windows of a side follow each other where they can: jobs that go back to waiting wait most
+    until the policy has shifted their iterations again.
 
     A window's figure is the sum over the jobs of weight and speed: iterations a second times the
     time of the shortest that was seen in the first window. It begins some iterations after a
@@ -19,7 +22,8 @@ Guarantees
       back. After ``MOST_TRIALS`` rejections no other choice is tried, so nothing swings for ever.
     * A choice of which nothing has been measured yet makes way for a newer one, a few times.
     * A choice is rejected whose window takes more than ``SLOW`` times as long as one without.
-    * Nothing is tried while jobs wait for less than ``LEAST_WAITED`` of their time.
+    * Nothing is tried while jobs wait for less than ``LEAST_WAITED`` of their time, nor by what one
+      window says of that: in the first ones, jobs that save by themselves still learn how much.
     * Jobs that do not fit the budget with all that they want save without a trial.
 
 Known limitations
@@ -236,14 +240,14 @@ class Trials:
         if self._window is not None or not self._without.figures:
             return self._used  # a window ends first
         n_with, n_without = len(trial.found.figures), len(self._without.figures)
-        if self._is_not_worth_it(trial):
+        if n_without < FEWEST or self._is_not_worth_it(trial):
             return None
         fewest = min(n_with, n_without)
         is_faster = fewest > 0 and trial.found.mean >= self._without.mean
         if fewest >= MOST or (fewest >= FEWEST and (not is_faster or self._is_clear(trial))):
             trial.is_good = is_faster
             return trial if trial.is_good else None
-        return trial if n_with < n_without else None
+        return trial if n_with % 2 == 1 or n_with < n_without else None
 
     def _is_not_worth_it(self, trial: _Trial) -> bool:
         """Tell whether jobs wait for so little that a choice which has not been tried yet is not tried."""
