@@ -22,8 +22,8 @@ Guarantees
       back. After ``MOST_TRIALS`` rejections no other choice is tried, so nothing swings for ever.
     * A choice of which nothing has been measured yet makes way for a newer one, a few times.
     * A choice is rejected whose window takes more than ``SLOW`` times as long as one without.
-    * Nothing is tried while jobs wait for less than ``LEAST_WAITED`` of their time, nor by what one
-      window says of that: in the first ones, jobs that save by themselves still learn how much.
+    * Nothing is tried while jobs wait for less than ``LEAST_WAITED`` of their time. The last of at
+      least ``FEWEST`` windows says so: in the first one, jobs may still learn how much to save.
     * Jobs that do not fit the budget with all that they want save without a trial.
 
 Known limitations
@@ -237,8 +237,8 @@ class Trials:
             return None
         if trial.is_good:
             return trial
-        if self._window is not None or not self._without.figures:
-            return self._used  # a window ends first
+        if self._window is not None:
+            return self._used  # it ends first
         n_with, n_without = len(trial.found.figures), len(self._without.figures)
         if n_without < FEWEST or self._is_not_worth_it(trial):
             return None
@@ -247,7 +247,8 @@ class Trials:
         if fewest >= MOST or (fewest >= FEWEST and (not is_faster or self._is_clear(trial))):
             trial.is_good = is_faster
             return trial if trial.is_good else None
-        return trial if n_with % 2 == 1 or n_with < n_without else None
+        is_second = n_with % 2 == 1  # in pairs, since each change costs
+        return trial if is_second or n_with < n_without else None
 
     def _is_not_worth_it(self, trial: _Trial) -> bool:
         """Tell whether jobs wait for so little that a choice which has not been tried yet is not tried."""
