@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from zico.base import compiled, libc
+from zico.broker.notes import started_at
 from zico.heap.layout import HEAP
 from zico.pool import waiting
 from zico.pool.table import make_mutex
@@ -40,6 +42,12 @@ def is_gone(pid: int) -> bool:
 def is_stopped(thread: int) -> bool:
     """Ask for a thread."""
     return libc.thread_is_stopped(thread)
+
+
+@compiled.compiled
+def state(number: int) -> tuple[int, int, int]:
+    """Ask for a state, its threads, its start."""
+    return libc.state_of(number)
 
 
 @compiled.compiled
@@ -186,6 +194,36 @@ def test_a_process_is_gone_only_when_nobody_has_its_number() -> None:
         child.communicate(b"\n", timeout=DEADLINE_S)
     assert is_gone(child.pid)
     assert not is_gone(os.getpid())
+
+
+def test_a_state_is_what_the_kernel_says_of_a_process_and_a_thread() -> None:
+    """Its letter, its threads and its start, also of one that has ended and of one that is there no longer."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        began = started_at(child.pid)
+        assert began is not None
+        assert state(child.pid)[1:] == (1, began)
+        assert chr(state(child.pid)[0]) in "RSD"
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert state(child.pid) == (ord("Z"), 1, began), "nobody has reaped it"
+    finally:
+        child.communicate(timeout=DEADLINE_S)
+    assert state(child.pid) == (libc.NO_PROCESS, 0, 0)
+    assert state(os.getpid())[1:] == (len(os.listdir("/proc/self/task")), started_at(os.getpid()))  # noqa: PTH208 - counted
+    assert state(threading.get_native_id())[0] == ord("R")
+
+
+def test_a_state_that_cannot_be_read_is_no_death() -> None:
+    """A process that may open no file cannot tell, and takes nobody for dead."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    state(os.getpid())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        found = state(os.getpid()), state(1 << 22)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found == ((libc.CANNOT_TELL, 0, 0), (libc.NO_PROCESS, 0, 0)), "no process has a number above 2**22"
 
 
 def test_a_thread_is_stopped_by_job_control_only() -> None:

@@ -26,8 +26,11 @@ FUTEX_WAKE = 1
 FUTEX_PRIVATE = 128
 WAKE_ALL = 0x7FFFFFFF
 _FUTEX_TID_MASK = 0x3FFFFFFF
-_STAT_BYTES = 256
+_STAT_BYTES = 512
+"""Holds what comes before the start: a name of 64 bytes and 20 numbers of at most 20 digits."""
 _PROC, _STAT = tuple(b"/proc/"), tuple(b"/stat")
+_THREADS_FIELD, _STARTED_FIELD = 17, 19  # num_threads and starttime, counted from the state: 0 (proc_pid_stat(5))
+ESRCH = 3
 EBUSY = 16
 ETIMEDOUT = 110
 EOWNERDEAD = 130
@@ -114,6 +117,7 @@ _syscall = types.ExternalFunction(
     "syscall",
     types.int64(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64, types.int64),
 )
+_errno_location = types.ExternalFunction("__errno_location", types.int64())
 _kill = types.ExternalFunction("kill", types.int32(types.int32, types.int32))
 _open = types.ExternalFunction("open", types.int32(types.int64, types.int32))
 _read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.int64))
@@ -207,34 +211,75 @@ def private_unlock(word_address: int) -> None:
 
 
 @inlined
+def send_signal(pid: int, number: int) -> bool:
+    """Call ``kill(2)``; tells whether that was possible."""
+    return _kill(pid, number) == 0
+
+
+NO_PROCESS = 0
+CANNOT_TELL = -1
+STOPPED = ord("T")
+"""By job control: SIGSTOP, SIGTSTP."""
+TRACED = ord("t")
+"""By a debugger."""
+
+
+@compiled
+def state_of(number: int) -> tuple[int, int, int]:
+    """Read the state of a process or a thread by its number, in this process's pid namespace.
+
+    Returns:
+        The letter of its state, ``NO_PROCESS``, or ``CANNOT_TELL``; how many threads its process
+        has; when it started, in clock ticks after the machine's start.
+
+    Source: proc_pid_stat(5).
+    """
+    keep_out_of_line()
+    address = _stat_room()
+    text = array_at(address, _STAT_BYTES, np.uint8)
+    length = _write_stat_path(text, number)
+    text[length] = 0
+    descriptor = _open(address, os.O_RDONLY | os.O_CLOEXEC)
+    length = -1
+    if descriptor >= 0:
+        length = _read(descriptor, address, _STAT_BYTES)
+        _close(descriptor)
+    if length <= 0:  # it has just ended, or no descriptor is left, or there is no /proc
+        gone = _kill(number, 0) != 0 and array_at(_errno_location(), 1, np.int32)[0] == ESRCH
+        return NO_PROCESS if gone else CANNOT_TELL, 0, 0
+    end = length - 1
+    while end > 0 and text[end] != ord(")"):  # the name, which is in brackets, may contain brackets
+        end -= 1
+    return _numbers_behind(text, end + 2, length)
+
+
+@inlined
+def _numbers_behind(text: Any, begin: int, length: int) -> tuple[int, int, int]:  # noqa: ANN401 - an array of bytes
+    """Return the state's letter, which is at ``begin``, and the fields behind it that ``state_of`` tells."""
+    field = number = threads = 0
+    for i in range(begin, length):
+        if text[i] == ord(" "):
+            if field == _THREADS_FIELD:
+                threads = number
+            if field == _STARTED_FIELD:
+                return int(text[begin]), threads, number
+            field += 1
+            number = 0
+        else:
+            number = number * 10 + int(text[i]) - ord("0")
+    return CANNOT_TELL, 0, 0
+
+
+@inlined
 def process_is_gone(pid: int) -> bool:
     """Tell whether no process has this number any more (a zombie still counts as there)."""
     return _kill(pid, 0) != 0
 
 
 @inlined
-def send_signal(pid: int, number: int) -> bool:
-    """Call ``kill(2)``; tells whether that was possible."""
-    return _kill(pid, number) == 0
-
-
-@compiled
 def thread_is_stopped(thread: int) -> bool:
-    """Tell whether job control has stopped a thread (SIGSTOP, SIGTSTP); not whether a debugger has."""
-    keep_out_of_line()
-    address = _stat_room()
-    text = array_at(address, _STAT_BYTES, np.uint8)
-    length = _write_stat_path(text, thread)
-    text[length] = 0
-    descriptor = _open(address, os.O_RDONLY | os.O_CLOEXEC)
-    if descriptor < 0:
-        return False
-    length = _read(descriptor, address, _STAT_BYTES)
-    _close(descriptor)
-    for i in range(length - 3, -1, -1):  # the name, which is in brackets, may contain brackets; what follows may not
-        if text[i] == ord(")"):
-            return text[i + 2] == ord("T")
-    return False
+    """Tell whether job control has stopped a process or a thread; not whether a debugger has."""
+    return state_of(thread)[0] == STOPPED
 
 
 @inlined
