@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import fcntl
 import importlib
 import itertools
@@ -132,11 +133,30 @@ def test_entries_of_a_module_are_one_file(made: Callable[[str], ModuleType], cac
 
 
 def test_other_arguments_are_a_program_of_their_own(made: Callable[[str], ModuleType], cache: Path) -> None:
-    """A function that Python calls with types that no entry named is compiled for them, and kept."""
+    """A function that is no entry is compiled for the types with which Python calls it, and kept."""
     module: Any = made(SOURCE)
     assert module.both(5) == 3
     assert module.both(5.0) == 3.0
     assert [name.partition("-")[0] for name in kept(cache)] == [module.__name__, *[f"{module.__name__}.both"] * 2]
+
+
+class Level(enum.IntEnum):
+    """A number with a name."""
+
+    HIGH = 9
+
+
+@pytest.mark.parametrize("first", [Level.HIGH, np.int32(9), 9])
+def test_an_entry_is_compiled_for_the_types_that_it_names_alone(
+    made: Callable[[str], ModuleType], cache: Path, first: int
+) -> None:
+    """Other numbers are converted, from the first call on; what cannot be is refused. Nothing more is kept."""
+    module: Any = made(SOURCE)
+    assert module.rounded(first) == 10
+    assert [module.rounded(number) for number in (Level.HIGH, np.uint8(9), True)] == [10, 10, 2]
+    with pytest.raises(TypeError, match="No matching definition"):
+        module.rounded("9")
+    assert kept(cache) == [module.__name__]
 
 
 def test_a_module_without_entries_has_no_file(made: Callable[[str], ModuleType], cache: Path) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 from harness import LightJob, Look, Nursery, Pool, pool, until
 
 from zico.base.errors import ConfigError
+from zico.base.programs import program
+from zico.base.warming import BROKERS
 from zico.broker.protocol.messages import Change, Share
 from zico.cli import main
 from zico.pool.layout import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 FOR_EVER = 1_000_000
 PEAK = 6
@@ -67,6 +71,38 @@ def test_a_budget_is_lowered_and_raised_while_jobs_train(nursery: Nursery) -> No
         assert made.client.status().budget_bytes == 24 * made.region_bytes
         with pytest.raises(ConfigError, match="--most"):
             made.client.change(Change(budget_bytes=25 * made.region_bytes))
+
+
+def test_no_change_makes_the_broker_compile(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loop answers at once: what it calls is compiled before it starts, for the types that it gives."""
+    kept = [program(name).file for name in BROKERS]
+    code = tmp_path / "cache" / "code"
+    (tmp_path / "cache").mkdir(0o700)
+    code.mkdir(0o700)
+    for file in kept:
+        shutil.copy(file, code)
+    monkeypatch.setenv("ZICO_CACHE_DIR", str(code.parent))
+    with pool(regions=16) as made, nursery.job(made, "a") as first, nursery.job(made, "b") as second:
+        trains(made, first, second)
+        for change in (
+            Change(budget_bytes=10 * made.region_bytes),
+            Change(job="a", limit_bytes=8 * made.region_bytes),
+            Change(job="a", weight=2.0, priority=1, slo=0.1),
+            Change(job="a", paused=True),
+            Change(job="a", paused=True, move=True),
+            Change(job="b", paused=True, move=True),
+            Change(job="a", paused=False),
+            Change(job="b", paused=False),
+            Change(budget_bytes=16 * made.region_bytes),
+        ):
+            made.client.change(change)
+        with nursery.job(made, "c") as third:
+            trains(made, third)
+            go_on(made, first, second)
+        made.client.report()
+    assert {file.name for file in code.glob("*.o")} == {file.name for file in kept}
 
 
 def test_a_raised_budget_wakes_whoever_waits(nursery: Nursery) -> None:

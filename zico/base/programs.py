@@ -11,6 +11,8 @@ Guarantees
       of Numba and LLVM, and of the processor. A file of another name is never loaded.
     * A file appears whole. Processes that need a program at once wait for the one that compiles it,
       for a limited time.
+    * An entry is never compiled for other types than it names, since the broker's loop would stand
+      still meanwhile. Other numbers that Python gives are converted; anything else is a TypeError.
 
 All of Numba that is not public stands here. ``fault`` tells whether this version of Numba has it;
 where it has not, ``zico.base.compiled`` uses Numba's own, slower, ways.
@@ -241,6 +243,7 @@ class Function(CPUDispatcher):  # type: ignore[misc]
         self.__wrapped__ = function
         self._lowering = _Lowering(function, self.targetdescr, options, {}, _Pipeline)
         self._lowered: dict[Types, Any] = {}
+        self._has_entries = bool(entries)
         if entries:
             _register(function.__module__, *(_Entry(self, one) for one in entries))
 
@@ -272,6 +275,8 @@ class Function(CPUDispatcher):  # type: ignore[misc]
             if arguments not in self.overloads:
                 program_of(self.py_func.__module__).load()
             if arguments not in self.overloads:
+                if self._has_entries:
+                    return self  # once more: now an entry is there, and Numba converts for it
                 _stray(self, arguments).load()
             return self.overloads[arguments].entry_point
 
@@ -279,6 +284,8 @@ class Function(CPUDispatcher):  # type: ignore[misc]
         """Let calls from Python with some types of arguments go to machine code."""
         self._insert([one._code for one in arguments], callable_, objectmode=False)
         self.overloads[arguments] = _Overload(callable_, types.none(*arguments))
+        if self._has_entries:
+            self.disable_compile()
 
 
 class _Key:

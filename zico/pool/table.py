@@ -354,7 +354,7 @@ class PoolTable:
 
     def pause(self, job: int, *, move: bool) -> None:
         """Keep a job at its next boundary until ``resume``; ``move``: what it holds there leaves the budget."""
-        waiting.pause(self.member[0], job, Paused.MOVES if move else Paused.STAYS)
+        waiting.pause(self.member[0], job, int(Paused.MOVES if move else Paused.STAYS))
 
     def resume(self, job: int) -> None:
         """Let a paused job go on as any other."""
