@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import members
 import numpy as np
@@ -20,6 +20,9 @@ from zico.broker.notes import started_at
 from zico.heap.layout import HEAP
 from zico.pool import waiting
 from zico.pool.table import make_mutex
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DEADLINE_S = 20.0
 WAITED_FOR = 2
@@ -245,6 +248,55 @@ def test_a_thread_is_stopped_by_job_control_only() -> None:
         child.communicate(b"\n", timeout=DEADLINE_S)
     assert not is_stopped(child.pid)
     assert not is_stopped(os.getpid())
+
+
+SET_BACK = """
+import ctypes, sys, threading, time
+import llvmlite.binding
+import numpy as np
+
+class Timespec(ctypes.Structure):
+    _fields_ = [("s", ctypes.c_int64), ("ns", ctypes.c_int64)]
+
+real = ctypes.CDLL(None).clock_gettime
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(Timespec))
+def ahead(number, found):
+    code = real(number, found)
+    if number == time.CLOCK_REALTIME:
+        found.contents.s += 3600
+    return code
+
+llvmlite.binding.add_symbol("clock_gettime", ctypes.cast(ahead, ctypes.c_void_p).value)
+
+from zico.base import libc
+from zico.base.compiled import compiled
+from zico.pool.table import make_mutex
+
+@compiled
+def enter(mutex, wait_ns):
+    return libc.mutex_lock_within(mutex, wait_ns)
+
+mutex = np.zeros(8, "i8")
+make_mutex(mutex.ctypes.data)
+assert enter(mutex.ctypes.data, 1) == 0
+for clocklock in (libc._CLOCKLOCK[0], 0):
+    libc._CLOCKLOCK[0] = clocklock
+    found = []
+    thread = threading.Thread(target=lambda: found.append(enter(mutex.ctypes.data, 20_000_000)), daemon=True)
+    thread.start()
+    thread.join(20)
+    print(found)
+"""
+
+
+def test_a_wall_clock_that_is_set_back_makes_no_wait_for_a_mutex_longer(tmp_path: Path) -> None:
+    """A clock that is an hour ahead when a wait begins changes nothing, also on a C library that is old."""
+    script = tmp_path / "set_back.py"
+    script.write_text(SET_BACK)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * DEADLINE_S, check=False)
+    assert (done.stdout, done.returncode) == (f"[{libc.ETIMEDOUT}]\n" * 2, 0), done.stderr
 
 
 def test_a_mutex_is_waited_for_so_long_and_says_who_is_inside() -> None:

@@ -13,14 +13,25 @@ import time
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from zico.base.compiled import array_at, compare_exchange, compiled, exchange, inlined, keep_out_of_line
+from zico.base.compiled import (
+    array_at,
+    call,
+    compare_exchange,
+    compiled,
+    exchange,
+    inlined,
+    keep_out_of_line,
+    symbol_address,
+)
 
 SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
+SYS_NANOSLEEP = {"x86_64": 35, "aarch64": 101}.get(platform.machine(), -1)
 FUTEX_WAIT = 0
 FUTEX_WAKE = 1
 FUTEX_PRIVATE = 128
@@ -65,7 +76,6 @@ def _function(builder: Any, name: str, kind: Any) -> Any:  # noqa: ANN401 - LLVM
 
 
 monotonic_ns = _clock(time.CLOCK_MONOTONIC, "CLOCK_MONOTONIC, the clock of ``time.monotonic_ns``,")
-_realtime_ns = _clock(time.CLOCK_REALTIME, "CLOCK_REALTIME")
 
 
 # Reading the counter of an x86-64 processor takes 10 ns where clock_gettime takes 24. It is a clock
@@ -110,7 +120,6 @@ def _stack(length: int) -> Any:  # noqa: ANN401 - a Numba intrinsic
 _timespec_room = _stack(16)
 _stat_room = _stack(_STAT_BYTES)
 _try_lock = types.ExternalFunction("pthread_mutex_trylock", types.int32(types.int64))
-_timed_lock = types.ExternalFunction("pthread_mutex_timedlock", types.int32(types.int64, types.int64))
 _unlock = types.ExternalFunction("pthread_mutex_unlock", types.int32(types.int64))
 _consistent = types.ExternalFunction("pthread_mutex_consistent", types.int32(types.int64))
 _syscall = types.ExternalFunction(
@@ -136,18 +145,45 @@ def mutex_try_lock(address: int) -> int:
     return _try_lock(address)
 
 
+# POSIX gives pthread_mutex_timedlock the wall clock. A clock that is set back by an hour in the midst
+# of a wait makes it an hour longer, so that a process that is stopped inside holds everybody up.
+_CLOCKLOCK = np.zeros(1, np.int64)
+_CLOCKLOCK[0] = ctypes.cast(getattr(ctypes.CDLL(None), "pthread_mutex_clocklock", None), ctypes.c_void_p).value or 0
+"""Address of what waits by the monotonic clock; 0 on glibc before 2.30."""
+_CLOCKLOCK_SYMBOL = "zico_clocklock"
+llvmlite.binding.add_symbol(_CLOCKLOCK_SYMBOL, _CLOCKLOCK.ctypes.data)  # before what refers to it is compiled
+_clocklock_address = symbol_address(_CLOCKLOCK_SYMBOL)
+_LOOK_AGAIN_NS = 50_000
+"""Between two tries where the C library cannot wait: many times what anybody does inside."""
+
+
 @inlined
 def mutex_lock_within(address: int, wait_ns: int) -> int:
-    """Lock; waits for so long while another thread is inside.
+    """Lock; waits for so long, by the monotonic clock, while another thread is inside.
 
     Returns:
         As ``mutex_try_lock``, but ``ETIMEDOUT`` for ``EBUSY``.
     """
     timespec = _timespec_room()
-    until_ns = _realtime_ns() + wait_ns  # POSIX gives pthread_mutex_timedlock this clock
-    fields = array_at(timespec, 2, np.int64)
-    fields[0], fields[1] = until_ns // 1_000_000_000, until_ns % 1_000_000_000
-    return _timed_lock(address, timespec)
+    clocklock = array_at(_clocklock_address(), 1, np.int64)[0]
+    until_ns = monotonic_ns() + wait_ns
+    if clocklock != 0:
+        _set_timespec(timespec, until_ns)
+        return np.int32(call(clocklock, (address, np.int64(time.CLOCK_MONOTONIC), timespec)))
+    _set_timespec(timespec, _LOOK_AGAIN_NS)
+    while True:
+        code = _try_lock(address)
+        if code != EBUSY:
+            return code
+        if monotonic_ns() >= until_ns:
+            return np.int32(ETIMEDOUT)
+        _syscall(SYS_NANOSLEEP, timespec, 0, 0, 0, 0, 0)
+
+
+@inlined
+def _set_timespec(address: int, duration_ns: int) -> None:
+    fields = array_at(address, 2, np.int64)
+    fields[0], fields[1] = duration_ns // 1_000_000_000, duration_ns % 1_000_000_000
 
 
 @inlined
