@@ -33,7 +33,7 @@ help: ## List the targets
 
 setup: $(STAMP) ## Create .venv with everything, at the tested versions
 
-$(STAMP): setup.cfg pyproject.toml constraints.txt
+$(STAMP): setup.cfg setup.py pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[all]'
@@ -70,7 +70,7 @@ WHEEL ?= build/torch-cuda
 WHEEL_TORCH ?= torch==2.11.0
 WHEEL_STAMP := $(WHEEL)/.installed
 
-$(WHEEL_STAMP): setup.cfg constraints.txt
+$(WHEEL_STAMP): setup.cfg setup.py constraints.txt
 	$(PYTHON) -m venv $(WHEEL)
 	grep -v -e '^torch==' -e '^cuda-python==' -e '^nvidia-' constraints.txt > $(WHEEL)/constraints.txt
 	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint $(WHEEL)/constraints.txt \
@@ -92,7 +92,7 @@ VERSIONS_STAMP := $(VERSIONS)/.installed
 VERSIONS_TESTS := tests/framework/test_torch*.py tests/framework/test_jax.py tests/framework/test_exactness.py \
 	tests/framework/test_xla_cuda.py tests/process/test_software_cuda.py tests/process/test_cuda_twin*.py tests/cpu
 
-$(VERSIONS_STAMP): setup.cfg constraints.txt
+$(VERSIONS_STAMP): setup.cfg setup.py constraints.txt
 	$(VERSIONS_PYTHON) -m venv $(VERSIONS)
 	grep -v -e '^torch==' -e '^numpy==' constraints.txt > $(VERSIONS)/constraints.txt
 	$(VERSIONS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip

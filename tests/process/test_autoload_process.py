@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
 import zico.job.autoload
 
+Done: TypeAlias = subprocess.CompletedProcess[str]
 PACKAGE_PATH = Path(zico.job.autoload.__file__).parent.parent.parent
 INJECT = PACKAGE_PATH / "zico" / "job" / "inject"
 TIMEOUT_S = 60
@@ -25,12 +29,12 @@ print("inject on path", any(p.endswith("inject") for p in sys.path))
 """
 
 
-def python(code: str, *paths: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, *paths: Path, interpreter: str = sys.executable, **environment: str) -> Done:
     """Run Python code as ``zico run`` would: our folder first, then the user's PYTHONPATH."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("ZICO_", "PYTHON"))}
     clean["PYTHONPATH"] = os.pathsep.join(str(path) for path in (INJECT, *paths))
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [interpreter, "-c", code],
         env=clean | environment,
         cwd=INJECT,  # a folder in which nothing can be imported by accident
         capture_output=True,
@@ -106,12 +110,12 @@ def test_a_broken_zico_costs_one_line(user: Path) -> None:
 
 
 def test_the_users_sitecustomize_runs(user: Path) -> None:
-    """The user's own sitecustomize runs first, is the module of that name, and the job is still watched."""
-    (user / "sitecustomize.py").write_text("import sys\nsys.user_ran = __file__, 'zico' in sys.modules\n")
+    """The user's own sitecustomize runs, is the module of that name, and the job is still watched."""
+    (user / "sitecustomize.py").write_text("import sys\nsys.user_ran = (__file__,)\n")
     code = REPORT + "\nimport sitecustomize\nprint(*sys.user_ran)\nprint(sitecustomize.__file__)"
     done = python(code, user, ZICO_SOCKET="/s", ZICO_PACKAGE_PATH=str(PACKAGE_PATH))
     theirs = str(user / "sitecustomize.py")
-    assert done.stdout == f"watching 1\ninject on path False\n{theirs} False\n{theirs}\n"
+    assert done.stdout == f"watching 1\ninject on path False\n{theirs}\n{theirs}\n"
     assert done.stderr == ""
 
 
@@ -147,3 +151,48 @@ def test_starting_imports_nothing_slow(user: Path) -> None:
     before = set(python(code, user).stdout.split())  # what the environment itself loads, coverage say
     assert "zico" in done.stdout.split()
     assert set(done.stdout.split()) & slow <= before
+
+
+# -- the .pth file of the installed package --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter whose site-packages have Zico and its ``.pth`` file."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    shutil.copy(PACKAGE_PATH / "zico" / "job" / "zico.pth", site)
+    (site / "a-zico.pth").write_text(f"{PACKAGE_PATH}\n")  # as an editable install, it comes first by its name
+    return str(folder / "bin" / "python")
+
+
+@pytest.mark.parametrize("path", [{"PYTHONPATH": "/"}, {}])
+def test_a_job_with_a_pythonpath_of_its_own_is_watched_once(installed: str, path: dict[str, str]) -> None:
+    """Where the command's PYTHONPATH hides our folder the .pth file stands in; beside it, nothing is doubled."""
+    environment = {"ZICO_SOCKET": "/s", "ZICO_PACKAGE_PATH": str(PACKAGE_PATH), **path}
+    done = python(REPORT, interpreter=installed, **environment)
+    assert (done.stdout, done.stderr) == ("watching 1\ninject on path False\n", "")
+
+
+def test_the_installed_package_has_the_pth_file() -> None:
+    """It lies at the root of site-packages, where Python looks for such files, in editable installs, too."""
+    found = importlib.metadata.distributions(name="zico")  # a checkout's own metadata may lie beside the installed
+    assert any("zico.pth" in map(str, distribution.files or ()) for distribution in found)
+
+
+@pytest.mark.parametrize("environment", [{}, {"ZICO_SOCKET": "/s"}])
+def test_the_pth_file_does_nothing_outside_a_run(installed: str, environment: dict[str, str]) -> None:
+    """A Python process that ``zico run`` did not start imports nothing of Zico, wherever Zico is installed."""
+    code = "import sys; print([name for name in sys.modules if name.partition('.')[0] == 'zico'])"
+    done = python(code, interpreter=installed, PYTHONPATH="", **environment)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_the_pth_file_costs_no_line_where_zico_is_broken(installed: str, user: Path) -> None:
+    """What goes wrong in it is not reported by Python at each start: the run says that the job is outside."""
+    (user / "zico").mkdir()
+    (user / "zico" / "__init__.py").write_text("raise RuntimeError('half installed')\n")
+    environment = {"ZICO_SOCKET": "/s", "ZICO_PACKAGE_PATH": str(PACKAGE_PATH), "PYTHONPATH": str(user)}
+    done = python("print('ran')", interpreter=installed, **environment)
+    assert (done.stdout, done.stderr) == ("ran\n", "")

@@ -89,9 +89,9 @@ def test_doctor_says_why_a_command_is_not_in_the_pool(capsys: pytest.CaptureFixt
 
 
 def test_doctor_finds_the_flag_that_keeps_zico_out(capsys: pytest.CaptureFixture[str]) -> None:
-    """A command with python -I cannot be active, and the check says to start it without."""
-    assert main(["doctor", "--", sys.executable, "-I", "-c", "pass"]) == 1
-    assert "start python without -I" in capsys.readouterr().out
+    """A command with python -S cannot be active, and the check says to start it without."""
+    assert main(["doctor", "--", sys.executable, "-S", "-c", "pass"]) == 1
+    assert "start python without -S" in capsys.readouterr().out
 
 
 def test_a_job_is_told_which_kind_of_device_it_would_share() -> None:

@@ -23,6 +23,7 @@ Known limitations
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -133,6 +134,18 @@ class _Loader:
         finally:
             importing.remove(name)
         self._finder.enable(name)
+
+
+def activate() -> None:
+    """Watch for frameworks if this process is a job's; does nothing where something does so already.
+
+    Python calls this when it starts, by ``zico.pth`` of the installed package and by the
+    ``sitecustomize`` of ``zico run``: either may be out of its reach.
+    """
+    if not os.environ.get("ZICO_SOCKET") or any(isinstance(finder, Finder) for finder in sys.meta_path):
+        return
+    is_descendant = os.environ.get("ZICO_OWNER_PID") not in (None, "", str(os.getpid()))
+    install(OF_DESCENDANTS if is_descendant else WATCHED)
 
 
 def install(watched: Mapping[str, str] = WATCHED) -> Finder:

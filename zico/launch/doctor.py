@@ -124,8 +124,8 @@ TRY_S = 180
 START_S = 30.0
 ACTIVE_FROM_FRACTION = 0.95
 PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
-# These keep Python from reading PYTHONPATH (-E, -I) or from importing sitecustomize (-S, -I), see
-# python(1).
+# These keep Python from reading PYTHONPATH (-E, -I) or from importing site (-S), see python(1). With the first two
+# Python still reads zico.pth where Zico is installed.
 BLOCKING_FLAGS = frozenset("EIS")
 # Options of the interpreter whose value may follow as the next argument.
 _FLAGS_WITH_VALUE = frozenset("WX")
@@ -336,26 +336,34 @@ def _checks(settings: Settings, argv: Sequence[str]) -> Iterator[Check]:
 
 def _check_flags(argv: Sequence[str]) -> Check:
     flag = blocking_flag(argv)
-    detail = "no flag disables Zico" if flag is None else f"python {flag} disables Zico: start python without {flag}"
-    return Check("interpreter flags", flag is None, detail)
+    if flag is None:
+        return Check("interpreter flags", passed=True, detail="no flag disables Zico")
+    if not _why_unwatched(argv[0], flag):
+        return Check("interpreter flags", passed=True, detail=f"python {flag} finds Zico by zico.pth in its packages")
+    return Check("interpreter flags", passed=False, detail=f"python {flag} disables Zico: start python without {flag}")
 
 
 def _check_injection(argv: Sequence[str]) -> Check:
-    """Start the interpreter as a job's and look whether it watches imports."""
     is_python = bool(argv) and PYTHON.fullmatch(PurePath(argv[0]).name) is not None
     interpreter = argv[0] if is_python else sys.executable
+    reason = _why_unwatched(interpreter)
+    return Check("injection", passed=not reason, detail=reason or f"{interpreter} watches imports")
+
+
+def _why_unwatched(interpreter: str, *flags: str) -> str:
+    """Start the interpreter as a job's and return why it does not watch imports, empty if it does."""
     code = "import sys; sys.exit(not any(type(f).__module__ == 'zico.job.autoload' for f in sys.meta_path))"
     environ = job_environment(os.environ, Path("/nonexistent"), "doctor")
     try:
         tried = subprocess.run(  # noqa: S603 - the user's own interpreter
-            [interpreter, "-c", code], env=environ, timeout=START_S, check=False, capture_output=True
+            [interpreter, *flags, "-c", code], env=environ, timeout=START_S, check=False, capture_output=True
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check("injection", passed=False, detail=f"{interpreter} cannot be started: {error}")
+        return f"{interpreter} cannot be started: {error}"
     if tried.returncode == 0:
-        return Check("injection", passed=True, detail=f"{interpreter} watches imports")
+        return ""
     reason = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return Check("injection", passed=False, detail=reason or f"{interpreter} ignores PYTHONPATH or sitecustomize")
+    return reason or f"{interpreter} ignores PYTHONPATH or sitecustomize"
 
 
 def _check_device() -> Check:

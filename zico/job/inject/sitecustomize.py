@@ -13,6 +13,9 @@ Read from the environment:
     ZICO_PACKAGE_PATH: The folder that holds ``zico``, for environments in which it is not
         installed.
 
+A command may set ``PYTHONPATH`` itself, which hides this file. Where Zico is installed,
+``zico/job/zico.pth`` lies in site-packages and does the same, once per process.
+
 Nothing may be imported here that is slow: this runs in every Python process below ``zico run``.
 """
 
@@ -42,12 +45,11 @@ def _activate() -> None:
     """Watch for frameworks, if this process is a job's; never raises."""
     if not os.environ.get("ZICO_SOCKET"):
         return
-    is_descendant = os.environ.get("ZICO_OWNER_PID") not in (None, "", str(os.getpid()))
     try:
         _make_importable()
-        from zico.job.autoload import OF_DESCENDANTS, WATCHED, install
+        from zico.job.autoload import activate
 
-        install(OF_DESCENDANTS if is_descendant else WATCHED)
+        activate()
     except Exception as error:  # noqa: BLE001 - the user's process must go on, whatever is wrong with us
         reason = " ".join(str(error).split()) or type(error).__name__
         if sys.stderr is not None:
