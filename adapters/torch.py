@@ -186,7 +186,7 @@ def _start(
             joined.settings.heap.get("spill_directory"),
             as_auto=as_auto,
             planners=planners,
-            complain=complain,
+            inform=inform,
             prepare=prepare,
         )
     except ZicoError as error:

@@ -33,6 +33,8 @@ CLIENT_EXAMPLES: tuple[m.ClientMessage, ...] = (
 SHARE = m.Share(weight=999.9, priority=-m.MAX_PRIORITY, slo=0.123456789)
 SAVING = m.Saving(
     how="swap",
+    planner='"' * m.MAX_PLANNER_CHARS,
+    planner_note='"' * m.MAX_PLANNER_NOTE_CHARS,
     out_bytes=BIGGEST,
     in_bytes=BIGGEST,
     out_now_bytes=BIGGEST,

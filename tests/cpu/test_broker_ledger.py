@@ -245,6 +245,18 @@ def test_a_status_has_the_members_and_whom_they_wait_for() -> None:
     assert (second.state, second.waits_for, second.waiting_s) == ("leaving", (), 0.0)
 
 
+def test_a_job_says_whose_plan_it_follows_and_why() -> None:
+    """What it has written stands in status and report; what is not printable ASCII is a question mark."""
+    ledger = new_ledger()
+    header, jobs = empty_table()
+    join(ledger, 1, "a")
+    set_fields(jobs[1], save=SaveMode.SWAP, planner=b"longest", planner_note=b"chen found \x1b[31mno\xff plan")
+    ledger.observe(header.copy(), jobs.copy(), MIB, BEGAN_NS)
+    for saving in (ledger.status(BEGAN_NS).jobs[0].saving, ledger.report(BEGAN_NS).jobs[0].saving):
+        assert (saving.how, saving.planner) == ("swap", "longest")
+        assert saving.planner_note == "chen found ?[31mno? plan"
+
+
 def test_a_report_names_the_latest_jobs_and_counts_the_rest() -> None:
     """However many jobs there were, the answer fits into a frame."""
     ledger = new_ledger()

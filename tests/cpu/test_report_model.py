@@ -241,6 +241,19 @@ def test_progress_says_who_waits_for_whom() -> None:
     assert next(plain_lines(snapshot())) == "a: no framework imported yet"
 
 
+def test_the_planner_in_force_is_named_and_why() -> None:
+    """It stands in the job's line of progress and in the table, and why it is not the one asked for, below that."""
+    note = "chen found no plan for 2 MiB (no schedule holds 2 MiB, 2097152 bytes, or less); longest is used instead"
+    saving = Saving(how="swap", planner="longest", planner_note=note)
+    line, _ = plain_lines(snapshot(member(0, "a", saving=saving)))
+    assert line == "a: running, 7 iterations, 1.25 it/s, holds 16 MiB of 64 MiB, saves by longest"
+    job = JobFigures(name="a", command="x", exit_code=0, wall_s=1.0, saving=saving)
+    report = RunReport(device="host", policy="zico", budget_bytes=MIB, pool=PoolFigures(), jobs=(job,))
+    (row,) = saving_rows(report)
+    assert row[:2] == ("a", "swap (longest)")
+    assert f"a: {note}" in list(attention_lines(report))
+
+
 def test_progress_leaves_out_anothers_job_of_the_same_name() -> None:
     """In a daemon's pool, a process is the run's own by the run that started it; whom it waits for may be another's."""
     own = member(0, "a", waiting_s=2.0, waits_for=(1,), run="a1")

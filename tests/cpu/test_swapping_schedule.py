@@ -12,6 +12,7 @@ from zico.base.units import MIB
 from zico.offload.observed import SAVED, USED, Observed, Rebuild, problem_of
 from zico.offload.swap_schedule import Chosen, Plan, choose, plan
 from zico.offload.tier_layout import Rates
+from zico.planning.packing.problem import NoPlan
 
 MS = 1_000_000
 FAST = Rates(1e15, 1e15, 0.0, 0.0)
@@ -106,8 +107,8 @@ def test_with_a_slow_tier_tensors_are_dropped_and_with_a_fast_one_they_leave() -
     seen = layered(12)
     slow = choose(seen, 30 * MIB, Rates(1e6, 1e6, 0.0, 0.0), "zico")
     fast = choose(seen, 30 * MIB, FAST, "zico")
-    assert slow is not None
-    assert fast is not None
+    assert isinstance(slow, Chosen)
+    assert isinstance(fast, Chosen)
     assert slow.leaves == frozenset()
     assert slow.drops <= set(seen.ways)
     assert len(slow.drops) >= 5
@@ -131,6 +132,27 @@ def test_planners_without_a_plan_leave_it_to_what_is_idle_longest() -> None:
     """Nothing can leave in time: nobody is chosen, and the plan is the usual one."""
     seen = trained([4 * MIB] * 2)
     assert choose(seen, 4 * MIB, Rates(1.0, 1.0, 0.0, 0.0), "longest") is None
+
+
+def test_a_planner_without_a_plan_below_the_peak_says_why() -> None:
+    """Chen et al. drop tensors alone: where none can be made again there is no plan, rather than an empty one."""
+    seen = trained([4 * MIB] * 8)
+    answer = choose(seen, 20 * MIB, FAST, "chen")
+    assert isinstance(answer, NoPlan)
+    assert answer.detail.startswith("found no plan for 20 MiB to 31")
+    assert "(no schedule holds 20 MiB, " in answer.detail
+
+
+def test_a_plan_for_more_than_the_limit_says_so() -> None:
+    """Of eight tensors three can be dropped, which is too few for the second limit: the note has the plan's own."""
+    seen = layered(8)
+    fits, more = choose(seen, 24 * MIB, FAST, "echo"), choose(seen, 14 * MIB, FAST, "echo")
+    assert isinstance(fits, Chosen)
+    assert isinstance(more, Chosen)
+    assert fits.note == ""
+    assert more.drops
+    assert more.note.startswith("found no plan for 14 MiB (without 3 results of cheap operations 20 MiB are left); its")
+    assert more.note.endswith(" MiB is used")
 
 
 @st.composite
@@ -194,7 +216,8 @@ def test_an_instant_tier_leaves_nothing_above_that_could_be_below(seen: Observed
 @settings(max_examples=40, deadline=None)
 def test_any_planner_can_be_asked_for_any_iteration(seen: Observed, limit: int, name: str) -> None:
     """What it chooses is idle at some time, and becomes a plan."""
-    chosen = choose(seen, limit, Rates(1e3, 1e3, 1e-4, 1e-4), name)
+    answer = choose(seen, limit, Rates(1e3, 1e3, 1e-4, 1e-4), name)
+    chosen = None if isinstance(answer, NoPlan) else answer
     planned = plan(seen, limit, Rates(1e3, 1e3, 1e-4, 1e-4), chosen=chosen)
     assert planned.peak_bytes <= max(seen.load_bytes)
     if chosen is not None:

@@ -31,6 +31,7 @@ from zico.offload.swap_learning import (
 from zico.offload.swap_schedule import Chosen, Plan
 from zico.offload.swapper import Swapper
 from zico.offload.tier_layout import Rates
+from zico.planning.packing.problem import NoPlan, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -575,11 +576,11 @@ def test_what_is_idle_longest_leaves_until_a_planner_answers(monkeypatch: pytest
 
 
 def test_the_learner_goes_on_where_nothing_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who chooses is asked once for an iteration; its error is passed on, and what is idle longest leaves."""
+    """Who chooses is asked once for an iteration; its error is the reason why what is idle longest leaves."""
     ticks = itertools.count(step=MS)
     monkeypatch.setattr("zico.offload.swap_learning.time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
     asked: list[tuple[int, str]] = []
-    told: list[str] = []
+    told: list[tuple[str, str]] = []
 
     def choose(seen: Observed, limit_bytes: int, _rates: Rates, planner: str) -> None:
         asked.append((limit_bytes, planner))
@@ -590,8 +591,8 @@ def test_the_learner_goes_on_where_nothing_can_be_chosen(monkeypatch: pytest.Mon
         Gauge(2 * SIZE).cap_bytes,
         lambda: Rates(1e12, 1e12, 0.0, 0.0),
         planners=["zico"],
-        complain=lambda what, error: told.append(f"{what}: {error}"),
         choose=choose,
+        follow=lambda planner, note: told.append((planner, note)),
     )
     for _ in range(3):
         for tick, code in enumerate((0, 2, 3, 1)):
@@ -602,6 +603,42 @@ def test_the_learner_goes_on_where_nothing_can_be_chosen(monkeypatch: pytest.Mon
         if learner.planning is not None:
             learner.planning.join(DEADLINE_S)
     assert asked == [(int(2 * SIZE * (1 - MARGIN_SHARE)), "zico")]
-    assert told == ["what is idle longest leaves, as zico cannot plan: no process for 2 tensors"]
+    assert told == [("longest", "zico cannot plan (no process for 2 tensors); longest is used instead")]
+    assert planned is not None
+    assert planned.leaves == {0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (None, ("chen", "")),
+        (Chosen(frozenset({0}), frozenset()), ("chen", "")),
+        (
+            Chosen(frozenset({0}), frozenset(), "found none; its plan for 2 B is used"),
+            ("chen", "chen found none; its plan for 2 B is used"),
+        ),
+        (NoPlan(Reason.NOT_FOUND, "chen", 0.0, "found none"), ("longest", "chen found none; longest is used instead")),
+    ],
+)
+def test_the_learner_tells_whose_choice_is_followed(answer: Chosen | NoPlan | None, told: tuple[str, str]) -> None:
+    """The planner asked for, or the one that stands in for it, and why."""
+    heard: list[tuple[str, str]] = []
+    learner = Learner(
+        lambda: Ended(0, SIZE * np.array([1, 2, 2, 1]), 8 * MS),
+        Gauge(2 * SIZE).cap_bytes,
+        lambda: Rates(1e12, 1e12, 0.0, 0.0),
+        planners=["chen"],
+        choose=lambda *_: answer,
+        follow=lambda *words: heard.append(words),
+    )
+    for _ in range(3):
+        for tick, code in enumerate((0, 2, 3, 1)):
+            learner.note_event(code, tick)
+        learner.note_size(SIZE)
+        learner.note_size(SIZE)
+        planned = learner.turn(0)
+        if learner.planning is not None:
+            learner.planning.join(DEADLINE_S)
+    assert set(heard) == {told}
     assert planned is not None
     assert planned.leaves == {0}

@@ -489,6 +489,8 @@ def _saving(record: Any) -> Saving:  # noqa: ANN401 - a numpy record
     """Return what a job has moved to tiers and back."""
     return Saving(
         how=MODES[int(record["save"])],
+        planner=_printable(record["planner"]),
+        planner_note=_printable(record["planner_note"]),
         out_bytes=count_of(record["out_bytes"]),
         in_bytes=count_of(record["in_bytes"]),
         out_now_bytes=count_of(record["out_now_bytes"]),
@@ -499,6 +501,11 @@ def _saving(record: Any) -> Saving:  # noqa: ANN401 - a numpy record
         dropped_bytes=count_of(record["dropped_bytes"]),
         making_s=count_of(record["making_ns"]) * _NS,
     )
+
+
+def _printable(raw: bytes) -> str:
+    """Return a job's words with a question mark for whatever is not printable ASCII, so that they are no longer."""
+    return "".join(chr(byte) if 32 <= byte < 127 else "?" for byte in bytes(raw))  # noqa: PLR2004 - by ASCII
 
 
 def _known(figures: OutsideFigures | None) -> dict[str, Any]:

@@ -60,8 +60,13 @@ def plain_lines(snapshot: Snapshot) -> Iterator[str]:
             yield (
                 f"{member.name}{where}: {_state(job, member)}, {member.iterations} iterations, "
                 f"{member.iterations_per_s:.2f} it/s, holds {format_bytes(member.held_bytes)} "
-                f"of {format_bytes(pool.budget_bytes)}{waits}"
+                f"of {format_bytes(pool.budget_bytes)}{_planner(member)}{waits}"
             )
+
+
+def _planner(member: JobReport) -> str:
+    planner = member.saving.planner
+    return f", saves by {planner}" if planner else ""
 
 
 # Colours of the terminal's own palette, so that they suit its background.

@@ -501,7 +501,9 @@ def status() -> dict[str, Any] | None:
         the next tier (``spilled_bytes``), and those moved there for other jobs (``evicted_bytes``).
         For a job that swaps or pages, also ``moved_out_bytes``, ``moved_in_bytes``,
         ``late_arrivals``, ``page_faults``, ``copies_waited_s`` and ``copies_hidden_s``,
-        ``dropped_bytes`` and ``making_again_s``, else 0.
+        ``dropped_bytes`` and ``making_again_s``, else 0. ``planner`` is whose choice of tensors the
+        job follows, ``planner_note`` why that is not the planner asked for, or plans for more than
+        the job may hold, both else empty.
     """
     if _current is None:
         return None
@@ -531,4 +533,6 @@ def status() -> dict[str, Any] | None:
         "copies_hidden_s": int(record["copy_hidden_ns"]) / 1e9,
         "dropped_bytes": int(record["dropped_bytes"]),
         "making_again_s": int(record["making_ns"]) / 1e9,
+        "planner": record["planner"].decode("ascii"),
+        "planner_note": record["planner_note"].decode("ascii"),
     }

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from zico.offload.swap_learning import Way
     from zico.offload.swap_schedule import Chosen
     from zico.offload.tier_layout import Rates
+    from zico.planning.packing.problem import NoPlan
 
     Value = TypeVar("Value")
 
@@ -203,29 +204,28 @@ class PlanningProcess:
         self._asking = threading.Lock()
         self._ends: _Ends | None = None
         self._is_over = False
-        self._failure: ConfigError | None = None
+        self._failure = ""
         self.pid = 0
         """The process that there is, or was last; 0: none has started."""
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
-    def choose(self, seen: Observed, limit_bytes: int, rates: Rates, planner: str) -> Chosen | None:
+    def choose(self, seen: Observed, limit_bytes: int, rates: Rates, planner: str) -> Chosen | NoPlan | None:
         """Return what ``swap_schedule.choose`` does, of which it has arguments and meaning.
 
-        Waits for the process, ``answer_s`` at most. Where there is none any more, nothing is chosen.
+        Waits for the process, ``answer_s`` at most. Once that is closed, nothing is chosen.
 
         Raises:
-            ConfigError: The planner cannot plan here. Or the process could not start, died or was
-                late, which is said once.
+            ConfigError: The planner cannot plan here. Or the process could not start, has died or
+                was late.
         """
         if planner in {LONGEST, SEGMENTS}:
             return None
         with contextlib.suppress(_Over):
-            chosen: Chosen | None = self._ask(choose, seen, limit_bytes, rates, planner)
+            chosen: Chosen | NoPlan | None = self._ask(choose, seen, limit_bytes, rates, planner)
             return chosen
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        if self._failure:
+            raise ConfigError(self._failure)
         return None
 
     def ways(self, seen: Observed, rates: Rates, margin: float) -> list[Way]:
@@ -318,7 +318,7 @@ class PlanningProcess:
             self._is_over = True
             line = self._ends.last_line() if self._ends is not None else ""
             said = f", its last line is {line!r}" if line else ""
-            self._failure = ConfigError(f"the process that plans {what}{said}: --save swap needs none")
+            self._failure = f"the process that plans {what}{said}: --save swap needs none"
         self._let_go()
         raise _Over
 
@@ -331,7 +331,7 @@ class PlanningProcess:
     def _leave_to_parent(self) -> None:
         """Have no process, and end none: for a forked child."""
         self._asking = threading.Lock()
-        self._is_over, self._failure = True, None
+        self._is_over, self._failure = True, ""
         ends, self._ends = self._ends, None
         if ends is not None:
             ends.close_copies()

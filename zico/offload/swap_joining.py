@@ -29,12 +29,11 @@ from zico.offload.swap_learning import Ended, Learner
 from zico.offload.swapper import Swapper
 from zico.offload.tiers import TierStack
 from zico.planning.saving.registry import LONGEST
-from zico.pool.layout import HEADER, MOST_WAYS, SaveMode
+from zico.pool.layout import HEADER, MOST_WAYS, PLANNER_NOTE_BYTES, SaveMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from zico.base.errors import ZicoError
     from zico.base.records import Layout
     from zico.heap.build import Heap
     from zico.offload.destinations import TierWish
@@ -162,6 +161,12 @@ class HeapGauge:
         lacked_bytes = int(self._heap["swap"]["lacked_bytes"])
         return f"needs {format_bytes(lacked_bytes)} and {whose} {format_bytes(self.cap_bytes())}"
 
+    def follow(self, planner: str, note: str) -> None:
+        """Let the job's record say whose choice it follows, and why that is not as it was asked for."""
+        self._job["planner"] = planner.encode()
+        text = note.encode("ascii", errors="replace")
+        self._job["planner_note"] = text if len(text) <= PLANNER_NOTE_BYTES else text[: PLANNER_NOTE_BYTES - 3] + b"..."
+
     def leave_it_to_the_broker(self) -> None:
         """Let the broker choose what the job may hold, unless a person has."""
         self._job["auto"] = self._job["limit"] == 0
@@ -227,7 +232,7 @@ def start(
     *,
     as_auto: bool = False,
     planners: Sequence[str] = (LONGEST,),
-    complain: Callable[[str, ZicoError], None] = lambda _what, _error: None,
+    inform: Callable[[str], None] = lambda _line: None,
     prepare: Callable[[str], None] = lambda _planner: None,
 ) -> Swapper:
     """Let idle tensors of this process leave for a tier and come back; an adapter tells of them.
@@ -236,8 +241,9 @@ def start(
     ``directory``. What exceeds all that the job may hold goes to the next tier, if nothing can leave.
     With ``as_auto`` the broker chooses what it may hold. Of ``planners``, some of
     ``zico.planning.saving.registry.JOB_PLANNERS``, the fastest chooses what leaves;
-    ``complain`` is told of one that cannot, and ``prepare`` of each but the first before an
-    iteration is observed for it.
+    ``prepare`` is told of each but the first before an iteration is observed for it, ``inform`` once
+    of a planner that another one stands in for, or that plans for more than the job may hold, and
+    ``complain`` of a device that does not tell its time.
 
     Raises:
         ConfigError: There is no such tier, or it cannot be made.
@@ -265,7 +271,17 @@ def start(
             peak_bytes = int(seen.load_bytes.max()) + gauge.restable_bytes()
             gauge.tell(peak_bytes, planning.ways(seen, rates(), margin))
 
-    learner = Learner(gauge.ended, gauge.cap_bytes, rates, tell, planners, complain, prepare, choose=planning.choose)
+    said: set[tuple[str, str]] = set()
+
+    def follow(planner: str, note: str) -> None:
+        gauge.follow(planner, note)
+        subject = note.partition(" ")[0], planner
+        if note and subject not in said and not (as_auto and planner != LONGEST):  # nobody has asked for it by name
+            said.add(subject)
+            inform(note)
+
+    told = tell, planners, inform, prepare
+    learner = Learner(gauge.ended, gauge.cap_bytes, rates, *told, choose=planning.choose, follow=follow)
     swapper = Swapper(mover, gauge, learner, logs_returns=not on_device)  # the log is of the first stream alone
     asked_fd = os.eventfd(0, os.EFD_CLOEXEC)
     threading.Thread(target=_relieve, args=(heap, gauge, swapper, asked_fd), name="zico-relief", daemon=True).start()

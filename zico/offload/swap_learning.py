@@ -22,6 +22,7 @@ from zico.base.background import work_lock
 from zico.base.errors import ConfigError, ZicoError
 from zico.offload.observed import NS, SAVED, Observed, Rebuild
 from zico.offload.swap_schedule import EARLIER, choose, plan
+from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.registry import LONGEST
 from zico.scheduler.state import POINT_SHARES
 
@@ -129,7 +130,7 @@ class _ForCap:
     cap_bytes: int
     margin: float = MARGIN_SHARE
     plan: Plan | None = None
-    choice: tuple[Observed, int, str, Chosen | None] | None = None
+    choice: tuple[Observed, int, str, Chosen | NoPlan | None] | None = None
     """What a planner chose for an iteration and a limit."""
     told: Observed | None = None
     """The iteration that others were told of."""
@@ -153,10 +154,11 @@ class Learner:
         rates: Callable[[], Rates],
         tell: Callable[[Observed, float], None] = lambda _seen, _margin: None,
         planners: Sequence[str] = (LONGEST,),
-        complain: Callable[[str, ZicoError], None] = lambda _what, _error: None,
+        inform: Callable[[str], None] = lambda _line: None,
         prepare: Callable[[str], None] = lambda _planner: None,
         *,
-        choose: Callable[[Observed, int, Rates, str], Chosen | None] = choose,
+        choose: Callable[[Observed, int, Rates, str], Chosen | NoPlan | None] = choose,
+        follow: Callable[[str, str], None] = lambda _planner, _note: None,
     ) -> None:
         """Begin with nothing known.
 
@@ -169,13 +171,15 @@ class Learner:
                 plan, once that has stayed for ``CALM_ITERATIONS``; at once where nothing leaves.
             planners: One, or some of which the fastest is kept; as ``swap_schedule.choose`` takes
                 them.
-            complain: Told of a planner that cannot plan here, and why.
+            inform: Told, in words, of a device that does not tell its time.
             prepare: Told of each planner but the first before an iteration is observed for it.
             choose: Asks a planner, in the thread: ``swap_schedule.choose``, or what does the same
                 elsewhere.
+            follow: Told, in the thread, whose choice the next iterations follow, and why that is
+                not the planner asked for, or plans for more than the job may hold; empty: neither.
         """
-        self._choose = choose
-        self._complain = complain
+        self._choose, self._follow = choose, follow
+        self._inform = inform
         self._prepare = prepare
         self._trial = Trial(planners)
         self._is_turn = False
@@ -385,12 +389,12 @@ class Learner:
                 try:
                     seen = see()
                 except ZicoError as error:
-                    self._complain("the last plan is kept, as the device does not tell its time", error)
+                    self._inform(f"the last plan is kept, as the device does not tell its time: {error}")
                     return
                 if now.plan is None or now.plan.observed.sequence != seen.sequence:
                     # A planner may take seconds: until it answers, what is idle longest leaves.
                     now.plan = plan(seen, limit_bytes, self._rates(), earlier_ns)
-                chosen = self._chosen(now, seen, limit_bytes, planner)
+                chosen = self._followed(planner, self._chosen(now, seen, limit_bytes, planner))
                 now.plan = planned = plan(seen, limit_bytes, self._rates(), earlier_ns, chosen)
                 if seen is not self._planned:
                     self._trial.begin()  # else the plan is the last one, corrected
@@ -403,16 +407,23 @@ class Learner:
         self.planning = threading.Thread(target=work, name="zico-swap-plan", daemon=True)
         self.planning.start()
 
-    def _chosen(self, now: _ForCap, seen: Observed, limit_bytes: int, planner: str) -> Chosen | None:
-        """Return what a planner chooses; asks it once for an iteration and a limit."""
+    def _followed(self, planner: str, answer: Chosen | NoPlan | None) -> Chosen | None:
+        """Tell whose choice is followed; returns it, ``None``: what is idle longest leaves."""
+        if isinstance(answer, NoPlan):
+            self._follow(LONGEST, f"{planner} {answer.detail}; {LONGEST} is used instead")
+            return None
+        self._follow(planner, f"{planner} {answer.note}" if answer is not None and answer.note else "")
+        return answer
+
+    def _chosen(self, now: _ForCap, seen: Observed, limit_bytes: int, planner: str) -> Chosen | NoPlan | None:
+        """Return what a planner answers; asks it once for an iteration and a limit."""
         known = now.choice
         if known is None or known[0] is not seen or known[1:3] != (limit_bytes, planner):
             try:
-                chosen = self._choose(seen, limit_bytes, self._rates(), planner)
+                answer = self._choose(seen, limit_bytes, self._rates(), planner)
             except ConfigError as error:
-                self._complain(f"what is idle longest leaves, as {planner} cannot plan", error)
-                chosen = None
-            known = now.choice = (seen, limit_bytes, planner, chosen)
+                answer = NoPlan(Reason.NOT_FOUND, planner, 0.0, f"cannot plan ({error})")
+            known = now.choice = (seen, limit_bytes, planner, answer)
         return known[3]
 
 

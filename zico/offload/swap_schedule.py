@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from zico.base.units import format_bytes
 from zico.offload.observed import NS, Idleness, problem_of
-from zico.planning.packing.problem import NoPlan
+from zico.planning.packing.problem import NoPlan, Reason
 from zico.planning.saving.mixed import rewritten
 from zico.planning.saving.registry import LONGEST, SEGMENTS, save_planner
 
@@ -34,9 +35,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from zico.offload.observed import Observed
+    from zico.offload.observed import Observed, Seen
     from zico.offload.tier_layout import Rates
     from zico.planning.saving.combined import SavePlanner
+    from zico.planning.saving.mixed import SavePlan
+    from zico.planning.saving.problem import SwapProblem
 
     Int64s = NDArray[np.int64]
 
@@ -82,10 +85,12 @@ class Chosen(NamedTuple):
 
     leaves: frozenset[int]
     drops: frozenset[int]
+    note: str = ""
+    """Why it is for more than the job may hold; empty: it is not."""
 
 
-def choose(seen: Observed, limit_bytes: int, rates: Rates, planner: str) -> Chosen | None:
-    """Return what leaves and what is dropped by a planner; ``None``: it found nothing, or what is idle longest leaves.
+def choose(seen: Observed, limit_bytes: int, rates: Rates, planner: str) -> Chosen | NoPlan | None:
+    """Return what leaves and what is dropped by a planner, or why it chooses nothing; ``None``: as by ``LONGEST``.
 
     Args:
         seen: The iteration that is going to be repeated.
@@ -209,22 +214,35 @@ def _without(seen: Observed, idle: Idleness, freed: Mapping[int, int]) -> Int64s
     return np.asarray(seen.load_bytes + np.cumsum(change[:-1]))
 
 
-def _chosen_by(planner: SavePlanner, seen: Observed, limit_bytes: int, rates: Rates) -> Chosen | None:
-    """Return what leaves and what is dropped, for the lowest limit that a planner finds a plan for; ``None``: none."""
+def _chosen_by(planner: SavePlanner, seen: Observed, limit_bytes: int, rates: Rates) -> Chosen | NoPlan:
+    """Return what leaves and what is dropped, for the lowest limit below the peak that a planner finds a plan for."""
     found = problem_of(seen, rates)
-    limit = max(limit_bytes, found.problem.least_bytes, 1)
-    for _ in range(MOST_HIGHER):
+    peak_bytes, least_bytes = found.problem.peak_bytes, found.problem.least_bytes
+    limits = [max(limit_bytes, least_bytes, 1)]
+    # Above the peak it would find that nothing has to leave.
+    while len(limits) < MOST_HIGHER and (higher := int(limits[-1] * _HIGHER) + 1) < peak_bytes:
+        limits.append(higher)
+    why = [f"an operation needs {format_bytes(least_bytes)} at once"] if least_bytes > limit_bytes else []
+    for limit in limits:
         problem = dataclasses.replace(found.problem, limit_bytes=limit)
         answer = planner.plan(problem, found.graph, PLANNING_S)
         if not isinstance(answer, NoPlan):
-            moved = answer.swaps.tensor.tolist()
-            if answer.order:
-                origin = rewritten(problem, found.graph, answer.order).tensor
-                moved = origin[moved].tolist()
-            runs = np.bincount(np.array(answer.order, np.int64), minlength=len(found.graph))
-            dropped = frozenset(found.numbers[r] for r, maker in enumerate(found.graph.maker) if runs[maker] > 1)
-            return Chosen(frozenset(found.numbers[i] for i in moved) - dropped, dropped)
-        if limit >= problem.peak_bytes:
-            break
-        limit = int(limit * _HIGHER) + 1
-    return None
+            for_more = f"; its plan for {format_bytes(limit)} is used"
+            return _chosen(answer, problem, found, _unplanned(why, limit_bytes) + for_more if why else "")
+        why.append(answer.detail)
+    return NoPlan(Reason.NOT_FOUND, planner.name, 0.0, _unplanned(why, limit_bytes, limits[-1]))
+
+
+def _unplanned(why: Sequence[str], *limits: int) -> str:
+    """Return that there is no plan within these limits, and the first reason."""
+    return f"found no plan for {' to '.join(dict.fromkeys(map(format_bytes, limits)))} ({why[0]})"
+
+
+def _chosen(answer: SavePlan, problem: SwapProblem, found: Seen, note: str) -> Chosen:
+    moved = answer.swaps.tensor.tolist()
+    if answer.order:
+        origin = rewritten(problem, found.graph, answer.order).tensor
+        moved = origin[moved].tolist()
+    runs = np.bincount(np.array(answer.order, np.int64), minlength=len(found.graph))
+    dropped = frozenset(found.numbers[r] for r, maker in enumerate(found.graph.maker) if runs[maker] > 1)
+    return Chosen(frozenset(found.numbers[i] for i in moved) - dropped, dropped, note)

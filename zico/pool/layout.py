@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAGIC = 0x5A49434F_504F4F4C  # "ZICOPOOL"
-VERSION = 13
+VERSION = 14
 MAX_JOBS = 64
 """Jobs of one pool at a time: one bit each in ``JOB.waits_for``."""
 
@@ -47,6 +47,9 @@ MUTEX_BYTES = 64
 """Room for a ``pthread_mutex_t``: 40 bytes on x86-64, 48 on aarch64 (glibc)."""
 
 NAME_BYTES = 48
+PLANNER_BYTES = 16
+PLANNER_NOTE_BYTES = 176
+"""As much as 64 jobs have room for in one message at its longest."""
 MOST_WAYS = 8
 """Ways of a job to go on with less that its record has room for."""
 
@@ -222,6 +225,8 @@ class Job(Record):
     recent_peak: I8  # most regions owned at a time since the job last had it begin anew
     paused: I8  # Paused: its next iteration begins when somebody resumes it
     gate_ns: I8  # until then a rank stays at its boundary unless its gate is opened, 0: it has none (zico.pool.groups)
+    planner: Annotated[bytes, f"S{PLANNER_BYTES}"]  # whose choice the job follows now, empty: nobody has planned
+    planner_note: Annotated[bytes, f"S{PLANNER_NOTE_BYTES}"]  # why it is not the one asked for, or plans for more
     padding: Annotated[Numbers, "u1", (8,)]  # to whole cache lines, so that two jobs never write to the same one
 
 

@@ -95,6 +95,8 @@ def attention_lines(report: RunReport) -> Iterator[str]:
         if job.oom is not None:
             line = out_of_memory_line(job, _budget_of(report, job))
             yield f"{job.name} ran out of memory{_where(report, job)}: {line}"
+        if job.saving.planner_note:
+            yield f"{job.name}: {job.saving.planner_note}"
         if job.note:
             yield f"{job.name}: {job.note}"
         if job.spilled_bytes:
@@ -146,7 +148,7 @@ def saving_rows(report: RunReport) -> Iterator[tuple[str, ...]]:
         if saving.how != "none":
             yield (
                 job.name,
-                saving.how,
+                f"{saving.how} ({saving.planner})" if saving.planner else saving.how,
                 format_bytes(saving.out_bytes),
                 format_bytes(saving.in_bytes),
                 f"{saving.hidden_s:.1f} s",

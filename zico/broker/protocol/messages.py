@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from zico.base.settings import DEFAULT_LOG_LEVEL
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """Both sides must have the same: a broker and its jobs come from one installation."""
 
 MAX_FRAME_BYTES = 128 * 1024
@@ -41,6 +41,8 @@ STATUS_SCHEMA = "zico.status.v1"
 MAX_NAME_CHARS = 48
 MAX_TEXT_CHARS = 2000
 MAX_RUN_CHARS = 32
+MAX_PLANNER_CHARS = 16
+MAX_PLANNER_NOTE_CHARS = 176
 MAX_WEIGHT = 1000.0
 MAX_PRIORITY = 1000
 MAX_SLO = 100.0
@@ -122,6 +124,10 @@ class Saving(msgspec.Struct, frozen=True):
     """What a job has moved to the next tier and back, or dropped, to go on with less; and what that cost."""
 
     how: SaveMode = "none"
+    planner: Annotated[str, Meta(max_length=MAX_PLANNER_CHARS, pattern=_NO_CONTROLS)] = ""
+    """Whose choice of tensors it follows now; empty: nobody has planned for it."""
+    planner_note: Annotated[str, Meta(max_length=MAX_PLANNER_NOTE_CHARS, pattern=_NO_CONTROLS)] = ""
+    """Why that is not the planner asked for, or plans for more than the job may hold; empty: neither is so."""
     out_bytes: Count = 0
     """Copied to a tier, ever."""
     in_bytes: Count = 0
