@@ -133,6 +133,34 @@ def test_only_zico_device_opens_the_device() -> None:
     assert all(path.is_relative_to(ROOT / "zico" / "device") for path in users), users
 
 
+STARTS_INTERPRETERS = {
+    "zico/base/interpreter.py",
+    "zico/launch/doctor.py",  # as a job of the user's, whose path is what it looks at
+}
+
+
+def interpreters(path: Path) -> list[int]:
+    """Return the lines of a file that name this process's interpreter, or have ``multiprocessing`` start one."""
+    names, ways = {"executable", "_base_executable"}, {"spawn", "forkserver"}
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Attribute) and node.attr in names)
+        or (isinstance(node, ast.ImportFrom) and node.module == "sys" and {one.name for one in node.names} & names)
+        or (isinstance(node, ast.Constant) and node.value in ways)
+    ]
+
+
+def test_one_module_starts_interpreters(tmp_path: Path) -> None:
+    """Every Python process that Zico starts for itself gets its command from one module; another one would be seen."""
+    found = {str(path.relative_to(ROOT)) for path in source_files() if interpreters(path)}
+    assert found == STARTS_INTERPRETERS
+    guilty = tmp_path / "guilty.py"
+    for line in ("run([sys.executable, '-m', 'zico'])", "from sys import executable", "get_context('spawn')"):
+        guilty.write_text(line)
+        assert interpreters(guilty) == [1]
+
+
 def test_no_adapter_imports_another() -> None:
     """Adapters know one framework each and none of the others; ``torch_ops.py`` is a part of ``torch.py``.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
     from typing import IO
 
@@ -28,6 +28,26 @@ _DEAD_STATES = {"Z", "X"}
 def python(code: str) -> str:
     """Return a command that runs ``code`` in this interpreter."""
     return shlex.join([sys.executable, "-c", code])
+
+
+def customised(directory: Path, code: str) -> dict[str, str]:
+    """Return variables with which Python processes run ``code`` first, and so do those that Zico starts from them.
+
+    The former find it in ``PYTHONPATH``. The latter do not look there: they run an interpreter that
+    has it in its own site packages.
+    """
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site_packages = directory / "lib" / version / "site-packages"
+    for folder in (directory / "bin", site_packages):
+        folder.mkdir(parents=True)
+    executable = directory / "bin" / "python"
+    base = Path(sys._base_executable)  # type: ignore[attr-defined]
+    executable.symlink_to(base)
+    (directory / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
+    ours = [path for path in sys.path if path.endswith("-packages")]
+    (site_packages / "it.pth").write_text(f"{directory}\nimport site; list(map(site.addsitedir, {ours}))\n")
+    (directory / "sitecustomize.py").write_text(f"import sys\nsys.executable = {str(executable)!r}\n{code}")
+    return {"PYTHONPATH": str(directory)}
 
 
 def is_alive(pid: int) -> bool:
@@ -77,12 +97,18 @@ def _heed_signals() -> None:
 class ZicoRun:
     """``zico run`` or another command, in a runtime directory of its own; all below it is dead when the block ends."""
 
-    def __init__(self, *arguments: str, command: str = "run", **environ: str) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        command: str = "run",
+        program: Sequence[str] = (sys.executable, "-m", "zico"),
+        **environ: str,
+    ) -> None:
         """Start it."""
         self.runtime = Path(tempfile.mkdtemp(prefix="zr-"))
         self._out = {"stdout": b"", "stderr": b""}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "zico", command, *arguments],
+            [*program, command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -133,6 +159,13 @@ class ZicoRun:
             assert time.monotonic() < deadline_s, f"no {text!r} in time: {self.stdout}{self.stderr}"
             self._read()
 
+    def until(self, look: Callable[[], object]) -> None:
+        """Read until ``look`` returns something true."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not look():
+            assert time.monotonic() < deadline_s, f"not in time: {self.stdout}{self.stderr}"
+            self._read(0.02)
+
     def close_stdout(self) -> None:
         """Stop reading its standard output."""
         self._selector.unregister(self.pipe("stdout"))
@@ -160,8 +193,8 @@ class ZicoRun:
         """Return the run directories that were not removed."""
         return list(self.runtime.glob("zico/run-*"))
 
-    def _read(self) -> None:
-        for key, _ in self._selector.select(1.0):
+    def _read(self, wait_s: float = 1.0) -> None:
+        for key, _ in self._selector.select(wait_s):
             chunk = os.read(key.fd, 65536)
             self._out[key.data] += chunk
             if not chunk:

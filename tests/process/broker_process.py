@@ -75,15 +75,14 @@ class Broker:
 
 
 def start_python(*arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """Start Python on this checkout, its three streams piped, with these variables in its environment."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    """Start Python, its three streams piped, with these variables in its environment."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
+        env={**os.environ, **variables},
     )
 
 

@@ -1,8 +1,8 @@
 """Processes that find the CUDA driver's software twin where they look for the driver. For tests only.
 
 Every Python process started with ``environment`` imports a ``sitecustomize`` that puts the twin in
-its place: a user's process has no such switch. Twins of several processes share their memory truly,
-by the descriptors of its handles.
+its place, and so does what Zico starts from it: a user's process has no such switch. Twins of
+several processes share their memory truly, by the descriptors of its handles.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from broker_process import read_line
+from zico_process import customised
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300.0
 """For what may have to compile."""
 
 _SITE = """
+sys.path.append({tests!r})
 from zico.device.cuda import bindings
 from twin.twin import Twin
 
@@ -43,14 +45,12 @@ library.install(types.SimpleNamespace(setitem=operator.setitem))
 @functools.cache
 def compile_once() -> None:
     """Let all that a job on a GPU calls be on disk before anything has a deadline."""
-    subprocess.run([sys.executable, "-m", "zico.base.warming"], cwd=ROOT, timeout=2 * PATIENCE_S, check=True)
+    subprocess.run([sys.executable, "-m", "zico.base.warming"], timeout=2 * PATIENCE_S, check=True)
 
 
 def environment(directory: Path, more: str = "", **settings: Any) -> dict[str, str]:  # noqa: ANN401 - the twin's
     """Return variables for processes with a twin of these settings; ``more``: what each of them runs first."""
-    directory.mkdir(exist_ok=True)
-    (directory / "sitecustomize.py").write_text(_SITE.format(settings=settings, more=more))
-    return {"PYTHONPATH": os.pathsep.join([str(directory), str(ROOT), str(ROOT / "tests")])}
+    return customised(directory, _SITE.format(tests=str(ROOT / "tests"), settings=settings, more=more))
 
 
 def nvml(free_bytes: int) -> str:

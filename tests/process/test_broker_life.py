@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from broker_process import BUDGET_BYTES, PATIENCE_S, REGION_BYTES, ROOT, Broker, job, kill
+from broker_process import BUDGET_BYTES, PATIENCE_S, REGION_BYTES, Broker, job, kill
 from harness import until
 
 from zico.base.errors import BrokerError
@@ -100,7 +100,7 @@ def test_ready_is_written_where_it_is_wanted(tmp_path: Path) -> None:
     read_fd = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     command = f"exec 9>{fifo}; exec {sys.executable} -m zico.broker --socket {tmp_path}/zico/s --no-warm --ready-fd 9 "
     command += f"--budget-bytes {BUDGET_BYTES} --region-bytes {REGION_BYTES} --policy none"
-    with subprocess.Popen(["/bin/sh", "-c", command], stdout=subprocess.PIPE, cwd=ROOT) as process:
+    with subprocess.Popen(["/bin/sh", "-c", command], stdout=subprocess.PIPE) as process:
         readable, _, _ = select.select([read_fd], [], [], PATIENCE_S)
         told = os.read(read_fd, 100) if readable else b""
         process.terminate()

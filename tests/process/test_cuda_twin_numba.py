@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from cuda_twin import PATIENCE_S, ROOT, compile_once, environment
+from cuda_twin import PATIENCE_S, compile_once, environment
 from zico_process import ZicoRun, python
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ except zico.base.errors.HookError as error:
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     compile_once()
-    subprocess.run(
-        [sys.executable, "-c", "import zico.heap.cuda.python_hooks"], cwd=ROOT, timeout=PATIENCE_S, check=True
-    )
+    subprocess.run([sys.executable, "-c", "import zico.heap.cuda.python_hooks"], timeout=PATIENCE_S, check=True)
 
 
 def test_numbas_arrays_are_in_the_gpus_pool(tmp_path: Path) -> None:

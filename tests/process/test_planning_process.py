@@ -135,7 +135,7 @@ def test_it_cannot_start(
     make: Callable[..., PlanningProcess], monkeypatch: pytest.MonkeyPatch, python: str, begin: str, reason: str
 ) -> None:
     """That is the answer from then on; operating points are worked out in the job."""
-    monkeypatch.setattr(planning_process, "_PYTHON", (python, *planning_process._PYTHON[1:]))
+    monkeypatch.setattr(sys, "executable", python)
     process, long = make(begin), trained(MANY_EVENTS)
     assert process.ways(long, RATES, 0.04) == swap_learning.ways(long, RATES, 0.04)
     for _ in range(2):

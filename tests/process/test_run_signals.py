@@ -1,9 +1,14 @@
 """Signals reach every job, and nothing is left behind, whatever way a run ends."""
 
+import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 from zico_process import ZicoRun, descendants, is_alive, python, survivors
+
+from zico.launch import watchdog
 
 FOREVER = "import signal, os; print('pid', os.getpid(), flush=True); signal.pause()"
 HEEDLESS = (
@@ -94,6 +99,33 @@ def test_a_killed_run_takes_its_jobs_and_its_broker_along() -> None:
         run.process.wait(timeout=10)
         assert survivors(below, timeout_s=15) == []
         assert run.leftovers == []
+
+
+def test_a_guardian_that_ends_is_missed() -> None:
+    """If the process that would end the jobs of a killed run ends before them, the run says so, also a quiet one."""
+    with ZicoRun("--quiet", "--name", "a", python(FOREVER)) as run:
+        run.read_until("a | pid ")
+        (guardian,) = [pid for pid in descendants(run.process.pid) if is_guardian(pid)]
+        os.kill(guardian, signal.SIGKILL)
+        run.read_until("zico: if zico run is killed by SIGKILL, its jobs go on: ")
+        run.read_until("the process that would end them has failed: it has ended\n")
+
+
+def is_guardian(pid: int) -> bool:
+    """Tell whether a process is a run's guardian."""
+    return watchdog.__file__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+@pytest.mark.parametrize("last", ["no library", ""])
+def test_a_guardian_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+    """What it has written last is the reason, if it has written anything."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\necho {last}\nexit 1\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    guardian = watchdog.Watchdog(tmp_path)
+    assert guardian.fault() == (last or "it has ended")
+    guardian.close()
 
 
 def test_the_search_for_survivors_finds_one() -> None:

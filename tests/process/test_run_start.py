@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zico_process import ZicoRun, descendants, python, survivors
+from zico_process import ZicoRun, customised, descendants, python, survivors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,11 +32,11 @@ NO_ROOM = HELD_UP + "; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 
 @contextlib.contextmanager
 def started(tmp_path: Path, in_broker: str, job: str = JOB) -> Iterator[tuple[ZicoRun, Callable[[], int]]]:
     """Run a job that joins, beside a broker that does ``in_broker`` first; what is called lets it go on."""
-    (tmp_path / "sitecustomize.py").write_text(IN_BROKER.format(in_broker))
+    site = customised(tmp_path / "site", IN_BROKER.format(in_broker))
     os.mkfifo(tmp_path / "fifo")
     held_up = os.open(tmp_path / "fifo", os.O_RDWR)
     try:
-        with ZicoRun("--name", "a", python(job), PYTHONPATH=str(tmp_path), FIFO=str(tmp_path / "fifo")) as run:
+        with ZicoRun("--name", "a", python(job), **site, FIFO=str(tmp_path / "fifo")) as run:
             yield run, lambda: os.write(held_up, b"\n")
     finally:
         os.close(held_up)

@@ -6,10 +6,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from typing import IO, TYPE_CHECKING, cast
+
+from zico.base import interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +37,7 @@ def start_broker(words: Sequence[str], said: IO[bytes], tell: Callable[[str], No
     with contextlib.ExitStack() as undo:
         with _interrupts_held_back():
             child = subprocess.Popen(  # noqa: S603 - this Python
-                [sys.executable, "-P", "-m", "zico", "broker", *words],
+                interpreter.command("-m", "zico", "broker", *words),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=said,

@@ -20,11 +20,11 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING, cast
 
+from zico.base import interpreter
 from zico.base.errors import BrokerError, ZicoError
 from zico.broker import transport
 from zico.broker.client import BrokerClient
@@ -40,9 +40,7 @@ READY_S = 1800.0
 """The first broker on a machine compiles."""
 ANSWER_S = 10.0
 KILL_S = 5.0
-_DETACHED = (
-    "import os, sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-)
+_DETACHED = "import os, sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 class KeptBroker:
@@ -57,9 +55,9 @@ class KeptBroker:
             until: The process with which it ends, if it has no job by then.
         """
         self._socket = socket
-        self._argv = ["-m", "zico", "broker", "--socket", str(socket), "--until", str(until)]
+        self._words = ["--socket", str(socket), "--until", str(until)]
         for name, value in options.items():
-            self._argv += [f"--{name}", value]
+            self._words += [f"--{name}", value]
         self._client = BrokerClient(socket, ANSWER_S)
         self._broker: int | None = None
         """A pidfd of the broker."""
@@ -133,7 +131,7 @@ class KeptBroker:
     def _start(self) -> None:
         with tempfile.TemporaryFile() as said:
             launcher = subprocess.Popen(  # noqa: S603 - this Python
-                [sys.executable, "-S", "-c", _DETACHED, *self._argv],
+                interpreter.bare("-c", _DETACHED, *interpreter.command("-m", "zico", "broker", *self._words)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=said,

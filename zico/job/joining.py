@@ -23,6 +23,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING
 
+from zico.base import interpreter
 from zico.base.errors import BrokerError, ZicoError
 from zico.base.paths import settings_file
 from zico.base.rundir import socket_for
@@ -167,7 +168,7 @@ def _compare(path: Path, device: str, budget: str | None) -> None:
         if not budget and not any(map(os.environ.get, variables)) and not settings_file().exists():
             return
         done = subprocess.run(  # noqa: S603 - this Python
-            [sys.executable, "-P", "-m", "zico", "broker", "compare", *words],
+            interpreter.command("-m", "zico", "broker", "compare", *words),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

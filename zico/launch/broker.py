@@ -8,9 +8,9 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from typing import TYPE_CHECKING, TypeAlias
 
+from zico.base import interpreter
 from zico.base.errors import CommandError, ZicoError
 from zico.base.rundir import SOCKET_NAME
 from zico.broker.client import BrokerClient
@@ -147,11 +147,12 @@ class BrokerProcess:
             self._ready_fd, told_fd = os.pipe2(os.O_CLOEXEC)
             undo.callback(os.close, self._ready_fd)
             try:
-                argv = self._argv(settings, told_fd, pages=pages, mps_pipes=mps_pipes)
+                words = self._words_of(settings, told_fd, pages=pages, mps_pipes=mps_pipes)
                 passed = [told_fd]
                 if metrics is not None:
                     passed.append(metrics.socket.fileno())
-                    argv += ["--metrics-fd", str(metrics.socket.fileno())]
+                    words += ["--metrics-fd", str(metrics.socket.fileno())]
+                argv = interpreter.command(*words)
                 self._child = Child(argv, os.environ, stdin=subprocess.DEVNULL, pass_fds=tuple(passed))
             finally:
                 os.close(told_fd)
@@ -224,12 +225,9 @@ class BrokerProcess:
             guardian.remove(self._child.pid)
             self._child.kill()
 
-    def _argv(self, settings: Settings, ready_fd: int, *, pages: bool, mps_pipes: Path | None) -> list[str]:
+    def _words_of(self, settings: Settings, ready_fd: int, *, pages: bool, mps_pipes: Path | None) -> list[str]:
         return [
-            sys.executable,
-            "-P",  # a folder called zico where the user is would be taken for the package
-            "-m",
-            "zico.broker",
+            *("-m", "zico.broker"),
             *("--socket", str(self.socket)),
             *("--budget-bytes", str(settings.budget_bytes.value)),
             *("--most-bytes", str(settings.most_bytes.value)),

@@ -392,7 +392,7 @@ def trial(framework: Framework, device: str) -> Command:
     """Return a command that makes tensors on the device, and on no other."""
     where, environ = ("cpu", _WITHOUT_GPUS) if kind_of(device) == HOST else ("cuda", {})
     code = _TRY.format(limit=TRY_S, where=where, environ=environ, **dataclasses.asdict(framework))
-    return Command(framework.module, (sys.executable, "-c", code), f"python -c 'import {framework.module} ...'")
+    return Command(framework.module, (sys.executable, "-P", "-c", code), f"python -c 'import {framework.module} ...'")
 
 
 def _try_all(commands: Sequence[Command], versions: Mapping[str, str], settings: Settings) -> Iterator[Finding]:

@@ -35,8 +35,9 @@ from zico.launch.broker import READY_S
 from zico.launch.jobs import NOT_EXECUTABLE_CODE, NOT_FOUND_CODE, Job, Listener, Stream, job_environment
 from zico.launch.placement import Offer, choose
 from zico.launch.pools import Metrics, Pool
+from zico.launch.processes import readable
 from zico.launch.queue import PoolNow, tells_out_of_memory
-from zico.launch.watchdog import Watchdog
+from zico.launch.watchdog import BEGIN_S, Watchdog
 from zico.report.model import (
     JobFigures,
     JobProgress,
@@ -334,7 +335,7 @@ class Supervisor:
         ends = [asyncio.create_task(self._run_one(job, guardian)) for job in self._jobs if job.living]
         if self._queue is not None:
             ends.append(asyncio.create_task(self._run_queue(self._queue, guardian)))
-        helpers = [asyncio.create_task(self._tick())]
+        helpers = [asyncio.create_task(self._tick()), asyncio.create_task(self._watch_guardian(guardian))]
         helpers += [asyncio.create_task(self._watch(pool, ready)) for pool in self.pools]
         try:
             done, _ = await asyncio.wait([ready, *ends], return_when=asyncio.FIRST_EXCEPTION)
@@ -463,6 +464,17 @@ class Supervisor:
                 task.result()
         finally:
             await _cancelled(tasks)
+
+    async def _watch_guardian(self, guardian: Watchdog) -> None:
+        """Say so if the guardian does not begin, or ends before the jobs do, until cancelled."""
+        fault = f"it has not begun within {BEGIN_S:g} s"
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(readable(guardian.said.fileno()), BEGIN_S)
+            while not (fault := guardian.fault()):
+                await readable(guardian.said.fileno())
+        self._listener.problem(
+            f"if zico run is killed by SIGKILL, its jobs go on: the process that would end them has failed: {fault}"
+        )
 
     async def _watch(self, pool: Pool, ready: asyncio.Task[None]) -> None:
         """Say so if a broker ends after it was ready and before the jobs do, until cancelled."""

@@ -5,8 +5,9 @@ tells it which sessions live. However the supervisor ends, even by SIGKILL, the 
 pipe; without a ``done`` before it, this process ends the sessions and removes the run directory.
 ``PR_SET_PDEATHSIG`` would reach direct children only, and needs code between fork and exec.
 
-Standard library only, so that it starts in milliseconds:
-``python -S -m zico.launch.watchdog RUN_DIRECTORY``.
+Standard library only, so that it starts in milliseconds. It runs as a file, with the directory of
+the run as its argument (``zico.base.interpreter.bare``). It says so when it has begun; what it
+writes beside that, and that it has ended, its supervisor tells the user.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def _processes() -> Iterator[tuple[int, int, int]]:
 GRACE_S = 2.0
 POLL_S = 0.02
 DONE = "done"
+BEGUN = b"."
 
 
 def watch(lines: Iterable[str]) -> set[int] | None:
@@ -116,6 +118,8 @@ def main() -> None:
     # A terminal's Ctrl-C and a closing terminal are the supervisor's to handle.
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
+    with contextlib.suppress(BrokenPipeError):  # the supervisor is dead already
+        os.write(sys.stdout.fileno(), BEGUN)
     living = watch(sys.stdin)
     if living is not None:
         end(living)
@@ -125,6 +129,9 @@ def main() -> None:
 # -- the supervisor's side of the guardian: which sessions it must end if we are killed ------------
 
 CLOSE_S = 2.0
+BEGIN_S = 30.0
+"""A busy machine may take seconds to start it."""
+_SAID_BYTES = 1 << 16
 
 
 class Watchdog:
@@ -132,14 +139,26 @@ class Watchdog:
 
     def __init__(self, run_dir: Path) -> None:
         """Start a guardian that would remove ``run_dir``."""
+        from zico.base import interpreter  # the guardian itself could not import it
+
         self._popen = subprocess.Popen(  # noqa: S603 - ourselves
-            [sys.executable, "-S", "-m", __name__, str(run_dir)],
+            interpreter.bare(str(Path(__file__).absolute()), str(run_dir)),
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         self._pipe = cast("IO[bytes]", self._popen.stdin)
+        self.said = cast("IO[bytes]", self._popen.stdout)
+        """Readable when it has begun, and when it has ended."""
+
+    def fault(self) -> str:
+        """Return why it watches no more, an empty text if it does; waits for what it says next."""
+        said = os.read(self.said.fileno(), _SAID_BYTES)
+        if said == BEGUN:
+            return ""
+        last = said.decode(errors="replace").strip().rpartition("\n")[2]
+        return last or "it has ended"
 
     def add(self, session: int) -> None:
         """Let the guardian end ``session`` if we are killed."""
@@ -159,6 +178,7 @@ class Watchdog:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait(timeout=CLOSE_S)
+        self.said.close()
 
     def _tell(self, word: str) -> None:
         """Write one line. A guardian that somebody has killed is missed only if we are killed as well."""

@@ -20,7 +20,7 @@ Guarantees
       keep the other end open.
     * It is no child of the job's: the job's script may wait for all children that it has.
     * It joins no pool and imports no framework, and none of the user's code runs in it: it starts
-      without ``site`` and ``sitecustomize``, and without Zico's variables.
+      isolated (``zico.base.interpreter``), and without Zico's variables.
     * It has the job's session, so ``zico run`` ends it with the job's processes. The signals that
       ask a job to end are the job's to answer.
     * Each wait has a deadline. Time for which the job is stopped does not count.
@@ -49,13 +49,12 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
-import zico
+from zico.base import interpreter
 from zico.base.errors import ConfigError
 from zico.offload.swap_learning import ways
 from zico.offload.swap_schedule import MOST_HIGHER, PLANNING_S, choose
@@ -93,11 +92,9 @@ MANY_EVENTS = 500
 _BEGIN = """\
 import os, sys
 os.fork() and os._exit(0)
-sys.path += sys.argv[3:]
 from zico.offload.planning_process import serve
 serve(int(sys.argv[1]), float(sys.argv[2]))
 """
-_PYTHON = (sys.executable or "", "-I", "-S", "-B")
 _KEPT = ("ZICO_CACHE_DIR", "ZICO_COMPILER")
 """Variables that say where compiled code is."""
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -289,7 +286,7 @@ class PlanningProcess:
             self._let_go()
             raise _Over
         launcher = subprocess.Popen(  # noqa: S603 - this Python
-            [*_PYTHON, "-c", self._begin, str(os.getpid()), str(self._idle_s), *_path()],
+            interpreter.command("-c", self._begin, str(os.getpid()), str(self._idle_s)),
             env=_environment(),
             stdin=ends.theirs.fileno(),
             stdout=subprocess.DEVNULL,
@@ -335,11 +332,6 @@ class PlanningProcess:
         ends, self._ends = self._ends, None
         if ends is not None:
             ends.close_copies()
-
-
-def _path() -> list[str]:
-    """Return where the process finds what this one has, behind Python's own library; Zico comes last."""
-    return [*filter(None, sys.path), str(Path(zico.__file__).parent.parent)]
 
 
 def _environment() -> dict[str, str]:

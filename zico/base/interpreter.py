@@ -1,0 +1,112 @@
+"""The Python processes that Zico starts for itself: how they are started, and how they begin.
+
+How it works
+    Such a process runs the ``zico`` of the process that starts it, and no other. Python alone would
+    look for a package of that name in the current directory, in ``PYTHONPATH`` and in the user's
+    site packages. So the process starts isolated (``-I``) and without ``site`` (``-S``). It runs this
+    file, by its path, and gets the places of ``zico`` and of its packages as its last argument. Its
+    path for modules is the standard library, then what the path of its starter has beside that,
+    then its own site packages. This file then runs the module or the code that Python would have run.
+
+Guarantees
+    * Nothing of the current directory is imported, and no ``sitecustomize`` of ``PYTHONPATH``.
+    * No module of the user's replaces one of the standard library, or one of Zico's.
+    * The process finds NumPy, Numba and the like where its starter finds them. That holds for a
+      wheel, for an editable install, for a path in ``PYTHONPATH``, and in virtual environments.
+
+What needs the standard library only is started by ``bare``.
+
+Known limitations
+    * Environment variables of Python's, such as ``PYTHONWARNINGS``, have no effect in it.
+
+This file imports nothing but the standard library where it begins a process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+_NAME = "zico"
+_BESIDE = ("adapters", "kernels")
+"""Packages of Zico's that an editable install keeps beside it instead of in it."""
+
+
+def bare(*words: str) -> list[str]:
+    """Return the command that runs a file, or code behind ``-c``, with the standard library and nothing else."""
+    flags = ("-I", "-S", "-B") if sys.dont_write_bytecode else ("-I", "-S")
+    return [sys.executable or "", *flags, *words]
+
+
+def command(*words: str) -> list[str]:
+    """Return the command of a process with the ``zico`` of this one; as it stands, without further words.
+
+    Args:
+        words: What would follow ``python``: ``-m`` and a module, or ``-c`` and code, and arguments.
+    """
+    # The places come last: who lists processes sees first what they do.
+    return bare(str(Path(__file__).absolute()), *words, json.dumps({"package": _package(), "path": _path()}))
+
+
+def _package() -> list[str]:
+    """Return the folders in which modules of ``zico`` are."""
+    folders = [Path(__file__).absolute().parents[1]]
+    for name in _BESIDE:
+        found = importlib.util.find_spec(f"{_NAME}.{name}")
+        folders += [Path(place).absolute().parent for place in found.submodule_search_locations or ()] if found else []
+    return list(dict.fromkeys(map(str, folders)))
+
+
+def _path() -> list[str]:
+    """Return where this process looks for modules; what depends on the current directory is left out."""
+    return [entry for entry in sys.path if isinstance(entry, str) and Path(entry).is_absolute()]
+
+
+# -- in the process that was started ---------------------------------------------------------------
+
+
+def main() -> None:
+    """Prepare this process, and run what it was started for."""
+    _, how, what, *arguments, places = sys.argv
+    found = json.loads(places)
+    _set_path(found["path"])
+    _set_package(found["package"])
+    sys.argv = [how, *arguments]
+    if how == "-m":
+        import runpy
+
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - as ``python -c`` does
+
+
+def _set_path(path: list[str]) -> None:
+    """Look in the standard library, then where the starter looks, then in this interpreter's own site packages."""
+    import site
+
+    library = list(sys.path)
+    site.main()
+    sys.path[:] = dict.fromkeys([*library, *path, *sys.path])
+
+
+def _set_package(folders: list[str]) -> None:
+    """Let ``zico`` be the package in the first of the folders; its modules are looked for in all of them."""
+    file = f"{folders[0]}/__init__.py"
+    # Something in this interpreter's site packages may have imported it, or another one.
+    loaded = sys.modules.get(_NAME)
+    if loaded is not None and loaded.__file__ == file:
+        loaded.__path__ = folders
+        return
+    for name in [name for name in sys.modules if name.partition(".")[0] == _NAME]:
+        del sys.modules[name]
+    spec = importlib.util.spec_from_file_location(_NAME, file, submodule_search_locations=folders)
+    if spec is None or spec.loader is None:
+        raise ImportError(file)
+    sys.modules[_NAME] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+
+
+if __name__ == "__main__":
+    main()
