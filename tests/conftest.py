@@ -4,6 +4,7 @@
 * Files with long tests run first, so that two workers end at about the same time.
 * Importing an adapter joins nothing, unless a test says otherwise.
 * What is there when tests begin, frameworks for example, is no work for the garbage collector.
+* Tests run in an empty directory, as a user's processes do: in the checkout, Python finds Zico by chance.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ with contextlib.suppress(ImportError):  # tests/gpu may run where it is not inst
 
 os.environ.setdefault("ZICO", "off")
 
+import pytest
+
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterator
 
 FOLDERS = ("framework", "process", "cpu")
 """Of tests, by how long a file takes."""
@@ -38,6 +41,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put long files first; within a folder the random order stays."""
     rank = {name: place for place, name in enumerate(FOLDERS)}
     items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Stand in an empty directory."""
+    with contextlib.chdir(tmp_path_factory.mktemp("elsewhere")):
+        yield
 
 
 def pytest_collection_finish() -> None:
