@@ -148,7 +148,7 @@ def mutex_try_lock(address: int) -> int:
 # POSIX gives pthread_mutex_timedlock the wall clock. A clock that is set back by an hour in the midst
 # of a wait makes it an hour longer, so that a process that is stopped inside holds everybody up.
 _CLOCKLOCK = np.zeros(1, np.int64)
-_CLOCKLOCK[0] = ctypes.cast(getattr(ctypes.CDLL(None), "pthread_mutex_clocklock", None), ctypes.c_void_p).value or 0
+_CLOCKLOCK[0] = ctypes.cast(getattr(ctypes.CDLL(None), "pthread_mutex_clocklock", 0), ctypes.c_void_p).value or 0
 """Address of what waits by the monotonic clock; 0 on glibc before 2.30."""
 _CLOCKLOCK_SYMBOL = "zico_clocklock"
 llvmlite.binding.add_symbol(_CLOCKLOCK_SYMBOL, _CLOCKLOCK.ctypes.data)  # before what refers to it is compiled
@@ -169,14 +169,14 @@ def mutex_lock_within(address: int, wait_ns: int) -> int:
     until_ns = monotonic_ns() + wait_ns
     if clocklock != 0:
         _set_timespec(timespec, until_ns)
-        return np.int32(call(clocklock, (address, np.int64(time.CLOCK_MONOTONIC), timespec)))
+        return int(np.int32(call(clocklock, (address, np.int64(time.CLOCK_MONOTONIC), timespec))))
     _set_timespec(timespec, _LOOK_AGAIN_NS)
     while True:
-        code = _try_lock(address)
+        code = int(_try_lock(address))
         if code != EBUSY:
             return code
         if monotonic_ns() >= until_ns:
-            return np.int32(ETIMEDOUT)
+            return ETIMEDOUT
         _syscall(SYS_NANOSLEEP, timespec, 0, 0, 0, 0, 0)
 
 
