@@ -73,9 +73,7 @@ def test_a_budget_is_lowered_and_raised_while_jobs_train(nursery: Nursery) -> No
             made.client.change(Change(budget_bytes=25 * made.region_bytes))
 
 
-def test_no_change_makes_the_broker_compile(
-    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_change_makes_the_broker_compile(nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its loop answers at once: what it calls is compiled before it starts, for the types that it gives."""
     kept = [program(name).file for name in BROKERS]
     code = tmp_path / "cache" / "code"
